@@ -1,0 +1,137 @@
+#include "relabel.h"
+
+#include <algorithm>
+#include <limits>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+
+#include "parallel.h"
+
+namespace gas {
+namespace {
+
+constexpr int64_t kGrainEdges = 32 * 1024;
+constexpr int64_t kWordBits = 64;
+
+// Splits the rows so that every chunk has about the same number of edges.
+template <typename Body>
+void parallel_rows(const std::vector<int64_t>& rowptr, int threads, const Body& body) {
+  const auto row_of = [&](int64_t edge) {
+    return std::lower_bound(rowptr.begin(), rowptr.end(), edge) - rowptr.begin();
+  };
+  const int64_t num_edges = rowptr.back();
+  parallel_chunks(num_edges, kGrainEdges, threads, [&](int, int64_t begin, int64_t end) {
+    body(row_of(begin), row_of(end));
+  });
+}
+
+// Renumbers one row and sorts it by local id; entries with equal ids keep their order.
+//
+// Halo ids grow with global ids, so a row sorted by global id falls into two runs: the halo, in
+// order, and the batch's own nodes, in order too when the batch lists them so. Splitting the runs
+// is all there is to do then; other rows are sorted.
+void write_row(const int64_t* col, int64_t first, int64_t count, const int32_t* local,
+               int64_t size, int64_t* out_col, int64_t* out_eid,
+               std::vector<std::pair<int64_t, int64_t>>& scratch) {
+  scratch.resize(std::max<size_t>(scratch.size(), count));
+  int64_t own = 0, halo = 0;
+  for (int64_t e = 0; e < count; ++e) {
+    const int64_t id = local[col[e]];
+    out_col[own] = id;
+    out_eid[own] = first + e;
+    scratch[halo] = {id, first + e};
+    own += id < size;
+    halo += id >= size;
+  }
+  for (int64_t e = 0; e < halo; ++e) std::tie(out_col[own + e], out_eid[own + e]) = scratch[e];
+
+  if (std::is_sorted(out_col, out_col + count)) return;
+  for (int64_t e = 0; e < count; ++e) scratch[e] = {out_col[e], out_eid[e]};
+  std::sort(scratch.begin(), scratch.begin() + count);
+  for (int64_t e = 0; e < count; ++e) std::tie(out_col[e], out_eid[e]) = scratch[e];
+}
+
+}  // namespace
+
+Relabeler::Relabeler(int64_t num_nodes) : num_nodes_(num_nodes) {
+  if (num_nodes < 0 || num_nodes > std::numeric_limits<int32_t>::max()) {
+    throw std::invalid_argument("num_nodes is " + std::to_string(num_nodes) +
+                                ", expected at most 2^31 - 1");
+  }
+  local_.assign(num_nodes, -1);
+  is_halo_.assign((num_nodes + kWordBits - 1) / kWordBits, 0);
+}
+
+void Relabeler::clear() {
+  for (const int64_t node : batch_) local_[node] = -1;
+  for (const int64_t node : halo_) local_[node] = -1;
+  batch_.clear();
+  halo_.clear();
+}
+
+std::pair<int64_t, int64_t> Relabeler::count(const int64_t* rowptr, const int64_t* col,
+                                             const int64_t* nodes, int64_t size, int threads) {
+  clear();
+  batch_rowptr_.assign(1, 0);
+  batch_rowptr_.reserve(size + 1);
+  batch_.reserve(size);
+  for (int64_t i = 0; i < size; ++i) {
+    const int64_t node = nodes[i];
+    if (node < 0 || node >= num_nodes_) {
+      throw std::out_of_range("node id " + std::to_string(node) + " is outside [0, " +
+                              std::to_string(num_nodes_) + ")");
+    }
+    if (local_[node] >= 0) {
+      throw std::invalid_argument("node id " + std::to_string(node) + " is listed twice");
+    }
+    local_[node] = static_cast<int32_t>(i);
+    batch_.push_back(node);
+    batch_rowptr_.push_back(batch_rowptr_.back() + rowptr[node + 1] - rowptr[node]);
+  }
+
+  // Threads set bits in shared words: test first, since nearly every bit is set already when it
+  // is met again.
+  parallel_rows(batch_rowptr_, threads, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      for (int64_t e = rowptr[nodes[i]]; e < rowptr[nodes[i] + 1]; ++e) {
+        if (local_[col[e]] >= 0) continue;
+        uint64_t& word = is_halo_[col[e] / kWordBits];
+        const uint64_t bit = uint64_t{1} << (col[e] % kWordBits);
+        if (!(__atomic_load_n(&word, __ATOMIC_RELAXED) & bit)) {
+          __atomic_fetch_or(&word, bit, __ATOMIC_RELAXED);
+        }
+      }
+    }
+  });
+
+  for (size_t w = 0; w < is_halo_.size(); ++w) {
+    for (uint64_t word = is_halo_[w]; word; word &= word - 1) {
+      halo_.push_back(static_cast<int64_t>(w) * kWordBits + __builtin_ctzll(word));
+    }
+    is_halo_[w] = 0;
+  }
+  for (size_t i = 0; i < halo_.size(); ++i) local_[halo_[i]] = static_cast<int32_t>(size + i);
+  return {batch_rowptr_.back(), static_cast<int64_t>(halo_.size())};
+}
+
+void Relabeler::write(const int64_t* rowptr, const int64_t* col, const int64_t* nodes,
+                      int64_t size, int64_t* out_rowptr, int64_t* out_col, int64_t* out_eid,
+                      int64_t* halo, int threads) {
+  if (static_cast<int64_t>(batch_.size()) != size) {
+    throw std::invalid_argument("write() must follow count() of the same batch");
+  }
+  std::copy(batch_rowptr_.begin(), batch_rowptr_.end(), out_rowptr);
+  std::copy(halo_.begin(), halo_.end(), halo);
+
+  parallel_rows(batch_rowptr_, threads, [&](int64_t begin, int64_t end) {
+    std::vector<std::pair<int64_t, int64_t>> scratch;
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t first = rowptr[nodes[i]], count = rowptr[nodes[i] + 1] - first;
+      write_row(col + first, first, count, local_.data(), size, out_col + batch_rowptr_[i],
+                out_eid + batch_rowptr_[i], scratch);
+    }
+  });
+}
+
+}  // namespace gas

@@ -1,0 +1,46 @@
+// One mini-batch of a graph: the rows of its nodes, with columns renumbered.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+namespace gas {
+
+// Cuts the rows of some nodes out of compressed sparse rows and renumbers their columns: the
+// batch's own nodes come first, in the order given, then the halo (every other node that a row
+// refers to) in increasing global id.
+//
+// No edge is hashed. A bit per node collects the halo, a scan over the bits lists it in order,
+// and one table maps global to local ids. Both live as long as the object, so a batch costs
+// O(its edges) plus a scan of num_nodes / 64 words.
+//
+// One batch at a time: `count`, then `write` with the same arguments.
+class Relabeler {
+ public:
+  explicit Relabeler(int64_t num_nodes);
+
+  // Returns {number of edges, number of halo nodes}. Throws std::out_of_range for an id outside
+  // the graph and std::invalid_argument for a node listed twice.
+  std::pair<int64_t, int64_t> count(const int64_t* rowptr, const int64_t* col,
+                                    const int64_t* nodes, int64_t num_nodes_in_batch, int threads);
+
+  // Writes the batch that was counted.
+  //   out_rowptr: [batch + 1], out_col: [edges], local ids, sorted in each row,
+  //   out_eid:    [edges], position in `col` of each edge,
+  //   halo:       [halo], global ids.
+  void write(const int64_t* rowptr, const int64_t* col, const int64_t* nodes,
+             int64_t num_nodes_in_batch, int64_t* out_rowptr, int64_t* out_col, int64_t* out_eid,
+             int64_t* halo, int threads);
+
+ private:
+  void clear();
+
+  int64_t num_nodes_;
+  std::vector<int32_t> local_;          // Global to local id, -1 outside the batch.
+  std::vector<uint64_t> is_halo_;       // One bit per node.
+  std::vector<int64_t> batch_, halo_;   // What `local_` holds now.
+  std::vector<int64_t> batch_rowptr_;
+};
+
+}  // namespace gas

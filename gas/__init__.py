@@ -1,0 +1,25 @@
+"""Historical-embedding training of graph neural networks, on PyTorch and PyG."""
+
+from gas import models
+from gas.history import History
+from gas.loader import EvalSubgraphLoader, SubData, SubgraphLoader
+from gas.partition import PartitionReport, metis, partition_report, permute
+from gas.scalable import ScalableGNN
+from gas.subgraph import dropout
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "EvalSubgraphLoader",
+    "History",
+    "PartitionReport",
+    "ScalableGNN",
+    "SubData",
+    "SubgraphLoader",
+    "__version__",
+    "dropout",
+    "metis",
+    "models",
+    "partition_report",
+    "permute",
+]

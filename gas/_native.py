@@ -1,0 +1,288 @@
+"""The native extension: the only importer of ``gas._C``.
+
+Every function here checks its arguments, then runs natively where the extension was built and as
+its pure-torch twin elsewhere. Results are equal bit by bit, whichever ran.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import warnings
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+# The interface of csrc/bindings.cpp that this file calls. CMake compiles it into the module.
+INTERFACE = 1
+
+
+def _load() -> ModuleType | None:
+    """Imports ``gas._C``, or says once why the twins are used instead."""
+    try:
+        from gas import _C
+    except ImportError as error:
+        missing = isinstance(error, ModuleNotFoundError) or "cannot import name" in str(error)
+        reason = "it was not built" if missing else f"it could not be loaded ({error})"
+    else:
+        if getattr(_C, "INTERFACE", None) == INTERFACE:
+            return _C
+        reason = f"{_C.__file__} was built from other sources than these"
+    warnings.warn(
+        f"gas runs without its native extension: {reason}. Everything works, only slower. To "
+        "build it, run 'pip install .' (or 'pip install -e .' to work on the sources) in the "
+        "repository; it needs a C++17 compiler.",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    return None
+
+
+C = _load()
+
+
+def _use(*tensors: Tensor) -> bool:
+    return C is not None and all(t.device.type == "cpu" for t in tensors)
+
+
+def _check_index(name: str, index: Tensor) -> None:
+    if not isinstance(index, Tensor) or index.dtype != torch.int64 or index.dim() != 1:
+        what = f"{index.dtype} of shape {list(index.shape)}" if isinstance(index, Tensor) else index
+        raise ValueError(f"'{name}' is {what}, expected a one-dimensional int64 tensor")
+
+
+def _check_range(name: str, index: Tensor, size: int) -> None:
+    if index.numel() == 0:
+        return
+    low, high = (int(v) for v in torch.aminmax(index))
+    if low < 0 or high >= size:
+        bad = low if low < 0 else high
+        raise IndexError(f"'{name}' holds {bad}, which is outside [0, {size})")
+
+
+# Rows ---------------------------------------------------------------------------------------------
+
+
+def _row_bytes(table: Tensor) -> int:
+    return math.prod(table.shape[1:]) * table.element_size()
+
+
+def gather_rows(table: Tensor, index: Tensor, out: Tensor | None = None) -> Tensor:
+    """Reads rows of a table: ``table[index]``.
+
+    Args:
+        table: The table, of shape ``[rows, ...]`` and any dtype.
+        index: The rows to read, of shape ``[n]``, int64.
+        out: Where to write, contiguous, of shape ``[n, ...]``. (default: a new tensor)
+
+    Raises:
+        IndexError: If an index is outside ``[0, rows)``; nothing was written then.
+    """
+    _check_index("index", index)
+    shape = (index.numel(), *table.shape[1:])
+    if out is None:
+        out = table.new_empty(shape)
+    elif out.shape != shape or out.dtype != table.dtype or not out.is_contiguous():
+        raise ValueError(
+            f"'out' is {out.dtype} of shape {list(out.shape)}, expected a contiguous "
+            f"{table.dtype} tensor of shape {list(shape)}"
+        )
+    if not _use(table, index, out):
+        return _gather_rows_torch(table, index, out)
+    table, index = table.contiguous(), index.contiguous()
+    C.gather_rows(  # type: ignore[union-attr]
+        table.data_ptr(),
+        table.size(0),
+        _row_bytes(table),
+        index.data_ptr(),
+        index.numel(),
+        out.data_ptr(),
+        torch.get_num_threads(),
+    )
+    return out
+
+
+def _gather_rows_torch(table: Tensor, index: Tensor, out: Tensor) -> Tensor:
+    _check_range("index", index, table.size(0))
+    return torch.index_select(table, 0, index, out=out)
+
+
+def scatter_rows(table: Tensor, index: Tensor, rows: Tensor) -> None:
+    """Writes rows of a table in place: ``table[index] = rows``.
+
+    Args:
+        table: The table, contiguous, of shape ``[num_rows, ...]`` and any dtype.
+        index: The rows to write, of shape ``[n]``, int64.
+        rows: Their new values, of shape ``[n, ...]``, of the table's dtype.
+
+    Raises:
+        IndexError: If an index is outside ``[0, num_rows)``; nothing was written then.
+    """
+    _check_index("index", index)
+    shape = (index.numel(), *table.shape[1:])
+    if rows.shape != shape or rows.dtype != table.dtype:
+        raise ValueError(
+            f"'rows' is {rows.dtype} of shape {list(rows.shape)}, expected {table.dtype} of "
+            f"shape {list(shape)}"
+        )
+    if not table.is_contiguous():
+        raise ValueError("'table' is not contiguous: pass table.contiguous()")
+    if not _use(table, index, rows):
+        _scatter_rows_torch(table, index, rows)
+        return
+    index, rows = index.contiguous(), rows.contiguous()
+    C.scatter_rows(  # type: ignore[union-attr]
+        rows.data_ptr(),
+        _row_bytes(table),
+        index.data_ptr(),
+        index.numel(),
+        table.data_ptr(),
+        table.size(0),
+        torch.get_num_threads(),
+    )
+
+
+def _scatter_rows_torch(table: Tensor, index: Tensor, rows: Tensor) -> None:
+    _check_range("index", index, table.size(0))
+    table.index_copy_(0, index, rows)
+
+
+# Graphs -------------------------------------------------------------------------------------------
+
+
+def coo_to_csr(row: Tensor, col: Tensor, num_rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Sorts edges by row, then column, then position, into compressed sparse rows.
+
+    Args:
+        row: Row of each edge, of shape ``[E]``, int64, in ``[0, num_rows)``.
+        col: Column of each edge, of shape ``[E]``, int64.
+        num_rows: The number of rows.
+
+    Returns:
+        ``rowptr`` of shape ``[num_rows + 1]``, the sorted ``col`` of shape ``[E]``, and ``perm`` of
+        shape ``[E]``, the position in the input of each sorted edge.
+    """
+    _check_index("row", row)
+    _check_index("col", col)
+    if row.shape != col.shape:
+        raise ValueError(f"'row' has {row.numel()} entries and 'col' has {col.numel()}")
+    if not _use(row, col):
+        return _coo_to_csr_torch(row, col, num_rows)
+    row, col = row.contiguous(), col.contiguous()
+    rowptr, out_col, perm = row.new_empty(num_rows + 1), torch.empty_like(col), torch.empty_like(col)
+    C.coo_to_csr(  # type: ignore[union-attr]
+        row.data_ptr(),
+        col.data_ptr(),
+        row.numel(),
+        num_rows,
+        rowptr.data_ptr(),
+        out_col.data_ptr(),
+        perm.data_ptr(),
+        torch.get_num_threads(),
+    )
+    return rowptr, out_col, perm
+
+
+def _coo_to_csr_torch(row: Tensor, col: Tensor, num_rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    _check_range("row", row, num_rows)
+    by_col = torch.sort(col, stable=True).indices
+    perm = by_col[torch.sort(row[by_col], stable=True).indices]
+    rowptr = row.new_zeros(num_rows + 1)
+    torch.cumsum(torch.bincount(row, minlength=num_rows), 0, out=rowptr[1:])
+    return rowptr, col[perm], perm
+
+
+class Relabeler:
+    """Cuts mini-batches out of a graph: the rows of some nodes, with columns renumbered.
+
+    Keeps one int32 and one bit per node as scratch, so that a batch costs no more than its edges.
+    Threads take turns; a copy sent to another process starts with scratch of its own.
+
+    Args:
+        rowptr: Row pointers of the graph, of shape ``[N + 1]``, int64.
+        col: Columns of shape ``[E]``, int64, in ``[0, N)``.
+    """
+
+    def __init__(self, rowptr: Tensor, col: Tensor) -> None:
+        _check_index("rowptr", rowptr)
+        _check_index("col", col)
+        self.num_nodes = rowptr.numel() - 1
+        _check_range("col", col, self.num_nodes)
+        self.rowptr, self.col = rowptr.contiguous(), col.contiguous()
+        self._start()
+
+    def _start(self) -> None:
+        self._lock = threading.Lock()
+        self._native = C.Relabeler(self.num_nodes) if C and _use(self.rowptr, self.col) else None
+
+    def __getstate__(self) -> dict[str, object]:
+        keep = ("num_nodes", "rowptr", "col")
+        return {name: self.__dict__[name] for name in keep}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        self._start()
+
+    def __call__(self, nodes: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Cuts one mini-batch.
+
+        Args:
+            nodes: The batch's own nodes, of shape ``[B]``, int64, each once.
+
+        Returns:
+            * ``rowptr`` of shape ``[B + 1]``;
+            * ``col`` of shape ``[e]``: local ids, sorted in each row; duplicate edges stay;
+            * ``e_id`` of shape ``[e]``: the position in the graph's ``col`` of each edge;
+            * ``n_id`` of shape ``[B + H]``: ``nodes``, then the halo in increasing order.
+        """
+        _check_index("nodes", nodes)
+        nodes = nodes.contiguous()
+        if self._native is None:
+            return _relabel_torch(self.rowptr, self.col, nodes)
+
+        batch = (self.rowptr.data_ptr(), self.col.data_ptr(), nodes.data_ptr(), nodes.numel())
+        threads = torch.get_num_threads()
+        with self._lock:
+            num_edges, num_halo = self._native.count(*batch, threads)
+            rowptr = nodes.new_empty(nodes.numel() + 1)
+            col, e_id = nodes.new_empty(num_edges), nodes.new_empty(num_edges)
+            n_id = nodes.new_empty(nodes.numel() + num_halo)
+            n_id[: nodes.numel()] = nodes
+            halo = n_id[nodes.numel() :]
+            out = (rowptr.data_ptr(), col.data_ptr(), e_id.data_ptr(), halo.data_ptr())
+            self._native.write(*batch, *out, threads)
+        return rowptr, col, e_id, n_id
+
+
+def relabel_one_hop(
+    rowptr: Tensor, col: Tensor, nodes: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Cuts one mini-batch out of a graph; see :class:`Relabeler`, which many batches share."""
+    return Relabeler(rowptr, col)(nodes)
+
+
+def _relabel_torch(
+    rowptr: Tensor, col: Tensor, nodes: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    num_nodes = rowptr.numel() - 1
+    _check_range("nodes", nodes, num_nodes)
+    local = nodes.new_full((num_nodes,), -1)
+    local[nodes] = torch.arange(nodes.numel(), device=nodes.device)
+    if nodes.numel() and int((local >= 0).sum()) != nodes.numel():
+        raise ValueError("'nodes' lists a node twice")
+
+    count = rowptr[nodes + 1] - rowptr[nodes]
+    out_rowptr = rowptr.new_zeros(nodes.numel() + 1)
+    torch.cumsum(count, 0, out=out_rowptr[1:])
+    row = torch.repeat_interleave(torch.arange(nodes.numel(), device=nodes.device), count)
+    e_id = torch.arange(row.numel(), device=nodes.device) + (rowptr[nodes] - out_rowptr[:-1])[row]
+
+    is_halo = torch.zeros(num_nodes, dtype=torch.bool, device=nodes.device)
+    is_halo[col[e_id]] = True
+    is_halo[nodes] = False
+    halo = is_halo.nonzero().view(-1)
+    local[halo] = torch.arange(nodes.numel(), nodes.numel() + halo.numel(), device=nodes.device)
+
+    _, out_col, perm = _coo_to_csr_torch(row, local[col[e_id]], nodes.numel())
+    return out_rowptr, out_col, e_id[perm], torch.cat([nodes, halo])

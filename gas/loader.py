@@ -1,0 +1,253 @@
+"""Mini-batches: some parts of a graph, their one-hop halo, and every edge between them."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+from torch_geometric.data import Data
+from torch_geometric.typing import SparseTensor
+
+from gas import _native
+from gas.partition import check_ptr
+from gas.subgraph import (
+    check_finite,
+    check_layout,
+    csr_matrix,
+    is_sparse_tensor,
+    read_graph,
+    row_ids,
+    to_csr,
+)
+
+CACHE_BYTES = 1 << 30  # What a loader keeps of its batches unless told.
+ADJACENCY_KEYS = ("edge_index", "adj_t", "num_nodes")  # What a batch gets anew.
+
+
+class SubData(NamedTuple):
+    """One mini-batch.
+
+    * ``data``: node-level tensors of the in-batch nodes, then of the halo; edge-level tensors in
+      the order of ``data.e_id``; the adjacency in the loader's layout.
+    * ``batch_size``: the number of in-batch nodes.
+    * ``n_id``: global node ids, of shape ``[batch_size + halo]``, in-batch nodes first.
+    * ``offset``, ``count``: the in-batch nodes are the global rows ``offset[i]`` to
+      ``offset[i] + count[i] - 1`` of each part ``i``, of shape ``[parts]``.
+    """
+
+    data: Data
+    batch_size: int
+    n_id: Tensor
+    offset: Tensor
+    count: Tensor
+
+    def to(self, *args: Any, **kwargs: Any) -> SubData:
+        """Moves ``data``; the ids stay where the histories look for them."""
+        return self._replace(data=self.data.to(*args, **kwargs))
+
+
+class SubgraphLoader(DataLoader):
+    """Loads mini-batches of a partitioned graph, each with its one-hop halo.
+
+    Args:
+        data: The graph, permuted by :func:`gas.permute`. It is never modified.
+        ptr: The parts, of shape ``[num_parts + 1]``, from :func:`gas.metis`.
+        batch_size: Parts per mini-batch; a batch lists them in increasing order. (default: ``1``)
+        bipartite: Make the adjacency ``[batch_size, batch_size + halo]``; otherwise square, with
+            empty halo rows. The layout ``"edge_index"`` has no such shape. (default: ``True``)
+        log: Report progress on standard error. (default: ``True``)
+        layout: ``"csr"`` puts a ``torch.sparse_csr`` matrix into ``data.adj_t``;
+            ``"sparse_tensor"`` a ``torch_sparse.SparseTensor``; ``"edge_index"`` sets
+            ``data.edge_index``. (default: ``"csr"``, or ``"sparse_tensor"`` for a graph given as
+            one)
+        edge_weight: Make ``data.edge_weight`` the values of ``adj_t``. (default: ``True``)
+        cache: Keep batches for the next epoch. Only fixed batches can be kept: those of one part,
+            or in a fixed order. They must not be modified in place then.
+            (default: fixed batches, up to 1 GiB)
+        check: Refuse NaN and infinite features. (default: ``False``)
+        **kwargs: Further arguments of ``torch.utils.data.DataLoader``, such as ``shuffle``.
+
+    Raises:
+        ValueError: If the graph, ``ptr`` or an option is unusable, naming the argument.
+    """
+
+    def __init__(
+        self,
+        data: Data,
+        ptr: Tensor,
+        batch_size: int = 1,
+        bipartite: bool = True,
+        log: bool = True,
+        *,
+        layout: str | None = None,
+        edge_weight: bool = True,
+        cache: bool | None = None,
+        check: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        _check_batch_size(batch_size)
+        if layout is None:
+            layout = "sparse_tensor" if is_sparse_tensor(data.get("adj_t")) else "csr"
+        check_layout(layout)
+        edges = read_graph(data, edge_weight)
+        check_ptr(ptr, edges.num_nodes)
+        if check:
+            check_finite(data)
+
+        if log:
+            print(f"Loading {len(ptr) - 1} parts, {batch_size} per batch", file=sys.stderr)
+        self.data = data
+        self.ptr = ptr
+        self.bipartite = bipartite
+        self.layout = layout
+        self.num_nodes = edges.num_nodes
+        rowptr, col, self._e_id = to_csr(edges)
+        self._weight = edges.weight
+        self._relabel = _native.Relabeler(rowptr, col)
+        keys = [key for key, value in data if isinstance(value, Tensor) and key not in ADJACENCY_KEYS]
+        self._node_keys = [key for key in keys if data.is_node_attr(key)]
+        self._edge_keys = [key for key in keys if data.is_edge_attr(key)]
+        self._cached: dict[tuple[int, ...], SubData] = {}
+        self._cached_bytes = 0
+
+        super().__init__(
+            range(len(ptr) - 1),  # type: ignore[arg-type]
+            batch_size=batch_size,
+            collate_fn=self._collate,
+            **kwargs,
+        )
+        shuffled = not isinstance(self.sampler, torch.utils.data.SequentialSampler)
+        fixed = batch_size == 1 or not shuffled
+        if cache and not fixed:
+            raise ValueError(
+                "'cache' is True, but shuffling makes new batches every epoch: use batch_size=1, "
+                "with larger parts, or leave 'cache' out"
+            )
+        self._cache_limit = CACHE_BYTES if cache is None else sys.maxsize if cache else 0
+        self._cache_limit *= fixed
+
+    def _collate(self, parts: list[int]) -> SubData:
+        key = tuple(sorted(parts))
+        batch = self._cached.get(key)
+        if batch is None:
+            batch = self._cut(key)
+            size = _num_bytes(batch) if self._cache_limit else 0
+            if self._cached_bytes + size <= self._cache_limit:
+                self._cached[key] = batch
+                self._cached_bytes += size
+        return batch._replace(data=copy.copy(batch.data))
+
+    def _cut(self, parts: tuple[int, ...]) -> SubData:
+        """Cuts the mini-batch of some parts out of the graph."""
+        part = torch.tensor(parts)
+        offset = self.ptr[part]
+        count = self.ptr[part + 1] - offset
+        nodes = torch.cat([torch.arange(o, o + c) for o, c in zip(offset, count, strict=True)])
+        rowptr, col, e_id, n_id = self._relabel(nodes)
+        if self._e_id is not None:
+            e_id = _native.gather_rows(self._e_id, e_id)
+
+        data = self.data.__class__()
+        for key, value in self.data:
+            if key in ADJACENCY_KEYS:
+                continue
+            if key in self._node_keys:
+                value = _native.gather_rows(value, n_id)
+            elif key in self._edge_keys:
+                value = _native.gather_rows(value, e_id)
+            data[key] = value
+        data.e_id = e_id
+        data.num_nodes = n_id.numel()
+        self._set_adjacency(data, rowptr, col, e_id, n_id.numel())
+        return SubData(data, nodes.numel(), n_id, offset, count)
+
+    def _set_adjacency(
+        self, data: Data, rowptr: Tensor, col: Tensor, e_id: Tensor, num_cols: int
+    ) -> None:
+        if self.layout == "edge_index":
+            data.edge_index = torch.stack([col, row_ids(rowptr)])
+            return
+        if not self.bipartite:
+            halo_rows = num_cols - rowptr.numel() + 1
+            rowptr = torch.nn.functional.pad(rowptr, (0, halo_rows), value=col.numel())
+        size = (rowptr.numel() - 1, num_cols)
+        value = None
+        if self._weight is not None:
+            sliced = "edge_weight" in self._edge_keys
+            value = data.edge_weight.view(-1) if sliced else _native.gather_rows(self._weight, e_id)
+        if self.layout == "sparse_tensor":
+            data.adj_t = SparseTensor(
+                rowptr=rowptr,
+                col=col,
+                value=value,
+                sparse_sizes=size,
+                is_sorted=True,
+                trust_data=True,
+            )
+            return
+        if value is None:
+            x = data.get("x")
+            dtype = x.dtype if x is not None and x.is_floating_point() else None
+            value = torch.ones(col.numel(), dtype=dtype)
+        data.adj_t = csr_matrix(rowptr, col, value, size)
+
+    def __repr__(self) -> str:
+        return (
+            f"{self.__class__.__name__}(num_parts={len(self.ptr) - 1}, "
+            f"batch_size={self.batch_size}, layout={self.layout!r})"
+        )
+
+
+class EvalSubgraphLoader(SubgraphLoader):
+    """Loads the mini-batches of a partitioned graph in order, for evaluation.
+
+    Consecutive parts are joined, so every batch is one range of nodes; the batches are fixed.
+
+    Args:
+        data: The graph, permuted by :func:`gas.permute`.
+        ptr: The parts, of shape ``[num_parts + 1]``, from :func:`gas.metis`.
+        batch_size: Parts per mini-batch. (default: ``1``)
+        bipartite: See :class:`SubgraphLoader`. (default: ``True``)
+        log: Report progress on standard error. (default: ``True``)
+        **kwargs: Further arguments of :class:`SubgraphLoader`, ``shuffle`` excepted.
+    """
+
+    def __init__(
+        self,
+        data: Data,
+        ptr: Tensor,
+        batch_size: int = 1,
+        bipartite: bool = True,
+        log: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        if kwargs.pop("shuffle", False):
+            raise ValueError("'shuffle' is True, but evaluation has a fixed order: leave it out")
+        _check_batch_size(batch_size)
+        check_ptr(ptr, data.num_nodes)
+        ptr = torch.unique_consecutive(torch.cat([ptr[::batch_size], ptr[-1:]]))
+        super().__init__(data, ptr, 1, bipartite, log, **kwargs)
+
+
+def _check_batch_size(batch_size: int) -> None:
+    if not isinstance(batch_size, int) or batch_size < 1:
+        raise ValueError(f"'batch_size' is {batch_size!r}, expected at least one part per batch")
+
+
+def _tensors(data: Data) -> Iterable[Tensor]:
+    for _, value in data:
+        if is_sparse_tensor(value):
+            yield from (part for part in value.csr() if part is not None)
+        elif isinstance(value, Tensor) and value.layout == torch.sparse_csr:
+            yield from (value.crow_indices(), value.col_indices(), value.values())
+        elif isinstance(value, Tensor):
+            yield value
+
+
+def _num_bytes(batch: SubData) -> int:
+    return batch.n_id.nbytes + sum(tensor.nbytes for tensor in _tensors(batch.data))

@@ -1,0 +1,37 @@
+"""The check of models whose edge weights are a normalisation of the whole graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from gas.subgraph import is_sparse_tensor
+
+
+def check_weights(adj_t: Any, edge_weight: Tensor | None) -> None:
+    """Refuses a graph that has not been normalised.
+
+    A batch sees only a part of its halo's edges, so degrees can't be computed from it.
+
+    Raises:
+        ValueError: If the edges have no weights, or every weight is 1.
+    """
+    if is_sparse_tensor(adj_t):
+        missing = not adj_t.has_value()
+    elif isinstance(adj_t, Tensor) and not adj_t.is_sparse and not adj_t.is_sparse_csr:
+        missing = edge_weight is None
+    elif isinstance(adj_t, Tensor) and adj_t.is_sparse_csr and not adj_t.is_cuda:
+        # Where no weights were given, the matrix is filled with ones. (On a GPU, looking would
+        # make the host wait.) Ones are right for nodes with nothing but a self-loop.
+        value = adj_t.values()
+        is_plain = value.numel() > adj_t.size(0) and bool(value[0] == 1)
+        missing = is_plain and bool((value == 1).all())
+    else:
+        missing = False
+    if missing:
+        raise ValueError(
+            "'adj_t' has no edge weights, expected the symmetric normalisation of the whole graph: "
+            "apply torch_geometric.transforms.GCNNorm() to the data before gas.metis, and pass "
+            "edge_weight=batch.edge_weight with the layout 'edge_index'"
+        )

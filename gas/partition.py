@@ -1,0 +1,370 @@
+"""Partitions: which nodes share a mini-batch.
+
+METIS puts neighbours into the same part. Fewer halo rows then have to be moved, and those that
+remain are fresher (Fey et al., ICML 2021, Section 3). After :func:`permute`, every part is one
+contiguous range of rows, so a push is one copy per part.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import os
+import sys
+import tempfile
+import time
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from gas import _native
+from gas.subgraph import CSR, Edges, csr_matrix, is_sparse_tensor, read_edges, read_graph, to_csr
+
+METHODS = ("metis", "kaminpar", "random")
+
+
+def metis(
+    edge_index: Any,
+    num_parts: int,
+    recursive: bool = False,
+    log: bool = True,
+    *,
+    num_nodes: int | None = None,
+    method: str = "metis",
+    seed: int = 0,
+    cache: bool | str | Path = True,
+) -> tuple[Tensor, Tensor]:
+    """Partitions a graph into parts of about equal size with few edges between them.
+
+    Edge directions, duplicate edges and self-loops don't matter to the partition. The result is
+    cached on disk by the graph's hash, so that it is computed once.
+
+    Args:
+        edge_index: ``edge_index`` of shape ``[2, E]``, or ``adj_t``.
+        num_parts: The number of parts, between 1 and the number of nodes. No part is empty.
+        recursive: Bisect recursively instead of k-way partitioning; METIS only.
+            (default: ``False``)
+        log: Report progress on standard error. (default: ``True``)
+        num_nodes: The number of nodes. (default: what ``edge_index`` says)
+        method: ``"metis"``; ``"kaminpar"``, which is parallel and needs ``pip install
+            gas[kaminpar]``; or ``"random"``, for graphs that neither can hold.
+            (default: ``"metis"``)
+        seed: Seed of the partitioner. (default: ``0``)
+        cache: Whether to cache results, or the folder to cache them in. (default: ``True``, in
+            ``$GAS_CACHE_DIR`` or ``~/.cache/gas``)
+
+    Returns:
+        ``perm`` of shape ``[N]``: the old id of every new node, for :func:`permute`; and ``ptr`` of
+        shape ``[num_parts + 1]``: part ``p`` is the new nodes ``ptr[p]`` to ``ptr[p + 1] - 1``.
+
+    Raises:
+        ValueError: If the graph or the number of parts is unusable.
+    """
+    if method not in METHODS:
+        raise ValueError(f"'method' is {method!r}, expected one of {', '.join(map(repr, METHODS))}")
+    edges = read_edges(edge_index, num_nodes)
+    edges = Edges(edges.src.cpu(), edges.dst.cpu(), None, edges.num_nodes)
+    _check_num_parts(num_parts, edges.num_nodes)
+    if num_parts == 1:
+        return torch.arange(edges.num_nodes), torch.tensor([0, edges.num_nodes])
+
+    start = time.perf_counter()
+    file = None
+    if cache and method != "random":
+        folder = _cache_dir() if cache is True else Path(cache)
+        file = folder / "partitions" / f"{_hash(edges, num_parts, recursive, method, seed)}.npy"
+    part = _load(file, edges.num_nodes, num_parts)
+    if part is None:
+        if log:
+            print(f"Computing {num_parts} parts with {method} ...", end=" ", file=sys.stderr)
+            sys.stderr.flush()
+        part = _fill_empty(_PARTITIONERS[method](edges, num_parts, recursive, seed), num_parts)
+        if log:
+            print(f"done [{time.perf_counter() - start:.2f} s]", file=sys.stderr)
+        _save(file, part)
+    elif log:
+        print(f"Found {num_parts} parts in {file}", file=sys.stderr)
+
+    ptr = torch.zeros(num_parts + 1, dtype=torch.long)
+    torch.cumsum(torch.bincount(part, minlength=num_parts), 0, out=ptr[1:])
+    return torch.sort(part, stable=True).indices, ptr
+
+
+def _check_num_parts(num_parts: int, num_nodes: int) -> None:
+    if not isinstance(num_parts, int) or num_parts < 1:
+        raise ValueError(f"'num_parts' is {num_parts!r}, expected an integer of at least 1")
+    if num_parts > max(num_nodes, 1):
+        raise ValueError(
+            f"'num_parts' is {num_parts}, but the graph has {num_nodes} nodes: ask for at most one "
+            "part per node"
+        )
+
+
+# Partitioners -------------------------------------------------------------------------------------
+
+
+def _undirected(edges: Edges) -> CSR:
+    """Both directions of every edge, once, without self-loops: METIS crashes on anything else."""
+    both = Edges(
+        torch.cat([edges.src, edges.dst]), torch.cat([edges.dst, edges.src]), None, edges.num_nodes
+    )
+    rowptr, col, perm = _native.coo_to_csr(both.dst, both.src, both.num_nodes)
+    row = both.dst[perm]
+    keep = row != col
+    keep[1:] &= (row[1:] != row[:-1]) | (col[1:] != col[:-1])
+    kept = torch.nn.functional.pad(keep.cumsum(0), (1, 0))
+    return CSR(kept[rowptr], col[keep], None)
+
+
+def _metis(edges: Edges, num_parts: int, recursive: bool, seed: int) -> Tensor:
+    import pymetis
+
+    graph = _undirected(edges)
+    _, part = pymetis.part_graph(
+        num_parts,
+        xadj=graph.rowptr.numpy(),
+        adjncy=graph.col.numpy(),
+        recursive=recursive,
+        options=pymetis.Options(seed=seed),
+    )
+    return torch.from_numpy(np.asarray(part, dtype=np.int64))
+
+
+def _kaminpar(edges: Edges, num_parts: int, recursive: bool, seed: int) -> Tensor:
+    try:
+        import kaminpar
+    except ImportError as error:
+        raise ImportError("method='kaminpar' needs the package: pip install kaminpar") from error
+    graph = _undirected(edges)
+    with tempfile.TemporaryDirectory() as folder:
+        file = str(Path(folder) / "graph.parhip")
+        _write_parhip(graph, file)
+        loaded = kaminpar.load_graph(file, kaminpar.GraphFileFormat.PARHIP)
+    kaminpar.reseed(seed)
+    partitioner = kaminpar.KaMinPar(torch.get_num_threads(), kaminpar.default_context())
+    return torch.tensor(partitioner.compute_partition(loaded, num_parts), dtype=torch.long)
+
+
+def _write_parhip(graph: CSR, file: str) -> None:
+    """Writes the ParHIP binary format: version, sizes, byte offsets of rows, columns, as uint64."""
+    unweighted_64_bit = 3
+    num_nodes, num_edges = graph.rowptr.numel() - 1, graph.col.numel()
+    header = np.array([unweighted_64_bit, num_nodes, num_edges], dtype=np.uint64)
+    offsets = (graph.rowptr.numpy() + len(header) + num_nodes + 1) * 8
+    with open(file, "wb") as stream:
+        for array in (header, offsets.astype(np.uint64), graph.col.numpy().astype(np.uint64)):
+            array.tofile(stream)
+
+
+def _random(edges: Edges, num_parts: int, recursive: bool, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randperm(edges.num_nodes, generator=generator) % num_parts
+
+
+_PARTITIONERS = {"metis": _metis, "kaminpar": _kaminpar, "random": _random}
+
+
+def _fill_empty(part: Tensor, num_parts: int) -> Tensor:
+    """Gives every empty part half of the part that is largest then."""
+    count = torch.bincount(part, minlength=num_parts)
+    for empty in (count == 0).nonzero().view(-1).tolist():
+        largest = int(count.argmax())
+        nodes = (part == largest).nonzero().view(-1)
+        moved = nodes[: nodes.numel() // 2]
+        part[moved] = empty
+        count[largest] -= moved.numel()
+        count[empty] = moved.numel()
+    return part
+
+
+# Cache --------------------------------------------------------------------------------------------
+
+
+def _cache_dir() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("GAS_CACHE_DIR") or Path(home) / "gas")
+
+
+def _hash(edges: Edges, *settings: object) -> str:
+    digest = hashlib.blake2b(repr((edges.num_nodes, *settings)).encode(), digest_size=16)
+    for ids in (edges.src, edges.dst):
+        digest.update(np.ascontiguousarray(ids.numpy()))
+    return digest.hexdigest()
+
+
+def _load(file: Path | None, num_nodes: int, num_parts: int) -> Tensor | None:
+    """Reads a cached partition; an unreadable or unfitting one counts as absent."""
+    if file is None or not file.exists():
+        return None
+    try:
+        part = torch.from_numpy(np.load(file, allow_pickle=False).astype(np.int64))
+    except (OSError, ValueError, EOFError):
+        return None
+    fits = part.shape == (num_nodes,) and bool(((part >= 0) & (part < num_parts)).all())
+    return part if fits else None
+
+
+def _save(file: Path | None, part: Tensor) -> None:
+    if file is None:
+        return
+    temporary = None
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=file.parent, suffix=".npy")
+        with os.fdopen(handle, "wb") as stream:
+            np.save(stream, part.numpy().astype(np.int32))
+        os.replace(temporary, file)
+    except OSError as error:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+        warnings.warn(
+            f"the partition could not be cached in {file.parent} ({error}): set GAS_CACHE_DIR to a "
+            "writable folder, or pass cache=False",
+            stacklevel=3,
+        )
+
+
+# Permutation --------------------------------------------------------------------------------------
+
+
+def permute(data: Data, perm: Tensor, log: bool = True) -> Data:
+    """Renumbers the nodes of a graph, so that every part becomes a contiguous range.
+
+    Node-level tensors and masks are permuted, ``edge_index``, ``edge_label_index`` and ``adj_t``
+    renumbered. The columns of ``edge_index`` keep their order, so edge-level tensors stay as they
+    are; the entries of ``adj_t`` are sorted by row and column again.
+
+    Args:
+        data: The graph; it is not modified.
+        perm: The old id of every new node, of shape ``[N]``, from :func:`metis`.
+        log: Report progress on standard error. (default: ``True``)
+
+    Raises:
+        ValueError: If ``perm`` is not a permutation of the nodes.
+    """
+    start = time.perf_counter()
+    num_nodes = read_graph(data).num_nodes
+    if not isinstance(perm, Tensor) or perm.dtype != torch.long or perm.shape != (num_nodes,):
+        what = f"{perm.dtype} of shape {list(perm.shape)}" if isinstance(perm, Tensor) else perm
+        raise ValueError(f"'perm' is {what}, expected an int64 tensor of shape [{num_nodes}]")
+    new_id = torch.full_like(perm, -1)
+    inside = (perm >= 0) & (perm < num_nodes)
+    new_id[perm[inside]] = torch.arange(num_nodes, device=perm.device)[inside]
+    if bool((new_id < 0).any()):
+        missing = int((new_id < 0).nonzero()[0])
+        raise ValueError(f"'perm' lacks the node {missing}, expected every node exactly once")
+
+    out = copy.copy(data)
+    for key, value in data:
+        if key == "adj_t":
+            out[key] = _permute_adj(value, perm, new_id)
+        elif key in ("edge_index", "edge_label_index"):
+            out[key] = new_id[value.as_subclass(Tensor)]
+        elif isinstance(value, Tensor) and data.is_node_attr(key):
+            out[key] = value[perm]
+    if log:
+        print(f"Permuted the graph [{time.perf_counter() - start:.2f} s]", file=sys.stderr)
+    return out
+
+
+def _permute_adj(adj_t: Any, perm: Tensor, new_id: Tensor) -> Any:
+    if is_sparse_tensor(adj_t):
+        return adj_t.permute(perm)
+    edges = read_edges(adj_t, name="adj_t")
+    assert edges.weight is not None
+    renumbered = Edges(new_id[edges.src], new_id[edges.dst], None, edges.num_nodes)
+    rowptr, col, e_id = to_csr(renumbered)
+    value = edges.weight if e_id is None else edges.weight[e_id]
+    return csr_matrix(rowptr, col, value, (edges.num_nodes, edges.num_nodes))
+
+
+# Report -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PartitionReport:
+    """How good a partition is; made by :func:`partition_report`.
+
+    ``size``, ``halo`` and ``cut`` have shape ``[num_parts]``: nodes of each part, nodes outside that
+    a part reads, edges into it from outside. A part's halo is what has to be pulled for it.
+    """
+
+    num_nodes: int
+    num_edges: int
+    size: Tensor = field(repr=False)
+    halo: Tensor = field(repr=False)
+    cut: Tensor = field(repr=False)
+
+    @property
+    def edge_cut(self) -> float:
+        """The fraction of edges whose ends lie in different parts."""
+        return int(self.cut.sum()) / max(self.num_edges, 1)
+
+    @property
+    def balance(self) -> float:
+        """The largest part over the average one; 1 is perfect."""
+        return int(self.size.max()) * self.size.numel() / max(self.num_nodes, 1)
+
+    @property
+    def halo_ratio(self) -> float:
+        """Halo nodes per in-batch node, when each batch is one part."""
+        return int(self.halo.sum()) / max(self.num_nodes, 1)
+
+    def __str__(self) -> str:
+        rows = [
+            ("parts", f"{self.size.numel()}"),
+            ("nodes per part", _spread(self.size)),
+            ("balance (largest / mean)", f"{self.balance:.3f}"),
+            ("edges between parts", f"{int(self.cut.sum()):,} ({100 * self.edge_cut:.1f} %)"),
+            ("halo nodes per part", _spread(self.halo)),
+            ("halo nodes per node", f"{self.halo_ratio:.2f}"),
+        ]
+        return "\n".join(f"{name:<25}{value}" for name, value in rows)
+
+
+def _spread(values: Tensor) -> str:
+    low, high = int(values.min()), int(values.max())
+    return f"{float(values.double().mean()):,.1f} ({low:,} to {high:,})"
+
+
+def partition_report(data: Data, ptr: Tensor) -> PartitionReport:
+    """Measures a partition: edge cut, halo size per part, balance.
+
+    Args:
+        data: The permuted graph.
+        ptr: The parts, of shape ``[num_parts + 1]``, from :func:`metis`.
+    """
+    edges = read_graph(data, edge_weight=False)
+    check_ptr(ptr, edges.num_nodes)
+    relabel = _native.Relabeler(*to_csr(edges)[:2])
+    halo, cut = [], []
+    for begin, end in zip(ptr[:-1].tolist(), ptr[1:].tolist(), strict=True):
+        _, col, _, n_id = relabel(torch.arange(begin, end))
+        halo.append(n_id.numel() - (end - begin))
+        cut.append(int((col >= end - begin).sum()))
+    size = ptr.diff()
+    return PartitionReport(
+        edges.num_nodes, edges.src.numel(), size, torch.tensor(halo), torch.tensor(cut)
+    )
+
+
+def check_ptr(ptr: Tensor, num_nodes: int) -> None:
+    """Refuses parts that don't cover the nodes ``0 .. num_nodes - 1``.
+
+    Raises:
+        ValueError: Naming the first fault.
+    """
+    if not isinstance(ptr, Tensor) or ptr.dtype != torch.long or ptr.dim() != 1 or len(ptr) < 2:
+        what = f"{ptr.dtype} of shape {list(ptr.shape)}" if isinstance(ptr, Tensor) else repr(ptr)
+        raise ValueError(f"'ptr' is {what}, expected an int64 tensor of shape [num_parts + 1]")
+    if int(ptr[0]) != 0 or int(ptr[-1]) != num_nodes or bool((ptr.diff() < 0).any()):
+        raise ValueError(
+            f"'ptr' runs from {int(ptr[0])} to {int(ptr[-1])}, expected it to rise from 0 to the "
+            f"number of nodes, {num_nodes}: use the 'ptr' that came with this graph's 'perm'"
+        )

@@ -1,0 +1,336 @@
+"""``ScalableGNN``: the base class of models that train with historical embeddings.
+
+Source: Fey, Lenssen, Weichert, Leskovec, *GNNAutoScale: Scalable and Expressive GNNs via
+Historical Embeddings*, ICML 2021.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from gas.history import History
+from gas.loader import SubData
+
+
+class _Reached(BaseException):
+    """Ends a forward pass at the history that layer-wise inference is filling."""
+
+
+class _Sweep:
+    """One sweep of layer-wise inference: fills the history of one layer."""
+
+    def __init__(self, layer: int) -> None:
+        self.layer = layer
+        self.calls = 0
+
+
+class ScalableGNN(torch.nn.Module):
+    """Base class of models that train on mini-batches with historical embeddings.
+
+    A subclass writes ``forward`` as it would for the full graph, and passes the output of every
+    layer but the last through :meth:`push_and_pull`::
+
+        class GNN(gas.ScalableGNN):
+            def forward(self, x, adj_t, *args):
+                for conv, history in zip(self.convs[:-1], self.histories):
+                    x = conv(x, adj_t).relu()
+                    x = self.push_and_pull(history, x, *args)
+                return self.convs[-1](x, adj_t)
+
+    A batch computes its own nodes exactly and reads the halo's embeddings from the histories,
+    without gradient. Batches write the histories in training and in evaluation mode alike.
+
+    Args:
+        num_nodes: The number of nodes of the graph.
+        hidden_channels: The width of every history, or one width for each of them.
+        num_layers: The number of layers; there are ``num_layers - 1`` histories.
+        pool_size: Upper bound of the number of staging buffers in flight between histories in host
+            memory and a GPU. Nothing is staged on the CPU. (default: no bound)
+        buffer_size: Upper bound of the rows that one staging buffer holds. (default: no bound)
+        device: Where the histories live. (default: the CPU)
+        dtype: What the histories store. (default: ``torch.float32``)
+    """
+
+    def __init__(
+        self,
+        num_nodes: int,
+        hidden_channels: int | Sequence[int],
+        num_layers: int,
+        pool_size: int | None = None,
+        buffer_size: int | None = None,
+        device: torch.device | str | None = None,
+        *,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        for name, value in (("num_nodes", num_nodes), ("num_layers", num_layers)):
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"'{name}' is {value!r}, expected an integer of at least 1")
+        if isinstance(hidden_channels, int):
+            widths: Sequence[int] = [hidden_channels] * (num_layers - 1)
+        else:
+            widths = hidden_channels
+        if len(widths) != num_layers - 1:
+            raise ValueError(
+                f"'hidden_channels' has {len(widths)} widths, expected one for each of the "
+                f"{num_layers - 1} histories of {num_layers} layers"
+            )
+        self.num_nodes = num_nodes
+        self.hidden_channels = hidden_channels
+        self.num_layers = num_layers
+        self.pool_size = pool_size
+        self.buffer_size = buffer_size
+        self.histories = torch.nn.ModuleList(
+            History(num_nodes, width, device, dtype) for width in widths
+        )
+        self._fill = False
+        self._sweep: _Sweep | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters live, and with them the computation."""
+        parameter = next(self.parameters(), None)
+        return torch.device("cpu") if parameter is None else parameter.device
+
+    @property
+    def emb_device(self) -> torch.device:
+        """Where the histories live."""
+        return self.histories[0].emb.device if self.histories else torch.device("cpu")
+
+    def reset_parameters(self) -> None:
+        """Forgets the histories; subclasses reset their parameters as well."""
+        for history in self.histories:
+            history.reset_parameters()
+
+    # Calling --------------------------------------------------------------------------------------
+
+    def __call__(
+        self,
+        x: Tensor | None = None,
+        adj_t: Any = None,
+        batch_size: int | None = None,
+        n_id: Tensor | None = None,
+        offset: Tensor | None = None,
+        count: Tensor | None = None,
+        *,
+        loader: Iterable[SubData] | None = None,
+        fill: bool = False,
+        **kwargs: Any,
+    ) -> Tensor:
+        """Runs the model on a mini-batch, on the full graph, or layer by layer over a loader.
+
+        * ``model(batch.x, batch.adj_t, *args)`` returns the ``[batch_size, out_channels]`` outputs
+          of the in-batch nodes; the batch is pushed to the histories and its halo pulled.
+        * ``model(x, adj_t)`` is plain full batch and leaves the histories alone; with ``fill=True``
+          it writes them.
+        * ``model(loader=loader)`` computes every node's output layer by layer, in evaluation mode
+          and without gradient, at the memory of one batch. It returns ``[num_nodes, out_channels]``
+          on the CPU and leaves the histories equal to the full-batch hidden states.
+
+        Args:
+            x: Node features, of shape ``[N, F]`` or ``[batch_size + halo, F]``.
+            adj_t: The adjacency, in any layout that the model's layers take.
+            batch_size: The number of in-batch nodes, which come first.
+            n_id: Global ids of in-batch nodes, then of the halo, of shape
+                ``[batch_size + halo]``.
+            offset: First global row of each part in the batch.
+            count: Number of nodes of each part in the batch.
+            loader: Batches that cover every node once, to compute layer by layer.
+            fill: Write the histories from a full batch. (default: ``False``)
+            **kwargs: Passed on to ``forward``, such as ``edge_weight``.
+        """
+        if loader is not None:
+            return self._layer_wise(loader)
+        self._check_call(x, batch_size, n_id, fill)
+        self._fill = fill
+        try:
+            out = super().__call__(x, adj_t, batch_size, n_id, offset, count, **kwargs)
+        finally:
+            self._fill = False
+        return out[:batch_size] if isinstance(out, Tensor) else out
+
+    def _check_call(
+        self, x: Tensor | None, batch_size: int | None, n_id: Tensor | None, fill: bool
+    ) -> None:
+        if (batch_size is None) != (n_id is None):
+            raise ValueError(
+                "'batch_size' and 'n_id' describe a mini-batch together: pass all that the loader "
+                "yields, model(batch.x, batch.adj_t, *args)"
+            )
+        if batch_size is not None and n_id is not None:
+            if isinstance(batch_size, Tensor) or not 0 <= batch_size <= n_id.numel():
+                raise ValueError(
+                    f"'batch_size' is {batch_size!r}, expected an integer between 0 and the "
+                    f"{n_id.numel()} nodes in 'n_id'"
+                )
+            if fill:
+                raise ValueError("'fill' is for full batches: a mini-batch always writes histories")
+        expected = self.num_nodes if n_id is None else n_id.numel()
+        if (fill or n_id is not None) and isinstance(x, Tensor) and x.size(0) != expected:
+            raise ValueError(f"'x' has {x.size(0)} rows, expected one per node: {expected}")
+
+    def push_and_pull(
+        self,
+        history: History,
+        x: Tensor,
+        batch_size: int | None = None,
+        n_id: Tensor | None = None,
+        offset: Tensor | None = None,
+        count: Tensor | None = None,
+    ) -> Tensor:
+        """Pushes the in-batch rows of a layer's output and pulls the halo's.
+
+        Args:
+            history: One of ``self.histories``.
+            x: The layer's output, of shape ``[rows, width]``; rows after the first ``batch_size``
+                are replaced.
+            batch_size: See :meth:`__call__`; this and the rest are what ``forward`` was given.
+            n_id: See :meth:`__call__`.
+            offset: See :meth:`__call__`.
+            count: See :meth:`__call__`.
+
+        Returns:
+            The in-batch rows, with gradient, then the halo's rows, without: of shape
+            ``[batch_size + halo, width]``. On a full batch, ``x``.
+        """
+        if n_id is None or batch_size is None:
+            if self._fill:
+                history.push(x)
+            return x
+        if x.size(0) < batch_size:
+            raise ValueError(
+                f"'x' has {x.size(0)} rows, expected those of the {batch_size} in-batch nodes"
+            )
+        own = x[:batch_size]
+        sweep = self._sweep
+        if sweep is None or sweep.calls == sweep.layer:
+            history.push(own, n_id[:batch_size], offset, count)
+        if sweep is not None:
+            if sweep.calls == sweep.layer:
+                raise _Reached
+            sweep.calls += 1
+        halo = history.pull(n_id[batch_size:])
+        return torch.cat([own, halo.to(own.dtype)])
+
+    # Layer-wise inference -------------------------------------------------------------------------
+
+    def forward_layer(self, layer: int, x: Tensor, adj_t: Any, state: dict[str, Any]) -> Tensor:
+        """Computes one layer, for inference in a single pass over the data. Optional.
+
+        Without it, inference runs ``forward`` up to each history in turn, which is right for every
+        model and costs about ``num_layers / 2`` times as much.
+
+        Args:
+            layer: The layer, from 0.
+            x: Input features for the first layer, else the rows of history ``layer - 1``, of shape
+                ``[batch_size + halo, width]``.
+            adj_t: The batch's adjacency.
+            state: Kept per batch between layers; what is put here for every batch takes memory.
+
+        A parameter named ``edge_weight`` or ``edge_attr``, here and in ``forward``, is given the
+        batch's tensor of that name.
+
+        Returns:
+            What is pushed to history ``layer``, or the output of the model; rows after the first
+            ``batch_size`` are ignored.
+        """
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def _layer_wise(self, loader: Iterable[SubData]) -> Tensor:
+        graph = getattr(loader, "num_nodes", self.num_nodes)
+        if graph != self.num_nodes:
+            raise ValueError(
+                f"'loader' has a graph of {graph} nodes, but the histories are for {self.num_nodes}"
+            )
+        training = self.training
+        self.eval()
+        try:
+            if type(self).forward_layer is not ScalableGNN.forward_layer:
+                return self._assemble(self._run_layers(loader))
+            return self._assemble(self._run_forwards(loader))
+        finally:
+            self._sweep = None
+            self.train(training)
+
+    def _run_layers(self, loader: Iterable[SubData]) -> Iterator[tuple[SubData, Tensor]]:
+        """One pass per layer, each computing that layer alone."""
+        states: list[dict[str, Any]] = []
+        for layer in range(self.num_layers):
+            for i, batch in enumerate(loader):
+                if layer == 0:
+                    states.append({})
+                data = batch.data.to(self.device)
+                x = data.x if layer == 0 else self.histories[layer - 1].pull(batch.n_id)
+                kwargs = _edge_arguments(self.forward_layer, data)
+                out = self.forward_layer(layer, x, _adjacency(data), states[i], **kwargs)
+                out = out[: batch.batch_size]
+                if layer < self.num_layers - 1:
+                    n_id = batch.n_id[: batch.batch_size]
+                    self.histories[layer].push(out, n_id, batch.offset, batch.count)
+                else:
+                    yield batch, out
+
+    def _run_forwards(self, loader: Iterable[SubData]) -> Iterator[tuple[SubData, Tensor]]:
+        """One pass per layer, each running ``forward`` from the start up to that layer."""
+        for layer in range(len(self.histories)):
+            for batch in loader:
+                self._sweep = _Sweep(layer)
+                try:
+                    self._forward(batch)
+                except _Reached:
+                    continue
+                raise self._too_few_calls(layer)
+        for batch in loader:
+            self._sweep = _Sweep(len(self.histories))
+            out = self._forward(batch)
+            if self._sweep.calls < len(self.histories):
+                raise self._too_few_calls(self._sweep.calls)
+            yield batch, out[: batch.batch_size]
+
+    def _too_few_calls(self, calls: int) -> RuntimeError:
+        return RuntimeError(
+            f"{type(self).__name__}.forward called push_and_pull {calls} times, expected once for "
+            f"each of its {len(self.histories)} histories"
+        )
+
+    def _forward(self, batch: SubData) -> Tensor:
+        data = batch.data.to(self.device)
+        kwargs = _edge_arguments(self.forward, data)
+        return self.forward(data.x, _adjacency(data), *batch[1:], **kwargs)
+
+    def _assemble(self, outputs: Iterator[tuple[SubData, Tensor]]) -> Tensor:
+        """Puts the outputs of batches into one new tensor on the CPU."""
+        out: Tensor | None = None
+        done = torch.zeros(self.num_nodes, dtype=torch.bool)
+        for batch, rows in outputs:
+            if out is None:
+                out = rows.new_zeros(self.num_nodes, *rows.shape[1:], device="cpu")
+            nodes = batch.n_id[: batch.batch_size].cpu()
+            out[nodes] = rows.cpu()
+            done[nodes] = True
+        if out is None or not bool(done.all()):
+            raise ValueError(
+                f"'loader' yields {int(done.sum())} of the graph's {self.num_nodes} nodes: "
+                "inference needs all of them, as EvalSubgraphLoader(data, ptr) yields"
+            )
+        return out
+
+
+def _adjacency(data: Data) -> Any:
+    return data.adj_t if "adj_t" in data else data.edge_index
+
+
+def _edge_arguments(function: Callable[..., Tensor], data: Data) -> dict[str, Tensor]:
+    """The edge-level tensors of a batch that ``function`` takes by name."""
+    named = inspect.signature(function).parameters
+    kwargs = {name: data[name] for name in ("edge_weight", "edge_attr") if name in named and name in data}
+    if "adj_t" in data:  # The weights are its values.
+        kwargs.pop("edge_weight", None)
+    return kwargs

@@ -1,0 +1,272 @@
+"""Graphs as compressed sparse rows, and the adjacency layouts that layers understand.
+
+Rows are destinations: entry ``(i, j)`` is the edge ``j -> i``, PyG's ``adj_t``.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.typing import WITH_TORCH_SPARSE, SparseTensor
+from torch_geometric.utils import is_torch_sparse_tensor
+
+from gas import _native
+
+LAYOUTS = ("csr", "edge_index", "sparse_tensor")
+
+
+class Edges(NamedTuple):
+    """The edges of a graph, in the order in which it stores them.
+
+    ``src`` and ``dst`` have shape ``[E]``, int64; ``weight`` has shape ``[E]`` or is ``None``.
+    """
+
+    src: Tensor
+    dst: Tensor
+    weight: Tensor | None
+    num_nodes: int
+
+
+class CSR(NamedTuple):
+    """A graph as compressed sparse rows.
+
+    ``rowptr`` has shape ``[N + 1]``, ``col`` and ``e_id`` have shape ``[E]``. ``e_id[k]`` is the
+    position of entry ``k`` in the graph's own edge order; it is ``None`` where the two orders agree.
+    """
+
+    rowptr: Tensor
+    col: Tensor
+    e_id: Tensor | None
+
+
+# Reading graphs -----------------------------------------------------------------------------------
+
+
+def is_sparse_tensor(adj: Any) -> bool:
+    """Whether ``adj`` is a ``torch_sparse.SparseTensor``."""
+    return WITH_TORCH_SPARSE and isinstance(adj, SparseTensor)
+
+
+def read_edges(adj: Any, num_nodes: int | None = None, name: str = "edge_index") -> Edges:
+    """Reads the edges of any representation of a graph and checks them.
+
+    Args:
+        adj: ``edge_index`` of shape ``[2, E]``, or a square ``adj_t``: a ``torch.sparse`` matrix or
+            a ``torch_sparse.SparseTensor``.
+        num_nodes: The number of nodes. (default: what ``adj`` says)
+        name: What error messages call ``adj``. (default: ``"edge_index"``)
+
+    Raises:
+        ValueError: If ``adj`` is no graph, or ``num_nodes`` doesn't fit it.
+    """
+    if is_sparse_tensor(adj):
+        dst, src, weight = adj.coo()
+        return _sized(src, dst, weight, tuple(adj.sizes()), num_nodes, name)
+    if isinstance(adj, Tensor) and is_torch_sparse_tensor(adj):
+        size = tuple(adj.shape)
+        if adj.layout == torch.sparse_csr:
+            count = adj.crow_indices().diff()
+            dst = torch.repeat_interleave(torch.arange(size[0], device=adj.device), count)
+            return _sized(adj.col_indices(), dst, adj.values(), size, num_nodes, name)
+        adj = adj.to_sparse_coo()
+        adj = adj if adj.is_coalesced() else adj.coalesce()
+        dst, src = adj.indices()
+        return _sized(src, dst, adj.values(), size, num_nodes, name)
+    if not isinstance(adj, Tensor):
+        raise ValueError(
+            f"'{name}' is a {type(adj).__name__}, expected an integer tensor of shape [2, E], a "
+            "torch.sparse matrix or a torch_sparse.SparseTensor"
+        )
+    if adj.is_floating_point() or adj.is_complex() or adj.dtype == torch.bool:
+        raise ValueError(
+            f"'{name}' has dtype {adj.dtype}, expected integers: pass {name}.long()"
+        )
+    if adj.dim() != 2 or adj.size(0) != 2:
+        hint = f": pass {name}.t()" if adj.dim() == 2 and adj.size(1) == 2 else ""
+        raise ValueError(f"'{name}' has shape {list(adj.shape)}, expected [2, E]{hint}")
+    edge_index = adj.as_subclass(Tensor).long()
+    if num_nodes is None:
+        num_nodes = int(edge_index.max()) + 1 if edge_index.numel() else 0
+    src, dst = edge_index
+    return _checked(Edges(src, dst, None, num_nodes), name)
+
+
+def _sized(
+    src: Tensor,
+    dst: Tensor,
+    weight: Tensor | None,
+    size: tuple[int, ...],
+    num_nodes: int | None,
+    name: str,
+) -> Edges:
+    if len(size) != 2 or size[0] != size[1]:
+        raise ValueError(f"'{name}' has shape {list(size)}, expected a square matrix")
+    if num_nodes is not None and num_nodes != size[0]:
+        raise ValueError(
+            f"'num_nodes' is {num_nodes}, but '{name}' has {size[0]} rows: leave 'num_nodes' out"
+        )
+    return _checked(Edges(src.long(), dst.long(), weight, size[0]), name)
+
+
+def _checked(edges: Edges, name: str) -> Edges:
+    for ids in (edges.src, edges.dst):
+        if ids.numel() == 0:
+            continue
+        low, high = (int(v) for v in torch.aminmax(ids))
+        if low < 0:
+            raise ValueError(
+                f"'{name}' holds the node id {low}, expected ids in [0, {edges.num_nodes}): ids "
+                "count from 0; remove or renumber negative ones"
+            )
+        if high >= edges.num_nodes:
+            raise ValueError(
+                f"'{name}' holds the node id {high}, but 'num_nodes' is {edges.num_nodes}: expected "
+                f"ids in [0, {edges.num_nodes}); correct the ids or set num_nodes={high + 1}"
+            )
+    return edges
+
+
+def read_graph(data: Data, edge_weight: bool = True) -> Edges:
+    """Reads and checks the edges of ``data``: of ``adj_t`` if there is one, else ``edge_index``.
+
+    Weights are the values of ``adj_t``, or ``data.edge_weight``; with ``edge_weight=False`` they are
+    left out.
+
+    Raises:
+        ValueError: If edges, weights or node-level tensors don't fit each other.
+    """
+    adj_t, edge_index = data.get("adj_t"), data.get("edge_index")
+    if adj_t is None and edge_index is None:
+        raise ValueError("'data' has neither 'edge_index' nor 'adj_t': gas trains on one graph")
+    if adj_t is not None:
+        edges = read_edges(adj_t, name="adj_t")
+        if data.get("x") is not None and data.x.size(0) != edges.num_nodes:
+            raise ValueError(
+                f"'x' has {data.x.size(0)} rows, but 'adj_t' has {edges.num_nodes}: one per node"
+            )
+    else:
+        edges = read_edges(edge_index, data.num_nodes)
+        weight = data.get("edge_weight")
+        if weight is not None:
+            if weight.shape not in ((edges.src.numel(),), (edges.src.numel(), 1)):
+                raise ValueError(
+                    f"'edge_weight' has shape {list(weight.shape)}, expected one weight per edge: "
+                    f"[{edges.src.numel()}]"
+                )
+            edges = edges._replace(weight=weight.view(-1))
+    _check_nodes(data, edges.num_nodes)
+    return edges if edge_weight else edges._replace(weight=None)
+
+
+def _check_nodes(data: Data, num_nodes: int) -> None:
+    for key, value in data:
+        per_node = key in ("x", "y", "n_id") or key.endswith("_mask")
+        if per_node and isinstance(value, Tensor) and value.dim() > 0:
+            if value.size(0) != num_nodes:
+                raise ValueError(
+                    f"'{key}' has {value.size(0)} rows, but the graph has {num_nodes} nodes: "
+                    "expected one row per node"
+                )
+
+
+def check_finite(data: Data) -> None:
+    """Refuses features that hold NaN or infinite values.
+
+    Raises:
+        ValueError: Naming the first such row.
+    """
+    x = data.get("x")
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        return
+    for start in range(0, x.size(0), 65536):
+        finite = torch.isfinite(x[start : start + 65536]).view(-1, x[0].numel()).all(dim=1)
+        if not finite.all():
+            row = start + int((~finite).nonzero()[0])
+            raise ValueError(
+                f"'x' holds a NaN or infinite value in row {row}: replace it, for example with "
+                "torch.nan_to_num(x), or switch this check off"
+            )
+
+
+def to_csr(edges: Edges) -> CSR:
+    """Sorts edges into compressed sparse rows; duplicates stay."""
+    rowptr, col, e_id = _native.coo_to_csr(edges.dst, edges.src, edges.num_nodes)
+    in_order = bool((e_id[1:] > e_id[:-1]).all())
+    return CSR(rowptr, col, None if in_order else e_id)
+
+
+# Writing layouts ----------------------------------------------------------------------------------
+
+
+@functools.cache
+def _accept_beta_state() -> None:
+    """Creates one CSR tensor, so that PyTorch says "beta state" here, once, unheard."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        one = torch.ones(1, dtype=torch.long)
+        torch.sparse_csr_tensor(torch.arange(2), one - 1, one.float(), check_invariants=False)
+
+
+def csr_matrix(rowptr: Tensor, col: Tensor, value: Tensor, size: tuple[int, int]) -> Tensor:
+    """A ``torch.sparse_csr`` matrix. Duplicate entries are allowed: their products add up."""
+    _accept_beta_state()
+    return torch.sparse_csr_tensor(rowptr, col, value, size=size, check_invariants=False)
+
+
+def row_ids(rowptr: Tensor) -> Tensor:
+    """The row of every entry, of shape ``[E]``."""
+    rows = torch.arange(rowptr.numel() - 1, device=rowptr.device)
+    return torch.repeat_interleave(rows, rowptr.diff())
+
+
+def check_layout(layout: str) -> None:
+    """Refuses a layout that doesn't exist or can't be had.
+
+    Raises:
+        ValueError: If there is no such layout.
+        ImportError: If ``torch-sparse`` is needed and missing.
+    """
+    if layout not in LAYOUTS:
+        raise ValueError(f"'layout' is {layout!r}, expected one of {', '.join(map(repr, LAYOUTS))}")
+    if layout == "sparse_tensor" and not WITH_TORCH_SPARSE:
+        raise ImportError(
+            "layout='sparse_tensor' needs torch-sparse: pip install --no-build-isolation "
+            "torch-scatter torch-sparse, or use layout='csr'"
+        )
+
+
+def dropout(adj_t: Any, p: float, training: bool = True) -> Any:
+    """Drops each edge with probability ``p``, as DropEdge (Rong et al., ICLR 2020) does.
+
+    Weights that remain are scaled by ``1 / (1 - p)``; unweighted edges are simply removed.
+
+    Args:
+        adj_t: A ``torch.sparse_csr`` matrix or a ``torch_sparse.SparseTensor``.
+        p: Probability in ``[0, 1)``.
+        training: Whether to drop at all. (default: ``True``)
+    """
+    if not 0.0 <= p < 1.0:
+        raise ValueError(f"'p' is {p}, expected a probability in [0, 1)")
+    if not training or p == 0.0:
+        return adj_t
+    if is_sparse_tensor(adj_t):
+        value = adj_t.storage.value()
+        if value is not None:
+            return adj_t.set_value(torch.nn.functional.dropout(value, p), layout="coo")
+        keep = torch.rand(adj_t.nnz(), device=adj_t.device()) >= p
+        return adj_t.masked_select_nnz(keep, layout="coo")
+    if not isinstance(adj_t, Tensor) or adj_t.layout != torch.sparse_csr:
+        raise ValueError(
+            "'adj_t' is neither a torch.sparse_csr matrix nor a torch_sparse.SparseTensor: for an "
+            "edge_index use torch_geometric.utils.dropout_edge"
+        )
+    rowptr, value = adj_t.crow_indices(), adj_t.values()
+    keep = torch.rand(value.size(0), device=value.device) >= p
+    kept = torch.nn.functional.pad(keep.cumsum(0), (1, 0))[rowptr]
+    size = (adj_t.size(0), adj_t.size(1))
+    return csr_matrix(kept, adj_t.col_indices()[keep], value[keep] / (1.0 - p), size)
