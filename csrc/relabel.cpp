@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <string>
 #include <tuple>
+#include <utility>
 
 #include "parallel.h"
 
@@ -21,8 +22,8 @@ void parallel_rows(const std::vector<int64_t>& rowptr, int threads, const Body& 
     return std::lower_bound(rowptr.begin(), rowptr.end(), edge) - rowptr.begin();
   };
   const int64_t num_edges = rowptr.back();
-  parallel_chunks(num_edges, kGrainEdges, threads, [&](int, int64_t begin, int64_t end) {
-    body(row_of(begin), row_of(end));
+  parallel_chunks(num_edges, kGrainEdges, threads, [&](int chunk, int64_t begin, int64_t end) {
+    body(chunk, row_of(begin), row_of(end));
   });
 }
 
@@ -60,7 +61,6 @@ Relabeler::Relabeler(int64_t num_nodes) : num_nodes_(num_nodes) {
                                 ", expected at most 2^31 - 1");
   }
   local_.assign(num_nodes, -1);
-  is_halo_.assign((num_nodes + kWordBits - 1) / kWordBits, 0);
 }
 
 void Relabeler::clear() {
@@ -70,9 +70,26 @@ void Relabeler::clear() {
   halo_.clear();
 }
 
+// Lists the nodes that were met outside the batch, in increasing order, and numbers them.
+void Relabeler::list_halo() {
+  int64_t next = static_cast<int64_t>(batch_.size());
+  for (size_t w = 0; w < met_[0].size(); ++w) {
+    uint64_t word = 0;
+    for (auto& met : met_) word |= std::exchange(met[w], 0);
+    for (; word; word &= word - 1) {
+      const int64_t node = static_cast<int64_t>(w) * kWordBits + __builtin_ctzll(word);
+      if (local_[node] >= 0) continue;
+      local_[node] = static_cast<int32_t>(next++);
+      halo_.push_back(node);
+    }
+  }
+}
+
 std::pair<int64_t, int64_t> Relabeler::count(const int64_t* rowptr, const int64_t* col,
                                              const int64_t* nodes, int64_t size, int threads) {
   clear();
+  const int64_t num_words = (num_nodes_ + kWordBits - 1) / kWordBits;
+  while (met_.size() < static_cast<size_t>(threads)) met_.emplace_back(num_words, 0);
   batch_rowptr_.assign(1, 0);
   batch_rowptr_.reserve(size + 1);
   batch_.reserve(size);
@@ -90,28 +107,18 @@ std::pair<int64_t, int64_t> Relabeler::count(const int64_t* rowptr, const int64_
     batch_rowptr_.push_back(batch_rowptr_.back() + rowptr[node + 1] - rowptr[node]);
   }
 
-  // Threads set bits in shared words: test first, since nearly every bit is set already when it
-  // is met again.
-  parallel_rows(batch_rowptr_, threads, [&](int64_t begin, int64_t end) {
+  // Every thread marks the columns it meets in bits of its own, in-batch nodes included: marking
+  // is one unconditional store into a few kilobytes.
+  parallel_rows(batch_rowptr_, threads, [&](int chunk, int64_t begin, int64_t end) {
+    uint64_t* met = met_[chunk].data();
     for (int64_t i = begin; i < end; ++i) {
       for (int64_t e = rowptr[nodes[i]]; e < rowptr[nodes[i] + 1]; ++e) {
-        if (local_[col[e]] >= 0) continue;
-        uint64_t& word = is_halo_[col[e] / kWordBits];
-        const uint64_t bit = uint64_t{1} << (col[e] % kWordBits);
-        if (!(__atomic_load_n(&word, __ATOMIC_RELAXED) & bit)) {
-          __atomic_fetch_or(&word, bit, __ATOMIC_RELAXED);
-        }
+        met[col[e] / kWordBits] |= uint64_t{1} << (col[e] % kWordBits);
       }
     }
   });
 
-  for (size_t w = 0; w < is_halo_.size(); ++w) {
-    for (uint64_t word = is_halo_[w]; word; word &= word - 1) {
-      halo_.push_back(static_cast<int64_t>(w) * kWordBits + __builtin_ctzll(word));
-    }
-    is_halo_[w] = 0;
-  }
-  for (size_t i = 0; i < halo_.size(); ++i) local_[halo_[i]] = static_cast<int32_t>(size + i);
+  list_halo();
   return {batch_rowptr_.back(), static_cast<int64_t>(halo_.size())};
 }
 
@@ -124,7 +131,7 @@ void Relabeler::write(const int64_t* rowptr, const int64_t* col, const int64_t* 
   std::copy(batch_rowptr_.begin(), batch_rowptr_.end(), out_rowptr);
   std::copy(halo_.begin(), halo_.end(), halo);
 
-  parallel_rows(batch_rowptr_, threads, [&](int64_t begin, int64_t end) {
+  parallel_rows(batch_rowptr_, threads, [&](int, int64_t begin, int64_t end) {
     std::vector<std::pair<int64_t, int64_t>> scratch;
     for (int64_t i = begin; i < end; ++i) {
       const int64_t first = rowptr[nodes[i]], count = rowptr[nodes[i] + 1] - first;

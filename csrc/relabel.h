@@ -11,9 +11,9 @@ namespace gas {
 // batch's own nodes come first, in the order given, then the halo (every other node that a row
 // refers to) in increasing global id.
 //
-// No edge is hashed. A bit per node collects the halo, a scan over the bits lists it in order,
-// and one table maps global to local ids. Both live as long as the object, so a batch costs
-// O(its edges) plus a scan of num_nodes / 64 words.
+// No edge is hashed. A bit per node and thread collects the columns, a scan over the bits lists
+// the halo in order, and one table maps global to local ids. Both live as long as the object, so
+// a batch costs O(its edges) plus a scan of num_nodes / 64 words.
 //
 // One batch at a time: `count`, then `write` with the same arguments.
 class Relabeler {
@@ -35,11 +35,12 @@ class Relabeler {
 
  private:
   void clear();
+  void list_halo();
 
   int64_t num_nodes_;
-  std::vector<int32_t> local_;          // Global to local id, -1 outside the batch.
-  std::vector<uint64_t> is_halo_;       // One bit per node.
-  std::vector<int64_t> batch_, halo_;   // What `local_` holds now.
+  std::vector<int32_t> local_;              // Global to local id, -1 outside the batch.
+  std::vector<std::vector<uint64_t>> met_;  // One bit per node, for each thread.
+  std::vector<int64_t> batch_, halo_;       // What `local_` holds now.
   std::vector<int64_t> batch_rowptr_;
 };
 

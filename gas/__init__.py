@@ -1,11 +1,13 @@
 """Historical-embedding training of graph neural networks, on PyTorch and PyG."""
 
 from gas import models
+from gas.datasets import gen_masks, get_data
 from gas.history import History
 from gas.loader import EvalSubgraphLoader, SubData, SubgraphLoader
 from gas.partition import PartitionReport, metis, partition_report, permute
 from gas.scalable import ScalableGNN
 from gas.subgraph import dropout
+from gas.training import compute_micro_f1
 
 __version__ = "0.1.0"
 
@@ -17,7 +19,10 @@ __all__ = [
     "SubData",
     "SubgraphLoader",
     "__version__",
+    "compute_micro_f1",
     "dropout",
+    "gen_masks",
+    "get_data",
     "metis",
     "models",
     "partition_report",

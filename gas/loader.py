@@ -128,19 +128,22 @@ class SubgraphLoader(DataLoader):
                 "'cache' is True, but shuffling makes new batches every epoch: use batch_size=1, "
                 "with larger parts, or leave 'cache' out"
             )
-        self._cache_limit = CACHE_BYTES if cache is None else sys.maxsize if cache else 0
-        self._cache_limit *= fixed
+        limit = CACHE_BYTES if cache is None else sys.maxsize
+        self._cache_limit = limit if fixed and cache is not False else -1
 
     def _collate(self, parts: list[int]) -> SubData:
         key = tuple(sorted(parts))
         batch = self._cached.get(key)
         if batch is None:
             batch = self._cut(key)
-            size = _num_bytes(batch) if self._cache_limit else 0
-            if self._cached_bytes + size <= self._cache_limit:
-                self._cached[key] = batch
-                self._cached_bytes += size
+            self._keep(key, batch)
         return batch._replace(data=copy.copy(batch.data))
+
+    def _keep(self, key: tuple[int, ...], batch: SubData) -> None:
+        size = _num_bytes(batch)
+        if self._cached_bytes + size <= self._cache_limit:
+            self._cached[key] = batch
+            self._cached_bytes += size
 
     def _cut(self, parts: tuple[int, ...]) -> SubData:
         """Cuts the mini-batch of some parts out of the graph."""

@@ -77,7 +77,7 @@ def metis(
     start = time.perf_counter()
     file = None
     if cache and method != "random":
-        folder = _cache_dir() if cache is True else Path(cache)
+        folder = cache_dir() if cache is True else Path(cache)
         file = folder / "partitions" / f"{_hash(edges, num_parts, recursive, method, seed)}.npy"
     part = _load(file, edges.num_nodes, num_parts)
     if part is None:
@@ -186,7 +186,8 @@ def _fill_empty(part: Tensor, num_parts: int) -> Tensor:
 # Cache --------------------------------------------------------------------------------------------
 
 
-def _cache_dir() -> Path:
+def cache_dir() -> Path:
+    """Where results are kept between runs: ``$GAS_CACHE_DIR``, or ``gas`` in the user's cache."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("GAS_CACHE_DIR") or Path(home) / "gas")
 

@@ -1,0 +1,226 @@
+"""Trains a graph neural network with historical embeddings and reports how it went.
+
+    python examples/train_gas.py                                   # a generated graph, no network
+    python examples/train_gas.py --dataset Cora --root data --runs 10
+    python examples/train_gas.py --dataset my_graph.npz --num-parts 100 --batch-size 10
+
+Writes ``metrics.json`` and ``curve.png`` into ``--out``. Settings that are not given are the
+published ones for the data set, where there are some.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from pathlib import Path
+
+import torch
+import torch_geometric.transforms as T
+from tqdm import tqdm
+
+import gas
+from gas.datasets import dataset_names, get_data
+from gas.training import FullBatch, Preset, Run, fit, preset, train_epoch
+from gas.training.report import (
+    EventWriter,
+    machine,
+    metrics,
+    peak_rss_bytes,
+    plot_curves,
+    reset_peak_rss,
+    write_json,
+)
+
+MODELS = {"gcn": gas.models.GCN}
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n\n")[0],
+        epilog=f"data sets: {', '.join(dataset_names())}; planted:NUM_NODES; a .pt or .npz file",
+    )
+    parser.add_argument("--dataset", default="planted:20000", help="name or path (%(default)s)")
+    parser.add_argument("--root", default="data", help="folder of PyG's data sets (%(default)s)")
+    parser.add_argument("--model", default="gcn", choices=sorted(MODELS))
+    parser.add_argument("--num-layers", type=int)
+    parser.add_argument("--hidden-channels", type=int)
+    parser.add_argument("--dropout", type=float)
+    parser.add_argument("--num-parts", type=int)
+    parser.add_argument("--batch-size", type=int, help="parts per mini-batch")
+    parser.add_argument("--partition", default="metis", choices=gas.partition.METHODS)
+    parser.add_argument("--layout", default="csr", choices=("csr", "sparse_tensor"))
+    parser.add_argument("--epochs", type=int)
+    parser.add_argument("--lr", type=float)
+    parser.add_argument("--seed", type=int, default=0, help="of the first run (%(default)s)")
+    parser.add_argument("--runs", type=int, default=1)
+    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    parser.add_argument("--full-batch", action="store_true", help="train without mini-batches")
+    parser.add_argument(
+        "--eval",
+        default="auto",
+        choices=("auto", "full", "layerwise"),
+        help="how to evaluate; auto is full batch up to 100,000 nodes (%(default)s)",
+    )
+    parser.add_argument(
+        "--no-refresh", action="store_true", help="full-batch evaluation leaves histories alone"
+    )
+    parser.add_argument("--no-check", action="store_true", help="accept NaN and infinite features")
+    parser.add_argument("--tensorboard", action="store_true", help="write events into --out")
+    parser.add_argument("--out", type=Path, default=Path("runs"), help="folder (%(default)s)")
+    args = parser.parse_args()
+    for name in ("runs", "epochs", "num_layers", "hidden_channels", "num_parts", "batch_size"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            option = name.replace("_", "-")
+            parser.error(f"argument --{option} is {value}, expected at least 1")
+    return args
+
+
+def settings_of(args: argparse.Namespace, num_nodes: int) -> Preset:
+    """The published settings with what the command line says instead."""
+    base = preset(args.model, args.dataset)
+    names = [field.name for field in dataclasses.fields(Preset)]
+    given = {name: getattr(args, name, None) for name in names}
+    base = dataclasses.replace(base, **{k: v for k, v in given.items() if v is not None})
+    num_parts, batch_size = base.parts_for(num_nodes)
+    return dataclasses.replace(base, num_parts=num_parts, batch_size=min(batch_size, num_parts))
+
+
+def main() -> None:
+    args = parse_args()
+    device = "cuda" if args.device == "auto" and torch.cuda.is_available() else args.device
+    device = "cpu" if device == "auto" else device
+
+    data, in_channels, out_channels = get_data(args.root, args.dataset, check=not args.no_check)
+    num_nodes = data.num_nodes
+    settings = settings_of(args, num_nodes)
+    data = T.GCNNorm()(data)  # Of the whole graph, before it is cut into parts.
+    perm, ptr = gas.metis(
+        data.edge_index, settings.num_parts, num_nodes=num_nodes, method=args.partition
+    )
+    data = gas.permute(data, perm)
+    print(data)
+    print(gas.partition_report(data, ptr))
+
+    options = {"layout": args.layout, "log": False}
+    loader = gas.SubgraphLoader(data, ptr, settings.batch_size, shuffle=True, **options)
+    full = args.eval == "full" or (args.eval == "auto" and num_nodes <= 100_000)
+    whole = FullBatch(data, device) if full or args.full_batch else None
+    inference = gas.EvalSubgraphLoader(data, ptr, settings.batch_size, **options)
+
+    def evaluate(model: gas.ScalableGNN) -> torch.Tensor:
+        if full:
+            return whole(model, fill=not (args.no_refresh or args.full_batch))
+        return model(loader=inference)
+
+    runs: list[Run] = []
+    progress = tqdm(total=args.runs * settings.epochs, unit="epoch", disable=None)
+    try:
+        for number in range(args.runs):
+            torch.manual_seed(args.seed + number)
+            reset_peak_rss()
+            model = MODELS[args.model](
+                num_nodes,
+                in_channels,
+                settings.hidden_channels,
+                out_channels,
+                settings.num_layers,
+                dropout=settings.dropout,
+                drop_input=settings.drop_input,
+                batch_norm=settings.batch_norm,
+                residual=settings.residual,
+                linear=settings.linear,
+                device=device,
+            ).to(device)
+            optimizer = torch.optim.Adam(
+                [
+                    {
+                        "params": model.reg_modules.parameters(),
+                        "weight_decay": settings.reg_weight_decay,
+                    },
+                    {
+                        "params": model.nonreg_modules.parameters(),
+                        "weight_decay": settings.nonreg_weight_decay,
+                    },
+                ],
+                lr=settings.lr,
+            )
+            if not args.full_batch:
+                model.eval()
+                with torch.no_grad():
+                    evaluate(model)  # Fills the histories.
+
+            def epoch(model=model, optimizer=optimizer, number=number) -> float:
+                batches = whole.batches() if args.full_batch else loader
+                return train_epoch(
+                    model, batches, optimizer, number, settings.grad_norm, args.full_batch
+                )
+
+            events = EventWriter(args.out / f"events/run{number}") if args.tensorboard else None
+
+            def on_epoch(run: Run, events=events) -> None:
+                best = run.best_epoch
+                progress.set_postfix_str(
+                    f"loss {run.loss[-1]:.3f}, val {100 * run.val_acc[best]:.2f}, "
+                    f"test {100 * run.test_acc[best]:.2f}"
+                )
+                progress.update()
+                if events is not None:
+                    events.write(run)
+
+            run = fit(model, data, epoch, evaluate, settings.epochs, number, on_epoch)
+            run.peak_rss_bytes = peak_rss_bytes()
+            runs.append(run)
+            if events is not None:
+                events.close()
+    except KeyboardInterrupt:
+        print("\nInterrupted: reporting the runs that ended.", file=sys.stderr)
+    finally:
+        progress.close()
+    if not runs:
+        sys.exit(130)
+    report(args, settings, device, runs)
+    if len(runs) < args.runs:
+        sys.exit(130)
+
+
+def report(args: argparse.Namespace, settings: Preset, device: str, runs: list[Run]) -> None:
+    """Writes the files and prints the summary."""
+    result = metrics(runs)
+    how = "full batch" if args.full_batch else f"{settings.num_parts} parts"
+    shape = f"{settings.num_layers}x{settings.hidden_channels}"
+    title = f"{args.model} {shape} on {args.dataset}, {how}, {len(runs)} runs"
+    write_json(
+        args.out / "metrics.json",
+        {
+            **result,
+            "dataset": args.dataset,
+            "model": args.model,
+            "training": "full_batch" if args.full_batch else "histories",
+            "settings": dataclasses.asdict(settings),
+            "seed": args.seed,
+            "device": device,
+            "machine": machine(),
+        },
+    )
+    plot_curves(args.out / "curve.png", runs, title)
+
+    def percent(key: str) -> str:
+        return f"{100 * result[key]['mean']:.2f} ± {100 * result[key]['std']:.2f} %"
+
+    print(f"\n{title}")
+    print(f"  test accuracy        {percent('test_acc')}")
+    print(f"  validation accuracy  {percent('val_acc')}")
+    print(f"  training epoch       {1000 * result['train_epoch_seconds']['mean']:.1f} ms")
+    print(f"  peak memory          {result['peak_rss_bytes']['mean'] / 2**20:.0f} MiB resident")
+    print(f"  written              {args.out}/metrics.json, {args.out}/curve.png")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (ValueError, ImportError, ConnectionError) as error:
+        sys.exit(f"train_gas.py: error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)

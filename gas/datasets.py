@@ -1,0 +1,327 @@
+"""Graphs by name: PyG's single-graph data sets, files of the user's own, and generated ones."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch_geometric.transforms as T
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.utils import to_undirected
+
+from gas.partition import cache_dir
+from gas.planted import planted_partition
+from gas.subgraph import check_finite, read_graph
+
+NUM_SPLITS = 20  # Random splits of a graph that brings none, one per run ...
+MOST_SPLIT_NODES = 100_000  # ... up to this size; larger graphs get one.
+
+
+def get_data(root: str | Path, name: str, check: bool = True) -> tuple[Data, int, int]:
+    """Loads a graph for node classification, with masks for training, validation and test.
+
+    Args:
+        root: The folder where PyG keeps its data sets; one folder per data set below it.
+        name: One of :func:`dataset_names`, in any spelling of case and dashes; or
+            ``planted:NUM_NODES`` for a generated graph; or the path of a ``.pt`` or ``.npz`` file.
+        check: Refuse NaN and infinite features. (default: ``True``)
+
+    Returns:
+        The graph, its number of features, and its number of classes (of labels, for multi-label
+        targets). Masks have shape ``[N]``, or ``[N, splits]`` for several splits.
+
+    Raises:
+        ValueError: If there is no such data set, or a file doesn't hold a usable graph.
+        ConnectionError: If raw files are missing and can't be downloaded; it names them.
+    """
+    if name.startswith("planted"):
+        data = _planted(name)
+    elif Path(name).suffix in (".pt", ".npz") or os.sep in name:
+        data = load_graph(name)
+    else:
+        key = dataset_key(name)
+        if key not in _DATASETS:
+            raise ValueError(
+                f"'dataset' is {name!r}, expected one of {', '.join(dataset_names())}; or "
+                "planted:NUM_NODES; or the path of a .pt or .npz file"
+            )
+        data = _DATASETS[key][1](str(_writable(Path(root))))
+    read_graph(data)
+    if check:
+        check_finite(data)
+    return _with_masks(data), data.x.size(1), _num_outputs(data.y)
+
+
+def dataset_names() -> list[str]:
+    """The names that :func:`get_data` knows."""
+    return [name for name, _ in _DATASETS.values()]
+
+
+def dataset_key(name: str) -> str:
+    """The name of a data set in one spelling, for look-ups."""
+    if name.startswith("planted"):
+        return "planted"
+    key = name.lower().replace("-", "").replace("_", "")
+    return {"reddit": "reddit2", "arxiv": "ogbnarxiv", "products": "ogbnproducts"}.get(key, key)
+
+
+def _num_outputs(y: Tensor) -> int:
+    return y.size(1) if y.dim() == 2 and y.size(1) > 1 else int(y.max()) + 1
+
+
+# PyG's data sets ----------------------------------------------------------------------------------
+
+
+def _pyg(cls_name: str, root: str, *args: Any, **kwargs: Any) -> Data:
+    """Reads one of PyG's data sets; where downloading fails, says which files to put where."""
+    base = getattr(importlib.import_module("torch_geometric.datasets"), cls_name)
+
+    def download(self: Any) -> None:
+        try:
+            base.download(self)
+        except Exception as error:
+            missing = [path for path in self.raw_paths if not os.path.exists(path)]
+            raise ConnectionError(
+                f"the data set {cls_name} could not be downloaded ({error}): get these files on a "
+                f"machine with network access and put them there:\n  " + "\n  ".join(missing)
+            ) from error
+
+    dataset = type(cls_name, (base,), {"download": download})(root, *args, **kwargs)
+    return dataset[0]
+
+
+def _planetoid(name: str) -> Callable[[str], Data]:
+    return lambda root: T.NormalizeFeatures()(_pyg("Planetoid", root, name))
+
+
+def _few_labels(cls_name: str, name: str) -> Callable[[str], Data]:
+    """Amazon and Coauthor: 20 training and 30 validation nodes per class, as GNNAutoScale draws."""
+
+    def load(root: str) -> Data:
+        data = _pyg(cls_name, f"{root}/{cls_name}", name)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(12345)
+            data.train_mask, data.val_mask, data.test_mask = gen_masks(data.y, 20, 30, NUM_SPLITS)
+        return data
+
+    return load
+
+
+def _wikics(root: str) -> Data:
+    data = _pyg("WikiCS", f"{root}/WikiCS", is_undirected=True)
+    data.val_mask = data.stopping_mask
+    del data.stopping_mask
+    return data
+
+
+def _standardised(cls_name: str) -> Callable[[str], Data]:
+    def load(root: str) -> Data:
+        data = _pyg(cls_name, f"{root}/{cls_name}")
+        data.x = (data.x - data.x.mean(dim=0)) / data.x.std(dim=0).clamp(min=1e-12)
+        return data
+
+    return load
+
+
+def _ogb(name: str) -> Callable[[str], Data]:
+    def load(root: str) -> Data:
+        try:
+            from ogb.nodeproppred import PygNodePropPredDataset
+        except ImportError as error:
+            raise ImportError(f"the data set {name} needs the package ogb: pip install ogb") from error
+        try:
+            dataset = PygNodePropPredDataset(name, f"{root}/OGB")
+        except OSError as error:
+            folder = Path(root, "OGB", name.replace("-", "_"))
+            raise ConnectionError(
+                f"the data set {name} could not be downloaded ({error}): unpack its archive in "
+                f"{folder}, so that {folder}/raw exists"
+            ) from error
+        data = dataset[0]
+        split = dataset.get_idx_split()
+        for key, part in (("train", "train"), ("val", "valid"), ("test", "test")):
+            data[f"{key}_mask"] = index2mask(split[part], data.num_nodes)
+        data.y = data.y.view(-1)
+        data.edge_index = to_undirected(data.edge_index, num_nodes=data.num_nodes)
+        return data
+
+    return load
+
+
+def _facebook(root: str) -> Data:
+    # Edges are mutual likes; the published file stores each of them once.
+    return T.ToUndirected()(_pyg("FacebookPagePage", f"{root}/FacebookPagePage"))
+
+
+def _hetero(name: str) -> Callable[[str], Data]:
+    return lambda root: _pyg("HeterophilousGraphDataset", root, name)
+
+
+_NAMED: dict[str, Callable[[str], Data]] = {
+    "Cora": _planetoid("Cora"),
+    "CiteSeer": _planetoid("CiteSeer"),
+    "PubMed": _planetoid("PubMed"),
+    "AmazonComputers": _few_labels("Amazon", "Computers"),
+    "AmazonPhoto": _few_labels("Amazon", "Photo"),
+    "CoauthorCS": _few_labels("Coauthor", "CS"),
+    "CoauthorPhysics": _few_labels("Coauthor", "Physics"),
+    "WikiCS": _wikics,
+    "FacebookPagePage": _facebook,
+    "Roman-empire": _hetero("Roman-empire"),
+    "Amazon-ratings": _hetero("Amazon-ratings"),
+    "Minesweeper": _hetero("Minesweeper"),
+    "Tolokers": _hetero("Tolokers"),
+    "Questions": _hetero("Questions"),
+    "Flickr": lambda root: _pyg("Flickr", f"{root}/Flickr"),
+    "Reddit2": _standardised("Reddit2"),
+    "Yelp": _standardised("Yelp"),
+    "ogbn-arxiv": _ogb("ogbn-arxiv"),
+    "ogbn-products": _ogb("ogbn-products"),
+}
+_DATASETS = {dataset_key(name): (name, load) for name, load in _NAMED.items()}
+
+
+def _writable(root: Path) -> Path:
+    """The folder itself, or a mirror of links to its raw files where PyG may write beside them."""
+    if not root.exists() or os.access(root, os.W_OK):
+        return root
+    mirror = cache_dir() / "datasets" / str(root.resolve()).strip(os.sep).replace(os.sep, "_")
+    for raw in root.glob("**/raw/*"):
+        link = mirror / raw.relative_to(root)
+        if not link.exists():
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(raw.resolve())
+    return mirror
+
+
+# Files --------------------------------------------------------------------------------------------
+
+
+def load_graph(path: str | Path) -> Data:
+    """Reads a graph from a file, without ever unpickling code.
+
+    * ``.npz``: arrays ``x`` ``[N, F]``, ``y`` ``[N]`` and ``edge_index`` ``[2, E]``; optionally
+      ``edge_weight`` ``[E]`` and ``train_mask``, ``val_mask``, ``test_mask``.
+    * ``.pt``: a PyG ``Data`` object or a dictionary of such tensors, from ``torch.save``.
+
+    Raises:
+        ValueError: If the file can't be read, or lacks a part of the graph.
+    """
+    path = Path(path)
+    if path.suffix not in (".pt", ".npz"):
+        raise ValueError(f"'dataset' is {str(path)!r}, expected a .pt or an .npz file")
+    if not path.is_file():
+        raise ValueError(f"'dataset' is {str(path)!r}, but there is no such file")
+    content = _read_npz(path) if path.suffix == ".npz" else _read_pt(path)
+    data = content if isinstance(content, Data) else Data.from_dict(content)
+    for key in ("x", "y"):
+        if not isinstance(data.get(key), Tensor):
+            raise ValueError(f"{path} holds no {key!r}: expected the arrays x, y and edge_index")
+    data.x = data.x.float() if not data.x.is_floating_point() else data.x
+    return data
+
+
+def _read_npz(path: Path) -> dict[str, Tensor]:
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return {key: torch.from_numpy(arrays[key]) for key in arrays.files}
+    except ValueError as error:
+        if "pickle" not in str(error).lower():
+            raise ValueError(_unreadable(path, error)) from error
+        raise ValueError(
+            f"{path} holds pickled objects, which are never loaded because they can run code: save "
+            "plain arrays, np.savez(path, x=x, y=y, edge_index=edge_index)"
+        ) from error
+    except (OSError, EOFError, TypeError, KeyError, zipfile.BadZipFile) as error:
+        raise ValueError(_unreadable(path, error)) from error
+
+
+def _read_pt(path: Path) -> Data | dict[str, Tensor]:
+    try:
+        content = torch.load(path, weights_only=True, map_location="cpu")
+    except Exception as error:  # torch.load raises whatever the damaged bytes lead it to.
+        raise ValueError(_unreadable(path, error)) from error
+    if not isinstance(content, (Data, dict)):
+        raise ValueError(
+            f"{path} holds a {type(content).__name__}, expected a PyG Data object or a dictionary"
+        )
+    return content
+
+
+def _unreadable(path: Path, error: Exception) -> str:
+    reason = str(error).strip().split("\n")[0]
+    return f"{path} is truncated or no graph file ({type(error).__name__}: {reason}): save it again"
+
+
+# Generated graphs ---------------------------------------------------------------------------------
+
+
+def _planted(name: str) -> Data:
+    _, _, size = name.partition(":")
+    if not size.isdigit() or int(size) < 1:
+        raise ValueError(
+            f"'dataset' is {name!r}, expected planted:NUM_NODES, such as planted:200000"
+        )
+    return planted_partition(int(size))
+
+
+# Masks --------------------------------------------------------------------------------------------
+
+
+def index2mask(index: Tensor, size: int) -> Tensor:
+    """A mask of shape ``[size]`` that is true at ``index``."""
+    mask = torch.zeros(size, dtype=torch.bool, device=index.device)
+    mask[index] = True
+    return mask
+
+
+def gen_masks(
+    y: Tensor, train_per_class: int = 20, val_per_class: int = 30, num_splits: int = 20
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Draws splits with a fixed number of training and validation nodes per class.
+
+    Args:
+        y: The class of each node, of shape ``[N]``.
+        train_per_class: Training nodes of each class. (default: ``20``)
+        val_per_class: Validation nodes of each class. (default: ``30``)
+        num_splits: The number of splits. (default: ``20``)
+
+    Returns:
+        Masks for training, validation and test, each of shape ``[N, num_splits]``.
+    """
+    train_mask = torch.zeros(y.size(0), num_splits, dtype=torch.bool)
+    val_mask = torch.zeros(y.size(0), num_splits, dtype=torch.bool)
+    for c in range(int(y.max()) + 1):
+        nodes = (y == c).nonzero().view(-1)
+        order = torch.stack([torch.randperm(nodes.numel()) for _ in range(num_splits)], dim=1)
+        nodes = nodes[order]
+        train_mask.scatter_(0, nodes[:train_per_class], True)
+        val_mask.scatter_(0, nodes[train_per_class : train_per_class + val_per_class], True)
+    return train_mask, val_mask, ~(train_mask | val_mask)
+
+
+def _with_masks(data: Data) -> Data:
+    """Adds random splits, 50 % training, 25 % validation, 25 % test, where there are none."""
+    if "train_mask" in data:
+        for key in ("val_mask", "test_mask"):
+            if key not in data:
+                raise ValueError(f"the graph has a 'train_mask' but no {key!r}: add it")
+        return data
+    num_nodes = data.num_nodes
+    num_splits = NUM_SPLITS if num_nodes <= MOST_SPLIT_NODES else 1
+    generator = torch.Generator().manual_seed(0)
+    group = torch.full((num_nodes, num_splits), 2, dtype=torch.int8)
+    for split in range(num_splits):
+        order = torch.randperm(num_nodes, generator=generator)
+        group[order[: num_nodes // 2], split] = 0
+        group[order[num_nodes // 2 : num_nodes * 3 // 4], split] = 1
+    group = group.squeeze(1)
+    data.train_mask, data.val_mask, data.test_mask = (group == part for part in range(3))
+    return data

@@ -1,0 +1,143 @@
+"""What is kept of an experiment: ``metrics.json``, ``curve.png``, TensorBoard events."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import resource
+import statistics
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gas.training.loop import Run
+
+
+def reset_peak_rss() -> None:
+    """Starts measuring the peak of resident memory anew, where the system can (Linux)."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        pass
+
+
+def peak_rss_bytes() -> int:
+    """The peak of this process's resident memory, in bytes, since :func:`reset_peak_rss`."""
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if platform.system() == "Darwin" else peak * 1024
+
+
+def machine() -> dict[str, Any]:
+    """Describes the machine, for tables of results."""
+    name = platform.processor() or platform.machine()
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                name = line.split(":", 1)[1].strip()
+                break
+    except OSError:
+        pass
+    return {
+        "cpu": name,
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+def summary(values: Sequence[float]) -> dict[str, Any]:
+    """Mean, standard deviation (of a sample; 0 for one run) and values."""
+    std = statistics.stdev(values) if len(values) > 1 else 0.0
+    return {"mean": statistics.fmean(values), "std": std, "values": list(values)}
+
+
+def metrics(runs: Sequence[Run]) -> dict[str, Any]:
+    """Summarises finished runs; accuracies are those of each run's best validation epoch."""
+    return {
+        "test_acc": summary([run.test_acc[run.best_epoch] for run in runs]),
+        "val_acc": summary([run.val_acc[run.best_epoch] for run in runs]),
+        "train_epoch_seconds": summary([run.epoch_seconds for run in runs]),
+        "peak_rss_bytes": summary([run.peak_rss_bytes for run in runs]),
+        "best_epoch": summary([run.best_epoch + 1 for run in runs]),
+        "final_loss": summary([run.loss[-1] for run in runs]),
+    }
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Writes a JSON file, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".json")
+    with os.fdopen(handle, "w") as stream:
+        json.dump(content, stream, indent=2)
+        stream.write("\n")
+    os.chmod(temporary, 0o644)
+    os.replace(temporary, path)
+
+
+def plot_curves(path: Path, runs: Sequence[Run], title: str) -> None:
+    """Draws loss, accuracy and history age over epochs: the mean of the runs and their range."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    panels = {
+        "training loss": {"loss": "loss"},
+        "accuracy, %": {"train": "train_acc", "validation": "val_acc", "test": "test_acc"},
+        "mean age of history rows, pushes": {"age": "age"},
+    }
+    figure, axes = plt.subplots(1, len(panels), figsize=(12, 3.6), constrained_layout=True)
+    for axis, (label, curves) in zip(axes, panels.items(), strict=True):
+        scale = 100.0 if "%" in label else 1.0
+        for name, attribute in curves.items():
+            values = torch.tensor([getattr(run, attribute) for run in runs]) * scale
+            epochs = range(1, values.size(1) + 1)
+            axis.plot(epochs, values.mean(dim=0), label=name, linewidth=1.5)
+            if len(runs) > 1:
+                low, high = values.amin(dim=0), values.amax(dim=0)
+                axis.fill_between(epochs, low, high, alpha=0.2, linewidth=0)
+        axis.set_xlabel("epoch")
+        axis.set_title(label, fontsize=10)
+        axis.grid(alpha=0.3)
+        if len(curves) > 1:
+            axis.legend(loc="lower right", fontsize=9)
+        if min(axis.get_ylim()) < 0 or label.startswith("mean age"):
+            axis.set_ylim(bottom=0)
+    figure.suptitle(title, fontsize=11)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+class EventWriter:
+    """Writes TensorBoard events, one step per epoch and one folder per run."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ImportError("--tensorboard needs the package: pip install tensorboard") from error
+        self._writer = SummaryWriter(str(folder))
+
+    def write(self, run: Run) -> None:
+        """Adds the last epoch of a run."""
+        step = len(run.loss)
+        for name in ("loss", "train_acc", "val_acc", "test_acc", "age", "seconds"):
+            self._writer.add_scalar(name, getattr(run, name)[-1], step)
+
+    def close(self) -> None:
+        """Writes what is buffered."""
+        self._writer.close()
