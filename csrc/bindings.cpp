@@ -5,6 +5,7 @@
 #include <pybind11/stl.h>
 
 #include "csr.h"
+#include "dropout.h"
 #include "relabel.h"
 #include "rows.h"
 #ifdef GAS_WITH_CUDA
@@ -21,6 +22,17 @@ T* at(uintptr_t address) {
 }
 
 using Release = py::call_guard<py::gil_scoped_release>;
+
+template <typename T>
+void bind_dropout(py::module_& m, const char* name) {
+  m.def(
+      name,
+      [](uintptr_t x, int64_t n, uint64_t threshold, T scale, uint64_t seed, uintptr_t out,
+         int threads) {
+        gas::dropout(at<const T>(x), n, threshold, scale, seed, at<T>(out), threads);
+      },
+      Release());
+}
 
 }  // namespace
 
@@ -51,6 +63,9 @@ PYBIND11_MODULE(_C, m) {
                         at<int64_t>(rowptr), at<int64_t>(out_col), at<int64_t>(perm), threads);
       },
       Release());
+
+  bind_dropout<float>(m, "dropout_float32");
+  bind_dropout<double>(m, "dropout_float64");
 
   py::class_<gas::Relabeler>(m, "Relabeler")
       .def(py::init<int64_t>())

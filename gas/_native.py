@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 # The interface of csrc/bindings.cpp that this file calls. CMake compiles it into the module.
-INTERFACE = 1
+INTERFACE = 2
 
 
 def _load() -> ModuleType | None:
@@ -146,6 +146,46 @@ def scatter_rows(table: Tensor, index: Tensor, rows: Tensor) -> None:
 def _scatter_rows_torch(table: Tensor, index: Tensor, rows: Tensor) -> None:
     _check_range("index", index, table.size(0))
     table.index_copy_(0, index, rows)
+
+
+# Dropout ------------------------------------------------------------------------------------------
+
+
+def dropout(x: Tensor, p: float, seed: int) -> Tensor:
+    """Drops elements: ``x / (1 - p)`` where the seed keeps them, 0 elsewhere.
+
+    The same seed drops the same elements, so that nothing has to be stored for the backward pass.
+
+    Args:
+        x: A float32 or float64 tensor of any shape, on the CPU.
+        p: The probability of dropping an element, in ``[0, 1)``.
+        seed: Of the generator, in ``[0, 2^63)``.
+    """
+    threshold, scale = round(p * 2**32), 1.0 / (1.0 - p)
+    x = x.contiguous()
+    if not _use(x):
+        return _dropout_torch(x, threshold, scale, seed)
+    out = torch.empty_like(x)
+    native = C.dropout_float32 if x.dtype == torch.float32 else C.dropout_float64  # type: ignore
+    native(x.data_ptr(), x.numel(), threshold, scale, seed, out.data_ptr(), torch.get_num_threads())
+    return out
+
+
+def _dropout_torch(x: Tensor, threshold: int, scale: float, seed: int) -> Tensor:
+    def shift(z: Tensor, bits: int) -> Tensor:  # Right, filling with zeros.
+        return (z >> bits) & ((1 << (64 - bits)) - 1)
+
+    def signed(z: int) -> int:
+        return (z + 2**63) % 2**64 - 2**63
+
+    counter = torch.arange((x.numel() + 1) // 2, device=x.device) + 1
+    z = counter * signed(0x9E3779B97F4A7C15) + seed
+    z = (z ^ shift(z, 30)) * signed(0xBF58476D1CE4E5B9)
+    z = (z ^ shift(z, 27)) * signed(0x94D049BB133111EB)
+    z = z ^ shift(z, 31)
+    bits = torch.stack([z & 0xFFFFFFFF, shift(z, 32)], dim=1).view(-1)[: x.numel()]
+    factor = torch.where(bits >= threshold, scale, 0.0).to(x.dtype)
+    return x * factor.view(x.shape)
 
 
 # Graphs -------------------------------------------------------------------------------------------

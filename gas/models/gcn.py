@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import BatchNorm1d, Linear, ModuleList
 from torch_geometric.nn import GCNConv
 
 from gas.models.weights import check_weights
+from gas.nn import dropout
 from gas.scalable import ScalableGNN
 
 
@@ -129,7 +129,7 @@ class GCN(ScalableGNN):
 
     def _start(self, x: Tensor) -> Tensor:
         if self.linear:
-            x = F.dropout(x, self.dropout, self.training and self.drop_input)
+            x = dropout(x, self.dropout, self.training and self.drop_input)
             x = self.lins[0](x).relu()
         return x
 
@@ -142,7 +142,7 @@ class GCN(ScalableGNN):
         batch_size: int | None,
     ) -> Tensor:
         drop = self.drop_input or self.linear or layer > 0
-        x = F.dropout(x, self.dropout, self.training and drop)
+        x = dropout(x, self.dropout, self.training and drop)
         # A square batch has empty halo rows: they must not reach the statistics of batch_norm.
         h = self.convs[layer](x, adj_t, edge_weight)[:batch_size]
         if self.batch_norm:
@@ -156,6 +156,6 @@ class GCN(ScalableGNN):
     ) -> Tensor:
         if self.linear:
             h = self._hidden(self.num_layers - 1, x, adj_t, edge_weight, batch_size)
-            return self.lins[1](F.dropout(h, self.dropout, self.training))
-        x = F.dropout(x, self.dropout, self.training)
+            return self.lins[1](dropout(h, self.dropout, self.training))
+        x = dropout(x, self.dropout, self.training)
         return self.convs[-1](x, adj_t, edge_weight)[:batch_size]
