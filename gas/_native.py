@@ -184,7 +184,7 @@ def _dropout_torch(x: Tensor, threshold: int, scale: float, seed: int) -> Tensor
     z = (z ^ shift(z, 27)) * signed(0x94D049BB133111EB)
     z = z ^ shift(z, 31)
     bits = torch.stack([z & 0xFFFFFFFF, shift(z, 32)], dim=1).view(-1)[: x.numel()]
-    factor = torch.where(bits >= threshold, scale, 0.0).to(x.dtype)
+    factor = (bits >= threshold).to(x.dtype) * scale
     return x * factor.view(x.shape)
 
 

@@ -128,8 +128,7 @@ def _metis(edges: Edges, num_parts: int, recursive: bool, seed: int) -> Tensor:
     graph = _undirected(edges)
     _, part = pymetis.part_graph(
         num_parts,
-        xadj=graph.rowptr.numpy(),
-        adjncy=graph.col.numpy(),
+        pymetis.CSRAdjacency(graph.rowptr.numpy(), graph.col.numpy()),
         recursive=recursive,
         options=pymetis.Options(seed=seed),
     )

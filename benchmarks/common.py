@@ -1,0 +1,75 @@
+"""What the benchmarks share: repeated timing in turn, tables, results with the machine described."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.util
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from gas.training.report import machine, write_json
+
+RESULTS = Path(__file__).resolve().parent / "results"
+
+
+def has(package: str) -> bool:
+    """Whether a package that only some machines have can be imported."""
+    return importlib.util.find_spec(package) is not None
+
+
+def time_in_turn(
+    contenders: dict[str, Callable[[], object]], repeats: int, warm_up: int = 1, calls: int = 1
+) -> dict[str, dict[str, float]]:
+    """Times functions A B A B ..., so that a machine whose speed drifts is fair to all.
+
+    Args:
+        contenders: The functions by name.
+        repeats: Timed rounds.
+        warm_up: Rounds before, not timed. (default: ``1``)
+        calls: Calls per round; a round's time is their mean. (default: ``1``)
+
+    Returns:
+        For each name the median, minimum and maximum in seconds.
+    """
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for number in range(warm_up + repeats):
+        for name, function in contenders.items():
+            start = time.perf_counter()
+            for _ in range(calls):
+                function()
+            if number >= warm_up:
+                times[name].append((time.perf_counter() - start) / calls)
+    return {
+        name: {"median": statistics.median(t), "min": min(t), "max": max(t)}
+        for name, t in times.items()
+    }
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A Markdown table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+
+
+def save(name: str, content: dict[str, Any], table: str) -> None:
+    """Writes ``results/NAME.json`` and ``results/NAME.md`` and prints the table."""
+    where = machine()
+    date = datetime.date.today().isoformat()
+    write_json(RESULTS / f"{name}.json", {"machine": where, "date": date, **content})
+    device = f", {where['gpu']}" if where["gpu"] else ""
+    described = (
+        f"{where['cpu']}, {where['threads']} threads, {where['memory_bytes'] / 2**30:.0f} GiB"
+        f"{device}; Python {where['python']}, PyTorch {where['torch']}; {date}"
+    )
+    (RESULTS / f"{name}.md").write_text(f"{table}\n\nMachine: {described}\n")
+    print(f"\n{table}\n\n{described}")
+
+
+def load(name: str) -> dict[str, Any]:
+    """Reads ``results/NAME.json``; empty where there is none."""
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text()) if path.exists() else {}

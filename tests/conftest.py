@@ -1,0 +1,106 @@
+"""Fixtures, and the rule that nothing is skipped while its requirement is there.
+
+``@pytest.mark.requires("torch_sparse")`` skips a test where something is missing. ``GAS_TEST_EXPECT``
+lists requirements that must not be missing, separated by spaces: CI sets it. A skip for any other
+reason fails the session.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from torch_geometric.data import Data
+
+from gas import _native
+
+ROOT = Path(__file__).resolve().parent.parent
+SHARED = ROOT.parent / "shared" / "data"
+
+
+def _installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+REQUIREMENTS = {
+    "native": (_native.C is not None, "gas._C was not built"),
+    "torch_sparse": (_installed("torch_sparse"), "torch-sparse is not installed"),
+    "kaminpar": (_installed("kaminpar"), "kaminpar is not installed"),
+    "tensorboard": (_installed("tensorboard"), "tensorboard is not installed"),
+    "matplotlib": (_installed("matplotlib"), "matplotlib is not installed"),
+    "shared": (SHARED.is_dir(), "the folder of real graphs, ../shared/data, is missing"),
+    "cuda": (torch.cuda.is_available(), "there is no CUDA device"),
+}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "requires(name): skip where a requirement is missing")
+    missing = [
+        REQUIREMENTS[name][1]
+        for name in os.environ.get("GAS_TEST_EXPECT", "").split()
+        if not REQUIREMENTS[name][0]
+    ]
+    if missing:
+        raise pytest.UsageError("GAS_TEST_EXPECT is not met: " + "; ".join(missing))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for marker in item.iter_markers("requires"):
+        present, reason = REQUIREMENTS[marker.args[0]]
+        if not present:
+            pytest.skip(reason)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.skipped:
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        absent = [text for present, text in REQUIREMENTS.values() if not present]
+        if not any(text in reason for text in absent):
+            report.outcome = "failed"
+            report.longrepr = f"skipped although nothing is missing: {reason}"
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keeps partitions out of the user's cache."""
+    monkeypatch.setenv("GAS_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(12345)
+
+
+@pytest.fixture(scope="session")
+def data_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the real graphs: PyG writes beside them."""
+    root = tmp_path_factory.mktemp("data")
+    shutil.copytree(SHARED, root, dirs_exist_ok=True)
+    for path in [root, *root.rglob("*")]:
+        path.chmod(path.stat().st_mode | 0o700)
+    return root
+
+
+def random_graph(
+    num_nodes: int = 60,
+    num_edges: int = 240,
+    directed: bool = True,
+    features: int = 5,
+    dtype: torch.dtype = torch.float32,
+) -> Data:
+    """A random graph with self-loops, duplicate edges and isolated nodes (the last two)."""
+    edge_index = torch.randint(max(num_nodes - 2, 1), (2, num_edges))
+    edge_index[:, :3] = edge_index[:, 3:6]
+    edge_index[1, 6] = edge_index[0, 6]
+    if not directed:
+        edge_index = torch.cat([edge_index, edge_index.flip(0)], dim=1)
+    return Data(
+        x=torch.randn(num_nodes, features, dtype=dtype),
+        y=torch.randint(3, (num_nodes,)),
+        edge_index=edge_index,
+        train_mask=torch.rand(num_nodes) < 0.5,
+    )

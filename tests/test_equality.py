@@ -1,0 +1,247 @@
+"""E1-E3: batches with histories equal the full batch.
+
+The full batch is always PyG on the ``edge_index`` of the whole graph, which shares no code with our
+loader; gradients are compared with dense algebra.
+"""
+
+import pytest
+import torch
+import torch_geometric.transforms as T
+from conftest import random_graph
+from torch_geometric.utils import coalesce
+from user_models import BIPARTITE, SQUARE, SharedGCN
+
+import gas
+
+LAYOUTS = ["csr", "edge_index", pytest.param("sparse_tensor", marks=pytest.mark.requires("torch_sparse"))]
+MODELS = {"GCN": None, **BIPARTITE, **SQUARE}
+
+
+def make_graph(name, directed, dtype=torch.float32, num_parts=6):
+    """A permuted graph; only models that use weights get some (SAGE and GIN would ignore them)."""
+    data = random_graph(directed=directed, dtype=dtype)
+    if name == "SquareGAT":
+        # Where PyG adds self-loops to a torch.sparse matrix, it merges duplicate edges.
+        data.edge_index = coalesce(data.edge_index)
+    if "GCN" in name:
+        data = T.GCNNorm()(data)
+        data.edge_weight = data.edge_weight.to(dtype)
+    perm, ptr = gas.metis(data.edge_index, num_parts, num_nodes=data.num_nodes, log=False)
+    return gas.permute(data, perm, log=False), ptr
+
+
+def make_model(name, data, dtype=torch.float32):
+    if name == "GCN":
+        model = gas.models.GCN(
+            data.num_nodes, 5, 8, 3, num_layers=4, batch_norm=True, residual=True, linear=True,
+            dtype=dtype,
+        )  # fmt: skip
+        for bn in model.bns:
+            bn.running_mean.uniform_(-1, 1)
+            bn.running_var.uniform_(0.5, 2)
+        return model.to(dtype)
+    return MODELS[name](data.num_nodes, 5, 3, dtype=dtype).to(dtype)
+
+
+def full_batch(model, data, fill=False):
+    if "GCN" in type(model).__name__:
+        return model(data.x, data.edge_index, edge_weight=data.edge_weight, fill=fill)
+    return model(data.x, data.edge_index, fill=fill)
+
+
+def run(model, batch, *args):
+    if hasattr(batch, "adj_t"):
+        return model(batch.x, batch.adj_t, *args)
+    weight = {"edge_weight": batch.edge_weight} if "edge_weight" in batch else {}
+    return model(batch.x, batch.edge_index, *args, **weight)
+
+
+def relative_error(out, expected):
+    out, expected = out.detach(), expected.detach()
+    return float((out - expected).abs().max() / expected.abs().max().clamp(min=1e-30))
+
+
+def assert_gradients_equal(found, wanted, tolerance):
+    """Relative to the largest: those of a bias before batch norm are zero but for rounding."""
+    largest = max(float(grad.abs().max()) for grad in wanted)
+    for mine, other in zip(found, wanted, strict=True):
+        assert float((mine - other).abs().max()) < tolerance * largest
+
+
+def shapes_of(name):
+    return [True, False] if "GCN" in name else [name not in SQUARE]
+
+
+CASES = [
+    pytest.param(name, bipartite, id=f"{name}-{'bipartite' if bipartite else 'square'}")
+    for name in MODELS
+    for bipartite in shapes_of(name)
+]
+
+
+@pytest.mark.parametrize("directed", [True, False], ids=["directed", "undirected"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("name", "bipartite"), CASES)
+def test_one_part_equals_full_batch(name, bipartite, layout, directed):
+    data, _ = make_graph(name, directed, torch.float64)
+    model = make_model(name, data, torch.float64).train()
+    expected = full_batch(model, data)
+    loss = expected.pow(2).sum()
+    wanted = torch.autograd.grad(loss, list(model.parameters()))
+
+    whole = torch.tensor([0, data.num_nodes])
+    loader = gas.SubgraphLoader(data, whole, layout=layout, bipartite=bipartite, log=False)
+    ((batch, *args),) = loader
+    out = run(model, batch, *args)
+    assert relative_error(out, expected) < 1e-12
+    found = torch.autograd.grad(out.pow(2).sum(), list(model.parameters()))
+    assert_gradients_equal(found, wanted, 1e-12)
+
+
+@pytest.mark.parametrize("directed", [True, False], ids=["directed", "undirected"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("name", "bipartite"), CASES)
+def test_sweeps_converge_to_the_full_batch(name, bipartite, layout, directed):
+    data, ptr = make_graph(name, directed)
+    model = make_model(name, data).eval()
+    expected = full_batch(model, data).detach()
+    loader = gas.SubgraphLoader(
+        data, ptr, batch_size=2, shuffle=True, layout=layout, bipartite=bipartite, log=False
+    )
+    model.histories.apply(lambda h: h.push(torch.randn_like(h.emb)) if hasattr(h, "emb") else None)
+    out = torch.full_like(expected, float("nan"))
+    with torch.no_grad():
+        for sweep in range(model.num_layers):
+            if sweep == 1:
+                assert relative_error(out, expected) > 1e-5  # The histories were wrong at first.
+            for batch, batch_size, n_id, *ranges in loader:
+                rows = run(model, batch, batch_size, n_id, *ranges)
+                assert rows.shape == (batch_size, 3)
+                out[n_id[:batch_size]] = rows
+    assert relative_error(out, expected) < 1e-5
+
+
+@pytest.mark.parametrize("directed", [True, False], ids=["directed", "undirected"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("name", "bipartite"), CASES)
+def test_layer_wise_inference_equals_the_full_batch(name, bipartite, layout, directed):
+    data, ptr = make_graph(name, directed)
+    model = make_model(name, data).train()
+    model.eval()
+    expected = full_batch(model, data, fill=True).detach()
+    hidden = [history.emb.clone() for history in model.histories]
+    model.train()
+    for history in model.histories:
+        history.reset_parameters()
+    loader = gas.EvalSubgraphLoader(
+        data, ptr, batch_size=2, layout=layout, bipartite=bipartite, log=False
+    )
+    out = model(loader=loader)
+    assert model.training  # The mode is the caller's.
+    assert relative_error(out, expected) < 1e-5
+    for history, exact in zip(model.histories, hidden, strict=True):
+        assert relative_error(history.emb, exact) < 1e-5
+    first = out.clone()
+    model.lin.weight.data.mul_(2) if hasattr(model, "lin") else model.lins[1].weight.data.mul_(2)
+    model(loader=loader)
+    assert torch.equal(out, first)  # A second inference leaves the first result alone.
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_layer_wise_inference_without_forward_layer(shuffle):
+    data, ptr = make_graph("GCN", directed=True)
+
+    class Generic(gas.models.GCN):
+        forward_layer = gas.ScalableGNN.forward_layer
+
+    model = make_model("GCN", data).eval()
+    generic = Generic(
+        data.num_nodes, 5, 8, 3, num_layers=4, batch_norm=True, residual=True, linear=True
+    )
+    generic.load_state_dict(model.state_dict())
+    loader = gas.SubgraphLoader(data, ptr, batch_size=2, shuffle=shuffle, log=False)
+    assert torch.allclose(generic(loader=loader), model(loader=loader), atol=1e-6)
+    for mine, other in zip(generic.histories, model.histories, strict=True):
+        assert torch.allclose(mine.emb, other.emb, atol=1e-6)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_batch_gradient_equals_dense_autograd_with_the_halo_detached(layout):
+    data, ptr = make_graph("SharedGCN", directed=True, dtype=torch.float64)
+    model = SharedGCN(data.num_nodes, 5, 3, dtype=torch.float64).double().eval()
+    full_batch(model, data, fill=True)  # Exact histories ...
+    history = [h.emb.clone() for h in model.histories]
+    for table in history:
+        table.add_(torch.randn_like(table))  # ... made stale.
+    for h, table in zip(model.histories, history, strict=True):
+        h.push(table)
+
+    num_nodes = data.num_nodes
+    adj = torch.zeros(num_nodes, num_nodes, dtype=torch.float64)
+    adj.index_put_((data.edge_index[1], data.edge_index[0]), data.edge_weight, accumulate=True)
+    loader = gas.SubgraphLoader(data, ptr, batch_size=2, layout=layout, log=False)
+    for batch, *args in loader:
+        batch_size, n_id = args[0], args[1]
+        own = n_id[:batch_size]
+        x, outs = data.x, []
+        for layer in range(3):
+            conv = model.convs[layer]
+            h = adj[own] @ (x @ conv.lin.weight.t()) + conv.bias
+            if layer == 1:
+                h = model.bn(h) + x[own]
+            h = h.relu()
+            outs.append(h)
+            if layer < 2:  # Own rows with gradient, all others from the history, without.
+                x = history[layer].index_copy(0, own, h)
+                history[layer][own] = h.detach()
+        expected = model.lin(torch.cat(outs, dim=-1))
+        wanted = torch.autograd.grad(expected.pow(2).sum(), list(model.parameters()))
+
+        out = run(model, batch, *args)
+        assert relative_error(out, expected) < 1e-12
+        found = torch.autograd.grad(out.pow(2).sum(), list(model.parameters()))
+        assert_gradients_equal(found, wanted, 1e-12)
+    for h, table in zip(model.histories, history, strict=True):
+        assert relative_error(h.emb, table) < 1e-12
+
+
+def test_batches_push_in_train_and_in_eval_mode():
+    data, ptr = make_graph("SAGE", directed=True)
+    model = make_model("SAGE", data)
+    full_batch(model.eval(), data, fill=True)
+    for mode in (True, False):
+        model.train(mode)
+        before = [history.emb.clone() for history in model.histories]
+        for conv in model.convs:
+            conv.lin_l.weight.data.add_(0.1)
+        for batch, *args in gas.SubgraphLoader(data, ptr, batch_size=2, log=False):
+            run(model, batch, *args)
+        for history, old in zip(model.histories, before, strict=True):
+            assert not torch.equal(history.emb, old)
+
+
+@pytest.mark.parametrize(
+    "edges",
+    {
+        "isolated": torch.tensor([[0, 1], [1, 0]]),
+        "self_loops": torch.tensor([[0, 1, 2, 3], [0, 1, 2, 3]]),
+        "duplicates": torch.tensor([[0, 0, 0, 1, 1], [1, 1, 1, 2, 2]]),
+        "none": torch.empty(2, 0, dtype=torch.long),
+        "directed": torch.tensor([[0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6]]),
+    }.items(),
+    ids=lambda item: item[0],
+)
+@pytest.mark.parametrize("num_parts", [1, 3])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", list(BIPARTITE))
+def test_unusual_graphs_equal_pyg(edges, num_parts, layout, name):
+    num_nodes = 8
+    data = gas.loader.Data(x=torch.randn(num_nodes, 5), edge_index=edges[1], num_nodes=num_nodes)
+    if name == "SharedGCN":
+        data.edge_weight = torch.rand(edges[1].size(1))
+    perm, ptr = gas.metis(data.edge_index, num_parts, num_nodes=num_nodes, log=False)
+    data = gas.permute(data, perm, log=False)
+    model = BIPARTITE[name](num_nodes, 5, 3).eval()
+    loader = gas.EvalSubgraphLoader(data, ptr, layout=layout, log=False)
+    expected = full_batch(model, data)
+    assert torch.allclose(model(loader=loader), expected, atol=1e-6)
