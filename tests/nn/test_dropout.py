@@ -1,0 +1,76 @@
+import pytest
+import torch
+
+from gas.nn import dropout
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+def test_distribution(dtype, p):
+    x = torch.ones(400, 1000, dtype=dtype)
+    out = dropout(x, p)
+    kept = out != 0
+    scale = torch.tensor(1 / (1 - p), dtype=dtype)
+    assert torch.allclose(out[kept], scale)
+    # The count is binomial: within five standard deviations, over all and in every stripe.
+    for part in (kept, kept[:, ::2], kept[:, 1::2], kept[::7], kept[:, :16]):
+        sigma = (p * (1 - p) / part.numel()) ** 0.5
+        assert abs(float(part.float().mean()) - (1 - p)) < 5 * sigma
+    # Neighbours are independent: both kept with probability (1 - p)^2.
+    both = (kept[:, 1:] & kept[:, :-1]).float().mean()
+    assert abs(float(both) - (1 - p) ** 2) < 5e-3
+
+
+def test_seeds():
+    x = torch.ones(1000)
+
+    def drawn(seed):
+        torch.manual_seed(seed)
+        return [dropout(x, 0.5), dropout(x, 0.5)]
+
+    first, second = drawn(1)
+    assert not torch.equal(first, second)
+    assert all(torch.equal(a, b) for a, b in zip((first, second), drawn(1), strict=True))
+    assert not torch.equal(first, drawn(2)[0])
+
+
+@pytest.mark.parametrize("threads", [1, 2, 7])
+def test_the_result_does_not_depend_on_threads(threads):
+    x = torch.randn(700, 333)
+    results = []
+    for number in (1, threads):
+        before = torch.get_num_threads()
+        torch.set_num_threads(number)
+        torch.manual_seed(0)
+        results.append(dropout(x, 0.3))
+        torch.set_num_threads(before)
+    assert torch.equal(*results)
+
+
+def test_gradient():
+    x = torch.randn(6, 7, dtype=torch.double, requires_grad=True)
+
+    def function(x):
+        torch.manual_seed(3)
+        return dropout(x, 0.4) * x
+
+    assert torch.autograd.gradcheck(function, (x,))
+    assert torch.autograd.gradgradcheck(function, (x,))
+    out = dropout(x, 0.4)
+    grad = torch.autograd.grad(out.sum(), x)[0]
+    assert torch.equal(grad == 0, out == 0)
+
+
+def test_nothing_to_do():
+    x = torch.randn(5)
+    assert dropout(x, 0.5, training=False) is x
+    assert dropout(x, 0.0) is x
+    assert (dropout(x, 1.0) == 0).all()
+    assert dropout(x[:0], 0.5).shape == (0,)
+    assert dropout(x[::2], 0.5).shape == (3,)
+
+
+@pytest.mark.parametrize("p", [-0.1, 1.1, float("nan")])
+def test_probabilities(p):
+    with pytest.raises(ValueError, match="'p' is .*, expected a probability in"):
+        dropout(torch.ones(3), p)

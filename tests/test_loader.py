@@ -1,0 +1,276 @@
+import multiprocessing
+import pickle
+
+import pytest
+import torch
+from conftest import random_graph
+from torch_geometric.data import Data
+
+import gas
+from gas import loader as loader_module
+
+LAYOUTS = ["csr", "edge_index", pytest.param("sparse_tensor", marks=pytest.mark.requires("torch_sparse"))]
+
+
+def make(num_parts=6, **kwargs):
+    data = random_graph()
+    data.edge_weight = torch.rand(data.num_edges)
+    data.edge_attr = torch.arange(data.num_edges).view(-1, 1) * 10
+    perm, ptr = gas.metis(data.edge_index, num_parts, num_nodes=data.num_nodes, log=False)
+    data = gas.permute(data, perm, log=False)
+    return data, ptr
+
+
+def dense_of(data, layout, weighted=True):
+    """The batch's adjacency as a dense matrix [rows, columns]."""
+    if layout == "csr":
+        return data.adj_t.to_dense()
+    if layout == "sparse_tensor":  # Whose to_dense keeps one of several duplicates.
+        row, col, value = data.adj_t.coo()
+        return torch.zeros(data.adj_t.sizes()).index_put_((row, col), value, accumulate=True)
+    out = torch.zeros(data.num_nodes, data.num_nodes)
+    value = data.edge_weight if weighted else torch.ones(data.edge_index.size(1))
+    return out.index_put_((data.edge_index[1], data.edge_index[0]), value, accumulate=True)
+
+
+@pytest.mark.parametrize("bipartite", [True, False])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("batch_size", [1, 4, 6, 100])
+def test_batches_hold_every_edge_once(layout, bipartite, batch_size):
+    data, ptr = make()
+    full = torch.zeros(60, 60)
+    full.index_put_((data.edge_index[1], data.edge_index[0]), data.edge_weight, accumulate=True)
+    loader = gas.SubgraphLoader(
+        data, ptr, batch_size, bipartite, log=False, layout=layout, shuffle=True
+    )
+    assert len(loader) == -(-6 // batch_size)
+    seen_nodes, seen_edges = [], []
+    for batch, own, n_id, offset, count in loader:
+        ranges = [torch.arange(o, o + c) for o, c in zip(offset, count, strict=True)]
+        assert torch.equal(torch.cat(ranges), n_id[:own])
+        assert len(set(n_id.tolist())) == n_id.numel() == batch.num_nodes
+        for key in ("x", "y", "train_mask"):
+            assert torch.equal(batch[key], data[key][n_id])
+        for key in ("edge_attr", "edge_weight"):
+            assert torch.equal(batch[key], data[key][batch.e_id])
+
+        rows = own if bipartite and layout != "edge_index" else n_id.numel()
+        dense = dense_of(batch, layout)
+        assert dense.shape == (rows, n_id.numel())
+        assert torch.allclose(dense[:own], full[n_id[:own]][:, n_id])
+        assert (dense[own:] == 0).all()
+        if layout == "edge_index":
+            assert torch.equal(n_id[batch.edge_index], data.edge_index[:, batch.e_id])
+        if layout == "csr":
+            for row in batch.adj_t.col_indices().tensor_split(batch.adj_t.crow_indices()[1:-1]):
+                assert (row.diff() >= 0).all()
+        seen_nodes += n_id[:own].tolist()
+        seen_edges += batch.e_id.tolist()
+    assert sorted(seen_nodes) == list(range(60))
+    assert sorted(seen_edges) == list(range(data.num_edges))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_edge_weight_can_be_left_out(layout):
+    data, ptr = make()
+    loader = gas.SubgraphLoader(data, ptr, log=False, layout=layout, edge_weight=False)
+    for batch, *_ in loader:
+        if layout == "csr":
+            assert (batch.adj_t.values() == 1).all()
+        if layout == "sparse_tensor":
+            assert not batch.adj_t.has_value()
+
+
+def test_ones_have_the_type_of_the_features():
+    data, ptr = make()
+    data.x = data.x.double()
+    ((batch, *_),) = gas.SubgraphLoader(data, ptr, 6, log=False, edge_weight=False)
+    assert batch.adj_t.dtype == torch.float64
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_graphs_given_as_adj_t(layout):
+    data, ptr = make()
+    dense = torch.zeros(60, 60)
+    dense.index_put_((data.edge_index[1], data.edge_index[0]), data.edge_weight, accumulate=True)
+    given = Data(x=data.x, adj_t=dense.to_sparse_csr())
+    for batch, own, n_id, *_ in gas.SubgraphLoader(given, ptr, 2, log=False, layout=layout):
+        if layout == "edge_index":
+            assert "adj_t" not in batch
+            continue
+        assert torch.equal(batch.adj_t.to_dense(), dense[n_id[:own]][:, n_id])
+
+
+@pytest.mark.requires("torch_sparse")
+def test_sparse_tensors_stay_sparse_tensors():
+    from torch_sparse import SparseTensor
+
+    data, ptr = make()
+    given = Data(x=data.x, adj_t=SparseTensor.from_edge_index(data.edge_index, sparse_sizes=(60, 60)))
+    loader = gas.SubgraphLoader(given, ptr, 2, log=False)
+    assert loader.layout == "sparse_tensor"
+    assert all(isinstance(batch.adj_t, SparseTensor) for batch, *_ in loader)
+    loader = gas.SubgraphLoader(given, ptr, 2, log=False, layout="csr")
+    assert all(batch.adj_t.layout == torch.sparse_csr for batch, *_ in loader)
+
+
+def test_the_graph_is_not_modified():
+    data, ptr = make()
+    before = data.clone()
+    for batch, *_ in gas.SubgraphLoader(data, ptr, 2, log=False):
+        batch.x = torch.zeros(1)
+        batch.y.zero_()
+    assert data.keys() == before.keys()
+    for key, value in before:
+        assert torch.equal(data[key], value)
+
+
+def test_shuffling_follows_the_seed():
+    data, ptr = make()
+    loader = gas.SubgraphLoader(data, ptr, 2, log=False, shuffle=True)
+
+    def epoch(seed):
+        torch.manual_seed(seed)
+        return [tuple(n_id[:own].tolist()) for _, own, n_id, *_ in loader]
+
+    assert epoch(1) == epoch(1)
+    assert epoch(1) != epoch(2)
+
+
+def test_fixed_batches_are_cached(monkeypatch):
+    data, ptr = make()
+    cuts = []
+    original = gas.SubgraphLoader._cut
+    monkeypatch.setattr(
+        gas.SubgraphLoader, "_cut", lambda self, parts: cuts.append(parts) or original(self, parts)
+    )
+
+    def cut_in_two_epochs(*args, **kwargs):
+        cuts.clear()
+        loader = gas.SubgraphLoader(data, ptr, *args, log=False, **kwargs)
+        for _ in range(2):
+            for batch, *_ in loader:
+                batch.x = None  # A caller's change of the batch is not kept.
+        return len(cuts)
+
+    assert cut_in_two_epochs(2) == 3
+    assert cut_in_two_epochs(1, shuffle=True) == 6
+    assert cut_in_two_epochs(2, cache=False) == 6
+    assert cut_in_two_epochs(2, shuffle=True) == 6
+    with pytest.raises(ValueError, match="'cache' is True, but shuffling makes new batches"):
+        cut_in_two_epochs(2, shuffle=True, cache=True)
+    one_batch = 5000
+    monkeypatch.setattr(loader_module, "CACHE_BYTES", one_batch)
+    assert 3 < cut_in_two_epochs(2) < 6
+    assert cut_in_two_epochs(2, cache=True) == 3
+
+
+def test_empty_parts():
+    data, ptr = make()
+    ptr = torch.cat([ptr[:1], ptr, ptr[-1:]])
+    sizes = [own for _, own, *_ in gas.SubgraphLoader(data, ptr, log=False)]
+    assert sizes[0] == sizes[-1] == 0
+    assert sum(sizes) == 60
+    model = gas.models.GCN(60, 5, 8, 3, 2)
+    model.histories[0].push(torch.zeros(60, 8))
+    for batch, *args in gas.SubgraphLoader(data, ptr, log=False):
+        assert model(batch.x, batch.adj_t, *args).shape == (args[0], 3)
+
+
+def test_worker_processes():
+    data, ptr = make()
+    expected = {tuple(b.n_id.tolist()) for b in gas.SubgraphLoader(data, ptr, 2, log=False)}
+    for context in ("fork", "spawn"):
+        loader = gas.SubgraphLoader(
+            data, ptr, 2, log=False, num_workers=1,
+            multiprocessing_context=multiprocessing.get_context(context),
+        )  # fmt: skip
+        assert {tuple(batch.n_id.tolist()) for batch in loader} == expected
+
+
+def test_sub_data():
+    data, ptr = make()
+    batch = next(iter(gas.SubgraphLoader(data, ptr, 2, log=False)))
+    assert isinstance(batch, gas.SubData)
+    assert batch._fields == ("data", "batch_size", "n_id", "offset", "count")
+    moved = batch.to("cpu")
+    assert isinstance(moved, gas.SubData)
+    assert torch.equal(moved.data.x, batch.data.x)
+    assert isinstance(batch.batch_size, int)
+
+
+def test_eval_loader_joins_parts():
+    data, ptr = make()
+    batches = list(gas.EvalSubgraphLoader(data, ptr, batch_size=4, log=False))
+    assert [b.offset.tolist() for b in batches] == [[0], [int(ptr[4])]]
+    assert [b.count.tolist() for b in batches] == [[int(ptr[4])], [60 - int(ptr[4])]]
+    assert torch.cat([b.n_id[: b.batch_size] for b in batches]).tolist() == list(range(60))
+    with pytest.raises(ValueError, match="'shuffle' is True"):
+        gas.EvalSubgraphLoader(data, ptr, shuffle=True)
+
+
+def test_repr_and_log(capsys):
+    data, ptr = make()
+    loader = gas.SubgraphLoader(data, ptr, 2)
+    assert str(loader) == "SubgraphLoader(num_parts=6, batch_size=2, layout='csr')"
+    assert "Loading 6 parts, 2 per batch" in capsys.readouterr().err
+
+
+def test_loader_can_be_pickled():
+    data, ptr = make()
+    loader = pickle.loads(pickle.dumps(gas.SubgraphLoader(data, ptr, 2, log=False)))
+    assert sum(own for _, own, *_ in loader) == 60
+
+
+@pytest.mark.parametrize("cls", [gas.SubgraphLoader, gas.EvalSubgraphLoader])
+@pytest.mark.parametrize(
+    ("change", "kwargs", "message"),
+    [
+        ({}, {"batch_size": 0}, "'batch_size' is 0, expected at least one part per batch"),
+        ({}, {"batch_size": 1.5}, "'batch_size' is 1.5"),
+        ({}, {"layout": "coo"}, "'layout' is 'coo', expected one of 'csr', 'edge_index'"),
+        ({}, {"ptr": torch.tensor([0, 30])}, "'ptr' runs from 0 to 30.*number of nodes, 60"),
+        ({}, {"ptr": torch.tensor([0, 40, 30, 60])}, "'ptr' runs from 0 to 60, expected it to rise"),
+        ({}, {"ptr": torch.tensor([0.0, 60.0])}, "'ptr' is torch.float32"),
+        ({}, {"ptr": [0, 60]}, r"'ptr' is \[0, 60\]"),
+        ({"train_mask": torch.ones(59).bool()}, {}, "'train_mask' has 59 rows, but .* 60 nodes"),
+        ({"val_mask": torch.ones(61, 2).bool()}, {}, "'val_mask' has 61 rows"),
+        ({"y": torch.ones(3)}, {}, "'y' has 3 rows"),
+        ({"edge_index": torch.tensor([[0], [60]])}, {}, "node id 60, but 'num_nodes' is 60"),
+        ({"edge_index": torch.tensor([[0], [-1]])}, {}, "node id -1"),
+        ({"edge_index": torch.rand(2, 4)}, {}, "dtype torch.float32, expected integers"),
+        ({"edge_index": None}, {}, "neither 'edge_index' nor 'adj_t'"),
+        ({"edge_weight": torch.ones(4)}, {}, r"'edge_weight' has shape \[4\], expected one weight"),
+        ({"x": torch.tensor([[1.0]] * 59 + [[float("nan")]])}, {"check": True}, "NaN .* row 59"),
+        ({"x": torch.tensor([[float("inf")]] * 60)}, {"check": True}, "infinite value in row 0"),
+    ],
+)
+def test_bad_input(cls, change, kwargs, message):
+    data, ptr = make()
+    for key, value in change.items():
+        data[key] = value
+    arguments = {"ptr": ptr, "log": False, **kwargs}
+    with pytest.raises(ValueError, match=message):
+        cls(data, **arguments)
+
+
+def test_num_nodes_must_fit():
+    data, ptr = make()
+    for key in ("x", "y", "train_mask"):
+        del data[key]
+    data.num_nodes = 12
+    with pytest.raises(ValueError, match="but 'num_nodes' is 12"):
+        gas.SubgraphLoader(data, ptr, log=False)
+
+
+def test_nan_is_accepted_unless_checked():
+    data, ptr = make()
+    data.x[3, 2] = float("nan")
+    gas.SubgraphLoader(data, ptr, log=False)
+
+
+def test_missing_torch_sparse(monkeypatch):
+    data, ptr = make()
+    monkeypatch.setattr("gas.subgraph.WITH_TORCH_SPARSE", False)
+    with pytest.raises(ImportError, match="needs torch-sparse: pip install"):
+        gas.SubgraphLoader(data, ptr, log=False, layout="sparse_tensor")

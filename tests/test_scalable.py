@@ -1,0 +1,235 @@
+import copy
+
+import pytest
+import torch
+from conftest import random_graph
+from user_models import SAGE
+
+import gas
+
+
+@pytest.fixture
+def graph():
+    data = random_graph()
+    perm, ptr = gas.metis(data.edge_index, 6, num_nodes=60, log=False)
+    return gas.permute(data, perm, log=False), ptr
+
+
+@pytest.fixture
+def model():
+    return SAGE(60, 5, 3).eval()
+
+
+def batch_of(graph, number=0):
+    return list(gas.SubgraphLoader(*graph, batch_size=2, log=False))[number]
+
+
+def fill(model, graph):
+    model(graph[0].x, graph[0].edge_index, fill=True)
+    return [history.emb.clone() for history in model.histories]
+
+
+def unchanged(model, before):
+    return all(torch.equal(h.emb, b) for h, b in zip(model.histories, before, strict=True))
+
+
+def test_histories():
+    model = gas.ScalableGNN(10, 8, num_layers=3)
+    assert [str(h) for h in model.histories] == ["History(10, 8, dtype=torch.float32, device=cpu)"] * 2
+    model = gas.ScalableGNN(10, [8, 4], num_layers=3, dtype=torch.float16, pool_size=1, buffer_size=5)
+    assert [h.embedding_dim for h in model.histories] == [8, 4]
+    assert model.histories[0].emb.dtype == torch.float16
+    assert (model.pool_size, model.buffer_size) == (1, 5)
+    assert len(gas.ScalableGNN(10, 8, num_layers=1).histories) == 0
+    assert model.device == model.emb_device == torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((0, 8, 2), "'num_nodes' is 0"),
+        ((10, 8, 0), "'num_layers' is 0"),
+        ((10, 8, 2.0), "'num_layers' is 2.0"),
+        ((10, [8, 8], 2), "'hidden_channels' has 2 widths, expected one for each of the 1"),
+    ],
+)
+def test_bad_construction(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        gas.ScalableGNN(*arguments)
+
+
+def test_full_batches_leave_histories_alone(graph, model):
+    before = fill(model, graph)
+    data = graph[0]
+    model(2 * data.x, data.edge_index)
+    assert unchanged(model, before)
+    model(2 * data.x, data.edge_index, fill=True)
+    assert not unchanged(model, before)
+    model(data.x[:60], data.edge_index)
+    other = random_graph(num_nodes=33)  # Full batch runs on any graph.
+    assert model(other.x, other.edge_index).shape == (33, 3)
+
+
+def test_hooks_run(graph, model):
+    seen = []
+    model.register_forward_hook(lambda module, args, out: seen.append(out.shape))
+    fill(model, graph)
+    batch, *args = batch_of(graph)
+    model(batch.x, batch.adj_t, *args)
+    assert seen == [(60, 3), (args[0], 3)]
+
+
+def test_square_outputs_are_cut_to_the_batch(graph):
+    class Last(gas.ScalableGNN):
+        def forward(self, x, adj_t, *args):
+            return x
+
+    model = Last(60, 8, 1)
+    loader = gas.SubgraphLoader(*graph, batch_size=2, log=False, bipartite=False)
+    for batch, *args in loader:
+        assert torch.equal(model(batch.x, batch.adj_t, *args), batch.x[: args[0]])
+
+
+def test_state_dict_and_copies(graph, model):
+    before = fill(model, graph)
+    assert not any("histor" in key for key in model.state_dict())
+    twin = copy.deepcopy(model)
+    batch, *args = batch_of(graph)
+    twin(2 * batch.x, batch.adj_t, *args)
+    assert unchanged(model, before)
+    assert not unchanged(twin, before)
+    model.reset_parameters()
+    assert all((history.emb == 0).all() for history in model.histories)
+
+
+def test_an_exception_in_forward_leaves_a_usable_model(graph, model):
+    fill(model, graph)
+    batch, *args = batch_of(graph)
+    expected = model(batch.x, batch.adj_t, *args)
+    fail = model.bn.register_forward_pre_hook(lambda *_: 1 / 0)
+    for kwargs in ({}, {"fill": True}):
+        with pytest.raises(ZeroDivisionError):
+            model(graph[0].x, graph[0].edge_index, **kwargs) if kwargs else model(
+                batch.x, batch.adj_t, *args
+            )
+    with pytest.raises(ZeroDivisionError):
+        model(loader=gas.EvalSubgraphLoader(*graph, log=False))
+    fail.remove()
+    before = fill(model, graph)
+    assert torch.allclose(model(batch.x, batch.adj_t, *args), expected, atol=1e-6)
+    model(3 * graph[0].x, graph[0].edge_index)
+    after = [history.emb for history in model.histories]
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(after, before, strict=True))
+
+
+def test_the_pulled_halo_has_no_gradient(graph, model):
+    fill(model, graph)
+    batch, batch_size, n_id, offset, count = batch_of(graph)
+    x = torch.randn(batch_size, 8, requires_grad=True)
+    out = model.push_and_pull(model.histories[0], x, batch_size, n_id, offset, count)
+    assert out.shape == (n_id.numel(), 8)
+    grad = torch.autograd.grad(out.sum(), x)[0]
+    assert (grad == 1).all()
+    assert torch.equal(out[batch_size:], model.histories[0].emb[n_id[batch_size:]])
+    assert torch.equal(model.histories[0].emb[n_id[:batch_size]], x.detach())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"batch_size": None}, "'batch_size' and 'n_id' describe a mini-batch together"),
+        ({"n_id": None}, "'batch_size' and 'n_id' describe a mini-batch together"),
+        ({"batch_size": -1}, "'batch_size' is -1, expected an integer between 0 and"),
+        ({"batch_size": 10_000}, "'batch_size' is 10000, expected"),
+        ({"batch_size": torch.tensor(3)}, r"'batch_size' is tensor\(3\)"),
+        ({"x": torch.randn(4, 5)}, "'x' has 4 rows, expected one per node"),
+        ({"fill": True}, "'fill' is for full batches"),
+    ],
+)
+def test_bad_calls_change_nothing(graph, model, change, message):
+    before = fill(model, graph)
+    batch, batch_size, n_id, offset, count = batch_of(graph)
+    arguments = dict(
+        x=2 * batch.x, adj_t=batch.adj_t, batch_size=batch_size, n_id=n_id, offset=offset, count=count
+    )
+    with pytest.raises(ValueError, match=message):
+        model(**{**arguments, **change})
+    assert unchanged(model, before)
+
+
+def test_filling_needs_the_whole_graph(graph, model):
+    before = fill(model, graph)
+    other = random_graph(num_nodes=33)
+    with pytest.raises(ValueError, match="'x' has 33 rows, expected one per node: 60"):
+        model(other.x, other.edge_index, fill=True)
+    assert unchanged(model, before)
+
+
+def test_too_few_rows(graph, model):
+    fill(model, graph)
+    _, batch_size, n_id, offset, count = batch_of(graph)
+    with pytest.raises(ValueError, match=f"'x' has 2 rows, expected those of the {batch_size}"):
+        model.push_and_pull(model.histories[0], torch.ones(2, 8), batch_size, n_id, offset, count)
+
+
+def test_inference_needs_every_node_and_this_graph(graph, model):
+    data, ptr = graph
+    before = fill(model, graph)
+    other = random_graph(num_nodes=33)
+    loader = gas.EvalSubgraphLoader(other, torch.tensor([0, 33]), log=False)
+    with pytest.raises(ValueError, match="'loader' has a graph of 33 nodes, but the histories are"):
+        model(loader=loader)
+    assert unchanged(model, before)
+    some = list(gas.EvalSubgraphLoader(data, ptr, log=False))[:-1]
+    with pytest.raises(ValueError, match="'loader' yields .* of the graph's 60 nodes"):
+        model(loader=some)
+
+
+def test_inference_needs_push_and_pull(graph):
+    class Forgetful(gas.ScalableGNN):
+        def forward(self, x, adj_t, *args):
+            return x
+
+    with pytest.raises(RuntimeError, match="Forgetful.forward called push_and_pull 0 times"):
+        Forgetful(60, 8, 2)(loader=gas.EvalSubgraphLoader(*graph, log=False))
+
+
+def test_inference_keeps_state_per_batch(graph):
+    """A hand-written ``forward_layer`` sees its own batch's state in every layer."""
+
+    class Stateful(SAGE):
+        def forward_layer(self, layer, x, adj_t, state):
+            if layer == 0:
+                state["first"] = x
+            assert state["first"].size(0) == x.size(0)
+            batch_size = adj_t.size(0)
+            h = self.convs[layer]((x, x[:batch_size]), adj_t)
+            if layer == 1:
+                h = self.bn(h) + x[:batch_size]
+            h = h.relu()
+            state.setdefault("outs", []).append(h)
+            return h if layer < 2 else self.lin(torch.cat(state["outs"], dim=-1))
+
+    model = Stateful(60, 5, 3).eval()
+    expected = model(graph[0].x, graph[0].edge_index)
+    out = model(loader=gas.EvalSubgraphLoader(*graph, batch_size=2, log=False))
+    assert torch.allclose(out, expected, atol=1e-6)
+
+
+def test_inference_is_linear_in_passes(graph, model):
+    """Generic inference runs layer l of L in the sweeps l, l + 1, ..., L: about L/2 times."""
+    calls = [0, 0, 0]
+    for layer, conv in enumerate(model.convs):
+        conv.register_forward_hook(lambda *_, layer=layer: calls.__setitem__(layer, calls[layer] + 1))
+    model(loader=gas.EvalSubgraphLoader(*graph, batch_size=2, log=False))
+    assert calls == [3 * 3, 3 * 2, 3 * 1]
+
+
+def test_memory_of_inference_is_that_of_a_batch(graph, model):
+    """No tensor but histories and the result has a row per node."""
+    sizes = set()
+    for conv in model.convs:
+        conv.register_forward_hook(lambda m, args, out: sizes.add(out.size(0)))
+    loader = gas.EvalSubgraphLoader(*graph, log=False)
+    model(loader=loader)
+    assert max(sizes) == max(batch_size for _, batch_size, *_ in loader) < 60
