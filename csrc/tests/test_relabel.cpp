@@ -1,0 +1,99 @@
+#include "relabel.h"
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <random>
+#include <set>
+#include <stdexcept>
+#include <vector>
+
+#include "check.h"
+#include "csr.h"
+
+namespace {
+
+struct Graph {
+  std::vector<int64_t> rowptr, col;
+};
+
+Graph random_graph(int64_t num_nodes, int64_t num_edges) {
+  std::mt19937 random(num_nodes + num_edges);
+  std::vector<int64_t> row(num_edges), col(num_edges), perm(num_edges);
+  for (int64_t& r : row) r = random() % num_nodes;
+  for (int64_t& c : col) c = random() % num_nodes;
+  Graph graph{std::vector<int64_t>(num_nodes + 1), std::vector<int64_t>(num_edges)};
+  gas::coo_to_csr(row.data(), col.data(), num_edges, num_nodes, graph.rowptr.data(),
+                  graph.col.data(), perm.data(), 1);
+  return graph;
+}
+
+// Against a map, a set and a sort.
+void test_batch(gas::Relabeler& relabel, const Graph& graph, const std::vector<int64_t>& nodes,
+                int threads) {
+  const int64_t size = nodes.size();
+  const auto [num_edges, num_halo] = relabel.count(graph.rowptr.data(), graph.col.data(),
+                                                   nodes.data(), size, threads);
+  std::vector<int64_t> rowptr(size + 1), col(num_edges), e_id(num_edges), halo(num_halo);
+  relabel.write(graph.rowptr.data(), graph.col.data(), nodes.data(), size, rowptr.data(),
+                col.data(), e_id.data(), halo.data(), threads);
+
+  std::map<int64_t, int64_t> local;
+  for (int64_t i = 0; i < size; ++i) local[nodes[i]] = i;
+  std::set<int64_t> expected_halo;
+  for (const int64_t node : nodes) {
+    for (int64_t e = graph.rowptr[node]; e < graph.rowptr[node + 1]; ++e) {
+      if (!local.count(graph.col[e])) expected_halo.insert(graph.col[e]);
+    }
+  }
+  CHECK(halo == std::vector<int64_t>(expected_halo.begin(), expected_halo.end()));
+  for (int64_t i = 0; i < num_halo; ++i) local[halo[i]] = size + i;
+  for (int64_t i = 0; i < size; ++i) {
+    CHECK(rowptr[i + 1] - rowptr[i] == graph.rowptr[nodes[i] + 1] - graph.rowptr[nodes[i]]);
+    for (int64_t e = rowptr[i]; e < rowptr[i + 1]; ++e) {
+      CHECK(e_id[e] >= graph.rowptr[nodes[i]] && e_id[e] < graph.rowptr[nodes[i] + 1]);
+      CHECK(col[e] == local[graph.col[e_id[e]]]);
+      if (e > rowptr[i]) CHECK(col[e - 1] < col[e] || e_id[e - 1] < e_id[e]);
+      if (e > rowptr[i]) CHECK(col[e - 1] <= col[e]);
+    }
+  }
+}
+
+void test_graph(int64_t num_nodes, int64_t num_edges, int threads) {
+  const Graph graph = random_graph(num_nodes, num_edges);
+  gas::Relabeler relabel(num_nodes);
+  std::vector<int64_t> order(num_nodes);
+  std::iota(order.begin(), order.end(), 0);
+  std::mt19937 random(7);
+  for (int round = 0; round < 3; ++round) {
+    for (const int64_t n : {int64_t{0}, int64_t{1}, num_nodes / 3, num_nodes}) {
+      test_batch(relabel, graph, {order.begin(), order.begin() + n}, threads);
+    }
+    std::shuffle(order.begin(), order.end(), random);
+  }
+}
+
+void test_bad_batches() {
+  const Graph graph = random_graph(10, 40);
+  gas::Relabeler relabel(10);
+  const auto count = [&](std::vector<int64_t> nodes) {
+    relabel.count(graph.rowptr.data(), graph.col.data(), nodes.data(), nodes.size(), 1);
+  };
+  CHECK_THROWS(count({1, 10}), std::out_of_range);
+  CHECK_THROWS(count({1, -1}), std::out_of_range);
+  CHECK_THROWS(count({1, 2, 1}), std::invalid_argument);
+  CHECK_THROWS(gas::Relabeler(int64_t{1} << 31), std::invalid_argument);
+  test_batch(relabel, graph, {4, 2}, 1);  // A failed batch leaves nothing behind.
+}
+
+}  // namespace
+
+int main() {
+  for (const int threads : {1, 3}) {
+    test_graph(1, 0, threads);
+    test_graph(1, 4, threads);
+    test_graph(130, 900, threads);
+    test_graph(3000, 120000, threads);
+  }
+  test_bad_batches();
+}
