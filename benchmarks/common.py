@@ -1,4 +1,4 @@
-"""What the benchmarks share: repeated timing in turn, tables, results with the machine described."""
+"""What the benchmarks share: timing in turn, tables, results with the machine described."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ contender whose package can't be imported is listed as not measured.
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -51,8 +52,9 @@ class PlainGCN(torch.nn.Module):
 
     def __init__(self, widths: list[int], dropout: float) -> None:
         super().__init__()
-        pairs = zip(widths[:-1], widths[1:], strict=True)
-        self.convs = torch.nn.ModuleList(GCNConv(i, o, normalize=False) for i, o in pairs)
+        self.convs = torch.nn.ModuleList(
+            GCNConv(i, o, normalize=False) for i, o in itertools.pairwise(widths)
+        )
         self.dropout = dropout
 
     def forward(self, x: torch.Tensor, adj_t: torch.Tensor) -> torch.Tensor:
@@ -154,9 +156,7 @@ def main() -> None:
         torch.manual_seed(0)
         data, _, out_channels = get_data(args.root, case.dataset)
         data = T.GCNNorm()(data)
-        perm, ptr = gas.metis(
-            data.edge_index, case.num_parts, num_nodes=data.num_nodes, log=False
-        )
+        perm, ptr = gas.metis(data.edge_index, case.num_parts, num_nodes=data.num_nodes, log=False)
         data = gas.permute(data, perm, log=False)
         epochs = {name: make(case, data, ptr, out_channels) for name, make in makers.items()}
         repeats = args.repeats if data.num_nodes > 100_000 else 3 * args.repeats
@@ -170,7 +170,9 @@ def main() -> None:
             f"{times[name]['median'] / times['gas']['median']:.2f}x" if name in times else "-"
             for name in CONTENDERS[1:]
         ]
-        shape = f"GCN {case.num_layers}x{case.hidden_channels}, {case.num_parts} / {case.batch_size}"
+        shape = (
+            f"GCN {case.num_layers}x{case.hidden_channels}, {case.num_parts} / {case.batch_size}"
+        )
         rows.append([case.dataset, shape, *cells, *ratios])
     table = markdown(
         ["graph", "model, parts / per batch", *CONTENDERS, "PyG / gas", "pyg_autoscale / gas"], rows

@@ -13,10 +13,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import torch_geometric.transforms as T
+from torch_geometric.data import Data
 from tqdm import tqdm
 
 import gas
@@ -87,100 +89,134 @@ def settings_of(args: argparse.Namespace, num_nodes: int) -> Preset:
     return dataclasses.replace(base, num_parts=num_parts, batch_size=min(batch_size, num_parts))
 
 
-def main() -> None:
-    args = parse_args()
-    device = "cuda" if args.device == "auto" and torch.cuda.is_available() else args.device
-    device = "cpu" if device == "auto" else device
+@dataclasses.dataclass
+class Graph:
+    """The graph in the forms that training and evaluation take it."""
 
+    data: Data  # Permuted, on the CPU.
+    loader: gas.SubgraphLoader  # Mini-batches to train on.
+    inference: gas.EvalSubgraphLoader  # Mini-batches to evaluate layer by layer.
+    whole: FullBatch | None  # One batch, where the graph is evaluated or trained as a whole.
+    in_channels: int
+    out_channels: int
+
+
+def load(args: argparse.Namespace, device: str) -> tuple[Graph, Preset]:
     data, in_channels, out_channels = get_data(args.root, args.dataset, check=not args.no_check)
     num_nodes = data.num_nodes
     settings = settings_of(args, num_nodes)
     data = T.GCNNorm()(data)  # Of the whole graph, before it is cut into parts.
-    perm, ptr = gas.metis(
-        data.edge_index, settings.num_parts, num_nodes=num_nodes, method=args.partition
-    )
-    data = gas.permute(data, perm)
-    print(data)
-    print(gas.partition_report(data, ptr))
-
-    options = {"layout": args.layout, "log": False}
-    loader = gas.SubgraphLoader(data, ptr, settings.batch_size, shuffle=True, **options)
+    if args.full_batch:
+        ptr = torch.tensor([0, num_nodes])
+        print(data)
+    else:
+        perm, ptr = gas.metis(
+            data.edge_index, settings.num_parts, num_nodes=num_nodes, method=args.partition
+        )
+        data = gas.permute(data, perm)
+        print(data)
+        print(gas.partition_report(data, ptr))
     full = args.eval == "full" or (args.eval == "auto" and num_nodes <= 100_000)
-    whole = FullBatch(data, device) if full or args.full_batch else None
-    inference = gas.EvalSubgraphLoader(data, ptr, settings.batch_size, **options)
+    batch_size = 1 if args.full_batch else settings.batch_size
+    options = {"layout": args.layout, "log": False}
+    graph = Graph(
+        data,
+        gas.SubgraphLoader(data, ptr, batch_size, shuffle=True, **options),
+        gas.EvalSubgraphLoader(data, ptr, batch_size, **options),
+        FullBatch(data, device) if full or args.full_batch else None,
+        in_channels,
+        out_channels,
+    )
+    return graph, settings
 
-    def evaluate(model: gas.ScalableGNN) -> torch.Tensor:
-        if full:
-            return whole(model, fill=not (args.no_refresh or args.full_batch))
-        return model(loader=inference)
+
+def make_model(
+    args: argparse.Namespace, settings: Preset, graph: Graph, device: str
+) -> gas.ScalableGNN:
+    return MODELS[args.model](
+        graph.data.num_nodes,
+        graph.in_channels,
+        settings.hidden_channels,
+        graph.out_channels,
+        settings.num_layers,
+        dropout=settings.dropout,
+        drop_input=settings.drop_input,
+        batch_norm=settings.batch_norm,
+        residual=settings.residual,
+        linear=settings.linear,
+        device=device,
+    ).to(device)
+
+
+def run_once(
+    number: int,
+    args: argparse.Namespace,
+    settings: Preset,
+    graph: Graph,
+    device: str,
+    on_epoch: Callable[[Run], None],
+) -> Run:
+    """Trains one model from its seed and evaluates it after every epoch."""
+    torch.manual_seed(args.seed + number)
+    reset_peak_rss()
+    model = make_model(args, settings, graph, device)
+    groups = [
+        (model.reg_modules, settings.reg_weight_decay),
+        (model.nonreg_modules, settings.nonreg_weight_decay),
+    ]
+    optimizer = torch.optim.Adam(
+        [{"params": module.parameters(), "weight_decay": decay} for module, decay in groups],
+        lr=settings.lr,
+    )
+
+    def evaluate(model: gas.ScalableGNN, fill: bool = not args.no_refresh) -> torch.Tensor:
+        if graph.whole is None:
+            return model(loader=graph.inference)
+        return graph.whole(model, fill=fill and not args.full_batch)
+
+    def epoch() -> float:
+        batches = graph.whole.batches() if args.full_batch else graph.loader
+        return train_epoch(model, batches, optimizer, number, settings.grad_norm, args.full_batch)
+
+    model.eval()
+    with torch.no_grad():
+        evaluate(model, fill=True)  # So that the first epoch reads real embeddings.
+    run = fit(model, graph.data, epoch, evaluate, settings.epochs, number, on_epoch)
+    run.peak_rss_bytes = peak_rss_bytes()
+    return run
+
+
+def main() -> None:
+    args = parse_args()
+    device = args.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    graph, settings = load(args, device)
 
     runs: list[Run] = []
-    progress = tqdm(total=args.runs * settings.epochs, unit="epoch", disable=None)
-    try:
-        for number in range(args.runs):
-            torch.manual_seed(args.seed + number)
-            reset_peak_rss()
-            model = MODELS[args.model](
-                num_nodes,
-                in_channels,
-                settings.hidden_channels,
-                out_channels,
-                settings.num_layers,
-                dropout=settings.dropout,
-                drop_input=settings.drop_input,
-                batch_norm=settings.batch_norm,
-                residual=settings.residual,
-                linear=settings.linear,
-                device=device,
-            ).to(device)
-            optimizer = torch.optim.Adam(
-                [
-                    {
-                        "params": model.reg_modules.parameters(),
-                        "weight_decay": settings.reg_weight_decay,
-                    },
-                    {
-                        "params": model.nonreg_modules.parameters(),
-                        "weight_decay": settings.nonreg_weight_decay,
-                    },
-                ],
-                lr=settings.lr,
-            )
-            if not args.full_batch:
-                model.eval()
-                with torch.no_grad():
-                    evaluate(model)  # Fills the histories.
+    with tqdm(total=args.runs * settings.epochs, unit="epoch", disable=None) as progress:
+        try:
+            for number in range(args.runs):
+                folder = args.out / f"events/run{number}"
+                events = EventWriter(folder) if args.tensorboard else None
 
-            def epoch(model=model, optimizer=optimizer, number=number) -> float:
-                batches = whole.batches() if args.full_batch else loader
-                return train_epoch(
-                    model, batches, optimizer, number, settings.grad_norm, args.full_batch
-                )
+                def on_epoch(run: Run, events: EventWriter | None = events) -> None:
+                    best = run.best_epoch
+                    progress.set_postfix_str(
+                        f"loss {run.loss[-1]:.3f}, val {100 * run.val_acc[best]:.2f}, "
+                        f"test {100 * run.test_acc[best]:.2f}"
+                    )
+                    progress.update()
+                    if events is not None:
+                        events.write(run)
 
-            events = EventWriter(args.out / f"events/run{number}") if args.tensorboard else None
-
-            def on_epoch(run: Run, events=events) -> None:
-                best = run.best_epoch
-                progress.set_postfix_str(
-                    f"loss {run.loss[-1]:.3f}, val {100 * run.val_acc[best]:.2f}, "
-                    f"test {100 * run.test_acc[best]:.2f}"
-                )
-                progress.update()
+                runs.append(run_once(number, args, settings, graph, device, on_epoch))
                 if events is not None:
-                    events.write(run)
-
-            run = fit(model, data, epoch, evaluate, settings.epochs, number, on_epoch)
-            run.peak_rss_bytes = peak_rss_bytes()
-            runs.append(run)
-            if events is not None:
-                events.close()
-    except KeyboardInterrupt:
-        print("\nInterrupted: reporting the runs that ended.", file=sys.stderr)
-    finally:
-        progress.close()
-    if not runs:
-        sys.exit(130)
-    report(args, settings, device, runs)
+                    events.close()
+        except KeyboardInterrupt:
+            print("\nInterrupted: reporting the runs that ended.", file=sys.stderr)
+    if runs:
+        report(args, settings, device, runs)
     if len(runs) < args.runs:
         sys.exit(130)
 

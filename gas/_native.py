@@ -6,6 +6,7 @@ its pure-torch twin elsewhere. Results are equal bit by bit, whichever ran.
 
 from __future__ import annotations
 
+import importlib
 import math
 import threading
 import warnings
@@ -21,14 +22,15 @@ INTERFACE = 2
 def _load() -> ModuleType | None:
     """Imports ``gas._C``, or says once why the twins are used instead."""
     try:
-        from gas import _C
+        module = importlib.import_module("gas._C")
+    except ModuleNotFoundError:
+        reason = "it was not built"
     except ImportError as error:
-        missing = isinstance(error, ModuleNotFoundError) or "cannot import name" in str(error)
-        reason = "it was not built" if missing else f"it could not be loaded ({error})"
+        reason = f"it could not be loaded ({error})"
     else:
-        if getattr(_C, "INTERFACE", None) == INTERFACE:
-            return _C
-        reason = f"{_C.__file__} was built from other sources than these"
+        if getattr(module, "INTERFACE", None) == INTERFACE:
+            return module
+        reason = f"{module.__file__} was built from other sources than these"
     warnings.warn(
         f"gas runs without its native extension: {reason}. Everything works, only slower. To "
         "build it, run 'pip install .' (or 'pip install -e .' to work on the sources) in the "
@@ -210,7 +212,11 @@ def coo_to_csr(row: Tensor, col: Tensor, num_rows: int) -> tuple[Tensor, Tensor,
     if not _use(row, col):
         return _coo_to_csr_torch(row, col, num_rows)
     row, col = row.contiguous(), col.contiguous()
-    rowptr, out_col, perm = row.new_empty(num_rows + 1), torch.empty_like(col), torch.empty_like(col)
+    rowptr, out_col, perm = (
+        row.new_empty(num_rows + 1),
+        torch.empty_like(col),
+        torch.empty_like(col),
+    )
     C.coo_to_csr(  # type: ignore[union-attr]
         row.data_ptr(),
         col.data_ptr(),

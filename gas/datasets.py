@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,8 @@ import torch
 import torch_geometric.transforms as T
 from torch import Tensor
 from torch_geometric.data import Data
+from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
+from torch_geometric.data.storage import EdgeStorage, GlobalStorage, NodeStorage
 from torch_geometric.utils import to_undirected
 
 from gas.partition import cache_dir
@@ -135,7 +138,9 @@ def _ogb(name: str) -> Callable[[str], Data]:
         try:
             from ogb.nodeproppred import PygNodePropPredDataset
         except ImportError as error:
-            raise ImportError(f"the data set {name} needs the package ogb: pip install ogb") from error
+            raise ImportError(
+                f"the data set {name} needs the package ogb: pip install ogb"
+            ) from error
         try:
             dataset = PygNodePropPredDataset(name, f"{root}/OGB")
         except OSError as error:
@@ -230,7 +235,7 @@ def load_graph(path: str | Path) -> Data:
 
 def _read_npz(path: Path) -> dict[str, Tensor]:
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
             return {key: torch.from_numpy(arrays[key]) for key in arrays.files}
     except ValueError as error:
         if "pickle" not in str(error).lower():
@@ -243,11 +248,22 @@ def _read_npz(path: Path) -> dict[str, Tensor]:
         raise ValueError(_unreadable(path, error)) from error
 
 
+# What a Data object is made of, beyond what PyTorch and PyG allow a file to hold.
+_SAFE = [DataEdgeAttr, DataTensorAttr, EdgeStorage, GlobalStorage, NodeStorage]
+
+
 def _read_pt(path: Path) -> Data | dict[str, Tensor]:
     try:
-        content = torch.load(path, weights_only=True, map_location="cpu")
+        with torch.serialization.safe_globals(_SAFE):
+            content = torch.load(path, weights_only=True, map_location="cpu")
     except Exception as error:  # torch.load raises whatever the damaged bytes lead it to.
-        raise ValueError(_unreadable(path, error)) from error
+        foreign = re.search(r"[Uu]nsupported (?:global: )?GLOBAL (\S+)", str(error))
+        if foreign is None:
+            raise ValueError(_unreadable(path, error)) from error
+        raise ValueError(
+            f"{path} holds a pickled {foreign[1]}, which is never loaded because it can run code: "
+            "save a PyG Data object or a dictionary of tensors"
+        ) from error
     if not isinstance(content, (Data, dict)):
         raise ValueError(
             f"{path} holds a {type(content).__name__}, expected a PyG Data object or a dictionary"

@@ -44,7 +44,7 @@ class SubData(NamedTuple):
     batch_size: int
     n_id: Tensor
     offset: Tensor
-    count: Tensor
+    count: Tensor  # type: ignore[assignment]  # The field's name, and also a method of tuple.
 
     def to(self, *args: Any, **kwargs: Any) -> SubData:
         """Moves ``data``; the ids stay where the histories look for them."""
@@ -109,7 +109,9 @@ class SubgraphLoader(DataLoader):
         rowptr, col, self._e_id = to_csr(edges)
         self._weight = edges.weight
         self._relabel = _native.Relabeler(rowptr, col)
-        keys = [key for key, value in data if isinstance(value, Tensor) and key not in ADJACENCY_KEYS]
+        keys = [
+            key for key, value in data if isinstance(value, Tensor) and key not in ADJACENCY_KEYS
+        ]
         self._node_keys = [key for key in keys if data.is_node_attr(key)]
         self._edge_keys = [key for key in keys if data.is_edge_attr(key)]
         self._cached: dict[tuple[int, ...], SubData] = {}

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
 from gas import _native
@@ -147,7 +148,7 @@ def _kaminpar(edges: Edges, num_parts: int, recursive: bool, seed: int) -> Tenso
         loaded = kaminpar.load_graph(file, kaminpar.GraphFileFormat.PARHIP)
     kaminpar.reseed(seed)
     partitioner = kaminpar.KaMinPar(torch.get_num_threads(), kaminpar.default_context())
-    return torch.tensor(partitioner.compute_partition(loaded, num_parts), dtype=torch.long)
+    return torch.tensor(partitioner.compute_partition(loaded, num_parts, 0.03), dtype=torch.long)
 
 
 def _write_parhip(graph: CSR, file: str) -> None:
@@ -194,7 +195,7 @@ def cache_dir() -> Path:
 def _hash(edges: Edges, *settings: object) -> str:
     digest = hashlib.blake2b(repr((edges.num_nodes, *settings)).encode(), digest_size=16)
     for ids in (edges.src, edges.dst):
-        digest.update(np.ascontiguousarray(ids.numpy()))
+        digest.update(ids.contiguous().numpy().data)
     return digest.hexdigest()
 
 
@@ -265,7 +266,7 @@ def permute(data: Data, perm: Tensor, log: bool = True) -> Data:
         if key == "adj_t":
             out[key] = _permute_adj(value, perm, new_id)
         elif key in ("edge_index", "edge_label_index"):
-            out[key] = new_id[value.as_subclass(Tensor)]
+            out[key] = new_id[value.as_tensor() if isinstance(value, EdgeIndex) else value]
         elif isinstance(value, Tensor) and data.is_node_attr(key):
             out[key] = value[perm]
     if log:
@@ -291,8 +292,8 @@ def _permute_adj(adj_t: Any, perm: Tensor, new_id: Tensor) -> Any:
 class PartitionReport:
     """How good a partition is; made by :func:`partition_report`.
 
-    ``size``, ``halo`` and ``cut`` have shape ``[num_parts]``: nodes of each part, nodes outside that
-    a part reads, edges into it from outside. A part's halo is what has to be pulled for it.
+    ``size``, ``halo`` and ``cut`` have shape ``[num_parts]``: nodes of each part, nodes outside
+    that it reads, edges into it from outside. A part's halo is what has to be pulled for it.
     """
 
     num_nodes: int

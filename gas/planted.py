@@ -20,8 +20,8 @@ def planted_partition(
 ) -> Data:
     """Draws an undirected graph with planted communities and power-law degrees.
 
-    The degree-corrected block model (Karrer and Newman, Physical Review E 83, 2011): each node has a
-    weight from a power law; an edge takes its first end by weight, and its second by weight too,
+    The degree-corrected block model (Karrer and Newman, Physical Review E 83, 2011): each node has
+    a weight from a power law; an edge takes its first end by weight, and its second by weight too,
     within the same community or, with probability ``mixing``, anywhere. A class is several
     communities. Features are noisy class means, so that a node's neighbours tell its class better
     than its own features do. The same arguments give the same graph.

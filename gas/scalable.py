@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -86,9 +86,10 @@ class ScalableGNN(torch.nn.Module):
         self.num_layers = num_layers
         self.pool_size = pool_size
         self.buffer_size = buffer_size
-        self.histories = torch.nn.ModuleList(
+        histories = torch.nn.ModuleList(
             History(num_nodes, width, device, dtype) for width in widths
         )
+        self.histories = cast("Sequence[History]", histories)
         self._fill = False
         self._sweep: _Sweep | None = None
 
@@ -164,7 +165,7 @@ class ScalableGNN(torch.nn.Module):
                 "yields, model(batch.x, batch.adj_t, *args)"
             )
         if batch_size is not None and n_id is not None:
-            if isinstance(batch_size, Tensor) or not 0 <= batch_size <= n_id.numel():
+            if not isinstance(batch_size, int) or not 0 <= batch_size <= n_id.numel():
                 raise ValueError(
                     f"'batch_size' is {batch_size!r}, expected an integer between 0 and the "
                     f"{n_id.numel()} nodes in 'n_id'"
@@ -330,7 +331,9 @@ def _adjacency(data: Data) -> Any:
 def _edge_arguments(function: Callable[..., Tensor], data: Data) -> dict[str, Tensor]:
     """The edge-level tensors of a batch that ``function`` takes by name."""
     named = inspect.signature(function).parameters
-    kwargs = {name: data[name] for name in ("edge_weight", "edge_attr") if name in named and name in data}
+    kwargs = {
+        name: data[name] for name in ("edge_weight", "edge_attr") if name in named and name in data
+    }
     if "adj_t" in data:  # The weights are its values.
         kwargs.pop("edge_weight", None)
     return kwargs

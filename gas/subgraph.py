@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 from torch_geometric.typing import WITH_TORCH_SPARSE, SparseTensor
 from torch_geometric.utils import is_torch_sparse_tensor
@@ -36,7 +37,7 @@ class CSR(NamedTuple):
     """A graph as compressed sparse rows.
 
     ``rowptr`` has shape ``[N + 1]``, ``col`` and ``e_id`` have shape ``[E]``. ``e_id[k]`` is the
-    position of entry ``k`` in the graph's own edge order; it is ``None`` where the two orders agree.
+    position of entry ``k`` in the graph's own edge order; ``None`` where the two orders agree.
     """
 
     rowptr: Tensor
@@ -83,13 +84,11 @@ def read_edges(adj: Any, num_nodes: int | None = None, name: str = "edge_index")
             "torch.sparse matrix or a torch_sparse.SparseTensor"
         )
     if adj.is_floating_point() or adj.is_complex() or adj.dtype == torch.bool:
-        raise ValueError(
-            f"'{name}' has dtype {adj.dtype}, expected integers: pass {name}.long()"
-        )
+        raise ValueError(f"'{name}' has dtype {adj.dtype}, expected integers: pass {name}.long()")
     if adj.dim() != 2 or adj.size(0) != 2:
         hint = f": pass {name}.t()" if adj.dim() == 2 and adj.size(1) == 2 else ""
         raise ValueError(f"'{name}' has shape {list(adj.shape)}, expected [2, E]{hint}")
-    edge_index = adj.as_subclass(Tensor).long()
+    edge_index = (adj.as_tensor() if isinstance(adj, EdgeIndex) else adj).long()
     if num_nodes is None:
         num_nodes = int(edge_index.max()) + 1 if edge_index.numel() else 0
     src, dst = edge_index
@@ -125,8 +124,8 @@ def _checked(edges: Edges, name: str) -> Edges:
             )
         if high >= edges.num_nodes:
             raise ValueError(
-                f"'{name}' holds the node id {high}, but 'num_nodes' is {edges.num_nodes}: expected "
-                f"ids in [0, {edges.num_nodes}); correct the ids or set num_nodes={high + 1}"
+                f"'{name}' holds the node id {high}, but 'num_nodes' is {edges.num_nodes}: "
+                f"expected ids in [0, {edges.num_nodes}); correct the ids or set num_nodes={high + 1}"
             )
     return edges
 
@@ -134,8 +133,8 @@ def _checked(edges: Edges, name: str) -> Edges:
 def read_graph(data: Data, edge_weight: bool = True) -> Edges:
     """Reads and checks the edges of ``data``: of ``adj_t`` if there is one, else ``edge_index``.
 
-    Weights are the values of ``adj_t``, or ``data.edge_weight``; with ``edge_weight=False`` they are
-    left out.
+    Weights are the values of ``adj_t``, or ``data.edge_weight``; with ``edge_weight=False`` they
+    are left out.
 
     Raises:
         ValueError: If edges, weights or node-level tensors don't fit each other.
@@ -166,12 +165,13 @@ def read_graph(data: Data, edge_weight: bool = True) -> Edges:
 def _check_nodes(data: Data, num_nodes: int) -> None:
     for key, value in data:
         per_node = key in ("x", "y", "n_id") or key.endswith("_mask")
-        if per_node and isinstance(value, Tensor) and value.dim() > 0:
-            if value.size(0) != num_nodes:
-                raise ValueError(
-                    f"'{key}' has {value.size(0)} rows, but the graph has {num_nodes} nodes: "
-                    "expected one row per node"
-                )
+        if not per_node or not isinstance(value, Tensor) or value.dim() == 0:
+            continue
+        if value.size(0) != num_nodes:
+            raise ValueError(
+                f"'{key}' has {value.size(0)} rows, but the graph has {num_nodes} nodes: expected "
+                "one row per node"
+            )
 
 
 def check_finite(data: Data) -> None:

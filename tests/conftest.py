@@ -1,8 +1,8 @@
 """Fixtures, and the rule that nothing is skipped while its requirement is there.
 
-``@pytest.mark.requires("torch_sparse")`` skips a test where something is missing. ``GAS_TEST_EXPECT``
-lists requirements that must not be missing, separated by spaces: CI sets it. A skip for any other
-reason fails the session.
+``@pytest.mark.requires("torch_sparse")`` skips a test where something is missing.
+``GAS_TEST_EXPECT`` lists requirements that must not be missing, separated by spaces: CI sets it. A
+skip for any other reason is a failure.
 """
 
 from __future__ import annotations

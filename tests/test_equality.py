@@ -13,7 +13,11 @@ from user_models import BIPARTITE, SQUARE, SharedGCN
 
 import gas
 
-LAYOUTS = ["csr", "edge_index", pytest.param("sparse_tensor", marks=pytest.mark.requires("torch_sparse"))]
+LAYOUTS = [
+    "csr",
+    "edge_index",
+    pytest.param("sparse_tensor", marks=pytest.mark.requires("torch_sparse")),
+]
 MODELS = {"GCN": None, **BIPARTITE, **SQUARE}
 
 

@@ -9,7 +9,11 @@ from torch_geometric.data import Data
 import gas
 from gas import loader as loader_module
 
-LAYOUTS = ["csr", "edge_index", pytest.param("sparse_tensor", marks=pytest.mark.requires("torch_sparse"))]
+LAYOUTS = [
+    "csr",
+    "edge_index",
+    pytest.param("sparse_tensor", marks=pytest.mark.requires("torch_sparse")),
+]
 
 
 def make(num_parts=6, **kwargs):
@@ -106,7 +110,9 @@ def test_sparse_tensors_stay_sparse_tensors():
     from torch_sparse import SparseTensor
 
     data, ptr = make()
-    given = Data(x=data.x, adj_t=SparseTensor.from_edge_index(data.edge_index, sparse_sizes=(60, 60)))
+    given = Data(
+        x=data.x, adj_t=SparseTensor.from_edge_index(data.edge_index, sparse_sizes=(60, 60))
+    )
     loader = gas.SubgraphLoader(given, ptr, 2, log=False)
     assert loader.layout == "sparse_tensor"
     assert all(isinstance(batch.adj_t, SparseTensor) for batch, *_ in loader)
@@ -230,7 +236,11 @@ def test_loader_can_be_pickled():
         ({}, {"batch_size": 1.5}, "'batch_size' is 1.5"),
         ({}, {"layout": "coo"}, "'layout' is 'coo', expected one of 'csr', 'edge_index'"),
         ({}, {"ptr": torch.tensor([0, 30])}, "'ptr' runs from 0 to 30.*number of nodes, 60"),
-        ({}, {"ptr": torch.tensor([0, 40, 30, 60])}, "'ptr' runs from 0 to 60, expected it to rise"),
+        (
+            {},
+            {"ptr": torch.tensor([0, 40, 30, 60])},
+            "'ptr' runs from 0 to 60, expected it to rise",
+        ),
         ({}, {"ptr": torch.tensor([0.0, 60.0])}, "'ptr' is torch.float32"),
         ({}, {"ptr": [0, 60]}, r"'ptr' is \[0, 60\]"),
         ({"train_mask": torch.ones(59).bool()}, {}, "'train_mask' has 59 rows, but .* 60 nodes"),

@@ -21,8 +21,10 @@ def threads(request):
 
 
 def table_of(shape, dtype):
-    return torch.randint(0, 2, shape).to(dtype) if dtype == torch.bool else (
-        torch.randint(0, 200, shape).to(dtype)
+    return (
+        torch.randint(0, 2, shape).to(dtype)
+        if dtype == torch.bool
+        else (torch.randint(0, 200, shape).to(dtype))
     )
 
 
@@ -106,7 +108,9 @@ def test_scatter_rows_checks_shapes():
         _native.scatter_rows(torch.zeros(4, 5).t(), torch.tensor([1]), torch.zeros(1, 4))
 
 
-@pytest.mark.parametrize(("num_rows", "num_edges"), [(0, 0), (1, 0), (1, 9), (50, 400), (9000, 90_000)])
+@pytest.mark.parametrize(
+    ("num_rows", "num_edges"), [(0, 0), (1, 0), (1, 9), (50, 400), (9000, 90_000)]
+)
 def test_coo_to_csr(num_rows, num_edges, threads):
     row = torch.randint(max(num_rows, 1), (num_edges,))
     col = torch.randint(max(num_rows // 3, 1), (num_edges,))  # Many duplicates.

@@ -31,9 +31,7 @@ def check(perm, ptr, num_nodes, num_parts):
 def test_parts_cover_the_nodes(method, num_parts):
     data = random_graph()
     for _ in range(2):  # Computed, then from the cache.
-        perm, ptr = gas.metis(
-            data.edge_index, num_parts, num_nodes=60, method=method, log=False
-        )
+        perm, ptr = gas.metis(data.edge_index, num_parts, num_nodes=60, method=method, log=False)
         check(perm, ptr, 60, num_parts)
 
 
@@ -167,7 +165,9 @@ def test_permute():
 
 
 def test_permute_as_many_edges_as_nodes():
-    data = Data(x=torch.arange(4.0).view(-1, 1), edge_index=torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]]))
+    data = Data(
+        x=torch.arange(4.0).view(-1, 1), edge_index=torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]])
+    )
     data.edge_attr = torch.arange(4.0)
     out = gas.permute(data, torch.tensor([3, 2, 1, 0]), log=False)
     assert out.x.view(-1).tolist() == [3, 2, 1, 0]

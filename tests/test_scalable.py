@@ -35,8 +35,12 @@ def unchanged(model, before):
 
 def test_histories():
     model = gas.ScalableGNN(10, 8, num_layers=3)
-    assert [str(h) for h in model.histories] == ["History(10, 8, dtype=torch.float32, device=cpu)"] * 2
-    model = gas.ScalableGNN(10, [8, 4], num_layers=3, dtype=torch.float16, pool_size=1, buffer_size=5)
+    assert [str(h) for h in model.histories] == [
+        "History(10, 8, dtype=torch.float32, device=cpu)"
+    ] * 2
+    model = gas.ScalableGNN(
+        10, [8, 4], num_layers=3, dtype=torch.float16, pool_size=1, buffer_size=5
+    )
     assert [h.embedding_dim for h in model.histories] == [8, 4]
     assert model.histories[0].emb.dtype == torch.float16
     assert (model.pool_size, model.buffer_size) == (1, 5)
@@ -124,7 +128,7 @@ def test_an_exception_in_forward_leaves_a_usable_model(graph, model):
 
 def test_the_pulled_halo_has_no_gradient(graph, model):
     fill(model, graph)
-    batch, batch_size, n_id, offset, count = batch_of(graph)
+    _, batch_size, n_id, offset, count = batch_of(graph)
     x = torch.randn(batch_size, 8, requires_grad=True)
     out = model.push_and_pull(model.histories[0], x, batch_size, n_id, offset, count)
     assert out.shape == (n_id.numel(), 8)
@@ -150,7 +154,12 @@ def test_bad_calls_change_nothing(graph, model, change, message):
     before = fill(model, graph)
     batch, batch_size, n_id, offset, count = batch_of(graph)
     arguments = dict(
-        x=2 * batch.x, adj_t=batch.adj_t, batch_size=batch_size, n_id=n_id, offset=offset, count=count
+        x=2 * batch.x,
+        adj_t=batch.adj_t,
+        batch_size=batch_size,
+        n_id=n_id,
+        offset=offset,
+        count=count,
     )
     with pytest.raises(ValueError, match=message):
         model(**{**arguments, **change})
@@ -220,7 +229,9 @@ def test_inference_is_linear_in_passes(graph, model):
     """Generic inference runs layer l of L in the sweeps l, l + 1, ..., L: about L/2 times."""
     calls = [0, 0, 0]
     for layer, conv in enumerate(model.convs):
-        conv.register_forward_hook(lambda *_, layer=layer: calls.__setitem__(layer, calls[layer] + 1))
+        conv.register_forward_hook(
+            lambda *_, layer=layer: calls.__setitem__(layer, calls[layer] + 1)
+        )
     model(loader=gas.EvalSubgraphLoader(*graph, batch_size=2, log=False))
     assert calls == [3 * 3, 3 * 2, 3 * 1]
 

@@ -1,5 +1,7 @@
 """Models as a user writes them: a subclass, a few PyG layers, ``push_and_pull``."""
 
+import itertools
+
 import torch
 from torch_geometric.nn import GATConv, GCNConv, GINConv, SAGEConv
 
@@ -12,7 +14,7 @@ class UserModel(gas.ScalableGNN):
     def __init__(self, num_nodes, in_channels, out_channels, hidden=8, dtype=torch.float32):
         super().__init__(num_nodes, hidden, num_layers=3, dtype=dtype)
         widths = [in_channels, hidden, hidden, hidden]
-        self.convs = torch.nn.ModuleList(self.conv(i, o) for i, o in zip(widths, widths[1:]))
+        self.convs = torch.nn.ModuleList(self.conv(i, o) for i, o in itertools.pairwise(widths))
         self.bn = torch.nn.BatchNorm1d(hidden)
         self.bn.running_mean.uniform_(-1, 1)
         self.bn.running_var.uniform_(0.5, 2)

@@ -20,7 +20,7 @@ class _Dropout(torch.autograd.Function):
         return _native.dropout(x, p, seed)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         return _Dropout.apply(grad, ctx.p, ctx.seed), None, None
 
 

@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,8 +16,6 @@ from torch_geometric.data import Data
 from gas.loader import EvalSubgraphLoader, SubData
 from gas.scalable import ScalableGNN
 from gas.training.metrics import compute_micro_f1
-
-Refresh = Callable[[ScalableGNN], Tensor]
 
 
 @dataclass
@@ -98,9 +97,9 @@ def train_epoch(
     model.train()
     total = 0.0
     labelled = 0
-    for batch, batch_size, *ids in loader:
-        data = batch.to(model.device)
-        args = () if full_batch else (batch_size, *ids)
+    for batch in loader:
+        data, batch_size = batch.data.to(model.device), batch.batch_size
+        args: tuple[Any, ...] = () if full_batch else batch[1:]
         mask = split_mask(data.train_mask[:batch_size], split)
         count = int(mask.sum())
         if count == 0:
@@ -129,7 +128,7 @@ def fit(
     model: ScalableGNN,
     data: Data,
     epoch: Callable[[], float],
-    evaluate: Refresh,
+    evaluate: Callable[[ScalableGNN], Tensor],
     epochs: int,
     split: int = 0,
     on_epoch: Callable[[Run], None] | None = None,

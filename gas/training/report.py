@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -19,10 +20,8 @@ from gas.training.loop import Run
 
 def reset_peak_rss() -> None:
     """Starts measuring the peak of resident memory anew, where the system can (Linux)."""
-    try:
+    with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        pass
 
 
 def peak_rss_bytes() -> int:

@@ -71,7 +71,11 @@ def test_batch_norm_does_not_see_halo_rows(data):
     assert torch.allclose(*stats, atol=1e-6)
 
 
-LAYOUTS = ["csr", "edge_index", pytest.param("sparse_tensor", marks=pytest.mark.requires("torch_sparse"))]
+LAYOUTS = [
+    "csr",
+    "edge_index",
+    pytest.param("sparse_tensor", marks=pytest.mark.requires("torch_sparse")),
+]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -1,0 +1,140 @@
+"""``examples/train_gas.py`` as a stranger runs it."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from conftest import ROOT
+
+SCRIPT = ROOT / "examples" / "train_gas.py"
+pytestmark = pytest.mark.requires("matplotlib")
+
+
+def run(tmp_path, *args, code=0):
+    command = [sys.executable, str(SCRIPT), "--out", str(tmp_path / "out"), *map(str, args)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def check_metrics(path, runs):
+    metrics = json.loads(path.read_text())
+    for key in ("test_acc", "val_acc", "train_epoch_seconds", "peak_rss_bytes"):
+        entry = metrics[key]
+        assert len(entry["values"]) == runs
+        assert entry["mean"] == pytest.approx(np.mean(entry["values"]))
+        assert entry["std"] == pytest.approx(np.std(entry["values"], ddof=1) if runs > 1 else 0)
+    assert all(0 <= value <= 1 for value in metrics["test_acc"]["values"])
+    assert metrics["peak_rss_bytes"]["mean"] > 10**8
+    return metrics
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--runs", 2, "--seed", 5],
+        ["--full-batch"],
+        ["--eval", "layerwise"],
+        ["--no-refresh", "--eval", "full"],
+        ["--partition", "random", "--num-layers", 3, "--dropout", 0.1],
+        pytest.param(["--layout", "sparse_tensor"], marks=pytest.mark.requires("torch_sparse")),
+        pytest.param(["--tensorboard"], marks=pytest.mark.requires("tensorboard")),
+    ],
+    ids=lambda options: " ".join(map(str, options)),
+)
+def test_options(tmp_path, options):
+    done = run(
+        tmp_path, "--dataset", "planted:600", "--epochs", 3, "--num-parts", 6, "--batch-size", 2,
+        "--hidden-channels", 8, *options,
+    )  # fmt: skip
+    runs = 2 if "--runs" in options else 1
+    metrics = check_metrics(tmp_path / "out" / "metrics.json", runs)
+    assert metrics["settings"]["num_parts"] == 6
+    assert metrics["training"] == ("full_batch" if "--full-batch" in options else "histories")
+    assert (tmp_path / "out" / "curve.png").stat().st_size > 10_000
+    assert (tmp_path / "out" / "events").exists() == ("--tensorboard" in options)
+    for line in ("test accuracy", "training epoch", "peak memory", "metrics.json"):
+        assert line in done.stdout
+    if "--full-batch" not in options:
+        assert "edges between parts" in done.stdout
+    if "sparse_tensor" not in options:  # Where torch-sparse warns.
+        assert "Warning" not in done.stderr
+
+
+def test_runs_repeat(tmp_path):
+    results = []
+    for _ in range(2):
+        run(tmp_path, "--dataset", "planted:600", "--epochs", 4, "--seed", 3)
+        results.append(json.loads((tmp_path / "out" / "metrics.json").read_text()))
+    for key in ("test_acc", "val_acc", "final_loss"):
+        assert results[0][key] == results[1][key]
+
+
+def test_own_graph(tmp_path):
+    y = np.arange(60) % 2
+    edges = np.array([[i, j] for i in range(60) for j in range(60) if i % 2 == j % 2 and i < j]).T
+    x = np.random.default_rng(0).normal(size=(60, 4)) + 2 * y[:, None]
+    np.savez(tmp_path / "mine.npz", x=x.astype(np.float32), y=y, edge_index=edges)
+    run(tmp_path, "--dataset", "mine.npz", "--epochs", 20, "--num-parts", 4)
+    metrics = check_metrics(tmp_path / "out" / "metrics.json", 1)
+    assert metrics["test_acc"]["mean"] > 0.8
+
+
+@pytest.mark.requires("shared")
+def test_cora(tmp_path, data_root):
+    """Published settings; ten seeds are a benchmark."""
+    run(tmp_path, "--dataset", "Cora", "--root", data_root)
+    metrics = check_metrics(tmp_path / "out" / "metrics.json", 1)
+    assert metrics["settings"]["num_parts"] == 40
+    assert metrics["test_acc"]["mean"] > 0.80
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--dataset", "Coro"], "error: 'dataset' is 'Coro', expected one of Cora, "),
+        (
+            ["--dataset", "absent.npz"],
+            "error: 'dataset' is 'absent.npz', but there is no such file",
+        ),
+        (
+            ["--dataset", "planted:40", "--num-parts", "41"],
+            "error: 'num_parts' is 41, but the graph",
+        ),
+        (["--dataset", "Questions", "--root", "nowhere"], "nowhere/questions/raw/questions.npz"),
+        (["--batch-size", "0"], "argument --batch-size is 0, expected at least 1"),
+        (["--epochs", "0"], "argument --epochs is 0, expected at least 1"),
+        (["--model", "transformer"], "invalid choice: 'transformer'"),
+    ],
+)
+def test_errors_are_one_message(tmp_path, options, message):
+    command = [sys.executable, str(SCRIPT), *options]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode in (1, 2)
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_interruption_reports_the_runs_that_ended(tmp_path):
+    command = [
+        sys.executable, str(SCRIPT), "--dataset", "planted:600", "--epochs", "20",
+        "--runs", "10000", "--out", str(tmp_path / "out"), "--tensorboard",
+    ]  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "out" / "events" / "run2").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)  # Until the third run has begun.
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Interrupted: reporting the runs that ended." in err
+    assert "Traceback" not in err
+    assert "test accuracy" in out
+    assert (
+        len(json.loads((tmp_path / "out" / "metrics.json").read_text())["test_acc"]["values"]) >= 2
+    )

@@ -1,0 +1,143 @@
+import pytest
+import torch
+import torch_geometric.transforms as T
+from conftest import random_graph
+
+import gas
+from gas.training import FullBatch, Run, fit, loss_of, mean_age, preset, split_mask, train_epoch
+from gas.training.presets import PRESETS
+
+
+def make(num_parts=4, **kwargs):
+    data = T.GCNNorm()(random_graph(directed=False))
+    data.val_mask = data.test_mask = ~data.train_mask
+    perm, ptr = gas.metis(data.edge_index, num_parts, num_nodes=60, log=False)
+    data = gas.permute(data, perm, log=False)
+    model = gas.models.GCN(60, 5, 8, 3, 2, **kwargs)
+    return data, ptr, model
+
+
+def test_micro_f1():
+    logits = torch.tensor([[2.0, 1.0], [0.0, 1.0], [3.0, 0.0], [0.0, 1.0]])
+    y = torch.tensor([0, 1, 1, 1])
+    assert gas.compute_micro_f1(logits, y) == 0.75
+    assert gas.compute_micro_f1(logits, y, torch.tensor([True, False, True, False])) == 0.5
+    assert gas.compute_micro_f1(logits, y, torch.zeros(4, dtype=torch.bool)) == 0
+    labels = torch.tensor([[1, 0], [1, 1], [1, 0], [0, 0]])
+    # Predicted: 11 01 10 01; hits 3, predicted 5, actual 4.
+    assert gas.compute_micro_f1(logits, labels) == pytest.approx(2 * 3 / (5 + 4))
+    assert gas.compute_micro_f1(-logits.abs(), labels * 0) == 0
+
+
+def test_micro_f1_agrees_with_precision_and_recall():
+    logits, y = torch.randn(50, 7), (torch.rand(50, 7) < 0.3).long()
+    hits = ((logits > 0) & (y == 1)).sum() / 1.0
+    precision, recall = hits / (logits > 0).sum(), hits / y.sum()
+    expected = 2 * precision * recall / (precision + recall)
+    assert gas.compute_micro_f1(logits, y) == pytest.approx(float(expected))
+
+
+def test_splits():
+    masks = torch.eye(4, 3, dtype=torch.bool)
+    assert torch.equal(split_mask(masks, 4), masks[:, 1])
+    assert torch.equal(split_mask(masks[:, 0], 4), masks[:, 0])
+
+
+def test_losses():
+    out = torch.randn(6, 3)
+    y = torch.randint(3, (6,))
+    assert torch.equal(loss_of(out, y), torch.nn.functional.cross_entropy(out, y))
+    labels = torch.rand(6, 3) < 0.5
+    expected = torch.nn.functional.binary_cross_entropy_with_logits(out, labels.float())
+    assert torch.equal(loss_of(out, labels), expected)
+
+
+def test_one_part_trains_as_the_full_batch_does():
+    data, _, model = make()
+    whole = FullBatch(data)
+    loader = gas.SubgraphLoader(data, torch.tensor([0, 60]), log=False)
+    states = []
+    for batches, full in ((loader, False), (whole.batches(), True)):
+        torch.manual_seed(0)
+        model.reset_parameters()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loss = train_epoch(model, batches, optimizer, grad_norm=1.0, full_batch=full)
+        states.append([loss, *(p.detach().clone() for p in model.parameters())])
+    assert states[0][0] == pytest.approx(states[1][0])
+    assert all(
+        torch.allclose(a, b, atol=1e-6) for a, b in zip(*[s[1:] for s in states], strict=True)
+    )
+
+
+def test_training_learns_and_repeats():
+    data, ptr, model = make(dropout=0.2)
+    data.y = data.x[:, :3].argmax(dim=1)
+    curves = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        model.reset_parameters()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        whole = FullBatch(data)
+        whole(model.eval(), fill=True)
+        loader = gas.SubgraphLoader(data, ptr, 2, shuffle=True, log=False)
+        calls = []
+        run = fit(
+            model,
+            data,
+            lambda: train_epoch(model, loader, optimizer),  # noqa: B023
+            lambda model: whole(model, fill=True),  # noqa: B023
+            epochs=15,
+            on_epoch=lambda run: calls.append(len(run.loss)),  # noqa: B023
+        )
+        assert calls == list(range(1, 16))
+        curves.append(run)
+    assert curves[0].loss == curves[1].loss
+    assert curves[0].val_acc == curves[1].val_acc
+    assert curves[0].loss[-1] < 0.85 * curves[0].loss[0]
+    assert all(0 < age < 4 for age in curves[0].age)  # Two batches per epoch and a refresh.
+    assert len(curves[0].seconds) == 15
+
+
+def test_clipping_bounds_the_step():
+    data, _, model = make()
+    loader = gas.SubgraphLoader(data, torch.tensor([0, 60]), log=False)
+    before = [p.detach().clone() for p in model.parameters()]
+    train_epoch(model, loader, torch.optim.SGD(model.parameters(), lr=1.0), grad_norm=1e-3)
+    after = [p.detach() for p in model.parameters()]
+    moved = sum(float((a - b).pow(2).sum()) for a, b in zip(after, before, strict=True))
+    assert moved**0.5 == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_batches_without_labels_refresh_the_histories():
+    data, ptr, model = make()
+    data.train_mask[: int(ptr[1])] = False  # The first part has none.
+    FullBatch(data)(model.eval(), fill=True)
+    assert mean_age(model) == 0
+    loader = gas.SubgraphLoader(data, ptr, 1, log=False)
+    train_epoch(model, loader, torch.optim.SGD(model.parameters(), lr=0.0))
+    assert int(model.histories[0].age.max()) == 3  # Every part was pushed, the first one first.
+    assert int(model.histories[0].age[0]) == 3
+
+
+def test_mean_age_without_histories():
+    assert mean_age(gas.ScalableGNN(4, 8, 1)) == 0
+
+
+def test_run_picks_the_best_epoch():
+    run = Run(val_acc=[0.5, 0.8, 0.8], test_acc=[0.1, 0.2, 0.3], seconds=[3.0, 1.0, 2.0])
+    assert run.best_epoch == 1
+    assert run.epoch_seconds == 2.0
+
+
+def test_presets():
+    cora = preset("gcn", "Cora")
+    assert (cora.num_layers, cora.hidden_channels, cora.dropout) == (2, 16, 0.5)
+    assert (cora.lr, cora.reg_weight_decay, cora.nonreg_weight_decay) == (0.01, 5e-4, 0)
+    assert (cora.num_parts, cora.batch_size, cora.grad_norm, cora.epochs) == (40, 10, 1.0, 200)
+    assert preset("gcn", "ogbn-arxiv").num_layers == 3
+    assert preset("gcn", "planted:777") is PRESETS["gcn"]["planted"]
+    unknown = preset("gcn", "mine.npz")
+    assert unknown.parts_for(30_000) == (100, 12)
+    assert unknown.parts_for(10) == (1, 1)
+    known = {gas.datasets.dataset_key(name) for name in gas.datasets.dataset_names()} | {"planted"}
+    assert set(PRESETS["gcn"]) <= known
