@@ -68,7 +68,7 @@ PYBIND11_MODULE(_C, m) {
   bind_dropout<double>(m, "dropout_float64");
 
   py::class_<gas::Relabeler>(m, "Relabeler")
-      .def(py::init<int64_t>())
+      .def(py::init<int64_t, bool>())
       .def(
           "count",
           [](gas::Relabeler& self, uintptr_t rowptr, uintptr_t col, uintptr_t nodes, int64_t size,

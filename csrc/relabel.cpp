@@ -12,7 +12,7 @@
 namespace gas {
 namespace {
 
-constexpr int64_t kGrainEdges = 32 * 1024;
+constexpr int64_t kGrainEdges = 128 * 1024;  // About 0.1 ms of work for a thread.
 constexpr int64_t kWordBits = 64;
 
 // Splits the rows so that every chunk has about the same number of edges.
@@ -27,35 +27,38 @@ void parallel_rows(const std::vector<int64_t>& rowptr, int threads, const Body& 
   });
 }
 
-// Renumbers one row and sorts it by local id; entries with equal ids keep their order.
-//
-// Halo ids grow with global ids, so a row sorted by global id falls into two runs: the halo, in
-// order, and the batch's own nodes, in order too when the batch lists them so. Splitting the runs
-// is all there is to do then; other rows are sorted.
+// Renumbers one row: the batch's own nodes first, then the halo, each in the order of `col`. The
+// row is filled from both ends, then the back is turned round.
 void write_row(const int64_t* col, int64_t first, int64_t count, const int32_t* local,
-               int64_t size, int64_t* out_col, int64_t* out_eid,
-               std::vector<std::pair<int64_t, int64_t>>& scratch) {
-  scratch.resize(std::max<size_t>(scratch.size(), count));
-  int64_t own = 0, halo = 0;
+               int64_t size, int64_t* out_col, int64_t* out_eid) {
+  int64_t own = 0, halo = count;
   for (int64_t e = 0; e < count; ++e) {
     const int64_t id = local[col[e]];
-    out_col[own] = id;
-    out_eid[own] = first + e;
-    scratch[halo] = {id, first + e};
-    own += id < size;
-    halo += id >= size;
+    const bool is_own = id < size;
+    halo -= !is_own;
+    const int64_t at = is_own ? own : halo;
+    own += is_own;
+    out_col[at] = id;
+    out_eid[at] = first + e;
   }
-  for (int64_t e = 0; e < halo; ++e) std::tie(out_col[own + e], out_eid[own + e]) = scratch[e];
+  std::reverse(out_col + halo, out_col + count);
+  std::reverse(out_eid + halo, out_eid + count);
+}
 
-  if (std::is_sorted(out_col, out_col + count)) return;
-  for (int64_t e = 0; e < count; ++e) scratch[e] = {out_col[e], out_eid[e]};
-  std::sort(scratch.begin(), scratch.begin() + count);
-  for (int64_t e = 0; e < count; ++e) std::tie(out_col[e], out_eid[e]) = scratch[e];
+// Sorts one row by local id; entries with equal ids keep their order.
+void sort_row(int64_t* col, int64_t* e_id, int64_t count,
+              std::vector<std::pair<int64_t, int64_t>>& scratch) {
+  if (std::is_sorted(col, col + count)) return;
+  scratch.clear();
+  for (int64_t e = 0; e < count; ++e) scratch.emplace_back(col[e], e_id[e]);
+  std::sort(scratch.begin(), scratch.end());
+  for (int64_t e = 0; e < count; ++e) std::tie(col[e], e_id[e]) = scratch[e];
 }
 
 }  // namespace
 
-Relabeler::Relabeler(int64_t num_nodes) : num_nodes_(num_nodes) {
+Relabeler::Relabeler(int64_t num_nodes, bool sorted_rows)
+    : num_nodes_(num_nodes), sorted_rows_(sorted_rows) {
   if (num_nodes < 0 || num_nodes > std::numeric_limits<int32_t>::max()) {
     throw std::invalid_argument("num_nodes is " + std::to_string(num_nodes) +
                                 ", expected at most 2^31 - 1");
@@ -89,10 +92,12 @@ std::pair<int64_t, int64_t> Relabeler::count(const int64_t* rowptr, const int64_
                                              const int64_t* nodes, int64_t size, int threads) {
   clear();
   const int64_t num_words = (num_nodes_ + kWordBits - 1) / kWordBits;
-  while (met_.size() < static_cast<size_t>(threads)) met_.emplace_back(num_words, 0);
+  while (met_.size() < 2 * static_cast<size_t>(threads)) met_.emplace_back(num_words, 0);
   batch_rowptr_.assign(1, 0);
   batch_rowptr_.reserve(size + 1);
   batch_.reserve(size);
+  // Local ids then grow with global ids, among the batch's own nodes as among the halo.
+  in_order_ = sorted_rows_ && std::is_sorted(nodes, nodes + size);
   for (int64_t i = 0; i < size; ++i) {
     const int64_t node = nodes[i];
     if (node < 0 || node >= num_nodes_) {
@@ -108,13 +113,20 @@ std::pair<int64_t, int64_t> Relabeler::count(const int64_t* rowptr, const int64_
   }
 
   // Every thread marks the columns it meets in bits of its own, in-batch nodes included: marking
-  // is one unconditional store into a few kilobytes.
+  // is one unconditional store into a few kilobytes. Neighbouring columns often share a word, so
+  // even and odd edges use different maps; one would wait for the other's store.
   parallel_rows(batch_rowptr_, threads, [&](int chunk, int64_t begin, int64_t end) {
-    uint64_t* met = met_[chunk].data();
+    const auto mark = [col](std::vector<uint64_t>& met, int64_t e) {
+      met[col[e] / kWordBits] |= uint64_t{1} << (col[e] % kWordBits);
+    };
+    auto &even = met_[2 * chunk], &odd = met_[2 * chunk + 1];
     for (int64_t i = begin; i < end; ++i) {
-      for (int64_t e = rowptr[nodes[i]]; e < rowptr[nodes[i] + 1]; ++e) {
-        met[col[e] / kWordBits] |= uint64_t{1} << (col[e] % kWordBits);
+      int64_t e = rowptr[nodes[i]];
+      for (; e + 1 < rowptr[nodes[i] + 1]; e += 2) {
+        mark(even, e);
+        mark(odd, e + 1);
       }
+      if (e < rowptr[nodes[i] + 1]) mark(even, e);
     }
   });
 
@@ -135,8 +147,10 @@ void Relabeler::write(const int64_t* rowptr, const int64_t* col, const int64_t* 
     std::vector<std::pair<int64_t, int64_t>> scratch;
     for (int64_t i = begin; i < end; ++i) {
       const int64_t first = rowptr[nodes[i]], count = rowptr[nodes[i] + 1] - first;
-      write_row(col + first, first, count, local_.data(), size, out_col + batch_rowptr_[i],
-                out_eid + batch_rowptr_[i], scratch);
+      int64_t* row_col = out_col + batch_rowptr_[i];
+      int64_t* row_eid = out_eid + batch_rowptr_[i];
+      write_row(col + first, first, count, local_.data(), size, row_col, row_eid);
+      if (!in_order_) sort_row(row_col, row_eid, count, scratch);
     }
   });
 }

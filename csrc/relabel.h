@@ -18,7 +18,8 @@ namespace gas {
 // One batch at a time: `count`, then `write` with the same arguments.
 class Relabeler {
  public:
-  explicit Relabeler(int64_t num_nodes);
+  // `sorted_rows` says that columns are sorted in each row, which saves sorting them again.
+  Relabeler(int64_t num_nodes, bool sorted_rows);
 
   // Returns {number of edges, number of halo nodes}. Throws std::out_of_range for an id outside
   // the graph and std::invalid_argument for a node listed twice.
@@ -38,8 +39,10 @@ class Relabeler {
   void list_halo();
 
   int64_t num_nodes_;
+  bool sorted_rows_;
+  bool in_order_ = false;                   // Whether the batch's rows come out sorted.
   std::vector<int32_t> local_;              // Global to local id, -1 outside the batch.
-  std::vector<std::vector<uint64_t>> met_;  // One bit per node, for each thread.
+  std::vector<std::vector<uint64_t>> met_;  // One bit per node, two maps per thread.
   std::vector<int64_t> batch_, halo_;       // What `local_` holds now.
   std::vector<int64_t> batch_rowptr_;
 };

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 # The interface of csrc/bindings.cpp that this file calls. CMake compiles it into the module.
-INTERFACE = 2
+INTERFACE = 3
 
 
 def _load() -> ModuleType | None:
@@ -260,7 +260,9 @@ class Relabeler:
 
     def _start(self) -> None:
         self._lock = threading.Lock()
-        self._native = C.Relabeler(self.num_nodes) if C and _use(self.rowptr, self.col) else None
+        self._native = None
+        if C is not None and _use(self.rowptr, self.col):
+            self._native = C.Relabeler(self.num_nodes, _sorted_rows(self.rowptr, self.col))
 
     def __getstate__(self) -> dict[str, object]:
         keep = ("num_nodes", "rowptr", "col")
@@ -299,6 +301,13 @@ class Relabeler:
             out = (rowptr.data_ptr(), col.data_ptr(), e_id.data_ptr(), halo.data_ptr())
             self._native.write(*batch, *out, threads)
         return rowptr, col, e_id, n_id
+
+
+def _sorted_rows(rowptr: Tensor, col: Tensor) -> bool:
+    """Whether columns never fall but where a row starts."""
+    starts = torch.zeros(col.numel() + 1, dtype=torch.bool)
+    starts[rowptr] = True
+    return bool((starts[1:-1] | (col[1:] >= col[:-1])).all())
 
 
 def relabel_one_hop(

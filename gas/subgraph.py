@@ -125,7 +125,8 @@ def _checked(edges: Edges, name: str) -> Edges:
         if high >= edges.num_nodes:
             raise ValueError(
                 f"'{name}' holds the node id {high}, but 'num_nodes' is {edges.num_nodes}: "
-                f"expected ids in [0, {edges.num_nodes}); correct the ids or set num_nodes={high + 1}"
+                f"expected ids in [0, {edges.num_nodes}); correct the ids or set "
+                f"num_nodes={high + 1}"
             )
     return edges
 

@@ -59,9 +59,9 @@ void test_batch(gas::Relabeler& relabel, const Graph& graph, const std::vector<i
   }
 }
 
-void test_graph(int64_t num_nodes, int64_t num_edges, int threads) {
+void test_graph(int64_t num_nodes, int64_t num_edges, bool sorted_rows, int threads) {
   const Graph graph = random_graph(num_nodes, num_edges);
-  gas::Relabeler relabel(num_nodes);
+  gas::Relabeler relabel(num_nodes, sorted_rows);
   std::vector<int64_t> order(num_nodes);
   std::iota(order.begin(), order.end(), 0);
   std::mt19937 random(7);
@@ -75,14 +75,14 @@ void test_graph(int64_t num_nodes, int64_t num_edges, int threads) {
 
 void test_bad_batches() {
   const Graph graph = random_graph(10, 40);
-  gas::Relabeler relabel(10);
+  gas::Relabeler relabel(10, true);
   const auto count = [&](std::vector<int64_t> nodes) {
     relabel.count(graph.rowptr.data(), graph.col.data(), nodes.data(), nodes.size(), 1);
   };
   CHECK_THROWS(count({1, 10}), std::out_of_range);
   CHECK_THROWS(count({1, -1}), std::out_of_range);
   CHECK_THROWS(count({1, 2, 1}), std::invalid_argument);
-  CHECK_THROWS(gas::Relabeler(int64_t{1} << 31), std::invalid_argument);
+  CHECK_THROWS(gas::Relabeler(int64_t{1} << 31, true), std::invalid_argument);
   test_batch(relabel, graph, {4, 2}, 1);  // A failed batch leaves nothing behind.
 }
 
@@ -90,10 +90,12 @@ void test_bad_batches() {
 
 int main() {
   for (const int threads : {1, 3}) {
-    test_graph(1, 0, threads);
-    test_graph(1, 4, threads);
-    test_graph(130, 900, threads);
-    test_graph(3000, 120000, threads);
+    for (const bool sorted_rows : {true, false}) {
+      test_graph(1, 0, sorted_rows, threads);
+      test_graph(1, 4, sorted_rows, threads);
+      test_graph(130, 900, sorted_rows, threads);
+      test_graph(3000, 120000, sorted_rows, threads);
+    }
   }
   test_bad_batches();
 }
