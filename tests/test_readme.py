@@ -1,0 +1,51 @@
+"""What the documentation shows is run as it stands."""
+
+import re
+
+import pytest
+import torch
+from conftest import ROOT, random_graph
+
+import gas
+
+CODE = re.compile(r"```python\n(.*?)```", re.DOTALL)
+
+
+def blocks(file):
+    return CODE.findall((ROOT / file).read_text())
+
+
+def test_readme(capsys):
+    (code,) = blocks("README.md")
+    exec(compile(code, "README.md", "exec"), {})
+    accuracy = float(capsys.readouterr().out)
+    assert accuracy > 0.5  # Of 16 classes.
+
+
+def test_model_of_the_guide():
+    model_code, _, inference_code = blocks("docs/models.md")
+    namespace: dict = {}
+    exec(compile(model_code.rstrip() + "\n\n" + inference_code, "models.md", "exec"), namespace)
+    data = random_graph()
+    perm, ptr = gas.metis(data.edge_index, 5, num_nodes=60, log=False)
+    data = gas.permute(data, perm, log=False)
+    model = namespace["SAGE"](60, 5, 8, 3, num_layers=3).eval()
+    assert type(model).forward_layer is not gas.ScalableGNN.forward_layer
+    expected = model(data.x, data.edge_index)
+    loader = gas.EvalSubgraphLoader(data, ptr, batch_size=2, log=False)
+    assert torch.allclose(model(loader=loader), expected, atol=1e-5)
+
+
+def test_imports_of_the_migration_page():
+    (code,) = blocks("docs/migration.md")
+    exec(compile(code, "migration.md", "exec"), {})
+
+
+@pytest.mark.parametrize("file", ["README.md", "benchmarks/README.md"])
+def test_links_and_scripts_exist(file):
+    text = (ROOT / file).read_text()
+    folder = (ROOT / file).parent
+    for link in re.findall(r"\]\(([^)#:]+)\)", text):
+        assert (folder / link).exists(), link
+    for script in re.findall(r"`(\w+\.py)`", text):
+        assert list(ROOT.glob(f"*/{script}")), script
