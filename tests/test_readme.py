@@ -45,7 +45,7 @@ def test_imports_of_the_migration_page():
 def test_links_and_scripts_exist(file):
     text = (ROOT / file).read_text()
     folder = (ROOT / file).parent
-    for link in re.findall(r"\]\(([^)#:]+)\)", text):
+    for link in re.findall(r"\]\(([\w./-]+)\)", text):
         assert (folder / link).exists(), link
     for script in re.findall(r"`(\w+\.py)`", text):
         assert list(ROOT.glob(f"*/{script}")), script
