@@ -42,7 +42,7 @@ class Case:
 
 CASES = (
     Case("Cora", 2, 16, 40, 10, 0.5),
-    Case("FacebookPagePage", 2, 64, 64, 8, 0.5),
+    Case("FacebookPagePage", 2, 64, 64, 8, 0.3),
     Case("planted:200000", 3, 128, 64, 8, 0.3),
 )
 

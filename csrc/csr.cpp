@@ -3,26 +3,16 @@
 #include <algorithm>
 #include <stdexcept>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "parallel.h"
+#include "sort_row.h"
 
 namespace gas {
 namespace {
 
 constexpr int64_t kGrainRows = 4096;
-
-// Sorts one row's entries by (column, position). Positions arrive in increasing order.
-void sort_row(int64_t* col, int64_t* perm, int64_t count,
-              std::vector<std::pair<int64_t, int64_t>>& scratch) {
-  if (std::is_sorted(col, col + count)) return;
-  scratch.clear();
-  for (int64_t i = 0; i < count; ++i) scratch.emplace_back(col[i], perm[i]);
-  std::sort(scratch.begin(), scratch.end());
-  for (int64_t i = 0; i < count; ++i) std::tie(col[i], perm[i]) = scratch[i];
-}
 
 }  // namespace
 

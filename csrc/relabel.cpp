@@ -4,10 +4,10 @@
 #include <limits>
 #include <stdexcept>
 #include <string>
-#include <tuple>
 #include <utility>
 
 #include "parallel.h"
+#include "sort_row.h"
 
 namespace gas {
 namespace {
@@ -43,16 +43,6 @@ void write_row(const int64_t* col, int64_t first, int64_t count, const int32_t* 
   }
   std::reverse(out_col + halo, out_col + count);
   std::reverse(out_eid + halo, out_eid + count);
-}
-
-// Sorts one row by local id; entries with equal ids keep their order.
-void sort_row(int64_t* col, int64_t* e_id, int64_t count,
-              std::vector<std::pair<int64_t, int64_t>>& scratch) {
-  if (std::is_sorted(col, col + count)) return;
-  scratch.clear();
-  for (int64_t e = 0; e < count; ++e) scratch.emplace_back(col[e], e_id[e]);
-  std::sort(scratch.begin(), scratch.end());
-  for (int64_t e = 0; e < count; ++e) std::tie(col[e], e_id[e]) = scratch[e];
 }
 
 }  // namespace

@@ -88,7 +88,7 @@ GCN = {
         _LARGE, num_layers=3, dropout=0.3, num_parts=7, batch_size=1, lr=0.005, epochs=300
     ),
     # Not published: ours.
-    "facebookpagepage": Preset(num_parts=64, batch_size=8, epochs=100),
+    "facebookpagepage": Preset(num_parts=64, batch_size=8, dropout=0.3, epochs=100),
     "planted": Preset(epochs=30, dropout=0.3),
 }
 
