@@ -90,9 +90,10 @@ def gather_rows(table: Tensor, index: Tensor, out: Tensor | None = None) -> Tens
             f"'out' is {out.dtype} of shape {list(out.shape)}, expected a contiguous "
             f"{table.dtype} tensor of shape {list(shape)}"
         )
-    if not _use(table, index, out):
+    table = table.detach()
+    if not _use(table, index, out) or not table.is_contiguous():  # Never copies a whole table.
         return _gather_rows_torch(table, index, out)
-    table, index = table.contiguous(), index.contiguous()
+    index = index.contiguous()
     C.gather_rows(  # type: ignore[union-attr]
         table.data_ptr(),
         table.size(0),
@@ -254,6 +255,8 @@ class Relabeler:
         _check_index("rowptr", rowptr)
         _check_index("col", col)
         self.num_nodes = rowptr.numel() - 1
+        if int(rowptr[0]) != 0 or int(rowptr[-1]) != col.numel() or bool((rowptr.diff() < 0).any()):
+            raise ValueError(f"'rowptr' does not rise from 0 to the {col.numel()} entries of 'col'")
         _check_range("col", col, self.num_nodes)
         self.rowptr, self.col = rowptr.contiguous(), col.contiguous()
         self._start()

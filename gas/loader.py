@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import numbers
 import sys
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -11,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 from torch_geometric.data import Data
-from torch_geometric.typing import SparseTensor
 
 from gas import _native
 from gas.partition import check_ptr
@@ -19,9 +19,12 @@ from gas.subgraph import (
     check_finite,
     check_layout,
     csr_matrix,
+    is_row_per_edge,
+    is_row_per_node,
     is_sparse_tensor,
     read_graph,
     row_ids,
+    sparse_tensor,
     to_csr,
 )
 
@@ -66,9 +69,9 @@ class SubgraphLoader(DataLoader):
             ``data.edge_index``. (default: ``"csr"``, or ``"sparse_tensor"`` for a graph given as
             one)
         edge_weight: Make ``data.edge_weight`` the values of ``adj_t``. (default: ``True``)
-        cache: Keep batches for the next epoch. Only fixed batches can be kept: those of one part,
-            or in a fixed order. They must not be modified in place then.
-            (default: fixed batches, up to 1 GiB)
+        cache: Keep batches, features included, for the next epoch. They must not be modified in
+            place then. Only fixed batches can be kept: those of one part, or in a fixed order.
+            (default: keep ids and edges of fixed batches, up to 1 GiB, and no features)
         check: Refuse NaN and infinite features. (default: ``False``)
         **kwargs: Further arguments of ``torch.utils.data.DataLoader``, such as ``shuffle``.
 
@@ -109,11 +112,9 @@ class SubgraphLoader(DataLoader):
         rowptr, col, self._e_id = to_csr(edges)
         self._weight = edges.weight
         self._relabel = _native.Relabeler(rowptr, col)
-        keys = [
-            key for key, value in data if isinstance(value, Tensor) and key not in ADJACENCY_KEYS
-        ]
-        self._node_keys = [key for key in keys if data.is_node_attr(key)]
-        self._edge_keys = [key for key in keys if data.is_edge_attr(key)]
+        keys = data.keys()
+        self._node_keys = [key for key in keys if is_row_per_node(data, key)]
+        self._edge_keys = [key for key in keys if is_row_per_edge(data, key)]
         self._cached: dict[tuple[int, ...], SubData] = {}
         self._cached_bytes = 0
 
@@ -123,23 +124,31 @@ class SubgraphLoader(DataLoader):
             collate_fn=self._collate,
             **kwargs,
         )
-        shuffled = not isinstance(self.sampler, torch.utils.data.SequentialSampler)
-        fixed = batch_size == 1 or not shuffled
+        in_order = isinstance(self.sampler, torch.utils.data.SequentialSampler)
+        fixed = "batch_sampler" not in kwargs and (batch_size == 1 or in_order)
         if cache and not fixed:
             raise ValueError(
                 "'cache' is True, but shuffling makes new batches every epoch: use batch_size=1, "
                 "with larger parts, or leave 'cache' out"
             )
+        self._cache_features = bool(cache)
         limit = CACHE_BYTES if cache is None else sys.maxsize
         self._cache_limit = limit if fixed and cache is not False else -1
 
     def _collate(self, parts: list[int]) -> SubData:
-        key = tuple(sorted(parts))
-        batch = self._cached.get(key)
-        if batch is None:
-            batch = self._cut(key)
-            self._keep(key, batch)
-        return batch._replace(data=copy.copy(batch.data))
+        # Tensors made in inference mode would be of no use to a later epoch of training.
+        with torch.inference_mode(False), torch.no_grad():
+            key = tuple(sorted(parts))
+            batch = self._cached.get(key)
+            if batch is None:
+                batch = self._cut(key)
+                if self._cache_features:
+                    self._add_features(batch)
+                self._keep(key, batch)
+            batch = batch._replace(data=copy.copy(batch.data))
+            if not self._cache_features:
+                self._add_features(batch)
+        return batch
 
     def _keep(self, key: tuple[int, ...], batch: SubData) -> None:
         size = _num_bytes(batch)
@@ -148,7 +157,7 @@ class SubgraphLoader(DataLoader):
             self._cached_bytes += size
 
     def _cut(self, parts: tuple[int, ...]) -> SubData:
-        """Cuts the mini-batch of some parts out of the graph."""
+        """Cuts the edges of some parts out of the graph; features come later."""
         part = torch.tensor(parts)
         offset = self.ptr[part]
         count = self.ptr[part + 1] - offset
@@ -158,48 +167,45 @@ class SubgraphLoader(DataLoader):
             e_id = _native.gather_rows(self._e_id, e_id)
 
         data = self.data.__class__()
+        rows = {*self._node_keys, *self._edge_keys, *ADJACENCY_KEYS}
         for key, value in self.data:
-            if key in ADJACENCY_KEYS:
-                continue
-            if key in self._node_keys:
-                value = _native.gather_rows(value, n_id)
-            elif key in self._edge_keys:
-                value = _native.gather_rows(value, e_id)
-            data[key] = value
+            if key in self._edge_keys:
+                data[key] = _native.gather_rows(value, e_id)
+            elif key not in rows:
+                data[key] = value
         data.e_id = e_id
         data.num_nodes = n_id.numel()
-        self._set_adjacency(data, rowptr, col, e_id, n_id.numel())
+        value = None if self._weight is None else _native.gather_rows(self._weight, e_id)
+        self._set_adjacency(data, rowptr, col, value, n_id.numel())
         return SubData(data, nodes.numel(), n_id, offset, count)
 
+    def _add_features(self, batch: SubData) -> None:
+        for key in self._node_keys:
+            batch.data[key] = _native.gather_rows(self.data[key], batch.n_id)
+
     def _set_adjacency(
-        self, data: Data, rowptr: Tensor, col: Tensor, e_id: Tensor, num_cols: int
+        self, data: Data, rowptr: Tensor, col: Tensor, value: Tensor | None, num_cols: int
     ) -> None:
         if self.layout == "edge_index":
             data.edge_index = torch.stack([col, row_ids(rowptr)])
+            if value is not None and "edge_weight" not in data:
+                data.edge_weight = value
             return
         if not self.bipartite:
             halo_rows = num_cols - rowptr.numel() + 1
             rowptr = torch.nn.functional.pad(rowptr, (0, halo_rows), value=col.numel())
         size = (rowptr.numel() - 1, num_cols)
-        value = None
-        if self._weight is not None:
-            sliced = "edge_weight" in self._edge_keys
-            value = data.edge_weight.view(-1) if sliced else _native.gather_rows(self._weight, e_id)
         if self.layout == "sparse_tensor":
-            data.adj_t = SparseTensor(
-                rowptr=rowptr,
-                col=col,
-                value=value,
-                sparse_sizes=size,
-                is_sorted=True,
-                trust_data=True,
-            )
+            data.adj_t = sparse_tensor(rowptr, col, value, size)
             return
         if value is None:
-            x = data.get("x")
+            x = self.data.get("x")
             dtype = x.dtype if x is not None and x.is_floating_point() else None
             value = torch.ones(col.numel(), dtype=dtype)
         data.adj_t = csr_matrix(rowptr, col, value, size)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_cached": {}, "_cached_bytes": 0}
 
     def __repr__(self) -> str:
         return (
@@ -240,7 +246,7 @@ class EvalSubgraphLoader(SubgraphLoader):
 
 
 def _check_batch_size(batch_size: int) -> None:
-    if not isinstance(batch_size, int) or batch_size < 1:
+    if not isinstance(batch_size, numbers.Integral) or batch_size < 1:
         raise ValueError(f"'batch_size' is {batch_size!r}, expected at least one part per batch")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import numbers
 import os
 import sys
 import tempfile
@@ -25,7 +26,18 @@ from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
 from gas import _native
-from gas.subgraph import CSR, Edges, csr_matrix, is_sparse_tensor, read_edges, read_graph, to_csr
+from gas.subgraph import (
+    CSR,
+    Edges,
+    csr_matrix,
+    is_row_per_edge,
+    is_row_per_node,
+    is_sparse_tensor,
+    read_edges,
+    read_graph,
+    sparse_tensor,
+    to_csr,
+)
 
 METHODS = ("metis", "kaminpar", "random")
 
@@ -98,7 +110,7 @@ def metis(
 
 
 def _check_num_parts(num_parts: int, num_nodes: int) -> None:
-    if not isinstance(num_parts, int) or num_parts < 1:
+    if not isinstance(num_parts, numbers.Integral) or num_parts < 1:
         raise ValueError(f"'num_parts' is {num_parts!r}, expected an integer of at least 1")
     if num_parts > max(num_nodes, 1):
         raise ValueError(
@@ -188,8 +200,9 @@ def _fill_empty(part: Tensor, num_parts: int) -> Tensor:
 
 def cache_dir() -> Path:
     """Where results are kept between runs: ``$GAS_CACHE_DIR``, or ``gas`` in the user's cache."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("GAS_CACHE_DIR") or Path(home) / "gas")
+    if "GAS_CACHE_DIR" in os.environ:
+        return Path(os.environ["GAS_CACHE_DIR"])
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gas"
 
 
 def _hash(edges: Edges, *settings: object) -> str:
@@ -204,11 +217,15 @@ def _load(file: Path | None, num_nodes: int, num_parts: int) -> Tensor | None:
     if file is None or not file.exists():
         return None
     try:
-        part = torch.from_numpy(np.load(file, allow_pickle=False).astype(np.int64))
-    except (OSError, ValueError, EOFError):
+        with file.open("rb") as stream:
+            array = np.lib.format.read_array(stream, allow_pickle=False)
+        part = torch.from_numpy(array.astype(np.int64))
+    except Exception:  # Whatever damaged bytes lead to.
         return None
-    fits = part.shape == (num_nodes,) and bool(((part >= 0) & (part < num_parts)).all())
-    return part if fits else None
+    if part.shape != (num_nodes,) or bool((part < 0).any()):
+        return None
+    count = torch.bincount(part, minlength=num_parts)
+    return part if count.numel() == num_parts and bool((count > 0).all()) else None
 
 
 def _save(file: Path | None, part: Tensor) -> None:
@@ -239,7 +256,8 @@ def permute(data: Data, perm: Tensor, log: bool = True) -> Data:
 
     Node-level tensors and masks are permuted, ``edge_index``, ``edge_label_index`` and ``adj_t``
     renumbered. The columns of ``edge_index`` keep their order, so edge-level tensors stay as they
-    are; the entries of ``adj_t`` are sorted by row and column again.
+    are; the entries of an ``adj_t`` are sorted by row and column again, and edge-level tensors
+    with them. Lists, and tensors of node ids under other names, stay as they are.
 
     Args:
         data: The graph; it is not modified.
@@ -250,7 +268,8 @@ def permute(data: Data, perm: Tensor, log: bool = True) -> Data:
         ValueError: If ``perm`` is not a permutation of the nodes.
     """
     start = time.perf_counter()
-    num_nodes = read_graph(data).num_nodes
+    edges = read_graph(data)
+    num_nodes = edges.num_nodes
     if not isinstance(perm, Tensor) or perm.dtype != torch.long or perm.shape != (num_nodes,):
         what = f"{perm.dtype} of shape {list(perm.shape)}" if isinstance(perm, Tensor) else perm
         raise ValueError(f"'perm' is {what}, expected an int64 tensor of shape [{num_nodes}]")
@@ -263,26 +282,33 @@ def permute(data: Data, perm: Tensor, log: bool = True) -> Data:
 
     out = copy.copy(data)
     for key, value in data:
-        if key == "adj_t":
-            out[key] = _permute_adj(value, perm, new_id)
-        elif key in ("edge_index", "edge_label_index"):
+        if key in ("edge_index", "edge_label_index"):
             out[key] = new_id[value.as_tensor() if isinstance(value, EdgeIndex) else value]
-        elif isinstance(value, Tensor) and data.is_node_attr(key):
+        elif is_row_per_node(data, key):
             out[key] = value[perm]
+    if "adj_t" in data:
+        edges = edges._replace(src=new_id[edges.src], dst=new_id[edges.dst])
+        csr = to_csr(edges)
+        out.adj_t = _like(data.adj_t, csr, edges.weight, num_nodes)
+        if csr.e_id is not None:
+            for key in data.keys():  # noqa: SIM118
+                if key == "edge_index":
+                    out[key] = out[key][:, csr.e_id]
+                elif is_row_per_edge(data, key):
+                    out[key] = data[key][csr.e_id]
     if log:
         print(f"Permuted the graph [{time.perf_counter() - start:.2f} s]", file=sys.stderr)
     return out
 
 
-def _permute_adj(adj_t: Any, perm: Tensor, new_id: Tensor) -> Any:
+def _like(adj_t: Any, csr: CSR, weight: Tensor | None, num_nodes: int) -> Any:
+    """The same graph as ``csr``, as the kind of matrix that ``adj_t`` is."""
+    value = weight if weight is None or csr.e_id is None else weight[csr.e_id]
+    size = (num_nodes, num_nodes)
     if is_sparse_tensor(adj_t):
-        return adj_t.permute(perm)
-    edges = read_edges(adj_t, name="adj_t")
-    assert edges.weight is not None
-    renumbered = Edges(new_id[edges.src], new_id[edges.dst], None, edges.num_nodes)
-    rowptr, col, e_id = to_csr(renumbered)
-    value = edges.weight if e_id is None else edges.weight[e_id]
-    return csr_matrix(rowptr, col, value, (edges.num_nodes, edges.num_nodes))
+        return sparse_tensor(csr.rowptr, csr.col, value, size)
+    assert value is not None
+    return csr_matrix(csr.rowptr, csr.col, value, size)
 
 
 # Report -------------------------------------------------------------------------------------------

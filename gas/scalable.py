@@ -7,6 +7,7 @@ Historical Embeddings*, ICML 2021.
 from __future__ import annotations
 
 import inspect
+import numbers
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, cast
 
@@ -70,9 +71,12 @@ class ScalableGNN(torch.nn.Module):
     ) -> None:
         super().__init__()
         for name, value in (("num_nodes", num_nodes), ("num_layers", num_layers)):
-            if not isinstance(value, int) or value < 1:
+            if not isinstance(value, numbers.Integral) or value < 1:
                 raise ValueError(f"'{name}' is {value!r}, expected an integer of at least 1")
-        if isinstance(hidden_channels, int):
+        for name, bound in (("pool_size", pool_size), ("buffer_size", buffer_size)):
+            if bound is not None and (not isinstance(bound, numbers.Integral) or bound < 1):
+                raise ValueError(f"'{name}' is {bound!r}, expected an integer of at least 1")
+        if isinstance(hidden_channels, numbers.Integral):
             widths: Sequence[int] = [hidden_channels] * (num_layers - 1)
         else:
             widths = hidden_channels
@@ -91,6 +95,7 @@ class ScalableGNN(torch.nn.Module):
         )
         self.histories = cast("Sequence[History]", histories)
         self._fill = False
+        self._in_batch = False
         self._sweep: _Sweep | None = None
 
     @property
@@ -147,13 +152,15 @@ class ScalableGNN(torch.nn.Module):
             **kwargs: Passed on to ``forward``, such as ``edge_weight``.
         """
         if loader is not None:
+            if x is not None or adj_t is not None or fill or kwargs:
+                raise ValueError("'loader' brings its own batches: pass nothing else with it")
             return self._layer_wise(loader)
         self._check_call(x, batch_size, n_id, fill)
-        self._fill = fill
+        self._fill, self._in_batch = fill, n_id is not None
         try:
             out = super().__call__(x, adj_t, batch_size, n_id, offset, count, **kwargs)
         finally:
-            self._fill = False
+            self._fill = self._in_batch = False
         return out[:batch_size] if isinstance(out, Tensor) else out
 
     def _check_call(
@@ -165,13 +172,18 @@ class ScalableGNN(torch.nn.Module):
                 "yields, model(batch.x, batch.adj_t, *args)"
             )
         if batch_size is not None and n_id is not None:
-            if not isinstance(batch_size, int) or not 0 <= batch_size <= n_id.numel():
+            if not isinstance(batch_size, numbers.Integral) or not 0 <= batch_size <= n_id.numel():
                 raise ValueError(
                     f"'batch_size' is {batch_size!r}, expected an integer between 0 and the "
                     f"{n_id.numel()} nodes in 'n_id'"
                 )
             if fill:
                 raise ValueError("'fill' is for full batches: a mini-batch always writes histories")
+            if n_id.device.type == "cpu" and n_id.numel() and int(n_id.max()) >= self.num_nodes:
+                raise ValueError(
+                    f"'n_id' holds the node {int(n_id.max())}, but the model was made for "
+                    f"{self.num_nodes} nodes: histories belong to one graph"
+                )
         expected = self.num_nodes if n_id is None else n_id.numel()
         if (fill or n_id is not None) and isinstance(x, Tensor) and x.size(0) != expected:
             raise ValueError(f"'x' has {x.size(0)} rows, expected one per node: {expected}")
@@ -201,6 +213,11 @@ class ScalableGNN(torch.nn.Module):
             ``[batch_size + halo, width]``. On a full batch, ``x``.
         """
         if n_id is None or batch_size is None:
+            if self._in_batch:
+                raise ValueError(
+                    "push_and_pull was not told which batch this is: pass on what forward was "
+                    "given, self.push_and_pull(history, x, *args)"
+                )
             if self._fill:
                 history.push(x)
             return x
@@ -210,6 +227,8 @@ class ScalableGNN(torch.nn.Module):
             )
         own = x[:batch_size]
         sweep = self._sweep
+        if sweep is not None and sweep.calls == len(self.histories):
+            raise self._wrong_calls(f"more than {sweep.calls}")
         if sweep is None or sweep.calls == sweep.layer:
             history.push(own, n_id[:batch_size], offset, count)
         if sweep is not None:
@@ -217,7 +236,16 @@ class ScalableGNN(torch.nn.Module):
                 raise _Reached
             sweep.calls += 1
         halo = history.pull(n_id[batch_size:])
-        return torch.cat([own, halo.to(own.dtype)])
+        return torch.cat([own, halo.to(own)])
+
+    def inputs_of(self, data: Data) -> tuple[Tensor, Any, dict[str, Tensor]]:
+        """What ``forward`` takes of a batch, in any layout.
+
+        Returns:
+            The features, the adjacency (``adj_t`` or ``edge_index``), and those of ``edge_weight``
+            and ``edge_attr`` that the batch has and ``forward`` names as parameters.
+        """
+        return data.x, _adjacency(data), _edge_arguments(self.forward, data)
 
     # Layer-wise inference -------------------------------------------------------------------------
 
@@ -250,7 +278,7 @@ class ScalableGNN(torch.nn.Module):
             raise ValueError(
                 f"'loader' has a graph of {graph} nodes, but the histories are for {self.num_nodes}"
             )
-        training = self.training
+        modes = [(module, module.training) for module in self.modules()]
         self.eval()
         try:
             if type(self).forward_layer is not ScalableGNN.forward_layer:
@@ -258,19 +286,20 @@ class ScalableGNN(torch.nn.Module):
             return self._assemble(self._run_forwards(loader))
         finally:
             self._sweep = None
-            self.train(training)
+            self._in_batch = False
+            for module, mode in modes:
+                module.training = mode
 
     def _run_layers(self, loader: Iterable[SubData]) -> Iterator[tuple[SubData, Tensor]]:
         """One pass per layer, each computing that layer alone."""
-        states: list[dict[str, Any]] = []
+        states: dict[tuple[int, ...], dict[str, Any]] = {}  # By batch: the order may change.
         for layer in range(self.num_layers):
-            for i, batch in enumerate(loader):
-                if layer == 0:
-                    states.append({})
+            for batch in loader:
+                state = states.setdefault(tuple(batch.offset.tolist()), {})
                 data = batch.data.to(self.device)
                 x = data.x if layer == 0 else self.histories[layer - 1].pull(batch.n_id)
                 kwargs = _edge_arguments(self.forward_layer, data)
-                out = self.forward_layer(layer, x, _adjacency(data), states[i], **kwargs)
+                out = self.forward_layer(layer, x, _adjacency(data), state, **kwargs)
                 out = out[: batch.batch_size]
                 if layer < self.num_layers - 1:
                     n_id = batch.n_id[: batch.batch_size]
@@ -287,24 +316,24 @@ class ScalableGNN(torch.nn.Module):
                     self._forward(batch)
                 except _Reached:
                     continue
-                raise self._too_few_calls(layer)
+                raise self._wrong_calls(str(layer))
         for batch in loader:
             self._sweep = _Sweep(len(self.histories))
             out = self._forward(batch)
             if self._sweep.calls < len(self.histories):
-                raise self._too_few_calls(self._sweep.calls)
+                raise self._wrong_calls(str(self._sweep.calls))
             yield batch, out[: batch.batch_size]
 
-    def _too_few_calls(self, calls: int) -> RuntimeError:
+    def _wrong_calls(self, calls: str) -> RuntimeError:
         return RuntimeError(
             f"{type(self).__name__}.forward called push_and_pull {calls} times, expected once for "
             f"each of its {len(self.histories)} histories"
         )
 
     def _forward(self, batch: SubData) -> Tensor:
-        data = batch.data.to(self.device)
-        kwargs = _edge_arguments(self.forward, data)
-        return self.forward(data.x, _adjacency(data), *batch[1:], **kwargs)
+        x, adj_t, kwargs = self.inputs_of(batch.data.to(self.device))
+        self._in_batch = True
+        return super().__call__(x, adj_t, *batch[1:], **kwargs)
 
     def _assemble(self, outputs: Iterator[tuple[SubData, Tensor]]) -> Tensor:
         """Puts the outputs of batches into one new tensor on the CPU."""

@@ -75,9 +75,8 @@ def read_edges(adj: Any, num_nodes: int | None = None, name: str = "edge_index")
             dst = torch.repeat_interleave(torch.arange(size[0], device=adj.device), count)
             return _sized(adj.col_indices(), dst, adj.values(), size, num_nodes, name)
         adj = adj.to_sparse_coo()
-        adj = adj if adj.is_coalesced() else adj.coalesce()
-        dst, src = adj.indices()
-        return _sized(src, dst, adj.values(), size, num_nodes, name)
+        dst, src = adj._indices()  # Duplicates included, which coalesce() would merge.
+        return _sized(src, dst, adj._values(), size, num_nodes, name)
     if not isinstance(adj, Tensor):
         raise ValueError(
             f"'{name}' is a {type(adj).__name__}, expected an integer tensor of shape [2, E], a "
@@ -88,7 +87,11 @@ def read_edges(adj: Any, num_nodes: int | None = None, name: str = "edge_index")
     if adj.dim() != 2 or adj.size(0) != 2:
         hint = f": pass {name}.t()" if adj.dim() == 2 and adj.size(1) == 2 else ""
         raise ValueError(f"'{name}' has shape {list(adj.shape)}, expected [2, E]{hint}")
-    edge_index = (adj.as_tensor() if isinstance(adj, EdgeIndex) else adj).long()
+    if isinstance(adj, EdgeIndex):
+        sizes = [size for size in adj.sparse_size() if size is not None]
+        num_nodes = max(sizes) if num_nodes is None and sizes else num_nodes
+        adj = adj.as_tensor()
+    edge_index = adj.long()
     if num_nodes is None:
         num_nodes = int(edge_index.max()) + 1 if edge_index.numel() else 0
     src, dst = edge_index
@@ -135,7 +138,7 @@ def read_graph(data: Data, edge_weight: bool = True) -> Edges:
     """Reads and checks the edges of ``data``: of ``adj_t`` if there is one, else ``edge_index``.
 
     Weights are the values of ``adj_t``, or ``data.edge_weight``; with ``edge_weight=False`` they
-    are left out.
+    are left out. A graph that has both must list its edges in the same order.
 
     Raises:
         ValueError: If edges, weights or node-level tensors don't fit each other.
@@ -149,6 +152,13 @@ def read_graph(data: Data, edge_weight: bool = True) -> Edges:
             raise ValueError(
                 f"'x' has {data.x.size(0)} rows, but 'adj_t' has {edges.num_nodes}: one per node"
             )
+        if edge_index is not None:
+            both = torch.stack([edges.src, edges.dst])
+            if edge_index.shape != both.shape or not torch.equal(edge_index.long(), both):
+                raise ValueError(
+                    "'data' has an 'edge_index' and an 'adj_t' whose edges differ, or differ in "
+                    "order: delete one of them"
+                )
     else:
         edges = read_edges(edge_index, data.num_nodes)
         weight = data.get("edge_weight")
@@ -182,10 +192,10 @@ def check_finite(data: Data) -> None:
         ValueError: Naming the first such row.
     """
     x = data.get("x")
-    if not isinstance(x, Tensor) or not x.is_floating_point():
+    if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() < 2:
         return
     for start in range(0, x.size(0), 65536):
-        finite = torch.isfinite(x[start : start + 65536]).view(-1, x[0].numel()).all(dim=1)
+        finite = torch.isfinite(x[start : start + 65536]).flatten(1).all(dim=1)
         if not finite.all():
             row = start + int((~finite).nonzero()[0])
             raise ValueError(
@@ -199,6 +209,23 @@ def to_csr(edges: Edges) -> CSR:
     rowptr, col, e_id = _native.coo_to_csr(edges.dst, edges.src, edges.num_nodes)
     in_order = bool((e_id[1:] > e_id[:-1]).all())
     return CSR(rowptr, col, None if in_order else e_id)
+
+
+def is_row_per_node(data: Data, key: str) -> bool:
+    """Whether ``data[key]`` is a tensor with one row per node."""
+    value = data[key]
+    return isinstance(value, Tensor) and _by_row(data, key) and data.is_node_attr(key)
+
+
+def is_row_per_edge(data: Data, key: str) -> bool:
+    """Whether ``data[key]`` is a tensor with one row per edge."""
+    value = data[key]
+    return isinstance(value, Tensor) and _by_row(data, key) and data.is_edge_attr(key)
+
+
+def _by_row(data: Data, key: str) -> bool:
+    named = key in ("edge_index", "adj_t", "num_nodes", "edge_label_index")
+    return not named and data.__cat_dim__(key, data[key]) == 0
 
 
 # Writing layouts ----------------------------------------------------------------------------------
@@ -217,6 +244,13 @@ def csr_matrix(rowptr: Tensor, col: Tensor, value: Tensor, size: tuple[int, int]
     """A ``torch.sparse_csr`` matrix. Duplicate entries are allowed: their products add up."""
     _accept_beta_state()
     return torch.sparse_csr_tensor(rowptr, col, value, size=size, check_invariants=False)
+
+
+def sparse_tensor(rowptr: Tensor, col: Tensor, value: Tensor | None, size: tuple[int, int]) -> Any:
+    """A ``torch_sparse.SparseTensor``."""
+    return SparseTensor(
+        rowptr=rowptr, col=col, value=value, sparse_sizes=size, is_sorted=True, trust_data=True
+    )
 
 
 def row_ids(rowptr: Tensor) -> Tensor:

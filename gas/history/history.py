@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import warnings
 from collections.abc import Callable, Sequence
 
@@ -33,7 +34,7 @@ class History(torch.nn.Module):
     ) -> None:
         super().__init__()
         for name, value in (("num_embeddings", num_embeddings), ("embedding_dim", embedding_dim)):
-            if not isinstance(value, int) or value < 0:
+            if not isinstance(value, numbers.Integral) or value < 0:
                 raise ValueError(f"'{name}' is {value!r}, expected a non-negative integer")
         if not dtype.is_floating_point:
             raise ValueError(f"'dtype' is {dtype}, expected a floating-point type")
@@ -43,7 +44,8 @@ class History(torch.nn.Module):
         # The push that wrote each row, counted from 1; 0 for rows never written.
         self._written_at = torch.zeros(num_embeddings, dtype=torch.int32)
         self._num_pushes = 0
-        self._unwritten_known = num_embeddings == 0
+        self._num_unwritten = num_embeddings
+        self._warned = False
         self._device = torch.device("cpu")
 
     def reset_parameters(self) -> None:
@@ -51,7 +53,8 @@ class History(torch.nn.Module):
         self.emb.zero_()
         self._written_at.zero_()
         self._num_pushes = 0
-        self._unwritten_known = self.num_embeddings == 0
+        self._num_unwritten = self.num_embeddings
+        self._warned = False
 
     @property
     def age(self) -> Tensor:
@@ -88,24 +91,26 @@ class History(torch.nn.Module):
                 f"'x' has shape {list(x.shape)}, expected [rows, {self.embedding_dim}], the width "
                 "of this history"
             )
+        if not x.is_floating_point():
+            raise ValueError(f"'x' has dtype {x.dtype}, expected a floating-point type")
         if (offset is None) != (count is None):
             raise ValueError("'offset' and 'count' describe ranges together: pass both or neither")
 
         rows = x.detach().to(self.emb.device, self.emb.dtype)
         if offset is not None and count is not None:
-            ranges = self._ranges(x, offset, count)
+            ranges = self._ranges(x, n_id, offset, count)
             self._num_pushes += 1
             begin = 0
             for first, size in ranges:
                 self.emb[first : first + size] = rows[begin : begin + size]
-                self._written_at[first : first + size] = self._num_pushes
+                self._mark(slice(first, first + size))
                 begin += size
         elif n_id is not None:
             if n_id.size(0) != x.size(0):
                 raise ValueError(f"'x' has {x.size(0)} rows, but 'n_id' names {n_id.size(0)}")
             _native.scatter_rows(self.emb, n_id.to(self.emb.device), rows)
             self._num_pushes += 1
-            self._written_at[n_id.to(self._written_at.device)] = self._num_pushes
+            self._mark(n_id.to(self._written_at.device))
         else:
             if x.size(0) != self.num_embeddings:
                 raise ValueError(
@@ -114,11 +119,22 @@ class History(torch.nn.Module):
                 )
             self.emb.copy_(rows)
             self._num_pushes += 1
-            self._written_at.fill_(self._num_pushes)
-            self._unwritten_known = True
+            self._mark(slice(None))
+
+    def _mark(self, rows: slice | Tensor) -> None:
+        """Notes that this push wrote some rows."""
+        if self._num_unwritten:
+            new = self._written_at[rows] == 0
+            written = new.sum() if isinstance(rows, slice) else rows[new].unique().numel()
+            self._num_unwritten -= int(written)
+        self._written_at[rows] = self._num_pushes
 
     def _ranges(
-        self, x: Tensor, offset: Tensor | Sequence[int], count: Tensor | Sequence[int]
+        self,
+        x: Tensor,
+        n_id: Tensor | None,
+        offset: Tensor | Sequence[int],
+        count: Tensor | Sequence[int],
     ) -> list[tuple[int, int]]:
         first = offset.tolist() if isinstance(offset, Tensor) else list(offset)
         size = count.tolist() if isinstance(count, Tensor) else list(count)
@@ -133,6 +149,16 @@ class History(torch.nn.Module):
                     f"'offset' and 'count' hold the range {begin} to {begin + rows}, which is "
                     f"outside [0, {self.num_embeddings})"
                 )
+        if n_id is not None and n_id.device.type == "cpu":
+            begin = 0
+            for rows, at in zip(size, first, strict=True):
+                own = n_id[begin : begin + rows]
+                if rows and (int(own[0]) != at or int(own[-1]) != at + rows - 1):
+                    raise ValueError(
+                        f"'n_id' and the ranges disagree: row {begin} belongs to node "
+                        f"{int(own[0])}, but 'offset' says {at}"
+                    )
+                begin += rows
         return list(zip(first, size, strict=True))
 
     @torch.no_grad()
@@ -157,20 +183,18 @@ class History(torch.nn.Module):
 
     def _warn_unwritten(self, n_id: Tensor | None) -> None:
         """Warns once when rows are read that nobody wrote."""
-        if self._unwritten_known:
+        if self._num_unwritten == 0 or self._warned:
             return
         rows = self._written_at if n_id is None else self._written_at[n_id.cpu()]
         missing = int((rows == 0).sum())
         if missing:
-            self._unwritten_known = True
+            self._warned = True
             warnings.warn(
                 f"A history was read before it was filled: {missing} of {rows.numel()} rows are "
                 "zeros that nobody pushed. Training recovers after the first epoch; to start "
                 "without them, call model(x, adj_t, fill=True) or model(loader=...) first.",
                 stacklevel=3,
             )
-        elif bool((self._written_at != 0).all()):
-            self._unwritten_known = True
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> History:
         self._device = fn(torch.empty(0)).device

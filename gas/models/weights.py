@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gas.subgraph import is_sparse_tensor
+from gas.subgraph import is_sparse_tensor, row_ids
 
 
 def check_weights(adj_t: Any, edge_weight: Tensor | None) -> None:
@@ -23,10 +23,11 @@ def check_weights(adj_t: Any, edge_weight: Tensor | None) -> None:
         missing = edge_weight is None
     elif isinstance(adj_t, Tensor) and adj_t.is_sparse_csr and not adj_t.is_cuda:
         # Where no weights were given, the matrix is filled with ones. (On a GPU, looking would
-        # make the host wait.) Ones are right for nodes with nothing but a self-loop.
+        # make the host wait.) Ones are right for nodes with nothing but a self-loop: any other
+        # edge makes the degree of its destination 2 or more.
         value = adj_t.values()
-        is_plain = value.numel() > adj_t.size(0) and bool(value[0] == 1)
-        missing = is_plain and bool((value == 1).all())
+        plain = value.numel() > 0 and bool(value[0] == 1) and bool((value == 1).all())
+        missing = plain and bool((adj_t.col_indices() != row_ids(adj_t.crow_indices())).any())
     else:
         missing = False
     if missing:

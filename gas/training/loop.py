@@ -80,11 +80,9 @@ def train_epoch(
     split: int = 0,
     grad_norm: float | None = None,
     full_batch: bool = False,
+    refresh_unlabelled: bool = True,
 ) -> float:
     """Trains on every batch once; returns the mean loss per labelled node.
-
-    Batches without labelled nodes run forward without gradient, so that their rows in the histories
-    do not go stale.
 
     Args:
         model: The model.
@@ -93,6 +91,8 @@ def train_epoch(
         split: Which split of ``train_mask`` to use. (default: ``0``)
         grad_norm: Clip the norm of the gradient to this. (default: no clipping)
         full_batch: The batch is the whole graph, without histories. (default: ``False``)
+        refresh_unlabelled: Run batches without labelled nodes forward, without gradient, so that
+            their rows in the histories do not go stale. (default: ``True``)
     """
     model.train()
     total = 0.0
@@ -102,12 +102,14 @@ def train_epoch(
         args: tuple[Any, ...] = () if full_batch else batch[1:]
         mask = split_mask(data.train_mask[:batch_size], split)
         count = int(mask.sum())
+        x, adj_t, kwargs = model.inputs_of(data)
         if count == 0:
-            with torch.no_grad():
-                model(data.x, data.adj_t, *args)
+            if refresh_unlabelled:
+                with torch.no_grad():
+                    model(x, adj_t, *args, **kwargs)
             continue
         optimizer.zero_grad()
-        out = model(data.x, data.adj_t, *args)
+        out = model(x, adj_t, *args, **kwargs)
         loss = loss_of(out[mask], data.y[:batch_size][mask])
         loss.backward()
         if grad_norm is not None:
