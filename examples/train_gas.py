@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -51,7 +52,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--num-parts", type=int)
     parser.add_argument("--batch-size", type=int, help="parts per mini-batch")
     parser.add_argument("--partition", default="metis", choices=gas.partition.METHODS)
-    parser.add_argument("--layout", default="csr", choices=("csr", "sparse_tensor"))
+    parser.add_argument("--layout", default="csr", choices=gas.subgraph.LAYOUTS)
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--lr", type=float)
     parser.add_argument("--seed", type=int, default=0, help="of the first run (%(default)s)")
@@ -62,7 +63,7 @@ def parse_args() -> argparse.Namespace:
         "--eval",
         default="auto",
         choices=("auto", "full", "layerwise"),
-        help="how to evaluate; auto is full batch up to 100,000 nodes (%(default)s)",
+        help="how to evaluate; auto is full batch up to 100,000 nodes, and with --full-batch",
     )
     parser.add_argument(
         "--no-refresh", action="store_true", help="full-batch evaluation leaves histories alone"
@@ -76,6 +77,10 @@ def parse_args() -> argparse.Namespace:
         if value is not None and value < 1:
             option = name.replace("_", "-")
             parser.error(f"argument --{option} is {value}, expected at least 1")
+    if args.device == "cuda" and not torch.cuda.is_available():
+        parser.error("argument --device is cuda, but PyTorch sees no CUDA device: use cpu")
+    if args.out.exists() and not args.out.is_dir():
+        parser.error(f"argument --out is {args.out}, which is a file: name a folder")
     return args
 
 
@@ -94,9 +99,9 @@ class Graph:
     """The graph in the forms that training and evaluation take it."""
 
     data: Data  # Permuted, on the CPU.
-    loader: gas.SubgraphLoader  # Mini-batches to train on.
-    inference: gas.EvalSubgraphLoader  # Mini-batches to evaluate layer by layer.
-    whole: FullBatch | None  # One batch, where the graph is evaluated or trained as a whole.
+    loader: gas.SubgraphLoader | None  # Mini-batches, unless it is trained as a whole.
+    inference: gas.EvalSubgraphLoader | None  # Mini-batches to evaluate layer by layer ...
+    whole: FullBatch | None  # ... or the graph as one batch.
     in_channels: int
     out_channels: int
 
@@ -106,27 +111,22 @@ def load(args: argparse.Namespace, device: str) -> tuple[Graph, Preset]:
     num_nodes = data.num_nodes
     settings = settings_of(args, num_nodes)
     data = T.GCNNorm()(data)  # Of the whole graph, before it is cut into parts.
-    if args.full_batch:
-        ptr = torch.tensor([0, num_nodes])
-        print(data)
-    else:
+    full = args.full_batch or args.eval == "full"
+    full = full or (args.eval == "auto" and num_nodes <= 100_000)
+    loader = inference = None
+    if not args.full_batch:
         perm, ptr = gas.metis(
             data.edge_index, settings.num_parts, num_nodes=num_nodes, method=args.partition
         )
         data = gas.permute(data, perm)
-        print(data)
         print(gas.partition_report(data, ptr))
-    full = args.eval == "full" or (args.eval == "auto" and num_nodes <= 100_000)
-    batch_size = 1 if args.full_batch else settings.batch_size
-    options = {"layout": args.layout, "log": False}
-    graph = Graph(
-        data,
-        gas.SubgraphLoader(data, ptr, batch_size, shuffle=True, **options),
-        gas.EvalSubgraphLoader(data, ptr, batch_size, **options),
-        FullBatch(data, device) if full or args.full_batch else None,
-        in_channels,
-        out_channels,
-    )
+        options = {"layout": args.layout, "log": False}
+        loader = gas.SubgraphLoader(data, ptr, settings.batch_size, shuffle=True, **options)
+        if not full:
+            inference = gas.EvalSubgraphLoader(data, ptr, settings.batch_size, **options)
+    print(data)
+    whole = FullBatch(data, device) if full else None
+    graph = Graph(data, loader, inference, whole, in_channels, out_channels)
     return graph, settings
 
 
@@ -188,10 +188,12 @@ def run_once(
 
 def main() -> None:
     args = parse_args()
+    importlib.import_module("matplotlib")  # For the plot; missing, it is better missed now.
     device = args.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     graph, settings = load(args, device)
+    args.out.mkdir(parents=True, exist_ok=True)  # What can fail should fail before training.
 
     runs: list[Run] = []
     with tqdm(total=args.runs * settings.epochs, unit="epoch", disable=None) as progress:
@@ -246,6 +248,8 @@ def report(args: argparse.Namespace, settings: Preset, device: str, runs: list[R
         return f"{100 * result[key]['mean']:.2f} ± {100 * result[key]['std']:.2f} %"
 
     print(f"\n{title}")
+    if result["final_loss"]["mean"] is None:
+        print("  the loss is not finite: training diverged; try a smaller --lr")
     print(f"  test accuracy        {percent('test_acc')}")
     print(f"  validation accuracy  {percent('val_acc')}")
     print(f"  training epoch       {1000 * result['train_epoch_seconds']['mean']:.1f} ms")
@@ -256,7 +260,7 @@ def report(args: argparse.Namespace, settings: Preset, device: str, runs: list[R
 if __name__ == "__main__":
     try:
         main()
-    except (ValueError, ImportError, ConnectionError) as error:
+    except (ValueError, ImportError, OSError) as error:
         sys.exit(f"train_gas.py: error: {error}")
     except KeyboardInterrupt:
         sys.exit(130)

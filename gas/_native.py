@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import numbers
 import threading
 import warnings
 from types import ModuleType
@@ -46,6 +47,11 @@ C = _load()
 
 def _use(*tensors: Tensor) -> bool:
     return C is not None and all(t.device.type == "cpu" for t in tensors)
+
+
+def is_integer(value: object) -> bool:
+    """Whether ``value`` is a whole number of Python or numpy."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 def _check_index(name: str, index: Tensor) -> None:

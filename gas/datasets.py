@@ -16,7 +16,7 @@ import torch_geometric.transforms as T
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
-from torch_geometric.data.storage import EdgeStorage, GlobalStorage, NodeStorage
+from torch_geometric.data.storage import AttrType, EdgeStorage, GlobalStorage, NodeStorage
 from torch_geometric.utils import to_undirected
 
 from gas.partition import cache_dir
@@ -44,7 +44,7 @@ def get_data(root: str | Path, name: str, check: bool = True) -> tuple[Data, int
         ValueError: If there is no such data set, or a file doesn't hold a usable graph.
         ConnectionError: If raw files are missing and can't be downloaded; it names them.
     """
-    if name.startswith("planted"):
+    if _is_planted(name):
         data = _planted(name)
     elif Path(name).suffix in (".pt", ".npz") or os.sep in name:
         data = load_graph(name)
@@ -67,9 +67,13 @@ def dataset_names() -> list[str]:
     return [name for name, _ in _DATASETS.values()]
 
 
+def _is_planted(name: str) -> bool:
+    return name.partition(":")[0] == "planted" and not Path(name).is_file()
+
+
 def dataset_key(name: str) -> str:
     """The name of a data set in one spelling, for look-ups."""
-    if name.startswith("planted"):
+    if _is_planted(name):
         return "planted"
     key = name.lower().replace("-", "").replace("_", "")
     return {"reddit": "reddit2", "arxiv": "ogbnarxiv", "products": "ogbnproducts"}.get(key, key)
@@ -142,7 +146,8 @@ def _ogb(name: str) -> Callable[[str], Data]:
                 f"the data set {name} needs the package ogb: pip install ogb"
             ) from error
         try:
-            dataset = PygNodePropPredDataset(name, f"{root}/OGB")
+            with torch.serialization.safe_globals(_SAFE):
+                dataset = PygNodePropPredDataset(name, f"{root}/OGB")
         except OSError as error:
             folder = Path(root, "OGB", name.replace("-", "_"))
             raise ConnectionError(
@@ -216,6 +221,9 @@ def load_graph(path: str | Path) -> Data:
       ``edge_weight`` ``[E]`` and ``train_mask``, ``val_mask``, ``test_mask``.
     * ``.pt``: a PyG ``Data`` object or a dictionary of such tensors, from ``torch.save``.
 
+    Features become float32. ``y`` holds a class per node, where -1 means unknown, or is ``[N, C]``
+    with several labels per node.
+
     Raises:
         ValueError: If the file can't be read, or lacks a part of the graph.
     """
@@ -229,15 +237,44 @@ def load_graph(path: str | Path) -> Data:
     for key in ("x", "y"):
         if not isinstance(data.get(key), Tensor):
             raise ValueError(f"{path} holds no {key!r}: expected the arrays x, y and edge_index")
-    data.x = data.x.float() if not data.x.is_floating_point() else data.x
+    if data.x.dim() != 2:
+        raise ValueError(f"'x' has shape {list(data.x.shape)}, expected [N, F]")
+    data.x = data.x.float()
+    data.y = _classes(data.y)
+    if isinstance(data.get("num_nodes"), Tensor):
+        data.num_nodes = int(data.num_nodes)
+    for key in ("train_mask", "val_mask", "test_mask"):
+        if key in data:
+            data[key] = _bool_mask(data[key], key)
     return data
+
+
+def _classes(y: Tensor) -> Tensor:
+    """One integer class per node, or the labels of ``[N, C]`` as they are."""
+    y = y.squeeze(1) if y.dim() == 2 and y.size(1) == 1 else y
+    if y.dim() == 2:
+        return y
+    if y.dim() != 1 or bool((y != y.long()).any()) or bool((y < -1).any()):
+        raise ValueError(
+            "'y' holds no classes, expected integers from 0 for each node, -1 where unknown, or "
+            "[N, C] with 0 and 1 for several labels"
+        )
+    return y.long()
+
+
+def _bool_mask(mask: Tensor, key: str) -> Tensor:
+    if mask.dtype != torch.bool and bool(((mask != 0) & (mask != 1)).any()):
+        raise ValueError(f"'{key}' holds other values than 0 and 1, expected one bool per node")
+    return mask.bool()
 
 
 def _read_npz(path: Path) -> dict[str, Tensor]:
     try:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
-            return {key: torch.from_numpy(arrays[key]) for key in arrays.files}
+            return {key: _tensor(arrays[key], key) for key in arrays.files}
     except ValueError as error:
+        if str(error).startswith("the array"):
+            raise
         if "pickle" not in str(error).lower():
             raise ValueError(_unreadable(path, error)) from error
         raise ValueError(
@@ -248,8 +285,14 @@ def _read_npz(path: Path) -> dict[str, Tensor]:
         raise ValueError(_unreadable(path, error)) from error
 
 
+def _tensor(array: np.ndarray, key: str) -> Tensor:
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"the array '{key}' has type {array.dtype}, expected numbers")
+    return torch.from_numpy(array)
+
+
 # What a Data object is made of, beyond what PyTorch and PyG allow a file to hold.
-_SAFE = [DataEdgeAttr, DataTensorAttr, EdgeStorage, GlobalStorage, NodeStorage]
+_SAFE = [AttrType, DataEdgeAttr, DataTensorAttr, EdgeStorage, GlobalStorage, NodeStorage]
 
 
 def _read_pt(path: Path) -> Data | dict[str, Tensor]:
@@ -257,6 +300,11 @@ def _read_pt(path: Path) -> Data | dict[str, Tensor]:
         with torch.serialization.safe_globals(_SAFE):
             content = torch.load(path, weights_only=True, map_location="cpu")
     except Exception as error:  # torch.load raises whatever the damaged bytes lead it to.
+        if "defaultdict" in str(error):
+            raise ValueError(
+                f"{path} holds a Data object with PyG's cache of attributes, which can't be read "
+                "without unpickling code: save its tensors, torch.save(data.to_dict(), path)"
+            ) from error
         foreign = re.search(r"[Uu]nsupported (?:global: )?GLOBAL (\S+)", str(error))
         if foreign is None:
             raise ValueError(_unreadable(path, error)) from error
@@ -329,6 +377,7 @@ def _with_masks(data: Data) -> Data:
         for key in ("val_mask", "test_mask"):
             if key not in data:
                 raise ValueError(f"the graph has a 'train_mask' but no {key!r}: add it")
+        _check_labelled(data)
         return data
     num_nodes = data.num_nodes
     num_splits = NUM_SPLITS if num_nodes <= MOST_SPLIT_NODES else 1
@@ -338,6 +387,19 @@ def _with_masks(data: Data) -> Data:
         order = torch.randperm(num_nodes, generator=generator)
         group[order[: num_nodes // 2], split] = 0
         group[order[num_nodes // 2 : num_nodes * 3 // 4], split] = 1
+    if data.y.dim() == 1:
+        group[data.y < 0] = 3  # Of unknown class: in no mask.
     group = group.squeeze(1)
     data.train_mask, data.val_mask, data.test_mask = (group == part for part in range(3))
     return data
+
+
+def _check_labelled(data: Data) -> None:
+    if data.y.dim() > 1 or not bool((data.y < 0).any()):
+        return
+    for key in ("train_mask", "val_mask", "test_mask"):
+        mask = data[key] if data[key].dim() == 1 else data[key].any(dim=1)
+        if bool((mask & (data.y < 0)).any()):
+            raise ValueError(
+                f"'{key}' holds nodes whose class is unknown (negative): leave them out of it"
+            )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import numbers
 import sys
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -246,7 +245,7 @@ class EvalSubgraphLoader(SubgraphLoader):
 
 
 def _check_batch_size(batch_size: int) -> None:
-    if not isinstance(batch_size, numbers.Integral) or batch_size < 1:
+    if not _native.is_integer(batch_size) or batch_size < 1:
         raise ValueError(f"'batch_size' is {batch_size!r}, expected at least one part per batch")
 
 

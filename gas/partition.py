@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import numbers
 import os
 import sys
 import tempfile
@@ -110,7 +109,7 @@ def metis(
 
 
 def _check_num_parts(num_parts: int, num_nodes: int) -> None:
-    if not isinstance(num_parts, numbers.Integral) or num_parts < 1:
+    if not _native.is_integer(num_parts) or num_parts < 1:
         raise ValueError(f"'num_parts' is {num_parts!r}, expected an integer of at least 1")
     if num_parts > max(num_nodes, 1):
         raise ValueError(

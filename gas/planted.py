@@ -47,7 +47,7 @@ def planted_partition(
     def uniform(size: int) -> Tensor:
         return torch.rand(size, generator=generator, dtype=torch.double)
 
-    num_communities = max(1, num_nodes // community_size)
+    num_communities = max(min(num_classes, num_nodes), num_nodes // community_size)
     # Nodes are drawn sorted by community, so that a community is one range of cumulative weights.
     community = torch.randint(num_communities, (num_nodes,), generator=generator).sort().values
     largest = max(1.0, num_nodes**0.5)  # A cap keeps hubs from exceeding the expected degree.
@@ -69,7 +69,8 @@ def planted_partition(
     shuffled = torch.randperm(num_nodes, generator=generator)
     edge_index = shuffled[torch.stack([torch.cat([src, dst]), torch.cat([dst, src])])]
     y = torch.empty(num_nodes, dtype=torch.long)
-    y[shuffled] = torch.randint(num_classes, (num_communities,), generator=generator)[community]
+    classes = torch.randperm(num_communities, generator=generator) % num_classes
+    y[shuffled] = classes[community]
     means = torch.randn(num_classes, num_features, generator=generator)
     x = torch.randn(num_nodes, num_features, generator=generator).mul_(noise).add_(means[y])
     return Data(x=x, y=y, edge_index=edge_index)

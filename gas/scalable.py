@@ -7,7 +7,6 @@ Historical Embeddings*, ICML 2021.
 from __future__ import annotations
 
 import inspect
-import numbers
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, cast
 
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from gas import _native
 from gas.history import History
 from gas.loader import SubData
 
@@ -71,15 +71,15 @@ class ScalableGNN(torch.nn.Module):
     ) -> None:
         super().__init__()
         for name, value in (("num_nodes", num_nodes), ("num_layers", num_layers)):
-            if not isinstance(value, numbers.Integral) or value < 1:
+            if not _native.is_integer(value) or value < 1:
                 raise ValueError(f"'{name}' is {value!r}, expected an integer of at least 1")
         for name, bound in (("pool_size", pool_size), ("buffer_size", buffer_size)):
-            if bound is not None and (not isinstance(bound, numbers.Integral) or bound < 1):
+            if bound is not None and (not _native.is_integer(bound) or bound < 1):
                 raise ValueError(f"'{name}' is {bound!r}, expected an integer of at least 1")
-        if isinstance(hidden_channels, numbers.Integral):
-            widths: Sequence[int] = [hidden_channels] * (num_layers - 1)
+        if isinstance(hidden_channels, Sequence):
+            widths = list(hidden_channels)
         else:
-            widths = hidden_channels
+            widths = [hidden_channels] * (num_layers - 1)
         if len(widths) != num_layers - 1:
             raise ValueError(
                 f"'hidden_channels' has {len(widths)} widths, expected one for each of the "
@@ -172,7 +172,7 @@ class ScalableGNN(torch.nn.Module):
                 "yields, model(batch.x, batch.adj_t, *args)"
             )
         if batch_size is not None and n_id is not None:
-            if not isinstance(batch_size, numbers.Integral) or not 0 <= batch_size <= n_id.numel():
+            if not _native.is_integer(batch_size) or not 0 <= batch_size <= n_id.numel():
                 raise ValueError(
                     f"'batch_size' is {batch_size!r}, expected an integer between 0 and the "
                     f"{n_id.numel()} nodes in 'n_id'"
@@ -238,7 +238,7 @@ class ScalableGNN(torch.nn.Module):
         halo = history.pull(n_id[batch_size:])
         return torch.cat([own, halo.to(own)])
 
-    def inputs_of(self, data: Data) -> tuple[Tensor, Any, dict[str, Tensor]]:
+    def inputs_of(self, data: Data) -> tuple[Tensor, Any, dict[str, Any]]:
         """What ``forward`` takes of a batch, in any layout.
 
         Returns:
@@ -297,7 +297,9 @@ class ScalableGNN(torch.nn.Module):
             for batch in loader:
                 state = states.setdefault(tuple(batch.offset.tolist()), {})
                 data = batch.data.to(self.device)
-                x = data.x if layer == 0 else self.histories[layer - 1].pull(batch.n_id)
+                x = data.x
+                if layer > 0:
+                    x = self.histories[layer - 1].pull(batch.n_id).to(x)
                 kwargs = _edge_arguments(self.forward_layer, data)
                 out = self.forward_layer(layer, x, _adjacency(data), state, **kwargs)
                 out = out[: batch.batch_size]

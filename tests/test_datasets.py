@@ -4,8 +4,10 @@ import shutil
 import numpy as np
 import pytest
 import torch
+import torch_geometric.transforms as T
 from conftest import SHARED, random_graph
 from torch_geometric.data import Data
+from torch_geometric.utils import coalesce
 
 import gas
 from gas import datasets
@@ -109,6 +111,46 @@ def test_pt(tmp_path, as_dict):
         assert torch.equal(loaded[key], value)
 
 
+@pytest.mark.parametrize("transform", [T.ToUndirected(), T.ToSparseTensor(layout=torch.sparse_csr)])
+def test_pt_of_transformed_graphs(tmp_path, transform):
+    data = random_graph()
+    data.edge_attr = torch.rand(240, 2)
+    data.edge_index, data.edge_attr = coalesce(data.edge_index, data.edge_attr)
+    assert data.is_edge_attr("edge_attr")
+    file = tmp_path / "graph.pt"
+    torch.save(transform(data), file)
+    with pytest.raises(ValueError, match=r"PyG's cache of attributes.*torch.save\(data.to_dict"):
+        datasets.load_graph(file)
+    torch.save(transform(data).to_dict(), file)
+    assert datasets.load_graph(file).num_nodes == 60
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.float64, np.int64])
+def test_labels_and_features_of_any_type(tmp_path, dtype):
+    given = arrays()
+    given["y"] = given["y"].astype(dtype)[:, None]
+    given["x"] = given["x"].astype(np.float64)
+    given["num_nodes"] = np.array(60)
+    mask = np.arange(60) % 3
+    for number, key in enumerate(("train_mask", "val_mask", "test_mask")):
+        given[key] = (mask == number).astype(np.int64)
+    np.savez(tmp_path / "planted.npz", **given)  # Not a name of a generated graph.
+    data, *_ = gas.get_data("nowhere", str(tmp_path / "planted.npz"))
+    assert (data.x.dtype, data.y.dtype, data.y.shape) == (torch.float32, torch.int64, (60,))
+    assert data.train_mask.dtype == torch.bool
+    assert data.train_mask.nonzero().view(-1).tolist() == list(range(0, 60, 3))
+
+
+def test_unknown_classes(tmp_path):
+    given = arrays()
+    given["y"][:10] = -1
+    np.savez(tmp_path / "graph.npz", **given)
+    data, _, classes = gas.get_data("nowhere", str(tmp_path / "graph.npz"))
+    assert classes == 3
+    for key in ("train_mask", "val_mask", "test_mask"):
+        assert not data[key][:10].any()
+
+
 def test_integer_features_become_floats(tmp_path):
     np.savez(tmp_path / "graph.npz", **{**arrays(), "x": np.eye(60, dtype=np.int32)})
     assert datasets.load_graph(tmp_path / "graph.npz").x.dtype == torch.float32
@@ -149,6 +191,16 @@ def test_truncated_files(tmp_path, suffix, kept):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"x": np.ones(60)}, r"'x' has shape \[60\], expected \[N, F\]"),
+        ({"x": np.array(["a"] * 60)}, "the array 'x' has type <U1, expected numbers"),
+        ({"y": np.full(60, 0.5)}, "'y' holds no classes, expected integers from 0"),
+        ({"y": np.full(60, -2)}, "'y' holds no classes"),
+        ({"train_mask": np.arange(60)}, "'train_mask' holds other values than 0 and 1"),
+        (
+            {"y": np.full(60, -1)}
+            | dict.fromkeys(("train_mask", "val_mask", "test_mask"), np.ones(60)),
+            "'train_mask' holds nodes whose class is unknown",
+        ),
         ({"x": None}, "holds no 'x': expected the arrays x, y and edge_index"),
         ({"y": None}, "holds no 'y'"),
         ({"edge_index": None}, "neither 'edge_index' nor 'adj_t'"),

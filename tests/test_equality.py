@@ -34,17 +34,18 @@ def make_graph(name, directed, dtype=torch.float32, num_parts=6):
     return gas.permute(data, perm, log=False), ptr
 
 
-def make_model(name, data, dtype=torch.float32):
+def make_model(name, data, dtype=torch.float32, history=None):
+    history = history or dtype
     if name == "GCN":
         model = gas.models.GCN(
             data.num_nodes, 5, 8, 3, num_layers=4, batch_norm=True, residual=True, linear=True,
-            dtype=dtype,
+            dtype=history,
         )  # fmt: skip
         for bn in model.bns:
             bn.running_mean.uniform_(-1, 1)
             bn.running_var.uniform_(0.5, 2)
         return model.to(dtype)
-    return MODELS[name](data.num_nodes, 5, 3, dtype=dtype).to(dtype)
+    return MODELS[name](data.num_nodes, 5, 3, dtype=history).to(dtype)
 
 
 def full_batch(model, data, fill=False):
@@ -123,6 +124,17 @@ def test_sweeps_converge_to_the_full_batch(name, bipartite, layout, directed):
                 assert rows.shape == (batch_size, 3)
                 out[n_id[:batch_size]] = rows
     assert relative_error(out, expected) < 1e-5
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float16, 2e-3), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize("name", ["GCN", *BIPARTITE])
+def test_narrow_histories_stay_close(name, dtype, bound):
+    data, ptr = make_graph(name, directed=True)
+    model = make_model(name, data, history=dtype).eval()
+    assert all(history.emb.dtype == dtype for history in model.histories)
+    expected = full_batch(model, data).detach()
+    out = model(loader=gas.EvalSubgraphLoader(data, ptr, log=False))
+    assert 1e-6 < relative_error(out, expected) < bound
 
 
 @pytest.mark.parametrize("directed", [True, False], ids=["directed", "undirected"])

@@ -1,10 +1,13 @@
+import copy
 import multiprocessing
 import pickle
 
 import pytest
 import torch
+import torch_geometric.transforms as T
 from conftest import random_graph
 from torch_geometric.data import Data
+from torch_geometric.utils import coalesce
 
 import gas
 from gas import loader as loader_module
@@ -81,8 +84,10 @@ def test_edge_weight_can_be_left_out(layout):
     for batch, *_ in loader:
         if layout == "csr":
             assert (batch.adj_t.values() == 1).all()
-        if layout == "sparse_tensor":
+        elif layout == "sparse_tensor":
             assert not batch.adj_t.has_value()
+        else:
+            assert torch.equal(batch.edge_weight, data.edge_weight[batch.e_id])
 
 
 def test_ones_have_the_type_of_the_features():
@@ -99,10 +104,8 @@ def test_graphs_given_as_adj_t(layout):
     dense.index_put_((data.edge_index[1], data.edge_index[0]), data.edge_weight, accumulate=True)
     given = Data(x=data.x, adj_t=dense.to_sparse_csr())
     for batch, own, n_id, *_ in gas.SubgraphLoader(given, ptr, 2, log=False, layout=layout):
-        if layout == "edge_index":
-            assert "adj_t" not in batch
-            continue
-        assert torch.equal(batch.adj_t.to_dense(), dense[n_id[:own]][:, n_id])
+        assert ("adj_t" in batch) == (layout != "edge_index")
+        assert torch.equal(dense_of(batch, layout)[:own], dense[n_id[:own]][:, n_id])
 
 
 @pytest.mark.requires("torch_sparse")
@@ -155,7 +158,8 @@ def test_fixed_batches_are_cached(monkeypatch):
         cuts.clear()
         loader = gas.SubgraphLoader(data, ptr, *args, log=False, **kwargs)
         for _ in range(2):
-            for batch, *_ in loader:
+            for batch, _, n_id, *_ in loader:
+                assert torch.equal(batch.x, data.x[n_id])
                 batch.x = None  # A caller's change of the batch is not kept.
         return len(cuts)
 
@@ -165,10 +169,83 @@ def test_fixed_batches_are_cached(monkeypatch):
     assert cut_in_two_epochs(2, shuffle=True) == 6
     with pytest.raises(ValueError, match="'cache' is True, but shuffling makes new batches"):
         cut_in_two_epochs(2, shuffle=True, cache=True)
-    one_batch = 5000
+    one_batch = 5000  # Bytes, roughly.
     monkeypatch.setattr(loader_module, "CACHE_BYTES", one_batch)
     assert 3 < cut_in_two_epochs(2) < 6
     assert cut_in_two_epochs(2, cache=True) == 3
+
+
+def test_changing_features_in_place_does_not_reach_the_next_epoch():
+    data, ptr = make()
+    loader = gas.SubgraphLoader(data, ptr, log=False)
+    for _ in range(2):
+        for batch, _, n_id, *_ in loader:
+            assert torch.equal(batch.x, data.x[n_id])
+            batch.x.mul_(2)
+
+
+def test_batches_cut_in_inference_mode_can_be_trained_on():
+    data, ptr = make()
+    loader = gas.SubgraphLoader(data, ptr, log=False, cache=True)
+    with torch.inference_mode():
+        assert not any(batch.x.is_inference() for batch, *_ in loader)
+    for batch, *_ in loader:
+        (batch.adj_t @ torch.randn(batch.num_nodes, 2, requires_grad=True)).sum().backward()
+
+
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize(
+    "kind", ["csr", pytest.param("sparse_tensor", marks=pytest.mark.requires("torch_sparse"))]
+)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_edges_of_adj_t_keep_their_attributes(kind, layout, keep):
+    """From PyG's transforms through permute to the batch, also where ``edge_index`` is kept."""
+    data = T.GCNNorm()(random_graph())
+    data.edge_index, (data.edge_weight, _) = coalesce(
+        data.edge_index, [data.edge_weight, data.edge_weight]
+    )
+    full = torch.zeros(60, 60)
+    full[data.edge_index[1], data.edge_index[0]] = data.edge_weight
+    data.edge_attr = torch.stack([data.edge_index[0] * 100 + data.edge_index[1]], dim=1)
+    data.node = torch.arange(60)
+    options = {"layout": torch.sparse_csr} if kind == "csr" else {}
+    data = T.ToSparseTensor("edge_weight", remove_edge_index=not keep, **options)(data)
+    perm, ptr = gas.metis(data.adj_t, 5, log=False)
+    data = gas.permute(data, perm, log=False)
+    for batch, own, *_ in gas.SubgraphLoader(data, ptr, 2, log=False, layout=layout):
+        node = batch.node
+        assert torch.equal(dense_of(batch, layout)[:own], full[node[:own]][:, node])
+        src = batch.edge_attr.view(-1) // 100
+        dst = batch.edge_attr.view(-1) % 100
+        if layout == "edge_index":
+            assert torch.equal(node[batch.edge_index], torch.stack([src, dst]))
+        elif layout == "csr":
+            assert torch.equal(node[batch.adj_t.col_indices()], src)
+
+
+def test_two_different_graphs_are_refused():
+    data, ptr = make()
+    data.adj_t = torch.eye(60).to_sparse_csr()
+    with pytest.raises(ValueError, match="whose edges differ, or differ in order: delete one"):
+        gas.SubgraphLoader(data, ptr, log=False)
+
+
+def test_tensors_that_are_not_by_row_pass_through():
+    data, ptr = make()
+    data.edge_label_index = torch.zeros(2, data.num_edges, dtype=torch.long)
+    data.pair_index = torch.zeros(2, 60, dtype=torch.long)
+    data = gas.permute(data, torch.randperm(60), log=False)
+    for batch, *_ in gas.SubgraphLoader(data, ptr, log=False):
+        assert batch.pair_index.shape == (2, 60)
+        assert batch.edge_label_index.shape == (2, data.num_edges)
+
+
+def test_features_with_gradients_and_strides():
+    data, ptr = make()
+    wide = torch.randn(60, 10, requires_grad=True)
+    data.x = wide[:, ::2]
+    for batch, _, n_id, *_ in gas.SubgraphLoader(data, ptr, log=False):
+        assert torch.equal(batch.x, wide.detach()[n_id][:, ::2])
 
 
 def test_empty_parts():
@@ -222,10 +299,13 @@ def test_repr_and_log(capsys):
     assert "Loading 6 parts, 2 per batch" in capsys.readouterr().err
 
 
-def test_loader_can_be_pickled():
+def test_loader_can_be_pickled_and_copied():
     data, ptr = make()
-    loader = pickle.loads(pickle.dumps(gas.SubgraphLoader(data, ptr, 2, log=False)))
-    assert sum(own for _, own, *_ in loader) == 60
+    loader = gas.SubgraphLoader(data, ptr, 2, log=False)
+    size = len(pickle.dumps(loader))
+    for other in (loader, pickle.loads(pickle.dumps(loader)), copy.deepcopy(loader)):
+        assert sum(own for _, own, *_ in other) == 60
+    assert len(pickle.dumps(loader)) == size  # What is cached stays here.
 
 
 @pytest.mark.parametrize("cls", [gas.SubgraphLoader, gas.EvalSubgraphLoader])

@@ -178,6 +178,9 @@ def test_relabel_recovers_from_bad_nodes():
         _native._relabel_torch(rowptr, col, torch.tensor([0, 0]))
     with pytest.raises(IndexError, match="outside"):
         _native.Relabeler(rowptr, torch.tensor([1, 2, 3]))
+    for bad in ([0, 3, 1, 3], [1, 2, 3, 3], [0, 1, 2, 4]):
+        with pytest.raises(ValueError, match="'rowptr' does not rise from 0 to the 3 entries"):
+            _native.Relabeler(torch.tensor(bad), torch.tensor([1, 2, 0]))
 
 
 def test_relabel_travels_to_another_process():

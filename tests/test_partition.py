@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import random_graph
+from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 from torch_geometric.utils import to_torch_csr_tensor
 
@@ -94,10 +95,28 @@ def test_results_are_cached(tmp_path, monkeypatch, capsys):
         file.write_bytes(file.read_bytes()[:-7])
     gas.metis(edge_index, 3, num_nodes=30, cache=tmp_path, log=False)
     assert len(calls) == 7
-    for file in (tmp_path / "partitions").iterdir():
-        np.save(file, np.full(30, 99))
-    gas.metis(edge_index, 3, num_nodes=30, cache=tmp_path, log=False)
-    assert len(calls) == 8
+    for number, content in enumerate([np.full(30, 99), np.zeros(30), np.full(30, -1), {"a": 1}]):
+        for file in (tmp_path / "partitions").iterdir():
+            with file.open("wb") as stream:
+                np.savez(stream, **content) if number == 3 else np.save(stream, content)
+        _, ptr = gas.metis(edge_index, 3, num_nodes=30, cache=tmp_path, log=False)
+        assert (ptr.diff() > 0).all()
+        assert len(calls) == 8 + number
+
+
+def test_the_cache_needs_no_home(monkeypatch, tmp_path):
+    def homeless():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(partition.Path, "home", homeless)
+    monkeypatch.setenv("GAS_CACHE_DIR", str(tmp_path))
+    assert partition.cache_dir() == tmp_path
+
+
+def test_sizes_of_edge_index_and_numpy_integers():
+    edge_index = EdgeIndex([[0, 1], [1, 0]], sparse_size=(10, 10))
+    perm, ptr = gas.metis(edge_index, np.int64(3), log=False)
+    check(perm, ptr, 10, 3)
 
 
 def test_an_unwritable_cache_is_no_error(tmp_path):

@@ -54,6 +54,8 @@ def test_histories():
         ((0, 8, 2), "'num_nodes' is 0"),
         ((10, 8, 0), "'num_layers' is 0"),
         ((10, 8, 2.0), "'num_layers' is 2.0"),
+        ((10, 8, 2, 0), "'pool_size' is 0"),
+        ((10, 8, 2, 1, "x"), "'buffer_size' is 'x'"),
         ((10, [8, 8], 2), "'hidden_channels' has 2 widths, expected one for each of the 1"),
     ],
 )
@@ -81,6 +83,30 @@ def test_hooks_run(graph, model):
     batch, *args = batch_of(graph)
     model(batch.x, batch.adj_t, *args)
     assert seen == [(60, 3), (args[0], 3)]
+    seen.clear()
+    loader = gas.EvalSubgraphLoader(*graph, batch_size=2, log=False)
+    model(loader=loader)
+    assert seen == [(batch_size, 3) for _, batch_size, *_ in loader]
+
+
+def test_inference_leaves_every_module_in_its_mode(graph, model):
+    model.train()
+    model.bn.eval()
+    model(loader=gas.EvalSubgraphLoader(*graph, log=False))
+    assert model.training
+    assert model.lin.training
+    assert not model.bn.training
+
+
+def test_one_layer_needs_no_history(graph):
+    model = gas.models.GCN(60, 5, 8, 3, num_layers=1).eval()
+    graph[0].edge_weight = torch.rand(240)
+    expected = model(graph[0].x, graph[0].edge_index, edge_weight=graph[0].edge_weight)
+    loader = gas.EvalSubgraphLoader(*graph, log=False)
+    assert torch.allclose(model(loader=loader), expected, atol=1e-6)
+    for batch, batch_size, n_id, *ranges in loader:
+        out = model(batch.x, batch.adj_t, batch_size, n_id, *ranges)
+        assert torch.allclose(out, expected[n_id[:batch_size]], atol=1e-6)
 
 
 def test_square_outputs_are_cut_to_the_batch(graph):
@@ -166,6 +192,25 @@ def test_bad_calls_change_nothing(graph, model, change, message):
     assert unchanged(model, before)
 
 
+def test_a_batch_of_a_larger_graph_changes_nothing(graph):
+    model = SAGE(40, 5, 3)
+    model.histories[0].push(torch.ones(40, 8))
+    batch, *args = batch_of(graph)
+    with pytest.raises(ValueError, match="but the model was made for 40 nodes"):
+        model(batch.x, batch.adj_t, *args)
+    assert (model.histories[0].emb == 1).all()
+
+
+def test_forgotten_batch_arguments(graph):
+    class Forgetful(SAGE):
+        def push_and_pull(self, history, x, *args):
+            return super().push_and_pull(history, x)
+
+    batch, *args = batch_of(graph)
+    with pytest.raises(ValueError, match="was not told which batch this is: pass on what"):
+        Forgetful(60, 5, 3)(batch.x, batch.adj_t, *args)
+
+
 def test_filling_needs_the_whole_graph(graph, model):
     before = fill(model, graph)
     other = random_graph(num_nodes=33)
@@ -203,7 +248,23 @@ def test_inference_needs_push_and_pull(graph):
         Forgetful(60, 8, 2)(loader=gas.EvalSubgraphLoader(*graph, log=False))
 
 
-def test_inference_keeps_state_per_batch(graph):
+def test_inference_refuses_more_calls_than_histories(graph, model):
+    class Eager(SAGE):
+        def forward(self, x, adj_t, *args):
+            out = super().forward(x, adj_t, *args)
+            self.push_and_pull(self.histories[0], torch.zeros(out.size(0), 8), *args)
+            return out
+
+    eager = Eager(60, 5, 3)
+    loader = gas.EvalSubgraphLoader(*graph, log=False)
+    with pytest.raises(RuntimeError, match="called push_and_pull more than 2 times"):
+        eager(loader=loader)
+    with pytest.raises(ValueError, match="'loader' brings its own batches"):
+        model(graph[0].x, loader=loader)
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_inference_keeps_state_per_batch(graph, shuffle):
     """A hand-written ``forward_layer`` sees its own batch's state in every layer."""
 
     class Stateful(SAGE):
@@ -221,7 +282,7 @@ def test_inference_keeps_state_per_batch(graph):
 
     model = Stateful(60, 5, 3).eval()
     expected = model(graph[0].x, graph[0].edge_index)
-    out = model(loader=gas.EvalSubgraphLoader(*graph, batch_size=2, log=False))
+    out = model(loader=gas.SubgraphLoader(*graph, batch_size=1, shuffle=shuffle, log=False))
     assert torch.allclose(out, expected, atol=1e-6)
 
 

@@ -22,6 +22,12 @@ def test_read_edges_of_every_representation():
     assert read_edges(torch.empty(2, 0, dtype=torch.long)).num_nodes == 0
 
 
+def test_duplicates_of_a_coo_matrix_stay():
+    index = torch.tensor([[0, 0, 1], [1, 1, 2]])
+    adj_t = torch.sparse_coo_tensor(index, torch.ones(3), (3, 3), check_invariants=False)
+    assert read_edges(adj_t).src.tolist() == [1, 1, 2]
+
+
 def test_edge_index_class():
     from torch_geometric import EdgeIndex
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
 import warnings
 from collections.abc import Callable, Sequence
 
@@ -34,7 +33,7 @@ class History(torch.nn.Module):
     ) -> None:
         super().__init__()
         for name, value in (("num_embeddings", num_embeddings), ("embedding_dim", embedding_dim)):
-            if not isinstance(value, numbers.Integral) or value < 0:
+            if not _native.is_integer(value) or value < 0:
                 raise ValueError(f"'{name}' is {value!r}, expected a non-negative integer")
         if not dtype.is_floating_point:
             raise ValueError(f"'dtype' is {dtype}, expected a floating-point type")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import platform
 import resource
@@ -58,9 +59,14 @@ def machine() -> dict[str, Any]:
 
 
 def summary(values: Sequence[float]) -> dict[str, Any]:
-    """Mean, standard deviation (of a sample; 0 for one run) and values."""
-    std = statistics.stdev(values) if len(values) > 1 else 0.0
-    return {"mean": statistics.fmean(values), "std": std, "values": list(values)}
+    """Mean, standard deviation (of a sample; 0 for one run) and values; null where not finite."""
+
+    def finite(value: float) -> float | None:
+        return value if math.isfinite(value) else None
+
+    mean = statistics.fmean(values)
+    std = statistics.stdev(values) if len(values) > 1 and math.isfinite(mean) else mean - mean
+    return {"mean": finite(mean), "std": finite(std), "values": [finite(v) for v in values]}
 
 
 def metrics(runs: Sequence[Run]) -> dict[str, Any]:
@@ -80,7 +86,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".json")
     with os.fdopen(handle, "w") as stream:
-        json.dump(content, stream, indent=2)
+        json.dump(content, stream, indent=2, allow_nan=False)
         stream.write("\n")
     os.chmod(temporary, 0o644)
     os.replace(temporary, path)

@@ -114,6 +114,16 @@ def test_reading_what_nobody_wrote_warns_once():
         history.pull()
 
 
+def test_rows_nobody_wrote_are_counted():
+    history = gas.History(6, 1)
+    for rows in ([0, 1], [1, 2], [3, 3]):
+        history.push(torch.zeros(2, 1), torch.tensor(rows))
+    history.push(torch.zeros(2, 1), None, [3], [2])
+    assert history._num_unwritten == int((history.age == -1).sum()) == 1
+    history.push(torch.zeros(6, 1))
+    assert history._num_unwritten == 0
+
+
 def test_histories_stay_where_they_are():
     module = torch.nn.ModuleList([filled()])
     assert module.state_dict() == {}
@@ -143,6 +153,8 @@ def test_repr():
         (ValueError, "pass both or neither", (torch.ones(2, 4), None, [0])),
         (ValueError, "describe 3 rows in 1 and 1 ranges", (torch.ones(2, 4), None, [0], [3])),
         (ValueError, "2 and 1 ranges", (torch.ones(2, 4), None, [0, 1], [2])),
+        (ValueError, "disagree: row 0 belongs", (torch.ones(2, 4), torch.tensor([7, 8]), [0], [2])),
+        (ValueError, "dtype torch.int64", (torch.ones(10, 4, dtype=torch.long),)),
         (IndexError, "the range 9 to 11", (torch.ones(2, 4), None, [9], [2])),
         (IndexError, "the range -1 to 1", (torch.ones(2, 4), None, [-1], [2])),
         (IndexError, "the range 4 to 3", (torch.ones(2, 4), None, [0, 4], [3, -1])),

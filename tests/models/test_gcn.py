@@ -93,6 +93,14 @@ def test_missing_weights_are_refused(layout):
     assert (model.histories[0].age == -1).all()
 
 
+def test_missing_weights_are_seen_on_the_sparsest_graphs():
+    edge_index = torch.stack([torch.arange(39), torch.arange(1, 40)])
+    data = gas.loader.Data(x=torch.randn(40, 5), edge_index=edge_index)
+    loader = gas.SubgraphLoader(data, torch.tensor([0, 40]), log=False)
+    with pytest.raises(ValueError, match="has no edge weights"):
+        gas.models.GCN(40, 5, 8, 3, 2)(loader=loader)
+
+
 def test_nodes_with_nothing_but_a_self_loop_are_fine():
     edge_index, edge_weight = gcn_norm(torch.empty(2, 0, dtype=torch.long), num_nodes=4)
     assert (edge_weight == 1).all()

@@ -117,6 +117,19 @@ def test_batches_without_labels_refresh_the_histories():
     train_epoch(model, loader, torch.optim.SGD(model.parameters(), lr=0.0))
     assert int(model.histories[0].age.max()) == 3  # Every part was pushed, the first one first.
     assert int(model.histories[0].age[0]) == 3
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    train_epoch(model, loader, optimizer, refresh_unlabelled=False)
+    assert int(model.histories[0].age[0]) == 6
+
+
+@pytest.mark.parametrize("layout", ["csr", "edge_index"])
+def test_training_in_every_layout(layout):
+    data, ptr, model = make()
+    FullBatch(data)(model.eval(), fill=True)
+    loader = gas.SubgraphLoader(data, ptr, 2, log=False, layout=layout)
+    loss = train_epoch(model, loader, torch.optim.SGD(model.parameters(), lr=0.1))
+    torch.manual_seed(12345)
+    assert 0 < loss < 3
 
 
 def test_mean_age_without_histories():

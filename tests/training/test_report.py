@@ -24,6 +24,13 @@ def test_metrics():
     assert report.metrics(runs()[:1])["test_acc"]["std"] == 0
 
 
+def test_diverged_runs():
+    run = Run([float("nan")], [0.1], [0.1], [0.1], [1.0], [0.1], 100)
+    result = report.metrics([run, run])
+    assert result["final_loss"] == {"mean": None, "std": None, "values": [None, None]}
+    json.dumps(result, allow_nan=False)
+
+
 def test_write_json_is_whole_or_nothing(tmp_path):
     file = tmp_path / "below" / "metrics.json"
     report.write_json(file, {"a": 1})
