@@ -80,11 +80,14 @@ PYBIND11_MODULE(_C, m) {
       .def(
           "write",
           [](gas::Relabeler& self, uintptr_t rowptr, uintptr_t col, uintptr_t nodes, int64_t size,
-             uintptr_t out_rowptr, uintptr_t out_col, uintptr_t out_eid, uintptr_t halo,
+             uintptr_t e_id, uintptr_t value, int64_t value_bytes, uintptr_t out_rowptr,
+             uintptr_t out_col, uintptr_t out_eid, uintptr_t out_value, uintptr_t halo,
              int threads) {
             self.write(at<const int64_t>(rowptr), at<const int64_t>(col),
-                       at<const int64_t>(nodes), size, at<int64_t>(out_rowptr),
-                       at<int64_t>(out_col), at<int64_t>(out_eid), at<int64_t>(halo), threads);
+                       at<const int64_t>(nodes), size, at<const int64_t>(e_id),
+                       at<const void>(value), value_bytes, at<int64_t>(out_rowptr),
+                       at<int64_t>(out_col), at<int64_t>(out_eid), at<void>(out_value),
+                       at<int64_t>(halo), threads);
           },
           Release());
 

@@ -29,8 +29,8 @@ void parallel_rows(const std::vector<int64_t>& rowptr, int threads, const Body& 
 
 // Renumbers one row: the batch's own nodes first, then the halo, each in the order of `col`. The
 // row is filled from both ends, then the back is turned round.
-void write_row(const int64_t* col, int64_t first, int64_t count, const int32_t* local,
-               int64_t size, int64_t* out_col, int64_t* out_eid) {
+void write_row(const int64_t* col, int64_t count, const int32_t* local, int64_t size,
+               int64_t first, int64_t* out_col, int64_t* out_edge) {
   int64_t own = 0, halo = count;
   for (int64_t e = 0; e < count; ++e) {
     const int64_t id = local[col[e]];
@@ -39,10 +39,18 @@ void write_row(const int64_t* col, int64_t first, int64_t count, const int32_t* 
     const int64_t at = is_own ? own : halo;
     own += is_own;
     out_col[at] = id;
-    out_eid[at] = first + e;
+    out_edge[at] = first + e;
   }
   std::reverse(out_col + halo, out_col + count);
-  std::reverse(out_eid + halo, out_eid + count);
+  std::reverse(out_edge + halo, out_edge + count);
+}
+
+// out[e] = value[edge[e]] for e in [from, to); values are moved as bits.
+template <typename T>
+void write_values(const void* value, const int64_t* edge, int64_t from, int64_t to, void* out) {
+  for (int64_t e = from; e < to; ++e) {
+    static_cast<T*>(out)[e] = static_cast<const T*>(value)[edge[e]];
+  }
 }
 
 }  // namespace
@@ -125,8 +133,9 @@ std::pair<int64_t, int64_t> Relabeler::count(const int64_t* rowptr, const int64_
 }
 
 void Relabeler::write(const int64_t* rowptr, const int64_t* col, const int64_t* nodes,
-                      int64_t size, int64_t* out_rowptr, int64_t* out_col, int64_t* out_eid,
-                      int64_t* halo, int threads) {
+                      int64_t size, const int64_t* e_id, const void* value,
+                      int64_t value_bytes, int64_t* out_rowptr, int64_t* out_col,
+                      int64_t* out_eid, void* out_value, int64_t* halo, int threads) {
   if (static_cast<int64_t>(batch_.size()) != size) {
     throw std::invalid_argument("write() must follow count() of the same batch");
   }
@@ -139,9 +148,13 @@ void Relabeler::write(const int64_t* rowptr, const int64_t* col, const int64_t* 
       const int64_t first = rowptr[nodes[i]], count = rowptr[nodes[i] + 1] - first;
       int64_t* row_col = out_col + batch_rowptr_[i];
       int64_t* row_eid = out_eid + batch_rowptr_[i];
-      write_row(col + first, first, count, local_.data(), size, row_col, row_eid);
+      write_row(col + first, count, local_.data(), size, first, row_col, row_eid);
       if (!in_order_) sort_row(row_col, row_eid, count, scratch);
     }
+    const int64_t from = batch_rowptr_[begin], to = batch_rowptr_[end];
+    if (value_bytes == 4) write_values<uint32_t>(value, out_eid, from, to, out_value);
+    if (value_bytes == 8) write_values<uint64_t>(value, out_eid, from, to, out_value);
+    if (e_id) write_values<int64_t>(e_id, out_eid, from, to, out_eid);
   });
 }
 

@@ -12,12 +12,13 @@ import numbers
 import threading
 import warnings
 from types import ModuleType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 # The interface of csrc/bindings.cpp that this file calls. CMake compiles it into the module.
-INTERFACE = 3
+INTERFACE = 4
 
 
 def _load() -> ModuleType | None:
@@ -246,70 +247,112 @@ def _coo_to_csr_torch(row: Tensor, col: Tensor, num_rows: int) -> tuple[Tensor, 
     return rowptr, col[perm], perm
 
 
+class Batch(NamedTuple):
+    """The edges of one mini-batch of ``B`` nodes with ``H`` halo nodes and ``e`` edges.
+
+    * ``rowptr`` of shape ``[B + 1]``;
+    * ``col`` of shape ``[e]``: local ids, sorted in each row; duplicate edges stay;
+    * ``e_id`` of shape ``[e]``: the global id of each edge;
+    * ``n_id`` of shape ``[B + H]``: the batch's own nodes, then the halo in increasing order;
+    * ``weight`` of shape ``[e]``, or ``None``.
+    """
+
+    rowptr: Tensor
+    col: Tensor
+    e_id: Tensor
+    n_id: Tensor
+    weight: Tensor | None
+
+
 class Relabeler:
     """Cuts mini-batches out of a graph: the rows of some nodes, with columns renumbered.
 
-    Keeps one int32 and one bit per node as scratch, so that a batch costs no more than its edges.
-    Threads take turns; a copy sent to another process starts with scratch of its own.
+    Keeps one int32 and a few bits per node as scratch, so that a batch costs no more than its
+    edges. Threads take turns; a copy sent to another process starts with scratch of its own.
 
     Args:
         rowptr: Row pointers of the graph, of shape ``[N + 1]``, int64.
         col: Columns of shape ``[E]``, int64, in ``[0, N)``.
+        e_id: The global id of each entry of ``col``, of shape ``[E]``, int64.
+            (default: its position)
+        weight: A weight for each entry of ``col``, of shape ``[E]``. (default: none)
     """
 
-    def __init__(self, rowptr: Tensor, col: Tensor) -> None:
+    def __init__(
+        self,
+        rowptr: Tensor,
+        col: Tensor,
+        e_id: Tensor | None = None,
+        weight: Tensor | None = None,
+    ) -> None:
         _check_index("rowptr", rowptr)
         _check_index("col", col)
         self.num_nodes = rowptr.numel() - 1
         if int(rowptr[0]) != 0 or int(rowptr[-1]) != col.numel() or bool((rowptr.diff() < 0).any()):
             raise ValueError(f"'rowptr' does not rise from 0 to the {col.numel()} entries of 'col'")
         _check_range("col", col, self.num_nodes)
+        for name, values in (("e_id", e_id), ("weight", weight)):
+            if values is not None and values.shape != col.shape:
+                raise ValueError(
+                    f"'{name}' has shape {list(values.shape)}, expected [{col.numel()}]"
+                )
         self.rowptr, self.col = rowptr.contiguous(), col.contiguous()
+        self.e_id = None if e_id is None else e_id.contiguous()
+        self.weight = None if weight is None else weight.detach().contiguous()
         self._start()
 
     def _start(self) -> None:
         self._lock = threading.Lock()
         self._native = None
-        if C is not None and _use(self.rowptr, self.col):
+        movable = self.weight is None or self.weight.element_size() in (4, 8)
+        if C is not None and movable and _use(self.rowptr, self.col):
             self._native = C.Relabeler(self.num_nodes, _sorted_rows(self.rowptr, self.col))
 
     def __getstate__(self) -> dict[str, object]:
-        keep = ("num_nodes", "rowptr", "col")
+        keep = ("num_nodes", "rowptr", "col", "e_id", "weight")
         return {name: self.__dict__[name] for name in keep}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
         self._start()
 
-    def __call__(self, nodes: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Cuts one mini-batch.
-
-        Args:
-            nodes: The batch's own nodes, of shape ``[B]``, int64, each once.
-
-        Returns:
-            * ``rowptr`` of shape ``[B + 1]``;
-            * ``col`` of shape ``[e]``: local ids, sorted in each row; duplicate edges stay;
-            * ``e_id`` of shape ``[e]``: the position in the graph's ``col`` of each edge;
-            * ``n_id`` of shape ``[B + H]``: ``nodes``, then the halo in increasing order.
-        """
+    def __call__(self, nodes: Tensor) -> Batch:
+        """Cuts the mini-batch of some nodes, of shape ``[B]``, int64, each listed once."""
         _check_index("nodes", nodes)
         nodes = nodes.contiguous()
         if self._native is None:
-            return _relabel_torch(self.rowptr, self.col, nodes)
+            return self._cut_torch(nodes)
 
         batch = (self.rowptr.data_ptr(), self.col.data_ptr(), nodes.data_ptr(), nodes.numel())
         threads = torch.get_num_threads()
+        e_id, weight, out_weight = self.e_id, self.weight, None
         with self._lock:
             num_edges, num_halo = self._native.count(*batch, threads)
-            rowptr = nodes.new_empty(nodes.numel() + 1)
-            col, e_id = nodes.new_empty(num_edges), nodes.new_empty(num_edges)
+            out_rowptr = nodes.new_empty(nodes.numel() + 1)
+            out_col, out_eid = nodes.new_empty(num_edges), nodes.new_empty(num_edges)
+            if weight is not None:
+                out_weight = weight.new_empty(num_edges)
             n_id = nodes.new_empty(nodes.numel() + num_halo)
             n_id[: nodes.numel()] = nodes
-            halo = n_id[nodes.numel() :]
-            out = (rowptr.data_ptr(), col.data_ptr(), e_id.data_ptr(), halo.data_ptr())
-            self._native.write(*batch, *out, threads)
-        return rowptr, col, e_id, n_id
+            self._native.write(
+                *batch,
+                0 if e_id is None else e_id.data_ptr(),
+                0 if weight is None else weight.data_ptr(),
+                0 if weight is None else weight.element_size(),
+                out_rowptr.data_ptr(),
+                out_col.data_ptr(),
+                out_eid.data_ptr(),
+                0 if out_weight is None else out_weight.data_ptr(),
+                n_id[nodes.numel() :].data_ptr(),
+                threads,
+            )
+        return Batch(out_rowptr, out_col, out_eid, n_id, out_weight)
+
+    def _cut_torch(self, nodes: Tensor) -> Batch:
+        rowptr, col, entry, n_id = _relabel_torch(self.rowptr, self.col, nodes)
+        e_id = entry if self.e_id is None else self.e_id[entry]
+        weight = None if self.weight is None else self.weight[entry]
+        return Batch(rowptr, col, e_id, n_id, weight)
 
 
 def _sorted_rows(rowptr: Tensor, col: Tensor) -> bool:
@@ -319,9 +362,7 @@ def _sorted_rows(rowptr: Tensor, col: Tensor) -> bool:
     return bool((starts[1:-1] | (col[1:] >= col[:-1])).all())
 
 
-def relabel_one_hop(
-    rowptr: Tensor, col: Tensor, nodes: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def relabel_one_hop(rowptr: Tensor, col: Tensor, nodes: Tensor) -> Batch:
     """Cuts one mini-batch out of a graph; see :class:`Relabeler`, which many batches share."""
     return Relabeler(rowptr, col)(nodes)
 

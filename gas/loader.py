@@ -108,9 +108,11 @@ class SubgraphLoader(DataLoader):
         self.bipartite = bipartite
         self.layout = layout
         self.num_nodes = edges.num_nodes
-        rowptr, col, self._e_id = to_csr(edges)
-        self._weight = edges.weight
-        self._relabel = _native.Relabeler(rowptr, col)
+        rowptr, col, e_id = to_csr(edges)
+        weight = edges.weight
+        if weight is not None and e_id is not None:
+            weight = _native.gather_rows(weight, e_id)
+        self._relabel = _native.Relabeler(rowptr, col, e_id, weight)
         keys = data.keys()
         self._node_keys = [key for key in keys if is_row_per_node(data, key)]
         self._edge_keys = [key for key in keys if is_row_per_edge(data, key)]
@@ -161,9 +163,7 @@ class SubgraphLoader(DataLoader):
         offset = self.ptr[part]
         count = self.ptr[part + 1] - offset
         nodes = torch.cat([torch.arange(o, o + c) for o, c in zip(offset, count, strict=True)])
-        rowptr, col, e_id, n_id = self._relabel(nodes)
-        if self._e_id is not None:
-            e_id = _native.gather_rows(self._e_id, e_id)
+        rowptr, col, e_id, n_id, weight = self._relabel(nodes)
 
         data = self.data.__class__()
         rows = {*self._node_keys, *self._edge_keys, *ADJACENCY_KEYS}
@@ -174,8 +174,7 @@ class SubgraphLoader(DataLoader):
                 data[key] = value
         data.e_id = e_id
         data.num_nodes = n_id.numel()
-        value = None if self._weight is None else _native.gather_rows(self._weight, e_id)
-        self._set_adjacency(data, rowptr, col, value, n_id.numel())
+        self._set_adjacency(data, rowptr, col, weight, n_id.numel())
         return SubData(data, nodes.numel(), n_id, offset, count)
 
     def _add_features(self, batch: SubData) -> None:

@@ -371,7 +371,7 @@ def partition_report(data: Data, ptr: Tensor) -> PartitionReport:
     relabel = _native.Relabeler(*to_csr(edges)[:2])
     halo, cut = [], []
     for begin, end in zip(ptr[:-1].tolist(), ptr[1:].tolist(), strict=True):
-        _, col, _, n_id = relabel(torch.arange(begin, end))
+        _, col, _, n_id, _ = relabel(torch.arange(begin, end))
         halo.append(n_id.numel() - (end - begin))
         cut.append(int((col >= end - begin).sum()))
     size = ptr.diff()

@@ -35,8 +35,22 @@ void test_batch(gas::Relabeler& relabel, const Graph& graph, const std::vector<i
   const auto [num_edges, num_halo] = relabel.count(graph.rowptr.data(), graph.col.data(),
                                                    nodes.data(), size, threads);
   std::vector<int64_t> rowptr(size + 1), col(num_edges), e_id(num_edges), halo(num_halo);
-  relabel.write(graph.rowptr.data(), graph.col.data(), nodes.data(), size, rowptr.data(),
-                col.data(), e_id.data(), halo.data(), threads);
+  relabel.write(graph.rowptr.data(), graph.col.data(), nodes.data(), size, nullptr, nullptr,
+                0, rowptr.data(), col.data(), e_id.data(), nullptr, halo.data(), threads);
+
+  // The same with names and values of the edges.
+  std::vector<int64_t> name(graph.col.size()), named(num_edges);
+  std::vector<uint32_t> value(graph.col.size()), out_value(num_edges);
+  for (size_t e = 0; e < name.size(); ++e) {
+    name[e] = 7 + 3 * e;
+    value[e] = static_cast<uint32_t>(5 * e);
+  }
+  relabel.write(graph.rowptr.data(), graph.col.data(), nodes.data(), size, name.data(),
+                value.data(), 4, rowptr.data(), col.data(), named.data(), out_value.data(),
+                halo.data(), threads);
+  for (int64_t e = 0; e < num_edges; ++e) {
+    CHECK(named[e] == name[e_id[e]] && out_value[e] == value[e_id[e]]);
+  }
 
   std::map<int64_t, int64_t> local;
   for (int64_t i = 0; i < size; ++i) local[nodes[i]] = i;
