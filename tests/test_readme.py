@@ -41,11 +41,18 @@ def test_imports_of_the_migration_page():
     exec(compile(code, "migration.md", "exec"), {})
 
 
-@pytest.mark.parametrize("file", ["README.md", "benchmarks/README.md"])
-def test_links_and_scripts_exist(file):
+PAGES = ["README.md", "CONTRIBUTING.md", "benchmarks/README.md"]
+PAGES += [f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")]
+
+
+@pytest.mark.parametrize("file", PAGES)
+def test_links_and_files_exist(file):
     text = (ROOT / file).read_text()
+    assert not re.search(r"@[A-Z]+@", text)  # Places to be filled.
     folder = (ROOT / file).parent
     for link in re.findall(r"\]\(([\w./-]+)\)", text):
         assert (folder / link).exists(), link
     for script in re.findall(r"`(\w+\.py)`", text):
         assert list(ROOT.glob(f"*/{script}")), script
+    for path in re.findall(r"`((?:benchmarks|examples|gas|csrc|tests|docs)/[\w./]*)`", text):
+        assert (ROOT / path).exists(), path
