@@ -176,7 +176,7 @@ def dropout(x: Tensor, p: float, seed: int) -> Tensor:
     if not _use(x):
         return _dropout_torch(x, threshold, scale, seed)
     out = torch.empty_like(x)
-    native = C.dropout_float32 if x.dtype == torch.float32 else C.dropout_float64  # type: ignore
+    native = getattr(C, "dropout_float32" if x.dtype == torch.float32 else "dropout_float64")
     native(x.data_ptr(), x.numel(), threshold, scale, seed, out.data_ptr(), torch.get_num_threads())
     return out
 

@@ -290,7 +290,7 @@ def permute(data: Data, perm: Tensor, log: bool = True) -> Data:
         csr = to_csr(edges)
         out.adj_t = _like(data.adj_t, csr, edges.weight, num_nodes)
         if csr.e_id is not None:
-            for key in data.keys():  # noqa: SIM118
+            for key, _ in data:
                 if key == "edge_index":
                     out[key] = out[key][:, csr.e_id]
                 elif is_row_per_edge(data, key):
