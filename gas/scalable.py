@@ -6,9 +6,10 @@ Historical Embeddings*, ICML 2021.
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -29,6 +30,23 @@ class _Sweep:
     def __init__(self, layer: int) -> None:
         self.layer = layer
         self.calls = 0
+
+
+class Staleness(NamedTuple):
+    """How old one history is, from :meth:`ScalableGNN.staleness`.
+
+    * ``layer``: the layer whose outputs it holds, from 0.
+    * ``mean_age``, ``max_age``: pushes since its rows were written; of written rows only.
+    * ``unwritten``: the fraction of rows that were never written.
+    * ``error``: ``|h - h*| / |h*|`` over all rows, Frobenius norms, against the exact embeddings
+      ``h*`` of the current weights; ``None`` unless asked for.
+    """
+
+    layer: int
+    mean_age: float
+    max_age: int
+    unwritten: float
+    error: float | None
 
 
 class ScalableGNN(torch.nn.Module):
@@ -113,6 +131,31 @@ class ScalableGNN(torch.nn.Module):
         """Forgets the histories; subclasses reset their parameters as well."""
         for history in self.histories:
             history.reset_parameters()
+
+    def staleness(self, loader: Iterable[SubData] | None = None) -> list[Staleness]:
+        """Measures how stale each history is.
+
+        Args:
+            loader: Batches for layer-wise inference, to compare histories with exact embeddings.
+                This costs one inference on a copy of the model. (default: ages only)
+        """
+        errors: list[float | None] = [None] * len(self.histories)
+        if loader is not None:
+            exact = copy.deepcopy(self)
+            exact._layer_wise(loader)
+            for layer, (stale, true) in enumerate(
+                zip(self.histories, exact.histories, strict=True)
+            ):
+                norm = torch.linalg.vector_norm(true.emb.double()).clamp(min=1e-300)
+                difference = stale.emb.double() - true.emb.double()
+                errors[layer] = float(torch.linalg.vector_norm(difference) / norm)
+        result = []
+        for layer, history in enumerate(self.histories):
+            age = history.age[history.written]
+            mean, largest = (float(age.float().mean()), int(age.max())) if len(age) else (0.0, 0)
+            unwritten = 1 - age.numel() / max(history.num_embeddings, 1)
+            result.append(Staleness(layer, mean, largest, unwritten, errors[layer]))
+        return result
 
     # Calling --------------------------------------------------------------------------------------
 

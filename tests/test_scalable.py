@@ -76,6 +76,31 @@ def test_full_batches_leave_histories_alone(graph, model):
     assert model(other.x, other.edge_index).shape == (33, 3)
 
 
+def test_staleness(graph, model):
+    assert [tuple(s) for s in model.staleness()] == [(0, 0.0, 0, 1.0, None), (1, 0.0, 0, 1.0, None)]
+    fill(model, graph)
+    batch, batch_size, *ids = batch_of(graph)
+    model(batch.x, batch.adj_t, batch_size, *ids)
+    first, second = model.staleness()
+    assert first == second._replace(layer=0)
+    assert first.mean_age == pytest.approx(1 - batch_size / 60)
+    assert (first.max_age, first.unwritten, first.error) == (1, 0.0, None)
+
+    loader = gas.EvalSubgraphLoader(*graph, log=False)
+    assert all(stale.error < 1e-6 for stale in model.staleness(loader))
+    before = [history.emb.clone() for history in model.histories]
+    for conv in model.convs:
+        conv.lin_l.weight.data.mul_(1.5)
+    ages = [history.age for history in model.histories]
+    errors = [stale.error for stale in model.staleness(loader)]
+    assert unchanged(model, before)  # Histories and ages are as they were.
+    assert all(torch.equal(h.age, age) for h, age in zip(model.histories, ages, strict=True))
+    exact = fill(model, graph)
+    for error, old, new in zip(errors, before, exact, strict=True):
+        assert error == pytest.approx(float((old - new).norm() / new.norm()), rel=1e-4)
+        assert error > 0.01
+
+
 def test_hooks_run(graph, model):
     seen = []
     model.register_forward_hook(lambda module, args, out: seen.append(out.shape))

@@ -64,6 +64,11 @@ class History(torch.nn.Module):
         age = self._num_pushes - self._written_at
         return age.masked_fill_(self._written_at == 0, -1)
 
+    @property
+    def written(self) -> Tensor:
+        """Whether each row was ever pushed, of shape ``[N]``, bool."""
+        return self._written_at > 0
+
     @torch.no_grad()
     def push(
         self,

@@ -122,7 +122,7 @@ def train_epoch(
 
 def mean_age(model: ScalableGNN) -> float:
     """The mean age of all rows of all histories, in pushes; 0 without histories."""
-    ages = [float(history.age.float().mean()) for history in model.histories]
+    ages = [stale.mean_age for stale in model.staleness()]
     return statistics.fmean(ages) if ages else 0.0
 
 

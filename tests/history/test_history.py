@@ -89,6 +89,7 @@ def test_types(dtype):
 def test_age():
     history = gas.History(4, 1)
     assert history.age.tolist() == [-1, -1, -1, -1]
+    assert not history.written.any()
     history.push(torch.zeros(2, 1), torch.tensor([0, 1]))
     assert history.age.tolist() == [0, 0, -1, -1]
     history.push(torch.zeros(2, 1), offset=[1], count=[2])
@@ -96,6 +97,7 @@ def test_age():
     history.push(torch.zeros(4, 1))
     assert history.age.tolist() == [0, 0, 0, 0]
     assert history.age.dtype == torch.int32
+    assert history.written.all()
     history.reset_parameters()
     assert history.age.tolist() == [-1, -1, -1, -1]
 
