@@ -218,17 +218,19 @@ def main() -> None:
         except KeyboardInterrupt:
             print("\nInterrupted: reporting the runs that ended.", file=sys.stderr)
     if runs:
-        report(args, settings, device, runs)
+        report(args, settings, graph, device, runs)
     if len(runs) < args.runs:
         sys.exit(130)
 
 
-def report(args: argparse.Namespace, settings: Preset, device: str, runs: list[Run]) -> None:
+def report(
+    args: argparse.Namespace, settings: Preset, graph: Graph, device: str, runs: list[Run]
+) -> None:
     """Writes the files and prints the summary."""
     result = metrics(runs)
     how = "full batch" if args.full_batch else f"{settings.num_parts} parts"
     shape = f"{settings.num_layers}x{settings.hidden_channels}"
-    title = f"{args.model} {shape} on {args.dataset}, {how}, {len(runs)} runs"
+    title = f"{args.model} {shape} on {args.dataset}, {how}, {len(runs)} run{'s' * (len(runs) > 1)}"
     write_json(
         args.out / "metrics.json",
         {
@@ -250,8 +252,9 @@ def report(args: argparse.Namespace, settings: Preset, device: str, runs: list[R
     print(f"\n{title}")
     if result["final_loss"]["mean"] is None:
         print("  the loss is not finite: training diverged; try a smaller --lr")
-    print(f"  test accuracy        {percent('test_acc')}")
-    print(f"  validation accuracy  {percent('val_acc')}")
+    score = "accuracy" if graph.data.y.dim() == 1 else "micro-F1"  # With several labels per node.
+    print(f"  {'test ' + score:<21}{percent('test_acc')}")
+    print(f"  {'validation ' + score:<21}{percent('val_acc')}")
     print(f"  training epoch       {1000 * result['train_epoch_seconds']['mean']:.1f} ms")
     print(f"  peak memory          {result['peak_rss_bytes']['mean'] / 2**20:.0f} MiB resident")
     print(f"  written              {args.out}/metrics.json, {args.out}/curve.png")
