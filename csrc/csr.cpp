@@ -12,7 +12,7 @@
 namespace gas {
 namespace {
 
-constexpr int64_t kGrainRows = 4096;
+constexpr int64_t kGrainRows = 1024;
 
 }  // namespace
 

@@ -5,7 +5,7 @@
 namespace gas {
 namespace {
 
-constexpr int64_t kGrainPairs = 32 * 1024;
+constexpr int64_t kGrainPairs = 8 * 1024;
 
 inline uint64_t random_bits(uint64_t seed, uint64_t counter) {
   uint64_t z = seed + (counter + 1) * 0x9e3779b97f4a7c15ULL;

@@ -12,7 +12,7 @@
 namespace gas {
 namespace {
 
-constexpr int64_t kGrainEdges = 128 * 1024;  // About 0.1 ms of work for a thread.
+constexpr int64_t kGrainEdges = 16 * 1024;  // Some 20 us of work for a thread.
 constexpr int64_t kWordBits = 64;
 
 // Splits the rows so that every chunk has about the same number of edges.

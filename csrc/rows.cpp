@@ -9,7 +9,7 @@
 namespace gas {
 namespace {
 
-constexpr int64_t kGrainBytes = 256 * 1024;  // Below this, starting a thread costs more.
+constexpr int64_t kGrainBytes = 64 * 1024;  // Below this, waking a thread costs more.
 constexpr int64_t kAhead = 8;                // Rows fetched in advance.
 constexpr int64_t kSmallRow = 8;             // Reads this small overlap without prefetching.
 constexpr int64_t kLine = 64;                // Bytes of a cache line.

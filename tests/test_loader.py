@@ -10,6 +10,7 @@ from torch_geometric.data import Data
 from torch_geometric.utils import coalesce
 
 import gas
+from gas import _native
 from gas import loader as loader_module
 
 LAYOUTS = [
@@ -262,6 +263,10 @@ def test_empty_parts():
 
 def test_worker_processes():
     data, ptr = make()
+    big = torch.randn(50_000, 64)
+    _native.gather_rows(
+        big, torch.arange(50_000)
+    )  # Starts the thread pool, which no fork survives.
     expected = {tuple(b.n_id.tolist()) for b in gas.SubgraphLoader(data, ptr, 2, log=False)}
     for context in ("fork", "spawn"):
         loader = gas.SubgraphLoader(
