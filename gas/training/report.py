@@ -119,8 +119,8 @@ def plot_curves(path: Path, runs: Sequence[Run], title: str) -> None:
         axis.grid(alpha=0.3)
         if len(curves) > 1:
             axis.legend(loc="lower right", fontsize=9)
-        if min(axis.get_ylim()) < 0 or label.startswith("mean age"):
-            axis.set_ylim(bottom=0)
+        if "age" in curves:
+            axis.set_ylim(0, 1.1 * max(axis.get_ylim()[1], 1e-9))
     figure.suptitle(title, fontsize=11)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
