@@ -5,7 +5,8 @@
 Runs ``examples/train_gas.py`` with its defaults: published settings on Cora; on FacebookPagePage
 random splits of 50/25/25 % and a GCN 2x64, 64 parts, 8 per batch. The model is selected by
 validation accuracy. Every epoch ends with a full-batch evaluation that refreshes the histories, as
-the published experiments do; the rows "no refresh" leave them alone.
+the published experiments do; the rows "no refresh" leave them alone. The full batch trains for as
+many epochs with the same settings, which is one step per epoch instead of one per mini-batch.
 """
 
 from __future__ import annotations
