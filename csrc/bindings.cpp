@@ -1,13 +1,20 @@
 // Binds the native functions; holds no logic. Tensors arrive as addresses and sizes, so this
 // module links no torch and one build serves every version of it. gas/_native.py checks arguments
 // and keeps tensors alive.
+#include <pybind11/functional.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <chrono>
+#include <functional>
+#include <vector>
+
 #include "csr.h"
 #include "dropout.h"
+#include "engine.h"
 #include "relabel.h"
 #include "rows.h"
+#include "transfer.h"
 #ifdef GAS_WITH_CUDA
 #include "cuda/rows.h"
 #endif
@@ -34,6 +41,76 @@ void bind_dropout(py::module_& m, const char* name) {
       Release());
 }
 
+// Waits without the GIL, in slices, so that Ctrl-C is heard.
+template <typename Wait>
+void wait_in_slices(const Wait& wait) {
+  while (true) {
+    {
+      py::gil_scoped_release release;
+      if (wait(std::chrono::milliseconds(50))) return;
+    }
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+  }
+}
+
+void bind_transfer(py::module_& m) {
+  using gas::By;
+  using gas::Engine;
+  using gas::Job;
+  using gas::Table;
+
+  py::enum_<By>(m, "By")
+      .value("ANYONE", By::kAnyone)
+      .value("WORKERS", By::kWorkers)
+      .value("WAITERS", By::kWaiters);
+  py::class_<Table>(m, "Table")
+      .def(py::init([](uintptr_t rows, int64_t num_rows, int64_t row_bytes) {
+        return Table{at<char>(rows), num_rows, row_bytes, false, gas::Codec{}, 0};
+      }))
+      .def(py::init([](uintptr_t rows, int64_t num_rows, int codec, int64_t width) {
+        const auto by = static_cast<gas::Codec>(codec);
+        return Table{at<char>(rows), num_rows, gas::stored_bytes(by, width), true, by, width};
+      }));
+  py::class_<Job>(m, "Job")
+      .def(py::init([](std::function<void()> call) {
+        Job job;
+        job.run = [call = std::move(call)](int64_t, int64_t, int) { call(); };
+        return job;
+      }))
+      .def("run", &gas::run, Release());
+  m.def("pull", [](const Table& table, uintptr_t index, int64_t n, uintptr_t buffer) {
+    return gas::pull(table, at<const int64_t>(index), n, at<char>(buffer));
+  });
+  m.def("push_rows", [](const Table& table, uintptr_t buffer, uintptr_t index, int64_t n) {
+    return gas::push(table, at<const char>(buffer), at<const int64_t>(index), n);
+  });
+  m.def("push_ranges", [](const Table& table, uintptr_t buffer, const std::vector<int64_t>& offset,
+                          const std::vector<int64_t>& count) {
+    return gas::push(table, at<const char>(buffer),
+                     gas::make_ranges(offset.data(), count.data(),
+                                      static_cast<int64_t>(offset.size()), table.num_rows));
+  });
+  py::class_<Engine>(m, "Engine")
+      .def(py::init<int, int64_t>())
+      .def("submit", &Engine::submit, Release())
+      .def("wait",
+           [](Engine& self, Engine::Ticket ticket, int threads) {
+             wait_in_slices([&](auto most) { return self.wait(ticket, threads, most); });
+           })
+      .def("wait_lane",
+           [](Engine& self, int64_t lane, int threads) {
+             wait_in_slices([&](auto most) { return self.wait_lane(lane, threads, most); });
+           })
+      .def("done", &Engine::done, Release())
+      .def(
+          "cancel",
+          [](Engine& self, const std::vector<Engine::Ticket>& tickets) {
+            self.cancel(tickets.data(), static_cast<int64_t>(tickets.size()));
+          },
+          Release())
+      .def("close", &Engine::close, Release());
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
@@ -48,14 +125,6 @@ PYBIND11_MODULE(_C, m) {
       },
       Release());
   m.def(
-      "scatter_rows",
-      [](uintptr_t src, int64_t row_bytes, uintptr_t index, int64_t n, uintptr_t dst,
-         int64_t dst_rows, int threads) {
-        gas::scatter_rows(at<const char>(src), row_bytes, at<const int64_t>(index), n,
-                          at<char>(dst), dst_rows, threads);
-      },
-      Release());
-  m.def(
       "coo_to_csr",
       [](uintptr_t row, uintptr_t col, int64_t num_edges, int64_t num_rows, uintptr_t rowptr,
          uintptr_t out_col, uintptr_t perm, int threads) {
@@ -64,6 +133,7 @@ PYBIND11_MODULE(_C, m) {
       },
       Release());
 
+  bind_transfer(m);
   bind_dropout<float>(m, "dropout_float32");
   bind_dropout<double>(m, "dropout_float64");
 

@@ -1,22 +1,31 @@
 #include "rows.h"
 
+#include <algorithm>
 #include <cstring>
 #include <stdexcept>
 #include <string>
 
 #include "parallel.h"
+#include "prefetch.h"
 
 namespace gas {
 namespace {
 
 constexpr int64_t kGrainBytes = 64 * 1024;  // Below this, waking a thread costs more.
-constexpr int64_t kAhead = 8;                // Rows fetched in advance.
 constexpr int64_t kSmallRow = 8;             // Reads this small overlap without prefetching.
-constexpr int64_t kLine = 64;                // Bytes of a cache line.
 
-int64_t grain_rows(int64_t row_bytes) {
-  return std::max<int64_t>(1, kGrainBytes / std::max<int64_t>(1, row_bytes));
+// `Bytes` is the row size where it is known at compile time (memcpy becomes a few moves), else 0.
+template <int Bytes>
+void gather(const char* src, int64_t row_bytes, const int64_t* index, int64_t begin, int64_t end,
+            char* dst) {
+  const int64_t size = Bytes > 0 ? Bytes : row_bytes;
+  for (int64_t i = begin; i < end; ++i) {
+    if (size > kSmallRow && i + kAhead < end) prefetch_row(src + index[i + kAhead] * size, size);
+    std::memcpy(dst + i * size, src + index[i] * size, Bytes > 0 ? Bytes : row_bytes);
+  }
 }
+
+}  // namespace
 
 void check_index(const int64_t* index, int64_t n, int64_t rows) {
   // One pass without a branch, which the compiler vectorises; a second one names the culprit.
@@ -33,48 +42,27 @@ void check_index(const int64_t* index, int64_t n, int64_t rows) {
   }
 }
 
-inline void prefetch_row(const char* row, int64_t row_bytes) {
-  // The first lines start the hardware prefetcher, which follows the rest of a long row.
-  for (int64_t byte = 0; byte < std::min<int64_t>(row_bytes, 4 * kLine); byte += kLine) {
-    __builtin_prefetch(row + byte);
-  }
+int64_t grain_rows(int64_t row_bytes) {
+  return std::max<int64_t>(1, kGrainBytes / std::max<int64_t>(1, row_bytes));
 }
 
-// `Bytes` is the row size where it is known at compile time (memcpy becomes a few moves), else 0.
-template <int Bytes>
 void gather_range(const char* src, int64_t row_bytes, const int64_t* index, int64_t begin,
                   int64_t end, char* dst) {
-  const int64_t size = Bytes > 0 ? Bytes : row_bytes;
-  for (int64_t i = begin; i < end; ++i) {
-    if (size > kSmallRow && i + kAhead < end) prefetch_row(src + index[i + kAhead] * size, size);
-    std::memcpy(dst + i * size, src + index[i] * size, Bytes > 0 ? Bytes : row_bytes);
+  switch (row_bytes) {
+    case 1: return gather<1>(src, row_bytes, index, begin, end, dst);
+    case 4: return gather<4>(src, row_bytes, index, begin, end, dst);
+    case 8: return gather<8>(src, row_bytes, index, begin, end, dst);
+    case 32: return gather<32>(src, row_bytes, index, begin, end, dst);
+    case 64: return gather<64>(src, row_bytes, index, begin, end, dst);
+    default: return gather<0>(src, row_bytes, index, begin, end, dst);
   }
 }
-
-}  // namespace
 
 void gather_rows(const char* src, int64_t src_rows, int64_t row_bytes, const int64_t* index,
                  int64_t n, char* dst, int threads) {
   check_index(index, n, src_rows);
   parallel_chunks(n, grain_rows(row_bytes), threads, [&](int, int64_t begin, int64_t end) {
-    switch (row_bytes) {
-      case 1: return gather_range<1>(src, row_bytes, index, begin, end, dst);
-      case 4: return gather_range<4>(src, row_bytes, index, begin, end, dst);
-      case 8: return gather_range<8>(src, row_bytes, index, begin, end, dst);
-      case 32: return gather_range<32>(src, row_bytes, index, begin, end, dst);
-      case 64: return gather_range<64>(src, row_bytes, index, begin, end, dst);
-      default: return gather_range<0>(src, row_bytes, index, begin, end, dst);
-    }
-  });
-}
-
-void scatter_rows(const char* src, int64_t row_bytes, const int64_t* index, int64_t n, char* dst,
-                  int64_t dst_rows, int threads) {
-  check_index(index, n, dst_rows);
-  parallel_chunks(n, grain_rows(row_bytes), threads, [&](int, int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      std::memcpy(dst + index[i] * row_bytes, src + i * row_bytes, row_bytes);
-    }
+    gather_range(src, row_bytes, index, begin, end, dst);
   });
 }
 

@@ -5,6 +5,7 @@ from gas.datasets import gen_masks, get_data
 from gas.history import History
 from gas.loader import EvalSubgraphLoader, SubData, SubgraphLoader
 from gas.partition import PartitionReport, metis, partition_report, permute
+from gas.prefetch import PrefetchLoader
 from gas.scalable import ScalableGNN
 from gas.subgraph import dropout
 from gas.training import compute_micro_f1
@@ -15,6 +16,7 @@ __all__ = [
     "EvalSubgraphLoader",
     "History",
     "PartitionReport",
+    "PrefetchLoader",
     "ScalableGNN",
     "SubData",
     "SubgraphLoader",

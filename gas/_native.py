@@ -12,13 +12,13 @@ import numbers
 import threading
 import warnings
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 # The interface of csrc/bindings.cpp that this file calls. CMake compiles it into the module.
-INTERFACE = 4
+INTERFACE = 5
 
 
 def _load() -> ModuleType | None:
@@ -43,7 +43,7 @@ def _load() -> ModuleType | None:
     return None
 
 
-C = _load()
+C: Any = _load()
 
 
 def _use(*tensors: Tensor) -> bool:
@@ -55,13 +55,15 @@ def is_integer(value: object) -> bool:
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
-def _check_index(name: str, index: Tensor) -> None:
+def check_index(name: str, index: Tensor) -> None:
+    """Raises ``ValueError`` unless ``index`` is a one-dimensional int64 tensor."""
     if not isinstance(index, Tensor) or index.dtype != torch.int64 or index.dim() != 1:
         what = f"{index.dtype} of shape {list(index.shape)}" if isinstance(index, Tensor) else index
         raise ValueError(f"'{name}' is {what}, expected a one-dimensional int64 tensor")
 
 
-def _check_range(name: str, index: Tensor, size: int) -> None:
+def check_range(name: str, index: Tensor, size: int) -> None:
+    """Raises ``IndexError`` unless every index is in ``[0, size)``."""
     if index.numel() == 0:
         return
     low, high = (int(v) for v in torch.aminmax(index))
@@ -88,7 +90,7 @@ def gather_rows(table: Tensor, index: Tensor, out: Tensor | None = None) -> Tens
     Raises:
         IndexError: If an index is outside ``[0, rows)``; nothing was written then.
     """
-    _check_index("index", index)
+    check_index("index", index)
     shape = (index.numel(), *table.shape[1:])
     if out is None:
         out = table.new_empty(shape)
@@ -101,7 +103,7 @@ def gather_rows(table: Tensor, index: Tensor, out: Tensor | None = None) -> Tens
     if not _use(table, index, out) or not table.is_contiguous():  # Never copies a whole table.
         return _gather_rows_torch(table, index, out)
     index = index.contiguous()
-    C.gather_rows(  # type: ignore[union-attr]
+    C.gather_rows(
         table.data_ptr(),
         table.size(0),
         _row_bytes(table),
@@ -114,48 +116,8 @@ def gather_rows(table: Tensor, index: Tensor, out: Tensor | None = None) -> Tens
 
 
 def _gather_rows_torch(table: Tensor, index: Tensor, out: Tensor) -> Tensor:
-    _check_range("index", index, table.size(0))
+    check_range("index", index, table.size(0))
     return torch.index_select(table, 0, index, out=out)
-
-
-def scatter_rows(table: Tensor, index: Tensor, rows: Tensor) -> None:
-    """Writes rows of a table in place: ``table[index] = rows``.
-
-    Args:
-        table: The table, contiguous, of shape ``[num_rows, ...]`` and any dtype.
-        index: The rows to write, of shape ``[n]``, int64.
-        rows: Their new values, of shape ``[n, ...]``, of the table's dtype.
-
-    Raises:
-        IndexError: If an index is outside ``[0, num_rows)``; nothing was written then.
-    """
-    _check_index("index", index)
-    shape = (index.numel(), *table.shape[1:])
-    if rows.shape != shape or rows.dtype != table.dtype:
-        raise ValueError(
-            f"'rows' is {rows.dtype} of shape {list(rows.shape)}, expected {table.dtype} of "
-            f"shape {list(shape)}"
-        )
-    if not table.is_contiguous():
-        raise ValueError("'table' is not contiguous: pass table.contiguous()")
-    if not _use(table, index, rows):
-        _scatter_rows_torch(table, index, rows)
-        return
-    index, rows = index.contiguous(), rows.contiguous()
-    C.scatter_rows(  # type: ignore[union-attr]
-        rows.data_ptr(),
-        _row_bytes(table),
-        index.data_ptr(),
-        index.numel(),
-        table.data_ptr(),
-        table.size(0),
-        torch.get_num_threads(),
-    )
-
-
-def _scatter_rows_torch(table: Tensor, index: Tensor, rows: Tensor) -> None:
-    _check_range("index", index, table.size(0))
-    table.index_copy_(0, index, rows)
 
 
 # Dropout ------------------------------------------------------------------------------------------
@@ -213,8 +175,8 @@ def coo_to_csr(row: Tensor, col: Tensor, num_rows: int) -> tuple[Tensor, Tensor,
         ``rowptr`` of shape ``[num_rows + 1]``, the sorted ``col`` of shape ``[E]``, and ``perm`` of
         shape ``[E]``, the position in the input of each sorted edge.
     """
-    _check_index("row", row)
-    _check_index("col", col)
+    check_index("row", row)
+    check_index("col", col)
     if row.shape != col.shape:
         raise ValueError(f"'row' has {row.numel()} entries and 'col' has {col.numel()}")
     if not _use(row, col):
@@ -225,7 +187,7 @@ def coo_to_csr(row: Tensor, col: Tensor, num_rows: int) -> tuple[Tensor, Tensor,
         torch.empty_like(col),
         torch.empty_like(col),
     )
-    C.coo_to_csr(  # type: ignore[union-attr]
+    C.coo_to_csr(
         row.data_ptr(),
         col.data_ptr(),
         row.numel(),
@@ -239,7 +201,7 @@ def coo_to_csr(row: Tensor, col: Tensor, num_rows: int) -> tuple[Tensor, Tensor,
 
 
 def _coo_to_csr_torch(row: Tensor, col: Tensor, num_rows: int) -> tuple[Tensor, Tensor, Tensor]:
-    _check_range("row", row, num_rows)
+    check_range("row", row, num_rows)
     by_col = torch.sort(col, stable=True).indices
     perm = by_col[torch.sort(row[by_col], stable=True).indices]
     rowptr = row.new_zeros(num_rows + 1)
@@ -285,12 +247,12 @@ class Relabeler:
         e_id: Tensor | None = None,
         weight: Tensor | None = None,
     ) -> None:
-        _check_index("rowptr", rowptr)
-        _check_index("col", col)
+        check_index("rowptr", rowptr)
+        check_index("col", col)
         self.num_nodes = rowptr.numel() - 1
         if int(rowptr[0]) != 0 or int(rowptr[-1]) != col.numel() or bool((rowptr.diff() < 0).any()):
             raise ValueError(f"'rowptr' does not rise from 0 to the {col.numel()} entries of 'col'")
-        _check_range("col", col, self.num_nodes)
+        check_range("col", col, self.num_nodes)
         for name, values in (("e_id", e_id), ("weight", weight)):
             if values is not None and values.shape != col.shape:
                 raise ValueError(
@@ -318,7 +280,7 @@ class Relabeler:
 
     def __call__(self, nodes: Tensor) -> Batch:
         """Cuts the mini-batch of some nodes, of shape ``[B]``, int64, each listed once."""
-        _check_index("nodes", nodes)
+        check_index("nodes", nodes)
         nodes = nodes.contiguous()
         if self._native is None:
             return self._cut_torch(nodes)
@@ -371,7 +333,7 @@ def _relabel_torch(
     rowptr: Tensor, col: Tensor, nodes: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     num_nodes = rowptr.numel() - 1
-    _check_range("nodes", nodes, num_nodes)
+    check_range("nodes", nodes, num_nodes)
     local = nodes.new_full((num_nodes,), -1)
     local[nodes] = torch.arange(nodes.numel(), device=nodes.device)
     if nodes.numel() and int((local >= 0).sum()) != nodes.numel():

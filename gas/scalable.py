@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import copy
 import inspect
+import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -16,7 +19,12 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gas import _native
-from gas.history import History
+from gas.history import Codec, History, TransferEngine
+from gas.history.batch import BatchPulls, join
+from gas.history.engine import check_io
+from gas.history.memory import check_fits
+from gas.history.store import StoreFactory
+from gas.history.tiers import check_tier, default_tier, pick_tier
 from gas.loader import SubData
 
 
@@ -69,11 +77,29 @@ class ScalableGNN(torch.nn.Module):
         num_nodes: The number of nodes of the graph.
         hidden_channels: The width of every history, or one width for each of them.
         num_layers: The number of layers; there are ``num_layers - 1`` histories.
-        pool_size: Upper bound of the number of staging buffers in flight between histories in host
-            memory and a GPU. Nothing is staged on the CPU. (default: no bound)
-        buffer_size: Upper bound of the rows that one staging buffer holds. (default: no bound)
+        pool_size: Upper bound of the pulls under way at once, each of which has a buffer.
+            (default: one for every history)
+        buffer_size: Upper bound of the rows of a buffer, which are those of a batch's halo: a batch
+            with a larger one is refused. (default: as large as a batch needs)
         device: Where the histories live. (default: the CPU)
-        dtype: What the histories store. (default: ``torch.float32``)
+        dtype: How the histories store rows; see :class:`gas.History`. (default: ``torch.float32``)
+        store: Where they store them: ``"device"``, ``"pinned"``, ``"host"``, ``"disk"``, ``"auto"``
+            or a function; see :class:`gas.History`. ``"auto"`` says on standard error what it
+            picked. (default: the CPU's memory, pinned where there is a GPU, or ``device``)
+        path: A directory for ``store="disk"``; histories found there are opened with their rows.
+            (default: a temporary directory)
+        io: ``"serial"`` moves rows when the forward pass asks for them. ``"concurrent"`` starts the
+            pulls of all histories when the model is called, so that they run beside the
+            computation; results are equal, bit by bit. ``"none"`` moves nothing, which is wrong on
+            purpose: the upper bound for benchmarks. May be set later. (default:
+            ``"concurrent"``)
+        prefetch: With a :class:`gas.PrefetchLoader`, how many batches ahead pulls may start, 0 or
+            1. With 1 a batch doesn't see what the batch before it pushes: its rows can be one step
+            older. (default: ``0``)
+
+    Raises:
+        ValueError: If an argument is unusable, naming it.
+        MemoryError: If there is no room for the histories; nothing has been allocated then.
     """
 
     def __init__(
@@ -85,7 +111,11 @@ class ScalableGNN(torch.nn.Module):
         buffer_size: int | None = None,
         device: torch.device | str | None = None,
         *,
-        dtype: torch.dtype = torch.float32,
+        dtype: Codec | torch.dtype | str = torch.float32,
+        store: str | StoreFactory | None = None,
+        path: str | Path | None = None,
+        io: str = "concurrent",
+        prefetch: int = 0,
     ) -> None:
         super().__init__()
         for name, value in (("num_nodes", num_nodes), ("num_layers", num_layers)):
@@ -103,18 +133,73 @@ class ScalableGNN(torch.nn.Module):
                 f"'hidden_channels' has {len(widths)} widths, expected one for each of the "
                 f"{num_layers - 1} histories of {num_layers} layers"
             )
+        if not _native.is_integer(prefetch) or not 0 <= prefetch <= 1:
+            raise ValueError(f"'prefetch' is {prefetch!r}, expected 0 or 1")
         self.num_nodes = num_nodes
         self.hidden_channels = hidden_channels
         self.num_layers = num_layers
         self.pool_size = pool_size
         self.buffer_size = buffer_size
-        histories = torch.nn.ModuleList(
-            History(num_nodes, width, device, dtype) for width in widths
-        )
-        self.histories = cast("Sequence[History]", histories)
+        self.prefetch = prefetch
+        self._engine = TransferEngine()
+        self.io = io
+        self.histories = self._make_histories(widths, device, Codec.of(dtype), store, path)
         self._fill = False
         self._in_batch = False
         self._sweep: _Sweep | None = None
+        self._pulls: BatchPulls | None = None
+        self._ahead: list[tuple[Tensor, BatchPulls]] = []
+
+    def _make_histories(
+        self,
+        widths: list[int],
+        device: torch.device | str | None,
+        codec: Codec,
+        store: str | StoreFactory | None,
+        path: str | Path | None,
+    ) -> Sequence[History]:
+        """Makes all histories, or none where there isn't room for all of them."""
+        check_tier(store, path)
+        num_bytes = self.num_nodes * sum(codec.row_bytes(width) for width in widths)
+        if store == "auto":
+            store, why = pick_tier(num_bytes, path)
+            print(f"Histories: store={store!r}, because {why}", file=sys.stderr)
+        tier = default_tier(device) if store is None else store
+        if tier == "device":
+            check_fits(num_bytes, torch.device("cuda" if device is None else device))
+        elif tier in ("host", "pinned"):
+            check_fits(num_bytes)
+        made: list[History] = []
+        for layer, width in enumerate(widths):
+            file = None if path is None or tier != "disk" else Path(path) / f"history_{layer}"
+            made.append(
+                History(
+                    self.num_nodes, width, device, codec, store=store, path=file,
+                    engine=self._engine,
+                )
+            )  # fmt: skip
+        return cast("Sequence[History]", torch.nn.ModuleList(made))
+
+    @property
+    def io(self) -> str:
+        """How rows are moved: ``"serial"``, ``"concurrent"`` or ``"none"``."""
+        return self._engine.io
+
+    @io.setter
+    def io(self, io: str) -> None:
+        self._engine.io = check_io(io)
+        if io == "none":
+            warnings.warn(
+                "io='none' moves no rows of histories: results are wrong, on purpose, as the upper "
+                "bound for benchmarks",
+                stacklevel=2,
+            )
+
+    def close(self) -> None:
+        """Writes what is under way, closes the stores and ends the transfer engine's workers."""
+        for history in self.histories:
+            history.close()
+        self._engine.close()
 
     @property
     def device(self) -> torch.device:
@@ -125,7 +210,7 @@ class ScalableGNN(torch.nn.Module):
     @property
     def emb_device(self) -> torch.device:
         """Where the histories live."""
-        return self.histories[0].emb.device if self.histories else torch.device("cpu")
+        return self.histories[0].device if self.histories else torch.device("cpu")
 
     def reset_parameters(self) -> None:
         """Forgets the histories; subclasses reset their parameters as well."""
@@ -201,9 +286,16 @@ class ScalableGNN(torch.nn.Module):
         self._check_call(x, batch_size, n_id, fill)
         self._fill, self._in_batch = fill, n_id is not None
         try:
+            if batch_size is not None and n_id is not None:
+                self._pulls = self._take_ahead(n_id)
+                if self._pulls is None and self.io == "concurrent":
+                    self._pulls = BatchPulls(self.histories, batch_size, n_id, self.pool_size)
             out = super().__call__(x, adj_t, batch_size, n_id, offset, count, **kwargs)
         finally:
             self._fill = self._in_batch = False
+            if self._pulls is not None:
+                self._pulls.cancel()
+                self._pulls = None
         return out[:batch_size] if isinstance(out, Tensor) else out
 
     def _check_call(
@@ -227,9 +319,18 @@ class ScalableGNN(torch.nn.Module):
                     f"'n_id' holds the node {int(n_id.max())}, but the model was made for "
                     f"{self.num_nodes} nodes: histories belong to one graph"
                 )
+            self._check_halo(batch_size, n_id)
         expected = self.num_nodes if n_id is None else n_id.numel()
         if (fill or n_id is not None) and isinstance(x, Tensor) and x.size(0) != expected:
             raise ValueError(f"'x' has {x.size(0)} rows, expected one per node: {expected}")
+
+    def _check_halo(self, batch_size: int, n_id: Tensor) -> None:
+        halo = n_id.numel() - batch_size
+        if self.buffer_size is not None and halo > self.buffer_size:
+            raise ValueError(
+                f"'buffer_size' is {self.buffer_size}, but the batch has {halo} halo nodes: raise "
+                "it, or leave it out to have buffers sized automatically"
+            )
 
     def push_and_pull(
         self,
@@ -278,8 +379,33 @@ class ScalableGNN(torch.nn.Module):
             if sweep.calls == sweep.layer:
                 raise _Reached
             sweep.calls += 1
-        halo = history.pull(n_id[batch_size:])
-        return torch.cat([own, halo.to(own)])
+        if self._pulls is None:
+            rows = history.start_pull(n_id[batch_size:], batch_size).wait()
+        else:
+            rows = self._pulls.rows(history)
+        return join(own, rows)
+
+    def start_pulls(self, batch: SubData) -> None:
+        """Starts the pulls of a batch that will be computed after the next one.
+
+        Rows are those at this call. :class:`gas.PrefetchLoader` calls this; without it, calling the
+        model starts the pulls.
+        """
+        self._check_halo(batch.batch_size, batch.n_id)
+        pulls = BatchPulls(self.histories, batch.batch_size, batch.n_id, self.pool_size)
+        self._ahead.append((batch.n_id, pulls))
+
+    def cancel_pulls(self) -> None:
+        """Takes back what :meth:`start_pulls` started and nobody used."""
+        while self._ahead:
+            self._ahead.pop()[1].cancel()
+
+    def _take_ahead(self, n_id: Tensor) -> BatchPulls | None:
+        for position, (ids, pulls) in enumerate(self._ahead):
+            if ids is n_id:
+                del self._ahead[position]
+                return pulls
+        return None
 
     def inputs_of(self, data: Data) -> tuple[Tensor, Any, dict[str, Any]]:
         """What ``forward`` takes of a batch, in any layout.

@@ -11,8 +11,8 @@ import gas
 class UserModel(gas.ScalableGNN):
     """A model of three layers with batch norm, a residual and jumping knowledge."""
 
-    def __init__(self, num_nodes, in_channels, out_channels, hidden=8, dtype=torch.float32):
-        super().__init__(num_nodes, hidden, num_layers=3, dtype=dtype)
+    def __init__(self, num_nodes, in_channels, out_channels, hidden=8, **kwargs):
+        super().__init__(num_nodes, hidden, num_layers=3, **kwargs)
         widths = [in_channels, hidden, hidden, hidden]
         self.convs = torch.nn.ModuleList(self.conv(i, o) for i, o in itertools.pairwise(widths))
         self.bn = torch.nn.BatchNorm1d(hidden)

@@ -1,5 +1,21 @@
 """Histories: where embeddings wait for the batches that need them."""
 
+from gas.history.codec import Codec
+from gas.history.disk import DiskStore
+from gas.history.engine import TransferEngine
 from gas.history.history import History
+from gas.history.host import Pull
+from gas.history.store import MemoryStore, Store, TableStore
+from gas.history.tiers import pick_tier
 
-__all__ = ["History"]
+__all__ = [
+    "Codec",
+    "DiskStore",
+    "History",
+    "MemoryStore",
+    "Pull",
+    "Store",
+    "TableStore",
+    "TransferEngine",
+    "pick_tier",
+]

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gas import _native
+from gas.history.codec import Codec
+from gas.history.disk import DiskStore
+from gas.history.engine import TransferEngine
+from gas.history.host import HostLink, Pull, Where
+from gas.history.store import StoreFactory, TableStore
+from gas.history.tiers import make_store
 
 
 class History(torch.nn.Module):
@@ -21,7 +30,22 @@ class History(torch.nn.Module):
         num_embeddings: The number of rows, one per node.
         embedding_dim: The width of a row.
         device: Where the table lives. (default: the CPU)
-        dtype: What the table stores; pushes are converted. (default: ``torch.float32``)
+        dtype: How rows are stored: ``torch.float64``, ``float32``, ``bfloat16``, ``float16``, or
+            ``int8`` with one scale per row; see :class:`gas.history.Codec`. Pushes are rounded.
+            (default: ``torch.float32``)
+        store: ``"device"``, ``"pinned"`` (host memory that a GPU reads directly), ``"host"``,
+            ``"disk"`` (a file mapped into memory), ``"auto"`` (the fastest with room), or a
+            function ``(num_rows, columns, dtype) -> Store``. (default: ``"device"`` where
+            ``device`` is one, else ``"pinned"`` with CUDA and ``"host"`` without)
+        path: The file of a ``"disk"`` store; an existing one is opened with its rows. Their ages
+            are kept beside it, in a file of the same name and ``.age``. (default: a temporary one)
+        engine: Moves the rows; the histories of a model share one. (default: one of its own, which
+            moves rows when they are asked for)
+
+    Raises:
+        ValueError: If an argument is unusable, naming it.
+        MemoryError: If there is no room for the table; nothing has been allocated then.
+        OSError: If ``path`` can't be written, or the disk is full.
     """
 
     def __init__(
@@ -29,31 +53,87 @@ class History(torch.nn.Module):
         num_embeddings: int,
         embedding_dim: int,
         device: torch.device | str | None = None,
-        dtype: torch.dtype = torch.float32,
+        dtype: Codec | torch.dtype | str = torch.float32,
+        *,
+        store: str | StoreFactory | None = None,
+        path: str | Path | None = None,
+        engine: TransferEngine | None = None,
     ) -> None:
         super().__init__()
         for name, value in (("num_embeddings", num_embeddings), ("embedding_dim", embedding_dim)):
             if not _native.is_integer(value) or value < 0:
                 raise ValueError(f"'{name}' is {value!r}, expected a non-negative integer")
-        if not dtype.is_floating_point:
-            raise ValueError(f"'dtype' is {dtype}, expected a floating-point type")
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim
-        self.emb = torch.zeros(num_embeddings, embedding_dim, device=device, dtype=dtype)
+        self.codec = Codec.of(dtype)
+        self.store = make_store(store, num_embeddings, embedding_dim, self.codec, device, path)
+        self.engine = TransferEngine("serial") if engine is None else engine
+        self._link = HostLink(self.store, self.codec, embedding_dim, self.engine)
         # The push that wrote each row, counted from 1; 0 for rows never written.
+        self._ages = None
         self._written_at = torch.zeros(num_embeddings, dtype=torch.int32)
-        self._num_pushes = 0
-        self._num_unwritten = num_embeddings
+        if isinstance(self.store, DiskStore) and path is not None:
+            self._ages = DiskStore(num_embeddings, 1, torch.int32, f"{path}.age", "age")
+            self._written_at = self._ages.table.view(-1)
+        self._num_pushes = int(self._written_at.max()) if num_embeddings else 0
+        self._num_unwritten = int((self._written_at == 0).sum())
         self._warned = False
+        self._closed = False
         self._device = torch.device("cpu")
+        self._dtype = self.codec.value_dtype  # What the model computes with, as far as is known.
+
+    @property
+    def device(self) -> torch.device:
+        """Where the table lives."""
+        table = getattr(self.store, "table", None)
+        return torch.device("cpu") if table is None else table.device
+
+    @property
+    def emb(self) -> Tensor:
+        """Every row, of shape ``[N, embedding_dim]``.
+
+        The table itself, which may be changed in place; a copy where rows are stored as ``int8`` or
+        in a store without a table.
+        """
+        self._check_open()
+        self._link.wait()
+        if isinstance(self.store, TableStore) and self.codec.dtype == self.codec.value_dtype:
+            return self.store.table
+        every = torch.arange(self.num_embeddings)
+        return self._link.pull(every, 0, self.codec.value_dtype).wait()
 
     def reset_parameters(self) -> None:
         """Forgets everything that was pushed."""
-        self.emb.zero_()
+        self._link.wait()
+        if isinstance(self.store, TableStore):
+            self.store.table.zero_()
+        else:
+            zeros = torch.zeros(self.num_embeddings, self.embedding_dim)
+            self._link.push(zeros, [(0, self.num_embeddings)])
         self._written_at.zero_()
         self._num_pushes = 0
         self._num_unwritten = self.num_embeddings
         self._warned = False
+
+    def wait(self) -> None:
+        """Waits until everything that was pushed is stored, and raises what went wrong."""
+        self._check_open()
+        self._link.wait()
+
+    def close(self) -> None:
+        """Closes the store, once what is under way has been written. Nothing can follow."""
+        if self._closed:
+            return
+        self._closed = True
+        self._link.wait()
+        self.store.close()
+        if self._ages is not None:
+            self._written_at = self._written_at.clone()
+            self._ages.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("this history has been closed: make a new one to go on")
 
     @property
     def age(self) -> Tensor:
@@ -69,6 +149,8 @@ class History(torch.nn.Module):
         """Whether each row was ever pushed, of shape ``[N]``, bool."""
         return self._written_at > 0
 
+    # Pushing --------------------------------------------------------------------------------------
+
     @torch.no_grad()
     def push(
         self,
@@ -81,7 +163,8 @@ class History(torch.nn.Module):
 
         Args:
             x: The rows, of shape ``[n, embedding_dim]``, of any floating-point type and device.
-            n_id: The node of each row, of shape ``[n]``, int64. (default: every node, in order)
+            n_id: The node of each row, of shape ``[n]``, int64; of rows of the same node the last
+                one stays. (default: every node, in order)
             offset: First row of each contiguous range; used instead of ``n_id`` when given,
                 because ranges are copied faster.
             count: Number of rows of each range, with ``offset``.
@@ -90,6 +173,7 @@ class History(torch.nn.Module):
             ValueError: If a shape doesn't fit; nothing was stored then.
             IndexError: If a row doesn't exist; nothing was stored then.
         """
+        self._check_open()
         if x.dim() != 2 or x.size(1) != self.embedding_dim:
             raise ValueError(
                 f"'x' has shape {list(x.shape)}, expected [rows, {self.embedding_dim}], the width "
@@ -99,31 +183,32 @@ class History(torch.nn.Module):
             raise ValueError(f"'x' has dtype {x.dtype}, expected a floating-point type")
         if (offset is None) != (count is None):
             raise ValueError("'offset' and 'count' describe ranges together: pass both or neither")
-
-        rows = x.detach().to(self.emb.device, self.emb.dtype)
+        where: Where
         if offset is not None and count is not None:
-            ranges = self._ranges(x, n_id, offset, count)
-            self._num_pushes += 1
-            begin = 0
-            for first, size in ranges:
-                self.emb[first : first + size] = rows[begin : begin + size]
-                self._mark(slice(first, first + size))
-                begin += size
+            where = self._ranges(x, n_id, offset, count)
         elif n_id is not None:
+            _native.check_index("n_id", n_id)
             if n_id.size(0) != x.size(0):
                 raise ValueError(f"'x' has {x.size(0)} rows, but 'n_id' names {n_id.size(0)}")
-            _native.scatter_rows(self.emb, n_id.to(self.emb.device), rows)
-            self._num_pushes += 1
-            self._mark(n_id.to(self._written_at.device))
+            where = n_id.cpu().contiguous()
+        elif x.size(0) != self.num_embeddings:
+            raise ValueError(
+                f"'x' has {x.size(0)} rows, but the history has {self.num_embeddings}: pass "
+                "'n_id' to say which rows these are"
+            )
         else:
-            if x.size(0) != self.num_embeddings:
-                raise ValueError(
-                    f"'x' has {x.size(0)} rows, but the history has {self.num_embeddings}: pass "
-                    "'n_id' to say which rows these are"
-                )
-            self.emb.copy_(rows)
-            self._num_pushes += 1
-            self._mark(slice(None))
+            where = [(0, self.num_embeddings)]
+
+        self._link.push(x.detach(), where)
+        if self.engine.io == "none":
+            return
+        self._dtype = x.dtype
+        self._num_pushes += 1
+        if isinstance(where, Tensor):
+            self._mark(where)
+        else:
+            for first, size in where:
+                self._mark(slice(first, first + size))
 
     def _mark(self, rows: slice | Tensor) -> None:
         """Notes that this push wrote some rows."""
@@ -165,48 +250,80 @@ class History(torch.nn.Module):
                 begin += rows
         return list(zip(first, size, strict=True))
 
+    # Pulling --------------------------------------------------------------------------------------
+
     @torch.no_grad()
     def pull(self, n_id: Tensor | None = None) -> Tensor:
-        """Reads rows into a new tensor on the model's device, which is the caller's.
+        """Reads rows into a tensor on the model's device, which is the caller's.
 
         Args:
             n_id: The nodes to read, of shape ``[n]``, int64. (default: every node)
 
         Returns:
-            A tensor of shape ``[n, embedding_dim]``, of the table's dtype.
+            A tensor of shape ``[n, embedding_dim]``, of the stored type (float32 for ``int8``). It
+            is never overwritten while anything refers to it.
 
         Raises:
             IndexError: If a row doesn't exist.
         """
         if n_id is None:
-            out = self.emb.clone()
-        else:
-            out = _native.gather_rows(self.emb, n_id.to(self.emb.device))
-        self._warn_unwritten(n_id)
-        return out.to(self._device)
+            n_id = torch.arange(self.num_embeddings)
+        out = self._start(n_id, 0, self.codec.value_dtype).wait()
+        return out.to(self.codec.value_dtype)
 
-    def _warn_unwritten(self, n_id: Tensor | None) -> None:
+    @torch.no_grad()
+    def start_pull(self, n_id: Tensor, space: int = 0) -> Pull:
+        """Begins to read rows; ``wait()`` on what is returned yields them.
+
+        They are those at this call: pushes that follow are not seen.
+
+        Args:
+            n_id: The nodes to read, of shape ``[n]``, int64.
+            space: The result has this many rows in front, with unspecified values: of shape
+                ``[space + n, embedding_dim]``. (default: ``0``)
+        """
+        return self._start(n_id, space, self._dtype, ahead=self.engine.io == "concurrent")
+
+    def _start(self, n_id: Tensor, space: int, dtype: torch.dtype, ahead: bool = False) -> Pull:
+        self._check_open()
+        _native.check_index("n_id", n_id)
+        n_id = n_id.cpu()
+        self._warn_unwritten(n_id)
+        return self._link.pull(n_id, space, dtype, ahead)
+
+    def _warn_unwritten(self, n_id: Tensor) -> None:
         """Warns once when rows are read that nobody wrote."""
-        if self._num_unwritten == 0 or self._warned:
+        if self._num_unwritten == 0 or self._warned or self.engine.io == "none":
             return
-        rows = self._written_at if n_id is None else self._written_at[n_id.cpu()]
-        missing = int((rows == 0).sum())
+        _native.check_range("n_id", n_id, self.num_embeddings)
+        missing = int((self._written_at[n_id] == 0).sum())
         if missing:
             self._warned = True
             warnings.warn(
-                f"A history was read before it was filled: {missing} of {rows.numel()} rows are "
+                f"A history was read before it was filled: {missing} of {n_id.numel()} rows are "
                 "zeros that nobody pushed. Training recovers after the first epoch; to start "
                 "without them, call model(x, adj_t, fill=True) or model(loader=...) first.",
-                stacklevel=3,
+                stacklevel=4,
             )
+
+    # Being a module -------------------------------------------------------------------------------
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> History:
         self._device = fn(torch.empty(0)).device
         return self
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> History:
+        self._link.wait()
+        twin = self.__class__.__new__(self.__class__)
+        memo[id(self)] = twin
+        memo[id(self.store)] = self.store.clone()
+        memo[id(self._ages)] = None
+        twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return twin
+
     def extra_repr(self) -> str:
         """The sizes and the place of the table."""
-        return (
-            f"{self.num_embeddings}, {self.embedding_dim}, dtype={self.emb.dtype}, "
-            f"device={self.emb.device}"
-        )
+        place = f"store={self.store.tier!r}"
+        if isinstance(self.store, TableStore) and self.store.tier == "device":
+            place = f"device={self.store.table.device}"
+        return f"{self.num_embeddings}, {self.embedding_dim}, dtype={self.codec}, {place}"

@@ -139,7 +139,7 @@ def test_histories_stay_where_they_are():
 
 
 def test_repr():
-    assert str(gas.History(10, 4)) == "History(10, 4, dtype=torch.float32, device=cpu)"
+    assert str(gas.History(10, 4)) == "History(10, 4, dtype=float32, store='host')"
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_repr():
         (ValueError, "'x' has 2 rows, but 'n_id' names 3", (torch.ones(2, 4), torch.arange(3))),
         (IndexError, "10", (torch.ones(2, 4), torch.tensor([0, 10]))),
         (IndexError, "-1", (torch.ones(2, 4), torch.tensor([0, -1]))),
-        (ValueError, "'index' is torch.float32", (torch.ones(2, 4), torch.ones(2))),
+        (ValueError, "'n_id' is torch.float32", (torch.ones(2, 4), torch.ones(2))),
         (ValueError, "pass both or neither", (torch.ones(2, 4), None, [0])),
         (ValueError, "describe 3 rows in 1 and 1 ranges", (torch.ones(2, 4), None, [0], [3])),
         (ValueError, "2 and 1 ranges", (torch.ones(2, 4), None, [0, 1], [2])),
@@ -174,7 +174,7 @@ def test_bad_pushes_change_nothing(error, message, arguments):
 def test_bad_pulls():
     with pytest.raises(IndexError, match="10"):
         filled().pull(torch.tensor([10]))
-    with pytest.raises(ValueError, match="'index' is torch.float32"):
+    with pytest.raises(ValueError, match="'n_id' is torch.float32"):
         filled().pull(torch.ones(1))
 
 

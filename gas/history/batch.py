@@ -1,0 +1,88 @@
+"""The pulls of one mini-batch, one for every history."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from gas.history.history import History
+from gas.history.host import Pull
+
+
+class BatchPulls:
+    """Reads the halo's rows from every history, in the order in which a model needs them.
+
+    Args:
+        histories: The histories, in order.
+        batch_size: The number of in-batch nodes, for which space is left in front of the rows.
+        n_id: Global ids of the in-batch nodes, then of the halo.
+        limit: How many pulls may be under way. (default: all)
+    """
+
+    def __init__(
+        self, histories: Iterable[History], batch_size: int, n_id: Tensor, limit: int | None = None
+    ) -> None:
+        self._waiting = deque(histories)
+        self._started: dict[History, Pull] = {}
+        self._batch_size = batch_size
+        self._halo = n_id[batch_size:]
+        self._limit = len(self._waiting) if limit is None else limit
+        try:
+            self._start()
+        except BaseException:
+            self.cancel()
+            raise
+
+    def _start(self) -> None:
+        while self._waiting and len(self._started) < self._limit:
+            history = self._waiting.popleft()
+            self._started[history] = history.start_pull(self._halo, self._batch_size)
+
+    def rows(self, history: History) -> Tensor:
+        """The rows of the halo from a history, behind space for the batch's own."""
+        pull = self._started.get(history)
+        if pull is None:  # Not in the order of the model's histories, or for the second time.
+            if history in self._waiting:
+                self._waiting.remove(history)
+            return history.start_pull(self._halo, self._batch_size).wait()
+        rows = pull.wait()
+        del self._started[history]
+        self._start()
+        return rows
+
+    def cancel(self) -> None:
+        """Takes back what nobody waited for."""
+        self._waiting.clear()
+        while self._started:
+            self._started.popitem()[1].cancel()
+
+
+class _Join(torch.autograd.Function):
+    """Writes rows in front of others, in place; the others get no gradient."""
+
+    @staticmethod
+    def forward(ctx, own: Tensor, rows: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+        ctx.size = own.size(0)
+        ctx.mark_dirty(rows)
+        rows[: own.size(0)] = own
+        return rows
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[no-untyped-def]
+        return grad[: ctx.size], None
+
+
+def join(own: Tensor, rows: Tensor) -> Tensor:
+    """The in-batch rows, with gradient, then the halo's, without.
+
+    Args:
+        own: The in-batch rows, of shape ``[batch_size, width]``.
+        rows: The halo's rows behind space for them, of shape ``[batch_size + halo, width]``, from
+            :meth:`BatchPulls.rows`; it is written to.
+    """
+    if own.dtype != rows.dtype or own.device != rows.device:
+        return torch.cat([own, rows[own.size(0) :].to(own)])
+    return _Join.apply(own, rows)

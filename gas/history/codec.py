@@ -1,0 +1,61 @@
+"""Codecs: how a history stores its rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from gas import _transfer
+
+_SHORT = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+NAMES = ("float64", "float32", "bfloat16", "float16", "int8")
+
+
+@dataclass(frozen=True)
+class Codec:
+    """How rows are stored.
+
+    * ``float64``, ``float32``, ``bfloat16``, ``float16``: as numbers of that type, rounded to
+      nearest. Relative error of a value: 2^-53, 2^-24, 2^-8, 2^-11.
+    * ``int8``: one float32 scale per row, ``max |x| / 127``, and one byte per value. Absolute error
+      of a value: ``max |x| / 254``, over the row.
+    """
+
+    name: str
+
+    @staticmethod
+    def of(dtype: Codec | torch.dtype | str) -> Codec:
+        """The codec that a ``dtype`` argument names.
+
+        Args:
+            dtype: Such as ``torch.bfloat16``, ``torch.int8``, ``"bfloat16"``, ``"bf16"``.
+        """
+        if isinstance(dtype, Codec):
+            return dtype
+        name = str(dtype).removeprefix("torch.")
+        name = _SHORT.get(name, name)
+        if name not in NAMES:
+            raise ValueError(f"'dtype' is {dtype}, expected one of {', '.join(NAMES)}")
+        return Codec(name)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the elements of stored rows: bytes for ``int8``."""
+        return torch.uint8 if self.name == "int8" else getattr(torch, self.name)
+
+    @property
+    def value_dtype(self) -> torch.dtype:
+        """What ``History.pull`` returns: the stored type, and float32 for ``int8``."""
+        return torch.float32 if self.name == "int8" else self.dtype
+
+    def columns(self, width: int) -> int:
+        """The number of elements of a stored row of ``width`` values."""
+        return _transfer.stored_columns(self.name, width)
+
+    def row_bytes(self, width: int) -> int:
+        """The bytes of a stored row of ``width`` values."""
+        return self.columns(width) * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        return self.name

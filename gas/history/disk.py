@@ -1,0 +1,173 @@
+"""Rows in a file, mapped into memory."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import shutil
+import struct
+import tempfile
+import weakref
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from gas.history.store import TableStore
+
+MAGIC = b"gas-hist"
+VERSION = 1
+HEADER_BYTES = 4096  # A page, so that rows start at one.
+# Magic, version, rows, columns, bytes of an element, name of what is stored.
+HEADER = struct.Struct("<8sIQQI32s")
+
+
+class DiskStore(TableStore):
+    """A table in a file that is mapped into memory: the system keeps in memory what it can.
+
+    The file is a header of 4096 bytes (magic, version, shape, what is stored), then the rows. An
+    existing file is opened with the rows it has; ``resumed`` says so.
+
+    Args:
+        num_rows: The number of rows, zeros in a new file.
+        columns: The number of elements of a row.
+        dtype: Their type.
+        path: The file. (default: a file in a temporary directory, removed by :meth:`close`, when
+            the store is garbage, or when Python ends)
+        content: What is stored, so that files of different contents are not mixed up.
+            (default: the dtype's name)
+
+    Raises:
+        ValueError: If the file exists and holds something else, naming what.
+        OSError: If the disk is full, or the directory can't be written; nothing has changed then.
+    """
+
+    tier = "disk"
+
+    def __init__(
+        self,
+        num_rows: int,
+        columns: int,
+        dtype: torch.dtype,
+        path: str | Path | None = None,
+        content: str | None = None,
+    ) -> None:
+        content = content or str(dtype).removeprefix("torch.")
+        directory = None
+        if path is None:
+            directory = tempfile.mkdtemp(prefix="gas-history-")
+            path = Path(directory) / "rows"
+        self.path = Path(path)
+        self.content = content
+        self._file: int | None = None
+        header = HEADER.pack(MAGIC, VERSION, num_rows, columns, dtype.itemsize, content.encode())
+        try:
+            self._file, self.resumed = _open(self.path, header, num_rows * columns * dtype.itemsize)
+            table = _map(self._file, num_rows, columns, dtype)
+        except BaseException:
+            _release(os.getpid(), self._file, directory)
+            raise
+        super().__init__(table)
+        self._finalizer = weakref.finalize(self, _release, os.getpid(), self._file, directory)
+
+    def flush(self) -> None:
+        """Writes to the disk what is only in memory so far."""
+        if self._file is not None:
+            os.fsync(self._file)
+
+    def close(self) -> None:
+        """Closes the file, and removes it if it is temporary."""
+        self.table = torch.empty(0, self.columns, dtype=self.dtype)
+        self._finalizer()
+        self._file = None
+
+    def clone(self) -> DiskStore:
+        """A copy in a temporary file."""
+        twin = DiskStore(self.num_rows, self.columns, self.dtype, content=self.content)
+        twin.table.copy_(self.table)
+        return twin
+
+
+def _release(process: int, file: int | None, directory: str | None) -> None:
+    if os.getpid() != process:  # A forked process has no say.
+        return
+    if file is not None:
+        fcntl.flock(file, fcntl.LOCK_UN)  # The mapping has a copy of the file's descriptor.
+        os.close(file)
+    if directory is not None:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _open(path: Path, header: bytes, num_bytes: int) -> tuple[int, bool]:
+    """Opens a file that matches, or makes one; says whether it existed."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise type(error)(
+            error.errno, f"histories can't be stored here ({error.strerror}): choose a 'path' that "
+            "can be written", str(path),
+        ) from error  # fmt: skip
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ValueError(
+                f"'path' {str(path)!r} is in use: two models can't share the file of a history"
+            ) from error
+        size = os.fstat(file).st_size
+        if size:
+            _check_header(path, os.pread(file, HEADER.size, 0), header, size, num_bytes)
+            return file, True
+        _reserve(path, file, HEADER_BYTES + num_bytes)
+        os.pwrite(file, header, 0)
+    except BaseException:
+        os.close(file)
+        raise
+    return file, False
+
+
+def _reserve(path: Path, file: int, num_bytes: int) -> None:
+    """Takes the space now: a write to a mapped file on a full disk would end the program."""
+    try:
+        os.posix_fallocate(file, 0, num_bytes)
+    except OSError as error:
+        path.unlink()
+        if error.errno not in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
+            raise
+        raise OSError(
+            error.errno,
+            f"the disk has no room for a history of {num_bytes:,} bytes "
+            f"({shutil.disk_usage(path.parent).free:,} are free): choose another 'path' or a "
+            "narrower 'dtype'",
+            str(path),
+        ) from error
+
+
+def _check_header(path: Path, found: bytes, wanted: bytes, size: int, num_bytes: int) -> None:
+    if len(found) < HEADER.size or not found.startswith(MAGIC):
+        raise ValueError(f"'path' {str(path)!r} is not the file of a history: it has no header")
+    names = ("magic", "version", "rows", "columns", "bytes per element", "content")
+    for name, mine, other in zip(names, HEADER.unpack(wanted), HEADER.unpack(found), strict=True):
+        if mine != other:
+            shown = [v.rstrip(b"\0").decode() if isinstance(v, bytes) else v for v in (other, mine)]
+            raise ValueError(
+                f"'path' {str(path)!r} holds another history: its {name} is {shown[0]}, expected "
+                f"{shown[1]}. Remove the file, or choose another path"
+            )
+    if size != HEADER_BYTES + num_bytes:
+        raise ValueError(
+            f"'path' {str(path)!r} has {size:,} bytes, expected {HEADER_BYTES + num_bytes:,}: it "
+            "was cut off. Remove it to start over"
+        )
+
+
+def _map(file: int, num_rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
+    num_bytes = num_rows * columns * dtype.itemsize
+    if num_bytes == 0:
+        return torch.zeros(num_rows, columns, dtype=dtype)
+    mapped = mmap.mmap(file, HEADER_BYTES + num_bytes)
+    rows = np.frombuffer(mapped, dtype=np.uint8, offset=HEADER_BYTES)
+    return torch.from_numpy(rows).view(dtype).view(num_rows, columns)

@@ -1,0 +1,53 @@
+"""What the histories of one model share: an engine, its lanes, and memory to read into."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import weakref
+
+from gas._engine import Engine
+from gas.history.buffers import BufferPool
+
+MODES = ("serial", "concurrent", "none")
+
+
+def check_io(io: str) -> str:
+    """Raises ``ValueError`` unless ``io`` is a mode of transfer."""
+    if io not in MODES:
+        raise ValueError(f"'io' is {io!r}, expected one of {', '.join(MODES)}")
+    return io
+
+
+class TransferEngine:
+    """Moves rows for the histories of one model.
+
+    Args:
+        io: ``"serial"`` moves rows when they are asked for; ``"concurrent"`` lets transfers run
+            beside the computation, with equal results; ``"none"`` moves nothing, which is wrong on
+            purpose: the upper bound for benchmarks.
+    """
+
+    def __init__(self, io: str = "concurrent") -> None:
+        self.io = check_io(io)
+        self.pool = BufferPool()
+        self.jobs = Engine(threads=max(1, min(4, (os.cpu_count() or 1) // 4)))
+        self._lanes = itertools.count()
+        # Before Python ends, the workers must: they write to memory that it frees.
+        self._finalizer = weakref.finalize(self, self.jobs.close)
+
+    def new_lane(self) -> int:
+        """A lane of its own, for a history."""
+        return next(self._lanes)
+
+    def close(self) -> None:
+        """Finishes pushes under way and ends the workers. Nothing can be moved afterwards."""
+        self._finalizer()
+
+    def __deepcopy__(self, memo: dict[int, object]) -> TransferEngine:
+        twin = TransferEngine(self.io)
+        twin._lanes = itertools.count(next(self._lanes))  # The copies keep their lanes' numbers.
+        return twin
+
+    def __reduce__(self) -> tuple[type[TransferEngine], tuple[str]]:
+        return TransferEngine, (self.io,)

@@ -1,0 +1,146 @@
+"""Rows on their way between a store and a computation on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gas import _transfer
+from gas._engine import By
+from gas._transfer import Job, Table
+from gas.history.codec import Codec
+from gas.history.engine import TransferEngine
+from gas.history.store import Store, TableStore
+
+# Rows of a table: by index, or ranges (first, count) that are filled in turn.
+Where = Tensor | Sequence[tuple[int, int]]
+
+
+class Pull:
+    """Rows on their way; see :meth:`gas.History.start_pull`."""
+
+    def __init__(self, engine: TransferEngine, ticket: int | None, out: Tensor) -> None:
+        self._engine = engine
+        self._ticket = ticket
+        self._out = out
+
+    def wait(self) -> Tensor:
+        """The rows, behind the space that was asked for."""
+        if self._ticket is not None:
+            try:
+                self._engine.jobs.wait(self._ticket)
+            except BaseException:
+                self.cancel()
+                raise
+            self._ticket = None
+        return self._out
+
+    def cancel(self) -> None:
+        """Takes the pull back; the history and its engine stay usable."""
+        if self._ticket is not None:
+            self._engine.jobs.cancel([self._ticket])
+            self._ticket = None
+
+
+class HostLink:
+    """Moves rows between a store and buffers in host memory, one lane of an engine.
+
+    Args:
+        store: The stored rows.
+        codec: How they are stored.
+        width: The width of decoded rows.
+        engine: Does the work.
+    """
+
+    def __init__(self, store: Store, codec: Codec, width: int, engine: TransferEngine) -> None:
+        self.store = store
+        self.codec = codec
+        self.width = width
+        self.engine = engine
+        self.lane = engine.new_lane()
+
+    def wait(self) -> None:
+        """Waits for everything that was submitted."""
+        self.engine.jobs.wait_lane(self.lane)
+
+    def pull(self, index: Tensor, space: int, dtype: torch.dtype, ahead: bool = False) -> Pull:
+        """Starts to read rows, in a tensor with ``space`` rows in front of them.
+
+        Args:
+            index: The rows, of shape ``[n]``, int64, on the CPU.
+            space: Rows to leave free.
+            dtype: What the caller computes with. The result has it where that is natively done,
+                and the type of the stored values otherwise.
+            ahead: Whether a worker may begin at once. (default: only who waits does the work)
+        """
+        encoded = self._encoded(dtype)
+        out_dtype = torch.float32 if encoded else self.codec.dtype
+        out = self.engine.pool.take(space + index.numel(), self.width, out_dtype)
+        if self.engine.io == "none":
+            return Pull(self.engine, None, out)
+        rows = out[space:]
+        index = index.contiguous()
+        if isinstance(self.store, TableStore) and self.store.direct:
+            job = self._table(encoded).pull(index, rows)
+        else:
+            job = Job.calling(lambda: self._read(index, rows, encoded))
+        by = By.WAITERS
+        if ahead:
+            by = By.ANYONE if self.fast else By.WORKERS
+        ticket = self.engine.jobs.submit(self.lane, job, by)
+        return Pull(self.engine, ticket, out)
+
+    def push(self, x: Tensor, where: Where) -> None:
+        """Stores rows of shape ``[n, width]`` in their turn; ``x`` may change afterwards."""
+        if self.engine.io == "none":
+            return
+        encoded = self._encoded(x.dtype)
+        x = x.to("cpu", torch.float32 if encoded else self.codec.dtype).contiguous()
+        # Into fast stores rows are written at once: a copy to write from later costs as much.
+        later = self.engine.io == "concurrent" and not self.fast
+        if later:
+            x = self.engine.pool.take(x.size(0), self.width, x.dtype).copy_(x)
+        if not isinstance(self.store, TableStore) or not self.store.direct:
+            job = Job.calling(lambda: self._write(x, where, encoded))
+        elif isinstance(where, Tensor):
+            job = self._table(encoded).push(x, where)
+        else:
+            offset, count = [first for first, _ in where], [size for _, size in where]
+            job = self._table(encoded).push_ranges(x, offset, count)
+        if later:
+            self.engine.jobs.submit(self.lane, job, By.WORKERS, detached=True)
+        else:
+            self.engine.jobs.run(self.lane, job)
+
+    @property
+    def fast(self) -> bool:
+        """Whether the store is memory, which threads may as well move rows of themselves."""
+        return (
+            isinstance(self.store, TableStore)
+            and self.store.direct
+            and (self.store.tier in ("host", "pinned"))
+        )
+
+    def _encoded(self, dtype: torch.dtype) -> bool:
+        """Whether rows pass a codec on their way to or from values of a dtype."""
+        return self.codec.name in _transfer.CODECS and dtype != self.codec.dtype
+
+    def _table(self, encoded: bool) -> Table:
+        table = self.store.table  # type: ignore[attr-defined]
+        return Table(table, self.codec.name, self.width) if encoded else Table(table)
+
+    def _read(self, index: Tensor, out: Tensor, encoded: bool) -> None:
+        rows = torch.empty(index.numel(), self.store.columns, dtype=self.store.dtype)
+        self.store.read(index, rows)
+        out.copy_(_transfer.decode_torch(self.codec.name, rows, self.width) if encoded else rows)
+
+    def _write(self, x: Tensor, where: Where, encoded: bool) -> None:
+        rows = _transfer.encode_torch(self.codec.name, x) if encoded else x
+        if not isinstance(where, Tensor):
+            where = torch.cat(
+                [torch.arange(first, first + size) for first, size in where]
+                or [torch.empty(0, dtype=torch.long)]
+            )
+        self.store.write(where, rows)

@@ -1,0 +1,70 @@
+"""How much memory there is."""
+
+from __future__ import annotations
+
+import resource
+import shutil
+from pathlib import Path
+
+import torch
+
+# Limits of control groups, version 2 and 1: the file of the limit and that of what is used.
+CGROUPS = (
+    ("memory.max", "memory.current"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+)
+
+
+def free_memory(device: torch.device | None = None) -> int:
+    """The bytes that can still be allocated, of a device or of the host's memory."""
+    if device is not None and device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    free = [_kilobytes("/proc/meminfo", "MemAvailable")]
+    for limit, used in CGROUPS:
+        files = Path("/sys/fs/cgroup") / limit, Path("/sys/fs/cgroup") / used
+        if all(file.exists() for file in files):
+            most, now = (file.read_text().strip() for file in files)
+            if most != "max":
+                free.append(int(most) - int(now))
+    most_address_space = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if most_address_space != resource.RLIM_INFINITY:
+        free.append(most_address_space - (_kilobytes("/proc/self/status", "VmSize") or 0))
+    return max(0, min((f for f in free if f is not None), default=2**63))
+
+
+def _kilobytes(file: str, field: str) -> int | None:
+    """A field of a file like /proc/meminfo, in bytes; None on systems without it."""
+    if not Path(file).exists():
+        return None
+    for line in Path(file).read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def free_disk(path: Path) -> int:
+    """The bytes that are free where ``path`` is, or will be."""
+    while not path.exists():
+        path = path.parent
+    return shutil.disk_usage(path).free
+
+
+def check_fits(num_bytes: int, device: torch.device | None = None) -> None:
+    """Raises ``MemoryError`` where ``num_bytes`` of histories can't be allocated."""
+    free = free_memory(device)
+    if num_bytes > free:
+        where = "the device" if device is not None and device.type == "cuda" else "memory"
+        raise MemoryError(
+            f"histories of {human(num_bytes)} do not fit {where}, {human(free)} are free: use "
+            "store='disk', a narrower 'dtype' such as torch.int8, or fewer 'hidden_channels'"
+        )
+
+
+def human(num_bytes: int) -> str:
+    """A number of bytes to read."""
+    size = float(num_bytes)
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.4g} {unit}"
+        size /= 1024
+    return f"{size:,.1f} TiB"

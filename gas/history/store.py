@@ -1,0 +1,124 @@
+"""Stores: where the rows of a history lie."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from gas.history.memory import check_fits
+
+
+class Store(abc.ABC):
+    """Stored rows of one history, all of one size.
+
+    A subclass of your own reads and writes whatever you like; the transfer engine calls it from
+    its threads, never twice at the same time for one store.
+
+    Args:
+        num_rows: The number of rows.
+        columns: The number of elements of a row.
+        dtype: Their type.
+    """
+
+    tier = "custom"
+
+    def __init__(self, num_rows: int, columns: int, dtype: torch.dtype) -> None:
+        self.num_rows = num_rows
+        self.columns = columns
+        self.dtype = dtype
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all rows."""
+        return self.num_rows * self.columns * self.dtype.itemsize
+
+    @abc.abstractmethod
+    def read(self, index: Tensor, out: Tensor) -> None:
+        """Reads the rows ``index``, of shape ``[n]``, into ``out``, of shape ``[n, columns]``."""
+
+    @abc.abstractmethod
+    def write(self, index: Tensor, rows: Tensor) -> None:
+        """Writes ``rows``, of shape ``[n, columns]``, to the rows ``index``, of shape ``[n]``."""
+
+    def close(self) -> None:  # noqa: B027  # Not every store holds something.
+        """Gives back what the store holds. It can't be used afterwards."""
+
+    def clone(self) -> Store:
+        """An independent copy, in the same tier."""
+        raise NotImplementedError(f"{type(self).__name__} can't be copied: it has no clone()")
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self.num_rows}, {self.columns}, dtype={self.dtype}, "
+            f"tier={self.tier!r})"
+        )
+
+
+class TableStore(Store):
+    """A store whose rows are one tensor, ``table``, of shape ``[num_rows, columns]``.
+
+    Unless a subclass overrides ``read`` or ``write``, rows are moved natively.
+    """
+
+    def __init__(self, table: Tensor) -> None:
+        super().__init__(table.size(0), table.size(1), table.dtype)
+        self.table = table
+
+    @property
+    def direct(self) -> bool:
+        """Whether rows may be moved without ``read`` and ``write``."""
+        kind = type(self)
+        return kind.read is TableStore.read and kind.write is TableStore.write
+
+    def read(self, index: Tensor, out: Tensor) -> None:
+        """See :class:`Store`."""
+        torch.index_select(self.table, 0, index.to(self.table.device), out=out)
+
+    def write(self, index: Tensor, rows: Tensor) -> None:
+        """See :class:`Store`."""
+        self.table.index_copy_(0, index.to(self.table.device), rows.to(self.table.device))
+
+
+class MemoryStore(TableStore):
+    """A table in memory: of the host, pinned for a GPU to read directly, or of a device.
+
+    Args:
+        num_rows: The number of rows, zeros at first.
+        columns: The number of elements of a row.
+        dtype: Their type.
+        device: Where the table lies. (default: the CPU)
+        pin: Pin host memory; needs CUDA. (default: ``False``)
+
+    Raises:
+        MemoryError: If there isn't enough memory; nothing has been allocated then.
+    """
+
+    def __init__(
+        self,
+        num_rows: int,
+        columns: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        pin: bool = False,
+    ) -> None:
+        device = torch.device(device)
+        if device.type != "cpu":
+            self.tier = "device"
+        else:
+            self.tier = "pinned" if pin else "host"
+        check_fits(num_rows * columns * dtype.itemsize, device)
+        super().__init__(torch.zeros(num_rows, columns, dtype=dtype, device=device, pin_memory=pin))
+
+    def clone(self) -> MemoryStore:
+        """See :class:`Store`."""
+        twin = MemoryStore(
+            self.num_rows, self.columns, self.dtype, self.table.device, self.tier == "pinned"
+        )
+        twin.table.copy_(self.table)
+        return twin
+
+
+StoreFactory = Callable[[int, int, torch.dtype], Store]

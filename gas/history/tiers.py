@@ -1,0 +1,87 @@
+"""Choosing and making the store of a history."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import torch
+
+from gas.history.codec import Codec
+from gas.history.disk import DiskStore
+from gas.history.memory import free_disk, free_memory, human
+from gas.history.store import MemoryStore, Store, StoreFactory
+
+TIERS = ("device", "pinned", "host", "disk", "auto")
+# Of the free memory, "auto" takes no more than this: the rest is for batches and the graph.
+SHARE = 0.5
+
+
+def pick_tier(num_bytes: int, path: str | Path | None = None) -> tuple[str, str]:
+    """The fastest tier with room for ``num_bytes`` of histories, and why it was picked."""
+    free = free_memory()
+    need = human(num_bytes)
+    if torch.cuda.is_available():
+        on_device = free_memory(torch.device("cuda"))
+        if num_bytes <= SHARE * on_device:
+            return "device", f"{need} fit the GPU, {human(on_device)} are free"
+    if num_bytes <= SHARE * free:
+        tier = "pinned" if torch.cuda.is_available() else "host"
+        return tier, f"{need} fit memory, {human(free)} are free"
+    on_disk = free_disk(Path(path or tempfile.gettempdir()).absolute())
+    if num_bytes > on_disk:
+        raise MemoryError(
+            f"histories of {need} fit neither memory, {human(free)} free, nor the disk, "
+            f"{human(on_disk)} free: use a narrower 'dtype' such as torch.int8, or a 'path' on a "
+            "larger disk"
+        )
+    return "disk", f"{need} are too much for memory, {human(free)} are free"
+
+
+def default_tier(device: torch.device | str | None) -> str:
+    """The tier of histories when nobody says."""
+    if device is not None and torch.device(device).type != "cpu":
+        return "device"
+    return "pinned" if torch.cuda.is_available() else "host"
+
+
+def check_tier(store: str | StoreFactory | None, path: str | Path | None) -> None:
+    """Raises ``ValueError`` for an unknown ``store``, or one that has no use for ``path``."""
+    if isinstance(store, str) and store not in TIERS:
+        raise ValueError(
+            f"'store' is {store!r}, expected one of {', '.join(TIERS)}, or a function that makes a "
+            "store"
+        )
+    if store == "pinned" and not torch.cuda.is_available():
+        raise ValueError("'store' is 'pinned', but there is no CUDA device: use 'host'")
+    if path is not None and store not in ("disk", "auto"):
+        raise ValueError(f"'path' is for store='disk', not for store={store!r}")
+
+
+def make_store(
+    store: str | StoreFactory | None,
+    num_rows: int,
+    width: int,
+    codec: Codec,
+    device: torch.device | str | None = None,
+    path: str | Path | None = None,
+) -> Store:
+    """Makes the store of one history; see :class:`gas.History` for the arguments."""
+    check_tier(store, path)
+    columns = codec.columns(width)
+    if callable(store):
+        made = store(num_rows, columns, codec.dtype)
+        if (made.num_rows, made.columns, made.dtype) != (num_rows, columns, codec.dtype):
+            raise ValueError(
+                f"'store' made {made!r}, expected {num_rows} rows of {columns} {codec.dtype}"
+            )
+        return made
+    if store == "auto":
+        store, _ = pick_tier(num_rows * codec.row_bytes(width), path)
+    tier = default_tier(device) if store is None else store
+    if tier == "disk":
+        return DiskStore(num_rows, columns, codec.dtype, path, f"{codec} x {width}")
+    if tier == "device":
+        place = "cuda" if device is None or torch.device(device).type == "cpu" else device
+        return MemoryStore(num_rows, columns, codec.dtype, place)
+    return MemoryStore(num_rows, columns, codec.dtype, pin=tier == "pinned")

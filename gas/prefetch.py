@@ -1,0 +1,78 @@
+"""Preparing the next batch while the current one is computed."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from gas.loader import SubData
+from gas.scalable import ScalableGNN
+
+
+class PrefetchLoader:
+    """Prepares batches ahead of a model, in the order of a loader.
+
+    The next batch is cut from the graph, and moved to the model's device, by a thread beside the
+    computation. For a model with ``prefetch=1``, the pulls of its halo begin as well, before the
+    current batch pushes anything: those rows can be one step older than without prefetching, and
+    are the same in every run. Nothing is prepared beyond the end of an epoch; leaving the loop
+    takes back what was begun::
+
+        for batch, *args in gas.PrefetchLoader(loader, model):
+            out = model(batch.x, batch.adj_t, *args)
+
+    Args:
+        loader: The batches, such as :class:`gas.SubgraphLoader`.
+        model: The model that computes them, one after the other.
+    """
+
+    def __init__(self, loader: Iterable[SubData], model: ScalableGNN) -> None:
+        self.loader = loader
+        self.model = model
+
+    def __len__(self) -> int:
+        return len(self.loader)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[SubData]:
+        model = self.model
+        batches = iter(self.loader)
+        # The first batch is cut here: a sampler draws its random numbers in the caller's thread.
+        current = next(batches, None)
+        ahead: deque[Future[SubData | None]] = deque()
+        with ThreadPoolExecutor(1, thread_name_prefix="gas-prefetch") as thread:
+
+            def cut() -> None:
+                ahead.append(thread.submit(self._next, batches))
+
+            try:
+                if current is not None:
+                    current = self._move(current)
+                    cut()
+                while current is not None:
+                    if model.prefetch:
+                        following = ahead.popleft().result()
+                        if following is not None:
+                            model.start_pulls(following)
+                            cut()
+                        yield current
+                    else:
+                        yield current
+                        following = ahead.popleft().result()
+                        if following is not None:
+                            cut()
+                    current = following
+            finally:
+                for future in ahead:
+                    future.cancel()
+                model.cancel_pulls()
+
+    def _next(self, batches: Iterator[SubData]) -> SubData | None:
+        batch = next(batches, None)
+        return None if batch is None else self._move(batch)
+
+    def _move(self, batch: SubData) -> SubData:
+        return batch.to(self.model.device)
+
+    def __repr__(self) -> str:
+        return f"PrefetchLoader({self.loader!r})"
