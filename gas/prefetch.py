@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
+from gas.history.engine import has_idle_cores
 from gas.loader import SubData
 from gas.scalable import ScalableGNN
 
@@ -13,11 +14,11 @@ from gas.scalable import ScalableGNN
 class PrefetchLoader:
     """Prepares batches ahead of a model, in the order of a loader.
 
-    The next batch is cut from the graph, and moved to the model's device, by a thread beside the
-    computation. For a model with ``prefetch=1``, the pulls of its halo begin as well, before the
-    current batch pushes anything: those rows can be one step older than without prefetching, and
-    are the same in every run. Nothing is prepared beyond the end of an epoch; leaving the loop
-    takes back what was begun::
+    The next batch is cut from the graph and moved to the model's device by a thread beside the
+    computation, unless that computation keeps all cores busy. For a model with ``prefetch=1``, the
+    pulls of its halo begin as well, before the current batch pushes anything: those rows can be one
+    step older than without prefetching, and are the same in every run. Nothing is prepared beyond
+    the end of an epoch; leaving the loop takes back what was begun::
 
         for batch, *args in gas.PrefetchLoader(loader, model):
             out = model(batch.x, batch.adj_t, *args)
@@ -38,41 +39,40 @@ class PrefetchLoader:
         model = self.model
         batches = iter(self.loader)
         # The first batch is cut here: a sampler draws its random numbers in the caller's thread.
-        current = next(batches, None)
-        ahead: deque[Future[SubData | None]] = deque()
-        with ThreadPoolExecutor(1, thread_name_prefix="gas-prefetch") as thread:
+        current = self._next(batches)
+        thread = None
+        if model.device.type != "cpu" or has_idle_cores():
+            thread = ThreadPoolExecutor(1, thread_name_prefix="gas-prefetch")
+        ahead: deque[Callable[[], SubData | None]] = deque()
 
-            def cut() -> None:
-                ahead.append(thread.submit(self._next, batches))
+        def prepare() -> None:
+            if thread is None:
+                ahead.append(lambda: self._next(batches))
+            else:
+                ahead.append(thread.submit(self._next, batches).result)
 
-            try:
-                if current is not None:
-                    current = self._move(current)
-                    cut()
-                while current is not None:
-                    if model.prefetch:
-                        following = ahead.popleft().result()
-                        if following is not None:
-                            model.start_pulls(following)
-                            cut()
-                        yield current
-                    else:
-                        yield current
-                        following = ahead.popleft().result()
-                        if following is not None:
-                            cut()
-                    current = following
-            finally:
-                for future in ahead:
-                    future.cancel()
-                model.cancel_pulls()
+        try:
+            if current is not None:
+                prepare()
+            while current is not None:
+                if not model.prefetch:
+                    yield current
+                following = ahead.popleft()()
+                if following is not None:
+                    prepare()
+                if model.prefetch:
+                    if following is not None:
+                        model.start_pulls(following)
+                    yield current
+                current = following
+        finally:
+            model.cancel_pulls()
+            if thread is not None:
+                thread.shutdown(cancel_futures=True)
 
     def _next(self, batches: Iterator[SubData]) -> SubData | None:
         batch = next(batches, None)
-        return None if batch is None else self._move(batch)
-
-    def _move(self, batch: SubData) -> SubData:
-        return batch.to(self.model.device)
+        return None if batch is None else batch.to(self.model.device)
 
     def __repr__(self) -> str:
         return f"PrefetchLoader({self.loader!r})"

@@ -24,6 +24,12 @@ def make_model(graph, **kwargs):
     return model.eval()
 
 
+@pytest.fixture(autouse=True, params=["thread", "inline"])
+def _beside(request, monkeypatch):
+    """Batches are prepared by a thread where cores are idle."""
+    monkeypatch.setattr("gas.prefetch.has_idle_cores", lambda: request.param == "thread")
+
+
 @pytest.mark.parametrize("prefetch", [0, 1])
 def test_the_batches_of_the_loader_in_its_order(graph, prefetch):
     model = make_model(graph, prefetch=prefetch)

@@ -10,6 +10,7 @@ import math
 import weakref
 from collections import defaultdict, deque
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,35 +22,36 @@ class BufferPool:
     """Hands out tensors in memory that is used again once nothing refers to it any more."""
 
     def __init__(self) -> None:
-        self._idle: dict[torch.dtype, deque[Tensor]] = defaultdict(deque)
+        # By dtype, so that what a buffer held is a number of its type.
+        self._idle: dict[torch.dtype, deque[np.ndarray]] = defaultdict(deque)
 
     def take(self, rows: int, width: int, dtype: torch.dtype) -> Tensor:
         """A tensor of shape ``[rows, width]`` on the CPU, with unspecified but finite values."""
-        size = rows * width
-        if size * dtype.itemsize < SMALL_BYTES:
+        size = rows * width * dtype.itemsize
+        if size < SMALL_BYTES:
             return torch.zeros(rows, width, dtype=dtype)
         idle = self._idle[dtype]
         block = None
         for _ in range(len(idle)):
             candidate = idle.popleft()
-            if size <= candidate.numel() <= 2 * size:
+            if size <= candidate.size <= 2 * size:
                 block = candidate
                 break
-            if candidate.numel() > size or len(idle) < MOST_IDLE:
+            if candidate.size > size or len(idle) < MOST_IDLE:
                 idle.append(candidate)  # Of use to others; too many small ones are dropped.
         if block is None:
             # Some room to spare: the next batch's halo may be a little larger.
             step = 1 << max(0, math.ceil(math.log2(size)) - 3)
-            block = torch.zeros(-(-size // step) * step, dtype=dtype)
+            block = np.zeros(-(-size // step) * step, dtype=np.uint8)
         # The tensor keeps the array alive; when both are gone, the block is idle again.
-        array = block.view(torch.uint8).numpy()[: size * dtype.itemsize]
+        array = block[:size]
         weakref.finalize(array, self._give_back, idle, block).atexit = False
         storage = torch.from_numpy(array).untyped_storage()
         # Not a view: autograd lets nobody write to views that were made without gradient.
         return torch.empty(0, dtype=dtype).set_(storage, 0, (rows, width), (width, 1))
 
     @staticmethod
-    def _give_back(idle: deque[Tensor], block: Tensor) -> None:
+    def _give_back(idle: deque[np.ndarray], block: np.ndarray) -> None:
         idle.append(block)  # Atomic: this may run in any thread, at any time.
         if len(idle) > MOST_IDLE:
             idle.popleft()

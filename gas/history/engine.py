@@ -6,6 +6,8 @@ import itertools
 import os
 import weakref
 
+import torch
+
 from gas._engine import Engine
 from gas.history.buffers import BufferPool
 
@@ -17,6 +19,14 @@ def check_io(io: str) -> str:
     if io not in MODES:
         raise ValueError(f"'io' is {io!r}, expected one of {', '.join(MODES)}")
     return io
+
+
+def has_idle_cores() -> bool:
+    """Whether computing on the CPU leaves cores to others.
+
+    Where it doesn't, work beside the computation would only interrupt it.
+    """
+    return torch.get_num_threads() < len(os.sched_getaffinity(0))
 
 
 class TransferEngine:
@@ -31,7 +41,7 @@ class TransferEngine:
     def __init__(self, io: str = "concurrent") -> None:
         self.io = check_io(io)
         self.pool = BufferPool()
-        self.jobs = Engine(threads=max(1, min(4, (os.cpu_count() or 1) // 4)))
+        self.jobs = Engine(threads=max(1, min(4, len(os.sched_getaffinity(0)) // 4)))
         self._lanes = itertools.count()
         # Before Python ends, the workers must: they write to memory that it frees.
         self._finalizer = weakref.finalize(self, self.jobs.close)

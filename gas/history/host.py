@@ -11,7 +11,7 @@ from gas import _transfer
 from gas._engine import By
 from gas._transfer import Job, Table
 from gas.history.codec import Codec
-from gas.history.engine import TransferEngine
+from gas.history.engine import TransferEngine, has_idle_cores
 from gas.history.store import Store, TableStore
 
 # Rows of a table: by index, or ranges (first, count) that are filled in turn.
@@ -87,8 +87,10 @@ class HostLink:
         else:
             job = Job.calling(lambda: self._read(index, rows, encoded))
         by = By.WAITERS
-        if ahead:
-            by = By.ANYONE if self.fast else By.WORKERS
+        if ahead and not self.fast:
+            by = By.WORKERS
+        elif ahead and has_idle_cores():
+            by = By.ANYONE
         ticket = self.engine.jobs.submit(self.lane, job, by)
         return Pull(self.engine, ticket, out)
 
