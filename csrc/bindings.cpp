@@ -16,6 +16,7 @@
 #include "rows.h"
 #include "transfer.h"
 #ifdef GAS_WITH_CUDA
+#include "cuda/int8.h"
 #include "cuda/rows.h"
 #endif
 
@@ -172,6 +173,14 @@ PYBIND11_MODULE(_C, m) {
                                 uintptr_t dst, uintptr_t stream) {
     gas::cuda::scatter_rows(at<const char>(src), row_bytes, at<const int64_t>(index), n,
                             at<char>(dst), stream);
+  });
+  m.def("cuda_encode_int8", [](uintptr_t src, int64_t n, int64_t width, int64_t row_bytes,
+                               uintptr_t rows, uintptr_t stream) {
+    gas::cuda::encode_int8(at<const float>(src), n, width, row_bytes, at<char>(rows), stream);
+  });
+  m.def("cuda_decode_int8", [](uintptr_t rows, int64_t n, int64_t width, int64_t row_bytes,
+                               uintptr_t dst, uintptr_t stream) {
+    gas::cuda::decode_int8(at<const char>(rows), n, width, row_bytes, at<float>(dst), stream);
   });
 #else
   m.attr("WITH_CUDA") = false;

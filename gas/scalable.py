@@ -77,8 +77,9 @@ class ScalableGNN(torch.nn.Module):
         num_nodes: The number of nodes of the graph.
         hidden_channels: The width of every history, or one width for each of them.
         num_layers: The number of layers; there are ``num_layers - 1`` histories.
-        pool_size: Upper bound of the pulls under way at once, each of which has a buffer.
-            (default: one for every history)
+        pool_size: Upper bound of the pulls under way at once, each of which has a buffer, and of the
+            pinned buffers for a GPU that can't read a store itself. (default: one pull for every
+            history, two pinned buffers)
         buffer_size: Upper bound of the rows of a buffer, which are those of a batch's halo: a batch
             with a larger one is refused. (default: as large as a batch needs)
         device: Where the histories live. (default: the CPU)
@@ -141,7 +142,7 @@ class ScalableGNN(torch.nn.Module):
         self.pool_size = pool_size
         self.buffer_size = buffer_size
         self.prefetch = prefetch
-        self._engine = TransferEngine()
+        self._engine = TransferEngine(pool_size=pool_size)
         self.io = io
         self.histories = self._make_histories(widths, device, Codec.of(dtype), store, path)
         self._fill = False

@@ -1,16 +1,9 @@
-#include <cuda_runtime.h>
-
-#include <algorithm>
-#include <stdexcept>
-#include <string>
-
 #include "rows.h"
+
+#include "launch.h"
 
 namespace gas::cuda {
 namespace {
-
-constexpr int kThreads = 256;
-constexpr int64_t kMostBlocks = 65535;
 
 enum class Indexed { kSource, kDestination };
 
@@ -35,14 +28,9 @@ template <Indexed indexed, typename T>
 void launch(const char* src, int64_t row_bytes, const int64_t* index, int64_t n, char* dst,
             cudaStream_t stream) {
   const int64_t row_words = row_bytes / static_cast<int64_t>(sizeof(T));
-  const int64_t blocks = std::min((n * row_words + kThreads - 1) / kThreads, kMostBlocks);
-  move_rows<indexed><<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(
+  move_rows<indexed><<<blocks_for(n * row_words), kThreads, 0, stream>>>(
       reinterpret_cast<const T*>(src), row_words, index, n, reinterpret_cast<T*>(dst));
-  const cudaError_t error = cudaGetLastError();
-  if (error != cudaSuccess) {
-    throw std::runtime_error(std::string("moving rows on the device failed: ") +
-                             cudaGetErrorString(error));
-  }
+  check_launch("moving rows");
 }
 
 // The widest word that divides the row and to which both tables are aligned.
@@ -50,7 +38,7 @@ template <Indexed indexed>
 void dispatch(const char* src, int64_t row_bytes, const int64_t* index, int64_t n, char* dst,
               uintptr_t raw_stream) {
   if (n == 0 || row_bytes == 0) return;
-  const auto stream = reinterpret_cast<cudaStream_t>(raw_stream);
+  const cudaStream_t stream = as_stream(raw_stream);
   const uintptr_t bits =
       reinterpret_cast<uintptr_t>(src) | reinterpret_cast<uintptr_t>(dst) | row_bytes;
   if (bits % 16 == 0) return launch<indexed, int4>(src, row_bytes, index, n, dst, stream);

@@ -36,10 +36,13 @@ class TransferEngine:
         io: ``"serial"`` moves rows when they are asked for; ``"concurrent"`` lets transfers run
             beside the computation, with equal results; ``"none"`` moves nothing, which is wrong on
             purpose: the upper bound for benchmarks.
+        pool_size: Upper bound of the pinned buffers that a history's rows pass through on their way
+            to a GPU, where it can't read them itself. (default: 2)
     """
 
-    def __init__(self, io: str = "concurrent") -> None:
+    def __init__(self, io: str = "concurrent", pool_size: int | None = None) -> None:
         self.io = check_io(io)
+        self.pool_size = pool_size
         self.pool = BufferPool()
         self.jobs = Engine(threads=max(1, min(4, len(os.sched_getaffinity(0)) // 4)))
         self._lanes = itertools.count()
@@ -55,9 +58,9 @@ class TransferEngine:
         self._finalizer()
 
     def __deepcopy__(self, memo: dict[int, object]) -> TransferEngine:
-        twin = TransferEngine(self.io)
+        twin = TransferEngine(self.io, self.pool_size)
         twin._lanes = itertools.count(next(self._lanes))  # The copies keep their lanes' numbers.
         return twin
 
-    def __reduce__(self) -> tuple[type[TransferEngine], tuple[str]]:
-        return TransferEngine, (self.io,)
+    def __reduce__(self) -> tuple[type[TransferEngine], tuple[str, int | None]]:
+        return TransferEngine, (self.io, self.pool_size)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gas import _native
 from gas.history.codec import Codec
+from gas.history.cuda import CudaLink
 from gas.history.disk import DiskStore
 from gas.history.engine import TransferEngine
 from gas.history.host import HostLink, Pull, Where
@@ -68,7 +69,8 @@ class History(torch.nn.Module):
         self.codec = Codec.of(dtype)
         self.store = make_store(store, num_embeddings, embedding_dim, self.codec, device, path)
         self.engine = TransferEngine("serial") if engine is None else engine
-        self._link = HostLink(self.store, self.codec, embedding_dim, self.engine)
+        self._device = torch.device("cpu")
+        self._link = self._make_link()
         # The push that wrote each row, counted from 1; 0 for rows never written.
         self._ages = None
         self._written_at = torch.zeros(num_embeddings, dtype=torch.int32)
@@ -79,8 +81,14 @@ class History(torch.nn.Module):
         self._num_unwritten = int((self._written_at == 0).sum())
         self._warned = False
         self._closed = False
-        self._device = torch.device("cpu")
         self._dtype = self.codec.value_dtype  # What the model computes with, as far as is known.
+
+    def _make_link(self) -> HostLink:
+        """What moves rows between the store and the model's device."""
+        options = (self.store, self.codec, self.embedding_dim, self.engine)
+        if self._device.type == "cuda":
+            return CudaLink(*options, self._device)
+        return HostLink(*options)
 
     @property
     def device(self) -> torch.device:
@@ -282,7 +290,8 @@ class History(torch.nn.Module):
     def _start(self, n_id: Tensor, space: int, dtype: torch.dtype, ahead: bool = False) -> Pull:
         self._check_open()
         _native.check_index("n_id", n_id)
-        n_id = n_id.cpu()
+        if self._device.type == "cpu":
+            n_id = n_id.cpu()
         self._warn_unwritten(n_id)
         return self._link.pull(n_id, space, dtype, ahead)
 
@@ -291,7 +300,7 @@ class History(torch.nn.Module):
         if self._num_unwritten == 0 or self._warned or self.engine.io == "none":
             return
         _native.check_range("n_id", n_id, self.num_embeddings)
-        missing = int((self._written_at[n_id] == 0).sum())
+        missing = int((self._written_at[n_id.cpu()] == 0).sum())
         if missing:
             self._warned = True
             warnings.warn(
@@ -304,7 +313,11 @@ class History(torch.nn.Module):
     # Being a module -------------------------------------------------------------------------------
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> History:
-        self._device = fn(torch.empty(0)).device
+        device = fn(torch.empty(0)).device
+        if device != self._device:
+            self._link.wait()
+            self._device = device
+            self._link = self._make_link()
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> History:
@@ -313,7 +326,9 @@ class History(torch.nn.Module):
         memo[id(self)] = twin
         memo[id(self.store)] = self.store.clone()
         memo[id(self._ages)] = None
-        twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        state = {name: value for name, value in self.__dict__.items() if name != "_link"}
+        twin.__dict__.update(copy.deepcopy(state, memo))
+        twin._link = twin._make_link()
         return twin
 
     def extra_repr(self) -> str:

@@ -82,7 +82,7 @@ class HostLink:
             return Pull(self.engine, None, out)
         rows = out[space:]
         index = index.contiguous()
-        if isinstance(self.store, TableStore) and self.store.direct:
+        if self._native:
             job = self._table(encoded).pull(index, rows)
         else:
             job = Job.calling(lambda: self._read(index, rows, encoded))
@@ -104,7 +104,7 @@ class HostLink:
         later = self.engine.io == "concurrent" and not self.fast
         if later:
             x = self.engine.pool.take(x.size(0), self.width, x.dtype).copy_(x)
-        if not isinstance(self.store, TableStore) or not self.store.direct:
+        if not self._native:
             job = Job.calling(lambda: self._write(x, where, encoded))
         elif isinstance(where, Tensor):
             job = self._table(encoded).push(x, where)
@@ -117,13 +117,15 @@ class HostLink:
             self.engine.jobs.run(self.lane, job)
 
     @property
+    def _native(self) -> bool:
+        """Whether rows may be moved without the store's own functions."""
+        store = self.store
+        return isinstance(store, TableStore) and store.direct and store.tier != "device"
+
+    @property
     def fast(self) -> bool:
-        """Whether the store is memory, which threads may as well move rows of themselves."""
-        return (
-            isinstance(self.store, TableStore)
-            and self.store.direct
-            and (self.store.tier in ("host", "pinned"))
-        )
+        """Whether the store is memory, so that moving its rows takes no longer than a copy."""
+        return self._native and self.store.tier in ("host", "pinned")
 
     def _encoded(self, dtype: torch.dtype) -> bool:
         """Whether rows pass a codec on their way to or from values of a dtype."""

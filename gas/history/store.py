@@ -75,7 +75,7 @@ class TableStore(Store):
 
     def read(self, index: Tensor, out: Tensor) -> None:
         """See :class:`Store`."""
-        torch.index_select(self.table, 0, index.to(self.table.device), out=out)
+        out.copy_(self.table.index_select(0, index.to(self.table.device)))
 
     def write(self, index: Tensor, rows: Tensor) -> None:
         """See :class:`Store`."""

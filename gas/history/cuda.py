@@ -1,0 +1,197 @@
+"""Rows on their way between a store and a computation on a CUDA device.
+
+Every history has a stream of its own: what is submitted to it happens in order, beside the streams
+of the computation and of other histories. The computation's stream waits for rows by an event, and
+a push waits for the computation by an event; the host waits for neither.
+
+A table on the device or in pinned memory is read and written by that stream alone. Rows of any
+other store pass through pinned buffers, chunk by chunk: a worker fills one while the bus empties
+the other. There the host waits for the worker, which has to read the rows itself.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gas import _cuda
+from gas._engine import By
+from gas._transfer import Job
+from gas.history.codec import Codec
+from gas.history.engine import TransferEngine
+from gas.history.host import HostLink, Pull, Where
+from gas.history.store import Store, TableStore
+
+CHUNK_BYTES = 1 << 20  # Of a pinned buffer: large enough for the bus, small enough to overlap.
+
+
+class CudaPull(Pull):
+    """Rows on their way to a device."""
+
+    def __init__(
+        self,
+        engine: TransferEngine,
+        ticket: int | None,
+        out: Tensor,
+        event: torch.cuda.Event | None,
+    ) -> None:
+        super().__init__(engine, ticket, out)
+        self._event = event
+
+    def wait(self) -> Tensor:
+        """The rows; the current stream waits for them, the host doesn't."""
+        out = super().wait()  # That a worker has submitted all of them, where one has to.
+        current = torch.cuda.current_stream(out.device)
+        if self._event is not None:
+            current.wait_event(self._event)
+        out.record_stream(current)
+        return out
+
+
+class CudaLink(HostLink):
+    """Moves rows between a store and a CUDA device; see :class:`HostLink` for the arguments."""
+
+    def __init__(
+        self,
+        store: Store,
+        codec: Codec,
+        width: int,
+        engine: TransferEngine,
+        device: torch.device,
+    ) -> None:
+        super().__init__(store, codec, width, engine)
+        self.device = device
+        self.stream = torch.cuda.Stream(device)
+        self.staged = not (
+            isinstance(store, TableStore)
+            and store.direct
+            and (
+                store.table.device == device
+                or (store.table.is_pinned() and _cuda.reads_host_memory())
+            )
+        )
+        self._buffers: deque[tuple[Tensor, torch.cuda.Event]] = deque()
+
+    def wait(self) -> None:
+        """Waits for everything that was submitted, the host too."""
+        super().wait()
+        self.stream.synchronize()
+
+    def pull(self, index: Tensor, space: int, dtype: torch.dtype, ahead: bool = False) -> Pull:
+        """See :meth:`HostLink.pull`; the result is on the device."""
+        encoded = self._encoded(dtype)
+        out_dtype = torch.float32 if encoded else self.codec.dtype
+        with torch.cuda.stream(self.stream):  # Which owns the new tensors' memory until wait().
+            shape = (space + index.numel(), self.width)
+            out = torch.empty(shape, dtype=out_dtype, device=self.device)
+            if self.engine.io == "none":
+                return CudaPull(self.engine, None, out.zero_(), self.stream.record_event())
+            if not self.staged:
+                rows = _cuda.gather_rows(self._rows, self._on_device(index))
+                self._decode(rows, out[space:], encoded)
+                return CudaPull(self.engine, None, out, self.stream.record_event())
+        event = torch.cuda.Event()
+        index = index.cpu()
+        job = Job.calling(lambda: self._pull_staged(index, out[space:], encoded, event))
+        ticket = self.engine.jobs.submit(self.lane, job, By.WORKERS)
+        return CudaPull(self.engine, ticket, out, event)
+
+    def push(self, x: Tensor, where: Where) -> None:
+        """See :meth:`HostLink.push`."""
+        if self.engine.io == "none":
+            return
+        # What is pushed is fixed here, on the computation's stream: it may change x afterwards.
+        x = x.to(self.device)
+        if self._encoded(x.dtype):
+            rows = _cuda.encode(self.codec.name, x.float().contiguous())
+        else:
+            rows = x.to(self.codec.dtype, copy=True, memory_format=torch.contiguous_format)
+        self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        rows.record_stream(self.stream)
+        if self.staged:
+            job = Job.calling(lambda: self._push_staged(rows, where))
+            self.engine.jobs.submit(self.lane, job, By.WORKERS, detached=True)
+            return
+        with torch.cuda.stream(self.stream):
+            if isinstance(where, Tensor):
+                _cuda.scatter_rows(self._rows, self._on_device(where), rows)
+                return
+            begin = 0
+            for first, size in where:
+                target = self._rows[first : first + size]
+                target.copy_(rows[begin : begin + size], non_blocking=True)
+                begin += size
+
+    @property
+    def _rows(self) -> Tensor:
+        return self.store.table  # type: ignore[attr-defined]
+
+    def _on_device(self, index: Tensor) -> Tensor:
+        """Row ids on the device, on this link's stream."""
+        if index.device.type == "cpu":
+            return index.pin_memory().to(self.device, non_blocking=True)
+        self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        index.record_stream(self.stream)
+        return index
+
+    def _decode(self, rows: Tensor, out: Tensor, encoded: bool) -> None:
+        if encoded:
+            _cuda.decode(self.codec.name, rows, out)
+        else:
+            out.copy_(rows)
+
+    # Through pinned buffers; these run in a worker -----------------------------------------------
+
+    def _pull_staged(
+        self, index: Tensor, out: Tensor, encoded: bool, event: torch.cuda.Event
+    ) -> None:
+        with torch.cuda.stream(self.stream):
+            rows = torch.empty(
+                index.numel(), self.store.columns, dtype=self.store.dtype, device=self.device
+            )
+        for begin, end, buffer, free in self._chunks(index.numel()):
+            self._read_stored(index[begin:end], buffer)
+            with torch.cuda.stream(self.stream):
+                rows[begin:end].copy_(buffer, non_blocking=True)
+                free.record(self.stream)
+        with torch.cuda.stream(self.stream):
+            self._decode(rows, out, encoded)
+            event.record(self.stream)
+
+    def _push_staged(self, rows: Tensor, where: Where) -> None:
+        if not isinstance(where, Tensor):
+            where = torch.cat([torch.arange(0), *(torch.arange(f, f + n) for f, n in where)])
+        for begin, end, buffer, free in self._chunks(rows.size(0)):
+            with torch.cuda.stream(self.stream):
+                buffer.copy_(rows[begin:end], non_blocking=True)
+                free.record(self.stream)
+            free.synchronize()  # This worker waits, for one copy.
+            self.store.write(where[begin:end], buffer)
+
+    def _read_stored(self, index: Tensor, out: Tensor) -> None:
+        if isinstance(self.store, TableStore) and self.store.direct:
+            self._table(encoded=False).pull(index, out).run()
+        else:
+            self.store.read(index, out)
+
+    def _chunks(self, n: int) -> Iterator[tuple[int, int, Tensor, torch.cuda.Event]]:
+        """Pieces of ``[0, n)``, each with a pinned buffer that no copy uses any more."""
+        columns, dtype = self.store.columns, self.store.dtype
+        size = max(1, CHUNK_BYTES // max(1, columns * dtype.itemsize))
+        for begin in range(0, n, size):
+            if len(self._buffers) < min(2, self.engine.pool_size or 2):
+                buffer = torch.empty(size, columns, dtype=dtype, pin_memory=True)
+                free = torch.cuda.Event()
+            else:
+                buffer, free = self._buffers.popleft()
+                free.synchronize()
+            end = min(n, begin + size)
+            yield begin, end, buffer[: end - begin], free
+            self._buffers.append((buffer, free))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CudaLink:
+        raise NotImplementedError  # History makes a link anew.
