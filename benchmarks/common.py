@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import importlib.util
 import json
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -22,7 +23,12 @@ def has(package: str) -> bool:
 
 
 def time_in_turn(
-    contenders: dict[str, Callable[[], object]], repeats: int, warm_up: int = 1, calls: int = 1
+    contenders: dict[str, Callable[[], object]],
+    repeats: int,
+    warm_up: int = 1,
+    calls: int = 1,
+    slow_seconds: float = math.inf,
+    slow_repeats: int = 1,
 ) -> dict[str, dict[str, float]]:
     """Times functions A B A B ..., so that a machine whose speed drifts is fair to all.
 
@@ -31,20 +37,29 @@ def time_in_turn(
         repeats: Timed rounds.
         warm_up: Rounds before, not timed. (default: ``1``)
         calls: Calls per round; a round's time is their mean. (default: ``1``)
+        slow_seconds: A function whose first round takes longer is slow: it is timed from that round
+            on, without warm-up. (default: no limit)
+        slow_repeats: Timed rounds of slow functions. (default: ``1``)
 
     Returns:
-        For each name the median, minimum and maximum in seconds.
+        For each name the median, minimum and maximum in seconds, and the number of timed rounds.
     """
     times: dict[str, list[float]] = {name: [] for name in contenders}
+    slow: set[str] = set()
     for number in range(warm_up + repeats):
         for name, function in contenders.items():
+            if name in slow and len(times[name]) >= slow_repeats:
+                continue
             start = time.perf_counter()
             for _ in range(calls):
                 function()
-            if number >= warm_up:
-                times[name].append((time.perf_counter() - start) / calls)
+            seconds = (time.perf_counter() - start) / calls
+            if number == 0 and seconds > slow_seconds:
+                slow.add(name)
+            if number >= warm_up or name in slow:
+                times[name].append(seconds)
     return {
-        name: {"median": statistics.median(t), "min": min(t), "max": max(t)}
+        name: {"median": statistics.median(t), "min": min(t), "max": max(t), "rounds": len(t)}
         for name, t in times.items()
     }
 

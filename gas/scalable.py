@@ -77,9 +77,9 @@ class ScalableGNN(torch.nn.Module):
         num_nodes: The number of nodes of the graph.
         hidden_channels: The width of every history, or one width for each of them.
         num_layers: The number of layers; there are ``num_layers - 1`` histories.
-        pool_size: Upper bound of the pulls under way at once, each of which has a buffer, and of the
-            pinned buffers for a GPU that can't read a store itself. (default: one pull for every
-            history, two pinned buffers)
+        pool_size: Upper bound of the pulls under way at once, each of which has a buffer, and of
+            the pinned buffers for a GPU that can't read a store itself. (default: one pull for
+            every history, two pinned buffers)
         buffer_size: Upper bound of the rows of a buffer, which are those of a batch's halo: a batch
             with a larger one is refused. (default: as large as a batch needs)
         device: Where the histories live. (default: the CPU)
@@ -91,9 +91,9 @@ class ScalableGNN(torch.nn.Module):
             (default: a temporary directory)
         io: ``"serial"`` moves rows when the forward pass asks for them. ``"concurrent"`` starts the
             pulls of all histories when the model is called, so that they run beside the
-            computation; results are equal, bit by bit. ``"none"`` moves nothing, which is wrong on
-            purpose: the upper bound for benchmarks. May be set later. (default:
-            ``"concurrent"``)
+            computation where it leaves a core or the store is slow; results are equal, bit by bit.
+            ``"none"`` moves nothing, which is wrong on purpose: the upper bound for benchmarks. May
+            be set later. (default: ``"concurrent"``)
         prefetch: With a :class:`gas.PrefetchLoader`, how many batches ahead pulls may start, 0 or
             1. With 1 a batch doesn't see what the batch before it pushes: its rows can be one step
             older. (default: ``0``)

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gas.history.memory import zeros
+
 SMALL_BYTES = 128 * 1024  # Below this, the C library uses memory again by itself.
 MOST_IDLE = 8  # Blocks that wait for their next use.
 
@@ -42,7 +44,7 @@ class BufferPool:
         if block is None:
             # Some room to spare: the next batch's halo may be a little larger.
             step = 1 << max(0, math.ceil(math.log2(size)) - 3)
-            block = np.zeros(-(-size // step) * step, dtype=np.uint8)
+            block = zeros(-(-size // step) * step)
         # The tensor keeps the array alive; when both are gone, the block is idle again.
         array = block[:size]
         weakref.finalize(array, self._give_back, idle, block).atexit = False

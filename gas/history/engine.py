@@ -44,7 +44,8 @@ class TransferEngine:
         self.io = check_io(io)
         self.pool_size = pool_size
         self.pool = BufferPool()
-        self.jobs = Engine(threads=max(1, min(4, len(os.sched_getaffinity(0)) // 4)))
+        # Two lanes at least may wait for a disk or a network at the same time.
+        self.jobs = Engine(threads=max(2, min(4, len(os.sched_getaffinity(0)) // 4)))
         self._lanes = itertools.count()
         # Before Python ends, the workers must: they write to memory that it frees.
         self._finalizer = weakref.finalize(self, self.jobs.close)

@@ -87,10 +87,8 @@ class HostLink:
         else:
             job = Job.calling(lambda: self._read(index, rows, encoded))
         by = By.WAITERS
-        if ahead and not self.fast:
-            by = By.WORKERS
-        elif ahead and has_idle_cores():
-            by = By.ANYONE
+        if ahead and self._beside:
+            by = By.ANYONE if self._native else By.WORKERS
         ticket = self.engine.jobs.submit(self.lane, job, by)
         return Pull(self.engine, ticket, out)
 
@@ -100,8 +98,9 @@ class HostLink:
             return
         encoded = self._encoded(x.dtype)
         x = x.to("cpu", torch.float32 if encoded else self.codec.dtype).contiguous()
-        # Into fast stores rows are written at once: a copy to write from later costs as much.
-        later = self.engine.io == "concurrent" and not self.fast
+        # Into memory rows are written at once: a copy to write from later costs as much.
+        in_memory = self._native and self.store.tier in ("host", "pinned")
+        later = self.engine.io == "concurrent" and self._beside and not in_memory
         if later:
             x = self.engine.pool.take(x.size(0), self.width, x.dtype).copy_(x)
         if not self._native:
@@ -123,9 +122,13 @@ class HostLink:
         return isinstance(store, TableStore) and store.direct and store.tier != "device"
 
     @property
-    def fast(self) -> bool:
-        """Whether the store is memory, so that moving its rows takes no longer than a copy."""
-        return self._native and self.store.tier in ("host", "pinned")
+    def _beside(self) -> bool:
+        """Whether work beside the computation is of use.
+
+        Moving rows of memory or of a mapped file takes a core, so one has to be idle. A store of
+        the user's may wait for something else.
+        """
+        return not self._native or has_idle_cores()
 
     def _encoded(self, dtype: torch.dtype) -> bool:
         """Whether rows pass a codec on their way to or from values of a dtype."""

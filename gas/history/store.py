@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from gas.history.memory import check_fits
+from gas.history.memory import check_fits, zeros
 
 
 class Store(abc.ABC):
@@ -109,8 +109,13 @@ class MemoryStore(TableStore):
             self.tier = "device"
         else:
             self.tier = "pinned" if pin else "host"
-        check_fits(num_rows * columns * dtype.itemsize, device)
-        super().__init__(torch.zeros(num_rows, columns, dtype=dtype, device=device, pin_memory=pin))
+        num_bytes = num_rows * columns * dtype.itemsize
+        check_fits(num_bytes, device)
+        if self.tier == "host":
+            table = torch.from_numpy(zeros(num_bytes)).view(dtype).view(num_rows, columns)
+        else:
+            table = torch.zeros(num_rows, columns, dtype=dtype, device=device, pin_memory=pin)
+        super().__init__(table)
 
     def clone(self) -> MemoryStore:
         """See :class:`Store`."""

@@ -1,0 +1,283 @@
+"""The contenders: ways to train one GCN on one graph, with equal settings.
+
+All have the same graph, weights of edges, widths and sparse product, and but for the full batch the
+same number of steps per epoch. They differ in what a step sees:
+
+* ``gas``: some parts and their halo, with histories.
+* ``PyG full batch``: the whole graph, in one step per epoch.
+* ``NeighborLoader``: training nodes as seeds, as its users choose them, and at most 10 sampled
+  neighbours of every node in every layer. Other contenders compute nodes without labels as well.
+* ``ClusterLoader``: as many of the same parts as gas, without the edges that leave the batch.
+* ``GraphSAINT``: random walks with as many steps as the model has layers, from so many roots that
+  they visit about as many nodes as gas has in a batch; without its weights of the loss, which take
+  many walks before training.
+* ``pyg_autoscale``: what gas does, in the package ``torch_geometric_autoscale``.
+
+NeighborLoader needs pyg-lib or torch-sparse, GraphSAINT needs torch-sparse.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+import torch_geometric.transforms as T
+from torch_geometric.data import Data
+from torch_geometric.loader import (
+    ClusterData,
+    ClusterLoader,
+    GraphSAINTRandomWalkSampler,
+    NeighborLoader,
+)
+from torch_geometric.nn import GCNConv
+
+import gas
+from gas.datasets import get_data
+from gas.training import FullBatch, split_mask, train_epoch
+
+FAN_OUT = 10
+
+
+@dataclass(frozen=True)
+class Case:
+    """A graph and the settings of its GCN."""
+
+    dataset: str
+    num_layers: int
+    hidden_channels: int
+    num_parts: int
+    batch_size: int
+    dropout: float
+
+    @property
+    def num_steps(self) -> int:
+        """Steps per epoch of the contenders with mini-batches."""
+        return math.ceil(self.num_parts / self.batch_size)
+
+
+class Graph(NamedTuple):
+    """A permuted graph with normalised weights, its parts and its number of classes."""
+
+    data: Data
+    ptr: torch.Tensor
+    out_channels: int
+
+
+class Contender(NamedTuple):
+    """A model, the batches of an epoch, and a function that trains for one epoch."""
+
+    model: torch.nn.Module
+    batches: Iterable[Any]
+    epoch: Callable[[], object]
+
+
+def prepare(root: str, case: Case) -> Graph:
+    """Reads, normalises, partitions and permutes the graph of a case."""
+    data, _, out_channels = get_data(root, case.dataset)
+    return partition(data, case, out_channels)
+
+
+def partition(data: Data, case: Case, out_channels: int) -> Graph:
+    """Normalises, partitions and permutes a graph."""
+    data = T.GCNNorm()(data)
+    perm, ptr = gas.metis(data.edge_index, case.num_parts, num_nodes=data.num_nodes, log=False)
+    data = gas.permute(data, perm, log=False)
+    # Loaders slice whatever a graph has: it has what training needs, and one split.
+    kept = {key: data[key] for key in ("x", "y", "edge_index", "edge_weight")}
+    return Graph(Data(**kept, train_mask=split_mask(data.train_mask, 0)), ptr, out_channels)
+
+
+def make_gas(case: Case, graph: Graph, device: str = "cpu") -> Contender:
+    data, ptr, out_channels = graph
+    loader = gas.SubgraphLoader(data, ptr, case.batch_size, shuffle=True, log=False)
+    model = gas.models.GCN(
+        data.num_nodes,
+        data.num_features,
+        case.hidden_channels,
+        out_channels,
+        case.num_layers,
+        case.dropout,
+    ).to(device)
+    model(loader=gas.EvalSubgraphLoader(data, ptr, case.batch_size, log=False))  # No cold start.
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    return Contender(model, loader, lambda: train_epoch(model, loader, optimizer))
+
+
+class PlainGCN(torch.nn.Module):
+    """The GCN as a user of PyG writes it."""
+
+    def __init__(self, widths: list[int], dropout: float) -> None:
+        super().__init__()
+        self.convs = torch.nn.ModuleList(
+            GCNConv(i, o, normalize=False) for i, o in itertools.pairwise(widths)
+        )
+        self.dropout = dropout
+
+    def forward(self, x: torch.Tensor, adj_t: torch.Tensor) -> torch.Tensor:
+        for conv in self.convs[:-1]:
+            x = conv(F.dropout(x, self.dropout, self.training), adj_t).relu()
+        return self.convs[-1](F.dropout(x, self.dropout, self.training), adj_t)
+
+
+def plain_training(case: Case, graph: Graph, batches: Iterable[Data], device: str) -> Contender:
+    """Trains as PyG's examples do; the loss is on the seeds, where a batch has them."""
+    hidden = [case.hidden_channels] * (case.num_layers - 1)
+    widths = [graph.data.num_features, *hidden, graph.out_channels]
+    model = PlainGCN(widths, case.dropout).to(device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+
+    def epoch() -> None:
+        model.train()
+        for batch in batches:
+            batch = batch.to(device)
+            seeds = batch.get("batch_size")
+            mask = batch.train_mask[:seeds]
+            if not mask.any():
+                continue
+            optimizer.zero_grad()
+            out = model(batch.x, batch.adj_t)[:seeds]
+            F.cross_entropy(out[mask], batch.y[:seeds][mask]).backward()
+            optimizer.step()
+
+    return Contender(model, batches, epoch)
+
+
+def make_full_batch(case: Case, graph: Graph, device: str = "cpu") -> Contender:
+    return plain_training(case, graph, [FullBatch(graph.data, device).data], device)
+
+
+def to_adj_t(batch: Data) -> Data:
+    """Gives a batch the layout of the full batch: a product that stores no message per edge."""
+    return T.ToSparseTensor(attr="edge_weight", layout=torch.sparse_csr)(batch)
+
+
+def make_neighbor(case: Case, graph: Graph, device: str = "cpu") -> Contender:
+    mask = graph.data.train_mask
+    loader = NeighborLoader(
+        graph.data,
+        [FAN_OUT] * case.num_layers,
+        input_nodes=mask,
+        batch_size=math.ceil(int(mask.sum()) / case.num_steps),
+        shuffle=True,
+        transform=to_adj_t,
+    )
+    next(iter(loader))  # It misses its packages here, not before.
+    return plain_training(case, graph, loader, device)
+
+
+class Clusters(ClusterData):
+    """PyG's clusters, made of parts that are there already."""
+
+    def __init__(self, data: Data, ptr: torch.Tensor) -> None:
+        self.ptr = ptr
+        super().__init__(data, ptr.numel() - 1, log=False)
+
+    def _metis(self, edge_index: torch.Tensor, num_nodes: int) -> torch.Tensor:
+        return torch.repeat_interleave(torch.arange(self.num_parts), self.ptr.diff())
+
+
+class Transformed:
+    """A loader with a transform, for loaders that take none."""
+
+    def __init__(self, loader: Iterable[Data], transform: Callable[[Data], Data]) -> None:
+        self.loader = loader
+        self.transform = transform
+
+    def __iter__(self) -> Any:
+        return map(self.transform, self.loader)
+
+
+def make_cluster(case: Case, graph: Graph, device: str = "cpu") -> Contender:
+    clusters = Clusters(graph.data, graph.ptr)
+    loader = ClusterLoader(clusters, batch_size=case.batch_size, shuffle=True)
+    next(iter(loader))
+    return plain_training(case, graph, Transformed(loader, to_adj_t), device)
+
+
+def make_saint(case: Case, graph: Graph, device: str = "cpu") -> Contender:
+    def walk(roots: int) -> GraphSAINTRandomWalkSampler:
+        return GraphSAINTRandomWalkSampler(
+            graph.data,
+            batch_size=roots,
+            walk_length=case.num_layers,
+            num_steps=case.num_steps,
+            log=False,
+        )
+
+    nodes = graph.data.num_nodes / case.num_steps
+    roots = math.ceil(nodes / (case.num_layers + 1))
+    visited = next(iter(walk(roots))).num_nodes  # Fewer nodes than steps, because walks meet.
+    loader = walk(math.ceil(roots * nodes / visited))
+    return plain_training(case, graph, Transformed(loader, to_adj_t), device)
+
+
+def make_autoscale(case: Case, graph: Graph) -> Contender:
+    from torch_geometric_autoscale import SubgraphLoader
+    from torch_geometric_autoscale.models import GCN
+
+    without_pinning()
+    data = T.ToSparseTensor(attr="edge_weight")(graph.data.clone())
+    loader = SubgraphLoader(data, graph.ptr, batch_size=case.batch_size, shuffle=True, log=False)
+    model = GCN(
+        data.num_nodes,
+        data.num_features,
+        case.hidden_channels,
+        graph.out_channels,
+        case.num_layers,
+        dropout=case.dropout,
+        device="cpu",
+    )
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+
+    def epoch() -> None:
+        model.train()
+        for batch, batch_size, n_id, offset, count in loader:
+            mask = batch.train_mask[:batch_size]
+            if not mask.any():
+                continue
+            optimizer.zero_grad()
+            out = model(batch.x, batch.adj_t, batch_size, n_id, offset, count)
+            F.cross_entropy(out[mask], batch.y[:batch_size][mask]).backward()
+            optimizer.step()
+
+    return Contender(model, loader, epoch)
+
+
+def without_pinning() -> None:
+    """Lets pyg_autoscale run without CUDA, where it asks for pinned memory nevertheless."""
+    if torch.cuda.is_available():
+        return
+    empty = torch.empty
+
+    def unpinned(*args: object, pin_memory: bool = False, **kwargs: object) -> torch.Tensor:
+        return empty(*args, **kwargs)
+
+    torch.empty = unpinned
+
+
+MAKERS: dict[str, Callable[..., Contender]] = {
+    "gas": make_gas,
+    "PyG full batch": make_full_batch,
+    "NeighborLoader": make_neighbor,
+    "ClusterLoader": make_cluster,
+    "GraphSAINT": make_saint,
+    "pyg_autoscale": make_autoscale,
+}
+
+
+def make_all(case: Case, graph: Graph) -> tuple[dict[str, Contender], dict[str, str]]:
+    """Makes the contenders; returns those that can be made, and why others can't."""
+    contenders, reasons = {}, {}
+    for name, make in MAKERS.items():
+        try:
+            contenders[name] = make(case, graph)
+        except Exception as error:  # Whatever a package that is absent or broken leads to.
+            if name == "gas":
+                raise
+            reasons[name] = f"{type(error).__name__}: {error}"
+    return contenders, reasons

@@ -1,0 +1,260 @@
+"""Peak memory of a training epoch: as models get deeper, and as the graph grows.
+
+    python benchmarks/memory.py --root data
+
+Every number is the median of some processes, each of which trains for one epoch; slow ones run
+once. In host memory it is the growth of the resident set: the peak over what was resident before,
+when the graph, the model, the loader and gas's histories were all in place, and a small graph had
+been trained on, so that libraries had been loaded. Resident memory is what the system gave, so it
+includes what the allocator keeps of freed blocks. On CUDA it is all that PyTorch has allocated on
+the device at the peak: the graph only for the full batch, and never the histories, which stay in
+host memory.
+
+Percentages are edges used: those over which an epoch aggregates, of all edges into the nodes that
+its steps compute. The rest were not sampled, or leave the batch. gas uses every edge; behind those
+that leave the batch is a history.
+
+As the graph grows, parts and parts per batch stay as large as they were. Where edges lead anywhere
+and hubs grow with the graph (``planted``), batches get more halo nodes nevertheless; where the
+neighbours of a node are near it (``ring``), they don't.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import ctypes
+import gc
+import multiprocessing
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import markdown, save
+from contenders import MAKERS, Case, Contender, Graph, partition, prepare
+from torch_geometric.data import Data
+from tqdm import tqdm
+
+import gas
+from gas.training.report import peak_rss_bytes, reset_peak_rss
+
+METHODS = ("PyG full batch", "NeighborLoader", "ClusterLoader", "gas")
+DEVICES = ("cpu", "cuda")
+SMALL = Case("planted:2000", 2, 128, 64, 4, 0.3)
+CASES = (
+    Case("FacebookPagePage", 2, 128, 64, 4, 0.3),
+    Case("planted:100000", 2, 128, 64, 4, 0.3),
+)
+NODES_PER_PART = 250
+PARTS_PER_BATCH = 2
+LEAST_STEPS = 100  # As graphs grow, so do epochs: all train until the allocator has settled.
+
+
+# One measurement, in a process of its own ---------------------------------------------------------
+
+
+def train(path: str, method: str, case: Case, device: str, least_steps: int) -> int:
+    """Trains for an epoch, or for more of them to reach a number of steps; returns bytes."""
+    graph, small = torch.load(path, weights_only=False)
+    torch.manual_seed(0)
+    make = MAKERS[method]
+    make(case, small, device).epoch()
+    contender = make(case, graph, device)
+    release()
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    reset_peak_rss()
+    before = peak_rss_bytes()
+    for _ in range(0, least_steps, case.num_steps):
+        contender.epoch()
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated()
+    return peak_rss_bytes() - before
+
+
+def release() -> None:
+    """Gives freed memory back, or an epoch could use it and seem to need none."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # Only glibc has it.
+    if trim is not None:
+        trim(0)
+
+
+# Cells of the tables ------------------------------------------------------------------------------
+
+
+@contextmanager
+def stored(graph: Graph, small: Graph) -> Iterator[str]:
+    """Writes what processes read: they would count it as their own if they made it."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder) / "graph.pt")
+        torch.save((graph, small), path)
+        yield path
+
+
+def measure(
+    args: argparse.Namespace,
+    path: str,
+    graph: Graph,
+    method: str,
+    case: Case,
+    device: str,
+    least_steps: int = 1,
+) -> dict[str, Any]:
+    """One cell, or the reason why there is none."""
+    if device == "cuda" and not torch.cuda.is_available():
+        return {"not_measured": "no CUDA device"}
+    values: list[int] = []
+    seconds = 0.0
+    try:
+        while len(values) < args.repeats and seconds < args.slow_seconds:
+            start = time.perf_counter()
+            spawn = multiprocessing.get_context("spawn")
+            with ProcessPoolExecutor(1, mp_context=spawn) as process:
+                job = process.submit(train, path, method, case, device, least_steps)
+                values.append(job.result())
+            seconds = time.perf_counter() - start
+    except Exception as error:  # Absent packages, and processes that ran out of memory.
+        if method == "gas":
+            raise
+        return {"not_measured": f"{type(error).__name__}: {error}"}
+    data = copy.copy(graph.data)
+    data.degree = torch.bincount(data.edge_index[1], minlength=data.num_nodes)
+    contender = MAKERS[method](case, graph._replace(data=data))
+    histories = getattr(contender.model, "histories", ())
+    return {
+        "peak_bytes": statistics.median(values),
+        "peak_bytes_values": values,
+        "history_bytes": sum(history.emb.nbytes for history in histories),
+        "graph_bytes": sum(value.nbytes for _, value in graph.data),
+        **count(contender),
+    }
+
+
+def count(contender: Contender) -> dict[str, Any]:
+    """The nodes of the largest batch, and the fraction of edges that an epoch uses."""
+    nodes = used = available = 0
+    for batch in contender.batches:
+        data = batch.data if isinstance(batch, gas.SubData) else batch
+        nodes = max(nodes, data.num_nodes)
+        edges = data.adj_t.crow_indices().diff()
+        computed = edges > 0  # The others, of degree 1 at least, are read but not computed.
+        used += int(edges.sum())
+        available += int(data.degree[: edges.numel()][computed].sum())
+    return {"most_nodes": nodes, "edges_used": used / available}
+
+
+def mebibytes(count: float) -> str:
+    return f"{count / 2**20:,.1f} MiB"
+
+
+def ring(num_nodes: int, degree: int = 20, reach: int = 100) -> Data:
+    """A graph whose neighbourhoods are the same at any size: nodes in a ring, with near ones."""
+    generator = torch.Generator().manual_seed(0)
+    src = torch.arange(num_nodes).repeat_interleave(degree // 2)
+    step = torch.randint(1, reach + 1, src.shape, generator=generator)
+    dst = (src + step) % num_nodes
+    return Data(
+        x=torch.randn(num_nodes, 64, generator=generator),
+        y=torch.randint(16, (num_nodes,), generator=generator),
+        edge_index=torch.stack([torch.cat([src, dst]), torch.cat([dst, src])]),
+        train_mask=torch.rand(num_nodes, generator=generator) < 0.5,
+    )
+
+
+# Tables -------------------------------------------------------------------------------------------
+
+
+def by_depth(args: argparse.Namespace, small: Graph) -> tuple[list[dict[str, Any]], str]:
+    """Peak memory of every method as the model gets deeper."""
+    results, rows = [], []
+    for case in CASES:
+        if args.datasets is not None and case.dataset not in args.datasets:
+            continue
+        graph = prepare(args.root, case)
+        with stored(graph, small) as path:
+            for device in DEVICES:
+                for depth in tqdm(args.layers, desc=f"{case.dataset}, {device}"):
+                    deep = replace(case, num_layers=depth)
+                    cells = {
+                        method: measure(args, path, graph, method, deep, device)
+                        for method in METHODS
+                    }
+                    results.append({"device": device, "settings": vars(deep), "methods": cells})
+                    rows.append([case.dataset, device, depth, *depth_row(cells)])
+    header = ["graph", "device", "layers", *METHODS, "gas, with histories"]
+    return results, markdown(header, rows)
+
+
+def depth_row(cells: dict[str, dict[str, Any]]) -> list[str]:
+    row = [
+        "not measured"
+        if "not_measured" in cell
+        else f"{mebibytes(cell['peak_bytes'])}, {cell['edges_used']:.0%}"
+        for cell in cells.values()
+    ]
+    own = cells["gas"]
+    if "not_measured" in own:
+        return [*row, "not measured"]
+    return [*row, mebibytes(own["peak_bytes"] + own["history_bytes"])]
+
+
+def by_size(args: argparse.Namespace, small: Graph) -> tuple[list[dict[str, Any]], str]:
+    """Peak memory of gas as the graph grows, while its parts and batches don't."""
+    results, rows = [], []
+    first: dict[tuple[str, str], float] = {}
+    for kind in ("planted", "ring"):
+        for size in tqdm(args.sizes, desc=kind):
+            parts = max(size // NODES_PER_PART, 1)
+            case = Case(f"{kind}:{size}", 3, 128, parts, PARTS_PER_BATCH, 0.3)
+            graph = partition(ring(size), case, 16) if kind == "ring" else prepare("", case)
+            with stored(graph, small) as path:
+                for device in DEVICES:
+                    cell = measure(args, path, graph, "gas", case, device, LEAST_STEPS)
+                    if "peak_bytes" in cell:
+                        base = first.setdefault((kind, device), cell["peak_bytes"])
+                        cell["ratio_over_smallest"] = cell["peak_bytes"] / base
+                    results.append({"device": device, "settings": vars(case), "gas": cell})
+                    rows.append([kind, f"{size:,}", device, *size_row(cell)])
+    header = ["graph", "nodes", "device", "gas", "over smallest", "largest batch + halo, nodes"]
+    return results, markdown([*header, "histories", "graph"], rows)
+
+
+def size_row(cell: dict[str, Any]) -> list[str]:
+    if "not_measured" in cell:
+        return ["not measured"] * 5
+    return [
+        mebibytes(cell["peak_bytes"]),
+        f"{cell['ratio_over_smallest']:.2f}x",
+        f"{cell['most_nodes']:,}",
+        mebibytes(cell["history_bytes"]),
+        mebibytes(cell["graph_bytes"]),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--root", default="data")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--slow-seconds", type=float, default=30.0)
+    parser.add_argument("--layers", type=int, nargs="*", default=[2, 3, 4, 6])
+    parser.add_argument("--sizes", type=int, nargs="*", default=[2_000, 20_000, 200_000])
+    parser.add_argument("--datasets", nargs="*", help="a part of the cases")
+    args = parser.parse_args()
+
+    small = prepare(args.root, SMALL)
+    depths, depth_table = by_depth(args, small)
+    sizes, size_table = by_size(args, small)
+    content = {"median_of": args.repeats, "by_depth": depths, "by_size": sizes}
+    save("memory", content, f"{depth_table}\n\n{size_table}")
+
+
+if __name__ == "__main__":
+    main()
