@@ -24,6 +24,9 @@ from tqdm import tqdm
 
 import gas
 from gas.datasets import dataset_names, get_data
+from gas.history.codec import NAMES as CODECS
+from gas.history.engine import MODES
+from gas.history.tiers import TIERS
 from gas.training import FullBatch, Preset, Run, fit, preset, train_epoch
 from gas.training.report import (
     EventWriter,
@@ -53,6 +56,11 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, help="parts per mini-batch")
     parser.add_argument("--partition", default="metis", choices=gas.partition.METHODS)
     parser.add_argument("--layout", default="csr", choices=gas.subgraph.LAYOUTS)
+    parser.add_argument("--store", default=None, choices=TIERS, help="of histories")
+    parser.add_argument("--dtype", default="float32", choices=CODECS, help="of stored histories")
+    parser.add_argument("--path", type=Path, help="folder of --store disk (a temporary one)")
+    parser.add_argument("--io", default="concurrent", choices=MODES)
+    parser.add_argument("--prefetch", action="store_true", help="start pulls a batch ahead")
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--lr", type=float)
     parser.add_argument("--seed", type=int, default=0, help="of the first run (%(default)s)")
@@ -144,7 +152,12 @@ def make_model(
         batch_norm=settings.batch_norm,
         residual=settings.residual,
         linear=settings.linear,
-        device=device,
+        device=device if args.store is None else None,
+        dtype=args.dtype,
+        store=args.store,
+        path=args.path,
+        io=args.io,
+        prefetch=int(args.prefetch),
     ).to(device)
 
 
@@ -176,6 +189,8 @@ def run_once(
 
     def epoch() -> float:
         batches = graph.whole.batches() if args.full_batch else graph.loader
+        if args.prefetch:
+            batches = gas.PrefetchLoader(batches, model)
         return train_epoch(model, batches, optimizer, number, settings.grad_norm, args.full_batch)
 
     model.eval()
@@ -183,6 +198,8 @@ def run_once(
         evaluate(model, fill=True)  # So that the first epoch reads real embeddings.
     run = fit(model, graph.data, epoch, evaluate, settings.epochs, number, on_epoch)
     run.peak_rss_bytes = peak_rss_bytes()
+    run.history_bytes = sum(history.store.nbytes for history in model.histories)
+    model.close()
     return run
 
 
@@ -237,6 +254,7 @@ def report(
             **result,
             "dataset": args.dataset,
             "model": args.model,
+            "histories": {"store": args.store, "dtype": args.dtype, "io": args.io},
             "training": "full_batch" if args.full_batch else "histories",
             "settings": dataclasses.asdict(settings),
             "seed": args.seed,
@@ -256,6 +274,10 @@ def report(
     print(f"  {'test ' + score:<21}{percent('test_acc')}")
     print(f"  {'validation ' + score:<21}{percent('val_acc')}")
     print(f"  training epoch       {1000 * result['train_epoch_seconds']['mean']:.1f} ms")
+    stored, moved = result["history_bytes"]["mean"], result["moved_bytes"]["mean"]
+    print(
+        f"  histories            {stored / 2**20:.1f} MiB, {moved / 2**20:.1f} MiB moved per epoch"
+    )
     print(f"  peak memory          {result['peak_rss_bytes']['mean'] / 2**20:.0f} MiB resident")
     print(f"  written              {args.out}/metrics.json, {args.out}/curve.png")
 

@@ -196,6 +196,11 @@ class ScalableGNN(torch.nn.Module):
                 stacklevel=2,
             )
 
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes of stored rows that were read from the histories and written to them so far."""
+        return self._engine.moved_bytes
+
     def close(self) -> None:
         """Writes what is under way, closes the stores and ends the transfer engine's workers."""
         for history in self.histories:

@@ -39,6 +39,8 @@ def check_metrics(path, runs):
         ["--runs", 2, "--seed", 5],
         ["--full-batch"],
         ["--eval", "layerwise"],
+        ["--store", "disk", "--dtype", "int8", "--prefetch"],
+        ["--io", "serial", "--store", "auto"],
         ["--no-refresh", "--eval", "full"],
         ["--partition", "random", "--num-layers", 3, "--dropout", 0.1],
         pytest.param(["--layout", "sparse_tensor"], marks=pytest.mark.requires("torch_sparse")),
@@ -57,7 +59,7 @@ def test_options(tmp_path, options):
     assert metrics["training"] == ("full_batch" if "--full-batch" in options else "histories")
     assert (tmp_path / "out" / "curve.png").stat().st_size > 10_000
     assert (tmp_path / "out" / "events").exists() == ("--tensorboard" in options)
-    for line in ("test accuracy", "training epoch", "peak memory", "metrics.json"):
+    for line in ("test accuracy", "training epoch", "histories", "peak memory", "metrics.json"):
         assert line in done.stdout
     if "--full-batch" not in options:
         assert "edges between parts" in done.stdout

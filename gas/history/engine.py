@@ -43,6 +43,7 @@ class TransferEngine:
     def __init__(self, io: str = "concurrent", pool_size: int | None = None) -> None:
         self.io = check_io(io)
         self.pool_size = pool_size
+        self.moved_bytes = 0
         self.pool = BufferPool()
         # Two lanes at least may wait for a disk or a network at the same time.
         self.jobs = Engine(threads=max(2, min(4, len(os.sched_getaffinity(0)) // 4)))

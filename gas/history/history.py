@@ -210,6 +210,7 @@ class History(torch.nn.Module):
         self._link.push(x.detach(), where)
         if self.engine.io == "none":
             return
+        self._count_moved(x.size(0))
         self._dtype = x.dtype
         self._num_pushes += 1
         written_at = self._written_at.numpy()  # Small pieces are written faster.
@@ -293,7 +294,13 @@ class History(torch.nn.Module):
         if self._device.type == "cpu":
             n_id = n_id.cpu()
         self._warn_unwritten(n_id)
-        return self._link.pull(n_id, space, dtype, ahead)
+        pull = self._link.pull(n_id, space, dtype, ahead)
+        if self.engine.io != "none":
+            self._count_moved(n_id.numel())
+        return pull
+
+    def _count_moved(self, num_rows: int) -> None:
+        self.engine.moved_bytes += num_rows * self.codec.row_bytes(self.embedding_dim)
 
     def _warn_unwritten(self, n_id: Tensor) -> None:
         """Warns once when rows are read that nobody wrote."""

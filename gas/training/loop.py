@@ -22,7 +22,8 @@ from gas.training.metrics import compute_micro_f1
 class Run:
     """What happened in one run, one entry per epoch; accuracies are fractions.
 
-    ``age`` is the mean number of pushes since a history's rows were written, at the epoch's end.
+    ``age`` is the mean number of pushes since a history's rows were written, at the epoch's end;
+    ``moved_bytes`` are those of stored rows that were read and written in training.
     """
 
     loss: list[float] = field(default_factory=list)
@@ -32,6 +33,8 @@ class Run:
     age: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     peak_rss_bytes: int = 0
+    history_bytes: int = 0
+    moved_bytes: list[int] = field(default_factory=list)
 
     @property
     def best_epoch(self) -> int:
@@ -151,11 +154,12 @@ def fit(
     masks = {key: split_mask(data[f"{key}_mask"], split).cpu() for key in curves}
     y = data.y.cpu()
     for _ in range(epochs):
-        start = time.perf_counter()
+        start, moved = time.perf_counter(), model.moved_bytes
         run.loss.append(epoch())
         if model.device.type == "cuda":
             torch.cuda.synchronize(model.device)
         run.seconds.append(time.perf_counter() - start)
+        run.moved_bytes.append(model.moved_bytes - moved)
         run.age.append(mean_age(model))
         model.eval()
         with torch.no_grad():

@@ -76,6 +76,8 @@ def metrics(runs: Sequence[Run]) -> dict[str, Any]:
         "val_acc": summary([run.val_acc[run.best_epoch] for run in runs]),
         "train_epoch_seconds": summary([run.epoch_seconds for run in runs]),
         "peak_rss_bytes": summary([run.peak_rss_bytes for run in runs]),
+        "history_bytes": summary([run.history_bytes for run in runs]),
+        "moved_bytes": summary([statistics.fmean(run.moved_bytes or [0]) for run in runs]),
         "best_epoch": summary([run.best_epoch + 1 for run in runs]),
         "final_loss": summary([run.loss[-1] for run in runs]),
     }
