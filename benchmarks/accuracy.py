@@ -42,12 +42,14 @@ def main() -> None:
     parser.add_argument("--root", default="data")
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--datasets", nargs="*", default=list(PUBLISHED), choices=list(PUBLISHED))
+    parser.add_argument("--ways", nargs="*", default=list(WAYS), choices=list(WAYS))
     args = parser.parse_args()
 
-    results = load("accuracy").get("results", {})  # Of the data sets that are not run now.
+    results = load("accuracy").get("results", {})  # Of what is not run now.
     for dataset in args.datasets:
-        results[dataset] = {}
-        for way, options in WAYS.items():
+        results.setdefault(dataset, {})
+        for way in args.ways:
+            options = WAYS[way]
             with tempfile.TemporaryDirectory() as out:
                 command = [sys.executable, str(SCRIPT), "--dataset", dataset, "--root", args.root]
                 command += ["--runs", str(args.runs), "--out", out, *options]
@@ -65,7 +67,7 @@ def main() -> None:
             PUBLISHED[dataset] if way == "histories" else "",
         ]
         for dataset, ways in results.items()
-        for way, metrics in ways.items()
+        for way, metrics in sorted(ways.items(), key=lambda item: list(WAYS).index(item[0]))
     ]
     header = [
         "graph",
