@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "csr.h"
@@ -54,6 +55,14 @@ void wait_in_slices(const Wait& wait) {
   }
 }
 
+// Destroying an engine waits for its workers, which may need the GIL.
+struct WithoutGil {
+  void operator()(gas::Engine* engine) const {
+    py::gil_scoped_release release;
+    delete engine;
+  }
+};
+
 void bind_transfer(py::module_& m) {
   using gas::By;
   using gas::Engine;
@@ -91,7 +100,7 @@ void bind_transfer(py::module_& m) {
                      gas::make_ranges(offset.data(), count.data(),
                                       static_cast<int64_t>(offset.size()), table.num_rows));
   });
-  py::class_<Engine>(m, "Engine")
+  py::class_<Engine, std::unique_ptr<Engine, WithoutGil>>(m, "Engine")
       .def(py::init<int, int64_t>())
       .def("submit", &Engine::submit, Release())
       .def("wait",

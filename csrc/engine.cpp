@@ -67,6 +67,7 @@ struct Engine::State {
   }
 
   // Takes a piece of a task, runs it without the lock, and ends the task if it was the last piece.
+  // What a job refers to is destroyed without the lock: it may be the last to know some object.
   void run_piece(Lock& lock, Place task, int64_t items, int helpers) {
     const int64_t begin = task->next;
     const int64_t end = std::min(task->job.size, begin + std::max(items, task->job.grain));
@@ -85,10 +86,16 @@ struct Engine::State {
       if (!task->error) task->error = error;
       task->next = task->job.size;  // What is left is of no use.
     }
-    if (task->ended()) end_task(task);
+    if (task->ended()) {
+      std::list<Task> ended = end_task(task);
+      lock.unlock();
+      ended.clear();
+      lock.lock();
+    }
   }
 
-  void end_task(Place task) {
+  // Takes a task off the queue; the caller destroys it.
+  std::list<Task> end_task(Place task) {
     if (task->error) {
       if (task->detached) {
         unseen.push_back(task->error);
@@ -96,9 +103,11 @@ struct Engine::State {
         failed[task->ticket] = task->error;
       }
     }
-    tasks.erase(task);
+    std::list<Task> ended;
+    ended.splice(ended.begin(), tasks, task);
     work.notify_all();  // The lane's next job may start.
     progress.notify_all();
+    return ended;
   }
 
   void run_worker() {
@@ -195,11 +204,13 @@ Engine::Ticket Engine::submit(int64_t lane, Job job, By by, bool detached) {
   if (by != By::kWaiters) s.start_workers();
   const Ticket ticket = ++s.last;
   s.tasks.push_back(Task{ticket, lane, std::move(job), by, detached});
+  std::list<Task> ended;
   if (s.tasks.back().ended()) {  // Nothing to do.
-    s.end_task(std::prev(s.tasks.end()));
+    ended = s.end_task(std::prev(s.tasks.end()));
   } else {
     s.work.notify_all();
   }
+  lock.unlock();
   return ticket;
 }
 
@@ -244,22 +255,28 @@ bool Engine::done(Ticket ticket) {
 
 void Engine::cancel(const Ticket* tickets, int64_t count) {
   State& s = state();
+  std::list<Task> ended;  // Destroyed after the lock, like the errors.
+  std::vector<std::exception_ptr> errors;
   State::Lock lock(s.mutex);
   for (int64_t i = 0; i < count; ++i) {
     const State::Place task = s.find(tickets[i]);
     if (task == s.tasks.end()) continue;
     task->next = task->job.size;
-    if (task->ended()) s.end_task(task);
+    if (task->ended()) ended.splice(ended.end(), s.end_task(task));
   }
   for (int64_t i = 0; i < count; ++i) {
     s.progress.wait(lock, [&] { return s.find(tickets[i]) == s.tasks.end(); });
-    s.failed.erase(tickets[i]);
+    const auto failure = s.failed.find(tickets[i]);
+    if (failure == s.failed.end()) continue;
+    errors.push_back(failure->second);
+    s.failed.erase(failure);
   }
 }
 
 void Engine::close() {
   State& s = state();
   std::vector<std::thread> workers;
+  std::list<Task> ended;
   {
     State::Lock lock(s.mutex);
     s.closing = true;
@@ -267,15 +284,24 @@ void Engine::close() {
       const State::Place task = it++;
       if (task->detached) continue;
       task->next = task->job.size;
-      if (task->ended()) s.end_task(task);
+      if (task->ended()) ended.splice(ended.end(), s.end_task(task));
     }
+    const auto none = [&] { return s.tasks.empty(); };
+    if (s.workers.empty()) s.help(lock, nullptr, 1, std::chrono::hours(1), none);
     workers.swap(s.workers);
     s.work.notify_all();
     s.progress.notify_all();
   }
-  for (std::thread& worker : workers) worker.join();
+  for (std::thread& worker : workers) {
+    if (worker.get_id() == std::this_thread::get_id()) {
+      worker.detach();  // A job's last object closes its engine.
+    } else {
+      worker.join();
+    }
+  }
+  std::unordered_map<Ticket, std::exception_ptr> failed;
   State::Lock lock(s.mutex);
-  s.failed.clear();
+  failed.swap(s.failed);
   s.throw_unseen();
 }
 

@@ -45,6 +45,8 @@ class Engine:
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._alive: dict[int, Job] = {}  # Unfinished jobs, with what they refer to.
+        self._submitting: list[Job] = []
+        self._closed = False
         native = _native.C is not None
         self._engine: Any = (_native.C.Engine if native else _ThreadEngine)(
             self.threads, self.capacity
@@ -72,9 +74,11 @@ class Engine:
                 submits. (default: ``False``)
         """
         engine = self._own()
+        self._submitting.append(job)  # An interrupt may come before its ticket is known.
         ticket = engine.submit(lane, job.work, _who(by), detached)
         with self._lock:
             self._alive[ticket] = job
+            self._submitting.remove(job)
             for old in list(self._alive):  # In the order of submission.
                 if not engine.done(old):
                     break
@@ -83,13 +87,19 @@ class Engine:
 
     def wait(self, ticket: int) -> None:
         """Waits for a job, helping with its lane, and raises its error."""
+        if self._closed:
+            raise RuntimeError("this transfer engine has been closed")
         self._own().wait(ticket, torch.get_num_threads())
         with self._lock:
             self._alive.pop(ticket, None)
 
     def wait_lane(self, lane: int) -> None:
         """Waits for everything in a lane."""
-        self._own().wait_lane(lane, torch.get_num_threads())
+        engine = self._own()
+        engine.wait_lane(lane, torch.get_num_threads())
+        with self._lock:
+            for ticket in [ticket for ticket in self._alive if engine.done(ticket)]:
+                del self._alive[ticket]
 
     def run(self, lane: int, job: Job, by: By = By.WAITERS) -> None:
         """Runs a job in its turn and waits for it."""
@@ -106,14 +116,20 @@ class Engine:
 
     def cancel(self, tickets: Sequence[int]) -> None:
         """Takes jobs back; returns when those that had started have ended."""
-        if tickets:
+        if tickets and not self._closed:
             self._own().cancel(list(tickets))
+            with self._lock:
+                for ticket in tickets:
+                    self._alive.pop(ticket, None)
 
     def close(self) -> None:
         """Runs detached jobs that are left, takes the others back, ends the workers."""
         if self._process == os.getpid():
-            self._engine.close()
-            self._alive.clear()
+            self._closed = True
+            try:
+                self._engine.close()
+            finally:
+                self._alive.clear()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Engine:
         return Engine(self.threads, self.capacity)

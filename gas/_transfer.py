@@ -67,8 +67,13 @@ class Job:
 
     @staticmethod
     def calling(function: Callable[[], None]) -> Job:
-        """A job that calls a function of Python."""
-        return Job(function if _native.C is None else _native.C.Job(function))
+        """A job that calls a function of Python, once; what it refers to is let go then."""
+        functions = [function]
+
+        def work() -> None:
+            functions.pop()()
+
+        return Job(work if _native.C is None else _native.C.Job(work))
 
     def run(self) -> None:
         """Does the work."""

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+from gas.history.batch import BatchPulls
 from gas.history.engine import has_idle_cores
 from gas.loader import SubData
 from gas.scalable import ScalableGNN
@@ -44,6 +45,7 @@ class PrefetchLoader:
         if model.device.type != "cpu" or has_idle_cores():
             thread = ThreadPoolExecutor(1, thread_name_prefix="gas-prefetch")
         ahead: deque[Callable[[], SubData | None]] = deque()
+        pulls: deque[BatchPulls] = deque()  # Of the current batch and the one after it.
 
         def prepare() -> None:
             if thread is None:
@@ -62,11 +64,14 @@ class PrefetchLoader:
                     prepare()
                 if model.prefetch:
                     if following is not None:
-                        model.start_pulls(following)
+                        pulls.append(model.start_pulls(following))
                     yield current
+                    while len(pulls) > 1:  # A batch that was skipped needs no rows.
+                        model.cancel_pulls(pulls.popleft())
                 current = following
         finally:
-            model.cancel_pulls()
+            for started in pulls:
+                model.cancel_pulls(started)
             if thread is not None:
                 thread.shutdown(cancel_futures=True)
 

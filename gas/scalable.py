@@ -6,6 +6,7 @@ Historical Embeddings*, ICML 2021.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import sys
@@ -203,9 +204,13 @@ class ScalableGNN(torch.nn.Module):
 
     def close(self) -> None:
         """Writes what is under way, closes the stores and ends the transfer engine's workers."""
-        for history in self.histories:
-            history.close()
-        self._engine.close()
+        with contextlib.ExitStack() as everything:  # What fails keeps nothing from being closed.
+            everything.callback(self._engine.close)
+            for history in self.histories:
+                everything.callback(history.close)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_ahead": [], "_pulls": None}  # Those are this model's.
 
     @property
     def device(self) -> torch.device:
@@ -240,6 +245,7 @@ class ScalableGNN(torch.nn.Module):
                 norm = torch.linalg.vector_norm(true.emb.double()).clamp(min=1e-300)
                 difference = stale.emb.double() - true.emb.double()
                 errors[layer] = float(torch.linalg.vector_norm(difference) / norm)
+            exact.close()
         result = []
         for layer, history in enumerate(self.histories):
             age = history.age[history.written]
@@ -391,7 +397,7 @@ class ScalableGNN(torch.nn.Module):
             rows = self._pulls.rows(history)
         return join(own, rows)
 
-    def start_pulls(self, batch: SubData) -> None:
+    def start_pulls(self, batch: SubData) -> BatchPulls:
         """Starts the pulls of a batch that will be computed after the next one.
 
         Rows are those at this call. :class:`gas.PrefetchLoader` calls this; without it, calling the
@@ -400,11 +406,12 @@ class ScalableGNN(torch.nn.Module):
         self._check_halo(batch.batch_size, batch.n_id)
         pulls = BatchPulls(self.histories, batch.batch_size, batch.n_id, self.pool_size)
         self._ahead.append((batch.n_id, pulls))
+        return pulls
 
-    def cancel_pulls(self) -> None:
-        """Takes back what :meth:`start_pulls` started and nobody used."""
-        while self._ahead:
-            self._ahead.pop()[1].cancel()
+    def cancel_pulls(self, pulls: BatchPulls) -> None:
+        """Takes back what :meth:`start_pulls` started, unless the model has used it."""
+        self._ahead = [item for item in self._ahead if item[1] is not pulls]
+        pulls.cancel()
 
     def _take_ahead(self, n_id: Tensor) -> BatchPulls | None:
         for position, (ids, pulls) in enumerate(self._ahead):

@@ -34,18 +34,18 @@ def make_graph(name, directed, dtype=torch.float32, num_parts=6):
     return gas.permute(data, perm, log=False), ptr
 
 
-def make_model(name, data, dtype=torch.float32, history=None):
+def make_model(name, data, dtype=torch.float32, history=None, **kwargs):
     history = history or dtype
     if name == "GCN":
         model = gas.models.GCN(
             data.num_nodes, 5, 8, 3, num_layers=4, batch_norm=True, residual=True, linear=True,
-            dtype=history,
+            dtype=history, **kwargs,
         )  # fmt: skip
         for bn in model.bns:
             bn.running_mean.uniform_(-1, 1)
             bn.running_var.uniform_(0.5, 2)
         return model.to(dtype)
-    return MODELS[name](data.num_nodes, 5, 3, dtype=history).to(dtype)
+    return MODELS[name](data.num_nodes, 5, 3, dtype=history, **kwargs).to(dtype)
 
 
 def full_batch(model, data, fill=False):
@@ -126,15 +126,28 @@ def test_sweeps_converge_to_the_full_batch(name, bipartite, layout, directed):
     assert relative_error(out, expected) < 1e-5
 
 
-@pytest.mark.parametrize(("dtype", "bound"), [(torch.float16, 2e-3), (torch.bfloat16, 2e-2)])
-@pytest.mark.parametrize("name", ["GCN", *BIPARTITE])
-def test_narrow_histories_stay_close(name, dtype, bound):
+@pytest.mark.parametrize("store", ["host", "disk"])
+@pytest.mark.parametrize(
+    ("dtype", "bound"),
+    [(torch.float32, 1e-5), (torch.float16, 2e-3), (torch.bfloat16, 2e-2), (torch.int8, 2e-2)],
+)
+@pytest.mark.parametrize(("name", "bipartite"), CASES)
+def test_codecs_and_stores_stay_close(name, bipartite, dtype, bound, store):
     data, ptr = make_graph(name, directed=True)
-    model = make_model(name, data, history=dtype).eval()
-    assert all(history.emb.dtype == dtype for history in model.histories)
+    model = make_model(name, data, history=dtype, store=store).eval()
+    assert all(history.codec.name in str(dtype) for history in model.histories)
+    assert all(history.store.tier == store for history in model.histories)
     expected = full_batch(model, data).detach()
-    out = model(loader=gas.EvalSubgraphLoader(data, ptr, log=False))
-    assert 1e-6 < relative_error(out, expected) < bound
+    for history in model.histories:
+        history.push(torch.zeros(data.num_nodes, history.embedding_dim))
+    loader = gas.EvalSubgraphLoader(data, ptr, bipartite=bipartite, log=False)
+    swept = torch.zeros_like(expected)
+    with torch.no_grad():
+        for _ in range(model.num_layers):
+            for batch, batch_size, n_id, *ranges in loader:
+                swept[n_id[:batch_size]] = run(model, batch, batch_size, n_id, *ranges)
+    for out in (swept, model(loader=loader)):
+        assert (0 if dtype == torch.float32 else 1e-6) < relative_error(out, expected) < bound
 
 
 @pytest.mark.parametrize("directed", [True, False], ids=["directed", "undirected"])

@@ -36,6 +36,13 @@ def test_model_of_the_guide():
     assert torch.allclose(model(loader=loader), expected, atol=1e-5)
 
 
+def test_histories():
+    namespace: dict = {}
+    for code in blocks("docs/histories.md"):
+        exec(compile(code, "histories.md", "exec"), namespace)
+    assert namespace["out"].shape[1] == namespace["in_channels"]
+
+
 def test_imports_of_the_migration_page():
     (code,) = blocks("docs/migration.md")
     exec(compile(code, "migration.md", "exec"), {})

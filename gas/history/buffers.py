@@ -31,11 +31,15 @@ class BufferPool:
         """A tensor of shape ``[rows, width]`` on the CPU, with unspecified but finite values."""
         size = rows * width * dtype.itemsize
         if size < SMALL_BYTES:
-            return torch.zeros(rows, width, dtype=dtype)
+            with torch.inference_mode(False):
+                return torch.zeros(rows, width, dtype=dtype, device="cpu")
         idle = self._idle[dtype]
         block = None
         for _ in range(len(idle)):
-            candidate = idle.popleft()
+            try:
+                candidate = idle.popleft()
+            except IndexError:  # Another thread has taken the last one.
+                break
             if size <= candidate.size <= 2 * size:
                 block = candidate
                 break
@@ -50,7 +54,9 @@ class BufferPool:
         weakref.finalize(array, self._give_back, idle, block).atexit = False
         storage = torch.from_numpy(array).untyped_storage()
         # Not a view: autograd lets nobody write to views that were made without gradient.
-        return torch.empty(0, dtype=dtype).set_(storage, 0, (rows, width), (width, 1))
+        with torch.inference_mode(False):  # Workers may write to it, who are not in that mode.
+            empty = torch.empty(0, dtype=dtype, device="cpu")
+        return empty.set_(storage, 0, (rows, width), (width, 1))
 
     @staticmethod
     def _give_back(idle: deque[np.ndarray], block: np.ndarray) -> None:

@@ -75,27 +75,39 @@ class CudaLink(HostLink):
             )
         )
         self._buffers: deque[tuple[Tensor, torch.cuda.Event]] = deque()
+        self._behind = True  # Whether the current stream may have changed the table.
 
     def wait(self) -> None:
         """Waits for everything that was submitted, the host too."""
         super().wait()
         self.stream.synchronize()
 
+    def catch_up(self) -> None:
+        """See :meth:`HostLink.catch_up`: the next transfer waits for the current stream."""
+        self._behind = True
+
+    def _follow(self) -> None:
+        if self._behind:
+            self.stream.wait_stream(torch.cuda.current_stream(self.device))
+            self._behind = False
+
     def pull(self, index: Tensor, space: int, dtype: torch.dtype, ahead: bool = False) -> Pull:
         """See :meth:`HostLink.pull`; the result is on the device."""
         encoded = self._encoded(dtype)
         out_dtype = torch.float32 if encoded else self.codec.dtype
-        with torch.cuda.stream(self.stream):  # Which owns the new tensors' memory until wait().
+        self._follow()
+        ids = index if self.staged else self._on_device(index)
+        with torch.inference_mode(False), torch.cuda.stream(self.stream):  # Whose memory is used.
             shape = (space + index.numel(), self.width)
             out = torch.empty(shape, dtype=out_dtype, device=self.device)
             if self.engine.io == "none":
                 return CudaPull(self.engine, None, out.zero_(), self.stream.record_event())
             if not self.staged:
-                rows = _cuda.gather_rows(self._rows, self._on_device(index))
+                rows = _cuda.gather_rows(self._rows, ids)
                 self._decode(rows, out[space:], encoded)
                 return CudaPull(self.engine, None, out, self.stream.record_event())
         event = torch.cuda.Event()
-        index = index.cpu()
+        index = index.to("cpu", copy=True)
         job = Job.calling(lambda: self._pull_staged(index, out[space:], encoded, event))
         ticket = self.engine.jobs.submit(self.lane, job, By.WORKERS)
         return CudaPull(self.engine, ticket, out, event)
@@ -105,20 +117,23 @@ class CudaLink(HostLink):
         if self.engine.io == "none":
             return
         # What is pushed is fixed here, on the computation's stream: it may change x afterwards.
+        self._follow()
         x = x.to(self.device)
-        if self._encoded(x.dtype):
-            rows = _cuda.encode(self.codec.name, x.float().contiguous())
-        else:
-            rows = x.to(self.codec.dtype, copy=True, memory_format=torch.contiguous_format)
+        with torch.cuda.device(self.device):
+            if self._encoded(x.dtype):
+                rows = _cuda.encode(self.codec.name, x.float().contiguous())
+            else:
+                rows = x.to(self.codec.dtype, copy=True, memory_format=torch.contiguous_format)
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
         rows.record_stream(self.stream)
         if self.staged:
             job = Job.calling(lambda: self._push_staged(rows, where))
-            self.engine.jobs.submit(self.lane, job, By.WORKERS, detached=True)
+            self._submit_push(job)
             return
+        ids = self._on_device(where) if isinstance(where, Tensor) else None
         with torch.cuda.stream(self.stream):
-            if isinstance(where, Tensor):
-                _cuda.scatter_rows(self._rows, self._on_device(where), rows)
+            if ids is not None:
+                _cuda.scatter_rows(self._rows, ids, rows)
                 return
             begin = 0
             for first, size in where:
@@ -133,7 +148,10 @@ class CudaLink(HostLink):
     def _on_device(self, index: Tensor) -> Tensor:
         """Row ids on the device, on this link's stream."""
         if index.device.type == "cpu":
-            return index.pin_memory().to(self.device, non_blocking=True)
+            pinned = index.pin_memory()
+            with torch.cuda.stream(self.stream):
+                return pinned.to(self.device, non_blocking=True)
+        index = index.contiguous()
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
         index.record_stream(self.stream)
         return index
@@ -173,7 +191,7 @@ class CudaLink(HostLink):
             self.store.write(where[begin:end], buffer)
 
     def _read_stored(self, index: Tensor, out: Tensor) -> None:
-        if isinstance(self.store, TableStore) and self.store.direct:
+        if self._native:
             self._table(encoded=False).pull(index, out).run()
         else:
             self.store.read(index, out)

@@ -11,6 +11,7 @@ import struct
 import tempfile
 import weakref
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import torch
@@ -71,6 +72,9 @@ class DiskStore(TableStore):
             raise
         super().__init__(table)
         self._finalizer = weakref.finalize(self, _release, os.getpid(), self._file, directory)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a history on disk can't be pickled: its file would have two owners")
 
     def flush(self) -> None:
         """Writes to the disk what is only in memory so far."""

@@ -60,9 +60,7 @@ class TransferEngine:
         self._finalizer()
 
     def __deepcopy__(self, memo: dict[int, object]) -> TransferEngine:
-        twin = TransferEngine(self.io, self.pool_size)
-        twin._lanes = itertools.count(next(self._lanes))  # The copies keep their lanes' numbers.
-        return twin
+        return TransferEngine(self.io, self.pool_size)
 
     def __reduce__(self) -> tuple[type[TransferEngine], tuple[str, int | None]]:
         return TransferEngine, (self.io, self.pool_size)

@@ -73,9 +73,11 @@ class History(torch.nn.Module):
         self._link = self._make_link()
         # The push that wrote each row, counted from 1; 0 for rows never written.
         self._ages = None
-        self._written_at = torch.zeros(num_embeddings, dtype=torch.int32)
+        self._written_at = torch.zeros(num_embeddings, dtype=torch.int32, device="cpu")
         if isinstance(self.store, DiskStore) and path is not None:
             self._ages = DiskStore(num_embeddings, 1, torch.int32, f"{path}.age", "age")
+            if not self.store.resumed:  # Ages of rows that are gone.
+                self._ages.table.zero_()
             self._written_at = self._ages.table.view(-1)
         self._num_pushes = int(self._written_at.max()) if num_embeddings else 0
         self._num_unwritten = int((self._written_at == 0).sum())
@@ -106,15 +108,18 @@ class History(torch.nn.Module):
         self._check_open()
         self._link.wait()
         if isinstance(self.store, TableStore) and self.codec.dtype == self.codec.value_dtype:
+            self._link.catch_up()
             return self.store.table
-        every = torch.arange(self.num_embeddings)
+        every = torch.arange(self.num_embeddings, device="cpu")
         return self._link.pull(every, 0, self.codec.value_dtype).wait()
 
     def reset_parameters(self) -> None:
         """Forgets everything that was pushed."""
+        self._check_open()
         self._link.wait()
         if isinstance(self.store, TableStore):
             self.store.table.zero_()
+            self._link.catch_up()
         else:
             zeros = torch.zeros(self.num_embeddings, self.embedding_dim)
             self._link.push(zeros, [(0, self.num_embeddings)])
@@ -133,11 +138,13 @@ class History(torch.nn.Module):
         if self._closed:
             return
         self._closed = True
-        self._link.wait()
-        self.store.close()
-        if self._ages is not None:
-            self._written_at = self._written_at.clone()
-            self._ages.close()
+        try:
+            self._link.wait()
+        finally:
+            self.store.close()
+            if self._ages is not None:
+                self._written_at = self._written_at.clone()
+                self._ages.close()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -171,8 +178,8 @@ class History(torch.nn.Module):
 
         Args:
             x: The rows, of shape ``[n, embedding_dim]``, of any floating-point type and device.
-            n_id: The node of each row, of shape ``[n]``, int64; of rows of the same node the last
-                one stays. (default: every node, in order)
+            n_id: The node of each row, of shape ``[n]``, int64, each node once. (default: every
+                node, in order)
             offset: First row of each contiguous range; used instead of ``n_id`` when given,
                 because ranges are copied faster.
             count: Number of rows of each range, with ``offset``.
@@ -199,6 +206,7 @@ class History(torch.nn.Module):
             if n_id.size(0) != x.size(0):
                 raise ValueError(f"'x' has {x.size(0)} rows, but 'n_id' names {n_id.size(0)}")
             where = n_id.cpu().contiguous()
+            _native.check_range("n_id", where, self.num_embeddings)
         elif x.size(0) != self.num_embeddings:
             raise ValueError(
                 f"'x' has {x.size(0)} rows, but the history has {self.num_embeddings}: pass "
@@ -242,6 +250,8 @@ class History(torch.nn.Module):
                     f"'offset' and 'count' hold the range {begin} to {begin + rows}, which is "
                     f"outside [0, {self.num_embeddings})"
                 )
+        if n_id is not None and n_id.numel() != x.size(0):
+            raise ValueError(f"'x' has {x.size(0)} rows, but 'n_id' names {n_id.numel()}")
         if n_id is not None and n_id.device.type == "cpu":
             nodes = n_id.numpy()  # Whose elements are read faster, one at a time.
             begin = 0
@@ -271,7 +281,7 @@ class History(torch.nn.Module):
             IndexError: If a row doesn't exist.
         """
         if n_id is None:
-            n_id = torch.arange(self.num_embeddings)
+            n_id = torch.arange(self.num_embeddings, device="cpu")
         out = self._start(n_id, 0, self.codec.value_dtype).wait()
         return out.to(self.codec.value_dtype)
 
@@ -293,6 +303,8 @@ class History(torch.nn.Module):
         _native.check_index("n_id", n_id)
         if self._device.type == "cpu":
             n_id = n_id.cpu()
+        elif n_id.device.type == "cpu":  # Ids on a device are checked by the loader alone.
+            _native.check_range("n_id", n_id, self.num_embeddings)
         self._warn_unwritten(n_id)
         pull = self._link.pull(n_id, space, dtype, ahead)
         if self.engine.io != "none":
@@ -320,7 +332,7 @@ class History(torch.nn.Module):
     # Being a module -------------------------------------------------------------------------------
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> History:
-        device = fn(torch.empty(0)).device
+        device = fn(torch.empty(0, device=self._device)).device
         if device != self._device:
             self._link.wait()
             self._device = device

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 import torch
@@ -16,6 +17,7 @@ from gas.history.store import Store, TableStore
 
 # Rows of a table: by index, or ranges (first, count) that are filled in turn.
 Where = Tensor | Sequence[tuple[int, int]]
+PUSHES_UNDER_WAY = 2  # Of one history.
 
 
 class Pull:
@@ -25,9 +27,12 @@ class Pull:
         self._engine = engine
         self._ticket = ticket
         self._out = out
+        self._cancelled = False
 
     def wait(self) -> Tensor:
         """The rows, behind the space that was asked for."""
+        if self._cancelled:
+            raise RuntimeError("this pull was taken back: start another one")
         if self._ticket is not None:
             try:
                 self._engine.jobs.wait(self._ticket)
@@ -40,6 +45,7 @@ class Pull:
     def cancel(self) -> None:
         """Takes the pull back; the history and its engine stay usable."""
         if self._ticket is not None:
+            self._cancelled = True
             self._engine.jobs.cancel([self._ticket])
             self._ticket = None
 
@@ -60,6 +66,7 @@ class HostLink:
         self.width = width
         self.engine = engine
         self.lane = engine.new_lane()
+        self._pushes: deque[int] = deque()  # Tickets of those under way.
 
     def wait(self) -> None:
         """Waits for everything that was submitted."""
@@ -81,7 +88,7 @@ class HostLink:
         if self.engine.io == "none":
             return Pull(self.engine, None, out)
         rows = out[space:]
-        index = index.contiguous()
+        index = index.clone() if ahead else index.contiguous()  # It may be changed until then.
         if self._native:
             job = self._table(encoded).pull(index, rows)
         else:
@@ -103,6 +110,7 @@ class HostLink:
         later = self.engine.io == "concurrent" and self._beside and not in_memory
         if later:
             x = self.engine.pool.take(x.size(0), self.width, x.dtype).copy_(x)
+            where = where.clone() if isinstance(where, Tensor) else where
         if not self._native:
             job = Job.calling(lambda: self._write(x, where, encoded))
         elif isinstance(where, Tensor):
@@ -111,15 +119,24 @@ class HostLink:
             offset, count = [first for first, _ in where], [size for _, size in where]
             job = self._table(encoded).push_ranges(x, offset, count)
         if later:
-            self.engine.jobs.submit(self.lane, job, By.WORKERS, detached=True)
+            self._submit_push(job)
         else:
             self.engine.jobs.run(self.lane, job)
+
+    def _submit_push(self, job: Job) -> None:
+        """Queues a push, once there are few enough: each holds the rows of a batch."""
+        while len(self._pushes) >= PUSHES_UNDER_WAY:
+            self.engine.jobs.wait(self._pushes.popleft())
+        self._pushes.append(self.engine.jobs.submit(self.lane, job, By.WORKERS, detached=True))
+
+    def catch_up(self) -> None:
+        """Says that the caller has changed the table, or may have."""
 
     @property
     def _native(self) -> bool:
         """Whether rows may be moved without the store's own functions."""
         store = self.store
-        return isinstance(store, TableStore) and store.direct and store.tier != "device"
+        return isinstance(store, TableStore) and store.direct and store.table.device.type == "cpu"
 
     @property
     def _beside(self) -> bool:
@@ -139,7 +156,8 @@ class HostLink:
         return Table(table, self.codec.name, self.width) if encoded else Table(table)
 
     def _read(self, index: Tensor, out: Tensor, encoded: bool) -> None:
-        rows = torch.empty(index.numel(), self.store.columns, dtype=self.store.dtype)
+        shape = (index.numel(), self.store.columns)
+        rows = torch.empty(shape, dtype=self.store.dtype, device="cpu")
         self.store.read(index, rows)
         out.copy_(_transfer.decode_torch(self.codec.name, rows, self.width) if encoded else rows)
 

@@ -29,7 +29,7 @@ def free_memory(device: torch.device | None = None) -> int:
         if all(file.exists() for file in files):
             most, now = (file.read_text().strip() for file in files)
             if most != "max":
-                free.append(int(most) - int(now))
+                free.append(int(most) - int(now) + _reclaimable(files[0].parent))
     most_address_space = resource.getrlimit(resource.RLIMIT_AS)[0]
     if most_address_space != resource.RLIM_INFINITY:
         free.append(most_address_space - (_kilobytes("/proc/self/status", "VmSize") or 0))
@@ -44,6 +44,14 @@ def _kilobytes(file: str, field: str) -> int | None:
         if line.startswith(field + ":"):
             return int(line.split()[1]) * 1024
     return None
+
+
+def _reclaimable(group: Path) -> int:
+    """Bytes of a control group that hold files, which the system gives up when asked for more."""
+    file = group / "memory.stat"
+    lines = file.read_text().splitlines() if file.exists() else []
+    stat = dict(line.split() for line in lines)
+    return int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))
 
 
 def free_disk(path: Path) -> int:

@@ -64,6 +64,8 @@ class TableStore(Store):
     """
 
     def __init__(self, table: Tensor) -> None:
+        if not table.is_contiguous():
+            raise ValueError("'table' is not contiguous: rows are moved as pieces of memory")
         super().__init__(table.size(0), table.size(1), table.dtype)
         self.table = table
 
@@ -111,7 +113,7 @@ class MemoryStore(TableStore):
             self.tier = "pinned" if pin else "host"
         num_bytes = num_rows * columns * dtype.itemsize
         check_fits(num_bytes, device)
-        if self.tier == "host":
+        if self.tier == "host" and num_bytes > 0:
             table = torch.from_numpy(zeros(num_bytes)).view(dtype).view(num_rows, columns)
         else:
             table = torch.zeros(num_rows, columns, dtype=dtype, device=device, pin_memory=pin)

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from user_models import SAGE
 
 import gas
+from gas._transfer import Job
 from gas.history import MemoryStore
 from gas.history.batch import BatchPulls
 
@@ -105,12 +106,15 @@ def test_io_is_a_switch(graph):
 
 
 def test_serial_starts_no_thread(graph):
-    before = threading.active_count(), len(os.listdir("/proc/self/task"))
-    model = make_model(graph, io="serial")
-    train(model, gas.SubgraphLoader(*graph, batch_size=3, log=False), 1)
-    assert threading.active_count() == before[0]
-    tasks = len(os.listdir("/proc/self/task"))
-    assert tasks <= before[1] + torch.get_num_threads()  # OpenMP's, if this is its first use.
+    loader = gas.SubgraphLoader(*graph, batch_size=3, log=False)
+    tasks = []
+    for _ in range(2):  # The first time starts OpenMP's.
+        model = make_model(graph, io="serial")
+        train(model, loader, 1)
+        tasks.append(len(os.listdir("/proc/self/task")))
+    assert tasks[1] == tasks[0]
+    train(make_model(graph, store=Slow), loader, 1)
+    assert len(os.listdir("/proc/self/task")) > tasks[0]
 
 
 def test_an_epoch_takes_the_longer_of_computation_and_transfer():
@@ -329,6 +333,78 @@ def test_a_copy_of_a_model_is_independent(graph):
         assert train(twin, loader, 1) == expected
         twin.close()
         train(model, loader, 1)
+
+
+def test_a_dropped_model_ends_its_workers(graph):
+    gone = []
+
+    class Watched(Slow):
+        def __del__(self):
+            gone.append(1)
+
+    loader = gas.SubgraphLoader(*graph, batch_size=3, log=False)
+    model = make_model(graph, store=Watched)
+    train(model, loader, 1)
+    tasks = len(os.listdir("/proc/self/task"))
+    del model
+    gc.collect()
+    assert len(gone) == 2
+    deadline = time.perf_counter() + 5  # The system lists a thread for a moment after its end.
+    while len(os.listdir("/proc/self/task")) >= tasks and time.perf_counter() < deadline:
+        time.sleep(0.01)
+    assert len(os.listdir("/proc/self/task")) < tasks
+
+
+def test_closing_after_a_failed_push_closes_everything(graph):
+    class Failing(Slow):
+        closed = 0
+
+        def write(self, index, rows):
+            raise OSError(28, "the disk is full")
+
+        def close(self):
+            Failing.closed += 1
+
+    model = gas.ScalableGNN(200, 4, 3, store=Failing)
+    for history in model.histories:
+        history._link._submit_push(Job.calling(lambda h=history: h.store.write(None, None)))
+    with pytest.raises(OSError, match="the disk is full"):
+        model.close()
+    assert Failing.closed == 2
+
+
+def test_inference_mode(graph):
+    loader = gas.SubgraphLoader(*graph, batch_size=3, log=False)
+    for store in ("host", "disk", Slow):
+        model = make_model(graph, store=store).eval()
+        with torch.inference_mode():
+            outs = [model(batch.x, batch.adj_t, *args) for batch, *args in loader]
+        twin = make_model(graph, store=store).eval()
+        with torch.no_grad():
+            expected = [twin(batch.x, batch.adj_t, *args) for batch, *args in loader]
+        assert all(torch.equal(a, b) for a, b in zip(outs, expected, strict=True))
+
+
+def test_a_pull_that_was_taken_back(graph):
+    model = make_model(graph, store=Slow)
+    pull = model.histories[0].start_pull(torch.arange(5))
+    pull.cancel()
+    with pytest.raises(RuntimeError, match="was taken back"):
+        pull.wait()
+
+
+def test_ids_may_change_after_the_call(graph):
+    model = make_model(graph, store=Slow)
+    history = model.histories[0]
+    expected = history.pull(torch.arange(5))
+    n_id = torch.arange(5)
+    pull = history.start_pull(n_id)
+    n_id.fill_(100)
+    assert torch.equal(pull.wait(), expected)
+    n_id = torch.arange(5)
+    history.push(expected + 1, n_id)
+    n_id.fill_(100)
+    assert torch.equal(history.pull(torch.arange(5)), expected + 1)
 
 
 def test_buffers_are_bounded(graph):

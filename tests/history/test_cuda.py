@@ -68,7 +68,8 @@ def test_int8_equals_that_of_the_cpu(width):
     x[3, 0], x[4] = torch.nan, 0
     rows = _cuda.encode("int8", x.cuda())
     expected = _transfer.encode_torch("int8", x)
-    assert torch.equal(rows.cpu()[4:], expected[4:])
+    others = torch.arange(50) != 3  # A NaN has many forms.
+    assert torch.equal(rows.cpu()[others], expected[others])
     out = torch.empty(50, width, device="cuda")
     _cuda.decode("int8", rows, out)
     torch.testing.assert_close(

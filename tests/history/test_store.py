@@ -3,6 +3,7 @@
 import copy
 import gc
 import os
+import pickle
 import resource
 import subprocess
 import sys
@@ -211,6 +212,22 @@ def test_a_file_is_resumed(tmp_path):
         again.close()
 
 
+def test_ages_of_rows_that_are_gone_are_forgotten(tmp_path):
+    history = gas.History(20, 5, store="disk", path=tmp_path / "history")
+    history.push(torch.ones(20, 5))
+    history.close()
+    (tmp_path / "history").unlink()
+    history = gas.History(20, 5, dtype="int8", store="disk", path=tmp_path / "history")
+    assert not history.written.any()
+    with pytest.warns(UserWarning, match="20 of 20 rows are zeros"):
+        history.pull()
+
+
+def test_tables_are_contiguous():
+    with pytest.raises(ValueError, match="'table' is not contiguous"):
+        TableStore(torch.zeros(4, 6)[:, :3])
+
+
 def test_a_model_is_resumed(tmp_path):
     for resumed in (False, True):
         model = gas.ScalableGNN(6, [4, 2], 3, store="disk", path=tmp_path)
@@ -255,6 +272,21 @@ def test_wrong_files_are_refused(tmp_path):
         gas.History(20, 5, store="disk", path=path)
     path.write_bytes(content)
     gas.History(20, 5, store="disk", path=path).close()
+
+
+def test_models_can_be_pickled_but_not_their_files():
+    for store in ("host", "disk"):
+        model = gas.ScalableGNN(6, 4, 2, store=store)
+        model.histories[0].push(torch.ones(6, 4))
+        if store == "disk":
+            with pytest.raises(TypeError, match="a history on disk can't be pickled"):
+                pickle.dumps(model)
+            continue
+        twin = pickle.loads(pickle.dumps(model))
+        twin.histories[0].push(torch.zeros(6, 4))
+        assert (model.histories[0].emb == 1).all()
+        assert (twin.histories[0].pull() == 0).all()
+        assert twin.histories[0].engine is twin._engine
 
 
 def test_a_file_has_one_user(tmp_path):
