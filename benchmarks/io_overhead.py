@@ -9,7 +9,9 @@ to intra-connectivity is the number of halo nodes over that of in-batch nodes. I
 The overhead is the time of an epoch over that with ``io="none"``, which moves nothing. ``serial``
 moves rows when the model asks for them, ``concurrent`` starts when the model is called, and
 ``prefetch`` one batch earlier. ``disk`` is a file whose pages are in memory; for ``cold disk`` the
-system is told to forget them before every epoch. All four modes of a row are measured in turn.
+system is told to forget them before every epoch. All four modes of a row are measured in turn; an
+overhead is the median over rounds of the ratio within a round. Widths are compared with float32,
+codecs at one width and the largest halo.
 """
 
 from __future__ import annotations
@@ -115,19 +117,31 @@ def run_epoch(model: GIN, batches: list[SubData], mode: str) -> None:
 
 
 def measure(
-    model: GIN, batches: list[SubData], repeats: int, prepare: Callable[[], None] | None
-) -> dict[str, float]:
-    """The median seconds of an epoch in every mode, in turn."""
+    model: GIN, batches: list[SubData], seconds: float, prepare: Callable[[], None] | None
+) -> dict[str, object]:
+    """The seconds of an epoch in every mode, in turn for some time, and overheads over "none"."""
     times: dict[str, list[float]] = {mode: [] for mode in MODES}
-    for number in range(repeats + 1):
+    end = None
+    while end is None or time.perf_counter() < end or len(times["none"]) < 5:
         for mode in MODES:
             if prepare is not None and mode != "none":
                 prepare()
             start = time.perf_counter()
             run_epoch(model, batches, mode)
-            if number > 0:
+            if end is not None:
                 times[mode].append(time.perf_counter() - start)
-    return {mode: statistics.median(values) for mode, values in times.items()}
+        if end is None:  # The first round warms up.
+            end = time.perf_counter() + seconds
+    return {
+        "rounds": len(times["none"]),
+        "seconds": {mode: statistics.median(values) for mode, values in times.items()},
+        "overhead": {
+            mode: statistics.median(
+                a / b - 1 for a, b in zip(times[mode], times["none"], strict=True)
+            )
+            for mode in MODES[1:]
+        },
+    }
 
 
 def plot(cases: list[dict[str, object]]) -> None:
@@ -145,13 +159,13 @@ def plot(cases: list[dict[str, object]]) -> None:
     stores = list(dict.fromkeys(case["store"] for case in chosen))
     figure, axes = plt.subplots(
         len(stores), len(columns), figsize=(3.2 * len(columns), 2.6 * len(stores)), squeeze=False,
-        sharex=True, layout="constrained",
+        sharex=True, sharey="row", layout="constrained",
     )  # fmt: skip
     for (row, store), (column, width) in itertools.product(enumerate(stores), enumerate(columns)):
         axis = axes[row][column]
         lines = [case for case in chosen if key(case) == (store, width)]
         for mode, style in zip(MODES[1:], ("o-", "s-", "^-"), strict=True):
-            overhead = [100 * (c["seconds"][mode] / c["seconds"]["none"] - 1) for c in lines]
+            overhead = [100 * c["overhead"][mode] for c in lines]
             axis.plot([c["ratio"] for c in lines], overhead, style, label=mode, markersize=4)
         axis.axhline(0, color="grey", linewidth=0.5)
         axis.set_title(f"{store}, width {width}", fontsize=10)
@@ -165,7 +179,7 @@ def plot(cases: list[dict[str, object]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=6, help="for each row")
     parser.add_argument("--degree", type=int, default=5, help="the paper's is 60")
     parser.add_argument("--widths", type=int, nargs="*", default=[16, 64, 256])
     parser.add_argument("--ratios", type=float, nargs="*", default=[0, 1, 2, 3])
@@ -176,11 +190,10 @@ def main() -> None:
 
     # Codecs are compared at one width, widths with one codec.
     middle = args.widths[len(args.widths) // 2]
-    settings = [(w, "float32") for w in args.widths]
-    settings += [(middle, codec) for codec in args.codecs if codec != "float32"]
+    settings = [(w, "float32", ratio) for w in args.widths for ratio in args.ratios]
+    settings += [(middle, codec, args.ratios[-1]) for codec in args.codecs if codec != "float32"]
     cases: list[dict[str, object]] = []
-    plan = list(itertools.product(args.stores, settings, args.ratios))
-    for store, (width, codec), ratio in tqdm(plan):
+    for store, (width, codec, ratio) in tqdm(list(itertools.product(args.stores, settings))):
         torch.manual_seed(0)
         model = GIN(width, store=store.removeprefix("cold "), dtype=codec)
         for history in model.histories:
@@ -188,7 +201,7 @@ def main() -> None:
         model = model.to(device)
         batches = [batch.to(device) for batch in make_batches(width, ratio, args.degree)]
         prepare = (lambda model=model: make_cold(model)) if store == "cold disk" else None
-        seconds = measure(model, batches, args.repeats, prepare)
+        measured = measure(model, batches, args.seconds, prepare)
         row_bytes = model.histories[0].codec.row_bytes(width)
         model.close()
         cases.append(
@@ -198,13 +211,12 @@ def main() -> None:
                 "width": width,
                 "ratio": ratio,
                 "row_bytes": row_bytes,
-                "seconds": seconds,
+                **measured,
             }
         )
     rows = []
     for case in cases:
-        seconds = case["seconds"]
-        overheads = [f"{100 * (seconds[mode] / seconds['none'] - 1):+.0f} %" for mode in MODES[1:]]
+        overheads = [f"{100 * case['overhead'][mode]:+.0f} %" for mode in MODES[1:]]
         moved = (NUM_LAYERS - 1) * BATCH_NODES * (1 + case["ratio"]) * case["row_bytes"] / 2**20
         rows.append(
             [
@@ -213,7 +225,7 @@ def main() -> None:
                 case["width"],
                 f"{case['ratio']:g}",
                 f"{moved:.1f} MiB",
-                f"{1000 * seconds['none'] / NUM_BATCHES:.1f} ms",
+                f"{1000 * case['seconds']['none'] / NUM_BATCHES:.1f} ms",
                 *overheads,
             ]
         )

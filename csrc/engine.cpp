@@ -36,7 +36,7 @@ struct Task {
 }  // namespace
 
 // Everything is guarded by one mutex, which is never held while a job runs.
-struct Engine::State {
+struct Engine::State : std::enable_shared_from_this<Engine::State> {
   std::mutex mutex;
   std::condition_variable work, progress;
   std::list<Task> tasks;                                  // Unfinished, in order of submission.
@@ -156,7 +156,7 @@ struct Engine::State {
     workers.reserve(threads);
     for (int i = 0; i < threads; ++i) {
       try {
-        workers.emplace_back([this] { run_worker(); });
+        workers.emplace_back([self = shared_from_this()] { self->run_worker(); });
       } catch (const std::system_error&) {
         if (workers.empty()) throw;
         break;  // The system has no thread left: those that started do the work.
@@ -165,18 +165,20 @@ struct Engine::State {
   }
 };
 
-Engine::Engine(int threads, int64_t capacity) : state_(new State) {
+Engine::Engine(int threads, int64_t capacity) : state_(std::make_shared<State>()) {
   state_->threads = std::max(0, threads);
   state_->capacity = std::max<int64_t>(1, capacity);
 }
 
 Engine::~Engine() {
-  if (getpid() != state_->process) return;  // The threads are the parent's; so is the lock.
+  if (getpid() != state_->process) {  // The threads are the parent's; so is the lock.
+    new std::shared_ptr<State>(state_);
+    return;
+  }
   try {
     close();
   } catch (...) {  // Nobody is left to hear of it.
   }
-  delete state_;
 }
 
 Engine::State& Engine::state() {
@@ -292,13 +294,11 @@ void Engine::close() {
     s.work.notify_all();
     s.progress.notify_all();
   }
-  for (std::thread& worker : workers) {
-    if (worker.get_id() == std::this_thread::get_id()) {
-      worker.detach();  // A job's last object closes its engine.
-    } else {
-      worker.join();
-    }
-  }
+  // A job may hold the last reference to what closes its engine: nobody can wait for it there.
+  const bool inside = std::any_of(workers.begin(), workers.end(), [](const std::thread& worker) {
+    return worker.get_id() == std::this_thread::get_id();
+  });
+  for (std::thread& worker : workers) inside ? worker.detach() : worker.join();
   std::unordered_map<Ticket, std::exception_ptr> failed;
   State::Lock lock(s.mutex);
   failed.swap(s.failed);

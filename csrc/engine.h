@@ -66,7 +66,7 @@ class Engine {
  private:
   struct State;
   State& state();
-  State* state_;
+  std::shared_ptr<State> state_;  // The workers have it, too: one of them may be the last.
 };
 
 }  // namespace gas

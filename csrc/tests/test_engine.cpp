@@ -163,6 +163,13 @@ void test_close() {
   CHECK_THROWS(failing.close(), std::runtime_error);
 }
 
+void test_a_job_may_destroy_its_engine() {
+  std::atomic<bool> gone{false};
+  auto* engine = new Engine(2, 10);
+  engine->submit(0, call([&] { delete engine; gone = true; }), By::kWorkers, true);
+  while (!gone) sleep_ms(1);
+}
+
 void test_no_workers() {
   Engine engine(0, 10);
   int ran = 0;
@@ -245,6 +252,7 @@ int main() {
   test_cancel();
   test_the_queue_is_bounded();
   test_close();
+  test_a_job_may_destroy_its_engine();
   test_no_workers();
   test_no_torn_rows();
 #ifndef GAS_SANITIZE
