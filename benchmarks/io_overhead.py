@@ -177,6 +177,32 @@ def plot(cases: list[dict[str, object]]) -> None:
     figure.savefig(RESULTS / "io_overhead.png", dpi=130)
 
 
+def table_of(cases: list[dict[str, object]], device: str) -> str:
+    """The table; tiers that need a GPU are listed as not measured where there is none."""
+    rows = []
+    for case in cases:
+        overheads = [f"{100 * case['overhead'][mode]:+.0f} %" for mode in MODES[1:]]
+        moved = (NUM_LAYERS - 1) * BATCH_NODES * (1 + case["ratio"]) * case["row_bytes"] / 2**20
+        rows.append(
+            [
+                case["store"],
+                case["codec"],
+                case["width"],
+                f"{case['ratio']:g}",
+                f"{moved:.1f} MiB",
+                f"{1000 * case['seconds']['none'] / NUM_BATCHES:.1f} ms",
+                *overheads,
+            ]
+        )
+    header = [
+        "store", "codec", "width", "inter / intra", "moved per batch", "batch, io=none",
+        "serial", "concurrent", "prefetch",
+    ]  # fmt: skip
+    if device == "cpu":
+        rows += [[store, *["not measured"] * (len(header) - 1)] for store in ("device", "pinned")]
+    return markdown(header, rows)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--seconds", type=float, default=6, help="for each row")
@@ -214,27 +240,8 @@ def main() -> None:
                 **measured,
             }
         )
-    rows = []
-    for case in cases:
-        overheads = [f"{100 * case['overhead'][mode]:+.0f} %" for mode in MODES[1:]]
-        moved = (NUM_LAYERS - 1) * BATCH_NODES * (1 + case["ratio"]) * case["row_bytes"] / 2**20
-        rows.append(
-            [
-                case["store"],
-                case["codec"],
-                case["width"],
-                f"{case['ratio']:g}",
-                f"{moved:.1f} MiB",
-                f"{1000 * case['seconds']['none'] / NUM_BATCHES:.1f} ms",
-                *overheads,
-            ]
-        )
-    header = [
-        "store", "codec", "width", "inter / intra", "moved per batch", "batch, io=none",
-        "serial", "concurrent", "prefetch",
-    ]  # fmt: skip
     content = {"degree": args.degree, "num_layers": NUM_LAYERS, "device": device, "cases": cases}
-    save("io_overhead", content, markdown(header, rows))
+    save("io_overhead", content, table_of(cases, device))
     if has("matplotlib"):
         plot(cases)
 

@@ -132,7 +132,7 @@ def measure(
     return {
         "peak_bytes": statistics.median(values),
         "peak_bytes_values": values,
-        "history_bytes": sum(history.emb.nbytes for history in histories),
+        "history_bytes": sum(history.store.nbytes for history in histories),
         "graph_bytes": sum(value.nbytes for _, value in graph.data),
         **count(contender),
     }
