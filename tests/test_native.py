@@ -73,39 +73,14 @@ def test_rows_out_of_range_change_nothing(bad):
     with pytest.raises(IndexError, match=f"index {bad} at position 1"):
         _native.gather_rows(table, index, out)
     assert (out == 7).all()
-    with pytest.raises(IndexError, match=f"index {bad} at position 1"):
-        _native.scatter_rows(table, index, torch.ones(3, 4))
-    assert (table == 0).all()
     with pytest.raises(IndexError, match=f"holds {bad}"):
         _native._gather_rows_torch(table, index, out)
-    with pytest.raises(IndexError, match=f"holds {bad}"):
-        _native._scatter_rows_torch(table, index, torch.ones(3, 4))
 
 
 @pytest.mark.parametrize("index", [torch.zeros(2), torch.zeros(2, 2, dtype=torch.long), [0, 1]])
 def test_rows_need_a_vector_of_ids(index):
     with pytest.raises(ValueError, match="'index' is .* expected a one-dimensional int64"):
         _native.gather_rows(torch.zeros(5, 4), index)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("width", [0, 1, 3, 16])
-def test_scatter_rows(dtype, width, threads):
-    for n in (0, 1, 20_000):
-        table = table_of((20_000, width), dtype)
-        expected = table.clone()
-        index = torch.randperm(20_000)[:n]
-        rows = table_of((n, width), dtype)
-        _native._scatter_rows_torch(expected, index, rows)
-        _native.scatter_rows(table, index, rows)
-        assert torch.equal(table, expected)
-
-
-def test_scatter_rows_checks_shapes():
-    with pytest.raises(ValueError, match="'rows' is"):
-        _native.scatter_rows(torch.zeros(5, 4), torch.tensor([1]), torch.zeros(1, 3))
-    with pytest.raises(ValueError, match="'table' is not contiguous"):
-        _native.scatter_rows(torch.zeros(4, 5).t(), torch.tensor([1]), torch.zeros(1, 4))
 
 
 @pytest.mark.parametrize(
