@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from user_models import SAGE
 
 import gas
+from gas._engine import By, Engine
 from gas._transfer import Job
 from gas.history import MemoryStore
 from gas.history.batch import BatchPulls
@@ -106,16 +107,28 @@ def test_io_is_a_switch(graph):
         gas.ScalableGNN(10, 8, 2, prefetch=2)
 
 
-def test_serial_starts_no_thread(graph):
+def test_serial_leaves_workers_alone(graph, monkeypatch):
+    """Workers are started by the first job that they may run."""
+    asked: set[By] = set()
+    submit = Engine.submit
+
+    def watch(self, lane, job, by=By.ANYONE, detached=False):
+        asked.add(by)
+        return submit(self, lane, job, by, detached)
+
+    monkeypatch.setattr(Engine, "submit", watch)
     loader = gas.SubgraphLoader(*graph, batch_size=3, log=False)
-    tasks = []
-    for _ in range(2):  # The first time starts OpenMP's.
-        model = make_model(graph, io="serial")
+    for io, store, expected in (
+        ("serial", "host", {By.WAITERS}),
+        ("serial", Slow, {By.WAITERS}),
+        ("concurrent", "host", {By.WAITERS, By.ANYONE}),
+        ("concurrent", Slow, {By.WORKERS}),
+    ):
+        asked.clear()
+        model = make_model(graph, io=io, store=store)
         train(model, loader, 1)
-        tasks.append(len(os.listdir("/proc/self/task")))
-    assert tasks[1] == tasks[0]
-    train(make_model(graph, store=Slow), loader, 1)
-    assert len(os.listdir("/proc/self/task")) > tasks[0]
+        assert asked == expected
+        model.close()
 
 
 def test_an_epoch_takes_the_longer_of_computation_and_transfer():
@@ -368,9 +381,13 @@ def test_closing_after_a_failed_push_closes_everything(graph):
         def close(self):
             Failing.closed += 1
 
+    go = threading.Event()  # Else the first error would be told when the second push is queued.
     model = gas.ScalableGNN(200, 4, 3, store=Failing)
     for history in model.histories:
-        history._link._submit_push(Job.calling(lambda h=history: h.store.write(None, None)))
+        store = history.store
+        job = Job.calling(lambda store=store: go.wait(20) and store.write(None, None))
+        history._link._submit_push(job)
+    go.set()
     with pytest.raises(OSError, match="the disk is full"):
         model.close()
     assert Failing.closed == 2
