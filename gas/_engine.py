@@ -75,7 +75,11 @@ class Engine:
         """
         engine = self._own()
         self._submitting.append(job)  # An interrupt may come before its ticket is known.
-        ticket = engine.submit(lane, job.work, _who(by), detached)
+        try:
+            ticket = engine.submit(lane, job.work, _who(by), detached)
+        except Exception:  # It wasn't queued.
+            self._submitting.remove(job)
+            raise
         with self._lock:
             self._alive[ticket] = job
             self._submitting.remove(job)

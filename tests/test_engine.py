@@ -87,6 +87,7 @@ def test_errors_of_detached_jobs_reach_the_next_who_waits(make):
         engine.submit(0, call(fail, ValueError("lost")), detached=True)
         with pytest.raises(ValueError, match="lost"):
             later()
+        assert not engine._submitting
         engine.run(0, call(time.sleep, 0))
 
 
