@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from concurrent.futures import ThreadPoolExecutor
+from typing import cast
 
 from gas.history.batch import BatchPulls
 from gas.history.engine import has_idle_cores
@@ -34,7 +35,7 @@ class PrefetchLoader:
         self.model = model
 
     def __len__(self) -> int:
-        return len(self.loader)  # type: ignore[arg-type]
+        return len(cast(Sized, self.loader))
 
     def __iter__(self) -> Iterator[SubData]:
         model = self.model

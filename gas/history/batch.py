@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,14 +65,14 @@ class _Join(torch.autograd.Function):
     """Writes rows in front of others, in place; the others get no gradient."""
 
     @staticmethod
-    def forward(ctx, own: Tensor, rows: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+    def forward(ctx: Any, own: Tensor, rows: Tensor) -> Tensor:
         ctx.size = own.size(0)
         ctx.mark_dirty(rows)
         rows[: own.size(0)] = own
         return rows
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[no-untyped-def]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return grad[: ctx.size], None
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +22,7 @@ from gas._engine import By
 from gas._transfer import Job
 from gas.history.codec import Codec
 from gas.history.engine import TransferEngine
-from gas.history.host import HostLink, Pull, Where
+from gas.history.host import HostLink, Pull, Where, as_index
 from gas.history.store import Store, TableStore
 
 CHUNK_BYTES = 1 << 20  # Of a pinned buffer: large enough for the bus, small enough to overlap.
@@ -141,10 +140,6 @@ class CudaLink(HostLink):
                 target.copy_(rows[begin : begin + size], non_blocking=True)
                 begin += size
 
-    @property
-    def _rows(self) -> Tensor:
-        return self.store.table  # type: ignore[attr-defined]
-
     def _on_device(self, index: Tensor) -> Tensor:
         """Row ids on the device, on this link's stream."""
         if index.device.type == "cpu":
@@ -181,14 +176,13 @@ class CudaLink(HostLink):
             event.record(self.stream)
 
     def _push_staged(self, rows: Tensor, where: Where) -> None:
-        if not isinstance(where, Tensor):
-            where = torch.cat([torch.arange(0), *(torch.arange(f, f + n) for f, n in where)])
+        index = as_index(where)
         for begin, end, buffer, free in self._chunks(rows.size(0)):
             with torch.cuda.stream(self.stream):
                 buffer.copy_(rows[begin:end], non_blocking=True)
                 free.record(self.stream)
             free.synchronize()  # This worker waits, for one copy.
-            self.store.write(where[begin:end], buffer)
+            self.store.write(index[begin:end], buffer)
 
     def _read_stored(self, index: Tensor, out: Tensor) -> None:
         if self._native:
@@ -210,6 +204,3 @@ class CudaLink(HostLink):
             end = min(n, begin + size)
             yield begin, end, buffer[: end - begin], free
             self._buffers.append((buffer, free))
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> CudaLink:
-        raise NotImplementedError  # History makes a link anew.

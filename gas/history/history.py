@@ -345,10 +345,16 @@ class History(torch.nn.Module):
         memo[id(self)] = twin
         memo[id(self.store)] = self.store.clone()
         memo[id(self._ages)] = None
-        state = {name: value for name, value in self.__dict__.items() if name != "_link"}
-        twin.__dict__.update(copy.deepcopy(state, memo))
-        twin._link = twin._make_link()
+        twin.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         return twin
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What is under way, and a stream, belong to this object.
+        return {name: value for name, value in self.__dict__.items() if name != "_link"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._link = self._make_link()
 
     def extra_repr(self) -> str:
         """The sizes and the place of the table."""

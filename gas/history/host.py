@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -18,6 +19,14 @@ from gas.history.store import Store, TableStore
 # Rows of a table: by index, or ranges (first, count) that are filled in turn.
 Where = Tensor | Sequence[tuple[int, int]]
 PUSHES_UNDER_WAY = 2  # Of one history.
+
+
+def as_index(where: Where) -> Tensor:
+    """Ranges as the rows they hold, of shape ``[n]``, int64."""
+    if isinstance(where, Tensor):
+        return where
+    ranges = [torch.arange(first, first + size, device="cpu") for first, size in where]
+    return torch.cat([torch.arange(0, device="cpu"), *ranges])
 
 
 class Pull:
@@ -152,8 +161,12 @@ class HostLink:
         return self.codec.name in _transfer.CODECS and dtype != self.codec.dtype
 
     def _table(self, encoded: bool) -> Table:
-        table = self.store.table  # type: ignore[attr-defined]
-        return Table(table, self.codec.name, self.width) if encoded else Table(table)
+        return Table(self._rows, self.codec.name, self.width) if encoded else Table(self._rows)
+
+    @property
+    def _rows(self) -> Tensor:
+        """The stored rows, where they are a table."""
+        return cast(TableStore, self.store).table
 
     def _read(self, index: Tensor, out: Tensor, encoded: bool) -> None:
         shape = (index.numel(), self.store.columns)
@@ -163,9 +176,4 @@ class HostLink:
 
     def _write(self, x: Tensor, where: Where, encoded: bool) -> None:
         rows = _transfer.encode_torch(self.codec.name, x) if encoded else x
-        if not isinstance(where, Tensor):
-            where = torch.cat(
-                [torch.arange(first, first + size) for first, size in where]
-                or [torch.empty(0, dtype=torch.long)]
-            )
-        self.store.write(where, rows)
+        self.store.write(as_index(where), rows)
