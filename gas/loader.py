@@ -28,6 +28,7 @@ from gas.subgraph import (
 )
 
 CACHE_BYTES = 1 << 30  # What a loader keeps of its batches unless told.
+GRAPH_SIZE = "graph_size"  # An attribute of n_id: of how many nodes the graph is.
 ADJACENCY_KEYS = ("edge_index", "adj_t", "num_nodes")  # What a batch gets anew.
 
 
@@ -164,6 +165,7 @@ class SubgraphLoader(DataLoader):
         count = self.ptr[part + 1] - offset
         nodes = torch.cat([torch.arange(o, o + c) for o, c in zip(offset, count, strict=True)])
         rowptr, col, e_id, n_id, weight = self._relabel(nodes)
+        setattr(n_id, GRAPH_SIZE, self.num_nodes)
 
         data = self.data.__class__()
         rows = {*self._node_keys, *self._edge_keys, *ADJACENCY_KEYS}

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import inspect
-import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -21,24 +22,26 @@ from torch_geometric.data import Data
 
 from gas import _native
 from gas.history import Codec, History, TransferEngine
+from gas.history.bank import Bank
 from gas.history.batch import BatchPulls, join
 from gas.history.engine import check_io
-from gas.history.memory import check_fits
 from gas.history.store import StoreFactory
-from gas.history.tiers import check_tier, default_tier, pick_tier
-from gas.loader import SubData
+from gas.inference import Reached, Sweep, assemble, run_forwards, run_layers, wrong_calls
+from gas.loader import GRAPH_SIZE, SubData
+
+Model = TypeVar("Model", bound="ScalableGNN")
 
 
-class _Reached(BaseException):
-    """Ends a forward pass at the history that layer-wise inference is filling."""
+class _Call:
+    """What one call of a model is doing."""
 
-
-class _Sweep:
-    """One sweep of layer-wise inference: fills the history of one layer."""
-
-    def __init__(self, layer: int) -> None:
-        self.layer = layer
-        self.calls = 0
+    def __init__(self, batch: bool = False, fill: bool = False, sweep: Sweep | None = None) -> None:
+        self.batch = batch
+        self.fill = fill
+        self.sweep = sweep
+        self.pulls: BatchPulls | None = None
+        self.pushed: list[History] = []
+        self.held_back: list[Callable[[], None]] | None = None  # Pushes, until forward has ended.
 
 
 class Staleness(NamedTuple):
@@ -120,12 +123,11 @@ class ScalableGNN(torch.nn.Module):
         prefetch: int = 0,
     ) -> None:
         super().__init__()
-        for name, value in (("num_nodes", num_nodes), ("num_layers", num_layers)):
-            if not _native.is_integer(value) or value < 1:
-                raise ValueError(f"'{name}' is {value!r}, expected an integer of at least 1")
+        _check_count("num_nodes", num_nodes)
+        _check_count("num_layers", num_layers)
         for name, bound in (("pool_size", pool_size), ("buffer_size", buffer_size)):
-            if bound is not None and (not _native.is_integer(bound) or bound < 1):
-                raise ValueError(f"'{name}' is {bound!r}, expected an integer of at least 1")
+            if bound is not None:
+                _check_count(name, bound)
         if isinstance(hidden_channels, Sequence):
             widths = list(hidden_channels)
         else:
@@ -145,42 +147,41 @@ class ScalableGNN(torch.nn.Module):
         self.prefetch = prefetch
         self._engine = TransferEngine(pool_size=pool_size)
         self.io = io
-        self.histories = self._make_histories(widths, device, Codec.of(dtype), store, path)
-        self._fill = False
-        self._in_batch = False
-        self._sweep: _Sweep | None = None
-        self._pulls: BatchPulls | None = None
+        self._bank = Bank(widths, device, Codec.of(dtype), store, path)
+        self.histories = self._make_histories()
+        self._call: _Call | None = None
+        self._is_proven = False  # A batch has gone through forward and filled every history.
         self._ahead: list[tuple[Tensor, BatchPulls]] = []
 
-    def _make_histories(
-        self,
-        widths: list[int],
-        device: torch.device | str | None,
-        codec: Codec,
-        store: str | StoreFactory | None,
-        path: str | Path | None,
-    ) -> Sequence[History]:
-        """Makes all histories, or none where there isn't room for all of them."""
-        check_tier(store, path)
-        num_bytes = self.num_nodes * sum(codec.row_bytes(width) for width in widths)
-        if store == "auto":
-            store, why = pick_tier(num_bytes, path)
-            print(f"Histories: store={store!r}, because {why}", file=sys.stderr)
-        tier = default_tier(device) if store is None else store
-        if tier == "device":
-            check_fits(num_bytes, torch.device("cuda" if device is None else device))
-        elif tier in ("host", "pinned"):
-            check_fits(num_bytes)
-        made: list[History] = []
-        for layer, width in enumerate(widths):
-            file = None if path is None or tier != "disk" else Path(path) / f"history_{layer}"
-            made.append(
-                History(
-                    self.num_nodes, width, device, codec, store=store, path=file,
-                    engine=self._engine,
-                )
-            )  # fmt: skip
-        return cast("Sequence[History]", torch.nn.ModuleList(made))
+    def _make_histories(self) -> Sequence[History]:
+        made = torch.nn.ModuleList(self._bank.make(self.num_nodes, self._engine))
+        return cast("Sequence[History]", made)
+
+    def for_graph(self: Model, num_nodes: int, path: str | Path | None = None) -> Model:
+        """This model on another graph: the same weights, with histories of their own.
+
+        Weights are shared, not copied: training either trains both. Use it to evaluate on a graph
+        that wasn't trained on, or to train on several::
+
+            test_model = model.for_graph(test_data.num_nodes)
+            out = test_model(loader=gas.EvalSubgraphLoader(test_data, test_ptr))
+
+        Args:
+            num_nodes: The number of nodes of the other graph.
+            path: A directory for its histories, with ``store="disk"``. (default: a temporary one)
+
+        Raises:
+            ValueError: If ``num_nodes`` is no number of nodes.
+        """
+        _check_count("num_nodes", num_nodes)
+        twin = self.__class__.__new__(self.__class__)
+        twin.__dict__.update(self.__getstate__())
+        twin._modules = dict(self._modules)
+        twin.num_nodes = num_nodes
+        twin._engine = TransferEngine(self.io, self.pool_size)
+        twin._bank = dataclasses.replace(self._bank, path=path)
+        twin.histories = twin._make_histories()
+        return twin
 
     @property
     def io(self) -> str:
@@ -210,7 +211,7 @@ class ScalableGNN(torch.nn.Module):
                 everything.callback(history.close)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_ahead": [], "_pulls": None}  # Those are this model's.
+        return {**self.__dict__, "_ahead": [], "_call": None}  # Those are this model's.
 
     @property
     def device(self) -> torch.device:
@@ -296,19 +297,30 @@ class ScalableGNN(torch.nn.Module):
                 raise ValueError("'loader' brings its own batches: pass nothing else with it")
             return self._layer_wise(loader)
         self._check_call(x, batch_size, n_id, fill)
-        self._fill, self._in_batch = fill, n_id is not None
+        call = self._call = _Call(batch=n_id is not None, fill=fill)
         try:
             if batch_size is not None and n_id is not None:
-                self._pulls = self._take_ahead(n_id)
-                if self._pulls is None and self.io == "concurrent":
-                    self._pulls = BatchPulls(self.histories, batch_size, n_id, self.pool_size)
+                call.pulls = self._take_ahead(n_id)
+                if call.pulls is None and self.io == "concurrent":
+                    call.pulls = BatchPulls(self.histories, batch_size, n_id, self.pool_size)
+                if not self._is_proven:
+                    call.held_back = []
             out = super().__call__(x, adj_t, batch_size, n_id, offset, count, **kwargs)
+            if call.batch:
+                self._check_pushed(call)
         finally:
-            self._fill = self._in_batch = False
-            if self._pulls is not None:
-                self._pulls.cancel()
-                self._pulls = None
+            self._call = None
+            if call.pulls is not None:
+                call.pulls.cancel()
         return out[:batch_size] if isinstance(out, Tensor) else out
+
+    def _check_pushed(self, call: _Call) -> None:
+        """Refuses a forward pass that didn't fill every history; the first one leaves no trace."""
+        if len(call.pushed) < len(self.histories):
+            raise wrong_calls(len(call.pushed), len(self.histories))
+        for push in call.held_back or ():
+            push()
+        self._is_proven = True
 
     def _check_call(
         self, x: Tensor | None, batch_size: int | None, n_id: Tensor | None, fill: bool
@@ -326,10 +338,13 @@ class ScalableGNN(torch.nn.Module):
                 )
             if fill:
                 raise ValueError("'fill' is for full batches: a mini-batch always writes histories")
-            if n_id.device.type == "cpu" and n_id.numel() and int(n_id.max()) >= self.num_nodes:
+            graph = getattr(n_id, GRAPH_SIZE, self.num_nodes)
+            if n_id.device.type == "cpu" and n_id.numel():
+                graph = max(graph, int(n_id.max()) + 1)
+            if graph != self.num_nodes:
                 raise ValueError(
-                    f"'n_id' holds the node {int(n_id.max())}, but the model was made for "
-                    f"{self.num_nodes} nodes: histories belong to one graph"
+                    f"'n_id' names nodes of a graph of {graph} nodes, but the histories are for "
+                    f"{self.num_nodes}: use model.for_graph(num_nodes), which shares the weights"
                 )
             self._check_halo(batch_size, n_id)
         expected = self.num_nodes if n_id is None else n_id.numel()
@@ -368,34 +383,48 @@ class ScalableGNN(torch.nn.Module):
             The in-batch rows, with gradient, then the halo's rows, without: of shape
             ``[batch_size + halo, width]``. On a full batch, ``x``.
         """
+        call = self._call or _Call(batch=n_id is not None)
         if n_id is None or batch_size is None:
-            if self._in_batch:
+            if call.batch:
                 raise ValueError(
                     "push_and_pull was not told which batch this is: pass on what forward was "
                     "given, self.push_and_pull(history, x, *args)"
                 )
-            if self._fill:
+            if call.fill:
                 history.push(x)
             return x
-        if x.size(0) < batch_size:
-            raise ValueError(
-                f"'x' has {x.size(0)} rows, expected those of the {batch_size} in-batch nodes"
-            )
+        self._check_push(call, history, x, batch_size)
         own = x[:batch_size]
-        sweep = self._sweep
-        if sweep is not None and sweep.calls == len(self.histories):
-            raise self._wrong_calls(f"more than {sweep.calls}")
+        sweep = call.sweep
         if sweep is None or sweep.calls == sweep.layer:
-            history.push(own, n_id[:batch_size], offset, count)
+            ranges = n_id[:batch_size], offset, count
+            if call.held_back is None:
+                history.push(own, *ranges)
+            else:
+                call.held_back.append(partial(history.push, own.detach().clone(), *ranges))
+        call.pushed.append(history)
         if sweep is not None:
             if sweep.calls == sweep.layer:
-                raise _Reached
+                raise Reached
             sweep.calls += 1
-        if self._pulls is None:
+        if call.pulls is None:
             rows = history.start_pull(n_id[batch_size:], batch_size).wait()
         else:
-            rows = self._pulls.rows(history)
+            rows = call.pulls.rows(history)
         return join(own, rows)
+
+    def _check_push(self, call: _Call, history: History, x: Tensor, batch_size: int) -> None:
+        width = history.embedding_dim
+        if x.dim() != 2 or x.size(0) < batch_size or x.size(1) != width:
+            raise ValueError(
+                f"'x' has shape {list(x.shape)}, expected the rows of the {batch_size} in-batch "
+                f"nodes, of the history's width {width}: [{batch_size}, {width}], or more rows"
+            )
+        if any(history is pushed for pushed in call.pushed):
+            raise RuntimeError(
+                "forward called push_and_pull twice with the same history, expected once for each "
+                f"of the model's {len(self.histories)}: every layer needs a history of its own"
+            )
 
     def start_pulls(self, batch: SubData) -> BatchPulls:
         """Starts the pulls of a batch that will be computed after the next one.
@@ -443,6 +472,8 @@ class ScalableGNN(torch.nn.Module):
                 ``[batch_size + halo, width]``.
             adj_t: The batch's adjacency.
             state: Kept per batch between layers; what is put here for every batch takes memory.
+                ``state["batch"]`` is the batch itself, a :class:`gas.SubData`, during the call:
+                features to compute something of again, or ids to pull from an earlier history.
 
         A parameter named ``edge_weight`` or ``edge_attr``, here and in ``forward``, is given the
         batch's tensor of that name.
@@ -458,83 +489,40 @@ class ScalableGNN(torch.nn.Module):
         graph = getattr(loader, "num_nodes", self.num_nodes)
         if graph != self.num_nodes:
             raise ValueError(
-                f"'loader' has a graph of {graph} nodes, but the histories are for {self.num_nodes}"
+                f"'loader' has a graph of {graph} nodes, but the histories are for "
+                f"{self.num_nodes}: use model.for_graph(num_nodes), which shares the weights"
             )
         modes = [(module, module.training) for module in self.modules()]
         self.eval()
         try:
             if type(self).forward_layer is not ScalableGNN.forward_layer:
-                return self._assemble(self._run_layers(loader))
-            return self._assemble(self._run_forwards(loader))
+                outs = run_layers(loader, self.histories, self.device, self._run_layer)
+            else:
+                outs = run_forwards(loader, len(self.histories), self._run_forward)
+            return assemble(outs, self.num_nodes)
         finally:
-            self._sweep = None
-            self._in_batch = False
             for module, mode in modes:
                 module.training = mode
 
-    def _run_layers(self, loader: Iterable[SubData]) -> Iterator[tuple[SubData, Tensor]]:
-        """One pass per layer, each computing that layer alone."""
-        states: dict[tuple[int, ...], dict[str, Any]] = {}  # By batch: the order may change.
-        for layer in range(self.num_layers):
-            for batch in loader:
-                state = states.setdefault(tuple(batch.offset.tolist()), {})
-                data = batch.data.to(self.device)
-                x = data.x
-                if layer > 0:
-                    x = self.histories[layer - 1].pull(batch.n_id).to(x)
-                kwargs = _edge_arguments(self.forward_layer, data)
-                out = self.forward_layer(layer, x, _adjacency(data), state, **kwargs)
-                out = out[: batch.batch_size]
-                if layer < self.num_layers - 1:
-                    n_id = batch.n_id[: batch.batch_size]
-                    self.histories[layer].push(out, n_id, batch.offset, batch.count)
-                else:
-                    yield batch, out
-
-    def _run_forwards(self, loader: Iterable[SubData]) -> Iterator[tuple[SubData, Tensor]]:
-        """One pass per layer, each running ``forward`` from the start up to that layer."""
-        for layer in range(len(self.histories)):
-            for batch in loader:
-                self._sweep = _Sweep(layer)
-                try:
-                    self._forward(batch)
-                except _Reached:
-                    continue
-                raise self._wrong_calls(str(layer))
-        for batch in loader:
-            self._sweep = _Sweep(len(self.histories))
-            out = self._forward(batch)
-            if self._sweep.calls < len(self.histories):
-                raise self._wrong_calls(str(self._sweep.calls))
-            yield batch, out[: batch.batch_size]
-
-    def _wrong_calls(self, calls: str) -> RuntimeError:
-        return RuntimeError(
-            f"{type(self).__name__}.forward called push_and_pull {calls} times, expected once for "
-            f"each of its {len(self.histories)} histories"
-        )
-
-    def _forward(self, batch: SubData) -> Tensor:
-        x, adj_t, kwargs = self.inputs_of(batch.data.to(self.device))
-        self._in_batch = True
-        return super().__call__(x, adj_t, *batch[1:], **kwargs)
-
-    def _assemble(self, outputs: Iterator[tuple[SubData, Tensor]]) -> Tensor:
-        """Puts the outputs of batches into one new tensor on the CPU."""
-        out: Tensor | None = None
-        done = torch.zeros(self.num_nodes, dtype=torch.bool)
-        for batch, rows in outputs:
-            if out is None:
-                out = rows.new_zeros(self.num_nodes, *rows.shape[1:], device="cpu")
-            nodes = batch.n_id[: batch.batch_size].cpu()
-            out[nodes] = rows.cpu()
-            done[nodes] = True
-        if out is None or not bool(done.all()):
-            raise ValueError(
-                f"'loader' yields {int(done.sum())} of the graph's {self.num_nodes} nodes: "
-                "inference needs all of them, as EvalSubgraphLoader(data, ptr) yields"
-            )
+    def _run_layer(self, layer: int, x: Tensor, batch: SubData, state: dict[str, Any]) -> Tensor:
+        state["batch"] = batch
+        kwargs = _edge_arguments(self.forward_layer, batch.data)
+        out = self.forward_layer(layer, x, _adjacency(batch.data), state, **kwargs)
+        del state["batch"]  # It would be kept until the next layer.
         return out
+
+    def _run_forward(self, batch: SubData, sweep: Sweep) -> Tensor:
+        x, adj_t, kwargs = self.inputs_of(batch.data.to(self.device))
+        self._call = _Call(batch=True, sweep=sweep)
+        try:
+            return super().__call__(x, adj_t, *batch[1:], **kwargs)
+        finally:
+            self._call = None
+
+
+def _check_count(name: str, value: object) -> None:
+    if not _native.is_integer(value) or cast(int, value) < 1:
+        raise ValueError(f"'{name}' is {value!r}, expected an integer of at least 1")
 
 
 def _adjacency(data: Data) -> Any:

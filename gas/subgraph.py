@@ -253,6 +253,26 @@ def sparse_tensor(rowptr: Tensor, col: Tensor, value: Tensor | None, size: tuple
     )
 
 
+def num_rows(adj: Any) -> int | None:
+    """The rows of an adjacency matrix; ``None`` for an ``edge_index``, which doesn't say."""
+    if is_sparse_tensor(adj) or (isinstance(adj, Tensor) and is_torch_sparse_tensor(adj)):
+        return int(adj.size(0))
+    return None
+
+
+def entries(adj: Any) -> tuple[Tensor, Tensor]:
+    """The row and the column, destination and source, of every edge, each of shape ``[E]``."""
+    if is_sparse_tensor(adj):
+        row, col, _ = adj.coo()
+        return row, col
+    if isinstance(adj, Tensor) and adj.layout == torch.sparse_csr:
+        return row_ids(adj.crow_indices()), adj.col_indices()
+    if isinstance(adj, Tensor) and is_torch_sparse_tensor(adj):
+        row, col = adj.to_sparse_coo()._indices()
+        return row, col
+    return adj[1], adj[0]
+
+
 def row_ids(rowptr: Tensor) -> Tensor:
     """The row of every entry, of shape ``[E]``."""
     rows = torch.arange(rowptr.numel() - 1, device=rowptr.device)

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch_geometric.transforms as T
 from conftest import random_graph
-from torch_geometric.utils import coalesce
+from torch_geometric.utils import coalesce, degree
 from user_models import BIPARTITE, SQUARE, SharedGCN
 
 import gas
@@ -18,7 +18,25 @@ LAYOUTS = [
     "edge_index",
     pytest.param("sparse_tensor", marks=pytest.mark.requires("torch_sparse")),
 ]
-MODELS = {"GCN": None, **BIPARTITE, **SQUARE}
+ALL = {"batch_norm": True, "residual": True}
+PNA = {"aggregators": ["mean", "max"], "scalers": ["identity", "amplification", "attenuation"]}
+ZOO = {  # Positional arguments after the number of nodes, and keywords.
+    "GCN": ((5, 8, 3, 4), {**ALL, "linear": True}),
+    "GraphSAGE": ((5, [8, 6, 6], 3, 4), ALL),
+    "GIN": ((5, [8, 6, 6], 3, 4), {**ALL, "noise": 0.1}),
+    "GAT": ((5, 4, 2, 3, 2, 4), {"residual": True}),
+    "APPNP": ((5, 8, 3, 4), {"alpha": 0.2}),
+    "GCN2": ((5, 8, 3, 4), ALL),
+    "GCN2 unshared": ((5, 8, 3, 3), {"shared_weights": False}),
+    "PNA": ((5, 8, 3, 3), {**ALL, **PNA}),
+    "PNA_JK": ((5, 8, 3, 3), {**ALL, **PNA}),
+}
+OURS = {f"gas.{name}": name for name in ZOO}
+MODELS = {**OURS, **BIPARTITE, **SQUARE}
+
+
+def zoo_class(name):
+    return getattr(gas.models, OURS[name].split()[0])
 
 
 def make_graph(name, directed, dtype=torch.float32, num_parts=6):
@@ -27,8 +45,12 @@ def make_graph(name, directed, dtype=torch.float32, num_parts=6):
     if name == "SquareGAT":
         # Where PyG adds self-loops to a torch.sparse matrix, it merges duplicate edges.
         data.edge_index = coalesce(data.edge_index)
-    if "GCN" in name:
+    if name in OURS:
+        transform = zoo_class(name).transform
+        data = data if transform is None else transform(data)
+    elif "GCN" in name:
         data = T.GCNNorm()(data)
+    if "edge_weight" in data:
         data.edge_weight = data.edge_weight.to(dtype)
     perm, ptr = gas.metis(data.edge_index, num_parts, num_nodes=data.num_nodes, log=False)
     return gas.permute(data, perm, log=False), ptr
@@ -36,22 +58,22 @@ def make_graph(name, directed, dtype=torch.float32, num_parts=6):
 
 def make_model(name, data, dtype=torch.float32, history=None, **kwargs):
     history = history or dtype
-    if name == "GCN":
-        model = gas.models.GCN(
-            data.num_nodes, 5, 8, 3, num_layers=4, batch_norm=True, residual=True, linear=True,
-            dtype=history, **kwargs,
-        )  # fmt: skip
-        for bn in model.bns:
-            bn.running_mean.uniform_(-1, 1)
-            bn.running_var.uniform_(0.5, 2)
+    if name in OURS:
+        args, options = ZOO[OURS[name]]
+        if "aggregators" in options:
+            options = {**options, "deg": degree(data.edge_index[1], data.num_nodes)}
+        model = zoo_class(name)(data.num_nodes, *args, **options, dtype=history, **kwargs)
+        for bn in model.modules():
+            if isinstance(bn, torch.nn.BatchNorm1d):
+                bn.running_mean.uniform_(-1, 1)
+                bn.running_var.uniform_(0.5, 2)
         return model.to(dtype)
     return MODELS[name](data.num_nodes, 5, 3, dtype=history, **kwargs).to(dtype)
 
 
 def full_batch(model, data, fill=False):
-    if "GCN" in type(model).__name__:
-        return model(data.x, data.edge_index, edge_weight=data.edge_weight, fill=fill)
-    return model(data.x, data.edge_index, fill=fill)
+    weight = {"edge_weight": data.edge_weight} if "edge_weight" in data else {}
+    return model(data.x, data.edge_index, fill=fill, **weight)
 
 
 def run(model, batch, *args):
@@ -74,7 +96,7 @@ def assert_gradients_equal(found, wanted, tolerance):
 
 
 def shapes_of(name):
-    return [True, False] if "GCN" in name else [name not in SQUARE]
+    return [True, False] if name in OURS or "GCN" in name else [name not in SQUARE]
 
 
 CASES = [
@@ -171,23 +193,22 @@ def test_layer_wise_inference_equals_the_full_batch(name, bipartite, layout, dir
     for history, exact in zip(model.histories, hidden, strict=True):
         assert relative_error(history.emb, exact) < 1e-5
     first = out.clone()
-    model.lin.weight.data.mul_(2) if hasattr(model, "lin") else model.lins[1].weight.data.mul_(2)
-    model(loader=loader)
+    for parameter in model.parameters():
+        parameter.data.mul_(2)
+    assert not torch.equal(model(loader=loader), first)
     assert torch.equal(out, first)  # A second inference leaves the first result alone.
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_layer_wise_inference_without_forward_layer(shuffle):
-    data, ptr = make_graph("GCN", directed=True)
-
-    class Generic(gas.models.GCN):
-        forward_layer = gas.ScalableGNN.forward_layer
-
-    model = make_model("GCN", data).eval()
-    generic = Generic(
-        data.num_nodes, 5, 8, 3, num_layers=4, batch_norm=True, residual=True, linear=True
-    )
+@pytest.mark.parametrize("name", OURS)
+def test_layer_wise_inference_without_forward_layer(name, shuffle):
+    data, ptr = make_graph(name, directed=True)
+    model = make_model(name, data).eval()
+    generic = make_model(name, data)
     generic.load_state_dict(model.state_dict())
+    generic.__class__ = type(
+        "Generic", (type(model),), {"forward_layer": gas.ScalableGNN.forward_layer}
+    )
     loader = gas.SubgraphLoader(data, ptr, batch_size=2, shuffle=shuffle, log=False)
     assert torch.allclose(generic(loader=loader), model(loader=loader), atol=1e-6)
     for mine, other in zip(generic.histories, model.histories, strict=True):

@@ -219,7 +219,7 @@ def test_a_batch_of_a_larger_graph_changes_nothing(graph):
     model = SAGE(40, 5, 3)
     model.histories[0].push(torch.ones(40, 8))
     batch, *args = batch_of(graph)
-    with pytest.raises(ValueError, match="but the model was made for 40 nodes"):
+    with pytest.raises(ValueError, match="of a graph of 60 nodes, but the .* are for 40"):
         model(batch.x, batch.adj_t, *args)
     assert (model.histories[0].emb == 1).all()
 
@@ -236,6 +236,93 @@ def test_forgotten_batch_arguments(graph):
         model(batch.x, batch.adj_t, *args)
 
 
+def test_a_batch_of_a_smaller_graph_changes_nothing(graph, model):
+    before = fill(model, graph)
+    other = random_graph(num_nodes=33)
+    batch, *args = next(iter(gas.SubgraphLoader(other, torch.tensor([0, 20, 33]), log=False)))
+    with pytest.raises(ValueError, match="of a graph of 33 nodes, but the histories are for 60"):
+        model(batch.x, batch.adj_t, *args)
+    assert unchanged(model, before)
+
+
+class Faulty(gas.ScalableGNN):
+    """Calls ``push_and_pull`` as it is told to."""
+
+    def __init__(self, calls, **kwargs):
+        super().__init__(60, 5, num_layers=3, **kwargs)
+        self.calls = calls
+
+    def forward(self, x, adj_t, *args):
+        for layer, change in self.calls:
+            x = self.push_and_pull(self.histories[layer], change(x), *args)
+        return x
+
+
+@pytest.mark.parametrize("io", ["serial", "concurrent"])
+@pytest.mark.parametrize(
+    ("calls", "error", "message"),
+    {
+        "never": ([], RuntimeError, "forward called push_and_pull 0 times, expected once for each"),
+        "too_seldom": ([(0, lambda x: x)], RuntimeError, "called push_and_pull 1 times, expected"),
+        "twice": (
+            [(0, lambda x: x)] * 2,
+            RuntimeError,
+            "push_and_pull twice with the same history",
+        ),
+        "few_rows": (
+            [(0, lambda x: x), (1, lambda x: x[:2])],
+            ValueError,
+            r"'x' has shape \[2, 5\], expected the rows of the",
+        ),
+        "wide": (
+            [(0, lambda x: x), (1, lambda x: torch.cat([x, x], dim=1))],
+            ValueError,
+            r"'x' has shape .* 10\], expected .* of the history's width 5",
+        ),
+        "raises": (
+            [(0, lambda x: x), (1, lambda x: x + torch.ones(7, 7))],
+            RuntimeError,
+            "The size of tensor",
+        ),
+    }.values(),
+    ids=lambda value: "",
+)
+def test_a_wrong_forward_leaves_histories_alone(graph, calls, error, message, io):
+    model = Faulty(calls, io=io)
+    before = [torch.rand(60, 5) for _ in range(2)]
+    for history, rows in zip(model.histories, before, strict=True):
+        history.push(rows)
+    batch, *args = batch_of(graph)
+    for _ in range(2):
+        with pytest.raises(error, match=message):
+            model(batch.x, batch.adj_t, *args)
+        assert all(
+            torch.equal(history.emb, rows)
+            for history, rows in zip(model.histories, before, strict=True)
+        )
+    right = Faulty([(0, lambda x: x), (1, lambda x: 2 * x)], io=io)
+    fill(right, graph)
+    right(batch.x, batch.adj_t, *args)
+    own = args[1][: args[0]]
+    assert torch.equal(right.histories[1].emb[own], 2 * batch.x[: args[0]])
+
+
+def test_the_first_push_stores_the_values_at_the_call(graph):
+    class InPlace(gas.ScalableGNN):
+        def forward(self, x, adj_t, *args):
+            h = x.clone()
+            out = self.push_and_pull(self.histories[0], h, *args)
+            h.zero_()
+            return out.zero_()
+
+    model = InPlace(60, 5, 2)
+    fill(model, graph)
+    batch, *args = batch_of(graph)
+    for _ in range(2):
+        model(batch.x, batch.adj_t, *args)
+        assert torch.equal(model.histories[0].emb[args[1][: args[0]]], batch.x[: args[0]])
+
+
 def test_filling_needs_the_whole_graph(graph, model):
     before = fill(model, graph)
     other = random_graph(num_nodes=33)
@@ -247,7 +334,8 @@ def test_filling_needs_the_whole_graph(graph, model):
 def test_too_few_rows(graph, model):
     fill(model, graph)
     _, batch_size, n_id, offset, count = batch_of(graph)
-    with pytest.raises(ValueError, match=f"'x' has 2 rows, expected those of the {batch_size}"):
+    message = rf"'x' has shape \[2, 8\], expected the rows of the {batch_size} in-batch nodes"
+    with pytest.raises(ValueError, match=message):
         model.push_and_pull(model.histories[0], torch.ones(2, 8), batch_size, n_id, offset, count)
 
 
@@ -269,7 +357,7 @@ def test_inference_needs_push_and_pull(graph):
         def forward(self, x, adj_t, *args):
             return x
 
-    with pytest.raises(RuntimeError, match="Forgetful.forward called push_and_pull 0 times"):
+    with pytest.raises(RuntimeError, match="forward called push_and_pull 0 times, expected once"):
         Forgetful(60, 8, 2)(loader=gas.EvalSubgraphLoader(*graph, log=False))
 
 
@@ -282,7 +370,7 @@ def test_inference_refuses_more_calls_than_histories(graph, model):
 
     eager = Eager(60, 5, 3)
     loader = gas.EvalSubgraphLoader(*graph, log=False)
-    with pytest.raises(RuntimeError, match="called push_and_pull more than 2 times"):
+    with pytest.raises(RuntimeError, match="called push_and_pull twice with the same history"):
         eager(loader=loader)
     with pytest.raises(ValueError, match="'loader' brings its own batches"):
         model(graph[0].x, loader=loader)

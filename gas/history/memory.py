@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import resource
 import shutil
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -69,6 +71,19 @@ def check_fits(num_bytes: int, device: torch.device | None = None) -> None:
         raise MemoryError(
             f"histories of {human(num_bytes)} do not fit {where}, {human(free)} are free: use "
             "store='disk', a narrower 'dtype' such as torch.int8, or fewer 'hidden_channels'"
+        )
+
+
+def check_fits_disk(num_bytes: int, path: str | Path | None = None) -> None:
+    """Raises ``OSError`` where the disk of ``path`` has no room for new files of histories."""
+    folder = Path(path or tempfile.gettempdir()).absolute()
+    free = free_disk(folder)
+    if num_bytes > free:
+        raise OSError(
+            errno.ENOSPC,
+            f"histories of {human(num_bytes)} do not fit the disk, {human(free)} are free: choose "
+            "another 'path', a narrower 'dtype' such as torch.int8, or fewer 'hidden_channels'",
+            str(folder),
         )
 
 

@@ -1,0 +1,95 @@
+"""Personalised propagation of neural predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Linear, ModuleList
+from torch_geometric.nn import SimpleConv
+from torch_geometric.transforms import GCNNorm
+
+from gas.models.layered import LayeredGNN, Neighbours
+from gas.nn import dropout as drop
+
+
+class APPNP(LayeredGNN):
+    """APPNP (Gasteiger, Bojchevski and Günnemann, ICLR 2019) with historical embeddings.
+
+    Two linear layers predict from the features of each node, ``h_0``; then each layer propagates,
+    ``h <- (1 - alpha) A h + alpha h_0``, with the normalised adjacency of the whole graph:
+    ``T.GCNNorm()(data)``, before partitioning. Histories hold the output of each propagation and are
+    ``out_channels`` wide.
+
+    Args:
+        num_nodes: The number of nodes of the graph.
+        in_channels: Input features per node.
+        hidden_channels: Width between the two linear layers.
+        out_channels: Outputs per node.
+        num_layers: The number of propagations.
+        alpha: The share of the prediction in each propagation, the teleport probability.
+            (default: ``0.1``)
+        dropout: Probability of dropping each element of the input of a linear layer.
+            (default: ``0.0``)
+        pool_size: See :class:`gas.ScalableGNN`.
+        buffer_size: See :class:`gas.ScalableGNN`.
+        device: See :class:`gas.ScalableGNN`.
+        drop_input: Drop input features as well. (default: ``True``)
+        **kwargs: Further arguments of :class:`gas.ScalableGNN`.
+    """
+
+    transform = GCNNorm()
+    needs_weights = True
+
+    def __init__(
+        self,
+        num_nodes: int,
+        in_channels: int,
+        hidden_channels: int,
+        out_channels: int,
+        num_layers: int,
+        alpha: float = 0.1,
+        dropout: float = 0.0,
+        pool_size: int | None = None,
+        buffer_size: int | None = None,
+        device: torch.device | str | None = None,
+        *,
+        drop_input: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            num_nodes, out_channels, num_layers, dropout, drop_input, False,
+            pool_size, buffer_size, device, **kwargs,
+        )  # fmt: skip
+        self.in_channels = in_channels
+        self.out_channels = out_channels
+        self.alpha = alpha
+        self.lins.append(Linear(in_channels, hidden_channels))
+        self.lins.append(Linear(hidden_channels, out_channels))
+        self.propagate = SimpleConv(aggr="sum")
+
+    @property
+    def reg_modules(self) -> ModuleList:
+        """The modules that take the regular weight decay: the first linear layer."""
+        return self.lins[:1]
+
+    @property
+    def nonreg_modules(self) -> ModuleList:
+        """The modules that take the other weight decay: the second linear layer."""
+        return self.lins[1:]
+
+    def _start(self, x: Tensor) -> Tensor:
+        x = drop(x, self.dropout, self.training and self.drop_input)
+        x = self.lins[0](x).relu()
+        return self.lins[1](drop(x, self.dropout, self.training))
+
+    def _layer(
+        self, layer: int, x: Tensor, first: Callable[[], Tensor], graph: Neighbours
+    ) -> Tensor:
+        h = self.propagate(graph.ends(x), graph.adj_t, graph.edge_weight)[: graph.batch_size]
+        return (1 - self.alpha) * h + self.alpha * first()
+
+    def _end(self, x: Tensor) -> Tensor:
+        return x

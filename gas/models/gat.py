@@ -1,0 +1,90 @@
+"""The graph attention network."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.nn import ModuleList
+from torch_geometric.nn import GATConv
+from torch_geometric.transforms import AddRemainingSelfLoops
+
+from gas.models.layered import LayeredGNN
+
+
+class GAT(LayeredGNN):
+    """A graph attention network (Veličković et al., ICLR 2018) with historical embeddings.
+
+    Nodes attend to themselves if the graph has self-loops: ``T.AddRemainingSelfLoops()(data)``,
+    before partitioning. Histories hold the output of each layer after its activation, ELU.
+
+    Args:
+        num_nodes: The number of nodes of the graph.
+        in_channels: Input features per node.
+        hidden_channels: Width of each head of the hidden layers.
+        hidden_heads: Attention heads of the hidden layers, whose outputs are concatenated.
+        out_channels: Outputs per node.
+        out_heads: Attention heads of the last layer, whose outputs are averaged.
+        num_layers: The number of convolutions.
+        dropout: Probability of dropping each element of a layer's input, and each attention
+            weight. (default: ``0.0``)
+        pool_size: See :class:`gas.ScalableGNN`.
+        buffer_size: See :class:`gas.ScalableGNN`.
+        device: See :class:`gas.ScalableGNN`.
+        drop_input: Drop input features as well. (default: ``True``)
+        residual: Add a layer's input to its output, where widths agree. (default: ``False``)
+        **kwargs: Further arguments of :class:`gas.ScalableGNN`.
+    """
+
+    transform = AddRemainingSelfLoops()
+    activation = staticmethod(F.elu)
+
+    def __init__(
+        self,
+        num_nodes: int,
+        in_channels: int,
+        hidden_channels: int,
+        hidden_heads: int,
+        out_channels: int,
+        out_heads: int,
+        num_layers: int,
+        dropout: float = 0.0,
+        pool_size: int | None = None,
+        buffer_size: int | None = None,
+        device: torch.device | str | None = None,
+        *,
+        drop_input: bool = True,
+        residual: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            num_nodes, hidden_channels * hidden_heads, num_layers, dropout, drop_input, residual,
+            pool_size, buffer_size, device, **kwargs,
+        )  # fmt: skip
+        self.in_channels = in_channels
+        self.hidden_heads = hidden_heads
+        self.out_channels = out_channels
+        self.out_heads = out_heads
+        for layer in range(num_layers):
+            last = layer == num_layers - 1
+            self.convs.append(
+                GATConv(
+                    in_channels if layer == 0 else hidden_channels * hidden_heads,
+                    out_channels if last else hidden_channels,
+                    out_heads if last else hidden_heads,
+                    concat=not last,
+                    dropout=dropout,
+                    add_self_loops=False,
+                )
+            )
+
+    @property
+    def reg_modules(self) -> ModuleList:
+        """The modules that take the regular weight decay: all."""
+        return self.convs
+
+    @property
+    def nonreg_modules(self) -> ModuleList:
+        """The modules that take the other weight decay: none."""
+        return ModuleList()

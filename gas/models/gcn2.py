@@ -1,0 +1,99 @@
+"""GCNII: graph convolutions with an initial residual and identity mapping."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn import BatchNorm1d, Linear
+from torch_geometric.nn import GCN2Conv
+from torch_geometric.transforms import GCNNorm
+
+from gas.models.layered import LayeredGNN, Neighbours
+from gas.nn import dropout as drop
+from gas.subgraph import num_rows
+
+
+class GCN2(LayeredGNN):
+    """GCNII (Chen, Wei, Huang, Ding and Li, ICML 2020) with historical embeddings.
+
+    A linear layer, convolutions that mix in its output ``x_0``, a linear layer. Edges need the
+    normalisation of the whole graph: ``T.GCNNorm()(data)``, before partitioning. Histories hold the
+    output of each convolution after the activation; ``x_0`` is computed from the features.
+
+    Args:
+        num_nodes: The number of nodes of the graph.
+        in_channels: Input features per node.
+        hidden_channels: Width of all convolutions.
+        out_channels: Outputs per node.
+        num_layers: The number of convolutions.
+        alpha: The share of ``x_0`` in the input of each convolution. (default: ``0.1``)
+        theta: Sets how fast the weights approach the identity: by ``log(theta / layer + 1)``.
+            (default: ``0.5``)
+        shared_weights: Transform ``x_0`` by the weights of the propagated features, not by its
+            own. (default: ``True``)
+        dropout: Probability of dropping each element of a layer's input. (default: ``0.0``)
+        drop_input: Drop input features as well. (default: ``True``)
+        batch_norm: Normalise each layer. (default: ``False``)
+        residual: Add a layer's input to its output. (default: ``False``)
+        pool_size: See :class:`gas.ScalableGNN`.
+        buffer_size: See :class:`gas.ScalableGNN`.
+        device: See :class:`gas.ScalableGNN`.
+        **kwargs: Further arguments of :class:`gas.ScalableGNN`.
+    """
+
+    transform = GCNNorm()
+    needs_weights = True
+
+    def __init__(
+        self,
+        num_nodes: int,
+        in_channels: int,
+        hidden_channels: int,
+        out_channels: int,
+        num_layers: int,
+        alpha: float = 0.1,
+        theta: float = 0.5,
+        shared_weights: bool = True,
+        dropout: float = 0.0,
+        drop_input: bool = True,
+        batch_norm: bool = False,
+        residual: bool = False,
+        pool_size: int | None = None,
+        buffer_size: int | None = None,
+        device: torch.device | str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            num_nodes, hidden_channels, num_layers, dropout, drop_input, residual,
+            pool_size, buffer_size, device, **kwargs,
+        )  # fmt: skip
+        self.in_channels = in_channels
+        self.out_channels = out_channels
+        self.batch_norm = batch_norm
+        self.drop_first = True
+        self.lins.append(Linear(in_channels, hidden_channels))
+        self.lins.append(Linear(hidden_channels, out_channels))
+        for layer in range(num_layers):
+            self.convs.append(
+                GCN2Conv(hidden_channels, alpha, theta, layer + 1, shared_weights, normalize=False)
+            )
+            if batch_norm:
+                self.bns.append(BatchNorm1d(hidden_channels))
+
+    def _start(self, x: Tensor) -> Tensor:
+        x = drop(x, self.dropout, self.training and self.drop_input)
+        return self.lins[0](x).relu()
+
+    def _conv(
+        self, layer: int, x: Tensor, first: Callable[[], Tensor], graph: Neighbours
+    ) -> Tensor:
+        x_0 = first()
+        rows = num_rows(graph.adj_t)
+        missing = (x.size(0) if rows is None else rows) - x_0.size(0)
+        if missing:  # The empty rows of a square batch.
+            x_0 = F.pad(x_0, (0, 0, 0, missing))
+        return self.convs[layer](x, x_0, graph.adj_t, graph.edge_weight)

@@ -1,0 +1,130 @@
+"""The graph isomorphism network, with the regulariser for its histories."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import BatchNorm1d, Identity, Linear, ModuleList, ReLU, Sequential
+from torch_geometric.nn import GINConv
+from torch_geometric.nn.inits import reset
+
+from gas.models.layered import LayeredGNN, Neighbours, layer_widths
+
+
+class GIN(LayeredGNN):
+    """A graph isomorphism network (Xu et al., ICLR 2019) with historical embeddings.
+
+    Sums over neighbours amplify the error of old embeddings, so that GNNAutoScale adds a
+    regulariser: after a forward pass in training mode, ``reg_loss`` holds the mean over rows of
+    ``|f(h) - f(h + eps)|`` with ``eps ~ N(0, noise^2)``, averaged over the layers ``f`` but the
+    first; add it to the loss. Edges have no weights; load a graph that has some with
+    ``edge_weight=False``. Histories hold the output of each layer after the activation.
+
+    Source: Fey et al., *GNNAutoScale*, ICML 2021, section 3.
+
+    Args:
+        num_nodes: The number of nodes of the graph.
+        in_channels: Input features per node.
+        hidden_channels: Width of the hidden layers, or one width for each of them.
+        out_channels: Outputs per node.
+        num_layers: The number of convolutions.
+        dropout: Probability of dropping each element of a layer's input. (default: ``0.0``)
+        drop_input: Drop input features as well. (default: ``True``)
+        batch_norm: Normalise each hidden layer and inside each layer's perceptron.
+            (default: ``False``)
+        residual: Add a layer's input to its output, where widths agree. (default: ``False``)
+        train_eps: Learn the weight of a node's own embedding. (default: ``True``)
+        noise: Standard deviation of the regulariser's noise; 0 switches it off.
+            (default: ``0.0``; published: ``0.1``)
+        pool_size: See :class:`gas.ScalableGNN`.
+        buffer_size: See :class:`gas.ScalableGNN`.
+        device: See :class:`gas.ScalableGNN`.
+        **kwargs: Further arguments of :class:`gas.ScalableGNN`.
+    """
+
+    def __init__(
+        self,
+        num_nodes: int,
+        in_channels: int,
+        hidden_channels: int | Sequence[int],
+        out_channels: int,
+        num_layers: int,
+        dropout: float = 0.0,
+        drop_input: bool = True,
+        batch_norm: bool = False,
+        residual: bool = False,
+        train_eps: bool = True,
+        noise: float = 0.0,
+        pool_size: int | None = None,
+        buffer_size: int | None = None,
+        device: torch.device | str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            num_nodes, hidden_channels, num_layers, dropout, drop_input, residual,
+            pool_size, buffer_size, device, **kwargs,
+        )  # fmt: skip
+        if noise < 0:
+            raise ValueError(f"'noise' is {noise}, expected a standard deviation of at least 0")
+        self.in_channels = in_channels
+        self.out_channels = out_channels
+        self.batch_norm = batch_norm
+        self.noise = noise
+        self.reg_loss: Tensor | float = 0.0
+        widths = layer_widths(in_channels, hidden_channels, out_channels, num_layers)
+        self.mlps = ModuleList()
+        for layer, (i, o) in enumerate(itertools.pairwise(widths)):
+            self.convs.append(GINConv(Identity(), train_eps=train_eps))
+            inner = (
+                i if layer == num_layers - 1 and layer > 0 else o
+            )  # Not a bottleneck of classes.
+            norm = BatchNorm1d(inner) if batch_norm else Identity()
+            self.mlps.append(Sequential(Linear(i, inner), norm, ReLU(), Linear(inner, o)))
+        for width in widths[1:-1] if batch_norm else ():
+            self.bns.append(BatchNorm1d(width))
+
+    @property
+    def reg_modules(self) -> ModuleList:
+        """The modules that take the regular weight decay: all but the last perceptron."""
+        return ModuleList([*self.convs, *self.mlps[:-1], *self.bns])
+
+    @property
+    def nonreg_modules(self) -> ModuleList:
+        """The modules that take the other weight decay."""
+        return self.mlps[-1:]
+
+    def reset_parameters(self) -> None:
+        """Draws new weights and forgets the histories."""
+        super().reset_parameters()
+        reset(self.mlps)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "reg_loss": 0.0}  # It holds on to a batch's graph.
+
+    def forward(
+        self, x: Tensor, adj_t: Any, *args: Any, edge_weight: Tensor | None = None
+    ) -> Tensor:
+        """Computes the outputs of the in-batch nodes, or of all; sets ``reg_loss``."""
+        self.reg_loss = 0.0
+        return super().forward(x, adj_t, *args, edge_weight=edge_weight)
+
+    def _conv(
+        self, layer: int, x: Tensor, first: Callable[[], Tensor], graph: Neighbours
+    ) -> Tensor:
+        conv, mlp = self.convs[layer], self.mlps[layer]
+
+        def f(h: Tensor) -> Tensor:
+            # The empty rows of a square batch must not reach the statistics of batch norm.
+            return mlp(conv(graph.ends(h), graph.adj_t)[: graph.batch_size])
+
+        out = f(x)
+        if self.training and self.noise > 0 and layer > 0:
+            distance = torch.linalg.vector_norm(
+                f(x + self.noise * torch.randn_like(x)) - out, dim=-1
+            )
+            self.reg_loss = self.reg_loss + distance.mean() / (self.num_layers - 1)
+        return out

@@ -1,0 +1,219 @@
+"""What the models share: layers that ``forward`` and layer-wise inference both run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import ModuleList
+from torch_geometric.nn.inits import reset
+from torch_geometric.transforms import BaseTransform
+
+from gas.models.weights import check_weights
+from gas.nn import dropout
+from gas.scalable import ScalableGNN
+from gas.subgraph import num_rows
+
+
+class Neighbours(NamedTuple):
+    """What a layer sees of the graph.
+
+    * ``adj_t``: the adjacency, in any layout.
+    * ``edge_weight``: weights of shape ``[E]``, with the layout ``"edge_index"`` alone.
+    * ``batch_size``: the number of in-batch nodes; ``None`` on a full batch.
+    """
+
+    adj_t: Any
+    edge_weight: Tensor | None
+    batch_size: int | None
+
+    def ends(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        """The features of all sources and, where these are fewer, of all destinations."""
+        rows = num_rows(self.adj_t)
+        if rows is None:
+            rows = self.batch_size
+        return x if rows is None or rows == x.size(0) else (x, x[:rows])
+
+
+class LayeredGNN(ScalableGNN):
+    """A model whose layers are alike: a convolution, normalisation, a residual, an activation.
+
+    A subclass fills ``convs`` and, if it has any, ``lins`` and ``bns``, and says with :meth:`_conv`
+    what a convolution takes. Histories hold each layer's output after the activation, before
+    dropout.
+
+    Args:
+        num_nodes: See :class:`gas.ScalableGNN`.
+        widths: The width of every history, or one width for each of them.
+        num_layers: See :class:`gas.ScalableGNN`.
+        dropout: Probability of dropping each element of a layer's input.
+        drop_input: Drop input features as well. (default: ``True``)
+        residual: Add a layer's input to its output, where widths agree. (default: ``False``)
+        pool_size: See :class:`gas.ScalableGNN`.
+        buffer_size: See :class:`gas.ScalableGNN`.
+        device: See :class:`gas.ScalableGNN`.
+        **kwargs: Further arguments of :class:`gas.ScalableGNN`.
+    """
+
+    transform: ClassVar[BaseTransform | None] = None
+    """What the whole graph has to go through before it is cut into parts."""
+
+    needs_weights = False
+    """Whether edges need the weights that ``transform`` gives them."""
+
+    jumping_knowledge = False
+    """Whether the end of the model takes the outputs of all layers."""
+
+    activation: Callable[[Tensor], Tensor] = staticmethod(torch.relu)
+
+    def __init__(
+        self,
+        num_nodes: int,
+        widths: int | Sequence[int],
+        num_layers: int,
+        dropout: float = 0.0,
+        drop_input: bool = True,
+        residual: bool = False,
+        pool_size: int | None = None,
+        buffer_size: int | None = None,
+        device: torch.device | str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(num_nodes, widths, num_layers, pool_size, buffer_size, device, **kwargs)
+        if not 0.0 <= dropout < 1.0:
+            raise ValueError(f"'dropout' is {dropout}, expected a probability in [0, 1)")
+        self.dropout = dropout
+        self.drop_input = drop_input
+        self.drop_first = drop_input  # The input of the first convolution.
+        self.residual = residual
+        self.lins = ModuleList()
+        self.convs = ModuleList()
+        self.bns = ModuleList()
+
+    @property
+    def reg_modules(self) -> ModuleList:
+        """The modules that take the regular weight decay: all but the last transformation."""
+        convs = self.convs if self.lins else self.convs[:-1]
+        return ModuleList([*convs, *self.bns])
+
+    @property
+    def nonreg_modules(self) -> ModuleList:
+        """The modules that take the other weight decay."""
+        return self.lins if self.lins else self.convs[-1:]
+
+    def param_groups(
+        self, reg_weight_decay: float, nonreg_weight_decay: float
+    ) -> list[dict[str, Any]]:
+        """The parameters with their weight decay, as an optimizer takes them."""
+        groups = (
+            (self.reg_modules, reg_weight_decay),
+            (self.nonreg_modules, nonreg_weight_decay),
+        )
+        return [
+            {"params": list(modules.parameters()), "weight_decay": decay}
+            for modules, decay in groups
+            if any(True for _ in modules.parameters())
+        ]
+
+    def reset_parameters(self) -> None:
+        """Draws new weights and forgets the histories."""
+        super().reset_parameters()
+        for module in (*self.lins, *self.convs, *self.bns):
+            reset(module)
+
+    # The model, whole and layer by layer ----------------------------------------------------------
+
+    def forward(
+        self, x: Tensor, adj_t: Any, *args: Any, edge_weight: Tensor | None = None
+    ) -> Tensor:
+        """Computes the outputs of the in-batch nodes, or of all; see :class:`gas.ScalableGNN`."""
+        graph = self._graph(adj_t, edge_weight, args[0] if args else None)
+        x = self._start(x)
+        first = x[: graph.batch_size]
+        outs = [first]
+        for layer in range(self.num_layers):
+            x = self._layer(layer, x, lambda: first, graph)
+            if self.jumping_knowledge:
+                outs.append(x)
+            if layer < self.num_layers - 1:
+                x = self.push_and_pull(self.histories[layer], x, *args)
+        return self._end(torch.cat(outs, dim=-1) if self.jumping_knowledge else x)
+
+    def forward_layer(
+        self,
+        layer: int,
+        x: Tensor,
+        adj_t: Any,
+        state: dict[str, Any],
+        edge_weight: Tensor | None = None,
+    ) -> Tensor:
+        """Computes one layer; see :meth:`gas.ScalableGNN.forward_layer`.
+
+        What a layer takes of earlier ones is computed again from the features, or read from the
+        histories, so that nothing is kept between layers.
+        """
+        batch = state["batch"]
+        own = batch.n_id[: batch.batch_size]
+        graph = self._graph(adj_t, edge_weight, batch.batch_size)
+
+        def first() -> Tensor:
+            return self._start(batch.data.x[: batch.batch_size])
+
+        if layer == 0:
+            x = self._start(x)
+        out = self._layer(layer, x, first, graph)
+        if layer < self.num_layers - 1:
+            return out
+        if self.jumping_knowledge:
+            earlier = [history.pull(own).to(out) for history in self.histories]
+            out = torch.cat([first(), *earlier, out], dim=-1)
+        return self._end(out)
+
+    def _graph(self, adj_t: Any, edge_weight: Tensor | None, batch_size: int | None) -> Neighbours:
+        if self.needs_weights:
+            check_weights(adj_t, edge_weight)
+        return Neighbours(adj_t, edge_weight, batch_size)
+
+    def _start(self, x: Tensor) -> Tensor:
+        """What happens to the input features of each node."""
+        return x
+
+    def _layer(
+        self, layer: int, x: Tensor, first: Callable[[], Tensor], graph: Neighbours
+    ) -> Tensor:
+        """One layer, of shape ``[batch_size, width]``; ``first`` yields the start's own rows."""
+        x = dropout(x, self.dropout, self.training and (layer > 0 or self.drop_first))
+        # A square batch has empty halo rows: they must not reach the statistics of batch norm.
+        h = self._conv(layer, x, first, graph)[: graph.batch_size]
+        if layer == self.num_layers - 1 and not self.lins:
+            return h
+        if self.bns:
+            h = self.bns[layer](h)
+        if self.residual and h.size(-1) == x.size(-1):
+            h = h + x[: h.size(0)]
+        return self.activation(h)
+
+    def _conv(
+        self, layer: int, x: Tensor, first: Callable[[], Tensor], graph: Neighbours
+    ) -> Tensor:
+        """The convolution of a layer."""
+        return self.convs[layer](graph.ends(x), graph.adj_t)
+
+    def _end(self, x: Tensor) -> Tensor:
+        """What happens to each node after the last layer."""
+        if not self.lins:
+            return x
+        return self.lins[-1](dropout(x, self.dropout, self.training))
+
+
+def layer_widths(
+    in_channels: int, hidden_channels: int | Sequence[int], out_channels: int, num_layers: int
+) -> list[int]:
+    """The widths between layers: of the input, of every hidden layer, of the output."""
+    if isinstance(hidden_channels, Sequence):
+        hidden = list(hidden_channels)
+    else:
+        hidden = [hidden_channels] * (num_layers - 1)
+    return [in_channels, *hidden, out_channels]

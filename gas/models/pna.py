@@ -1,0 +1,151 @@
+"""Principal neighbourhood aggregation."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import BatchNorm1d, Linear, ModuleList
+from torch_geometric.utils import scatter
+
+from gas.models.layered import LayeredGNN, layer_widths
+from gas.subgraph import entries
+
+AGGREGATORS = ("sum", "mean", "max", "min")
+SCALERS = ("identity", "amplification", "attenuation")
+
+
+class PNAConv(torch.nn.Module):
+    """Aggregates neighbours in several ways, each scaled by the node's degree in several ways.
+
+    For every pair of an aggregator and a scaler, rows go through a linear layer and ReLU, are
+    aggregated, go through another linear layer and are scaled; all pairs and a linear layer of the
+    node's own row are summed. With the number ``d`` of edges into a node and the mean ``m`` of
+    ``log(d + 1)`` over the training graph, ``amplification`` multiplies by ``log(d + 1) / m`` and
+    ``attenuation`` by ``m / log(d + 1)``, with ``d`` at least 1.
+
+    Source: Corso et al., *Principal Neighbourhood Aggregation for Graph Nets*, NeurIPS 2020, in the
+    form of Fey et al., *GNNAutoScale*, ICML 2021. Edge weights are ignored.
+
+    Args:
+        in_channels: Input width.
+        out_channels: Output width.
+        aggregators: Of ``"sum"``, ``"mean"``, ``"max"`` and ``"min"``.
+        scalers: Of ``"identity"``, ``"amplification"`` and ``"attenuation"``.
+        deg: The number of edges into each node of the training graph, of shape ``[N]``.
+    """
+
+    mean_log_degree: Tensor
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        aggregators: Sequence[str],
+        scalers: Sequence[str],
+        deg: Tensor,
+    ) -> None:
+        super().__init__()
+        for name, values, known in (
+            ("aggregators", aggregators, AGGREGATORS),
+            ("scalers", scalers, SCALERS),
+        ):
+            unknown = [value for value in values if value not in known]
+            if isinstance(values, str) or not values or unknown:
+                raise ValueError(f"{name!r} is {values!r}, expected some of {', '.join(known)}")
+        self.pairs = list(itertools.product(aggregators, scalers))
+        self.pre_lins = ModuleList(Linear(in_channels, out_channels) for _ in self.pairs)
+        self.post_lins = ModuleList(Linear(out_channels, out_channels) for _ in self.pairs)
+        self.lin = Linear(in_channels, out_channels)
+        self.register_buffer("mean_log_degree", (deg.float() + 1).log().mean())
+
+    def reset_parameters(self) -> None:
+        """Draws new weights."""
+        for lin in (*self.pre_lins, *self.post_lins, self.lin):
+            lin.reset_parameters()
+
+    def forward(self, x: Tensor | tuple[Tensor, Tensor], adj_t: Any) -> Tensor:
+        """Computes one row per destination: of shape ``[rows, out_channels]``.
+
+        Args:
+            x: Features of sources and destinations, or a pair of both.
+            adj_t: The adjacency, in any layout.
+        """
+        source, own = (x, x) if isinstance(x, Tensor) else x
+        row, col = entries(adj_t)
+        rows = own.size(0)
+        degree = torch.bincount(row, minlength=rows).to(source.dtype).view(-1, 1)
+        log_degree = (degree + 1).log()
+        out = self.lin(own)
+        for (aggregator, scaler), pre, post in zip(
+            self.pairs, self.pre_lins, self.post_lins, strict=True
+        ):
+            h = pre(source).relu()
+            h = post(scatter(h[col], row, 0, rows, reduce=aggregator))
+            if scaler == "amplification":
+                h = h * (log_degree / self.mean_log_degree)
+            elif scaler == "attenuation":
+                h = h * (self.mean_log_degree / log_degree.clamp(min=math.log(2)))
+            out = out + h
+        return out
+
+
+class PNA(LayeredGNN):
+    """A network of :class:`PNAConv` with historical embeddings.
+
+    Histories hold the output of each layer after the activation.
+
+    Args:
+        num_nodes: The number of nodes of the graph.
+        in_channels: Input features per node.
+        hidden_channels: Width of the hidden layers, or one width for each of them.
+        out_channels: Outputs per node.
+        num_layers: The number of convolutions.
+        aggregators: See :class:`PNAConv`.
+        scalers: See :class:`PNAConv`.
+        deg: See :class:`PNAConv`.
+        dropout: Probability of dropping each element of a layer's input. (default: ``0.0``)
+        drop_input: Drop input features as well. (default: ``True``)
+        batch_norm: Normalise each hidden layer. (default: ``False``)
+        residual: Add a layer's input to its output, where widths agree. (default: ``False``)
+        pool_size: See :class:`gas.ScalableGNN`.
+        buffer_size: See :class:`gas.ScalableGNN`.
+        device: See :class:`gas.ScalableGNN`.
+        **kwargs: Further arguments of :class:`gas.ScalableGNN`.
+    """
+
+    def __init__(
+        self,
+        num_nodes: int,
+        in_channels: int,
+        hidden_channels: int | Sequence[int],
+        out_channels: int,
+        num_layers: int,
+        aggregators: Sequence[str],
+        scalers: Sequence[str],
+        deg: Tensor,
+        dropout: float = 0.0,
+        drop_input: bool = True,
+        batch_norm: bool = False,
+        residual: bool = False,
+        pool_size: int | None = None,
+        buffer_size: int | None = None,
+        device: torch.device | str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            num_nodes, hidden_channels, num_layers, dropout, drop_input, residual,
+            pool_size, buffer_size, device, **kwargs,
+        )  # fmt: skip
+        self.in_channels = in_channels
+        self.out_channels = out_channels
+        self.batch_norm = batch_norm
+        widths = layer_widths(in_channels, hidden_channels, out_channels, num_layers)
+        for i, o in itertools.pairwise(widths):
+            self.convs.append(PNAConv(i, o, aggregators, scalers, deg))
+        for width in widths[1:-1] if batch_norm else ():
+            self.bns.append(BatchNorm1d(width))

@@ -1,0 +1,81 @@
+"""Principal neighbourhood aggregation with jumping knowledge."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import BatchNorm1d, Identity, Linear, ReLU, Sequential
+
+from gas.models.layered import LayeredGNN
+from gas.models.pna import PNAConv
+from gas.nn import dropout as drop
+
+
+class PNA_JK(LayeredGNN):  # noqa: N801  # The published name.
+    """A network of :class:`PNAConv` whose last layer sees the outputs of all others.
+
+    A linear layer, convolutions, and a linear layer over all their outputs, concatenated as in
+    jumping knowledge networks (Xu et al., ICML 2018). Histories hold the output of each convolution
+    after the activation.
+
+    Args:
+        num_nodes: The number of nodes of the graph.
+        in_channels: Input features per node.
+        hidden_channels: Width of all convolutions.
+        out_channels: Outputs per node.
+        num_layers: The number of convolutions.
+        aggregators: See :class:`PNAConv`.
+        scalers: See :class:`PNAConv`.
+        deg: See :class:`PNAConv`.
+        dropout: Probability of dropping each element of a layer's input. (default: ``0.0``)
+        drop_input: Drop input features as well. (default: ``True``)
+        batch_norm: Normalise the first linear layer and each convolution. (default: ``False``)
+        residual: Add a layer's input to its output. (default: ``False``)
+        pool_size: See :class:`gas.ScalableGNN`.
+        buffer_size: See :class:`gas.ScalableGNN`.
+        device: See :class:`gas.ScalableGNN`.
+        **kwargs: Further arguments of :class:`gas.ScalableGNN`.
+    """
+
+    jumping_knowledge = True
+
+    def __init__(
+        self,
+        num_nodes: int,
+        in_channels: int,
+        hidden_channels: int,
+        out_channels: int,
+        num_layers: int,
+        aggregators: Sequence[str],
+        scalers: Sequence[str],
+        deg: Tensor,
+        dropout: float = 0.0,
+        drop_input: bool = True,
+        batch_norm: bool = False,
+        residual: bool = False,
+        pool_size: int | None = None,
+        buffer_size: int | None = None,
+        device: torch.device | str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            num_nodes, hidden_channels, num_layers, dropout, drop_input, residual,
+            pool_size, buffer_size, device, **kwargs,
+        )  # fmt: skip
+        self.in_channels = in_channels
+        self.out_channels = out_channels
+        self.batch_norm = batch_norm
+        self.drop_first = False  # Its input has been dropped before the first linear layer.
+        norm = BatchNorm1d(hidden_channels) if batch_norm else Identity()
+        self.lins.append(Sequential(Linear(in_channels, hidden_channels), norm, ReLU()))
+        self.lins.append(Linear((num_layers + 1) * hidden_channels, out_channels))
+        for _ in range(num_layers):
+            self.convs.append(PNAConv(hidden_channels, hidden_channels, aggregators, scalers, deg))
+            if batch_norm:
+                self.bns.append(BatchNorm1d(hidden_channels))
+
+    def _start(self, x: Tensor) -> Tensor:
+        return self.lins[0](drop(x, self.dropout, self.training and self.drop_input))

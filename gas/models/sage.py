@@ -1,0 +1,70 @@
+"""GraphSAGE."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.nn import BatchNorm1d
+from torch_geometric.nn import SAGEConv
+
+from gas.models.layered import LayeredGNN, layer_widths
+
+
+class GraphSAGE(LayeredGNN):
+    """GraphSAGE (Hamilton, Ying and Leskovec, NeurIPS 2017) with historical embeddings.
+
+    No neighbour is sampled: a layer aggregates over all of them. Edges have no weights; load a graph
+    that has some with ``edge_weight=False``. Histories hold the output of each layer after the
+    activation.
+
+    Args:
+        num_nodes: The number of nodes of the graph.
+        in_channels: Input features per node.
+        hidden_channels: Width of the hidden layers, or one width for each of them.
+        out_channels: Outputs per node.
+        num_layers: The number of convolutions.
+        dropout: Probability of dropping each element of a layer's input. (default: ``0.0``)
+        drop_input: Drop input features as well. (default: ``True``)
+        batch_norm: Normalise each hidden layer. (default: ``False``)
+        residual: Add a layer's input to its output, where widths agree. (default: ``False``)
+        aggr: How neighbours are aggregated: ``"mean"``, ``"max"`` or ``"sum"``.
+            (default: ``"mean"``)
+        pool_size: See :class:`gas.ScalableGNN`.
+        buffer_size: See :class:`gas.ScalableGNN`.
+        device: See :class:`gas.ScalableGNN`.
+        **kwargs: Further arguments of :class:`gas.ScalableGNN`.
+    """
+
+    def __init__(
+        self,
+        num_nodes: int,
+        in_channels: int,
+        hidden_channels: int | Sequence[int],
+        out_channels: int,
+        num_layers: int,
+        dropout: float = 0.0,
+        drop_input: bool = True,
+        batch_norm: bool = False,
+        residual: bool = False,
+        aggr: str = "mean",
+        pool_size: int | None = None,
+        buffer_size: int | None = None,
+        device: torch.device | str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            num_nodes, hidden_channels, num_layers, dropout, drop_input, residual,
+            pool_size, buffer_size, device, **kwargs,
+        )  # fmt: skip
+        self.in_channels = in_channels
+        self.out_channels = out_channels
+        self.batch_norm = batch_norm
+        self.aggr = aggr
+        widths = layer_widths(in_channels, hidden_channels, out_channels, num_layers)
+        for i, o in itertools.pairwise(widths):
+            self.convs.append(SAGEConv(i, o, aggr=aggr))
+        for width in widths[1:-1] if batch_norm else ():
+            self.bns.append(BatchNorm1d(width))
