@@ -20,8 +20,8 @@ class APPNP(LayeredGNN):
 
     Two linear layers predict from the features of each node, ``h_0``; then each layer propagates,
     ``h <- (1 - alpha) A h + alpha h_0``, with the normalised adjacency of the whole graph:
-    ``T.GCNNorm()(data)``, before partitioning. Histories hold the output of each propagation and are
-    ``out_channels`` wide.
+    ``T.GCNNorm()(data)``, before partitioning. Histories hold the output of each propagation, which
+    is ``out_channels`` wide.
 
     Args:
         num_nodes: The number of nodes of the graph.

@@ -16,9 +16,9 @@ from gas.models.layered import LayeredGNN, layer_widths
 class GraphSAGE(LayeredGNN):
     """GraphSAGE (Hamilton, Ying and Leskovec, NeurIPS 2017) with historical embeddings.
 
-    No neighbour is sampled: a layer aggregates over all of them. Edges have no weights; load a graph
-    that has some with ``edge_weight=False``. Histories hold the output of each layer after the
-    activation.
+    No neighbour is sampled: a layer aggregates over all of them. Edges have no weights; load a
+    graph that has some with ``edge_weight=False``. Histories hold the output of each layer after
+    the activation.
 
     Args:
         num_nodes: The number of nodes of the graph.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,13 +17,17 @@ from torch_geometric.data import Data
 
 from gas.loader import EvalSubgraphLoader, SubData
 from gas.scalable import ScalableGNN
-from gas.training.metrics import compute_micro_f1
+from gas.subgraph import dropout as edge_dropout_of_matrix
+from gas.subgraph import num_rows
+from gas.training.metrics import metric_of, score
 
 
 @dataclass
 class Run:
-    """What happened in one run, one entry per epoch; accuracies are fractions.
+    """What happened in one run, one entry per epoch.
 
+    ``train_acc``, ``val_acc`` and ``test_acc`` are accuracies, as fractions, or another score where
+    the data asks for one.
     ``age`` is the mean number of pushes since a history's rows were written, at the epoch's end;
     ``moved_bytes`` are those of stored rows that were read and written in training.
     """
@@ -50,13 +56,15 @@ class Run:
 class FullBatch:
     """The whole graph as one batch without a halo, for full-batch training and evaluation."""
 
-    def __init__(self, data: Data, device: torch.device | str = "cpu") -> None:
+    def __init__(self, data: Data, device: torch.device | str = "cpu", layout: str = "csr") -> None:
         whole = torch.tensor([0, data.num_nodes])
-        self.data = next(iter(EvalSubgraphLoader(data, whole, log=False))).data.to(device)
+        loader = EvalSubgraphLoader(data, whole, log=False, layout=layout)
+        self.data = next(iter(loader)).data.to(device)
 
     def __call__(self, model: ScalableGNN, fill: bool = False) -> Tensor:
         """Computes every node's output, of shape ``[N, C]``."""
-        return model(self.data.x, self.data.adj_t, fill=fill)
+        x, adj_t, kwargs = model.inputs_of(self.data)
+        return model(x, adj_t, fill=fill, **kwargs)
 
     def batches(self) -> Iterator[SubData]:
         """Yields the graph as an epoch of one batch."""
@@ -70,9 +78,15 @@ def split_mask(mask: Tensor, split: int) -> Tensor:
 
 
 def loss_of(out: Tensor, y: Tensor) -> Tensor:
-    """Cross entropy for one class per node, binary cross entropy for several labels."""
+    """The usual loss for targets ``y``, the mean over its rows.
+
+    Cross entropy for classes of shape ``[n]``, binary cross entropy for labels of shape ``[n, C]``,
+    squared error for real numbers of shape ``[n]``.
+    """
     if y.dim() == 2:
         return F.binary_cross_entropy_with_logits(out, y.to(out.dtype))
+    if y.is_floating_point():
+        return F.mse_loss(out.view(-1), y.to(out.dtype))
     return F.cross_entropy(out, y)
 
 
@@ -84,43 +98,114 @@ def train_epoch(
     grad_norm: float | None = None,
     full_batch: bool = False,
     refresh_unlabelled: bool = True,
+    *,
+    micro_batches: int = 1,
+    scale_loss: bool = False,
+    edge_dropout: float = 0.0,
+    max_steps: int | None = None,
+    autocast: torch.dtype | None = None,
+    loss_fn: Callable[[Tensor, Tensor], Tensor] = loss_of,
 ) -> float:
     """Trains on every batch once; returns the mean loss per labelled node.
+
+    A model's ``reg_loss`` (see :class:`gas.models.GIN`) is added to the loss.
 
     Args:
         model: The model.
         loader: The mini-batches.
-        optimizer: Steps once per batch.
+        optimizer: Steps once per ``micro_batches`` batches.
         split: Which split of ``train_mask`` to use. (default: ``0``)
         grad_norm: Clip the norm of the gradient to this. (default: no clipping)
         full_batch: The batch is the whole graph, without histories. (default: ``False``)
         refresh_unlabelled: Run batches without labelled nodes forward, without gradient, so that
             their rows in the histories do not go stale. (default: ``True``)
+        micro_batches: Accumulate the gradients of this many batches before each step, at the
+            memory of one: the gradient is that of the mean over all their labelled nodes.
+            (default: ``1``)
+        scale_loss: Weigh each step by its number of labelled nodes, relative to the mean over the
+            epoch's steps, so that every labelled node counts alike. Needs a loader with a length.
+            (default: a step is the mean over its labelled nodes, however few)
+        edge_dropout: Drop each edge of a batch with this probability; see :func:`gas.dropout`.
+            (default: ``0.0``)
+        max_steps: End the epoch after this many steps. (default: every batch)
+        autocast: Run the forward pass in this type where PyTorch considers it safe.
+            (default: no)
+        loss_fn: The mean loss of outputs and targets. (default: :func:`loss_of`)
     """
+    if micro_batches < 1:
+        raise ValueError(f"'micro_batches' is {micro_batches}, expected at least 1")
     model.train()
-    total = 0.0
-    labelled = 0
-    for batch in loader:
-        data, batch_size = batch.data.to(model.device), batch.batch_size
-        args: tuple[Any, ...] = () if full_batch else batch[1:]
-        mask = split_mask(data.train_mask[:batch_size], split)
-        count = int(mask.sum())
-        x, adj_t, kwargs = model.inputs_of(data)
-        if count == 0:
-            if refresh_unlabelled:
-                with torch.no_grad():
-                    model(x, adj_t, *args, **kwargs)
-            continue
-        optimizer.zero_grad()
-        out = model(x, adj_t, *args, **kwargs)
-        loss = loss_of(out[mask], data.y[:batch_size][mask])
-        loss.backward()
-        if grad_norm is not None:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), grad_norm)
-        optimizer.step()
-        total += float(loss.detach()) * count
-        labelled += count
+    total, labelled = 0.0, 0
+    per_step = _labels_per_step(loader, split, micro_batches) if scale_loss else None
+    batches = iter(loader)
+    steps = 0
+    while max_steps is None or steps < max_steps:
+        group = list(itertools.islice(batches, micro_batches))
+        if not group:
+            break
+        steps += 1
+        counts = [int(_train_mask(batch, split).sum()) for batch in group]
+        if sum(counts):
+            optimizer.zero_grad()
+        for batch, count in zip(group, counts, strict=True):
+            if count == 0 and not refresh_unlabelled:
+                continue
+            data = batch.data.to(model.device)
+            x, adj_t, kwargs = model.inputs_of(data)
+            if edge_dropout > 0:
+                adj_t, kwargs = _drop_edges(adj_t, kwargs, edge_dropout)
+            args: tuple[Any, ...] = () if full_batch else batch[1:]
+            with torch.set_grad_enabled(count > 0), _autocast(model.device, autocast):
+                out = model(x, adj_t, *args, **kwargs)
+            if count == 0:
+                continue
+            mask = _train_mask(batch, split).to(out.device)
+            out = out[mask] if autocast is None else out[mask].float()
+            loss = loss_fn(out, data.y[: batch.batch_size][mask])
+            total += float(loss.detach()) * count
+            labelled += count
+            weight = count / (sum(counts) if per_step is None else per_step)
+            objective = loss * weight + getattr(model, "reg_loss", 0.0) / len(group)
+            objective.backward()
+        if sum(counts):
+            if grad_norm is not None:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), grad_norm)
+            optimizer.step()
     return total / max(labelled, 1)
+
+
+def _train_mask(batch: SubData, split: int) -> Tensor:
+    return split_mask(batch.data.train_mask[: batch.batch_size], split)
+
+
+def _labels_per_step(loader: Iterable[SubData], split: int, micro_batches: int) -> float:
+    """The mean number of labelled nodes per step of an epoch."""
+    inner = getattr(loader, "loader", loader)  # Of a PrefetchLoader.
+    data = getattr(inner, "data", None)
+    if data is None or not isinstance(inner, Sized):
+        raise ValueError(
+            "'scale_loss' is True, but 'loader' doesn't say how many batches and labels it has: "
+            "pass a SubgraphLoader"
+        )
+    return int(split_mask(data.train_mask, split).sum()) * micro_batches / max(len(inner), 1)
+
+
+def _drop_edges(adj_t: Any, kwargs: dict[str, Any], p: float) -> tuple[Any, dict[str, Any]]:
+    if num_rows(adj_t) is not None:
+        return edge_dropout_of_matrix(adj_t, p), kwargs
+    keep = torch.rand(adj_t.size(1), device=adj_t.device) >= p
+    kept = {key: value[keep] for key, value in kwargs.items()}
+    if "edge_weight" in kept:
+        kept["edge_weight"] = kept["edge_weight"] / (1 - p)
+    return adj_t[:, keep], kept
+
+
+def _autocast(
+    device: torch.device, dtype: torch.dtype | None
+) -> contextlib.AbstractContextManager[Any]:
+    if dtype is None:
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, dtype)
 
 
 def mean_age(model: ScalableGNN) -> float:
@@ -137,6 +222,8 @@ def fit(
     epochs: int,
     split: int = 0,
     on_epoch: Callable[[Run], None] | None = None,
+    metric: str | None = None,
+    patience: int | None = None,
 ) -> Run:
     """Trains for some epochs and evaluates after each.
 
@@ -148,11 +235,17 @@ def fit(
         epochs: The number of epochs.
         split: Which split of the masks to use. (default: ``0``)
         on_epoch: Called after each epoch with the run so far.
+        metric: The score; see :func:`gas.training.score`. (default: the usual one for ``data.y``)
+        patience: Stop once the validation score has not risen for this many epochs.
+            (default: never)
     """
+    if patience is not None and patience < 1:
+        raise ValueError(f"'patience' is {patience}, expected at least 1 epoch")
     run = Run()
     curves = {key: getattr(run, f"{key}_acc") for key in ("train", "val", "test")}
     masks = {key: split_mask(data[f"{key}_mask"], split).cpu() for key in curves}
     y = data.y.cpu()
+    metric = metric or metric_of(y)
     for _ in range(epochs):
         start, moved = time.perf_counter(), model.moved_bytes
         run.loss.append(epoch())
@@ -165,7 +258,9 @@ def fit(
         with torch.no_grad():
             out = evaluate(model).cpu()
         for key, curve in curves.items():
-            curve.append(compute_micro_f1(out, y, masks[key]))
+            curve.append(score(metric, out, y, masks[key]))
         if on_epoch is not None:
             on_epoch(run)
+        if patience is not None and len(run.loss) - 1 - run.best_epoch >= patience:
+            break
     return run

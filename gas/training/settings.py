@@ -1,0 +1,106 @@
+"""The settings of an experiment, from a YAML file or by default."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gas.training.metrics import METRICS
+
+# What a model is made with where nobody says; APPNP propagates farther than others convolve.
+_TWO_LAYERS = {"num_layers": 2, "hidden_channels": 64, "dropout": 0.5}
+_PNA = {"aggregators": ["mean", "max"], "scalers": ["identity", "amplification"]}
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "gcn": _TWO_LAYERS,
+    "gat": {**_TWO_LAYERS, "hidden_channels": 8, "hidden_heads": 8, "out_heads": 1},
+    "appnp": {**_TWO_LAYERS, "num_layers": 10},
+    "gcn2": {**_TWO_LAYERS, "num_layers": 8},
+    "gin": _TWO_LAYERS,
+    "sage": _TWO_LAYERS,
+    "pna": {**_TWO_LAYERS, **_PNA},
+    "pna_jk": {**_TWO_LAYERS, **_PNA},
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of an experiment.
+
+    * ``architecture``: arguments of the model.
+    * ``num_parts``, ``batch_size``: parts of the graph, and parts per mini-batch.
+    * ``lr``: the learning rate of Adam; ``reg_weight_decay`` applies to ``model.reg_modules``,
+      ``nonreg_weight_decay`` to ``model.nonreg_modules``.
+    * ``grad_norm``: the bound of gradient clipping; ``edge_dropout``: the probability of dropping
+      an edge of a batch; ``max_steps``: the most steps of an epoch.
+    * ``epochs``, ``runs``: how long, and how often from other seeds.
+    * ``metric``: what is measured; ``None`` for the usual score.
+    """
+
+    architecture: Mapping[str, Any] = field(default_factory=dict)
+    num_parts: int | None = None
+    batch_size: int | None = None
+    lr: float = 0.01
+    reg_weight_decay: float = 0.0
+    nonreg_weight_decay: float = 0.0
+    grad_norm: float | None = None
+    edge_dropout: float = 0.0
+    max_steps: int | None = None
+    epochs: int = 100
+    runs: int = 1
+    metric: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("num_parts", "batch_size", "max_steps", "epochs", "runs"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ValueError(f"'{name}' is {value!r}, expected an integer of at least 1")
+        for name in ("lr", "reg_weight_decay", "nonreg_weight_decay", "grad_norm", "edge_dropout"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int | float) or value < 0):
+                hint = ": write 0.0005 for 5e-4, which YAML takes for text" * isinstance(value, str)
+                raise ValueError(f"'{name}' is {value!r}, expected a number of at least 0{hint}")
+        if self.metric is not None and self.metric not in METRICS:
+            raise ValueError(f"'metric' is {self.metric!r}, expected one of {', '.join(METRICS)}")
+
+    @classmethod
+    def default(cls, model: str) -> Settings:
+        """Settings to start from with a model, by its name."""
+        return cls(ARCHITECTURES[model])
+
+    @classmethod
+    def load(cls, path: str | Path) -> tuple[Settings, dict[str, Any]]:
+        """Reads settings from a YAML file; returns them and what else the file says.
+
+        Raises:
+            ValueError: If a setting is unusable, naming the file.
+        """
+        import yaml
+
+        content = yaml.safe_load(Path(path).read_text())
+        names = {f.name for f in dataclasses.fields(cls)}
+        known = {key: value for key, value in content.items() if key in names}
+        try:
+            settings = cls(**known)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+        return settings, {key: value for key, value in content.items() if key not in names}
+
+    def but(self, **changes: Any) -> Settings:
+        """These settings with some changed; names of ``architecture`` may be given directly.
+
+        ``None`` changes nothing.
+        """
+        changes = {key: value for key, value in changes.items() if value is not None}
+        names = {f.name for f in dataclasses.fields(self)}
+        architecture = {k: changes.pop(k) for k in list(changes) if k not in names}
+        changes["architecture"] = {**self.architecture, **architecture}
+        return dataclasses.replace(self, **changes)
+
+    def for_size(self, num_nodes: int) -> Settings:
+        """These settings with parts of some 300 nodes and eight batches, if they say nothing."""
+        num_parts = self.num_parts or max(1, min(num_nodes // 300, 256))
+        batch_size = self.batch_size or max(1, num_parts // 8)
+        return dataclasses.replace(self, num_parts=num_parts, batch_size=min(batch_size, num_parts))
