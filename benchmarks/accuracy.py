@@ -26,7 +26,7 @@ from common import load, markdown, save
 SCRIPT = Path(__file__).resolve().parent.parent / "examples" / "train_gas.py"
 WAYS = {
     "histories": [],
-    "histories, no refresh": ["--no-refresh"],
+    "histories, no refresh": ["--refresh", "none"],
     "histories, random parts": ["--partition", "random"],
     "histories, bfloat16": ["--dtype", "bfloat16"],
     "histories, float16": ["--dtype", "float16"],

@@ -6,13 +6,13 @@
 
 A cell is a file of settings in ``paper_small/``, ``paper_large/`` (both published) or ``other/``
 (ours). Run ``k`` starts from seed ``k`` and uses split ``k``. A run's test score is that of the
-epoch with the best validation score. Both ways of training take the settings of the cell, and so the
-same number of epochs; a full batch is one step per epoch. After every epoch of training with
+epoch with the best validation score. Both ways of training take the settings of the cell, and so
+the same number of epochs; a full batch is one step per epoch. After every epoch of training with
 histories the evaluation refreshes them, as the published experiments do.
 
 Runs that have ended are kept in ``results/SUITE/``, one line of JSON each; a second call goes on
-where the first one was stopped. The table is made of these lines. Cells whose data is not on disk are
-listed as not run.
+where the first one was stopped. The table is made of these lines. Cells whose data is not on disk
+are listed as not run.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import functools
 import json
 import os
 import statistics
+import sys
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
@@ -226,7 +227,7 @@ def main() -> None:
     try:
         missing = work(args, chosen)
     except KeyboardInterrupt:
-        raise SystemExit("\nInterrupted: the same call goes on with the runs that are missing.")
+        sys.exit("\nInterrupted: the same call goes on with the runs that are missing.")
     missing.update({cell: "not asked for" for cell in every if cell not in chosen})
     content, made = table(every, missing)
     save(SUITES[args.suite], {"cells": content}, made)

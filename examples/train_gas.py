@@ -1,11 +1,11 @@
 """Trains a graph neural network with historical embeddings and reports how it went.
 
     python examples/train_gas.py                                   # a generated graph, no network
-    python examples/train_gas.py --dataset Cora --root data --runs 10
+    python examples/train_gas.py --dataset Cora --root data --model gat --runs 10
     python examples/train_gas.py --dataset my_graph.npz --num-parts 100 --batch-size 10
 
-Writes ``metrics.json`` and ``curve.png`` into ``--out``. Settings that are not given are the
-published ones for the data set, where there are some.
+Writes ``metrics.json`` and ``curve.png`` into ``--out``. Settings that are not given are those of
+``benchmarks/``, for the data sets and models it has: the published ones, where there are some.
 """
 
 from __future__ import annotations
@@ -14,31 +14,21 @@ import argparse
 import dataclasses
 import importlib
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
-import torch_geometric.transforms as T
-from torch_geometric.data import Data
 from tqdm import tqdm
 
 import gas
-from gas.datasets import dataset_names, get_data
+from gas.datasets import dataset_key, dataset_names, get_data
 from gas.history.codec import NAMES as CODECS
 from gas.history.engine import MODES
 from gas.history.tiers import TIERS
-from gas.training import FullBatch, Preset, Run, fit, preset, train_epoch
-from gas.training.report import (
-    EventWriter,
-    machine,
-    metrics,
-    peak_rss_bytes,
-    plot_curves,
-    reset_peak_rss,
-    write_json,
-)
+from gas.training import METRICS, MODELS, Experiment, Run, Settings
+from gas.training.experiment import EVALUATIONS, REFRESHES
+from gas.training.report import EventWriter, machine, metrics, plot_curves, write_json
 
-MODELS = {"gcn": gas.models.GCN}
+BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 
 
 def parse_args() -> argparse.Namespace:
@@ -49,36 +39,57 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--dataset", default="planted:20000", help="name or path (%(default)s)")
     parser.add_argument("--root", default="data", help="folder of PyG's data sets (%(default)s)")
     parser.add_argument("--model", default="gcn", choices=sorted(MODELS))
-    parser.add_argument("--num-layers", type=int)
-    parser.add_argument("--hidden-channels", type=int)
-    parser.add_argument("--dropout", type=float)
-    parser.add_argument("--num-parts", type=int)
-    parser.add_argument("--batch-size", type=int, help="parts per mini-batch")
-    parser.add_argument("--partition", default="metis", choices=gas.partition.METHODS)
-    parser.add_argument("--layout", default="csr", choices=gas.subgraph.LAYOUTS)
-    parser.add_argument("--store", default=None, choices=TIERS, help="of histories")
-    parser.add_argument("--dtype", default="float32", choices=CODECS, help="of stored histories")
-    parser.add_argument("--path", type=Path, help="folder of --store disk (a temporary one)")
-    parser.add_argument("--io", default="concurrent", choices=MODES)
-    parser.add_argument("--prefetch", action="store_true", help="start pulls a batch ahead")
-    parser.add_argument("--epochs", type=int)
-    parser.add_argument("--lr", type=float)
-    parser.add_argument("--seed", type=int, default=0, help="of the first run (%(default)s)")
-    parser.add_argument("--runs", type=int, default=1)
-    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
-    parser.add_argument("--full-batch", action="store_true", help="train without mini-batches")
-    parser.add_argument(
+    parser.add_argument("--config", type=Path, help="a YAML file of settings, as in benchmarks/")
+
+    group = parser.add_argument_group("settings, instead of those of the configuration")
+    group.add_argument("--num-layers", type=int)
+    group.add_argument("--hidden-channels", type=int)
+    group.add_argument("--dropout", type=float)
+    group.add_argument("--num-parts", type=int)
+    group.add_argument("--batch-size", type=int, help="parts per mini-batch")
+    group.add_argument("--epochs", type=int)
+    group.add_argument("--lr", type=float)
+    group.add_argument("--grad-norm", type=float, help="bound of gradient clipping")
+    group.add_argument("--edge-dropout", type=float)
+    group.add_argument("--metric", choices=METRICS, help="(what suits the targets)")
+
+    group = parser.add_argument_group("training")
+    group.add_argument("--seed", type=int, default=0, help="of the first run (%(default)s)")
+    group.add_argument("--runs", type=int, default=1)
+    group.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    group.add_argument("--full-batch", action="store_true", help="train without mini-batches")
+    group.add_argument(
+        "--inductive", action="store_true", help="train on the graph of the training nodes alone"
+    )
+    group.add_argument("--patience", type=int, help="stop after epochs without a better validation")
+    group.add_argument("--scale-loss", action="store_true", help="weigh batches by their labels")
+    group.add_argument(
+        "--skip-unlabelled", action="store_true", help="batches without labels don't refresh"
+    )
+    group.add_argument("--memory-budget", type=float, help="MiB of a micro-batch's tensors")
+    group.add_argument("--autocast", action="store_true", help="compute in bfloat16")
+
+    group = parser.add_argument_group("mini-batches and histories")
+    group.add_argument("--partition", default="metis", choices=gas.partition.METHODS)
+    group.add_argument("--layout", default="csr", choices=gas.subgraph.LAYOUTS)
+    group.add_argument("--store", default=None, choices=TIERS, help="of histories")
+    group.add_argument("--dtype", default="float32", choices=CODECS, help="of stored histories")
+    group.add_argument("--path", type=Path, help="folder of --store disk (a temporary one)")
+    group.add_argument("--io", default="concurrent", choices=MODES)
+    group.add_argument("--prefetch", action="store_true", help="start pulls a batch ahead")
+    group.add_argument(
         "--eval",
-        default="auto",
-        choices=("auto", "full", "layerwise"),
-        help="how to evaluate; auto is full batch up to 100,000 nodes, and with --full-batch",
+        choices=EVALUATIONS,
+        help="(full batch up to 100,000 nodes, and with --full-batch)",
     )
-    parser.add_argument(
-        "--no-refresh", action="store_true", help="full-batch evaluation leaves histories alone"
+    group.add_argument(
+        "--refresh", choices=REFRESHES, help="all histories after each epoch (as --eval)"
     )
-    parser.add_argument("--no-check", action="store_true", help="accept NaN and infinite features")
-    parser.add_argument("--tensorboard", action="store_true", help="write events into --out")
-    parser.add_argument("--out", type=Path, default=Path("runs"), help="folder (%(default)s)")
+
+    group = parser.add_argument_group("input and output")
+    group.add_argument("--no-check", action="store_true", help="accept NaN and infinite features")
+    group.add_argument("--tensorboard", action="store_true", help="write events into --out")
+    group.add_argument("--out", type=Path, default=Path("runs"), help="folder (%(default)s)")
     args = parser.parse_args()
     for name in ("runs", "epochs", "num_layers", "hidden_channels", "num_parts", "batch_size"):
         value = getattr(args, name)
@@ -87,133 +98,63 @@ def parse_args() -> argparse.Namespace:
             parser.error(f"argument --{option} is {value}, expected at least 1")
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("argument --device is cuda, but PyTorch sees no CUDA device: use cpu")
+    if args.device == "auto":
+        args.device = "cuda" if torch.cuda.is_available() else "cpu"
     if args.out.exists() and not args.out.is_dir():
         parser.error(f"argument --out is {args.out}, which is a file: name a folder")
     return args
 
 
-def settings_of(args: argparse.Namespace, num_nodes: int) -> Preset:
-    """The published settings with what the command line says instead."""
-    base = preset(args.model, args.dataset)
-    names = [field.name for field in dataclasses.fields(Preset)]
-    given = {name: getattr(args, name, None) for name in names}
-    base = dataclasses.replace(base, **{k: v for k, v in given.items() if v is not None})
-    num_parts, batch_size = base.parts_for(num_nodes)
-    return dataclasses.replace(base, num_parts=num_parts, batch_size=min(batch_size, num_parts))
+def settings_of(args: argparse.Namespace) -> Settings:
+    """The settings of the configuration with what the command line says instead."""
+    name = f"{dataset_key(args.dataset)}_{args.model}.yaml"
+    files = [args.config] if args.config is not None else list(BENCHMARKS.glob(f"*/{name}"))
+    base = Settings.load(files[0])[0] if files else Settings.default(args.model)
+    names = [*(f.name for f in dataclasses.fields(Settings)), *("num_layers", "hidden_channels")]
+    given = {name: getattr(args, name, None) for name in [*names, "dropout"]}
+    return base.but(**given)
 
 
-@dataclasses.dataclass
-class Graph:
-    """The graph in the forms that training and evaluation take it."""
-
-    data: Data  # Permuted, on the CPU.
-    loader: gas.SubgraphLoader | None  # Mini-batches, unless it is trained as a whole.
-    inference: gas.EvalSubgraphLoader | None  # Mini-batches to evaluate layer by layer ...
-    whole: FullBatch | None  # ... or the graph as one batch.
-    in_channels: int
-    out_channels: int
-
-
-def load(args: argparse.Namespace, device: str) -> tuple[Graph, Preset]:
-    data, in_channels, out_channels = get_data(args.root, args.dataset, check=not args.no_check)
-    num_nodes = data.num_nodes
-    settings = settings_of(args, num_nodes)
-    data = T.GCNNorm()(data)  # Of the whole graph, before it is cut into parts.
-    full = args.full_batch or args.eval == "full"
-    full = full or (args.eval == "auto" and num_nodes <= 100_000)
-    loader = inference = None
-    if not args.full_batch:
-        perm, ptr = gas.metis(
-            data.edge_index, settings.num_parts, num_nodes=num_nodes, method=args.partition
-        )
-        data = gas.permute(data, perm)
-        print(gas.partition_report(data, ptr))
-        options = {"layout": args.layout, "log": False}
-        loader = gas.SubgraphLoader(data, ptr, settings.batch_size, shuffle=True, **options)
-        if not full:
-            inference = gas.EvalSubgraphLoader(data, ptr, settings.batch_size, **options)
-    print(data)
-    whole = FullBatch(data, device) if full else None
-    graph = Graph(data, loader, inference, whole, in_channels, out_channels)
-    return graph, settings
-
-
-def make_model(
-    args: argparse.Namespace, settings: Preset, graph: Graph, device: str
-) -> gas.ScalableGNN:
-    return MODELS[args.model](
-        graph.data.num_nodes,
-        graph.in_channels,
-        settings.hidden_channels,
-        graph.out_channels,
-        settings.num_layers,
-        dropout=settings.dropout,
-        drop_input=settings.drop_input,
-        batch_norm=settings.batch_norm,
-        residual=settings.residual,
-        linear=settings.linear,
-        device=device if args.store is None else None,
-        dtype=args.dtype,
+def make_experiment(args: argparse.Namespace) -> Experiment:
+    data, _, out_channels = get_data(args.root, args.dataset, check=not args.no_check)
+    experiment = Experiment(
+        data,
+        out_channels,
+        args.model,
+        settings_of(args),
+        full_batch=args.full_batch,
+        inductive=args.inductive,
+        evaluation=args.eval,
+        refresh=args.refresh,
+        layout=args.layout,
+        partition=args.partition,
+        prefetch=args.prefetch,
+        memory_budget=None if args.memory_budget is None else int(args.memory_budget * 2**20),
+        patience=args.patience,
+        device=args.device,
+        training={
+            "scale_loss": args.scale_loss,
+            "refresh_unlabelled": not args.skip_unlabelled,
+            "autocast": torch.bfloat16 if args.autocast else None,
+        },
         store=args.store,
+        dtype=args.dtype,
         path=args.path,
         io=args.io,
-        prefetch=int(args.prefetch),
-    ).to(device)
-
-
-def run_once(
-    number: int,
-    args: argparse.Namespace,
-    settings: Preset,
-    graph: Graph,
-    device: str,
-    on_epoch: Callable[[Run], None],
-) -> Run:
-    """Trains one model from its seed and evaluates it after every epoch."""
-    torch.manual_seed(args.seed + number)
-    reset_peak_rss()
-    model = make_model(args, settings, graph, device)
-    groups = [
-        (model.reg_modules, settings.reg_weight_decay),
-        (model.nonreg_modules, settings.nonreg_weight_decay),
-    ]
-    optimizer = torch.optim.Adam(
-        [{"params": module.parameters(), "weight_decay": decay} for module, decay in groups],
-        lr=settings.lr,
     )
-
-    def evaluate(model: gas.ScalableGNN, fill: bool = not args.no_refresh) -> torch.Tensor:
-        if graph.whole is None:
-            return model(loader=graph.inference)
-        return graph.whole(model, fill=fill and not args.full_batch)
-
-    def epoch() -> float:
-        batches = graph.whole.batches() if args.full_batch else graph.loader
-        if args.prefetch:
-            batches = gas.PrefetchLoader(batches, model)
-        return train_epoch(model, batches, optimizer, number, settings.grad_norm, args.full_batch)
-
-    model.eval()
-    with torch.no_grad():
-        evaluate(model, fill=True)  # So that the first epoch reads real embeddings.
-    run = fit(model, graph.data, epoch, evaluate, settings.epochs, number, on_epoch)
-    run.peak_rss_bytes = peak_rss_bytes()
-    run.history_bytes = sum(history.store.nbytes for history in model.histories)
-    model.close()
-    return run
+    print(experiment.graph.data)
+    return experiment
 
 
 def main() -> None:
     args = parse_args()
     importlib.import_module("matplotlib")  # For the plot; missing, it is better missed now.
-    device = args.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    graph, settings = load(args, device)
+    experiment = make_experiment(args)
     args.out.mkdir(parents=True, exist_ok=True)  # What can fail should fail before training.
 
     runs: list[Run] = []
-    with tqdm(total=args.runs * settings.epochs, unit="epoch", disable=None) as progress:
+    epochs = experiment.settings.epochs
+    with tqdm(total=args.runs * epochs, unit="epoch", disable=None) as progress:
         try:
             for number in range(args.runs):
                 folder = args.out / f"events/run{number}"
@@ -229,40 +170,41 @@ def main() -> None:
                     if events is not None:
                         events.write(run)
 
-                runs.append(run_once(number, args, settings, graph, device, on_epoch))
+                runs.append(experiment.run(args.seed + number, number, on_epoch))
                 if events is not None:
                     events.close()
         except KeyboardInterrupt:
             print("\nInterrupted: reporting the runs that ended.", file=sys.stderr)
     if runs:
-        report(args, settings, graph, device, runs)
+        report(args, experiment, runs)
     if len(runs) < args.runs:
         sys.exit(130)
 
 
-def report(
-    args: argparse.Namespace, settings: Preset, graph: Graph, device: str, runs: list[Run]
-) -> None:
+def report(args: argparse.Namespace, experiment: Experiment, runs: list[Run]) -> None:
     """Writes the files and prints the summary."""
     result = metrics(runs)
+    settings = experiment.settings
     how = "full batch" if args.full_batch else f"{settings.num_parts} parts"
-    shape = f"{settings.num_layers}x{settings.hidden_channels}"
+    shape = "x".join(str(settings.architecture[k]) for k in ("num_layers", "hidden_channels"))
     title = f"{args.model} {shape} on {args.dataset}, {how}, {len(runs)} run{'s' * (len(runs) > 1)}"
     write_json(
         args.out / "metrics.json",
         {
             **result,
+            "metric": experiment.metric,
             "dataset": args.dataset,
             "model": args.model,
             "histories": {"store": args.store, "dtype": args.dtype, "io": args.io},
             "training": "full_batch" if args.full_batch else "histories",
             "settings": dataclasses.asdict(settings),
             "seed": args.seed,
-            "device": device,
+            "device": args.device,
             "machine": machine(),
         },
     )
-    plot_curves(args.out / "curve.png", runs, title)
+    label = SCORES[experiment.metric]
+    plot_curves(args.out / "curve.png", runs, title, label)
 
     def percent(key: str) -> str:
         return f"{100 * result[key]['mean']:.2f} ± {100 * result[key]['std']:.2f} %"
@@ -270,9 +212,8 @@ def report(
     print(f"\n{title}")
     if result["final_loss"]["mean"] is None:
         print("  the loss is not finite: training diverged; try a smaller --lr")
-    score = "accuracy" if graph.data.y.dim() == 1 else "micro-F1"  # With several labels per node.
-    print(f"  {'test ' + score:<21}{percent('test_acc')}")
-    print(f"  {'validation ' + score:<21}{percent('val_acc')}")
+    print(f"  {'test ' + label:<21}{percent('test_acc')}")
+    print(f"  {'validation ' + label:<21}{percent('val_acc')}")
     print(f"  training epoch       {1000 * result['train_epoch_seconds']['mean']:.1f} ms")
     stored, moved = result["history_bytes"]["mean"], result["moved_bytes"]["mean"]
     print(
@@ -282,10 +223,13 @@ def report(
     print(f"  written              {args.out}/metrics.json, {args.out}/curve.png")
 
 
+SCORES = {"accuracy": "accuracy", "micro_f1": "micro-F1", "roc_auc": "ROC-AUC", "r2": "R²"}
+
+
 if __name__ == "__main__":
     try:
         main()
-    except (ValueError, ImportError, OSError) as error:
+    except (ValueError, ImportError, OSError, MemoryError) as error:
         sys.exit(f"train_gas.py: error: {error}")
     except KeyboardInterrupt:
         sys.exit(130)

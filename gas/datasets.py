@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch_geometric.transforms as T
 from torch import Tensor
-from torch_geometric.data import Data
+from torch_geometric.data import Batch, Data
 from torch_geometric.utils import to_undirected
 
 from gas.graph_file import SAFE_GLOBALS, load_graph
@@ -34,7 +34,8 @@ def get_data(root: str | Path, name: str, check: bool = True) -> tuple[Data, int
 
     Returns:
         The graph, its number of features, and its number of classes (of labels, for multi-label
-        targets). Masks have shape ``[N]``, or ``[N, splits]`` for several splits.
+        targets; 1 for real numbers). Masks have shape ``[N]``, or ``[N, splits]`` for several
+        splits.
 
     Raises:
         ValueError: If there is no such data set, or a file doesn't hold a usable graph.
@@ -76,6 +77,8 @@ def dataset_key(name: str) -> str:
 
 
 def _num_outputs(y: Tensor) -> int:
+    if y.dim() == 1 and y.is_floating_point():
+        return 1
     return y.size(1) if y.dim() == 2 and y.size(1) > 1 else int(y.max()) + 1
 
 
@@ -97,7 +100,7 @@ def _pyg(cls_name: str, root: str, *args: Any, **kwargs: Any) -> Data:
             ) from error
 
     dataset = type(cls_name, (base,), {"download": download})(root, *args, **kwargs)
-    return dataset[0]
+    return dataset[0] if len(dataset) == 1 else Batch.from_data_list(list(dataset))
 
 
 def _planetoid(name: str) -> Callable[[str], Data]:
@@ -131,6 +134,16 @@ def _standardised(cls_name: str) -> Callable[[str], Data]:
         return data
 
     return load
+
+
+def _ppi(root: str) -> Data:
+    """All graphs of the data set as one, whose masks tell training from validation and test."""
+    parts = [_pyg("PPI", f"{root}/PPI", split) for split in ("train", "val", "test")]
+    union = Batch.from_data_list([Data(x=p.x, y=p.y, edge_index=p.edge_index) for p in parts])
+    data = Data(x=union.x, y=union.y, edge_index=union.edge_index)
+    for number, key in enumerate(("train_mask", "val_mask", "test_mask")):
+        data[key] = union.batch == number
+    return data
 
 
 def _ogb(name: str) -> Callable[[str], Data]:
@@ -185,6 +198,7 @@ _NAMED: dict[str, Callable[[str], Data]] = {
     "Minesweeper": _hetero("Minesweeper"),
     "Tolokers": _hetero("Tolokers"),
     "Questions": _hetero("Questions"),
+    "PPI": _ppi,
     "Flickr": lambda root: _pyg("Flickr", f"{root}/Flickr"),
     "Reddit2": _standardised("Reddit2"),
     "Yelp": _standardised("Yelp"),
@@ -270,7 +284,7 @@ def _with_masks(data: Data) -> Data:
         order = torch.randperm(num_nodes, generator=generator)
         group[order[: num_nodes // 2], split] = 0
         group[order[num_nodes // 2 : num_nodes * 3 // 4], split] = 1
-    if data.y.dim() == 1:
+    if data.y.dim() == 1 and not data.y.is_floating_point():
         group[data.y < 0] = 3  # Of unknown class: in no mask.
     group = group.squeeze(1)
     data.train_mask, data.val_mask, data.test_mask = (group == part for part in range(3))
@@ -278,7 +292,7 @@ def _with_masks(data: Data) -> Data:
 
 
 def _check_labelled(data: Data) -> None:
-    if data.y.dim() > 1 or not bool((data.y < 0).any()):
+    if data.y.dim() > 1 or data.y.is_floating_point() or not bool((data.y < 0).any()):
         return
     for key in ("train_mask", "val_mask", "test_mask"):
         mask = data[key] if data[key].dim() == 1 else data[key].any(dim=1)

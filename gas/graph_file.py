@@ -43,7 +43,7 @@ def load_graph(path: str | Path) -> Data:
     if data.x.dim() != 2:
         raise ValueError(f"'x' has shape {list(data.x.shape)}, expected [N, F]")
     data.x = data.x.float()
-    data.y = _classes(data.y)
+    data.y = _targets(data.y)
     if isinstance(data.get("num_nodes"), Tensor):
         data.num_nodes = int(data.num_nodes)
     for key in ("train_mask", "val_mask", "test_mask"):
@@ -52,15 +52,19 @@ def load_graph(path: str | Path) -> Data:
     return data
 
 
-def _classes(y: Tensor) -> Tensor:
-    """One integer class per node, or the labels of ``[N, C]`` as they are."""
+def _targets(y: Tensor) -> Tensor:
+    """One integer class or real target per node, or the labels of ``[N, C]`` as they are."""
     y = y.squeeze(1) if y.dim() == 2 and y.size(1) == 1 else y
     if y.dim() == 2:
         return y
-    if y.dim() != 1 or bool((y != y.long()).any()) or bool((y < -1).any()):
+    if y.dim() == 1 and y.is_floating_point() and bool((y != y.round()).any()):
+        if not bool(torch.isfinite(y).all()):
+            raise ValueError("'y' holds a NaN or infinite value, expected classes or real numbers")
+        return y.float()
+    if y.dim() != 1 or bool((y < -1).any()):
         raise ValueError(
-            "'y' holds no classes, expected integers from 0 for each node, -1 where unknown, or "
-            "[N, C] with 0 and 1 for several labels"
+            "'y' holds no classes, expected integers from 0 for each node, -1 where unknown; or "
+            "[N, C] with 0 and 1 for several labels; or real numbers to predict"
         )
     return y.long()
 

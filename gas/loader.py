@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -113,6 +113,7 @@ class SubgraphLoader(DataLoader):
         weight = edges.weight
         if weight is not None and e_id is not None:
             weight = _native.gather_rows(weight, e_id)
+        self._rowptr = rowptr
         self._relabel = _native.Relabeler(rowptr, col, e_id, weight)
         keys = data.keys()
         self._node_keys = [key for key in keys if is_row_per_node(data, key)]
@@ -137,6 +138,26 @@ class SubgraphLoader(DataLoader):
         limit = CACHE_BYTES if cache is None else sys.maxsize
         self._cache_limit = limit if fixed and cache is not False else -1
 
+    def cut(self, parts: Sequence[int]) -> SubData:
+        """The mini-batch of some parts, in increasing order.
+
+        Raises:
+            ValueError: If a part doesn't exist, or is named twice.
+        """
+        num_parts = self.ptr.numel() - 1
+        key = tuple(sorted(parts))
+        if not key or key[0] < 0 or key[-1] >= num_parts or len(set(key)) < len(key):
+            raise ValueError(
+                f"'parts' is {list(parts)}, expected different parts between 0 and {num_parts - 1}"
+            )
+        batch = self._cut(key)
+        self._add_features(batch)
+        return batch
+
+    def edges_per_part(self) -> Tensor:
+        """The number of edges into the nodes of each part, of shape ``[num_parts]``."""
+        return self._rowptr[self.ptr].diff()
+
     def _collate(self, parts: list[int]) -> SubData:
         # Tensors made in inference mode would be of no use to a later epoch of training.
         with torch.inference_mode(False), torch.no_grad():
@@ -153,7 +174,7 @@ class SubgraphLoader(DataLoader):
         return batch
 
     def _keep(self, key: tuple[int, ...], batch: SubData) -> None:
-        size = _num_bytes(batch)
+        size = num_bytes(batch)
         if self._cached_bytes + size <= self._cache_limit:
             self._cached[key] = batch
             self._cached_bytes += size
@@ -260,5 +281,6 @@ def _tensors(data: Data) -> Iterable[Tensor]:
             yield value
 
 
-def _num_bytes(batch: SubData) -> int:
+def num_bytes(batch: SubData) -> int:
+    """The bytes of a mini-batch's tensors."""
     return batch.n_id.nbytes + sum(tensor.nbytes for tensor in _tensors(batch.data))

@@ -11,7 +11,7 @@ import copy
 import dataclasses
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
@@ -198,6 +198,18 @@ class ScalableGNN(torch.nn.Module):
                 stacklevel=2,
             )
 
+    @contextlib.contextmanager
+    def without_histories(self) -> Iterator[None]:
+        """In this context nothing is read from the histories or written to them.
+
+        Outputs are wrong then; it is for measuring what a forward pass takes.
+        """
+        io, self._engine.io = self.io, "none"
+        try:
+            yield
+        finally:
+            self._engine.io = io
+
     @property
     def moved_bytes(self) -> int:
         """Bytes of stored rows that were read from the histories and written to them so far."""
@@ -308,6 +320,13 @@ class ScalableGNN(torch.nn.Module):
             out = super().__call__(x, adj_t, batch_size, n_id, offset, count, **kwargs)
             if call.batch:
                 self._check_pushed(call)
+        except RuntimeError as error:
+            if _lacks_product(adj_t):
+                raise RuntimeError(
+                    "'adj_t' is a torch.sparse_csr matrix, which PyTorch can't multiply in the "
+                    f"types of torch.autocast ({error}): load with layout='edge_index'"
+                ) from error
+            raise
         finally:
             self._call = None
             if call.pulls is not None:
@@ -523,6 +542,11 @@ class ScalableGNN(torch.nn.Module):
 def _check_count(name: str, value: object) -> None:
     if not _native.is_integer(value) or cast(int, value) < 1:
         raise ValueError(f"'{name}' is {value!r}, expected an integer of at least 1")
+
+
+def _lacks_product(adj_t: Any) -> bool:
+    csr = isinstance(adj_t, Tensor) and adj_t.layout == torch.sparse_csr
+    return csr and torch.is_autocast_enabled(adj_t.device.type)
 
 
 def _adjacency(data: Data) -> Any:

@@ -53,7 +53,7 @@ def test_read_only_folders_are_mirrored(tmp_path, monkeypatch):
 
 
 def test_names():
-    assert len(gas.datasets.dataset_names()) == 19
+    assert len(gas.datasets.dataset_names()) == 20
     with pytest.raises(ValueError, match="'dataset' is 'Coro', expected one of Cora, CiteSeer, .*"):
         gas.get_data("data", "Coro")
     for name in ("planted", "planted:", "planted:x", "planted:0", "planted:-3"):
@@ -193,8 +193,8 @@ def test_truncated_files(tmp_path, suffix, kept):
     [
         ({"x": np.ones(60)}, r"'x' has shape \[60\], expected \[N, F\]"),
         ({"x": np.array(["a"] * 60)}, "the array 'x' has type <U1, expected numbers"),
-        ({"y": np.full(60, 0.5)}, "'y' holds no classes, expected integers from 0"),
-        ({"y": np.full(60, -2)}, "'y' holds no classes"),
+        ({"y": np.full(60, np.nan)}, "'y' holds a NaN or infinite value"),
+        ({"y": np.full(60, -2)}, "'y' holds no classes, expected integers from 0"),
         ({"train_mask": np.arange(60)}, "'train_mask' holds other values than 0 and 1"),
         (
             {"y": np.full(60, -1)}

@@ -71,12 +71,12 @@ class GCN(LayeredGNN):
         self.linear = linear
         self.drop_first = drop_input or linear
 
-        if linear and isinstance(hidden_channels, Sequence):
-            raise ValueError(
-                f"'hidden_channels' is {hidden_channels}, expected one width with linear=True"
-            )
         widths = layer_widths(in_channels, hidden_channels, out_channels, num_layers)
         if linear:
+            if isinstance(hidden_channels, Sequence):
+                raise ValueError(
+                    f"'hidden_channels' is {hidden_channels}, expected one width with linear=True"
+                )
             self.lins.append(Linear(in_channels, hidden_channels))
             self.lins.append(Linear(hidden_channels, out_channels))
             widths = [hidden_channels] * (num_layers + 1)

@@ -2,15 +2,25 @@
 
 from gas.training.experiment import MODELS, Experiment
 from gas.training.loop import FullBatch, Run, fit, loss_of, mean_age, split_mask, train_epoch
-from gas.training.metrics import compute_micro_f1, compute_r2, compute_roc_auc, metric_of, score
+from gas.training.memory import activation_bytes, plan_micro_batches
+from gas.training.metrics import (
+    METRICS,
+    compute_micro_f1,
+    compute_r2,
+    compute_roc_auc,
+    metric_of,
+    score,
+)
 from gas.training.settings import Settings
 
 __all__ = [
     "Experiment",
     "FullBatch",
+    "METRICS",
     "MODELS",
     "Run",
     "Settings",
+    "activation_bytes",
     "compute_micro_f1",
     "compute_r2",
     "compute_roc_auc",
@@ -18,6 +28,7 @@ __all__ = [
     "loss_of",
     "mean_age",
     "metric_of",
+    "plan_micro_batches",
     "score",
     "split_mask",
     "train_epoch",

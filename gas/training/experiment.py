@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,10 +16,12 @@ from gas.partition import metis, partition_report, permute
 from gas.prefetch import PrefetchLoader
 from gas.scalable import ScalableGNN
 from gas.training.loop import FullBatch, Run, fit, train_epoch
+from gas.training.memory import plan_micro_batches
+from gas.training.metrics import metric_of
 from gas.training.report import peak_rss_bytes, reset_peak_rss
 from gas.training.settings import Settings
 
-MODELS = {
+MODELS: dict[str, type[models.LayeredGNN]] = {
     "appnp": models.APPNP,
     "gat": models.GAT,
     "gcn": models.GCN,
@@ -35,6 +36,15 @@ EVALUATIONS = ("full", "layerwise")
 MOST_FULL_NODES = 100_000  # Up to here the whole graph is evaluated as one batch.
 
 
+class _Graph(NamedTuple):
+    """A graph in the forms that training and evaluation take it."""
+
+    data: Data  # Permuted, on the CPU.
+    loader: SubgraphLoader | None  # Mini-batches, unless it is trained as a whole.
+    inference: EvalSubgraphLoader | None  # Mini-batches to compute layer by layer ...
+    whole: FullBatch | None  # ... or the graph as one batch.
+
+
 class Experiment:
     """Trains a model on a graph, with histories or in full batch, and evaluates every epoch.
 
@@ -44,6 +54,8 @@ class Experiment:
         model: One of :data:`MODELS`.
         settings: The settings; what they leave open follows from the size of the graph.
         full_batch: Train on the whole graph at once, without histories. (default: ``False``)
+        inductive: Train on the graph of the training nodes alone, evaluate on all of it; of a union
+            of graphs, these are the graphs that are trained on. (default: ``False``)
         evaluation: ``"full"`` computes the whole graph as one batch, ``"layerwise"`` layer by
             layer. (default: ``"full"`` up to 100,000 nodes, or with ``full_batch``)
         refresh: How all histories are made exact after each epoch: ``"full"``, ``"layerwise"``,
@@ -52,6 +64,8 @@ class Experiment:
         layout: See :class:`gas.SubgraphLoader`. (default: ``"csr"``)
         partition: See :func:`gas.metis`. (default: ``"metis"``)
         prefetch: Start pulls one batch ahead. (default: ``False``)
+        memory_budget: Split mini-batches so that the tensors of one take at most this many bytes;
+            see :func:`gas.training.plan_micro_batches`. (default: never split)
         patience: See :func:`gas.training.fit`. (default: never stop early)
         device: Where the model computes. (default: ``"cpu"``)
         log: Report on standard error. (default: ``True``)
@@ -70,11 +84,13 @@ class Experiment:
         settings: Settings,
         *,
         full_batch: bool = False,
+        inductive: bool = False,
         evaluation: str | None = None,
         refresh: str | None = None,
         layout: str = "csr",
         partition: str = "metis",
         prefetch: bool = False,
+        memory_budget: int | None = None,
         patience: int | None = None,
         device: torch.device | str = "cpu",
         log: bool = True,
@@ -104,45 +120,65 @@ class Experiment:
         self.evaluation = evaluation
         self.refresh = refresh
         self.prefetch = prefetch
+        self.memory_budget = memory_budget
         self.patience = patience
         self.device = device
         self.training = training or {}
         self.histories = histories
 
+        fill = evaluation if refresh == "none" else refresh
+        if inductive:
+            mask = data.train_mask
+            if mask.dim() > 1:
+                raise ValueError(
+                    f"'inductive' is True, but the graph has {mask.size(1)} splits: choose one, "
+                    "data.train_mask = data.train_mask[:, k], and the other masks likewise"
+                )
+            self.graph = self._prepare(data.subgraph(mask), {fill}, layout, partition, log)
+            self.eval_graph = self._prepare(data, {evaluation}, layout, partition, log)
+        else:
+            self.graph = self._prepare(data, {fill, evaluation}, layout, partition, log)
+            self.eval_graph = self.graph
+        self.data = self.eval_graph.data
+        self.metric = settings.metric or metric_of(self.data.y)
+
+    def _prepare(
+        self, data: Data, modes: set[str], layout: str, partition: str, log: bool
+    ) -> _Graph:
+        settings = self.settings
+        num_parts, batch_size = settings.num_parts or 1, settings.batch_size or 1
         if self.cls.transform is not None:  # Of the whole graph, before it is cut into parts.
             data = self.cls.transform(data)
-        self.loader: SubgraphLoader | None = None
-        self.inference: EvalSubgraphLoader | None = None
-        if not full_batch:
+        loader = inference = None
+        if not self.full_batch:
             perm, ptr = metis(
                 data.edge_index,
-                settings.num_parts,
+                num_parts,
                 num_nodes=data.num_nodes,
                 method=partition,
                 log=log,
             )
             data = permute(data, perm, log=log)
             if log:
-                print(partition_report(data, ptr), file=sys.stderr)
-            batches = {"batch_size": settings.batch_size, "layout": layout, "log": False}
-            self.loader = SubgraphLoader(data, ptr, shuffle=True, **batches)
-            if "layerwise" in (evaluation, refresh):
-                self.inference = EvalSubgraphLoader(data, ptr, **batches)
-        self.data = data
-        whole = full_batch or "full" in (evaluation, refresh)
-        self.whole = FullBatch(data, device, layout) if whole else None
+                print(partition_report(data, ptr))
+            loader = SubgraphLoader(data, ptr, batch_size, shuffle=True, layout=layout, log=False)
+            if "layerwise" in modes:
+                inference = EvalSubgraphLoader(data, ptr, batch_size, layout=layout, log=False)
+        full = self.full_batch or "full" in modes
+        whole = FullBatch(data, self.device, layout) if full else None
+        return _Graph(data, loader, inference, whole)
 
-    def make_model(self) -> ScalableGNN:
+    def make_model(self) -> models.LayeredGNN:
         """A new model, with weights drawn from PyTorch's generator."""
         architecture = dict(self.settings.architecture)
         if "aggregators" in architecture:
-            architecture["deg"] = degree(self.data.edge_index[1], self.data.num_nodes)
+            architecture["deg"] = degree(self.graph.data.edge_index[1], self.graph.data.num_nodes)
         options = dict(self.histories)
         if options.get("store") is None:
             options["device"] = self.device
         model = self.cls(
-            self.data.num_nodes,
-            self.data.x.size(1),
+            self.graph.data.num_nodes,
+            self.graph.data.x.size(1),
             out_channels=self.out_channels,
             prefetch=int(self.prefetch),
             **architecture,
@@ -167,21 +203,24 @@ class Experiment:
             lr=settings.lr,
         )
 
+        if not self.full_batch:
+            self._refresh(model)  # So that the first epoch reads real embeddings.
+        batches, micro_batches = self._batches(model)
+
         def epoch() -> float:
             return train_epoch(
                 model,
-                self._batches(model),
+                batches,
                 optimizer,
                 split,
                 settings.grad_norm,
                 self.full_batch,
+                micro_batches=micro_batches,
                 edge_dropout=settings.edge_dropout,
                 max_steps=settings.max_steps,
                 **self.training,
             )
 
-        if not self.full_batch:
-            self._fill(model)  # So that the first epoch reads real embeddings.
         run = fit(
             model,
             self.data,
@@ -190,7 +229,7 @@ class Experiment:
             settings.epochs,
             split,
             on_epoch,
-            settings.metric,
+            self.metric,
             self.patience,
         )
         run.peak_rss_bytes = peak_rss_bytes()
@@ -198,35 +237,41 @@ class Experiment:
         model.close()
         return run
 
-    def _batches(self, model: ScalableGNN) -> Iterable[SubData]:
-        if self.whole is not None and self.full_batch:
-            return self.whole.batches()
-        assert self.loader is not None
-        return PrefetchLoader(self.loader, model) if self.prefetch else self.loader
+    def _batches(self, model: ScalableGNN) -> tuple[Iterable[SubData], int]:
+        """The batches of an epoch, and how many of them make a step."""
+        graph, batches, micro_batches = self.graph, self.graph.loader, 1
+        if graph.whole is not None and batches is None:
+            return graph.whole, 1
+        assert batches is not None
+        if self.memory_budget is not None:
+            size, micro_batches = plan_micro_batches(model, batches, self.memory_budget)
+            batches = SubgraphLoader(
+                graph.data, batches.ptr, size, shuffle=True, layout=batches.layout, log=False
+            )
+        return (PrefetchLoader(batches, model) if self.prefetch else batches), micro_batches
 
     @torch.no_grad()
-    def _fill(self, model: ScalableGNN) -> None:
+    def _refresh(self, model: ScalableGNN) -> None:
+        """Makes all histories exact."""
         model.eval()
-        if self.whole is not None:
-            self.whole(model, fill=True)
-        else:
-            model(loader=self.inference)
+        layerwise = self.refresh == "layerwise" or self.graph.whole is None
+        if layerwise:
+            model(loader=self.graph.inference)
+        elif self.graph.whole is not None:
+            self.graph.whole(model, fill=True)
 
     def _evaluate(self, model: ScalableGNN) -> Tensor:
         """Every node's output; all histories are exact afterwards, if they are to be."""
-        if self.evaluation == "full":
-            assert self.whole is not None
-            out = self.whole(model, fill=self.refresh == "full")
-            if self.refresh == "layerwise":
-                model(loader=self.inference)
-            return out
-        if self.refresh != "none":
-            out = model(loader=self.inference)
-            if self.refresh == "full":
-                self._fill(model)
-            return out
-        apart = model.for_graph(model.num_nodes)  # Its histories are not those of the training.
-        try:
-            return apart(loader=self.inference)
-        finally:
+        shared = self.eval_graph is self.graph
+        done = self.refresh == "none" or (shared and self.refresh == self.evaluation)
+        if self.eval_graph.whole is not None and self.evaluation == "full":
+            out = self.eval_graph.whole(model, fill=done and self.refresh != "none")
+        elif shared and self.refresh != "none":
+            out = model(loader=self.eval_graph.inference)
+        else:  # Whose histories are not those of the training.
+            apart = model.for_graph(self.data.num_nodes)
+            out = apart(loader=self.eval_graph.inference)
             apart.close()
+        if not done:
+            self._refresh(model)
+        return out

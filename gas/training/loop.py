@@ -54,7 +54,15 @@ class Run:
 
 
 class FullBatch:
-    """The whole graph as one batch without a halo, for full-batch training and evaluation."""
+    """The whole graph as one batch without a halo, for full-batch training and evaluation.
+
+    It is an epoch of that one batch, and a function of a model.
+
+    Args:
+        data: The graph.
+        device: Where to keep it. (default: ``"cpu"``)
+        layout: See :class:`gas.SubgraphLoader`. (default: ``"csr"``)
+    """
 
     def __init__(self, data: Data, device: torch.device | str = "cpu", layout: str = "csr") -> None:
         whole = torch.tensor([0, data.num_nodes])
@@ -66,8 +74,10 @@ class FullBatch:
         x, adj_t, kwargs = model.inputs_of(self.data)
         return model(x, adj_t, fill=fill, **kwargs)
 
-    def batches(self) -> Iterator[SubData]:
-        """Yields the graph as an epoch of one batch."""
+    def __len__(self) -> int:
+        return 1
+
+    def __iter__(self) -> Iterator[SubData]:
         empty = torch.empty(0, dtype=torch.long)
         yield SubData(self.data, self.data.num_nodes, empty, empty, empty)
 

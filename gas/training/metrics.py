@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 METRICS = ("accuracy", "micro_f1", "roc_auc", "r2")

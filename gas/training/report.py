@@ -94,8 +94,11 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     os.replace(temporary, path)
 
 
-def plot_curves(path: Path, runs: Sequence[Run], title: str) -> None:
-    """Draws loss, accuracy and history age over epochs: the mean of the runs and their range."""
+def plot_curves(path: Path, runs: Sequence[Run], title: str, score: str = "accuracy") -> None:
+    """Draws loss, score and history age over epochs: the mean of the runs and their range.
+
+    Runs that stopped early are drawn as if their last epoch had gone on.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -103,14 +106,17 @@ def plot_curves(path: Path, runs: Sequence[Run], title: str) -> None:
 
     panels = {
         "training loss": {"loss": "loss"},
-        "accuracy, %": {"train": "train_acc", "validation": "val_acc", "test": "test_acc"},
+        f"{score}, %": {"train": "train_acc", "validation": "val_acc", "test": "test_acc"},
         "mean age of history rows, pushes": {"age": "age"},
     }
     figure, axes = plt.subplots(1, len(panels), figsize=(12, 3.6), constrained_layout=True)
     for axis, (label, curves) in zip(axes, panels.items(), strict=True):
         scale = 100.0 if "%" in label else 1.0
         for name, attribute in curves.items():
-            values = torch.tensor([getattr(run, attribute) for run in runs]) * scale
+            longest = max(len(run.loss) for run in runs)
+            curves_of_runs = [getattr(run, attribute) for run in runs]
+            rows = [curve + curve[-1:] * (longest - len(curve)) for curve in curves_of_runs]
+            values = torch.tensor(rows) * scale
             epochs = range(1, values.size(1) + 1)
             axis.plot(epochs, values.mean(dim=0), label=name, linewidth=1.5)
             if len(runs) > 1:

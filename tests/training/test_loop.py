@@ -4,8 +4,7 @@ import torch_geometric.transforms as T
 from conftest import random_graph
 
 import gas
-from gas.training import FullBatch, Run, fit, loss_of, mean_age, preset, split_mask, train_epoch
-from gas.training.presets import PRESETS
+from gas.training import FullBatch, Run, fit, loss_of, mean_age, split_mask, train_epoch
 
 
 def make(num_parts=4, **kwargs):
@@ -57,7 +56,7 @@ def test_one_part_trains_as_the_full_batch_does():
     whole = FullBatch(data)
     loader = gas.SubgraphLoader(data, torch.tensor([0, 60]), log=False)
     states = []
-    for batches, full in ((loader, False), (whole.batches(), True)):
+    for batches, full in ((loader, False), (whole, True)):
         torch.manual_seed(0)
         model.reset_parameters()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -140,17 +139,3 @@ def test_run_picks_the_best_epoch():
     run = Run(val_acc=[0.5, 0.8, 0.8], test_acc=[0.1, 0.2, 0.3], seconds=[3.0, 1.0, 2.0])
     assert run.best_epoch == 1
     assert run.epoch_seconds == 2.0
-
-
-def test_presets():
-    cora = preset("gcn", "Cora")
-    assert (cora.num_layers, cora.hidden_channels, cora.dropout) == (2, 16, 0.5)
-    assert (cora.lr, cora.reg_weight_decay, cora.nonreg_weight_decay) == (0.01, 5e-4, 0)
-    assert (cora.num_parts, cora.batch_size, cora.grad_norm, cora.epochs) == (40, 10, 1.0, 200)
-    assert preset("gcn", "ogbn-arxiv").num_layers == 3
-    assert preset("gcn", "planted:777") is PRESETS["gcn"]["planted"]
-    unknown = preset("gcn", "mine.npz")
-    assert unknown.parts_for(30_000) == (100, 12)
-    assert unknown.parts_for(10) == (1, 1)
-    known = {gas.datasets.dataset_key(name) for name in gas.datasets.dataset_names()} | {"planted"}
-    assert set(PRESETS["gcn"]) <= known
