@@ -418,3 +418,54 @@ def test_memory_of_inference_is_that_of_a_batch(graph, model):
     loader = gas.EvalSubgraphLoader(*graph, log=False)
     model(loader=loader)
     assert max(sizes) == max(batch_size for _, batch_size, *_ in loader) < 60
+
+
+# Several graphs -----------------------------------------------------------------------------------
+
+
+def test_another_graph_shares_the_weights(graph, model):
+    before = fill(model, graph)
+    other = random_graph(num_nodes=33)
+    twin = model.for_graph(33)
+    assert [history.num_embeddings for history in twin.histories] == [33] * 2
+    assert all(a is b for a, b in zip(twin.parameters(), model.parameters(), strict=True))
+    loader = gas.EvalSubgraphLoader(other, torch.tensor([0, 20, 33]), log=False)
+    expected = model.eval()(other.x, other.edge_index)
+    assert torch.allclose(twin(loader=loader), expected, atol=1e-5)
+    assert unchanged(model, before)
+    batch, *args = next(iter(loader))
+    with pytest.raises(ValueError, match="of a graph of 33 nodes, but the histories are for 60"):
+        model(batch.x, batch.adj_t, *args)
+    twin(batch.x, batch.adj_t, *args).sum().backward()  # Trains the shared weights.
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    twin.close()
+    assert model.histories[0].pull(torch.arange(3)).shape == (3, 8)  # Not closed with it.
+    model.convs[0].lin_l.weight.data.zero_()
+    assert not twin.convs[0].lin_l.weight.any()
+    with pytest.raises(ValueError, match="'num_nodes' is 0, expected an integer of at least 1"):
+        model.for_graph(0)
+
+
+def test_another_graph_has_the_same_options(tmp_path):
+    model = SAGE(60, 5, 3, dtype="int8", store="disk", path=tmp_path / "one", io="serial")
+    twin = model.for_graph(33)
+    assert twin.io == "serial"
+    assert {(h.codec.name, h.store.tier) for h in twin.histories} == {("int8", "disk")}
+    assert not any(str(h.store.path).startswith(str(tmp_path)) for h in twin.histories)
+    kept = model.for_graph(33, path=tmp_path / "two")
+    assert (tmp_path / "two" / "history_0").exists()
+    for each in (model, twin, kept):
+        each.close()
+
+
+def test_copies_have_histories_of_their_own(graph, model):
+    before = fill(model, graph)
+    batch, *args = batch_of(graph)
+    model(batch.x, batch.adj_t, *args).sum().backward()
+    twin = copy.deepcopy(model)
+    assert unchanged(twin, [history.emb.clone() for history in model.histories])
+    for parameter in twin.parameters():
+        parameter.data.add_(1)
+    fill(twin, graph)
+    assert not unchanged(model, [history.emb for history in twin.histories])
+    assert before

@@ -139,3 +139,133 @@ def test_run_picks_the_best_epoch():
     run = Run(val_acc=[0.5, 0.8, 0.8], test_acc=[0.1, 0.2, 0.3], seconds=[3.0, 1.0, 2.0])
     assert run.best_epoch == 1
     assert run.epoch_seconds == 2.0
+
+
+class NoStep(torch.optim.SGD):
+    """Keeps the gradient of every step, and takes none."""
+
+    def __init__(self, params):
+        super().__init__(params, lr=0.0)
+        self.seen = []
+
+    def step(self):
+        gradients = [p.grad for group in self.param_groups for p in group["params"]]
+        self.seen.append(torch.cat([gradient.flatten() for gradient in gradients]))
+
+
+def gradients_of(model, loader, **options):
+    optimizer = NoStep(model.parameters())
+    loss = train_epoch(model, loader, optimizer, **options)
+    return loss, optimizer.seen
+
+
+def exact(data, model):
+    """Exact histories, so that a batch's gradient doesn't depend on those before it."""
+    FullBatch(data)(model.eval(), fill=True)
+    return model
+
+
+@pytest.mark.parametrize("micro", [2, 3, 4, 9])
+def test_micro_batches_accumulate_the_mean_over_labels(micro):
+    data, ptr, model = make()
+    loader = gas.SubgraphLoader(data, ptr, 1, log=False)
+    loss, single = gradients_of(exact(data, model), loader)
+    counts = [int(batch.data.train_mask[: batch.batch_size].sum()) for batch in loader]
+    assert len(set(counts)) > 1
+    total, several = gradients_of(exact(data, model), loader, micro_batches=micro)
+    assert total == pytest.approx(loss)
+    assert len(several) == -(-4 // micro)
+    for number, found in enumerate(several):
+        group = slice(number * micro, (number + 1) * micro)
+        parts = zip(single[group], counts[group], strict=True)
+        expected = sum(g * n for g, n in parts) / sum(counts[group])
+        assert torch.allclose(found, expected, atol=1e-6)
+    with pytest.raises(ValueError, match="'micro_batches' is 0, expected at least 1"):
+        train_epoch(model, loader, NoStep(model.parameters()), micro_batches=0)
+
+
+def test_scaled_losses_weigh_every_label_alike():
+    data, ptr, model = make()
+    loader = gas.SubgraphLoader(data, ptr, 1, log=False)
+    _, plain = gradients_of(exact(data, model), loader)
+    counts = [int(batch.data.train_mask[: batch.batch_size].sum()) for batch in loader]
+    for batches in (loader, gas.PrefetchLoader(loader, model)):
+        _, scaled = gradients_of(exact(data, model), batches, scale_loss=True)
+        for mine, other, count in zip(scaled, plain, counts, strict=True):
+            assert torch.allclose(mine, other * count / (sum(counts) / 4), atol=1e-6)
+    with pytest.raises(ValueError, match="'scale_loss' is True, but 'loader' doesn't say how many"):
+        train_epoch(model, list(loader), NoStep(model.parameters()), scale_loss=True)
+
+
+def test_the_regulariser_of_a_model_is_added():
+    data, ptr, _ = make()
+    model = gas.models.GIN(60, 5, 8, 3, 2, noise=0.5)
+    loader = gas.SubgraphLoader(data, ptr, 4, log=False, edge_weight=False)
+    torch.manual_seed(0)
+    _, (found,) = gradients_of(model, loader)
+    torch.manual_seed(0)
+    ((batch, *args),) = loader
+    out = model(batch.x, batch.adj_t, *args)
+    mask = batch.train_mask
+    loss = loss_of(out[mask], batch.y[mask])
+    for objective, equal in ((loss, False), (loss + model.reg_loss, True)):
+        wanted = torch.autograd.grad(objective, list(model.parameters()), retain_graph=True)
+        expected = torch.cat([gradient.flatten() for gradient in wanted])
+        assert torch.allclose(found, expected, atol=1e-6) == equal
+
+
+@pytest.mark.parametrize("layout", ["csr", "edge_index"])
+def test_edge_dropout(layout):
+    """It is that of the whole batch, and right on average."""
+    data, ptr, model = make()
+    exact(data, model)
+    loader = gas.SubgraphLoader(data, ptr, 4, log=False, layout=layout)
+    seen = []
+    model.convs[0].register_forward_pre_hook(lambda m, args: seen.append(args[1:3]))
+    train_epoch(model, loader, NoStep(model.parameters()), edge_dropout=0.5)
+    adj_t, weight = seen[0]
+    edges = weight.numel() if layout == "edge_index" else adj_t.values().numel()
+    total = data.edge_index.size(1)
+    assert 0.35 * total < edges < 0.65 * total
+    values = weight if layout == "edge_index" else adj_t.values()
+    known = data.edge_weight.unique()
+    assert bool(((values[:, None] / 2 - known).abs().amin(dim=1) < 1e-6).all())
+
+
+def test_the_most_steps_of_an_epoch():
+    data, ptr, model = make()
+    loader = gas.SubgraphLoader(data, ptr, 1, log=False)
+    _, seen = gradients_of(exact(data, model), loader, max_steps=3)
+    assert len(seen) == 3
+    _, seen = gradients_of(exact(data, model), loader, max_steps=1, micro_batches=2)
+    assert len(seen) == 1
+
+
+def test_losses_of_real_numbers():
+    out, y = torch.randn(6, 1), torch.randn(6)
+    assert loss_of(out, y) == pytest.approx(float((out[:, 0] - y).pow(2).mean()))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8"])
+def test_autocast_with_every_codec(dtype):
+    data, ptr, model = make(dtype=dtype, batch_norm=True)
+    exact(data, model)
+    loader = gas.SubgraphLoader(data, ptr, 2, log=False, layout="edge_index")
+    seen = []
+    model.convs[1].lin.register_forward_hook(lambda m, args, out: seen.append(out.dtype))
+    plain, _ = gradients_of(model, loader)
+    loss, gradients = gradients_of(model, loader, autocast=torch.bfloat16)
+    assert torch.bfloat16 in seen
+    assert 0 < abs(loss - plain) < 0.03 * plain
+    assert all(torch.isfinite(gradient).all() for gradient in gradients)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    losses = [train_epoch(model, loader, optimizer, autocast=torch.bfloat16) for _ in range(15)]
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def test_autocast_with_csr_says_what_to_do():
+    data, ptr, model = make()
+    exact(data, model)
+    loader = gas.SubgraphLoader(data, ptr, 2, log=False)
+    with pytest.raises(RuntimeError, match="torch.autocast .* load with layout='edge_index'"):
+        gradients_of(model, loader, autocast=torch.bfloat16)

@@ -1,0 +1,316 @@
+"""What holds for every model: parameter groups, reset, dropout, and each model's definition."""
+
+import copy
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torch_geometric.transforms as T
+from conftest import random_graph
+from torch_geometric.nn import PNAConv as PyGPNAConv
+from torch_geometric.utils import degree
+
+import gas
+
+PNA = {"aggregators": ["mean", "max"], "scalers": ["identity", "amplification"]}
+ZOO = {
+    "GCN": (gas.models.GCN, (5, 8, 3, 3), {}),
+    "GCN linear": (gas.models.GCN, (5, 8, 3, 3), {"linear": True, "batch_norm": True}),
+    "GraphSAGE": (gas.models.GraphSAGE, (5, 8, 3, 3), {"batch_norm": True}),
+    "GIN": (gas.models.GIN, (5, 8, 3, 3), {"batch_norm": True, "noise": 0.1}),
+    "GAT": (gas.models.GAT, (5, 4, 2, 3, 2, 3), {}),
+    "APPNP": (gas.models.APPNP, (5, 8, 3, 3), {}),
+    "GCN2": (gas.models.GCN2, (5, 8, 3, 3), {"batch_norm": True, "shared_weights": False}),
+    "PNA": (gas.models.PNA, (5, 8, 3, 3), {**PNA, "batch_norm": True}),
+    "PNA_JK": (gas.models.PNA_JK, (5, 8, 3, 3), {**PNA, "batch_norm": True}),
+}
+WIDTHS = {"GAT": [8, 8], "APPNP": [3, 3]}
+
+
+def make(name, dropout=0.0, **kwargs):
+    cls, args, options = ZOO[name]
+    torch.manual_seed(0)
+    data = random_graph(directed=False)
+    data = data if cls.transform is None else cls.transform(data)
+    if "aggregators" in options:
+        options = {**options, "deg": degree(data.edge_index[1], data.num_nodes)}
+    return cls(60, *args, **{**options, **kwargs, "dropout": dropout}), data
+
+
+def run(model, data, **kwargs):
+    weight = {"edge_weight": data.edge_weight} if "edge_weight" in data else {}
+    return model(data.x, data.edge_index, **weight, **kwargs)
+
+
+def dense(data):
+    adj = torch.zeros(60, 60)
+    weight = data.edge_weight if "edge_weight" in data else torch.ones(data.edge_index.size(1))
+    return adj.index_put_((data.edge_index[1], data.edge_index[0]), weight, accumulate=True)
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_parameters_are_grouped_once(name):
+    model, _ = make(name)
+    groups = model.param_groups(0.5, 0.25)
+    assert all(group["weight_decay"] in (0.5, 0.25) for group in groups)
+    grouped = [parameter for group in groups for parameter in group["params"]]
+    assert {id(p) for p in grouped} == {id(p) for p in model.parameters()}
+    assert len(grouped) == len(list(model.parameters()))
+    decay = list(model.reg_modules.parameters())
+    assert [id(p) for p in groups[0]["params"]] == [id(p) for p in decay]
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_what_histories_hold(name):
+    """The width of each layer; rows that the activation could have made."""
+    model, data = make(name)
+    run(model.eval(), data, fill=True)
+    widths = [history.embedding_dim for history in model.histories]
+    assert widths == WIDTHS.get(name, [8, 8])
+    for history in model.histories:
+        low = {"GAT": -1, "APPNP": -math.inf}.get(name, 0)
+        assert low <= float(history.emb.min()) < float(history.emb.max())
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_reset_parameters(name):
+    model, data = make(name)
+    run(model, data, fill=True)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    torch.manual_seed(1)
+    model.reset_parameters()
+    after = model.state_dict()
+    changed = {key for key in before if not torch.equal(before[key], after[key])}
+    fixed = ("bias", "bns", "eps", "mean_log_degree", "num_batches", "running", "norm")
+    matrices = {key for key, value in before.items() if value.dim() == 2}
+    assert matrices <= changed
+    assert all(
+        key in changed or any(f in key for f in fixed) or before[key].dim() < 2 for key in before
+    )
+    assert all((history.emb == 0).all() for history in model.histories)
+    torch.manual_seed(1)
+    model.reset_parameters()
+    assert all(torch.equal(value, after[key]) for key, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("drop_input", [True, False])
+@pytest.mark.parametrize("name", ZOO)
+def test_dropping_the_input(name, drop_input):
+    model, data = make(name, dropout=0.9, drop_input=drop_input)
+    first = model.lins[0] if model.lins else model.convs[0]
+    first = first[0] if isinstance(first, torch.nn.Sequential) else first
+    seen = []
+    first.register_forward_pre_hook(lambda m, args: seen.append(args[0]))
+    run(model.train(), data)
+    assert torch.equal(seen[0], data.x) != drop_input
+    run(model.eval(), data)
+    assert torch.equal(seen[1], data.x)
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_dropout_changes_training_alone(name):
+    model, data = make(name, dropout=0.5)
+    out = run(model.eval(), data)
+    assert torch.equal(run(model, data), out)
+    for bn in model.modules():
+        if isinstance(bn, torch.nn.BatchNorm1d):
+            bn.momentum = 0.0
+    assert not torch.allclose(run(model.train(), data), run(model, data))
+    with pytest.raises(ValueError, match=r"'dropout' is 1.5, expected a probability in \[0, 1\)"):
+        make(name, dropout=1.5)
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_copies_are_independent(name):
+    """After training, so that no copied module holds on to a graph of autograd."""
+    model, data = make(name)
+    run(model.train(), data, fill=True).sum().backward()
+    twin = copy.deepcopy(model).eval()
+    expected = run(model.eval(), data)
+    assert torch.equal(run(twin, data), expected)
+    for parameter in twin.parameters():
+        parameter.data.zero_()
+    for history in twin.histories:
+        history.reset_parameters()
+    assert torch.equal(run(model, data), expected)
+    assert all(history.emb.abs().sum() > 0 for history in model.histories)
+
+
+# Definitions, in dense algebra --------------------------------------------------------------------
+
+
+def test_gat():
+    model, data = make("GAT")
+    adj = dense(data)
+    x = data.x
+    for conv, heads, last in zip(model.convs, (2, 2, 2), (False, False, True), strict=True):
+        h = (x @ conv.lin.weight.t()).view(60, heads, -1)
+        score = (h * conv.att_src).sum(-1)[None, :, :] + (h * conv.att_dst).sum(-1)[:, None, :]
+        weight = adj[:, :, None] * F.leaky_relu(score, 0.2).exp()  # Duplicate edges count twice.
+        out = torch.einsum("ijh,jhc->ihc", weight / weight.sum(1, keepdim=True), h)
+        out = out.mean(1) if last else out.flatten(1)
+        x = out + conv.bias
+        x = x if last else F.elu(x)
+    assert torch.allclose(run(model.eval(), data), x, atol=1e-5)
+    assert bool((adj.diagonal() >= 1).all())  # The transform has added self-loops.
+
+
+def test_appnp():
+    model, data = make("APPNP", alpha=0.3)
+    first, second = model.lins
+    start = second(first(data.x).relu())
+    x = start
+    for _ in range(3):
+        x = 0.7 * dense(data) @ x + 0.3 * start
+    assert torch.allclose(run(model.eval(), data), x, atol=1e-5)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_gcn2(shared):
+    model, data = make("GCN2", shared_weights=shared, batch_norm=False, alpha=0.2, theta=0.7)
+    start = x = model.lins[0](data.x).relu()
+    for layer, conv in enumerate(model.convs):
+        beta = math.log(0.7 / (layer + 1) + 1)
+        h, h_0 = 0.8 * dense(data) @ x, 0.2 * start
+        if shared:
+            x = (1 - beta) * (h + h_0) + beta * (h + h_0) @ conv.weight1
+        else:
+            x = (1 - beta) * (h + h_0) + beta * (h @ conv.weight1 + h_0 @ conv.weight2)
+        x = x.relu()
+    assert torch.allclose(run(model.eval(), data), model.lins[1](x), atol=1e-5)
+
+
+def test_sage():
+    model, data = make("GraphSAGE", batch_norm=False)
+    adj, x = dense(data), data.x
+    for layer, conv in enumerate(model.convs):
+        mean = adj @ x / adj.sum(1, keepdim=True).clamp(min=1)
+        x = conv.lin_l(mean) + conv.lin_r(x)
+        x = x.relu() if layer < 2 else x
+    assert torch.allclose(run(model.eval(), data), x, atol=1e-5)
+
+
+def test_gin():
+    model, data = make("GIN", batch_norm=False, noise=0.0)
+    adj, x = dense(data), data.x
+    for layer, (conv, mlp) in enumerate(zip(model.convs, model.mlps, strict=True)):
+        conv.eps.data.fill_(0.5)
+        x = mlp(adj @ x + 1.5 * x)
+        x = x.relu() if layer < 2 else x
+    assert torch.allclose(run(model.eval(), data), x, atol=1e-4)
+
+
+def test_the_noise_regulariser_of_gin():
+    model, data = make("GIN", batch_norm=False, noise=0.1)
+    run(model.eval(), data)
+    assert model.reg_loss == 0
+    run(model.train(), data)
+    small = model.reg_loss
+    assert float(small.detach()) > 0
+    small.backward()
+    assert model.convs[1].eps.grad is not None
+    # What doesn't depend on its input doesn't feel the noise.
+    for mlp in model.mlps:
+        mlp[0].weight.data.zero_()
+    run(model, data)
+    assert float(model.reg_loss.detach()) == 0
+    one = gas.models.GIN(60, 5, 8, 3, 1, noise=0.1)
+    run(one, data)
+    assert one.reg_loss == 0  # There is no history to be wrong.
+    with pytest.raises(ValueError, match="'noise' is -1, expected a standard deviation"):
+        gas.models.GIN(60, 5, 8, 3, 2, noise=-1)
+
+
+def test_the_noise_of_gin_has_its_size():
+    torch.manual_seed(0)
+    model = gas.models.GIN(4000, 8, 8, 8, 2, noise=0.1, train_eps=False)
+    for mlp in model.mlps:
+        for linear in (mlp[0], mlp[3]):
+            linear.weight.data.copy_(torch.eye(8))
+            linear.bias.data.fill_(50.0)  # Far from where ReLU bends.
+    nothing = torch.empty(2, 0, dtype=torch.long)
+    model.train()(torch.zeros(4000, 8), nothing)
+    # Without edges, the noise of 8 elements passes unchanged: 0.1 times the mean of a chi(8).
+    expected = 0.1 * math.sqrt(2) * math.gamma(4.5) / math.gamma(4)
+    assert float(model.reg_loss.detach()) == pytest.approx(expected, rel=0.02)
+
+
+def test_pna():
+    """One aggregator and scaler at a time, against dense algebra."""
+    data = random_graph()
+    adj = dense(data)
+    deg = adj.sum(1)
+    mean_log = (deg + 1).log().mean()
+    for aggregator in ("sum", "mean", "max", "min"):
+        for scaler in ("identity", "amplification", "attenuation"):
+            conv = gas.models.pna.PNAConv(5, 4, [aggregator], [scaler], deg)
+            h = conv.pre_lins[0](data.x).relu()
+            if aggregator in ("sum", "mean"):
+                out = adj @ h / (deg.clamp(min=1)[:, None] if aggregator == "mean" else 1)
+            else:
+                largest = aggregator == "max"
+                fill = -torch.inf if largest else torch.inf
+                each = torch.where((adj > 0)[:, :, None], h[None], torch.tensor(fill))
+                out = each.amax(1) if largest else each.amin(1)
+                out = torch.where((deg > 0)[:, None], out, torch.tensor(0.0))
+            out = conv.post_lins[0](out)
+            if scaler == "amplification":
+                out = out * ((deg + 1).log() / mean_log)[:, None]
+            if scaler == "attenuation":
+                out = out * (mean_log / (deg.clamp(min=1) + 1).log())[:, None]
+            expected = conv.lin(data.x) + out
+            assert torch.allclose(conv(data.x, data.edge_index), expected, atol=1e-5)
+    both = gas.models.pna.PNAConv(5, 4, ["mean", "max"], ["identity", "amplification"], deg)
+    assert len(both.pairs) == len(both.pre_lins) == 4
+
+
+def test_pna_scales_as_pyg_does():
+    data = random_graph()
+    deg = degree(data.edge_index[1], 60).long()
+    theirs = PyGPNAConv(5, 4, ["mean"], ["identity"], torch.bincount(deg))
+    ours = gas.models.pna.PNAConv(5, 4, ["mean"], ["identity"], deg)
+    assert float(ours.mean_log_degree) == pytest.approx(theirs.aggr_module.avg_deg_log.item())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"aggregators": ["median"]}, r"'aggregators' is \['median'\], expected some of sum, mean"),
+        ({"aggregators": []}, "'aggregators' is"),
+        ({"scalers": "identity"}, "'scalers' is 'identity', expected some of identity, ampl"),
+    ],
+)
+def test_wrong_arguments_of_pna(change, message):
+    with pytest.raises(ValueError, match=message):
+        gas.models.PNA(60, 5, 8, 3, 3, **{**PNA, "deg": torch.ones(60), **change})
+
+
+def test_pna_jk():
+    model, data = make("PNA_JK", batch_norm=False)
+    x = model.lins[0](data.x)
+    outs = [x]
+    for conv in model.convs:
+        x = conv(x, data.edge_index).relu()
+        outs.append(x)
+    expected = model.lins[1](torch.cat(outs, dim=1))
+    assert torch.allclose(run(model.eval(), data), expected, atol=1e-5)
+
+
+def test_widths_of_layers():
+    data = T.GCNNorm()(random_graph())
+    model = gas.models.GCN(60, 5, [16, 8], 3, 3)
+    run(model, data, fill=True)
+    assert [history.embedding_dim for history in model.histories] == [16, 8]
+    with pytest.raises(ValueError, match="'hidden_channels' has 1 widths, expected one for each"):
+        gas.models.GCN(60, 5, [16], 3, 3)
+    with pytest.raises(ValueError, match="expected one width with linear=True"):
+        gas.models.GCN(60, 5, [16, 8], 3, 3, linear=True)
+
+
+@pytest.mark.parametrize("name", ["APPNP", "GCN2"])
+def test_missing_weights_are_refused(name):
+    model, data = make(name)
+    del data.edge_weight
+    with pytest.raises(ValueError, match=r"has no edge weights.*GCNNorm"):
+        run(model, data)

@@ -1,0 +1,180 @@
+import pytest
+import torch
+from conftest import random_graph
+
+import gas
+from gas.training import MODELS, Experiment, Settings, fit
+
+
+def graph(num_nodes=120):
+    data = random_graph(num_nodes=num_nodes, num_edges=4 * num_nodes, directed=False)
+    data.y = data.x[:, :3].argmax(dim=1)
+    group = torch.arange(num_nodes) % 4
+    data.train_mask, data.val_mask, data.test_mask = group < 2, group == 2, group == 3
+    return data
+
+
+def settings(model="gcn", **changes):
+    small = {"hidden_channels": 8, "num_parts": 6, "batch_size": 2, "epochs": 3, "dropout": 0.0}
+    return Settings.default(model).but(**{**small, **changes})
+
+
+def make(model="gcn", data=None, out_channels=3, changes=None, **options):
+    return Experiment(
+        graph() if data is None else data,
+        out_channels,
+        model,
+        settings(model, **(changes or {})),
+        log=False,
+        **options,
+    )
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("full_batch", [False, True])
+def test_every_model_learns(model, full_batch):
+    experiment = make(model, full_batch=full_batch, changes={"epochs": 40, "lr": 0.02})
+    run = experiment.run(0)
+    assert run.loss[-1] < 0.9 * run.loss[0]
+    assert len(run.test_acc) == 40
+    assert (run.moved_bytes[-1] > 0) != full_batch
+    again = experiment.run(0)
+    assert again.loss == run.loss
+    assert again.test_acc == run.test_acc
+
+
+@pytest.mark.parametrize("refresh", ["none", "full", "layerwise"])
+@pytest.mark.parametrize("evaluation", ["full", "layerwise"])
+def test_refreshing(evaluation, refresh):
+    """Histories are exact after each epoch, or older; evaluation is the same either way."""
+    experiment = make(evaluation=evaluation, refresh=refresh, changes={"lr": 0.5, "epochs": 1})
+    seen = []
+    original = experiment._evaluate
+
+    def evaluate(model):
+        before = [history.emb.clone() for history in model.histories]
+        out = original(model)
+        exact = gas.training.FullBatch(experiment.data)
+        twin = model.for_graph(model.num_nodes)
+        expected = exact(twin.eval(), fill=True)
+        assert torch.allclose(out, expected, atol=1e-4)
+        for history, old, true in zip(model.histories, before, twin.histories, strict=True):
+            seen.append(torch.allclose(history.emb, true.emb, atol=1e-4))
+            assert not torch.allclose(old, true.emb, atol=1e-4)
+            assert torch.equal(history.emb, old) == (refresh == "none")
+        return out
+
+    experiment._evaluate = evaluate
+    experiment.run(0)
+    assert seen == [refresh != "none"]
+
+
+@pytest.mark.parametrize("evaluation", ["full", "layerwise"])
+@pytest.mark.parametrize("refresh", ["none", "full", "layerwise"])
+def test_inductive(evaluation, refresh):
+    """Only the training nodes and the edges between them are trained on."""
+    data = graph()
+    experiment = make(data=data, inductive=True, evaluation=evaluation, refresh=refresh)
+    trained = experiment.graph.data
+    assert trained.num_nodes == int(data.train_mask.sum())
+    assert bool(trained.train_mask.all())
+    inside = data.train_mask[data.edge_index].all(dim=0)
+    assert experiment.eval_graph.data.num_nodes == 120
+    assert trained.edge_index.size(1) >= int(inside.sum())  # And self-loops of the normalisation.
+    model = experiment.make_model()
+    assert model.num_nodes == trained.num_nodes
+    run = experiment.run(0)
+    data.y[~data.train_mask] = 0  # What isn't trained on, its labels and features, changes nothing.
+    data.x[~data.train_mask] += 1
+    other = make(data=data, inductive=True, evaluation=evaluation, refresh=refresh).run(0)
+    assert other.loss == run.loss
+    assert other.test_acc != run.test_acc
+
+
+def test_inductive_needs_one_split():
+    data = graph()
+    data.train_mask = data.train_mask[:, None].expand(-1, 3).contiguous()
+    with pytest.raises(ValueError, match="'inductive' is True, but the graph has 3 splits"):
+        make(data=data, inductive=True)
+
+
+def test_several_graphs_are_their_union():
+    """As in PPI: no edge joins two graphs, so a union trains on each of them."""
+    one, two = graph(60), graph(60)
+    union = gas.loader.Data(
+        x=torch.cat([one.x, two.x]),
+        y=torch.cat([one.y, two.y]),
+        edge_index=torch.cat([one.edge_index, two.edge_index + 60], dim=1),
+    )
+    union.train_mask = torch.arange(120) < 60
+    union.val_mask = union.test_mask = ~union.train_mask
+    trained = make(data=union, inductive=True).graph.data
+    assert trained.num_nodes == 60
+    assert torch.equal(trained.x.sort(dim=0).values, one.x.sort(dim=0).values)
+
+
+def test_multiple_labels_and_regression():
+    data = graph()
+    data.y = (data.x[:, :4] > 0).long()
+    experiment = make(data=data, out_channels=4, changes={"epochs": 30})
+    assert experiment.metric == "micro_f1"
+    run = experiment.run(0)
+    assert run.loss[-1] < run.loss[0]
+    data.y = data.x[:, 0] * 3 - 1
+    experiment = make("sage", data, out_channels=1, changes={"epochs": 60, "lr": 0.02})
+    assert experiment.metric == "r2"
+    run = experiment.run(0)
+    assert run.loss[-1] < 0.3 * run.loss[0]
+    assert run.val_acc[run.best_epoch] > 0.5
+    data.y = (data.x[:, 0] > 0).long()
+    experiment = make("sage", data, out_channels=2, changes={"metric": "roc_auc", "epochs": 30})
+    assert experiment.run(0).val_acc[-1] > 0.8
+
+
+def test_early_stopping():
+    scores = iter([0.1, 0.3, 0.2, 0.2, 0.4, 0.4, 0.3, 0.2, 0.9])
+    experiment = make()
+    model = experiment.make_model()
+    data = gas.loader.Data(y=torch.zeros(10, dtype=torch.long))
+    data.train_mask = data.val_mask = data.test_mask = torch.ones(10, dtype=torch.bool)
+
+    def evaluate(model):
+        right = round(10 * next(scores))
+        return torch.tensor([[1.0, 0.0]] * right + [[0.0, 1.0]] * (10 - right))
+
+    run = fit(model, data, lambda: 1.0, evaluate, 100, patience=3)
+    assert run.best_epoch == 4
+    assert len(run.loss) == 8
+    with pytest.raises(ValueError, match="'patience' is 0, expected at least 1 epoch"):
+        fit(model, data, lambda: 1.0, evaluate, 1, patience=0)
+
+
+def test_a_memory_budget_makes_micro_batches():
+    experiment = make(memory_budget=1 << 30)
+    _, micro = experiment._batches(experiment.make_model())
+    assert micro == 1
+    model = experiment.make_model()
+    loader = experiment.graph.loader
+    largest = loader.edges_per_part().argmax().item()
+    experiment.memory_budget = gas.training.activation_bytes(model, loader.cut([largest]))
+    batches, micro = experiment._batches(model)
+    assert (batches.batch_size, micro) == (1, 2)
+    assert len(experiment.run(0).loss) == 3
+    experiment.memory_budget = 100
+    with pytest.raises(MemoryError, match="one part needs"):
+        experiment.run(0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model": "mlp"}, "'model' is 'mlp', expected one of appnp, "),
+        ({"evaluation": "batch"}, "'evaluation' is 'batch', expected one of full, layerwise"),
+        ({"refresh": "often"}, "'refresh' is 'often', expected one of none, full, layerwise"),
+        ({"full_batch": True, "refresh": "full"}, "'full_batch' is True, which has no histories"),
+    ],
+)
+def test_wrong_options(options, message):
+    model = options.pop("model", "gcn")
+    with pytest.raises(ValueError, match=message):
+        Experiment(graph(), 3, model, settings(), log=False, **options)

@@ -1,0 +1,58 @@
+import itertools
+
+import pytest
+import torch
+
+from gas.training import compute_r2, compute_roc_auc, metric_of, score
+
+
+@pytest.mark.parametrize("levels", [3, 1000])
+def test_roc_auc_counts_pairs(levels):
+    """Against enumeration, with ties and without."""
+    scores = torch.randint(levels, (40,)).float()
+    y = torch.randint(2, (40,))
+    wins = [
+        1.0 if a > b else 0.5 if a == b else 0.0
+        for a, b in itertools.product(scores[y == 1].tolist(), scores[y == 0].tolist())
+    ]
+    expected = sum(wins) / len(wins)
+    assert compute_roc_auc(scores, y) == pytest.approx(expected)
+    assert compute_roc_auc(scores[:, None], y[:, None].float()) == pytest.approx(expected)
+    logits = torch.stack([torch.zeros(40), scores], dim=1)
+    assert compute_roc_auc(logits, y) == pytest.approx(expected)
+    assert compute_roc_auc(-scores, y) == pytest.approx(1 - expected)
+    mask = torch.rand(40) < 0.5
+    assert compute_roc_auc(scores, y, mask) == compute_roc_auc(scores[mask], y[mask])
+
+
+def test_roc_auc_of_one_class_and_of_none():
+    assert compute_roc_auc(torch.randn(4), torch.ones(4)) == 0.5
+    assert compute_roc_auc(torch.empty(0), torch.empty(0)) == 0.5
+
+
+def test_roc_auc_needs_a_binary_target():
+    with pytest.raises(ValueError, match="'y' holds 2, expected 0 and 1"):
+        compute_roc_auc(torch.randn(3), torch.tensor([0, 1, 2]))
+    with pytest.raises(ValueError, match=r"'logits' has shape \[3, 4\], expected \[N\]"):
+        compute_roc_auc(torch.randn(3, 4), torch.tensor([0, 1, 1]))
+
+
+def test_r2():
+    y = torch.tensor([1.0, 2.0, 3.0, 6.0])
+    assert compute_r2(y[:, None], y) == 1
+    assert compute_r2(torch.full((4, 1), 3.0), y) == 0
+    assert compute_r2(y + 1, y) == pytest.approx(1 - 4 / 14)
+    assert compute_r2(y + 1, y, torch.tensor([True, True, False, False])) == pytest.approx(-3)
+    assert compute_r2(y[:1], y[:1]) == 0
+
+
+def test_the_usual_metric():
+    assert metric_of(torch.tensor([0, 1])) == "accuracy"
+    assert metric_of(torch.tensor([[0, 1]])) == "micro_f1"
+    assert metric_of(torch.tensor([0.5, 1])) == "r2"
+    out, y = torch.randn(9, 2), torch.randint(2, (9,))
+    assert score("accuracy", out, y) == score("micro_f1", out, y)
+    assert score("roc_auc", out, y) == compute_roc_auc(out, y)
+    assert score("r2", out[:, 0], y.float()) == compute_r2(out[:, 0], y.float())
+    with pytest.raises(ValueError, match="'metric' is 'mape', expected one of accuracy, micro_f1"):
+        score("mape", out, y)

@@ -1,0 +1,87 @@
+import pytest
+from conftest import ROOT
+
+from gas.datasets import dataset_key, dataset_names
+from gas.training import MODELS, Settings
+from gas.training.settings import ARCHITECTURES
+
+FILES = sorted((ROOT / "benchmarks").glob("*/*.yaml"))
+
+
+def test_every_cell_of_the_paper_is_there():
+    names = [path.stem for path in FILES if path.parent.name == "paper_small"]
+    for model, missing in {"gcn": (), "appnp": (), "gcn2": (), "gat": ("amazon",)}.items():
+        found = {name.removesuffix(f"_{model}") for name in names if name.endswith(f"_{model}")}
+        expected = {
+            "cora", "citeseer", "pubmed", "coauthorcs", "coauthorphysics", "amazoncomputers",
+            "amazonphoto", "wikics",
+        }  # fmt: skip
+        assert found == {name for name in expected if not name.startswith(missing or "-")}
+    large = {path.stem.split("_")[0] for path in FILES if path.parent.name == "paper_large"}
+    assert large == {"reddit2", "ppi", "flickr", "yelp", "ogbnarxiv", "ogbnproducts"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_settings_can_be_used(path):
+    """Every file loads, names a known data set and model, and makes that model."""
+    settings, about = Settings.load(path)
+    known = {*map(dataset_key, dataset_names()), "planted"}
+    assert dataset_key(about["dataset"]) in known
+    assert path.stem == f"{dataset_key(about['dataset'])}_{about['model']}"
+    architecture = dict(settings.architecture)
+    width = architecture["hidden_channels"]
+    if "aggregators" in architecture:
+        import torch
+
+        architecture["deg"] = torch.ones(4)
+    if width <= 128:
+        model = MODELS[about["model"]](4, 6, out_channels=3, **architecture)
+        assert model.num_layers == settings.architecture["num_layers"]
+    assert set(about) <= {"dataset", "model", "published"}
+
+
+def test_published_settings():
+    cora, about = Settings.load(ROOT / "benchmarks" / "paper_small" / "cora_gat.yaml")
+    assert cora.architecture == {
+        "num_layers": 2, "hidden_channels": 8, "hidden_heads": 8, "out_heads": 1, "dropout": 0.6,
+    }  # fmt: skip
+    assert (cora.num_parts, cora.batch_size, cora.lr, cora.epochs, cora.runs) == (
+        40, 10, 0.005, 400, 20,
+    )  # fmt: skip
+    assert (cora.reg_weight_decay, cora.nonreg_weight_decay, cora.grad_norm) == (5e-4, 0, 1.0)
+    assert about["published"] == {"mean": 83.32, "std": 0.62}
+
+
+def test_changing_settings():
+    base = Settings.default("gcn")
+    changed = base.but(lr=0.5, num_layers=7, epochs=None)
+    assert (changed.lr, changed.epochs) == (0.5, base.epochs)
+    assert changed.architecture == {**base.architecture, "num_layers": 7}
+    assert base.architecture["num_layers"] == 2
+    assert set(ARCHITECTURES) == set(MODELS)
+
+
+def test_sizes_follow_the_graph():
+    sized = Settings().for_size(30_000)
+    assert (sized.num_parts, sized.batch_size) == (100, 12)
+    sized = Settings().for_size(10)
+    assert (sized.num_parts, sized.batch_size) == (1, 1)
+    sized = Settings(num_parts=4, batch_size=9).for_size(10)
+    assert (sized.num_parts, sized.batch_size) == (4, 4)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("lr: 5e-4", "'lr' is '5e-4', expected a number of at least 0: write 0.0005 for 5e-4"),
+        ("epochs: 0", "'epochs' is 0, expected an integer of at least 1"),
+        ("num_parts: 1.5", "'num_parts' is 1.5, expected an integer"),
+        ("grad_norm: none", "'grad_norm' is 'none', expected a number"),
+        ("metric: mape", "'metric' is 'mape', expected one of accuracy"),
+    ],
+)
+def test_wrong_settings_name_the_file(tmp_path, line, message):
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"dataset: Cora\n{line}\n")
+    with pytest.raises(ValueError, match=f"mine.yaml: {message}"):
+        Settings.load(path)
