@@ -43,6 +43,21 @@ def test_histories():
     assert namespace["out"].shape[1] == namespace["in_channels"]
 
 
+def test_training():
+    experiment, other_graph = blocks("docs/training.md")
+    namespace: dict = {}
+    exec(compile(experiment, "training.md", "exec"), namespace)
+    assert namespace["run"].test_acc[-1] > 0.1
+    test_data = random_graph(features=namespace["data"].num_features)
+    namespace.update(
+        model=gas.models.GraphSAGE(90, test_data.num_features, 8, 3, 2),
+        test_data=test_data,
+        test_ptr=torch.tensor([0, 30, 60]),
+    )
+    exec(compile(other_graph, "training.md", "exec"), namespace)
+    assert namespace["out"].shape == (60, 3)
+
+
 def test_imports_of_the_migration_page():
     (code,) = blocks("docs/migration.md")
     exec(compile(code, "migration.md", "exec"), {})

@@ -157,6 +157,23 @@ def test_all_histories_must_fit_before_one_is_made(monkeypatch):
     assert not made
 
 
+def test_all_histories_must_fit_the_disk_before_one_is_made(monkeypatch, tmp_path):
+    monkeypatch.setattr(memory, "free_disk", lambda path: 60 * 8 * 4 + 100)
+    with pytest.raises(OSError, match="histories of 3.75 KiB do not fit the disk, 1.973 KiB are"):
+        gas.ScalableGNN(60, 8, 3, store="disk", path=tmp_path)
+    assert not list(tmp_path.iterdir())
+    gas.ScalableGNN(60, 8, 2, store="disk", path=tmp_path).close()
+    gas.ScalableGNN(60, 8, 2, store="disk", path=tmp_path).close()  # What is there needs no room.
+
+
+def test_a_history_that_cannot_be_made_closes_the_others(tmp_path):
+    (tmp_path / "history_1").write_bytes(b"something else")
+    with pytest.raises(ValueError, match="is not the file of a history"):
+        gas.ScalableGNN(60, 8, 3, store="disk", path=tmp_path)
+    (tmp_path / "history_1").unlink()
+    gas.ScalableGNN(60, 8, 3, store="disk", path=tmp_path).close()  # The first isn't in use.
+
+
 def test_limits_of_the_process_count():
     program = """
 import resource, gas

@@ -137,6 +137,26 @@ def test_copies_are_independent(name):
     assert all(history.emb.abs().sum() > 0 for history in model.histories)
 
 
+@pytest.mark.parametrize("name", ZOO)
+def test_layer_wise_inference_keeps_nothing_between_layers(name):
+    """At constant memory: no state per batch, whatever a layer takes of earlier ones."""
+    model, data = make(name)
+    perm, ptr = gas.metis(data.edge_index, 4, num_nodes=60, log=False)
+    loader = gas.EvalSubgraphLoader(gas.permute(data, perm, log=False), ptr, log=False)
+    original = model.forward_layer
+    layers = []
+
+    def forward_layer(layer, x, adj_t, state, edge_weight=None):
+        out = original(layer, x, adj_t, state, edge_weight)
+        assert set(state) == {"batch"}
+        layers.append(layer)
+        return out
+
+    model.forward_layer = forward_layer
+    model(loader=loader)
+    assert layers == [0] * 4 + [1] * 4 + [2] * 4
+
+
 # Definitions, in dense algebra --------------------------------------------------------------------
 
 
