@@ -7,14 +7,13 @@ Historical Embeddings*, ICML 2021.
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -25,6 +24,7 @@ from gas.history import Codec, History, TransferEngine
 from gas.history.bank import Bank
 from gas.history.batch import BatchPulls, join
 from gas.history.engine import check_io
+from gas.history.staleness import Staleness, measure
 from gas.history.store import StoreFactory
 from gas.inference import Reached, Sweep, assemble, run_forwards, run_layers, wrong_calls
 from gas.loader import GRAPH_SIZE, SubData
@@ -42,23 +42,6 @@ class _Call:
         self.pulls: BatchPulls | None = None
         self.pushed: list[History] = []
         self.held_back: list[Callable[[], None]] | None = None  # Pushes, until forward has ended.
-
-
-class Staleness(NamedTuple):
-    """How old one history is, from :meth:`ScalableGNN.staleness`.
-
-    * ``layer``: the layer whose outputs it holds, from 0.
-    * ``mean_age``, ``max_age``: pushes since its rows were written; of written rows only.
-    * ``unwritten``: the fraction of rows that were never written.
-    * ``error``: ``|h - h*| / |h*|`` over all rows, Frobenius norms, against the exact embeddings
-      ``h*`` of the current weights; ``None`` unless asked for.
-    """
-
-    layer: int
-    mean_age: float
-    max_age: int
-    unwritten: float
-    error: float | None
 
 
 class ScalableGNN(torch.nn.Module):
@@ -246,26 +229,17 @@ class ScalableGNN(torch.nn.Module):
 
         Args:
             loader: Batches for layer-wise inference, to compare histories with exact embeddings.
-                This costs one inference on a copy of the model. (default: ages only)
+                This costs one inference and another set of histories. (default: ages only)
         """
-        errors: list[float | None] = [None] * len(self.histories)
-        if loader is not None:
-            exact = copy.deepcopy(self)
+        if loader is None:
+            return [measure(layer, history) for layer, history in enumerate(self.histories)]
+        exact = self.for_graph(self.num_nodes)
+        try:
             exact._layer_wise(loader)
-            for layer, (stale, true) in enumerate(
-                zip(self.histories, exact.histories, strict=True)
-            ):
-                norm = torch.linalg.vector_norm(true.emb.double()).clamp(min=1e-300)
-                difference = stale.emb.double() - true.emb.double()
-                errors[layer] = float(torch.linalg.vector_norm(difference) / norm)
+            pairs = zip(self.histories, exact.histories, strict=True)
+            return [measure(layer, stale, true) for layer, (stale, true) in enumerate(pairs)]
+        finally:
             exact.close()
-        result = []
-        for layer, history in enumerate(self.histories):
-            age = history.age[history.written]
-            mean, largest = (float(age.float().mean()), int(age.max())) if len(age) else (0.0, 0)
-            unwritten = 1 - age.numel() / max(history.num_embeddings, 1)
-            result.append(Staleness(layer, mean, largest, unwritten, errors[layer]))
-        return result
 
     # Calling --------------------------------------------------------------------------------------
 

@@ -1,0 +1,39 @@
+"""How old the rows of a history are."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from gas.history.history import History
+
+
+class Staleness(NamedTuple):
+    """How old one history is, from :meth:`gas.ScalableGNN.staleness`.
+
+    * ``layer``: the layer whose outputs it holds, from 0.
+    * ``mean_age``, ``max_age``: pushes since its rows were written; of written rows only.
+    * ``unwritten``: the fraction of rows that were never written.
+    * ``error``: ``|h - h*| / |h*|`` over all rows, Frobenius norms, against the exact embeddings
+      ``h*`` of the current weights; ``None`` unless asked for.
+    """
+
+    layer: int
+    mean_age: float
+    max_age: int
+    unwritten: float
+    error: float | None
+
+
+def measure(layer: int, history: History, exact: History | None = None) -> Staleness:
+    """Measures a history, against another that holds the exact embeddings if there is one."""
+    age = history.age[history.written]
+    mean, largest = (float(age.float().mean()), int(age.max())) if len(age) else (0.0, 0)
+    unwritten = 1 - age.numel() / max(history.num_embeddings, 1)
+    error = None
+    if exact is not None:
+        true = exact.emb.double()
+        norm = torch.linalg.vector_norm(true).clamp(min=1e-300)
+        error = float(torch.linalg.vector_norm(history.emb.double() - true) / norm)
+    return Staleness(layer, mean, largest, unwritten, error)
