@@ -8,13 +8,16 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
+#include "attention.h"
 #include "csr.h"
 #include "dropout.h"
 #include "engine.h"
 #include "relabel.h"
 #include "rows.h"
+#include "sparse.h"
 #include "transfer.h"
 #ifdef GAS_WITH_CUDA
 #include "cuda/int8.h"
@@ -121,6 +124,87 @@ void bind_transfer(py::module_& m) {
       .def("close", &Engine::close, Release());
 }
 
+template <typename T>
+void bind_operators_of(py::module_& m, const std::string& type) {
+  using A = typename gas::Sum<T>::type;
+  using gas::Attention;
+  using gas::Sparse;
+  using State = gas::AttentionState<T>;
+  const auto state = [](const std::vector<uintptr_t>& s) {
+    return State{at<A>(s[0]), at<A>(s[1]), at<A>(s[2]), at<T>(s[3])};
+  };
+  m.def(("multiply_" + type).c_str(),
+        [](const Sparse& matrix, uintptr_t weight, uintptr_t x, int64_t width, bool mean,
+           uintptr_t out, int threads) {
+          gas::multiply(matrix, at<const T>(weight), at<const T>(x), width, mean, at<T>(out),
+                        threads);
+        },
+        Release());
+  m.def(("extreme_" + type).c_str(),
+        [](const Sparse& matrix, bool max, uintptr_t x, int64_t width, uintptr_t out,
+           uintptr_t from, int threads) {
+          const auto which = max ? gas::Extreme::kMax : gas::Extreme::kMin;
+          gas::extreme(matrix, which, at<const T>(x), width, at<T>(out), at<int32_t>(from),
+                       threads);
+        },
+        Release());
+  m.def(("extreme_backward_" + type).c_str(),
+        [](const Sparse& transposed, uintptr_t grad, uintptr_t from, int64_t width, uintptr_t out,
+           int threads) {
+          gas::extreme_backward(transposed, at<const T>(grad), at<const int32_t>(from), width,
+                                at<T>(out), threads);
+        },
+        Release());
+  m.def(("dot_rows_" + type).c_str(),
+        [](const Sparse& matrix, uintptr_t a, uintptr_t b, int64_t width, uintptr_t out,
+           int threads) {
+          gas::dot_rows(matrix, at<const T>(a), at<const T>(b), width, at<T>(out), threads);
+        },
+        Release());
+  m.def(("attention_" + type).c_str(),
+        [state](const Sparse& matrix, const Attention& how, uintptr_t x, uintptr_t source,
+                uintptr_t target, uintptr_t out, const std::vector<uintptr_t>& kept,
+                int threads) {
+          gas::attention(matrix, how, at<const T>(x), at<const A>(source), at<const A>(target),
+                         at<T>(out), state(kept), threads);
+        },
+        Release());
+  m.def(("attention_backward_" + type).c_str(),
+        [state](const Sparse& transposed, int64_t num_rows, const Attention& how, uintptr_t x,
+                uintptr_t source, uintptr_t target, uintptr_t out, uintptr_t grad,
+                const std::vector<uintptr_t>& kept, uintptr_t dot, uintptr_t grad_x,
+                uintptr_t grad_source, uintptr_t grad_target, int threads) {
+          gas::attention_backward(transposed, num_rows, how, at<const T>(x), at<const A>(source),
+                                  at<const A>(target), at<const T>(out), at<const T>(grad),
+                                  state(kept), at<A>(dot), at<T>(grad_x), at<A>(grad_source),
+                                  at<A>(grad_target), threads);
+        },
+        Release());
+}
+
+void bind_operators(py::module_& m) {
+  using gas::Attention;
+  using gas::Sparse;
+  py::class_<Sparse>(m, "Sparse")
+      .def(py::init([](int64_t num_rows, uintptr_t rowptr, uintptr_t col, uintptr_t entry) {
+        return Sparse{num_rows, at<const int32_t>(rowptr), at<const int32_t>(col),
+                      at<const int32_t>(entry)};
+      }));
+  py::class_<Attention>(m, "Attention")
+      .def(py::init<int64_t, int64_t, double, uint64_t, double, uint64_t>());
+  m.def(
+      "transpose",
+      [](const Sparse& matrix, int64_t num_cols, uintptr_t rowptr, uintptr_t col, uintptr_t entry,
+         int threads) {
+        gas::transpose(matrix, num_cols, at<int32_t>(rowptr), at<int32_t>(col), at<int32_t>(entry),
+                       threads);
+      },
+      Release());
+  bind_operators_of<float>(m, "float32");
+  bind_operators_of<double>(m, "float64");
+  bind_operators_of<gas::bfloat16>(m, "bfloat16");
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
@@ -143,6 +227,7 @@ PYBIND11_MODULE(_C, m) {
       },
       Release());
 
+  bind_operators(m);
   bind_transfer(m);
   bind_dropout<float>(m, "dropout_float32");
   bind_dropout<double>(m, "dropout_float64");

@@ -3,15 +3,7 @@
 #include <cstring>
 
 #include "prefetch.h"
-
-// The loops below are compiled twice where the compiler can: for any x86-64 processor and for those
-// with AVX2, chosen when the library is loaded. The sanitizers can't follow that choice.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__linux__) && \
-    !defined(GAS_SANITIZE)
-#define GAS_CLONES __attribute__((target_clones("default", "arch=x86-64-v3")))
-#else
-#define GAS_CLONES
-#endif
+#include "simd.h"
 
 namespace gas {
 namespace {

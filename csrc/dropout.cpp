@@ -1,18 +1,12 @@
 #include "dropout.h"
 
 #include "parallel.h"
+#include "random.h"
 
 namespace gas {
 namespace {
 
 constexpr int64_t kGrainPairs = 8 * 1024;
-
-inline uint64_t random_bits(uint64_t seed, uint64_t counter) {
-  uint64_t z = seed + (counter + 1) * 0x9e3779b97f4a7c15ULL;
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ULL;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebULL;
-  return z ^ (z >> 31);
-}
 
 // Picks the factor by table: a branch on random bits would be mispredicted every other time.
 template <typename T>

@@ -1,0 +1,23 @@
+// A counter-based generator: every element's random number follows from a seed and its position,
+// so that a backward pass can draw it again and threads need no order.
+#pragma once
+
+#include <cstdint>
+
+namespace gas {
+
+// 64 bits for a pair of elements (splitmix64).
+inline uint64_t random_bits(uint64_t seed, uint64_t counter) {
+  uint64_t z = seed + (counter + 1) * 0x9e3779b97f4a7c15ULL;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ULL;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebULL;
+  return z ^ (z >> 31);
+}
+
+// Whether dropout keeps an element; `threshold` is the probability of dropping it, times 2^32.
+inline bool is_kept(uint64_t seed, uint64_t element, uint64_t threshold) {
+  const uint64_t bits = random_bits(seed, element / 2);
+  return (element % 2 == 0 ? bits & 0xffffffffULL : bits >> 32) >= threshold;
+}
+
+}  // namespace gas

@@ -1,0 +1,53 @@
+// Loops that the compiler turns into vector instructions, and the types they read.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+// Compiled twice where the compiler can: for any x86-64 processor and for those with AVX2, chosen
+// when the library is loaded. The sanitizers can't follow that choice.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__linux__) && \
+    !defined(GAS_SANITIZE)
+#define GAS_CLONES __attribute__((target_clones("default", "arch=x86-64-v3")))
+#else
+#define GAS_CLONES
+#endif
+
+// What such a function calls has to become a part of it, to be compiled twice as well.
+#define GAS_INLINE inline __attribute__((always_inline))
+
+namespace gas {
+
+struct bfloat16 {
+  uint16_t bits;
+};
+
+// The type to add up in: bfloat16 is for storage alone.
+template <typename T>
+struct Sum {
+  using type = T;
+};
+template <>
+struct Sum<bfloat16> {
+  using type = float;
+};
+
+GAS_INLINE float load(float x) { return x; }
+GAS_INLINE double load(double x) { return x; }
+GAS_INLINE float load(bfloat16 x) {
+  const uint32_t bits = uint32_t{x.bits} << 16;
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+GAS_INLINE void store(float* at, float x) { *at = x; }
+GAS_INLINE void store(double* at, double x) { *at = x; }
+GAS_INLINE void store(bfloat16* at, float x) {  // To the nearest, ties to even.
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  at->bits = static_cast<uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : rounded);
+}
+
+}  // namespace gas

@@ -1,0 +1,150 @@
+"""The adjacency of a batch or a graph, with the transpose that gradients walk."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gas._operators import Matrix, transpose
+from gas.subgraph import csr_matrix, entries, is_sparse_tensor
+
+MOST = 2**31 - 1  # What an int32 can count.
+
+
+class Adjacency:
+    """A sparse matrix of edges, rows being destinations, as operators of :mod:`gas.nn` take it.
+
+    Its transpose is made when a gradient first needs it, and kept.
+
+    Args:
+        rowptr: First entry of each row, of shape ``[rows + 1]``.
+        col: The source of each entry, of shape ``[E]``.
+        value: A weight for each entry, of shape ``[E]``. (default: none)
+        num_cols: The number of sources. (default: the number of rows)
+
+    Raises:
+        ValueError: If ``rowptr`` doesn't fit ``col``, or there are 2^31 entries or more.
+        IndexError: If a source is outside ``[0, num_cols)``, when the transpose is made.
+    """
+
+    def __init__(
+        self,
+        rowptr: Tensor,
+        col: Tensor,
+        value: Tensor | None = None,
+        num_cols: int | None = None,
+    ) -> None:
+        if col.numel() > MOST or rowptr.numel() > MOST:
+            raise ValueError(
+                f"'col' has {col.numel():,} entries, expected fewer than 2^31: cut the graph into "
+                "mini-batches"
+            )
+        if value is not None and value.shape != col.shape:
+            raise ValueError(f"'value' has shape {list(value.shape)}, expected [{col.numel()}]")
+        self.rowptr = rowptr.to(torch.int32).contiguous()
+        self.col = col.to(torch.int32).contiguous()
+        self.value = value
+        self._num_cols = rowptr.numel() - 1 if num_cols is None else num_cols
+        self._matrix: Matrix | None = None
+
+    @classmethod
+    def of(
+        cls, adj: Any, num_nodes: int | None = None, edge_weight: Tensor | None = None
+    ) -> Adjacency:
+        """Makes one of any adjacency: an ``edge_index``, a ``torch.sparse`` matrix, ...
+
+        Args:
+            adj: ``edge_index`` of shape ``[2, E]``, a matrix, or an :class:`Adjacency`.
+            num_nodes: Of an ``edge_index``, the number of nodes. (default: its largest id plus 1)
+            edge_weight: Of an ``edge_index``, the weight of each edge. (default: none)
+        """
+        if isinstance(adj, cls):
+            return adj
+        if isinstance(adj, Tensor) and adj.layout == torch.sparse_csr:
+            return cls(adj.crow_indices(), adj.col_indices(), adj.values(), adj.size(1))
+        if is_sparse_tensor(adj):
+            rowptr, col, value = adj.csr()
+            return cls(rowptr, col, value, adj.size(1))
+        if adj.is_sparse:
+            row, col = entries(adj)
+            size, value = tuple(adj.shape), adj.to_sparse_coo()._values()
+        else:
+            row, col = entries(adj)
+            if num_nodes is None:
+                num_nodes = int(adj.max()) + 1 if adj.numel() else 0
+            size, value = (num_nodes, num_nodes), edge_weight
+        order = torch.sort(row, stable=True).indices
+        rowptr = row.new_zeros(size[0] + 1)
+        rowptr[1:] = torch.bincount(row, minlength=size[0]).cumsum(0)
+        return cls(rowptr, col[order], None if value is None else value[order], size[1])
+
+    def size(self, dim: int | None = None) -> Any:
+        """The number of rows and of columns, or one of them."""
+        shape = (self.rowptr.numel() - 1, self._num_cols)
+        return shape if dim is None else shape[dim]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The number of rows and of columns."""
+        return self.size()
+
+    @property
+    def num_entries(self) -> int:
+        """The number of edges."""
+        return self.col.numel()
+
+    @property
+    def device(self) -> torch.device:
+        """Where it lives."""
+        return self.col.device
+
+    @property
+    def matrix(self) -> Matrix:
+        """Both directions, as the kernels take them."""
+        if self._matrix is None:
+            back = transpose(self.rowptr, self.col, self._num_cols)
+            self._matrix = Matrix(self.rowptr, self.col, *back)
+        return self._matrix
+
+    def degree(self) -> Tensor:
+        """The number of entries of each row, of shape ``[rows]``, int32."""
+        return self.rowptr.diff()
+
+    def unweighted(self) -> Adjacency:
+        """The same edges without values; both share one transpose."""
+        twin = Adjacency(self.rowptr, self.col, None, self._num_cols)
+        twin._matrix = self._matrix
+        return twin
+
+    def coo(self) -> tuple[Tensor, Tensor]:
+        """The row and the column of every entry, each of shape ``[E]``, int64."""
+        rows = torch.arange(self.size(0), device=self.device)
+        return torch.repeat_interleave(rows, self.degree()), self.col.long()
+
+    def to_torch_sparse(self) -> Tensor:
+        """The same as a ``torch.sparse_csr`` matrix, of ones where there are no values."""
+        value = self.value
+        if value is None:
+            value = torch.ones(self.num_entries, device=self.device)
+        return csr_matrix(self.rowptr.long(), self.col.long(), value, self.shape)
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Adjacency:
+        """A copy on another device."""
+
+        def move(tensor: Tensor) -> Tensor:
+            return tensor.to(device, non_blocking=non_blocking)
+
+        value = None if self.value is None else move(self.value)
+        twin = Adjacency(move(self.rowptr), move(self.col), value, self._num_cols)
+        if self._matrix is not None:
+            m = self._matrix
+            back = move(m.t_rowptr), move(m.t_col), move(m.t_entry)
+            twin._matrix = Matrix(twin.rowptr, twin.col, *back)
+        return twin
+
+    def __repr__(self) -> str:
+        rows, cols = self.shape
+        weighted = "weighted" if self.value is not None else "unweighted"
+        return f"{self.__class__.__name__}({rows} x {cols}, {self.num_entries} entries, {weighted})"

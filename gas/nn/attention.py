@@ -1,0 +1,189 @@
+"""Graph attention in one pass over the edges, forward and backward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gas import _operators
+from gas._operators import Dropout, Matrix
+from gas.nn.adjacency import Adjacency
+from gas.nn.spmm import check_features
+
+
+@torch.library.custom_op("gas::gat_attention", mutates_args=())
+def _attention(
+    rowptr: Tensor,
+    col: Tensor,
+    t_rowptr: Tensor,
+    t_col: Tensor,
+    t_entry: Tensor,
+    x: Tensor,
+    source: Tensor,
+    target: Tensor,
+    slope: float,
+    p: float,
+    seed: Tensor,
+    keep_state: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    matrix = Matrix(rowptr, col, t_rowptr, t_col, t_entry)
+    tensors = x.contiguous(), source.contiguous(), target.contiguous()
+    return _operators.attention(matrix, *tensors, slope, Dropout(p, int(seed)), keep_state)
+
+
+@_attention.register_fake
+def _(
+    rowptr: Tensor,
+    col: Tensor,
+    t_rowptr: Tensor,
+    t_col: Tensor,
+    t_entry: Tensor,
+    x: Tensor,
+    source: Tensor,
+    target: Tensor,
+    slope: float,
+    p: float,
+    seed: Tensor,
+    keep_state: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    out = x.new_empty(rowptr.size(0) - 1, x.size(1), x.size(2))
+    maximum, total, weight = (torch.empty_like(target) for _ in range(3))
+    positive = torch.empty_like(out) if keep_state else out.new_empty(0)
+    return out, maximum, total, weight, positive
+
+
+@torch.library.custom_op("gas::gat_attention_backward", mutates_args=())
+def _attention_backward(
+    rowptr: Tensor,
+    col: Tensor,
+    t_rowptr: Tensor,
+    t_col: Tensor,
+    t_entry: Tensor,
+    x: Tensor,
+    source: Tensor,
+    target: Tensor,
+    slope: float,
+    p: float,
+    seed: Tensor,
+    out: Tensor,
+    maximum: Tensor,
+    total: Tensor,
+    weight: Tensor,
+    positive: Tensor,
+    grad: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    matrix = Matrix(rowptr, col, t_rowptr, t_col, t_entry)
+    return _operators.attention_backward(
+        matrix,
+        x.contiguous(),
+        source.contiguous(),
+        target.contiguous(),
+        slope,
+        Dropout(p, int(seed)),
+        out,
+        (maximum, total, weight, positive),
+        grad.contiguous(),
+    )
+
+
+@_attention_backward.register_fake
+def _(
+    rowptr: Tensor,
+    col: Tensor,
+    t_rowptr: Tensor,
+    t_col: Tensor,
+    t_entry: Tensor,
+    x: Tensor,
+    source: Tensor,
+    target: Tensor,
+    slope: float,
+    p: float,
+    seed: Tensor,
+    out: Tensor,
+    maximum: Tensor,
+    total: Tensor,
+    weight: Tensor,
+    positive: Tensor,
+    grad: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return (
+        torch.empty_like(x, memory_format=torch.contiguous_format),
+        torch.empty_like(source, memory_format=torch.contiguous_format),
+        torch.empty_like(target, memory_format=torch.contiguous_format),
+    )
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    *tensors, slope, p, seed, _ = inputs
+    ctx.slope, ctx.p = slope, p
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.save_for_backward(*tensors, seed, *output)
+
+
+def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    *tensors, seed, out, maximum, total, weight, positive = ctx.saved_tensors
+    state = out, maximum, total, weight, positive
+    grads = _attention_backward(*tensors, ctx.slope, ctx.p, seed, *state, grad)
+    return None, None, None, None, None, *grads, None, None, None, None
+
+
+_attention.register_autograd(_backward, setup_context=_setup)
+
+
+def gat_attention(
+    adj: Adjacency,
+    x: Tensor,
+    source: Tensor,
+    target: Tensor,
+    negative_slope: float = 0.2,
+    dropout: float = 0.0,
+    training: bool = True,
+) -> Tensor:
+    """Attention over each node's neighbours, as in graph attention networks.
+
+    ``out[i, h] = sum of softmax_j(leaky_relu(source[j, h] + target[i, h])) * x[j, h]`` over the
+    edges ``j -> i``, zero where there are none. Nothing of the size of the edges is stored: the
+    backward pass computes attention weights again, and draws dropout's random numbers again.
+    Deterministic.
+
+    Source: Veličković et al., *Graph Attention Networks*, ICLR 2018; the way of computing it, Zhang
+    et al., *Understanding GNN Computational Graph*, MLSys 2022.
+
+    Args:
+        adj: The edges, of shape ``[rows, cols]``; values are ignored.
+        x: Features of the sources, of shape ``[cols, heads, width]``, float32, float64, or
+            bfloat16, which is added up in float32.
+        source: Scores of the sources, of shape ``[cols, heads]``.
+        target: Scores of the destinations, of shape ``[rows, heads]``.
+        negative_slope: Of the leaky ReLU below zero, at least 0. (default: ``0.2``)
+        dropout: Probability of dropping an attention weight, in ``[0, 1)``. (default: ``0.0``)
+        training: Whether to drop at all. (default: ``True``)
+
+    Returns:
+        Of shape ``[rows, heads, width]``.
+
+    Raises:
+        ValueError: If shapes, types or numbers don't fit, naming the argument.
+    """
+    check_features(adj, x, 3)
+    heads = x.size(1)
+    for name, scores, rows in (("source", source, adj.size(1)), ("target", target, adj.size(0))):
+        if scores.shape != (rows, heads):
+            raise ValueError(
+                f"'{name}' has shape {list(scores.shape)}, expected [{rows}, {heads}]: a score for "
+                "each node and head"
+            )
+    if negative_slope < 0:
+        raise ValueError(f"'negative_slope' is {negative_slope}, expected at least 0")
+    if not 0.0 <= dropout < 1.0:
+        raise ValueError(f"'dropout' is {dropout}, expected a probability in [0, 1)")
+    kind = torch.float32 if x.dtype == torch.bfloat16 else x.dtype
+    p = dropout if training else 0.0
+    seed = torch.randint(2**63 - 1, ()) if p > 0 else torch.zeros((), dtype=torch.int64)
+    keep_state = torch.is_grad_enabled() and (
+        x.requires_grad or source.requires_grad or target.requires_grad
+    )
+    source, target = source.to(kind), target.to(kind)
+    return _attention(*adj.matrix, x, source, target, negative_slope, p, seed, keep_state)[0]

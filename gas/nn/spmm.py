@@ -1,0 +1,221 @@
+"""Sums, means and extremes over neighbours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gas import _operators
+from gas._operators import TYPES, Matrix
+from gas.nn.adjacency import Adjacency
+
+REDUCES = ("sum", "mean", "max", "min")
+
+
+@torch.library.custom_op("gas::multiply", mutates_args=())
+def _multiply(
+    rowptr: Tensor,
+    col: Tensor,
+    t_rowptr: Tensor,
+    t_col: Tensor,
+    t_entry: Tensor,
+    weight: Tensor | None,
+    x: Tensor,
+    mean: bool,
+    transposed: bool,
+) -> Tensor:
+    matrix = Matrix(rowptr, col, t_rowptr, t_col, t_entry)
+    return _operators.multiply(matrix, weight, x.contiguous(), mean, transposed)
+
+
+@_multiply.register_fake
+def _(
+    rowptr: Tensor,
+    col: Tensor,
+    t_rowptr: Tensor,
+    t_col: Tensor,
+    t_entry: Tensor,
+    weight: Tensor | None,
+    x: Tensor,
+    mean: bool,
+    transposed: bool,
+) -> Tensor:
+    rows = t_rowptr if transposed else rowptr
+    return x.new_empty(rows.size(0) - 1, x.size(1))
+
+
+@torch.library.custom_op("gas::dot_rows", mutates_args=())
+def _dot_rows(
+    rowptr: Tensor,
+    col: Tensor,
+    t_rowptr: Tensor,
+    t_col: Tensor,
+    t_entry: Tensor,
+    a: Tensor,
+    b: Tensor,
+) -> Tensor:
+    matrix = Matrix(rowptr, col, t_rowptr, t_col, t_entry)
+    return _operators.dot_rows(matrix, a.contiguous(), b.contiguous())
+
+
+@_dot_rows.register_fake
+def _(
+    rowptr: Tensor,
+    col: Tensor,
+    t_rowptr: Tensor,
+    t_col: Tensor,
+    t_entry: Tensor,
+    a: Tensor,
+    b: Tensor,
+) -> Tensor:
+    return a.new_empty(col.size(0))
+
+
+def _multiply_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *matrix, weight, x, mean, transposed = inputs
+    ctx.mean, ctx.transposed = mean, transposed
+    ctx.save_for_backward(*matrix, weight, x if ctx.needs_input_grad[5] else None)
+
+
+def _multiply_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    *parts, weight, x = ctx.saved_tensors
+    matrix = Matrix(*parts)
+    if ctx.mean:
+        grad = grad / matrix.rowptr.diff().clamp(min=1).to(grad.dtype)[:, None]
+    grad_x = grad_weight = None
+    if ctx.needs_input_grad[6]:
+        grad_x = _multiply(*parts, weight, grad, False, not ctx.transposed)
+    if ctx.needs_input_grad[5]:
+        pair = (x, grad) if ctx.transposed else (grad, x)
+        grad_weight = _dot_rows(*parts, *pair)
+    return None, None, None, None, None, grad_weight, grad_x, None, None
+
+
+_multiply.register_autograd(_multiply_backward, setup_context=_multiply_setup)
+
+
+@torch.library.custom_op("gas::extreme", mutates_args=())
+def _extreme(
+    rowptr: Tensor,
+    col: Tensor,
+    t_rowptr: Tensor,
+    t_col: Tensor,
+    t_entry: Tensor,
+    x: Tensor,
+    largest: bool,
+) -> tuple[Tensor, Tensor]:
+    matrix = Matrix(rowptr, col, t_rowptr, t_col, t_entry)
+    return _operators.extreme(matrix, x.contiguous(), largest)
+
+
+@_extreme.register_fake
+def _(
+    rowptr: Tensor,
+    col: Tensor,
+    t_rowptr: Tensor,
+    t_col: Tensor,
+    t_entry: Tensor,
+    x: Tensor,
+    largest: bool,
+) -> tuple[Tensor, Tensor]:
+    out = x.new_empty(rowptr.size(0) - 1, x.size(1))
+    return out, torch.empty_like(out, dtype=torch.int32)
+
+
+@torch.library.custom_op("gas::extreme_backward", mutates_args=())
+def _extreme_backward(
+    rowptr: Tensor,
+    col: Tensor,
+    t_rowptr: Tensor,
+    t_col: Tensor,
+    t_entry: Tensor,
+    grad: Tensor,
+    entry: Tensor,
+) -> Tensor:
+    matrix = Matrix(rowptr, col, t_rowptr, t_col, t_entry)
+    return _operators.extreme_backward(matrix, grad.contiguous(), entry)
+
+
+@_extreme_backward.register_fake
+def _(
+    rowptr: Tensor,
+    col: Tensor,
+    t_rowptr: Tensor,
+    t_col: Tensor,
+    t_entry: Tensor,
+    grad: Tensor,
+    entry: Tensor,
+) -> Tensor:
+    return grad.new_empty(t_rowptr.size(0) - 1, grad.size(1))
+
+
+def _extreme_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(*inputs[:5], output[1])
+
+
+def _extreme_grad(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+    *parts, entry = ctx.saved_tensors
+    return None, None, None, None, None, _extreme_backward(*parts, grad, entry), None
+
+
+_extreme.register_autograd(_extreme_grad, setup_context=_extreme_setup)
+
+
+def spmm(adj: Adjacency, x: Tensor, weight: Tensor | None = None, reduce: str = "sum") -> Tensor:
+    """Aggregates the rows of each node's neighbours: ``out[i]`` from ``x[j]`` for edges ``j -> i``.
+
+    Deterministic: each row of the output, and of the gradient, is added up by one thread.
+
+    Args:
+        adj: The edges, of shape ``[rows, cols]``.
+        x: Features of the sources, of shape ``[cols, width]``, float32, float64, or bfloat16, which
+            is added up in float32.
+        weight: The weight of each edge, of shape ``[E]``, of the type of ``x``; gradients reach it.
+            (default: ``adj.value``; none for ``"max"`` and ``"min"``)
+        reduce: ``"sum"``, ``"mean"`` (over the number of edges), ``"max"`` or ``"min"``; nodes
+            without edges get zero. Of equal extremes, the first takes the gradient.
+            (default: ``"sum"``)
+
+    Returns:
+        Of shape ``[rows, width]``.
+
+    Raises:
+        ValueError: If shapes or types don't fit, naming the argument.
+    """
+    if reduce not in REDUCES:
+        raise ValueError(f"'reduce' is {reduce!r}, expected one of {', '.join(REDUCES)}")
+    check_features(adj, x, 2)
+    if reduce in ("max", "min"):
+        if weight is not None:
+            raise ValueError(f"'weight' is given, but reduce={reduce!r} has no use for it")
+        return _extreme(*adj.matrix, x, reduce == "max")[0]
+    if weight is None and adj.value is not None:
+        weight = adj.value.to(x.dtype)
+    if weight is not None:
+        if weight.shape != adj.col.shape or weight.dtype != x.dtype:
+            raise ValueError(
+                f"'weight' is {weight.dtype} of shape {list(weight.shape)}, expected {x.dtype} of "
+                f"shape [{adj.num_entries}]: one for each edge"
+            )
+        weight = weight.contiguous()
+    return _multiply(*adj.matrix, weight, x, reduce == "mean", False)
+
+
+def check_features(adj: Adjacency, x: Tensor, dims: int) -> None:
+    """Raises ``ValueError`` unless ``x`` has a row for each source, of a type kernels know."""
+    if not isinstance(adj, Adjacency):
+        raise ValueError(
+            f"'adj' is a {type(adj).__name__}, expected a gas.nn.Adjacency: use Adjacency.of(adj), "
+            "or a loader with layout='fused'"
+        )
+    if x.dim() != dims or x.size(0) != adj.size(1):
+        raise ValueError(
+            f"'x' has shape {list(x.shape)}, expected {dims} dimensions and one row for each of "
+            f"the {adj.size(1)} columns of 'adj'"
+        )
+    if x.dtype not in TYPES:
+        names = ", ".join(TYPES.values())
+        raise ValueError(f"'x' has dtype {x.dtype}, expected one of {names}")
