@@ -62,11 +62,16 @@ def prepare(cell: Path, way: str, root: str) -> Experiment:
     )
 
 
-def run(cell: Path, way: str, number: int, root: str, threads: int) -> dict[str, Any]:
+def run(
+    cell: Path, way: str, number: int, settings: Settings, root: str, threads: int
+) -> dict[str, Any]:
     """Trains once; returns what is kept of it."""
     torch.set_num_threads(threads)
     start = time.perf_counter()
-    result = prepare(cell, way, root).run(number, split=number)
+    experiment = prepare(cell, way, root)
+    if Settings.load(cell)[0] != settings:
+        raise ValueError(f"{cell} was changed while it was run: start again")
+    result = experiment.run(number, split=number)
     best = result.best_epoch
     where = machine()
     return {
@@ -79,7 +84,7 @@ def run(cell: Path, way: str, number: int, root: str, threads: int) -> dict[str,
         "train_epoch_seconds": result.epoch_seconds,
         "date": datetime.date.today().isoformat(),
         "machine": {key: where[key] for key in ("cpu", "threads", "gpu", "torch")},
-        "settings": asdict(Settings.load(cell)[0]),
+        "settings": asdict(settings),
     }
 
 
@@ -97,16 +102,24 @@ def finished(cell: Path, way: str) -> dict[int, dict[str, Any]]:
     runs: dict[int, dict[str, Any]] = {}
     if not file.exists():
         return runs
-    settings = asdict(Settings.load(cell)[0])
+    settings, _ = Settings.load(cell)
     for line in file.read_text().splitlines():
         try:
             result = json.loads(line)
         except json.JSONDecodeError:  # Cut off while it was written.
             continue
-        if {**result["settings"], "runs": 0} != {**settings, "runs": 0}:
+        if Settings(**result["settings"]).but(runs=1) != settings.but(runs=1):
             raise ValueError(f"{file} holds runs with other settings than {cell}: remove it")
         runs[result["run"]] = result
     return runs
+
+
+def keep(file: Path, result: dict[str, Any]) -> None:
+    """Adds a line, even to a file whose last one was cut off."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    torn = file.exists() and not file.read_text().endswith("\n")
+    with file.open("a") as stream:
+        stream.write("\n" * torn + json.dumps(result) + "\n")
 
 
 def is_here(dataset: str, root: str) -> str:
@@ -127,14 +140,14 @@ def work(args: argparse.Namespace, cells: list[Path]) -> dict[Path, str]:
         settings, about = Settings.load(cell)
         name = about["dataset"]
         if name not in reasons:
-            reasons[name] = is_here(name, args.root)
+            reasons[name] = "" if args.table_only else is_here(name, args.root)
         if reasons[name]:
             missing[cell] = reasons[name]
             continue
         for way in args.ways:
             done = finished(cell, way)
             wanted = range(args.runs or settings.runs)
-            tasks += [(cell, way, number) for number in wanted if number not in done]
+            tasks += [(cell, way, number, settings) for number in wanted if number not in done]
     if args.table_only or not tasks:
         return missing
     threads = args.threads or max(1, (os.cpu_count() or 1) // args.jobs)
@@ -145,12 +158,14 @@ def work(args: argparse.Namespace, cells: list[Path]) -> dict[Path, str]:
         try:
             futures = {pool.submit(run, *task, args.root, threads): task for task in tasks}
             for future in as_completed(futures):
-                cell, way, _ = futures[future]
-                file = file_of(cell, way)
-                file.parent.mkdir(parents=True, exist_ok=True)
-                with file.open("a") as stream:
-                    stream.write(json.dumps(future.result()) + "\n")
+                cell, way, number, _ = futures[future]
                 progress.update()
+                error = future.exception()
+                if error is None:
+                    keep(file_of(cell, way), future.result())
+                else:  # The others go on.
+                    print(f"{cell.stem}, {way}, run {number}: {error}", file=sys.stderr)
+                    missing[cell] = f"failed: {error}"
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
@@ -166,8 +181,9 @@ def table(cells: list[Path], missing: dict[Path, str]) -> tuple[list[dict[str, A
         for way in WAYS:
             runs = [result for _, result in sorted(finished(cell, way).items())]
             if not runs:
-                entry[way] = {"not_run": missing.get(cell, "not asked for")}
-                row += ["not run"]
+                reason = missing.get(cell, "")
+                entry[way] = {"not_run": reason or "not asked for"}
+                row += ["failed" if "failed" in reason else "no data" if reason else "not run"]
                 continue
             test = summary([r["test"] for r in runs])
             entry[way] = {
@@ -214,7 +230,10 @@ def main() -> None:
     args = parser.parse_args()
 
     folder = HERE / SUITES[args.suite]
-    every = sorted(cell for cell in folder.glob("*.yaml") if "planted" not in cell.stem)
+    # A generated graph has no name until its size is given: those settings are no cell.
+    every = sorted(
+        cell for cell in folder.glob("*.yaml") if Settings.load(cell)[1]["dataset"] != "planted"
+    )
     chosen = []
     for cell in every:
         _, about = Settings.load(cell)
@@ -229,7 +248,8 @@ def main() -> None:
         missing = work(args, chosen)
     except KeyboardInterrupt:
         sys.exit("\nInterrupted: the same call goes on with the runs that are missing.")
-    missing.update({cell: "not asked for" for cell in every if cell not in chosen})
+    except ValueError as error:
+        sys.exit(f"paper.py: error: {error}")
     content, made = table(every, missing)
     save(SUITES[args.suite], {"cells": content}, made)
 

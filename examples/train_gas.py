@@ -38,7 +38,7 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument("--dataset", default="planted:20000", help="name or path (%(default)s)")
     parser.add_argument("--root", default="data", help="folder of PyG's data sets (%(default)s)")
-    parser.add_argument("--model", default="gcn", choices=sorted(MODELS))
+    parser.add_argument("--model", choices=sorted(MODELS), help="(that of --config, or gcn)")
     parser.add_argument("--config", type=Path, help="a YAML file of settings, as in benchmarks/")
 
     group = parser.add_argument_group("settings, instead of those of the configuration")
@@ -59,7 +59,10 @@ def parse_args() -> argparse.Namespace:
     group.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     group.add_argument("--full-batch", action="store_true", help="train without mini-batches")
     group.add_argument(
-        "--inductive", action="store_true", help="train on the graph of the training nodes alone"
+        "--inductive",
+        action="store_true",
+        default=None,
+        help="train on the graph of the training nodes alone",
     )
     group.add_argument("--patience", type=int, help="stop after epochs without a better validation")
     group.add_argument("--scale-loss", action="store_true", help="weigh batches by their labels")
@@ -107,21 +110,30 @@ def parse_args() -> argparse.Namespace:
 
 def settings_of(args: argparse.Namespace) -> Settings:
     """The settings of the configuration with what the command line says instead."""
-    name = f"{dataset_key(args.dataset)}_{args.model}.yaml"
-    files = [args.config] if args.config is not None else list(BENCHMARKS.glob(f"*/{name}"))
-    base = Settings.load(files[0])[0] if files else Settings.default(args.model)
+    base = None
+    if args.config is not None:
+        base, about = Settings.load(args.config)
+        model = about.get("model", args.model)
+        if args.model not in (None, model):
+            raise ValueError(f"'--model' is {args.model}, but {args.config} is for {model}")
+        args.model = model
+    args.model = args.model or "gcn"
+    files = list(BENCHMARKS.glob(f"*/{dataset_key(args.dataset)}_{args.model}.yaml"))
+    if base is None:
+        base = Settings.load(files[0])[0] if files else Settings.default(args.model)
     names = [*(f.name for f in dataclasses.fields(Settings)), *("num_layers", "hidden_channels")]
     given = {name: getattr(args, name, None) for name in [*names, "dropout"]}
     return base.but(**given)
 
 
 def make_experiment(args: argparse.Namespace) -> Experiment:
+    settings = settings_of(args)
     data, _, out_channels = get_data(args.root, args.dataset, check=not args.no_check)
     experiment = Experiment(
         data,
         out_channels,
         args.model,
-        settings_of(args),
+        settings,
         full_batch=args.full_batch,
         inductive=args.inductive,
         evaluation=args.eval,

@@ -70,7 +70,7 @@ def run_forwards(
         yield batch, out[: batch.batch_size]
 
 
-def wrong_calls(calls: int | str, num_histories: int) -> RuntimeError:
+def wrong_calls(calls: int, num_histories: int) -> RuntimeError:
     """The error of a model that doesn't fill each of its histories once."""
     return RuntimeError(
         f"forward called push_and_pull {calls} times, expected once for each of the model's "

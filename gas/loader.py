@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -152,11 +152,20 @@ class SubgraphLoader(DataLoader):
             )
         batch = self._cut(key)
         self._add_features(batch)
-        return batch
+        return self._signed(batch)
 
     def edges_per_part(self) -> Tensor:
         """The number of edges into the nodes of each part, of shape ``[num_parts]``."""
         return self._rowptr[self.ptr].diff()
+
+    def __iter__(self) -> Iterator[SubData]:  # type: ignore[override]
+        for batch in super().__iter__():
+            yield self._signed(batch)
+
+    def _signed(self, batch: SubData) -> SubData:
+        """Notes the graph's size beside the ids; on their way from a worker they would lose it."""
+        setattr(batch.n_id, GRAPH_SIZE, self.num_nodes)
+        return batch
 
     def _collate(self, parts: list[int]) -> SubData:
         # Tensors made in inference mode would be of no use to a later epoch of training.
@@ -186,7 +195,6 @@ class SubgraphLoader(DataLoader):
         count = self.ptr[part + 1] - offset
         nodes = torch.cat([torch.arange(o, o + c) for o, c in zip(offset, count, strict=True)])
         rowptr, col, e_id, n_id, weight = self._relabel(nodes)
-        setattr(n_id, GRAPH_SIZE, self.num_nodes)
 
         data = self.data.__class__()
         rows = {*self._node_keys, *self._edge_keys, *ADJACENCY_KEYS}
@@ -271,7 +279,8 @@ def _check_batch_size(batch_size: int) -> None:
         raise ValueError(f"'batch_size' is {batch_size!r}, expected at least one part per batch")
 
 
-def _tensors(data: Data) -> Iterable[Tensor]:
+def tensors(data: Data) -> Iterator[Tensor]:
+    """Every tensor of a graph, those of its adjacency included."""
     for _, value in data:
         if is_sparse_tensor(value):
             yield from (part for part in value.csr() if part is not None)
@@ -283,4 +292,4 @@ def _tensors(data: Data) -> Iterable[Tensor]:
 
 def num_bytes(batch: SubData) -> int:
     """The bytes of a mini-batch's tensors."""
-    return batch.n_id.nbytes + sum(tensor.nbytes for tensor in _tensors(batch.data))
+    return batch.n_id.nbytes + sum(tensor.nbytes for tensor in tensors(batch.data))

@@ -7,6 +7,7 @@ Historical Embeddings*, ICML 2021.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import inspect
 import warnings
@@ -143,8 +144,9 @@ class ScalableGNN(torch.nn.Module):
     def for_graph(self: Model, num_nodes: int, path: str | Path | None = None) -> Model:
         """This model on another graph: the same weights, with histories of their own.
 
-        Weights are shared, not copied: training either trains both. Use it to evaluate on a graph
-        that wasn't trained on, or to train on several::
+        Weights are shared, not copied: training either trains both, and ``train()`` and ``eval()``
+        of either set the mode of the layers of both. Use it to evaluate on a graph that wasn't
+        trained on, or to train on several::
 
             test_model = model.for_graph(test_data.num_nodes)
             out = test_model(loader=gas.EvalSubgraphLoader(test_data, test_ptr))
@@ -159,7 +161,9 @@ class ScalableGNN(torch.nn.Module):
         _check_count("num_nodes", num_nodes)
         twin = self.__class__.__new__(self.__class__)
         twin.__dict__.update(self.__getstate__())
-        twin._modules = dict(self._modules)
+        for name, value in self.__dict__.items():  # Hooks; not the weights, which are shared.
+            if isinstance(value, dict) and name not in ("_parameters", "_buffers"):
+                twin.__dict__[name] = copy.copy(value)
         twin.num_nodes = num_nodes
         twin._engine = TransferEngine(self.io, self.pool_size)
         twin._bank = dataclasses.replace(self._bank, path=path)
@@ -289,16 +293,16 @@ class ScalableGNN(torch.nn.Module):
                 call.pulls = self._take_ahead(n_id)
                 if call.pulls is None and self.io == "concurrent":
                     call.pulls = BatchPulls(self.histories, batch_size, n_id, self.pool_size)
-                if not self._is_proven:
-                    call.held_back = []
+            if not self._is_proven:
+                call.held_back = []
             out = super().__call__(x, adj_t, batch_size, n_id, offset, count, **kwargs)
-            if call.batch:
+            if call.batch or call.fill:
                 self._check_pushed(call)
         except RuntimeError as error:
-            if _lacks_product(adj_t):
+            if _lacks_product(adj_t, error):
                 raise RuntimeError(
-                    "'adj_t' is a torch.sparse_csr matrix, which PyTorch can't multiply in the "
-                    f"types of torch.autocast ({error}): load with layout='edge_index'"
+                    "'adj_t' is a torch.sparse_csr matrix, which PyTorch can't multiply by "
+                    f"bfloat16 or float16 ({error}): load with layout='edge_index'"
                 ) from error
             raise
         finally:
@@ -331,18 +335,22 @@ class ScalableGNN(torch.nn.Module):
                 )
             if fill:
                 raise ValueError("'fill' is for full batches: a mini-batch always writes histories")
-            graph = getattr(n_id, GRAPH_SIZE, self.num_nodes)
-            if n_id.device.type == "cpu" and n_id.numel():
-                graph = max(graph, int(n_id.max()) + 1)
-            if graph != self.num_nodes:
-                raise ValueError(
-                    f"'n_id' names nodes of a graph of {graph} nodes, but the histories are for "
-                    f"{self.num_nodes}: use model.for_graph(num_nodes), which shares the weights"
-                )
+            self._check_graph(n_id)
             self._check_halo(batch_size, n_id)
         expected = self.num_nodes if n_id is None else n_id.numel()
         if (fill or n_id is not None) and isinstance(x, Tensor) and x.size(0) != expected:
             raise ValueError(f"'x' has {x.size(0)} rows, expected one per node: {expected}")
+
+    def _check_graph(self, n_id: Tensor) -> None:
+        """Refuses nodes of another graph, as far as its size tells."""
+        graph = getattr(n_id, GRAPH_SIZE, self.num_nodes)
+        if n_id.device.type == "cpu" and n_id.numel():
+            graph = max(graph, int(n_id.max()) + 1)
+        if graph != self.num_nodes:
+            raise ValueError(
+                f"'n_id' names nodes of a graph of {graph} nodes, but the histories are for "
+                f"{self.num_nodes}: use model.for_graph(num_nodes), which shares the weights"
+            )
 
     def _check_halo(self, batch_size: int, n_id: Tensor) -> None:
         halo = n_id.numel() - batch_size
@@ -384,18 +392,16 @@ class ScalableGNN(torch.nn.Module):
                     "given, self.push_and_pull(history, x, *args)"
                 )
             if call.fill:
-                history.push(x)
+                self._check_push(call, history, x, self.num_nodes)
+                self._push(call, history, x)
             return x
         self._check_push(call, history, x, batch_size)
         own = x[:batch_size]
         sweep = call.sweep
         if sweep is None or sweep.calls == sweep.layer:
-            ranges = n_id[:batch_size], offset, count
-            if call.held_back is None:
-                history.push(own, *ranges)
-            else:
-                call.held_back.append(partial(history.push, own.detach().clone(), *ranges))
-        call.pushed.append(history)
+            self._push(call, history, own, n_id[:batch_size], offset, count)
+        else:
+            call.pushed.append(history)
         if sweep is not None:
             if sweep.calls == sweep.layer:
                 raise Reached
@@ -405,6 +411,13 @@ class ScalableGNN(torch.nn.Module):
         else:
             rows = call.pulls.rows(history)
         return join(own, rows)
+
+    def _push(self, call: _Call, history: History, x: Tensor, *where: Tensor | None) -> None:
+        call.pushed.append(history)
+        if call.held_back is None:
+            history.push(x, *where)
+        else:
+            call.held_back.append(partial(history.push, x.detach().clone(), *where))
 
     def _check_push(self, call: _Call, history: History, x: Tensor, batch_size: int) -> None:
         width = history.embedding_dim
@@ -498,6 +511,7 @@ class ScalableGNN(torch.nn.Module):
                 module.training = mode
 
     def _run_layer(self, layer: int, x: Tensor, batch: SubData, state: dict[str, Any]) -> Tensor:
+        self._check_graph(batch.n_id)
         state["batch"] = batch
         kwargs = _edge_arguments(self.forward_layer, batch.data)
         out = self.forward_layer(layer, x, _adjacency(batch.data), state, **kwargs)
@@ -505,7 +519,11 @@ class ScalableGNN(torch.nn.Module):
         return out
 
     def _run_forward(self, batch: SubData, sweep: Sweep) -> Tensor:
+        self._check_graph(batch.n_id)
         x, adj_t, kwargs = self.inputs_of(batch.data.to(self.device))
+        if not self._is_proven:
+            with self.without_histories():  # A wrong model should be found before they change.
+                self(x, adj_t, *batch[1:], **kwargs)
         self._call = _Call(batch=True, sweep=sweep)
         try:
             return super().__call__(x, adj_t, *batch[1:], **kwargs)
@@ -518,9 +536,11 @@ def _check_count(name: str, value: object) -> None:
         raise ValueError(f"'{name}' is {value!r}, expected an integer of at least 1")
 
 
-def _lacks_product(adj_t: Any) -> bool:
-    csr = isinstance(adj_t, Tensor) and adj_t.layout == torch.sparse_csr
-    return csr and torch.is_autocast_enabled(adj_t.device.type)
+def _lacks_product(adj_t: Any, error: RuntimeError) -> bool:
+    """Whether PyTorch said that it can't multiply a CSR matrix by numbers of 16 bits."""
+    if not isinstance(adj_t, Tensor) or adj_t.layout != torch.sparse_csr:
+        return False
+    return "sparse_csr" in str(error) or "scalar type" in str(error)
 
 
 def _adjacency(data: Data) -> Any:

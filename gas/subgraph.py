@@ -266,17 +266,17 @@ def entries(adj: Any) -> tuple[Tensor, Tensor]:
         row, col, _ = adj.coo()
         return row, col
     if isinstance(adj, Tensor) and adj.layout == torch.sparse_csr:
-        return row_ids(adj.crow_indices()), adj.col_indices()
+        return row_ids(adj.crow_indices(), adj.col_indices().numel()), adj.col_indices()
     if isinstance(adj, Tensor) and is_torch_sparse_tensor(adj):
         row, col = adj.to_sparse_coo()._indices()
         return row, col
     return adj[1], adj[0]
 
 
-def row_ids(rowptr: Tensor) -> Tensor:
-    """The row of every entry, of shape ``[E]``."""
+def row_ids(rowptr: Tensor, num_entries: int | None = None) -> Tensor:
+    """The row of every entry, of shape ``[E]``; a GPU needn't be waited for if ``E`` is given."""
     rows = torch.arange(rowptr.numel() - 1, device=rowptr.device)
-    return torch.repeat_interleave(rows, rowptr.diff())
+    return torch.repeat_interleave(rows, rowptr.diff(), output_size=num_entries)
 
 
 def check_layout(layout: str) -> None:
@@ -298,30 +298,51 @@ def check_layout(layout: str) -> None:
 def dropout(adj_t: Any, p: float, training: bool = True) -> Any:
     """Drops each edge with probability ``p``, as DropEdge (Rong et al., ICLR 2020) does.
 
-    Weights that remain are scaled by ``1 / (1 - p)``; unweighted edges are simply removed.
+    Weights that remain are scaled by ``1 / (1 - p)``, unless all are 1: those are no weights.
 
     Args:
         adj_t: A ``torch.sparse_csr`` matrix or a ``torch_sparse.SparseTensor``.
         p: Probability in ``[0, 1)``.
         training: Whether to drop at all. (default: ``True``)
     """
-    if not 0.0 <= p < 1.0:
-        raise ValueError(f"'p' is {p}, expected a probability in [0, 1)")
-    if not training or p == 0.0:
-        return adj_t
-    if is_sparse_tensor(adj_t):
-        value = adj_t.storage.value()
-        if value is not None:
-            return adj_t.set_value(torch.nn.functional.dropout(value, p), layout="coo")
-        keep = torch.rand(adj_t.nnz(), device=adj_t.device()) >= p
-        return adj_t.masked_select_nnz(keep, layout="coo")
-    if not isinstance(adj_t, Tensor) or adj_t.layout != torch.sparse_csr:
+    if num_rows(adj_t) is None:
         raise ValueError(
             "'adj_t' is neither a torch.sparse_csr matrix nor a torch_sparse.SparseTensor: for an "
             "edge_index use torch_geometric.utils.dropout_edge"
         )
-    rowptr, value = adj_t.crow_indices(), adj_t.values()
-    keep = torch.rand(value.size(0), device=value.device) >= p
-    kept = torch.nn.functional.pad(keep.cumsum(0), (1, 0))[rowptr]
-    size = (adj_t.size(0), adj_t.size(1))
-    return csr_matrix(kept, adj_t.col_indices()[keep], value[keep] / (1.0 - p), size)
+    return drop_edges(adj_t, {}, p)[0] if training else adj_t
+
+
+def drop_edges(adj: Any, attributes: dict[str, Tensor], p: float) -> tuple[Any, dict[str, Tensor]]:
+    """Drops each edge, and its row of each edge-level tensor, with probability ``p``.
+
+    Args:
+        adj: An adjacency in any of :data:`LAYOUTS`.
+        attributes: Edge-level tensors; one named ``edge_weight`` is scaled by ``1 / (1 - p)``.
+        p: Probability in ``[0, 1)``.
+    """
+    if not 0.0 <= p < 1.0:
+        raise ValueError(f"'p' is {p}, expected a probability in [0, 1)")
+    if p == 0.0:
+        return adj, attributes
+    scale = 1.0 / (1.0 - p)
+    if is_sparse_tensor(adj):
+        keep = torch.rand(adj.nnz(), device=adj.device()) >= p
+        value = adj.storage.value()
+        adj = adj.masked_select_nnz(keep, layout="coo")
+        if value is not None and not bool((value == 1).all()):
+            adj = adj.set_value(adj.storage.value() * scale, layout="coo")
+    elif adj.layout == torch.sparse_csr:
+        rowptr, value = adj.crow_indices(), adj.values()
+        keep = torch.rand(value.size(0), device=value.device) >= p
+        kept = torch.nn.functional.pad(keep.cumsum(0), (1, 0))[rowptr]
+        factor = 1.0 if bool((value == 1).all()) else scale
+        size = (adj.size(0), adj.size(1))
+        adj = csr_matrix(kept, adj.col_indices()[keep], value[keep] * factor, size)
+    else:
+        keep = torch.rand(adj.size(1), device=adj.device) >= p
+        adj = adj[:, keep]
+    attributes = {key: value[keep] for key, value in attributes.items()}
+    if "edge_weight" in attributes:
+        attributes["edge_weight"] = attributes["edge_weight"] * scale
+    return adj, attributes

@@ -236,6 +236,24 @@ def test_forgotten_batch_arguments(graph):
         model(batch.x, batch.adj_t, *args)
 
 
+@pytest.mark.parametrize("through", ["list", "prefetch", "workers"])
+def test_loaders_of_another_graph_are_noticed_by_their_batches(graph, model, through):
+    before = fill(model, graph)
+    other = random_graph(num_nodes=33)
+    workers = 1 if through == "workers" else 0
+    loader = gas.SubgraphLoader(other, torch.tensor([0, 20, 33]), log=False, num_workers=workers)
+    message = "of a graph of 33 nodes, but the histories are for 60"
+    if through == "workers":
+        for batch, *args in loader:
+            with pytest.raises(ValueError, match=message):
+                model(batch.x, batch.adj_t, *args)
+    else:
+        batches = list(loader) if through == "list" else gas.PrefetchLoader(loader, model)
+        with pytest.raises(ValueError, match=message):
+            model(loader=batches)
+    assert unchanged(model, before)
+
+
 def test_a_batch_of_a_smaller_graph_changes_nothing(graph, model):
     before = fill(model, graph)
     other = random_graph(num_nodes=33)
@@ -296,6 +314,16 @@ def test_a_wrong_forward_leaves_histories_alone(graph, calls, error, message, io
     for _ in range(2):
         with pytest.raises(error, match=message):
             model(batch.x, batch.adj_t, *args)
+        assert all(
+            torch.equal(history.emb, rows)
+            for history, rows in zip(model.histories, before, strict=True)
+        )
+    for call in (
+        lambda: model(graph[0].x, graph[0].edge_index, fill=True),
+        lambda: model(loader=gas.EvalSubgraphLoader(*graph, log=False)),
+    ):
+        with pytest.raises((RuntimeError, ValueError)):
+            call()
         assert all(
             torch.equal(history.emb, rows)
             for history, rows in zip(model.histories, before, strict=True)
@@ -401,6 +429,7 @@ def test_inference_keeps_state_per_batch(graph, shuffle):
 
 def test_inference_is_linear_in_passes(graph, model):
     """Generic inference runs layer l of L in the sweeps l, l + 1, ..., L: about L/2 times."""
+    fill(model, graph)  # Otherwise it would run forward once more, to see whether it is right.
     calls = [0, 0, 0]
     for layer, conv in enumerate(model.convs):
         conv.register_forward_hook(
@@ -468,4 +497,8 @@ def test_copies_have_histories_of_their_own(graph, model):
         parameter.data.add_(1)
     fill(twin, graph)
     assert not unchanged(model, [history.emb for history in twin.histories])
-    assert before
+    own = args[1][: args[0]]
+    for history, old in zip(model.histories, before, strict=True):
+        kept = torch.ones(60, dtype=torch.bool)
+        kept[own] = False
+        assert torch.equal(history.emb[kept], old[kept])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import BatchNorm1d, Identity, Linear, ModuleList, ReLU, Sequential
+from torch.nn import BatchNorm1d, Identity, Linear, Module, ModuleList, ReLU, Sequential
 from torch_geometric.nn import GINConv
 from torch_geometric.nn.inits import reset
 
@@ -123,8 +124,21 @@ class GIN(LayeredGNN):
 
         out = f(x)
         if self.training and self.noise > 0 and layer > 0:
-            distance = torch.linalg.vector_norm(
-                f(x + self.noise * torch.randn_like(x)) - out, dim=-1
-            )
+            with _remembering_nothing(mlp):
+                noisy = f(x + self.noise * torch.randn_like(x))
+            distance = torch.linalg.vector_norm(noisy - out, dim=-1)
             self.reg_loss = self.reg_loss + distance.mean() / (self.num_layers - 1)
         return out
+
+
+@contextlib.contextmanager
+def _remembering_nothing(module: Module) -> Iterator[None]:
+    """In this context batch norm normalises, but its running statistics stay as they are."""
+    norms = [norm for norm in module.modules() if isinstance(norm, BatchNorm1d)]
+    for norm in norms:
+        norm.track_running_stats = False
+    try:
+        yield
+    finally:
+        for norm in norms:
+            norm.track_running_stats = True

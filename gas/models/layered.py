@@ -94,7 +94,7 @@ class LayeredGNN(ScalableGNN):
 
     @property
     def reg_modules(self) -> ModuleList:
-        """The modules that take the regular weight decay: all but the last transformation."""
+        """The modules that take the regular weight decay: all but linear layers, or the last."""
         convs = self.convs if self.lins else self.convs[:-1]
         return ModuleList([*convs, *self.bns])
 

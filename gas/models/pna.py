@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import BatchNorm1d, Linear, ModuleList
-from torch_geometric.utils import scatter
 
 from gas.models.layered import LayeredGNN, layer_widths
-from gas.subgraph import entries
+from gas.nn import Adjacency, spmm
 
 AGGREGATORS = ("sum", "mean", "max", "min")
 SCALERS = ("identity", "amplification", "attenuation")
@@ -76,16 +75,14 @@ class PNAConv(torch.nn.Module):
             adj_t: The adjacency, in any layout.
         """
         source, own = (x, x) if isinstance(x, Tensor) else x
-        row, col = entries(adj_t)
-        rows = own.size(0)
-        degree = torch.bincount(row, minlength=rows).to(source.dtype).view(-1, 1)
-        log_degree = (degree + 1).log()
+        adj = Adjacency.of(adj_t, source.size(0)).unweighted()
+        log_degree = (adj.degree()[: own.size(0)].to(source.dtype) + 1).log()[:, None]
         out = self.lin(own)
         for (aggregator, scaler), pre, post in zip(
             self.pairs, self.pre_lins, self.post_lins, strict=True
         ):
             h = pre(source).relu()
-            h = post(scatter(h[col], row, 0, rows, reduce=aggregator))
+            h = post(spmm(adj, h, reduce=aggregator)[: own.size(0)])
             if scaler == "amplification":
                 h = h * (log_degree / self.mean_log_degree)
             elif scaler == "attenuation":

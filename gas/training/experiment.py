@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -17,7 +19,7 @@ from gas.prefetch import PrefetchLoader
 from gas.scalable import ScalableGNN
 from gas.training.loop import FullBatch, Run, fit, train_epoch
 from gas.training.memory import plan_micro_batches
-from gas.training.metrics import metric_of
+from gas.training.metrics import is_real, metric_of
 from gas.training.report import peak_rss_bytes, reset_peak_rss
 from gas.training.settings import Settings
 
@@ -55,9 +57,10 @@ class Experiment:
         settings: The settings; what they leave open follows from the size of the graph.
         full_batch: Train on the whole graph at once, without histories. (default: ``False``)
         inductive: Train on the graph of the training nodes alone, evaluate on all of it; of a union
-            of graphs, these are the graphs that are trained on. (default: ``False``)
+            of graphs, these are the graphs that are trained on. (default: as the settings say)
         evaluation: ``"full"`` computes the whole graph as one batch, ``"layerwise"`` layer by
-            layer. (default: ``"full"`` up to 100,000 nodes, or with ``full_batch``)
+            layer; without a refresh, or inductively, in another set of histories.
+            (default: ``"full"`` up to 100,000 nodes, or with ``full_batch``)
         refresh: How all histories are made exact after each epoch: ``"full"``, ``"layerwise"``,
             or ``"none"``. They are filled before the first epoch in any case. (default: as
             ``evaluation``, at no further cost)
@@ -68,7 +71,7 @@ class Experiment:
             see :func:`gas.training.plan_micro_batches`. (default: never split)
         patience: See :func:`gas.training.fit`. (default: never stop early)
         device: Where the model computes. (default: ``"cpu"``)
-        log: Report on standard error. (default: ``True``)
+        log: Report. (default: ``True``)
         training: Further arguments of :func:`gas.training.train_epoch`.
         **histories: ``store``, ``dtype``, ``path`` and ``io`` of :class:`gas.ScalableGNN`.
 
@@ -84,7 +87,7 @@ class Experiment:
         settings: Settings,
         *,
         full_batch: bool = False,
-        inductive: bool = False,
+        inductive: bool | None = None,
         evaluation: str | None = None,
         refresh: str | None = None,
         layout: str = "csr",
@@ -126,8 +129,17 @@ class Experiment:
         self.training = training or {}
         self.histories = histories
 
+        if settings.metric == "r2" and data.y.dim() == 1 and not is_real(data.y):
+            data, self.out_channels = copy.copy(data), 1
+            data.y = data.y.float()
+        several = data.y.dim() == 2 and not is_real(data.y)
+        if several and bool(((data.y != 0) & (data.y != 1)).any()):
+            raise ValueError(
+                f"'data.y' has shape {list(data.y.shape)} and holds {float(data.y.max()):g}, "
+                "expected 0 and 1 for several labels, or real numbers of shape [N]"
+            )
         fill = evaluation if refresh == "none" else refresh
-        if inductive:
+        if settings.inductive if inductive is None else inductive:
             mask = data.train_mask
             if mask.dim() > 1:
                 raise ValueError(
@@ -161,11 +173,13 @@ class Experiment:
             data = permute(data, perm, log=log)
             if log:
                 print(partition_report(data, ptr))
-            loader = SubgraphLoader(data, ptr, batch_size, shuffle=True, layout=layout, log=False)
+            options: dict[str, Any] = {"layout": layout, "log": False}
+            options["edge_weight"] = self.cls.needs_weights
+            loader = SubgraphLoader(data, ptr, batch_size, shuffle=True, **options)
             if "layerwise" in modes:
-                inference = EvalSubgraphLoader(data, ptr, batch_size, layout=layout, log=False)
+                inference = EvalSubgraphLoader(data, ptr, batch_size, **options)
         full = self.full_batch or "full" in modes
-        whole = FullBatch(data, self.device, layout) if full else None
+        whole = FullBatch(data, self.device, layout, self.cls.needs_weights) if full else None
         return _Graph(data, loader, inference, whole)
 
     def make_model(self) -> models.LayeredGNN:
@@ -177,7 +191,8 @@ class Experiment:
         if options.get("store") is None:
             options["device"] = self.device
         model = self.cls(
-            self.graph.data.num_nodes,
+            # A full batch needs no histories: they are made for one node.
+            1 if self.full_batch else self.graph.data.num_nodes,
             self.graph.data.x.size(1),
             out_channels=self.out_channels,
             prefetch=int(self.prefetch),
@@ -196,13 +211,32 @@ class Experiment:
         """
         torch.manual_seed(seed)
         reset_peak_rss()
-        model = self.make_model()
+        with contextlib.ExitStack() as open_models:
+            model = self.make_model()
+            open_models.callback(model.close)
+            apart: ScalableGNN = model  # The one that evaluates.
+            if self.evaluation == "layerwise" and not self._refreshes_by_evaluating:
+                apart = model.for_graph(self.data.num_nodes)
+                open_models.callback(apart.close)
+            return self._run(model, apart, split, on_epoch)
+
+    @property
+    def _refreshes_by_evaluating(self) -> bool:
+        """Whether the histories that evaluation writes are those of the training."""
+        return self.eval_graph is self.graph and self.refresh != "none"
+
+    def _run(
+        self,
+        model: models.LayeredGNN,
+        apart: ScalableGNN,
+        split: int,
+        on_epoch: Callable[[Run], None] | None,
+    ) -> Run:
         settings = self.settings
         optimizer = torch.optim.Adam(
             model.param_groups(settings.reg_weight_decay, settings.nonreg_weight_decay),
             lr=settings.lr,
         )
-
         if not self.full_batch:
             self._refresh(model)  # So that the first epoch reads real embeddings.
         batches, micro_batches = self._batches(model)
@@ -225,7 +259,7 @@ class Experiment:
             model,
             self.data,
             epoch,
-            self._evaluate,
+            lambda model: self._evaluate(model, apart),
             settings.epochs,
             split,
             on_epoch,
@@ -233,8 +267,8 @@ class Experiment:
             self.patience,
         )
         run.peak_rss_bytes = peak_rss_bytes()
-        run.history_bytes = sum(history.store.nbytes for history in model.histories)
-        model.close()
+        if not self.full_batch:
+            run.history_bytes = sum(history.store.nbytes for history in model.histories)
         return run
 
     def _batches(self, model: ScalableGNN) -> tuple[Iterable[SubData], int]:
@@ -246,7 +280,13 @@ class Experiment:
         if self.memory_budget is not None:
             size, micro_batches = plan_micro_batches(model, batches, self.memory_budget)
             batches = SubgraphLoader(
-                graph.data, batches.ptr, size, shuffle=True, layout=batches.layout, log=False
+                graph.data,
+                batches.ptr,
+                size,
+                shuffle=True,
+                layout=batches.layout,
+                edge_weight=self.cls.needs_weights,
+                log=False,
             )
         return (PrefetchLoader(batches, model) if self.prefetch else batches), micro_batches
 
@@ -260,18 +300,13 @@ class Experiment:
         elif self.graph.whole is not None:
             self.graph.whole(model, fill=True)
 
-    def _evaluate(self, model: ScalableGNN) -> Tensor:
+    def _evaluate(self, model: ScalableGNN, apart: ScalableGNN) -> Tensor:
         """Every node's output; all histories are exact afterwards, if they are to be."""
-        shared = self.eval_graph is self.graph
-        done = self.refresh == "none" or (shared and self.refresh == self.evaluation)
-        if self.eval_graph.whole is not None and self.evaluation == "full":
-            out = self.eval_graph.whole(model, fill=done and self.refresh != "none")
-        elif shared and self.refresh != "none":
-            out = model(loader=self.eval_graph.inference)
-        else:  # Whose histories are not those of the training.
-            apart = model.for_graph(self.data.num_nodes)
+        refreshed = self._refreshes_by_evaluating and self.refresh == self.evaluation
+        if self.evaluation == "full" and self.eval_graph.whole is not None:
+            out = self.eval_graph.whole(model, fill=refreshed)
+        else:
             out = apart(loader=self.eval_graph.inference)
-            apart.close()
-        if not done:
+        if self.refresh != "none" and not refreshed:
             self._refresh(model)
         return out

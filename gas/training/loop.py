@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sized
@@ -17,9 +17,8 @@ from torch_geometric.data import Data
 
 from gas.loader import EvalSubgraphLoader, SubData
 from gas.scalable import ScalableGNN
-from gas.subgraph import dropout as edge_dropout_of_matrix
-from gas.subgraph import num_rows
-from gas.training.metrics import metric_of, score
+from gas.subgraph import drop_edges
+from gas.training.metrics import is_real, metric_of, score
 
 
 @dataclass
@@ -44,8 +43,9 @@ class Run:
 
     @property
     def best_epoch(self) -> int:
-        """The first epoch, from 0, of the highest validation accuracy."""
-        return self.val_acc.index(max(self.val_acc))
+        """The first epoch, from 0, of the highest validation score; NaN is lower than any."""
+        scores = [-math.inf if math.isnan(score) else score for score in self.val_acc]
+        return scores.index(max(scores))
 
     @property
     def epoch_seconds(self) -> float:
@@ -62,11 +62,19 @@ class FullBatch:
         data: The graph.
         device: Where to keep it. (default: ``"cpu"``)
         layout: See :class:`gas.SubgraphLoader`. (default: ``"csr"``)
+        edge_weight: See :class:`gas.SubgraphLoader`. (default: ``True``)
     """
 
-    def __init__(self, data: Data, device: torch.device | str = "cpu", layout: str = "csr") -> None:
+    def __init__(
+        self,
+        data: Data,
+        device: torch.device | str = "cpu",
+        layout: str = "csr",
+        edge_weight: bool = True,
+    ) -> None:
         whole = torch.tensor([0, data.num_nodes])
-        loader = EvalSubgraphLoader(data, whole, log=False, layout=layout)
+        options: dict[str, Any] = {"layout": layout, "edge_weight": edge_weight, "log": False}
+        loader = EvalSubgraphLoader(data, whole, **options)
         self.data = next(iter(loader)).data.to(device)
 
     def __call__(self, model: ScalableGNN, fill: bool = False) -> Tensor:
@@ -91,12 +99,12 @@ def loss_of(out: Tensor, y: Tensor) -> Tensor:
     """The usual loss for targets ``y``, the mean over its rows.
 
     Cross entropy for classes of shape ``[n]``, binary cross entropy for labels of shape ``[n, C]``,
-    squared error for real numbers of shape ``[n]``.
+    squared error for real numbers of shape ``[n]`` or ``[n, 1]``.
     """
+    if is_real(y):
+        return F.mse_loss(out.view(-1), y.view(-1).to(out.dtype))
     if y.dim() == 2:
         return F.binary_cross_entropy_with_logits(out, y.to(out.dtype))
-    if y.is_floating_point():
-        return F.mse_loss(out.view(-1), y.to(out.dtype))
     return F.cross_entropy(out, y)
 
 
@@ -145,47 +153,73 @@ def train_epoch(
     if micro_batches < 1:
         raise ValueError(f"'micro_batches' is {micro_batches}, expected at least 1")
     model.train()
-    total, labelled = 0.0, 0
     per_step = _labels_per_step(loader, split, micro_batches) if scale_loss else None
-    batches = iter(loader)
-    steps = 0
-    while max_steps is None or steps < max_steps:
-        group = list(itertools.islice(batches, micro_batches))
-        if not group:
-            break
-        steps += 1
-        counts = [int(_train_mask(batch, split).sum()) for batch in group]
-        if sum(counts):
-            optimizer.zero_grad()
-        for batch, count in zip(group, counts, strict=True):
-            if count == 0 and not refresh_unlabelled:
-                continue
+    total, labelled = torch.zeros((), device=model.device), 0
+    steps = of_step = 0  # Labelled nodes of the step so far.
+    optimizer.zero_grad()
+    for number, batch in enumerate(loader, 1):
+        index = _train_index(batch, split)
+        count = index.numel()
+        if count > 0 or refresh_unlabelled:
             data = batch.data.to(model.device)
             x, adj_t, kwargs = model.inputs_of(data)
             if edge_dropout > 0:
-                adj_t, kwargs = _drop_edges(adj_t, kwargs, edge_dropout)
+                adj_t, kwargs = drop_edges(adj_t, kwargs, edge_dropout)
             args: tuple[Any, ...] = () if full_batch else batch[1:]
             with torch.set_grad_enabled(count > 0), _autocast(model.device, autocast):
                 out = model(x, adj_t, *args, **kwargs)
-            if count == 0:
-                continue
-            mask = _train_mask(batch, split).to(out.device)
-            out = out[mask] if autocast is None else out[mask].float()
-            loss = loss_fn(out, data.y[: batch.batch_size][mask])
-            total += float(loss.detach()) * count
+        if count > 0:
+            index = index.to(model.device, non_blocking=True)
+            out = out[index] if autocast is None else out[index].float()
+            loss = loss_fn(out, data.y[: batch.batch_size][index])
+            total = total + loss.detach() * count
             labelled += count
-            weight = count / (sum(counts) if per_step is None else per_step)
-            objective = loss * weight + getattr(model, "reg_loss", 0.0) / len(group)
+            of_step += count
+            objective = loss + getattr(model, "reg_loss", 0.0)
+            if micro_batches > 1:
+                objective = objective * count  # Divided by those of all, once they are known.
+            elif per_step is not None:
+                objective = objective * (count / per_step)
             objective.backward()
-        if sum(counts):
-            if grad_norm is not None:
-                torch.nn.utils.clip_grad_norm_(model.parameters(), grad_norm)
-            optimizer.step()
-    return total / max(labelled, 1)
+        if number % micro_batches and number < _length(loader):
+            continue
+        if of_step > 0:
+            _step(model, optimizer, grad_norm, per_step or of_step, micro_batches)
+        of_step = 0
+        steps += 1
+        if max_steps is not None and steps == max_steps:
+            break
+    if of_step > 0:  # Of a loader without a length.
+        _step(model, optimizer, grad_norm, per_step or of_step, micro_batches)
+    return float(total) / max(labelled, 1)
 
 
-def _train_mask(batch: SubData, split: int) -> Tensor:
-    return split_mask(batch.data.train_mask[: batch.batch_size], split)
+def _step(
+    model: ScalableGNN,
+    optimizer: torch.optim.Optimizer,
+    grad_norm: float | None,
+    num_labels: float,
+    micro_batches: int,
+) -> None:
+    """One step, by the gradients of the micro-batches before it."""
+    if micro_batches > 1:
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.div_(num_labels)
+    if grad_norm is not None:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), grad_norm)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def _train_index(batch: SubData, split: int) -> Tensor:
+    """The in-batch nodes to train on, of shape ``[labelled]``."""
+    mask = split_mask(batch.data.train_mask[: batch.batch_size], split)
+    return mask.nonzero().view(-1)
+
+
+def _length(loader: Iterable[SubData]) -> float:
+    return len(loader) if isinstance(loader, Sized) else math.inf
 
 
 def _labels_per_step(loader: Iterable[SubData], split: int, micro_batches: int) -> float:
@@ -197,17 +231,8 @@ def _labels_per_step(loader: Iterable[SubData], split: int, micro_batches: int) 
             "'scale_loss' is True, but 'loader' doesn't say how many batches and labels it has: "
             "pass a SubgraphLoader"
         )
-    return int(split_mask(data.train_mask, split).sum()) * micro_batches / max(len(inner), 1)
-
-
-def _drop_edges(adj_t: Any, kwargs: dict[str, Any], p: float) -> tuple[Any, dict[str, Any]]:
-    if num_rows(adj_t) is not None:
-        return edge_dropout_of_matrix(adj_t, p), kwargs
-    keep = torch.rand(adj_t.size(1), device=adj_t.device) >= p
-    kept = {key: value[keep] for key, value in kwargs.items()}
-    if "edge_weight" in kept:
-        kept["edge_weight"] = kept["edge_weight"] / (1 - p)
-    return adj_t[:, keep], kept
+    steps = max(1, math.ceil(len(inner) / micro_batches))
+    return int(split_mask(data.train_mask, split).sum()) / steps
 
 
 def _autocast(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gas.history.memory import human
-from gas.loader import SubData, SubgraphLoader, num_bytes
+from gas.loader import SubData, SubgraphLoader, num_bytes, tensors
 from gas.scalable import ScalableGNN
 
 
@@ -36,7 +36,7 @@ def activation_bytes(model: ScalableGNN, batch: SubData) -> int:
 
     batch = batch.to(model.device)
     x, adj_t, kwargs = model.inputs_of(batch.data)
-    own.add(x.untyped_storage().data_ptr())
+    own |= {tensor.untyped_storage().data_ptr() for tensor in tensors(batch.data)}
     with _left_alone(model), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         model.train()
         out = model(x, adj_t, *batch[1:], **kwargs)  # While it lives, what was kept does.
@@ -49,9 +49,9 @@ def plan_micro_batches(
 ) -> tuple[int, int]:
     """Splits a loader's mini-batches into micro-batches that fit a budget of memory.
 
-    A micro-batch has fewer parts; the gradients of several are accumulated before each step, with
-    ``train_epoch(..., micro_batches=...)``. The halo between the micro-batches of one step comes
-    from the histories.
+    A micro-batch has a divisor of the parts; the gradients of several are accumulated before each
+    step, with ``train_epoch(..., micro_batches=...)``. The halo between the micro-batches of one
+    step comes from the histories.
 
     Args:
         model: The model.
@@ -68,18 +68,15 @@ def plan_micro_batches(
         raise ValueError(f"'budget_bytes' is {budget_bytes}, expected a number of bytes")
     parts = loader.batch_size or 1
     largest = loader.edges_per_part().argsort(descending=True, stable=True)
-    split = 1
-    while True:
-        size = -(-parts // split)
+    need = 0
+    for size in (size for size in range(parts, 0, -1) if parts % size == 0):
         need = activation_bytes(model, loader.cut(largest[:size].tolist()))
         if need <= budget_bytes:
-            return size, -(-parts // size)
-        if size == 1:
-            raise MemoryError(
-                f"'budget_bytes' is {budget_bytes}, but one part needs {human(need)}: cut the "
-                "graph into more parts, or raise the budget"
-            )
-        split *= 2
+            return size, parts // size
+    raise MemoryError(
+        f"'budget_bytes' is {budget_bytes}, but one part needs {human(need)}: cut the graph into "
+        "more parts, or raise the budget"
+    )
 
 
 @contextmanager
@@ -94,6 +91,8 @@ def _left_alone(model: ScalableGNN) -> Iterator[None]:
         finally:
             for module, mode in modes:
                 module.training = mode
+            if "reg_loss" in vars(model):
+                vars(model)["reg_loss"] = 0.0  # It holds on to the graph of autograd.
             with torch.no_grad():
                 for buffer, before in buffers:
                     buffer.copy_(before)

@@ -7,15 +7,20 @@ from torch import Tensor
 METRICS = ("accuracy", "micro_f1", "roc_auc", "r2")
 
 
+def is_real(y: Tensor) -> bool:
+    """Whether targets are real numbers: floating-point, of shape ``[N]`` or ``[N, 1]``."""
+    return y.is_floating_point() and (y.dim() == 1 or y.size(1) == 1)
+
+
 def metric_of(y: Tensor) -> str:
     """The usual metric for targets ``y``.
 
     Classes of shape ``[N]`` have their accuracy, labels of shape ``[N, C]`` the micro-averaged F1
-    score, real numbers of shape ``[N]`` the coefficient of determination.
+    score, real numbers of shape ``[N]`` or ``[N, 1]`` the coefficient of determination.
     """
-    if y.dim() == 2:
-        return "micro_f1"
-    return "r2" if y.is_floating_point() else "accuracy"
+    if is_real(y):
+        return "r2"
+    return "micro_f1" if y.dim() == 2 else "accuracy"
 
 
 def score(metric: str, out: Tensor, y: Tensor, mask: Tensor | None = None) -> float:

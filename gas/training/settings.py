@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gas._native import is_integer
 from gas.training.metrics import METRICS
 
 # What a model is made with where nobody says; APPNP propagates farther than others convolve.
@@ -25,6 +26,9 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 }
 
 
+ABOUT = ("dataset", "model", "published")  # What else a file says.
+
+
 @dataclass(frozen=True)
 class Settings:
     """The settings of an experiment.
@@ -37,6 +41,7 @@ class Settings:
       an edge of a batch; ``max_steps``: the most steps of an epoch.
     * ``epochs``, ``runs``: how long, and how often from other seeds.
     * ``metric``: what is measured; ``None`` for the usual score.
+    * ``inductive``: train on the graph of the training nodes alone.
     """
 
     architecture: Mapping[str, Any] = field(default_factory=dict)
@@ -51,24 +56,28 @@ class Settings:
     epochs: int = 100
     runs: int = 1
     metric: str | None = None
+    inductive: bool = False
 
     def __post_init__(self) -> None:
         for name in ("num_parts", "batch_size", "max_steps", "epochs", "runs"):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
+            if value is not None and (not is_integer(value) or value < 1):
                 raise ValueError(f"'{name}' is {value!r}, expected an integer of at least 1")
         for name in ("lr", "reg_weight_decay", "nonreg_weight_decay", "grad_norm", "edge_dropout"):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int | float) or value < 0):
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if value is not None and (not number or value < 0):
                 hint = ": write 0.0005 for 5e-4, which YAML takes for text" * isinstance(value, str)
                 raise ValueError(f"'{name}' is {value!r}, expected a number of at least 0{hint}")
+        if self.edge_dropout >= 1:
+            raise ValueError(f"'edge_dropout' is {self.edge_dropout}, expected less than 1")
         if self.metric is not None and self.metric not in METRICS:
             raise ValueError(f"'metric' is {self.metric!r}, expected one of {', '.join(METRICS)}")
 
     @classmethod
     def default(cls, model: str) -> Settings:
         """Settings to start from with a model, by its name."""
-        return cls(ARCHITECTURES[model])
+        return cls(dict(ARCHITECTURES[model]))
 
     @classmethod
     def load(cls, path: str | Path) -> tuple[Settings, dict[str, Any]]:
@@ -81,6 +90,14 @@ class Settings:
 
         content = yaml.safe_load(Path(path).read_text())
         names = {f.name for f in dataclasses.fields(cls)}
+        if not isinstance(content, dict):
+            raise ValueError(f"{path}: holds no settings, expected lines such as 'lr: 0.01'")
+        unknown = set(content) - names - set(ABOUT)
+        if unknown:
+            raise ValueError(
+                f"{path}: {min(unknown)!r} is no setting, expected some of "
+                f"{', '.join(sorted(names | set(ABOUT)))}"
+            )
         known = {key: value for key, value in content.items() if key in names}
         try:
             settings = cls(**known)

@@ -57,8 +57,14 @@ def test_parameters_are_grouped_once(name):
     grouped = [parameter for group in groups for parameter in group["params"]]
     assert {id(p) for p in grouped} == {id(p) for p in model.parameters()}
     assert len(grouped) == len(list(model.parameters()))
-    decay = list(model.reg_modules.parameters())
-    assert [id(p) for p in groups[0]["params"]] == [id(p) for p in decay]
+    by_id = {id(parameter): key for key, parameter in model.named_parameters()}
+    second = [group["params"] for group in groups if group["weight_decay"] == 0.25]
+    other = {by_id[id(parameter)] for params in second for parameter in params}
+    last = {"GCN": "convs.2.", "GraphSAGE": "convs.2.", "PNA": "convs.2.", "GIN": "mlps.2."}
+    prefixes = {"GAT": (), "APPNP": ("lins.1.",), **{key: (value,) for key, value in last.items()}}
+    wanted = prefixes.get(name, ("lins.",))
+    names = [key for key, _ in model.named_parameters()]
+    assert other == {key for key in names if wanted and key.startswith(wanted)}
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -235,6 +241,15 @@ def test_the_noise_regulariser_of_gin():
         mlp[0].weight.data.zero_()
     run(model, data)
     assert float(model.reg_loss.detach()) == 0
+    normed, _ = make("GIN", batch_norm=True, noise=10.0)
+    plain, _ = make("GIN", batch_norm=True, noise=0.0)
+    plain.load_state_dict(normed.state_dict())
+    run(normed.train(), data)
+    run(plain.train(), data)  # The noise isn't remembered by batch norm.
+    assert all(
+        torch.equal(mine, other)
+        for mine, other in zip(normed.buffers(), plain.buffers(), strict=True)
+    )
     one = gas.models.GIN(60, 5, 8, 3, 1, noise=0.1)
     run(one, data)
     assert one.reg_loss == 0  # There is no history to be wrong.

@@ -38,6 +38,7 @@ def test_every_model_learns(model, full_batch):
     assert run.loss[-1] < 0.9 * run.loss[0]
     assert len(run.test_acc) == 40
     assert (run.moved_bytes[-1] > 0) != full_batch
+    assert (run.history_bytes > 0) != full_batch
     again = experiment.run(0)
     assert again.loss == run.loss
     assert again.test_acc == run.test_acc
@@ -51,9 +52,9 @@ def test_refreshing(evaluation, refresh):
     seen = []
     original = experiment._evaluate
 
-    def evaluate(model):
+    def evaluate(model, apart):
         before = [history.emb.clone() for history in model.histories]
-        out = original(model)
+        out = original(model, apart)
         exact = gas.training.FullBatch(experiment.data)
         twin = model.for_graph(model.num_nodes)
         expected = exact(twin.eval(), fill=True)
@@ -129,6 +130,28 @@ def test_multiple_labels_and_regression():
     data.y = (data.x[:, 0] > 0).long()
     experiment = make("sage", data, out_channels=2, changes={"metric": "roc_auc", "epochs": 30})
     assert experiment.run(0).val_acc[-1] > 0.8
+
+
+@pytest.mark.parametrize("model", ["gin", "sage", "gat", "pna"])
+def test_models_without_weights_ignore_those_of_the_graph(model):
+    plain, weighted = graph(), graph()
+    weighted.x, weighted.y, weighted.edge_index = plain.x, plain.y, plain.edge_index
+    weighted.edge_weight = torch.rand(plain.edge_index.size(1))
+    runs = [make(model, data).run(0) for data in (plain, weighted)]
+    runs.append(make(model, weighted, layout="edge_index").run(0))
+    for run in runs[1:]:
+        assert run.loss == pytest.approx(runs[0].loss, rel=1e-3)
+
+
+def test_targets_that_are_neither():
+    data = graph()
+    data.y = torch.rand(120, 3)
+    with pytest.raises(ValueError, match=r"'data.y' has shape \[120, 3\] and holds .*, expected 0"):
+        make(data=data)
+    data.y = torch.arange(120)
+    experiment = make(data=data, out_channels=120, changes={"metric": "r2"})
+    assert experiment.make_model().out_channels == 1
+    assert experiment.run(0).loss[0] > 1000  # Squares of numbers up to 119.
 
 
 def test_early_stopping():

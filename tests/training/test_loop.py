@@ -125,10 +125,17 @@ def test_batches_without_labels_refresh_the_histories():
 def test_training_in_every_layout(layout):
     data, ptr, model = make()
     FullBatch(data)(model.eval(), fill=True)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
     loader = gas.SubgraphLoader(data, ptr, 2, log=False, layout=layout)
     loss = train_epoch(model, loader, torch.optim.SGD(model.parameters(), lr=0.1))
-    torch.manual_seed(12345)
-    assert 0 < loss < 3
+    twin = make()[2]
+    twin.load_state_dict(before)
+    FullBatch(data)(twin.eval(), fill=True)
+    plain = gas.SubgraphLoader(data, ptr, 2, log=False, layout="csr")
+    expected = train_epoch(twin, plain, torch.optim.SGD(twin.parameters(), lr=0.1))
+    assert loss == pytest.approx(expected)
+    for mine, other in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.allclose(mine, other, atol=1e-6)
 
 
 def test_mean_age_without_histories():
@@ -139,6 +146,9 @@ def test_run_picks_the_best_epoch():
     run = Run(val_acc=[0.5, 0.8, 0.8], test_acc=[0.1, 0.2, 0.3], seconds=[3.0, 1.0, 2.0])
     assert run.best_epoch == 1
     assert run.epoch_seconds == 2.0
+    nan = float("nan")
+    assert Run(val_acc=[nan, 0.1, 0.3, nan]).best_epoch == 2
+    assert Run(val_acc=[nan, nan]).best_epoch == 0
 
 
 class NoStep(torch.optim.SGD):
@@ -193,6 +203,14 @@ def test_scaled_losses_weigh_every_label_alike():
         _, scaled = gradients_of(exact(data, model), batches, scale_loss=True)
         for mine, other, count in zip(scaled, plain, counts, strict=True):
             assert torch.allclose(mine, other * count / (sum(counts) / 4), atol=1e-6)
+    for micro, steps in ((2, 2), (3, 2)):
+        _, scaled = gradients_of(exact(data, model), loader, scale_loss=True, micro_batches=micro)
+        assert len(scaled) == steps
+        for number, mine in enumerate(scaled):
+            group = slice(number * micro, (number + 1) * micro)
+            parts = zip(plain[group], counts[group], strict=True)
+            expected = sum(g * n for g, n in parts) / (sum(counts) / steps)
+            assert torch.allclose(mine, expected, atol=1e-6)
     with pytest.raises(ValueError, match="'scale_loss' is True, but 'loader' doesn't say how many"):
         train_epoch(model, list(loader), NoStep(model.parameters()), scale_loss=True)
 
@@ -232,6 +250,35 @@ def test_edge_dropout(layout):
     assert bool(((values[:, None] / 2 - known).abs().amin(dim=1) < 1e-6).all())
 
 
+def test_unweighted_edges_are_dropped_alike_in_every_layout():
+    """Ones are no weights: a mean over what is left stays a mean."""
+    data = random_graph(directed=False)
+    data.train_mask = torch.ones(60, dtype=torch.bool)
+    model = gas.models.GraphSAGE(60, 5, 8, 3, 2)
+    for layout in ("csr", "edge_index"):
+        loader = gas.SubgraphLoader(data, torch.tensor([0, 60]), layout=layout, log=False)
+        seen = []
+        hook = model.convs[0].lin_l.register_forward_pre_hook(lambda m, x: seen.append(x[0]))  # noqa: B023
+        data.x = torch.ones(60, 5)
+        train_epoch(model, loader, NoStep(model.parameters()), edge_dropout=0.5)
+        hook.remove()
+        assert set(seen[0].detach().unique().tolist()) == {0.0, 1.0}
+
+
+def test_micro_batches_use_what_was_prefetched():
+    data, ptr, model = make(prefetch=1)
+    exact(data, model)
+    started, used = [], []
+    start, take = model.start_pulls, model._take_ahead
+    model.start_pulls = lambda batch: started.append(1) or start(batch)
+    model._take_ahead = lambda n_id: used.append(1) or take(n_id)
+    batches = gas.PrefetchLoader(gas.SubgraphLoader(data, ptr, 1, log=False), model)
+    train_epoch(model, batches, NoStep(model.parameters()), micro_batches=2)
+    assert len(used) == 4
+    assert len(started) == 3  # All but the first, which nobody could start earlier.
+    assert not model._ahead
+
+
 def test_the_most_steps_of_an_epoch():
     data, ptr, model = make()
     loader = gas.SubgraphLoader(data, ptr, 1, log=False)
@@ -267,5 +314,5 @@ def test_autocast_with_csr_says_what_to_do():
     data, ptr, model = make()
     exact(data, model)
     loader = gas.SubgraphLoader(data, ptr, 2, log=False)
-    with pytest.raises(RuntimeError, match="torch.autocast .* load with layout='edge_index'"):
+    with pytest.raises(RuntimeError, match="multiply by bfloat16 .* load with layout='edge_index'"):
         gradients_of(model, loader, autocast=torch.bfloat16)

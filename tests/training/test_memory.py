@@ -44,6 +44,9 @@ def test_activation_bytes_are_those_that_autograd_keeps():
     rows = batch.n_id.numel()
     alone = gas.loader.num_bytes(batch)
     assert activation_bytes(Linear(), batch) == alone + rows * 32 * 4
+    gin = gas.models.GIN(600, 5, 8, 3, 3, noise=0.1)
+    activation_bytes(gin, batch)
+    assert gin.reg_loss == 0.0
 
 
 def test_measuring_leaves_no_trace(parts):
@@ -72,6 +75,8 @@ def test_planning(parts):
     assert plan_micro_batches(model, loader, need[8] - 1) == (4, 2)
     assert plan_micro_batches(model, loader, need[4] - 1) == (2, 4)
     assert plan_micro_batches(model, loader, need[1]) == (1, 8)
+    six = gas.SubgraphLoader(*parts, 6, log=False)
+    assert plan_micro_batches(model, six, need[4]) == (3, 2)
     with pytest.raises(MemoryError, match="but one part needs .* KiB: cut the graph into more"):
         plan_micro_batches(model, loader, need[1] - 1)
     with pytest.raises(ValueError, match="'budget_bytes' is 0, expected a number of bytes"):

@@ -50,6 +50,8 @@ def test_the_usual_metric():
     assert metric_of(torch.tensor([0, 1])) == "accuracy"
     assert metric_of(torch.tensor([[0, 1]])) == "micro_f1"
     assert metric_of(torch.tensor([0.5, 1])) == "r2"
+    assert metric_of(torch.tensor([[0.5], [1]])) == "r2"
+    assert metric_of(torch.tensor([[0.0, 1.0]])) == "micro_f1"
     out, y = torch.randn(9, 2), torch.randint(2, (9,))
     assert score("accuracy", out, y) == score("micro_f1", out, y)
     assert score("roc_auc", out, y) == compute_roc_auc(out, y)

@@ -40,6 +40,38 @@ def test_settings_can_be_used(path):
     assert set(about) <= {"dataset", "model", "published"}
 
 
+# Parts, parts per batch, learning rate, weight decays, clipping, epochs, layers and width: copied
+# from the published configuration by hand, the files were made by a script.
+CORNERS = {
+    "cora_gcn": (40, 10, 0.01, 5e-4, 0, 1.0, 200, 2, 16),
+    "citeseer_gcn": (24, 8, 0.01, 5e-4, 0, None, 200, 2, 16),
+    "wikics_gcn": (32, 16, 0.02, 5e-4, 0, 1.0, 200, 2, 33),
+    "pubmed_gat": (4, 1, 0.01, 1e-3, 0, None, 400, 2, 8),
+    "wikics_gat": (2, 1, 0.007, 5e-4, 0, None, 400, 2, 14),
+    "coauthorphysics_gat": (4, 1, 0.005, 0.01, 0, None, 400, 2, 8),
+    "cora_appnp": (4, 2, 0.01, 0.005, 0, None, 600, 10, 64),
+    "wikics_appnp": (4, 2, 0.02, 5e-4, 0, None, 600, 2, 64),
+    "cora_gcn2": (2, 1, 0.01, 0.01, 5e-4, None, 1000, 64, 64),
+    "citeseer_gcn2": (40, 20, 0.01, 0.01, 5e-4, 1.0, 1000, 32, 256),
+    "amazoncomputers_gcn2": (32, 16, 0.01, 0.01, 5e-4, 1.0, 300, 16, 64),
+    "ogbnarxiv_gcn": (80, 40, 0.01, 0, 0, None, 300, 3, 256),
+    "ppi_gcn2": (20, 2, 0.001, 0, 0, 1.0, 2000, 9, 2048),
+    "ogbnproducts_pna": (150, 1, 0.001, 0, 0, None, 150, 3, 256),
+    "reddit2_pna_jk": (200, 100, 0.005, 0, 0, 1.0, 400, 3, 128),
+}
+
+
+@pytest.mark.parametrize("name", CORNERS)
+def test_figures_of_published_settings(name):
+    (path,) = (path for path in FILES if path.stem == name)
+    s, _ = Settings.load(path)
+    shape = s.architecture["num_layers"], s.architecture["hidden_channels"]
+    decays = s.reg_weight_decay, s.nonreg_weight_decay
+    found = (s.num_parts, s.batch_size, s.lr, *decays, s.grad_norm, s.epochs, *shape)
+    assert found == CORNERS[name]
+    assert s.inductive == name.startswith("ppi")
+
+
 def test_published_settings():
     cora, about = Settings.load(ROOT / "benchmarks" / "paper_small" / "cora_gat.yaml")
     assert cora.architecture == {
@@ -50,6 +82,15 @@ def test_published_settings():
     )  # fmt: skip
     assert (cora.reg_weight_decay, cora.nonreg_weight_decay, cora.grad_norm) == (5e-4, 0, 1.0)
     assert about["published"] == {"mean": 83.32, "std": 0.62}
+
+
+def test_an_empty_file_and_shared_defaults(tmp_path):
+    (tmp_path / "empty.yaml").write_text("")
+    with pytest.raises(ValueError, match="holds no settings, expected lines such as 'lr: 0.01'"):
+        Settings.load(tmp_path / "empty.yaml")
+    Settings.default("gcn").architecture["dropout"] = 0.9
+    assert Settings.default("gcn").architecture["dropout"] == 0.5
+    assert Settings.default("sage").architecture["dropout"] == 0.5
 
 
 def test_changing_settings():
@@ -78,6 +119,10 @@ def test_sizes_follow_the_graph():
         ("num_parts: 1.5", "'num_parts' is 1.5, expected an integer"),
         ("grad_norm: none", "'grad_norm' is 'none', expected a number"),
         ("metric: mape", "'metric' is 'mape', expected one of accuracy"),
+        ("epoch: 3", "'epoch' is no setting, expected some of architecture, batch_size"),
+        ("epochs: true", "'epochs' is True, expected an integer"),
+        ("lr: true", "'lr' is True, expected a number"),
+        ("edge_dropout: 1.5", "'edge_dropout' is 1.5, expected less than 1"),
     ],
 )
 def test_wrong_settings_name_the_file(tmp_path, line, message):
