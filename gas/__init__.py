@@ -4,6 +4,7 @@ from gas import models
 from gas.datasets import gen_masks, get_data
 from gas.history import History
 from gas.loader import EvalSubgraphLoader, SubData, SubgraphLoader
+from gas.nn import fuse
 from gas.partition import PartitionReport, metis, partition_report, permute
 from gas.prefetch import PrefetchLoader
 from gas.scalable import ScalableGNN
@@ -23,6 +24,7 @@ __all__ = [
     "__version__",
     "compute_micro_f1",
     "dropout",
+    "fuse",
     "gen_masks",
     "get_data",
     "metis",

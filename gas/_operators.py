@@ -316,7 +316,7 @@ def _weights_torch(
     """Of every entry and head: the attention weight, dropout's factor, the derivative of leaky."""
     row, col = m.row, m.col.long()
     raw = source[col] + target[row]
-    bend = torch.where(raw > 0, 1.0, slope).to(raw)
+    bend = torch.where(raw > 0, raw.new_ones(()), raw.new_tensor(slope))
     score = raw * bend
     index = row[:, None].expand_as(score)
     maximum = score.new_zeros(target.shape)

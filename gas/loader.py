@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 from torch_geometric.data import Data
 
 from gas import _native
+from gas.nn.adjacency import Adjacency
 from gas.partition import check_ptr
 from gas.subgraph import (
     check_finite,
@@ -65,7 +66,8 @@ class SubgraphLoader(DataLoader):
             empty halo rows. The layout ``"edge_index"`` has no such shape. (default: ``True``)
         log: Report progress on standard error. (default: ``True``)
         layout: ``"csr"`` puts a ``torch.sparse_csr`` matrix into ``data.adj_t``;
-            ``"sparse_tensor"`` a ``torch_sparse.SparseTensor``; ``"edge_index"`` sets
+            ``"sparse_tensor"`` a ``torch_sparse.SparseTensor``; ``"fused"`` a
+            :class:`gas.nn.Adjacency`, for the layers of :mod:`gas.nn`; ``"edge_index"`` sets
             ``data.edge_index``. (default: ``"csr"``, or ``"sparse_tensor"`` for a graph given as
             one)
         edge_weight: Make ``data.edge_weight`` the values of ``adj_t``. (default: ``True``)
@@ -224,6 +226,9 @@ class SubgraphLoader(DataLoader):
             halo_rows = num_cols - rowptr.numel() + 1
             rowptr = torch.nn.functional.pad(rowptr, (0, halo_rows), value=col.numel())
         size = (rowptr.numel() - 1, num_cols)
+        if self.layout == "fused":
+            data.adj_t = Adjacency(rowptr, col, value, num_cols)
+            return
         if self.layout == "sparse_tensor":
             data.adj_t = sparse_tensor(rowptr, col, value, size)
             return
@@ -282,7 +287,9 @@ def _check_batch_size(batch_size: int) -> None:
 def tensors(data: Data) -> Iterator[Tensor]:
     """Every tensor of a graph, those of its adjacency included."""
     for _, value in data:
-        if is_sparse_tensor(value):
+        if isinstance(value, Adjacency):
+            yield from value.tensors()
+        elif is_sparse_tensor(value):
             yield from (part for part in value.csr() if part is not None)
         elif isinstance(value, Tensor) and value.layout == torch.sparse_csr:
             yield from (value.crow_indices(), value.col_indices(), value.values())

@@ -18,7 +18,7 @@ from torch_geometric.utils import is_torch_sparse_tensor
 
 from gas import _native
 
-LAYOUTS = ("csr", "edge_index", "sparse_tensor")
+LAYOUTS = ("csr", "edge_index", "sparse_tensor", "fused")
 
 
 class Edges(NamedTuple):
@@ -255,9 +255,9 @@ def sparse_tensor(rowptr: Tensor, col: Tensor, value: Tensor | None, size: tuple
 
 def num_rows(adj: Any) -> int | None:
     """The rows of an adjacency matrix; ``None`` for an ``edge_index``, which doesn't say."""
-    if is_sparse_tensor(adj) or (isinstance(adj, Tensor) and is_torch_sparse_tensor(adj)):
-        return int(adj.size(0))
-    return None
+    if isinstance(adj, Tensor) and not is_torch_sparse_tensor(adj):
+        return None
+    return int(adj.size(0))
 
 
 def entries(adj: Any) -> tuple[Tensor, Tensor]:
@@ -326,7 +326,10 @@ def drop_edges(adj: Any, attributes: dict[str, Tensor], p: float) -> tuple[Any, 
     if p == 0.0:
         return adj, attributes
     scale = 1.0 / (1.0 - p)
-    if is_sparse_tensor(adj):
+    if hasattr(adj, "drop"):  # A gas.nn.Adjacency, which lives above.
+        keep = torch.rand(adj.num_entries, device=adj.device) >= p
+        adj = adj.drop(keep, scale)
+    elif is_sparse_tensor(adj):
         keep = torch.rand(adj.nnz(), device=adj.device()) >= p
         value = adj.storage.value()
         adj = adj.masked_select_nnz(keep, layout="coo")

@@ -16,6 +16,7 @@ import gas
 LAYOUTS = [
     "csr",
     "edge_index",
+    "fused",
     pytest.param("sparse_tensor", marks=pytest.mark.requires("torch_sparse")),
 ]
 ALL = {"batch_norm": True, "residual": True}
@@ -77,6 +78,12 @@ def full_batch(model, data, fill=False):
 
 
 def run(model, batch, *args):
+    if isinstance(batch.get("adj_t"), gas.nn.Adjacency):
+        gas.fuse(model)
+        out = model(batch.x, batch.adj_t, *args)
+        paths = {module.path for module in model.modules() if hasattr(module, "path")}
+        assert paths <= {"fused"}
+        return out
     if hasattr(batch, "adj_t"):
         return model(batch.x, batch.adj_t, *args)
     weight = {"edge_weight": batch.edge_weight} if "edge_weight" in batch else {}
@@ -187,6 +194,8 @@ def test_layer_wise_inference_equals_the_full_batch(name, bipartite, layout, dir
     loader = gas.EvalSubgraphLoader(
         data, ptr, batch_size=2, layout=layout, bipartite=bipartite, log=False
     )
+    if layout == "fused":
+        gas.fuse(model)
     out = model(loader=loader)
     assert model.training  # The mode is the caller's.
     assert relative_error(out, expected) < 1e-5
@@ -294,4 +303,6 @@ def test_unusual_graphs_equal_pyg(edges, num_parts, layout, name):
     model = BIPARTITE[name](num_nodes, 5, 3).eval()
     loader = gas.EvalSubgraphLoader(data, ptr, layout=layout, log=False)
     expected = full_batch(model, data)
+    if layout == "fused":
+        gas.fuse(model)
     assert torch.allclose(model(loader=loader), expected, atol=1e-6)

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Linear, ModuleList
-from torch_geometric.nn import SimpleConv
 from torch_geometric.transforms import GCNNorm
 
 from gas.models.layered import LayeredGNN, Neighbours
+from gas.nn import SimpleConv
 from gas.nn import dropout as drop
 
 

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch.nn import ModuleList
-from torch_geometric.nn import GATConv
 from torch_geometric.transforms import AddRemainingSelfLoops
 
 from gas.models.layered import LayeredGNN
+from gas.nn import GATConv
 
 
 class GAT(LayeredGNN):

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import BatchNorm1d, Linear
-from torch_geometric.nn import GCNConv
 from torch_geometric.transforms import GCNNorm
 
 from gas.models.layered import LayeredGNN, Neighbours, layer_widths
+from gas.nn import GCNConv
 from gas.nn import dropout as drop
 
 

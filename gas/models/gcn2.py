@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import BatchNorm1d, Linear
-from torch_geometric.nn import GCN2Conv
 from torch_geometric.transforms import GCNNorm
 
 from gas.models.layered import LayeredGNN, Neighbours
+from gas.nn import GCN2Conv
 from gas.nn import dropout as drop
 from gas.subgraph import num_rows
 

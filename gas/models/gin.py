@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import BatchNorm1d, Identity, Linear, Module, ModuleList, ReLU, Sequential
-from torch_geometric.nn import GINConv
 from torch_geometric.nn.inits import reset
 
 from gas.models.layered import LayeredGNN, Neighbours, layer_widths
+from gas.nn import GINConv
 
 
 class GIN(LayeredGNN):

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from torch.nn import BatchNorm1d
-from torch_geometric.nn import SAGEConv
 
 from gas.models.layered import LayeredGNN, layer_widths
+from gas.nn import SAGEConv
 
 
 class GraphSAGE(LayeredGNN):

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from gas.nn import Adjacency
 from gas.subgraph import is_sparse_tensor, row_ids
 
 
@@ -17,7 +18,9 @@ def check_weights(adj_t: Any, edge_weight: Tensor | None) -> None:
     Raises:
         ValueError: If the edges have no weights, or every weight is 1.
     """
-    if is_sparse_tensor(adj_t):
+    if isinstance(adj_t, Adjacency):
+        missing = adj_t.value is None
+    elif is_sparse_tensor(adj_t):
         missing = not adj_t.has_value()
     elif isinstance(adj_t, Tensor) and not adj_t.is_sparse and not adj_t.is_sparse_csr:
         missing = edge_weight is None

@@ -13,6 +13,16 @@ from gas.subgraph import csr_matrix, entries, is_sparse_tensor
 MOST = 2**31 - 1  # What an int32 can count.
 
 
+@torch.library.custom_op("gas::transpose", mutates_args=())
+def _transpose(rowptr: Tensor, col: Tensor, num_cols: int) -> tuple[Tensor, Tensor, Tensor]:
+    return transpose(rowptr, col, num_cols)
+
+
+@_transpose.register_fake
+def _(rowptr: Tensor, col: Tensor, num_cols: int) -> tuple[Tensor, Tensor, Tensor]:
+    return rowptr.new_empty(num_cols + 1), torch.empty_like(col), torch.empty_like(col)
+
+
 class Adjacency:
     """A sparse matrix of edges, rows being destinations, as operators of :mod:`gas.nn` take it.
 
@@ -48,6 +58,7 @@ class Adjacency:
         self.value = value
         self._num_cols = rowptr.numel() - 1 if num_cols is None else num_cols
         self._matrix: Matrix | None = None
+        self.kept: dict[Any, Adjacency] = {}  # What was made of it, such as its normalisation.
 
     @classmethod
     def of(
@@ -104,7 +115,7 @@ class Adjacency:
     def matrix(self) -> Matrix:
         """Both directions, as the kernels take them."""
         if self._matrix is None:
-            back = transpose(self.rowptr, self.col, self._num_cols)
+            back = _transpose(self.rowptr, self.col, self._num_cols)
             self._matrix = Matrix(self.rowptr, self.col, *back)
         return self._matrix
 
@@ -114,14 +125,50 @@ class Adjacency:
 
     def unweighted(self) -> Adjacency:
         """The same edges without values; both share one transpose."""
-        twin = Adjacency(self.rowptr, self.col, None, self._num_cols)
-        twin._matrix = self._matrix
-        return twin
+        if self.value is None:
+            return self
+        if "unweighted" not in self.kept:
+            twin = Adjacency(self.rowptr, self.col, None, self._num_cols)
+            twin._matrix = self.matrix
+            self.kept["unweighted"] = twin
+        return self.kept["unweighted"]
 
     def coo(self) -> tuple[Tensor, Tensor]:
         """The row and the column of every entry, each of shape ``[E]``, int64."""
         rows = torch.arange(self.size(0), device=self.device)
         return torch.repeat_interleave(rows, self.degree()), self.col.long()
+
+    def drop(self, keep: Tensor, scale: float = 1.0) -> Adjacency:
+        """Some of the entries, their values multiplied.
+
+        Args:
+            keep: Which entries to keep, of shape ``[E]``, bool.
+            scale: A factor of their values. (default: ``1.0``)
+        """
+        rowptr = torch.nn.functional.pad(keep.cumsum(0), (1, 0))[self.rowptr.long()]
+        value = None if self.value is None else self.value[keep] * scale
+        return Adjacency(rowptr, self.col[keep], value, self._num_cols)
+
+    def to_edge_index(self) -> tuple[Tensor, Tensor | None]:
+        """Sources and destinations of shape ``[2, E]``, and the values."""
+        row, col = self.coo()
+        return torch.stack([col, row]), self.value
+
+    def with_self_loops(self) -> Adjacency:
+        """The same edges without values, and one self-loop for each node that is on both sides.
+
+        Self-loops that are there already are replaced, as PyG's attention layers do.
+        """
+        if "self-loops" not in self.kept:
+            row, col = self.coo()
+            other = row != col
+            nodes = torch.arange(min(self.shape), device=self.device)
+            row, col = torch.cat([row[other], nodes]), torch.cat([col[other], nodes])
+            rowptr = row.new_zeros(self.size(0) + 1)
+            rowptr[1:] = torch.bincount(row, minlength=self.size(0)).cumsum(0)
+            order = torch.sort(row, stable=True).indices
+            self.kept["self-loops"] = Adjacency(rowptr, col[order], None, self._num_cols)
+        return self.kept["self-loops"]
 
     def to_torch_sparse(self) -> Tensor:
         """The same as a ``torch.sparse_csr`` matrix, of ones where there are no values."""
@@ -143,6 +190,11 @@ class Adjacency:
             back = move(m.t_rowptr), move(m.t_col), move(m.t_entry)
             twin._matrix = Matrix(twin.rowptr, twin.col, *back)
         return twin
+
+    def tensors(self) -> list[Tensor]:
+        """The tensors it is made of, the transpose included once there is one."""
+        parts = [self.rowptr, self.col] if self._matrix is None else list(self._matrix)
+        return parts if self.value is None else [*parts, self.value]
 
     def __repr__(self) -> str:
         rows, cols = self.shape

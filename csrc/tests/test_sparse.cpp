@@ -1,0 +1,146 @@
+#include "sparse.h"
+
+#include <cmath>
+#include <random>
+#include <stdexcept>
+#include <vector>
+
+#include "check.h"
+
+namespace {
+
+struct Graph {
+  int64_t num_rows, num_cols;
+  std::vector<int32_t> rowptr, col, t_rowptr, t_col, t_entry;
+
+  gas::Sparse forward() const { return {num_rows, rowptr.data(), col.data(), nullptr}; }
+  gas::Sparse backward() const {
+    return {num_cols, t_rowptr.data(), t_col.data(), t_entry.data()};
+  }
+};
+
+// With empty rows, duplicate entries and, in row 1, a hub.
+Graph make(int64_t num_rows, int64_t num_cols, std::mt19937& random, int threads) {
+  Graph g{num_rows, num_cols, {0}, {}, {}, {}, {}};
+  for (int64_t r = 0; r < num_rows; ++r) {
+    const int64_t degree = num_cols == 0 || r % 7 == 3 ? 0 : r == 1 ? 500 : random() % 9;
+    for (int64_t e = 0; e < degree; ++e) g.col.push_back(random() % num_cols);
+    g.rowptr.push_back(static_cast<int32_t>(g.col.size()));
+  }
+  g.t_rowptr.resize(num_cols + 1);
+  g.t_col.resize(g.col.size());
+  g.t_entry.resize(g.col.size());
+  gas::transpose(g.forward(), num_cols, g.t_rowptr.data(), g.t_col.data(), g.t_entry.data(),
+                 threads);
+  return g;
+}
+
+std::vector<float> numbers(int64_t n, std::mt19937& random) {
+  std::vector<float> x(n);
+  for (float& v : x) v = static_cast<float>(random() % 2001) / 1000.0f - 1.0f;
+  return x;
+}
+
+bool near(double a, double b) { return std::abs(a - b) <= 1e-4 * (1 + std::abs(b)); }
+
+void test_transpose(const Graph& g) {
+  CHECK(g.t_rowptr.front() == 0 && g.t_rowptr.back() == static_cast<int32_t>(g.col.size()));
+  for (int64_t c = 0; c < g.num_cols; ++c) {
+    for (int64_t e = g.t_rowptr[c]; e < g.t_rowptr[c + 1]; ++e) {
+      const int32_t entry = g.t_entry[e], row = g.t_col[e];
+      CHECK(g.col[entry] == c && g.rowptr[row] <= entry && entry < g.rowptr[row + 1]);
+      if (e > g.t_rowptr[c]) CHECK(g.t_entry[e - 1] < entry);
+    }
+  }
+}
+
+void test_products(const Graph& g, int64_t width, std::mt19937& random, int threads) {
+  const auto entries = static_cast<int64_t>(g.col.size());
+  const auto x = numbers(g.num_cols * width, random), y = numbers(g.num_rows * width, random);
+  const auto w = numbers(entries, random);
+  std::vector<float> out(g.num_rows * width), back(g.num_cols * width), dot(entries);
+  for (const bool weighted : {false, true}) {
+    for (const bool mean : {false, true}) {
+      gas::multiply(g.forward(), weighted ? w.data() : nullptr, x.data(), width, mean, out.data(),
+                    threads);
+      for (int64_t r = 0; r < g.num_rows; ++r) {
+        const double degree = g.rowptr[r + 1] - g.rowptr[r];
+        for (int64_t j = 0; j < width; ++j) {
+          double sum = 0;
+          for (int64_t e = g.rowptr[r]; e < g.rowptr[r + 1]; ++e) {
+            sum += double{x[g.col[e] * width + j]} * (weighted ? w[e] : 1.0f);
+          }
+          CHECK(near(out[r * width + j], mean && degree > 0 ? sum / degree : sum));
+        }
+      }
+    }
+    gas::multiply(g.backward(), weighted ? w.data() : nullptr, y.data(), width, false,
+                  back.data(), threads);
+    std::vector<double> wanted(back.size());
+    for (int64_t r = 0; r < g.num_rows; ++r) {
+      for (int64_t e = g.rowptr[r]; e < g.rowptr[r + 1]; ++e) {
+        for (int64_t j = 0; j < width; ++j) {
+          wanted[g.col[e] * width + j] += double{y[r * width + j]} * (weighted ? w[e] : 1.0f);
+        }
+      }
+    }
+    for (size_t i = 0; i < back.size(); ++i) CHECK(near(back[i], wanted[i]));
+  }
+  gas::dot_rows(g.forward(), y.data(), x.data(), width, dot.data(), threads);
+  for (int64_t r = 0; r < g.num_rows; ++r) {
+    for (int64_t e = g.rowptr[r]; e < g.rowptr[r + 1]; ++e) {
+      double sum = 0;
+      for (int64_t j = 0; j < width; ++j) sum += double{y[r * width + j]} * x[g.col[e] * width + j];
+      CHECK(near(dot[e], sum));
+    }
+  }
+}
+
+void test_extremes(const Graph& g, int64_t width, std::mt19937& random, int threads) {
+  const auto x = numbers(g.num_cols * width, random), y = numbers(g.num_rows * width, random);
+  std::vector<float> out(g.num_rows * width), back(g.num_cols * width);
+  std::vector<int32_t> from(out.size());
+  for (const bool max : {false, true}) {
+    gas::extreme(g.forward(), max ? gas::Extreme::kMax : gas::Extreme::kMin, x.data(), width,
+                 out.data(), from.data(), threads);
+    std::vector<double> wanted(back.size());
+    for (int64_t r = 0; r < g.num_rows; ++r) {
+      for (int64_t j = 0; j < width; ++j) {
+        int32_t best = -1;
+        for (int32_t e = g.rowptr[r]; e < g.rowptr[r + 1]; ++e) {
+          const float value = x[g.col[e] * width + j];
+          const float known = best < 0 ? 0 : x[g.col[best] * width + j];
+          if (best < 0 || (max ? value > known : value < known)) best = e;
+        }
+        CHECK(from[r * width + j] == best);
+        CHECK(out[r * width + j] == (best < 0 ? 0 : x[g.col[best] * width + j]));
+        if (best >= 0) wanted[g.col[best] * width + j] += y[r * width + j];
+      }
+    }
+    gas::extreme_backward(g.backward(), y.data(), from.data(), width, back.data(), threads);
+    for (size_t i = 0; i < back.size(); ++i) CHECK(near(back[i], wanted[i]));
+  }
+}
+
+}  // namespace
+
+int main() {
+  std::mt19937 random(1);
+  for (const int threads : {1, 3}) {
+    for (const int64_t rows : {int64_t{0}, int64_t{1}, int64_t{9}, int64_t{5000}}) {
+      const Graph g = make(rows, rows == 0 ? 0 : rows + 40, random, threads);
+      test_transpose(g);
+      for (const int64_t width : {1, 4, 7, 8, 33, 61}) {
+        if (rows == 5000 && width > 8) continue;
+        test_products(g, width, random, threads);
+        test_extremes(g, width, random, threads);
+      }
+    }
+  }
+  const int32_t rowptr[] = {0, 1};
+  int32_t out[3];
+  for (const int32_t bad : {-1, 2}) {
+    const gas::Sparse wrong{1, rowptr, &bad, nullptr};
+    CHECK_THROWS(gas::transpose(wrong, 2, out, out, out, 1), std::out_of_range);
+  }
+}

@@ -1,0 +1,269 @@
+"""PyG's convolutions on the fused operators: same constructors, defaults, weights and outputs.
+
+Each takes what PyG's takes, and an :class:`gas.nn.Adjacency` as ``adj_t``, square or bipartite.
+What it can't fuse goes PyG's own way, and ``conv.path`` says which it took and why.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch_geometric.nn as pyg
+from torch import Tensor
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
+
+from gas.nn.adjacency import Adjacency
+from gas.nn.attention import gat_attention
+from gas.nn.spmm import REDUCES, spmm
+
+# One element of a sparse product takes as long as this many multiplications of a dense one:
+# measured on two cores, 20 entries per row, widths 16 to 256.
+SPARSE_COST = 8
+
+
+def pyg_class(cls: type) -> type:
+    """The class of PyG that a class here extends."""
+    return next(base for base in cls.__mro__ if base.__module__.startswith("torch_geometric."))
+
+
+class _Fused:
+    """A convolution whose aggregation is a sparse product."""
+
+    path = "pyg: not called yet"
+    """``"fused"``, or ``"pyg: <reason>"``: the way the last call took."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # As an object of PyG's class: PyG compiles methods for a class from what it reads in it.
+        cls = type(self)
+        self.__class__ = pyg_class(cls)
+        try:
+            self.__init__(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            self.__class__ = cls
+
+    def propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
+        """Aggregates over an :class:`Adjacency`; leaves everything else to PyG."""
+        if not isinstance(edge_index, Adjacency):
+            self.path = f"pyg: the adjacency is a {type(edge_index).__name__}"
+            return super().propagate(edge_index, size=size, **kwargs)  # type: ignore[misc]
+        reason = self._unsupported(kwargs)
+        if reason:
+            self.path = f"pyg: {reason}"
+            adj = edge_index.to_torch_sparse()
+            return super().propagate(adj, size=size, **kwargs)  # type: ignore[misc]
+        self.path = "fused"
+        x = kwargs["x"]
+        return self._aggregate(edge_index, x if isinstance(x, Tensor) else x[0])
+
+    def _unsupported(self, kwargs: dict[str, Any]) -> str:
+        """Why the product can't be fused; empty if it can."""
+        if type(self) not in FUSED.values():
+            return (
+                f"{type(self).__name__} may aggregate in another way than {pyg_class(type(self))}"
+            )
+        if self._reduce not in REDUCES:
+            return f"aggr={self.aggr!r} is none of {', '.join(REDUCES)}"  # type: ignore[attr-defined]
+        if kwargs.get("edge_weight") is not None:
+            return "'edge_weight' is given, but an Adjacency has values of its own"
+        if getattr(self, "flow", "source_to_target") != "source_to_target":
+            return "flow='target_to_source'"
+        return ""
+
+    @property
+    def _reduce(self) -> str:
+        aggr = getattr(self, "aggr", None)
+        return {"add": "sum"}.get(aggr, aggr) if isinstance(aggr, str) else ""
+
+    def _aggregate(self, adj: Adjacency, x: Tensor) -> Tensor:
+        if self._reduce in ("max", "min"):
+            adj = adj.unweighted()
+        return spmm(adj, x, reduce=self._reduce)
+
+
+class SAGEConv(_Fused, pyg.SAGEConv):
+    """:class:`torch_geometric.nn.SAGEConv`; values of the adjacency are ignored, as in PyG."""
+
+    def _aggregate(self, adj: Adjacency, x: Tensor) -> Tensor:
+        return super()._aggregate(adj.unweighted(), x)
+
+
+class GINConv(_Fused, pyg.GINConv):
+    """:class:`torch_geometric.nn.GINConv`; values of the adjacency are ignored, as in PyG."""
+
+    def _aggregate(self, adj: Adjacency, x: Tensor) -> Tensor:
+        return super()._aggregate(adj.unweighted(), x)
+
+
+class GraphConv(_Fused, pyg.GraphConv):
+    """:class:`torch_geometric.nn.GraphConv`."""
+
+
+class SimpleConv(_Fused, pyg.SimpleConv):
+    """:class:`torch_geometric.nn.SimpleConv`."""
+
+
+class GCN2Conv(_Fused, pyg.GCN2Conv):
+    """:class:`torch_geometric.nn.GCN2Conv`."""
+
+    def forward(
+        self, x: Tensor, x_0: Tensor, edge_index: Any, edge_weight: Tensor | None = None
+    ) -> Tensor:
+        """See PyG."""
+        if self.normalize and isinstance(edge_index, Adjacency):
+            edge_index = normalised(edge_index, False, self.add_self_loops, x.dtype)
+            self.normalize: bool = False
+            try:
+                return super().forward(x, x_0, edge_index, edge_weight)
+            finally:
+                self.normalize = True
+        return super().forward(x, x_0, edge_index, edge_weight)
+
+
+class GCNConv(_Fused, pyg.GCNConv):
+    """:class:`torch_geometric.nn.GCNConv`; aggregates before it transforms if that is cheaper."""
+
+    def forward(self, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
+        """See PyG."""
+        if not isinstance(edge_index, Adjacency) or self._unsupported({"edge_weight": edge_weight}):
+            if isinstance(edge_index, Adjacency) and self.normalize:
+                edge_index, edge_weight = edge_index.to_edge_index()
+            return super().forward(x, edge_index, edge_weight)
+        self.path = "fused"
+        if self.normalize:
+            edge_index = normalised(edge_index, self.improved, self.add_self_loops, x.dtype)
+        if aggregates_first(edge_index, x, self.out_channels):
+            out = self.lin(spmm(edge_index, x))
+        else:
+            out = spmm(edge_index, self.lin(x))
+        return out if self.bias is None else out + self.bias
+
+
+class GATConv(_Fused, pyg.GATConv):
+    """:class:`torch_geometric.nn.GATConv`, without anything of the size of the edges."""
+
+    def forward(
+        self,
+        x: Tensor | tuple[Tensor, Tensor],
+        edge_index: Any,
+        edge_attr: Tensor | None = None,
+        size: Any = None,
+        return_attention_weights: bool | None = None,
+    ) -> Any:
+        """See PyG."""
+        reason = self._reason(edge_index, edge_attr, return_attention_weights)
+        if reason:
+            self.path = f"pyg: {reason}"
+            if isinstance(edge_index, Adjacency):
+                edge_index, _ = edge_index.to_edge_index()
+                if isinstance(x, Tensor):
+                    x = (x, x)
+            if return_attention_weights is None:
+                return super().forward(x, edge_index, edge_attr, size)
+            return super().forward(x, edge_index, edge_attr, size, return_attention_weights)
+        self.path = "fused"
+        heads, width = self.heads, self.out_channels
+        own = x if isinstance(x, Tensor) else x[1]
+        lin = self.lin if self.lin is not None else self.lin_src
+        source = lin(x if isinstance(x, Tensor) else x[0]).view(-1, heads, width)
+        if isinstance(x, Tensor) and self.lin is not None:
+            target = source
+        elif self.lin is not None and _is_front(x[0], own):
+            target = source[: own.size(0)]  # The rows of the batch have been transformed already.
+        else:
+            lin = self.lin if self.lin is not None else self.lin_dst
+            target = lin(own).view(-1, heads, width)
+        adj = edge_index.with_self_loops() if self.add_self_loops else edge_index
+        out = gat_attention(
+            adj,
+            source,
+            (source * self.att_src).sum(dim=-1),
+            (target * self.att_dst).sum(dim=-1),
+            self.negative_slope,
+            self.dropout,
+            self.training,
+        )
+        out = out.flatten(1) if self.concat else out.mean(dim=1)
+        if self.res is not None:
+            out = out + self.res(own)
+        return out if self.bias is None else out + self.bias
+
+    def _reason(self, adj: Any, edge_attr: Any, return_attention_weights: Any) -> str:
+        if not isinstance(adj, Adjacency):
+            return f"the adjacency is a {type(adj).__name__}"
+        if self.edge_dim is not None or edge_attr is not None:
+            return "edge features"
+        if return_attention_weights is not None:
+            return "'return_attention_weights' is given"
+        if self.negative_slope < 0:
+            return "'negative_slope' is below zero"
+        if self.dropout >= 1:
+            return "'dropout' is 1"
+        return "" if self.flow == "source_to_target" else f"flow={self.flow!r}"
+
+
+def _is_front(whole: Tensor, part: Tensor) -> bool:
+    """Whether a tensor is a view of the first rows of another."""
+    if torch.compiler.is_compiling():
+        return False  # It can't look at memory.
+    return (
+        whole.requires_grad == part.requires_grad
+        and part._base is not None
+        and (part._base is whole or part._base is whole._base)
+        and whole.data_ptr() == part.data_ptr()
+        and whole.stride() == part.stride()
+        and part.size(0) <= whole.size(0)
+        and part.shape[1:] == whole.shape[1:]
+    )
+
+
+def aggregates_first(adj: Adjacency, x: Tensor, out_channels: int) -> bool:
+    """Whether ``(A x) W`` costs less than ``A (x W)``; both have the same values.
+
+    Aggregating first spares the rows of the halo the dense product; transforming first is better
+    where it makes rows narrower. Backward, the gradient towards the input costs both once more.
+    """
+    rows, cols = adj.shape
+    width = x.size(1)
+    again = 2 if x.requires_grad else 1  # Of the product by x; the one by W has a gradient always.
+    aggregate = again * SPARSE_COST * adj.num_entries * width + 2 * rows * width * out_channels
+    transform = 2 * SPARSE_COST * adj.num_entries * out_channels
+    transform += (1 + again) * cols * width * out_channels
+    return aggregate <= transform
+
+
+def normalised(
+    adj: Adjacency, improved: bool, add_self_loops: bool, dtype: torch.dtype
+) -> Adjacency:
+    """The symmetric normalisation of a whole graph, made once for each adjacency."""
+    key = (improved, add_self_loops, dtype)
+    if key not in adj.kept:
+        edge_index, weight = adj.to_edge_index()
+        edge_index, weight = gcn_norm(
+            edge_index, weight, adj.size(0), improved, add_self_loops, dtype=dtype
+        )
+        adj.kept[key] = Adjacency.of(edge_index, adj.size(0), weight)
+    return adj.kept[key]
+
+
+CONVS = (GATConv, GCN2Conv, GCNConv, GINConv, GraphConv, SAGEConv, SimpleConv)
+FUSED = {pyg_class(cls): cls for cls in CONVS}
+
+
+def fuse(model: torch.nn.Module) -> torch.nn.Module:
+    """Makes every PyG convolution of a model that can use the fused operators do so, in place.
+
+    Weights, hooks and ``state_dict`` stay as they are; layers of other classes, subclasses of PyG's
+    included, are left alone. Load batches with ``layout='fused'``.
+
+    Args:
+        model: Any model.
+
+    Returns:
+        The model.
+    """
+    for module in model.modules():
+        cls = FUSED.get(type(module))
+        if cls is not None:
+            module.__class__ = cls
+    return model

@@ -1,0 +1,221 @@
+import pytest
+import torch
+from adjacencies import SHAPES, make_adjacency
+from torch.autograd import gradcheck
+from torch_geometric.utils import scatter
+
+import gas
+from gas import _operators
+from gas.nn import Adjacency, spmm
+
+REDUCES = ("sum", "mean", "max", "min")
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}
+
+
+def expected(adj, x, weight, reduce):
+    row, col = adj.coo()
+    rows = x[col] if weight is None else x[col] * weight[:, None]
+    return scatter(rows, row, 0, adj.size(0), reduce)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("reduce", REDUCES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_equals_gather_and_scatter(shape, reduce, dtype):
+    for width in (1, 3, 8, 20, 33, 64, 100):
+        for weighted in (False, True) if reduce in ("sum", "mean") else (False,):
+            adj = make_adjacency(*SHAPES[shape], weighted)
+            x = torch.randn(adj.size(1), width, dtype=torch.float64).to(dtype)
+            weight = None if adj.value is None else adj.value.to(dtype).double()
+            out = spmm(adj, x, reduce=reduce)
+            assert out.dtype == dtype
+            wanted = expected(adj, x.double(), weight, reduce)
+            largest = float(wanted.abs().max()) if wanted.numel() else 1.0
+            assert torch.allclose(
+                out.double(), wanted, rtol=0, atol=TOLERANCE[dtype] * max(largest, 1)
+            )
+
+
+@pytest.mark.parametrize("reduce", REDUCES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_gradients(shape, reduce):
+    adj = make_adjacency(*SHAPES[shape])
+    x = torch.randn(adj.size(1), 3, dtype=torch.float64, requires_grad=True)
+    assert gradcheck(lambda x: spmm(adj, x, reduce=reduce), (x,))
+    if reduce in ("sum", "mean"):
+        weight = torch.randn(adj.num_entries, dtype=torch.float64, requires_grad=True)
+        assert gradcheck(lambda x, w: spmm(adj, x, w, reduce), (x, weight))
+
+
+def test_second_derivatives_of_a_sum():
+    adj = make_adjacency(*SHAPES["bipartite"])
+    x = torch.randn(19, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradgradcheck(lambda x: spmm(adj, x).pow(2), (x,))
+
+
+@pytest.mark.requires("native")
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_twins(shape, dtype):
+    adj = make_adjacency(*SHAPES[shape])
+    m = adj.matrix
+    twin = _operators._transpose_torch(adj.rowptr, adj.col, adj.size(1))
+    for mine, other in zip(m[2:], twin, strict=True):
+        assert torch.equal(mine, other)
+        assert mine.dtype == torch.int32
+    back = m.transposed().transposed()
+    assert all(torch.equal(a, b) for a, b in zip(m, back, strict=True))
+    x = torch.randn(adj.size(1), 9).to(dtype)
+    y = torch.randn(adj.size(0), 9).to(dtype)
+    w = torch.randn(adj.num_entries).to(dtype)
+    close = {"rtol": TOLERANCE[dtype], "atol": 40 * TOLERANCE[dtype]}
+    for weight in (None, w):
+        for mean in (False, True):
+            found = _operators.multiply(m, weight, x, mean)
+            wanted = _operators._multiply_torch(m, weight, x, mean, False)
+            assert torch.allclose(found, wanted, **close)
+        found = _operators.multiply(m, weight, y, transposed=True)
+        assert torch.allclose(found, _operators._multiply_torch(m, weight, y, False, True), **close)
+    for largest in (True, False):
+        out, entry = _operators.extreme(m, x, largest)
+        wanted, wanted_entry = _operators._extreme_torch(m, x, largest)
+        assert torch.equal(out, wanted)
+        assert torch.equal(entry, wanted_entry)
+
+
+def test_extremes_of_equal_and_of_missing_numbers():
+    adj = Adjacency(torch.tensor([0, 3, 5]), torch.tensor([0, 1, 2, 3, 0]), num_cols=4)
+    x = torch.tensor([[1.0], [2.0], [2.0], [float("nan")]], requires_grad=True)
+    out = spmm(adj, x, reduce="max")
+    assert out[0] == 2
+    assert out[1].isnan()
+    out[0].sum().backward()
+    assert x.grad.view(-1).tolist() == [0, 1, 0, 0]  # The first of equals.
+
+
+def test_twice_the_same_and_whatever_the_number_of_threads():
+    adj = make_adjacency(3000, 4000, 60000, weighted=True, dtype=torch.float32)
+    x = torch.randn(4000, 24, requires_grad=True)
+    results = []
+    threads = torch.get_num_threads()
+    for number in (1, 2, 2):
+        torch.set_num_threads(number)
+        out = spmm(adj, x)
+        (grad,) = torch.autograd.grad(out.pow(2).sum(), x)
+        results.append((out.detach(), grad))
+    torch.set_num_threads(threads)
+    for out, grad in results[1:]:
+        assert torch.equal(out, results[0][0])
+        assert torch.equal(grad, results[0][1])
+
+
+def test_compiled():
+    adj = make_adjacency(*SHAPES["bipartite"], weighted=True, dtype=torch.float32)
+    x = torch.randn(19, 8, requires_grad=True)
+
+    def f(x):
+        return spmm(adj, x * 2).relu() + spmm(adj, x, reduce="max")
+
+    out = torch.compile(f, fullgraph=True, backend="aot_eager")(x)
+    assert torch.allclose(out, f(x))
+    grads = [torch.autograd.grad(o.pow(2).sum(), x)[0] for o in (out, f(x))]
+    assert torch.allclose(*grads)
+
+
+def test_operators_are_registered_properly():
+    adj = make_adjacency(*SHAPES["bipartite"], weighted=True, dtype=torch.float32)
+    x = torch.randn(19, 4, requires_grad=True)
+    torch.library.opcheck(torch.ops.gas.multiply, (*adj.matrix, adj.value, x, True, False))
+    torch.library.opcheck(torch.ops.gas.extreme, (*adj.matrix, x, True))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"reduce": "median"}, "'reduce' is 'median', expected one of sum, mean, max, min"),
+        ({"x": torch.ones(5, 3)}, r"'x' has shape \[5, 3\], expected .* the 19 columns of 'adj'"),
+        ({"x": torch.ones(19)}, r"'x' has shape \[19\], expected 2 dimensions"),
+        ({"x": torch.ones(19, 2, dtype=torch.int64)}, "'x' has dtype torch.int64, expected one of"),
+        ({"weight": torch.ones(3)}, r"'weight' is torch.float32 of shape \[3\], expected"),
+        ({"weight": torch.ones(40).double()}, "'weight' is torch.float64 of shape"),
+        ({"weight": torch.ones(40), "reduce": "max"}, "'weight' is given, but reduce='max' has no"),
+        ({"adj": torch.eye(3)}, "'adj' is a Tensor, expected a gas.nn.Adjacency: use"),
+    ],
+)
+def test_bad_input(change, message):
+    given = {"adj": make_adjacency(*SHAPES["bipartite"]), "x": torch.ones(19, 3), **change}
+    with pytest.raises(ValueError, match=message):
+        spmm(**given)
+
+
+# The adjacency ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "edge_index",
+        "csr",
+        "coo",
+        pytest.param("sparse_tensor", marks=pytest.mark.requires("torch_sparse")),
+    ],
+)
+def test_any_adjacency(kind):
+    edge_index = torch.unique(torch.randint(9, (2, 30)), dim=1)
+    weight = torch.rand(edge_index.size(1))
+    dense = torch.zeros(9, 9)
+    dense[edge_index[1], edge_index[0]] = weight
+    given = {"edge_index": (edge_index, 9, weight), "coo": (dense.to_sparse(),)}
+    given["csr"] = (dense.to_sparse_csr(),)
+    if kind == "sparse_tensor":
+        from torch_sparse import SparseTensor
+
+        given[kind] = (SparseTensor.from_dense(dense),)
+    adj = Adjacency.of(*given[kind])
+    assert Adjacency.of(adj) is adj
+    assert torch.equal(spmm(adj, torch.eye(9)), dense)
+    assert torch.equal(adj.to_torch_sparse().to_dense(), dense)
+    back, values = adj.to_edge_index()
+    again = torch.zeros(9, 9)
+    again[back[1], back[0]] = values
+    assert torch.equal(again, dense)
+    assert adj.shape == adj.size() == (9, 9)
+    assert adj.degree().tolist() == (dense > 0).sum(dim=1).tolist()
+
+
+def test_what_is_made_of_an_adjacency():
+    adj = make_adjacency(*SHAPES["bipartite"], weighted=True)
+    plain = adj.unweighted()
+    assert plain.value is None
+    assert plain.unweighted() is plain
+    assert adj.unweighted() is plain
+    assert plain.matrix is adj.matrix
+    loops = adj.with_self_loops()
+    row, col = loops.coo()
+    assert int((row == col).sum()) == 7
+    old_row, old_col = adj.coo()
+    assert loops.num_entries == int((old_row != old_col).sum()) + 7
+    keep = torch.rand(adj.num_entries) < 0.5
+    fewer = adj.drop(keep, 2.0)
+    assert torch.equal(fewer.coo()[0], old_row[keep])
+    assert torch.equal(fewer.value, 2 * adj.value[keep])
+    moved = adj.to("cpu")
+    assert torch.equal(moved.matrix.t_entry, adj.matrix.t_entry)
+    assert repr(adj) == "Adjacency(7 x 19, 40 entries, weighted)"
+
+
+def test_wrong_adjacencies():
+    with pytest.raises(ValueError, match=r"'value' has shape \[3\], expected \[2\]"):
+        Adjacency(torch.tensor([0, 2]), torch.tensor([0, 0]), torch.ones(3))
+    with pytest.raises((IndexError, ValueError)):
+        Adjacency(torch.tensor([0, 2]), torch.tensor([0, 7])).matrix  # noqa: B018
+
+
+def test_batches_of_the_loader_carry_it():
+    data = gas.planted.planted_partition(600)
+    loader = gas.SubgraphLoader(data, torch.tensor([0, 300, 600]), layout="fused", log=False)
+    first, second = (next(iter(loader)).data for _ in range(2))
+    assert first.adj_t is second.adj_t  # A fixed batch keeps its adjacency, and the transpose.
+    assert first.adj_t.shape == (300, first.num_nodes)
+    assert gas.loader.num_bytes(next(iter(loader))) > 0
+    assert first.to("cpu").adj_t.shape == first.adj_t.shape
