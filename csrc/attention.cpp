@@ -51,70 +51,75 @@ GAS_INLINE A kept(const Attention& how, int64_t entry, int64_t head) {
   return is_kept(how.seed, element, how.threshold) ? static_cast<A>(how.keep) : A{0};
 }
 
-// `Width` is a head's width where it is known at compile time, else 0.
-template <int Width, typename T>
+// `Heads` and `Width` are those of the layer where they are known at compile time, else 0.
+template <int Heads, int Width, typename T>
 GAS_INLINE void forward_rows(const Sparse& m, const Attention& how, const T* x,
                              const typename Sum<T>::type* source,
                              const typename Sum<T>::type* target, T* out,
                              const AttentionState<T>& state, int64_t begin, int64_t last) {
   using A = typename Sum<T>::type;
-  const int64_t heads = how.heads, width = Width > 0 ? Width : how.width, all = heads * width;
+  const int64_t heads = Heads > 0 ? Heads : how.heads;
+  const int64_t width = Width > 0 ? Width : how.width, all = heads * width;
   const A slope = static_cast<A>(how.slope);
   const int64_t row_bytes = all * static_cast<int64_t>(sizeof(T));
   const int64_t stop = m.rowptr[last];
-  std::vector<A> score, sum(2 * all);
+  std::vector<A> scratch(4 * heads + 2 * all), scores;
+  std::vector<int32_t> sides(heads);
+  A* __restrict maximum = scratch.data();
+  A* __restrict total = maximum + heads;
+  A* __restrict weight = total + heads;
+  A* __restrict mine = weight + heads;
+  A* __restrict positive = mine + heads;  // Of positive scores, and behind it of the others.
+  int32_t* __restrict side = sides.data();
+  const int32_t behind = static_cast<int32_t>(state.positive == nullptr ? 0 : all);
   for (int64_t row = begin; row < last; ++row) {
     const int64_t first = m.rowptr[row], end = m.rowptr[row + 1];
-    const A* mine = target + row * heads;
-    A* maximum = state.maximum + row * heads;
-    A* total = state.total + row * heads;
-    A* weight = state.positive_weight + row * heads;
+    std::fill(scratch.begin(), scratch.end(), A{0});
     for (int64_t h = 0; h < heads; ++h) {
+      mine[h] = target[row * heads + h];
       maximum[h] = first < end ? std::numeric_limits<A>::lowest() : A{0};
-      total[h] = weight[h] = A{0};
     }
-    score.resize((end - first) * heads);
+    scores.resize((end - first) * heads);
     for (int64_t e = first; e < end; ++e) {
-      const A* theirs = source + m.col[e] * heads;
-      A* at = score.data() + (e - first) * heads;
+      if (e + 2 * kAhead < stop) __builtin_prefetch(source + m.col[e + 2 * kAhead] * heads);
+      const A* __restrict theirs = source + m.col[e] * heads;
+      A* __restrict score = scores.data() + (e - first) * heads;
       for (int64_t h = 0; h < heads; ++h) {
-        at[h] = leaky(theirs[h] + mine[h], slope);
-        maximum[h] = at[h] > maximum[h] ? at[h] : maximum[h];
+        const A s = leaky(theirs[h] + mine[h], slope);
+        score[h] = s;
+        maximum[h] = s > maximum[h] ? s : maximum[h];
       }
     }
-    std::fill(sum.begin(), sum.end(), A{0});
-    A* positive = sum.data();
-    A* other = state.positive == nullptr ? positive : positive + all;
     for (int64_t e = first; e < end; ++e) {
       if (e + kAhead < stop) {
         prefetch_row(reinterpret_cast<const char*>(x + m.col[e + kAhead] * all), row_bytes);
       }
       const T* theirs = x + m.col[e] * all;
-      A* at = score.data() + (e - first) * heads;
-      bool above[64];
-      for (int64_t h0 = 0; h0 < heads; h0 += 64) {
-        const int64_t some = std::min<int64_t>(64, heads - h0);
-        for (int64_t h = 0; h < some; ++h) {
-          above[h] = at[h0 + h] > A{0};
-          at[h0 + h] = exp_of(at[h0 + h] - maximum[h0 + h]);
-          total[h0 + h] += at[h0 + h];
-          weight[h0 + h] += above[h] ? at[h0 + h] : A{0};
-        }
-        for (int64_t h = 0; h < some; ++h) {
-          const A a = at[h0 + h] * kept<A>(how, e, h0 + h);
-          A* into = (above[h] ? positive : other) + (h0 + h) * width;
-          const T* from = theirs + (h0 + h) * width;
-          for (int64_t j = 0; j < width; ++j) into[j] += a * load(from[j]);
-        }
+      A* __restrict score = scores.data() + (e - first) * heads;
+      for (int64_t h = 0; h < heads; ++h) {
+        const A power = exp_of(score[h] - maximum[h]);
+        const bool above = score[h] > A{0};
+        side[h] = above ? 0 : behind;  // An address, not a branch, which would be mispredicted.
+        total[h] += power;
+        weight[h] += above ? power : A{0};
+        score[h] = power;
+      }
+      for (int64_t h = 0; h < heads; ++h) {
+        const A a = score[h] * kept<A>(how, e, h);
+        A* __restrict into = positive + side[h] + h * width;
+        const T* from = theirs + h * width;
+        for (int64_t j = 0; j < width; ++j) into[j] += a * load(from[j]);
       }
     }
     for (int64_t h = 0; h < heads; ++h) {
       const A scale = total[h] > A{0} ? A{1} / total[h] : A{0};
-      weight[h] *= scale;
+      state.maximum[row * heads + h] = maximum[h];
+      state.total[row * heads + h] = total[h];
+      state.positive_weight[row * heads + h] = weight[h] * scale;
       for (int64_t j = h * width; j < (h + 1) * width; ++j) {
         if (state.positive != nullptr) {
           store(state.positive + row * all + j, positive[j] * scale);
-          store(out + row * all + j, (positive[j] + other[j]) * scale);
+          store(out + row * all + j, (positive[j] + positive[all + j]) * scale);
         } else {
           store(out + row * all + j, positive[j] * scale);
         }
@@ -123,78 +128,104 @@ GAS_INLINE void forward_rows(const Sparse& m, const Attention& how, const T* x,
   }
 }
 
-// D, and from it the gradient towards `target`, of each destination.
+// Of each destination the gradient towards its scores; and what the sources' gradients need of it,
+// side by side: for every head its score, its maximum, one over its sum, and D.
 template <typename T>
-GAS_INLINE void target_rows(const Attention& how, const T* out, const T* grad,
-                            const AttentionState<T>& state, typename Sum<T>::type* dot,
-                            typename Sum<T>::type* grad_target, int64_t begin, int64_t last) {
+GAS_INLINE void target_rows(const Attention& how, const typename Sum<T>::type* target,
+                            const T* out, const T* grad, const AttentionState<T>& state,
+                            typename Sum<T>::type* packed, typename Sum<T>::type* grad_target,
+                            int64_t begin, int64_t last) {
   using A = typename Sum<T>::type;
-  for (int64_t at = begin * how.heads; at < last * how.heads; ++at) {
-    A whole = 0, positive = 0;
-    for (int64_t j = at * how.width; j < (at + 1) * how.width; ++j) {
-      whole += load(grad[j]) * load(out[j]);
-      positive += load(grad[j]) * load(state.positive[j]);
+  const int64_t heads = how.heads, width = how.width;
+  for (int64_t row = begin; row < last; ++row) {
+    A* into = packed + row * 4 * heads;
+    for (int64_t h = 0; h < heads; ++h) {
+      const int64_t at = row * heads + h;
+      A whole = 0, positive = 0;
+      for (int64_t j = at * width; j < (at + 1) * width; ++j) {
+        whole += load(grad[j]) * load(out[j]);
+        positive += load(grad[j]) * load(state.positive[j]);
+      }
+      into[h] = target[at];
+      into[heads + h] = state.maximum[at];
+      into[2 * heads + h] = state.total[at] > A{0} ? A{1} / state.total[at] : A{0};
+      into[3 * heads + h] = whole;
+      grad_target[at] =
+          static_cast<A>(1.0 - how.slope) * (positive - state.positive_weight[at] * whole);
     }
-    dot[at] = whole;
-    grad_target[at] =
-        static_cast<A>(1.0 - how.slope) * (positive - state.positive_weight[at] * whole);
   }
 }
 
-template <int Width, typename T>
+template <int Heads, int Width, typename T>
 GAS_INLINE void source_rows(const Sparse& m, const Attention& how, const T* x,
-                            const typename Sum<T>::type* source,
-                            const typename Sum<T>::type* target, const T* grad,
-                            const AttentionState<T>& state, const typename Sum<T>::type* dot,
-                            T* grad_x, typename Sum<T>::type* grad_source, int64_t begin,
-                            int64_t last) {
+                            const typename Sum<T>::type* source, const T* grad,
+                            const typename Sum<T>::type* packed, T* grad_x,
+                            typename Sum<T>::type* grad_source, int64_t begin, int64_t last) {
   using A = typename Sum<T>::type;
-  const int64_t heads = how.heads, width = Width > 0 ? Width : how.width, all = heads * width;
+  const int64_t heads = Heads > 0 ? Heads : how.heads;
+  const int64_t width = Width > 0 ? Width : how.width, all = heads * width;
   const A slope = static_cast<A>(how.slope);
   const int64_t row_bytes = all * static_cast<int64_t>(sizeof(T));
+  const int64_t packed_bytes = 4 * heads * static_cast<int64_t>(sizeof(A));
   const int64_t stop = m.rowptr[last];
-  std::vector<A> sum(all), a(heads), bend(heads);
+  std::vector<A> scratch(5 * heads + 2 * all);
+  A* __restrict a = scratch.data();
+  A* __restrict bend = a + heads;
+  A* __restrict inner = bend + heads;
+  A* __restrict own_score = inner + heads;
+  A* __restrict sum_score = own_score + heads;
+  A* __restrict sum = sum_score + heads;
+  A* __restrict own = sum + all;
   for (int64_t row = begin; row < last; ++row) {
-    const T* mine = x + row * all;
-    A* into_source = grad_source + row * heads;
-    std::fill(sum.begin(), sum.end(), A{0});
-    for (int64_t h = 0; h < heads; ++h) into_source[h] = A{0};
+    for (int64_t j = 0; j < all; ++j) {
+      own[j] = load(x[row * all + j]);
+      sum[j] = A{0};
+    }
+    for (int64_t h = 0; h < heads; ++h) {
+      own_score[h] = source[row * heads + h];
+      sum_score[h] = A{0};
+    }
     for (int64_t e = m.rowptr[row]; e < m.rowptr[row + 1]; ++e) {
       if (e + kAhead < stop) {
-        prefetch_row(reinterpret_cast<const char*>(grad + m.col[e + kAhead] * all), row_bytes);
+        const int64_t next = m.col[e + kAhead];
+        prefetch_row(reinterpret_cast<const char*>(grad + next * all), row_bytes);
+        prefetch_row(reinterpret_cast<const char*>(packed + next * 4 * heads), packed_bytes);
       }
-      const int64_t to = m.col[e], at = to * heads;
+      const A* __restrict at = packed + m.col[e] * 4 * heads;
+      const T* __restrict from = grad + m.col[e] * all;
       for (int64_t h = 0; h < heads; ++h) {
-        const A raw = source[row * heads + h] + target[at + h];
+        const A raw = own_score[h] + at[h];
         bend[h] = raw > A{0} ? A{1} : slope;
-        a[h] = exp_of(raw * bend[h] - state.maximum[at + h]) / state.total[at + h];
+        a[h] = exp_of(raw * bend[h] - at[heads + h]) * at[2 * heads + h];
       }
       for (int64_t h = 0; h < heads; ++h) {
         const A keep = kept<A>(how, m.entry[e], h), through = a[h] * keep;
-        const T* from = grad + to * all + h * width;
-        const T* own = mine + h * width;
-        A* into = sum.data() + h * width;
         constexpr int kLanes = 8;
         A lane[kLanes] = {};
-        int64_t j = 0;
-        for (; j + kLanes <= width; j += kLanes) {
+        int64_t j = h * width;
+        const int64_t full = j + width / kLanes * kLanes, stop_at = j + width;
+        for (; j < full; j += kLanes) {
           for (int k = 0; k < kLanes; ++k) {
             const A g = load(from[j + k]);
-            lane[k] += g * load(own[j + k]);
-            into[j + k] += through * g;
+            lane[k] += g * own[j + k];
+            sum[j + k] += through * g;
           }
         }
-        A inner = ((lane[0] + lane[1]) + (lane[2] + lane[3])) +
-                  ((lane[4] + lane[5]) + (lane[6] + lane[7]));
-        for (; j < width; ++j) {
+        A dot = ((lane[0] + lane[4]) + (lane[1] + lane[5])) +
+                ((lane[2] + lane[6]) + (lane[3] + lane[7]));
+        for (; j < stop_at; ++j) {
           const A g = load(from[j]);
-          inner += g * load(own[j]);
-          into[j] += through * g;
+          dot += g * own[j];
+          sum[j] += through * g;
         }
-        into_source[h] += bend[h] * a[h] * (keep * inner - dot[at + h]);
+        inner[h] = keep * dot;
+      }
+      for (int64_t h = 0; h < heads; ++h) {
+        sum_score[h] += bend[h] * a[h] * (inner[h] - at[3 * heads + h]);
       }
     }
     for (int64_t j = 0; j < all; ++j) store(grad_x + row * all + j, sum[j]);
+    for (int64_t h = 0; h < heads; ++h) grad_source[row * heads + h] = sum_score[h];
   }
 }
 
@@ -203,36 +234,30 @@ GAS_INLINE void source_rows(const Sparse& m, const Attention& how, const T* x,
   GAS_CLONES void forward_of(const Sparse& m, const Attention& how, const T* x, const A* source,  \
                              const A* target, T* out, const AttentionState<T>& state,             \
                              int64_t begin, int64_t end) {                                        \
-    switch (how.width) {                                                                          \
-      case 8: return forward_rows<8>(m, how, x, source, target, out, state, begin, end);          \
-      case 16: return forward_rows<16>(m, how, x, source, target, out, state, begin, end);        \
-      case 32: return forward_rows<32>(m, how, x, source, target, out, state, begin, end);        \
-      default: return forward_rows<0>(m, how, x, source, target, out, state, begin, end);         \
+    if (how.heads == 8 && how.width == 8) {                                                       \
+      return forward_rows<8, 8>(m, how, x, source, target, out, state, begin, end);               \
     }                                                                                             \
+    if (how.heads == 8 && how.width == 32) {                                                      \
+      return forward_rows<8, 32>(m, how, x, source, target, out, state, begin, end);              \
+    }                                                                                             \
+    return forward_rows<0, 0>(m, how, x, source, target, out, state, begin, end);                 \
   }                                                                                               \
-  GAS_CLONES void target_of(const Attention& how, const T* out, const T* grad,                    \
-                            const AttentionState<T>& state, A* dot, A* grad_target,               \
+  GAS_CLONES void target_of(const Attention& how, const A* target, const T* out, const T* grad,   \
+                            const AttentionState<T>& state, A* packed, A* grad_target,            \
                             int64_t begin, int64_t end) {                                         \
-    target_rows(how, out, grad, state, dot, grad_target, begin, end);                             \
+    target_rows(how, target, out, grad, state, packed, grad_target, begin, end);                  \
   }                                                                                               \
   GAS_CLONES void source_of(const Sparse& m, const Attention& how, const T* x, const A* source,   \
-                            const A* target, const T* grad, const AttentionState<T>& state,       \
-                            const A* dot, T* grad_x, A* grad_source, int64_t begin,               \
-                            int64_t end) {                                                        \
-    switch (how.width) {                                                                          \
-      case 8:                                                                                     \
-        return source_rows<8>(m, how, x, source, target, grad, state, dot, grad_x, grad_source,   \
-                              begin, end);                                                        \
-      case 16:                                                                                    \
-        return source_rows<16>(m, how, x, source, target, grad, state, dot, grad_x, grad_source,  \
-                               begin, end);                                                       \
-      case 32:                                                                                    \
-        return source_rows<32>(m, how, x, source, target, grad, state, dot, grad_x, grad_source,  \
-                               begin, end);                                                       \
-      default:                                                                                    \
-        return source_rows<0>(m, how, x, source, target, grad, state, dot, grad_x, grad_source,   \
-                              begin, end);                                                        \
+                            const T* grad, const A* packed, T* grad_x, A* grad_source,            \
+                            int64_t begin, int64_t end) {                                         \
+    if (how.heads == 8 && how.width == 8) {                                                       \
+      return source_rows<8, 8>(m, how, x, source, grad, packed, grad_x, grad_source, begin, end); \
     }                                                                                             \
+    if (how.heads == 8 && how.width == 32) {                                                      \
+      return source_rows<8, 32>(m, how, x, source, grad, packed, grad_x, grad_source, begin,      \
+                                end);                                                             \
+    }                                                                                             \
+    return source_rows<0, 0>(m, how, x, source, grad, packed, grad_x, grad_source, begin, end);   \
   }
 GAS_FOR_TYPE(float, float)
 GAS_FOR_TYPE(double, double)
@@ -255,17 +280,17 @@ template <typename T>
 void attention_backward(const Sparse& transposed, int64_t num_rows, const Attention& how,
                         const T* x, const typename Sum<T>::type* source,
                         const typename Sum<T>::type* target, const T* out, const T* grad,
-                        const AttentionState<T>& state, typename Sum<T>::type* dot, T* grad_x,
+                        const AttentionState<T>& state, typename Sum<T>::type* packed, T* grad_x,
                         typename Sum<T>::type* grad_source, typename Sum<T>::type* grad_target,
                         int threads) {
   parallel_chunks(num_rows, std::max<int64_t>(1, grain_of(how)), threads,
                   [&](int, int64_t begin, int64_t end) {
-                    target_of(how, out, grad, state, dot, grad_target, begin, end);
+                    target_of(how, target, out, grad, state, packed, grad_target, begin, end);
                   });
   parallel_rows(transposed.rowptr, transposed.num_rows, grain_of(how), threads,
                 [&](int64_t begin, int64_t end) {
-                  source_of(transposed, how, x, source, target, grad, state, dot, grad_x,
-                            grad_source, begin, end);
+                  source_of(transposed, how, x, source, grad, packed, grad_x, grad_source, begin,
+                            end);
                 });
 }
 

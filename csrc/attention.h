@@ -50,12 +50,12 @@ void attention(const Sparse& matrix, const Attention& how, const T* x,
                const AttentionState<T>& state, int threads);
 
 // Writes the gradients towards x, source and target, given the transpose of the matrix, the gradient
-// towards out, and `dot` as scratch of shape [rows, heads].
+// towards out, and `packed` as scratch of shape [rows, 4, heads].
 template <typename T>
 void attention_backward(const Sparse& transposed, int64_t num_rows, const Attention& how,
                         const T* x, const typename Sum<T>::type* source,
                         const typename Sum<T>::type* target, const T* out, const T* grad,
-                        const AttentionState<T>& state, typename Sum<T>::type* dot, T* grad_x,
+                        const AttentionState<T>& state, typename Sum<T>::type* packed, T* grad_x,
                         typename Sum<T>::type* grad_source, typename Sum<T>::type* grad_target,
                         int threads);
 

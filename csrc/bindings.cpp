@@ -172,11 +172,11 @@ void bind_operators_of(py::module_& m, const std::string& type) {
   m.def(("attention_backward_" + type).c_str(),
         [state](const Sparse& transposed, int64_t num_rows, const Attention& how, uintptr_t x,
                 uintptr_t source, uintptr_t target, uintptr_t out, uintptr_t grad,
-                const std::vector<uintptr_t>& kept, uintptr_t dot, uintptr_t grad_x,
+                const std::vector<uintptr_t>& kept, uintptr_t packed, uintptr_t grad_x,
                 uintptr_t grad_source, uintptr_t grad_target, int threads) {
           gas::attention_backward(transposed, num_rows, how, at<const T>(x), at<const A>(source),
                                   at<const A>(target), at<const T>(out), at<const T>(grad),
-                                  state(kept), at<A>(dot), at<T>(grad_x), at<A>(grad_source),
+                                  state(kept), at<A>(packed), at<T>(grad_x), at<A>(grad_source),
                                   at<A>(grad_target), threads);
         },
         Release());

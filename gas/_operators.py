@@ -289,7 +289,8 @@ def attention_backward(
     heads, width = x.size(1), x.size(2)
     maximum, total, weight, positive = state
     grad_x, grad_source = torch.empty_like(x), torch.empty_like(source)
-    grad_target, dot = torch.empty_like(target), torch.empty_like(target)
+    grad_target = torch.empty_like(target)
+    scratch = target.new_empty(4 * target.numel())
     function = getattr(C, f"attention_backward_{TYPES[x.dtype]}")
     function(
         _backward(m),
@@ -301,7 +302,7 @@ def attention_backward(
         out.data_ptr(),
         grad.data_ptr(),
         [maximum.data_ptr(), total.data_ptr(), weight.data_ptr(), _state_address(positive)],
-        dot.data_ptr(),
+        scratch.data_ptr(),
         grad_x.data_ptr(),
         grad_source.data_ptr(),
         grad_target.data_ptr(),

@@ -22,6 +22,11 @@ data = Data(x=torch.randn(9, 2), edge_index=torch.randint(9, (2, 30)))
 perm, ptr = gas.metis(data.edge_index, 3, num_nodes=9, log=False)
 loader = gas.SubgraphLoader(gas.permute(data, perm, log=False), ptr, batch_size=2, log=False)
 assert sum(batch_size for _, batch_size, *_ in loader) == 9
+fused = gas.SubgraphLoader(gas.permute(data, perm, log=False), ptr, log=False, layout="fused")
+model = gas.models.GAT(9, 2, 4, 2, 3, 2, num_layers=2, dropout=0.5)
+for batch, *args in fused:
+    model(batch.x, batch.adj_t, *args).sum().backward()
+assert all(p.grad.isfinite().all() for p in model.parameters())
 print(gas.__file__)
 """
 

@@ -91,14 +91,14 @@ Result<T> run(const Case& c, const Numbers& grad, int threads) {
   const auto cast = [](const Numbers& v) { return std::vector<T>(v.begin(), v.end()); };
   const auto x = cast(c.x), source = cast(c.source), target = cast(c.target), g = cast(grad);
   std::vector<T> maximum(target.size()), total(target.size()), weight(target.size()),
-      dot(target.size()), positive(g.size());
+      packed(4 * target.size()), positive(g.size());
   Result<T> r{std::vector<T>(g.size()), x, source, target};
   const gas::AttentionState<T> state{maximum.data(), total.data(), weight.data(),
                                      positive.data()};
   gas::attention(forward, c.how, x.data(), source.data(), target.data(), r.out.data(), state,
                  threads);
   gas::attention_backward(backward, c.rows, c.how, x.data(), source.data(), target.data(),
-                          r.out.data(), g.data(), state, dot.data(), r.grad_x.data(),
+                          r.out.data(), g.data(), state, packed.data(), r.grad_x.data(),
                           r.grad_source.data(), r.grad_target.data(), threads);
 
   std::vector<T> alone(g.size());  // Without a gradient, nothing but the output changes.

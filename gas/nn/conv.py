@@ -6,6 +6,8 @@ What it can't fuse goes PyG's own way, and ``conv.path`` says which it took and 
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -27,6 +29,17 @@ def pyg_class(cls: type) -> type:
     return next(base for base in cls.__mro__ if base.__module__.startswith("torch_geometric."))
 
 
+@contextlib.contextmanager
+def _as_pyg(conv: Any) -> Iterator[None]:
+    """Makes a layer an object of PyG's class: PyG compiles methods from a class's source."""
+    cls = type(conv)
+    conv.__class__ = pyg_class(cls)
+    try:
+        yield
+    finally:
+        conv.__class__ = cls
+
+
 class _Fused:
     """A convolution whose aggregation is a sparse product."""
 
@@ -34,13 +47,12 @@ class _Fused:
     """``"fused"``, or ``"pyg: <reason>"``: the way the last call took."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        # As an object of PyG's class: PyG compiles methods for a class from what it reads in it.
-        cls = type(self)
-        self.__class__ = pyg_class(cls)
-        try:
+        with _as_pyg(self):
             self.__init__(*args, **kwargs)  # type: ignore[misc]
-        finally:
-            self.__class__ = cls
+
+    def _set_jittable_templates(self, raise_on_error: bool = False) -> None:
+        with _as_pyg(self):
+            self._set_jittable_templates(raise_on_error)
 
     def propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
         """Aggregates over an :class:`Adjacency`; leaves everything else to PyG."""
@@ -153,14 +165,11 @@ class GATConv(_Fused, pyg.GATConv):
         """See PyG."""
         reason = self._reason(edge_index, edge_attr, return_attention_weights)
         if reason:
-            self.path = f"pyg: {reason}"
             if isinstance(edge_index, Adjacency):
                 edge_index, _ = edge_index.to_edge_index()
-                if isinstance(x, Tensor):
-                    x = (x, x)
-            if return_attention_weights is None:
-                return super().forward(x, edge_index, edge_attr, size)
-            return super().forward(x, edge_index, edge_attr, size, return_attention_weights)
+            out = super().forward(x, edge_index, edge_attr, size, return_attention_weights)
+            self.path = f"pyg: {reason}"
+            return out
         self.path = "fused"
         heads, width = self.heads, self.out_channels
         own = x if isinstance(x, Tensor) else x[1]

@@ -121,7 +121,7 @@ def test_batches_without_labels_refresh_the_histories():
     assert int(model.histories[0].age[0]) == 6
 
 
-@pytest.mark.parametrize("layout", ["csr", "edge_index"])
+@pytest.mark.parametrize("layout", ["csr", "edge_index", "fused"])
 def test_training_in_every_layout(layout):
     data, ptr, model = make()
     FullBatch(data)(model.eval(), fill=True)
@@ -232,7 +232,7 @@ def test_the_regulariser_of_a_model_is_added():
         assert torch.allclose(found, expected, atol=1e-6) == equal
 
 
-@pytest.mark.parametrize("layout", ["csr", "edge_index"])
+@pytest.mark.parametrize("layout", ["csr", "edge_index", "fused"])
 def test_edge_dropout(layout):
     """It is that of the whole batch, and right on average."""
     data, ptr, model = make()
@@ -242,10 +242,12 @@ def test_edge_dropout(layout):
     model.convs[0].register_forward_pre_hook(lambda m, args: seen.append(args[1:3]))
     train_epoch(model, loader, NoStep(model.parameters()), edge_dropout=0.5)
     adj_t, weight = seen[0]
-    edges = weight.numel() if layout == "edge_index" else adj_t.values().numel()
+    values = {
+        "csr": lambda: adj_t.values(), "edge_index": lambda: weight, "fused": lambda: adj_t.value
+    }[layout]()  # fmt: skip
+    edges = values.numel()
     total = data.edge_index.size(1)
     assert 0.35 * total < edges < 0.65 * total
-    values = weight if layout == "edge_index" else adj_t.values()
     known = data.edge_weight.unique()
     assert bool(((values[:, None] / 2 - known).abs().amin(dim=1) < 1e-6).all())
 
@@ -255,7 +257,7 @@ def test_unweighted_edges_are_dropped_alike_in_every_layout():
     data = random_graph(directed=False)
     data.train_mask = torch.ones(60, dtype=torch.bool)
     model = gas.models.GraphSAGE(60, 5, 8, 3, 2)
-    for layout in ("csr", "edge_index"):
+    for layout in ("csr", "edge_index", "fused"):
         loader = gas.SubgraphLoader(data, torch.tensor([0, 60]), layout=layout, log=False)
         seen = []
         hook = model.convs[0].lin_l.register_forward_pre_hook(lambda m, x: seen.append(x[0]))  # noqa: B023

@@ -1,0 +1,213 @@
+"""Time and memory of graph operators, forward and backward, against PyG and torch-sparse.
+
+    python benchmarks/operators.py                       # the table that is kept, some minutes
+    python benchmarks/operators.py --nodes 5000 --degrees 20 --widths 16 64
+
+Random graphs: ``uniform`` gives every node the same number of edges on average, ``hubs`` draws
+destinations by a power law (exponent 2.5). Convolutions run on the whole graph, their weights and
+the gradient towards the input included; products take a matrix with values and the gradient towards
+the dense side. Transposes are made before: fixed batches keep theirs. Contenders run in turn in one
+run, medians of some rounds. Memory is what a process holds at the peak over what it held before,
+with all inputs there, in a process of its own. A convolution that didn't take the fused path is an
+error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import multiprocessing
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+import torch
+import torch_geometric.nn as pyg
+from common import has, markdown, save, time_in_turn
+from torch import Tensor
+
+from gas import nn
+from gas.nn import Adjacency
+from gas.training.report import peak_rss_bytes, reset_peak_rss
+
+Step = Callable[[], object]
+GRAPHS = ("uniform", "hubs")
+
+
+def make_graph(kind: str, nodes: int, degree: int) -> Tensor:
+    """An ``edge_index`` of ``nodes * degree`` edges."""
+    generator = torch.Generator().manual_seed(0)
+    size = nodes * degree
+    src = torch.randint(nodes, (size,), generator=generator)
+    if kind == "uniform":
+        return torch.stack([src, torch.randint(nodes, (size,), generator=generator)])
+    rank = torch.rand(size, generator=generator).clamp(min=1e-9).pow(-1 / 1.5) - 1
+    order = torch.randperm(nodes, generator=generator)
+    return torch.stack([src, order[(rank * nodes / 50).long().clamp(max=nodes - 1)]])
+
+
+def forward_backward(function: Callable[[Tensor], Tensor], x: Tensor) -> Step:
+    def step() -> None:
+        x.grad = None
+        out = function(x)
+        out.backward(torch.ones_like(out))
+
+    return step
+
+
+# Contenders, by name: what to run, given a graph --------------------------------------------------
+
+
+def products(edge_index: Tensor, nodes: int, width: int) -> dict[str, Callable[[], Step]]:
+    value = torch.rand(edge_index.size(1))
+
+    def x() -> Tensor:
+        return torch.randn(nodes, width, requires_grad=True)
+
+    def ours() -> Step:
+        adj = Adjacency.of(edge_index, nodes, value)
+        adj.matrix  # noqa: B018  # The transpose.
+        return forward_backward(lambda x: nn.spmm(adj, x), x())
+
+    def torch_csr() -> Step:
+        adj = Adjacency.of(edge_index, nodes, value).to_torch_sparse()
+        return forward_backward(lambda x: adj @ x, x())
+
+    def torch_sparse() -> Step:
+        from torch_sparse import SparseTensor
+
+        adj = SparseTensor(
+            row=edge_index[1], col=edge_index[0], value=value, sparse_sizes=(nodes, nodes)
+        )
+        adj.fill_cache_()
+        return forward_backward(lambda x: adj @ x, x())
+
+    def edge_index_class() -> Step:
+        from torch_geometric import EdgeIndex
+
+        sorted_index, perm = EdgeIndex(edge_index, sparse_size=(nodes, nodes)).sort_by("col")
+        sorted_index.fill_cache_()
+        return forward_backward(
+            lambda x: sorted_index.matmul(x, input_value=value[perm], transpose=True), x()
+        )
+
+    found: dict[str, Callable[[], Step]] = {"gas": ours, "torch.sparse_csr": torch_csr}
+    found["PyG EdgeIndex"] = edge_index_class
+    if has("torch_sparse"):
+        found["torch-sparse"] = torch_sparse
+    return found
+
+
+def convolutions(
+    name: str, edge_index: Tensor, nodes: int, width: int
+) -> dict[str, Callable[[], Step]]:
+    heads, head = (8, width // 8) if name == "GATConv" else (1, width)
+    options = {"heads": heads, "add_self_loops": False} if name == "GATConv" else {}
+    if name == "GCNConv":
+        options = {"normalize": False}
+
+    def build(package: Any, adj: Any) -> Step:
+        conv = getattr(package, name)(width, head, **options)
+        x = torch.randn(nodes, width, requires_grad=True)
+        step = forward_backward(lambda x: conv(x, adj), x)
+        step()
+        if package is nn and conv.path != "fused":
+            raise RuntimeError(f"{name} took another way: {conv.path}")
+        return step
+
+    def ours() -> Step:
+        adj = Adjacency.of(edge_index, nodes)
+        adj.matrix  # noqa: B018  # The transpose.
+        if name == "GCNConv":
+            adj = Adjacency(adj.rowptr, adj.col, torch.ones(adj.num_entries))
+            adj.matrix  # noqa: B018
+        return build(nn, adj)
+
+    return {
+        "gas": ours,
+        "PyG, edge_index": lambda: build(pyg, edge_index),
+        "PyG, adj_t": lambda: build(pyg, Adjacency.of(edge_index, nodes).to_torch_sparse()),
+    }
+
+
+def contenders(
+    operator: str, kind: str, nodes: int, degree: int, width: int
+) -> dict[str, Callable[[], Step]]:
+    edge_index = make_graph(kind, nodes, degree)
+    if operator == "spmm":
+        return products(edge_index, nodes, width)
+    return convolutions(operator, edge_index, nodes, width)
+
+
+def peak(case: tuple[Any, ...], name: str, threads: int) -> int:
+    """The growth of resident memory in one step, in bytes; in a process of its own."""
+    torch.set_num_threads(threads)
+    step = contenders(*case)[name]()
+    step()
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+    reset_peak_rss()
+    before = peak_rss_bytes()
+    step()
+    return peak_rss_bytes() - before
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--nodes", type=int, default=50_000)
+    parser.add_argument("--degrees", type=int, nargs="*", default=[5, 20, 100])
+    parser.add_argument("--widths", type=int, nargs="*", default=[16, 64, 256])
+    parser.add_argument("--graphs", nargs="*", default=list(GRAPHS), choices=GRAPHS)
+    parser.add_argument(
+        "--operators", nargs="*", default=["spmm", "GCNConv", "SAGEConv", "GATConv"]
+    )
+    parser.add_argument("--most-elements", type=int, default=100_000_000, help="of edges x width")
+    parser.add_argument("--repeats", type=int, default=5)
+    args = parser.parse_args()
+
+    results, rows = [], []
+    for operator in args.operators:
+        for kind in args.graphs:
+            for degree in args.degrees:
+                for width in args.widths:
+                    if args.nodes * degree * width > args.most_elements:
+                        continue
+                    case = (operator, kind, args.nodes, degree, width)
+                    cell = measure(case, args.repeats)
+                    results.append({"case": case, "contenders": cell})
+                    rows.append([operator, kind, degree, width, *describe(cell)])
+                    print(rows[-1], flush=True)
+    header = ["operator", "graph", "degree", "width", "gas", "others, time over gas"]
+    header += ["gas, peak memory", "others, memory over gas"]
+    save("operators", {"nodes": args.nodes, "results": results}, markdown(header, rows))
+
+
+def measure(case: tuple[Any, ...], repeats: int) -> dict[str, dict[str, Any]]:
+    makers = contenders(*case)
+    times = time_in_turn({name: make() for name, make in makers.items()}, repeats)
+    cell: dict[str, dict[str, Any]] = {}
+    for name in makers:
+        spawn = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(1, mp_context=spawn) as process:
+            size = process.submit(peak, case, name, torch.get_num_threads()).result()
+        cell[name] = {"seconds": times[name], "peak_bytes": size}
+    return cell
+
+
+def describe(cell: dict[str, dict[str, Any]]) -> list[str]:
+    own = cell["gas"]
+    seconds, size = own["seconds"]["median"], max(own["peak_bytes"], 1)
+    others = {name: entry for name, entry in cell.items() if name != "gas"}
+    return [
+        f"{1000 * seconds:.1f} ms",
+        ", ".join(f"{n} {e['seconds']['median'] / seconds:.1f}x" for n, e in others.items()),
+        f"{size / 2**20:.0f} MiB",
+        ", ".join(f"{n} {e['peak_bytes'] / size:.1f}x" for n, e in others.items()),
+    ]
+
+
+if __name__ == "__main__":
+    main()
