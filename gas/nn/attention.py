@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,16 +11,12 @@ from torch import Tensor
 from gas import _operators
 from gas._operators import Dropout, Matrix
 from gas.nn.adjacency import Adjacency
-from gas.nn.spmm import check_features
+from gas.nn.spmm import NONE, check_features
 
 
 @torch.library.custom_op("gas::gat_attention", mutates_args=())
 def _attention(
-    rowptr: Tensor,
-    col: Tensor,
-    t_rowptr: Tensor,
-    t_col: Tensor,
-    t_entry: Tensor,
+    matrix: Sequence[Tensor],
     x: Tensor,
     source: Tensor,
     target: Tensor,
@@ -28,18 +25,13 @@ def _attention(
     seed: Tensor,
     keep_state: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    matrix = Matrix(rowptr, col, t_rowptr, t_col, t_entry)
     tensors = x.contiguous(), source.contiguous(), target.contiguous()
-    return _operators.attention(matrix, *tensors, slope, Dropout(p, int(seed)), keep_state)
+    return _operators.attention(Matrix(*matrix), *tensors, slope, Dropout(p, int(seed)), keep_state)
 
 
 @_attention.register_fake
 def _(
-    rowptr: Tensor,
-    col: Tensor,
-    t_rowptr: Tensor,
-    t_col: Tensor,
-    t_entry: Tensor,
+    matrix: Sequence[Tensor],
     x: Tensor,
     source: Tensor,
     target: Tensor,
@@ -48,7 +40,7 @@ def _(
     seed: Tensor,
     keep_state: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    out = x.new_empty(rowptr.size(0) - 1, x.size(1), x.size(2))
+    out = x.new_empty(Matrix(*matrix).num_rows, x.size(1), x.size(2))
     maximum, total, weight = (torch.empty_like(target) for _ in range(3))
     positive = torch.empty_like(out) if keep_state else out.new_empty(0)
     return out, maximum, total, weight, positive
@@ -56,11 +48,7 @@ def _(
 
 @torch.library.custom_op("gas::gat_attention_backward", mutates_args=())
 def _attention_backward(
-    rowptr: Tensor,
-    col: Tensor,
-    t_rowptr: Tensor,
-    t_col: Tensor,
-    t_entry: Tensor,
+    matrix: Sequence[Tensor],
     x: Tensor,
     source: Tensor,
     target: Tensor,
@@ -74,9 +62,8 @@ def _attention_backward(
     positive: Tensor,
     grad: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    matrix = Matrix(rowptr, col, t_rowptr, t_col, t_entry)
     return _operators.attention_backward(
-        matrix,
+        Matrix(*matrix),
         x.contiguous(),
         source.contiguous(),
         target.contiguous(),
@@ -90,11 +77,7 @@ def _attention_backward(
 
 @_attention_backward.register_fake
 def _(
-    rowptr: Tensor,
-    col: Tensor,
-    t_rowptr: Tensor,
-    t_col: Tensor,
-    t_entry: Tensor,
+    matrix: Sequence[Tensor],
     x: Tensor,
     source: Tensor,
     target: Tensor,
@@ -116,17 +99,18 @@ def _(
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *tensors, slope, p, seed, _ = inputs
+    matrix, x, source, target, slope, p, seed, _ = inputs
     ctx.slope, ctx.p = slope, p
     ctx.mark_non_differentiable(*output[1:])
-    ctx.save_for_backward(*tensors, seed, *output)
+    ctx.save_for_backward(*matrix, x, source, target, seed, *output)
 
 
-def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    *tensors, seed, out, maximum, total, weight, positive = ctx.saved_tensors
+def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
+    *matrix, x, source, target, seed, out, maximum, total, weight, positive = ctx.saved_tensors
     state = out, maximum, total, weight, positive
-    grads = _attention_backward(*tensors, ctx.slope, ctx.p, seed, *state, grad)
-    return None, None, None, None, None, *grads, None, None, None, None
+    tensors = x, source, target
+    grads = _attention_backward(matrix, *tensors, ctx.slope, ctx.p, seed, *state, grad)
+    return NONE, *grads, None, None, None, None
 
 
 _attention.register_autograd(_backward, setup_context=_setup)
@@ -186,4 +170,4 @@ def gat_attention(
         x.requires_grad or source.requires_grad or target.requires_grad
     )
     source, target = source.to(kind), target.to(kind)
-    return _attention(*adj.matrix, x, source, target, negative_slope, p, seed, keep_state)[0]
+    return _attention(adj.matrix, x, source, target, negative_slope, p, seed, keep_state)[0]

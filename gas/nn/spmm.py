@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,85 +13,69 @@ from gas._operators import TYPES, Matrix
 from gas.nn.adjacency import Adjacency
 
 REDUCES = ("sum", "mean", "max", "min")
+NONE = [None] * len(Matrix._fields)  # The gradients towards a matrix.
 
 
 @torch.library.custom_op("gas::multiply", mutates_args=())
 def _multiply(
-    rowptr: Tensor,
-    col: Tensor,
-    t_rowptr: Tensor,
-    t_col: Tensor,
-    t_entry: Tensor,
+    matrix: Sequence[Tensor],
     weight: Tensor | None,
     x: Tensor,
     mean: bool,
     transposed: bool,
 ) -> Tensor:
-    matrix = Matrix(rowptr, col, t_rowptr, t_col, t_entry)
-    return _operators.multiply(matrix, weight, x.contiguous(), mean, transposed)
+    return _operators.multiply(Matrix(*matrix), weight, x.contiguous(), mean, transposed)
 
 
 @_multiply.register_fake
 def _(
-    rowptr: Tensor,
-    col: Tensor,
-    t_rowptr: Tensor,
-    t_col: Tensor,
-    t_entry: Tensor,
+    matrix: Sequence[Tensor],
     weight: Tensor | None,
     x: Tensor,
     mean: bool,
     transposed: bool,
 ) -> Tensor:
-    rows = t_rowptr if transposed else rowptr
-    return x.new_empty(rows.size(0) - 1, x.size(1))
+    m = Matrix(*matrix)
+    return x.new_empty(m.num_cols if transposed else m.num_rows, x.size(1))
 
 
 @torch.library.custom_op("gas::dot_rows", mutates_args=())
 def _dot_rows(
-    rowptr: Tensor,
-    col: Tensor,
-    t_rowptr: Tensor,
-    t_col: Tensor,
-    t_entry: Tensor,
+    matrix: Sequence[Tensor],
     a: Tensor,
     b: Tensor,
 ) -> Tensor:
-    matrix = Matrix(rowptr, col, t_rowptr, t_col, t_entry)
-    return _operators.dot_rows(matrix, a.contiguous(), b.contiguous())
+    return _operators.dot_rows(Matrix(*matrix), a.contiguous(), b.contiguous())
 
 
 @_dot_rows.register_fake
 def _(
-    rowptr: Tensor,
-    col: Tensor,
-    t_rowptr: Tensor,
-    t_col: Tensor,
-    t_entry: Tensor,
+    matrix: Sequence[Tensor],
     a: Tensor,
     b: Tensor,
 ) -> Tensor:
-    return a.new_empty(col.size(0))
+    return a.new_empty(Matrix(*matrix).col.numel())
 
 
 def _multiply_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *matrix, weight, x, mean, transposed = inputs
+    matrix, weight, x, mean, transposed = inputs
     ctx.mean, ctx.transposed = mean, transposed
-    ctx.save_for_backward(*matrix, weight, x if ctx.needs_input_grad[5] else None)
+    learns = weight is not None and weight.requires_grad
+    ctx.save_for_backward(*matrix, weight, x if learns else None)
 
 
-def _multiply_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+def _multiply_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     *parts, weight, x = ctx.saved_tensors
     matrix = Matrix(*parts)
     if ctx.mean:
         grad = grad / matrix.rowptr.diff().clamp(min=1).to(grad.dtype)[:, None]
     grad_x = grad_weight = None
-    if ctx.needs_input_grad[6]:
-        grad_x = _multiply(*parts, weight, grad, False, not ctx.transposed)
-    if ctx.needs_input_grad[5]:
+    if ctx.needs_input_grad[2]:
+        grad_x = _multiply(parts, weight, grad, False, not ctx.transposed)
+    if ctx.needs_input_grad[1]:
         pair = (x, grad) if ctx.transposed else (grad, x)
-        grad_weight = _dot_rows(*parts, *pair)
-    return None, None, None, None, None, grad_weight, grad_x, None, None
+        grad_weight = _dot_rows(parts, *pair)
+    return NONE, grad_weight, grad_x, None, None
 
 
 _multiply.register_autograd(_multiply_backward, setup_context=_multiply_setup)
@@ -98,67 +83,49 @@ _multiply.register_autograd(_multiply_backward, setup_context=_multiply_setup)
 
 @torch.library.custom_op("gas::extreme", mutates_args=())
 def _extreme(
-    rowptr: Tensor,
-    col: Tensor,
-    t_rowptr: Tensor,
-    t_col: Tensor,
-    t_entry: Tensor,
+    matrix: Sequence[Tensor],
     x: Tensor,
     largest: bool,
 ) -> tuple[Tensor, Tensor]:
-    matrix = Matrix(rowptr, col, t_rowptr, t_col, t_entry)
-    return _operators.extreme(matrix, x.contiguous(), largest)
+    return _operators.extreme(Matrix(*matrix), x.contiguous(), largest)
 
 
 @_extreme.register_fake
 def _(
-    rowptr: Tensor,
-    col: Tensor,
-    t_rowptr: Tensor,
-    t_col: Tensor,
-    t_entry: Tensor,
+    matrix: Sequence[Tensor],
     x: Tensor,
     largest: bool,
 ) -> tuple[Tensor, Tensor]:
-    out = x.new_empty(rowptr.size(0) - 1, x.size(1))
+    out = x.new_empty(Matrix(*matrix).num_rows, x.size(1))
     return out, torch.empty_like(out, dtype=torch.int32)
 
 
 @torch.library.custom_op("gas::extreme_backward", mutates_args=())
 def _extreme_backward(
-    rowptr: Tensor,
-    col: Tensor,
-    t_rowptr: Tensor,
-    t_col: Tensor,
-    t_entry: Tensor,
+    matrix: Sequence[Tensor],
     grad: Tensor,
     entry: Tensor,
 ) -> Tensor:
-    matrix = Matrix(rowptr, col, t_rowptr, t_col, t_entry)
-    return _operators.extreme_backward(matrix, grad.contiguous(), entry)
+    return _operators.extreme_backward(Matrix(*matrix), grad.contiguous(), entry)
 
 
 @_extreme_backward.register_fake
 def _(
-    rowptr: Tensor,
-    col: Tensor,
-    t_rowptr: Tensor,
-    t_col: Tensor,
-    t_entry: Tensor,
+    matrix: Sequence[Tensor],
     grad: Tensor,
     entry: Tensor,
 ) -> Tensor:
-    return grad.new_empty(t_rowptr.size(0) - 1, grad.size(1))
+    return grad.new_empty(Matrix(*matrix).num_cols, grad.size(1))
 
 
 def _extreme_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     ctx.mark_non_differentiable(output[1])
-    ctx.save_for_backward(*inputs[:5], output[1])
+    ctx.save_for_backward(*inputs[0], output[1])
 
 
-def _extreme_grad(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+def _extreme_grad(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
     *parts, entry = ctx.saved_tensors
-    return None, None, None, None, None, _extreme_backward(*parts, grad, entry), None
+    return NONE, _extreme_backward(parts, grad, entry), None
 
 
 _extreme.register_autograd(_extreme_grad, setup_context=_extreme_setup)
@@ -191,7 +158,7 @@ def spmm(adj: Adjacency, x: Tensor, weight: Tensor | None = None, reduce: str = 
     if reduce in ("max", "min"):
         if weight is not None:
             raise ValueError(f"'weight' is given, but reduce={reduce!r} has no use for it")
-        return _extreme(*adj.matrix, x, reduce == "max")[0]
+        return _extreme(adj.matrix, x, reduce == "max")[0]
     if weight is None and adj.value is not None:
         weight = adj.value.to(x.dtype)
     if weight is not None:
@@ -201,7 +168,7 @@ def spmm(adj: Adjacency, x: Tensor, weight: Tensor | None = None, reduce: str = 
                 f"shape [{adj.num_entries}]: one for each edge"
             )
         weight = weight.contiguous()
-    return _multiply(*adj.matrix, weight, x, reduce == "mean", False)
+    return _multiply(adj.matrix, weight, x, reduce == "mean", False)
 
 
 def check_features(adj: Adjacency, x: Tensor, dims: int) -> None:

@@ -125,8 +125,8 @@ def test_compiled():
 def test_operators_are_registered_properly():
     adj = make_adjacency(*SHAPES["bipartite"], weighted=True, dtype=torch.float32)
     x = torch.randn(19, 4, requires_grad=True)
-    torch.library.opcheck(torch.ops.gas.multiply, (*adj.matrix, adj.value, x, True, False))
-    torch.library.opcheck(torch.ops.gas.extreme, (*adj.matrix, x, True))
+    torch.library.opcheck(torch.ops.gas.multiply, (list(adj.matrix), adj.value, x, True, False))
+    torch.library.opcheck(torch.ops.gas.extreme, (list(adj.matrix), x, True))
 
 
 @pytest.mark.parametrize(
