@@ -21,13 +21,14 @@ import argparse
 import datetime
 import functools
 import json
+import multiprocessing
 import os
+import signal
 import statistics
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,11 @@ def run(
         "machine": {key: where[key] for key in ("cpu", "threads", "gpu", "torch")},
         "settings": asdict(settings),
     }
+
+
+def deaf() -> None:
+    """Leaves Ctrl-C to the parent, which ends its children."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def file_of(cell: Path, way: str) -> Path:
@@ -152,7 +158,7 @@ def work(args: argparse.Namespace, cells: list[Path]) -> dict[Path, str]:
         return missing
     threads = args.threads or max(1, (os.cpu_count() or 1) // args.jobs)
     with (
-        ProcessPoolExecutor(args.jobs, get_context("spawn")) as pool,
+        ProcessPoolExecutor(args.jobs, multiprocessing.get_context("spawn"), deaf) as pool,
         tqdm(total=len(tasks), unit="run", disable=None) as progress,
     ):
         try:
@@ -168,6 +174,8 @@ def work(args: argparse.Namespace, cells: list[Path]) -> dict[Path, str]:
                     missing[cell] = f"failed: {error}"
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
+            for child in multiprocessing.active_children():
+                child.terminate()
             raise
     return missing
 

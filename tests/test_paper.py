@@ -1,8 +1,10 @@
 """``benchmarks/paper.py``: it resumes, and its table is made of the runs that it kept."""
 
 import json
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from conftest import ROOT
@@ -97,3 +99,21 @@ def test_a_cell_that_fails_keeps_no_other_from_running(bench):
 def test_unknown_cells(bench):
     done = run(bench, "--dataset", "Karate", code=2)
     assert "no settings in paper_small/ fit" in done.stderr
+
+
+def test_ctrl_c_keeps_what_has_ended(bench):
+    (bench / "paper_small" / "planted_gcn.yaml").write_text(
+        SETTINGS.format(model="gcn", epochs=2).replace("runs: 2", "runs: 10000")
+    )
+    command = [sys.executable, "-W", "ignore", str(bench / "paper.py"), "--model", "gcn"]
+    process = subprocess.Popen(command, cwd=bench, stderr=subprocess.PIPE, text=True)
+    file = bench / "results" / "paper_small" / "planted_gcn_histories.jsonl"
+    deadline = time.monotonic() + 120
+    while not file.exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "Interrupted: the same call goes on" in said
+    assert "Traceback" not in said
+    assert kept(bench)[0]["run"] == 0

@@ -86,8 +86,12 @@ class Settings:
         Raises:
             ValueError: If a setting is unusable, naming the file.
         """
-        import yaml
-
+        try:
+            import yaml
+        except ImportError as error:
+            raise ImportError(
+                "files of settings need the package pyyaml: pip install it"
+            ) from error
         content = yaml.safe_load(Path(path).read_text())
         names = {f.name for f in dataclasses.fields(cls)}
         if not isinstance(content, dict):
