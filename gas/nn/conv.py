@@ -19,8 +19,8 @@ from gas.nn.adjacency import Adjacency
 from gas.nn.attention import gat_attention
 from gas.nn.spmm import REDUCES, spmm
 
-# One element of a sparse product takes as long as some multiplications of a dense one: 4 to 6 with 20
-# entries per row, 20 to 34 with 5, at widths of 16 to 256 on one core.
+# One element of a sparse product takes as long as some multiplications of a dense one: 4 to 6 with
+# 20 entries per row, 20 to 34 with 5, at widths of 16 to 256 on one core.
 SPARSE_COST = 10
 
 
