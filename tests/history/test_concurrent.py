@@ -248,7 +248,7 @@ def test_forward_raises_between_pull_and_push(graph, error, prefetch):
     with pytest.raises(type(error)):
         train(model, gas.PrefetchLoader(loader, model))
     gc.collect()  # Ends the loop's iterator.
-    assert model._pulls is None
+    assert model._call is None
     assert not model._ahead
     # The next batch reads its own rows: as in a model that took up where this one stumbled.
     twin = make_model(graph, io="serial")
