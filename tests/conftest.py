@@ -7,10 +7,15 @@ skip for any other reason is a failure.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -83,6 +88,21 @@ def data_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for path in [root, *root.rglob("*")]:
         path.chmod(path.stat().st_mode | 0o700)
     return root
+
+
+@contextlib.contextmanager
+def started(command: list[str], **kwargs: Any) -> Iterator[subprocess.Popen]:
+    """A process that hears Ctrl-C, even if we run in the background; it ends with the block."""
+
+    def hear() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    process = subprocess.Popen(command, text=True, preexec_fn=hear, **kwargs)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
 
 
 def random_graph(

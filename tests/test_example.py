@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 import pytest
-from conftest import ROOT
+from conftest import ROOT, started
 
 SCRIPT = ROOT / "examples" / "train_gas.py"
 pytestmark = pytest.mark.requires("matplotlib")
@@ -135,12 +135,12 @@ def test_interruption_reports_the_runs_that_ended(tmp_path):
         sys.executable, str(SCRIPT), "--dataset", "planted:600", "--epochs", "20",
         "--runs", "10000", "--out", str(tmp_path / "out"), "--tensorboard",
     ]  # fmt: skip
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 120
-    while not (tmp_path / "out" / "events" / "run2").exists() and time.monotonic() < deadline:
-        time.sleep(0.1)  # Until the third run has begun.
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    with started(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        deadline = time.monotonic() + 120
+        while not (tmp_path / "out" / "events" / "run2").exists() and time.monotonic() < deadline:
+            time.sleep(0.1)  # Until the third run has begun.
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Interrupted: reporting the runs that ended." in err
     assert "Traceback" not in err

@@ -7,7 +7,7 @@ import sys
 import time
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, started
 
 pytestmark = pytest.mark.requires("matplotlib")
 SETTINGS = """
@@ -106,13 +106,13 @@ def test_ctrl_c_keeps_what_has_ended(bench):
         SETTINGS.format(model="gcn", epochs=2).replace("runs: 2", "runs: 10000")
     )
     command = [sys.executable, "-W", "ignore", str(bench / "paper.py"), "--model", "gcn"]
-    process = subprocess.Popen(command, cwd=bench, stderr=subprocess.PIPE, text=True)
     file = bench / "results" / "paper_small" / "planted_gcn_histories.jsonl"
-    deadline = time.monotonic() + 120
-    while not file.exists() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    with started(command, cwd=bench, stderr=subprocess.PIPE) as process:
+        deadline = time.monotonic() + 120
+        while not file.exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "Interrupted: the same call goes on" in said
     assert "Traceback" not in said
