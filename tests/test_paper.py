@@ -110,7 +110,7 @@ def test_ctrl_c_keeps_what_has_ended(bench):
     with started(command, cwd=bench, stderr=subprocess.PIPE) as process:
         deadline = time.monotonic() + 120
         while not file.exists() and time.monotonic() < deadline:
-            time.sleep(0.1)
+            time.sleep(0.1)  # Until the first run has ended.
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=60)
     assert process.returncode == 1

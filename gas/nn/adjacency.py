@@ -78,6 +78,11 @@ class Adjacency:
         if is_sparse_tensor(adj):
             rowptr, col, value = adj.csr()
             return cls(rowptr, col, value, adj.size(1))
+        if not isinstance(adj, Tensor):
+            raise ValueError(
+                f"'adj' is a {type(adj).__name__}, expected an edge_index of shape [2, E], a "
+                "torch.sparse matrix, a torch_sparse.SparseTensor or an Adjacency"
+            )
         if adj.is_sparse:
             row, col = entries(adj)
             size, value = tuple(adj.shape), adj.to_sparse_coo()._values()

@@ -41,8 +41,13 @@ def _as_pyg(conv: Any) -> Iterator[None]:
 
 
 class _Fused:
-    """A convolution whose aggregation is a sparse product."""
+    """A convolution whose aggregation is a sparse product.
 
+    It stands in front of a class of PyG, which the type checker doesn't see behind it.
+    """
+
+    aggr: Any
+    flow: str
     path = "pyg: not called yet"
     """``"fused"``, or ``"pyg: <reason>"``: the way the last call took."""
 
@@ -75,17 +80,16 @@ class _Fused:
                 f"{type(self).__name__} may aggregate in another way than {pyg_class(type(self))}"
             )
         if self._reduce not in REDUCES:
-            return f"aggr={self.aggr!r} is none of {', '.join(REDUCES)}"  # type: ignore[attr-defined]
+            return f"aggr={self.aggr!r} is none of {', '.join(REDUCES)}"
         if kwargs.get("edge_weight") is not None:
             return "'edge_weight' is given, but an Adjacency has values of its own"
-        if getattr(self, "flow", "source_to_target") != "source_to_target":
-            return "flow='target_to_source'"
+        if self.flow != "source_to_target":
+            return f"flow={self.flow!r}"
         return ""
 
     @property
     def _reduce(self) -> str:
-        aggr = getattr(self, "aggr", None)
-        return {"add": "sum"}.get(aggr, aggr) if isinstance(aggr, str) else ""
+        return {"add": "sum"}.get(self.aggr, self.aggr) if isinstance(self.aggr, str) else ""
 
     def _aggregate(self, adj: Adjacency, x: Tensor) -> Tensor:
         if self._reduce in ("max", "min"):
@@ -244,7 +248,17 @@ def aggregates_first(adj: Adjacency, x: Tensor, out_channels: int) -> bool:
 def normalised(
     adj: Adjacency, improved: bool, add_self_loops: bool, dtype: torch.dtype
 ) -> Adjacency:
-    """The symmetric normalisation of a whole graph, made once for each adjacency."""
+    """The symmetric normalisation of a whole graph, made once for each adjacency.
+
+    Raises:
+        ValueError: If it is that of a mini-batch.
+    """
+    if adj.size(0) != adj.size(1):
+        raise ValueError(
+            f"'normalize' is True, but the adjacency of shape {list(adj.shape)} is that of a "
+            "mini-batch, which doesn't know the degrees of its halo: normalise the whole graph, "
+            "T.GCNNorm()(data), and build the layer with normalize=False"
+        )
     key = (improved, add_self_loops, dtype)
     if key not in adj.kept:
         edge_index, weight = adj.to_edge_index()

@@ -193,6 +193,14 @@ def test_a_normalisation_is_made_once():
     assert [id(a) for a in adj.kept.values()] == [id(a) for a in made]
 
 
+@pytest.mark.parametrize("conv", [nn.GCNConv(5, 4), nn.GCN2Conv(5, 0.1, 0.5, 1)], ids=repr)
+def test_a_batch_does_not_know_the_degrees_of_its_halo(conv):
+    adj = make_adjacency(7, 19, 40)
+    x = torch.randn(19, 5)
+    with pytest.raises(ValueError, match=r"of shape \[7, 19\] is that of a mini-batch.*GCNNorm"):
+        call(conv, x, adj)
+
+
 def test_the_cheaper_order():
     """Halo rows are spared the dense product; narrow outputs are aggregated narrow."""
     adj = make_adjacency(50, 5000, 1000)

@@ -207,8 +207,10 @@ def test_what_is_made_of_an_adjacency():
 def test_wrong_adjacencies():
     with pytest.raises(ValueError, match=r"'value' has shape \[3\], expected \[2\]"):
         Adjacency(torch.tensor([0, 2]), torch.tensor([0, 0]), torch.ones(3))
-    with pytest.raises((IndexError, ValueError)):
-        Adjacency(torch.tensor([0, 2]), torch.tensor([0, 7])).matrix  # noqa: B018
+    with pytest.raises(ValueError, match="'adj' is a NoneType, expected an edge_index of shape"):
+        Adjacency.of(None)
+    with pytest.raises(IndexError, match="7"):
+        _ = Adjacency(torch.tensor([0, 2]), torch.tensor([0, 7])).matrix
 
 
 def test_batches_of_the_loader_carry_it():
