@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gas import _buffers
+
 # The interface of csrc/bindings.cpp that this file calls. CMake compiles it into the module.
 INTERFACE = 6
 
@@ -137,7 +139,7 @@ def dropout(x: Tensor, p: float, seed: int) -> Tensor:
     x = x.contiguous()
     if not _use(x):
         return _dropout_torch(x, threshold, scale, seed)
-    out = torch.empty_like(x)
+    out = _buffers.empty_like(x)
     native = getattr(C, "dropout_float32" if x.dtype == torch.float32 else "dropout_float64")
     native(x.data_ptr(), x.numel(), threshold, scale, seed, out.data_ptr(), torch.get_num_threads())
     return out

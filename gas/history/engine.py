@@ -8,8 +8,8 @@ import weakref
 
 import torch
 
+from gas._buffers import BufferPool
 from gas._engine import Engine
-from gas.history.buffers import BufferPool
 
 MODES = ("serial", "concurrent", "none")
 

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from gas.history.memory import check_fits, zeros
+from gas._buffers import zeros
+from gas.history.memory import check_fits
 
 
 class Store(abc.ABC):

@@ -6,7 +6,9 @@ pages first (measured: 3-4 GB/s into a new tensor, 10-20 GB/s into one that was 
 
 from __future__ import annotations
 
+import contextlib
 import math
+import mmap
 import weakref
 from collections import defaultdict, deque
 
@@ -14,16 +16,37 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gas.history.memory import zeros
-
 SMALL_BYTES = 128 * 1024  # Below this, the C library uses memory again by itself.
+LARGE_BYTES = 32 << 20  # From this, it always gives memory back to the system.
+HUGE_BYTES = 4 << 20  # Two huge pages of 2 MiB: below, little is gained.
 MOST_IDLE = 8  # Blocks that wait for their next use.
+MOST_IDLE_BYTES = 512 << 20  # Of those that all models share.
+
+
+def zeros(num_bytes: int) -> np.ndarray:
+    """New memory of the host, in huge pages where the system has some.
+
+    Rows read at random from a large table miss the cache of page addresses: huge pages made pulls
+    1.2 times faster (measured: 16.8 and 20.8 GB/s for rows of 256 bytes).
+    """
+    if num_bytes < HUGE_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return np.zeros(num_bytes, dtype=np.uint8)
+    pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # A system that has none.
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(pages, dtype=np.uint8)
 
 
 class BufferPool:
-    """Hands out tensors in memory that is used again once nothing refers to it any more."""
+    """Hands out tensors in memory that is used again once nothing refers to it any more.
 
-    def __init__(self) -> None:
+    Args:
+        most_idle_bytes: Upper bound of the memory of one type that waits for its next use.
+            (default: none)
+    """
+
+    def __init__(self, most_idle_bytes: float = math.inf) -> None:
+        self._most_idle_bytes = most_idle_bytes
         # By dtype, so that what a buffer held is a number of its type.
         self._idle: dict[torch.dtype, deque[np.ndarray]] = defaultdict(deque)
 
@@ -51,7 +74,8 @@ class BufferPool:
             block = zeros(-(-size // step) * step)
         # The tensor keeps the array alive; when both are gone, the block is idle again.
         array = block[:size]
-        weakref.finalize(array, self._give_back, idle, block).atexit = False
+        back = weakref.finalize(array, self._give_back, idle, block, self._most_idle_bytes)
+        back.atexit = False
         storage = torch.from_numpy(array).untyped_storage()
         # Not a view: autograd lets nobody write to views that were made without gradient.
         with torch.inference_mode(False):  # Workers may write to it, who are not in that mode.
@@ -59,13 +83,24 @@ class BufferPool:
         return empty.set_(storage, 0, (rows, width), (width, 1))
 
     @staticmethod
-    def _give_back(idle: deque[np.ndarray], block: np.ndarray) -> None:
+    def _give_back(idle: deque[np.ndarray], block: np.ndarray, most_bytes: float) -> None:
         idle.append(block)  # Atomic: this may run in any thread, at any time.
-        if len(idle) > MOST_IDLE:
-            idle.popleft()
+        with contextlib.suppress(IndexError):  # Another thread has taken the last one.
+            while len(idle) > MOST_IDLE or sum(b.size for b in tuple(idle)) > most_bytes:
+                idle.popleft()
 
     def __deepcopy__(self, memo: object) -> BufferPool:
-        return BufferPool()
+        return BufferPool(self._most_idle_bytes)
 
-    def __reduce__(self) -> tuple[type[BufferPool], tuple[()]]:
-        return BufferPool, ()
+    def __reduce__(self) -> tuple[type[BufferPool], tuple[float]]:
+        return BufferPool, (self._most_idle_bytes,)
+
+
+_SHARED = BufferPool(MOST_IDLE_BYTES)
+
+
+def empty_like(x: Tensor) -> Tensor:
+    """A contiguous tensor of unspecified values, like ``x``, which is on the CPU."""
+    if x.dim() != 2 or x.nbytes < LARGE_BYTES:
+        return torch.empty_like(x, memory_format=torch.contiguous_format)
+    return _SHARED.take(x.size(0), x.size(1), x.dtype)
