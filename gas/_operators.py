@@ -66,8 +66,10 @@ def _forward(m: Matrix) -> object:
     return C.Sparse(m.num_rows, m.rowptr.data_ptr(), m.col.data_ptr(), 0)
 
 
-def _backward(m: Matrix) -> object:
-    return C.Sparse(m.num_cols, m.t_rowptr.data_ptr(), m.t_col.data_ptr(), m.t_entry.data_ptr())
+def _backward(m: Matrix, num_cols: int | None = None) -> object:
+    """The transpose, or its first rows."""
+    rows = m.num_cols if num_cols is None else num_cols
+    return C.Sparse(rows, m.t_rowptr.data_ptr(), m.t_col.data_ptr(), m.t_entry.data_ptr())
 
 
 def transpose(rowptr: Tensor, col: Tensor, num_cols: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -110,7 +112,12 @@ def _transpose_torch(rowptr: Tensor, col: Tensor, num_cols: int) -> tuple[Tensor
 
 
 def multiply(
-    m: Matrix, weight: Tensor | None, x: Tensor, mean: bool = False, transposed: bool = False
+    m: Matrix,
+    weight: Tensor | None,
+    x: Tensor,
+    mean: bool = False,
+    transposed: bool = False,
+    num_rows: int | None = None,
 ) -> Tensor:
     """``A x``, or ``A^T x``: rows of ``x`` summed over the entries of each row.
 
@@ -120,11 +127,14 @@ def multiply(
         x: Of shape ``[cols, width]``, contiguous; ``[rows, width]`` if ``transposed``.
         mean: Divide by the number of entries. (default: ``False``)
         transposed: Multiply by the transpose. (default: ``False``)
+        num_rows: Of a product by the transpose, how many rows to compute. (default: all)
     """
     if not _use(x, weight, m.col):
-        return _multiply_torch(m, weight, x, mean, transposed)
-    matrix = _backward(m) if transposed else _forward(m)
-    out = x.new_empty(m.num_cols if transposed else m.num_rows, x.size(1))
+        return _multiply_torch(m, weight, x, mean, transposed)[:num_rows]
+    if num_rows is None:
+        num_rows = m.num_cols if transposed else m.num_rows
+    matrix = _backward(m, num_rows) if transposed else _forward(m)
+    out = x.new_empty(num_rows, x.size(1))
     function = getattr(C, f"multiply_{TYPES[x.dtype]}")
     threads = torch.get_num_threads()
     function(matrix, _address(weight), x.data_ptr(), x.size(1), mean, out.data_ptr(), threads)
@@ -195,18 +205,18 @@ def _extreme_torch(m: Matrix, x: Tensor, largest: bool) -> tuple[Tensor, Tensor]
     return out, torch.where(entry == last, -1, entry).to(torch.int32)
 
 
-def extreme_backward(m: Matrix, grad: Tensor, entry: Tensor) -> Tensor:
-    """The gradient of :func:`extreme` towards ``x``, of shape ``[cols, width]``."""
+def extreme_backward(m: Matrix, grad: Tensor, entry: Tensor, num_rows: int) -> Tensor:
+    """The gradient of :func:`extreme` towards the first rows of ``x``: ``[num_rows, width]``."""
     if not _use(grad, entry, m.col):
         out = grad.new_zeros(m.num_cols, grad.size(1), dtype=_sum_type(grad))
         known = entry >= 0
         to = m.col.long()[entry.clamp(min=0).long()] if m.col.numel() else entry.long()
         out.scatter_add_(0, to.clamp(min=0), torch.where(known, grad, 0).to(out.dtype))
-        return out.to(grad.dtype)
-    out = grad.new_empty(m.num_cols, grad.size(1))
+        return out[:num_rows].to(grad.dtype)
+    out = grad.new_empty(num_rows, grad.size(1))
     function = getattr(C, f"extreme_backward_{TYPES[grad.dtype]}")
     address = grad.data_ptr(), entry.data_ptr(), grad.size(1), out.data_ptr()
-    function(_backward(m), *address, torch.get_num_threads())
+    function(_backward(m, num_rows), *address, torch.get_num_threads())
     return out
 
 

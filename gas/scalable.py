@@ -29,6 +29,7 @@ from gas.history.staleness import Staleness, measure
 from gas.history.store import StoreFactory
 from gas.inference import Reached, Sweep, assemble, run_forwards, run_layers, wrong_calls
 from gas.loader import GRAPH_SIZE, SubData
+from gas.nn.halo import remember
 
 Model = TypeVar("Model", bound="ScalableGNN")
 
@@ -410,7 +411,7 @@ class ScalableGNN(torch.nn.Module):
             rows = history.start_pull(n_id[batch_size:], batch_size).wait()
         else:
             rows = call.pulls.rows(history)
-        return join(own, rows)
+        return remember(join(own, rows), own)
 
     def _push(self, call: _Call, history: History, x: Tensor, *where: Tensor | None) -> None:
         call.pushed.append(history)

@@ -13,6 +13,7 @@ from torch_geometric.transforms import BaseTransform
 
 from gas.models.weights import check_weights
 from gas.nn import dropout
+from gas.nn.halo import first_rows
 from gas.scalable import ScalableGNN
 from gas.subgraph import num_rows
 
@@ -34,7 +35,7 @@ class Neighbours(NamedTuple):
         rows = num_rows(self.adj_t)
         if rows is None:
             rows = self.batch_size
-        return x if rows is None or rows == x.size(0) else (x, x[:rows])
+        return x if rows is None or rows == x.size(0) else (x, first_rows(x, rows))
 
 
 class LayeredGNN(ScalableGNN):
@@ -192,7 +193,7 @@ class LayeredGNN(ScalableGNN):
         if self.bns:
             h = self.bns[layer](h)
         if self.residual and h.size(-1) == x.size(-1):
-            h = h + x[: h.size(0)]
+            h = h + first_rows(x, h.size(0))
         return self.activation(h)
 
     def _conv(

@@ -13,6 +13,7 @@ from torch.nn import BatchNorm1d, Linear, ModuleList
 
 from gas.models.layered import LayeredGNN, layer_widths
 from gas.nn import Adjacency, spmm
+from gas.nn.halo import row_by_row
 
 AGGREGATORS = ("sum", "mean", "max", "min")
 SCALERS = ("identity", "amplification", "attenuation")
@@ -81,7 +82,7 @@ class PNAConv(torch.nn.Module):
         for (aggregator, scaler), pre, post in zip(
             self.pairs, self.pre_lins, self.post_lins, strict=True
         ):
-            h = pre(source).relu()
+            h = row_by_row(pre, source).relu()
             h = post(spmm(adj, h, reduce=aggregator)[: own.size(0)])
             if scaler == "amplification":
                 h = h * (log_degree / self.mean_log_degree)

@@ -17,6 +17,7 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from gas.nn.adjacency import Adjacency
 from gas.nn.attention import gat_attention
+from gas.nn.halo import first_rows, in_batch, row_by_row
 from gas.nn.spmm import REDUCES, spmm
 
 # One element of a sparse product takes as long as some multiplications of a dense one: 4 to 6 with
@@ -58,6 +59,11 @@ class _Fused:
     def _set_jittable_templates(self, raise_on_error: bool = False) -> None:
         with _as_pyg(self):
             self._set_jittable_templates(raise_on_error)
+
+    def __call__(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(x, tuple) and x[1] is not None and _is_front(x[0], x[1]):
+            x = (x[0], first_rows(x[0], x[1].size(0)))  # As scripts pass it: (x, x[:batch_size]).
+        return super().__call__(x, *args, **kwargs)  # type: ignore[misc]
 
     def propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
         """Aggregates over an :class:`Adjacency`; leaves everything else to PyG."""
@@ -151,7 +157,7 @@ class GCNConv(_Fused, pyg.GCNConv):
         if aggregates_first(edge_index, x, self.out_channels):
             out = self.lin(spmm(edge_index, x))
         else:
-            out = spmm(edge_index, self.lin(x))
+            out = spmm(edge_index, row_by_row(self.lin, x))
         return out if self.bias is None else out + self.bias
 
 
@@ -178,7 +184,7 @@ class GATConv(_Fused, pyg.GATConv):
         heads, width = self.heads, self.out_channels
         own = x if isinstance(x, Tensor) else x[1]
         lin = self.lin if self.lin is not None else self.lin_src
-        source = lin(x if isinstance(x, Tensor) else x[0]).view(-1, heads, width)
+        source = row_by_row(lin, x if isinstance(x, Tensor) else x[0]).view(-1, heads, width)
         if isinstance(x, Tensor) and self.lin is not None:
             target = source
         elif self.lin is not None and _is_front(x[0], own):
@@ -216,10 +222,10 @@ class GATConv(_Fused, pyg.GATConv):
 
 
 def _is_front(whole: Tensor, part: Tensor) -> bool:
-    """Whether a tensor is a view of the first rows of another."""
+    """Whether a tensor is a view of the first rows of another, or its in-batch rows."""
     if torch.compiler.is_compiling():
         return False  # It can't look at memory.
-    return (
+    return in_batch(whole) is part or (
         whole.requires_grad == part.requires_grad
         and part._base is not None
         and (part._base is whole or part._base is whole._base)
@@ -238,10 +244,12 @@ def aggregates_first(adj: Adjacency, x: Tensor, out_channels: int) -> bool:
     """
     rows, cols = adj.shape
     width = x.size(1)
-    again = 2 if x.requires_grad else 1  # Of the product by x; the one by W has a gradient always.
-    aggregate = again * SPARSE_COST * adj.num_entries * width + 2 * rows * width * out_channels
-    transform = 2 * SPARSE_COST * adj.num_entries * out_channels
-    transform += (1 + again) * cols * width * out_channels
+    sparse, dense = SPARSE_COST * adj.num_entries, width * out_channels
+    aggregate = sparse * width + 2 * rows * dense
+    transform = 2 * sparse * out_channels + 2 * cols * dense
+    if x.requires_grad:
+        aggregate += sparse * width + rows * dense
+        transform += (cols if in_batch(x) is None else rows) * dense
     return aggregate <= transform
 
 

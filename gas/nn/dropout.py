@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gas import _native
+from gas.nn.halo import in_batch, remember
 
 
 class _Dropout(torch.autograd.Function):
@@ -22,6 +23,22 @@ class _Dropout(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         return _Dropout.apply(grad, ctx.p, ctx.seed), None, None
+
+
+class _InBatchDropout(torch.autograd.Function):
+    """Drops elements of in-batch rows and of a halo, with gradient towards the former alone."""
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, rows: Tensor, p: float, seed: int) -> tuple[Tensor, Tensor]:
+        ctx.p, ctx.seed, ctx.size = p, seed, own.size(0)
+        ctx.set_materialize_grads(False)
+        out = _native.dropout(rows, p, seed)
+        return out, out[: ctx.size].detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, grad_own: Tensor | None) -> tuple[Any, ...]:
+        parts = [g for g in (grad_own, None if grad is None else grad[: ctx.size]) if g is not None]
+        return _Dropout.apply(sum(parts), ctx.p, ctx.seed) if parts else None, None, None, None
 
 
 def dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
@@ -45,4 +62,7 @@ def dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
     if not native or p == 1.0:
         return F.dropout(x, p)
     seed = int(torch.empty((), dtype=torch.int64).random_())
-    return _Dropout.apply(x, p, seed)
+    own = in_batch(x)
+    if own is None:
+        return _Dropout.apply(x, p, seed)
+    return remember(*_InBatchDropout.apply(own, x.detach(), p, seed))

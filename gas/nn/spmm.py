@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from gas import _operators
 from gas._operators import TYPES, Matrix
 from gas.nn.adjacency import Adjacency
+from gas.nn.halo import in_batch
 
 REDUCES = ("sum", "mean", "max", "min")
 NONE = [None] * len(Matrix._fields)  # The gradients towards a matrix.
@@ -21,10 +23,14 @@ def _multiply(
     matrix: Sequence[Tensor],
     weight: Tensor | None,
     x: Tensor,
+    own: Tensor | None,
     mean: bool,
     transposed: bool,
+    num_rows: int | None,
 ) -> Tensor:
-    return _operators.multiply(Matrix(*matrix), weight, x.contiguous(), mean, transposed)
+    # The gradient goes to `own`, the first rows of `x`, where it is given.
+    m = Matrix(*matrix)
+    return _operators.multiply(m, weight, x.contiguous(), mean, transposed, num_rows)
 
 
 @_multiply.register_fake
@@ -32,11 +38,15 @@ def _(
     matrix: Sequence[Tensor],
     weight: Tensor | None,
     x: Tensor,
+    own: Tensor | None,
     mean: bool,
     transposed: bool,
+    num_rows: int | None,
 ) -> Tensor:
     m = Matrix(*matrix)
-    return x.new_empty(m.num_cols if transposed else m.num_rows, x.size(1))
+    if num_rows is None:
+        num_rows = m.num_cols if transposed else m.num_rows
+    return x.new_empty(num_rows, x.size(1))
 
 
 @torch.library.custom_op("gas::dot_rows", mutates_args=())
@@ -58,24 +68,31 @@ def _(
 
 
 def _multiply_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    matrix, weight, x, mean, transposed = inputs
+    matrix, weight, x, own, mean, transposed, num_rows = inputs
     ctx.mean, ctx.transposed = mean, transposed
+    ctx.num_rows = x.size(0) if own is None else own.size(0)
+    ctx.padding = 0 if num_rows is None else Matrix(*matrix).num_cols - num_rows
     learns = weight is not None and weight.requires_grad
     ctx.save_for_backward(*matrix, weight, x if learns else None)
 
 
 def _multiply_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     *parts, weight, x = ctx.saved_tensors
-    matrix = Matrix(*parts)
+    if ctx.padding:
+        grad = F.pad(grad, (0, 0, 0, ctx.padding))
     if ctx.mean:
-        grad = grad / matrix.rowptr.diff().clamp(min=1).to(grad.dtype)[:, None]
+        grad = grad / Matrix(*parts).rowptr.diff().clamp(min=1).to(grad.dtype)[:, None]
+    _, needs_weight, needs_x, needs_own, *_ = ctx.needs_input_grad
     grad_x = grad_weight = None
-    if ctx.needs_input_grad[2]:
-        grad_x = _multiply(parts, weight, grad, False, not ctx.transposed)
-    if ctx.needs_input_grad[1]:
+    if needs_x or needs_own:
+        back = not ctx.transposed
+        rows = ctx.num_rows if back else None
+        grad_x = _multiply(parts, weight, grad, None, False, back, rows)
+    if needs_weight:
         pair = (x, grad) if ctx.transposed else (grad, x)
         grad_weight = _dot_rows(parts, *pair)
-    return NONE, grad_weight, grad_x, None, None
+    grads = (None, grad_x) if needs_own else (grad_x, None)
+    return NONE, grad_weight, *grads, None, None, None
 
 
 _multiply.register_autograd(_multiply_backward, setup_context=_multiply_setup)
@@ -85,6 +102,7 @@ _multiply.register_autograd(_multiply_backward, setup_context=_multiply_setup)
 def _extreme(
     matrix: Sequence[Tensor],
     x: Tensor,
+    own: Tensor | None,
     largest: bool,
 ) -> tuple[Tensor, Tensor]:
     return _operators.extreme(Matrix(*matrix), x.contiguous(), largest)
@@ -94,6 +112,7 @@ def _extreme(
 def _(
     matrix: Sequence[Tensor],
     x: Tensor,
+    own: Tensor | None,
     largest: bool,
 ) -> tuple[Tensor, Tensor]:
     out = x.new_empty(Matrix(*matrix).num_rows, x.size(1))
@@ -105,8 +124,9 @@ def _extreme_backward(
     matrix: Sequence[Tensor],
     grad: Tensor,
     entry: Tensor,
+    num_rows: int,
 ) -> Tensor:
-    return _operators.extreme_backward(Matrix(*matrix), grad.contiguous(), entry)
+    return _operators.extreme_backward(Matrix(*matrix), grad.contiguous(), entry, num_rows)
 
 
 @_extreme_backward.register_fake
@@ -114,18 +134,23 @@ def _(
     matrix: Sequence[Tensor],
     grad: Tensor,
     entry: Tensor,
+    num_rows: int,
 ) -> Tensor:
-    return grad.new_empty(Matrix(*matrix).num_cols, grad.size(1))
+    return grad.new_empty(num_rows, grad.size(1))
 
 
 def _extreme_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    matrix, x, own, _ = inputs
+    ctx.num_rows = x.size(0) if own is None else own.size(0)
     ctx.mark_non_differentiable(output[1])
-    ctx.save_for_backward(*inputs[0], output[1])
+    ctx.save_for_backward(*matrix, output[1])
 
 
 def _extreme_grad(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
     *parts, entry = ctx.saved_tensors
-    return NONE, _extreme_backward(parts, grad, entry), None
+    grad_x = _extreme_backward(parts, grad, entry, ctx.num_rows)
+    needs_own = ctx.needs_input_grad[2]
+    return NONE, None if needs_own else grad_x, grad_x if needs_own else None, None
 
 
 _extreme.register_autograd(_extreme_grad, setup_context=_extreme_setup)
@@ -134,7 +159,8 @@ _extreme.register_autograd(_extreme_grad, setup_context=_extreme_setup)
 def spmm(adj: Adjacency, x: Tensor, weight: Tensor | None = None, reduce: str = "sum") -> Tensor:
     """Aggregates the rows of each node's neighbours: ``out[i]`` from ``x[j]`` for edges ``j -> i``.
 
-    Deterministic: each row of the output, and of the gradient, is added up by one thread.
+    Deterministic: each row of the output, and of the gradient, is added up by one thread. The rows
+    that :meth:`gas.ScalableGNN.push_and_pull` pulled get no gradient, and none is computed.
 
     Args:
         adj: The edges, of shape ``[rows, cols]``.
@@ -155,10 +181,12 @@ def spmm(adj: Adjacency, x: Tensor, weight: Tensor | None = None, reduce: str = 
     if reduce not in REDUCES:
         raise ValueError(f"'reduce' is {reduce!r}, expected one of {', '.join(REDUCES)}")
     check_features(adj, x, 2)
+    own = in_batch(x)
+    parts = (x, None) if own is None else (x.detach(), own)
     if reduce in ("max", "min"):
         if weight is not None:
             raise ValueError(f"'weight' is given, but reduce={reduce!r} has no use for it")
-        return _extreme(adj.matrix, x, reduce == "max")[0]
+        return _extreme(adj.matrix, *parts, reduce == "max")[0]
     if weight is None and adj.value is not None:
         weight = adj.value.to(x.dtype)
     if weight is not None:
@@ -168,7 +196,7 @@ def spmm(adj: Adjacency, x: Tensor, weight: Tensor | None = None, reduce: str = 
                 f"shape [{adj.num_entries}]: one for each edge"
             )
         weight = weight.contiguous()
-    return _multiply(adj.matrix, weight, x, reduce == "mean", False)
+    return _multiply(adj.matrix, weight, *parts, reduce == "mean", False, None)
 
 
 def check_features(adj: Adjacency, x: Tensor, dims: int) -> None:

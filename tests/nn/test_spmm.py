@@ -125,8 +125,13 @@ def test_compiled():
 def test_operators_are_registered_properly():
     adj = make_adjacency(*SHAPES["bipartite"], weighted=True, dtype=torch.float32)
     x = torch.randn(19, 4, requires_grad=True)
-    torch.library.opcheck(torch.ops.gas.multiply, (list(adj.matrix), adj.value, x, True, False))
-    torch.library.opcheck(torch.ops.gas.extreme, (list(adj.matrix), x, True))
+    matrix, own = list(adj.matrix), torch.randn(7, 4, requires_grad=True)
+    for parts in ((x, None), (x.detach(), own)):
+        rest = (*parts, True, False, None)
+        torch.library.opcheck(torch.ops.gas.multiply, (matrix, adj.value, *rest))
+        torch.library.opcheck(torch.ops.gas.extreme, (matrix, *parts, True))
+    back = (torch.randn(7, 4, requires_grad=True), None, False, True, 5)
+    torch.library.opcheck(torch.ops.gas.multiply, (matrix, adj.value, *back))
 
 
 @pytest.mark.parametrize(

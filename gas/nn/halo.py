@@ -1,0 +1,45 @@
+"""The in-batch rows of a mini-batch, with gradient, in front of the halo's, without.
+
+A tensor of both is an ordinary tensor. It also remembers the in-batch rows by themselves, so that
+what knows of them hands its gradient to these alone: a sparse product then walks the edges inside
+the batch backward, not those of the halo, whose gradient nobody wants. What doesn't know, or
+changes the tensor in place, sees the ordinary one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+_OWN = "_gas_in_batch"
+
+
+def remember(rows: Tensor, own: Tensor) -> Tensor:
+    """Notes that ``rows`` begins with ``own``, and that the rest of it has no gradient."""
+    if own.requires_grad:
+        setattr(rows, _OWN, (own, rows._version))
+    return rows
+
+
+def in_batch(x: Tensor) -> Tensor | None:
+    """The in-batch rows of ``x``, if it is known that the others have no gradient."""
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return None
+    own, version = getattr(x, _OWN, (None, 0))
+    return own if own is not None and version == x._version else None
+
+
+def first_rows(x: Tensor, num_rows: int) -> Tensor:
+    """``x[:num_rows]``, by way of the in-batch rows where they are known."""
+    own = in_batch(x)
+    return own if own is not None and own.size(0) == num_rows else x[:num_rows]
+
+
+def row_by_row(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """``function(x)`` of a function that treats each row alike, such as a linear layer."""
+    own = in_batch(x)
+    if own is None:
+        return function(x)
+    return torch.cat([function(own), function(x.detach()[own.size(0) :])])
