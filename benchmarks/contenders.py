@@ -1,9 +1,10 @@
 """The contenders: ways to train one GCN on one graph, with equal settings.
 
-All have the same graph, weights of edges, widths and sparse product, and but for the full batch the
-same number of steps per epoch. They differ in what a step sees:
+All have the same graph, weights of edges and widths, and but for the full batch the same number of
+steps per epoch. Those of PyG multiply by a ``torch.sparse_csr`` matrix, pyg_autoscale by a
+``torch_sparse.SparseTensor``. They differ in what a step sees:
 
-* ``gas``: some parts and their halo, with histories.
+* ``gas``: some parts and their halo, with histories, through the operators of ``gas.nn``.
 * ``PyG full batch``: the whole graph, in one step per epoch.
 * ``NeighborLoader``: training nodes as seeds, as its users choose them, and at most 10 sampled
   neighbours of every node in every layer. Other contenders compute nodes without labels as well.
@@ -94,7 +95,8 @@ def partition(data: Data, case: Case, out_channels: int) -> Graph:
 
 def make_gas(case: Case, graph: Graph, device: str = "cpu") -> Contender:
     data, ptr, out_channels = graph
-    loader = gas.SubgraphLoader(data, ptr, case.batch_size, shuffle=True, log=False)
+    options: dict[str, Any] = {"log": False, "layout": "fused"}
+    loader = gas.SubgraphLoader(data, ptr, case.batch_size, shuffle=True, **options)
     model = gas.models.GCN(
         data.num_nodes,
         data.num_features,
@@ -103,7 +105,7 @@ def make_gas(case: Case, graph: Graph, device: str = "cpu") -> Contender:
         case.num_layers,
         case.dropout,
     ).to(device)
-    model(loader=gas.EvalSubgraphLoader(data, ptr, case.batch_size, log=False))  # No cold start.
+    model(loader=gas.EvalSubgraphLoader(data, ptr, case.batch_size, **options))  # No cold start.
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     return Contender(model, loader, lambda: train_epoch(model, loader, optimizer))
 

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import RESULTS, has, markdown, save
+from common import RESULTS, markdown, save
 from tqdm import tqdm
 
 from gas.datasets import dataset_key, get_data
@@ -43,8 +43,6 @@ from gas.training.report import machine, summary
 HERE = Path(__file__).resolve().parent
 SUITES = {"small": "paper_small", "large": "paper_large", "other": "other"}
 WAYS = ("histories", "full_batch")
-# The fastest one for a model; others: csr. Results differ by rounding alone.
-LAYOUTS = {"gat": "edge_index", "gcn2": "sparse_tensor" if has("torch_sparse") else "csr"}
 
 
 @functools.lru_cache(maxsize=1)
@@ -58,7 +56,6 @@ def prepare(cell: Path, way: str, root: str) -> Experiment:
         about["model"],
         settings,
         full_batch=way == "full_batch",
-        layout=LAYOUTS.get(about["model"], "csr"),
         log=False,
     )
 

@@ -74,7 +74,7 @@ def parse_args() -> argparse.Namespace:
 
     group = parser.add_argument_group("mini-batches and histories")
     group.add_argument("--partition", default="metis", choices=gas.partition.METHODS)
-    group.add_argument("--layout", default="csr", choices=gas.subgraph.LAYOUTS)
+    group.add_argument("--layout", choices=gas.subgraph.LAYOUTS, help="(CPU: fused, else csr)")
     group.add_argument("--store", default=None, choices=TIERS, help="of histories")
     group.add_argument("--dtype", default="float32", choices=CODECS, help="of stored histories")
     group.add_argument("--path", type=Path, help="folder of --store disk (a temporary one)")

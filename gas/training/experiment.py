@@ -64,7 +64,8 @@ class Experiment:
         refresh: How all histories are made exact after each epoch: ``"full"``, ``"layerwise"``,
             or ``"none"``. They are filled before the first epoch in any case. (default: as
             ``evaluation``, at no further cost)
-        layout: See :class:`gas.SubgraphLoader`. (default: ``"csr"``)
+        layout: See :class:`gas.SubgraphLoader`. (default: ``"fused"`` on the CPU, ``"csr"``
+            elsewhere)
         partition: See :func:`gas.metis`. (default: ``"metis"``)
         prefetch: Start pulls one batch ahead. (default: ``False``)
         memory_budget: Split mini-batches so that the tensors of one take at most this many bytes;
@@ -90,7 +91,7 @@ class Experiment:
         inductive: bool | None = None,
         evaluation: str | None = None,
         refresh: str | None = None,
-        layout: str = "csr",
+        layout: str | None = None,
         partition: str = "metis",
         prefetch: bool = False,
         memory_budget: int | None = None,
@@ -104,6 +105,7 @@ class Experiment:
             small = data.num_nodes <= MOST_FULL_NODES
             evaluation = "full" if full_batch or small else "layerwise"
         refresh = refresh or ("none" if full_batch else evaluation)
+        layout = layout or ("fused" if torch.device(device).type == "cpu" else "csr")
         for name, value, known in (
             ("model", model, tuple(MODELS)),
             ("evaluation", evaluation, EVALUATIONS),

@@ -295,11 +295,12 @@ def test_losses_of_real_numbers():
     assert loss_of(out, y) == pytest.approx(float((out[:, 0] - y).pow(2).mean()))
 
 
+@pytest.mark.parametrize("layout", ["edge_index", "fused"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8"])
-def test_autocast_with_every_codec(dtype):
+def test_autocast_with_every_codec(dtype, layout):
     data, ptr, model = make(dtype=dtype, batch_norm=True)
     exact(data, model)
-    loader = gas.SubgraphLoader(data, ptr, 2, log=False, layout="edge_index")
+    loader = gas.SubgraphLoader(data, ptr, 2, log=False, layout=layout)
     seen = []
     model.convs[1].lin.register_forward_hook(lambda m, args, out: seen.append(out.dtype))
     plain, _ = gradients_of(model, loader)
