@@ -14,6 +14,7 @@
 #include "attention.h"
 #include "csr.h"
 #include "dropout.h"
+#include "edge_conv.h"
 #include "engine.h"
 #include "relabel.h"
 #include "rows.h"
@@ -128,6 +129,7 @@ template <typename T>
 void bind_operators_of(py::module_& m, const std::string& type) {
   using A = typename gas::Sum<T>::type;
   using gas::Attention;
+  using gas::EdgeConv;
   using gas::Sparse;
   using State = gas::AttentionState<T>;
   const auto state = [](const std::vector<uintptr_t>& s) {
@@ -180,10 +182,26 @@ void bind_operators_of(py::module_& m, const std::string& type) {
                                   at<A>(grad_target), threads);
         },
         Release());
+  m.def(("edge_conv_" + type).c_str(),
+        [](const Sparse& matrix, const EdgeConv& how, uintptr_t target, uintptr_t source,
+           uintptr_t out, uintptr_t slope, int threads) {
+          gas::edge_conv(matrix, how, at<const T>(target), at<const T>(source), at<T>(out),
+                         at<T>(slope), threads);
+        },
+        Release());
+  m.def(("edge_conv_backward_" + type).c_str(),
+        [](const Sparse& transposed, const EdgeConv& how, uintptr_t target, uintptr_t source,
+           uintptr_t grad, uintptr_t out, int threads) {
+          gas::edge_conv_backward(transposed, how, at<const T>(target), at<const T>(source),
+                                  at<const T>(grad), at<T>(out), threads);
+        },
+        Release());
 }
 
 void bind_operators(py::module_& m) {
+  using gas::Activation;
   using gas::Attention;
+  using gas::EdgeConv;
   using gas::Sparse;
   py::class_<Sparse>(m, "Sparse")
       .def(py::init([](int64_t num_rows, uintptr_t rowptr, uintptr_t col, uintptr_t entry) {
@@ -192,6 +210,16 @@ void bind_operators(py::module_& m) {
       }));
   py::class_<Attention>(m, "Attention")
       .def(py::init<int64_t, int64_t, double, uint64_t, double, uint64_t>());
+  py::enum_<Activation>(m, "Activation")
+      .value("RELU", Activation::kRelu)
+      .value("LEAKY_RELU", Activation::kLeakyRelu)
+      .value("ELU", Activation::kElu)
+      .value("SIGMOID", Activation::kSigmoid)
+      .value("TANH", Activation::kTanh);
+  py::class_<EdgeConv>(m, "EdgeConv")
+      .def(py::init([](Activation activation, double parameter, int64_t width, bool mean) {
+        return EdgeConv{activation, parameter, width, mean};
+      }));
   m.def(
       "transpose",
       [](const Sparse& matrix, int64_t num_cols, uintptr_t rowptr, uintptr_t col, uintptr_t entry,

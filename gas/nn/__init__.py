@@ -2,12 +2,17 @@
 
 from gas.nn.adjacency import Adjacency
 from gas.nn.attention import gat_attention
-from gas.nn.conv import GATConv, GCN2Conv, GCNConv, GINConv, GraphConv, SAGEConv, SimpleConv, fuse
+from gas.nn.conv import GCN2Conv, GCNConv, GINConv, GraphConv, SAGEConv, SimpleConv
+from gas.nn.conv_attention import GATConv
+from gas.nn.conv_edge import EdgeConv
 from gas.nn.dropout import dropout
+from gas.nn.edge_conv import edge_conv
+from gas.nn.fuse import fuse
 from gas.nn.spmm import spmm
 
 __all__ = [
     "Adjacency",
+    "EdgeConv",
     "GATConv",
     "GCN2Conv",
     "GCNConv",
@@ -16,6 +21,7 @@ __all__ = [
     "SAGEConv",
     "SimpleConv",
     "dropout",
+    "edge_conv",
     "fuse",
     "gat_attention",
     "spmm",

@@ -1,0 +1,88 @@
+"""PyG's attention layers on the fused operators; see :mod:`gas.nn.conv`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch_geometric.nn as pyg
+from torch import Tensor
+
+from gas.nn.adjacency import Adjacency
+from gas.nn.attention import gat_attention
+from gas.nn.conv import _Fused
+
+
+class GATConv(_Fused, pyg.GATConv):
+    """:class:`torch_geometric.nn.GATConv`, without anything of the size of the edges."""
+
+    def forward(
+        self,
+        x: Tensor | tuple[Tensor, Tensor],
+        edge_index: Any,
+        edge_attr: Tensor | None = None,
+        size: Any = None,
+        return_attention_weights: bool | None = None,
+    ) -> Any:
+        """See PyG."""
+        reason = self._reason(edge_index, edge_attr, return_attention_weights)
+        if reason:
+            if isinstance(edge_index, Adjacency):
+                edge_index, _ = edge_index.to_edge_index()
+            out = super().forward(x, edge_index, edge_attr, size, return_attention_weights)
+            self.path = f"pyg: {reason}"
+            return out
+        self.path = "fused"
+        heads, width = self.heads, self.out_channels
+        own = x if isinstance(x, Tensor) else x[1]
+        lin = self.lin if self.lin is not None else self.lin_src
+        source = lin(x if isinstance(x, Tensor) else x[0]).view(-1, heads, width)
+        if isinstance(x, Tensor) and self.lin is not None:
+            target = source
+        elif self.lin is not None and _is_front(x[0], own):
+            target = source[: own.size(0)]  # The rows of the batch have been transformed already.
+        else:
+            lin = self.lin if self.lin is not None else self.lin_dst
+            target = lin(own).view(-1, heads, width)
+        adj = edge_index.with_self_loops() if self.add_self_loops else edge_index
+        out = gat_attention(
+            adj,
+            source,
+            (source * self.att_src).sum(dim=-1),
+            (target * self.att_dst).sum(dim=-1),
+            self.negative_slope,
+            self.dropout,
+            self.training,
+        )
+        out = out.flatten(1) if self.concat else out.mean(dim=1)
+        if self.res is not None:
+            out = out + self.res(own)
+        return out if self.bias is None else out + self.bias
+
+    def _reason(self, adj: Any, edge_attr: Any, return_attention_weights: Any) -> str:
+        if not isinstance(adj, Adjacency):
+            return f"the adjacency is a {type(adj).__name__}"
+        if self.edge_dim is not None or edge_attr is not None:
+            return "edge features"
+        if return_attention_weights is not None:
+            return "'return_attention_weights' is given"
+        if self.negative_slope < 0:
+            return "'negative_slope' is below zero"
+        if self.dropout >= 1:
+            return "'dropout' is 1"
+        return "" if self.flow == "source_to_target" else f"flow={self.flow!r}"
+
+
+def _is_front(whole: Tensor, part: Tensor) -> bool:
+    """Whether a tensor is a view of the first rows of another."""
+    if torch.compiler.is_compiling():
+        return False  # It can't look at memory.
+    return (
+        whole.requires_grad == part.requires_grad
+        and part._base is not None
+        and (part._base is whole or part._base is whole._base)
+        and whole.data_ptr() == part.data_ptr()
+        and whole.stride() == part.stride()
+        and part.size(0) <= whole.size(0)
+        and part.shape[1:] == whole.shape[1:]
+    )
