@@ -53,6 +53,7 @@ GAS_INLINE void forward_columns(const Sparse& m, const EdgeConv& how, const T* t
   const int64_t end = m.rowptr[row + 1];
   for (int64_t e = m.rowptr[row]; e < end; ++e) {
     const T* theirs = source + m.col[e] * how.width + at;
+    GAS_VECTOR_LOOP
     for (int64_t j = 0; j < columns; ++j) {
       A value, slope;
       activate<F>(mine[j] + load(theirs[j]), parameter, value, slope);
@@ -100,6 +101,7 @@ GAS_INLINE void backward_columns(const Sparse& m, const EdgeConv& how, const T* 
   const int64_t end = m.rowptr[row + 1];
   for (int64_t e = m.rowptr[row]; e < end; ++e) {
     const int64_t there = m.col[e] * how.width + at;
+    GAS_VECTOR_LOOP
     for (int64_t j = 0; j < columns; ++j) {
       A value, slope;
       activate<F>(load(target[there + j]) + mine[j], parameter, value, slope);
