@@ -25,17 +25,20 @@ GAS_INLINE void activate(A x, A parameter, A& value, A& slope) {
     slope = x > A{0} ? A{1} : parameter;
     value = x * slope;
   } else if constexpr (F == Activation::kElu) {
-    const A less = expm1_of(x > A{0} ? A{0} : x);
+    A power, less;
+    exp_and_less(x > A{0} ? A{0} : x, power, less);
     value = x > A{0} ? x : parameter * less;
-    slope = x > A{0} ? A{1} : parameter * (less + A{1});
+    slope = x > A{0} ? A{1} : parameter * power;
   } else if constexpr (F == Activation::kSigmoid) {
     const A power = exp_of(x > A{0} ? -x : x), scale = A{1} / (A{1} + power);
     value = (x > A{0} ? A{1} : power) * scale;
     slope = power * scale * scale;
   } else {
-    const A less = expm1_of(A{-2} * (x > A{0} ? x : -x)), scale = A{1} / (A{2} + less);
+    A power, less;
+    exp_and_less(A{-2} * (x > A{0} ? x : -x), power, less);
+    const A scale = A{1} / (A{1} + power);
     value = (x > A{0} ? -less : less) * scale;
-    slope = A{4} * (less + A{1}) * scale * scale;
+    slope = A{4} * power * scale * scale;
   }
 }
 

@@ -35,12 +35,16 @@ GAS_INLINE float exp_of(float x) {
 }
 GAS_INLINE double exp_of(double x) { return std::exp(x); }
 
-// exp(x) - 1 for x <= 0, as precise near 0.
-GAS_INLINE float expm1_of(float x) {
+// exp(x) and exp(x) - 1 for x <= 0, the latter as precise near 0.
+GAS_INLINE void exp_and_less(float x, float& exp, float& less) {
   float power, rest;
   split_exp(x, power, rest);
-  return power * rest + (power - 1.0f);
+  exp = power * (rest + 1.0f);
+  less = power * rest + (power - 1.0f);
 }
-GAS_INLINE double expm1_of(double x) { return std::expm1(x); }
+GAS_INLINE void exp_and_less(double x, double& exp, double& less) {
+  exp = std::exp(x);
+  less = std::expm1(x);
+}
 
 }  // namespace gas

@@ -79,11 +79,13 @@ def _activate_torch(
     if activation == "relu":
         return x.relu(), (x > 0).to(kind)
     if activation == "leaky_relu":
-        slope = torch.where(x > 0, 1.0, parameter).to(kind)
+        slope = torch.where(x > 0, x.new_ones(()), parameter)
         return x * slope, slope
     if activation == "elu":
-        less = x.clamp(max=0).expm1()
-        return torch.where(x > 0, x, parameter * less), torch.where(x > 0, 1, parameter * (less + 1))
+        below = x.clamp(max=0)
+        return torch.where(x > 0, x, parameter * below.expm1()), torch.where(
+            x > 0, x.new_ones(()), parameter * below.exp()
+        )
     out = x.sigmoid() if activation == "sigmoid" else x.tanh()
     return out, out * (1 - out) if activation == "sigmoid" else 1 - out * out
 

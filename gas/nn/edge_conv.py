@@ -34,9 +34,7 @@ def _sums(
     keep_state: bool,
 ) -> tuple[Tensor, Tensor]:
     tensors = target.contiguous(), source.contiguous()
-    return _edge_conv.edge_conv(
-        Matrix(*matrix), *tensors, activation, parameter, mean, keep_state
-    )
+    return _edge_conv.edge_conv(Matrix(*matrix), *tensors, activation, parameter, mean, keep_state)
 
 
 @_sums.register_fake

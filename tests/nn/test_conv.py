@@ -12,6 +12,11 @@ import gas
 from gas import nn
 from gas.nn import Adjacency
 
+
+def mlp(*layers):
+    return torch.nn.Sequential(torch.nn.Linear(10, 4), *layers)
+
+
 CONVS = {
     "GCNConv": ((5, 4), {"normalize": False}),
     "GCNConv normalised": ((5, 4), {}),
@@ -28,6 +33,11 @@ CONVS = {
     "GCN2Conv": ((5, 0.2, 0.5, 2), {"normalize": False}),
     "GCN2Conv normalised": ((5, 0.2, 0.5, 2), {"shared_weights": False}),
     "SimpleConv": ((), {"aggr": "sum"}),
+    "EdgeConv": ((mlp(torch.nn.ReLU()),), {}),
+    "EdgeConv linear": ((pyg.Linear(10, 4, bias=False),), {"aggr": "min"}),
+    "EdgeConv sum": ((mlp(torch.nn.ELU(0.5)),), {"aggr": "sum"}),
+    "EdgeConv mean": ((mlp(torch.nn.LeakyReLU()),), {"aggr": "mean"}),
+    "EdgeConv mean linear": ((mlp(),), {"aggr": "mean"}),
 }
 WEIGHTED = ("GCNConv", "GraphConv", "GCN2Conv", "SimpleConv")
 SQUARE_ONLY = ("normalised", "improved")
@@ -146,6 +156,64 @@ def test_what_cannot_be_fused_says_why(cls, options, extra, reason):
             wanted = theirs(x, edge_index)
         assert torch.allclose(out, wanted, atol=1e-5)
     assert reason in ours.path
+
+
+def hooked(layer):
+    layer[0].register_forward_hook(lambda *_: None)
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("layer", "options", "reason"),
+    [
+        (mlp(torch.nn.ReLU(), torch.nn.Linear(4, 4)), {}, "'nn' is more than a linear layer"),
+        (torch.nn.Sequential(torch.nn.BatchNorm1d(10)), {}, "'nn' is more than a linear layer"),
+        (torch.nn.Sequential(), {}, "'nn' is more than a linear layer"),
+        (pyg.MLP([10, 4]), {}, "'nn' is more than a linear layer"),
+        (mlp(torch.nn.GELU()), {}, "'activation' is GELU"),
+        (mlp(torch.nn.LeakyReLU(-0.5)), {}, "expected 'negative_slope' of at least 0"),
+        (hooked(mlp(torch.nn.ReLU())), {}, "'nn' has hooks"),
+        (mlp(torch.nn.ReLU()), {"aggr": "std"}, "aggr='std' is none of sum, mean, max, min"),
+    ],
+)
+def test_edge_functions_that_cannot_be_fused_say_why(layer, options, reason):
+    adj = make_adjacency(12, 12, 60)
+    ours, theirs = nn.EdgeConv(layer, **options), pyg.EdgeConv(layer, **options)
+    x = torch.randn(12, 10 if len(list(layer.parameters())) == 0 else 5)
+    edge_index, _ = adj.to_edge_index()
+    assert torch.allclose(ours(x, adj), theirs(x, edge_index), atol=1e-5)
+    assert ours.path.startswith("pyg: ")
+    assert reason in ours.path
+
+
+def test_a_lazy_linear_layer_is_fused_once_it_knows_its_size():
+    adj, x = make_adjacency(12, 12, 60), torch.randn(12, 5)
+    conv = nn.EdgeConv(pyg.Linear(-1, 4))
+    first = conv(x, adj)
+    assert conv.path == "pyg: 'nn' has hooks"
+    assert torch.allclose(conv(x, adj), first, atol=1e-5)
+    assert conv.path == "fused"
+
+
+@pytest.mark.parametrize("name", CONVS)
+def test_nothing_of_the_size_of_the_edges_is_kept_for_backward(name):
+    adj = make_adjacency(20, 20, 4000, weighted=name.startswith(WEIGHTED))
+    if adj.value is not None:
+        adj.value.abs_()
+    kept = []
+
+    def pack(tensor):
+        kept.append(tensor)
+        return tensor
+
+    _, conv = pair(name)
+    x = torch.randn(20, 5, dtype=torch.float64, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        call(conv, x, adj)
+    assert conv.path == "fused"
+    largest = [t.numel() for t in kept if t.is_floating_point() and t is not adj.value]
+    assert kept
+    assert max(largest, default=0) < adj.num_entries
 
 
 def test_subclasses_are_left_to_pyg():
