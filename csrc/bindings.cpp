@@ -16,6 +16,7 @@
 #include "dropout.h"
 #include "edge_conv.h"
 #include "engine.h"
+#include "mixture.h"
 #include "relabel.h"
 #include "rows.h"
 #include "sparse.h"
@@ -130,6 +131,7 @@ void bind_operators_of(py::module_& m, const std::string& type) {
   using A = typename gas::Sum<T>::type;
   using gas::Attention;
   using gas::EdgeConv;
+  using gas::Mixture;
   using gas::Sparse;
   using State = gas::AttentionState<T>;
   const auto state = [](const std::vector<uintptr_t>& s) {
@@ -196,6 +198,36 @@ void bind_operators_of(py::module_& m, const std::string& type) {
                                   at<const T>(grad), at<T>(out), threads);
         },
         Release());
+  m.def(("mixture_spread_" + type).c_str(),
+        [](const Sparse& matrix, const Mixture<A>& mixture, uintptr_t x, int64_t width, bool mean,
+           uintptr_t out, int threads) {
+          gas::mixture_spread(matrix, mixture, at<const T>(x), width, mean, at<T>(out), threads);
+        },
+        Release());
+  m.def(("mixture_collapse_" + type).c_str(),
+        [](const Sparse& matrix, const Mixture<A>& mixture, uintptr_t x, int64_t width, bool mean,
+           uintptr_t out, int threads) {
+          gas::mixture_collapse(matrix, mixture, at<const T>(x), width, mean, at<T>(out), threads);
+        },
+        Release());
+  m.def(("mixture_backward_" + type).c_str(),
+        [](const Sparse& matrix, const Mixture<A>& mixture, uintptr_t own, uintptr_t other,
+           int64_t width, uintptr_t out, uintptr_t grad_pseudo, uintptr_t grad_mu,
+           uintptr_t grad_sigma, int threads) {
+          const gas::MixtureGrad<A> grad{at<A>(grad_pseudo), at<A>(grad_mu), at<A>(grad_sigma)};
+          gas::mixture_backward(matrix, mixture, at<const T>(own), at<const T>(other), width,
+                                at<T>(out), grad, threads);
+        },
+        Release());
+}
+
+template <typename A>
+void bind_mixture(py::module_& m, const char* name) {
+  py::class_<gas::Mixture<A>>(m, name).def(
+      py::init([](int64_t kernels, int64_t dims, uintptr_t pseudo, uintptr_t mu, uintptr_t sigma) {
+        return gas::Mixture<A>{kernels, dims, at<const A>(pseudo), at<const A>(mu),
+                               at<const A>(sigma)};
+      }));
 }
 
 void bind_operators(py::module_& m) {
@@ -220,6 +252,8 @@ void bind_operators(py::module_& m) {
       .def(py::init([](Activation activation, double parameter, int64_t width, bool mean) {
         return EdgeConv{activation, parameter, width, mean};
       }));
+  bind_mixture<float>(m, "Mixture_float32");
+  bind_mixture<double>(m, "Mixture_float64");
   m.def(
       "transpose",
       [](const Sparse& matrix, int64_t num_cols, uintptr_t rowptr, uintptr_t col, uintptr_t entry,

@@ -4,10 +4,11 @@ from gas.nn.adjacency import Adjacency
 from gas.nn.attention import gat_attention
 from gas.nn.conv import GCN2Conv, GCNConv, GINConv, GraphConv, SAGEConv, SimpleConv
 from gas.nn.conv_attention import GATConv
-from gas.nn.conv_edge import EdgeConv
+from gas.nn.conv_edge import EdgeConv, GMMConv
 from gas.nn.dropout import dropout
 from gas.nn.edge_conv import edge_conv
 from gas.nn.fuse import fuse
+from gas.nn.mixture import gaussian_mixture
 from gas.nn.spmm import spmm
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "GCN2Conv",
     "GCNConv",
     "GINConv",
+    "GMMConv",
     "GraphConv",
     "SAGEConv",
     "SimpleConv",
@@ -24,5 +26,6 @@ __all__ = [
     "edge_conv",
     "fuse",
     "gat_attention",
+    "gaussian_mixture",
     "spmm",
 ]

@@ -6,9 +6,19 @@ import torch
 
 from gas.nn.conv import GCN2Conv, GCNConv, GINConv, GraphConv, SAGEConv, SimpleConv, pyg_class
 from gas.nn.conv_attention import GATConv
-from gas.nn.conv_edge import EdgeConv
+from gas.nn.conv_edge import EdgeConv, GMMConv
 
-CONVS = (EdgeConv, GATConv, GCN2Conv, GCNConv, GINConv, GraphConv, SAGEConv, SimpleConv)
+CONVS = (
+    EdgeConv,
+    GATConv,
+    GCN2Conv,
+    GCNConv,
+    GINConv,
+    GMMConv,
+    GraphConv,
+    SAGEConv,
+    SimpleConv,
+)
 FUSED = {pyg_class(cls): cls for cls in CONVS}
 
 
