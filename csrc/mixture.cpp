@@ -44,11 +44,13 @@ GAS_INLINE void weights_of(const Sparse& m, const Mixture<A>& mixture, const A* 
     A sum[kLanes] = {};
     for (int64_t d = 0; d < dims; ++d) {
       const A mu = mixture.mu[k * dims + d], scale = A{-0.5} * inverse[k * dims + d];
+      GAS_VECTOR_LOOP
       for (int l = 0; l < kLanes; ++l) {
         const A gap = u[d * kLanes + l] - mu;
         sum[l] += gap * gap * scale;
       }
     }
+    GAS_VECTOR_LOOP
     for (int l = 0; l < kLanes; ++l) weight[k * kLanes + l] = exp_of(sum[l]);
   }
 }
@@ -77,8 +79,8 @@ GAS_INLINE void spread(const int32_t* col, int64_t count, int64_t kernels,
                        const typename Sum<T>::type* weight, const T* x, int64_t width,
                        typename Sum<T>::type* sum) {
   int64_t at = 0;
-  for (; at + 32 <= width; at += 32) {
-    spread_columns<32>(col, count, kernels, weight, x, width, at, sum);
+  for (; at + 16 <= width; at += 16) {
+    spread_columns<16>(col, count, kernels, weight, x, width, at, sum);
   }
   for (; at + 8 <= width; at += 8) {
     spread_columns<8>(col, count, kernels, weight, x, width, at, sum);
@@ -109,8 +111,8 @@ GAS_INLINE void collapse(const int32_t* col, int64_t count, int64_t kernels,
                          const typename Sum<T>::type* weight, const T* x, int64_t width,
                          typename Sum<T>::type* sum) {
   int64_t at = 0;
-  for (; at + 32 <= width; at += 32) {
-    collapse_columns<32>(col, count, kernels, weight, x, width, at, sum);
+  for (; at + 16 <= width; at += 16) {
+    collapse_columns<16>(col, count, kernels, weight, x, width, at, sum);
   }
   for (; at + 8 <= width; at += 8) {
     collapse_columns<8>(col, count, kernels, weight, x, width, at, sum);
@@ -118,15 +120,17 @@ GAS_INLINE void collapse(const int32_t* col, int64_t count, int64_t kernels,
   for (; at < width; ++at) collapse_columns<1>(col, count, kernels, weight, x, width, at, sum);
 }
 
-// Fetches what edges `kAhead` behind some will read.
+// Fetches what edges `kAhead` behind some will read: `rows` rows each.
 template <typename T>
 GAS_INLINE void prefetch_edges(const Sparse& m, const Mixture<typename Sum<T>::type>& mixture,
-                               const T* x, int64_t row_elements, int64_t first, int64_t count,
-                               int64_t stop) {
+                               const T* x, int64_t rows, int64_t width, int64_t first,
+                               int64_t count, int64_t stop) {
   const int64_t end = std::min(first + count + kAhead, stop);
   for (int64_t e = first + kAhead; e < end; ++e) {
-    prefetch_row(reinterpret_cast<const char*>(x + m.col[e] * row_elements),
-                 row_elements * static_cast<int64_t>(sizeof(T)));
+    for (int64_t row = m.col[e] * rows; row < (m.col[e] + 1) * rows; ++row) {
+      prefetch_row(reinterpret_cast<const char*>(x + row * width),
+                   width * static_cast<int64_t>(sizeof(T)));
+    }
     if (m.entry != nullptr) __builtin_prefetch(mixture.pseudo + m.entry[e] * mixture.dims);
   }
 }
@@ -148,7 +152,7 @@ GAS_INLINE void forward_rows(const Sparse& m, const Mixture<typename Sum<T>::typ
     std::fill(sum, sum + size, A{0});
     for (int64_t e = first; e < end; e += kLanes) {
       const int64_t count = std::min<int64_t>(kLanes, end - e);
-      prefetch_edges(m, mixture, x, Spread ? width : kernels * width, e, count, stop);
+      prefetch_edges(m, mixture, x, Spread ? 1 : kernels, width, e, count, stop);
       weights_of(m, mixture, inverse, e, count, u, weight);
       if (Spread) {
         spread(m.col + e, count, kernels, weight, x, width, sum);
@@ -199,7 +203,7 @@ GAS_INLINE void backward_rows(const Sparse& m, const Mixture<typename Sum<T>::ty
     for (int64_t j = 0; j < size; ++j) mine[j] = load(own[row * size + j]);
     for (int64_t e = first; e < end; e += kLanes) {
       const int64_t count = std::min<int64_t>(kLanes, end - e);
-      prefetch_edges(m, mixture, other, width, e, count, stop);
+      prefetch_edges(m, mixture, other, 1, width, e, count, stop);
       weights_of(m, mixture, inverse, e, count, u, weight);
       if (out != nullptr) spread(m.col + e, count, kernels, weight, other, width, sum);
       std::fill(to_u, to_u + dims * kLanes, A{0});
@@ -208,11 +212,13 @@ GAS_INLINE void backward_rows(const Sparse& m, const Mixture<typename Sum<T>::ty
         for (int64_t l = 0; l < count; ++l) {
           c[l] = dot(mine + k * width, other + m.col[e + l] * width, width);
         }
+        GAS_VECTOR_LOOP
         for (int l = 0; l < kLanes; ++l) c[l] *= weight[k * kLanes + l];
         for (int64_t d = 0; d < dims; ++d) {
           const A mu = mixture.mu[k * dims + d], scale = -inverse[k * dims + d];
           double* __restrict gaps = by_gap + (k * dims + d) * kLanes;
           double* __restrict squares = by_square + (k * dims + d) * kLanes;
+          GAS_VECTOR_LOOP
           for (int l = 0; l < kLanes; ++l) {
             const A gap = u[d * kLanes + l] - mu, through = c[l] * gap;
             gaps[l] += static_cast<double>(through);

@@ -109,7 +109,7 @@ def sums_first(adj: Adjacency, x: Tensor, kernels: int, out_channels: int) -> bo
     """
     rows, cols = adj.shape
     again = 1 if x.requires_grad else 0
-    product = 2 * kernels * x.size(1) * out_channels
+    product = kernels * x.size(1) * out_channels
     before = SPARSE_COST * adj.num_entries * x.size(1) * (2 + again * kernels) + 3 * rows * product
     after = SPARSE_COST * adj.num_entries * out_channels * (1 + kernels)
     return before <= after + (2 + again) * cols * product
