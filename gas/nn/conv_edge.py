@@ -69,8 +69,8 @@ class GMMConv(_Fused, pyg.GMMConv):
         if pseudo is None:
             if edge_index.value is None or self.dim != 1:
                 raise ValueError(
-                    f"'edge_attr' is None, expected coordinates of shape [{edge_index.num_entries}, "
-                    f"{self.dim}], in the order of the entries of the adjacency"
+                    "'edge_attr' is None, expected coordinates of shape "
+                    f"[{edge_index.num_entries}, {self.dim}], in the order of the adjacency's entries"
                 )
             pseudo = edge_index.value[:, None]
         reason = self._unsupported({})
