@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "attention_v2.h"
 #include "csr.h"
 #include "dropout.h"
 #include "edge_conv.h"
@@ -130,6 +131,7 @@ template <typename T>
 void bind_operators_of(py::module_& m, const std::string& type) {
   using A = typename gas::Sum<T>::type;
   using gas::Attention;
+  using gas::AttentionV2;
   using gas::EdgeConv;
   using gas::Mixture;
   using gas::Sparse;
@@ -182,6 +184,26 @@ void bind_operators_of(py::module_& m, const std::string& type) {
                                   at<const A>(target), at<const T>(out), at<const T>(grad),
                                   state(kept), at<A>(packed), at<T>(grad_x), at<A>(grad_source),
                                   at<A>(grad_target), threads);
+        },
+        Release());
+  py::class_<AttentionV2<T>>(m, ("AttentionV2_" + type).c_str())
+      .def(py::init([](const Attention& how, uintptr_t source, uintptr_t target, uintptr_t att) {
+        return AttentionV2<T>{how, at<const T>(source), at<const T>(target), at<const A>(att)};
+      }));
+  m.def(("attention_v2_" + type).c_str(),
+        [](const Sparse& matrix, const AttentionV2<T>& layer, uintptr_t out, uintptr_t maximum,
+           uintptr_t total, int threads) {
+          gas::attention_v2(matrix, layer, at<T>(out), at<A>(maximum), at<A>(total), threads);
+        },
+        Release());
+  m.def(("attention_v2_backward_" + type).c_str(),
+        [](const Sparse& matrix, const Sparse& transposed, const AttentionV2<T>& layer,
+           uintptr_t out, uintptr_t grad, uintptr_t maximum, uintptr_t total, uintptr_t packed,
+           uintptr_t grad_source, uintptr_t grad_target, uintptr_t grad_att, int threads) {
+          gas::attention_v2_backward(matrix, transposed, layer, at<const T>(out),
+                                     at<const T>(grad), at<const A>(maximum), at<const A>(total),
+                                     at<A>(packed), at<T>(grad_source), at<T>(grad_target),
+                                     at<A>(grad_att), threads);
         },
         Release());
   m.def(("edge_conv_" + type).c_str(),

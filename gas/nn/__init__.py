@@ -2,8 +2,9 @@
 
 from gas.nn.adjacency import Adjacency
 from gas.nn.attention import gat_attention
+from gas.nn.attention_v2 import gatv2_attention
 from gas.nn.conv import GCN2Conv, GCNConv, GINConv, GraphConv, SAGEConv, SimpleConv
-from gas.nn.conv_attention import GATConv
+from gas.nn.conv_attention import GATConv, GATv2Conv
 from gas.nn.conv_edge import EdgeConv, GMMConv
 from gas.nn.dropout import dropout
 from gas.nn.edge_conv import edge_conv
@@ -15,6 +16,7 @@ __all__ = [
     "Adjacency",
     "EdgeConv",
     "GATConv",
+    "GATv2Conv",
     "GCN2Conv",
     "GCNConv",
     "GINConv",
@@ -26,6 +28,7 @@ __all__ = [
     "edge_conv",
     "fuse",
     "gat_attention",
+    "gatv2_attention",
     "gaussian_mixture",
     "spmm",
 ]

@@ -70,7 +70,8 @@ class GMMConv(_Fused, pyg.GMMConv):
             if edge_index.value is None or self.dim != 1:
                 raise ValueError(
                     "'edge_attr' is None, expected coordinates of shape "
-                    f"[{edge_index.num_entries}, {self.dim}], in the order of the adjacency's entries"
+                    f"[{edge_index.num_entries}, {self.dim}], in the order of the entries of the "
+                    "adjacency"
                 )
             pseudo = edge_index.value[:, None]
         reason = self._unsupported({})

@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 
 from gas.nn.conv import GCN2Conv, GCNConv, GINConv, GraphConv, SAGEConv, SimpleConv, pyg_class
-from gas.nn.conv_attention import GATConv
+from gas.nn.conv_attention import GATConv, GATv2Conv
 from gas.nn.conv_edge import EdgeConv, GMMConv
 
 CONVS = (
     EdgeConv,
     GATConv,
+    GATv2Conv,
     GCN2Conv,
     GCNConv,
     GINConv,
