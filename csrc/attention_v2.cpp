@@ -125,7 +125,9 @@ GAS_INLINE void forward_rows(const Sparse& m, const AttentionV2<T>& layer, T* ou
       }
       for (int64_t h = 0; h < heads; ++h) {
         const A a = score[h] * kept<A>(how, e, h);
-        for (int64_t j = h * width; j < (h + 1) * width; ++j) sum[j] += a * load(theirs[j]);
+        A* __restrict into = sum + h * width;
+        const T* from = theirs + h * width;
+        for (int64_t j = 0; j < width; ++j) into[j] += a * load(from[j]);
       }
     }
     for (int64_t h = 0; h < heads; ++h) {
@@ -151,10 +153,12 @@ GAS_INLINE void target_rows(const Sparse& m, const AttentionV2<T>& layer, const 
   const int64_t heads = how.heads, width = Width > 0 ? Width : how.width, all = heads * width;
   const A slope = static_cast<A>(how.slope);
   const int64_t row_bytes = all * static_cast<int64_t>(sizeof(T)), stop = m.rowptr[last];
-  std::vector<A> scratch(4 * all);
-  A* __restrict mine = scratch.data();
+  std::vector<A> scratch(2 * heads + 4 * all);
+  A* __restrict score = scratch.data();
+  A* __restrict dot = score + heads;
+  A* __restrict mine = dot + heads;
   A* __restrict g = mine + all;
-  A* __restrict bent = g + all;     // The sum of leaky' times the gradient towards scores.
+  A* __restrict bent = g + all;       // The sum of leaky' times the gradient towards scores.
   A* __restrict to_att = bent + all;  // The sum of leaky times it.
   for (int64_t row = begin; row < last; ++row) {
     A* here = packed + row * 3 * heads;
@@ -178,13 +182,17 @@ GAS_INLINE void target_rows(const Sparse& m, const AttentionV2<T>& layer, const 
       const T* __restrict theirs = layer.source + m.col[e] * all;
       for (int64_t h = 0; h < heads; ++h) {
         const int64_t at = h * width;
-        A score, dot;
         score_and_dot<Width>(layer.att + at, mine + at, theirs + at, g + at, theirs + at, width,
-                             slope, score, dot);
-        const A a = exp_of(score - here[h]) * here[heads + h];
-        const A d = a * (kept<A>(how, e, h) * dot - here[2 * heads + h]), low = d * slope;
+                             slope, score[h], dot[h]);
+      }
+      for (int64_t h = 0; h < heads; ++h) score[h] = exp_of(score[h] - here[h]) * here[heads + h];
+      for (int64_t h = 0; h < heads; ++h) {
+        const A d = score[h] * (kept<A>(how, e, h) * dot[h] - here[2 * heads + h]);
+        const A low = d * slope;
+        const int64_t at = h * width;
         GAS_VECTOR_LOOP
-        for (int64_t j = at; j < at + width; ++j) {
+        for (int64_t i = 0; i < width; ++i) {
+          const int64_t j = at + i;
           const A raw = mine[j] + load(theirs[j]), through = raw > A{0} ? d : low;
           bent[j] += through;
           to_att[j] += through * raw;
@@ -208,8 +216,10 @@ GAS_INLINE void source_rows(const Sparse& m, const AttentionV2<T>& layer, const 
   const A slope = static_cast<A>(how.slope);
   const int64_t row_bytes = all * static_cast<int64_t>(sizeof(T)), stop = m.rowptr[last];
   const int64_t packed_bytes = 3 * heads * static_cast<int64_t>(sizeof(A));
-  std::vector<A> scratch(3 * all);
-  A* __restrict mine = scratch.data();
+  std::vector<A> scratch(2 * heads + 3 * all);
+  A* __restrict score = scratch.data();
+  A* __restrict dot = score + heads;
+  A* __restrict mine = dot + heads;
   A* __restrict sum = mine + all;
   A* __restrict bent = sum + all;
   for (int64_t row = begin; row < last; ++row) {
@@ -229,14 +239,19 @@ GAS_INLINE void source_rows(const Sparse& m, const AttentionV2<T>& layer, const 
       const A* there = packed + m.col[e] * 3 * heads;
       for (int64_t h = 0; h < heads; ++h) {
         const int64_t at = h * width;
-        A score, dot;
         score_and_dot<Width>(layer.att + at, mine + at, theirs + at, mine + at, g + at, width,
-                             slope, score, dot);
-        const A a = exp_of(score - there[h]) * there[heads + h];
-        const A through = kept<A>(how, m.entry[e], h) * a;
-        const A d = through * dot - a * there[2 * heads + h], low = d * slope;
+                             slope, score[h], dot[h]);
+      }
+      for (int64_t h = 0; h < heads; ++h) {
+        score[h] = exp_of(score[h] - there[h]) * there[heads + h];
+      }
+      for (int64_t h = 0; h < heads; ++h) {
+        const A through = kept<A>(how, m.entry[e], h) * score[h];
+        const A d = through * dot[h] - score[h] * there[2 * heads + h], low = d * slope;
+        const int64_t at = h * width;
         GAS_VECTOR_LOOP
-        for (int64_t j = at; j < at + width; ++j) {
+        for (int64_t i = 0; i < width; ++i) {
+          const int64_t j = at + i;
           const A raw = mine[j] + load(theirs[j]);
           sum[j] += through * load(g[j]);
           bent[j] += raw > A{0} ? d : low;

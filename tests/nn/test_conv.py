@@ -30,6 +30,10 @@ CONVS = {
     "GATConv": ((5, 4), {"heads": 2, "add_self_loops": False}),
     "GATConv loops": ((5, 4), {"heads": 3, "concat": False, "negative_slope": 0.1}),
     "GATConv residual": ((5, 4), {"heads": 2, "residual": True, "bias": False}),
+    "GATv2Conv": ((5, 4), {"heads": 2, "add_self_loops": False}),
+    "GATv2Conv loops": ((5, 4), {"heads": 3, "concat": False, "negative_slope": -0.1}),
+    "GATv2Conv residual": (((5, 5), 4), {"heads": 2, "residual": True, "bias": False}),
+    "GATv2Conv shared": ((5, 4), {"heads": 2, "share_weights": True}),
     "GCN2Conv": ((5, 0.2, 0.5, 2), {"normalize": False}),
     "GCN2Conv normalised": ((5, 0.2, 0.5, 2), {"shared_weights": False}),
     "SimpleConv": ((), {"aggr": "sum"}),
@@ -129,6 +133,16 @@ def test_other_adjacencies_take_the_way_of_pyg(name):
         (nn.SAGEConv, {"flow": "target_to_source"}, {}, "flow='target_to_source'"),
         (nn.GATConv, {"edge_dim": 3}, {"edge_attr": torch.randn(60, 3)}, "edge features"),
         (nn.GATConv, {"negative_slope": -1.0}, {}, "'negative_slope' is below zero"),
+        (nn.GATConv, {"aggr": "mean"}, {}, "aggr='mean' is not sum"),
+        (nn.GATv2Conv, {"edge_dim": 3}, {"edge_attr": torch.randn(60, 3)}, "edge features"),
+        (nn.GATv2Conv, {"dropout": 1.0}, {}, "'dropout' is 1"),
+        (nn.GATv2Conv, {"aggr": "max"}, {}, "aggr='max' is not sum"),
+        (
+            nn.GATv2Conv,
+            {"add_self_loops": False},
+            {"return_attention_weights": True},
+            "'return_attention_weights' is given",
+        ),
         (
             nn.GATConv,
             {"add_self_loops": False},
@@ -255,6 +269,16 @@ def test_a_lazy_mixture():
     assert lazy.path == "fused"
 
 
+@pytest.mark.parametrize("name", ["EdgeConv", "EdgeConv sum", "GATv2Conv", "GMMConv"])
+def test_layers_compile(name):
+    adj = make_adjacency(12, 12, 60, weighted=name == "GMMConv")
+    _, conv = pair(name)
+    x = torch.randn(12, 5, dtype=torch.float64)
+    wanted = conv(x, adj)
+    assert torch.allclose(torch.compile(conv, backend="aot_eager")(x, adj), wanted)
+    assert conv.path == "fused"
+
+
 @pytest.mark.parametrize("name", CONVS)
 def test_nothing_of_the_size_of_the_edges_is_kept_for_backward(name):
     adj = make_adjacency(20, 20, 4000, weighted=name.startswith(WEIGHTED))
@@ -302,6 +326,7 @@ def test_fusing_a_model_of_pyg():
         pyg.GAT(5, 8, 3, 4, heads=2),
         pyg.GraphSAGE(5, 8, 3, 4),
         pyg.GIN(5, 8, 3, 4),
+        pyg.GAT(5, 8, 3, 4, heads=2, v2=True),
     ):
         model.eval()
         wanted = model(data.x, data.edge_index)
@@ -311,6 +336,13 @@ def test_fusing_a_model_of_pyg():
         assert torch.allclose(model(data.x, Adjacency.of(data.edge_index, 60)), wanted, atol=1e-5)
         assert {conv.path for conv in model.convs} == {"fused"}
         assert torch.allclose(model(data.x, data.edge_index), wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", CONVS)
+def test_every_layer_is_fused_in_a_model(name):
+    theirs, _ = pair(name)
+    model = gas.fuse(torch.nn.ModuleList([theirs]))
+    assert type(model[0]) is getattr(nn, name.split()[0])
 
 
 def test_a_normalisation_is_made_once():
@@ -367,6 +399,19 @@ def test_the_rows_of_a_batch_are_transformed_once():
     assert torch.allclose(together, apart)
     conv((x, x.detach()[:7]), adj)  # Which gets no gradient: not the same rows.
     assert calls[-2:] == [19, 7]
+
+
+def test_shared_weights_transform_the_rows_of_a_batch_once():
+    adj = make_adjacency(7, 19, 40)
+    conv = nn.GATv2Conv(5, 4, share_weights=True, add_self_loops=False)
+    calls = []
+    conv.lin_l.register_forward_hook(lambda m, args, out: calls.append(out.size(0)))
+    x = torch.randn(19, 5, requires_grad=True)
+    together = conv((x, x[:7]), adj)
+    assert calls == [19]
+    apart = conv((x, x[:7].clone()), adj)
+    assert calls == [19, 19, 7]
+    assert torch.allclose(together, apart)
 
 
 def test_a_compiled_model():
