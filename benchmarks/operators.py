@@ -102,15 +102,24 @@ def products(edge_index: Tensor, nodes: int, width: int) -> dict[str, Callable[[
 def convolutions(
     name: str, edge_index: Tensor, nodes: int, width: int
 ) -> dict[str, Callable[[], Step]]:
-    heads, head = (8, width // 8) if name == "GATConv" else (1, width)
-    options = {"heads": heads, "add_self_loops": False} if name == "GATConv" else {}
+    sizes: tuple[Any, ...] = (width, width)
+    options: dict[str, Any] = {}
+    if name in ("GATConv", "GATv2Conv"):
+        sizes, options = (width, width // 8), {"heads": 8, "add_self_loops": False}
     if name == "GCNConv":
         options = {"normalize": False}
+    if name == "GMMConv":
+        options = {"dim": 2, "kernel_size": 3}
 
     def build(package: Any, adj: Any) -> Step:
-        conv = getattr(package, name)(width, head, **options)
+        arguments = sizes
+        if name == "EdgeConv":
+            linear = torch.nn.Linear(2 * width, width)
+            arguments = (torch.nn.Sequential(linear, torch.nn.ReLU()),)
+        conv = getattr(package, name)(*arguments, **options)
         x = torch.randn(nodes, width, requires_grad=True)
-        step = forward_backward(lambda x: conv(x, adj), x)
+        extra = (torch.rand(edge_index.size(1), 2),) if name == "GMMConv" else ()
+        step = forward_backward(lambda x: conv(x, adj, *extra), x)
         step()
         if package is nn and conv.path != "fused":
             raise RuntimeError(f"{name} took another way: {conv.path}")
@@ -162,7 +171,9 @@ def main() -> None:
     parser.add_argument("--widths", type=int, nargs="*", default=[16, 64, 256])
     parser.add_argument("--graphs", nargs="*", default=list(GRAPHS), choices=GRAPHS)
     parser.add_argument(
-        "--operators", nargs="*", default=["spmm", "GCNConv", "SAGEConv", "GATConv"]
+        "--operators",
+        nargs="*",
+        default=["spmm", "GCNConv", "SAGEConv", "GATConv", "GATv2Conv", "EdgeConv", "GMMConv"],
     )
     parser.add_argument("--most-elements", type=int, default=100_000_000, help="of edges x width")
     parser.add_argument("--repeats", type=int, default=5)

@@ -1,13 +1,12 @@
 #include "attention.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <vector>
 
+#include "exp.h"
 #include "parallel_rows.h"
 #include "prefetch.h"
-#include "random.h"
 
 namespace gas {
 namespace {
@@ -18,37 +17,9 @@ int64_t grain_of(const Attention& how) {
   return kGrainElements / std::max<int64_t>(1, how.heads * how.width);
 }
 
-// exp(x) for x <= 0, to 2 units in the last place, by instructions that work on vectors: 2^n times a
-// polynomial of the rest (Cephes). The large constant rounds to a whole number.
-GAS_INLINE float exp_of(float x) {
-  constexpr float kRound = 12582912.0f, kLog2e = 1.44269504f;
-  x = x < -87.0f ? -87.0f : x;
-  const float n = (x * kLog2e + kRound) - kRound;
-  const float r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
-  float p = 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.0f;
-  const uint32_t bits = static_cast<uint32_t>(static_cast<int32_t>(n) + 127) << 23;
-  float power;
-  std::memcpy(&power, &bits, sizeof power);
-  return p * power;
-}
-GAS_INLINE double exp_of(double x) { return std::exp(x); }
-
 template <typename A>
 GAS_INLINE A leaky(A x, A slope) {
   return x > A{0} ? x : x * slope;
-}
-
-template <typename A>
-GAS_INLINE A kept(const Attention& how, int64_t entry, int64_t head) {
-  if (how.threshold == 0) return A{1};
-  const auto element = static_cast<uint64_t>(entry * how.heads + head);
-  return is_kept(how.seed, element, how.threshold) ? static_cast<A>(how.keep) : A{0};
 }
 
 // `Heads` and `Width` are those of the layer where they are known at compile time, else 0.

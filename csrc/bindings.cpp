@@ -12,9 +12,12 @@
 #include <vector>
 
 #include "attention.h"
+#include "attention_v2.h"
 #include "csr.h"
 #include "dropout.h"
+#include "edge_conv.h"
 #include "engine.h"
+#include "mixture.h"
 #include "relabel.h"
 #include "rows.h"
 #include "sparse.h"
@@ -128,6 +131,9 @@ template <typename T>
 void bind_operators_of(py::module_& m, const std::string& type) {
   using A = typename gas::Sum<T>::type;
   using gas::Attention;
+  using gas::AttentionV2;
+  using gas::EdgeConv;
+  using gas::Mixture;
   using gas::Sparse;
   using State = gas::AttentionState<T>;
   const auto state = [](const std::vector<uintptr_t>& s) {
@@ -180,10 +186,76 @@ void bind_operators_of(py::module_& m, const std::string& type) {
                                   at<A>(grad_target), threads);
         },
         Release());
+  py::class_<AttentionV2<T>>(m, ("AttentionV2_" + type).c_str())
+      .def(py::init([](const Attention& how, uintptr_t source, uintptr_t target, uintptr_t att) {
+        return AttentionV2<T>{how, at<const T>(source), at<const T>(target), at<const A>(att)};
+      }));
+  m.def(("attention_v2_" + type).c_str(),
+        [](const Sparse& matrix, const AttentionV2<T>& layer, uintptr_t out, uintptr_t maximum,
+           uintptr_t total, int threads) {
+          gas::attention_v2(matrix, layer, at<T>(out), at<A>(maximum), at<A>(total), threads);
+        },
+        Release());
+  m.def(("attention_v2_backward_" + type).c_str(),
+        [](const Sparse& matrix, const Sparse& transposed, const AttentionV2<T>& layer,
+           uintptr_t out, uintptr_t grad, uintptr_t maximum, uintptr_t total, uintptr_t packed,
+           uintptr_t grad_source, uintptr_t grad_target, uintptr_t grad_att, int threads) {
+          gas::attention_v2_backward(matrix, transposed, layer, at<const T>(out),
+                                     at<const T>(grad), at<const A>(maximum), at<const A>(total),
+                                     at<A>(packed), at<T>(grad_source), at<T>(grad_target),
+                                     at<A>(grad_att), threads);
+        },
+        Release());
+  m.def(("edge_conv_" + type).c_str(),
+        [](const Sparse& matrix, const EdgeConv& how, uintptr_t target, uintptr_t source,
+           uintptr_t out, uintptr_t slope, int threads) {
+          gas::edge_conv(matrix, how, at<const T>(target), at<const T>(source), at<T>(out),
+                         at<T>(slope), threads);
+        },
+        Release());
+  m.def(("edge_conv_backward_" + type).c_str(),
+        [](const Sparse& transposed, const EdgeConv& how, uintptr_t target, uintptr_t source,
+           uintptr_t grad, uintptr_t out, int threads) {
+          gas::edge_conv_backward(transposed, how, at<const T>(target), at<const T>(source),
+                                  at<const T>(grad), at<T>(out), threads);
+        },
+        Release());
+  m.def(("mixture_spread_" + type).c_str(),
+        [](const Sparse& matrix, const Mixture<A>& mixture, uintptr_t x, int64_t width, bool mean,
+           uintptr_t out, int threads) {
+          gas::mixture_spread(matrix, mixture, at<const T>(x), width, mean, at<T>(out), threads);
+        },
+        Release());
+  m.def(("mixture_collapse_" + type).c_str(),
+        [](const Sparse& matrix, const Mixture<A>& mixture, uintptr_t x, int64_t width, bool mean,
+           uintptr_t out, int threads) {
+          gas::mixture_collapse(matrix, mixture, at<const T>(x), width, mean, at<T>(out), threads);
+        },
+        Release());
+  m.def(("mixture_backward_" + type).c_str(),
+        [](const Sparse& matrix, const Mixture<A>& mixture, uintptr_t own, uintptr_t other,
+           int64_t width, uintptr_t out, uintptr_t grad_pseudo, uintptr_t grad_mu,
+           uintptr_t grad_sigma, int threads) {
+          const gas::MixtureGrad<A> grad{at<A>(grad_pseudo), at<A>(grad_mu), at<A>(grad_sigma)};
+          gas::mixture_backward(matrix, mixture, at<const T>(own), at<const T>(other), width,
+                                at<T>(out), grad, threads);
+        },
+        Release());
+}
+
+template <typename A>
+void bind_mixture(py::module_& m, const char* name) {
+  py::class_<gas::Mixture<A>>(m, name).def(
+      py::init([](int64_t kernels, int64_t dims, uintptr_t pseudo, uintptr_t mu, uintptr_t sigma) {
+        return gas::Mixture<A>{kernels, dims, at<const A>(pseudo), at<const A>(mu),
+                               at<const A>(sigma)};
+      }));
 }
 
 void bind_operators(py::module_& m) {
+  using gas::Activation;
   using gas::Attention;
+  using gas::EdgeConv;
   using gas::Sparse;
   py::class_<Sparse>(m, "Sparse")
       .def(py::init([](int64_t num_rows, uintptr_t rowptr, uintptr_t col, uintptr_t entry) {
@@ -192,6 +264,18 @@ void bind_operators(py::module_& m) {
       }));
   py::class_<Attention>(m, "Attention")
       .def(py::init<int64_t, int64_t, double, uint64_t, double, uint64_t>());
+  py::enum_<Activation>(m, "Activation")
+      .value("RELU", Activation::kRelu)
+      .value("LEAKY_RELU", Activation::kLeakyRelu)
+      .value("ELU", Activation::kElu)
+      .value("SIGMOID", Activation::kSigmoid)
+      .value("TANH", Activation::kTanh);
+  py::class_<EdgeConv>(m, "EdgeConv")
+      .def(py::init([](Activation activation, double parameter, int64_t width, bool mean) {
+        return EdgeConv{activation, parameter, width, mean};
+      }));
+  bind_mixture<float>(m, "Mixture_float32");
+  bind_mixture<double>(m, "Mixture_float64");
   m.def(
       "transpose",
       [](const Sparse& matrix, int64_t num_cols, uintptr_t rowptr, uintptr_t col, uintptr_t entry,

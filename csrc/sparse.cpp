@@ -73,47 +73,91 @@ GAS_INLINE void multiply_rows(const Sparse& m, const T* weight, const T* x, int6
 
 // Extremes -------------------------------------------------------------------------------------
 
-template <typename T>
-GAS_INLINE void extreme_rows(const Sparse& m, Extreme which, const T* x, int64_t width, T* out,
-                             int32_t* from, int64_t begin, int64_t last) {
-  for (int64_t row = begin; row < last; ++row) {
-    T* best = out + row * width;
-    int32_t* entry = from + row * width;
-    const int64_t first = m.rowptr[row], end = m.rowptr[row + 1];
-    for (int64_t j = 0; j < width; ++j) {
-      best[j] = first < end ? x[m.col[first] * width + j] : T{};
-      entry[j] = first < end ? static_cast<int32_t>(first) : -1;
-    }
-    for (int64_t e = first + 1; e < end; ++e) {
-      const T* source = x + m.col[e] * width;
-      for (int64_t j = 0; j < width; ++j) {
-        const auto a = load(source[j]), b = load(best[j]);
-        // NaN wins and stays, as in PyTorch.
-        const bool better = (which == Extreme::kMax ? a > b : a < b) | ((a != a) & (b == b));
-        best[j] = better ? source[j] : best[j];
-        entry[j] = better ? static_cast<int32_t>(e) : entry[j];
-      }
+constexpr int kBlock = 16;  // Columns that are looked at together, in registers.
+
+// `W` columns from `at` on; `size` of them where fewer are left.
+template <int W, bool Max, typename T>
+GAS_INLINE void extreme_columns(const Sparse& m, const T* x, int64_t width, int64_t row,
+                                int64_t at, int64_t size, T* out, int32_t* from) {
+  using A = typename Sum<T>::type;
+  const int64_t columns = W > 0 ? W : size, first = m.rowptr[row], end = m.rowptr[row + 1];
+  A best[kBlock] = {};
+  int32_t entry[kBlock];
+  for (int64_t j = 0; j < columns; ++j) {
+    if (first < end) best[j] = load(x[m.col[first] * width + at + j]);
+    entry[j] = first < end ? static_cast<int32_t>(first) : -1;
+  }
+  for (int64_t e = first + 1; e < end; ++e) {
+    const T* source = x + m.col[e] * width + at;
+    GAS_VECTOR_LOOP
+    for (int64_t j = 0; j < columns; ++j) {
+      const A a = load(source[j]), b = best[j];
+      // NaN wins and stays, as in PyTorch.
+      const bool better = (Max ? a > b : a < b) | ((a != a) & (b == b));
+      best[j] = better ? a : b;
+      entry[j] = better ? static_cast<int32_t>(e) : entry[j];
     }
   }
+  for (int64_t j = 0; j < columns; ++j) {
+    store(out + row * width + at + j, best[j]);
+    from[row * width + at + j] = entry[j];
+  }
+}
+
+template <bool Max, typename T>
+GAS_INLINE void extreme_rows(const Sparse& m, const T* x, int64_t width, T* out, int32_t* from,
+                             int64_t begin, int64_t last) {
+  const int64_t row_bytes = width * static_cast<int64_t>(sizeof(T));
+  const int64_t stop = m.rowptr[last];
+  for (int64_t row = begin; row < last; ++row) {
+    for (int64_t e = m.rowptr[row] + kAhead; e < std::min<int64_t>(m.rowptr[row + 1] + kAhead, stop);
+         ++e) {
+      prefetch_row(reinterpret_cast<const char*>(x + m.col[e] * width), row_bytes);
+    }
+    int64_t at = 0;
+    for (; at + kBlock <= width; at += kBlock) {
+      extreme_columns<kBlock, Max>(m, x, width, row, at, kBlock, out, from);
+    }
+    if (at < width) extreme_columns<0, Max>(m, x, width, row, at, width - at, out, from);
+  }
+}
+
+template <int W, typename T>
+GAS_INLINE void extreme_backward_columns(const Sparse& m, const T* grad, const int32_t* from,
+                                         int64_t width, int64_t row, int64_t at, int64_t size,
+                                         T* out) {
+  using A = typename Sum<T>::type;
+  const int64_t columns = W > 0 ? W : size, end = m.rowptr[row + 1];
+  A sum[kBlock] = {};
+  for (int64_t e = m.rowptr[row]; e < end; ++e) {
+    const int64_t base = m.col[e] * width + at;
+    const int32_t entry = m.entry[e];
+    GAS_VECTOR_LOOP
+    for (int64_t j = 0; j < columns; ++j) {
+      const A g = load(grad[base + j]);
+      sum[j] += from[base + j] == entry ? g : A{0};
+    }
+  }
+  for (int64_t j = 0; j < columns; ++j) store(out + row * width + at + j, sum[j]);
 }
 
 template <typename T>
 GAS_INLINE void extreme_backward_rows(const Sparse& m, const T* grad, const int32_t* from,
                                       int64_t width, T* out, int64_t begin, int64_t last) {
-  using A = typename Sum<T>::type;
-  constexpr int kBlock = 16;
+  const int64_t stop = m.rowptr[last];
   for (int64_t row = begin; row < last; ++row) {
-    for (int64_t at = 0; at < width; at += kBlock) {
-      const int64_t size = std::min<int64_t>(kBlock, width - at);
-      A sum[kBlock] = {};
-      for (int64_t e = m.rowptr[row]; e < m.rowptr[row + 1]; ++e) {
-        const int64_t base = m.col[e] * width + at;
-        const int32_t entry = m.entry[e];
-        for (int64_t j = 0; j < size; ++j) {
-          sum[j] += from[base + j] == entry ? load(grad[base + j]) : A{0};
-        }
-      }
-      for (int64_t j = 0; j < size; ++j) store(out + row * width + at + j, sum[j]);
+    for (int64_t e = m.rowptr[row] + kAhead; e < std::min<int64_t>(m.rowptr[row + 1] + kAhead, stop);
+         ++e) {
+      const int64_t base = m.col[e] * width;
+      prefetch_row(reinterpret_cast<const char*>(grad + base), width * sizeof(T));
+      prefetch_row(reinterpret_cast<const char*>(from + base), width * sizeof(int32_t));
+    }
+    int64_t at = 0;
+    for (; at + kBlock <= width; at += kBlock) {
+      extreme_backward_columns<kBlock>(m, grad, from, width, row, at, kBlock, out);
+    }
+    if (at < width) {
+      extreme_backward_columns<0>(m, grad, from, width, row, at, width - at, out);
     }
   }
 }
@@ -150,7 +194,8 @@ GAS_INLINE void dot_rows_of(const Sparse& m, const T* a, const T* b, int64_t wid
   }                                                                                              \
   GAS_CLONES void run(const Sparse& m, Extreme which, const T* x, int64_t width, T* out,         \
                       int32_t* from, int64_t begin, int64_t end) {                               \
-    extreme_rows(m, which, x, width, out, from, begin, end);                                     \
+    if (which == Extreme::kMax) return extreme_rows<true>(m, x, width, out, from, begin, end);   \
+    extreme_rows<false>(m, x, width, out, from, begin, end);                                     \
   }                                                                                              \
   GAS_CLONES void run(const Sparse& m, const T* grad, const int32_t* from, int64_t width, T* out, \
                       int64_t begin, int64_t end) {                                              \

@@ -161,13 +161,23 @@ def gat_attention(
             )
     if negative_slope < 0:
         raise ValueError(f"'negative_slope' is {negative_slope}, expected at least 0")
-    if not 0.0 <= dropout < 1.0:
-        raise ValueError(f"'dropout' is {dropout}, expected a probability in [0, 1)")
+    check_dropout(dropout)
     kind = torch.float32 if x.dtype == torch.bfloat16 else x.dtype
     p = dropout if training else 0.0
-    seed = torch.randint(2**63 - 1, ()) if p > 0 else torch.zeros((), dtype=torch.int64)
+    seed = draw_seed(p)
     keep_state = torch.is_grad_enabled() and (
         x.requires_grad or source.requires_grad or target.requires_grad
     )
     source, target = source.to(kind), target.to(kind)
     return _attention(adj.matrix, x, source, target, negative_slope, p, seed, keep_state)[0]
+
+
+def check_dropout(dropout: float) -> None:
+    """Raises ``ValueError`` unless it is a probability below 1."""
+    if not 0.0 <= dropout < 1.0:
+        raise ValueError(f"'dropout' is {dropout}, expected a probability in [0, 1)")
+
+
+def draw_seed(p: float) -> Tensor:
+    """A seed of dropout's generator, int64; 0, without drawing, if nothing is dropped."""
+    return torch.randint(2**63 - 1, ()) if p > 0 else torch.zeros((), dtype=torch.int64)

@@ -16,8 +16,7 @@ from torch import Tensor
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from gas.nn.adjacency import Adjacency
-from gas.nn.attention import gat_attention
-from gas.nn.halo import first_rows, in_batch, row_by_row
+from gas.nn.halo import first_rows, in_batch, is_front, row_by_row
 from gas.nn.spmm import REDUCES, spmm
 
 # One element of a sparse product takes as long as some multiplications of a dense one: 4 to 6 with
@@ -42,7 +41,7 @@ def _as_pyg(conv: Any) -> Iterator[None]:
 
 
 class _Fused:
-    """A convolution whose aggregation is a sparse product.
+    """A convolution whose aggregation is an operator of :mod:`gas.nn`, such as a sparse product.
 
     It stands in front of a class of PyG, which the type checker doesn't see behind it.
     """
@@ -61,7 +60,7 @@ class _Fused:
             self._set_jittable_templates(raise_on_error)
 
     def __call__(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(x, tuple) and x[1] is not None and _is_front(x[0], x[1]):
+        if isinstance(x, tuple) and x[1] is not None and is_front(x[0], x[1]):
             x = (x[0], first_rows(x[0], x[1].size(0)))  # As scripts pass it: (x, x[:batch_size]).
         return super().__call__(x, *args, **kwargs)  # type: ignore[misc]
 
@@ -76,12 +75,14 @@ class _Fused:
             adj = edge_index.to_torch_sparse()
             return super().propagate(adj, size=size, **kwargs)  # type: ignore[misc]
         self.path = "fused"
-        x = kwargs["x"]
-        return self._aggregate(edge_index, x if isinstance(x, Tensor) else x[0])
+        return self._propagate(edge_index, **kwargs)
+
+    def _propagate(self, adj: Adjacency, x: Any, **_: Any) -> Tensor:
+        return self._aggregate(adj, x if isinstance(x, Tensor) else x[0])
 
     def _unsupported(self, kwargs: dict[str, Any]) -> str:
-        """Why the product can't be fused; empty if it can."""
-        if type(self) not in FUSED.values():
+        """Why the aggregation can't be fused; empty if it can."""
+        if pyg_class(type(self)) not in type(self).__bases__:
             return (
                 f"{type(self).__name__} may aggregate in another way than {pyg_class(type(self))}"
             )
@@ -161,81 +162,6 @@ class GCNConv(_Fused, pyg.GCNConv):
         return out if self.bias is None else out + self.bias
 
 
-class GATConv(_Fused, pyg.GATConv):
-    """:class:`torch_geometric.nn.GATConv`, without anything of the size of the edges."""
-
-    def forward(
-        self,
-        x: Tensor | tuple[Tensor, Tensor],
-        edge_index: Any,
-        edge_attr: Tensor | None = None,
-        size: Any = None,
-        return_attention_weights: bool | None = None,
-    ) -> Any:
-        """See PyG."""
-        reason = self._reason(edge_index, edge_attr, return_attention_weights)
-        if reason:
-            if isinstance(edge_index, Adjacency):
-                edge_index, _ = edge_index.to_edge_index()
-            out = super().forward(x, edge_index, edge_attr, size, return_attention_weights)
-            self.path = f"pyg: {reason}"
-            return out
-        self.path = "fused"
-        heads, width = self.heads, self.out_channels
-        own = x if isinstance(x, Tensor) else x[1]
-        lin = self.lin if self.lin is not None else self.lin_src
-        source = row_by_row(lin, x if isinstance(x, Tensor) else x[0]).view(-1, heads, width)
-        if isinstance(x, Tensor) and self.lin is not None:
-            target = source
-        elif self.lin is not None and _is_front(x[0], own):
-            target = source[: own.size(0)]  # The rows of the batch have been transformed already.
-        else:
-            lin = self.lin if self.lin is not None else self.lin_dst
-            target = lin(own).view(-1, heads, width)
-        adj = edge_index.with_self_loops() if self.add_self_loops else edge_index
-        out = gat_attention(
-            adj,
-            source,
-            (source * self.att_src).sum(dim=-1),
-            (target * self.att_dst).sum(dim=-1),
-            self.negative_slope,
-            self.dropout,
-            self.training,
-        )
-        out = out.flatten(1) if self.concat else out.mean(dim=1)
-        if self.res is not None:
-            out = out + self.res(own)
-        return out if self.bias is None else out + self.bias
-
-    def _reason(self, adj: Any, edge_attr: Any, return_attention_weights: Any) -> str:
-        if not isinstance(adj, Adjacency):
-            return f"the adjacency is a {type(adj).__name__}"
-        if self.edge_dim is not None or edge_attr is not None:
-            return "edge features"
-        if return_attention_weights is not None:
-            return "'return_attention_weights' is given"
-        if self.negative_slope < 0:
-            return "'negative_slope' is below zero"
-        if self.dropout >= 1:
-            return "'dropout' is 1"
-        return "" if self.flow == "source_to_target" else f"flow={self.flow!r}"
-
-
-def _is_front(whole: Tensor, part: Tensor) -> bool:
-    """Whether a tensor is a view of the first rows of another, or its in-batch rows."""
-    if torch.compiler.is_compiling():
-        return False  # It can't look at memory.
-    return in_batch(whole) is part or (
-        whole.requires_grad == part.requires_grad
-        and part._base is not None
-        and (part._base is whole or part._base is whole._base)
-        and whole.data_ptr() == part.data_ptr()
-        and whole.stride() == part.stride()
-        and part.size(0) <= whole.size(0)
-        and part.shape[1:] == whole.shape[1:]
-    )
-
-
 def aggregates_first(adj: Adjacency, x: Tensor, out_channels: int) -> bool:
     """Whether ``(A x) W`` costs less than ``A (x W)``; both have the same values.
 
@@ -275,26 +201,3 @@ def normalised(
         )
         adj.kept[key] = Adjacency.of(edge_index, adj.size(0), weight)
     return adj.kept[key]
-
-
-CONVS = (GATConv, GCN2Conv, GCNConv, GINConv, GraphConv, SAGEConv, SimpleConv)
-FUSED = {pyg_class(cls): cls for cls in CONVS}
-
-
-def fuse(model: torch.nn.Module) -> torch.nn.Module:
-    """Makes every PyG convolution of a model that can use the fused operators do so, in place.
-
-    Weights, hooks and ``state_dict`` stay as they are; layers of other classes, subclasses of PyG's
-    included, are left alone. Load batches with ``layout='fused'``.
-
-    Args:
-        model: Any model.
-
-    Returns:
-        The model.
-    """
-    for module in model.modules():
-        cls = FUSED.get(type(module))
-        if cls is not None:
-            module.__class__ = cls
-    return model

@@ -43,3 +43,18 @@ def row_by_row(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     if own is None:
         return function(x)
     return torch.cat([function(own), function(x.detach()[own.size(0) :])])
+
+
+def is_front(whole: Tensor, part: Tensor) -> bool:
+    """Whether a tensor is a view of the first rows of another, or its in-batch rows."""
+    if torch.compiler.is_compiling():
+        return False  # It can't look at memory.
+    return in_batch(whole) is part or (
+        whole.requires_grad == part.requires_grad
+        and part._base is not None
+        and (part._base is whole or part._base is whole._base)
+        and whole.data_ptr() == part.data_ptr()
+        and whole.stride() == part.stride()
+        and part.size(0) <= whole.size(0)
+        and part.shape[1:] == whole.shape[1:]
+    )

@@ -199,7 +199,7 @@ def spmm(adj: Adjacency, x: Tensor, weight: Tensor | None = None, reduce: str = 
     return _multiply(adj.matrix, weight, *parts, reduce == "mean", False, None)
 
 
-def check_features(adj: Adjacency, x: Tensor, dims: int) -> None:
+def check_features(adj: Adjacency, x: Tensor, dims: int, name: str = "x") -> None:
     """Raises ``ValueError`` unless ``x`` has a row for each source, of a type kernels know."""
     if not isinstance(adj, Adjacency):
         raise ValueError(
@@ -208,9 +208,9 @@ def check_features(adj: Adjacency, x: Tensor, dims: int) -> None:
         )
     if x.dim() != dims or x.size(0) != adj.size(1):
         raise ValueError(
-            f"'x' has shape {list(x.shape)}, expected {dims} dimensions and one row for each of "
-            f"the {adj.size(1)} columns of 'adj'"
+            f"'{name}' has shape {list(x.shape)}, expected {dims} dimensions and one row for each "
+            f"of the {adj.size(1)} columns of 'adj'"
         )
     if x.dtype not in TYPES:
         names = ", ".join(TYPES.values())
-        raise ValueError(f"'x' has dtype {x.dtype}, expected one of {names}")
+        raise ValueError(f"'{name}' has dtype {x.dtype}, expected one of {names}")

@@ -1,0 +1,42 @@
+"""Making the convolutions of a model those of :mod:`gas.nn`."""
+
+from __future__ import annotations
+
+import torch
+
+from gas.nn.conv import GCN2Conv, GCNConv, GINConv, GraphConv, SAGEConv, SimpleConv, pyg_class
+from gas.nn.conv_attention import GATConv, GATv2Conv
+from gas.nn.conv_edge import EdgeConv, GMMConv
+
+CONVS = (
+    EdgeConv,
+    GATConv,
+    GATv2Conv,
+    GCN2Conv,
+    GCNConv,
+    GINConv,
+    GMMConv,
+    GraphConv,
+    SAGEConv,
+    SimpleConv,
+)
+FUSED = {pyg_class(cls): cls for cls in CONVS}
+
+
+def fuse(model: torch.nn.Module) -> torch.nn.Module:
+    """Makes every PyG convolution of a model that can use the fused operators do so, in place.
+
+    Weights, hooks and ``state_dict`` stay as they are; layers of other classes, subclasses of PyG's
+    included, are left alone. Load batches with ``layout='fused'``.
+
+    Args:
+        model: Any model.
+
+    Returns:
+        The model.
+    """
+    for module in model.modules():
+        cls = FUSED.get(type(module))
+        if cls is not None:
+            module.__class__ = cls
+    return model
