@@ -5,9 +5,9 @@
 #include <limits>
 #include <vector>
 
+#include "attention_edge.h"
 #include "parallel_rows.h"
 #include "prefetch.h"
-#include "random.h"
 
 namespace gas {
 namespace {
@@ -38,18 +38,6 @@ GAS_INLINE float exp_of(float x) {
   return p * power;
 }
 GAS_INLINE double exp_of(double x) { return std::exp(x); }
-
-template <typename A>
-GAS_INLINE A leaky(A x, A slope) {
-  return x > A{0} ? x : x * slope;
-}
-
-template <typename A>
-GAS_INLINE A kept(const Attention& how, int64_t entry, int64_t head) {
-  if (how.threshold == 0) return A{1};
-  const auto element = static_cast<uint64_t>(entry * how.heads + head);
-  return is_kept(how.seed, element, how.threshold) ? static_cast<A>(how.keep) : A{0};
-}
 
 // `Heads` and `Width` are those of the layer where they are known at compile time, else 0.
 template <int Heads, int Width, typename T>
