@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 # The interface of csrc/bindings.cpp that this file calls. CMake compiles it into the module.
-INTERFACE = 6
+INTERFACE = 7
 
 
 def _load() -> ModuleType | None:

@@ -271,7 +271,8 @@ void attention_backward(const Sparse& transposed, int64_t entries, int64_t num_r
              blocks_for(num_rows * how.heads * head.team), stream.raw, how, num_rows, head, target,
              out, grad, state, packed, grad_target);
     }
-    const int64_t n = transposed.num_rows * how.heads, tiles = columns.head_tiles;
+    const int64_t n = transposed.num_rows * how.heads;
+    const int64_t tiles = how.width > 0 ? columns.head_tiles : 0;
     A* parts = grad_source;
     if (tiles > 1) {
       parts = reinterpret_cast<A*>(stream.allocate(tiles * n * static_cast<int64_t>(sizeof(A))));

@@ -87,7 +87,7 @@ struct Columns {
     head_lanes = up(vectors);
     team = static_cast<int>(std::min<int64_t>(kWarp, int64_t{head_lanes} * up(heads)));
     const int team_heads = team / head_lanes;
-    head_tiles = (vectors + head_lanes - 1) / head_lanes;
+    head_tiles = std::max<int64_t>(1, (vectors + head_lanes - 1) / head_lanes);
     tiles = head_tiles * ((heads + team_heads - 1) / team_heads);
   }
 
@@ -252,7 +252,7 @@ void reduce_rows(const char* what, const Op& op, int64_t entries, const Columns&
                  const Stream& stream) {
   using Part = typename Op::Part;
   const Chunks chunks(op.m.num_rows, entries, columns.team);
-  if (chunks.count == 0 || columns.tiles == 0) return;
+  if (chunks.count == 0 || columns.heads * columns.width == 0) return;
   Cut<Part> cut{nullptr, nullptr};
   const bool may_cut = entries > chunks.size;
   if (may_cut) {

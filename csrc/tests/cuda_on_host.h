@@ -91,16 +91,17 @@ struct Barrier {
   int64_t passed = 0;
 };
 
-struct Warp {
-  std::map<unsigned, Barrier> barriers;  // By the mask of who meets.
-  uint64_t values[kWarpLanes];
+// Lanes of a warp that shuffle. Nobody gets to the next shuffle but one before all have read.
+struct Meeting {
+  Barrier barrier;
+  uint64_t values[2][kWarpLanes];
 };
 
 struct Block {
   Context scheduler;
   std::vector<Context> threads;
   std::vector<bool> ended;
-  std::vector<Warp> warps;
+  std::vector<std::map<unsigned, Meeting>> warps;  // By mask.
   Barrier all;
   unsigned alive = 0;
   bool moved = false;  // Whether anybody got on since all were asked.
@@ -173,24 +174,19 @@ void run(int64_t blocks, unsigned threads, const Kernel& kernel) {
   }
 }
 
-// Waits for the lanes of a mask.
-inline void meet(unsigned mask) {
-  const unsigned self = threadIdx.x;
-  require(mask >> self % kWarpLanes & 1u, "a thread is not in the mask it gives");
-  const unsigned lanes = static_cast<unsigned>(__builtin_popcount(mask));
-  block->wait(block->warps[self / kWarpLanes].barriers[mask], lanes);
-}
-
+// The value that another lane of the mask gives.
 template <typename T>
-T exchange(unsigned mask, T value, unsigned lane) {
+T exchange(unsigned mask, T value, unsigned from) {
   static_assert(sizeof(T) <= sizeof(uint64_t));
-  const unsigned self = threadIdx.x;
-  uint64_t* values = block->warps[self / kWarpLanes].values;
-  std::memcpy(&values[self % kWarpLanes], &value, sizeof value);
-  meet(mask);
-  require(lane < kWarpLanes && mask >> lane & 1u, "a shuffle reads a lane that is not in its mask");
-  std::memcpy(&value, &values[lane], sizeof value);
-  meet(mask);
+  const unsigned lane = threadIdx.x % kWarpLanes;
+  require(mask >> lane & 1u, "a thread is not in the mask that it gives");
+  require(from < kWarpLanes && mask >> from & 1u, "a shuffle reads a lane that is not in its mask");
+  const auto lanes = static_cast<unsigned>(__builtin_popcount(mask));
+  Meeting& meeting = block->warps[threadIdx.x / kWarpLanes][mask];
+  uint64_t* values = meeting.values[meeting.barrier.passed % 2];
+  std::memcpy(&values[lane], &value, sizeof value);
+  block->wait(meeting.barrier, lanes);
+  std::memcpy(&value, &values[from], sizeof value);
   return value;
 }
 
