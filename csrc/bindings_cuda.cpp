@@ -1,6 +1,6 @@
-// Binds the functions of csrc/cuda, as bindings.cpp does those of the CPU. They only launch kernels,
-// so they keep the GIL. Operators take what those of the CPU take, after the number of entries; in
-// the place of threads come a stream and a function that allocates scratch for it.
+// Binds the functions of csrc/cuda, as bindings.cpp does those of the CPU. They only launch
+// kernels, so they keep the GIL. Operators take what those of the CPU take, after the number of
+// entries; in the place of threads come a stream and a function that allocates scratch for it.
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
 

@@ -14,8 +14,8 @@ __device__ double exp_of(double x) { return exp(x); }
 // The softmax of a row with a running maximum: what was added up is scaled when a larger score
 // arrives. All lanes of a head compute its weights, which costs less than telling each other.
 //
-// Reads, for each entry, heads * (width * sizeof(T) + sizeof(A)) + 4 bytes; writes 2 * heads * width *
-// sizeof(T) for each row.
+// Reads, for each entry, heads * (width * sizeof(T) + sizeof(A)) + 4 bytes; writes 2 * heads *
+// width * sizeof(T) for each row.
 template <typename T, int V>
 struct Attend {
   using A = typename Sum<T>::type;
@@ -43,8 +43,7 @@ struct Attend {
     part.maximum = kLowest;
     return part;
   }
-  __device__ Item fetch(const Lane& lane, int64_t e) const {
-    const int64_t from = m.col[e];
+  __device__ Item fetch(const Lane& lane, int64_t e, int64_t from) const {
     return {read<V>(x + from * how.heads * how.width + lane.column),
             source[from * how.heads + lane.head], kept<A>(how, e, lane.head)};
   }
@@ -138,9 +137,9 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// The gradients towards sources, for rows of the transpose. With G the gradient towards the output of
-// an edge's destination, and D, a, keep and leaky' as in csrc/attention.h, that towards the source's
-// score is the sum of leaky' a (keep <G, x> - D) over its edges, which is
+// The gradients towards sources, for rows of the transpose. With G the gradient towards the output
+// of an edge's destination, and D, a, keep and leaky' as in csrc/attention.h, that towards the
+// source's score is the sum of leaky' a (keep <G, x> - D) over its edges, which is
 //   <sum of leaky' a keep G, x> - sum of leaky' a D:
 // one dot product for each row, none for each edge.
 //
@@ -173,8 +172,7 @@ struct AttendBackward {
     part.own = source[row * how.heads + lane.head];
     return part;
   }
-  __device__ Item fetch(const Lane& lane, int64_t e) const {
-    const int64_t to = m.col[e];
+  __device__ Item fetch(const Lane& lane, int64_t e, int64_t to) const {
     return {read<V>(grad + to * how.heads * how.width + lane.column),
             read<kPacked>(packed + (to * how.heads + lane.head) * kPacked),
             kept<A>(how, m.entry[e], lane.head)};

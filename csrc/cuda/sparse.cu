@@ -33,8 +33,8 @@ struct Multiply {
   T* out;
 
   __device__ Part start(const Lane&, int64_t) const { return {}; }
-  __device__ Item fetch(const Lane& lane, int64_t e) const {
-    Item item{read<V>(x + m.col[e] * width + lane.column), A{1}};
+  __device__ Item fetch(const Lane& lane, int64_t e, int64_t col) const {
+    Item item{read<V>(x + col * width + lane.column), A{1}};
     if (weight != nullptr) item.weight = load(weight[m.entry == nullptr ? e : m.entry[e]]);
     return item;
   }
@@ -79,8 +79,8 @@ struct FindExtreme {
     }
     return part;
   }
-  __device__ Item fetch(const Lane& lane, int64_t e) const {
-    return {read<V>(x + m.col[e] * width + lane.column), static_cast<int32_t>(e)};
+  __device__ Item fetch(const Lane& lane, int64_t e, int64_t col) const {
+    return {read<V>(x + col * width + lane.column), static_cast<int32_t>(e)};
   }
   __device__ void take(Part& part, int j, T value, int32_t entry) const {
     const auto a = load(value), b = load(part.best[j]);
@@ -124,8 +124,8 @@ struct SpreadExtreme {
   T* out;
 
   __device__ Part start(const Lane&, int64_t) const { return {}; }
-  __device__ Item fetch(const Lane& lane, int64_t e) const {
-    const int64_t at = m.col[e] * width + lane.column;
+  __device__ Item fetch(const Lane& lane, int64_t e, int64_t col) const {
+    const int64_t at = col * width + lane.column;
     return {read<V>(grad + at), read<V>(from + at), m.entry[e]};
   }
   __device__ void add(Part& part, const Item& item) const {

@@ -8,8 +8,8 @@ namespace gas::cuda {
 
 struct Stream {
   uintptr_t raw;  // A cudaStream_t.
-  // Returns device memory of that many bytes, aligned to 16, that nobody else uses before the stream
-  // has passed the call that asked for it.
+  // Returns device memory of that many bytes, aligned to 16, that nobody else uses before the
+  // stream has passed the call that asked for it.
   std::function<uintptr_t(int64_t)> allocate;
 };
 

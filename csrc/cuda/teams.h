@@ -1,14 +1,15 @@
 // How the rows of a sparse matrix are shared among the lanes of a CUDA device.
 //
-// Columns: a team of 1 to 32 neighbouring lanes, a power of two, reads a row together; each lane has
-// a vector of neighbouring columns, all of one head. Rows wider than a team are read in tiles.
+// Columns: a team of 1 to 32 neighbouring lanes, a power of two, reads a row together; each lane
+// has a vector of neighbouring columns, all of one head. Rows wider than a team are read in tiles.
 //
-// Rows: the work of a row is one, and one more for each entry, as in parallel_rows.h. It is cut into
-// chunks of equal size, each for one team. A row belongs to the chunk that it begins in, if it has no
-// more entries than the size of a chunk: so a team does less than two chunks of work. A longer row is
-// cut where chunks end. What each team found is left in scratch, and a second kernel joins that in
-// order. All follows from sizes that the host knows and from row pointers that only the device reads:
-// nothing waits, there are no atomics, and results are the same in every run and on every device.
+// Rows: the work of a row is one, and one more for each entry, as in parallel_rows.h. It is cut
+// into chunks of equal size, each for one team. A row belongs to the chunk that it begins in, if it
+// has no more entries than the size of a chunk: so a team does less than two chunks of work. A
+// longer row is cut where chunks end. What each team found is left in scratch, and a second kernel
+// joins that in order. All follows from sizes that the host knows and from row pointers that only
+// the device reads: nothing waits, there are no atomics, and results are the same in every run and
+// on every device.
 #pragma once
 
 #include <cstdint>
@@ -121,7 +122,8 @@ struct Chunks {
   int64_t size, count;
 
   Chunks(int64_t num_rows, int64_t entries, int team) : size(32) {
-    // Lanes enough to fill any device a few times; more would only add scratch.
+    // Lanes enough to fill any device a few times; more would only add scratch, of which there are
+    // two Parts for each lane and tile.
     constexpr int64_t kEnough = 1 << 20;
     const int64_t work = num_rows + entries;
     while (size * kEnough < work * team) size *= 2;
@@ -131,9 +133,8 @@ struct Chunks {
 
 enum class Piece { kWhole, kFirst, kLater };
 
-// Calls body(row, begin, end, piece) for the entries [begin, end) of each row, or piece of a row, in
-// a chunk. Of a cut row, every piece but the first is the only one or the first in its chunk, and the
-// first piece may have no entries.
+// Calls body(row, begin, end, piece) for the entries [begin, end) of each row, or piece of a row,
+// in a chunk. A later piece of a cut row comes first in its chunk; a first piece may be empty.
 template <typename Body>
 __device__ void for_pieces(const Sparse& m, const Chunks& chunks, int64_t chunk,
                            const Body& body) {
@@ -163,10 +164,10 @@ __device__ void for_pieces(const Sparse& m, const Chunks& chunks, int64_t chunk,
 
 // Reducing rows --------------------------------------------------------------------------------
 //
-// An `Op` says how: it has its matrix `m`, a Part (what a lane knows of a row), an Item (what it reads
-// for an entry), and
+// An `Op` says how: it has its matrix `m`, a Part (what a lane knows of a row), an Item (what it
+// reads for an entry), and
 //   start(lane, row) -> Part     of no entries,
-//   fetch(lane, entry) -> Item,
+//   fetch(lane, entry, column) -> Item,
 //   add(part, item),
 //   join(part, later)            adds what was found of later entries,
 //   finish(lane, row, part)      writes the result; all lanes of a team call it together.
@@ -197,11 +198,14 @@ __global__ void __launch_bounds__(kThreads)
   for_pieces(op.m, chunks, chunk, [&](int64_t row, int64_t begin, int64_t end, Piece piece) {
     Part part = op.start(lane, row);
     for (int64_t e = begin; e < end; e += kAhead) {
+      int64_t cols[kAhead];
       typename Op::Item items[kAhead];
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {  // The last again, rather than a branch before a load.
-        items[i] = op.fetch(lane, min(e + i, end - 1));
+        cols[i] = op.m.col[min(e + i, end - 1)];
       }
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) items[i] = op.fetch(lane, min(e + i, end - 1), cols[i]);
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {
         if (e + i < end) op.add(part, items[i]);

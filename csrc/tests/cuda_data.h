@@ -41,8 +41,8 @@ inline Graph make_graph(int64_t num_rows, int64_t num_cols, const std::vector<in
   return g;
 }
 
-// A table that starts `shift` elements behind what a vector load wants. Its last element is the last
-// of its memory, and it holds NaN (or, as integers, -1) until it is written.
+// A table that starts `shift` elements behind what a vector load wants. Its last element is the
+// last of its memory, and it holds NaN (or, as integers, -1) until it is written.
 template <typename T>
 struct Table {
   Table(int64_t n, int64_t shift) : n(n), shift(shift), memory(new T[n + shift]) {

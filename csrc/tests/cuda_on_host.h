@@ -9,8 +9,9 @@
 // (`reversed`): most results that lack a barrier differ then.
 //
 // What this can't show: races between blocks, or between threads that barriers don't order but that
-// happen to take turns well; the device's memory model; limits of the hardware, such as its registers
-// and shared memory; arithmetic that rounds differently, such as fused multiply-adds and expf; speed.
+// happen to take turns well; the device's memory model; limits of the hardware, such as its
+// registers and shared memory; arithmetic that rounds differently, such as fused multiply-adds and
+// expf; speed.
 #pragma once
 
 #include <ucontext.h>

@@ -36,10 +36,9 @@ def functions(adj, dtype, width):
         yield (heads, *scores), lambda adj, *t, p=p: gat_attention(adj, *t, dropout=p)
 
 
+@pytest.mark.requires("cuda_kernels")
 def test_kernels_take_what_their_twins_on_the_cpu_take(monkeypatch):
-    """No rows or width: nothing is launched, but arguments are looked at."""
-    if _native.C is None or not _native.C.WITH_CUDA:
-        return  # There are none.
+    """Without rows nothing is launched, which needs no device, but arguments are looked at."""
     called = set()
 
     def run(name, m, x, *arguments):
@@ -135,6 +134,7 @@ def test_runs_where_its_tensors_are():
 
 
 @pytest.mark.requires("cuda")
+@pytest.mark.requires("cuda_kernels")
 def test_never_waits_for_the_device():
     adj = make_adjacency(*SHAPES["large hub"])
     there = adj.to("cuda")
@@ -142,8 +142,6 @@ def test_never_waits_for_the_device():
     cases = [([t.cuda() for t in tensors], f) for tensors, f in functions(adj, torch.float32, 16)]
     for tensors, f in cases:
         results(there, tensors, f)
-    if not _native.C or not _native.C.WITH_CUDA:
-        return  # The twins wait.
     torch.cuda.set_sync_debug_mode("error")
     try:
         for tensors, f in cases:
