@@ -4,6 +4,7 @@
 #include <limits>
 #include <vector>
 
+#include "attention_edge.h"
 #include "exp.h"
 #include "parallel_rows.h"
 #include "prefetch.h"
@@ -17,10 +18,6 @@ int64_t grain_of(const Attention& how) {
   return kGrainElements / std::max<int64_t>(1, how.heads * how.width);
 }
 
-template <typename A>
-GAS_INLINE A leaky(A x, A slope) {
-  return x > A{0} ? x : x * slope;
-}
 
 // `Heads` and `Width` are those of the layer where they are known at compile time, else 0.
 template <int Heads, int Width, typename T>

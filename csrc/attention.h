@@ -16,7 +16,6 @@
 
 #include <cstdint>
 
-#include "random.h"
 #include "simd.h"
 #include "sparse.h"
 
@@ -34,14 +33,6 @@ struct Attention {
             uint64_t seed)
       : heads(heads), width(width), slope(slope), threshold(threshold), keep(keep), seed(seed) {}
 };
-
-// Dropout's factor of an edge and a head.
-template <typename A>
-GAS_INLINE A kept(const Attention& how, int64_t entry, int64_t head) {
-  if (how.threshold == 0) return A{1};
-  const auto element = static_cast<uint64_t>(entry * how.heads + head);
-  return is_kept(how.seed, element, how.threshold) ? static_cast<A>(how.keep) : A{0};
-}
 
 // What forward leaves for backward, each with a row per destination.
 template <typename T>

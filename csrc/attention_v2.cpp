@@ -4,6 +4,7 @@
 #include <limits>
 #include <vector>
 
+#include "attention_edge.h"
 #include "exp.h"
 #include "parallel_rows.h"
 #include "prefetch.h"

@@ -13,6 +13,7 @@
 
 #include "attention.h"
 #include "attention_v2.h"
+#include "bindings.h"
 #include "csr.h"
 #include "dropout.h"
 #include "edge_conv.h"
@@ -22,19 +23,10 @@
 #include "rows.h"
 #include "sparse.h"
 #include "transfer.h"
-#ifdef GAS_WITH_CUDA
-#include "cuda/int8.h"
-#include "cuda/rows.h"
-#endif
 
 namespace py = pybind11;
 
 namespace {
-
-template <typename T>
-T* at(uintptr_t address) {
-  return reinterpret_cast<T*>(address);
-}
 
 using Release = py::call_guard<py::gil_scoped_release>;
 
@@ -342,24 +334,7 @@ PYBIND11_MODULE(_C, m) {
 
 #ifdef GAS_WITH_CUDA
   m.attr("WITH_CUDA") = true;
-  m.def("cuda_gather_rows", [](uintptr_t src, int64_t row_bytes, uintptr_t index, int64_t n,
-                               uintptr_t dst, uintptr_t stream) {
-    gas::cuda::gather_rows(at<const char>(src), row_bytes, at<const int64_t>(index), n,
-                           at<char>(dst), stream);
-  });
-  m.def("cuda_scatter_rows", [](uintptr_t src, int64_t row_bytes, uintptr_t index, int64_t n,
-                                uintptr_t dst, uintptr_t stream) {
-    gas::cuda::scatter_rows(at<const char>(src), row_bytes, at<const int64_t>(index), n,
-                            at<char>(dst), stream);
-  });
-  m.def("cuda_encode_int8", [](uintptr_t src, int64_t n, int64_t width, int64_t row_bytes,
-                               uintptr_t rows, uintptr_t stream) {
-    gas::cuda::encode_int8(at<const float>(src), n, width, row_bytes, at<char>(rows), stream);
-  });
-  m.def("cuda_decode_int8", [](uintptr_t rows, int64_t n, int64_t width, int64_t row_bytes,
-                               uintptr_t dst, uintptr_t stream) {
-    gas::cuda::decode_int8(at<const char>(rows), n, width, row_bytes, at<float>(dst), stream);
-  });
+  bind_cuda(m);
 #else
   m.attr("WITH_CUDA") = false;
 #endif

@@ -4,10 +4,12 @@
 
 #include <cstdint>
 
+#include "host_device.h"
+
 namespace gas {
 
 // 64 bits for a pair of elements (splitmix64).
-inline uint64_t random_bits(uint64_t seed, uint64_t counter) {
+GAS_HOST_DEVICE inline uint64_t random_bits(uint64_t seed, uint64_t counter) {
   uint64_t z = seed + (counter + 1) * 0x9e3779b97f4a7c15ULL;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ULL;
   z = (z ^ (z >> 27)) * 0x94d049bb133111ebULL;
@@ -15,7 +17,7 @@ inline uint64_t random_bits(uint64_t seed, uint64_t counter) {
 }
 
 // Whether dropout keeps an element; `threshold` is the probability of dropping it, times 2^32.
-inline bool is_kept(uint64_t seed, uint64_t element, uint64_t threshold) {
+GAS_HOST_DEVICE inline bool is_kept(uint64_t seed, uint64_t element, uint64_t threshold) {
   const uint64_t bits = random_bits(seed, element / 2);
   return (element % 2 == 0 ? bits & 0xffffffffULL : bits >> 32) >= threshold;
 }

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "host_device.h"
+
 // Compiled twice where the compiler can: for any x86-64 processor and for those with AVX2, chosen
 // when the library is loaded. The sanitizers can't follow that choice.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__linux__) && \
@@ -40,18 +42,18 @@ struct Sum<bfloat16> {
   using type = float;
 };
 
-GAS_INLINE float load(float x) { return x; }
-GAS_INLINE double load(double x) { return x; }
-GAS_INLINE float load(bfloat16 x) {
+GAS_HOST_DEVICE GAS_INLINE float load(float x) { return x; }
+GAS_HOST_DEVICE GAS_INLINE double load(double x) { return x; }
+GAS_HOST_DEVICE GAS_INLINE float load(bfloat16 x) {
   const uint32_t bits = uint32_t{x.bits} << 16;
   float value;
   std::memcpy(&value, &bits, sizeof value);
   return value;
 }
 
-GAS_INLINE void store(float* at, float x) { *at = x; }
-GAS_INLINE void store(double* at, double x) { *at = x; }
-GAS_INLINE void store(bfloat16* at, float x) {  // To the nearest, ties to even.
+GAS_HOST_DEVICE GAS_INLINE void store(float* at, float x) { *at = x; }
+GAS_HOST_DEVICE GAS_INLINE void store(double* at, double x) { *at = x; }
+GAS_HOST_DEVICE GAS_INLINE void store(bfloat16* at, float x) {  // To the nearest, ties to even.
   uint32_t bits;
   std::memcpy(&bits, &x, sizeof bits);
   const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;

@@ -1,7 +1,8 @@
 """Sparse products and attention: the native kernels, and their pure-torch twins.
 
 Every function checks nothing but where it runs; :mod:`gas.nn` checks what users pass. Results equal
-the twins' to rounding, because sums are added up in another order.
+the twins' to rounding, because sums are added up in another order. On CUDA, kernels run on the
+current stream, wait for nothing, and give the same result in every run.
 """
 
 from __future__ import annotations
@@ -58,6 +59,31 @@ def _use(*tensors: Tensor | None) -> bool:
     return C is not None and all(t is None or t.device.type == "cpu" for t in tensors)
 
 
+def _has_kernels(*tensors: Tensor | None) -> bool:
+    """Whether all are on the CPU, or on one CUDA device and the extension was built for such."""
+    if _use(*tensors):
+        return True
+    devices = {t.device for t in tensors if t is not None}
+    return C is not None and C.WITH_CUDA and len(devices) == 1 and devices.pop().type == "cuda"
+
+
+def _run(name: str, m: Matrix, x: Tensor, *arguments: object) -> None:
+    """Calls a kernel for the type of ``x`` where that is; its scratch is PyTorch's."""
+    name = f"{name}_{TYPES[x.dtype]}"
+    if x.device.type == "cpu":
+        getattr(C, name)(*arguments, torch.get_num_threads())
+        return
+    scratch: list[Tensor] = []
+
+    def allocate(size: int) -> int:
+        scratch.append(torch.empty(size, dtype=torch.uint8, device=x.device))
+        return scratch[-1].data_ptr()
+
+    with torch.cuda.device(x.device):
+        stream = torch.cuda.current_stream().cuda_stream
+        getattr(C, f"cuda_{name}")(m.col.numel(), *arguments, stream, allocate)
+
+
 def _address(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
@@ -78,7 +104,7 @@ def transpose(rowptr: Tensor, col: Tensor, num_cols: int) -> tuple[Tensor, Tenso
     Raises:
         IndexError: If a column is outside ``[0, num_cols)``.
     """
-    if not _use(rowptr, col):
+    if not _use(rowptr, col):  # On CUDA, too: a stable sort.
         return _transpose_torch(rowptr, col, num_cols)
     t_rowptr, t_col, t_entry = (
         rowptr.new_empty(num_cols + 1),
@@ -129,15 +155,14 @@ def multiply(
         transposed: Multiply by the transpose. (default: ``False``)
         num_rows: Of a product by the transpose, how many rows to compute. (default: all)
     """
-    if not _use(x, weight, m.col):
+    if not _has_kernels(x, weight, m.col):
         return _multiply_torch(m, weight, x, mean, transposed)[:num_rows]
     if num_rows is None:
         num_rows = m.num_cols if transposed else m.num_rows
     matrix = _backward(m, num_rows) if transposed else _forward(m)
     out = x.new_empty(num_rows, x.size(1))
-    function = getattr(C, f"multiply_{TYPES[x.dtype]}")
-    threads = torch.get_num_threads()
-    function(matrix, _address(weight), x.data_ptr(), x.size(1), mean, out.data_ptr(), threads)
+    address = _address(weight), x.data_ptr(), x.size(1), mean, out.data_ptr()
+    _run("multiply", m, x, matrix, *address)
     return out
 
 
@@ -162,13 +187,12 @@ def _sum_type(x: Tensor) -> torch.dtype:
 
 def dot_rows(m: Matrix, a: Tensor, b: Tensor) -> Tensor:
     """``<a[row], b[col]>`` of every entry, of shape ``[entries]``."""
-    if not _use(a, b, m.col):
+    if not _has_kernels(a, b, m.col):
         left, right = a[m.row].to(_sum_type(a)), b[m.col.long()].to(_sum_type(a))
         return (left * right).sum(dim=1).to(a.dtype)
     out = a.new_empty(m.col.numel())
-    function = getattr(C, f"dot_rows_{TYPES[a.dtype]}")
-    threads = torch.get_num_threads()
-    function(_forward(m), a.data_ptr(), b.data_ptr(), a.size(1), out.data_ptr(), threads)
+    address = a.data_ptr(), b.data_ptr(), a.size(1), out.data_ptr()
+    _run("dot_rows", m, a, _forward(m), *address)
     return out
 
 
@@ -179,14 +203,12 @@ def extreme(m: Matrix, x: Tensor, largest: bool) -> tuple[Tensor, Tensor]:
         Of shape ``[rows, width]`` each: the elements, and the entry that each came from, the first
         of equals, -1 for none, int32.
     """
-    if not _use(x, m.col):
+    if not _has_kernels(x, m.col):
         return _extreme_torch(m, x, largest)
     out = x.new_empty(m.num_rows, x.size(1))
     entry = torch.empty(out.shape, dtype=torch.int32, device=x.device)
-    function = getattr(C, f"extreme_{TYPES[x.dtype]}")
-    threads = torch.get_num_threads()
     address = x.data_ptr(), x.size(1), out.data_ptr(), entry.data_ptr()
-    function(_forward(m), largest, *address, threads)
+    _run("extreme", m, x, _forward(m), largest, *address)
     return out, entry
 
 
@@ -207,16 +229,15 @@ def _extreme_torch(m: Matrix, x: Tensor, largest: bool) -> tuple[Tensor, Tensor]
 
 def extreme_backward(m: Matrix, grad: Tensor, entry: Tensor, num_rows: int) -> Tensor:
     """The gradient of :func:`extreme` towards the first rows of ``x``: ``[num_rows, width]``."""
-    if not _use(grad, entry, m.col):
+    if not _has_kernels(grad, entry, m.col):
         out = grad.new_zeros(m.num_cols, grad.size(1), dtype=_sum_type(grad))
         known = entry >= 0
         to = m.col.long()[entry.clamp(min=0).long()] if m.col.numel() else entry.long()
         out.scatter_add_(0, to.clamp(min=0), torch.where(known, grad, 0).to(out.dtype))
         return out[:num_rows].to(grad.dtype)
     out = grad.new_empty(num_rows, grad.size(1))
-    function = getattr(C, f"extreme_backward_{TYPES[grad.dtype]}")
     address = grad.data_ptr(), entry.data_ptr(), grad.size(1), out.data_ptr()
-    function(_backward(m, num_rows), *address, torch.get_num_threads())
+    _run("extreme_backward", m, grad, _backward(m, num_rows), *address)
     return out
 
 
@@ -257,10 +278,12 @@ def attention(
     out = x.new_empty(m.num_rows, heads, width)
     maximum, total, weight = (source.new_empty(m.num_rows, heads) for _ in range(3))
     positive = torch.empty_like(out) if keep_state else out.new_empty(0)
-    if not _use(x, m.col):
+    if not _has_kernels(x, source, target, m.col):
         return _attention_torch(m, x, source, target, slope, dropout)
-    function = getattr(C, f"attention_{TYPES[x.dtype]}")
-    function(
+    _run(
+        "attention",
+        m,
+        x,
         _forward(m),
         _attention_of(heads, width, slope, dropout),
         x.data_ptr(),
@@ -268,7 +291,6 @@ def attention(
         target.data_ptr(),
         out.data_ptr(),
         [maximum.data_ptr(), total.data_ptr(), weight.data_ptr(), _state_address(positive)],
-        torch.get_num_threads(),
     )
     return out, maximum, total, weight, positive
 
@@ -294,15 +316,17 @@ def attention_backward(
     grad: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of :func:`attention` towards ``x``, ``source`` and ``target``."""
-    if not _use(x, m.col):
+    if not _has_kernels(x, source, target, m.col):
         return _attention_backward_torch(m, x, source, target, slope, dropout, grad)
     heads, width = x.size(1), x.size(2)
     maximum, total, weight, positive = state
     grad_x, grad_source = torch.empty_like(x), torch.empty_like(source)
     grad_target = torch.empty_like(target)
     scratch = target.new_empty(4 * target.numel())
-    function = getattr(C, f"attention_backward_{TYPES[x.dtype]}")
-    function(
+    _run(
+        "attention_backward",
+        m,
+        x,
         _backward(m),
         m.num_rows,
         _attention_of(heads, width, slope, dropout),
@@ -316,7 +340,6 @@ def attention_backward(
         grad_x.data_ptr(),
         grad_source.data_ptr(),
         grad_target.data_ptr(),
-        torch.get_num_threads(),
     )
     return grad_x, grad_source, grad_target
 

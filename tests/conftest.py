@@ -39,6 +39,10 @@ REQUIREMENTS = {
     "matplotlib": (_installed("matplotlib"), "matplotlib is not installed"),
     "shared": (SHARED.is_dir(), "the folder of real graphs, ../shared/data, is missing"),
     "cuda": (torch.cuda.is_available(), "there is no CUDA device"),
+    "cuda_kernels": (
+        _native.C is not None and _native.C.WITH_CUDA,
+        "gas._C was built without CUDA",
+    ),
 }
 
 

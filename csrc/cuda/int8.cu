@@ -5,7 +5,6 @@
 namespace gas::cuda {
 namespace {
 
-constexpr int kWarp = 32;
 constexpr unsigned kEveryLane = 0xffffffffu;
 constexpr unsigned kMagnitude = 0x7fffffffu, kInfinity = 0x7f800000u;
 constexpr int64_t kScaleBytes = sizeof(float);
@@ -53,15 +52,13 @@ __global__ void decode(const char* rows, int64_t n, int64_t width, int64_t row_b
 void encode_int8(const float* src, int64_t n, int64_t width, int64_t row_bytes, char* rows,
                  uintptr_t stream) {
   if (n == 0) return;
-  encode<<<blocks_for(n * kWarp), kThreads, 0, as_stream(stream)>>>(src, n, width, row_bytes, rows);
-  check_launch("encoding rows");
+  launch("encoding rows", encode, blocks_for(n * kWarp), stream, src, n, width, row_bytes, rows);
 }
 
 void decode_int8(const char* rows, int64_t n, int64_t width, int64_t row_bytes, float* dst,
                  uintptr_t stream) {
   if (n == 0 || width == 0) return;
-  decode<<<blocks_for(n * width), kThreads, 0, as_stream(stream)>>>(rows, n, width, row_bytes, dst);
-  check_launch("decoding rows");
+  launch("decoding rows", decode, blocks_for(n * width), stream, rows, n, width, row_bytes, dst);
 }
 
 }  // namespace gas::cuda

@@ -1,7 +1,11 @@
 // What every launch needs.
 #pragma once
 
+#ifdef __CUDACC__
 #include <cuda_runtime.h>
+#else
+#include "tests/cuda_on_host.h"  // The C++ tests run kernels on the CPU.
+#endif
 
 #include <algorithm>
 #include <cstdint>
@@ -10,22 +14,37 @@
 
 namespace gas::cuda {
 
-constexpr int kThreads = 256;
+constexpr int kThreads = 256;  // Of a block.
+constexpr int kWarp = 32;
 
 // Blocks for `items` threads; kernels loop over what a full grid leaves.
-inline unsigned blocks_for(int64_t items) {
+inline int64_t blocks_for(int64_t items) {
   constexpr int64_t kMostBlocks = 65535;
-  return static_cast<unsigned>(std::min((items + kThreads - 1) / kThreads, kMostBlocks));
+  return std::min((items + kThreads - 1) / kThreads, kMostBlocks);
 }
 
-inline cudaStream_t as_stream(uintptr_t raw) { return reinterpret_cast<cudaStream_t>(raw); }
-
-inline void check_launch(const char* what) {
+// Calls kernel(arguments...) in `blocks` blocks, at least one. `what` is for the message of the
+// std::runtime_error thrown when the launch fails.
+template <typename... Parameters, typename... Arguments>
+void launch(const char* what, void (*kernel)(Parameters...), int64_t blocks, uintptr_t stream,
+            const Arguments&... arguments) {
+  constexpr int64_t kMostBlocks = 0x7fffffff;
+  if (blocks > kMostBlocks) {
+    throw std::runtime_error(std::string(what) + " needs " + std::to_string(blocks) +
+                             " blocks, expected at most " + std::to_string(kMostBlocks));
+  }
+#ifdef __CUDACC__
+  kernel<<<static_cast<unsigned>(blocks), kThreads, 0, reinterpret_cast<cudaStream_t>(stream)>>>(
+      arguments...);
   const cudaError_t error = cudaGetLastError();
   if (error != cudaSuccess) {
     throw std::runtime_error(std::string(what) + " on the device failed: " +
                              cudaGetErrorString(error));
   }
+#else
+  static_cast<void>(stream);
+  on_host::run(blocks, kThreads, [&] { kernel(arguments...); });
+#endif
 }
 
 }  // namespace gas::cuda

@@ -25,27 +25,25 @@ __global__ void move_rows(const T* src, int64_t row_words, const int64_t* index,
 }
 
 template <Indexed indexed, typename T>
-void launch(const char* src, int64_t row_bytes, const int64_t* index, int64_t n, char* dst,
-            cudaStream_t stream) {
+void move(const char* src, int64_t row_bytes, const int64_t* index, int64_t n, char* dst,
+          uintptr_t stream) {
   const int64_t row_words = row_bytes / static_cast<int64_t>(sizeof(T));
-  move_rows<indexed><<<blocks_for(n * row_words), kThreads, 0, stream>>>(
-      reinterpret_cast<const T*>(src), row_words, index, n, reinterpret_cast<T*>(dst));
-  check_launch("moving rows");
+  launch("moving rows", move_rows<indexed, T>, blocks_for(n * row_words), stream,
+         reinterpret_cast<const T*>(src), row_words, index, n, reinterpret_cast<T*>(dst));
 }
 
 // The widest word that divides the row and to which both tables are aligned.
 template <Indexed indexed>
 void dispatch(const char* src, int64_t row_bytes, const int64_t* index, int64_t n, char* dst,
-              uintptr_t raw_stream) {
+              uintptr_t stream) {
   if (n == 0 || row_bytes == 0) return;
-  const cudaStream_t stream = as_stream(raw_stream);
   const uintptr_t bits =
       reinterpret_cast<uintptr_t>(src) | reinterpret_cast<uintptr_t>(dst) | row_bytes;
-  if (bits % 16 == 0) return launch<indexed, int4>(src, row_bytes, index, n, dst, stream);
-  if (bits % 8 == 0) return launch<indexed, int2>(src, row_bytes, index, n, dst, stream);
-  if (bits % 4 == 0) return launch<indexed, int>(src, row_bytes, index, n, dst, stream);
-  if (bits % 2 == 0) return launch<indexed, short>(src, row_bytes, index, n, dst, stream);
-  return launch<indexed, char>(src, row_bytes, index, n, dst, stream);
+  if (bits % 16 == 0) return move<indexed, int4>(src, row_bytes, index, n, dst, stream);
+  if (bits % 8 == 0) return move<indexed, int2>(src, row_bytes, index, n, dst, stream);
+  if (bits % 4 == 0) return move<indexed, int>(src, row_bytes, index, n, dst, stream);
+  if (bits % 2 == 0) return move<indexed, short>(src, row_bytes, index, n, dst, stream);
+  return move<indexed, char>(src, row_bytes, index, n, dst, stream);
 }
 
 }  // namespace

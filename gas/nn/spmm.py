@@ -159,7 +159,7 @@ _extreme.register_autograd(_extreme_grad, setup_context=_extreme_setup)
 def spmm(adj: Adjacency, x: Tensor, weight: Tensor | None = None, reduce: str = "sum") -> Tensor:
     """Aggregates the rows of each node's neighbours: ``out[i]`` from ``x[j]`` for edges ``j -> i``.
 
-    Deterministic: each row of the output, and of the gradient, is added up by one thread. The rows
+    Deterministic: each row of the output, and of the gradient, is added up in one order. The rows
     that :meth:`gas.ScalableGNN.push_and_pull` pulled get no gradient, and none is computed.
 
     Args:

@@ -1,0 +1,296 @@
+#include "attention.h"
+
+#include <limits>
+
+#include "../attention_edge.h"
+#include "teams.h"
+
+namespace gas::cuda {
+namespace {
+
+__device__ float exp_of(float x) { return expf(x); }
+__device__ double exp_of(double x) { return exp(x); }
+
+// The softmax of a row with a running maximum: what was added up is scaled when a larger score
+// arrives. All lanes of a head compute its weights, which costs less than telling each other.
+//
+// Reads, for each entry, heads * (width * sizeof(T) + sizeof(A)) + 4 bytes; writes 2 * heads *
+// width * sizeof(T) for each row.
+template <typename T, int V>
+struct Attend {
+  using A = typename Sum<T>::type;
+  struct Part {
+    A own, maximum, total, weight;  // The target's score; `weight` is that of positive scores.
+    A sum[V], positive[V];
+  };
+  struct Item {
+    Pack<T, V> x;
+    A source, keep;
+  };
+  static constexpr A kLowest = std::numeric_limits<A>::lowest();
+
+  Sparse m;
+  Attention how;
+  const T* x;
+  const A* source;
+  const A* target;
+  T* out;
+  AttentionState<T> state;
+
+  __device__ Part start(const Lane& lane, int64_t row) const {
+    Part part{};
+    part.own = target[row * how.heads + lane.head];
+    part.maximum = kLowest;
+    return part;
+  }
+  __device__ Item fetch(const Lane& lane, int64_t e, int64_t from) const {
+    return {read<V>(x + from * how.heads * how.width + lane.column),
+            source[from * how.heads + lane.head], kept<A>(how, e, lane.head)};
+  }
+  __device__ void raise(Part& part, A maximum) const {
+    if (!(maximum > part.maximum)) return;
+    const A scale = exp_of(part.maximum - maximum);
+    part.maximum = maximum;
+    part.total *= scale;
+    part.weight *= scale;
+    for (int j = 0; j < V; ++j) {
+      part.sum[j] *= scale;
+      part.positive[j] *= scale;
+    }
+  }
+  __device__ void add(Part& part, const Item& item) const {
+    const A score = leaky(item.source + part.own, static_cast<A>(how.slope));
+    raise(part, score);
+    const A power = exp_of(score - part.maximum), a = power * item.keep;
+    part.total += power;
+    for (int j = 0; j < V; ++j) part.sum[j] += a * load(item.x.v[j]);
+    if (score > A{0}) {
+      part.weight += power;
+      for (int j = 0; j < V; ++j) part.positive[j] += a * load(item.x.v[j]);
+    }
+  }
+  __device__ void join(Part& part, const Part& later) const {
+    raise(part, later.maximum);
+    const A scale = exp_of(later.maximum - part.maximum);
+    part.total += later.total * scale;
+    part.weight += later.weight * scale;
+    for (int j = 0; j < V; ++j) {
+      part.sum[j] += later.sum[j] * scale;
+      part.positive[j] += later.positive[j] * scale;
+    }
+  }
+  __device__ void finish(const Lane& lane, int64_t row, const Part& part) const {
+    if (!lane.used) return;
+    const A scale = part.total > A{0} ? A{1} / part.total : A{0};
+    const int64_t at = row * how.heads * how.width + lane.column;
+    Pack<T, V> result, positive;
+    for (int j = 0; j < V; ++j) {
+      store(&result.v[j], part.sum[j] * scale);
+      store(&positive.v[j], part.positive[j] * scale);
+    }
+    write(out + at, result);
+    if (state.positive != nullptr) write(state.positive + at, positive);
+    if (lane.leads && lane.tile == 0) {
+      const int64_t place = row * how.heads + lane.head;
+      state.maximum[place] = m.rowptr[row] < m.rowptr[row + 1] ? part.maximum : A{0};
+      state.total[place] = part.total;
+      state.positive_weight[place] = part.weight * scale;
+    }
+  }
+};
+
+// What a source needs of a destination and a head: side by side, so that a lane reads it at once.
+enum Packed { kScore, kMaximum, kScale, kDot, kPacked };
+
+// Of each destination the gradient towards its scores, and `packed`. A team takes a head.
+template <typename T, int V>
+__global__ void __launch_bounds__(kThreads)
+    reduce_targets(Attention how, int64_t num_rows, Columns columns,
+                   const typename Sum<T>::type* target, const T* out, const T* grad,
+                   AttentionState<T> state, typename Sum<T>::type* packed,
+                   typename Sum<T>::type* grad_target) {
+  using A = typename Sum<T>::type;
+  const Lane lane = columns.lane(0);
+  const int64_t width = how.width, step = int64_t{gridDim.x} * kThreads / columns.team;
+  const int64_t first = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / columns.team;
+  for (int64_t at = first; at < num_rows * how.heads; at += step) {
+    A whole = 0, positive = 0;
+    for (int64_t j = lane.rank * V; j < width; j += columns.team * V) {
+      const Pack<T, V> g = read<V>(grad + at * width + j), o = read<V>(out + at * width + j),
+                       p = read<V>(state.positive + at * width + j);
+      for (int k = 0; k < V; ++k) {
+        whole += load(g.v[k]) * load(o.v[k]);
+        positive += load(g.v[k]) * load(p.v[k]);
+      }
+    }
+    whole = sum_of_lanes(lane.mask, columns.team, whole);
+    positive = sum_of_lanes(lane.mask, columns.team, positive);
+    if (lane.rank != 0) continue;
+    Pack<A, kPacked> into;
+    into.v[kScore] = target[at];
+    into.v[kMaximum] = state.maximum[at];
+    into.v[kScale] = state.total[at] > A{0} ? A{1} / state.total[at] : A{0};
+    into.v[kDot] = whole;
+    write(packed + at * kPacked, into);
+    grad_target[at] =
+        static_cast<A>(1.0 - how.slope) * (positive - state.positive_weight[at] * whole);
+  }
+}
+
+// The gradients towards sources, for rows of the transpose. With G the gradient towards the output
+// of an edge's destination, and D, a, keep and leaky' as in csrc/attention.h, that towards the
+// source's score is the sum of leaky' a (keep <G, x> - D) over its edges, which is
+//   <sum of leaky' a keep G, x> - sum of leaky' a D:
+// one dot product for each row, none for each edge.
+//
+// Reads, for each entry, heads * (width * sizeof(T) + 4 * sizeof(A)) + 8 bytes.
+template <typename T, int V>
+struct AttendBackward {
+  using A = typename Sum<T>::type;
+  struct Part {
+    A own, dot;         // The source's score, and the sum of leaky' a D.
+    A sum[V], bent[V];  // The sums of a keep G, and of leaky' a keep G.
+  };
+  struct Item {
+    Pack<T, V> grad;
+    Pack<A, kPacked> packed;
+    A keep;
+  };
+
+  Sparse m;
+  Attention how;
+  const T* x;
+  const A* source;
+  const T* grad;
+  const A* packed;
+  T* grad_x;
+  A* grad_source;  // [tiles of a head, rows, heads], to be added up
+  int head_lanes;
+
+  __device__ Part start(const Lane& lane, int64_t row) const {
+    Part part{};
+    part.own = source[row * how.heads + lane.head];
+    return part;
+  }
+  __device__ Item fetch(const Lane& lane, int64_t e, int64_t to) const {
+    return {read<V>(grad + to * how.heads * how.width + lane.column),
+            read<kPacked>(packed + (to * how.heads + lane.head) * kPacked),
+            kept<A>(how, m.entry[e], lane.head)};
+  }
+  __device__ void add(Part& part, const Item& item) const {
+    const A raw = part.own + item.packed.v[kScore];
+    const A bend = raw > A{0} ? A{1} : static_cast<A>(how.slope);
+    const A a = exp_of(raw * bend - item.packed.v[kMaximum]) * item.packed.v[kScale];
+    const A through = a * item.keep, bent = through * bend;
+    part.dot += bend * a * item.packed.v[kDot];
+    for (int j = 0; j < V; ++j) {
+      const A g = load(item.grad.v[j]);
+      part.sum[j] += through * g;
+      part.bent[j] += bent * g;
+    }
+  }
+  __device__ void join(Part& part, const Part& later) const {
+    part.dot += later.dot;
+    for (int j = 0; j < V; ++j) {
+      part.sum[j] += later.sum[j];
+      part.bent[j] += later.bent[j];
+    }
+  }
+  __device__ void finish(const Lane& lane, int64_t row, const Part& part) const {
+    const int64_t at = row * how.heads * how.width + lane.column;
+    A dot = 0;
+    if (lane.used) {
+      const Pack<T, V> own = read<V>(x + at);
+      Pack<T, V> result;
+      for (int j = 0; j < V; ++j) {
+        dot += part.bent[j] * load(own.v[j]);
+        store(&result.v[j], part.sum[j]);
+      }
+      write(grad_x + at, result);
+    }
+    dot = sum_of_lanes(lane.mask, head_lanes, dot);
+    if (!lane.used || !lane.leads) return;
+    grad_source[(lane.tile * m.num_rows + row) * how.heads + lane.head] =
+        lane.tile == 0 ? dot - part.dot : dot;
+  }
+};
+
+// out[i] = sum of parts[t, i] over the tiles t; zero for none.
+template <typename A>
+__global__ void __launch_bounds__(kThreads)
+    sum_tiles(const A* parts, int64_t tiles, int64_t n, A* out) {
+  const int64_t step = int64_t{gridDim.x} * kThreads;
+  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < n; i += step) {
+    A sum = 0;
+    for (int64_t tile = 0; tile < tiles; ++tile) sum += parts[tile * n + i];
+    out[i] = sum;
+  }
+}
+
+template <typename A>
+void add_tiles(const A* parts, int64_t tiles, int64_t n, A* out, const Stream& stream) {
+  if (n == 0) return;
+  launch("attention", sum_tiles<A>, blocks_for(n), stream.raw, parts, tiles, n, out);
+}
+
+}  // namespace
+
+template <typename T>
+void attention(const Sparse& matrix, int64_t entries, const Attention& how, const T* x,
+               const typename Sum<T>::type* source, const typename Sum<T>::type* target, T* out,
+               const AttentionState<T>& state, const Stream& stream) {
+  if (how.width == 0) {  // There is no lane that would write zeros.
+    const int64_t n = matrix.num_rows * how.heads;
+    add_tiles(state.maximum, 0, n, state.maximum, stream);
+    add_tiles(state.total, 0, n, state.total, stream);
+    add_tiles(state.positive_weight, 0, n, state.positive_weight, stream);
+    return;
+  }
+  with_vectors<T>(how.width, {x, out, state.positive}, [&](auto vector) {
+    constexpr int V = decltype(vector)::value;
+    const Attend<T, V> op{matrix, how, x, source, target, out, state};
+    reduce_rows("attention", op, entries, Columns(how.heads, how.width, V), stream);
+  });
+}
+
+template <typename T>
+void attention_backward(const Sparse& transposed, int64_t entries, int64_t num_rows,
+                        const Attention& how, const T* x, const typename Sum<T>::type* source,
+                        const typename Sum<T>::type* target, const T* out, const T* grad,
+                        const AttentionState<T>& state, typename Sum<T>::type* packed, T* grad_x,
+                        typename Sum<T>::type* grad_source, typename Sum<T>::type* grad_target,
+                        const Stream& stream) {
+  using A = typename Sum<T>::type;
+  with_vectors<T>(how.width, {x, out, grad, grad_x, state.positive}, [&](auto vector) {
+    constexpr int V = decltype(vector)::value;
+    const Columns head(1, how.width, V), columns(how.heads, how.width, V);
+    if (num_rows * how.heads > 0) {
+      launch("attention_backward", reduce_targets<T, V>,
+             blocks_for(num_rows * how.heads * head.team), stream.raw, how, num_rows, head, target,
+             out, grad, state, packed, grad_target);
+    }
+    const int64_t n = transposed.num_rows * how.heads;
+    const int64_t tiles = how.width > 0 ? columns.head_tiles : 0;
+    A* parts = grad_source;
+    if (tiles > 1) {
+      parts = reinterpret_cast<A*>(stream.allocate(tiles * n * static_cast<int64_t>(sizeof(A))));
+    }
+    const AttendBackward<T, V> op{transposed, how,    x,     source,            grad,
+                                  packed,     grad_x, parts, columns.head_lanes};
+    reduce_rows("attention_backward", op, entries, columns, stream);
+    if (tiles != 1) add_tiles(parts, tiles, n, grad_source, stream);
+  });
+}
+
+#define GAS_FOR_TYPE(T, A)                                                                        \
+  template void attention(const Sparse&, int64_t, const Attention&, const T*, const A*, const A*, \
+                          T*, const AttentionState<T>&, const Stream&);                           \
+  template void attention_backward(const Sparse&, int64_t, int64_t, const Attention&, const T*,   \
+                                   const A*, const A*, const T*, const T*,                        \
+                                   const AttentionState<T>&, A*, T*, A*, A*, const Stream&);
+GAS_FOR_TYPE(float, float)
+GAS_FOR_TYPE(double, double)
+GAS_FOR_TYPE(bfloat16, float)
+#undef GAS_FOR_TYPE
+
+}  // namespace gas::cuda

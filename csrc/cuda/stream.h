@@ -1,0 +1,16 @@
+// Where a device's kernels run, and where they get their scratch from.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+namespace gas::cuda {
+
+struct Stream {
+  uintptr_t raw;  // A cudaStream_t.
+  // Returns device memory of that many bytes, aligned to 16, that nobody else uses before the
+  // stream has passed the call that asked for it.
+  std::function<uintptr_t(int64_t)> allocate;
+};
+
+}  // namespace gas::cuda

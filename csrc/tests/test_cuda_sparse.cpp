@@ -1,0 +1,145 @@
+// The CUDA kernels of csrc/cuda/sparse.cu, run on the CPU, against those of csrc/sparse.cpp.
+#include "cuda/sparse.cu"
+
+#include <tuple>
+
+#include "cuda_data.h"
+
+namespace {
+
+// Every entry and every row is in one piece, in order, whatever the size of chunks.
+void test_pieces(const Graph& g, int64_t size) {
+  using gas::cuda::Piece;
+  gas::cuda::Chunks chunks(g.num_rows, g.entries(), 1);
+  chunks.size = size;
+  chunks.count = (g.num_rows + g.entries() + size - 1) / size;
+  int64_t row = -1, entry = 0;
+  for (int64_t chunk = 0; chunk < chunks.count; ++chunk) {
+    int64_t work = 0;
+    const auto body = [&](int64_t r, int64_t begin, int64_t end, Piece piece) {
+      row += piece != Piece::kLater;
+      const int64_t degree = g.rowptr[r + 1] - g.rowptr[r];
+      CHECK(r == row && begin == entry && begin <= end && end <= g.rowptr[r + 1]);
+      CHECK((piece == Piece::kWhole) == (degree <= size));
+      CHECK((begin == g.rowptr[r]) || piece == Piece::kLater);
+      CHECK((end == g.rowptr[r + 1]) || piece != Piece::kWhole);
+      CHECK(begin < end || piece != Piece::kLater);
+      entry = end;
+      work += end - begin;
+    };
+    gas::cuda::for_pieces(g.forward(), chunks, chunk, body);
+    CHECK(work < 2 * size);
+  }
+  CHECK(row == g.num_rows - 1 && entry == g.entries());
+}
+
+template <typename T>
+struct Results {
+  Table<T> sum, back, dot, best, spread;
+  Table<int32_t> from;
+
+  Results(const Graph& g, int64_t width, int64_t shift)
+      : sum(g.num_rows * width, shift),
+        back(g.num_cols * width, shift),
+        dot(g.entries(), shift),
+        best(g.num_rows * width, shift),
+        spread(g.num_cols * width, shift),
+        from(g.num_rows * width, shift) {}
+  bool operator==(const Results& other) const {
+    return sum == other.sum && back == other.back && dot == other.dot && best == other.best &&
+           spread == other.spread && from == other.from;
+  }
+};
+
+template <typename T>
+void test(const Graph& g, int64_t width, int64_t shift, std::mt19937& random) {
+  const auto x = numbers<T>(g.num_cols * width, shift, random);
+  const auto y = numbers<T>(g.num_rows * width, shift, random);
+  const auto weights = numbers<T>(g.entries(), 0, random);
+  const auto exact_x = exact(x), exact_y = exact(y), exact_weights = exact(weights);
+  const gas::Sparse m = g.forward(), t = g.backward();
+  for (const bool weighted : {false, true}) {
+    const T* weight = weighted ? weights.data() : nullptr;
+    const bool mean = weighted == (width % 2 == 0);
+    const auto which = weighted ? gas::Extreme::kMax : gas::Extreme::kMin;
+    Results<double> wanted(g, width, 0);
+    const double* exact_weight = weighted ? exact_weights.data() : nullptr;
+    gas::multiply(m, exact_weight, exact_x.data(), width, mean, wanted.sum.data(), 1);
+    gas::multiply(t, exact_weight, exact_y.data(), width, !mean, wanted.back.data(), 1);
+    gas::dot_rows(m, exact_y.data(), exact_x.data(), width, wanted.dot.data(), 1);
+    gas::extreme(m, which, exact_x.data(), width, wanted.best.data(), wanted.from.data(), 1);
+    gas::extreme_backward(t, exact_y.data(), wanted.from.data(), width, wanted.spread.data(), 1);
+    const auto run = [&](bool reversed) {
+      on_host::reversed = reversed;
+      Scratch scratch;
+      const gas::cuda::Stream stream = scratch.stream();
+      Results<T> r(g, width, shift);
+      const int64_t n = g.entries();
+      gas::cuda::multiply(m, n, weight, x.data(), width, mean, r.sum.data(), stream);
+      gas::cuda::multiply(t, n, weight, y.data(), width, !mean, r.back.data(), stream);
+      gas::cuda::dot_rows(m, n, y.data(), x.data(), width, r.dot.data(), stream);
+      gas::cuda::extreme(m, n, which, x.data(), width, r.best.data(), r.from.data(), stream);
+      gas::cuda::extreme_backward(t, n, y.data(), r.from.data(), width, r.spread.data(), stream);
+      return r;
+    };
+    const Results<T> found = run(false);
+    check_near(found.sum, wanted.sum);
+    check_near(found.back, wanted.back);
+    check_near(found.dot, wanted.dot);
+    check_near(found.spread, wanted.spread);
+    CHECK(exact(found.best) == wanted.best && found.from == wanted.from);
+    if (!weighted) CHECK(run(true) == found);
+  }
+}
+
+template <typename T>
+void test_all(std::mt19937& random) {
+  const std::vector<int64_t> degrees{0, 2, 200, 31, 1, 0, 32, 33, 0, 7, 64, 3};
+  const Graph g = make_graph(29, 37, degrees, random);
+  for (const int64_t width : {1, 2, 3, 8, 33, 64, 130, 256}) {
+    test<T>(g, width, 0, random);
+    if (width % 8 == 0) test<T>(g, width, 1, random);  // Rows that are not aligned to vectors.
+  }
+  test<T>(make_graph(3, 5, {9000, 0, 40}, random), 1, 0, random);  // More pieces than threads.
+  test<T>(make_graph(3, 5, {2500, 0, 40}, random), 16, 0, random);
+  test<T>(make_graph(2, 900, {40, 3}, random), 1024, 0, random);
+  test<T>(make_graph(5, 0, degrees, random), 8, 0, random);
+  test<T>(make_graph(1, 1, {1}, random), 8, 0, random);
+  test<T>(make_graph(2000, 1000, {0}, random), 8, 0, random);  // No entries at all.
+
+  const int64_t before = on_host::launches;
+  test<T>(make_graph(0, 0, degrees, random), 8, 0, random);
+  CHECK(on_host::launches == before);
+  test<T>(g, 0, 0, random);
+  CHECK(on_host::launches == before + 3);  // Of the dot products, which are zero.
+}
+
+void test_nan_and_signs() {
+  const float nan = std::nanf("");
+  const std::vector<float> x{1.0f, nan, 3.0f, nan, 0.0f, -0.0f};
+  const std::vector<int32_t> col{0, 1, 2, 3, 4, 5, 5, 4}, rowptr{0, 4, 6, 8};
+  const gas::Sparse m{3, rowptr.data(), col.data(), nullptr};
+  std::vector<float> out(3), wanted(3);
+  std::vector<int32_t> from(3), wanted_from(3);
+  Scratch scratch;
+  for (const auto which : {gas::Extreme::kMax, gas::Extreme::kMin}) {
+    gas::extreme(m, which, x.data(), 1, wanted.data(), wanted_from.data(), 1);
+    gas::cuda::extreme(m, 8, which, x.data(), 1, out.data(), from.data(), scratch.stream());
+    CHECK(from == wanted_from && from[0] == 1);
+    CHECK(std::isnan(out[0]) && std::signbit(out[1]) == std::signbit(wanted[1]));
+  }
+}
+
+}  // namespace
+
+int main() {
+  std::mt19937 random(1);
+  for (const auto& [rows, cols] : {std::pair{60, 9}, std::pair{1, 1}, std::pair{0, 3}}) {
+    const Graph g = make_graph(rows, cols, {0, 0, 0, 1, 70, 3, 8, 9, 2, 17, 0, 200}, random);
+    for (const int64_t size : {1, 2, 7, 8, 9, 64, 1000}) test_pieces(g, size);
+  }
+  test_all<float>(random);
+  test_all<double>(random);
+  test_all<gas::bfloat16>(random);
+  test_nan_and_signs();
+}
