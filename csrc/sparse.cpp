@@ -110,8 +110,8 @@ GAS_INLINE void extreme_rows(const Sparse& m, const T* x, int64_t width, T* out,
   const int64_t row_bytes = width * static_cast<int64_t>(sizeof(T));
   const int64_t stop = m.rowptr[last];
   for (int64_t row = begin; row < last; ++row) {
-    for (int64_t e = m.rowptr[row] + kAhead; e < std::min<int64_t>(m.rowptr[row + 1] + kAhead, stop);
-         ++e) {
+    const int64_t end = std::min<int64_t>(m.rowptr[row + 1] + kAhead, stop);
+    for (int64_t e = m.rowptr[row] + kAhead; e < end; ++e) {
       prefetch_row(reinterpret_cast<const char*>(x + m.col[e] * width), row_bytes);
     }
     int64_t at = 0;
@@ -146,8 +146,8 @@ GAS_INLINE void extreme_backward_rows(const Sparse& m, const T* grad, const int3
                                       int64_t width, T* out, int64_t begin, int64_t last) {
   const int64_t stop = m.rowptr[last];
   for (int64_t row = begin; row < last; ++row) {
-    for (int64_t e = m.rowptr[row] + kAhead; e < std::min<int64_t>(m.rowptr[row + 1] + kAhead, stop);
-         ++e) {
+    const int64_t end = std::min<int64_t>(m.rowptr[row + 1] + kAhead, stop);
+    for (int64_t e = m.rowptr[row] + kAhead; e < end; ++e) {
       const int64_t base = m.col[e] * width;
       prefetch_row(reinterpret_cast<const char*>(grad + base), width * sizeof(T));
       prefetch_row(reinterpret_cast<const char*>(from + base), width * sizeof(int32_t));
