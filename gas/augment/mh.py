@@ -310,10 +310,10 @@ class MHAug(Augmentation):
             k_new: How many it drops, of shape ``[..., 2]``; where impossible, the ratio is 0.
             k_old: How many are dropped, of shape ``[..., 2]``.
         """
-        k_new, k_old = torch.broadcast_tensors(k_new, k_old)
-        there, back = self.log_proposal(torch.stack([k_new, k_old]), torch.stack([k_old, k_new]))
-        choose = log_choose(self._size, k_new) - log_choose(self._size, k_old)
-        ratio = log_p_new - log_p_old + back - there + choose.sum(dim=-1)
+        both = torch.stack(torch.broadcast_tensors(k_new, k_old))
+        there, back = self.log_proposal(both, both.flip(0))
+        new, old = log_choose(self._size, both).sum(dim=-1)
+        ratio = log_p_new - log_p_old + back - there + new - old
         possible = ((k_new >= 0) & (k_new <= self._most)).all(dim=-1)
         return torch.where(possible, ratio, -math.inf)
 

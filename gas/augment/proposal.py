@@ -6,9 +6,11 @@ for edges and one for nodes.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
-from torch.special import log_ndtr, ndtr, ndtri
+from torch.special import log_ndtr, ndtri
 
 
 def log_choose(n: Tensor, k: Tensor) -> Tensor:
@@ -24,6 +26,11 @@ def log_between(low: Tensor, high: Tensor) -> Tensor:
     return top + (-torch.expm1(log_ndtr(low) - top)).log()
 
 
+def _tail(z: Tensor) -> Tensor:
+    """``P(x > z)`` of a standard normal ``x``; ``torch.special.ndtr`` is off in the tails."""
+    return 0.5 * torch.erfc(z * math.sqrt(0.5))
+
+
 def truncated_normal(mean: Tensor, sd: Tensor, u: Tensor, high: Tensor) -> Tensor:
     """Normal numbers that lie in ``[0, high]``, by the inverse of their distribution function.
 
@@ -33,8 +40,7 @@ def truncated_normal(mean: Tensor, sd: Tensor, u: Tensor, high: Tensor) -> Tenso
         u: Uniform in ``[0, 1)``.
         high: The upper end.
     """
-    low, high_z = -mean / sd, (high - mean) / sd
-    below, above = ndtr(low), ndtr(-high_z)
+    below, above = _tail(mean / sd), _tail((high - mean) / sd)
     inside = 1.0 - below - above
     left, right = below + u * inside, above + (1.0 - u) * inside  # Either tail by its own side.
     z = torch.where(left < right, ndtri(left), -ndtri(right))
