@@ -177,8 +177,8 @@ class Augmentation(BaseTransform):
                 out[key] = data[key][view.edge_mask]
         out.edge_index = data.edge_index[:, view.edge_mask]
         mask = view.node_mask.view(-1, *[1] * (data.x.dim() - 1))
-        scale = mask.numel() / mask.sum()
-        out.x = torch.where(mask, data.x * scale.to(data.x.dtype), 0)
+        scale = (mask.numel() / mask.sum()).to(data.x.dtype)
+        out.x = (data.x * scale).masked_fill_(~mask, 0)
         return out
 
     def _check(self, data: Data) -> None:
