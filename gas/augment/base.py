@@ -190,6 +190,11 @@ class Augmentation(BaseTransform):
                 f"'x' is {found}, expected floating-point features with one row for each of the "
                 f"{self.units.num_nodes} nodes"
             )
+        if x.device != self.units.device:
+            raise ValueError(
+                f"'x' is on {x.device}, but the augmentation was built on {self.units.device}: "
+                "move the graph first, then build it"
+            )
 
     # Checkpoints --------------------------------------------------------------------------------
 

@@ -219,11 +219,11 @@ class MHAug(Augmentation):
         self._precision = self._lam_delta / (2.0 * sigma * sigma)
 
     def _log_prob(self, delta: Tensor, k: Tensor) -> Tensor:
-        fit = ((delta - self._mu).square() * self._precision).sum()
+        fit = (delta - self._mu).square_().mul_(self._precision).sum()
         return -fit - (self._lam_choose * log_choose(self._size, k)).sum()
 
     def _state_of(self, view: View, k: Tensor) -> _State:
-        delta = 1.0 - self._count(view) / self._total
+        delta = self._count(view).div_(self._total).neg_().add_(1.0)
         return _State(view.edges, view.node_mask, k, delta, self._log_prob(delta, k))
 
     def delta(self, edge_mask: Tensor, node_mask: Tensor) -> Tensor:
@@ -263,22 +263,23 @@ class MHAug(Augmentation):
                 f"'logits' has shape {list(logits.shape)}, expected [{rows}, classes] with at "
                 "least 2 classes: one row for each node, or for each of 'n_id'"
             )
-        eps = entropy(logits.detach()).double() / math.log(logits.size(1))
-        if not bool(eps.isfinite().all()):
-            raise ValueError(
-                "'logits' holds NaN or infinite values, expected finite ones: training has "
-                "diverged; try a smaller learning rate"
-            )
-        eps = eps.to(self._eps.device).clamp_(0.0, 1.0)
-        if n_id is None:
-            self._eps = eps
-        else:
+        if n_id is not None:
             _native.check_index("n_id", n_id)
             _native.check_range("n_id", n_id, n)
-            self._eps[n_id.to(eps.device)] = eps
-        self._set_precision()
-        state = self._state
-        self._state = state._replace(log_p=self._log_prob(state.delta, state.k))
+        # Tensors made in inference mode could not be changed later.
+        with torch.inference_mode(False), torch.no_grad():
+            eps = entropy(logits.to(self._eps.device)).double() / math.log(logits.size(1))
+            if not bool(eps.isfinite().all()):
+                raise ValueError(
+                    "'logits' holds NaN or infinite values, expected finite ones: training has "
+                    "diverged; try a smaller learning rate"
+                )
+            index = slice(None) if n_id is None else n_id.to(eps.device)
+            self._eps = self._eps.clone()
+            self._eps[index] = eps.clamp_(0.0, 1.0)
+            self._set_precision()
+            state = self._state
+            self._state = state._replace(log_p=self._log_prob(state.delta, state.k))
 
     # The chain ------------------------------------------------------------------------------------
 

@@ -194,6 +194,22 @@ def test_entropy_changes_the_target():
     assert float(chain._eps.max()) < 1e-6
 
 
+def test_inference_mode():
+    """What an evaluation in inference mode leaves behind can be used, and changed, afterwards."""
+    data = random_graph()
+    chain, other = make(data), make(data)
+    logits = torch.randn(60, 4)
+    with torch.inference_mode():
+        chain.update_entropy(logits + 0)
+        chain.run(5)
+        chain(data)
+    for rows in torch.arange(60).split(30):
+        chain.update_entropy(logits[rows], rows)
+    other.update_entropy(logits)
+    other.run(6)
+    assert same(follow(chain), follow(other))
+
+
 def test_tempering():
     data = random_graph()
     plain, tempered = make(data), make(data, reference_size=6)
@@ -390,6 +406,9 @@ def test_another_graph():
         with pytest.raises(ValueError, match="'x' is .*expected floating-point features"):
             chain(wrong)
         assert chain.statistics().steps == steps
+    moved = Data(x=torch.empty(60, 2, device="meta"), edge_index=data.edge_index)
+    with pytest.raises(ValueError, match="'x' is on meta, but the augmentation was built on cpu"):
+        chain(moved)
     data.edge_index[0, 0] = 1
     for call in (chain, chain.apply):
         with pytest.raises(ValueError, match="'edge_index' was changed in place"):
