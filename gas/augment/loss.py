@@ -30,7 +30,7 @@ def mh_aug_loss(
     nodes alone. Gradients reach all three outputs, but for those of a teacher.
 
     Source: Park et al., *Metropolis-Hastings Data Augmentation for Graph Neural Networks*, NeurIPS
-    2021, equation 11.
+    2021.
 
     Args:
         logits: Outputs for the original graph, of shape ``[nodes, classes]``.

@@ -1,8 +1,8 @@
 """MH-Aug: augmented graphs from a target distribution, by a Markov chain over masks.
 
-Source: Park, Lee, Kim, Park, Jeong, Kim, Ha, Kim, *Metropolis-Hastings Data Augmentation for Graph
-Neural Networks*, NeurIPS 2021. Symbols are those of the paper; where it speaks of two sides, edges
-and nodes, vectors of two hold them in this order.
+Source: Park et al., *Metropolis-Hastings Data Augmentation for Graph Neural Networks*, NeurIPS
+2021. Symbols are those of the paper; where it speaks of two sides, edges and nodes, vectors of two
+hold them in this order.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gas import _native
-from gas._masks import ego_hop, on_host, subset
+from gas._masks import on_host, subset
 from gas.augment.base import Augmentation
-from gas.augment.loss import entropy
 from gas.augment.proposal import PROPOSALS, log_choose
+from gas.augment.target import Target
 from gas.augment.units import View
 from gas.augment.visited import Visited
 
@@ -177,23 +177,24 @@ class MHAug(Augmentation):
         super().__init__(data, undirected=undirected, num_steps=num_steps, generator=generator)
         self.units.check_size()
 
-        self.hops = hops
         self.local, self.swaps = local, swaps
         self.reference_size = reference_size
         self.target_acceptance, self.burn_in = target_acceptance, burn_in
         m, n = self.units.size, self.units.num_nodes
         heat = 1.0 if reference_size is None else reference_size / n
-        self._mu = self._pair(mu_e, mu_v)
-        self._sigma_delta = self._pair(sigma_delta_e, sigma_delta_v)
-        self._a, self._b = self._pair(a_e, a_v), self._pair(b_e, b_v)
-        self._lam_delta = self._pair(lam1, lam3) * heat
-        self._lam_choose = 1.0 - (1.0 - self._pair(lam2, lam4)) * heat
         self._size, self._most = self._pair(m, n), self._pair(m, n - 1)
+        self._sigma_delta = self._pair(sigma_delta_e, sigma_delta_v)
         self._proposal = PROPOSALS[proposal](self._size, self._most)
-
-        self._total = self._count(self._view)  # (A + I)^hops 1, twice.
-        self._eps = torch.ones(n, dtype=torch.double, device=self.units.device)
-        self._set_precision()
+        self._target = Target(
+            self.units,
+            self._size,
+            mu=self._pair(mu_e, mu_v),
+            a=self._pair(a_e, a_v),
+            b=self._pair(b_e, b_v),
+            lam_delta=self._pair(lam1, lam3) * heat,
+            lam_choose=1.0 - (1.0 - self._pair(lam2, lam4)) * heat,
+            hops=hops,
+        )
         self._log_scale = self._size.new_zeros(())  # Of sigma_delta, what adaptation has learnt.
         self._time = 0  # Transitions, those of the burn-in included.
         self._accepted = self._size.new_zeros(())
@@ -207,29 +208,13 @@ class MHAug(Augmentation):
     def _pair(self, edges: float, nodes: float) -> Tensor:
         return torch.tensor([edges, nodes], dtype=torch.double, device=self.units.device)
 
-    def _count(self, view: View) -> Tensor:
-        x = torch.ones(self.units.num_nodes, 2, dtype=torch.double, device=self.units.device)
-        x[:, 1] = view.node_mask
-        for _ in range(self.hops):
-            x = ego_hop(self.units.graph, view.edges, x)
-        return x
-
-    def _set_precision(self) -> None:
-        sigma = self._a * self._eps[:, None] + self._b
-        self._precision = self._lam_delta / (2.0 * sigma * sigma)
-
-    def _log_prob(self, delta: Tensor, k: Tensor) -> Tensor:
-        fit = (delta - self._mu).square_().mul_(self._precision).sum()
-        return -fit - (self._lam_choose * log_choose(self._size, k)).sum()
-
     def _state_of(self, view: View, k: Tensor) -> _State:
-        delta = self._count(view).div_(self._total).neg_().add_(1.0)
-        return _State(view.edges, view.node_mask, k, delta, self._log_prob(delta, k))
+        delta = self._target.delta(view)
+        return _State(view.edges, view.node_mask, k, delta, self._target.log_prob(delta, k))
 
     def delta(self, edge_mask: Tensor, node_mask: Tensor) -> Tensor:
         """The changes of each node's ego-graph, by edges and by nodes, of shape ``[N, 2]``."""
-        view = self._read(edge_mask, node_mask)
-        return self._state_of(view, _dropped(view)).delta
+        return self._target.delta(self._read(edge_mask, node_mask))
 
     def log_prob(self, edge_mask: Tensor, node_mask: Tensor) -> Tensor:
         """The target's ``log P`` of a state, up to a constant, of shape ``[]``, float64.
@@ -256,30 +241,12 @@ class MHAug(Augmentation):
         Raises:
             ValueError: If shapes don't fit, or a logit is NaN or infinite.
         """
-        n = self.units.num_nodes
-        rows = n if n_id is None else n_id.numel()
-        if logits.dim() != 2 or logits.size(0) != rows or logits.size(1) < 2:
-            raise ValueError(
-                f"'logits' has shape {list(logits.shape)}, expected [{rows}, classes] with at "
-                "least 2 classes: one row for each node, or for each of 'n_id'"
-            )
-        if n_id is not None:
-            _native.check_index("n_id", n_id)
-            _native.check_range("n_id", n_id, n)
         # Tensors made in inference mode could not be changed later.
         with torch.inference_mode(False), torch.no_grad():
-            eps = entropy(logits.to(self._eps.device)).double() / math.log(logits.size(1))
-            if not bool(eps.isfinite().all()):
-                raise ValueError(
-                    "'logits' holds NaN or infinite values, expected finite ones: training has "
-                    "diverged; try a smaller learning rate"
-                )
-            index = slice(None) if n_id is None else n_id.to(eps.device)
-            self._eps = self._eps.clone()
-            self._eps[index] = eps.clamp_(0.0, 1.0)
-            self._set_precision()
+            self._target.set_logits(logits, n_id)
             state = self._state
-            self._state = state._replace(log_p=self._log_prob(state.delta, state.k))
+            log_p = self._target.log_prob(state.delta, state.k)
+            self._state = state._replace(log_p=log_p)
 
     # The chain ------------------------------------------------------------------------------------
 
@@ -386,6 +353,8 @@ class MHAug(Augmentation):
     def run(self, num_steps: int | None = None) -> None:
         """Makes some transitions; on a GPU the host waits for none of them.
 
+        It looks at the rate of acceptance once in a thousand.
+
         Args:
             num_steps: How many. (default: ``self.num_steps``)
         """
@@ -434,7 +403,7 @@ class MHAug(Augmentation):
         """All that is needed to go on with the same chain, random numbers included."""
         return {
             **super().state_dict(),
-            "eps": self._eps,
+            "eps": self._target.eps,
             "log_scale": self._log_scale,
             "time": torch.tensor(self._time),
             "accepted": self._accepted,
@@ -443,8 +412,7 @@ class MHAug(Augmentation):
         }
 
     def _load(self, state: dict[str, Tensor]) -> None:
-        self._eps = state["eps"].clone()
-        self._set_precision()
+        self._target.eps = state["eps"].clone()
         super()._load(state)
         self._log_scale = state["log_scale"].clone()
         self._time = int(state["time"])

@@ -187,11 +187,11 @@ def test_entropy_changes_the_target():
     other = make(data)
     for n_id in torch.randperm(60).split(17):  # In batches.
         other.update_entropy(logits[n_id], n_id)
-    assert torch.allclose(other._eps, chain._eps, rtol=0, atol=1e-7)
+    assert torch.allclose(other._target.eps, chain._target.eps, rtol=0, atol=1e-7)
     chain.update_entropy(torch.zeros(60, 4))  # Sure of nothing: as before the first call.
-    assert torch.allclose(chain._eps, make(data)._eps)
+    assert torch.allclose(chain._target.eps, make(data)._target.eps)
     chain.update_entropy(torch.eye(4)[torch.randint(4, (60,))] * 100)
-    assert float(chain._eps.max()) < 1e-6
+    assert float(chain._target.eps.max()) < 1e-6
 
 
 def test_inference_mode():
@@ -213,11 +213,11 @@ def test_inference_mode():
 def test_tempering():
     data = random_graph()
     plain, tempered = make(data), make(data, reference_size=6)
-    assert torch.equal(tempered._lam_delta, plain._lam_delta / 10)
-    assert torch.allclose(1 - tempered._lam_choose, (1 - plain._lam_choose) / 10)
+    assert torch.equal(tempered._target.lam_delta, plain._target.lam_delta / 10)
+    assert torch.allclose(1 - tempered._target.lam_choose, (1 - plain._target.lam_choose) / 10)
     same_size = make(data, reference_size=60)
-    assert torch.equal(same_size._lam_delta, plain._lam_delta)
-    assert torch.allclose(same_size._lam_choose, plain._lam_choose)
+    assert torch.equal(same_size._target.lam_delta, plain._target.lam_delta)
+    assert torch.allclose(same_size._target.lam_choose, plain._target.lam_choose)
     large = random_graph(4000, 20_000)
     wide = dict(sigma_delta_e=0.5, sigma_delta_v=0.5)
     cold, warm = make(large, **wide), make(large, reference_size=100, **wide)
@@ -426,4 +426,4 @@ def test_wrong_logits():
         chain.update_entropy(torch.zeros(2, 3), torch.tensor([0, 60]))
     with pytest.raises(ValueError, match="'n_id' is torch.float32"):
         chain.update_entropy(torch.zeros(2, 3), torch.zeros(2))
-    assert (chain._eps == 1).all()
+    assert (chain._target.eps == 1).all()
