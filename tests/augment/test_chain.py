@@ -36,6 +36,12 @@ def swapped_masks(chain, log_p, k):
     return staying(proposed * ratio.clamp(max=0).exp()), proposed
 
 
+def accepted(chain, log_p, k, proposed):
+    """The probability that a proposal is accepted, of each state."""
+    ratio = chain.log_acceptance(log_p[None, :], log_p[:, None], k[None, :], k[:, None])
+    return (proposed * ratio.clamp(max=0).exp()).sum(dim=1)
+
+
 def staying(moves):
     """Adds the probability of rejection to the diagonal."""
     moves = moves.clone().fill_diagonal_(0)
@@ -152,11 +158,19 @@ def test_a_long_chain(options):
         chain.step()
         visits.append(number(chain._view.edges, chain.node_mask))
     visits = torch.tensor(visits)
+    # As often as the listed chain does ...
+    moves = [fresh_masks(chain, log_p, k)]
+    if chain.local:
+        moves.append(swapped_masks(chain, log_p, k))
+    rates = [accepted(chain, log_p, k, proposed) for _, proposed in moves]
+    rate = float((wanted * sum(rates) / len(rates)).sum())
+    # ... and at the same places.
     found = torch.bincount(visits, minlength=len(wanted)) / len(visits)
     slowest = max(correlation_time(values[visits]) for values in (log_p, k[:, 0], k[:, 1]))
     independent = len(visits) / slowest
     floor = float((2 * wanted * (1 - wanted) / (math.pi * independent)).sqrt().sum() / 2)
     assert total_variation(found, wanted) < 3 * floor
+    assert abs(chain.acceptance_rate - rate) < 4 * math.sqrt(rate * (1 - rate) / independent)
     # Which could fail: other wishes are another distribution.
     other = target(chain_on(path(), mu_e=0.8, mu_v=0.1, **options))[2]
     assert total_variation(found, other) > 3 * floor
