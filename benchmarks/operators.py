@@ -1,15 +1,15 @@
 """Time and memory of graph operators, forward and backward, against PyG and torch-sparse.
 
-    python benchmarks/operators.py                       # the table that is kept, some minutes
+    python benchmarks/operators.py                       # the table that is kept, half an hour
     python benchmarks/operators.py --nodes 5000 --degrees 20 --widths 16 64
 
 Random graphs: ``uniform`` gives every node the same number of edges on average, ``hubs`` draws
 destinations by a power law (exponent 2.5). Convolutions run on the whole graph, their weights and
 the gradient towards the input included; products take a matrix with values and the gradient towards
 the dense side. Transposes are made before: fixed batches keep theirs. Contenders run in turn in one
-run, medians of some rounds. Memory is what a process holds at the peak over what it held before,
-with all inputs there, in a process of its own. A convolution that didn't take the fused path is an
-error.
+run, medians of some rounds. Memory is what a process holds at the peak of a step, forward and
+backward, over what it held before, with all inputs there, in a process of its own; it is measured
+where a graph has no hubs and degree 20. A convolution that didn't take the fused path is an error.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import gc
 import multiprocessing
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,8 +32,9 @@ from gas import nn
 from gas.nn import Adjacency
 from gas.training.report import peak_rss_bytes, reset_peak_rss
 
-Step = Callable[[], object]
+Step = Callable[[bool], object]  # Takes whether to run backward, too.
 GRAPHS = ("uniform", "hubs")
+LARGE = ("GATConv", "uniform", 20, 256)  # Measured in any case: 8 heads of 32.
 
 
 def make_graph(kind: str, nodes: int, degree: int) -> Tensor:
@@ -48,7 +50,11 @@ def make_graph(kind: str, nodes: int, degree: int) -> Tensor:
 
 
 def forward_backward(function: Callable[[Tensor], Tensor], x: Tensor) -> Step:
-    def step() -> None:
+    def step(backward: bool) -> None:
+        if not backward:
+            with torch.no_grad():
+                function(x)
+            return
         x.grad = None
         out = function(x)
         out.backward(torch.ones_like(out))
@@ -120,7 +126,7 @@ def convolutions(
         x = torch.randn(nodes, width, requires_grad=True)
         extra = (torch.rand(edge_index.size(1), 2),) if name == "GMMConv" else ()
         step = forward_backward(lambda x: conv(x, adj, *extra), x)
-        step()
+        step(False)
         if package is nn and conv.path != "fused":
             raise RuntimeError(f"{name} took another way: {conv.path}")
         return step
@@ -153,14 +159,14 @@ def peak(case: tuple[Any, ...], name: str, threads: int) -> int:
     """The growth of resident memory in one step, in bytes; in a process of its own."""
     torch.set_num_threads(threads)
     step = contenders(*case)[name]()
-    step()
+    step(True)
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
     reset_peak_rss()
     before = peak_rss_bytes()
-    step()
+    step(True)
     return peak_rss_bytes() - before
 
 
@@ -184,40 +190,60 @@ def main() -> None:
         for kind in args.graphs:
             for degree in args.degrees:
                 for width in args.widths:
-                    if args.nodes * degree * width > args.most_elements:
+                    large = args.nodes * degree * width > args.most_elements
+                    if large and (operator, kind, degree, width) != LARGE:
                         continue
                     case = (operator, kind, args.nodes, degree, width)
                     cell = measure(case, args.repeats)
                     results.append({"case": case, "contenders": cell})
                     rows.append([operator, kind, degree, width, *describe(cell)])
                     print(rows[-1], flush=True)
-    header = ["operator", "graph", "degree", "width", "gas", "others, time over gas"]
+    header = ["operator", "graph", "degree", "width"]
+    header += ["gas, forward", "others, time over gas"]
+    header += ["gas, forward + backward", "others, time over gas"]
     header += ["gas, peak memory", "others, memory over gas"]
-    save("operators", {"nodes": args.nodes, "results": results}, markdown(header, rows))
+    missing = [name for name in ("torch_sparse", "dgl") if not has(name)]
+    note = f"\n\nNot measured, because not installed: {', '.join(missing)}." if missing else ""
+    content = {"nodes": args.nodes, "results": results, "not_measured": missing}
+    save("operators", content, markdown(header, rows) + note)
 
 
 def measure(case: tuple[Any, ...], repeats: int) -> dict[str, dict[str, Any]]:
-    makers = contenders(*case)
-    times = time_in_turn({name: make() for name, make in makers.items()}, repeats)
-    cell: dict[str, dict[str, Any]] = {}
-    for name in makers:
-        spawn = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(1, mp_context=spawn) as process:
-            size = process.submit(peak, case, name, torch.get_num_threads()).result()
-        cell[name] = {"seconds": times[name], "peak_bytes": size}
+    steps = {name: make() for name, make in contenders(*case).items()}
+    times = {
+        way: time_in_turn({n: partial(step, way == "both") for n, step in steps.items()}, repeats)
+        for way in ("forward", "both")
+    }
+    cell: dict[str, dict[str, Any]] = {
+        name: {way: times[way][name] for way in times} for name in steps
+    }
+    _, kind, _, degree, _ = case
+    if kind == "uniform" and degree == 20:
+        del steps
+        for name in cell:
+            spawn = multiprocessing.get_context("spawn")
+            with ProcessPoolExecutor(1, mp_context=spawn) as process:
+                size = process.submit(peak, case, name, torch.get_num_threads()).result()
+            cell[name]["peak_bytes"] = size
     return cell
 
 
 def describe(cell: dict[str, dict[str, Any]]) -> list[str]:
     own = cell["gas"]
-    seconds, size = own["seconds"]["median"], max(own["peak_bytes"], 1)
     others = {name: entry for name, entry in cell.items() if name != "gas"}
-    return [
-        f"{1000 * seconds:.1f} ms",
-        ", ".join(f"{n} {e['seconds']['median'] / seconds:.1f}x" for n, e in others.items()),
-        f"{size / 2**20:.0f} MiB",
-        ", ".join(f"{n} {e['peak_bytes'] / size:.1f}x" for n, e in others.items()),
-    ]
+    columns = []
+    for way in ("forward", "both"):
+        seconds = own[way]["median"]
+        columns.append(f"{1000 * seconds:.1f} ms")
+        columns.append(
+            ", ".join(f"{n} {e[way]['median'] / seconds:.1f}x" for n, e in others.items())
+        )
+    if "peak_bytes" not in own:
+        return [*columns, "", ""]
+    size = max(own["peak_bytes"], 1)
+    columns.append(f"{size / 2**20:.0f} MiB")
+    columns.append(", ".join(f"{n} {e['peak_bytes'] / size:.1f}x" for n, e in others.items()))
+    return columns
 
 
 if __name__ == "__main__":
