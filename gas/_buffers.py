@@ -99,8 +99,8 @@ class BufferPool:
 _SHARED = BufferPool(MOST_IDLE_BYTES)
 
 
-def empty_like(x: Tensor) -> Tensor:
-    """A contiguous tensor of unspecified values, like ``x``, which is on the CPU."""
-    if x.dim() != 2 or x.nbytes < LARGE_BYTES:
-        return torch.empty_like(x, memory_format=torch.contiguous_format)
-    return _SHARED.take(x.size(0), x.size(1), x.dtype)
+def empty(rows: int, width: int, like: Tensor) -> Tensor:
+    """A tensor of shape ``[rows, width]`` with unspecified values, of the type of another."""
+    if like.device.type != "cpu" or rows * width * like.element_size() < LARGE_BYTES:
+        return like.new_empty(rows, width)
+    return _SHARED.take(rows, width, like.dtype)

@@ -95,7 +95,10 @@ def gather_rows(table: Tensor, index: Tensor, out: Tensor | None = None) -> Tens
     check_index("index", index)
     shape = (index.numel(), *table.shape[1:])
     if out is None:
-        out = table.new_empty(shape)
+        if table.dim() == 2:
+            out = _buffers.empty(index.numel(), table.size(1), table)
+        else:
+            out = table.new_empty(shape)
     elif out.shape != shape or out.dtype != table.dtype or not out.is_contiguous():
         raise ValueError(
             f"'out' is {out.dtype} of shape {list(out.shape)}, expected a contiguous "
@@ -139,7 +142,7 @@ def dropout(x: Tensor, p: float, seed: int) -> Tensor:
     x = x.contiguous()
     if not _use(x):
         return _dropout_torch(x, threshold, scale, seed)
-    out = _buffers.empty_like(x)
+    out = _buffers.empty(x.size(0), x.size(1), x) if x.dim() == 2 else torch.empty_like(x)
     native = getattr(C, "dropout_float32" if x.dtype == torch.float32 else "dropout_float64")
     native(x.data_ptr(), x.numel(), threshold, scale, seed, out.data_ptr(), torch.get_num_threads())
     return out

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gas import _native
+from gas._buffers import empty
 from gas._native import C
 
 TYPES = {torch.float32: "float32", torch.float64: "float64", torch.bfloat16: "bfloat16"}
@@ -160,7 +161,7 @@ def multiply(
     if num_rows is None:
         num_rows = m.num_cols if transposed else m.num_rows
     matrix = _backward(m, num_rows) if transposed else _forward(m)
-    out = x.new_empty(num_rows, x.size(1))
+    out = empty(num_rows, x.size(1), x)
     address = _address(weight), x.data_ptr(), x.size(1), mean, out.data_ptr()
     _run("multiply", m, x, matrix, *address)
     return out
@@ -205,7 +206,7 @@ def extreme(m: Matrix, x: Tensor, largest: bool) -> tuple[Tensor, Tensor]:
     """
     if not _has_kernels(x, m.col):
         return _extreme_torch(m, x, largest)
-    out = x.new_empty(m.num_rows, x.size(1))
+    out = empty(m.num_rows, x.size(1), x)
     entry = torch.empty(out.shape, dtype=torch.int32, device=x.device)
     address = x.data_ptr(), x.size(1), out.data_ptr(), entry.data_ptr()
     _run("extreme", m, x, _forward(m), largest, *address)
@@ -235,7 +236,7 @@ def extreme_backward(m: Matrix, grad: Tensor, entry: Tensor, num_rows: int) -> T
         to = m.col.long()[entry.clamp(min=0).long()] if m.col.numel() else entry.long()
         out.scatter_add_(0, to.clamp(min=0), torch.where(known, grad, 0).to(out.dtype))
         return out[:num_rows].to(grad.dtype)
-    out = grad.new_empty(num_rows, grad.size(1))
+    out = empty(num_rows, grad.size(1), grad)
     address = grad.data_ptr(), entry.data_ptr(), grad.size(1), out.data_ptr()
     _run("extreme_backward", m, grad, _backward(m, num_rows), *address)
     return out
