@@ -14,10 +14,12 @@
 #include "attention.h"
 #include "csr.h"
 #include "dropout.h"
+#include "ego.h"
 #include "engine.h"
 #include "relabel.h"
 #include "rows.h"
 #include "sparse.h"
+#include "subset.h"
 #include "transfer.h"
 #ifdef GAS_WITH_CUDA
 #include "cuda/int8.h"
@@ -200,6 +202,14 @@ void bind_operators(py::module_& m) {
                        threads);
       },
       Release());
+  m.def(
+      "ego_hop",
+      [](const Sparse& matrix, uintptr_t kept, uintptr_t loops, uintptr_t x, uintptr_t out,
+         int threads) {
+        gas::ego_hop(matrix, at<const uint8_t>(kept), at<const double>(loops),
+                     at<const double>(x), at<double>(out), threads);
+      },
+      Release());
   bind_operators_of<float>(m, "float32");
   bind_operators_of<double>(m, "float64");
   bind_operators_of<gas::bfloat16>(m, "bfloat16");
@@ -224,6 +234,13 @@ PYBIND11_MODULE(_C, m) {
          uintptr_t out_col, uintptr_t perm, int threads) {
         gas::coo_to_csr(at<const int64_t>(row), at<const int64_t>(col), num_edges, num_rows,
                         at<int64_t>(rowptr), at<int64_t>(out_col), at<int64_t>(perm), threads);
+      },
+      Release());
+  m.def(
+      "draw_subset",
+      [](int64_t n, int64_t k, uint64_t seed, uintptr_t among, int64_t count, uintptr_t drawn,
+         int threads) {
+        gas::draw_subset(n, k, seed, at<const uint8_t>(among), count, at<uint8_t>(drawn), threads);
       },
       Release());
 

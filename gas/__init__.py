@@ -1,6 +1,7 @@
 """Historical-embedding training of graph neural networks, on PyTorch and PyG."""
 
-from gas import models
+from gas import augment, models
+from gas.augment import MHAug
 from gas.datasets import gen_masks, get_data
 from gas.history import History
 from gas.loader import EvalSubgraphLoader, SubData, SubgraphLoader
@@ -16,12 +17,14 @@ __version__ = "0.1.0"
 __all__ = [
     "EvalSubgraphLoader",
     "History",
+    "MHAug",
     "PartitionReport",
     "PrefetchLoader",
     "ScalableGNN",
     "SubData",
     "SubgraphLoader",
     "__version__",
+    "augment",
     "compute_micro_f1",
     "dropout",
     "fuse",

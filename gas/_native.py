@@ -20,7 +20,7 @@ from torch import Tensor
 from gas import _buffers
 
 # The interface of csrc/bindings.cpp that this file calls. CMake compiles it into the module.
-INTERFACE = 6
+INTERFACE = 7
 
 
 def _load() -> ModuleType | None:
@@ -146,20 +146,27 @@ def dropout(x: Tensor, p: float, seed: int) -> Tensor:
 
 
 def _dropout_torch(x: Tensor, threshold: int, scale: float, seed: int) -> Tensor:
-    def shift(z: Tensor, bits: int) -> Tensor:  # Right, filling with zeros.
-        return (z >> bits) & ((1 << (64 - bits)) - 1)
+    z = random_bits((x.numel() + 1) // 2, seed, x.device)
+    bits = torch.stack([z & 0xFFFFFFFF, _shift(z, 32)], dim=1).view(-1)[: x.numel()]
+    factor = (bits >= threshold).to(x.dtype) * scale
+    return x * factor.view(x.shape)
+
+
+def random_bits(count: int, seed: int, device: torch.device) -> Tensor:
+    """64 random bits for each of ``count`` counters, as int64; ``csrc/random.h`` in torch."""
 
     def signed(z: int) -> int:
         return (z + 2**63) % 2**64 - 2**63
 
-    counter = torch.arange((x.numel() + 1) // 2, device=x.device) + 1
+    counter = torch.arange(count, device=device) + 1
     z = counter * signed(0x9E3779B97F4A7C15) + seed
-    z = (z ^ shift(z, 30)) * signed(0xBF58476D1CE4E5B9)
-    z = (z ^ shift(z, 27)) * signed(0x94D049BB133111EB)
-    z = z ^ shift(z, 31)
-    bits = torch.stack([z & 0xFFFFFFFF, shift(z, 32)], dim=1).view(-1)[: x.numel()]
-    factor = (bits >= threshold).to(x.dtype) * scale
-    return x * factor.view(x.shape)
+    z = (z ^ _shift(z, 30)) * signed(0xBF58476D1CE4E5B9)
+    z = (z ^ _shift(z, 27)) * signed(0x94D049BB133111EB)
+    return z ^ _shift(z, 31)
+
+
+def _shift(z: Tensor, bits: int) -> Tensor:  # Right, filling with zeros.
+    return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 
 # Graphs -------------------------------------------------------------------------------------------

@@ -58,6 +58,12 @@ def test_training():
     assert namespace["out"].shape == (60, 3)
 
 
+def test_augmentation(capsys):
+    (code,) = blocks("docs/augmentation.md")
+    exec(compile(code, "augmentation.md", "exec"), {})
+    assert "steps=12" in capsys.readouterr().out
+
+
 def test_imports_of_the_migration_page():
     (code,) = blocks("docs/migration.md")
     exec(compile(code, "migration.md", "exec"), {})

@@ -1,0 +1,16 @@
+"""Augmentations of whole graphs by masks: MH-Aug, and simpler ones with the same interface."""
+
+from gas.augment.base import Augmentation
+from gas.augment.drop import DropEdge, MaskFeatures
+from gas.augment.loss import entropy, mh_aug_loss
+from gas.augment.mh import MHAug, Statistics
+
+__all__ = [
+    "Augmentation",
+    "DropEdge",
+    "MHAug",
+    "MaskFeatures",
+    "Statistics",
+    "entropy",
+    "mh_aug_loss",
+]

@@ -1,0 +1,251 @@
+"""What all augmentations share: masks over one graph, and how they are applied to it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.transforms import BaseTransform
+
+from gas import _native
+from gas.augment.units import Units, View, check_mask
+from gas.subgraph import is_row_per_edge
+
+
+class Augmentation(BaseTransform):
+    """Base class of augmentations of one graph by masks; the graph itself is never modified.
+
+    Calling it draws new masks and returns an augmented copy of the graph: edges are dropped, and
+    the features of masked nodes are zero, those of the others multiplied by ``n / kept``. Degrees
+    change with the edges: normalise the copy (``T.GCNNorm()``, or layers that do it themselves),
+    not the graph before.
+
+    Args:
+        data: The graph, with ``edge_index``.
+        undirected: Drop an edge and its reverse together. (default: ``False``)
+        num_steps: Steps of each call. (default: ``1``)
+        generator: A generator of the CPU, whatever device the graph is on.
+            (default: one of its own, seeded from PyTorch's)
+
+    Raises:
+        ValueError: If the graph or an option is unusable, naming the argument.
+    """
+
+    def __init__(
+        self,
+        data: Data,
+        *,
+        undirected: bool = False,
+        num_steps: int = 1,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        _check_steps(num_steps)
+        if generator is not None and generator.device.type != "cpu":
+            raise ValueError(
+                f"'generator' is on {generator.device}, expected one of the CPU, which serves "
+                "graphs on every device: torch.Generator()"
+            )
+        self.units = Units(data, undirected)
+        self.undirected = undirected
+        self.num_steps = num_steps
+        if generator is None:
+            seed = int(torch.empty((), dtype=torch.int64).random_())
+            generator = torch.Generator().manual_seed(seed)
+        self.generator = generator
+        self._view = self._previous = self._all_kept()
+
+    # Masks --------------------------------------------------------------------------------------
+
+    @property
+    def edge_mask(self) -> Tensor:
+        """True for each column of ``data.edge_index`` that is kept, of shape ``[E]``."""
+        return self._view.edge_mask
+
+    @property
+    def node_mask(self) -> Tensor:
+        """True for each node that keeps its features, of shape ``[N]``."""
+        return self._view.node_mask
+
+    @property
+    def previous_edge_mask(self) -> Tensor:
+        """:attr:`edge_mask` before the last call, :meth:`run` or :meth:`step`."""
+        return self._previous.edge_mask
+
+    @property
+    def previous_node_mask(self) -> Tensor:
+        """:attr:`node_mask` before the last call, :meth:`run` or :meth:`step`."""
+        return self._previous.node_mask
+
+    @property
+    def previous_is_milder(self) -> Tensor:
+        """Whether the previous state drops less, in fractions of edges and nodes, of shape ``[]``.
+
+        A tensor, which nobody waits for.
+        """
+        return self._previous.dropped.sum() < self._view.dropped.sum()
+
+    def reset(self, edge_mask: Tensor | None = None, node_mask: Tensor | None = None) -> None:
+        """Goes to a state, which is also the previous one then.
+
+        Args:
+            edge_mask: Of shape ``[E]``, bool. (default: every edge is kept)
+            node_mask: Of shape ``[N]``, bool. (default: every node is kept)
+
+        Raises:
+            ValueError: If a mask is that of another graph, or drops every node.
+        """
+        self._move(self._read(edge_mask, node_mask))
+        self._previous = self._view
+
+    def _all_kept(self) -> View:
+        size, device = self.units.size, self.units.device
+        edges = torch.ones(size, dtype=torch.bool, device=device)
+        nodes = torch.ones(self.units.num_nodes, dtype=torch.bool, device=device)
+        return View(self.units, edges, nodes)
+
+    def _read(self, edge_mask: Tensor | None, node_mask: Tensor | None) -> View:
+        """Checks masks of the user."""
+        view = self._all_kept()
+        if edge_mask is not None:
+            view = View(self.units, self.units.gather(edge_mask), view.node_mask)
+        if node_mask is not None:
+            size, device = self.units.num_nodes, self.units.device
+            check_mask("node_mask", node_mask, size, "nodes", device)
+            if not bool(node_mask.any()):
+                raise ValueError(
+                    f"'node_mask' drops all {size} nodes, a state of probability zero: keep at "
+                    "least one"
+                )
+            view = View(self.units, view.edges, node_mask.clone())
+        return view
+
+    def _move(self, view: View) -> None:
+        self._view = view
+
+    # Steps --------------------------------------------------------------------------------------
+
+    def _step(self) -> Tensor:
+        """Draws new masks. Whether they were accepted, of shape ``[]``, bool."""
+        raise NotImplementedError
+
+    def step(self) -> bool:
+        """Takes one step, and waits for it. Returns whether its masks were accepted."""
+        self._previous = self._view
+        return bool(self._step())
+
+    def run(self, num_steps: int | None = None) -> None:
+        """Takes some steps; on a GPU the host waits for none of them.
+
+        Args:
+            num_steps: How many. (default: ``self.num_steps``)
+        """
+        num_steps = self.num_steps if num_steps is None else num_steps
+        _check_steps(num_steps)
+        self._previous = self._view
+        for _ in range(num_steps):
+            self._step()
+
+    def _seeds(self, count: int) -> list[int]:
+        return torch.empty(count, dtype=torch.int64).random_(generator=self.generator).tolist()
+
+    # Graphs -------------------------------------------------------------------------------------
+
+    def forward(self, data: Data) -> Data:
+        """Takes ``num_steps`` steps and returns the augmented copy of ``data``."""
+        self._check(data)
+        self.run()
+        return self.apply(data)
+
+    def apply(self, data: Data, previous: bool = False) -> Data:
+        """An augmented copy of the graph, without taking a step.
+
+        Args:
+            data: The graph that the augmentation was built on; features may be others.
+            previous: Apply the previous masks. (default: the current ones)
+
+        Raises:
+            ValueError: If it is another graph, or has no features to mask.
+        """
+        self._check(data)
+        view = self._previous if previous else self._view
+        out = copy.copy(data)
+        for key in data.keys():  # noqa: SIM118  # Data is no dictionary.
+            if is_row_per_edge(data, key):
+                out[key] = data[key][view.edge_mask]
+        out.edge_index = data.edge_index[:, view.edge_mask]
+        mask = view.node_mask.view(-1, *[1] * (data.x.dim() - 1))
+        scale = (mask.numel() / mask.sum()).to(data.x.dtype)
+        out.x = (data.x * scale).masked_fill_(~mask, 0)
+        return out
+
+    def _check(self, data: Data) -> None:
+        self.units.check(data)
+        x = data.get("x")
+        if x is None or not x.is_floating_point() or x.size(0) != self.units.num_nodes:
+            found = None if x is None else f"{x.dtype} of shape {list(x.shape)}"
+            raise ValueError(
+                f"'x' is {found}, expected floating-point features with one row for each of the "
+                f"{self.units.num_nodes} nodes"
+            )
+        if x.device != self.units.device:
+            raise ValueError(
+                f"'x' is on {x.device}, but the augmentation was built on {self.units.device}: "
+                "move the graph first, then build it"
+            )
+
+    # Checkpoints --------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """All that is needed to go on with the same masks and the same random numbers."""
+        return {
+            "edges": self._view.edges,
+            "nodes": self._view.node_mask,
+            "previous_edges": self._previous.edges,
+            "previous_nodes": self._previous.node_mask,
+            "generator": self.generator.get_state(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Goes on from a state.
+
+        Raises:
+            ValueError: If it is the state of another graph or class; nothing has changed then.
+        """
+        mine = self.state_dict()
+        if state.keys() != mine.keys():
+            raise ValueError(
+                f"'state' has the entries {sorted(state)}, expected {sorted(mine)}: it was saved "
+                "from another class"
+            )
+        for key, tensor in mine.items():
+            fits = state[key].dtype == tensor.dtype
+            if key not in self._any_length:
+                fits = fits and state[key].shape == tensor.shape
+            if not fits:
+                raise ValueError(
+                    f"'state' has '{key}' of {state[key].dtype} and shape "
+                    f"{list(state[key].shape)}, expected {tensor.dtype} of shape "
+                    f"{list(tensor.shape)}: it was saved for another graph"
+                )
+        self._load({key: value.to(mine[key].device) for key, value in state.items()})
+
+    _any_length: tuple[str, ...] = ()  # Entries of the state that grow.
+
+    def _load(self, state: dict[str, Tensor]) -> None:
+        self._move(View(self.units, state["edges"].clone(), state["nodes"].clone()))
+        before = state["previous_edges"].clone(), state["previous_nodes"].clone()
+        self._previous = View(self.units, *before)
+        self.generator.set_state(state["generator"])
+
+    def __repr__(self) -> str:
+        unit = "pairs" if self.undirected else "edges"
+        name = self.__class__.__name__
+        return f"{name}(num_nodes={self.units.num_nodes}, num_{unit}={self.units.size})"
+
+
+def _check_steps(num_steps: int) -> None:
+    if not _native.is_integer(num_steps) or num_steps < 0:
+        raise ValueError(f"'num_steps' is {num_steps!r}, expected an integer of at least 0")

@@ -1,0 +1,83 @@
+"""Independent draws: the simple neighbours of MH-Aug, and baselines for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from gas._masks import subset
+from gas.augment.base import Augmentation
+from gas.augment.units import View
+
+
+class _Independent(Augmentation):
+    """Drops each of some things with a probability: a binomial number of them, any subset alike."""
+
+    def __init__(self, data: Data, p: float, **kwargs: Any) -> None:
+        if not 0.0 <= p <= 1.0:
+            raise ValueError(f"'p' is {p}, expected a probability in [0, 1]")
+        super().__init__(data, **kwargs)
+        self.p = p
+
+    def _draw(self, size: int, most: int) -> Tensor:
+        """What is kept, of shape ``[size]``, bool, with at most ``most`` dropped."""
+        count = torch.tensor([float(size), self.p], dtype=torch.double)
+        dropped = torch.binomial(count[:1], count[1:], generator=self.generator).clamp(max=most)
+        device = self.units.device
+        kept = (size - dropped[0]).to(device, non_blocking=True)
+        return subset(size, kept, self._seeds(1)[0], device)
+
+    def _accepted(self) -> Tensor:
+        return torch.ones((), dtype=torch.bool)
+
+
+class DropEdge(_Independent):
+    """Drops each edge with probability ``p`` (Rong et al., *DropEdge*, ICLR 2020).
+
+    Args:
+        data: The graph, with ``edge_index``.
+        p: The probability, in ``[0, 1]``. Self-loops stay. (default: ``0.5``)
+        **kwargs: ``undirected``, ``num_steps`` and ``generator`` of
+            :class:`gas.augment.Augmentation`.
+
+    Raises:
+        ValueError: If there is no edge to drop, or an argument is unusable.
+    """
+
+    def __init__(self, data: Data, p: float = 0.5, **kwargs: Any) -> None:
+        super().__init__(data, p, **kwargs)
+        self.units.check_size()
+
+    def _step(self) -> Tensor:
+        size = self.units.size
+        self._view = View(self.units, self._draw(size, size), self._view.node_mask)
+        return self._accepted()
+
+
+class MaskFeatures(_Independent):
+    """Masks the features of each node with probability ``p``; at least one node keeps its own.
+
+    As *DropNode* does (Feng et al., *Graph Random Neural Networks for Semi-Supervised Learning on
+    Graphs*, NeurIPS 2020), with features scaled by the fraction of nodes that are really kept.
+
+    Args:
+        data: The graph.
+        p: The probability, in ``[0, 1)``. (default: ``0.5``)
+        **kwargs: ``num_steps`` and ``generator`` of :class:`gas.augment.Augmentation`.
+
+    Raises:
+        ValueError: If an argument is unusable.
+    """
+
+    def __init__(self, data: Data, p: float = 0.5, **kwargs: Any) -> None:
+        if p == 1.0:
+            raise ValueError("'p' is 1.0, which drops every node: expected less")
+        super().__init__(data, p, **kwargs)
+
+    def _step(self) -> Tensor:
+        size = self.units.num_nodes
+        self._view = View(self.units, self._view.edges, self._draw(size, size - 1))
+        return self._accepted()

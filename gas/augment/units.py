@@ -1,0 +1,178 @@
+"""What an augmentation drops: edges, or pairs of edges, and the features of nodes."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from gas import _native
+from gas._masks import EgoGraph
+from gas.nn.adjacency import Adjacency
+from gas.subgraph import read_graph
+
+
+class Units:
+    """The edges of a graph as an augmentation drops them: one by one, or in pairs.
+
+    Self-loops are no units and are never dropped. Units are numbered in the order of the graph's
+    compressed rows, so that kernels read masks from front to back.
+
+    Args:
+        data: The graph, with an ``edge_index``.
+        undirected: Whether an edge and its reverse are one unit.
+
+    Raises:
+        ValueError: If the graph has no ``edge_index``, or ``undirected`` and an edge doesn't have a
+            reverse of its own.
+    """
+
+    def __init__(self, data: Data, undirected: bool) -> None:
+        if data.get("edge_index") is None or data.get("adj_t") is not None:
+            raise ValueError(
+                "'data' has no 'edge_index', or an 'adj_t' besides it: augmentations drop columns "
+                "of 'edge_index', expected that alone; delete 'adj_t'"
+            )
+        edges = read_graph(data)
+        if edges.num_nodes == 0:
+            raise ValueError("'data' has no nodes: there is nothing to augment")
+        self.num_nodes = edges.num_nodes
+        self.num_edges = edges.src.numel()
+        self._edge_index = data.edge_index
+        self._version = _version(data.edge_index)
+
+        other = (edges.src != edges.dst).nonzero().view(-1)
+        src, dst = edges.src[other], edges.dst[other]
+        rowptr, col, order = _native.coo_to_csr(dst, src, self.num_nodes)
+        self._ids = other[order]  # The position in edge_index of each entry of the rows.
+        self._unit = _pairs(src, dst, self.num_nodes)[order] if undirected else None
+        self.size = other.numel() // 2 if undirected else other.numel()
+        loops = torch.bincount(edges.src[edges.src == edges.dst], minlength=self.num_nodes)
+        rows = Adjacency(rowptr, col)
+        unit = None if self._unit is None else self._unit.to(torch.int32)
+        self.graph = EgoGraph(rows.rowptr, rows.col, unit, loops.double() + 1)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the graph lives."""
+        return self.graph.col.device
+
+    def check_size(self) -> None:
+        """Refuses a graph without edges to drop."""
+        if self.size == 0:
+            raise ValueError(
+                f"'data' has {self.num_edges} edges, none of them between two nodes: there is none "
+                "to drop; use gas.augment.MaskFeatures"
+            )
+
+    def spread(self, kept: Tensor) -> Tensor:
+        """The mask of edges, of shape ``[E]``, from that of units, of shape ``[size]``."""
+        mask = torch.ones(self.num_edges, dtype=torch.bool, device=self.device)
+        return mask.scatter_(0, self._ids, kept if self._unit is None else kept[self._unit])
+
+    def gather(self, edge_mask: Tensor) -> Tensor:
+        """The mask of units from that of edges.
+
+        Raises:
+            ValueError: If the mask is that of another graph, drops a self-loop, or one edge of a
+                pair.
+        """
+        check_mask("edge_mask", edge_mask, self.num_edges, "edges", self.device)
+        kept = edge_mask[self._ids]
+        if self._unit is not None:
+            kept = torch.empty_like(kept[: self.size]).scatter_(0, self._unit, kept)
+        if not torch.equal(self.spread(kept), edge_mask):
+            raise ValueError(
+                "'edge_mask' drops a self-loop, or one direction of an undirected edge: self-loops "
+                "stay, and with undirected=True both directions have to be dropped together"
+            )
+        return kept
+
+    def check(self, data: Data) -> None:
+        """Refuses another graph than the one that the units were read from.
+
+        Raises:
+            ValueError: If the edges differ, or were changed since.
+        """
+        if _version(self._edge_index) != self._version:
+            raise ValueError(
+                "'edge_index' was changed in place after the augmentation was built on it: build a "
+                "new one"
+            )
+        edge_index = data.get("edge_index")
+        if edge_index is self._edge_index and data.num_nodes == self.num_nodes:
+            return
+        found = (data.num_nodes, None if edge_index is None else edge_index.size(1))
+        if found != (self.num_nodes, self.num_edges):
+            raise ValueError(
+                f"'data' has {found[0]} nodes and {found[1]} edges, but the augmentation was built "
+                f"on a graph with {self.num_nodes} and {self.num_edges}: build one for this graph"
+            )
+        if not torch.equal(edge_index.to(self._edge_index), self._edge_index):
+            raise ValueError(
+                "'data' has other edges, or in another order, than the graph that the augmentation "
+                "was built on: build one for this graph"
+            )
+
+
+class View:
+    """One augmented state of a graph: what is kept.
+
+    ``edges`` of shape ``[units]`` and ``node_mask`` of shape ``[N]``, both bool.
+    """
+
+    def __init__(self, units: Units, edges: Tensor, node_mask: Tensor) -> None:
+        self.units, self.edges, self.node_mask = units, edges, node_mask
+
+    @cached_property
+    def edge_mask(self) -> Tensor:
+        """True for each column of ``edge_index`` that is kept, of shape ``[E]``."""
+        return self.units.spread(self.edges)
+
+    @cached_property
+    def dropped(self) -> Tensor:
+        """The fractions of edges and of nodes that are dropped, of shape ``[2]``, float64."""
+        masks = (self.edges, self.node_mask)
+        return torch.stack([(~mask).sum().double() / max(mask.numel(), 1) for mask in masks])
+
+
+def check_mask(name: str, mask: Tensor, size: int, what: str, device: torch.device) -> None:
+    """Raises ``ValueError`` unless ``mask`` is bool, on ``device``, with an entry for each."""
+    shape = list(mask.shape)
+    if mask.dtype != torch.bool or shape != [size] or mask.device != device:
+        raise ValueError(
+            f"'{name}' is {mask.dtype} of shape {shape} on {mask.device}, expected torch.bool of "
+            f"shape [{size}] on {device}: one entry for each of the graph's {what}"
+        )
+
+
+def _pairs(src: Tensor, dst: Tensor, num_nodes: int) -> Tensor:
+    """The pair that each edge belongs to, of shape ``[E]``: the i-th copies of both directions."""
+    pair = torch.empty_like(src)
+    sides = []
+    for side in (src > dst, src < dst):
+        edge = side.nonzero().view(-1)
+        low, high = torch.minimum(src, dst)[edge], torch.maximum(src, dst)[edge]
+        _, _, order = _native.coo_to_csr(low, high, num_nodes)
+        pair[edge[order]] = torch.arange(edge.numel(), device=src.device)
+        sides.append(low[order] * num_nodes + high[order])
+    down, up = sides
+    if not torch.equal(down, up):
+        both, where = torch.cat(sides).unique(return_inverse=True)
+        more = torch.bincount(where[: down.numel()], minlength=both.numel())
+        more = more - torch.bincount(where[down.numel() :], minlength=both.numel())
+        first = int(more.nonzero()[0])
+        ends = divmod(int(both[first]), num_nodes)
+        one, two = ends[::-1] if more[first] > 0 else ends
+        raise ValueError(
+            f"'undirected' is True, but the edge {one} -> {two} is stored more often than its "
+            "reverse: expected both directions of every edge; apply "
+            "torch_geometric.transforms.ToUndirected(), or use undirected=False"
+        )
+    return pair
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
