@@ -4,6 +4,7 @@ from gas.augment.base import Augmentation
 from gas.augment.drop import DropEdge, MaskFeatures
 from gas.augment.loss import entropy, mh_aug_loss
 from gas.augment.mh import MHAug, Statistics
+from gas.augment.published import PUBLISHED
 from gas.augment.views import Views
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "DropEdge",
     "MHAug",
     "MaskFeatures",
+    "PUBLISHED",
     "Statistics",
     "Views",
     "entropy",
