@@ -3,6 +3,7 @@
     python examples/train_gas.py                                   # a generated graph, no network
     python examples/train_gas.py --dataset Cora --root data --model gat --runs 10
     python examples/train_gas.py --dataset my_graph.npz --num-parts 100 --batch-size 10
+    python examples/train_gas.py --dataset Cora --root data --augment mh_aug
 
 Writes ``metrics.json`` and ``curve.png`` into ``--out``. Settings that are not given are those of
 ``benchmarks/``, for the data sets and models it has: the published ones, where there are some.
@@ -14,12 +15,16 @@ import argparse
 import dataclasses
 import importlib
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
+from torch_geometric.data import Data
 from tqdm import tqdm
 
 import gas
+from gas.augment import PUBLISHED, Augmentation, DropEdge, mh_aug_loss
 from gas.datasets import dataset_key, dataset_names, get_data
 from gas.history.codec import NAMES as CODECS
 from gas.history.engine import MODES
@@ -89,6 +94,16 @@ def parse_args() -> argparse.Namespace:
         "--refresh", choices=REFRESHES, help="all histories after each epoch (as --eval)"
     )
 
+    group = parser.add_argument_group("augmentation, by views of the graph (see docs)")
+    group.add_argument("--augment", choices=("mh_aug", "drop_edge"))
+    group.add_argument("--num-steps", type=int, default=12, help="mh_aug: transitions per epoch")
+    group.add_argument("--reference-size", type=int, help="mh_aug: temper to so many nodes")
+    group.add_argument("--drop", type=float, default=0.3, help="drop_edge: the probability")
+    group.add_argument("--undirected", action="store_true", help="drop both directions together")
+    group.add_argument("--kl", type=float, help="weight of the divergence between both views")
+    group.add_argument("--entropy", type=float, help="weight of the entropy of predictions")
+    group.add_argument("--bank", default="original", choices=gas.calls.BANKS, help="of the views")
+
     group = parser.add_argument_group("input and output")
     group.add_argument("--no-check", action="store_true", help="accept NaN and infinite features")
     group.add_argument("--tensorboard", action="store_true", help="write events into --out")
@@ -126,9 +141,30 @@ def settings_of(args: argparse.Namespace) -> Settings:
     return base.but(**given)
 
 
+def augmentation_of(args: argparse.Namespace) -> tuple[Callable[[Data], Augmentation] | None, dict]:
+    """What makes the augmentation, and the weights of its loss."""
+    published = PUBLISHED.get(dataset_key(args.dataset), PUBLISHED["cora"])
+    given = {"kl": args.kl, "h": args.entropy}
+    if args.augment == "mh_aug":
+        weights = {key: published.loss[key] if v is None else v for key, v in given.items()}
+        make = partial(
+            gas.MHAug,
+            **published.chain,
+            num_steps=args.num_steps,
+            reference_size=args.reference_size,
+            undirected=args.undirected,
+        )
+        return make, weights
+    weights = {key: v or 0.0 for key, v in given.items()}
+    if args.augment == "drop_edge":
+        return partial(DropEdge, p=args.drop, undirected=args.undirected), weights
+    return None, weights
+
+
 def make_experiment(args: argparse.Namespace) -> Experiment:
     settings = settings_of(args)
     data, _, out_channels = get_data(args.root, args.dataset, check=not args.no_check)
+    augment, weights = augmentation_of(args)
     experiment = Experiment(
         data,
         out_channels,
@@ -142,12 +178,15 @@ def make_experiment(args: argparse.Namespace) -> Experiment:
         partition=args.partition,
         prefetch=args.prefetch,
         memory_budget=None if args.memory_budget is None else int(args.memory_budget * 2**20),
+        augment=augment,
         patience=args.patience,
         device=args.device,
         training={
             "scale_loss": args.scale_loss,
             "refresh_unlabelled": not args.skip_unlabelled,
             "autocast": torch.bfloat16 if args.autocast else None,
+            "view_loss": partial(mh_aug_loss, **weights),
+            "bank": args.bank,
         },
         store=args.store,
         dtype=args.dtype,
@@ -208,6 +247,7 @@ def report(args: argparse.Namespace, experiment: Experiment, runs: list[Run]) ->
             "dataset": args.dataset,
             "model": args.model,
             "histories": {"store": args.store, "dtype": args.dtype, "io": args.io},
+            "augment": args.augment,
             "training": "full_batch" if args.full_batch else "histories",
             "settings": dataclasses.asdict(settings),
             "seed": args.seed,
@@ -231,6 +271,14 @@ def report(args: argparse.Namespace, experiment: Experiment, runs: list[Run]) ->
     print(
         f"  histories            {stored / 2**20:.1f} MiB, {moved / 2**20:.1f} MiB moved per epoch"
     )
+    if result["chain"]:
+        chain = {key: value["mean"] for key, value in result["chain"].items()}
+        print(
+            f"  MH-Aug               {100 * chain['acceptance_rate']:.1f} % of "
+            f"{chain['steps']:.0f} transitions accepted, {chain['mean_edge_drop']:.3f} of edges "
+            f"and {chain['mean_node_drop']:.3f} of nodes dropped, "
+            f"{chain['distinct_states']:.0f} states"
+        )
     print(f"  peak memory          {result['peak_rss_bytes']['mean'] / 2**20:.0f} MiB resident")
     print(f"  written              {args.out}/metrics.json, {args.out}/curve.png")
 

@@ -1,10 +1,12 @@
-"""Trains a graph neural network on views of the graph that MH-Aug samples, on the full batch.
+"""Trains a graph neural network on views of the graph that MH-Aug samples.
 
     python examples/train_mh_aug.py                                # a generated graph, no network
     python examples/train_mh_aug.py --dataset Cora --root data --runs 10
     python examples/train_mh_aug.py --dataset Cora --root data --runs 10 --vanilla
+    python examples/train_mh_aug.py --dataset Cora --root data --runs 10 --histories
 
-Prints the test accuracy at the best validation accuracy, and what the chain did. Settings are the
+It trains on the full batch, or with histories, in mini-batches of some parts of the graph. Prints
+the test accuracy at the best validation accuracy, and what the chain did. Settings are the
 published ones of Cora (and of CiteSeer, for CiteSeer).
 """
 
@@ -14,6 +16,7 @@ import argparse
 import statistics
 import sys
 import time
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
@@ -23,18 +26,9 @@ from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 from tqdm import tqdm
 
 import gas
+from gas.augment import PUBLISHED, mh_aug_loss
 from gas.datasets import dataset_key, get_data
 from gas.nn import dropout
-
-# In the convention of the paper (Park et al., NeurIPS 2021).
-CORA = {
-    "mu_e": 0.3, "mu_v": 0.7, "sigma_delta_e": 0.1, "sigma_delta_v": 0.01, "a_e": 10, "b_e": 1,
-    "a_v": 1, "b_v": 1, "lam1": 5, "lam2": 0.9999, "lam3": 1, "lam4": 0.999,
-}  # fmt: skip
-CITESEER = {
-    "mu_e": 0.2, "mu_v": 0.5, "sigma_delta_e": 0.005, "sigma_delta_v": 0.1, "a_e": 5, "b_e": 1,
-    "a_v": 10, "b_v": 0.1, "lam1": 1, "lam2": 0.9999, "lam3": 10, "lam4": 0.999,
-}  # fmt: skip
 
 
 class Net(torch.nn.Module):
@@ -57,6 +51,99 @@ class Net(torch.nn.Module):
         return self.second(dropout(x, self.p, self.training), data.edge_index)
 
 
+class FullBatch:
+    """Trains on the whole graph at once."""
+
+    def __init__(self, args: argparse.Namespace, data: Data, num_classes: int) -> None:
+        self.data = data
+        size = (args.hidden_channels, num_classes)
+        self.model = Net(args.model, data.num_features, *size, args.dropout).to(args.device)
+        self.chain = make_chain(args, data)
+
+    def losses(self, args: argparse.Namespace, train_mask: Tensor) -> Iterator[Tensor]:
+        """The losses of an epoch's steps: of one."""
+        data, chain = self.data, self.chain
+        if args.vanilla:
+            yield F.cross_entropy(self.model(data)[train_mask], data.y[train_mask])
+            return
+        second = self.model(chain(data))
+        first = self.model(chain.apply(data, previous=True))
+        yield view_loss(args, chain, self.model(data), first, second, data.y, train_mask)
+
+    def evaluate(self) -> Tensor:
+        """Every node's output."""
+        return self.model(self.data)
+
+
+class Histories:
+    """Trains on mini-batches of the graph's parts, with the halo from histories."""
+
+    def __init__(self, args: argparse.Namespace, data: Data, num_classes: int) -> None:
+        data = data.cpu()
+        perm, ptr = gas.metis(data.edge_index, args.num_parts, num_nodes=data.num_nodes, log=False)
+        raw = gas.permute(data, perm, log=False)
+        heads = {"hidden_heads": 8, "out_heads": 1} if args.model == "gat" else {}
+        cls = {"gcn": gas.models.GCN, "sage": gas.models.GraphSAGE, "gat": gas.models.GAT}[
+            args.model
+        ]
+        self.model = cls(
+            data.num_nodes,
+            data.num_features,
+            hidden_channels=args.hidden_channels // heads.get("hidden_heads", 1),
+            out_channels=num_classes,
+            num_layers=2,
+            dropout=args.dropout,
+            **heads,
+        ).to(args.device)
+        # The chain moves on the raw graph; each view is normalised by its own degrees.
+        self.chain = make_chain(args, raw)
+        self.loader = gas.SubgraphLoader(
+            raw,
+            ptr,
+            args.batch_size,
+            shuffle=True,
+            log=False,
+            epoch_transform=None if args.vanilla else self.chain,
+            graph_transform=cls.transform,
+        )
+        whole = raw if cls.transform is None else cls.transform(raw)
+        self.whole = gas.training.FullBatch(whole, args.device)
+        self.whole(self.model.eval(), fill=True)  # So that the first epoch reads real embeddings.
+        self.data = whole
+
+    def losses(self, args: argparse.Namespace, train_mask: Tensor) -> Iterator[Tensor]:
+        """The losses of an epoch's steps: of as many as there are batches."""
+        for batch in self.loader:
+            own = batch.n_id[: batch.batch_size]
+            data, mask = batch.to(args.device).data, train_mask[own.to(train_mask.device)]
+            y = data.y[: batch.batch_size]
+            if args.vanilla:
+                out = self.model(data.x, data.adj_t, *batch[1:])
+                if mask.any():
+                    yield F.cross_entropy(out[mask], y[mask])
+            elif mask.any():
+                yield view_loss(args, self.chain, *self.model.views(batch), y, mask)
+
+    def evaluate(self) -> Tensor:
+        """Every node's output; the histories are exact afterwards."""
+        return self.whole(self.model, fill=True)
+
+
+def make_chain(args: argparse.Namespace, data: Data) -> gas.MHAug:
+    return gas.MHAug(
+        data,
+        **args.published.chain,
+        undirected=args.undirected,
+        num_steps=0 if args.frozen else args.num_steps,
+        reference_size=args.reference_size,
+    )
+
+
+def view_loss(args: argparse.Namespace, chain: gas.MHAug, *outs_and_labels: Tensor) -> Tensor:
+    teacher = chain.previous_is_milder if args.teacher else None
+    return mh_aug_loss(*outs_and_labels, kl=args.kl, h=args.h, teacher_is_first=teacher)
+
+
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--dataset", default="planted:2000", help="name or path (%(default)s)")
@@ -64,6 +151,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--model", default="gcn", choices=("gcn", "sage", "gat"))
     parser.add_argument("--vanilla", action="store_true", help="cross entropy on the graph alone")
     parser.add_argument("--frozen", action="store_true", help="the same loss; no transitions")
+    parser.add_argument("--histories", action="store_true", help="train in mini-batches")
+    parser.add_argument("--num-parts", type=int, default=40, help="with --histories (%(default)s)")
+    parser.add_argument("--batch-size", type=int, default=10, help="parts per mini-batch")
     parser.add_argument("--undirected", action="store_true", help="drop both directions together")
     parser.add_argument("--num-steps", type=int, default=12, help="transitions per epoch")
     parser.add_argument("--kl", type=float, help="weight of the divergence between both views")
@@ -80,55 +170,38 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of the first run (%(default)s)")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
-    for name in ("runs", "epochs", "patience", "hidden_channels"):
+    for name in ("runs", "epochs", "patience", "hidden_channels", "num_parts", "batch_size"):
         if getattr(args, name) < 1:
             option, value = name.replace("_", "-"), getattr(args, name)
             parser.error(f"argument --{option} is {value}, expected at least 1")
-    args.citeseer = dataset_key(args.dataset) == "citeseer"
+    args.published = PUBLISHED.get(dataset_key(args.dataset), PUBLISHED["cora"])
     if args.kl is None:
-        args.kl = 0.2 if args.citeseer else 0.5
+        args.kl = args.published.loss["kl"]
     return args
 
 
 def train(args: argparse.Namespace, data: Data, num_classes: int, seed: int) -> dict[str, float]:
     """One run: test accuracy at the best validation accuracy, and what the chain did."""
     torch.manual_seed(seed)
-    data = data.to(args.device)
+    training = (Histories if args.histories else FullBatch)(args, data.to(args.device), num_classes)
+    model, chain, data = training.model, training.chain, training.data.to(args.device)
     masks = (data.train_mask, data.val_mask, data.test_mask)
     train_mask, val_mask, test_mask = (
         mask if mask.dim() == 1 else mask[:, seed % mask.size(1)] for mask in masks
     )
-    model = Net(args.model, data.num_features, args.hidden_channels, num_classes, args.dropout)
-    model = model.to(args.device)
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr, weight_decay=args.weight_decay)
-    chain = gas.MHAug(
-        data,
-        **(CITESEER if args.citeseer else CORA),
-        undirected=args.undirected,
-        num_steps=0 if args.frozen else args.num_steps,
-        reference_size=args.reference_size,
-    )
 
     best, test, since = -1.0, 0.0, 0
     for _ in tqdm(range(args.epochs), unit="epoch", leave=False, disable=None):
         model.train()
-        optimizer.zero_grad()
-        if args.vanilla:
-            loss = F.cross_entropy(model(data)[train_mask], data.y[train_mask])
-        else:
-            second = model(chain(data))
-            first = model(chain.apply(data, previous=True))
-            teacher = chain.previous_is_milder if args.teacher else None
-            loss = gas.augment.mh_aug_loss(
-                model(data), first, second, data.y, train_mask,
-                kl=args.kl, h=args.h, teacher_is_first=teacher,
-            )  # fmt: skip
-        loss.backward()
-        optimizer.step()
+        for loss in training.losses(args, train_mask):
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
 
         model.eval()
         with torch.no_grad():
-            out = model(data)
+            out = training.evaluate()
         if not args.vanilla:
             chain.update_entropy(out)
         correct = out.argmax(dim=-1) == data.y
@@ -157,6 +230,7 @@ def main() -> None:
 
     spread = 100 * statistics.stdev(run["test"] for run in runs) if len(runs) > 1 else 0.0
     how = "vanilla" if args.vanilla else "MH-Aug, frozen" if args.frozen else "MH-Aug"
+    how += f", histories, {args.num_parts} parts" if args.histories else ""
     print(f"\n{args.model} on {args.dataset}, {how}, {args.runs} run{'s' * (args.runs > 1)}")
     print(f"  test accuracy        {100 * mean('test'):.2f} ± {spread:.2f} %")
     print(f"  validation accuracy  {100 * mean('val'):.2f} %")

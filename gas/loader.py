@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 from torch_geometric.data import Data
 
 from gas import _native
+from gas.augment import Augmentation, Views
 from gas.nn.adjacency import Adjacency
 from gas.partition import check_ptr
 from gas.subgraph import (
@@ -37,7 +38,8 @@ class SubData(NamedTuple):
     """One mini-batch.
 
     * ``data``: node-level tensors of the in-batch nodes, then of the halo; edge-level tensors in
-      the order of ``data.e_id``; the adjacency in the loader's layout.
+      the order of ``data.e_id``; the adjacency in the loader's layout. With an augmentation,
+      ``data.views`` are two further ``Data`` of the same nodes.
     * ``batch_size``: the number of in-batch nodes.
     * ``n_id``: global node ids, of shape ``[batch_size + halo]``, in-batch nodes first.
     * ``offset``, ``count``: the in-batch nodes are the global rows ``offset[i]`` to
@@ -75,6 +77,13 @@ class SubgraphLoader(DataLoader):
             place then. Only fixed batches can be kept: those of one part, or in a fixed order.
             (default: keep ids and edges of fixed batches, up to 1 GiB, and no features)
         check: Refuse NaN and infinite features. (default: ``False``)
+        epoch_transform: An augmentation of ``data``, which runs on the whole graph at the start of
+            every epoch. Batches then have ``data.views``: two of PyG's ``Data`` with ``x``, the
+            adjacency and attributes of edges, for its previous and its current state; see
+            :class:`gas.augment.Views`. (default: none)
+        graph_transform: Normalises the whole graph, such as ``T.GCNNorm()``: what is loaded is
+            ``graph_transform(data)``, and views have weights by their own degrees.
+            (default: nothing)
         **kwargs: Further arguments of ``torch.utils.data.DataLoader``, such as ``shuffle``.
 
     Raises:
@@ -93,9 +102,22 @@ class SubgraphLoader(DataLoader):
         edge_weight: bool = True,
         cache: bool | None = None,
         check: bool = False,
+        epoch_transform: Augmentation | None = None,
+        graph_transform: Callable[[Data], Data] | None = None,
         **kwargs: Any,
     ) -> None:
         _check_batch_size(batch_size)
+        self._views: Views | None = None
+        if epoch_transform is not None:
+            if kwargs.get("persistent_workers"):
+                raise ValueError(
+                    "'persistent_workers' is True, but workers that stay don't see the next "
+                    "epoch's views: leave it out, or 'epoch_transform'"
+                )
+            self._views = Views(epoch_transform, data, graph_transform)
+            data = self._views.graph
+        elif graph_transform is not None:
+            data = graph_transform(copy.copy(data))
         if layout is None:
             layout = "sparse_tensor" if is_sparse_tensor(data.get("adj_t")) else "csr"
         check_layout(layout)
@@ -113,6 +135,7 @@ class SubgraphLoader(DataLoader):
         self.num_nodes = edges.num_nodes
         rowptr, col, e_id = to_csr(edges)
         weight = edges.weight
+        self._weighted = weight is not None
         if weight is not None and e_id is not None:
             weight = _native.gather_rows(weight, e_id)
         self._rowptr = rowptr
@@ -154,6 +177,7 @@ class SubgraphLoader(DataLoader):
             )
         batch = self._cut(key)
         self._add_features(batch)
+        self._add_views(batch)
         return self._signed(batch)
 
     def edges_per_part(self) -> Tensor:
@@ -161,6 +185,8 @@ class SubgraphLoader(DataLoader):
         return self._rowptr[self.ptr].diff()
 
     def __iter__(self) -> Iterator[SubData]:  # type: ignore[override]
+        if self._views is not None:
+            self._views.run()
         for batch in super().__iter__():
             yield self._signed(batch)
 
@@ -182,6 +208,7 @@ class SubgraphLoader(DataLoader):
             batch = batch._replace(data=copy.copy(batch.data))
             if not self._cache_features:
                 self._add_features(batch)
+            self._add_views(batch)
         return batch
 
     def _keep(self, key: tuple[int, ...], batch: SubData) -> None:
@@ -213,6 +240,10 @@ class SubgraphLoader(DataLoader):
     def _add_features(self, batch: SubData) -> None:
         for key in self._node_keys:
             batch.data[key] = _native.gather_rows(self.data[key], batch.n_id)
+
+    def _add_views(self, batch: SubData) -> None:
+        if self._views is not None:
+            batch.data.views = self._views.cut(batch.data, batch.n_id, self._weighted)
 
     def _set_adjacency(
         self, data: Data, rowptr: Tensor, col: Tensor, value: Tensor | None, num_cols: int
@@ -285,8 +316,8 @@ def _check_batch_size(batch_size: int) -> None:
 
 
 def tensors(data: Data) -> Iterator[Tensor]:
-    """Every tensor of a graph, those of its adjacency included."""
-    for _, value in data:
+    """Every tensor of a graph, those of its adjacency and of its views included."""
+    for key, value in data:
         if isinstance(value, Adjacency):
             yield from value.tensors()
         elif is_sparse_tensor(value):
@@ -295,6 +326,9 @@ def tensors(data: Data) -> Iterator[Tensor]:
             yield from (value.crow_indices(), value.col_indices(), value.values())
         elif isinstance(value, Tensor):
             yield value
+        elif key == "views":
+            for view in value:
+                yield from tensors(view)
 
 
 def num_bytes(batch: SubData) -> int:

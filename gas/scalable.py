@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import inspect
+import itertools
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -21,9 +21,10 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gas import _native
+from gas.calls import BANKS, Call, adjacency, edge_arguments, lacks_product
 from gas.history import Codec, History, TransferEngine
 from gas.history.bank import Bank
-from gas.history.batch import BatchPulls, join
+from gas.history.batch import BatchPulls, SharedPulls, join
 from gas.history.engine import check_io
 from gas.history.staleness import Staleness, measure
 from gas.history.store import StoreFactory
@@ -32,18 +33,6 @@ from gas.loader import GRAPH_SIZE, SubData
 from gas.nn.halo import remember
 
 Model = TypeVar("Model", bound="ScalableGNN")
-
-
-class _Call:
-    """What one call of a model is doing."""
-
-    def __init__(self, batch: bool = False, fill: bool = False, sweep: Sweep | None = None) -> None:
-        self.batch = batch
-        self.fill = fill
-        self.sweep = sweep
-        self.pulls: BatchPulls | None = None
-        self.pushed: list[History] = []
-        self.held_back: list[Callable[[], None]] | None = None  # Pushes, until forward has ended.
 
 
 class ScalableGNN(torch.nn.Module):
@@ -134,13 +123,18 @@ class ScalableGNN(torch.nn.Module):
         self.io = io
         self._bank = Bank(widths, device, Codec.of(dtype), store, path)
         self.histories = self._make_histories()
-        self._call: _Call | None = None
+        self.view_histories: Sequence[Sequence[History]] | None = None  # A bank for each view.
+        self._call: Call | None = None
         self._is_proven = False  # A batch has gone through forward and filled every history.
         self._ahead: list[tuple[Tensor, BatchPulls]] = []
 
     def _make_histories(self) -> Sequence[History]:
         made = torch.nn.ModuleList(self._bank.make(self.num_nodes, self._engine))
         return cast("Sequence[History]", made)
+
+    def _all_histories(self) -> Iterator[History]:
+        """The histories, those of views included."""
+        yield from itertools.chain(self.histories, *(self.view_histories or ()))
 
     def for_graph(self: Model, num_nodes: int, path: str | Path | None = None) -> Model:
         """This model on another graph: the same weights, with histories of their own.
@@ -168,6 +162,8 @@ class ScalableGNN(torch.nn.Module):
         twin.num_nodes = num_nodes
         twin._engine = TransferEngine(self.io, self.pool_size)
         twin._bank = dataclasses.replace(self._bank, path=path)
+        twin._modules.pop("view_histories", None)
+        twin.view_histories = None
         twin.histories = twin._make_histories()
         return twin
 
@@ -207,7 +203,7 @@ class ScalableGNN(torch.nn.Module):
         """Writes what is under way, closes the stores and ends the transfer engine's workers."""
         with contextlib.ExitStack() as everything:  # What fails keeps nothing from being closed.
             everything.callback(self._engine.close)
-            for history in self.histories:
+            for history in self._all_histories():
                 everything.callback(history.close)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -226,7 +222,7 @@ class ScalableGNN(torch.nn.Module):
 
     def reset_parameters(self) -> None:
         """Forgets the histories; subclasses reset their parameters as well."""
-        for history in self.histories:
+        for history in self._all_histories():
             history.reset_parameters()
 
     def staleness(self, loader: Iterable[SubData] | None = None) -> list[Staleness]:
@@ -288,19 +284,37 @@ class ScalableGNN(torch.nn.Module):
                 raise ValueError("'loader' brings its own batches: pass nothing else with it")
             return self._layer_wise(loader)
         self._check_call(x, batch_size, n_id, fill)
-        call = self._call = _Call(batch=n_id is not None, fill=fill)
+        call = Call(batch=n_id is not None, fill=fill)
+        if batch_size is not None and n_id is not None:
+            call.pulls = self._pulls_of(batch_size, n_id)
+        return self._run(call, x, adj_t, batch_size, n_id, offset, count, **kwargs)
+
+    def _pulls_of(self, batch_size: int, n_id: Tensor) -> BatchPulls | None:
+        """The pulls of a batch, under way; ``None`` where each is to begin when it is needed."""
+        pulls = self._take_ahead(n_id)
+        if pulls is None and self.io == "concurrent":
+            pulls = BatchPulls(self.histories, batch_size, n_id, self.pool_size)
+        return pulls
+
+    def _run(
+        self,
+        call: Call,
+        x: Tensor | None,
+        adj_t: Any,
+        batch_size: int | None,
+        *where: Tensor | None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """Runs forward."""
+        self._call = call
         try:
-            if batch_size is not None and n_id is not None:
-                call.pulls = self._take_ahead(n_id)
-                if call.pulls is None and self.io == "concurrent":
-                    call.pulls = BatchPulls(self.histories, batch_size, n_id, self.pool_size)
             if not self._is_proven:
                 call.held_back = []
-            out = super().__call__(x, adj_t, batch_size, n_id, offset, count, **kwargs)
+            out = super().__call__(x, adj_t, batch_size, *where, **kwargs)
             if call.batch or call.fill:
                 self._check_pushed(call)
         except RuntimeError as error:
-            if _lacks_product(adj_t, error):
+            if lacks_product(adj_t, error):
                 raise RuntimeError(
                     "'adj_t' is a torch.sparse_csr matrix, which PyTorch can't multiply by "
                     f"bfloat16 or float16 ({error}): load with layout='edge_index'"
@@ -312,7 +326,67 @@ class ScalableGNN(torch.nn.Module):
                 call.pulls.cancel()
         return out[:batch_size] if isinstance(out, Tensor) else out
 
-    def _check_pushed(self, call: _Call) -> None:
+    def views(self, batch: SubData, bank: str = "original") -> tuple[Tensor, ...]:
+        """Runs the model on a mini-batch and on each of its views.
+
+        Batches have views if they come from a loader with an augmentation,
+        ``SubgraphLoader(..., epoch_transform=gas.MHAug(...))``.
+
+        Args:
+            batch: The mini-batch.
+            bank: Which histories the views have. ``"original"``: those of the original graph, which
+                the batch itself writes and views only read; each is pulled once for all of them.
+                ``"per_view"``: a set of histories for each view, which it reads and writes. They
+                are made when they are first needed, as copies, and take as much memory again per
+                view. (default: ``"original"``)
+
+        Returns:
+            The outputs of the in-batch nodes, each of shape ``[batch_size, out_channels]``: of the
+            batch itself, then of its views.
+
+        Raises:
+            ValueError: If the batch has no views, or an argument is unusable.
+        """
+        if bank not in BANKS:
+            raise ValueError(f"'bank' is {bank!r}, expected one of {', '.join(map(repr, BANKS))}")
+        if batch.data.get("views") is None:
+            raise ValueError(
+                "'batch' has no views: load with gas.SubgraphLoader(..., epoch_transform=...), an "
+                "augmentation such as gas.MHAug"
+            )
+        data, (batch_size, n_id) = batch.data.to(self.device), batch[1:3]
+        inputs = [self.inputs_of(view) for view in (data, *data.views)]
+        for x, _, _ in inputs:
+            self._check_call(x, batch_size, n_id, fill=False)
+
+        calls = [Call(batch=True, pushes=False) for _ in data.views]
+        if bank == "per_view":
+            for number, call in enumerate(calls):
+                call.bank, call.pushes = self._view_bank(number), True
+        pulls = self._pulls_of(batch_size, n_id)
+        own = Call(batch=True, pulls=pulls)
+        if bank == "original":
+            pulls = pulls or BatchPulls(self.histories, batch_size, n_id, limit=0)
+            own.pulls = shared = SharedPulls(pulls, batch_size, len(calls))
+            for call, copies in zip(calls, shared.others, strict=True):
+                call.pulls = copies
+        return tuple(
+            self._run(call, x, adj_t, *batch[1:], **kwargs)
+            for call, (x, adj_t, kwargs) in zip([own, *calls], inputs, strict=True)
+        )
+
+    def _view_bank(self, number: int) -> dict[History, History]:
+        """The histories of a view in place of the model's."""
+        banks = list(self.view_histories or ())
+        if len(banks) <= number:
+            bank = dataclasses.replace(self._bank, path=None)
+            made = torch.nn.ModuleList(bank.clone(self.histories, self._engine)).to(self.device)
+            banks.append(cast("Sequence[History]", made))
+            modules = torch.nn.ModuleList(cast("list[torch.nn.Module]", banks))
+            self.view_histories = cast("Sequence[Sequence[History]]", modules)
+        return dict(zip(self.histories, banks[number], strict=True))
+
+    def _check_pushed(self, call: Call) -> None:
         """Refuses a forward pass that didn't fill every history; the first one leaves no trace."""
         if len(call.pushed) < len(self.histories):
             raise wrong_calls(len(call.pushed), len(self.histories))
@@ -385,7 +459,7 @@ class ScalableGNN(torch.nn.Module):
             The in-batch rows, with gradient, then the halo's rows, without: of shape
             ``[batch_size + halo, width]``. On a full batch, ``x``.
         """
-        call = self._call or _Call(batch=n_id is not None)
+        call = self._call or Call(batch=n_id is not None)
         if n_id is None or batch_size is None:
             if call.batch:
                 raise ValueError(
@@ -396,6 +470,7 @@ class ScalableGNN(torch.nn.Module):
                 self._check_push(call, history, x, self.num_nodes)
                 self._push(call, history, x)
             return x
+        history = call.bank.get(history, history)
         self._check_push(call, history, x, batch_size)
         own = x[:batch_size]
         sweep = call.sweep
@@ -413,14 +488,16 @@ class ScalableGNN(torch.nn.Module):
             rows = call.pulls.rows(history)
         return remember(join(own, rows), own)
 
-    def _push(self, call: _Call, history: History, x: Tensor, *where: Tensor | None) -> None:
+    def _push(self, call: Call, history: History, x: Tensor, *where: Tensor | None) -> None:
         call.pushed.append(history)
+        if not call.pushes:
+            return
         if call.held_back is None:
             history.push(x, *where)
         else:
             call.held_back.append(partial(history.push, x.detach().clone(), *where))
 
-    def _check_push(self, call: _Call, history: History, x: Tensor, batch_size: int) -> None:
+    def _check_push(self, call: Call, history: History, x: Tensor, batch_size: int) -> None:
         width = history.embedding_dim
         if x.dim() != 2 or x.size(0) < batch_size or x.size(1) != width:
             raise ValueError(
@@ -463,7 +540,7 @@ class ScalableGNN(torch.nn.Module):
             The features, the adjacency (``adj_t`` or ``edge_index``), and those of ``edge_weight``
             and ``edge_attr`` that the batch has and ``forward`` names as parameters.
         """
-        return data.x, _adjacency(data), _edge_arguments(self.forward, data)
+        return data.x, adjacency(data), edge_arguments(self.forward, data)
 
     # Layer-wise inference -------------------------------------------------------------------------
 
@@ -514,8 +591,8 @@ class ScalableGNN(torch.nn.Module):
     def _run_layer(self, layer: int, x: Tensor, batch: SubData, state: dict[str, Any]) -> Tensor:
         self._check_graph(batch.n_id)
         state["batch"] = batch
-        kwargs = _edge_arguments(self.forward_layer, batch.data)
-        out = self.forward_layer(layer, x, _adjacency(batch.data), state, **kwargs)
+        kwargs = edge_arguments(self.forward_layer, batch.data)
+        out = self.forward_layer(layer, x, adjacency(batch.data), state, **kwargs)
         del state["batch"]  # It would be kept until the next layer.
         return out
 
@@ -525,7 +602,7 @@ class ScalableGNN(torch.nn.Module):
         if not self._is_proven:
             with self.without_histories():  # A wrong model should be found before they change.
                 self(x, adj_t, *batch[1:], **kwargs)
-        self._call = _Call(batch=True, sweep=sweep)
+        self._call = Call(batch=True, sweep=sweep)
         try:
             return super().__call__(x, adj_t, *batch[1:], **kwargs)
         finally:
@@ -535,25 +612,3 @@ class ScalableGNN(torch.nn.Module):
 def _check_count(name: str, value: object) -> None:
     if not _native.is_integer(value) or cast(int, value) < 1:
         raise ValueError(f"'{name}' is {value!r}, expected an integer of at least 1")
-
-
-def _lacks_product(adj_t: Any, error: RuntimeError) -> bool:
-    """Whether PyTorch said that it can't multiply a CSR matrix by numbers of 16 bits."""
-    if not isinstance(adj_t, Tensor) or adj_t.layout != torch.sparse_csr:
-        return False
-    return "sparse_csr" in str(error) or "scalar type" in str(error)
-
-
-def _adjacency(data: Data) -> Any:
-    return data.adj_t if "adj_t" in data else data.edge_index
-
-
-def _edge_arguments(function: Callable[..., Tensor], data: Data) -> dict[str, Tensor]:
-    """The edge-level tensors of a batch that ``function`` takes by name."""
-    named = inspect.signature(function).parameters
-    kwargs = {
-        name: data[name] for name in ("edge_weight", "edge_attr") if name in named and name in data
-    }
-    if "adj_t" in data:  # The weights are its values.
-        kwargs.pop("edge_weight", None)
-    return kwargs

@@ -313,6 +313,40 @@ def dropout(adj_t: Any, p: float, training: bool = True) -> Any:
     return drop_edges(adj_t, {}, p)[0] if training else adj_t
 
 
+def keep_edges(adj: Any, entry: Tensor, value: Tensor | None = None) -> Any:
+    """Some of the edges of an adjacency in any of :data:`LAYOUTS`, in the same order.
+
+    Args:
+        adj: The adjacency.
+        entry: The positions of those that stay, increasing, of shape ``[kept]``.
+        value: Their values, of shape ``[kept]``; not of an ``edge_index``, which has none.
+            (default: the values they have)
+    """
+    if num_rows(adj) is None:
+        return adj.index_select(1, entry)
+    rowptr, col, old = _compressed(adj)
+    if value is None and old is not None:
+        value = old[entry]
+    col = col[entry]
+    rowptr = torch.searchsorted(entry, rowptr.long()).to(col.dtype)
+    size = (int(adj.size(0)), int(adj.size(1)))
+    if is_sparse_tensor(adj):
+        return sparse_tensor(rowptr, col, value, size)
+    if isinstance(adj, Tensor):
+        assert value is not None
+        return csr_matrix(rowptr, col, value, size)
+    return adj.__class__(rowptr, col, value, size[1])
+
+
+def _compressed(adj: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The rows, the columns and the values of a matrix."""
+    if is_sparse_tensor(adj):
+        return adj.csr()
+    if isinstance(adj, Tensor):
+        return adj.crow_indices(), adj.col_indices(), adj.values()
+    return adj.rowptr, adj.col, adj.value  # A gas.nn.Adjacency, which lives above.
+
+
 def drop_edges(adj: Any, attributes: dict[str, Tensor], p: float) -> tuple[Any, dict[str, Tensor]]:
     """Drops each edge, and its row of each edge-level tensor, with probability ``p``.
 
@@ -326,26 +360,11 @@ def drop_edges(adj: Any, attributes: dict[str, Tensor], p: float) -> tuple[Any, 
     if p == 0.0:
         return adj, attributes
     scale = 1.0 / (1.0 - p)
-    if hasattr(adj, "drop"):  # A gas.nn.Adjacency, which lives above.
-        keep = torch.rand(adj.num_entries, device=adj.device) >= p
-        adj = adj.drop(keep, scale)
-    elif is_sparse_tensor(adj):
-        keep = torch.rand(adj.nnz(), device=adj.device()) >= p
-        value = adj.storage.value()
-        adj = adj.masked_select_nnz(keep, layout="coo")
-        if value is not None and not bool((value == 1).all()):
-            adj = adj.set_value(adj.storage.value() * scale, layout="coo")
-    elif adj.layout == torch.sparse_csr:
-        rowptr, value = adj.crow_indices(), adj.values()
-        keep = torch.rand(value.size(0), device=value.device) >= p
-        kept = torch.nn.functional.pad(keep.cumsum(0), (1, 0))[rowptr]
-        factor = 1.0 if bool((value == 1).all()) else scale
-        size = (adj.size(0), adj.size(1))
-        adj = csr_matrix(kept, adj.col_indices()[keep], value[keep] * factor, size)
-    else:
-        keep = torch.rand(adj.size(1), device=adj.device) >= p
-        adj = adj[:, keep]
-    attributes = {key: value[keep] for key, value in attributes.items()}
+    _, col, value = (None, adj[0], None) if num_rows(adj) is None else _compressed(adj)
+    entry = (torch.rand(col.numel(), device=col.device) >= p).nonzero().view(-1)
+    if value is not None:
+        value = value[entry] * (1.0 if bool((value == 1).all()) else scale)
+    attributes = {key: attribute[entry] for key, attribute in attributes.items()}
     if "edge_weight" in attributes:
         attributes["edge_weight"] = attributes["edge_weight"] * scale
-    return adj, attributes
+    return keep_edges(adj, entry, value), attributes

@@ -51,6 +51,9 @@ def check_metrics(path, runs):
         ["--model", "pna_jk", "--metric", "accuracy"],
         ["--model", "sage", "--dtype", "bfloat16"],
         ["--partition", "random", "--num-layers", 3, "--dropout", 0.1],
+        ["--augment", "mh_aug", "--reference-size", 60, "--runs", 2, "--num-steps", 5],
+        ["--augment", "mh_aug", "--model", "gat", "--bank", "per_view", "--undirected"],
+        ["--augment", "drop_edge", "--model", "sage", "--drop", 0.4, "--prefetch"],
         pytest.param(["--layout", "sparse_tensor"], marks=pytest.mark.requires("torch_sparse")),
         pytest.param(["--tensorboard"], marks=pytest.mark.requires("tensorboard")),
     ],
@@ -67,6 +70,8 @@ def test_options(tmp_path, options):
     assert metrics["training"] == ("full_batch" if "--full-batch" in options else "histories")
     assert (tmp_path / "out" / "curve.png").stat().st_size > 10_000
     assert (tmp_path / "out" / "events").exists() == ("--tensorboard" in options)
+    assert ("transitions accepted" in done.stdout) == ("mh_aug" in options)
+    assert bool(metrics["chain"]) == ("mh_aug" in options)
     for line in ("test accuracy", "training epoch", "histories", "peak memory", "metrics.json"):
         assert line in done.stdout
     if "--full-batch" not in options:

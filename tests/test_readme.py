@@ -59,9 +59,13 @@ def test_training():
 
 
 def test_augmentation(capsys):
-    (code,) = blocks("docs/augmentation.md")
-    exec(compile(code, "augmentation.md", "exec"), {})
+    namespace: dict = {}
+    whole, histories = blocks("docs/augmentation.md")
+    exec(compile(whole, "augmentation.md", "exec"), namespace)
     assert "steps=12" in capsys.readouterr().out
+    exec(compile(histories, "augmentation.md", "exec"), namespace)
+    assert namespace["chain"].statistics().steps == 36
+    assert namespace["out"].shape == (1000, namespace["out_channels"])
 
 
 def test_imports_of_the_migration_page():

@@ -4,13 +4,17 @@ from gas.augment.base import Augmentation
 from gas.augment.drop import DropEdge, MaskFeatures
 from gas.augment.loss import entropy, mh_aug_loss
 from gas.augment.mh import MHAug, Statistics
+from gas.augment.published import PUBLISHED
+from gas.augment.views import Views
 
 __all__ = [
     "Augmentation",
     "DropEdge",
     "MHAug",
     "MaskFeatures",
+    "PUBLISHED",
     "Statistics",
+    "Views",
     "entropy",
     "mh_aug_loss",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
 
 from gas import _native
-from gas.augment.units import Units, View, check_mask
+from gas.augment.units import Units, View, check_mask, mask_features
 from gas.subgraph import is_row_per_edge
 
 
@@ -78,6 +79,11 @@ class Augmentation(BaseTransform):
     def previous_node_mask(self) -> Tensor:
         """:attr:`node_mask` before the last call, :meth:`run` or :meth:`step`."""
         return self._previous.node_mask
+
+    @property
+    def states(self) -> tuple[View, View]:
+        """The previous state and the current one."""
+        return self._previous, self._view
 
     @property
     def previous_is_milder(self) -> Tensor:
@@ -176,12 +182,16 @@ class Augmentation(BaseTransform):
             if is_row_per_edge(data, key):
                 out[key] = data[key][view.edge_mask]
         out.edge_index = data.edge_index[:, view.edge_mask]
-        mask = view.node_mask.view(-1, *[1] * (data.x.dim() - 1))
-        scale = (mask.numel() / mask.sum()).to(data.x.dtype)
-        out.x = (data.x * scale).masked_fill_(~mask, 0)
+        out.x = mask_features(data.x, view.node_mask, view.scale)
         return out
 
-    def _check(self, data: Data) -> None:
+    def check(self, data: Data) -> None:
+        """Refuses another graph, and one without features to mask.
+
+        Raises:
+            ValueError: If the edges aren't those that the augmentation was built on, or were
+                changed since; or if ``x`` isn't one floating-point row for each node.
+        """
         self.units.check(data)
         x = data.get("x")
         if x is None or not x.is_floating_point() or x.size(0) != self.units.num_nodes:
@@ -190,6 +200,10 @@ class Augmentation(BaseTransform):
                 f"'x' is {found}, expected floating-point features with one row for each of the "
                 f"{self.units.num_nodes} nodes"
             )
+
+    def _check(self, data: Data) -> None:
+        self.check(data)
+        x = data.x
         if x.device != self.units.device:
             raise ValueError(
                 f"'x' is on {x.device}, but the augmentation was built on {self.units.device}: "
@@ -231,6 +245,15 @@ class Augmentation(BaseTransform):
                     f"{list(tensor.shape)}: it was saved for another graph"
                 )
         self._load({key: value.to(mine[key].device) for key, value in state.items()})
+
+    def __getstate__(self) -> dict[str, Any]:
+        # PyTorch's generators don't survive the way to a process that was spawned.
+        return {**self.__dict__, "generator": self.generator.get_state().numpy()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        generator = torch.Generator()
+        generator.set_state(torch.from_numpy(state["generator"]))
+        self.__dict__.update(state, generator=generator)
 
     _any_length: tuple[str, ...] = ()  # Entries of the state that grow.
 

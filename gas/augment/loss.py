@@ -37,7 +37,8 @@ def mh_aug_loss(
         first: Outputs for the previous state of the chain, of the same shape.
         second: Outputs for its present state, of the same shape.
         y: Classes, of shape ``[nodes]``.
-        mask: Which nodes are labelled, of shape ``[nodes]``, bool. (default: all)
+        mask: Which nodes are labelled: of shape ``[nodes]``, bool, or their positions.
+            (default: all)
         kl: Weight of the divergence between both states. (default: ``0.5``)
         h: Weight of the entropy of predictions for the original graph. (default: ``0.5``)
         teacher_is_first: Whether ``first`` is the teacher in the divergence, which then is

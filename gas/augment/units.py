@@ -132,10 +132,27 @@ class View:
         return self.units.spread(self.edges)
 
     @cached_property
+    def scale(self) -> Tensor:
+        """What the features of kept nodes are multiplied by, ``n / kept``, of shape ``[]``."""
+        return self.node_mask.numel() / self.node_mask.sum()
+
+    @cached_property
     def dropped(self) -> Tensor:
         """The fractions of edges and of nodes that are dropped, of shape ``[2]``, float64."""
         masks = (self.edges, self.node_mask)
         return torch.stack([(~mask).sum().double() / max(mask.numel(), 1) for mask in masks])
+
+
+def mask_features(x: Tensor, mask: Tensor, scale: Tensor) -> Tensor:
+    """The features of some nodes in a view.
+
+    Args:
+        x: Their features in the graph, of shape ``[nodes, ...]``.
+        mask: Which of them keep theirs, of shape ``[nodes]``, bool.
+        scale: :attr:`View.scale`.
+    """
+    dropped = ~mask.view(-1, *[1] * (x.dim() - 1))
+    return (x * scale.to(x.dtype)).masked_fill_(dropped, 0)
 
 
 def check_mask(name: str, mask: Tensor, size: int, what: str, device: torch.device) -> None:

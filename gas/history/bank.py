@@ -16,6 +16,8 @@ from gas.history.memory import check_fits, check_fits_disk
 from gas.history.store import StoreFactory
 from gas.history.tiers import check_tier, default_tier, pick_tier
 
+ROWS = 65536  # What is copied at once.
+
 
 @dataclass(frozen=True)
 class Bank:
@@ -68,4 +70,17 @@ class Bank:
             for history in made:
                 history.close()
             raise
+        return made
+
+    def clone(self, histories: Sequence[History], engine: TransferEngine) -> list[History]:
+        """Makes histories with the rows of others, as far as those were written.
+
+        Raises:
+            MemoryError: If there is no room for all of them; none has been made then.
+            OSError: If the disk has no room for all of them; none has been made then.
+        """
+        made = self.make(histories[0].num_embeddings, engine) if histories else []
+        for old, new in zip(histories, made, strict=True):
+            for rows in old.written.nonzero().view(-1).split(ROWS):
+                new.push(old.pull(rows), rows)
         return made

@@ -61,6 +61,48 @@ class BatchPulls:
             self._started.popitem()[1].cancel()
 
 
+class SharedPulls:
+    """Lets several forward passes of one mini-batch read the same rows, which are pulled once.
+
+    What the first reads is copied for the others at once: it is the caller's then, who may change
+    it. Nobody keeps more memory than if each had pulled.
+
+    Args:
+        pulls: The pulls of the first.
+        batch_size: The number of in-batch nodes.
+        others: How many read after it.
+    """
+
+    def __init__(self, pulls: BatchPulls, batch_size: int, others: int) -> None:
+        self.others = [Copies() for _ in range(others)]
+        self._pulls = pulls
+        self._batch_size = batch_size
+
+    def rows(self, history: History) -> Tensor:
+        """See :meth:`BatchPulls.rows`."""
+        rows = self._pulls.rows(history)
+        for copies in self.others:
+            mine = copies[history] = torch.empty_like(rows)
+            mine[self._batch_size :] = rows[self._batch_size :]
+        return rows
+
+    def cancel(self) -> None:
+        """See :meth:`BatchPulls.cancel`."""
+        self._pulls.cancel()
+
+
+class Copies(dict[History, Tensor]):
+    """The rows that another forward pass has read from each history."""
+
+    def rows(self, history: History) -> Tensor:
+        """See :meth:`BatchPulls.rows`; each may be had once."""
+        return self.pop(history)
+
+    def cancel(self) -> None:
+        """Forgets what nobody asked for."""
+        self.clear()
+
+
 class _Join(torch.autograd.Function):
     """Writes rows in front of others, in place; the others get no gradient."""
 

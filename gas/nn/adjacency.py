@@ -143,17 +143,6 @@ class Adjacency:
         rows = torch.arange(self.size(0), device=self.device)
         return torch.repeat_interleave(rows, self.degree()), self.col.long()
 
-    def drop(self, keep: Tensor, scale: float = 1.0) -> Adjacency:
-        """Some of the entries, their values multiplied.
-
-        Args:
-            keep: Which entries to keep, of shape ``[E]``, bool.
-            scale: A factor of their values. (default: ``1.0``)
-        """
-        rowptr = torch.nn.functional.pad(keep.cumsum(0), (1, 0))[self.rowptr.long()]
-        value = None if self.value is None else self.value[keep] * scale
-        return Adjacency(rowptr, self.col[keep], value, self._num_cols)
-
     def to_edge_index(self) -> tuple[Tensor, Tensor | None]:
         """Sources and destinations of shape ``[2, E]``, and the values."""
         row, col = self.coo()

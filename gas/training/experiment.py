@@ -13,6 +13,7 @@ from torch_geometric.data import Data
 from torch_geometric.utils import degree
 
 from gas import models
+from gas.augment import Augmentation, MHAug
 from gas.loader import EvalSubgraphLoader, SubData, SubgraphLoader
 from gas.partition import metis, partition_report, permute
 from gas.prefetch import PrefetchLoader
@@ -41,7 +42,8 @@ MOST_FULL_NODES = 100_000  # Up to here the whole graph is evaluated as one batc
 class _Graph(NamedTuple):
     """A graph in the forms that training and evaluation take it."""
 
-    data: Data  # Permuted, on the CPU.
+    raw: Data  # Permuted, on the CPU ...
+    data: Data  # ... and transformed.
     loader: SubgraphLoader | None  # Mini-batches, unless it is trained as a whole.
     inference: EvalSubgraphLoader | None  # Mini-batches to compute layer by layer ...
     whole: FullBatch | None  # ... or the graph as one batch.
@@ -70,6 +72,10 @@ class Experiment:
         prefetch: Start pulls one batch ahead. (default: ``False``)
         memory_budget: Split mini-batches so that the tensors of one take at most this many bytes;
             see :func:`gas.training.plan_micro_batches`. (default: never split)
+        augment: Makes an augmentation of a graph, such as
+            ``functools.partial(gas.MHAug, mu_e=0.3, ...)``; each run has its own. Batches then have
+            views; see ``view_loss`` of :func:`gas.training.train_epoch`. MH-Aug takes its entropies
+            from each evaluation. (default: none)
         patience: See :func:`gas.training.fit`. (default: never stop early)
         device: Where the model computes. (default: ``"cpu"``)
         log: Report. (default: ``True``)
@@ -95,6 +101,7 @@ class Experiment:
         partition: str = "metis",
         prefetch: bool = False,
         memory_budget: int | None = None,
+        augment: Callable[[Data], Augmentation] | None = None,
         patience: int | None = None,
         device: torch.device | str = "cpu",
         log: bool = True,
@@ -126,6 +133,7 @@ class Experiment:
         self.refresh = refresh
         self.prefetch = prefetch
         self.memory_budget = memory_budget
+        self.augment = augment
         self.patience = patience
         self.device = device
         self.training = training or {}
@@ -141,7 +149,10 @@ class Experiment:
                 "expected 0 and 1 for several labels, or real numbers of shape [N]"
             )
         fill = evaluation if refresh == "none" else refresh
-        if settings.inductive if inductive is None else inductive:
+        inductive = settings.inductive if inductive is None else inductive
+        if augment is not None:
+            self._check_augment(data, inductive)
+        if inductive:
             mask = data.train_mask
             if mask.dim() > 1:
                 raise ValueError(
@@ -156,14 +167,25 @@ class Experiment:
         self.data = self.eval_graph.data
         self.metric = settings.metric or metric_of(self.data.y)
 
+    def _check_augment(self, data: Data, inductive: bool) -> None:
+        reason = ""
+        if self.full_batch:
+            reason = "'full_batch' has no mini-batches: num_parts=1 computes the same"
+        elif inductive:
+            reason = "'inductive' evaluates another graph than the one that is augmented"
+        elif data.y.dim() != 1 or is_real(data.y):
+            reason = f"'data.y' is {data.y.dtype} of shape {list(data.y.shape)}: one class per node"
+        elif self.settings.edge_dropout > 0:
+            reason = f"'edge_dropout' is {self.settings.edge_dropout}: views lack edges already"
+        if reason:
+            raise ValueError(f"'augment' is given, but {reason}; leave one of both out")
+
     def _prepare(
         self, data: Data, modes: set[str], layout: str, partition: str, log: bool
     ) -> _Graph:
         settings = self.settings
         num_parts, batch_size = settings.num_parts or 1, settings.batch_size or 1
-        if self.cls.transform is not None:  # Of the whole graph, before it is cut into parts.
-            data = self.cls.transform(data)
-        loader = inference = None
+        ptr = None
         if not self.full_batch:
             perm, ptr = metis(
                 data.edge_index,
@@ -173,6 +195,11 @@ class Experiment:
                 log=log,
             )
             data = permute(data, perm, log=log)
+        raw = data
+        if self.cls.transform is not None:  # Of the whole graph, before it is cut into parts.
+            data = self.cls.transform(data)
+        loader = inference = None
+        if ptr is not None:
             if log:
                 print(partition_report(data, ptr))
             options: dict[str, Any] = {"layout": layout, "log": False}
@@ -182,7 +209,7 @@ class Experiment:
                 inference = EvalSubgraphLoader(data, ptr, batch_size, **options)
         full = self.full_batch or "full" in modes
         whole = FullBatch(data, self.device, layout, self.cls.needs_weights) if full else None
-        return _Graph(data, loader, inference, whole)
+        return _Graph(raw, data, loader, inference, whole)
 
     def make_model(self) -> models.LayeredGNN:
         """A new model, with weights drawn from PyTorch's generator."""
@@ -241,7 +268,8 @@ class Experiment:
         )
         if not self.full_batch:
             self._refresh(model)  # So that the first epoch reads real embeddings.
-        batches, micro_batches = self._batches(model)
+        augmentation = self._make_augmentation()
+        batches, micro_batches = self._batches(model, augmentation)
 
         def epoch() -> float:
             return train_epoch(
@@ -257,11 +285,17 @@ class Experiment:
                 **self.training,
             )
 
+        def evaluate(model: ScalableGNN) -> Tensor:
+            out = self._evaluate(model, apart)
+            if isinstance(augmentation, MHAug):
+                augmentation.update_entropy(out)
+            return out
+
         run = fit(
             model,
             self.data,
             epoch,
-            lambda model: self._evaluate(model, apart),
+            evaluate,
             settings.epochs,
             split,
             on_epoch,
@@ -271,26 +305,48 @@ class Experiment:
         run.peak_rss_bytes = peak_rss_bytes()
         if not self.full_batch:
             run.history_bytes = sum(history.store.nbytes for history in model.histories)
+        if isinstance(augmentation, MHAug):
+            run.chain = augmentation.statistics()._asdict()
         return run
 
-    def _batches(self, model: ScalableGNN) -> tuple[Iterable[SubData], int]:
+    def _make_augmentation(self) -> Augmentation | None:
+        """An augmentation of the graph, where the model computes."""
+        if self.augment is None:
+            return None
+        raw = self.graph.raw
+        edge_index = raw.edge_index.to(self.device)
+        return self.augment(Data(edge_index=edge_index, num_nodes=raw.num_nodes))
+
+    def _batches(
+        self, model: ScalableGNN, augmentation: Augmentation | None = None
+    ) -> tuple[Iterable[SubData], int]:
         """The batches of an epoch, and how many of them make a step."""
         graph, batches, micro_batches = self.graph, self.graph.loader, 1
         if graph.whole is not None and batches is None:
             return graph.whole, 1
         assert batches is not None
+        if augmentation is not None:
+            batches = self._loader(batches, batches.batch_size or 1, augmentation)
         if self.memory_budget is not None:
             size, micro_batches = plan_micro_batches(model, batches, self.memory_budget)
-            batches = SubgraphLoader(
-                graph.data,
-                batches.ptr,
-                size,
-                shuffle=True,
-                layout=batches.layout,
-                edge_weight=self.cls.needs_weights,
-                log=False,
-            )
+            batches = self._loader(batches, size, augmentation)
         return (PrefetchLoader(batches, model) if self.prefetch else batches), micro_batches
+
+    def _loader(
+        self, like: SubgraphLoader, batch_size: int, augmentation: Augmentation | None
+    ) -> SubgraphLoader:
+        """The mini-batches of another size, or with views."""
+        return SubgraphLoader(
+            self.graph.data if augmentation is None else self.graph.raw,
+            like.ptr,
+            batch_size,
+            shuffle=True,
+            layout=like.layout,
+            edge_weight=self.cls.needs_weights,
+            epoch_transform=augmentation,
+            graph_transform=None if augmentation is None else self.cls.transform,
+            log=False,
+        )
 
     @torch.no_grad()
     def _refresh(self, model: ScalableGNN) -> None:

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.data import Data
 
+from gas.augment import mh_aug_loss
 from gas.loader import EvalSubgraphLoader, SubData
 from gas.scalable import ScalableGNN
 from gas.subgraph import drop_edges
@@ -29,6 +30,8 @@ class Run:
     the data asks for one.
     ``age`` is the mean number of pushes since a history's rows were written, at the epoch's end;
     ``moved_bytes`` are those of stored rows that were read and written in training.
+    ``chain`` is what MH-Aug's chain did in the whole run, see :class:`gas.augment.Statistics`;
+    empty without one.
     """
 
     loss: list[float] = field(default_factory=list)
@@ -40,6 +43,7 @@ class Run:
     peak_rss_bytes: int = 0
     history_bytes: int = 0
     moved_bytes: list[int] = field(default_factory=list)
+    chain: dict[str, float] = field(default_factory=dict)
 
     @property
     def best_epoch(self) -> int:
@@ -123,10 +127,14 @@ def train_epoch(
     max_steps: int | None = None,
     autocast: torch.dtype | None = None,
     loss_fn: Callable[[Tensor, Tensor], Tensor] = loss_of,
+    view_loss: Callable[..., Tensor] = mh_aug_loss,
+    bank: str = "original",
 ) -> float:
     """Trains on every batch once; returns the mean loss per labelled node.
 
-    A model's ``reg_loss`` (see :class:`gas.models.GIN`) is added to the loss.
+    A model's ``reg_loss`` (see :class:`gas.models.GIN`) is added to the loss. Batches with views
+    (``SubgraphLoader(..., epoch_transform=...)``) are trained by ``view_loss``; those without
+    labelled nodes refresh the histories alone.
 
     Args:
         model: The model.
@@ -149,6 +157,11 @@ def train_epoch(
         autocast: Run the forward pass in this type where PyTorch considers it safe.
             (default: no)
         loss_fn: The mean loss of outputs and targets. (default: :func:`loss_of`)
+        view_loss: The loss of batches with views, of the outputs for the original graph and for
+            each view, the targets, and the positions of labelled nodes.
+            (default: :func:`gas.augment.mh_aug_loss`)
+        bank: Which histories views have; see :meth:`gas.ScalableGNN.views`.
+            (default: ``"original"``)
     """
     if micro_batches < 1:
         raise ValueError(f"'micro_batches' is {micro_batches}, expected at least 1")
@@ -160,18 +173,25 @@ def train_epoch(
     for number, batch in enumerate(loader, 1):
         index = _train_index(batch, split)
         count = index.numel()
+        with_views = count > 0 and "views" in batch.data
+        if with_views and edge_dropout > 0:
+            raise ValueError(
+                f"'edge_dropout' is {edge_dropout}, but batches have views, which lack edges "
+                "already: use one of both"
+            )
         if count > 0 or refresh_unlabelled:
-            data = batch.data.to(model.device)
-            x, adj_t, kwargs = model.inputs_of(data)
-            if edge_dropout > 0:
-                adj_t, kwargs = drop_edges(adj_t, kwargs, edge_dropout)
-            args: tuple[Any, ...] = () if full_batch else batch[1:]
+            batch.data.to(model.device)
             with torch.set_grad_enabled(count > 0), _autocast(model.device, autocast):
-                out = model(x, adj_t, *args, **kwargs)
+                if with_views:
+                    outs = model.views(batch, bank)
+                else:
+                    outs = (_forward(model, batch, full_batch, edge_dropout),)
         if count > 0:
             index = index.to(model.device, non_blocking=True)
-            out = out[index] if autocast is None else out[index].float()
-            loss = loss_fn(out, data.y[: batch.batch_size][index])
+            y = batch.data.y[: batch.batch_size]
+            if autocast is not None:
+                outs = tuple(out.float() for out in outs)
+            loss = view_loss(*outs, y, index) if with_views else loss_fn(outs[0][index], y[index])
             total = total + loss.detach() * count
             labelled += count
             of_step += count
@@ -192,6 +212,15 @@ def train_epoch(
     if of_step > 0:  # Of a loader without a length.
         _step(model, optimizer, grad_norm, per_step or of_step, micro_batches)
     return float(total) / max(labelled, 1)
+
+
+def _forward(model: ScalableGNN, batch: SubData, full_batch: bool, edge_dropout: float) -> Tensor:
+    """The outputs of the in-batch nodes."""
+    x, adj_t, kwargs = model.inputs_of(batch.data)
+    if edge_dropout > 0:
+        adj_t, kwargs = drop_edges(adj_t, kwargs, edge_dropout)
+    args: tuple[Any, ...] = () if full_batch else batch[1:]
+    return model(x, adj_t, *args, **kwargs)
 
 
 def _step(

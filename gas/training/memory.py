@@ -16,6 +16,8 @@ from gas.scalable import ScalableGNN
 def activation_bytes(model: ScalableGNN, batch: SubData) -> int:
     """Bytes that training holds for one mini-batch: its tensors, and what autograd keeps.
 
+    Those of its views are included.
+
     The model runs forward once, without reading or writing histories; its buffers, such as the
     statistics of batch norm, and PyTorch's generators are as before afterwards. Weights, optimizer
     and what the backward pass needs for itself come on top.
@@ -35,12 +37,15 @@ def activation_bytes(model: ScalableGNN, batch: SubData) -> int:
         return tensor
 
     batch = batch.to(model.device)
-    x, adj_t, kwargs = model.inputs_of(batch.data)
     own |= {tensor.untyped_storage().data_ptr() for tensor in tensors(batch.data)}
     with _left_alone(model), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         model.train()
-        out = model(x, adj_t, *batch[1:], **kwargs)  # While it lives, what was kept does.
-        del out
+        if "views" in batch.data:
+            outs = model.views(batch)
+        else:
+            x, adj_t, kwargs = model.inputs_of(batch.data)
+            outs = (model(x, adj_t, *batch[1:], **kwargs),)
+        del outs  # While they live, what was kept does.
     return num_bytes(batch) + sum(kept.values())
 
 

@@ -71,6 +71,7 @@ def summary(values: Sequence[float]) -> dict[str, Any]:
 
 def metrics(runs: Sequence[Run]) -> dict[str, Any]:
     """Summarises finished runs; accuracies are those of each run's best validation epoch."""
+    chains = [run.chain for run in runs if run.chain]
     return {
         "test_acc": summary([run.test_acc[run.best_epoch] for run in runs]),
         "val_acc": summary([run.val_acc[run.best_epoch] for run in runs]),
@@ -80,6 +81,7 @@ def metrics(runs: Sequence[Run]) -> dict[str, Any]:
         "moved_bytes": summary([statistics.fmean(run.moved_bytes or [0]) for run in runs]),
         "best_epoch": summary([run.best_epoch + 1 for run in runs]),
         "final_loss": summary([run.loss[-1] for run in runs]),
+        "chain": {key: summary([chain[key] for chain in chains]) for key in (chains or [{}])[0]},
     }
 
 

@@ -21,6 +21,10 @@ def run(tmp_path, *args):
         ["--model", "sage", "--frozen"],
         ["--model", "gat", "--reference-size", "100"],
         ["--vanilla"],
+        ["--histories", "--runs", "2", "--teacher"],
+        ["--histories", "--model", "sage", "--frozen", "--num-parts", "6", "--batch-size", "2"],
+        ["--histories", "--model", "gat", "--undirected"],
+        ["--histories", "--vanilla"],
     ],
     ids=" ".join,
 )

@@ -1,3 +1,5 @@
+import functools
+
 import pytest
 import torch
 from conftest import random_graph
@@ -201,3 +203,53 @@ def test_wrong_options(options, message):
     model = options.pop("model", "gcn")
     with pytest.raises(ValueError, match=message):
         Experiment(graph(), 3, model, settings(), log=False, **options)
+
+
+CHAIN = dict(
+    mu_e=0.1, mu_v=0.1, sigma_delta_e=0.1, sigma_delta_v=0.1, a_e=1, b_e=1, a_v=1, b_v=1, lam1=1,
+    lam2=0.99, lam3=1, lam4=0.99, num_steps=5, reference_size=10,
+)  # fmt: skip
+
+
+def test_augmentation_takes_entropies_from_evaluations(monkeypatch):
+    made, seen = [], []
+    update = gas.MHAug.update_entropy
+    monkeypatch.setattr(
+        gas.MHAug, "update_entropy", lambda self, out: seen.append(out) or update(self, out)
+    )
+
+    def augment(data):
+        made.append(gas.MHAug(data, **CHAIN))
+        return made[-1]
+
+    mild = functools.partial(gas.augment.mh_aug_loss, h=0.05)
+    changes = {"epochs": 30, "lr": 0.02}
+    experiment = make(augment=augment, changes=changes, training={"view_loss": mild})
+    run = experiment.run(0)
+    assert len(seen) == 30
+    assert run.chain["steps"] == 150
+    assert 0 < run.chain["acceptance_rate"] <= 1
+    # Not the loss: the chain starts at the graph itself, and drops more and more.
+    assert run.train_acc[-1] > run.train_acc[0] + 0.15
+    again = experiment.run(0)
+    assert made[0] is not made[1]
+    assert again.loss == run.loss
+    assert gas.training.report.metrics([run, again])["chain"]["steps"]["mean"] == 150
+
+
+def test_augmentation_within_a_memory_budget():
+    experiment = make(augment=gas.augment.DropEdge, memory_budget=1 << 30)
+    assert len(experiment.run(0).loss) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"full_batch": True}, "'full_batch' has no mini-batches: num_parts=1 computes the same"),
+        ({"inductive": True}, "'inductive' evaluates another graph"),
+        ({"changes": {"edge_dropout": 0.5}}, "'edge_dropout' is 0.5: views lack edges already"),
+    ],
+)
+def test_what_augmentation_excludes(options, message):
+    with pytest.raises(ValueError, match=f"'augment' is given, but {message}"):
+        make(augment=gas.augment.DropEdge, **options)

@@ -319,3 +319,33 @@ def test_autocast_with_csr_says_what_to_do():
     loader = gas.SubgraphLoader(data, ptr, 2, log=False)
     with pytest.raises(RuntimeError, match="multiply by bfloat16 .* load with layout='edge_index'"):
         gradients_of(model, loader, autocast=torch.bfloat16)
+
+
+def test_batches_with_views():
+    data, ptr, model = make()
+    raw = data.edge_subgraph(data.edge_index[0] != data.edge_index[1])
+    raw.edge_weight = None
+    exact(data, model)
+    drop = gas.augment.DropEdge(raw, p=0.3)
+    options = {"epoch_transform": drop, "graph_transform": T.GCNNorm(), "log": False}
+    loader = gas.SubgraphLoader(raw, torch.tensor([0, 60]), **options)
+    losses = []
+
+    def view_loss(logits, first, second, y, labelled):
+        losses.append((logits, first, second))
+        return gas.augment.mh_aug_loss(logits, first, second, y, labelled, kl=0.3)
+
+    drop.run()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    loss = train_epoch(model, loader, optimizer, view_loss=view_loss)
+    (outs,) = losses
+    mask = data.train_mask
+    assert loss == pytest.approx(
+        float(gas.augment.mh_aug_loss(*outs, data.y, mask, kl=0.3).detach())
+    )
+    with pytest.raises(ValueError, match="'edge_dropout' is 0.5, but batches have views"):
+        train_epoch(model, loader, optimizer, edge_dropout=0.5)
+    parts = gas.SubgraphLoader(raw, ptr, **options)
+    plain = gas.SubgraphLoader(data, ptr, log=False)
+    one, other = (gas.training.activation_bytes(model, each.cut([0, 1])) for each in (parts, plain))
+    assert 2 * other < one < 4 * other

@@ -1,0 +1,198 @@
+"""Views of mini-batches: both states of an augmentation, cut by ids of edges and nodes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from gas.augment.base import Augmentation
+from gas.augment.units import View, mask_features
+from gas.subgraph import keep_edges
+
+
+class _State(NamedTuple):
+    """A state of the augmentation, in the order of the graph that batches are cut from.
+
+    ``edges`` of shape ``[E]`` and ``nodes`` of shape ``[N]``, bool, true for what is kept;
+    ``scale`` of shape ``[]``, of kept features; ``weight`` of shape ``[E]``, of which those of
+    dropped edges mean nothing, or ``None`` for a graph without weights.
+    """
+
+    edges: Tensor
+    nodes: Tensor
+    scale: Tensor
+    weight: Tensor | None
+
+
+class Views:
+    """Cuts views out of mini-batches, for any loader whose batches know their ``e_id``.
+
+    There are two of a batch, for the previous and for the current state of the augmentation. They
+    have the nodes of the batch and those of its edges that the state keeps. ``run`` once an epoch,
+    on the whole graph, before its batches::
+
+        views = gas.augment.Views(chain, data)
+        for epoch in range(100):
+            views.run()
+            for batch in loader:
+                first, second = views.cut(batch, n_id)
+
+    Args:
+        augmentation: Built on ``data``.
+        data: The graph, with features, before any ``transform``.
+        transform: Normalises the graph: it may compute ``edge_weight`` from edges, weights and the
+            number of nodes, and add self-loops or change theirs; other edges stay, in their order.
+            Each state gets weights by its own degrees. ``T.GCNNorm()`` and
+            ``T.AddRemainingSelfLoops()`` are such transforms. (default: none; weights are those of
+            ``data``)
+
+    Raises:
+        ValueError: If the augmentation was built on another graph, ``data`` is normalised already,
+            or ``transform`` does something else.
+    """
+
+    def __init__(
+        self,
+        augmentation: Augmentation,
+        data: Data,
+        transform: Callable[[Data], Data] | None = None,
+    ) -> None:
+        if not isinstance(augmentation, Augmentation):
+            raise ValueError(
+                f"'augmentation' is a {type(augmentation).__name__}, expected one of gas.augment, "
+                "such as gas.MHAug(data, ...)"
+            )
+        augmentation.check(data)
+        _check_not_normalised(data, transform is not None)
+        self.augmentation = augmentation
+        self.data = data
+        self.transform = transform
+        self.graph = data if transform is None else transform(copy.copy(data))
+        """What batches are cut from: ``data`` after ``transform``."""
+        if transform is not None:
+            self._check_transform()
+        self._read: dict[View, _State] = {}  # What was read of each state.
+        self._states: list[_State] = []
+
+    def run(self) -> None:
+        """Runs the augmentation on the whole graph; batches that are cut now have its states."""
+        # Tensors made in inference mode would be of no use to a later epoch of training.
+        with torch.inference_mode(False), torch.no_grad():
+            self.augmentation.run()
+            self._read_states()
+
+    def cut(self, batch: Data, n_id: Tensor, weighted: bool = True) -> list[Data]:
+        """The views of a batch, with ``x``, the adjacency, ``e_id`` and attributes of edges.
+
+        Args:
+            batch: Cut from :attr:`graph`, with ``x``, ``e_id`` and the adjacency in any layout, its
+                edges in the order of ``e_id``.
+            n_id: The nodes of its features, of shape ``[nodes]``.
+            weighted: Whether the values of ``adj_t`` are ``edge_weight``. (default: ``True``)
+        """
+        if not self._states:
+            self._read_states()
+        return [_cut(state, batch, n_id, weighted) for state in self._states]
+
+    # States ---------------------------------------------------------------------------------------
+
+    def _read_states(self) -> None:
+        """Reads both states, but for one that was the current one of the last epoch."""
+        read: dict[View, _State] = {}
+        for view in self.augmentation.states:
+            known = read.get(view) or self._read.get(view)
+            read[view] = known or self._state(view)
+        self._states = [read[view] for view in self.augmentation.states]
+        self._read = read
+
+    def _state(self, view: View) -> _State:
+        device = self.data.edge_index.device
+        nodes, scale = view.node_mask.to(device), view.scale.to(device)
+        kept = view.edge_mask.to(device)
+        weight = self.graph.get("edge_weight")
+        if self.transform is None:
+            return _State(kept, nodes, scale, weight)
+        if weight is not None:
+            weight = self._weigh(kept)
+        edges = torch.ones_like(self._is_edge).masked_scatter_(self._is_edge, kept[self._edges])
+        return _State(edges, nodes, scale, weight)
+
+    def _weigh(self, kept: Tensor) -> Tensor:
+        """The weights that the transform computes where dropped edges have weight 0."""
+        assert self.transform is not None
+        weight, own = kept.to(self.graph.edge_weight.dtype), self.data.get("edge_weight")
+        if own is not None:
+            weight = own * weight.view(-1, *[1] * (own.dim() - 1))
+        bare = Data(
+            edge_index=self.data.edge_index, edge_weight=weight, num_nodes=self.data.num_nodes
+        )
+        out = self.transform(bare)
+        if not torch.equal(out.edge_index, self.graph.edge_index):
+            raise _unsuitable(self.transform, "its edges depend on their weights")
+        return out.edge_weight
+
+    def _check_transform(self) -> None:
+        """Remembers which edges of the graph the augmentation may drop."""
+        before, after = self.data, self.graph
+        if after.get("edge_index") is None or after.get("adj_t") is not None:
+            raise _unsuitable(self.transform, "it makes no 'edge_index', or an 'adj_t'")
+        self._edges = before.edge_index[0] != before.edge_index[1]
+        self._is_edge = after.edge_index[0] != after.edge_index[1]
+        same = after.num_nodes == before.num_nodes and torch.equal(
+            after.edge_index[:, self._is_edge], before.edge_index[:, self._edges]
+        )
+        if not same:
+            raise _unsuitable(self.transform, "it changes nodes or edges other than self-loops")
+        if after.get("edge_weight") is None:
+            return
+        try:
+            again = self._weigh(torch.ones_like(self._edges))
+        except (AttributeError, TypeError) as error:
+            raise _unsuitable(self.transform, f"it needs more of the graph ({error})") from error
+        if not torch.allclose(again, after.edge_weight):
+            raise _unsuitable(self.transform, "its weights don't follow from the edges alone")
+
+
+def _cut(state: _State, batch: Data, n_id: Tensor, weighted: bool) -> Data:
+    entry = state.edges[batch.e_id].nonzero().view(-1)
+    view = batch.__class__()
+    view.x = mask_features(batch.x, state.nodes[n_id], state.scale)
+    view.e_id = batch.e_id[entry]
+    view.num_nodes = batch.num_nodes
+    value = None
+    if state.weight is not None:
+        view.edge_weight = state.weight[view.e_id]
+        value = view.edge_weight.view(-1) if weighted else None
+    if batch.get("edge_attr") is not None:
+        view.edge_attr = batch.edge_attr[entry]
+    key = "adj_t" if batch.get("adj_t") is not None else "edge_index"
+    view[key] = keep_edges(batch[key], entry, value)
+    return view
+
+
+def _check_not_normalised(data: Data, transformed: bool) -> None:
+    """Refuses what looks normalised: every node has a self-loop, and edges have weights."""
+    src, dst = data.edge_index
+    looped = torch.zeros(data.num_nodes, dtype=torch.bool, device=src.device)
+    looped[src[src == dst]] = True
+    weighted = data.get("edge_weight") is not None
+    if (transformed or weighted) and bool(looped.all()):
+        raise ValueError(
+            f"'data' has a self-loop at each of its {data.num_nodes} nodes"
+            f"{' and weights of edges' if weighted else ''}, as a normalised graph has: weights of "
+            "views follow from their own degrees; pass the graph as it was before, build the "
+            "augmentation on that, and pass the normalisation as 'graph_transform'"
+        )
+
+
+def _unsuitable(transform: object, reason: str) -> ValueError:
+    return ValueError(
+        f"'graph_transform' is {transform!r}, but {reason}: expected one that computes "
+        "'edge_weight' from the edges and adds self-loops at most, such as "
+        "torch_geometric.transforms.GCNNorm(); apply others before building the augmentation"
+    )

@@ -1,0 +1,288 @@
+"""Views of mini-batches, against PyG on the augmented graph."""
+
+import copy
+import multiprocessing
+import pickle
+
+import pytest
+import torch
+import torch_geometric.transforms as T
+from augment_graphs import SETTINGS
+from conftest import random_graph
+
+import gas
+from gas.augment import DropEdge, MaskFeatures, Views
+from gas.subgraph import entries
+
+LAYOUTS = [
+    "csr",
+    "edge_index",
+    "fused",
+    pytest.param("sparse_tensor", marks=pytest.mark.requires("torch_sparse")),
+]
+TRANSFORMS = {
+    "none": None,
+    "gcn": T.GCNNorm(),
+    "gcn without loops": T.GCNNorm(add_self_loops=False),
+    "loops": T.AddRemainingSelfLoops(),
+    "more loops": T.AddSelfLoops(),
+}
+
+
+def make(weighted=False, attributed=False, num_parts=6):
+    data = random_graph()
+    if weighted:
+        data.edge_weight = torch.rand(data.num_edges) + 0.1
+    if attributed:
+        data.edge_attr = torch.randn(data.num_edges, 2)
+    perm, ptr = gas.metis(data.edge_index, num_parts, num_nodes=data.num_nodes, log=False)
+    return gas.permute(data, perm, log=False), ptr
+
+
+def make_chain(data, **options):
+    generator = torch.Generator().manual_seed(1)
+    options = {"num_steps": 20, "reference_size": 6, "generator": generator, **options}
+    return gas.MHAug(data, **{**SETTINGS, **options})
+
+
+def triples(data, nodes=None):
+    """Every edge of a batch or a graph as destination, source and weight, in one order."""
+    if data.get("adj_t") is not None:
+        adj = data.adj_t
+        if isinstance(adj, gas.nn.Adjacency):
+            (row, col), value = adj.coo(), adj.value
+        else:
+            (row, col), csr = entries(adj), isinstance(adj, torch.Tensor)
+            value = adj.values() if csr else adj.storage.value()
+    else:
+        row, col, value = data.edge_index[1], data.edge_index[0], data.get("edge_weight")
+    if nodes is not None:
+        row, col = nodes[row], nodes[col]
+    value = torch.ones(row.numel()) if value is None else value
+    return sorted(zip(row.tolist(), col.tolist(), value.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("bipartite", [True, False])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_views_are_the_augmented_graph(transform, layout, bipartite, weighted):
+    data, ptr = make(weighted)
+    transform = TRANSFORMS[transform]
+    chain = make_chain(data)
+    loader = gas.SubgraphLoader(
+        data, ptr, 2, bipartite, log=False, layout=layout, epoch_transform=chain,
+        graph_transform=transform,
+    )  # fmt: skip
+    for _ in range(2):
+        found = [[], []]
+        for batch, own, n_id, *_ in loader:
+            for view, edges, previous in zip(batch.views, found, [True, False], strict=True):
+                expected = chain.apply(data, previous)
+                assert torch.equal(view.x, expected.x[n_id])
+                assert view.num_nodes == batch.num_nodes
+                edges += triples(view, n_id)
+                if layout != "edge_index":
+                    rows = own if bipartite else n_id.numel()
+                    size = view.adj_t.sizes() if layout == "sparse_tensor" else view.adj_t.shape
+                    assert tuple(size) == (rows, n_id.numel())
+        for edges, previous in zip(found, [True, False], strict=True):
+            expected = chain.apply(data, previous)
+            expected = expected if transform is None else transform(expected)
+            assert sorted(edges) == triples(expected)
+    assert 0 < int(chain.edge_mask.sum()) < data.num_edges
+    assert chain.acceptance_rate > 0.05
+
+
+def test_the_original_is_as_without_views():
+    data, ptr = make()
+    plain = gas.SubgraphLoader(T.GCNNorm()(data), ptr, 2, log=False)
+    chain = make_chain(data)
+    options = {"log": False, "graph_transform": T.GCNNorm()}
+    for other in (
+        gas.SubgraphLoader(data, ptr, 2, **options),
+        gas.SubgraphLoader(data, ptr, 2, epoch_transform=chain, **options),
+    ):
+        for mine, theirs in zip(other, plain, strict=True):
+            assert torch.equal(mine.n_id, theirs.n_id)
+            assert torch.equal(mine.data.e_id, theirs.data.e_id)
+            assert torch.equal(mine.data.x, theirs.data.x)
+            assert torch.equal(mine.data.adj_t.values(), theirs.data.adj_t.values())
+            assert torch.equal(mine.data.adj_t.col_indices(), theirs.data.adj_t.col_indices())
+
+
+@pytest.mark.parametrize("make_augmentation", [make_chain, DropEdge, MaskFeatures])
+@pytest.mark.parametrize("cache", [None, False, True])
+def test_every_epoch_has_new_views(make_augmentation, cache):
+    data, ptr = make(attributed=True)
+    augmentation = make_augmentation(data)
+    loader = gas.SubgraphLoader(data, ptr, 2, log=False, cache=cache, epoch_transform=augmentation)
+    seen = []
+    for _ in range(3):
+        before = augmentation.edge_mask, augmentation.node_mask
+        for batch, *_ in loader:
+            first, second = batch.views
+            assert torch.equal(augmentation.previous_edge_mask, before[0])
+            assert torch.equal(first.e_id, batch.e_id[before[0][batch.e_id]])
+            assert torch.equal(second.e_id, batch.e_id[augmentation.edge_mask[batch.e_id]])
+            assert torch.equal(second.edge_attr, data.edge_attr[second.e_id])
+        seen.append((augmentation.edge_mask, augmentation.node_mask))
+    assert not all(
+        torch.equal(a, b) for a, b in zip(seen[0] + seen[1], seen[1] + seen[2], strict=True)
+    )
+
+
+def test_an_epoch_keeps_its_views():
+    data, ptr = make()
+    drop = DropEdge(data)
+    loader = gas.SubgraphLoader(data, ptr, 6, log=False, epoch_transform=drop)
+    (before,) = loader
+    drop.run()
+    after = loader.cut(range(6))
+    for one, other in zip(before.data.views, after.data.views, strict=True):
+        assert torch.equal(one.e_id, other.e_id)
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_worker_processes_see_the_views_of_the_epoch(context):
+    data, ptr = make()
+    chain, twin = make_chain(data), make_chain(data)
+    options = {"log": False, "graph_transform": T.GCNNorm()}
+    here = gas.SubgraphLoader(data, ptr, 2, epoch_transform=twin, **options)
+    there = gas.SubgraphLoader(
+        data, ptr, 2, epoch_transform=chain, num_workers=1,
+        multiprocessing_context=multiprocessing.get_context(context), **options,
+    )  # fmt: skip
+    for _ in range(2):
+        for mine, other in zip(there, here, strict=True):
+            for view, expected in zip(mine.data.views, other.data.views, strict=True):
+                assert torch.equal(view.x, expected.x)
+                assert triples(view) == triples(expected)
+
+
+def test_loaders_with_views_can_be_pickled_and_copied():
+    data, ptr = make()
+    loader = gas.SubgraphLoader(data, ptr, 6, log=False, epoch_transform=make_chain(data))
+    (batch,) = loader
+    for twin in (pickle.loads(pickle.dumps(loader)), copy.deepcopy(loader)):
+        assert torch.equal(twin.cut(range(6)).data.views[1].e_id, batch.data.views[1].e_id)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS[:3])
+def test_views_move_with_the_batch(layout):
+    data, ptr = make()
+    loader = gas.SubgraphLoader(
+        data, ptr, 6, log=False, layout=layout, epoch_transform=make_chain(data)
+    )
+    (batch,) = loader
+    for view in batch.to("meta").data.views:
+        key = "edge_index" if layout == "edge_index" else "adj_t"
+        assert view.x.device.type == view[key].device.type == "meta"
+
+
+def test_views_can_be_prefetched():
+    data, ptr = make()
+    model = gas.models.GraphSAGE(60, 5, 8, 3, 2)
+    drop = DropEdge(data, generator=torch.Generator().manual_seed(0))
+    loader = gas.SubgraphLoader(data, ptr, 2, log=False, epoch_transform=drop)
+    for batch, *_ in gas.PrefetchLoader(loader, model):
+        assert torch.equal(batch.views[1].e_id, batch.e_id[drop.edge_mask[batch.e_id]])
+
+
+def test_views_of_an_epoch_begun_in_inference_mode_can_be_trained_on():
+    data, ptr = make()
+    loader = gas.SubgraphLoader(data, ptr, 6, log=False, epoch_transform=make_chain(data))
+    with torch.inference_mode():
+        (batch,) = loader
+    assert not any(view.x.is_inference() for view in batch.data.views)
+
+
+def test_views_of_other_loaders():
+    """Batches that know their ``e_id``: here, the subgraph of some nodes."""
+    data, _ = make()
+    drop = DropEdge(data)
+    views = Views(drop, data)
+    views.run()
+    n_id = torch.randperm(60)[:30]
+    batch = data.subgraph(n_id)
+    inside = torch.isin(data.edge_index, n_id).all(dim=0)
+    batch.e_id = inside.nonzero().view(-1)
+    for view, previous in zip(views.cut(batch, n_id), [True, False], strict=True):
+        expected = drop.apply(data, previous).subgraph(n_id)
+        assert torch.equal(view.edge_index, expected.edge_index)
+        assert torch.equal(view.x, expected.x)
+
+
+def reversed_edges(data):
+    data.edge_index = data.edge_index.flip(0)
+    return data
+
+
+def without_light_edges(data):
+    if data.get("edge_weight") is None:
+        data.edge_weight = torch.ones(data.num_edges)
+    keep = data.edge_weight > 0.5
+    data.edge_index, data.edge_weight = data.edge_index[:, keep], data.edge_weight[keep]
+    return data
+
+
+def weights_of_features(data):
+    data.edge_weight = data.x[data.edge_index[0], 0]
+    return data
+
+
+def random_weights(data):
+    data.edge_weight = torch.rand(data.num_edges)
+    return data
+
+
+@pytest.mark.parametrize(
+    ("transform", "message"),
+    [
+        (T.ToSparseTensor(), "it makes no 'edge_index', or an 'adj_t'"),
+        (reversed_edges, "it changes nodes or edges other than self-loops"),
+        (T.ToUndirected(), "it changes nodes or edges other than self-loops"),
+        (weights_of_features, r"it needs more of the graph \('NoneType' .*\)"),
+        (random_weights, "its weights don't follow from the edges alone"),
+    ],
+)
+def test_unsuitable_transforms(transform, message):
+    data, ptr = make()
+    with pytest.raises(ValueError, match=f"'graph_transform' is .*{message}: expected one"):
+        gas.SubgraphLoader(
+            data, ptr, log=False, epoch_transform=DropEdge(data), graph_transform=transform
+        )
+
+
+def test_transforms_that_drop_light_edges():
+    data, ptr = make()
+    loader = gas.SubgraphLoader(
+        data, ptr, log=False, epoch_transform=DropEdge(data), graph_transform=without_light_edges
+    )
+    with pytest.raises(ValueError, match="its edges depend on their weights"):
+        next(iter(loader))
+
+
+def test_bad_input():
+    data, ptr = make()
+    drop = DropEdge(data)
+    options = {"log": False, "epoch_transform": drop}
+    with pytest.raises(ValueError, match="'persistent_workers' is True, but workers that stay"):
+        gas.SubgraphLoader(data, ptr, num_workers=1, persistent_workers=True, **options)
+    with pytest.raises(ValueError, match="'augmentation' is a GCNNorm, expected one of gas.aug"):
+        gas.SubgraphLoader(data, ptr, log=False, epoch_transform=T.GCNNorm())
+    for transform in (T.GCNNorm(), None):
+        normalised = T.GCNNorm()(data)
+        with pytest.raises(ValueError, match="'data' has a self-loop at each of its 60 nodes and"):
+            gas.SubgraphLoader(
+                normalised, ptr, log=False, epoch_transform=DropEdge(normalised),
+                graph_transform=transform,
+            )  # fmt: skip
+    with pytest.raises(ValueError, match="'data' has 60 nodes and .* edges, but the augmentation"):
+        gas.SubgraphLoader(T.AddRemainingSelfLoops()(data), ptr, **options)
+    other, _ = make()
+    with pytest.raises(ValueError, match="'data' has other edges, or in another order"):
+        gas.SubgraphLoader(other, ptr, **options)
+    data.x = data.x.long()
+    with pytest.raises(ValueError, match="'x' is torch.int64 of shape .*, expected floating"):
+        gas.SubgraphLoader(data, ptr, **options)
