@@ -1,4 +1,4 @@
-// Exponentials of numbers at most zero, by instructions that work on vectors.
+// Exponentials of numbers at most zero, by instructions that work on vectors, and on devices.
 #pragma once
 
 #include <cmath>
@@ -11,7 +11,7 @@ namespace gas {
 
 // exp(x) = power * (1 + rest), with `power` a power of two and `rest` in about [-0.3, 0.42]: a
 // polynomial (Cephes). The large constant rounds to a whole number. x is at most 0, or NaN.
-GAS_INLINE void split_exp(float x, float& power, float& rest) {
+GAS_HOST_DEVICE GAS_INLINE void split_exp(float x, float& power, float& rest) {
   constexpr float kRound = 12582912.0f, kLog2e = 1.44269504f;
   x = x < -87.0f ? -87.0f : x;
   const float n = (x * kLog2e + kRound) - kRound;
@@ -27,22 +27,26 @@ GAS_INLINE void split_exp(float x, float& power, float& rest) {
   std::memcpy(&power, &bits, sizeof power);
 }
 
-// exp(x) for x <= 0, to 2 units in the last place; no less than exp(-87).
-GAS_INLINE float exp_of(float x) {
+// exp(x) for x <= 0, to 2 units in the last place; no less than exp(-87) on the CPU.
+GAS_HOST_DEVICE GAS_INLINE float exp_of(float x) {
+#ifdef __CUDA_ARCH__
+  return expf(x);
+#else
   float power, rest;
   split_exp(x, power, rest);
   return power * (rest + 1.0f);
+#endif
 }
-GAS_INLINE double exp_of(double x) { return std::exp(x); }
+GAS_HOST_DEVICE GAS_INLINE double exp_of(double x) { return std::exp(x); }
 
 // exp(x) and exp(x) - 1 for x <= 0, the latter as precise near 0.
-GAS_INLINE void exp_and_less(float x, float& exp, float& less) {
+GAS_HOST_DEVICE GAS_INLINE void exp_and_less(float x, float& exp, float& less) {
   float power, rest;
   split_exp(x, power, rest);
   exp = power * (rest + 1.0f);
   less = power * rest + (power - 1.0f);
 }
-GAS_INLINE void exp_and_less(double x, double& exp, double& less) {
+GAS_HOST_DEVICE GAS_INLINE void exp_and_less(double x, double& exp, double& less) {
   exp = std::exp(x);
   less = std::expm1(x);
 }
