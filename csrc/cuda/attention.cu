@@ -222,12 +222,11 @@ template <typename T>
 void attention(const Sparse& matrix, int64_t entries, const Attention& how, const T* x,
                const typename Sum<T>::type* source, const typename Sum<T>::type* target, T* out,
                const AttentionState<T>& state, const Stream& stream) {
-  using A = typename Sum<T>::type;
   if (how.width == 0) {  // There is no lane that would write zeros.
     const int64_t n = matrix.num_rows * how.heads;
-    for (A* table : {state.maximum, state.total, state.positive_weight}) {
-      sum_columns("attention", table, 0, n, table, stream);
-    }
+    sum_columns("attention", state.maximum, 0, n, state.maximum, stream);
+    sum_columns("attention", state.total, 0, n, state.total, stream);
+    sum_columns("attention", state.positive_weight, 0, n, state.positive_weight, stream);
     return;
   }
   with_vectors<T>(how.width, {x, out, state.positive}, [&](auto vector) {
