@@ -10,6 +10,8 @@
 
 #include "bindings.h"
 #include "cuda/attention.h"
+#include "cuda/attention_v2.h"
+#include "cuda/edge_conv.h"
 #include "cuda/int8.h"
 #include "cuda/rows.h"
 #include "cuda/sparse.h"
@@ -24,6 +26,8 @@ template <typename T>
 void bind_operators_of(py::module_& m, const std::string& type) {
   using A = typename gas::Sum<T>::type;
   using gas::Attention;
+  using gas::AttentionV2;
+  using gas::EdgeConv;
   using gas::Sparse;
   using State = gas::AttentionState<T>;
   const auto state = [](const std::vector<uintptr_t>& s) {
@@ -73,6 +77,37 @@ void bind_operators_of(py::module_& m, const std::string& type) {
               at<const A>(target), at<const T>(out), at<const T>(grad), state(kept),
               at<A>(packed), at<T>(grad_x), at<A>(grad_source), at<A>(grad_target),
               {stream, allocate});
+        });
+  m.def(("cuda_attention_v2_" + type).c_str(),
+        [](int64_t entries, const Sparse& matrix, const AttentionV2<T>& layer, uintptr_t out,
+           uintptr_t maximum, uintptr_t total, uintptr_t stream, const Allocate& allocate) {
+          gas::cuda::attention_v2(matrix, entries, layer, at<T>(out), at<A>(maximum),
+                                  at<A>(total), {stream, allocate});
+        });
+  m.def(("cuda_attention_v2_backward_" + type).c_str(),
+        [](int64_t entries, const Sparse& matrix, const Sparse& transposed,
+           const AttentionV2<T>& layer, uintptr_t out, uintptr_t grad, uintptr_t maximum,
+           uintptr_t total, uintptr_t packed, uintptr_t grad_source, uintptr_t grad_target,
+           uintptr_t grad_att, uintptr_t stream, const Allocate& allocate) {
+          gas::cuda::attention_v2_backward(
+              matrix, transposed, entries, layer, at<const T>(out), at<const T>(grad),
+              at<const A>(maximum), at<const A>(total), at<A>(packed), at<T>(grad_source),
+              at<T>(grad_target), at<A>(grad_att), {stream, allocate});
+        });
+  m.def(("cuda_edge_conv_" + type).c_str(),
+        [](int64_t entries, const Sparse& matrix, const EdgeConv& how, uintptr_t target,
+           uintptr_t source, uintptr_t out, uintptr_t slope, uintptr_t stream,
+           const Allocate& allocate) {
+          gas::cuda::edge_conv(matrix, entries, how, at<const T>(target), at<const T>(source),
+                               at<T>(out), at<T>(slope), {stream, allocate});
+        });
+  m.def(("cuda_edge_conv_backward_" + type).c_str(),
+        [](int64_t entries, const Sparse& transposed, const EdgeConv& how, uintptr_t target,
+           uintptr_t source, uintptr_t grad, uintptr_t out, uintptr_t stream,
+           const Allocate& allocate) {
+          gas::cuda::edge_conv_backward(transposed, entries, how, at<const T>(target),
+                                        at<const T>(source), at<const T>(grad), at<T>(out),
+                                        {stream, allocate});
         });
 }
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "exp.h"
+#include "activate.h"
 #include "parallel_rows.h"
 #include "prefetch.h"
 #include "simd.h"
@@ -14,33 +14,6 @@ constexpr int64_t kGrainElements = 16 * 1024;  // Below this, waking a thread co
 constexpr int kBlock = 16;                     // Columns added up in registers.
 
 int64_t grain_of(int64_t width) { return kGrainElements / std::max<int64_t>(1, width); }
-
-// An activation and its derivative. Comparisons are such that NaN stays NaN.
-template <Activation F, typename A>
-GAS_INLINE void activate(A x, A parameter, A& value, A& slope) {
-  if constexpr (F == Activation::kRelu) {
-    value = x < A{0} ? A{0} : x;
-    slope = x > A{0} ? A{1} : A{0};
-  } else if constexpr (F == Activation::kLeakyRelu) {
-    slope = x > A{0} ? A{1} : parameter;
-    value = x * slope;
-  } else if constexpr (F == Activation::kElu) {
-    A power, less;
-    exp_and_less(x > A{0} ? A{0} : x, power, less);
-    value = x > A{0} ? x : parameter * less;
-    slope = x > A{0} ? A{1} : parameter * power;
-  } else if constexpr (F == Activation::kSigmoid) {
-    const A power = exp_of(x > A{0} ? -x : x), scale = A{1} / (A{1} + power);
-    value = (x > A{0} ? A{1} : power) * scale;
-    slope = power * scale * scale;
-  } else {
-    A power, less;
-    exp_and_less(A{-2} * (x > A{0} ? x : -x), power, less);
-    const A scale = A{1} / (A{1} + power);
-    value = (x > A{0} ? -less : less) * scale;
-    slope = A{4} * power * scale * scale;
-  }
-}
 
 // `W` columns from `at` on; `size` of them where fewer are left.
 template <Activation F, int W, typename T>

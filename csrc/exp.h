@@ -1,4 +1,4 @@
-// Exponentials of numbers at most zero, by instructions that work on vectors.
+// Exponentials of numbers at most zero, by instructions that work on vectors, and on devices.
 #pragma once
 
 #include <cmath>
@@ -16,7 +16,7 @@ struct SplitExp {
 
 // exp(x) = power * (1 + rest), with `power` a power of two and `rest` in about [-0.3, 0.42]: a
 // polynomial (Cephes). The large constant rounds to a whole number. x is at most 0, or NaN.
-GAS_INLINE SplitExp<float> split_exp(float x) {
+GAS_HOST_DEVICE GAS_INLINE SplitExp<float> split_exp(float x) {
   constexpr float kRound = 12582912.0f, kLog2e = 1.44269504f;
   x = x < -87.0f ? -87.0f : x;
   const float n = (x * kLog2e + kRound) - kRound;
@@ -33,20 +33,24 @@ GAS_INLINE SplitExp<float> split_exp(float x) {
   return {power, p * r * r + r};
 }
 
-// exp(x) for x <= 0, to 2 units in the last place; no less than exp(-87).
-GAS_INLINE float exp_of(float x) {
+// exp(x) for x <= 0, to 2 units in the last place; no less than exp(-87) on the CPU.
+GAS_HOST_DEVICE GAS_INLINE float exp_of(float x) {
+#ifdef __CUDA_ARCH__
+  return expf(x);
+#else
   const SplitExp<float> split = split_exp(x);
   return split.power * (split.rest + 1.0f);
+#endif
 }
-GAS_INLINE double exp_of(double x) { return std::exp(x); }
+GAS_HOST_DEVICE GAS_INLINE double exp_of(double x) { return std::exp(x); }
 
 // exp(x) and exp(x) - 1 for x <= 0, the latter as precise near 0.
-GAS_INLINE void exp_and_less(float x, float& exp, float& less) {
+GAS_HOST_DEVICE GAS_INLINE void exp_and_less(float x, float& exp, float& less) {
   const SplitExp<float> split = split_exp(x);
   exp = split.power * (split.rest + 1.0f);
   less = split.power * split.rest + (split.power - 1.0f);
 }
-GAS_INLINE void exp_and_less(double x, double& exp, double& less) {
+GAS_HOST_DEVICE GAS_INLINE void exp_and_less(double x, double& exp, double& less) {
   exp = std::exp(x);
   less = std::expm1(x);
 }

@@ -7,7 +7,16 @@ from torch import Tensor
 
 from gas import _native
 from gas._native import C
-from gas._operators import TYPES, Dropout, Matrix, _attention_of, _backward, _forward, _use
+from gas._operators import (
+    TYPES,
+    Dropout,
+    Matrix,
+    _attention_of,
+    _backward,
+    _forward,
+    _has_kernels,
+    _run,
+)
 
 
 def attention_v2(
@@ -26,17 +35,19 @@ def attention_v2(
     Returns:
         The output of shape ``[rows, heads, width]``, then what :func:`attention_v2_backward` needs.
     """
-    if not _use(source, target, att, m.col):
+    if not _has_kernels(source, target, att, m.col):
         return _attention_v2_torch(m, source, target, att, slope, dropout)
     out = torch.empty_like(target)
     maximum, total = (att.new_empty(m.num_rows, att.size(0)) for _ in range(2))
-    getattr(C, f"attention_v2_{TYPES[source.dtype]}")(
+    _run(
+        "attention_v2",
+        m,
+        source,
         _forward(m),
         _layer(source, target, att, slope, dropout),
         out.data_ptr(),
         maximum.data_ptr(),
         total.data_ptr(),
-        torch.get_num_threads(),
     )
     return out, maximum, total
 
@@ -60,11 +71,15 @@ def attention_v2_backward(
     grad: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of :func:`attention_v2` towards ``source``, ``target`` and ``att``."""
-    if not _use(source, target, att, m.col):
+    if not _has_kernels(source, target, att, m.col):
         return _attention_v2_backward_torch(m, source, target, att, slope, dropout, grad)
-    grads = torch.empty_like(source), torch.empty_like(target), torch.empty_like(att)
-    scratch = maximum.new_empty(3 * maximum.numel())
-    getattr(C, f"attention_v2_backward_{TYPES[source.dtype]}")(
+    # Without rows, nothing runs on CUDA that would write zeros to att's.
+    grads = torch.empty_like(source), torch.empty_like(target), torch.zeros_like(att)
+    scratch = maximum.new_empty(4 * maximum.numel())  # The CPU needs three of four.
+    _run(
+        "attention_v2_backward",
+        m,
+        source,
         _forward(m),
         _backward(m),
         _layer(source, target, att, slope, dropout),
@@ -74,7 +89,6 @@ def attention_v2_backward(
         total.data_ptr(),
         scratch.data_ptr(),
         *(tensor.data_ptr() for tensor in grads),
-        torch.get_num_threads(),
     )
     return grads
 

@@ -6,7 +6,15 @@ import torch
 from torch import Tensor
 
 from gas._native import C
-from gas._operators import TYPES, Matrix, _backward, _forward, _state_address, _sum_type, _use
+from gas._operators import (
+    Matrix,
+    _backward,
+    _forward,
+    _has_kernels,
+    _run,
+    _state_address,
+    _sum_type,
+)
 
 
 def edge_conv(
@@ -33,19 +41,20 @@ def edge_conv(
         The sums, and those of the derivative, by which the gradient towards ``target`` is the one
         towards the sums; each of shape ``[rows, width]``.
     """
-    if not _use(target, source, m.col):
+    if not _has_kernels(target, source, m.col):
         return _edge_conv_torch(m, target, source, activation, parameter, mean)
     out = torch.empty_like(target)
     slope = torch.empty_like(target) if keep_state else target.new_empty(0)
-    function = getattr(C, f"edge_conv_{TYPES[target.dtype]}")
-    function(
+    _run(
+        "edge_conv",
+        m,
+        target,
         _forward(m),
         C.EdgeConv(getattr(C.Activation, activation.upper()), parameter, target.size(1), mean),
         target.data_ptr(),
         source.data_ptr(),
         out.data_ptr(),
         _state_address(slope),
-        torch.get_num_threads(),
     )
     return out, slope
 
@@ -54,18 +63,19 @@ def edge_conv_backward(
     m: Matrix, target: Tensor, source: Tensor, activation: str, parameter: float, grad: Tensor
 ) -> Tensor:
     """The gradient of :func:`edge_conv` towards ``source``, given the one towards the sums."""
-    if not _use(target, source, m.col):
+    if not _has_kernels(target, source, m.col):
         return _edge_conv_backward_torch(m, target, source, activation, parameter, grad)
     out = torch.empty_like(source)
-    function = getattr(C, f"edge_conv_backward_{TYPES[target.dtype]}")
-    function(
+    _run(
+        "edge_conv_backward",
+        m,
+        target,
         _backward(m),
         C.EdgeConv(getattr(C.Activation, activation.upper()), parameter, target.size(1), False),
         target.data_ptr(),
         source.data_ptr(),
         grad.data_ptr(),
         out.data_ptr(),
-        torch.get_num_threads(),
     )
     return out
 

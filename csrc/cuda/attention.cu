@@ -3,13 +3,11 @@
 #include <limits>
 
 #include "../attention_edge.h"
+#include "../exp.h"
 #include "teams.h"
 
 namespace gas::cuda {
 namespace {
-
-__device__ float exp_of(float x) { return expf(x); }
-__device__ double exp_of(double x) { return exp(x); }
 
 // The softmax of a row with a running maximum: what was added up is scaled when a larger score
 // arrives. All lanes of a head compute its weights, which costs less than telling each other.
@@ -19,8 +17,9 @@ __device__ double exp_of(double x) { return exp(x); }
 template <typename T, int V>
 struct Attend {
   using A = typename Sum<T>::type;
+  using Own = A;  // The target's score.
   struct Part {
-    A own, maximum, total, weight;  // The target's score; `weight` is that of positive scores.
+    A maximum, total, weight;  // `weight` is that of positive scores.
     A sum[V], positive[V];
   };
   struct Item {
@@ -37,9 +36,11 @@ struct Attend {
   T* out;
   AttentionState<T> state;
 
-  __device__ Part start(const Lane& lane, int64_t row) const {
+  __device__ Own own(const Lane& lane, int64_t row) const {
+    return target[row * how.heads + lane.head];
+  }
+  __device__ Part start() const {
     Part part{};
-    part.own = target[row * how.heads + lane.head];
     part.maximum = kLowest;
     return part;
   }
@@ -58,8 +59,8 @@ struct Attend {
       part.positive[j] *= scale;
     }
   }
-  __device__ void add(Part& part, const Item& item) const {
-    const A score = leaky(item.source + part.own, static_cast<A>(how.slope));
+  __device__ void add(const Lane&, Own own, Part& part, const Item& item) const {
+    const A score = leaky(item.source + own, static_cast<A>(how.slope));
     raise(part, score);
     const A power = exp_of(score - part.maximum), a = power * item.keep;
     part.total += power;
@@ -79,7 +80,7 @@ struct Attend {
       part.positive[j] += later.positive[j] * scale;
     }
   }
-  __device__ void finish(const Lane& lane, int64_t row, const Part& part) const {
+  __device__ void finish(const Lane& lane, int64_t row, Own, const Part& part) const {
     if (!lane.used) return;
     const A scale = part.total > A{0} ? A{1} / part.total : A{0};
     const int64_t at = row * how.heads * how.width + lane.column;
@@ -147,8 +148,9 @@ __global__ void __launch_bounds__(kThreads)
 template <typename T, int V>
 struct AttendBackward {
   using A = typename Sum<T>::type;
+  using Own = A;  // The source's score.
   struct Part {
-    A own, dot;         // The source's score, and the sum of leaky' a D.
+    A dot;              // The sum of leaky' a D.
     A sum[V], bent[V];  // The sums of a keep G, and of leaky' a keep G.
   };
   struct Item {
@@ -167,18 +169,17 @@ struct AttendBackward {
   A* grad_source;  // [tiles of a head, rows, heads], to be added up
   int head_lanes;
 
-  __device__ Part start(const Lane& lane, int64_t row) const {
-    Part part{};
-    part.own = source[row * how.heads + lane.head];
-    return part;
+  __device__ Own own(const Lane& lane, int64_t row) const {
+    return source[row * how.heads + lane.head];
   }
+  __device__ Part start() const { return {}; }
   __device__ Item fetch(const Lane& lane, int64_t e, int64_t to) const {
     return {read<V>(grad + to * how.heads * how.width + lane.column),
             read<kPacked>(packed + (to * how.heads + lane.head) * kPacked),
             kept<A>(how, m.entry[e], lane.head)};
   }
-  __device__ void add(Part& part, const Item& item) const {
-    const A raw = part.own + item.packed.v[kScore];
+  __device__ void add(const Lane&, Own own, Part& part, const Item& item) const {
+    const A raw = own + item.packed.v[kScore];
     const A bend = raw > A{0} ? A{1} : static_cast<A>(how.slope);
     const A a = exp_of(raw * bend - item.packed.v[kMaximum]) * item.packed.v[kScale];
     const A through = a * item.keep, bent = through * bend;
@@ -196,14 +197,14 @@ struct AttendBackward {
       part.bent[j] += later.bent[j];
     }
   }
-  __device__ void finish(const Lane& lane, int64_t row, const Part& part) const {
+  __device__ void finish(const Lane& lane, int64_t row, Own, const Part& part) const {
     const int64_t at = row * how.heads * how.width + lane.column;
     A dot = 0;
     if (lane.used) {
-      const Pack<T, V> own = read<V>(x + at);
+      const Pack<T, V> features = read<V>(x + at);
       Pack<T, V> result;
       for (int j = 0; j < V; ++j) {
-        dot += part.bent[j] * load(own.v[j]);
+        dot += part.bent[j] * load(features.v[j]);
         store(&result.v[j], part.sum[j]);
       }
       write(grad_x + at, result);
@@ -215,24 +216,6 @@ struct AttendBackward {
   }
 };
 
-// out[i] = sum of parts[t, i] over the tiles t; zero for none.
-template <typename A>
-__global__ void __launch_bounds__(kThreads)
-    sum_tiles(const A* parts, int64_t tiles, int64_t n, A* out) {
-  const int64_t step = int64_t{gridDim.x} * kThreads;
-  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < n; i += step) {
-    A sum = 0;
-    for (int64_t tile = 0; tile < tiles; ++tile) sum += parts[tile * n + i];
-    out[i] = sum;
-  }
-}
-
-template <typename A>
-void add_tiles(const A* parts, int64_t tiles, int64_t n, A* out, const Stream& stream) {
-  if (n == 0) return;
-  launch("attention", sum_tiles<A>, blocks_for(n), stream.raw, parts, tiles, n, out);
-}
-
 }  // namespace
 
 template <typename T>
@@ -241,9 +224,9 @@ void attention(const Sparse& matrix, int64_t entries, const Attention& how, cons
                const AttentionState<T>& state, const Stream& stream) {
   if (how.width == 0) {  // There is no lane that would write zeros.
     const int64_t n = matrix.num_rows * how.heads;
-    add_tiles(state.maximum, 0, n, state.maximum, stream);
-    add_tiles(state.total, 0, n, state.total, stream);
-    add_tiles(state.positive_weight, 0, n, state.positive_weight, stream);
+    sum_columns("attention", state.maximum, 0, n, state.maximum, stream);
+    sum_columns("attention", state.total, 0, n, state.total, stream);
+    sum_columns("attention", state.positive_weight, 0, n, state.positive_weight, stream);
     return;
   }
   with_vectors<T>(how.width, {x, out, state.positive}, [&](auto vector) {
@@ -278,7 +261,7 @@ void attention_backward(const Sparse& transposed, int64_t entries, int64_t num_r
     const AttendBackward<T, V> op{transposed, how,    x,     source,            grad,
                                   packed,     grad_x, parts, columns.head_lanes};
     reduce_rows("attention_backward", op, entries, columns, stream);
-    if (tiles != 1) add_tiles(parts, tiles, n, grad_source, stream);
+    if (tiles != 1) sum_columns("attention_backward", parts, tiles, n, grad_source, stream);
   });
 }
 

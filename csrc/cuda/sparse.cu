@@ -19,6 +19,7 @@ struct Sums {
 template <typename T, int V>
 struct Multiply {
   using A = typename Sum<T>::type;
+  using Own = Nothing;
   using Part = Sums<A, V>;
   struct Item {
     Pack<T, V> x;
@@ -32,17 +33,18 @@ struct Multiply {
   bool mean;
   T* out;
 
-  __device__ Part start(const Lane&, int64_t) const { return {}; }
+  __device__ Own own(const Lane&, int64_t) const { return {}; }
+  __device__ Part start() const { return {}; }
   __device__ Item fetch(const Lane& lane, int64_t e, int64_t col) const {
     Item item{read<V>(x + col * width + lane.column), A{1}};
     if (weight != nullptr) item.weight = load(weight[m.entry == nullptr ? e : m.entry[e]]);
     return item;
   }
-  __device__ void add(Part& part, const Item& item) const {
+  __device__ void add(const Lane&, const Own&, Part& part, const Item& item) const {
     for (int j = 0; j < V; ++j) part.sum[j] += item.weight * load(item.x.v[j]);
   }
   __device__ void join(Part& part, const Part& later) const { part.add(later); }
-  __device__ void finish(const Lane& lane, int64_t row, const Part& part) const {
+  __device__ void finish(const Lane& lane, int64_t row, const Own&, const Part& part) const {
     if (!lane.used) return;
     const int64_t count = m.rowptr[row + 1] - m.rowptr[row];
     const A scale = mean && count > 0 ? A{1} / static_cast<A>(count) : A{1};
@@ -55,6 +57,7 @@ struct Multiply {
 // Moves what an unweighted product does, and writes 4 bytes more for each element of the result.
 template <typename T, int V>
 struct FindExtreme {
+  using Own = Nothing;
   struct Part {
     T best[V];
     int32_t entry[V];
@@ -71,7 +74,8 @@ struct FindExtreme {
   T* out;
   int32_t* from;
 
-  __device__ Part start(const Lane&, int64_t) const {
+  __device__ Own own(const Lane&, int64_t) const { return {}; }
+  __device__ Part start() const {
     Part part;
     for (int j = 0; j < V; ++j) {
       part.best[j] = T{};
@@ -91,13 +95,13 @@ struct FindExtreme {
       part.entry[j] = entry;
     }
   }
-  __device__ void add(Part& part, const Item& item) const {
+  __device__ void add(const Lane&, const Own&, Part& part, const Item& item) const {
     for (int j = 0; j < V; ++j) take(part, j, item.x.v[j], item.entry);
   }
   __device__ void join(Part& part, const Part& later) const {
     for (int j = 0; j < V; ++j) take(part, j, later.best[j], later.entry[j]);
   }
-  __device__ void finish(const Lane& lane, int64_t row, const Part& part) const {
+  __device__ void finish(const Lane& lane, int64_t row, const Own&, const Part& part) const {
     if (!lane.used) return;
     for (int j = 0; j < V; ++j) {
       out[row * width + lane.column + j] = part.best[j];
@@ -110,6 +114,7 @@ struct FindExtreme {
 template <typename T, int V>
 struct SpreadExtreme {
   using A = typename Sum<T>::type;
+  using Own = Nothing;
   using Part = Sums<A, V>;
   struct Item {
     Pack<T, V> grad;
@@ -123,18 +128,19 @@ struct SpreadExtreme {
   int64_t width;
   T* out;
 
-  __device__ Part start(const Lane&, int64_t) const { return {}; }
+  __device__ Own own(const Lane&, int64_t) const { return {}; }
+  __device__ Part start() const { return {}; }
   __device__ Item fetch(const Lane& lane, int64_t e, int64_t col) const {
     const int64_t at = col * width + lane.column;
     return {read<V>(grad + at), read<V>(from + at), m.entry[e]};
   }
-  __device__ void add(Part& part, const Item& item) const {
+  __device__ void add(const Lane&, const Own&, Part& part, const Item& item) const {
     for (int j = 0; j < V; ++j) {
       part.sum[j] += item.from.v[j] == item.entry ? load(item.grad.v[j]) : A{0};
     }
   }
   __device__ void join(Part& part, const Part& later) const { part.add(later); }
-  __device__ void finish(const Lane& lane, int64_t row, const Part& part) const {
+  __device__ void finish(const Lane& lane, int64_t row, const Own&, const Part& part) const {
     if (!lane.used) return;
     Pack<T, V> result;
     for (int j = 0; j < V; ++j) store(&result.v[j], part.sum[j]);

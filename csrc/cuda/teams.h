@@ -66,7 +66,7 @@ struct Lane {
   int64_t head;
   int64_t tile;   // Of the head.
   int rank;       // In the team.
-  bool used;      // One without columns reads the first, and writes nothing.
+  bool used;      // One without columns reads the first of all, and writes nothing.
   bool leads;     // The first of its head in the team.
   unsigned mask;  // The lanes of its team in the warp.
 };
@@ -102,11 +102,21 @@ struct Columns {
     const int64_t in_width = (lane.tile * head_lanes + in_head) * vector;
     lane.used = lane.head < heads && in_width < width;
     lane.leads = in_head == 0;
-    if (!lane.used) lane.head = 0;
+    if (lane.head >= heads) lane.head = 0;
     lane.column = lane.used ? lane.head * width + in_width : 0;
     const unsigned lanes = team == kWarp ? 0xffffffffu : (1u << team) - 1u;
     lane.mask = lanes << (static_cast<int>(threadIdx.x) % kWarp / team * team);
     return lane;
+  }
+
+  // Calls body(column) for what the lane would have in the other tiles of its head.
+  template <typename Body>
+  __device__ void for_other_tiles(const Lane& lane, const Body& body) const {
+    if (head_tiles == 1) return;
+    for (int64_t tile = 0; tile < head_tiles; ++tile) {
+      const int64_t in_width = (tile * head_lanes + lane.rank % head_lanes) * vector;
+      if (tile != lane.tile && in_width < width) body(lane.head * width + in_width);
+    }
   }
 };
 
@@ -163,18 +173,65 @@ __device__ void for_pieces(const Sparse& m, const Chunks& chunks, int64_t chunk,
   }
 }
 
+// Sums of columns ------------------------------------------------------------------------------
+
+// out[group, i] = the sum of in[row, i] over a group of neighbouring rows; zero for none.
+template <typename In, typename Out>
+__global__ void __launch_bounds__(kThreads)
+    sum_groups(const In* in, int64_t rows, int64_t groups, int64_t n, Out* out) {
+  const int64_t step = int64_t{gridDim.x} * kThreads;
+  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < groups * n; i += step) {
+    const int64_t group = i / n, column = i % n;
+    double sum = 0;
+    for (int64_t row = rows * group / groups; row < rows * (group + 1) / groups; ++row) {
+      sum += static_cast<double>(in[row * n + column]);
+    }
+    out[i] = static_cast<Out>(sum);
+  }
+}
+
+// out[i] = the sum of in[row, i] over the rows, in groups that depend on their number alone.
+template <typename In, typename Out>
+void sum_columns(const char* what, const In* in, int64_t rows, int64_t n, Out* out,
+                 const Stream& stream) {
+  constexpr int64_t kGroups = 128;
+  if (n == 0) return;
+  if (rows < 2 * kGroups) {
+    launch(what, sum_groups<In, Out>, blocks_for(n), stream.raw, in, rows, int64_t{1}, n, out);
+    return;
+  }
+  double* groups = reinterpret_cast<double*>(
+      stream.allocate(kGroups * n * static_cast<int64_t>(sizeof(double))));
+  launch(what, sum_groups<In, double>, blocks_for(kGroups * n), stream.raw, in, rows, kGroups, n,
+         groups);
+  launch(what, sum_groups<double, Out>, blocks_for(n), stream.raw, groups, kGroups, int64_t{1}, n,
+         out);
+}
+
 // Reducing rows --------------------------------------------------------------------------------
 //
-// An `Op` says how: it has its matrix `m`, a Part (what a lane knows of a row), an Item (what it
-// reads for an entry), and
-//   start(lane, row) -> Part     of no entries,
+// An `Op` says how: it has its matrix `m`, an Own (what a lane reads of a row), a Part (what it
+// adds up), an Item (what it reads for an entry), and
+//   own(lane, row) -> Own,
+//   start() -> Part              of no entries,
 //   fetch(lane, entry, column) -> Item,
-//   add(part, item),
+//   add(lane, own, part, item),
 //   join(part, later)            adds what was found of later entries,
-//   finish(lane, row, part)      writes the result; all lanes of a team call it together.
+//   finish(lane, row, own, part) writes the result.
+// All lanes of a team call each of them together, but for `fetch`. One with numbers that are added
+// up over all entries has kTotals of them for each lane, and
+//   add(lane, own, part, item, totals),
+//   close(lane, totals, out)     writes those of a chunk to a row `out`, of all columns together.
 
-constexpr int kAhead = 4;   // Entries that a lane reads before it adds the first.
+constexpr int kAhead = 4;    // Entries that a lane reads before it adds the first.
 constexpr int kJoined = 32;  // Chunks that a block looks through for cut rows.
+
+struct Nothing {};
+
+template <typename Op, typename = void>
+constexpr int kTotalsOf = 0;
+template <typename Op>
+constexpr int kTotalsOf<Op, std::void_t<decltype(Op::kTotals)>> = Op::kTotals;
 
 template <typename Part>
 struct Cut {
@@ -188,16 +245,25 @@ __device__ Part& part_of(const Cut<Part>& cut, int64_t chunk, bool later, const 
   return cut.parts[((2 * chunk + later) * columns.tiles + tile) * columns.team + rank];
 }
 
-template <typename Op, typename Part>
+// What Ops with totals write: [chunks, count].
+template <typename A>
+struct Totals {
+  A* sums;
+  int64_t count;
+};
+
+template <typename Op, typename Part, typename A>
 __global__ void __launch_bounds__(kThreads)
-    reduce_chunks(Op op, Chunks chunks, Columns columns, Cut<Part> cut) {
+    reduce_chunks(Op op, Chunks chunks, Columns columns, Cut<Part> cut, Totals<A> totals) {
   const int64_t tile = blockIdx.x % columns.tiles, block = blockIdx.x / columns.tiles;
   const int64_t chunk = (block * kThreads + threadIdx.x) / columns.team;
   if (chunk >= chunks.count) return;
   const Lane lane = columns.lane(tile);
   int64_t cut_row = -1;
+  [[maybe_unused]] A total[kTotalsOf<Op> + 1] = {};
   for_pieces(op.m, chunks, chunk, [&](int64_t row, int64_t begin, int64_t end, Piece piece) {
-    Part part = op.start(lane, row);
+    const typename Op::Own own = op.own(lane, row);
+    Part part = op.start();
     for (int64_t e = begin; e < end; e += kAhead) {
       int64_t cols[kAhead];
       typename Op::Item items[kAhead];
@@ -209,16 +275,22 @@ __global__ void __launch_bounds__(kThreads)
       for (int i = 0; i < kAhead; ++i) items[i] = op.fetch(lane, min(e + i, end - 1), cols[i]);
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {
-        if (e + i < end) op.add(part, items[i]);
+        if (e + i >= end) continue;
+        if constexpr (kTotalsOf<Op> > 0) {
+          op.add(lane, own, part, items[i], total);
+        } else {
+          op.add(lane, own, part, items[i]);
+        }
       }
     }
-    if (piece == Piece::kWhole) return op.finish(lane, row, part);
+    if (piece == Piece::kWhole) return op.finish(lane, row, own, part);
     if (piece == Piece::kFirst) cut_row = row;
     part_of(cut, chunk, piece == Piece::kLater, columns, tile, lane.rank) = part;
   });
   if (cut.row != nullptr && tile == 0 && lane.rank == 0) {
     cut.row[chunk] = static_cast<int32_t>(cut_row);
   }
+  if constexpr (kTotalsOf<Op> > 0) op.close(lane, total, totals.sums + chunk * totals.count);
 }
 
 // A block joins a row: each team some neighbouring pieces, then the first team what those found.
@@ -235,7 +307,7 @@ __global__ void __launch_bounds__(kThreads)
     if (row < 0) continue;
     const int64_t pieces = (op.m.rowptr[row + 1] + row) / chunks.size - chunk + 1;
     const int64_t each = (pieces + teams - 1) / teams, end = min((team + 1) * each, pieces);
-    Part part = op.start(lane, row);
+    Part part = op.start();
     for (int64_t i = team * each; i < end; ++i) {
       op.join(part, part_of(cut, chunk + i, i > 0, columns, tile, lane.rank));
     }
@@ -245,16 +317,17 @@ __global__ void __launch_bounds__(kThreads)
       for (int64_t other = 1; other * each < pieces; ++other) {
         op.join(part, found[other * columns.team + lane.rank]);
       }
-      op.finish(lane, row, part);
+      op.finish(lane, row, op.own(lane, row), part);
     }
     __syncthreads();
   }
 }
 
-// Reduces every row of op.m, which has `entries` entries.
-template <typename Op>
+// Reduces every row of op.m, which has `entries` entries. An Op with totals leaves their sums in
+// totals.sums, if there are any rows and columns.
+template <typename Op, typename A = float>
 void reduce_rows(const char* what, const Op& op, int64_t entries, const Columns& columns,
-                 const Stream& stream) {
+                 const Stream& stream, const Totals<A>& totals = {nullptr, 0}) {
   using Part = typename Op::Part;
   const Chunks chunks(op.m.num_rows, entries, columns.team);
   if (chunks.count == 0 || columns.heads * columns.width == 0) return;
@@ -267,13 +340,19 @@ void reduce_rows(const char* what, const Op& op, int64_t entries, const Columns&
     char* scratch = reinterpret_cast<char*>(stream.allocate(row_bytes + part_bytes));
     cut = {reinterpret_cast<int32_t*>(scratch), reinterpret_cast<Part*>(scratch + row_bytes)};
   }
+  Totals<A> of_chunks{nullptr, totals.count};
+  if (totals.count > 0) {
+    const int64_t bytes = chunks.count * totals.count * static_cast<int64_t>(sizeof(A));
+    of_chunks.sums = reinterpret_cast<A*>(stream.allocate(bytes));
+  }
   const int64_t blocks = (chunks.count * columns.team + kThreads - 1) / kThreads;
-  launch(what, reduce_chunks<Op, Part>, blocks * columns.tiles, stream.raw, op, chunks, columns,
-         cut);
+  launch(what, reduce_chunks<Op, Part, A>, blocks * columns.tiles, stream.raw, op, chunks, columns,
+         cut, of_chunks);
   if (may_cut) {
     launch(what, join_chunks<Op, Part>, (chunks.count + kJoined - 1) / kJoined * columns.tiles,
            stream.raw, op, chunks, columns, cut);
   }
+  sum_columns(what, of_chunks.sums, chunks.count, totals.count, totals.sums, stream);
 }
 
 }  // namespace gas::cuda

@@ -5,8 +5,8 @@ import torch
 from adjacencies import SHAPES, make_adjacency
 from torch.autograd import gradcheck
 
-from gas import _native, _operators
-from gas.nn import gat_attention, spmm
+from gas import _attention_v2, _edge_conv, _native, _operators
+from gas.nn import edge_conv, gat_attention, gatv2_attention, spmm
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 3e-2}
 SHAPES = {**SHAPES, "large hub": (5, 3000, 20_000), "many rows": (3000, 4000, 60_000)}
@@ -27,13 +27,20 @@ def functions(adj, dtype, width):
     x = torch.randn(adj.size(1), width, dtype=torch.float64).to(dtype)
     w = torch.randn(adj.num_entries, dtype=torch.float64).to(dtype)
     heads = torch.randn(adj.size(1), 3, width, dtype=torch.float64).to(dtype)
+    targets = torch.randn(adj.size(0), 3, width, dtype=torch.float64).to(dtype)
+    att = (torch.randn(3, width, dtype=torch.float64) / width**0.5).to(kind)
+    ends = [torch.randn(n, width, dtype=torch.float64).to(dtype) for n in adj.size()]
     scores = [torch.randn(n, 3, dtype=torch.float64).to(kind) for n in adj.size()[::-1]]
     for reduce in ("sum", "mean", "max", "min"):
         yield (x,), lambda adj, x, reduce=reduce: spmm(adj, x, reduce=reduce)
     for reduce in ("sum", "mean"):
         yield (x, w), lambda adj, x, w, reduce=reduce: spmm(adj, x, w, reduce)
+    for activation in (torch.nn.Tanh(), torch.nn.ELU(1.5)):
+        for reduce in ("sum", "mean"):
+            yield ends, lambda adj, *t, f=activation, reduce=reduce: edge_conv(adj, *t, f, reduce)
     for p in (0.0, 0.4):
         yield (heads, *scores), lambda adj, *t, p=p: gat_attention(adj, *t, dropout=p)
+        yield (heads, targets, att), lambda adj, *t, p=p: gatv2_attention(adj, *t, dropout=p)
 
 
 @pytest.mark.requires("cuda_kernels")
@@ -46,7 +53,8 @@ def test_kernels_take_what_their_twins_on_the_cpu_take(monkeypatch):
         function(m.col.numel(), *arguments, 0, lambda size: pytest.fail("no scratch is needed"))
         called.add(name)
 
-    monkeypatch.setattr(_operators, "_run", run)
+    for module in (_operators, _attention_v2, _edge_conv):
+        monkeypatch.setattr(module, "_run", run)
     adj = make_adjacency(0, 0, 0)
     for dtype in TOLERANCE:
         for tensors, f in functions(adj, dtype, 8):
@@ -58,6 +66,10 @@ def test_kernels_take_what_their_twins_on_the_cpu_take(monkeypatch):
         "extreme_backward",
         "attention",
         "attention_backward",
+        "attention_v2",
+        "attention_v2_backward",
+        "edge_conv",
+        "edge_conv_backward",
     }
 
 

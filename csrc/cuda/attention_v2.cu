@@ -1,0 +1,360 @@
+#include "attention_v2.h"
+
+#include <limits>
+
+#include "../attention_edge.h"
+#include "../exp.h"
+#include "teams.h"
+
+namespace gas::cuda {
+namespace {
+
+// A score takes the lanes of a head together: each adds up what its columns give. A head of more
+// columns than a team has is read in tiles, of which each reads the others' columns too.
+
+// <att, leaky(a + b)> of a lane's columns.
+template <typename T, int V, typename A>
+__device__ A score_of(const Pack<A, V>& att, const Pack<T, V>& a, const Pack<T, V>& b, A slope) {
+  A sum = 0;
+  for (int j = 0; j < V; ++j) sum += att.v[j] * leaky(load(a.v[j]) + load(b.v[j]), slope);
+  return sum;
+}
+
+template <typename T, int V>
+__device__ typename Sum<T>::type dot_of(const Pack<T, V>& a, const Pack<T, V>& b) {
+  typename Sum<T>::type sum = 0;
+  for (int j = 0; j < V; ++j) sum += load(a.v[j]) * load(b.v[j]);
+  return sum;
+}
+
+// The softmax of a row with a running maximum: what was added up is scaled when a larger score
+// arrives. Reads, for each entry, heads * width * sizeof(T) + 4 bytes.
+template <typename T, int V>
+struct Attend {
+  using A = typename Sum<T>::type;
+  struct Own {
+    Pack<T, V> target;
+    Pack<A, V> att;
+    int64_t row;
+  };
+  struct Part {
+    A maximum, total, sum[V];
+  };
+  struct Item {
+    Pack<T, V> source;
+    A keep;
+    int64_t from;
+  };
+  static constexpr A kLowest = std::numeric_limits<A>::lowest();
+
+  Sparse m;
+  AttentionV2<T> layer;
+  Columns columns;
+  T* out;
+  A* maximum;
+  A* total;
+
+  __device__ int64_t place(int64_t row, int64_t column) const {
+    return row * columns.heads * columns.width + column;
+  }
+  __device__ Own own(const Lane& lane, int64_t row) const {
+    return {read<V>(layer.target + place(row, lane.column)), read<V>(layer.att + lane.column),
+            row};
+  }
+  __device__ Part start() const {
+    Part part{};
+    part.maximum = kLowest;
+    return part;
+  }
+  __device__ Item fetch(const Lane& lane, int64_t e, int64_t from) const {
+    return {read<V>(layer.source + place(from, lane.column)), kept<A>(layer.how, e, lane.head),
+            from};
+  }
+  __device__ void raise(Part& part, A most) const {
+    if (!(most > part.maximum)) return;
+    const A scale = exp_of(part.maximum - most);
+    part.maximum = most;
+    part.total *= scale;
+    for (int j = 0; j < V; ++j) part.sum[j] *= scale;
+  }
+  __device__ void add(const Lane& lane, const Own& own, Part& part, const Item& item) const {
+    const A slope = static_cast<A>(layer.how.slope);
+    A score = lane.used ? score_of<T, V>(own.att, own.target, item.source, slope) : A{0};
+    columns.for_other_tiles(lane, [&](int64_t column) {
+      score += score_of<T, V>(read<V>(layer.att + column),
+                              read<V>(layer.target + place(own.row, column)),
+                              read<V>(layer.source + place(item.from, column)), slope);
+    });
+    score = sum_of_lanes(lane.mask, columns.head_lanes, score);
+    raise(part, score);
+    const A power = exp_of(score - part.maximum), a = power * item.keep;
+    part.total += power;
+    for (int j = 0; j < V; ++j) part.sum[j] += a * load(item.source.v[j]);
+  }
+  __device__ void join(Part& part, const Part& later) const {
+    raise(part, later.maximum);
+    const A scale = exp_of(later.maximum - part.maximum);
+    part.total += later.total * scale;
+    for (int j = 0; j < V; ++j) part.sum[j] += later.sum[j] * scale;
+  }
+  __device__ void finish(const Lane& lane, int64_t row, const Own&, const Part& part) const {
+    if (!lane.used) return;
+    const A scale = part.total > A{0} ? A{1} / part.total : A{0};
+    Pack<T, V> result;
+    for (int j = 0; j < V; ++j) store(&result.v[j], part.sum[j] * scale);
+    write(out + place(row, lane.column), result);
+    if (lane.leads && lane.tile == 0) {
+      maximum[row * columns.heads + lane.head] =
+          m.rowptr[row] < m.rowptr[row + 1] ? part.maximum : A{0};
+      total[row * columns.heads + lane.head] = part.total;
+    }
+  }
+};
+
+// What backward needs of a destination and a head: side by side, so that a lane reads it at once.
+enum Packed { kMaximum, kScale, kDot, kPacked = 4 };
+
+// A team takes a head.
+template <typename T, int V>
+__global__ void __launch_bounds__(kThreads)
+    pack_targets(int64_t heads_of_rows, Columns columns, const T* out, const T* grad,
+                 const typename Sum<T>::type* maximum, const typename Sum<T>::type* total,
+                 typename Sum<T>::type* packed) {
+  using A = typename Sum<T>::type;
+  const Lane lane = columns.lane(0);
+  const int64_t width = columns.width, step = int64_t{gridDim.x} * kThreads / columns.team;
+  const int64_t first = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / columns.team;
+  for (int64_t at = first; at < heads_of_rows; at += step) {
+    A dot = 0;
+    for (int64_t j = lane.rank * V; j < width; j += columns.team * V) {
+      dot += dot_of<T, V>(read<V>(grad + at * width + j), read<V>(out + at * width + j));
+    }
+    dot = sum_of_lanes(lane.mask, columns.team, dot);
+    if (lane.rank != 0) continue;
+    Pack<A, kPacked> into{};
+    into.v[kMaximum] = maximum[at];
+    into.v[kScale] = total[at] > A{0} ? A{1} / total[at] : A{0};
+    into.v[kDot] = dot;
+    write(packed + at * kPacked, into);
+  }
+}
+
+// The gradients towards destinations and att. Reads what forward reads.
+template <typename T, int V>
+struct TargetBackward {
+  using A = typename Sum<T>::type;
+  struct Own {
+    Pack<T, V> target, grad;
+    Pack<A, V> att;
+    Pack<A, kPacked> packed;
+    int64_t row;
+  };
+  struct Part {
+    A bent[V];  // The sum of leaky' times the gradient towards scores.
+  };
+  struct Item {
+    Pack<T, V> source;
+    A keep;
+    int64_t from;
+  };
+  static constexpr int kTotals = V;  // The sums of leaky times that gradient.
+
+  Sparse m;
+  AttentionV2<T> layer;
+  Columns columns;
+  const T* grad;
+  const A* packed;
+  T* grad_target;
+
+  __device__ int64_t place(int64_t row, int64_t column) const {
+    return row * columns.heads * columns.width + column;
+  }
+  __device__ Own own(const Lane& lane, int64_t row) const {
+    return {read<V>(layer.target + place(row, lane.column)),
+            read<V>(grad + place(row, lane.column)), read<V>(layer.att + lane.column),
+            read<kPacked>(packed + (row * columns.heads + lane.head) * kPacked), row};
+  }
+  __device__ Part start() const { return {}; }
+  __device__ Item fetch(const Lane& lane, int64_t e, int64_t from) const {
+    return {read<V>(layer.source + place(from, lane.column)), kept<A>(layer.how, e, lane.head),
+            from};
+  }
+  __device__ void add(const Lane& lane, const Own& own, Part& part, const Item& item,
+                      A* totals) const {
+    const A slope = static_cast<A>(layer.how.slope);
+    A score = 0, dot = 0;
+    if (lane.used) {
+      score = score_of<T, V>(own.att, own.target, item.source, slope);
+      dot = dot_of<T, V>(own.grad, item.source);
+    }
+    columns.for_other_tiles(lane, [&](int64_t column) {
+      const Pack<T, V> source = read<V>(layer.source + place(item.from, column));
+      score += score_of<T, V>(read<V>(layer.att + column),
+                              read<V>(layer.target + place(own.row, column)), source, slope);
+      dot += dot_of<T, V>(read<V>(grad + place(own.row, column)), source);
+    });
+    score = sum_of_lanes(lane.mask, columns.head_lanes, score);
+    dot = sum_of_lanes(lane.mask, columns.head_lanes, dot);
+    const A a = exp_of(score - own.packed.v[kMaximum]) * own.packed.v[kScale];
+    const A d = a * (item.keep * dot - own.packed.v[kDot]), low = d * slope;
+    for (int j = 0; j < V; ++j) {
+      const A raw = load(own.target.v[j]) + load(item.source.v[j]);
+      const A through = raw > A{0} ? d : low;
+      part.bent[j] += through;
+      totals[j] += through * raw;
+    }
+  }
+  __device__ void join(Part& part, const Part& later) const {
+    for (int j = 0; j < V; ++j) part.bent[j] += later.bent[j];
+  }
+  __device__ void finish(const Lane& lane, int64_t row, const Own& own, const Part& part) const {
+    if (!lane.used) return;
+    Pack<T, V> result;
+    for (int j = 0; j < V; ++j) store(&result.v[j], part.bent[j] * own.att.v[j]);
+    write(grad_target + place(row, lane.column), result);
+  }
+  __device__ void close(const Lane& lane, const A* totals, A* into) const {
+    if (!lane.used) return;
+    for (int j = 0; j < V; ++j) into[lane.column + j] = totals[j];
+  }
+};
+
+// The gradient towards sources, for rows of the transpose. Reads, for each entry, heads *
+// (2 * width * sizeof(T) + 4 * sizeof(A)) + 8 bytes.
+template <typename T, int V>
+struct SourceBackward {
+  using A = typename Sum<T>::type;
+  struct Own {
+    Pack<T, V> source;
+    Pack<A, V> att;
+    int64_t row;
+  };
+  struct Part {
+    A sum[V], bent[V];  // Of keep a G, and of leaky' times the gradient towards scores.
+  };
+  struct Item {
+    Pack<T, V> target, grad;
+    Pack<A, kPacked> packed;
+    A keep;
+    int64_t to;
+  };
+
+  Sparse m;
+  AttentionV2<T> layer;
+  Columns columns;
+  const T* grad;
+  const A* packed;
+  T* grad_source;
+
+  __device__ int64_t place(int64_t row, int64_t column) const {
+    return row * columns.heads * columns.width + column;
+  }
+  __device__ Own own(const Lane& lane, int64_t row) const {
+    return {read<V>(layer.source + place(row, lane.column)), read<V>(layer.att + lane.column),
+            row};
+  }
+  __device__ Part start() const { return {}; }
+  __device__ Item fetch(const Lane& lane, int64_t e, int64_t to) const {
+    return {read<V>(layer.target + place(to, lane.column)), read<V>(grad + place(to, lane.column)),
+            read<kPacked>(packed + (to * columns.heads + lane.head) * kPacked),
+            kept<A>(layer.how, m.entry[e], lane.head), to};
+  }
+  __device__ void add(const Lane& lane, const Own& own, Part& part, const Item& item) const {
+    const A slope = static_cast<A>(layer.how.slope);
+    A score = 0, dot = 0;
+    if (lane.used) {
+      score = score_of<T, V>(own.att, own.source, item.target, slope);
+      dot = dot_of<T, V>(own.source, item.grad);
+    }
+    columns.for_other_tiles(lane, [&](int64_t column) {
+      const Pack<T, V> source = read<V>(layer.source + place(own.row, column));
+      score += score_of<T, V>(read<V>(layer.att + column), source,
+                              read<V>(layer.target + place(item.to, column)), slope);
+      dot += dot_of<T, V>(source, read<V>(grad + place(item.to, column)));
+    });
+    score = sum_of_lanes(lane.mask, columns.head_lanes, score);
+    dot = sum_of_lanes(lane.mask, columns.head_lanes, dot);
+    const A a = exp_of(score - item.packed.v[kMaximum]) * item.packed.v[kScale];
+    const A through = a * item.keep, d = through * dot - a * item.packed.v[kDot], low = d * slope;
+    for (int j = 0; j < V; ++j) {
+      const A raw = load(own.source.v[j]) + load(item.target.v[j]);
+      part.sum[j] += through * load(item.grad.v[j]);
+      part.bent[j] += raw > A{0} ? d : low;
+    }
+  }
+  __device__ void join(Part& part, const Part& later) const {
+    for (int j = 0; j < V; ++j) {
+      part.sum[j] += later.sum[j];
+      part.bent[j] += later.bent[j];
+    }
+  }
+  __device__ void finish(const Lane& lane, int64_t row, const Own& own, const Part& part) const {
+    if (!lane.used) return;
+    Pack<T, V> result;
+    for (int j = 0; j < V; ++j) {
+      store(&result.v[j], part.sum[j] + part.bent[j] * own.att.v[j]);
+    }
+    write(grad_source + place(row, lane.column), result);
+  }
+};
+
+}  // namespace
+
+template <typename T>
+void attention_v2(const Sparse& matrix, int64_t entries, const AttentionV2<T>& layer, T* out,
+                  typename Sum<T>::type* maximum, typename Sum<T>::type* total,
+                  const Stream& stream) {
+  const int64_t heads = layer.how.heads, width = layer.how.width;
+  if (width == 0) {  // There is no lane that would write zeros.
+    sum_columns("attention_v2", maximum, 0, matrix.num_rows * heads, maximum, stream);
+    sum_columns("attention_v2", total, 0, matrix.num_rows * heads, total, stream);
+    return;
+  }
+  with_vectors<T>(width, {layer.source, layer.target, layer.att, out}, [&](auto vector) {
+    constexpr int V = decltype(vector)::value;
+    const Columns columns(heads, width, V);
+    const Attend<T, V> op{matrix, layer, columns, out, maximum, total};
+    reduce_rows("attention_v2", op, entries, columns, stream);
+  });
+}
+
+template <typename T>
+void attention_v2_backward(const Sparse& matrix, const Sparse& transposed, int64_t entries,
+                           const AttentionV2<T>& layer, const T* out, const T* grad,
+                           const typename Sum<T>::type* maximum,
+                           const typename Sum<T>::type* total, typename Sum<T>::type* packed,
+                           T* grad_source, T* grad_target, typename Sum<T>::type* grad_att,
+                           const Stream& stream) {
+  using A = typename Sum<T>::type;
+  const char* what = "attention_v2_backward";
+  const int64_t heads = layer.how.heads, width = layer.how.width;
+  if (heads * width == 0) return;
+  with_vectors<T>(width,
+                  {layer.source, layer.target, layer.att, out, grad, grad_source, grad_target},
+                  [&](auto vector) {
+    constexpr int V = decltype(vector)::value;
+    const Columns head(1, width, V), columns(heads, width, V);
+    const int64_t heads_of_rows = matrix.num_rows * heads;
+    if (heads_of_rows > 0) {
+      launch(what, pack_targets<T, V>, blocks_for(heads_of_rows * head.team), stream.raw,
+             heads_of_rows, head, out, grad, maximum, total, packed);
+    }
+    const TargetBackward<T, V> to_target{matrix, layer, columns, grad, packed, grad_target};
+    reduce_rows(what, to_target, entries, columns, stream, Totals<A>{grad_att, heads * width});
+    const SourceBackward<T, V> to_source{transposed, layer, columns, grad, packed, grad_source};
+    reduce_rows(what, to_source, entries, columns, stream);
+  });
+}
+
+#define GAS_FOR_TYPE(T, A)                                                                        \
+  template void attention_v2(const Sparse&, int64_t, const AttentionV2<T>&, T*, A*, A*,           \
+                             const Stream&);                                                      \
+  template void attention_v2_backward(const Sparse&, const Sparse&, int64_t,                      \
+                                      const AttentionV2<T>&, const T*, const T*, const A*,        \
+                                      const A*, A*, T*, T*, A*, const Stream&);
+GAS_FOR_TYPE(float, float)
+GAS_FOR_TYPE(double, double)
+GAS_FOR_TYPE(bfloat16, float)
+#undef GAS_FOR_TYPE
+
+}  // namespace gas::cuda

@@ -1,0 +1,162 @@
+#include "edge_conv.h"
+
+#include "../activate.h"
+#include "teams.h"
+
+namespace gas::cuda {
+namespace {
+
+// Calls body(F), the activation known when compiling: a lane chooses once for all its columns.
+template <typename Body>
+__device__ void with_activation(Activation activation, const Body& body) {
+  switch (activation) {
+    case Activation::kRelu:
+      return body(std::integral_constant<Activation, Activation::kRelu>());
+    case Activation::kLeakyRelu:
+      return body(std::integral_constant<Activation, Activation::kLeakyRelu>());
+    case Activation::kElu:
+      return body(std::integral_constant<Activation, Activation::kElu>());
+    case Activation::kSigmoid:
+      return body(std::integral_constant<Activation, Activation::kSigmoid>());
+    case Activation::kTanh:
+      return body(std::integral_constant<Activation, Activation::kTanh>());
+  }
+}
+
+// Reads width * sizeof(T) + 4 bytes for each entry, writes twice width * sizeof(T) for each row.
+template <typename T, int V>
+struct ActivateEdges {
+  using A = typename Sum<T>::type;
+  using Own = Pack<T, V>;   // The target.
+  using Item = Pack<T, V>;  // The source.
+  struct Part {
+    A sum[V], slope[V];
+  };
+
+  Sparse m;
+  EdgeConv how;
+  const T* target;
+  const T* source;
+  T* out;
+  T* slopes;
+
+  __device__ Own own(const Lane& lane, int64_t row) const {
+    return read<V>(target + row * how.width + lane.column);
+  }
+  __device__ Part start() const { return {}; }
+  __device__ Item fetch(const Lane& lane, int64_t, int64_t from) const {
+    return read<V>(source + from * how.width + lane.column);
+  }
+  __device__ void add(const Lane&, const Own& own, Part& part, const Item& item) const {
+    with_activation(how.activation, [&](auto activation) {
+      for (int j = 0; j < V; ++j) {
+        A value, slope;
+        activate<decltype(activation)::value>(load(own.v[j]) + load(item.v[j]),
+                                              static_cast<A>(how.parameter), value, slope);
+        part.sum[j] += value;
+        part.slope[j] += slope;
+      }
+    });
+  }
+  __device__ void join(Part& part, const Part& later) const {
+    for (int j = 0; j < V; ++j) {
+      part.sum[j] += later.sum[j];
+      part.slope[j] += later.slope[j];
+    }
+  }
+  __device__ void finish(const Lane& lane, int64_t row, const Own&, const Part& part) const {
+    if (!lane.used) return;
+    const int64_t count = m.rowptr[row + 1] - m.rowptr[row], at = row * how.width + lane.column;
+    const A scale = how.mean && count > 0 ? A{1} / static_cast<A>(count) : A{1};
+    Pack<T, V> sum, slope;
+    for (int j = 0; j < V; ++j) {
+      store(&sum.v[j], part.sum[j] * scale);
+      store(&slope.v[j], part.slope[j] * scale);
+    }
+    write(out + at, sum);
+    if (slopes != nullptr) write(slopes + at, slope);
+  }
+};
+
+// Reads 2 * width * sizeof(T) + 4 bytes for each entry.
+template <typename T, int V>
+struct ActivateBackward {
+  using A = typename Sum<T>::type;
+  using Own = Pack<T, V>;  // The source.
+  struct Part {
+    A sum[V];
+  };
+  struct Item {
+    Pack<T, V> target, grad;
+  };
+
+  Sparse m;
+  EdgeConv how;
+  const T* target;
+  const T* source;
+  const T* grad;
+  T* out;
+
+  __device__ Own own(const Lane& lane, int64_t row) const {
+    return read<V>(source + row * how.width + lane.column);
+  }
+  __device__ Part start() const { return {}; }
+  __device__ Item fetch(const Lane& lane, int64_t, int64_t to) const {
+    const int64_t at = to * how.width + lane.column;
+    return {read<V>(target + at), read<V>(grad + at)};
+  }
+  __device__ void add(const Lane&, const Own& own, Part& part, const Item& item) const {
+    with_activation(how.activation, [&](auto activation) {
+      for (int j = 0; j < V; ++j) {
+        A value, slope;
+        activate<decltype(activation)::value>(load(item.target.v[j]) + load(own.v[j]),
+                                              static_cast<A>(how.parameter), value, slope);
+        part.sum[j] += slope * load(item.grad.v[j]);
+      }
+    });
+  }
+  __device__ void join(Part& part, const Part& later) const {
+    for (int j = 0; j < V; ++j) part.sum[j] += later.sum[j];
+  }
+  __device__ void finish(const Lane& lane, int64_t row, const Own&, const Part& part) const {
+    if (!lane.used) return;
+    Pack<T, V> result;
+    for (int j = 0; j < V; ++j) store(&result.v[j], part.sum[j]);
+    write(out + row * how.width + lane.column, result);
+  }
+};
+
+}  // namespace
+
+template <typename T>
+void edge_conv(const Sparse& matrix, int64_t entries, const EdgeConv& how, const T* target,
+               const T* source, T* out, T* slope, const Stream& stream) {
+  with_vectors<T>(how.width, {target, source, out, slope}, [&](auto vector) {
+    constexpr int V = decltype(vector)::value;
+    const ActivateEdges<T, V> op{matrix, how, target, source, out, slope};
+    reduce_rows("edge_conv", op, entries, Columns(1, how.width, V), stream);
+  });
+}
+
+template <typename T>
+void edge_conv_backward(const Sparse& transposed, int64_t entries, const EdgeConv& how,
+                        const T* target, const T* source, const T* grad, T* out,
+                        const Stream& stream) {
+  with_vectors<T>(how.width, {target, source, grad, out}, [&](auto vector) {
+    constexpr int V = decltype(vector)::value;
+    const ActivateBackward<T, V> op{transposed, how, target, source, grad, out};
+    reduce_rows("edge_conv_backward", op, entries, Columns(1, how.width, V), stream);
+  });
+}
+
+#define GAS_FOR_TYPE(T)                                                                        \
+  template void edge_conv(const Sparse&, int64_t, const EdgeConv&, const T*, const T*, T*, T*, \
+                          const Stream&);                                                      \
+  template void edge_conv_backward(const Sparse&, int64_t, const EdgeConv&, const T*,          \
+                                   const T*, const T*, T*, const Stream&);
+GAS_FOR_TYPE(float)
+GAS_FOR_TYPE(double)
+GAS_FOR_TYPE(bfloat16)
+#undef GAS_FOR_TYPE
+
+}  // namespace gas::cuda
