@@ -13,10 +13,10 @@ published ones of Cora (and of CiteSeer, for CiteSeer).
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +29,7 @@ import gas
 from gas.augment import PUBLISHED, mh_aug_loss
 from gas.datasets import dataset_key, get_data
 from gas.nn import dropout
+from gas.training.report import summary, write_json
 
 
 class Net(torch.nn.Module):
@@ -169,6 +170,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0, help="of the first run (%(default)s)")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--out", type=Path, help="write the figures of all runs to this JSON file")
     args = parser.parse_args()
     for name in ("runs", "epochs", "patience", "hidden_channels", "num_parts", "batch_size"):
         if getattr(args, name) < 1:
@@ -225,22 +227,23 @@ def main() -> None:
         runs.append(run)
         print(f"run {number}: validation {100 * run['val']:.2f} %, test {100 * run['test']:.2f} %")
 
-    def mean(key: str) -> float:
-        return statistics.fmean(run[key] for run in runs)
-
-    spread = 100 * statistics.stdev(run["test"] for run in runs) if len(runs) > 1 else 0.0
+    seconds = (time.perf_counter() - start) / args.runs
+    of = {key: summary([run[key] for run in runs]) for key in runs[0]}
+    test, val = of["test"], of["val"]
     how = "vanilla" if args.vanilla else "MH-Aug, frozen" if args.frozen else "MH-Aug"
     how += f", histories, {args.num_parts} parts" if args.histories else ""
     print(f"\n{args.model} on {args.dataset}, {how}, {args.runs} run{'s' * (args.runs > 1)}")
-    print(f"  test accuracy        {100 * mean('test'):.2f} ± {spread:.2f} %")
-    print(f"  validation accuracy  {100 * mean('val'):.2f} %")
+    print(f"  test accuracy        {100 * test['mean']:.2f} ± {100 * test['std']:.2f} %")
+    print(f"  validation accuracy  {100 * val['mean']:.2f} %")
     if not (args.vanilla or args.frozen):
-        print(f"  transitions          {mean('steps'):.0f}")
-        print(f"  accepted             {100 * mean('acceptance_rate'):.1f} %")
-        print(f"  mean dropped edges   {mean('mean_edge_drop'):.3f}")
-        print(f"  mean masked nodes    {mean('mean_node_drop'):.3f}")
-        print(f"  distinct states      {mean('distinct_states'):.0f}")
-    print(f"  seconds per run      {(time.perf_counter() - start) / args.runs:.1f}")
+        print(f"  transitions          {of['steps']['mean']:.0f}")
+        print(f"  accepted             {100 * of['acceptance_rate']['mean']:.1f} %")
+        print(f"  mean dropped edges   {of['mean_edge_drop']['mean']:.3f}")
+        print(f"  mean masked nodes    {of['mean_node_drop']['mean']:.3f}")
+        print(f"  distinct states      {of['distinct_states']['mean']:.0f}")
+    print(f"  seconds per run      {seconds:.1f}")
+    if args.out is not None:
+        write_json(args.out, of)
 
 
 if __name__ == "__main__":
