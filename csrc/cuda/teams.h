@@ -127,6 +127,31 @@ __device__ A sum_of_lanes(unsigned mask, int lanes, A value) {
   return value;
 }
 
+// Dot products of one row with others -----------------------------------------------------------
+
+constexpr int kAhead = 4;  // Entries that a lane reads before it adds the first.
+
+// found[i] = <a, b[col[min(e + i, end - 1)]]>, rows of `width` that a team reads together; every
+// lane gets them all.
+template <int V, typename T>
+__device__ void dot_ahead(const Lane& lane, int team, int64_t width, const T* a, const T* b,
+                          const int32_t* col, int64_t e, int64_t end,
+                          typename Sum<T>::type (&found)[kAhead]) {
+  for (auto& sum : found) sum = 0;
+  for (int64_t at = lane.rank * V; at < width; at += team * V) {
+    const Pack<T, V> left = read<V>(a + at);
+    Pack<T, V> right[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) right[i] = read<V>(b + col[min(e + i, end - 1)] * width + at);
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      for (int j = 0; j < V; ++j) found[i] += load(left.v[j]) * load(right[i].v[j]);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) found[i] = sum_of_lanes(lane.mask, team, found[i]);
+}
+
 // Rows -----------------------------------------------------------------------------------------
 
 struct Chunks {
@@ -223,10 +248,26 @@ void sum_columns(const char* what, const In* in, int64_t rows, int64_t n, Out* o
 //   add(lane, own, part, item, totals),
 //   close(lane, totals, out)     writes those of a chunk to a row `out`, of all columns together.
 
-constexpr int kAhead = 4;    // Entries that a lane reads before it adds the first.
 constexpr int kJoined = 32;  // Chunks that a block looks through for cut rows.
 
 struct Nothing {};
+
+// What most add up.
+template <typename A, int V>
+struct Sums {
+  A sum[V];
+
+  __device__ void add(const Sums& other) {
+    for (int j = 0; j < V; ++j) sum[j] += other.sum[j];
+  }
+};
+
+template <typename T, typename A, int V>
+__device__ void write_sums(T* at, const Sums<A, V>& sums, A scale) {
+  Pack<T, V> result;
+  for (int j = 0; j < V; ++j) store(&result.v[j], sums.sum[j] * scale);
+  write(at, result);
+}
 
 template <typename Op, typename = void>
 constexpr int kTotalsOf = 0;
