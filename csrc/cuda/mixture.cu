@@ -201,29 +201,21 @@ struct MixtureBackward {
   const T* other;
   T* out;
 
-  __device__ int64_t place(int64_t row, int64_t column) const {
-    return row * columns.heads * columns.width + column;
-  }
   __device__ int64_t place_of_other(const Lane& lane, int64_t row, int64_t column) const {
     return (row - lane.head) * columns.width + column;
   }
   __device__ Own own(const Lane& lane, int64_t row) const {
-    return {read<V>(table + place(row, lane.column)), weights.kernel(lane.head), row};
+    return {columns.at<V>(table, row, lane.column), weights.kernel(lane.head), row};
   }
   __device__ Part start() const { return {}; }
   __device__ Item fetch(const Lane& lane, int64_t e, int64_t from) const {
     return {read<V>(other + place_of_other(lane, from, lane.column)), weights.edge(m, e), from};
   }
-  __device__ A dot_of(const Pack<T, V>& a, const Pack<T, V>& b) const {
-    A sum = 0;
-    for (int j = 0; j < V; ++j) sum += load(a.v[j]) * load(b.v[j]);
-    return sum;
-  }
   __device__ void add(const Lane& lane, const Own& own, Part& part, const Item& item,
                       A* totals) const {
     A dot = lane.used ? dot_of(own.own, item.other) : A{0};
     columns.for_other_tiles(lane, [&](int64_t column) {
-      dot += dot_of(read<V>(table + place(own.row, column)),
+      dot += dot_of(columns.at<V>(table, own.row, column),
                     read<V>(other + place_of_other(lane, item.from, column)));
     });
     dot = sum_of_lanes(lane.mask, columns.head_lanes, dot);
@@ -237,7 +229,7 @@ struct MixtureBackward {
   }
   __device__ void join(Part& part, const Part& later) const { part.add(later); }
   __device__ void finish(const Lane& lane, int64_t row, const Own&, const Part& part) const {
-    if (lane.used && out != nullptr) write_sums(out + place(row, lane.column), part, A{1});
+    if (lane.used && out != nullptr) write_sums(out + columns.place(row, lane.column), part, A{1});
   }
   __device__ void close(const Lane& lane, const A* totals, A* into) const {
     if (!lane.used || !lane.leads || lane.tile != 0) return;

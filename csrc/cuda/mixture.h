@@ -22,7 +22,8 @@ void mixture_collapse(const Sparse& matrix, int64_t entries,
                       const Mixture<typename Sum<T>::type>& mixture, const T* x, int64_t width,
                       bool mean, T* out, const Stream& stream);
 
-// Where there are no rows or columns, nothing is launched: grad.mu and grad.sigma stay as they are.
+// Without rows or columns nothing is launched that would write grad.mu and grad.sigma: they stay as
+// they are.
 template <typename T>
 void mixture_backward(const Sparse& matrix, int64_t entries,
                       const Mixture<typename Sum<T>::type>& mixture, const T* own, const T* other,

@@ -109,6 +109,16 @@ struct Columns {
     return lane;
   }
 
+  // Where a column of a row is in a table.
+  __device__ int64_t place(int64_t row, int64_t column) const {
+    return row * heads * width + column;
+  }
+
+  template <int V, typename T>
+  __device__ Pack<T, V> at(const T* table, int64_t row, int64_t column) const {
+    return read<V>(table + place(row, column));
+  }
+
   // Calls body(column) for what the lane would have in the other tiles of its head.
   template <typename Body>
   __device__ void for_other_tiles(const Lane& lane, const Body& body) const {
@@ -131,6 +141,13 @@ __device__ A sum_of_lanes(unsigned mask, int lanes, A value) {
 
 constexpr int kAhead = 4;  // Entries that a lane reads before it adds the first.
 
+template <typename T, int V>
+__device__ typename Sum<T>::type dot_of(const Pack<T, V>& a, const Pack<T, V>& b) {
+  typename Sum<T>::type sum = 0;
+  for (int j = 0; j < V; ++j) sum += load(a.v[j]) * load(b.v[j]);
+  return sum;
+}
+
 // found[i] = <a, b[col[min(e + i, end - 1)]]>, rows of `width` that a team reads together; every
 // lane gets them all.
 template <int V, typename T>
@@ -144,9 +161,7 @@ __device__ void dot_ahead(const Lane& lane, int team, int64_t width, const T* a,
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) right[i] = read<V>(b + col[min(e + i, end - 1)] * width + at);
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      for (int j = 0; j < V; ++j) found[i] += load(left.v[j]) * load(right[i].v[j]);
-    }
+    for (int i = 0; i < kAhead; ++i) found[i] += dot_of(left, right[i]);
   }
 #pragma unroll
   for (int i = 0; i < kAhead; ++i) found[i] = sum_of_lanes(lane.mask, team, found[i]);
