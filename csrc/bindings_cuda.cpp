@@ -13,6 +13,7 @@
 #include "cuda/attention_v2.h"
 #include "cuda/edge_conv.h"
 #include "cuda/int8.h"
+#include "cuda/mixture.h"
 #include "cuda/rows.h"
 #include "cuda/sparse.h"
 
@@ -28,6 +29,7 @@ void bind_operators_of(py::module_& m, const std::string& type) {
   using gas::Attention;
   using gas::AttentionV2;
   using gas::EdgeConv;
+  using gas::Mixture;
   using gas::Sparse;
   using State = gas::AttentionState<T>;
   const auto state = [](const std::vector<uintptr_t>& s) {
@@ -108,6 +110,27 @@ void bind_operators_of(py::module_& m, const std::string& type) {
           gas::cuda::edge_conv_backward(transposed, entries, how, at<const T>(target),
                                         at<const T>(source), at<const T>(grad), at<T>(out),
                                         {stream, allocate});
+        });
+  m.def(("cuda_mixture_spread_" + type).c_str(),
+        [](int64_t entries, const Sparse& matrix, const Mixture<A>& mixture, uintptr_t x,
+           int64_t width, bool mean, uintptr_t out, uintptr_t stream, const Allocate& allocate) {
+          gas::cuda::mixture_spread(matrix, entries, mixture, at<const T>(x), width, mean,
+                                    at<T>(out), {stream, allocate});
+        });
+  m.def(("cuda_mixture_collapse_" + type).c_str(),
+        [](int64_t entries, const Sparse& matrix, const Mixture<A>& mixture, uintptr_t x,
+           int64_t width, bool mean, uintptr_t out, uintptr_t stream, const Allocate& allocate) {
+          gas::cuda::mixture_collapse(matrix, entries, mixture, at<const T>(x), width, mean,
+                                      at<T>(out), {stream, allocate});
+        });
+  m.def(("cuda_mixture_backward_" + type).c_str(),
+        [](int64_t entries, const Sparse& matrix, const Mixture<A>& mixture, uintptr_t own,
+           uintptr_t other, int64_t width, uintptr_t out, uintptr_t grad_pseudo,
+           uintptr_t grad_mu, uintptr_t grad_sigma, uintptr_t stream, const Allocate& allocate) {
+          gas::cuda::mixture_backward(matrix, entries, mixture, at<const T>(own),
+                                      at<const T>(other), width, at<T>(out),
+                                      {at<A>(grad_pseudo), at<A>(grad_mu), at<A>(grad_sigma)},
+                                      {stream, allocate});
         });
 }
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gas._native import C
-from gas._operators import TYPES, Matrix, _backward, _forward, _sum_type, _use
+from gas._operators import TYPES, Matrix, _backward, _forward, _has_kernels, _run, _sum_type
 
 EPS = 1e-15  # PyG's, of variances.
 
@@ -49,12 +49,12 @@ def spread(
     Returns:
         Of shape ``[rows, kernels, width]``; ``[cols, kernels, width]`` if ``transposed``.
     """
-    if not _use(x, *mixture, m.col):
+    if not _has_kernels(x, *mixture, m.col):
         rows = x[_ends(m, transposed)[1]][:, None].to(_sum_type(x)) * mixture.weights()[:, :, None]
         return _add_up(m, rows, mean, transposed, x.dtype)
     size = m.num_cols if transposed else m.num_rows
     out = x.new_empty(size, mixture.mu.size(0), x.size(1))
-    _sum(f"mixture_spread_{TYPES[x.dtype]}", m, mixture, x, x.size(1), mean, transposed, out)
+    _sum("mixture_spread", m, mixture, x, x.size(1), mean, transposed, out)
     return out
 
 
@@ -73,11 +73,11 @@ def collapse(
     Returns:
         Of shape ``[rows, width]``; ``[cols, width]`` if ``transposed``.
     """
-    if not _use(x, *mixture, m.col):
+    if not _has_kernels(x, *mixture, m.col):
         rows = x[_ends(m, transposed)[1]].to(_sum_type(x)) * mixture.weights()[:, :, None]
         return _add_up(m, rows.sum(dim=1), mean, transposed, x.dtype)
     out = x.new_empty(m.num_cols if transposed else m.num_rows, x.size(2))
-    _sum(f"mixture_collapse_{TYPES[x.dtype]}", m, mixture, x, x.size(2), mean, transposed, out)
+    _sum("mixture_collapse", m, mixture, x, x.size(2), mean, transposed, out)
     return out
 
 
@@ -91,14 +91,16 @@ def _sum(
     transposed: bool,
     out: Tensor,
 ) -> None:
-    getattr(C, name)(
+    _run(
+        name,
+        m,
+        x,
         _backward(m) if transposed else _forward(m),
         mixture.native(),
         x.data_ptr(),
         width,
         mean,
         out.data_ptr(),
-        torch.get_num_threads(),
     )
 
 
@@ -126,13 +128,17 @@ def backward(
         The spread and the gradients towards ``pseudo``, ``mu`` and ``sigma``; what isn't wanted is
         empty.
     """
-    if not _use(own, other, *mixture, m.col):
+    if not _has_kernels(own, other, *mixture, m.col):
         return _backward_torch(m, mixture, own, other, keep_out, keep_pseudo, transposed)
     pseudo, mu, sigma = mixture
     out = torch.empty_like(own) if keep_out else own.new_empty(0)
     grad_pseudo = torch.empty_like(pseudo) if keep_pseudo else pseudo.new_empty(0)
-    grad_mu, grad_sigma = torch.empty_like(mu), torch.empty_like(sigma)
-    getattr(C, f"mixture_backward_{TYPES[own.dtype]}")(
+    # Without rows, nothing runs on CUDA that would write zeros.
+    grad_mu, grad_sigma = torch.zeros_like(mu), torch.zeros_like(sigma)
+    _run(
+        "mixture_backward",
+        m,
+        own,
         _backward(m) if transposed else _forward(m),
         mixture.native(),
         own.data_ptr(),
@@ -142,7 +148,6 @@ def backward(
         grad_pseudo.data_ptr() if keep_pseudo else 0,
         grad_mu.data_ptr(),
         grad_sigma.data_ptr(),
-        torch.get_num_threads(),
     )
     return out, grad_pseudo, grad_mu, grad_sigma
 

@@ -20,13 +20,6 @@ __device__ A score_of(const Pack<A, V>& att, const Pack<T, V>& a, const Pack<T, 
   return sum;
 }
 
-template <typename T, int V>
-__device__ typename Sum<T>::type dot_of(const Pack<T, V>& a, const Pack<T, V>& b) {
-  typename Sum<T>::type sum = 0;
-  for (int j = 0; j < V; ++j) sum += load(a.v[j]) * load(b.v[j]);
-  return sum;
-}
-
 // The softmax of a row with a running maximum: what was added up is scaled when a larger score
 // arrives. Reads, for each entry, heads * width * sizeof(T) + 4 bytes.
 template <typename T, int V>
@@ -54,12 +47,8 @@ struct Attend {
   A* maximum;
   A* total;
 
-  __device__ int64_t place(int64_t row, int64_t column) const {
-    return row * columns.heads * columns.width + column;
-  }
   __device__ Own own(const Lane& lane, int64_t row) const {
-    return {read<V>(layer.target + place(row, lane.column)), read<V>(layer.att + lane.column),
-            row};
+    return {columns.at<V>(layer.target, row, lane.column), read<V>(layer.att + lane.column), row};
   }
   __device__ Part start() const {
     Part part{};
@@ -67,8 +56,7 @@ struct Attend {
     return part;
   }
   __device__ Item fetch(const Lane& lane, int64_t e, int64_t from) const {
-    return {read<V>(layer.source + place(from, lane.column)), kept<A>(layer.how, e, lane.head),
-            from};
+    return {columns.at<V>(layer.source, from, lane.column), kept<A>(layer.how, e, lane.head), from};
   }
   __device__ void raise(Part& part, A most) const {
     if (!(most > part.maximum)) return;
@@ -82,8 +70,8 @@ struct Attend {
     A score = lane.used ? score_of<T, V>(own.att, own.target, item.source, slope) : A{0};
     columns.for_other_tiles(lane, [&](int64_t column) {
       score += score_of<T, V>(read<V>(layer.att + column),
-                              read<V>(layer.target + place(own.row, column)),
-                              read<V>(layer.source + place(item.from, column)), slope);
+                              columns.at<V>(layer.target, own.row, column),
+                              columns.at<V>(layer.source, item.from, column), slope);
     });
     score = sum_of_lanes(lane.mask, columns.head_lanes, score);
     raise(part, score);
@@ -102,7 +90,7 @@ struct Attend {
     const A scale = part.total > A{0} ? A{1} / part.total : A{0};
     Pack<T, V> result;
     for (int j = 0; j < V; ++j) store(&result.v[j], part.sum[j] * scale);
-    write(out + place(row, lane.column), result);
+    write(out + columns.place(row, lane.column), result);
     if (lane.leads && lane.tile == 0) {
       maximum[row * columns.heads + lane.head] =
           m.rowptr[row] < m.rowptr[row + 1] ? part.maximum : A{0};
@@ -127,7 +115,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int64_t at = first; at < heads_of_rows; at += step) {
     A dot = 0;
     for (int64_t j = lane.rank * V; j < width; j += columns.team * V) {
-      dot += dot_of<T, V>(read<V>(grad + at * width + j), read<V>(out + at * width + j));
+      dot += dot_of(read<V>(grad + at * width + j), read<V>(out + at * width + j));
     }
     dot = sum_of_lanes(lane.mask, columns.team, dot);
     if (lane.rank != 0) continue;
@@ -166,18 +154,14 @@ struct TargetBackward {
   const A* packed;
   T* grad_target;
 
-  __device__ int64_t place(int64_t row, int64_t column) const {
-    return row * columns.heads * columns.width + column;
-  }
   __device__ Own own(const Lane& lane, int64_t row) const {
-    return {read<V>(layer.target + place(row, lane.column)),
-            read<V>(grad + place(row, lane.column)), read<V>(layer.att + lane.column),
+    return {columns.at<V>(layer.target, row, lane.column), columns.at<V>(grad, row, lane.column),
+            read<V>(layer.att + lane.column),
             read<kPacked>(packed + (row * columns.heads + lane.head) * kPacked), row};
   }
   __device__ Part start() const { return {}; }
   __device__ Item fetch(const Lane& lane, int64_t e, int64_t from) const {
-    return {read<V>(layer.source + place(from, lane.column)), kept<A>(layer.how, e, lane.head),
-            from};
+    return {columns.at<V>(layer.source, from, lane.column), kept<A>(layer.how, e, lane.head), from};
   }
   __device__ void add(const Lane& lane, const Own& own, Part& part, const Item& item,
                       A* totals) const {
@@ -185,13 +169,13 @@ struct TargetBackward {
     A score = 0, dot = 0;
     if (lane.used) {
       score = score_of<T, V>(own.att, own.target, item.source, slope);
-      dot = dot_of<T, V>(own.grad, item.source);
+      dot = dot_of(own.grad, item.source);
     }
     columns.for_other_tiles(lane, [&](int64_t column) {
-      const Pack<T, V> source = read<V>(layer.source + place(item.from, column));
+      const Pack<T, V> source = columns.at<V>(layer.source, item.from, column);
       score += score_of<T, V>(read<V>(layer.att + column),
-                              read<V>(layer.target + place(own.row, column)), source, slope);
-      dot += dot_of<T, V>(read<V>(grad + place(own.row, column)), source);
+                              columns.at<V>(layer.target, own.row, column), source, slope);
+      dot += dot_of(columns.at<V>(grad, own.row, column), source);
     });
     score = sum_of_lanes(lane.mask, columns.head_lanes, score);
     dot = sum_of_lanes(lane.mask, columns.head_lanes, dot);
@@ -211,7 +195,7 @@ struct TargetBackward {
     if (!lane.used) return;
     Pack<T, V> result;
     for (int j = 0; j < V; ++j) store(&result.v[j], part.bent[j] * own.att.v[j]);
-    write(grad_target + place(row, lane.column), result);
+    write(grad_target + columns.place(row, lane.column), result);
   }
   __device__ void close(const Lane& lane, const A* totals, A* into) const {
     if (!lane.used) return;
@@ -246,16 +230,12 @@ struct SourceBackward {
   const A* packed;
   T* grad_source;
 
-  __device__ int64_t place(int64_t row, int64_t column) const {
-    return row * columns.heads * columns.width + column;
-  }
   __device__ Own own(const Lane& lane, int64_t row) const {
-    return {read<V>(layer.source + place(row, lane.column)), read<V>(layer.att + lane.column),
-            row};
+    return {columns.at<V>(layer.source, row, lane.column), read<V>(layer.att + lane.column), row};
   }
   __device__ Part start() const { return {}; }
   __device__ Item fetch(const Lane& lane, int64_t e, int64_t to) const {
-    return {read<V>(layer.target + place(to, lane.column)), read<V>(grad + place(to, lane.column)),
+    return {columns.at<V>(layer.target, to, lane.column), columns.at<V>(grad, to, lane.column),
             read<kPacked>(packed + (to * columns.heads + lane.head) * kPacked),
             kept<A>(layer.how, m.entry[e], lane.head), to};
   }
@@ -264,13 +244,13 @@ struct SourceBackward {
     A score = 0, dot = 0;
     if (lane.used) {
       score = score_of<T, V>(own.att, own.source, item.target, slope);
-      dot = dot_of<T, V>(own.source, item.grad);
+      dot = dot_of(own.source, item.grad);
     }
     columns.for_other_tiles(lane, [&](int64_t column) {
-      const Pack<T, V> source = read<V>(layer.source + place(own.row, column));
+      const Pack<T, V> source = columns.at<V>(layer.source, own.row, column);
       score += score_of<T, V>(read<V>(layer.att + column), source,
-                              read<V>(layer.target + place(item.to, column)), slope);
-      dot += dot_of<T, V>(source, read<V>(grad + place(item.to, column)));
+                              columns.at<V>(layer.target, item.to, column), slope);
+      dot += dot_of(source, columns.at<V>(grad, item.to, column));
     });
     score = sum_of_lanes(lane.mask, columns.head_lanes, score);
     dot = sum_of_lanes(lane.mask, columns.head_lanes, dot);
@@ -294,7 +274,7 @@ struct SourceBackward {
     for (int j = 0; j < V; ++j) {
       store(&result.v[j], part.sum[j] + part.bent[j] * own.att.v[j]);
     }
-    write(grad_source + place(row, lane.column), result);
+    write(grad_source + columns.place(row, lane.column), result);
   }
 };
 
@@ -329,9 +309,9 @@ void attention_v2_backward(const Sparse& matrix, const Sparse& transposed, int64
   const char* what = "attention_v2_backward";
   const int64_t heads = layer.how.heads, width = layer.how.width;
   if (heads * width == 0) return;
-  with_vectors<T>(width,
-                  {layer.source, layer.target, layer.att, out, grad, grad_source, grad_target},
-                  [&](auto vector) {
+  const std::initializer_list<const void*> tables = {
+      layer.source, layer.target, layer.att, out, grad, grad_source, grad_target};
+  with_vectors<T>(width, tables, [&](auto vector) {
     constexpr int V = decltype(vector)::value;
     const Columns head(1, width, V), columns(heads, width, V);
     const int64_t heads_of_rows = matrix.num_rows * heads;

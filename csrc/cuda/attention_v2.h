@@ -1,5 +1,5 @@
-// Attention scored by both ends on a CUDA device: csrc/attention_v2.h says what is computed. The same
-// results to rounding, with the same elements dropped, and the same in every run.
+// Attention scored by both ends on a CUDA device: csrc/attention_v2.h says what is computed. The
+// same results to rounding, with the same elements dropped, and the same in every run.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,8 @@ void attention_v2(const Sparse& matrix, int64_t entries, const AttentionV2<T>& l
                   typename Sum<T>::type* maximum, typename Sum<T>::type* total,
                   const Stream& stream);
 
-// `packed` is scratch of 4 * num_rows * heads, aligned to 16 bytes. Where there are no rows, nothing
-// is launched: `grad_att` stays as it is.
+// `packed` is scratch of 4 * num_rows * heads, aligned to 16 bytes. Without rows nothing is
+// launched that would write grad_att: it stays as it is.
 template <typename T>
 void attention_v2_backward(const Sparse& matrix, const Sparse& transposed, int64_t entries,
                            const AttentionV2<T>& layer, const T* out, const T* grad,

@@ -83,9 +83,7 @@ template <typename T, int V>
 struct ActivateBackward {
   using A = typename Sum<T>::type;
   using Own = Pack<T, V>;  // The source.
-  struct Part {
-    A sum[V];
-  };
+  using Part = Sums<A, V>;
   struct Item {
     Pack<T, V> target, grad;
   };
@@ -115,14 +113,9 @@ struct ActivateBackward {
       }
     });
   }
-  __device__ void join(Part& part, const Part& later) const {
-    for (int j = 0; j < V; ++j) part.sum[j] += later.sum[j];
-  }
+  __device__ void join(Part& part, const Part& later) const { part.add(later); }
   __device__ void finish(const Lane& lane, int64_t row, const Own&, const Part& part) const {
-    if (!lane.used) return;
-    Pack<T, V> result;
-    for (int j = 0; j < V; ++j) store(&result.v[j], part.sum[j]);
-    write(out + row * how.width + lane.column, result);
+    if (lane.used) write_sums(out + row * how.width + lane.column, part, A{1});
   }
 };
 

@@ -1,5 +1,5 @@
-// The sums of csrc/edge_conv.h on a CUDA device: the same results to rounding, and the same in every
-// run.
+// The sums of csrc/edge_conv.h on a CUDA device: the same results to rounding, and the same in
+// every run.
 #pragma once
 
 #include <cstdint>

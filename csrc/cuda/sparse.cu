@@ -5,15 +5,6 @@
 namespace gas::cuda {
 namespace {
 
-template <typename A, int V>
-struct Sums {
-  A sum[V];
-
-  __device__ void add(const Sums& other) {
-    for (int j = 0; j < V; ++j) sum[j] += other.sum[j];
-  }
-};
-
 // Reads, for each entry, width * sizeof(T) bytes of x and 4 to 8 + sizeof(T) of the matrix; writes
 // width * sizeof(T) for each row: at the bandwidth of the device, but for what caches keep of x.
 template <typename T, int V>
@@ -48,9 +39,7 @@ struct Multiply {
     if (!lane.used) return;
     const int64_t count = m.rowptr[row + 1] - m.rowptr[row];
     const A scale = mean && count > 0 ? A{1} / static_cast<A>(count) : A{1};
-    Pack<T, V> result;
-    for (int j = 0; j < V; ++j) store(&result.v[j], part.sum[j] * scale);
-    write(out + row * width + lane.column, result);
+    write_sums(out + row * width + lane.column, part, scale);
   }
 };
 
@@ -141,10 +130,7 @@ struct SpreadExtreme {
   }
   __device__ void join(Part& part, const Part& later) const { part.add(later); }
   __device__ void finish(const Lane& lane, int64_t row, const Own&, const Part& part) const {
-    if (!lane.used) return;
-    Pack<T, V> result;
-    for (int j = 0; j < V; ++j) store(&result.v[j], part.sum[j]);
-    write(out + row * width + lane.column, result);
+    if (lane.used) write_sums(out + row * width + lane.column, part, A{1});
   }
 };
 
@@ -160,23 +146,11 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t width = columns.width;
   for_pieces(m, chunks, chunk, [&](int64_t row, int64_t begin, int64_t end, Piece) {
     for (int64_t e = begin; e < end; e += kAhead) {
-      A sum[kAhead] = {};
-      for (int64_t at = lane.rank * V; at < width; at += columns.team * V) {
-        const Pack<T, V> left = read<V>(a + row * width + at);
-        Pack<T, V> right[kAhead];
-#pragma unroll
-        for (int i = 0; i < kAhead; ++i) {
-          right[i] = read<V>(b + m.col[min(e + i, end - 1)] * width + at);
-        }
-#pragma unroll
-        for (int i = 0; i < kAhead; ++i) {
-          for (int j = 0; j < V; ++j) sum[i] += load(left.v[j]) * load(right[i].v[j]);
-        }
-      }
+      A dot[kAhead];
+      dot_ahead<V>(lane, columns.team, width, a + row * width, b, m.col, e, end, dot);
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {
-        const A whole = sum_of_lanes(lane.mask, columns.team, sum[i]);
-        if (lane.rank == 0 && e + i < end) store(out + e + i, whole);
+        if (lane.rank == 0 && e + i < end) store(out + e + i, dot[i]);
       }
     }
   });

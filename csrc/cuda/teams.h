@@ -109,6 +109,16 @@ struct Columns {
     return lane;
   }
 
+  // Where a column of a row is in a table.
+  __device__ int64_t place(int64_t row, int64_t column) const {
+    return row * heads * width + column;
+  }
+
+  template <int V, typename T>
+  __device__ Pack<T, V> at(const T* table, int64_t row, int64_t column) const {
+    return read<V>(table + place(row, column));
+  }
+
   // Calls body(column) for what the lane would have in the other tiles of its head.
   template <typename Body>
   __device__ void for_other_tiles(const Lane& lane, const Body& body) const {
@@ -125,6 +135,36 @@ template <typename A>
 __device__ A sum_of_lanes(unsigned mask, int lanes, A value) {
   for (int step = lanes / 2; step > 0; step /= 2) value += __shfl_xor_sync(mask, value, step);
   return value;
+}
+
+// Dot products of one row with others -----------------------------------------------------------
+
+constexpr int kAhead = 4;  // Entries that a lane reads before it adds the first.
+
+template <typename T, int V>
+__device__ typename Sum<T>::type dot_of(const Pack<T, V>& a, const Pack<T, V>& b) {
+  typename Sum<T>::type sum = 0;
+  for (int j = 0; j < V; ++j) sum += load(a.v[j]) * load(b.v[j]);
+  return sum;
+}
+
+// found[i] = <a, b[col[min(e + i, end - 1)]]>, rows of `width` that a team reads together; every
+// lane gets them all.
+template <int V, typename T>
+__device__ void dot_ahead(const Lane& lane, int team, int64_t width, const T* a, const T* b,
+                          const int32_t* col, int64_t e, int64_t end,
+                          typename Sum<T>::type (&found)[kAhead]) {
+  for (auto& sum : found) sum = 0;
+  for (int64_t at = lane.rank * V; at < width; at += team * V) {
+    const Pack<T, V> left = read<V>(a + at);
+    Pack<T, V> right[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) right[i] = read<V>(b + col[min(e + i, end - 1)] * width + at);
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) found[i] += dot_of(left, right[i]);
+  }
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) found[i] = sum_of_lanes(lane.mask, team, found[i]);
 }
 
 // Rows -----------------------------------------------------------------------------------------
@@ -223,10 +263,26 @@ void sum_columns(const char* what, const In* in, int64_t rows, int64_t n, Out* o
 //   add(lane, own, part, item, totals),
 //   close(lane, totals, out)     writes those of a chunk to a row `out`, of all columns together.
 
-constexpr int kAhead = 4;    // Entries that a lane reads before it adds the first.
 constexpr int kJoined = 32;  // Chunks that a block looks through for cut rows.
 
 struct Nothing {};
+
+// What most add up.
+template <typename A, int V>
+struct Sums {
+  A sum[V];
+
+  __device__ void add(const Sums& other) {
+    for (int j = 0; j < V; ++j) sum[j] += other.sum[j];
+  }
+};
+
+template <typename T, typename A, int V>
+__device__ void write_sums(T* at, const Sums<A, V>& sums, A scale) {
+  Pack<T, V> result;
+  for (int j = 0; j < V; ++j) store(&result.v[j], sums.sum[j] * scale);
+  write(at, result);
+}
 
 template <typename Op, typename = void>
 constexpr int kTotalsOf = 0;

@@ -5,8 +5,8 @@
 // going on until it waits for others at a barrier or in a shuffle. Those who wait for a thread that
 // never comes stop the program, as do shuffles with lanes that are not in their mask, and launches
 // of no block. Everything lives on one thread of the CPU, so that sanitizers see accesses out of
-// bounds or misaligned (alignments are those of the device), and fibers can start in either order
-// (`reversed`): most results that lack a barrier differ then.
+// bounds or misaligned (alignments are those of the device), and blocks and fibers can start in
+// either order (`reversed`): most results that lack a barrier, or have two writers, differ then.
 //
 // What this can't show: races between blocks, or between threads that barriers don't order but that
 // happen to take turns well; the device's memory model; limits of the hardware, such as its
@@ -47,7 +47,7 @@ using std::min;
 
 namespace on_host {
 
-inline bool reversed = false;   // The order in which threads take turns.
+inline bool reversed = false;   // The order in which blocks and threads take turns.
 inline int64_t launches = 0;
 
 constexpr unsigned kWarpLanes = 32;
@@ -170,7 +170,7 @@ void run(int64_t blocks, unsigned threads, const Kernel& kernel) {
   blockDim.x = threads;
   gridDim.x = static_cast<unsigned>(blocks);
   for (unsigned i = 0; i < gridDim.x; ++i) {
-    blockIdx.x = i;
+    blockIdx.x = reversed ? gridDim.x - 1 - i : i;
     run_block(threads, kernel);
   }
 }

@@ -5,8 +5,8 @@ import torch
 from adjacencies import SHAPES, make_adjacency
 from torch.autograd import gradcheck
 
-from gas import _attention_v2, _edge_conv, _native, _operators
-from gas.nn import edge_conv, gat_attention, gatv2_attention, spmm
+from gas import _attention_v2, _edge_conv, _mixture, _native, _operators
+from gas.nn import edge_conv, gat_attention, gatv2_attention, gaussian_mixture, spmm
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 3e-2}
 SHAPES = {**SHAPES, "large hub": (5, 3000, 20_000), "many rows": (3000, 4000, 60_000)}
@@ -29,6 +29,7 @@ def functions(adj, dtype, width):
     heads = torch.randn(adj.size(1), 3, width, dtype=torch.float64).to(dtype)
     targets = torch.randn(adj.size(0), 3, width, dtype=torch.float64).to(dtype)
     att = (torch.randn(3, width, dtype=torch.float64) / width**0.5).to(kind)
+    mixture = [torch.rand(n, 2, dtype=torch.float64) + 0.2 for n in (adj.num_entries, 3, 3)]
     ends = [torch.randn(n, width, dtype=torch.float64).to(dtype) for n in adj.size()]
     scores = [torch.randn(n, 3, dtype=torch.float64).to(kind) for n in adj.size()[::-1]]
     for reduce in ("sum", "mean", "max", "min"):
@@ -38,6 +39,10 @@ def functions(adj, dtype, width):
     for activation in (torch.nn.Tanh(), torch.nn.ELU(1.5)):
         for reduce in ("sum", "mean"):
             yield ends, lambda adj, *t, f=activation, reduce=reduce: edge_conv(adj, *t, f, reduce)
+    for features in (x, heads):  # One for all Gaussians, or one for each.
+        tensors = features, *(t.to(kind) for t in mixture)
+        for reduce in ("sum", "mean"):
+            yield tensors, lambda adj, *t, reduce=reduce: gaussian_mixture(adj, *t, reduce)
     for p in (0.0, 0.4):
         yield (heads, *scores), lambda adj, *t, p=p: gat_attention(adj, *t, dropout=p)
         yield (heads, targets, att), lambda adj, *t, p=p: gatv2_attention(adj, *t, dropout=p)
@@ -53,7 +58,7 @@ def test_kernels_take_what_their_twins_on_the_cpu_take(monkeypatch):
         function(m.col.numel(), *arguments, 0, lambda size: pytest.fail("no scratch is needed"))
         called.add(name)
 
-    for module in (_operators, _attention_v2, _edge_conv):
+    for module in (_operators, _attention_v2, _edge_conv, _mixture):
         monkeypatch.setattr(module, "_run", run)
     adj = make_adjacency(0, 0, 0)
     for dtype in TOLERANCE:
@@ -70,6 +75,9 @@ def test_kernels_take_what_their_twins_on_the_cpu_take(monkeypatch):
         "attention_v2_backward",
         "edge_conv",
         "edge_conv_backward",
+        "mixture_backward",
+        "mixture_collapse",
+        "mixture_spread",
     }
 
 
