@@ -8,89 +8,165 @@
 #include "exp.h"
 #include "parallel_rows.h"
 #include "prefetch.h"
+#include "vector.h"
 
 namespace gas {
 namespace {
 
 constexpr int64_t kGrainElements = 8 * 1024;  // Below this, waking a thread costs more.
+constexpr int64_t kBlock = 64;                // Entries that are weighed before they are added up.
 
 int64_t grain_of(const Attention& how) {
   return kGrainElements / std::max<int64_t>(1, how.heads * how.width);
 }
 
+// A weight for every entry of a block and every head; and the same where the score is positive, else
+// zero.
+template <typename A>
+struct Block {
+  std::vector<A> shift, all, positive, of_target;
 
-// `Heads` and `Width` are those of the layer where they are known at compile time, else 0.
-template <int Heads, int Width, typename T>
+  explicit Block(int64_t heads)
+      : shift(kBlock * heads), all(kBlock * heads), positive(kBlock * heads),
+        of_target(kBlock * heads) {}
+};
+
+// all[j] and positive[j] += their weights times x[col[e]][j], for H heads of V vectors each, in
+// registers.
+template <int H, int V, bool Both, typename T, typename A = typename Sum<T>::type>
+GAS_INLINE void add_vectors(const int32_t* col, int64_t n, const T* x, int64_t stride, const A* w,
+                            const A* w_positive, int64_t heads, A* all, A* positive) {
+  using Lanes = typename Vector<A>::type;
+  constexpr int kLanes = Vector<A>::kLanes;
+  Lanes sum[H * V], part[H * V] = {};
+  for (int i = 0; i < H * V; ++i) {
+    load(all + i * kLanes, sum[i]);
+    if (Both) load(positive + i * kLanes, part[i]);
+  }
+  for (int64_t e = 0; e < n; ++e) {
+    const T* row = x + col[e] * stride;
+    for (int i = 0; i < H * V; ++i) {
+      Lanes value;
+      load(row + i * kLanes, value);
+      sum[i] += w[e * heads + i / V] * value;
+      if (Both) part[i] += w_positive[e * heads + i / V] * value;
+    }
+  }
+  for (int i = 0; i < H * V; ++i) {
+    store(all + i * kLanes, sum[i]);
+    if (Both) store(positive + i * kLanes, part[i]);
+  }
+}
+
+// The same for every head.
+template <bool Both, typename T, typename A = typename Sum<T>::type>
+GAS_INLINE void add_rows(const int32_t* col, int64_t n, const T* x, const Block<A>& block,
+                         int64_t heads, int64_t width, A* all, A* positive) {
+  constexpr int kLanes = Vector<A>::kLanes;
+  const A* w = block.all.data();
+  const A* p = block.positive.data();
+  const int64_t stride = heads * width;
+  int64_t h = 0;
+  for (; width == kLanes && h + 4 <= heads; h += 4) {
+    const int64_t j = h * width;
+    add_vectors<4, 1, Both>(col, n, x + j, stride, w + h, p + h, heads, all + j, positive + j);
+  }
+  for (; width == 2 * kLanes && h + 2 <= heads; h += 2) {
+    const int64_t j = h * width;
+    add_vectors<2, 2, Both>(col, n, x + j, stride, w + h, p + h, heads, all + j, positive + j);
+  }
+  for (; h < heads; ++h) {
+    int64_t j = h * width;
+    const int64_t end = j + width;
+    for (; j + 4 * kLanes <= end; j += 4 * kLanes) {
+      add_vectors<1, 4, Both>(col, n, x + j, stride, w + h, p + h, heads, all + j, positive + j);
+    }
+    for (; j + kLanes <= end; j += kLanes) {
+      add_vectors<1, 1, Both>(col, n, x + j, stride, w + h, p + h, heads, all + j, positive + j);
+    }
+    for (; j < end; ++j) {
+      for (int64_t e = 0; e < n; ++e) {
+        const A value = load(x[col[e] * stride + j]);
+        all[j] += w[e * heads + h] * value;
+        if (Both) positive[j] += p[e * heads + h] * value;
+      }
+    }
+  }
+}
+
+template <int Heads, bool Both, typename T>
 GAS_INLINE void forward_rows(const Sparse& m, const Attention& how, const T* x,
                              const typename Sum<T>::type* source,
                              const typename Sum<T>::type* target, T* out,
                              const AttentionState<T>& state, int64_t begin, int64_t last) {
   using A = typename Sum<T>::type;
-  const int64_t heads = Heads > 0 ? Heads : how.heads;
-  const int64_t width = Width > 0 ? Width : how.width, all = heads * width;
+  const int64_t heads = Heads > 0 ? Heads : how.heads, all = heads * how.width;
+  const int64_t width = how.width, row_bytes = all * static_cast<int64_t>(sizeof(T));
   const A slope = static_cast<A>(how.slope);
-  const int64_t row_bytes = all * static_cast<int64_t>(sizeof(T));
   const int64_t stop = m.rowptr[last];
-  std::vector<A> scratch(4 * heads + 2 * all), scores;
-  std::vector<int32_t> sides(heads);
-  A* __restrict maximum = scratch.data();
-  A* __restrict total = maximum + heads;
-  A* __restrict weight = total + heads;
-  A* __restrict mine = weight + heads;
-  A* __restrict positive = mine + heads;  // Of positive scores, and behind it of the others.
-  int32_t* __restrict side = sides.data();
-  const int32_t behind = static_cast<int32_t>(state.positive == nullptr ? 0 : all);
+  Block<A> block(heads);
+  std::vector<A> maximum(heads), total(heads), weight(heads), sum(all), positive(all);
   for (int64_t row = begin; row < last; ++row) {
     const int64_t first = m.rowptr[row], end = m.rowptr[row + 1];
-    std::fill(scratch.begin(), scratch.end(), A{0});
-    for (int64_t h = 0; h < heads; ++h) {
-      mine[h] = target[row * heads + h];
-      maximum[h] = first < end ? std::numeric_limits<A>::lowest() : A{0};
-    }
-    scores.resize((end - first) * heads);
+    const A* mine = target + row * heads;
+    std::fill(maximum.begin(), maximum.end(),
+              first < end ? std::numeric_limits<A>::lowest() : A{0});
     for (int64_t e = first; e < end; ++e) {
-      if (e + 2 * kAhead < stop) __builtin_prefetch(source + m.col[e + 2 * kAhead] * heads);
-      const A* __restrict theirs = source + m.col[e] * heads;
-      A* __restrict score = scores.data() + (e - first) * heads;
+      const A* theirs = source + m.col[e] * heads;
       for (int64_t h = 0; h < heads; ++h) {
         const A s = leaky(theirs[h] + mine[h], slope);
-        score[h] = s;
         maximum[h] = s > maximum[h] ? s : maximum[h];
       }
     }
-    for (int64_t e = first; e < end; ++e) {
-      if (e + kAhead < stop) {
-        prefetch_row(reinterpret_cast<const char*>(x + m.col[e + kAhead] * all), row_bytes);
+    std::fill(total.begin(), total.end(), A{0});
+    std::fill(weight.begin(), weight.end(), A{0});
+    std::fill(sum.begin(), sum.end(), A{0});
+    std::fill(positive.begin(), positive.end(), A{0});
+    for (int64_t at = first; at < end; at += kBlock) {
+      const int64_t n = std::min(kBlock, end - at);
+      A* __restrict w = block.all.data();
+      A* __restrict p = block.positive.data();
+      for (int64_t e = 0; e < n; ++e) {
+        if (at + e + kAhead < stop) {
+          prefetch_row(reinterpret_cast<const char*>(x + m.col[at + e + kAhead] * all), row_bytes);
+        }
+        const A* theirs = source + m.col[at + e] * heads;
+        for (int64_t h = 0; h < heads; ++h) {
+          const A s = leaky(theirs[h] + mine[h], slope);
+          w[e * heads + h] = s - maximum[h];
+          p[e * heads + h] = s > A{0} ? A{1} : A{0};
+        }
       }
-      const T* theirs = x + m.col[e] * all;
-      A* __restrict score = scores.data() + (e - first) * heads;
-      for (int64_t h = 0; h < heads; ++h) {
-        const A power = exp_of(score[h] - maximum[h]);
-        const bool above = score[h] > A{0};
-        side[h] = above ? 0 : behind;  // An address, not a branch, which would be mispredicted.
-        total[h] += power;
-        weight[h] += above ? power : A{0};
-        score[h] = power;
+      for (int64_t i = 0; i < n * heads; ++i) {
+        w[i] = exp_of(w[i]);
+        p[i] *= w[i];
       }
-      for (int64_t h = 0; h < heads; ++h) {
-        const A a = score[h] * kept<A>(how, e, h);
-        A* __restrict into = positive + side[h] + h * width;
-        const T* from = theirs + h * width;
-        for (int64_t j = 0; j < width; ++j) into[j] += a * load(from[j]);
+      for (int64_t e = 0; e < n; ++e) {
+        for (int64_t h = 0; h < heads; ++h) {
+          total[h] += w[e * heads + h];
+          weight[h] += p[e * heads + h];
+        }
       }
+      if (how.threshold != 0) {
+        for (int64_t e = 0; e < n; ++e) {
+          for (int64_t h = 0; h < heads; ++h) {
+            const A keep = kept<A>(how, at + e, h);
+            w[e * heads + h] *= keep;
+            p[e * heads + h] *= keep;
+          }
+        }
+      }
+      add_rows<Both>(m.col + at, n, x, block, heads, width, sum.data(), positive.data());
     }
     for (int64_t h = 0; h < heads; ++h) {
       const A scale = total[h] > A{0} ? A{1} / total[h] : A{0};
-      state.maximum[row * heads + h] = maximum[h];
-      state.total[row * heads + h] = total[h];
-      state.positive_weight[row * heads + h] = weight[h] * scale;
-      for (int64_t j = h * width; j < (h + 1) * width; ++j) {
-        if (state.positive != nullptr) {
-          store(state.positive + row * all + j, positive[j] * scale);
-          store(out + row * all + j, (positive[j] + positive[all + j]) * scale);
-        } else {
-          store(out + row * all + j, positive[j] * scale);
-        }
+      const int64_t to = row * heads + h;
+      state.maximum[to] = maximum[h];
+      state.total[to] = total[h];
+      state.positive_weight[to] = weight[h] * scale;
+      for (int64_t j = 0; j < width; ++j) {
+        store(out + to * width + j, sum[h * width + j] * scale);
+        if (Both) store(state.positive + to * width + j, positive[h * width + j] * scale);
       }
     }
   }
@@ -124,77 +200,93 @@ GAS_INLINE void target_rows(const Attention& how, const typename Sum<T>::type* t
   }
 }
 
-template <int Heads, int Width, typename T>
+// With S the gradient towards x[c] and P the part of it that comes from positive scores, the
+// gradient towards a source's scores needs no product of rows for an edge:
+//   sum of leaky'(e) a(e) keep(e) <G, x[c]>  =  <slope S + (1 - slope) P, x[c]>.
+template <int Heads, typename T>
 GAS_INLINE void source_rows(const Sparse& m, const Attention& how, const T* x,
                             const typename Sum<T>::type* source, const T* grad,
                             const typename Sum<T>::type* packed, T* grad_x,
                             typename Sum<T>::type* grad_source, int64_t begin, int64_t last) {
   using A = typename Sum<T>::type;
-  const int64_t heads = Heads > 0 ? Heads : how.heads;
-  const int64_t width = Width > 0 ? Width : how.width, all = heads * width;
-  const A slope = static_cast<A>(how.slope);
-  const int64_t row_bytes = all * static_cast<int64_t>(sizeof(T));
+  const int64_t heads = Heads > 0 ? Heads : how.heads, all = heads * how.width;
+  const int64_t width = how.width, row_bytes = all * static_cast<int64_t>(sizeof(T));
   const int64_t packed_bytes = 4 * heads * static_cast<int64_t>(sizeof(A));
+  const A slope = static_cast<A>(how.slope);
   const int64_t stop = m.rowptr[last];
-  std::vector<A> scratch(5 * heads + 2 * all);
-  A* __restrict a = scratch.data();
-  A* __restrict bend = a + heads;
-  A* __restrict inner = bend + heads;
-  A* __restrict own_score = inner + heads;
-  A* __restrict sum_score = own_score + heads;
-  A* __restrict sum = sum_score + heads;
-  A* __restrict own = sum + all;
+  Block<A> block(heads);
+  std::vector<A> of_score(heads), sum(all), positive(all);
   for (int64_t row = begin; row < last; ++row) {
-    for (int64_t j = 0; j < all; ++j) {
-      own[j] = load(x[row * all + j]);
-      sum[j] = A{0};
-    }
-    for (int64_t h = 0; h < heads; ++h) {
-      own_score[h] = source[row * heads + h];
-      sum_score[h] = A{0};
-    }
-    for (int64_t e = m.rowptr[row]; e < m.rowptr[row + 1]; ++e) {
-      if (e + kAhead < stop) {
-        const int64_t next = m.col[e + kAhead];
-        prefetch_row(reinterpret_cast<const char*>(grad + next * all), row_bytes);
-        prefetch_row(reinterpret_cast<const char*>(packed + next * 4 * heads), packed_bytes);
+    const A* mine = source + row * heads;
+    std::fill(of_score.begin(), of_score.end(), A{0});
+    std::fill(sum.begin(), sum.end(), A{0});
+    std::fill(positive.begin(), positive.end(), A{0});
+    const int64_t end = m.rowptr[row + 1];
+    for (int64_t at = m.rowptr[row]; at < end; at += kBlock) {
+      const int64_t n = std::min(kBlock, end - at);
+      A* __restrict shift = block.shift.data();
+      A* __restrict w = block.all.data();
+      A* __restrict p = block.positive.data();
+      A* __restrict of_target = block.of_target.data();
+      for (int64_t e = 0; e < n; ++e) {
+        if (at + e + kAhead < stop) {
+          const int64_t next = m.col[at + e + kAhead];
+          prefetch_row(reinterpret_cast<const char*>(grad + next * all), row_bytes);
+          prefetch_row(reinterpret_cast<const char*>(packed + next * 4 * heads), packed_bytes);
+        }
+        const A* theirs = packed + m.col[at + e] * 4 * heads;
+        for (int64_t h = 0; h < heads; ++h) {
+          const A raw = mine[h] + theirs[h];
+          shift[e * heads + h] = leaky(raw, slope) - theirs[heads + h];
+          p[e * heads + h] = raw > A{0} ? A{1} : A{0};
+          w[e * heads + h] = theirs[2 * heads + h];
+          of_target[e * heads + h] = theirs[3 * heads + h];
+        }
       }
-      const A* __restrict at = packed + m.col[e] * 4 * heads;
-      const T* __restrict from = grad + m.col[e] * all;
-      for (int64_t h = 0; h < heads; ++h) {
-        const A raw = own_score[h] + at[h];
-        bend[h] = raw > A{0} ? A{1} : slope;
-        a[h] = exp_of(raw * bend[h] - at[heads + h]) * at[2 * heads + h];
+      for (int64_t i = 0; i < n * heads; ++i) {
+        w[i] *= exp_of(shift[i]);
+        p[i] *= w[i];
+        of_target[i] *= slope * w[i] + (A{1} - slope) * p[i];
       }
-      for (int64_t h = 0; h < heads; ++h) {
-        const A keep = kept<A>(how, m.entry[e], h), through = a[h] * keep;
-        constexpr int kLanes = 8;
-        A lane[kLanes] = {};
-        int64_t j = h * width;
-        const int64_t full = j + width / kLanes * kLanes, stop_at = j + width;
-        for (; j < full; j += kLanes) {
-          for (int k = 0; k < kLanes; ++k) {
-            const A g = load(from[j + k]);
-            lane[k] += g * own[j + k];
-            sum[j + k] += through * g;
+      for (int64_t e = 0; e < n; ++e) {
+        for (int64_t h = 0; h < heads; ++h) of_score[h] -= of_target[e * heads + h];
+      }
+      if (how.threshold != 0) {
+        for (int64_t e = 0; e < n; ++e) {
+          for (int64_t h = 0; h < heads; ++h) {
+            const A keep = kept<A>(how, m.entry[at + e], h);
+            w[e * heads + h] *= keep;
+            p[e * heads + h] *= keep;
           }
         }
-        A dot = ((lane[0] + lane[4]) + (lane[1] + lane[5])) +
-                ((lane[2] + lane[6]) + (lane[3] + lane[7]));
-        for (; j < stop_at; ++j) {
-          const A g = load(from[j]);
-          dot += g * own[j];
-          sum[j] += through * g;
-        }
-        inner[h] = keep * dot;
       }
-      for (int64_t h = 0; h < heads; ++h) {
-        sum_score[h] += bend[h] * a[h] * (inner[h] - at[3 * heads + h]);
-      }
+      add_rows<true>(m.col + at, n, grad, block, heads, width, sum.data(), positive.data());
     }
-    for (int64_t j = 0; j < all; ++j) store(grad_x + row * all + j, sum[j]);
-    for (int64_t h = 0; h < heads; ++h) grad_source[row * heads + h] = sum_score[h];
+    for (int64_t h = 0; h < heads; ++h) {
+      const int64_t to = row * heads + h;
+      A inner = 0;
+      for (int64_t j = 0; j < width; ++j) {
+        const A s = sum[h * width + j], part = positive[h * width + j];
+        inner += (slope * s + (A{1} - slope) * part) * load(x[to * width + j]);
+        store(grad_x + to * width + j, s);
+      }
+      grad_source[to] = of_score[h] + inner;
+    }
   }
+}
+
+// The compiler knows of a single head, whose loops are none. To know of eight did harm: gcc unrolled
+// the loops over them, and no longer saw vectors.
+template <bool Both, typename... Arguments>
+GAS_INLINE void forward_heads(int64_t heads, const Arguments&... arguments) {
+  if (heads == 1) return forward_rows<1, Both>(arguments...);
+  forward_rows<0, Both>(arguments...);
+}
+
+template <typename... Arguments>
+GAS_INLINE void source_heads(int64_t heads, const Arguments&... arguments) {
+  if (heads == 1) return source_rows<1>(arguments...);
+  source_rows<0>(arguments...);
 }
 
 // A function of one type can be compiled for several processors; a template can't.
@@ -202,13 +294,10 @@ GAS_INLINE void source_rows(const Sparse& m, const Attention& how, const T* x,
   GAS_CLONES void forward_of(const Sparse& m, const Attention& how, const T* x, const A* source,  \
                              const A* target, T* out, const AttentionState<T>& state,             \
                              int64_t begin, int64_t end) {                                        \
-    if (how.heads == 8 && how.width == 8) {                                                       \
-      return forward_rows<8, 8>(m, how, x, source, target, out, state, begin, end);               \
+    if (state.positive != nullptr) {                                                              \
+      return forward_heads<true>(how.heads, m, how, x, source, target, out, state, begin, end);   \
     }                                                                                             \
-    if (how.heads == 8 && how.width == 32) {                                                      \
-      return forward_rows<8, 32>(m, how, x, source, target, out, state, begin, end);              \
-    }                                                                                             \
-    return forward_rows<0, 0>(m, how, x, source, target, out, state, begin, end);                 \
+    forward_heads<false>(how.heads, m, how, x, source, target, out, state, begin, end);           \
   }                                                                                               \
   GAS_CLONES void target_of(const Attention& how, const A* target, const T* out, const T* grad,   \
                             const AttentionState<T>& state, A* packed, A* grad_target,            \
@@ -218,14 +307,7 @@ GAS_INLINE void source_rows(const Sparse& m, const Attention& how, const T* x,
   GAS_CLONES void source_of(const Sparse& m, const Attention& how, const T* x, const A* source,   \
                             const T* grad, const A* packed, T* grad_x, A* grad_source,            \
                             int64_t begin, int64_t end) {                                         \
-    if (how.heads == 8 && how.width == 8) {                                                       \
-      return source_rows<8, 8>(m, how, x, source, grad, packed, grad_x, grad_source, begin, end); \
-    }                                                                                             \
-    if (how.heads == 8 && how.width == 32) {                                                      \
-      return source_rows<8, 32>(m, how, x, source, grad, packed, grad_x, grad_source, begin,      \
-                                end);                                                             \
-    }                                                                                             \
-    return source_rows<0, 0>(m, how, x, source, grad, packed, grad_x, grad_source, begin, end);   \
+    source_heads(how.heads, m, how, x, source, grad, packed, grad_x, grad_source, begin, end);    \
   }
 GAS_FOR_TYPE(float, float)
 GAS_FOR_TYPE(double, double)
