@@ -66,7 +66,7 @@ struct Lane {
   int64_t head;
   int64_t tile;   // Of the head.
   int rank;       // In the team.
-  bool used;      // One without columns reads the first of all, and writes nothing.
+  bool used;      // One without columns reads the first of its head, and writes nothing.
   bool leads;     // The first of its head in the team.
   unsigned mask;  // The lanes of its team in the warp.
 };
@@ -103,7 +103,7 @@ struct Columns {
     lane.used = lane.head < heads && in_width < width;
     lane.leads = in_head == 0;
     if (lane.head >= heads) lane.head = 0;
-    lane.column = lane.used ? lane.head * width + in_width : 0;
+    lane.column = lane.head * width + (lane.used ? in_width : 0);
     const unsigned lanes = team == kWarp ? 0xffffffffu : (1u << team) - 1u;
     lane.mask = lanes << (static_cast<int>(threadIdx.x) % kWarp / team * team);
     return lane;
