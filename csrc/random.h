@@ -8,12 +8,18 @@
 
 namespace gas {
 
-// 64 bits for a pair of elements (splitmix64).
-GAS_HOST_DEVICE inline uint64_t random_bits(uint64_t seed, uint64_t counter) {
-  uint64_t z = seed + (counter + 1) * 0x9e3779b97f4a7c15ULL;
+// Turns counters, one or a vector of them, into 64 bits for a pair of elements each (splitmix64).
+template <typename Words>
+GAS_HOST_DEVICE inline void draw_bits(uint64_t seed, Words& z) {
+  z = (z + 1) * 0x9e3779b97f4a7c15ULL + seed;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ULL;
   z = (z ^ (z >> 27)) * 0x94d049bb133111ebULL;
-  return z ^ (z >> 31);
+  z ^= z >> 31;
+}
+
+GAS_HOST_DEVICE inline uint64_t random_bits(uint64_t seed, uint64_t counter) {
+  draw_bits(seed, counter);
+  return counter;
 }
 
 // Whether dropout keeps an element; `threshold` is the probability of dropping it, times 2^32.

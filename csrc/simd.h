@@ -11,8 +11,13 @@
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__linux__) && \
     !defined(GAS_SANITIZE)
 #define GAS_CLONES __attribute__((target_clones("default", "arch=x86-64-v3")))
+// Also for processors with AVX-512, which multiply integers of 64 bits at once. For what no rounding
+// depends on.
+#define GAS_CLONES_512 \
+  __attribute__((target_clones("default", "arch=x86-64-v3", "arch=x86-64-v4")))
 #else
 #define GAS_CLONES
+#define GAS_CLONES_512
 #endif
 
 // What such a function calls has to become a part of it, to be compiled twice as well. `static`:

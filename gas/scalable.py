@@ -30,7 +30,7 @@ from gas.history.staleness import Staleness, measure
 from gas.history.store import StoreFactory
 from gas.inference import Reached, Sweep, assemble, run_forwards, run_layers, wrong_calls
 from gas.loader import GRAPH_SIZE, SubData
-from gas.nn.halo import remember
+from gas.nn.halo import first_rows, remember
 
 Model = TypeVar("Model", bound="ScalableGNN")
 
@@ -324,7 +324,7 @@ class ScalableGNN(torch.nn.Module):
             self._call = None
             if call.pulls is not None:
                 call.pulls.cancel()
-        return out[:batch_size] if isinstance(out, Tensor) else out
+        return first_rows(out, batch_size) if isinstance(out, Tensor) else out
 
     def views(self, batch: SubData, bank: str = "original") -> tuple[Tensor, ...]:
         """Runs the model on a mini-batch and on each of its views.
@@ -472,7 +472,7 @@ class ScalableGNN(torch.nn.Module):
             return x
         history = call.bank.get(history, history)
         self._check_push(call, history, x, batch_size)
-        own = x[:batch_size]
+        own = first_rows(x, batch_size)
         sweep = call.sweep
         if sweep is None or sweep.calls == sweep.layer:
             self._push(call, history, own, n_id[:batch_size], offset, count)

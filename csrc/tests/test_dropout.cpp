@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "check.h"
+#include "random.h"
 
 namespace {
 
@@ -23,13 +24,17 @@ int main() {
     const std::vector<float> out = drop(n, p, 42, 1);
     CHECK(out == drop(n, p, 42, 3));  // Threads don't matter ...
     CHECK(out != drop(n, p, 43, 1));  // ... the seed does.
+    const auto threshold = static_cast<uint64_t>(p * 4294967296.0);
     int64_t kept = 0;
-    for (const float value : out) {
-      CHECK(value == 0.0f || value == static_cast<float>(1 / (1 - p)));
-      kept += value != 0.0f;
+    for (int64_t i = 0; i < n; ++i) {
+      const bool keep = gas::is_kept(42, i, threshold);
+      CHECK(out[i] == (keep ? static_cast<float>(1 / (1 - p)) : 0.0f));
+      kept += keep;
     }
     CHECK(std::abs(kept - n * (1 - p)) < 5 * std::sqrt(n * p * (1 - p)));
   }
+  for (const float value : drop(99, 1.0, 1, 1)) CHECK(value != value || value == 0.0f);
+  for (const float value : drop(99, 0.0, 1, 1)) CHECK(value == 1.0f);
   CHECK(drop(0, 0.5, 1, 1).empty());
   CHECK(drop(1, 0.5, 1, 1)[0] == drop(2, 0.5, 1, 1)[0]);
 }

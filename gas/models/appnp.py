@@ -13,6 +13,7 @@ from torch_geometric.transforms import GCNNorm
 from gas.models.layered import LayeredGNN, Neighbours
 from gas.nn import SimpleConv
 from gas.nn import dropout as drop
+from gas.nn.halo import first_rows
 
 
 class APPNP(LayeredGNN):
@@ -88,7 +89,8 @@ class APPNP(LayeredGNN):
     def _layer(
         self, layer: int, x: Tensor, first: Callable[[], Tensor], graph: Neighbours
     ) -> Tensor:
-        h = self.propagate(graph.ends(x), graph.adj_t, graph.edge_weight)[: graph.batch_size]
+        h = self.propagate(graph.ends(x), graph.adj_t, graph.edge_weight)
+        h = first_rows(h, graph.batch_size)
         return (1 - self.alpha) * h + self.alpha * first()
 
     def _end(self, x: Tensor) -> Tensor:

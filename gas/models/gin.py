@@ -14,6 +14,7 @@ from torch_geometric.nn.inits import reset
 
 from gas.models.layered import LayeredGNN, Neighbours, layer_widths
 from gas.nn import GINConv
+from gas.nn.halo import first_rows
 
 
 class GIN(LayeredGNN):
@@ -120,7 +121,7 @@ class GIN(LayeredGNN):
 
         def f(h: Tensor) -> Tensor:
             # The empty rows of a square batch must not reach the statistics of batch norm.
-            return mlp(conv(graph.ends(h), graph.adj_t)[: graph.batch_size])
+            return mlp(first_rows(conv(graph.ends(h), graph.adj_t), graph.batch_size))
 
         out = f(x)
         if self.training and self.noise > 0 and layer > 0:

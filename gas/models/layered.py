@@ -132,7 +132,7 @@ class LayeredGNN(ScalableGNN):
         """Computes the outputs of the in-batch nodes, or of all; see :class:`gas.ScalableGNN`."""
         graph = self._graph(adj_t, edge_weight, args[0] if args else None)
         x = self._start(x)
-        first = x[: graph.batch_size]
+        first = first_rows(x, graph.batch_size)
         outs = [first]
         for layer in range(self.num_layers):
             x = self._layer(layer, x, lambda: first, graph)
@@ -187,7 +187,7 @@ class LayeredGNN(ScalableGNN):
         """One layer, of shape ``[batch_size, width]``; ``first`` yields the start's own rows."""
         x = dropout(x, self.dropout, self.training and (layer > 0 or self.drop_first))
         # A square batch has empty halo rows: they must not reach the statistics of batch norm.
-        h = self._conv(layer, x, first, graph)[: graph.batch_size]
+        h = first_rows(self._conv(layer, x, first, graph), graph.batch_size)
         if layer == self.num_layers - 1 and not self.lins:
             return h
         if self.bns:

@@ -37,8 +37,12 @@ class _InBatchDropout(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, grad_own: Tensor | None) -> tuple[Any, ...]:
-        parts = [g for g in (grad_own, None if grad is None else grad[: ctx.size]) if g is not None]
-        return _Dropout.apply(sum(parts), ctx.p, ctx.seed) if parts else None, None, None, None
+        if grad is not None:
+            first = grad[: ctx.size]
+            grad_own = first if grad_own is None else grad_own + first
+        if grad_own is None:
+            return None, None, None, None
+        return _Dropout.apply(grad_own, ctx.p, ctx.seed), None, None, None
 
 
 def dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:

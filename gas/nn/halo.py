@@ -31,8 +31,10 @@ def in_batch(x: Tensor) -> Tensor | None:
     return own if own is not None and version == x._version else None
 
 
-def first_rows(x: Tensor, num_rows: int) -> Tensor:
+def first_rows(x: Tensor, num_rows: int | None) -> Tensor:
     """``x[:num_rows]``, by way of the in-batch rows where they are known."""
+    if num_rows is None or x.size(0) == num_rows:
+        return x  # The gradient of a slice, even of all rows, would be copied.
     own = in_batch(x)
     return own if own is not None and own.size(0) == num_rows else x[:num_rows]
 
