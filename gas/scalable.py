@@ -12,7 +12,6 @@ import dataclasses
 import itertools
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -21,15 +20,25 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gas import _native
-from gas.calls import BANKS, Call, adjacency, edge_arguments, lacks_product
+from gas.calls import (
+    BANKS,
+    Call,
+    adjacency,
+    check_call,
+    check_count,
+    check_graph,
+    check_halo,
+    edge_arguments,
+    lacks_product,
+)
 from gas.history import Codec, History, TransferEngine
 from gas.history.bank import Bank
 from gas.history.batch import BatchPulls, SharedPulls, join
 from gas.history.engine import check_io
 from gas.history.staleness import Staleness, measure
 from gas.history.store import StoreFactory
-from gas.inference import Reached, Sweep, assemble, run_forwards, run_layers, wrong_calls
-from gas.loader import GRAPH_SIZE, SubData
+from gas.inference import Reached, Sweep, assemble, run_forwards, run_layers
+from gas.loader import SubData
 from gas.nn.halo import first_rows, remember
 
 Model = TypeVar("Model", bound="ScalableGNN")
@@ -97,11 +106,11 @@ class ScalableGNN(torch.nn.Module):
         prefetch: int = 0,
     ) -> None:
         super().__init__()
-        _check_count("num_nodes", num_nodes)
-        _check_count("num_layers", num_layers)
+        check_count("num_nodes", num_nodes)
+        check_count("num_layers", num_layers)
         for name, bound in (("pool_size", pool_size), ("buffer_size", buffer_size)):
             if bound is not None:
-                _check_count(name, bound)
+                check_count(name, bound)
         if isinstance(hidden_channels, Sequence):
             widths = list(hidden_channels)
         else:
@@ -153,7 +162,7 @@ class ScalableGNN(torch.nn.Module):
         Raises:
             ValueError: If ``num_nodes`` is no number of nodes.
         """
-        _check_count("num_nodes", num_nodes)
+        check_count("num_nodes", num_nodes)
         twin = self.__class__.__new__(self.__class__)
         twin.__dict__.update(self.__getstate__())
         for name, value in self.__dict__.items():  # Hooks; not the weights, which are shared.
@@ -283,7 +292,7 @@ class ScalableGNN(torch.nn.Module):
             if x is not None or adj_t is not None or fill or kwargs:
                 raise ValueError("'loader' brings its own batches: pass nothing else with it")
             return self._layer_wise(loader)
-        self._check_call(x, batch_size, n_id, fill)
+        check_call(x, batch_size, n_id, fill, self.num_nodes, self.buffer_size)
         call = Call(batch=n_id is not None, fill=fill)
         if batch_size is not None and n_id is not None:
             call.pulls = self._pulls_of(batch_size, n_id)
@@ -312,7 +321,8 @@ class ScalableGNN(torch.nn.Module):
                 call.held_back = []
             out = super().__call__(x, adj_t, batch_size, *where, **kwargs)
             if call.batch or call.fill:
-                self._check_pushed(call)
+                call.finish(len(self.histories))
+                self._is_proven = True
         except RuntimeError as error:
             if lacks_product(adj_t, error):
                 raise RuntimeError(
@@ -357,7 +367,7 @@ class ScalableGNN(torch.nn.Module):
         data, (batch_size, n_id) = batch.data.to(self.device), batch[1:3]
         inputs = [self.inputs_of(view) for view in (data, *data.views)]
         for x, _, _ in inputs:
-            self._check_call(x, batch_size, n_id, fill=False)
+            check_call(x, batch_size, n_id, False, self.num_nodes, self.buffer_size)
 
         calls = [Call(batch=True, pushes=False) for _ in data.views]
         if bank == "per_view":
@@ -385,55 +395,6 @@ class ScalableGNN(torch.nn.Module):
             modules = torch.nn.ModuleList(cast("list[torch.nn.Module]", banks))
             self.view_histories = cast("Sequence[Sequence[History]]", modules)
         return dict(zip(self.histories, banks[number], strict=True))
-
-    def _check_pushed(self, call: Call) -> None:
-        """Refuses a forward pass that didn't fill every history; the first one leaves no trace."""
-        if len(call.pushed) < len(self.histories):
-            raise wrong_calls(len(call.pushed), len(self.histories))
-        for push in call.held_back or ():
-            push()
-        self._is_proven = True
-
-    def _check_call(
-        self, x: Tensor | None, batch_size: int | None, n_id: Tensor | None, fill: bool
-    ) -> None:
-        if (batch_size is None) != (n_id is None):
-            raise ValueError(
-                "'batch_size' and 'n_id' describe a mini-batch together: pass all that the loader "
-                "yields, model(batch.x, batch.adj_t, *args)"
-            )
-        if batch_size is not None and n_id is not None:
-            if not _native.is_integer(batch_size) or not 0 <= batch_size <= n_id.numel():
-                raise ValueError(
-                    f"'batch_size' is {batch_size!r}, expected an integer between 0 and the "
-                    f"{n_id.numel()} nodes in 'n_id'"
-                )
-            if fill:
-                raise ValueError("'fill' is for full batches: a mini-batch always writes histories")
-            self._check_graph(n_id)
-            self._check_halo(batch_size, n_id)
-        expected = self.num_nodes if n_id is None else n_id.numel()
-        if (fill or n_id is not None) and isinstance(x, Tensor) and x.size(0) != expected:
-            raise ValueError(f"'x' has {x.size(0)} rows, expected one per node: {expected}")
-
-    def _check_graph(self, n_id: Tensor) -> None:
-        """Refuses nodes of another graph, as far as its size tells."""
-        graph = getattr(n_id, GRAPH_SIZE, self.num_nodes)
-        if n_id.device.type == "cpu" and n_id.numel():
-            graph = max(graph, int(n_id.max()) + 1)
-        if graph != self.num_nodes:
-            raise ValueError(
-                f"'n_id' names nodes of a graph of {graph} nodes, but the histories are for "
-                f"{self.num_nodes}: use model.for_graph(num_nodes), which shares the weights"
-            )
-
-    def _check_halo(self, batch_size: int, n_id: Tensor) -> None:
-        halo = n_id.numel() - batch_size
-        if self.buffer_size is not None and halo > self.buffer_size:
-            raise ValueError(
-                f"'buffer_size' is {self.buffer_size}, but the batch has {halo} halo nodes: raise "
-                "it, or leave it out to have buffers sized automatically"
-            )
 
     def push_and_pull(
         self,
@@ -467,15 +428,15 @@ class ScalableGNN(torch.nn.Module):
                     "given, self.push_and_pull(history, x, *args)"
                 )
             if call.fill:
-                self._check_push(call, history, x, self.num_nodes)
-                self._push(call, history, x)
+                call.check(history, x, self.num_nodes, len(self.histories))
+                call.push(history, x)
             return x
         history = call.bank.get(history, history)
-        self._check_push(call, history, x, batch_size)
+        call.check(history, x, batch_size, len(self.histories))
         own = first_rows(x, batch_size)
         sweep = call.sweep
         if sweep is None or sweep.calls == sweep.layer:
-            self._push(call, history, own, n_id[:batch_size], offset, count)
+            call.push(history, own, n_id[:batch_size], offset, count)
         else:
             call.pushed.append(history)
         if sweep is not None:
@@ -488,35 +449,13 @@ class ScalableGNN(torch.nn.Module):
             rows = call.pulls.rows(history)
         return remember(join(own, rows), own)
 
-    def _push(self, call: Call, history: History, x: Tensor, *where: Tensor | None) -> None:
-        call.pushed.append(history)
-        if not call.pushes:
-            return
-        if call.held_back is None:
-            history.push(x, *where)
-        else:
-            call.held_back.append(partial(history.push, x.detach().clone(), *where))
-
-    def _check_push(self, call: Call, history: History, x: Tensor, batch_size: int) -> None:
-        width = history.embedding_dim
-        if x.dim() != 2 or x.size(0) < batch_size or x.size(1) != width:
-            raise ValueError(
-                f"'x' has shape {list(x.shape)}, expected the rows of the {batch_size} in-batch "
-                f"nodes, of the history's width {width}: [{batch_size}, {width}], or more rows"
-            )
-        if any(history is pushed for pushed in call.pushed):
-            raise RuntimeError(
-                "forward called push_and_pull twice with the same history, expected once for each "
-                f"of the model's {len(self.histories)}: every layer needs a history of its own"
-            )
-
     def start_pulls(self, batch: SubData) -> BatchPulls:
         """Starts the pulls of a batch that will be computed after the next one.
 
         Rows are those at this call. :class:`gas.PrefetchLoader` calls this; without it, calling the
         model starts the pulls.
         """
-        self._check_halo(batch.batch_size, batch.n_id)
+        check_halo(batch.batch_size, batch.n_id, self.buffer_size)
         pulls = BatchPulls(self.histories, batch.batch_size, batch.n_id, self.pool_size)
         self._ahead.append((batch.n_id, pulls))
         return pulls
@@ -589,7 +528,7 @@ class ScalableGNN(torch.nn.Module):
                 module.training = mode
 
     def _run_layer(self, layer: int, x: Tensor, batch: SubData, state: dict[str, Any]) -> Tensor:
-        self._check_graph(batch.n_id)
+        check_graph(batch.n_id, self.num_nodes)
         state["batch"] = batch
         kwargs = edge_arguments(self.forward_layer, batch.data)
         out = self.forward_layer(layer, x, adjacency(batch.data), state, **kwargs)
@@ -597,7 +536,7 @@ class ScalableGNN(torch.nn.Module):
         return out
 
     def _run_forward(self, batch: SubData, sweep: Sweep) -> Tensor:
-        self._check_graph(batch.n_id)
+        check_graph(batch.n_id, self.num_nodes)
         x, adj_t, kwargs = self.inputs_of(batch.data.to(self.device))
         if not self._is_proven:
             with self.without_histories():  # A wrong model should be found before they change.
@@ -607,8 +546,3 @@ class ScalableGNN(torch.nn.Module):
             return super().__call__(x, adj_t, *batch[1:], **kwargs)
         finally:
             self._call = None
-
-
-def _check_count(name: str, value: object) -> None:
-    if not _native.is_integer(value) or cast(int, value) < 1:
-        raise ValueError(f"'{name}' is {value!r}, expected an integer of at least 1")

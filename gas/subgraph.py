@@ -326,8 +326,8 @@ def keep_edges(adj: Any, entry: Tensor, value: Tensor | None = None) -> Any:
         return adj.index_select(1, entry)
     rowptr, col, old = _compressed(adj)
     if value is None and old is not None:
-        value = old[entry]
-    col = col[entry]
+        value = old.index_select(0, entry)
+    col = col.index_select(0, entry)
     rowptr = torch.searchsorted(entry, rowptr.long()).to(col.dtype)
     size = (int(adj.size(0)), int(adj.size(1)))
     if is_sparse_tensor(adj):

@@ -151,8 +151,8 @@ def mask_features(x: Tensor, mask: Tensor, scale: Tensor) -> Tensor:
         mask: Which of them keep theirs, of shape ``[nodes]``, bool.
         scale: :attr:`View.scale`.
     """
-    dropped = ~mask.view(-1, *[1] * (x.dim() - 1))
-    return (x * scale.to(x.dtype)).masked_fill_(dropped, 0)
+    factor = mask.to(x.dtype) * scale.to(x.dtype)
+    return x * factor.view(-1, *[1] * (x.dim() - 1))
 
 
 def check_mask(name: str, mask: Tensor, size: int, what: str, device: torch.device) -> None:

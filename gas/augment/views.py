@@ -97,7 +97,11 @@ class Views:
         """
         if not self._states:
             self._read_states()
-        return [_cut(state, batch, n_id, weighted) for state in self._states]
+        first, second = self._states
+        view = _cut(first, batch, n_id, weighted)
+        if second is first:  # A chain that stayed: the same tensors, and one transpose, serve both.
+            return [view, copy.copy(view)]
+        return [view, _cut(second, batch, n_id, weighted)]
 
     # States ---------------------------------------------------------------------------------------
 
@@ -159,17 +163,17 @@ class Views:
 
 
 def _cut(state: _State, batch: Data, n_id: Tensor, weighted: bool) -> Data:
-    entry = state.edges[batch.e_id].nonzero().view(-1)
+    entry = state.edges.index_select(0, batch.e_id).nonzero().view(-1)
     view = batch.__class__()
-    view.x = mask_features(batch.x, state.nodes[n_id], state.scale)
-    view.e_id = batch.e_id[entry]
+    view.x = mask_features(batch.x, state.nodes.index_select(0, n_id), state.scale)
+    view.e_id = batch.e_id.index_select(0, entry)
     view.num_nodes = batch.num_nodes
     value = None
     if state.weight is not None:
-        view.edge_weight = state.weight[view.e_id]
+        view.edge_weight = state.weight.index_select(0, view.e_id)
         value = view.edge_weight.view(-1) if weighted else None
     if batch.get("edge_attr") is not None:
-        view.edge_attr = batch.edge_attr[entry]
+        view.edge_attr = batch.edge_attr.index_select(0, entry)
     key = "adj_t" if batch.get("adj_t") is not None else "edge_index"
     view[key] = keep_edges(batch[key], entry, value)
     return view
