@@ -16,6 +16,7 @@ from torch_geometric.nn import GCN
 import gas
 from gas import _masks
 from gas.augment import entropy, mh
+from gas.augment.units import mask_features
 
 
 def seeded(seed=0):
@@ -86,6 +87,23 @@ def test_a_view_masks_nan_features_too():
     nodes[3] = False
     chain.reset(node_mask=nodes)
     assert (chain.apply(data).x[3] == 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int32])
+def test_masked_features_of_any_type(dtype):
+    x = (10 * torch.randn(6, 3, 2)).to(dtype)
+    mask = torch.tensor([True, False, True, True, False, True])
+    expected = x * torch.tensor(2, dtype=dtype)
+    expected[~mask] = 0
+    found = mask_features(x, mask, torch.tensor(2.0))
+    assert found.dtype == dtype and torch.equal(found, expected)
+
+
+def test_masked_features_have_gradients():
+    x = torch.randn(4, 3, requires_grad=True)
+    mask = torch.tensor([True, False, True, False])
+    mask_features(x, mask, torch.tensor(2.0)).sum().backward()
+    assert torch.equal(x.grad, 2.0 * mask[:, None].expand(4, 3))
 
 
 def test_seeds_and_where_they_come_from():
