@@ -96,7 +96,8 @@ def test_masked_features_of_any_type(dtype):
     expected = x * torch.tensor(2, dtype=dtype)
     expected[~mask] = 0
     found = mask_features(x, mask, torch.tensor(2.0))
-    assert found.dtype == dtype and torch.equal(found, expected)
+    assert found.dtype == dtype
+    assert torch.equal(found, expected)
 
 
 def test_masked_features_have_gradients():
