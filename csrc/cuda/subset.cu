@@ -96,8 +96,8 @@ __global__ void __launch_bounds__(kThreads) find_digit(int round, Search* search
 }
 
 __global__ void __launch_bounds__(kThreads)
-    draw(int64_t n, const int64_t* k, uint64_t seed, const uint8_t* among, const Search* search,
-         uint8_t* drawn) {
+    mark_drawn(int64_t n, const int64_t* k, uint64_t seed, const uint8_t* among, const Search* search,
+               uint8_t* drawn) {
   const uint64_t last = search->last;
   const bool any = *k > 0;
   const int64_t step = int64_t{gridDim.x} * kThreads;
@@ -111,8 +111,8 @@ __global__ void __launch_bounds__(kThreads)
 
 void draw_subset(int64_t n, const int64_t* k, uint64_t seed, const uint8_t* among, uint8_t* drawn,
                  const Stream& stream) {
-  constexpr int64_t kPerBlock = 32 * kThreads;  // A block adds as many counts as it has digits.
-  constexpr int64_t kEnough = 1 << 11;          // Blocks that fill any device.
+  constexpr int64_t kPerBlock = 4 * kDigits;  // A block has up to kDigits counts to add to others'.
+  constexpr int64_t kEnough = 1 << 11;        // Blocks that fill any device.
   if (n == 0) return;
   auto* search = reinterpret_cast<Search*>(stream.allocate(sizeof(Search)));
   launch("draw_subset", start_search, 1, stream.raw, k, search);
@@ -121,7 +121,7 @@ void draw_subset(int64_t n, const int64_t* k, uint64_t seed, const uint8_t* amon
     launch("draw_subset", count_digits, blocks, stream.raw, n, seed, among, round, search);
     launch("draw_subset", find_digit, 1, stream.raw, round, search);
   }
-  launch("draw_subset", draw, blocks_for(n), stream.raw, n, k, seed, among, search, drawn);
+  launch("draw_subset", mark_drawn, blocks_for(n), stream.raw, n, k, seed, among, search, drawn);
 }
 
 }  // namespace gas::cuda
