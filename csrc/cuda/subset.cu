@@ -96,8 +96,8 @@ __global__ void __launch_bounds__(kThreads) find_digit(int round, Search* search
 }
 
 __global__ void __launch_bounds__(kThreads)
-    mark_drawn(int64_t n, const int64_t* k, uint64_t seed, const uint8_t* among, const Search* search,
-               uint8_t* drawn) {
+    mark_drawn(int64_t n, const int64_t* k, uint64_t seed, const uint8_t* among,
+               const Search* search, uint8_t* drawn) {
   const uint64_t last = search->last;
   const bool any = *k > 0;
   const int64_t step = int64_t{gridDim.x} * kThreads;
