@@ -12,10 +12,12 @@
 #include "cuda/attention.h"
 #include "cuda/attention_v2.h"
 #include "cuda/edge_conv.h"
+#include "cuda/ego.h"
 #include "cuda/int8.h"
 #include "cuda/mixture.h"
 #include "cuda/rows.h"
 #include "cuda/sparse.h"
+#include "cuda/subset.h"
 
 namespace py = pybind11;
 
@@ -154,6 +156,17 @@ void bind_cuda(py::module_& m) {
   m.def("cuda_decode_int8", [](uintptr_t rows, int64_t n, int64_t width, int64_t row_bytes,
                                uintptr_t dst, uintptr_t stream) {
     gas::cuda::decode_int8(at<const char>(rows), n, width, row_bytes, at<float>(dst), stream);
+  });
+  m.def("cuda_ego_hop", [](int64_t entries, const gas::Sparse& matrix, uintptr_t kept,
+                           uintptr_t loops, uintptr_t x, uintptr_t out, uintptr_t stream,
+                           const Allocate& allocate) {
+    gas::cuda::ego_hop(matrix, entries, at<const uint8_t>(kept), at<const double>(loops),
+                       at<const double>(x), at<double>(out), {stream, allocate});
+  });
+  m.def("cuda_draw_subset", [](int64_t n, uintptr_t k, uint64_t seed, uintptr_t among,
+                               uintptr_t drawn, uintptr_t stream, const Allocate& allocate) {
+    gas::cuda::draw_subset(n, at<const int64_t>(k), seed, at<const uint8_t>(among),
+                           at<uint8_t>(drawn), {stream, allocate});
   });
   bind_operators_of<float>(m, "float32");
   bind_operators_of<double>(m, "float64");

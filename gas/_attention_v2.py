@@ -6,17 +6,8 @@ import torch
 from torch import Tensor
 
 from gas import _native
-from gas._native import C
-from gas._operators import (
-    TYPES,
-    Dropout,
-    Matrix,
-    _attention_of,
-    _backward,
-    _forward,
-    _has_kernels,
-    _run,
-)
+from gas._native import C, has_kernels
+from gas._operators import TYPES, Dropout, Matrix, _attention_of, _backward, _forward, _run
 
 
 def attention_v2(
@@ -35,7 +26,7 @@ def attention_v2(
     Returns:
         The output of shape ``[rows, heads, width]``, then what :func:`attention_v2_backward` needs.
     """
-    if not _has_kernels(source, target, att, m.col):
+    if not has_kernels(source, target, att, m.col):
         return _attention_v2_torch(m, source, target, att, slope, dropout)
     out = torch.empty_like(target)
     maximum, total = (att.new_empty(m.num_rows, att.size(0)) for _ in range(2))
@@ -71,7 +62,7 @@ def attention_v2_backward(
     grad: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of :func:`attention_v2` towards ``source``, ``target`` and ``att``."""
-    if not _has_kernels(source, target, att, m.col):
+    if not has_kernels(source, target, att, m.col):
         return _attention_v2_backward_torch(m, source, target, att, slope, dropout, grad)
     # Without rows, nothing runs on CUDA that would write zeros to att's.
     grads = torch.empty_like(source), torch.empty_like(target), torch.zeros_like(att)

@@ -5,16 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gas._native import C
-from gas._operators import (
-    Matrix,
-    _backward,
-    _forward,
-    _has_kernels,
-    _run,
-    _state_address,
-    _sum_type,
-)
+from gas._native import C, has_kernels
+from gas._operators import Matrix, _backward, _forward, _run, _state_address, _sum_type
 
 
 def edge_conv(
@@ -41,7 +33,7 @@ def edge_conv(
         The sums, and those of the derivative, by which the gradient towards ``target`` is the one
         towards the sums; each of shape ``[rows, width]``.
     """
-    if not _has_kernels(target, source, m.col):
+    if not has_kernels(target, source, m.col):
         return _edge_conv_torch(m, target, source, activation, parameter, mean)
     out = torch.empty_like(target)
     slope = torch.empty_like(target) if keep_state else target.new_empty(0)
@@ -63,7 +55,7 @@ def edge_conv_backward(
     m: Matrix, target: Tensor, source: Tensor, activation: str, parameter: float, grad: Tensor
 ) -> Tensor:
     """The gradient of :func:`edge_conv` towards ``source``, given the one towards the sums."""
-    if not _has_kernels(target, source, m.col):
+    if not has_kernels(target, source, m.col):
         return _edge_conv_backward_torch(m, target, source, activation, parameter, grad)
     out = torch.empty_like(source)
     _run(

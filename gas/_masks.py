@@ -1,7 +1,7 @@
 """Subsets of exact size and ego-graph counts: the native kernels, and their pure-torch twins.
 
 Every function checks nothing but where it runs; :mod:`gas.augment` checks what users pass. Results
-equal the twins' bit by bit. On a GPU the twins run, and the host waits for nothing.
+equal the twins' bit by bit. On a GPU, too, the host waits for nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gas import _native
-from gas._native import C
+from gas._native import C, has_kernels, run_on_device
 
 DIGIT = 16  # Bits of a key that the twin looks at in one round.
 
@@ -39,7 +39,7 @@ def subset(
 
     Args:
         size: The number of elements.
-        k: How many to draw, of shape ``[]``, of whole numbers.
+        k: How many to draw, of shape ``[]``, a whole number of any dtype, on ``device``.
         seed: Of the generator, in ``[0, 2^63)``.
         device: Where to put the result.
         among: Which elements may be drawn, of shape ``[size]``, bool. (default: all)
@@ -48,14 +48,20 @@ def subset(
     Returns:
         Of shape ``[size]``, bool: true for what was drawn.
     """
-    if C is None or not on_host(k):
+    if not has_kernels(k, among):
         return _subset_torch(size, k, seed, device, among)
-    drawn = torch.empty(size, dtype=torch.bool)
+    drawn = torch.empty(size, dtype=torch.bool, device=k.device)
+    members = 0 if among is None else among.data_ptr()
+    if not on_host(k):
+        k = k.long()
+        address = k.data_ptr(), seed, members, drawn.data_ptr()
+        run_on_device("draw_subset", k.device, size, *address)
+        return drawn
     C.draw_subset(
         size,
         int(k),
         seed,
-        0 if among is None else among.data_ptr(),
+        members,
         size if count is None else int(count),
         drawn.data_ptr(),
         torch.get_num_threads(),
@@ -112,19 +118,16 @@ def ego_hop(graph: EgoGraph, kept: Tensor, x: Tensor) -> Tensor:
         kept: Which units ``A'`` keeps, of shape ``[units]``, bool.
         x: Of shape ``[n, 2]``, float64, contiguous.
     """
-    if C is None or not on_host(x):
+    if not has_kernels(x, kept, graph.col):
         return _ego_hop_torch(graph, kept, x)
     out = torch.empty_like(x)
     unit = 0 if graph.unit is None else graph.unit.data_ptr()
     matrix = C.Sparse(x.size(0), graph.rowptr.data_ptr(), graph.col.data_ptr(), unit)
-    C.ego_hop(
-        matrix,
-        kept.data_ptr(),
-        graph.loops.data_ptr(),
-        x.data_ptr(),
-        out.data_ptr(),
-        torch.get_num_threads(),
-    )
+    address = kept.data_ptr(), graph.loops.data_ptr(), x.data_ptr(), out.data_ptr()
+    if on_host(x):
+        C.ego_hop(matrix, *address, torch.get_num_threads())
+    else:
+        run_on_device("ego_hop", x.device, graph.col.numel(), matrix, *address)
     return out
 
 

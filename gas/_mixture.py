@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gas._native import C
-from gas._operators import TYPES, Matrix, _backward, _forward, _has_kernels, _run, _sum_type
+from gas._native import C, has_kernels
+from gas._operators import TYPES, Matrix, _backward, _forward, _run, _sum_type
 
 EPS = 1e-15  # PyG's, of variances.
 
@@ -49,7 +49,7 @@ def spread(
     Returns:
         Of shape ``[rows, kernels, width]``; ``[cols, kernels, width]`` if ``transposed``.
     """
-    if not _has_kernels(x, *mixture, m.col):
+    if not has_kernels(x, *mixture, m.col):
         rows = x[_ends(m, transposed)[1]][:, None].to(_sum_type(x)) * mixture.weights()[:, :, None]
         return _add_up(m, rows, mean, transposed, x.dtype)
     size = m.num_cols if transposed else m.num_rows
@@ -73,7 +73,7 @@ def collapse(
     Returns:
         Of shape ``[rows, width]``; ``[cols, width]`` if ``transposed``.
     """
-    if not _has_kernels(x, *mixture, m.col):
+    if not has_kernels(x, *mixture, m.col):
         rows = x[_ends(m, transposed)[1]].to(_sum_type(x)) * mixture.weights()[:, :, None]
         return _add_up(m, rows.sum(dim=1), mean, transposed, x.dtype)
     out = x.new_empty(m.num_cols if transposed else m.num_rows, x.size(2))
@@ -128,7 +128,7 @@ def backward(
         The spread and the gradients towards ``pseudo``, ``mu`` and ``sigma``; what isn't wanted is
         empty.
     """
-    if not _has_kernels(own, other, *mixture, m.col):
+    if not has_kernels(own, other, *mixture, m.col):
         return _backward_torch(m, mixture, own, other, keep_out, keep_pseudo, transposed)
     pseudo, mu, sigma = mixture
     out = torch.empty_like(own) if keep_out else own.new_empty(0)

@@ -20,7 +20,7 @@ from torch import Tensor
 from gas import _buffers
 
 # The interface of csrc/bindings.cpp that this file calls. CMake compiles it into the module.
-INTERFACE = 11
+INTERFACE = 12
 
 
 def _load() -> ModuleType | None:
@@ -48,8 +48,29 @@ def _load() -> ModuleType | None:
 C: Any = _load()
 
 
-def _use(*tensors: Tensor) -> bool:
-    return C is not None and all(t.device.type == "cpu" for t in tensors)
+def _use(*tensors: Tensor | None) -> bool:
+    return C is not None and all(t is None or t.device.type == "cpu" for t in tensors)
+
+
+def has_kernels(*tensors: Tensor | None) -> bool:
+    """Whether all are on the CPU, or on one CUDA device and the extension was built for such."""
+    if _use(*tensors):
+        return True
+    devices = {t.device for t in tensors if t is not None}
+    return C is not None and C.WITH_CUDA and len(devices) == 1 and devices.pop().type == "cuda"
+
+
+def run_on_device(name: str, device: torch.device, *arguments: object) -> None:
+    """Calls a function of csrc/cuda on the current stream; its scratch is PyTorch's."""
+    scratch: list[Tensor] = []
+
+    def allocate(size: int) -> int:
+        scratch.append(torch.empty(size, dtype=torch.uint8, device=device))
+        return scratch[-1].data_ptr()
+
+    with torch.cuda.device(device):
+        stream = torch.cuda.current_stream().cuda_stream
+        getattr(C, f"cuda_{name}")(*arguments, stream, allocate)
 
 
 def is_integer(value: object) -> bool:

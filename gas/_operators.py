@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gas import _native
 from gas._buffers import empty
-from gas._native import C
+from gas._native import C, _use, has_kernels, run_on_device
 
 TYPES = {torch.float32: "float32", torch.float64: "float64", torch.bfloat16: "bfloat16"}
 
@@ -56,33 +56,13 @@ class Matrix(NamedTuple):
         return Matrix(self.t_rowptr, self.t_col, self.rowptr, self.col, back)
 
 
-def _use(*tensors: Tensor | None) -> bool:
-    return C is not None and all(t is None or t.device.type == "cpu" for t in tensors)
-
-
-def _has_kernels(*tensors: Tensor | None) -> bool:
-    """Whether all are on the CPU, or on one CUDA device and the extension was built for such."""
-    if _use(*tensors):
-        return True
-    devices = {t.device for t in tensors if t is not None}
-    return C is not None and C.WITH_CUDA and len(devices) == 1 and devices.pop().type == "cuda"
-
-
 def _run(name: str, m: Matrix, x: Tensor, *arguments: object) -> None:
-    """Calls a kernel for the type of ``x`` where that is; its scratch is PyTorch's."""
+    """Calls a kernel for the type of ``x`` where that is."""
     name = f"{name}_{TYPES[x.dtype]}"
     if x.device.type == "cpu":
         getattr(C, name)(*arguments, torch.get_num_threads())
-        return
-    scratch: list[Tensor] = []
-
-    def allocate(size: int) -> int:
-        scratch.append(torch.empty(size, dtype=torch.uint8, device=x.device))
-        return scratch[-1].data_ptr()
-
-    with torch.cuda.device(x.device):
-        stream = torch.cuda.current_stream().cuda_stream
-        getattr(C, f"cuda_{name}")(m.col.numel(), *arguments, stream, allocate)
+    else:
+        run_on_device(name, x.device, m.col.numel(), *arguments)
 
 
 def _address(tensor: Tensor | None) -> int:
@@ -156,7 +136,7 @@ def multiply(
         transposed: Multiply by the transpose. (default: ``False``)
         num_rows: Of a product by the transpose, how many rows to compute. (default: all)
     """
-    if not _has_kernels(x, weight, m.col):
+    if not has_kernels(x, weight, m.col):
         return _multiply_torch(m, weight, x, mean, transposed)[:num_rows]
     if num_rows is None:
         num_rows = m.num_cols if transposed else m.num_rows
@@ -188,7 +168,7 @@ def _sum_type(x: Tensor) -> torch.dtype:
 
 def dot_rows(m: Matrix, a: Tensor, b: Tensor) -> Tensor:
     """``<a[row], b[col]>`` of every entry, of shape ``[entries]``."""
-    if not _has_kernels(a, b, m.col):
+    if not has_kernels(a, b, m.col):
         left, right = a[m.row].to(_sum_type(a)), b[m.col.long()].to(_sum_type(a))
         return (left * right).sum(dim=1).to(a.dtype)
     out = a.new_empty(m.col.numel())
@@ -204,7 +184,7 @@ def extreme(m: Matrix, x: Tensor, largest: bool) -> tuple[Tensor, Tensor]:
         Of shape ``[rows, width]`` each: the elements, and the entry that each came from, the first
         of equals, -1 for none, int32.
     """
-    if not _has_kernels(x, m.col):
+    if not has_kernels(x, m.col):
         return _extreme_torch(m, x, largest)
     out = empty(m.num_rows, x.size(1), x)
     entry = torch.empty(out.shape, dtype=torch.int32, device=x.device)
@@ -230,7 +210,7 @@ def _extreme_torch(m: Matrix, x: Tensor, largest: bool) -> tuple[Tensor, Tensor]
 
 def extreme_backward(m: Matrix, grad: Tensor, entry: Tensor, num_rows: int) -> Tensor:
     """The gradient of :func:`extreme` towards the first rows of ``x``: ``[num_rows, width]``."""
-    if not _has_kernels(grad, entry, m.col):
+    if not has_kernels(grad, entry, m.col):
         out = grad.new_zeros(m.num_cols, grad.size(1), dtype=_sum_type(grad))
         known = entry >= 0
         to = m.col.long()[entry.clamp(min=0).long()] if m.col.numel() else entry.long()
@@ -279,7 +259,7 @@ def attention(
     out = x.new_empty(m.num_rows, heads, width)
     maximum, total, weight = (source.new_empty(m.num_rows, heads) for _ in range(3))
     positive = torch.empty_like(out) if keep_state else out.new_empty(0)
-    if not _has_kernels(x, source, target, m.col):
+    if not has_kernels(x, source, target, m.col):
         return _attention_torch(m, x, source, target, slope, dropout)
     _run(
         "attention",
@@ -317,7 +297,7 @@ def attention_backward(
     grad: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of :func:`attention` towards ``x``, ``source`` and ``target``."""
-    if not _has_kernels(x, source, target, m.col):
+    if not has_kernels(x, source, target, m.col):
         return _attention_backward_torch(m, x, source, target, slope, dropout, grad)
     heads, width = x.size(1), x.size(2)
     maximum, total, weight, positive = state

@@ -201,6 +201,13 @@ T __shfl_xor_sync(unsigned mask, T value, int step) {
   return on_host::exchange(mask, value, lane ^ static_cast<unsigned>(step));
 }
 
+template <typename T>
+T atomicAdd(T* at, T value) {
+  const T before = *at;
+  *at += value;
+  return before;
+}
+
 // Of the kernels of csrc/cuda/int8.cu and rows.cu.
 struct alignas(8) int2 {
   int32_t x, y;

@@ -10,7 +10,7 @@ from scipy import stats
 from torch_geometric.data import Data
 
 import gas
-from gas import _masks
+from gas import _masks, _native
 
 CPU = torch.device("cpu")
 
@@ -44,7 +44,7 @@ def test_subsets_equal_their_twin(size, threads):
 
 
 def test_twin_of_few_draws():
-    key = gas._native.random_bits(500, 7, CPU)
+    key = _native.random_bits(500, 7, CPU)
     order = sorted(range(500), key=lambda i: int(key[i]) % 2**64)
     for k in (0, 1, 250, 500):
         drawn = _masks._subset_torch(500, whole(k), 7, CPU, None)
@@ -105,7 +105,7 @@ def dense_delta(data, hops, edge_mask, node_mask):
 def test_ego_graphs(hops, undirected, native, monkeypatch):
     """On graphs with self-loops, duplicate edges, isolated nodes and, or not, directions."""
     if not native:
-        monkeypatch.setattr(_masks, "C", None)
+        monkeypatch.setattr(_masks, "has_kernels", lambda *tensors: False)
     data = random_graph(directed=not undirected)
     chain = gas.MHAug(data, **PAPER, hops=hops, undirected=undirected)
     ones = chain.edge_mask, chain.node_mask
@@ -148,3 +148,75 @@ def test_ego_hop_equals_its_twin(undirected):
     x = torch.randint(1000, (3000, 2)).double()
     found = _masks.ego_hop(chain.units.graph, kept, x)
     assert torch.equal(found, _masks._ego_hop_torch(chain.units.graph, kept, x))
+
+
+@pytest.mark.requires("cuda_kernels")
+def test_kernels_take_what_their_twins_on_the_cpu_take(monkeypatch):
+    """Without rows nothing is launched, which needs no device, but arguments are looked at."""
+    called = []
+
+    def run(name, device, *arguments):
+        function = getattr(_native.C, f"cuda_{name}")
+        function(*arguments, 0, lambda size: pytest.fail("no scratch is needed"))
+        called.append(name)
+
+    monkeypatch.setattr(_masks, "on_host", lambda tensor: False)
+    monkeypatch.setattr(_masks, "run_on_device", run)
+    none = torch.empty(0, dtype=torch.bool)
+    for among in (None, none):
+        assert _masks.subset(0, whole(0), 2**63 - 1, CPU, among).numel() == 0
+    index = torch.zeros(1, dtype=torch.int32)
+    for unit in (None, index[1:]):
+        graph = _masks.EgoGraph(index, index[1:], unit, torch.empty(0, dtype=torch.double))
+        x = torch.empty(0, 2, dtype=torch.double)
+        assert _masks.ego_hop(graph, none, x).shape == x.shape
+    assert called == ["draw_subset", "draw_subset", "ego_hop", "ego_hop"]
+
+
+@pytest.mark.requires("cuda")
+@pytest.mark.parametrize("size", [0, 1, 257, 100_003, 20_000_000])
+def test_subsets_on_a_device_equal_their_twin(size):
+    there = torch.device("cuda", 0)
+    for k in sorted({0, min(1, size), size // 3, max(size - 1, 0), size}):
+        for seed in (0, 2**63 - 1):
+            drawn = _masks.subset(size, whole(k).to(there), seed, there)
+            assert drawn.device == there
+            wanted = _masks._subset_torch(size, whole(k), seed, CPU, None)
+            assert torch.equal(drawn.cpu(), wanted)
+        among = _masks._subset_torch(size, whole(k), 4, CPU, None)
+        for few in sorted({0, min(1, k), k // 2, k}):
+            for seed in (4, 5):
+                drawn = _masks.subset(size, whole(few).to(there), seed, there, among.to(there))
+                wanted = _masks._subset_torch(size, whole(few), seed, CPU, among)
+                assert torch.equal(drawn.cpu(), wanted)
+
+
+@pytest.mark.requires("cuda")
+@pytest.mark.parametrize("undirected", [False, True])
+@pytest.mark.parametrize("num_nodes", [5, 3000])  # Hubs that many threads share, or none.
+def test_ego_hop_on_a_device_equals_its_twin(num_nodes, undirected):
+    data = random_graph(num_nodes, 30_000, directed=not undirected)
+    graph = chain_on(data, undirected=undirected).units.graph
+    there = _masks.EgoGraph(*(None if t is None else t.cuda() for t in graph))
+    size = graph.col.numel() if graph.unit is None else graph.col.numel() // 2
+    kept = torch.rand(size) < 0.5
+    x = torch.randint(1000, (num_nodes, 2)).double()
+    wanted = _masks._ego_hop_torch(graph, kept, x)
+    shifted = torch.empty(2 * num_nodes + 1, dtype=torch.double, device="cuda")[1:].view(-1, 2)
+    for on_device in (x.cuda(), shifted.copy_(x)):  # Aligned to vectors, or not.
+        assert torch.equal(_masks.ego_hop(there, kept.cuda(), on_device).cpu(), wanted)
+
+
+@pytest.mark.requires("cuda")
+def test_kernels_never_wait_for_the_device():
+    chain = chain_on(random_graph(3000, 30_000).to("cuda"))
+    graph, device = chain.units.graph, chain.units.device
+    k = whole(1000).cuda()
+    kept = _masks.subset(chain.units.size, k, 1, device)
+    x = torch.ones(3000, 2, dtype=torch.double, device="cuda")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        _masks.subset(chain.units.size, k / 2, 2, device, kept, k)
+        _masks.ego_hop(graph, kept, x)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
