@@ -9,6 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
+from torch_geometric.transforms import GCNNorm
+from torch_geometric.utils import add_remaining_self_loops
 
 from gas.augment.base import Augmentation
 from gas.augment.units import View, mask_features
@@ -74,6 +77,7 @@ class Views:
         self.transform = transform
         self.graph = data if transform is None else transform(copy.copy(data))
         """What batches are cut from: ``data`` after ``transform``."""
+        self._looped: Tensor | None = None  # Weights with self-loops, before GCNNorm's.
         if transform is not None:
             self._check_transform()
         self._read: dict[View, _State] = {}  # What was read of each state.
@@ -121,9 +125,14 @@ class Views:
         weight = self.graph.get("edge_weight")
         if self.transform is None:
             return _State(kept, nodes, scale, weight)
-        if weight is not None:
-            weight = self._weigh(kept)
         edges = torch.ones_like(self._is_edge).masked_scatter_(self._is_edge, kept[self._edges])
+        if weight is not None and self._looped is not None:
+            looped = self._looped * edges
+            _, weight = gcn_norm(
+                self.graph.edge_index, looped, self.graph.num_nodes, add_self_loops=False
+            )
+        elif weight is not None:
+            weight = self._weigh(kept)
         return _State(edges, nodes, scale, weight)
 
     def _weigh(self, kept: Tensor) -> Tensor:
@@ -160,6 +169,14 @@ class Views:
             raise _unsuitable(self.transform, f"it needs more of the graph ({error})") from error
         if not torch.allclose(again, after.edge_weight):
             raise _unsuitable(self.transform, "its weights don't follow from the edges alone")
+        if type(self.transform) is GCNNorm and getattr(self.transform, "add_self_loops", False):
+            # It would look for self-loops anew in each state, which takes most of its time.
+            own = before.get("edge_weight")
+            if own is None:
+                own = torch.ones(before.num_edges, device=before.edge_index.device)
+            _, self._looped = add_remaining_self_loops(
+                before.edge_index, own, 1.0, before.num_nodes
+            )
 
 
 def _cut(state: _State, batch: Data, n_id: Tensor, weighted: bool) -> Data:
