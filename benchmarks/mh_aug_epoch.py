@@ -95,7 +95,8 @@ def main() -> None:
     ]
     header = ["graph", "training", "epoch", "of plain"]
     header += ["added to three passes, of a plain epoch", "accepted"]
-    save("mh_aug_epoch", {"settings": vars(args), "seconds": times}, markdown(header, rows))
+    settings = {name: value for name, value in vars(args).items() if name != "root"}
+    save("mh_aug_epoch", {"settings": settings, "seconds": times}, markdown(header, rows))
 
 
 if __name__ == "__main__":
