@@ -134,9 +134,9 @@ void bind_operators_of(py::module_& m, const std::string& type) {
     return State{at<A>(s[0]), at<A>(s[1]), at<A>(s[2]), at<T>(s[3])};
   };
   m.def(("multiply_" + type).c_str(),
-        [](const Sparse& matrix, uintptr_t weight, uintptr_t x, int64_t width, bool mean,
+        [](const Sparse& matrix, uintptr_t weight, const RowsAt& x, int64_t width, bool mean,
            uintptr_t out, int threads) {
-          gas::multiply(matrix, at<const T>(weight), at<const T>(x), width, mean, at<T>(out),
+          gas::multiply(matrix, at<const T>(weight), rows_at<T>(x), width, mean, at<T>(out),
                         threads);
         },
         Release());

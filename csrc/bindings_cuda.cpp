@@ -38,9 +38,9 @@ void bind_operators_of(py::module_& m, const std::string& type) {
     return State{at<A>(s[0]), at<A>(s[1]), at<A>(s[2]), at<T>(s[3])};
   };
   m.def(("cuda_multiply_" + type).c_str(),
-        [](int64_t entries, const Sparse& matrix, uintptr_t weight, uintptr_t x, int64_t width,
-           bool mean, uintptr_t out, uintptr_t stream, const Allocate& allocate) {
-          gas::cuda::multiply(matrix, entries, at<const T>(weight), at<const T>(x), width, mean,
+        [](int64_t entries, const Sparse& matrix, uintptr_t weight, const RowsAt& x,
+           int64_t width, bool mean, uintptr_t out, uintptr_t stream, const Allocate& allocate) {
+          gas::cuda::multiply(matrix, entries, at<const T>(weight), rows_at<T>(x), width, mean,
                               at<T>(out), {stream, allocate});
         });
   m.def(("cuda_extreme_" + type).c_str(),

@@ -4,6 +4,7 @@
 #include <limits>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "parallel_rows.h"
 #include "prefetch.h"
@@ -22,15 +23,25 @@ constexpr int64_t kGrainColumns = 4096;
 
 // Products -------------------------------------------------------------------------------------
 
+// Where the row of a column is: in one table, or anywhere.
+template <typename T>
+struct InTable {
+  const T* x;
+  int64_t width;
+  const T* operator[](int64_t col) const { return x + col * width; }
+};
+template <typename T>
+using Anywhere = const T* const*;
+
 // Adds up `W` columns of a row's sources in registers.
-template <int W, typename T>
-GAS_INLINE void sum_columns(const Sparse& m, const T* weight, const T* x, int64_t width,
+template <int W, typename T, typename Source>
+GAS_INLINE void sum_columns(const Sparse& m, const T* weight, const Source& x, int64_t width,
                             int64_t row, int64_t at, typename Sum<T>::type scale, T* out) {
   using A = typename Sum<T>::type;
   A sum[W] = {};
   const int64_t end = m.rowptr[row + 1];
   for (int64_t e = m.rowptr[row]; e < end; ++e) {
-    const T* source = x + m.col[e] * width + at;
+    const T* source = x[m.col[e]] + at;
     if (weight == nullptr) {
       for (int j = 0; j < W; ++j) sum[j] += load(source[j]);
     } else {
@@ -41,8 +52,8 @@ GAS_INLINE void sum_columns(const Sparse& m, const T* weight, const T* x, int64_
   for (int j = 0; j < W; ++j) store(out + row * width + at + j, sum[j] * scale);
 }
 
-template <typename T>
-GAS_INLINE void multiply_rows(const Sparse& m, const T* weight, const T* x, int64_t width,
+template <typename T, typename Source>
+GAS_INLINE void multiply_rows(const Sparse& m, const T* weight, const Source& x, int64_t width,
                               bool mean, T* out, int64_t begin, int64_t last) {
   using A = typename Sum<T>::type;
   const int64_t row_bytes = width * static_cast<int64_t>(sizeof(T));
@@ -50,7 +61,7 @@ GAS_INLINE void multiply_rows(const Sparse& m, const T* weight, const T* x, int6
   for (int64_t row = begin; row < last; ++row) {
     const int64_t first = m.rowptr[row], end = m.rowptr[row + 1];
     for (int64_t e = first + kAhead; e < std::min(end + kAhead, stop); ++e) {
-      prefetch_row(reinterpret_cast<const char*>(x + m.col[e] * width), row_bytes);
+      prefetch_row(reinterpret_cast<const char*>(x[m.col[e]]), row_bytes);
     }
     const A scale = mean && end > first ? A{1} / static_cast<A>(end - first) : A{1};
     int64_t at = 0;
@@ -188,7 +199,11 @@ GAS_INLINE void dot_rows_of(const Sparse& m, const T* a, const T* b, int64_t wid
 
 // A function of one type can be compiled for several processors; a template can't.
 #define GAS_FOR_TYPE(T)                                                                          \
-  GAS_CLONES void run(const Sparse& m, const T* weight, const T* x, int64_t width, bool mean,     \
+  GAS_CLONES void run(const Sparse& m, const T* weight, InTable<T> x, int64_t width, bool mean,   \
+                      T* out, int64_t begin, int64_t end) {                                      \
+    multiply_rows(m, weight, x, width, mean, out, begin, end);                                   \
+  }                                                                                              \
+  GAS_CLONES void run(const Sparse& m, const T* weight, Anywhere<T> x, int64_t width, bool mean,  \
                       T* out, int64_t begin, int64_t end) {                                      \
     multiply_rows(m, weight, x, width, mean, out, begin, end);                                   \
   }                                                                                              \
@@ -247,12 +262,21 @@ void transpose(const Sparse& matrix, int64_t num_cols, int32_t* out_rowptr, int3
 }
 
 template <typename T>
-void multiply(const Sparse& matrix, const T* weight, const T* x, int64_t width, bool mean, T* out,
-              int threads) {
-  parallel_rows(matrix.rowptr, matrix.num_rows, grain_of(width), threads,
-                [&](int64_t begin, int64_t end) {
-                  run(matrix, weight, x, width, mean, out, begin, end);
-                });
+void multiply(const Sparse& matrix, const T* weight, const Rows<T>& x, int64_t width, bool mean,
+              T* out, int threads) {
+  const auto from = [&](auto source) {
+    parallel_rows(matrix.rowptr, matrix.num_rows, grain_of(width), threads,
+                  [&](int64_t begin, int64_t end) {
+                    run(matrix, weight, source, width, mean, out, begin, end);
+                  });
+  };
+  if (x.other == nullptr) return from(InTable<T>{x.own, width});
+  std::vector<const T*> rows(x.num_own + x.num_other);
+  for (int64_t i = 0; i < x.num_own; ++i) rows[i] = x.own + i * width;
+  for (int64_t i = 0; i < x.num_other; ++i) {
+    rows[x.num_own + i] = x.other + (x.place == nullptr ? i : x.place[i]) * width;
+  }
+  from(Anywhere<T>(rows.data()));
 }
 
 template <typename T>
@@ -280,7 +304,7 @@ void dot_rows(const Sparse& matrix, const T* a, const T* b, int64_t width, T* ou
 }
 
 #define GAS_FOR_TYPE(T)                                                                          \
-  template void multiply(const Sparse&, const T*, const T*, int64_t, bool, T*, int);             \
+  template void multiply(const Sparse&, const T*, const Rows<T>&, int64_t, bool, T*, int);       \
   template void extreme(const Sparse&, Extreme, const T*, int64_t, T*, int32_t*, int);           \
   template void extreme_backward(const Sparse&, const T*, const int32_t*, int64_t, T*, int);     \
   template void dot_rows(const Sparse&, const T*, const T*, int64_t, T*, int);

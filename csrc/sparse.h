@@ -18,6 +18,23 @@ struct Sparse {
   const int32_t* entry;   // [entries] or null
 };
 
+// Rows of features. The first `num_own` are in `own`, one after the other; row num_own + i is row
+// place[i] of the table `other`, for i < num_other: the halo of a batch, in a history. Without
+// places it is row i.
+template <typename T>
+struct Rows {
+  const T* own;
+  int64_t num_own;
+  const T* other;        // Null if all rows are in `own`.
+  const int64_t* place;  // [num_other] or null
+  int64_t num_other;
+};
+
+template <typename T>
+Rows<T> in_one_table(const T* x) {
+  return {x, 0, nullptr, nullptr, 0};
+}
+
 enum class Extreme { kMax, kMin };
 
 // Writes the transpose: for each of `num_cols` columns its entries in increasing order of rows.
@@ -29,8 +46,8 @@ void transpose(const Sparse& matrix, int64_t num_cols, int32_t* out_rowptr, int3
 // out[r] = sum of weight[e] * x[col[e]] over the entries e of row r, divided by their number if
 // `mean` (zero for none). `weight` may be null: then it is 1. x and out are `width` wide.
 template <typename T>
-void multiply(const Sparse& matrix, const T* weight, const T* x, int64_t width, bool mean, T* out,
-              int threads);
+void multiply(const Sparse& matrix, const T* weight, const Rows<T>& x, int64_t width, bool mean,
+              T* out, int threads);
 
 // out[r] = the largest (or smallest) of x[col[e]], element by element, zero for an empty row;
 // from[r] is the entry that it came from, the first of equals, or -1.

@@ -125,6 +125,8 @@ def multiply(
     mean: bool = False,
     transposed: bool = False,
     num_rows: int | None = None,
+    other: Tensor | None = None,
+    place: Tensor | None = None,
 ) -> Tensor:
     """``A x``, or ``A^T x``: rows of ``x`` summed over the entries of each row.
 
@@ -135,15 +137,21 @@ def multiply(
         mean: Divide by the number of entries. (default: ``False``)
         transposed: Multiply by the transpose. (default: ``False``)
         num_rows: Of a product by the transpose, how many rows to compute. (default: all)
+        other: A table with the rows that follow those of ``x``, contiguous.
+        place: Their places in it, of shape ``[cols - rows of x]``, int64, contiguous.
+            (default: as they lie)
     """
-    if not has_kernels(x, weight, m.col):
+    if not has_kernels(x, weight, other, place, m.col):
+        if other is not None:
+            x = torch.cat([x, other if place is None else other[place]])
         return _multiply_torch(m, weight, x, mean, transposed)[:num_rows]
     if num_rows is None:
         num_rows = m.num_cols if transposed else m.num_rows
     matrix = _backward(m, num_rows) if transposed else _forward(m)
     out = empty(num_rows, x.size(1), x)
-    address = _address(weight), x.data_ptr(), x.size(1), mean, out.data_ptr()
-    _run("multiply", m, x, matrix, *address)
+    num_others = 0 if other is None else m.num_cols - x.size(0)
+    rows = x.data_ptr(), x.size(0), _address(other), _address(place), num_others
+    _run("multiply", m, x, matrix, _address(weight), rows, x.size(1), mean, out.data_ptr())
     return out
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,6 +18,7 @@ from gas.history import History
 from gas.history.batch import BatchPulls, Copies, SharedPulls
 from gas.inference import Sweep, wrong_calls
 from gas.loader import GRAPH_SIZE
+from gas.nn.halo import Halo, Stored
 
 BANKS = ("original", "per_view")
 Pulls = BatchPulls | SharedPulls | Copies
@@ -32,6 +34,7 @@ class Call:
     * ``bank``: other histories than the model's, to be used in their place.
     * ``sweep``: layer-wise inference by whole forward passes.
     * ``pushed``: the histories that were filled; ``held_back``: pushes, until forward has ended.
+    * ``stored``: halos that are read where they are stored, for as long as forward runs.
     """
 
     batch: bool = False
@@ -42,6 +45,7 @@ class Call:
     sweep: Sweep | None = None
     pushed: list[History] = field(default_factory=list)
     held_back: list[Callable[[], None]] | None = None
+    stored: list[weakref.ref[Halo]] = field(default_factory=list)
 
     def check(self, history: History, x: Tensor, num_rows: int, num_histories: int) -> None:
         """Refuses what can't be pushed to a history."""
@@ -67,8 +71,24 @@ class Call:
         else:
             self.held_back.append(partial(history.push, x.detach().clone(), *where))
 
+    def halo(self, history: History, own: Tensor, n_id: Tensor) -> Halo:
+        """The halo's rows from a history, for a batch of nodes ``n_id`` whose own are ``own``."""
+        pulls = self.pulls or BatchPulls([history], own.size(0), n_id, limit=0)
+        index = n_id[own.size(0) :]
+        table = None if pulls.has_started(history) else history.in_place(index, own.dtype)
+        stored = None if table is None else Stored(table, index)
+        halo = Halo(index.numel(), partial(pulls.rows, history), stored)
+        if stored is None:
+            halo.settle()
+        else:
+            self.stored.append(weakref.ref(halo))
+        return halo
+
     def finish(self, num_histories: int) -> None:
         """Refuses a forward pass that didn't fill every history, before what is held back."""
+        for halo in (ref() for ref in self.stored):
+            if halo is not None:  # The user has kept it.
+                halo.settle()
         if len(self.pushed) < num_histories:
             raise wrong_calls(len(self.pushed), num_histories)
         for push in self.held_back or ():

@@ -33,13 +33,13 @@ from gas.calls import (
 )
 from gas.history import Codec, History, TransferEngine
 from gas.history.bank import Bank
-from gas.history.batch import BatchPulls, SharedPulls, join
+from gas.history.batch import BatchPulls, SharedPulls
 from gas.history.engine import check_io
 from gas.history.staleness import Staleness, measure
 from gas.history.store import StoreFactory
 from gas.inference import Reached, Sweep, assemble, run_forwards, run_layers
 from gas.loader import SubData
-from gas.nn.halo import first_rows, remember
+from gas.nn.halo import BatchRows, first_rows
 
 Model = TypeVar("Model", bound="ScalableGNN")
 
@@ -205,7 +205,10 @@ class ScalableGNN(torch.nn.Module):
 
     @property
     def moved_bytes(self) -> int:
-        """Bytes of stored rows that were read from the histories and written to them so far."""
+        """Bytes of stored rows that were pulled from the histories and pushed to them so far.
+
+        Those that :mod:`gas.nn` reads where they are stored aren't moved.
+        """
         return self._engine.moved_bytes
 
     def close(self) -> None:
@@ -302,7 +305,8 @@ class ScalableGNN(torch.nn.Module):
         """The pulls of a batch, under way; ``None`` where each is to begin when it is needed."""
         pulls = self._take_ahead(n_id)
         if pulls is None and self.io == "concurrent":
-            pulls = BatchPulls(self.histories, batch_size, n_id, self.pool_size)
+            ahead = [history for history in self.histories if history.pulls_beside]
+            pulls = BatchPulls(ahead, batch_size, n_id, self.pool_size) if ahead else None
         return pulls
 
     def _run(
@@ -418,7 +422,9 @@ class ScalableGNN(torch.nn.Module):
 
         Returns:
             The in-batch rows, with gradient, then the halo's rows, without: of shape
-            ``[batch_size + halo, width]``. On a full batch, ``x``.
+            ``[batch_size + halo, width]``. On a full batch, ``x``. It is put together when it is
+            used as a whole: the layers of :mod:`gas.nn` read the halo's rows from the history
+            itself, and :func:`gas.nn.dropout` spares them.
         """
         call = self._call or Call(batch=n_id is not None)
         if n_id is None or batch_size is None:
@@ -443,11 +449,7 @@ class ScalableGNN(torch.nn.Module):
             if sweep.calls == sweep.layer:
                 raise Reached
             sweep.calls += 1
-        if call.pulls is None:
-            rows = history.start_pull(n_id[batch_size:], batch_size).wait()
-        else:
-            rows = call.pulls.rows(history)
-        return remember(join(own, rows), own)
+        return BatchRows.of(own, call.halo(history, own, n_id))
 
     def start_pulls(self, batch: SubData) -> BatchPulls:
         """Starts the pulls of a batch that will be computed after the next one.

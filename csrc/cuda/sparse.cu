@@ -7,6 +7,7 @@ namespace {
 
 // Reads, for each entry, width * sizeof(T) bytes of x and 4 to 8 + sizeof(T) of the matrix; writes
 // width * sizeof(T) for each row: at the bandwidth of the device, but for what caches keep of x.
+// A row that isn't in the first table takes 8 bytes more.
 template <typename T, int V>
 struct Multiply {
   using A = typename Sum<T>::type;
@@ -19,15 +20,20 @@ struct Multiply {
 
   Sparse m;
   const T* weight;
-  const T* x;
+  Rows<T> x;
   int64_t width;
   bool mean;
   T* out;
 
+  __device__ const T* source(int64_t col) const {
+    if (x.other == nullptr || col < x.num_own) return x.own + col * width;
+    const int64_t i = col - x.num_own;
+    return x.other + (x.place == nullptr ? i : x.place[i]) * width;
+  }
   __device__ Own own(const Lane&, int64_t) const { return {}; }
   __device__ Part start() const { return {}; }
   __device__ Item fetch(const Lane& lane, int64_t e, int64_t col) const {
-    Item item{read<V>(x + col * width + lane.column), A{1}};
+    Item item{read<V>(source(col) + lane.column), A{1}};
     if (weight != nullptr) item.weight = load(weight[m.entry == nullptr ? e : m.entry[e]]);
     return item;
   }
@@ -159,9 +165,9 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 template <typename T>
-void multiply(const Sparse& matrix, int64_t entries, const T* weight, const T* x, int64_t width,
-              bool mean, T* out, const Stream& stream) {
-  with_vectors<T>(width, {x, out}, [&](auto vector) {
+void multiply(const Sparse& matrix, int64_t entries, const T* weight, const Rows<T>& x,
+              int64_t width, bool mean, T* out, const Stream& stream) {
+  with_vectors<T>(width, {x.own, x.other, out}, [&](auto vector) {
     constexpr int V = decltype(vector)::value;
     const Multiply<T, V> op{matrix, weight, x, width, mean, out};
     reduce_rows("multiply", op, entries, Columns(1, width, V), stream);
@@ -202,7 +208,7 @@ void dot_rows(const Sparse& matrix, int64_t entries, const T* a, const T* b, int
 }
 
 #define GAS_FOR_TYPE(T)                                                                           \
-  template void multiply(const Sparse&, int64_t, const T*, const T*, int64_t, bool, T*,           \
+  template void multiply(const Sparse&, int64_t, const T*, const Rows<T>&, int64_t, bool, T*,     \
                          const Stream&);                                                          \
   template void extreme(const Sparse&, int64_t, Extreme, const T*, int64_t, T*, int32_t*,         \
                         const Stream&);                                                           \

@@ -13,8 +13,8 @@ namespace gas::cuda {
 // for the host, and columns are not checked. Each function throws std::runtime_error when a launch
 // fails. There is no `transpose`: PyTorch's stable sort makes one.
 template <typename T>
-void multiply(const Sparse& matrix, int64_t entries, const T* weight, const T* x, int64_t width,
-              bool mean, T* out, const Stream& stream);
+void multiply(const Sparse& matrix, int64_t entries, const T* weight, const Rows<T>& x,
+              int64_t width, bool mean, T* out, const Stream& stream);
 
 template <typename T>
 void extreme(const Sparse& matrix, int64_t entries, Extreme which, const T* x, int64_t width,

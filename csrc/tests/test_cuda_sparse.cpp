@@ -64,8 +64,10 @@ void test(const Graph& g, int64_t width, int64_t shift, std::mt19937& random) {
     const auto which = weighted ? gas::Extreme::kMax : gas::Extreme::kMin;
     Results<double> wanted(g, width, 0);
     const double* exact_weight = weighted ? exact_weights.data() : nullptr;
-    gas::multiply(m, exact_weight, exact_x.data(), width, mean, wanted.sum.data(), 1);
-    gas::multiply(t, exact_weight, exact_y.data(), width, !mean, wanted.back.data(), 1);
+    const auto exact_rows = gas::in_one_table(exact_x.data());
+    gas::multiply(m, exact_weight, exact_rows, width, mean, wanted.sum.data(), 1);
+    const auto exact_grads = gas::in_one_table(exact_y.data());
+    gas::multiply(t, exact_weight, exact_grads, width, !mean, wanted.back.data(), 1);
     gas::dot_rows(m, exact_y.data(), exact_x.data(), width, wanted.dot.data(), 1);
     gas::extreme(m, which, exact_x.data(), width, wanted.best.data(), wanted.from.data(), 1);
     gas::extreme_backward(t, exact_y.data(), wanted.from.data(), width, wanted.spread.data(), 1);
@@ -75,8 +77,9 @@ void test(const Graph& g, int64_t width, int64_t shift, std::mt19937& random) {
       const gas::cuda::Stream stream = scratch.stream();
       Results<T> r(g, width, shift);
       const int64_t n = g.entries();
-      gas::cuda::multiply(m, n, weight, x.data(), width, mean, r.sum.data(), stream);
-      gas::cuda::multiply(t, n, weight, y.data(), width, !mean, r.back.data(), stream);
+      const auto rows = gas::in_one_table(x.data()), grads = gas::in_one_table(y.data());
+      gas::cuda::multiply(m, n, weight, rows, width, mean, r.sum.data(), stream);
+      gas::cuda::multiply(t, n, weight, grads, width, !mean, r.back.data(), stream);
       gas::cuda::dot_rows(m, n, y.data(), x.data(), width, r.dot.data(), stream);
       gas::cuda::extreme(m, n, which, x.data(), width, r.best.data(), r.from.data(), stream);
       gas::cuda::extreme_backward(t, n, y.data(), r.from.data(), width, r.spread.data(), stream);
@@ -89,6 +92,22 @@ void test(const Graph& g, int64_t width, int64_t shift, std::mt19937& random) {
     check_near(found.spread, wanted.spread);
     CHECK(exact(found.best) == wanted.best && found.from == wanted.from);
     if (!weighted) CHECK(run(true) == found);
+
+    // With some of the rows in another table, in the opposite order.
+    const int64_t own = g.num_cols / 3, others = g.num_cols - own;
+    const Table<T> other(others * width, shift), first(own * width, shift);
+    std::vector<int64_t> place(others);
+    for (int64_t i = 0; i < others; ++i) {
+      place[i] = others - 1 - i;
+      std::copy_n(x.data() + (own + i) * width, width, other.data() + place[i] * width);
+    }
+    std::copy_n(x.data(), own * width, first.data());
+    Scratch scratch;
+    Results<T> split(g, width, shift);
+    gas::cuda::multiply(m, g.entries(), weight,
+                        gas::Rows<T>{first.data(), own, other.data(), place.data(), others}, width,
+                        mean, split.sum.data(), scratch.stream());
+    CHECK(split.sum == found.sum);
   }
 }
 

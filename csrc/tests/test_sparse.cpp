@@ -1,5 +1,6 @@
 #include "sparse.h"
 
+#include <algorithm>
 #include <cmath>
 #include <random>
 #include <stdexcept>
@@ -54,15 +55,39 @@ void test_transpose(const Graph& g) {
   }
 }
 
+// Rows of which some are in another table, in another order.
+struct Scattered {
+  int64_t num_own;
+  std::vector<float> other;
+  std::vector<int64_t> place;
+
+  Scattered(const std::vector<float>& x, int64_t num_cols, int64_t width, std::mt19937& random)
+      : num_own(num_cols / 3), other(2 * x.size()), place(num_cols - num_own) {
+    for (size_t i = 0; i < place.size(); ++i) place[i] = 2 * static_cast<int64_t>(i) + random() % 2;
+    std::shuffle(place.begin(), place.end(), random);
+    for (size_t i = 0; i < place.size(); ++i) {
+      std::copy_n(x.data() + (num_own + i) * width, width, other.data() + place[i] * width);
+    }
+  }
+  gas::Rows<float> rows(const std::vector<float>& x) const {
+    return {x.data(), num_own, other.data(), place.data(), static_cast<int64_t>(place.size())};
+  }
+};
+
 void test_products(const Graph& g, int64_t width, std::mt19937& random, int threads) {
   const auto entries = static_cast<int64_t>(g.col.size());
   const auto x = numbers(g.num_cols * width, random), y = numbers(g.num_rows * width, random);
   const auto w = numbers(entries, random);
-  std::vector<float> out(g.num_rows * width), back(g.num_cols * width), dot(entries);
+  const Scattered scattered(x, g.num_cols, width, random);
+  const std::vector<float> own(x.begin(), x.begin() + scattered.num_own * width);
+  std::vector<float> out(g.num_rows * width), same(out), back(g.num_cols * width), dot(entries);
   for (const bool weighted : {false, true}) {
     for (const bool mean : {false, true}) {
-      gas::multiply(g.forward(), weighted ? w.data() : nullptr, x.data(), width, mean, out.data(),
+      const float* weight = weighted ? w.data() : nullptr;
+      gas::multiply(g.forward(), weight, gas::in_one_table(x.data()), width, mean, out.data(),
                     threads);
+      gas::multiply(g.forward(), weight, scattered.rows(own), width, mean, same.data(), threads);
+      CHECK(out == same);
       for (int64_t r = 0; r < g.num_rows; ++r) {
         const double degree = g.rowptr[r + 1] - g.rowptr[r];
         for (int64_t j = 0; j < width; ++j) {
@@ -74,8 +99,8 @@ void test_products(const Graph& g, int64_t width, std::mt19937& random, int thre
         }
       }
     }
-    gas::multiply(g.backward(), weighted ? w.data() : nullptr, y.data(), width, false,
-                  back.data(), threads);
+    gas::multiply(g.backward(), weighted ? w.data() : nullptr, gas::in_one_table(y.data()), width,
+                  false, back.data(), threads);
     std::vector<double> wanted(back.size());
     for (int64_t r = 0; r < g.num_rows; ++r) {
       for (int64_t e = g.rowptr[r]; e < g.rowptr[r + 1]; ++e) {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,6 +41,10 @@ class BatchPulls:
             history = self._waiting.popleft()
             self._started[history] = history.start_pull(self._halo, self._batch_size)
 
+    def has_started(self, history: History) -> bool:
+        """Whether the rows of a history are being read."""
+        return history in self._started
+
     def rows(self, history: History) -> Tensor:
         """The rows of the halo from a history, behind space for the batch's own."""
         pull = self._started.get(history)
@@ -74,9 +77,13 @@ class SharedPulls:
     """
 
     def __init__(self, pulls: BatchPulls, batch_size: int, others: int) -> None:
-        self.others = [Copies() for _ in range(others)]
+        self.others = [Copies(pulls) for _ in range(others)]
         self._pulls = pulls
         self._batch_size = batch_size
+
+    def has_started(self, history: History) -> bool:
+        """See :meth:`BatchPulls.has_started`."""
+        return self._pulls.has_started(history)
 
     def rows(self, history: History) -> Tensor:
         """See :meth:`BatchPulls.rows`."""
@@ -94,38 +101,18 @@ class SharedPulls:
 class Copies(dict[History, Tensor]):
     """The rows that another forward pass has read from each history."""
 
+    def __init__(self, pulls: BatchPulls) -> None:
+        super().__init__()
+        self._pulls = pulls
+
+    def has_started(self, history: History) -> bool:
+        """See :meth:`BatchPulls.has_started`."""
+        return history in self
+
     def rows(self, history: History) -> Tensor:
-        """See :meth:`BatchPulls.rows`; each may be had once."""
-        return self.pop(history)
+        """See :meth:`BatchPulls.rows`; read anew what the other pass had no use for."""
+        return self.pop(history) if history in self else self._pulls.rows(history)
 
     def cancel(self) -> None:
         """Forgets what nobody asked for."""
         self.clear()
-
-
-class _Join(torch.autograd.Function):
-    """Writes rows in front of others, in place; the others get no gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, own: Tensor, rows: Tensor) -> Tensor:
-        ctx.size = own.size(0)
-        ctx.mark_dirty(rows)
-        rows[: own.size(0)] = own
-        return rows
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad[: ctx.size], None
-
-
-def join(own: Tensor, rows: Tensor) -> Tensor:
-    """The in-batch rows, with gradient, then the halo's, without.
-
-    Args:
-        own: The in-batch rows, of shape ``[batch_size, width]``.
-        rows: The halo's rows behind space for them, of shape ``[batch_size + halo, width]``, from
-            :meth:`BatchPulls.rows`; it is written to.
-    """
-    if own.dtype != rows.dtype or own.device != rows.device:
-        return torch.cat([own, rows[own.size(0) :].to(own)])
-    return _Join.apply(own, rows)

@@ -90,6 +90,22 @@ class CudaLink(HostLink):
             self.stream.wait_stream(torch.cuda.current_stream(self.device))
             self._behind = False
 
+    def table(self, dtype: torch.dtype) -> Tensor | None:
+        """See :meth:`HostLink.table`: rows of this device."""
+        if self._rows_elsewhere or self.engine.io == "none" or self.codec.dtype != dtype:
+            return None
+        torch.cuda.current_stream(self.device).wait_stream(self.stream)  # For what was pushed.
+        return self._rows
+
+    @property
+    def beside(self) -> bool:
+        """See :class:`HostLink`: on a stream of its own."""
+        return True
+
+    @property
+    def _rows_elsewhere(self) -> bool:
+        return self.staged or self._rows.device != self.device
+
     def pull(self, index: Tensor, space: int, dtype: torch.dtype, ahead: bool = False) -> Pull:
         """See :meth:`HostLink.pull`; the result is on the device."""
         encoded = self._encoded(dtype)

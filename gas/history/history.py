@@ -298,6 +298,31 @@ class History(torch.nn.Module):
         """
         return self._start(n_id, space, self._dtype, ahead=self.engine.io == "concurrent")
 
+    @property
+    def pulls_beside(self) -> bool:
+        """Whether a pull that has been started runs beside the computation."""
+        return self._link.beside
+
+    def in_place(self, n_id: Tensor, dtype: torch.dtype) -> Tensor | None:
+        """The table, where rows can be read as they are stored instead of being pulled.
+
+        That is so in the host's memory, for a computation on the CPU. It holds until the next push.
+
+        Args:
+            n_id: The nodes that will be read, of shape ``[n]``, int64.
+            dtype: What the caller computes with.
+
+        Returns:
+            Of shape ``[N, embedding_dim]``, not to be written to, or ``None``.
+        """
+        self._check_open()
+        table = self._link.table(dtype)
+        if table is not None:
+            _native.check_index("n_id", n_id)
+            _native.check_range("n_id", n_id, self.num_embeddings)
+            self._warn_unwritten(n_id)
+        return table
+
     def _start(self, n_id: Tensor, space: int, dtype: torch.dtype, ahead: bool = False) -> Pull:
         self._check_open()
         _native.check_index("n_id", n_id)

@@ -81,6 +81,13 @@ class HostLink:
         """Waits for everything that was submitted."""
         self.engine.jobs.wait_lane(self.lane)
 
+    def table(self, dtype: torch.dtype) -> Tensor | None:
+        """The stored rows, if those of a dtype can be computed with where they are."""
+        if not self._in_memory or self.engine.io == "none" or self.codec.dtype != dtype:
+            return None
+        self.wait()
+        return self._rows
+
     def pull(self, index: Tensor, space: int, dtype: torch.dtype, ahead: bool = False) -> Pull:
         """Starts to read rows, in a tensor with ``space`` rows in front of them.
 
@@ -103,7 +110,7 @@ class HostLink:
         else:
             job = Job.calling(lambda: self._read(index, rows, encoded))
         by = By.WAITERS
-        if ahead and self._beside:
+        if ahead and self.beside:
             by = By.ANYONE if self._native else By.WORKERS
         ticket = self.engine.jobs.submit(self.lane, job, by)
         return Pull(self.engine, ticket, out)
@@ -115,8 +122,7 @@ class HostLink:
         encoded = self._encoded(x.dtype)
         x = x.to("cpu", torch.float32 if encoded else self.codec.dtype).contiguous()
         # Into memory rows are written at once: a copy to write from later costs as much.
-        in_memory = self._native and self.store.tier in ("host", "pinned")
-        later = self.engine.io == "concurrent" and self._beside and not in_memory
+        later = self.engine.io == "concurrent" and self.beside and not self._in_memory
         if later:
             x = self.engine.pool.take(x.size(0), self.width, x.dtype).copy_(x)
             where = where.clone() if isinstance(where, Tensor) else where
@@ -148,7 +154,12 @@ class HostLink:
         return isinstance(store, TableStore) and store.direct and store.table.device.type == "cpu"
 
     @property
-    def _beside(self) -> bool:
+    def _in_memory(self) -> bool:
+        """Whether rows lie in memory of the host, where anybody may read them."""
+        return self._native and self.store.tier in ("host", "pinned")
+
+    @property
+    def beside(self) -> bool:
         """Whether work beside the computation is of use.
 
         Moving rows of memory or of a mapped file takes a core, so one has to be idle. A store of

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from gas.nn.adjacency import Adjacency
-from gas.nn.halo import first_rows, in_batch, is_front, row_by_row
+from gas.nn.halo import first_rows, is_front, parts_of, row_by_row
 from gas.nn.spmm import REDUCES, spmm
 
 # One element of a sparse product takes as long as some multiplications of a dense one: 4 to 6 with
@@ -175,7 +175,7 @@ def aggregates_first(adj: Adjacency, x: Tensor, out_channels: int) -> bool:
     transform = 2 * sparse * out_channels + 2 * cols * dense
     if x.requires_grad:
         aggregate += sparse * width + rows * dense
-        transform += (cols if in_batch(x) is None else rows) * dense
+        transform += (cols if parts_of(x) is None else rows) * dense
     return aggregate <= transform
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gas import _native
-from gas.nn.halo import in_batch, remember
+from gas.nn.halo import BatchRows, parts_of
 
 
 class _Dropout(torch.autograd.Function):
@@ -25,26 +25,6 @@ class _Dropout(torch.autograd.Function):
         return _Dropout.apply(grad, ctx.p, ctx.seed), None, None
 
 
-class _InBatchDropout(torch.autograd.Function):
-    """Drops elements of in-batch rows and of a halo, with gradient towards the former alone."""
-
-    @staticmethod
-    def forward(ctx: Any, own: Tensor, rows: Tensor, p: float, seed: int) -> tuple[Tensor, Tensor]:
-        ctx.p, ctx.seed, ctx.size = p, seed, own.size(0)
-        ctx.set_materialize_grads(False)
-        out = _native.dropout(rows, p, seed)
-        return out, out[: ctx.size].detach()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, grad_own: Tensor | None) -> tuple[Any, ...]:
-        if grad is not None:
-            first = grad[: ctx.size]
-            grad_own = first if grad_own is None else grad_own + first
-        if grad_own is None:
-            return None, None, None, None
-        return _Dropout.apply(grad_own, ctx.p, ctx.seed), None, None, None
-
-
 def dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
     """Sets each element to zero with probability ``p`` and scales the rest by ``1 / (1 - p)``.
 
@@ -52,6 +32,10 @@ def dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
     other and takes most of a small model's epoch. This one computes each from its position, in
     parallel, and again in the backward pass; ``torch.manual_seed`` makes it repeatable. On other
     devices, and for other types than float32 and float64, it is PyTorch's.
+
+    Of what :meth:`gas.ScalableGNN.push_and_pull` returns it drops elements of the batch's own rows.
+    Those of the halo, which are the expectation of what dropout would make of them, get no gradient
+    and stay where they are stored.
 
     Args:
         x: A tensor of any shape.
@@ -62,11 +46,21 @@ def dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
         raise ValueError(f"'p' is {p}, expected a probability in [0, 1]")
     if not training or p == 0.0:
         return x
+    parts = parts_of(x)
+    if parts is not None:
+        return BatchRows.of(dropout(parts.own, p), parts.halo)
     native = x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
     if not native or p == 1.0:
         return F.dropout(x, p)
     seed = int(torch.empty((), dtype=torch.int64).random_())
-    own = in_batch(x)
-    if own is None:
-        return _Dropout.apply(x, p, seed)
-    return remember(*_InBatchDropout.apply(own, x.detach(), p, seed))
+    return _Dropout.apply(x, p, seed)
+
+
+class Dropout(torch.nn.Dropout):
+    """:class:`torch.nn.Dropout` by :func:`dropout`; with ``inplace=True`` it is PyTorch's."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """See :func:`dropout`."""
+        if self.inplace:
+            return super().forward(input)
+        return dropout(input, self.p, self.training)

@@ -12,7 +12,7 @@ from torch import Tensor
 from gas import _operators
 from gas._operators import TYPES, Matrix
 from gas.nn.adjacency import Adjacency
-from gas.nn.halo import in_batch
+from gas.nn.halo import parts_of
 
 REDUCES = ("sum", "mean", "max", "min")
 NONE = [None] * len(Matrix._fields)  # The gradients towards a matrix.
@@ -23,14 +23,16 @@ def _multiply(
     matrix: Sequence[Tensor],
     weight: Tensor | None,
     x: Tensor,
-    own: Tensor | None,
+    other: Tensor | None,
+    place: Tensor | None,
     mean: bool,
     transposed: bool,
     num_rows: int | None,
 ) -> Tensor:
-    # The gradient goes to `own`, the first rows of `x`, where it is given.
+    # The rows of a batch's halo are those of `other` at `place`, behind the rows of `x`.
     m = Matrix(*matrix)
-    return _operators.multiply(m, weight, x.contiguous(), mean, transposed, num_rows)
+    how = mean, transposed, num_rows
+    return _operators.multiply(m, weight, x.contiguous(), *how, other, place)
 
 
 @_multiply.register_fake
@@ -38,7 +40,8 @@ def _(
     matrix: Sequence[Tensor],
     weight: Tensor | None,
     x: Tensor,
-    own: Tensor | None,
+    other: Tensor | None,
+    place: Tensor | None,
     mean: bool,
     transposed: bool,
     num_rows: int | None,
@@ -68,9 +71,8 @@ def _(
 
 
 def _multiply_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    matrix, weight, x, own, mean, transposed, num_rows = inputs
-    ctx.mean, ctx.transposed = mean, transposed
-    ctx.num_rows = x.size(0) if own is None else own.size(0)
+    matrix, weight, x, _, _, mean, transposed, num_rows = inputs
+    ctx.mean, ctx.transposed, ctx.num_rows = mean, transposed, x.size(0)
     ctx.padding = 0 if num_rows is None else Matrix(*matrix).num_cols - num_rows
     learns = weight is not None and weight.requires_grad
     ctx.save_for_backward(*matrix, weight, x if learns else None)
@@ -82,17 +84,16 @@ def _multiply_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         grad = F.pad(grad, (0, 0, 0, ctx.padding))
     if ctx.mean:
         grad = grad / Matrix(*parts).rowptr.diff().clamp(min=1).to(grad.dtype)[:, None]
-    _, needs_weight, needs_x, needs_own, *_ = ctx.needs_input_grad
+    _, needs_weight, needs_x, *_ = ctx.needs_input_grad
     grad_x = grad_weight = None
-    if needs_x or needs_own:
+    if needs_x:
         back = not ctx.transposed
         rows = ctx.num_rows if back else None
-        grad_x = _multiply(parts, weight, grad, None, False, back, rows)
+        grad_x = _multiply(parts, weight, grad, None, None, False, back, rows)
     if needs_weight:
         pair = (x, grad) if ctx.transposed else (grad, x)
         grad_weight = _dot_rows(parts, *pair)
-    grads = (None, grad_x) if needs_own else (grad_x, None)
-    return NONE, grad_weight, *grads, None, None, None
+    return NONE, grad_weight, grad_x, None, None, None, None, None
 
 
 _multiply.register_autograd(_multiply_backward, setup_context=_multiply_setup)
@@ -181,12 +182,12 @@ def spmm(adj: Adjacency, x: Tensor, weight: Tensor | None = None, reduce: str = 
     if reduce not in REDUCES:
         raise ValueError(f"'reduce' is {reduce!r}, expected one of {', '.join(REDUCES)}")
     check_features(adj, x, 2)
-    own = in_batch(x)
-    parts = (x, None) if own is None else (x.detach(), own)
+    parts = parts_of(x)
     if reduce in ("max", "min"):
         if weight is not None:
             raise ValueError(f"'weight' is given, but reduce={reduce!r} has no use for it")
-        return _extreme(adj.matrix, *parts, reduce == "max")[0]
+        values, own = (x, None) if parts is None else (parts.values(), parts.own)
+        return _extreme(adj.matrix, values, own, reduce == "max")[0]
     if weight is None and adj.value is not None:
         weight = adj.value.to(x.dtype)
     if weight is not None:
@@ -196,7 +197,13 @@ def spmm(adj: Adjacency, x: Tensor, weight: Tensor | None = None, reduce: str = 
                 f"shape [{adj.num_entries}]: one for each edge"
             )
         weight = weight.contiguous()
-    return _multiply(adj.matrix, weight, *parts, reduce == "mean", False, None)
+    other = place = None
+    if parts is not None:
+        if weight is not None and weight.requires_grad and torch.is_grad_enabled():
+            x = parts.whole()  # Its gradient needs the rows again, when they may have changed.
+        else:
+            x, (other, place) = parts.own, parts.halo.where(parts.own)
+    return _multiply(adj.matrix, weight, x, other, place, reduce == "mean", False, None)
 
 
 def check_features(adj: Adjacency, x: Tensor, dims: int, name: str = "x") -> None:

@@ -1,56 +1,94 @@
+"""A batch's own rows and its halo's, which are put together only for those who need them whole."""
+
 import copy
 
 import pytest
 import torch
 import torch.nn.functional as F
 import torch_geometric.nn as pyg
+import torch_geometric.transforms as T
 from adjacencies import make_adjacency
 from torch.autograd import gradcheck, gradgradcheck
 
 import gas
 from gas import _operators
-from gas.history.batch import join
 from gas.nn import GATConv, GCNConv, SAGEConv, dropout, spmm
-from gas.nn.halo import first_rows, in_batch, remember, row_by_row
+from gas.nn.halo import BatchRows, Halo, Stored, first_rows, is_front, parts_of, row_by_row
 from gas.planted import planted_partition
 
 ROWS, COLS = 7, 19
+HALO = COLS - ROWS
 
 
-def make_rows(width=5, dtype=torch.float64):
-    """In-batch rows with gradient, and both, as push_and_pull returns them."""
+def behind(own, rows):
+    return torch.cat([torch.full_like(own, torch.nan), rows])
+
+
+def with_halo(own, rows, stored=True):
+    """Both, as push_and_pull returns them."""
+    own = own if own.requires_grad else own.detach()
+    place = torch.randperm(30)[: rows.size(0)]
+    table = torch.full((30, own.size(1)), torch.nan, dtype=own.dtype)
+    table[place] = rows
+    where = Stored(table, place) if stored else None
+    return BatchRows.of(own, Halo(rows.size(0), lambda: behind(own.detach(), rows), where))
+
+
+def unpulled(own, rows):
+    """The same, of a halo that nobody may pull."""
+    x = with_halo(own, rows)
+    x.halo._pull = lambda: pytest.fail("the halo was pulled")
+    return x
+
+
+def make_rows(width=5, dtype=torch.float64, make=with_halo):
+    """A batch's own rows with gradient, both as push_and_pull returns them, and an ordinary one."""
     own = torch.randn(ROWS, width, dtype=dtype, requires_grad=True) * 1
     own.retain_grad()
-    return own, with_halo(own, torch.randn(COLS - ROWS, width, dtype=dtype))
+    rows = torch.randn(HALO, width, dtype=dtype)
+    return own, make(own, rows), torch.cat([own, rows])
 
 
-def with_halo(own, halo):
-    space = torch.empty(own.size(0), own.size(1), dtype=own.dtype)
-    return remember(join(own, torch.cat([space, halo])), own)
+def gradient(out, *inputs):
+    return torch.autograd.grad(out.pow(2).sum(), inputs, retain_graph=True)
 
 
-def plain(x):
-    """The same tensor, which remembers nothing."""
-    return x.view_as(x)
-
-
+@pytest.mark.parametrize("stored", [True, False])
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min"])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_gradients_of_products(reduce, weighted):
+def test_products(reduce, weighted, stored):
     adj = make_adjacency(ROWS, COLS, 40, weighted=weighted and reduce in ("sum", "mean"))
-    own, x = make_rows()
-    assert in_batch(x) is own
-    assert in_batch(plain(x)) is None
-    out, wanted = spmm(adj, x, reduce=reduce), spmm(adj, plain(x), reduce=reduce)
+    own, x, plain = make_rows(make=lambda own, rows: with_halo(own, rows, stored))
+    out, wanted = spmm(adj, x, reduce=reduce), spmm(adj, plain, reduce=reduce)
+    assert parts_of(x) is x
     assert torch.equal(out, wanted)
-    found = torch.autograd.grad(out.pow(2).sum(), own)[0]
-    assert torch.equal(found, torch.autograd.grad(wanted.pow(2).sum(), own)[0])
-    assert bool((found != 0).any())
+    assert torch.equal(*gradient(out, own), *gradient(wanted, own))
+    with torch.no_grad():
+        assert torch.equal(spmm(adj, x, reduce=reduce), wanted)
+    own = own.detach()
+    assert not spmm(adj, with_halo(own, plain[ROWS:].detach(), stored)).requires_grad
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_products_of_other_types(dtype):
+    adj = make_adjacency(ROWS, COLS, 40, weighted=True)
+    own, x, plain = make_rows(37, dtype=dtype, make=unpulled)
+    out, wanted = spmm(adj, x), spmm(adj, plain)
+    assert torch.equal(out, wanted)
+    assert torch.equal(*gradient(out, own), *gradient(wanted, own))
+
+
+def test_the_twin_of_a_split_product(monkeypatch):
+    adj = make_adjacency(ROWS, COLS, 40)
+    _, x, plain = make_rows(make=unpulled)
+    monkeypatch.setattr(_operators, "has_kernels", lambda *_: False)
+    assert torch.allclose(spmm(adj, x), spmm(adj, plain))
+    assert torch.allclose(spmm(adj, x, reduce="mean"), spmm(adj, plain, reduce="mean"))
 
 
 def test_gradients_of_gradients():
     adj = make_adjacency(ROWS, COLS, 40)
-    halo = torch.randn(COLS - ROWS, 2, dtype=torch.float64)
+    halo = torch.randn(HALO, 2, dtype=torch.float64)
     own = torch.randn(ROWS, 2, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(40, dtype=torch.float64, requires_grad=True)
 
@@ -61,16 +99,26 @@ def test_gradients_of_gradients():
     assert gradgradcheck(f, (own, weight.detach()))
 
 
+def test_weights_learn_from_the_rows_of_the_forward_pass():
+    adj = make_adjacency(ROWS, COLS, 40)
+    weight = torch.randn(40, dtype=torch.float64, requires_grad=True)
+    _, x, plain = make_rows()
+    table = x.halo.stored.table
+    out = spmm(adj, x, weight)
+    table.zero_()  # The next batch pushes.
+    assert torch.equal(*gradient(out, weight), *gradient(spmm(adj, plain, weight), weight))
+
+
 @pytest.mark.parametrize("reduce", ["sum", "max"])
 def test_no_gradient_is_computed_for_the_halo(monkeypatch, reduce):
     adj = make_adjacency(ROWS, COLS, 40)
-    own, x = make_rows()
+    own, x, _ = make_rows()
     rows = []
     name = "multiply" if reduce == "sum" else "extreme_backward"
     function = getattr(_operators, name)
 
     def watched(*args):
-        rows.append(args[-1])
+        rows.append(args[5] if reduce == "sum" else args[-1])
         return function(*args)
 
     monkeypatch.setattr(_operators, name, watched)
@@ -79,84 +127,184 @@ def test_no_gradient_is_computed_for_the_halo(monkeypatch, reduce):
     assert own.grad.shape == (ROWS, 5)
 
 
-def test_dropout_drops_both_alike():
+def test_dropout_spares_the_halo():
     adj = make_adjacency(ROWS, COLS, 40)
-    own, x = make_rows()
+    own, x, plain = make_rows(make=unpulled)
     torch.manual_seed(1)
     one = dropout(x, 0.4)
-    assert in_batch(one) is not None
-    assert torch.equal(in_batch(one), one[:ROWS])
     torch.manual_seed(1)
-    other = dropout(plain(x), 0.4)
-    assert torch.equal(one, other)
-    for name, function in (
-        ("knows", lambda x: spmm(adj, x).pow(2).sum()),
-        ("doesn't know", lambda x: x.tanh().sum()),
-        ("both", lambda x: spmm(adj, x).pow(2).sum() + x.tanh().sum()),
-    ):
-        found, wanted = (
-            torch.autograd.grad(function(y), own, retain_graph=True)[0] for y in (one, other)
-        )
-        assert torch.allclose(found, wanted, rtol=1e-12), name
+    wanted = torch.cat([dropout(own, 0.4), plain[ROWS:]])
+    assert bool((wanted[:ROWS] == 0).any())
+    out, other = spmm(adj, one), spmm(adj, wanted)
+    assert torch.equal(out, other)
+    assert torch.equal(*gradient(out, own), *gradient(other, own))
+    assert dropout(x, 0.4, training=False) is x
+    layer = gas.nn.Dropout(0.4)
+    torch.manual_seed(1)
+    assert torch.equal(spmm(adj, layer(x)), other)
+    assert layer.eval()(x) is x
+
+
+def test_tensors_of_one_halo_have_rows_of_their_own():
+    _, x, plain = make_rows(make=lambda own, rows: with_halo(own, rows, stored=False))
+    torch.manual_seed(1)
+    dropped = dropout(x, 0.4)
+    first, second = x * 1, dropped * 1
+    assert torch.equal(first, plain)
+    assert torch.equal(second[ROWS:], plain[ROWS:])
+    assert not torch.equal(second[:ROWS], plain[:ROWS])
+    dropped.zero_()
+    assert torch.equal(x, plain)
+    assert not dropped.any()
+
+
+# An ordinary tensor to everything else ------------------------------------------------------------
+
+
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 2 * grad
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # The compiler looks at it.
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x * 2,
+        lambda x: x.relu(),
+        lambda x: F.dropout(x, 0.5) if torch.manual_seed(0) else x,
+        lambda x: torch.cat([x, x], dim=1),
+        lambda x: x[3:9],
+        lambda x: x[:ROWS],
+        lambda x: x[: ROWS + 2],
+        lambda x: x[torch.arange(COLS) % 3 == 0],
+        lambda x: F.linear(x, torch.ones(2, 5, dtype=x.dtype)),
+        lambda x: torch.ones(2, COLS, dtype=x.dtype) @ x,
+        lambda x: torch.stack(x.unbind(1)),
+        lambda x: Twice.apply(x),
+        lambda x: torch.utils.checkpoint.checkpoint(torch.tanh, x, use_reentrant=False),
+        lambda x: torch.compile(torch.nn.Tanh(), backend="aot_eager")(x),
+        lambda x: x.mul_(3) * x,
+        lambda x: copy.deepcopy(x.detach()) + x,
+        lambda x: row_by_row(torch.tanh, x),
+        lambda x: first_rows(x, ROWS + 1),
+    ],
+)
+def test_everything_else_sees_an_ordinary_tensor(function):
+    own, x, plain = make_rows()
+    out, wanted = function(x), function(plain)
+    assert type(out) is torch.Tensor
+    assert torch.equal(out, wanted)
+    assert torch.equal(*gradient(out, own), *gradient(wanted, own))
+
+
+def test_its_shape_is_known_without_the_halo():
+    own, x, plain = make_rows(make=unpulled)
+    for look in (torch.Tensor.size, torch.Tensor.dim, torch.Tensor.numel, len):
+        assert look(x) == look(plain)
+    for name in ("shape", "ndim", "dtype", "device", "layout", "requires_grad", "is_leaf"):
+        assert getattr(x, name) == getattr(plain, name)
+    assert isinstance(x, torch.Tensor)
+    assert x[:ROWS] is own
+    assert is_front(x, own)
+    assert not is_front(x, own * 1)
+
+
+def test_the_gradient_of_a_kept_tensor():
+    _, x, plain = make_rows()
+    adj = make_adjacency(ROWS, COLS, 40)
+    for tensor in (x, plain):
+        tensor.retain_grad()
+        spmm(adj, tensor).pow(2).sum().backward(retain_graph=True)
+    assert torch.equal(x.grad, plain.grad)
+
+
+def test_it_can_be_printed_and_saved(tmp_path):
+    _, x, plain = make_rows()
+    assert repr(x.detach()) == repr(plain.detach())
+    torch.save(x.detach(), tmp_path / "x.pt")
+    assert torch.equal(torch.load(tmp_path / "x.pt"), plain)
 
 
 def test_in_place_changes_are_seen():
     adj = make_adjacency(ROWS, COLS, 40)
-    own, x = make_rows()
+    own, x, _ = make_rows()
     x.mul_(3)
-    assert in_batch(x) is None
-    out = spmm(adj, x)
-    assert torch.equal(out, spmm(adj, plain(x)))
-    found = torch.autograd.grad(out.sum(), own)[0]
+    assert parts_of(x) is None
+    found = torch.autograd.grad(spmm(adj, x).sum(), own)[0]
     assert torch.allclose(found, 3 * adj.to_torch_sparse().to_dense().sum(0)[:ROWS, None].double())
 
 
-def test_nothing_is_remembered_without_a_gradient():
-    own, x = make_rows()
-    assert in_batch(with_halo(own.detach(), x[ROWS:].detach())) is None
+@pytest.mark.parametrize("use", [lambda x: x + 1, parts_of])
+def test_rows_that_were_changed_before_they_are_used(use):
+    own, x, _ = make_rows()
+    own.mul_(2)
+    with pytest.raises(RuntimeError, match="given to push_and_pull, .* change a clone"):
+        use(x)
+
+
+def test_without_a_gradient_and_without_a_halo():
+    own, x, plain = make_rows()
+    with torch.inference_mode():
+        inner = with_halo(own * 1, plain[ROWS:])
+        assert torch.equal(inner * 1, plain)
+    assert not with_halo(own.detach(), plain[ROWS:].detach()).requires_grad
+    assert with_halo(own, plain[:0].detach()) is own
     with torch.no_grad():
-        assert in_batch(x) is None
+        assert not (x * 1).requires_grad
+    assert (x * 1).requires_grad
 
 
-def test_first_rows():
-    own, x = make_rows()
-    assert first_rows(x, ROWS) is own
-    assert torch.equal(first_rows(x, 3), own[:3])
-    assert torch.equal(first_rows(x, ROWS + 2), x[: ROWS + 2])
+def test_other_types_than_the_batchs_own():
+    adj = make_adjacency(ROWS, COLS, 40)
+    own, _, plain = make_rows(dtype=torch.bfloat16)
+    rows = plain[ROWS:].detach().float()
+    x = BatchRows.of(own, Halo(HALO, lambda: behind(own.detach().float(), rows)))
+    assert torch.equal(spmm(adj, x), spmm(adj, plain))
+    assert torch.equal(x * 1, plain)
 
 
 def test_row_by_row():
-    own, x = make_rows()
+    own, x, plain = make_rows()
     lin = torch.nn.Linear(5, 3).double()
-    out, wanted = row_by_row(lin, x), lin(x)
+    out, wanted = row_by_row(lin, x), lin(plain)
+    assert parts_of(x) is x
     assert torch.allclose(out, wanted)
     inputs = (own, *lin.parameters())
-    found = torch.autograd.grad(out.pow(2).sum(), inputs)
-    for mine, other in zip(found, torch.autograd.grad(wanted.pow(2).sum(), inputs), strict=True):
+    for mine, other in zip(gradient(out, *inputs), gradient(wanted, *inputs), strict=True):
         assert torch.allclose(mine, other)
 
 
 @pytest.mark.parametrize(
-    ("conv", "pair"),
+    ("conv", "pair", "pulls"),
     [
-        (lambda: GCNConv(5, 40, normalize=False), False),  # Aggregates first.
-        (lambda: GCNConv(5, 1, normalize=False), False),  # Transforms first.
-        (lambda: SAGEConv(5, 4), True),
-        (lambda: GATConv(5, 4, heads=2, add_self_loops=False), True),
+        (lambda: GCNConv(5, 40, normalize=False), False, False),  # Aggregates first.
+        (lambda: GCNConv(5, 1, normalize=False), False, True),  # Transforms first.
+        (lambda: SAGEConv(5, 4), True, False),
+        (lambda: GATConv(5, 4, heads=2, add_self_loops=False), True, True),
     ],
 )
-def test_convolutions(conv, pair):
+def test_convolutions(conv, pair, pulls):
     torch.manual_seed(0)
     conv = conv().double()
     adj = make_adjacency(ROWS, COLS, 40)
-    own, x = make_rows()
+    own, x, plain = make_rows(make=with_halo if pulls else unpulled)
     results = []
-    for rows in (x, plain(x)):
+    for rows in (x, plain):
         out = conv((rows, rows[:ROWS]) if pair else rows, adj)
         assert conv.path == "fused"
-        results.append([out, *torch.autograd.grad(out.pow(2).sum(), [own, *conv.parameters()])])
+        results.append([out, *gradient(out, own, *conv.parameters())])
+    assert parts_of(x) is x
     for mine, other in zip(*results, strict=True):
         assert torch.allclose(mine, other, rtol=1e-10)
+
+
+# In a model ---------------------------------------------------------------------------------------
 
 
 class Script(gas.ScalableGNN):
@@ -174,10 +322,13 @@ class Script(gas.ScalableGNN):
         return self.convs[-1]((x, x[:batch_size]), adj_t) + F.elu(x)[:batch_size].sum(1)[:, None]
 
 
-def test_a_users_model():
-    data = planted_partition(60, 5, 3, 4, 20)
+def make_loader(layout="fused", transform=lambda data: data):
+    data = transform(planted_partition(60, 5, 3, 4, 20))
     perm, ptr = gas.metis(data.edge_index, 3, num_nodes=60, log=False)
-    data = gas.permute(data, perm, log=False)
+    return gas.SubgraphLoader(gas.permute(data, perm, log=False), ptr, layout=layout, log=False)
+
+
+def test_a_users_model():
     torch.manual_seed(0)
     plain_model = Script()
     plain_model.histories[0].push(torch.randn(60, 6))
@@ -185,10 +336,59 @@ def test_a_users_model():
     fused_model = gas.fuse(copy.deepcopy(plain_model))
     grads = []
     for model, layout in ((plain_model, "csr"), (fused_model, "fused")):
-        loader = gas.SubgraphLoader(data, ptr, layout=layout, log=False)
-        for batch, *args in loader:
+        for batch, *args in make_loader(layout):
             model(batch.x, batch.adj_t, *args).pow(2).mean().backward()
         grads.append([parameter.grad for parameter in model.parameters()])
     assert all(conv.path == "fused" for conv in fused_model.convs)
     for mine, other in zip(*grads, strict=True):
         assert torch.allclose(mine, other, rtol=1e-4, atol=1e-6)
+
+
+class Keeps(gas.ScalableGNN):
+    """A model that keeps what it was given."""
+
+    def __init__(self):
+        super().__init__(60, 4, 2, io="serial")
+        self.conv = gas.nn.SAGEConv(4, 3)
+        self.kept = []
+        self.dropout = torch.nn.Dropout(0.5)
+
+    def forward(self, x, adj_t, *args):
+        x = self.push_and_pull(self.histories[0], x * 1, *args)
+        self.kept.append(x)
+        x = self.dropout(x)
+        return self.conv((x, x[: args[0]]), adj_t)
+
+
+def test_rows_that_are_kept_stay_as_they_were():
+    model, loader = Keeps(), make_loader()
+    rows = torch.randn(60, 4)
+    model.histories[0].push(rows)
+    batches = list(loader)
+    for batch, *args in batches:
+        model(batch.x, batch.adj_t, *args)
+    for kept, batch in zip(model.kept, batches, strict=True):
+        now = torch.cat([batch.data.x[: batch.batch_size], rows[batch.n_id[batch.batch_size :]]])
+        assert torch.equal(kept, now)
+        rows[batch.n_id[: batch.batch_size]] = batch.data.x[: batch.batch_size]
+
+
+@pytest.mark.parametrize("name", ["GCN", "GraphSAGE", "GIN", "APPNP", "GCN2"])
+def test_models_move_no_rows_of_the_halo(monkeypatch, name):
+    arguments = {"GCN2": (4, 8, 3, 3, 0.1, 0.5), "APPNP": (4, 8, 8, 3)}.get(name, (4, 8, 8, 3))
+    model = getattr(gas.models, name)(60, *arguments, dropout=0.5, io="serial")
+    loader = make_loader(transform=T.GCNNorm() if model.needs_weights else lambda data: data)
+    for history in model.histories:
+        history.push(torch.randn(60, history.embedding_dim))
+    monkeypatch.setattr(gas.History, "start_pull", lambda *_: pytest.fail("rows were pulled"))
+    for batch, *args in loader:
+        model(batch.x, batch.adj_t, *args).sum().backward()
+
+
+def test_fuse_makes_dropout_spare_the_halo():
+    model = gas.fuse(Keeps())
+    assert type(model.dropout) is gas.nn.Dropout
+    in_place = torch.nn.Dropout(0.5, inplace=True)
+    x = torch.ones(50, 3)
+    assert gas.fuse(torch.nn.Sequential(in_place))(x) is x
+    assert bool((x == 0).any())

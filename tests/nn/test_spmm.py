@@ -127,11 +127,13 @@ def test_operators_are_registered_properly():
     adj = make_adjacency(*SHAPES["bipartite"], weighted=True, dtype=torch.float32)
     x = torch.randn(19, 4, requires_grad=True)
     matrix, own = list(adj.matrix), torch.randn(7, 4, requires_grad=True)
-    for parts in ((x, None), (x.detach(), own)):
-        rest = (*parts, True, False, None)
+    table, place = torch.randn(50, 4), torch.randperm(50)[:12]
+    for rows in ((x, None, None), (own, table, place), (own, table[:12], None)):
+        rest = (*rows, True, False, None)
         torch.library.opcheck(torch.ops.gas.multiply, (matrix, adj.value, *rest))
+    for parts in ((x, None), (x.detach(), own)):
         torch.library.opcheck(torch.ops.gas.extreme, (matrix, *parts, True))
-    back = (torch.randn(7, 4, requires_grad=True), None, False, True, 5)
+    back = (torch.randn(7, 4, requires_grad=True), None, None, False, True, 5)
     torch.library.opcheck(torch.ops.gas.multiply, (matrix, adj.value, *back))
 
 
