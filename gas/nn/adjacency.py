@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from gas._operators import Matrix, transpose
+from gas.nn.custom_op import custom_op
 from gas.subgraph import csr_matrix, entries, is_sparse_tensor
 
 MOST = 2**31 - 1  # What an int32 can count.
 
 
-@torch.library.custom_op("gas::transpose", mutates_args=())
+@custom_op("gas::transpose")
 def _transpose(rowptr: Tensor, col: Tensor, num_cols: int) -> tuple[Tensor, Tensor, Tensor]:
     return transpose(rowptr, col, num_cols)
 

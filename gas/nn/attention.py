@@ -11,10 +11,11 @@ from torch import Tensor
 from gas import _operators
 from gas._operators import Dropout, Matrix
 from gas.nn.adjacency import Adjacency
+from gas.nn.custom_op import custom_op
 from gas.nn.spmm import NONE, check_features
 
 
-@torch.library.custom_op("gas::gat_attention", mutates_args=())
+@custom_op("gas::gat_attention")
 def _attention(
     matrix: Sequence[Tensor],
     x: Tensor,
@@ -46,7 +47,7 @@ def _(
     return out, maximum, total, weight, positive
 
 
-@torch.library.custom_op("gas::gat_attention_backward", mutates_args=())
+@custom_op("gas::gat_attention_backward")
 def _attention_backward(
     matrix: Sequence[Tensor],
     x: Tensor,

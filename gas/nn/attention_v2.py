@@ -12,10 +12,11 @@ from gas import _attention_v2
 from gas._operators import Dropout, Matrix
 from gas.nn.adjacency import Adjacency
 from gas.nn.attention import check_dropout, draw_seed
+from gas.nn.custom_op import custom_op
 from gas.nn.spmm import NONE, check_features
 
 
-@torch.library.custom_op("gas::gatv2_attention", mutates_args=())
+@custom_op("gas::gatv2_attention")
 def _attention(
     matrix: Sequence[Tensor],
     source: Tensor,
@@ -44,7 +45,7 @@ def _(
     return out, maximum, total
 
 
-@torch.library.custom_op("gas::gatv2_attention_backward", mutates_args=())
+@custom_op("gas::gatv2_attention_backward")
 def _attention_backward(
     matrix: Sequence[Tensor],
     source: Tensor,

@@ -11,6 +11,7 @@ from torch import Tensor
 from gas import _edge_conv
 from gas._operators import Matrix
 from gas.nn.adjacency import Adjacency
+from gas.nn.custom_op import custom_op
 from gas.nn.spmm import NONE, REDUCES, check_features, spmm
 
 # By class: the kernel's name, and the attribute that holds its parameter.
@@ -23,7 +24,7 @@ ACTIVATIONS: dict[type[torch.nn.Module], tuple[str, str]] = {
 }
 
 
-@torch.library.custom_op("gas::edge_conv", mutates_args=())
+@custom_op("gas::edge_conv")
 def _sums(
     matrix: Sequence[Tensor],
     target: Tensor,
@@ -51,7 +52,7 @@ def _(
     return out, torch.empty_like(out) if keep_state else out.new_empty(0)
 
 
-@torch.library.custom_op("gas::edge_conv_backward", mutates_args=())
+@custom_op("gas::edge_conv_backward")
 def _sums_backward(
     matrix: Sequence[Tensor],
     target: Tensor,

@@ -12,6 +12,7 @@ from gas import _mixture
 from gas._mixture import Mixture
 from gas._operators import Matrix
 from gas.nn.adjacency import Adjacency
+from gas.nn.custom_op import custom_op
 from gas.nn.spmm import NONE, check_features
 
 
@@ -19,7 +20,7 @@ def _contiguous(*tensors: Tensor) -> Mixture:
     return Mixture(*(tensor.contiguous() for tensor in tensors))
 
 
-@torch.library.custom_op("gas::mixture_spread", mutates_args=())
+@custom_op("gas::mixture_spread")
 def _spread(
     matrix: Sequence[Tensor],
     x: Tensor,
@@ -47,7 +48,7 @@ def _(
     return x.new_empty(m.num_cols if transposed else m.num_rows, mu.size(0), x.size(1))
 
 
-@torch.library.custom_op("gas::mixture_collapse", mutates_args=())
+@custom_op("gas::mixture_collapse")
 def _collapse(
     matrix: Sequence[Tensor],
     x: Tensor,
@@ -75,7 +76,7 @@ def _(
     return x.new_empty(m.num_cols if transposed else m.num_rows, x.size(2))
 
 
-@torch.library.custom_op("gas::mixture_backward", mutates_args=())
+@custom_op("gas::mixture_backward")
 def _backward(
     matrix: Sequence[Tensor],
     own: Tensor,

@@ -12,13 +12,14 @@ from torch import Tensor
 from gas import _operators
 from gas._operators import TYPES, Matrix
 from gas.nn.adjacency import Adjacency
+from gas.nn.custom_op import custom_op
 from gas.nn.halo import parts_of
 
 REDUCES = ("sum", "mean", "max", "min")
 NONE = [None] * len(Matrix._fields)  # The gradients towards a matrix.
 
 
-@torch.library.custom_op("gas::multiply", mutates_args=())
+@custom_op("gas::multiply")
 def _multiply(
     matrix: Sequence[Tensor],
     weight: Tensor | None,
@@ -52,7 +53,7 @@ def _(
     return x.new_empty(num_rows, x.size(1))
 
 
-@torch.library.custom_op("gas::dot_rows", mutates_args=())
+@custom_op("gas::dot_rows")
 def _dot_rows(
     matrix: Sequence[Tensor],
     a: Tensor,
@@ -99,7 +100,7 @@ def _multiply_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 _multiply.register_autograd(_multiply_backward, setup_context=_multiply_setup)
 
 
-@torch.library.custom_op("gas::extreme", mutates_args=())
+@custom_op("gas::extreme")
 def _extreme(
     matrix: Sequence[Tensor],
     x: Tensor,
@@ -120,7 +121,7 @@ def _(
     return out, torch.empty_like(out, dtype=torch.int32)
 
 
-@torch.library.custom_op("gas::extreme_backward", mutates_args=())
+@custom_op("gas::extreme_backward")
 def _extreme_backward(
     matrix: Sequence[Tensor],
     grad: Tensor,
