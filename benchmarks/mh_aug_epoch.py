@@ -68,7 +68,7 @@ def main() -> None:
         model = gas.models.GCN(data.num_nodes, data.num_features, 128, out_channels, 3, 0.3)
         with torch.no_grad():  # No cold start.
             model(whole.x, whole.edge_index, fill=True, edge_weight=whole.edge_weight)
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=True)
         batches = Repeated(loader) if repeat else loader
         return lambda: train_epoch(model, batches, optimizer, view_loss=view_loss)
 

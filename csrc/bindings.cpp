@@ -272,10 +272,10 @@ void bind_operators(py::module_& m) {
   bind_mixture<double>(m, "Mixture_float64");
   m.def(
       "transpose",
-      [](const Sparse& matrix, int64_t num_cols, uintptr_t rowptr, uintptr_t col, uintptr_t entry,
-         int threads) {
-        gas::transpose(matrix, num_cols, at<int32_t>(rowptr), at<int32_t>(col), at<int32_t>(entry),
-                       threads);
+      [](const Sparse& matrix, int64_t num_cols, int64_t kept, uintptr_t rowptr, uintptr_t col,
+         uintptr_t entry, int threads) {
+        gas::transpose(matrix, num_cols, kept, at<int32_t>(rowptr), at<int32_t>(col),
+                       at<int32_t>(entry), threads);
       },
       Release());
   m.def(

@@ -79,14 +79,19 @@ def _backward(m: Matrix, num_cols: int | None = None) -> object:
     return C.Sparse(rows, m.t_rowptr.data_ptr(), m.t_col.data_ptr(), m.t_entry.data_ptr())
 
 
-def transpose(rowptr: Tensor, col: Tensor, num_cols: int) -> tuple[Tensor, Tensor, Tensor]:
+def transpose(
+    rowptr: Tensor, col: Tensor, num_cols: int, kept: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """The transpose of a matrix in compressed rows: ``t_rowptr``, ``t_col`` and ``t_entry``.
+
+    Columns from ``kept`` on are left out, as if they were empty; what would be their entries has
+    unspecified values.
 
     Raises:
         IndexError: If a column is outside ``[0, num_cols)``.
     """
     if not _use(rowptr, col):  # On CUDA, too: a stable sort.
-        return _transpose_torch(rowptr, col, num_cols)
+        return _transpose_torch(rowptr, col, num_cols, kept)
     t_rowptr, t_col, t_entry = (
         rowptr.new_empty(num_cols + 1),
         torch.empty_like(col),
@@ -96,6 +101,7 @@ def transpose(rowptr: Tensor, col: Tensor, num_cols: int) -> tuple[Tensor, Tenso
     C.transpose(
         matrix,
         num_cols,
+        kept,
         t_rowptr.data_ptr(),
         t_col.data_ptr(),
         t_entry.data_ptr(),
@@ -104,13 +110,16 @@ def transpose(rowptr: Tensor, col: Tensor, num_cols: int) -> tuple[Tensor, Tenso
     return t_rowptr, t_col, t_entry
 
 
-def _transpose_torch(rowptr: Tensor, col: Tensor, num_cols: int) -> tuple[Tensor, Tensor, Tensor]:
+def _transpose_torch(
+    rowptr: Tensor, col: Tensor, num_cols: int, kept: int
+) -> tuple[Tensor, Tensor, Tensor]:
     _native.check_range("col", col, num_cols)
     entry = torch.sort(col, stable=True).indices
     rows = torch.arange(rowptr.numel() - 1, dtype=torch.int32, device=col.device)
     row = torch.repeat_interleave(rows, rowptr.diff())
     t_rowptr = rowptr.new_zeros(num_cols + 1)
     count = torch.bincount(col, minlength=num_cols)
+    count[kept:] = 0
     t_rowptr[1:] = torch.cumsum(count, 0).to(torch.int32)
     return t_rowptr, row[entry], entry.to(torch.int32)
 

@@ -37,7 +37,7 @@ inline Graph make_graph(int64_t num_rows, int64_t num_cols, const std::vector<in
   g.t_rowptr.resize(num_cols + 1);
   g.t_col.resize(g.col.size());
   g.t_entry.resize(g.col.size());
-  gas::transpose(g.forward(), num_cols, g.t_rowptr.data(), g.t_col.data(), g.t_entry.data(), 1);
+  gas::transpose(g.forward(), num_cols, num_cols, g.t_rowptr.data(), g.t_col.data(), g.t_entry.data(), 1);
   return g;
 }
 

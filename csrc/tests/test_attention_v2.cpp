@@ -89,7 +89,7 @@ template <typename T>
 Result<T> run(const Case& c, const Numbers& grad, int threads) {
   const gas::Sparse forward{c.rows, c.rowptr.data(), c.col.data(), nullptr};
   std::vector<int32_t> t_rowptr(c.cols + 1), t_col(c.col.size()), t_entry(c.col.size());
-  gas::transpose(forward, c.cols, t_rowptr.data(), t_col.data(), t_entry.data(), threads);
+  gas::transpose(forward, c.cols, c.cols, t_rowptr.data(), t_col.data(), t_entry.data(), threads);
   const gas::Sparse backward{c.cols, t_rowptr.data(), t_col.data(), t_entry.data()};
   const auto cast = [](const Numbers& v) { return std::vector<T>(v.begin(), v.end()); };
   const auto source = cast(c.source), target = cast(c.target), att = cast(c.att), g = cast(grad);

@@ -15,13 +15,31 @@ MOST = 2**31 - 1  # What an int32 can count.
 
 
 @custom_op("gas::transpose")
-def _transpose(rowptr: Tensor, col: Tensor, num_cols: int) -> tuple[Tensor, Tensor, Tensor]:
-    return transpose(rowptr, col, num_cols)
+def _transpose(
+    rowptr: Tensor, col: Tensor, num_cols: int, kept: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    return transpose(rowptr, col, num_cols, kept)
 
 
 @_transpose.register_fake
-def _(rowptr: Tensor, col: Tensor, num_cols: int) -> tuple[Tensor, Tensor, Tensor]:
+def _(rowptr: Tensor, col: Tensor, num_cols: int, kept: int) -> tuple[Tensor, Tensor, Tensor]:
     return rowptr.new_empty(num_cols + 1), torch.empty_like(col), torch.empty_like(col)
+
+
+class _Directions:
+    """A matrix and as many columns of its transpose as gradients have needed so far."""
+
+    def __init__(self, rowptr: Tensor, col: Tensor, num_cols: int) -> None:
+        self.rowptr, self.col, self.num_cols = rowptr, col, num_cols
+        self.matrix: Matrix | None = None
+        self.kept = -1  # Columns of the transpose, from the first.
+
+    def get(self, kept: int) -> Matrix:
+        """The matrix with its transpose, of which columns from ``kept`` on may be left out."""
+        if self.matrix is None or kept > self.kept:
+            back = _transpose(self.rowptr, self.col, self.num_cols, kept)
+            self.matrix, self.kept = Matrix(self.rowptr, self.col, *back), kept
+        return self.matrix
 
 
 class Adjacency:
@@ -58,7 +76,7 @@ class Adjacency:
         self.col = col.to(torch.int32).contiguous()
         self.value = value
         self._num_cols = rowptr.numel() - 1 if num_cols is None else num_cols
-        self._matrix: Matrix | None = None
+        self._directions = _Directions(self.rowptr, self.col, self._num_cols)
         self.kept: dict[Any, Adjacency] = {}  # What was made of it, such as its normalisation.
 
     @classmethod
@@ -120,10 +138,14 @@ class Adjacency:
     @property
     def matrix(self) -> Matrix:
         """Both directions, as the kernels take them."""
-        if self._matrix is None:
-            back = _transpose(self.rowptr, self.col, self._num_cols)
-            self._matrix = Matrix(self.rowptr, self.col, *back)
-        return self._matrix
+        return self._directions.get(self._num_cols)
+
+    def matrix_for(self, x: Tensor) -> Matrix:
+        """Both directions; the transpose at least of the columns whose gradient ``x`` takes."""
+        if torch.compiler.is_compiling():
+            return self.matrix
+        learns = torch.is_grad_enabled() and x.requires_grad
+        return self._directions.get(x.size(0) if learns else 0)
 
     def degree(self) -> Tensor:
         """The number of entries of each row, of shape ``[rows]``, int32."""
@@ -135,7 +157,7 @@ class Adjacency:
             return self
         if "unweighted" not in self.kept:
             twin = Adjacency(self.rowptr, self.col, None, self._num_cols)
-            twin._matrix = self.matrix
+            twin._directions = self._directions
             self.kept["unweighted"] = twin
         return self.kept["unweighted"]
 
@@ -180,15 +202,16 @@ class Adjacency:
 
         value = None if self.value is None else move(self.value)
         twin = Adjacency(move(self.rowptr), move(self.col), value, self._num_cols)
-        if self._matrix is not None:
-            m = self._matrix
-            back = move(m.t_rowptr), move(m.t_col), move(m.t_entry)
-            twin._matrix = Matrix(twin.rowptr, twin.col, *back)
+        here, there = self._directions, twin._directions
+        if here.matrix is not None:
+            back = (move(part) for part in here.matrix[2:])
+            there.matrix, there.kept = Matrix(twin.rowptr, twin.col, *back), here.kept
         return twin
 
     def tensors(self) -> list[Tensor]:
         """The tensors it is made of, the transpose included once there is one."""
-        parts = [self.rowptr, self.col] if self._matrix is None else list(self._matrix)
+        matrix = self._directions.matrix
+        parts = [self.rowptr, self.col] if matrix is None else list(matrix)
         return parts if self.value is None else [*parts, self.value]
 
     def __repr__(self) -> str:

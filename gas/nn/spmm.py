@@ -188,7 +188,8 @@ def spmm(adj: Adjacency, x: Tensor, weight: Tensor | None = None, reduce: str = 
         if weight is not None:
             raise ValueError(f"'weight' is given, but reduce={reduce!r} has no use for it")
         values, own = (x, None) if parts is None else (parts.values(), parts.own)
-        return _extreme(adj.matrix, values, own, reduce == "max")[0]
+        matrix = adj.matrix_for(x if own is None else own)
+        return _extreme(matrix, values, own, reduce == "max")[0]
     if weight is None and adj.value is not None:
         weight = adj.value.to(x.dtype)
     if weight is not None:
@@ -204,7 +205,7 @@ def spmm(adj: Adjacency, x: Tensor, weight: Tensor | None = None, reduce: str = 
             x = parts.whole()  # Its gradient needs the rows again, when they may have changed.
         else:
             x, (other, place) = parts.own, parts.halo.where(parts.own)
-    return _multiply(adj.matrix, weight, x, other, place, reduce == "mean", False, None)
+    return _multiply(adj.matrix_for(x), weight, x, other, place, reduce == "mean", False, None)
 
 
 def check_features(adj: Adjacency, x: Tensor, dims: int, name: str = "x") -> None:

@@ -265,6 +265,7 @@ class Experiment:
         optimizer = torch.optim.Adam(
             model.param_groups(settings.reg_weight_decay, settings.nonreg_weight_decay),
             lr=settings.lr,
+            fused=True,  # A small model's step takes a third of the time.
         )
         if not self.full_batch:
             self._refresh(model)  # So that the first epoch reads real embeddings.

@@ -60,7 +60,7 @@ def test_second_derivatives_of_a_sum():
 def test_twins(shape, dtype):
     adj = make_adjacency(*SHAPES[shape])
     m = adj.matrix
-    twin = _operators._transpose_torch(adj.rowptr, adj.col, adj.size(1))
+    twin = _operators._transpose_torch(adj.rowptr, adj.col, adj.size(1), adj.size(1))
     for mine, other in zip(m[2:], twin, strict=True):
         assert torch.equal(mine, other)
         assert mine.dtype == torch.int32
@@ -212,6 +212,30 @@ def test_what_is_made_of_an_adjacency():
     moved = adj.to("cpu")
     assert torch.equal(moved.matrix.t_entry, adj.matrix.t_entry)
     assert repr(adj) == "Adjacency(7 x 19, 40 entries, weighted)"
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_only_columns_with_a_gradient_are_transposed(monkeypatch, native):
+    if not native:
+        monkeypatch.setattr(_operators, "_use", lambda *_: False)
+    adj = make_adjacency(*SHAPES["bipartite"])
+    whole = Adjacency(adj.rowptr, adj.col, None, 19).matrix
+    x = torch.randn(19, 3, dtype=torch.float64)
+    assert not adj.matrix_for(x).t_rowptr.any()
+    first = adj.matrix_for(x[:7].requires_grad_())
+    entries = int(whole.t_rowptr[7])
+    assert torch.equal(first.t_rowptr, whole.t_rowptr.clamp(max=entries))
+    assert torch.equal(first.t_col[:entries], whole.t_col[:entries])
+    assert torch.equal(first.t_entry[:entries], whole.t_entry[:entries])
+    assert first.num_cols == 19
+    assert adj.matrix_for(x) is first
+    assert adj.unweighted().matrix_for(x) is first
+    moved = adj.to("cpu")
+    assert torch.equal(moved.matrix_for(x).t_rowptr, first.t_rowptr)
+    for mine, other in zip(adj.matrix, whole, strict=True):  # Made anew, whole.
+        assert torch.equal(mine, other)
+    with torch.no_grad():
+        assert adj.matrix_for(x.requires_grad_()) is adj.matrix
 
 
 def test_wrong_adjacencies():
