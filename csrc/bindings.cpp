@@ -19,6 +19,7 @@
 #include "edge_conv.h"
 #include "ego.h"
 #include "engine.h"
+#include "keep.h"
 #include "mixture.h"
 #include "relabel.h"
 #include "rows.h"
@@ -317,6 +318,15 @@ PYBIND11_MODULE(_C, m) {
       [](int64_t n, int64_t k, uint64_t seed, uintptr_t among, int64_t count, uintptr_t drawn,
          int threads) {
         gas::draw_subset(n, k, seed, at<const uint8_t>(among), count, at<uint8_t>(drawn), threads);
+      },
+      Release());
+  m.def(
+      "kept_entries",
+      [](uintptr_t rowptr, int64_t num_rows, uintptr_t id, uintptr_t kept, uintptr_t out_rowptr,
+         uintptr_t out_entry, int threads) {
+        return gas::kept_entries(at<const int32_t>(rowptr), num_rows, at<const int64_t>(id),
+                                 at<const uint8_t>(kept), at<int32_t>(out_rowptr),
+                                 at<int64_t>(out_entry), threads);
       },
       Release());
 

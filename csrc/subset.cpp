@@ -39,7 +39,7 @@ void draw_range(uint64_t seed, const uint8_t* among, uint64_t low, uint64_t high
     for (int64_t i = 0; i < size; ++i) keys[i] = random_bits(seed, start + i);
     int64_t below = 0, inside = 0;
     for (int64_t i = 0; i < size; ++i) {
-      const uint8_t member = kAmong ? among[start + i] : 1;
+      const uint8_t member = kAmong ? among[start + i] != 0 : 1;
       const uint8_t first = member & static_cast<uint8_t>(keys[i] < low);
       drawn[start + i] = first;
       below += first;

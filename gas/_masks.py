@@ -93,6 +93,37 @@ def _subset_torch(
     return drawn | (active & (left > 0))
 
 
+# Entries ------------------------------------------------------------------------------------------
+
+
+def kept_entries(rowptr: Tensor, ids: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+    """Some of the entries of a sparse matrix in compressed rows.
+
+    Args:
+        rowptr: First entry of each row, of shape ``[rows + 1]``, int32.
+        ids: Of every entry, its place in ``kept``, of shape ``[entries]``, int64.
+        kept: Which stay, bool.
+
+    Returns:
+        The positions of those that stay, of shape ``[n]``, int64, and their rows, of shape
+        ``[rows + 1]``, int32.
+    """
+    if not _native._use(rowptr, ids, kept):
+        entry = kept.index_select(0, ids).nonzero().view(-1)
+        return entry, torch.searchsorted(entry, rowptr.long()).to(torch.int32)
+    entry, out = torch.empty_like(ids), torch.empty_like(rowptr)
+    count = C.kept_entries(
+        rowptr.data_ptr(),
+        rowptr.numel() - 1,
+        ids.data_ptr(),
+        kept.data_ptr(),
+        out.data_ptr(),
+        entry.data_ptr(),
+        torch.get_num_threads(),
+    )
+    return entry[:count], out
+
+
 # Ego-graphs ---------------------------------------------------------------------------------------
 
 

@@ -313,7 +313,9 @@ def dropout(adj_t: Any, p: float, training: bool = True) -> Any:
     return drop_edges(adj_t, {}, p)[0] if training else adj_t
 
 
-def keep_edges(adj: Any, entry: Tensor, value: Tensor | None = None) -> Any:
+def keep_edges(
+    adj: Any, entry: Tensor, value: Tensor | None = None, rowptr: Tensor | None = None
+) -> Any:
     """Some of the edges of an adjacency in any of :data:`LAYOUTS`, in the same order.
 
     Args:
@@ -321,14 +323,16 @@ def keep_edges(adj: Any, entry: Tensor, value: Tensor | None = None) -> Any:
         entry: The positions of those that stay, increasing, of shape ``[kept]``.
         value: Their values, of shape ``[kept]``; not of an ``edge_index``, which has none.
             (default: the values they have)
+        rowptr: Their rows, of shape ``[rows + 1]``. (default: what follows from ``entry``)
     """
     if num_rows(adj) is None:
         return adj.index_select(1, entry)
-    rowptr, col, old = _compressed(adj)
+    old_rowptr, col, old = _compressed(adj)
     if value is None and old is not None:
         value = old.index_select(0, entry)
     col = col.index_select(0, entry)
-    rowptr = torch.searchsorted(entry, rowptr.long()).to(col.dtype)
+    if rowptr is None:
+        rowptr = torch.searchsorted(entry, old_rowptr.long()).to(col.dtype)
     size = (int(adj.size(0)), int(adj.size(1)))
     if is_sparse_tensor(adj):
         return sparse_tensor(rowptr, col, value, size)

@@ -13,7 +13,7 @@ namespace {
 std::vector<uint8_t> draw(int64_t n, int64_t k, uint64_t seed, int threads,
                           const std::vector<uint8_t>* among = nullptr) {
   std::vector<uint8_t> drawn(n, 2);
-  const int64_t count = among == nullptr ? n : std::count(among->begin(), among->end(), 1);
+  const int64_t count = among == nullptr ? n : n - std::count(among->begin(), among->end(), 0);
   gas::draw_subset(n, k, seed, among == nullptr ? nullptr : among->data(), count, drawn.data(),
                    threads);
   return drawn;
@@ -47,7 +47,8 @@ int main() {
   // Among few, and among elements that were chosen by the same keys: the window misses, and grows.
   const int64_t n = 50000;
   for (const int64_t members : {1, 40, 20000}) {
-    const std::vector<uint8_t> among = draw(n, members, 9, 2);
+    std::vector<uint8_t> among = draw(n, members, 9, 2);
+    for (uint8_t& member : among) member *= 254;  // Any number but 0 says yes.
     for (const int64_t k : {int64_t{0}, int64_t{1}, members / 2, members}) {
       if (k > members) continue;
       for (const uint64_t seed : {9, 10}) {

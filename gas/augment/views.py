@@ -13,8 +13,11 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.transforms import GCNNorm
 from torch_geometric.utils import add_remaining_self_loops
 
+from gas import _native
+from gas._masks import kept_entries
 from gas.augment.base import Augmentation
 from gas.augment.units import View, mask_features
+from gas.nn.adjacency import Adjacency
 from gas.subgraph import keep_edges
 
 
@@ -180,19 +183,22 @@ class Views:
 
 
 def _cut(state: _State, batch: Data, n_id: Tensor, weighted: bool) -> Data:
-    entry = state.edges.index_select(0, batch.e_id).nonzero().view(-1)
+    key = "adj_t" if batch.get("adj_t") is not None else "edge_index"
+    if isinstance(batch[key], Adjacency):
+        entry, rowptr = kept_entries(batch[key].rowptr, batch.e_id, state.edges)
+    else:
+        entry, rowptr = state.edges.index_select(0, batch.e_id).nonzero().view(-1), None
     view = batch.__class__()
     view.x = mask_features(batch.x, state.nodes.index_select(0, n_id), state.scale)
     view.e_id = batch.e_id.index_select(0, entry)
     view.num_nodes = batch.num_nodes
     value = None
     if state.weight is not None:
-        view.edge_weight = state.weight.index_select(0, view.e_id)
+        view.edge_weight = _native.gather_rows(state.weight, view.e_id)
         value = view.edge_weight.view(-1) if weighted else None
     if batch.get("edge_attr") is not None:
         view.edge_attr = batch.edge_attr.index_select(0, entry)
-    key = "adj_t" if batch.get("adj_t") is not None else "edge_index"
-    view[key] = keep_edges(batch[key], entry, value)
+    view[key] = keep_edges(batch[key], entry, value, rowptr)
     return view
 
 

@@ -220,3 +220,21 @@ def test_kernels_never_wait_for_the_device():
         _masks.ego_hop(graph, kept, x)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("share", [0.0, 0.6, 1.0])
+def test_kept_entries(share, monkeypatch):
+    rowptr = torch.tensor([0, 0, 3, 40, 40, 41, 90, 90], dtype=torch.int32)
+    ids = torch.randint(200, (90,))
+    kept = torch.rand(200) < share
+    entry, rows = _masks.kept_entries(rowptr, ids, kept)
+    assert torch.equal(entry, kept[ids].nonzero().view(-1))
+    counts = [int(kept[ids[a:b]].sum()) for a, b in itertools.pairwise(rowptr.tolist())]
+    assert rows.diff().tolist() == counts
+    assert rows[0] == 0
+    assert rows.dtype == torch.int32
+    monkeypatch.setattr(_masks._native, "_use", lambda *_: False)
+    twin = _masks.kept_entries(rowptr, ids, kept)
+    assert torch.equal(twin[0], entry)
+    assert torch.equal(twin[1], rows)
+    assert twin[1].dtype == torch.int32
