@@ -278,9 +278,11 @@ void multiply(const Sparse& matrix, const T* weight, const Rows<T>& x, int64_t w
   if (x.other == nullptr) return from(InTable<T>{x.own, width});
   std::vector<const T*> rows(x.num_own + x.num_other);
   for (int64_t i = 0; i < x.num_own; ++i) rows[i] = x.own + i * width;
-  for (int64_t i = 0; i < x.num_other; ++i) {
-    rows[x.num_own + i] = x.other + (x.place == nullptr ? i : x.place[i]) * width;
-  }
+  parallel_chunks(x.num_other, kGrainColumns, threads, [&](int, int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      rows[x.num_own + i] = x.other + (x.place == nullptr ? i : x.place[i]) * width;
+    }
+  });
   from(Anywhere<T>(rows.data()));
 }
 

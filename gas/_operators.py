@@ -24,7 +24,8 @@ class Matrix(NamedTuple):
 
     ``rowptr`` of shape ``[rows + 1]``, ``col`` of shape ``[entries]``; of the transpose
     ``t_rowptr`` of shape ``[cols + 1]``, ``t_col`` and ``t_entry``, the place of each entry in
-    ``col``, of shape ``[entries]``. All int32.
+    ``col``, of shape ``[entries]``. All int32. The transpose may lack the last columns: they are
+    empty then, and elements that belong to no column have unspecified values.
     """
 
     rowptr: Tensor
@@ -46,14 +47,6 @@ class Matrix(NamedTuple):
         """The row of every entry, of shape ``[entries]``, int64."""
         rows = torch.arange(self.num_rows, device=self.rowptr.device)
         return torch.repeat_interleave(rows, self.rowptr.diff())
-
-    def transposed(self) -> Matrix:
-        """The transpose, whose entries are in another order."""
-        back = torch.empty_like(self.t_entry)
-        back[self.t_entry.long()] = torch.arange(
-            back.numel(), dtype=torch.int32, device=back.device
-        )
-        return Matrix(self.t_rowptr, self.t_col, self.rowptr, self.col, back)
 
 
 def _run(name: str, m: Matrix, x: Tensor, *arguments: object) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,7 +17,7 @@ from gas.history import History
 from gas.history.batch import BatchPulls, Copies, SharedPulls
 from gas.inference import Sweep, wrong_calls
 from gas.loader import GRAPH_SIZE
-from gas.nn.halo import Halo, Stored
+from gas.nn.halo import Halo
 
 BANKS = ("original", "per_view")
 Pulls = BatchPulls | SharedPulls | Copies
@@ -34,7 +33,6 @@ class Call:
     * ``bank``: other histories than the model's, to be used in their place.
     * ``sweep``: layer-wise inference by whole forward passes.
     * ``pushed``: the histories that were filled; ``held_back``: pushes, until forward has ended.
-    * ``stored``: halos that are read where they are stored, for as long as forward runs.
     """
 
     batch: bool = False
@@ -45,7 +43,6 @@ class Call:
     sweep: Sweep | None = None
     pushed: list[History] = field(default_factory=list)
     held_back: list[Callable[[], None]] | None = None
-    stored: list[weakref.ref[Halo]] = field(default_factory=list)
 
     def check(self, history: History, x: Tensor, num_rows: int, num_histories: int) -> None:
         """Refuses what can't be pushed to a history."""
@@ -75,20 +72,15 @@ class Call:
         """The halo's rows from a history, for a batch of nodes ``n_id`` whose own are ``own``."""
         pulls = self.pulls or BatchPulls([history], own.size(0), n_id, limit=0)
         index = n_id[own.size(0) :]
-        table = None if pulls.has_started(history) else history.in_place(index, own.dtype)
-        stored = None if table is None else Stored(table, index)
-        halo = Halo(index.numel(), partial(pulls.rows, history), stored)
-        if stored is None:
+        halo = Halo(index.numel(), partial(pulls.rows, history))
+        if not pulls.has_started(history):
+            halo.stored = history.in_place(index, own.dtype, halo)
+        if halo.stored is None:
             halo.settle()
-        else:
-            self.stored.append(weakref.ref(halo))
         return halo
 
     def finish(self, num_histories: int) -> None:
         """Refuses a forward pass that didn't fill every history, before what is held back."""
-        for halo in (ref() for ref in self.stored):
-            if halo is not None:  # The user has kept it.
-                halo.settle()
         if len(self.pushed) < num_histories:
             raise wrong_calls(len(self.pushed), num_histories)
         for push in self.held_back or ():

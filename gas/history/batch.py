@@ -48,7 +48,7 @@ class BatchPulls:
     def rows(self, history: History) -> Tensor:
         """The rows of the halo from a history, behind space for the batch's own."""
         pull = self._started.get(history)
-        if pull is None:  # Not in the order of the model's histories, or for the second time.
+        if pull is None:  # In another order than the model's histories, again, or later.
             if history in self._waiting:
                 self._waiting.remove(history)
             return history.start_pull(self._halo, self._batch_size).wait()

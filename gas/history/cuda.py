@@ -90,21 +90,21 @@ class CudaLink(HostLink):
             self.stream.wait_stream(torch.cuda.current_stream(self.device))
             self._behind = False
 
-    def table(self, dtype: torch.dtype) -> Tensor | None:
-        """See :meth:`HostLink.table`: rows of this device."""
-        if self._rows_elsewhere or self.engine.io == "none" or self.codec.dtype != dtype:
+    def in_place(self, index: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
+        """See :meth:`HostLink.in_place`: rows and ids on this device."""
+        here = not self.staged and self._rows.device == self.device
+        if not here or self.engine.io == "none" or self.codec.dtype != dtype:
             return None
-        torch.cuda.current_stream(self.device).wait_stream(self.stream)  # For what was pushed.
-        return self._rows
+        ids = self._on_device(index)
+        current = torch.cuda.current_stream(self.device)
+        current.wait_stream(self.stream)  # For the ids, and for what was pushed.
+        ids.record_stream(current)
+        return self._rows, ids
 
     @property
     def beside(self) -> bool:
         """See :class:`HostLink`: on a stream of its own."""
         return True
-
-    @property
-    def _rows_elsewhere(self) -> bool:
-        return self.staged or self._rows.device != self.device
 
     def pull(self, index: Tensor, space: int, dtype: torch.dtype, ahead: bool = False) -> Pull:
         """See :meth:`HostLink.pull`; the result is on the device."""

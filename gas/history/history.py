@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -19,6 +20,13 @@ from gas.history.engine import TransferEngine
 from gas.history.host import HostLink, Pull, Where
 from gas.history.store import StoreFactory, TableStore
 from gas.history.tiers import make_store
+
+
+class Reader(Protocol):
+    """Who reads rows where they are stored."""
+
+    def settle(self) -> None:
+        """Reads them now."""
 
 
 class History(torch.nn.Module):
@@ -83,6 +91,7 @@ class History(torch.nn.Module):
         self._num_unwritten = int((self._written_at == 0).sum())
         self._warned = False
         self._closed = False
+        self._readers: list[weakref.ref[Reader]] = []  # Of the table, where it lies.
         self._dtype = self.codec.value_dtype  # What the model computes with, as far as is known.
 
     def _make_link(self) -> HostLink:
@@ -106,6 +115,7 @@ class History(torch.nn.Module):
         in a store without a table.
         """
         self._check_open()
+        self._settle_readers()
         self._link.wait()
         if isinstance(self.store, TableStore) and self.codec.dtype == self.codec.value_dtype:
             self._link.catch_up()
@@ -116,6 +126,7 @@ class History(torch.nn.Module):
     def reset_parameters(self) -> None:
         """Forgets everything that was pushed."""
         self._check_open()
+        self._settle_readers()
         self._link.wait()
         if isinstance(self.store, TableStore):
             self.store.table.zero_()
@@ -137,6 +148,7 @@ class History(torch.nn.Module):
         """Closes the store, once what is under way has been written. Nothing can follow."""
         if self._closed:
             return
+        self._settle_readers()
         self._closed = True
         try:
             self._link.wait()
@@ -215,6 +227,7 @@ class History(torch.nn.Module):
         else:
             where = [(0, self.num_embeddings)]
 
+        self._settle_readers()
         self._link.push(x.detach(), where)
         if self.engine.io == "none":
             return
@@ -303,25 +316,39 @@ class History(torch.nn.Module):
         """Whether a pull that has been started runs beside the computation."""
         return self._link.beside
 
-    def in_place(self, n_id: Tensor, dtype: torch.dtype) -> Tensor | None:
-        """The table, where rows can be read as they are stored instead of being pulled.
+    def in_place(
+        self, n_id: Tensor, dtype: torch.dtype, reader: Reader
+    ) -> tuple[Tensor, Tensor] | None:
+        """Where rows lie, if they can be read there instead of being pulled.
 
-        That is so in the host's memory, for a computation on the CPU. It holds until the next push.
+        They can in memory of the device that the model computes on, if it computes in the type that
+        they are stored in.
 
         Args:
             n_id: The nodes that will be read, of shape ``[n]``, int64.
             dtype: What the caller computes with.
+            reader: Is settled, if it is still alive, before the table changes.
 
         Returns:
-            Of shape ``[N, embedding_dim]``, not to be written to, or ``None``.
+            The table, of shape ``[N, embedding_dim]``, not to be written to, and the rows of it on
+            the same device, of shape ``[n]``; or ``None``.
         """
         self._check_open()
-        table = self._link.table(dtype)
-        if table is not None:
-            _native.check_index("n_id", n_id)
-            _native.check_range("n_id", n_id, self.num_embeddings)
+        _native.check_index("n_id", n_id)
+        where = self._link.in_place(n_id, dtype)
+        if where is not None:
+            if n_id.device.type == "cpu":  # Ids on a device are checked by the loader alone.
+                _native.check_range("n_id", n_id, self.num_embeddings)
             self._warn_unwritten(n_id)
-        return table
+            self._readers.append(weakref.ref(reader))
+        return where
+
+    def _settle_readers(self) -> None:
+        """Lets those who read the table where it lies read it now: it is about to change."""
+        readers, self._readers = self._readers, []
+        for reader in (ref() for ref in readers):
+            if reader is not None:
+                reader.settle()
 
     def _start(self, n_id: Tensor, space: int, dtype: torch.dtype, ahead: bool = False) -> Pull:
         self._check_open()
@@ -374,8 +401,9 @@ class History(torch.nn.Module):
         return twin
 
     def __getstate__(self) -> dict[str, Any]:
-        # What is under way, and a stream, belong to this object.
-        return {name: value for name, value in self.__dict__.items() if name != "_link"}
+        # What is under way, a stream, and who reads the table belong to this object.
+        state = {name: value for name, value in self.__dict__.items() if name != "_link"}
+        return {**state, "_readers": []}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

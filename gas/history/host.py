@@ -81,12 +81,12 @@ class HostLink:
         """Waits for everything that was submitted."""
         self.engine.jobs.wait_lane(self.lane)
 
-    def table(self, dtype: torch.dtype) -> Tensor | None:
-        """The stored rows, if those of a dtype can be computed with where they are."""
+    def in_place(self, index: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
+        """The stored rows and ``index``, where values of a dtype can be read as they are stored."""
         if not self._in_memory or self.engine.io == "none" or self.codec.dtype != dtype:
             return None
         self.wait()
-        return self._rows
+        return self._rows, index.contiguous()
 
     def pull(self, index: Tensor, space: int, dtype: torch.dtype, ahead: bool = False) -> Pull:
         """Starts to read rows, in a tensor with ``space`` rows in front of them.

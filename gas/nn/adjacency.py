@@ -31,15 +31,18 @@ class _Directions:
 
     def __init__(self, rowptr: Tensor, col: Tensor, num_cols: int) -> None:
         self.rowptr, self.col, self.num_cols = rowptr, col, num_cols
-        self.matrix: Matrix | None = None
-        self.kept = -1  # Columns of the transpose, from the first.
+        # With the number of columns; one value, which threads replace by a larger one.
+        self.known: tuple[Matrix, int] | None = None
 
     def get(self, kept: int) -> Matrix:
         """The matrix with its transpose, of which columns from ``kept`` on may be left out."""
-        if self.matrix is None or kept > self.kept:
+        known = self.known
+        if known is None or known[1] < kept:
             back = _transpose(self.rowptr, self.col, self.num_cols, kept)
-            self.matrix, self.kept = Matrix(self.rowptr, self.col, *back), kept
-        return self.matrix
+            known = Matrix(self.rowptr, self.col, *back), kept
+            if self.known is None or self.known[1] < kept:
+                self.known = known
+        return known[0]
 
 
 class Adjacency:
@@ -202,16 +205,16 @@ class Adjacency:
 
         value = None if self.value is None else move(self.value)
         twin = Adjacency(move(self.rowptr), move(self.col), value, self._num_cols)
-        here, there = self._directions, twin._directions
-        if here.matrix is not None:
-            back = (move(part) for part in here.matrix[2:])
-            there.matrix, there.kept = Matrix(twin.rowptr, twin.col, *back), here.kept
+        known = self._directions.known
+        if known is not None:
+            back = (move(part) for part in known[0][2:])
+            twin._directions.known = Matrix(twin.rowptr, twin.col, *back), known[1]
         return twin
 
     def tensors(self) -> list[Tensor]:
         """The tensors it is made of, the transpose included once there is one."""
-        matrix = self._directions.matrix
-        parts = [self.rowptr, self.col] if matrix is None else list(matrix)
+        known = self._directions.known
+        parts = [self.rowptr, self.col] if known is None else list(known[0])
         return parts if self.value is None else [*parts, self.value]
 
     def __repr__(self) -> str:

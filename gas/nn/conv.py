@@ -159,7 +159,7 @@ class GCNConv(_Fused, pyg.GCNConv):
             out = self.lin(spmm(edge_index, x))
         else:
             out = spmm(edge_index, row_by_row(self.lin, x))
-        return out if self.bias is None else out.add_(self.bias)
+        return out if self.bias is None else out + self.bias
 
 
 def aggregates_first(adj: Adjacency, x: Tensor, out_channels: int) -> bool:

@@ -61,7 +61,7 @@ class CustomOp:
         if _is_watched() or any(type(tensor) not in (Tensor, Parameter) for tensor in tensors):
             return self._op(*args)
         learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-        if not learns and torch._C._functorch.peek_interpreter_stack() is None:
+        if not learns and not any(map(torch._C._functorch.is_functorch_wrapped_tensor, tensors)):
             return self._kernel(*args)
         return (self._op if self._function is None else self._function.apply)(*args)
 
@@ -70,6 +70,7 @@ def _is_watched() -> bool:
     """Whether somebody wants to see operators, not what they compute."""
     return (
         torch.compiler.is_compiling()
+        or torch._C._get_tracing_state() is not None
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._len_torch_function_stack() > 0
     )

@@ -9,7 +9,7 @@ numbers for the batch's own rows alone. To everything else it is an ordinary ten
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,57 +44,60 @@ def join(own: Tensor, rows: Tensor) -> Tensor:
     return _Join.apply(own, rows)
 
 
-class Stored(NamedTuple):
-    """Rows of a table: ``table[place]``, of shape ``[n]``, int64; without places, all of it."""
-
-    table: Tensor
-    place: Tensor | None
-
-
 class Halo:
     """The rows of a halo, which several tensors may share.
 
     Args:
         num_rows: How many there are.
-        pull: Yields them behind space for the batch's own rows, ``[batch_size + num_rows, width]``.
-        stored: Where they can be read instead, for now.
+        pull: Yields them behind space for the batch's own rows, ``[batch_size + num_rows, width]``,
+            in a tensor that is the caller's.
     """
 
-    def __init__(
-        self, num_rows: int, pull: Callable[[], Tensor], stored: Stored | None = None
-    ) -> None:
+    def __init__(self, num_rows: int, pull: Callable[[], Tensor]) -> None:
         self.num_rows = num_rows
-        self.stored = stored
+        self.stored: tuple[Tensor, Tensor] | None = None
+        """A table and the rows of it, of shape ``[num_rows]``, to read instead, for now."""
         self._pull = pull
         self._pulled: Tensor | None = None
-        self._taken = False
+        self._users = 0
+        self._was_read = False
+        self._is_given = False  # To a user, who may change it.
+
+    def for_one_more(self) -> Halo:
+        """This halo for one more tensor, or a copy, if what it pulled is somebody's already."""
+        halo = self
+        if self._is_given:
+            halo = Halo(self.num_rows, self._pull)
+            halo._pulled = None if self._pulled is None else self._pulled.clone()
+        halo._users += 1
+        return halo
 
     def settle(self) -> None:
-        """Reads the rows now: where they are stored they may be about to change."""
+        """Reads the rows now: where they are stored they are about to change."""
         if self._pulled is None:
             self._pulled = self._pull()
         self.stored = None
 
-    def where(self, own: Tensor) -> Stored:
-        """Where to read the rows, as those of a batch's own type."""
-        return self.stored or Stored(self.rows().to(own), None)
+    def where(self, own: Tensor) -> tuple[Tensor, Tensor | None]:
+        """A table of a batch's own type, and the rows of it; without these, they are all of it."""
+        return self.stored or (self.rows().to(own), None)
 
     def rows(self) -> Tensor:
         """The rows, of shape ``[num_rows, width]``; not to be written to."""
         self.settle()
         assert self._pulled is not None
+        self._was_read = True
         return self._pulled[self._pulled.size(0) - self.num_rows :]
 
-    def behind_space(self) -> Tensor:
-        """The rows behind space for the batch's own; the caller's to write to."""
-        rows = self.rows()
+    def behind(self, own: Tensor) -> Tensor:
+        """A batch's own rows, with gradient, and these, in a tensor that is the caller's."""
+        if self._users > 1 or self._was_read or self._is_given:
+            return torch.cat([own, self.rows().to(own)])
+        self.settle()
         assert self._pulled is not None
-        if not self._taken:
-            self._taken = True
-            return self._pulled
-        copy = torch.empty_like(self._pulled)
-        copy[copy.size(0) - self.num_rows :] = rows
-        return copy
+        whole = join(own, self._pulled)
+        self._pulled, self._is_given = whole.detach(), True
+        return whole
 
 
 class _Shaped(torch.autograd.Function):
@@ -115,65 +118,91 @@ class _Shaped(torch.autograd.Function):
 class BatchRows(Tensor):
     """A batch's own rows and its halo's, of shape ``[batch_size + halo, width]``.
 
-    Make one with :meth:`of`. As long as nobody has asked for it whole, ``parts_of(x)`` yields them;
-    after that it is what it was put together to, in-place changes included.
+    Make one with :meth:`of`; ``parts_of(x)`` yields both. Once it is changed in place it is an
+    ordinary tensor. Ask for its gradient, by ``retain_grad()`` or a hook, before it is used.
     """
 
     own: Tensor
     halo: Halo
     _whole: Tensor | None
-    _own_version: int
+    _versions: tuple[int, int]  # Of `own`, and of `_whole`.
+    _front_is_out: bool
+    _made_by: Any
 
     @staticmethod
     def of(own: Tensor, halo: Halo) -> Tensor:
         """The batch's own rows, of shape ``[batch_size, width]``, in front of its halo's."""
-        if halo.num_rows == 0:
-            return own
-        if torch.compiler.is_compiling():
-            return join(own, halo.behind_space())
+        halo = halo.for_one_more()
+        if torch.compiler.is_compiling() or own.is_inference() or torch.is_inference_mode_enabled():
+            return halo.behind(own)  # Nobody counts changes of tensors in inference mode.
+        if not torch.is_grad_enabled():
+            own = own.detach()
         x = _Shaped.apply(own, own.size(0) + halo.num_rows)
-        x.own, x.halo, x._whole, x._own_version = own, halo, None, _version(own)
+        x.own, x.halo, x._whole, x._front_is_out = own, halo, None, False
+        x._versions = own._version, 0
+        with torch._C.DisableTorchFunctionSubclass():
+            x._made_by = x.grad_fn
         return x
 
     @torch.compiler.disable
     def whole(self) -> Tensor:
         """Both as one ordinary tensor, with gradient towards the first."""
+        self.check()
         if self._whole is None:
-            self.check()
-            with torch.enable_grad():  # Whoever asks may not want it, but others may.
-                self._whole = join(self.own, self.halo.behind_space())
+            # Whoever asks may not want a gradient, but others may.
+            with torch.inference_mode(False), torch.enable_grad():
+                self._whole = self.halo.behind(self.own)
+            self._versions = self._versions[0], self._whole._version
         return self._whole
 
-    def values(self) -> Tensor:
-        """Both, without gradient."""
-        return join(self.own.detach(), self.halo.behind_space())
+    @property
+    def is_apart(self) -> bool:
+        """Whether it still is its parts, and nobody wants a gradient of its own."""
+        whole = self._whole
+        return whole is None or (
+            whole._version == self._versions[1]
+            and whole.requires_grad == self.own.requires_grad
+            and not whole.retains_grad
+            and not whole._backward_hooks
+        )
 
     def check(self) -> None:
-        """Raises ``RuntimeError`` if the batch's own rows were changed since."""
-        if _version(self.own) != self._own_version:
+        """Raises ``RuntimeError`` if its parts, or it and its first rows, have become different."""
+        with torch._C.DisableTorchFunctionSubclass():
+            if self.grad_fn is not self._made_by:
+                raise RuntimeError(
+                    "what push_and_pull returned was changed by an autograd function that works in "
+                    "place: give it a clone()"
+                )
+        changed = self.own._version != self._versions[0]
+        if self._whole is not None:
+            changed = self._front_is_out and (changed or self._whole._version != self._versions[1])
+        if changed:
             raise RuntimeError(
-                "the tensor given to push_and_pull, or the first rows of what it returned, were "
-                "changed in place, and so would be what it returned: change a clone() instead"
+                "the tensor given to push_and_pull, what it returned, or the first rows of that "
+                "were changed in place, but the others share their memory or don't: change a "
+                "clone() instead"
             )
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C.DisableTorchFunctionSubclass():
-            if func in _METADATA:
+            x = args[0] if args else None
+            if not isinstance(x, cls):
+                return func(*_plain(args), **_plain(kwargs or {}))
+            if x._whole is None and func in _METADATA:
                 return func(*args, **(kwargs or {}))
-            if func is Tensor.__getitem__ and _is_front(*args):
-                return args[0].own
-            return func(*_plain(args), **_plain(kwargs or {}))
+            if func is Tensor.__getitem__ and _is_front(x, args[1]):
+                x._front_is_out = True
+                return x.own
+            out = func(*_plain(args), **_plain(kwargs or {}))
+            x.check()
+            return out
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, _: Any, args: Any = (), kwargs: Any = None):  # type: ignore
         # What comes here has passed autograd, by a way that Python doesn't see.
         return func(*_plain(args, detached=True), **_plain(kwargs or {}, detached=True))
-
-
-def _version(x: Tensor) -> int:
-    """How often a tensor was changed in place, where that is counted."""
-    return 0 if x.is_inference() else x._version
 
 
 _METADATA = {
@@ -211,11 +240,10 @@ def _plain(values: Any, detached: bool = False) -> Any:
     return tree_map(plain, values)
 
 
-def _is_front(x: Any, index: Any) -> bool:
+def _is_front(x: BatchRows, index: Any) -> bool:
     """Whether ``x[index]`` are the batch's own rows."""
     return (
-        isinstance(x, BatchRows)
-        and x._whole is None
+        x.is_apart
         and isinstance(index, slice)
         and index.start in (None, 0)
         and index.step in (None, 1)
@@ -224,15 +252,15 @@ def _is_front(x: Any, index: Any) -> bool:
 
 
 def parts_of(x: Tensor) -> BatchRows | None:
-    """``x``, if it is a batch's rows that nobody has asked for whole."""
-    if torch.compiler.is_compiling() or not isinstance(x, BatchRows) or x._whole is not None:
+    """``x``, if it is a batch's rows that nobody has changed."""
+    if torch.compiler.is_compiling() or not isinstance(x, BatchRows) or not x.is_apart:
         return None
     x.check()
     return x
 
 
 def first_rows(x: Tensor, num_rows: int | None) -> Tensor:
-    """``x[:num_rows]``, by way of the batch's own rows where they are known."""
+    """``x[:num_rows]``, which are ``x`` itself where it has no more."""
     if num_rows is None or x.size(0) == num_rows:
         return x  # The gradient of a slice, even of all rows, would be copied.
     return x[:num_rows]

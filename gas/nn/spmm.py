@@ -187,7 +187,10 @@ def spmm(adj: Adjacency, x: Tensor, weight: Tensor | None = None, reduce: str = 
     if reduce in ("max", "min"):
         if weight is not None:
             raise ValueError(f"'weight' is given, but reduce={reduce!r} has no use for it")
-        values, own = (x, None) if parts is None else (parts.values(), parts.own)
+        values, own = x, None
+        if parts is not None:
+            own = parts.own
+            values = torch.cat([own.detach(), parts.halo.rows().to(own)])
         matrix = adj.matrix_for(x if own is None else own)
         return _extreme(matrix, values, own, reduce == "max")[0]
     if weight is None and adj.value is not None:

@@ -110,10 +110,19 @@ def test_the_compiler_sees_the_operator():
     assert any("scale" in str(node.target) for node in graphs[0].graph.nodes)
 
 
+def test_tracing_follows_its_input():
+    scale, _ = make_op()
+    traced = torch.jit.trace(lambda x: scale([], x, 2.0), torch.ones(3))
+    assert traced(torch.full((3,), 5.0)).tolist() == [10, 10, 10]
+
+
 def test_function_transforms():
     scale, _ = make_op()
     found = torch.func.grad(lambda x: scale([], x, 2.0).sum())(torch.ones(3))
     assert found.tolist() == [2, 2, 2]
+    _, vjp = torch.func.vjp(lambda x: scale([], x, 2.0) ** 2, torch.ones(3))
+    with torch.no_grad():
+        assert vjp(torch.ones(3))[0].tolist() == [8, 8, 8]
     with pytest.raises(RuntimeError, match="vmap"):
         torch.vmap(lambda x: scale([], x, 2.0))(torch.ones(3, 2))
 

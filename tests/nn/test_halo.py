@@ -13,7 +13,7 @@ from torch.autograd import gradcheck, gradgradcheck
 import gas
 from gas import _operators
 from gas.nn import GATConv, GCNConv, SAGEConv, dropout, spmm
-from gas.nn.halo import BatchRows, Halo, Stored, first_rows, is_front, parts_of, row_by_row
+from gas.nn.halo import BatchRows, Halo, first_rows, is_front, parts_of, row_by_row
 from gas.planted import planted_partition
 
 ROWS, COLS = 7, 19
@@ -30,8 +30,10 @@ def with_halo(own, rows, stored=True):
     place = torch.randperm(30)[: rows.size(0)]
     table = torch.full((30, own.size(1)), torch.nan, dtype=own.dtype)
     table[place] = rows
-    where = Stored(table, place) if stored else None
-    return BatchRows.of(own, Halo(rows.size(0), lambda: behind(own.detach(), rows), where))
+    halo = Halo(rows.size(0), lambda: behind(own.detach(), rows))
+    if stored:
+        halo.stored = table, place
+    return BatchRows.of(own, halo)
 
 
 def unpulled(own, rows):
@@ -103,7 +105,7 @@ def test_weights_learn_from_the_rows_of_the_forward_pass():
     adj = make_adjacency(ROWS, COLS, 40)
     weight = torch.randn(40, dtype=torch.float64, requires_grad=True)
     _, x, plain = make_rows()
-    table = x.halo.stored.table
+    table, _ = x.halo.stored
     out = spmm(adj, x, weight)
     table.zero_()  # The next batch pushes.
     assert torch.equal(*gradient(out, weight), *gradient(spmm(adj, plain, weight), weight))
@@ -236,6 +238,7 @@ def test_in_place_changes_are_seen():
     own, x, _ = make_rows()
     x.mul_(3)
     assert parts_of(x) is None
+    assert not is_front(x, own)
     found = torch.autograd.grad(spmm(adj, x).sum(), own)[0]
     assert torch.allclose(found, 3 * adj.to_torch_sparse().to_dense().sum(0)[:ROWS, None].double())
 
@@ -244,7 +247,7 @@ def test_in_place_changes_are_seen():
 def test_rows_that_were_changed_before_they_are_used(use):
     own, x, _ = make_rows()
     own.mul_(2)
-    with pytest.raises(RuntimeError, match="given to push_and_pull, .* change a clone"):
+    with pytest.raises(RuntimeError, match="given to push_and_pull, .* clone"):
         use(x)
 
 
@@ -254,7 +257,8 @@ def test_without_a_gradient_and_without_a_halo():
         inner = with_halo(own * 1, plain[ROWS:])
         assert torch.equal(inner * 1, plain)
     assert not with_halo(own.detach(), plain[ROWS:].detach()).requires_grad
-    assert with_halo(own, plain[:0].detach()) is own
+    empty = with_halo(own, plain[:0].detach())
+    assert empty.relu_() is not own  # Somebody's tensor, as with a halo.
     with torch.no_grad():
         assert not (x * 1).requires_grad
     assert (x * 1).requires_grad
@@ -304,6 +308,116 @@ def test_convolutions(conv, pair, pulls):
         assert torch.allclose(mine, other, rtol=1e-10)
 
 
+# What others may do between two uses --------------------------------------------------------------
+
+
+def test_a_gradient_that_comes_in_place():
+    adj = make_adjacency(ROWS, COLS, 40)
+    factor = torch.tensor(3.0, dtype=torch.float64, requires_grad=True)
+    for reduce in ("sum", "max"):
+        found = []
+        own, rows = torch.randn(ROWS, 2).double(), torch.randn(HALO, 2).double()
+        for x in (with_halo(own, rows), torch.cat([own, rows])):
+            x.mul_(factor)
+            assert x.requires_grad
+            found += gradient(spmm(adj, x, reduce=reduce), factor)
+        assert torch.allclose(*found)
+        assert bool(found[0] != 0)
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_uses_of_a_part_and_of_the_whole(stored):
+    adj = make_adjacency(ROWS, COLS, 40)
+    torch.manual_seed(0)
+    convs = [
+        GATConv(5, 4, heads=2, add_self_loops=False).double(),
+        GCNConv(5, 1, normalize=False).double(),
+    ]
+    for conv in convs:
+        own, x, plain = make_rows(make=lambda own, rows: with_halo(own, rows, stored))
+        results = []
+        for each in (x, plain):
+            first = conv((each, each[:ROWS]), adj) if conv is convs[0] else conv(each, adj)
+            out = first.sum() + F.elu(each)[:ROWS].sum() + spmm(adj, each, reduce="max").sum()
+            out = out + row_by_row(conv.lin, each).sum() + spmm(adj, each).sum()
+            results.append([out, *gradient(out, own, *conv.parameters())])
+        for mine, other in zip(*results, strict=True):
+            assert torch.allclose(mine, other)
+
+
+@pytest.mark.parametrize("first", ["dropout", "whole"])
+def test_in_place_changes_stay_with_the_tensor(first):
+    own, x, plain = make_rows(make=lambda own, rows: with_halo(own, rows, stored=False))
+    if first == "whole":
+        assert torch.equal(x * 1, plain)
+    dropped = dropout(x, 0.4)
+    x.mul_(3)
+    assert torch.equal(dropped[ROWS:], plain[ROWS:])
+    assert torch.equal(x, 3 * plain)
+    assert not x.halo.rows().requires_grad
+    assert own.requires_grad
+
+
+def test_looking_at_it_changes_nothing():
+    adj = make_adjacency(ROWS, COLS, 40)
+    _, x, plain = make_rows()
+    assert bool(x.isfinite().all())
+    assert parts_of(x) is x
+    torch.manual_seed(0)
+    dropped = dropout(x, 0.5)
+    assert torch.equal(dropped[ROWS:], plain[ROWS:])
+    assert torch.equal(spmm(adj, x), spmm(adj, plain))
+    x.register_hook(lambda grad: grad)  # Its gradient has to come as a whole now.
+    assert parts_of(x) is None
+
+
+def test_its_first_rows_and_then_itself_changed():
+    _, x, _ = make_rows()
+    assert x[:ROWS] is x.own
+    with pytest.raises(RuntimeError, match="or the first rows of that were changed in place"):
+        x.relu_()
+    with torch.inference_mode():
+        own, rows = torch.randn(ROWS, 2), torch.randn(HALO, 2)
+        wanted = torch.cat([own, rows])
+        x = with_halo(own, rows)
+        own.zero_()
+        assert torch.equal(x, wanted)
+
+
+class TwiceInPlace(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark_dirty(x)
+        x.mul_(2)
+        return x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 2 * grad
+
+
+def test_autograd_functions_that_work_in_place():
+    _, x, _ = make_rows()
+    with pytest.raises(RuntimeError, match=r"an autograd function that works in place: give it"):
+        TwiceInPlace.apply(x).sum()
+
+
+def test_a_look_in_inference_mode():
+    _, x, plain = make_rows()
+    with torch.inference_mode():
+        assert torch.equal(x, plain)
+    assert (x * 1).requires_grad
+
+
+def test_without_gradient_it_stays_without():
+    own, _, plain = make_rows()
+    adj = make_adjacency(ROWS, COLS, 40)
+    with torch.no_grad():
+        x = with_halo(own, plain[ROWS:].detach())
+    for out in (x * 1, spmm(adj, x), x[:ROWS]):
+        assert not out.requires_grad
+
+
 # In a model ---------------------------------------------------------------------------------------
 
 
@@ -322,10 +436,10 @@ class Script(gas.ScalableGNN):
         return self.convs[-1]((x, x[:batch_size]), adj_t) + F.elu(x)[:batch_size].sum(1)[:, None]
 
 
-def make_loader(layout="fused", transform=lambda data: data):
+def make_loader(layout="fused", transform=lambda data: data, loader=gas.SubgraphLoader):
     data = transform(planted_partition(60, 5, 3, 4, 20))
     perm, ptr = gas.metis(data.edge_index, 3, num_nodes=60, log=False)
-    return gas.SubgraphLoader(gas.permute(data, perm, log=False), ptr, layout=layout, log=False)
+    return loader(gas.permute(data, perm, log=False), ptr, layout=layout, log=False)
 
 
 def test_a_users_model():
@@ -353,24 +467,65 @@ class Keeps(gas.ScalableGNN):
         self.kept = []
         self.dropout = torch.nn.Dropout(0.5)
 
-    def forward(self, x, adj_t, *args):
-        x = self.push_and_pull(self.histories[0], x * 1, *args)
-        self.kept.append(x)
+    def forward(self, x, adj_t, batch_size, n_id, *args):
+        x = self.push_and_pull(self.histories[0], x * 1, batch_size, n_id, *args)
+        self.kept.append((x, batch_size, n_id))
         x = self.dropout(x)
-        return self.conv((x, x[: args[0]]), adj_t)
+        return self.conv((x, x[:batch_size]), adj_t)
 
 
-def test_rows_that_are_kept_stay_as_they_were():
+def push(model, rows):
+    model.histories[0].push(rows)
+
+
+def push_some(model, rows):
+    model.histories[0].push(rows[:5], torch.arange(5))
+
+
+def overwrite(model, rows):
+    model.histories[0].emb.copy_(rows)
+
+
+def reset(model, rows):
+    model.reset_parameters()
+
+
+def close(model, rows):
+    model.close()
+
+
+@pytest.mark.parametrize("call", ["model", "forward", "sweep", "raises"])
+@pytest.mark.parametrize("change", [push, push_some, overwrite, reset, close])
+def test_rows_that_are_kept_stay_as_they_were(call, change):
     model, loader = Keeps(), make_loader()
     rows = torch.randn(60, 4)
     model.histories[0].push(rows)
-    batches = list(loader)
-    for batch, *args in batches:
-        model(batch.x, batch.adj_t, *args)
-    for kept, batch in zip(model.kept, batches, strict=True):
-        now = torch.cat([batch.data.x[: batch.batch_size], rows[batch.n_id[batch.batch_size :]]])
-        assert torch.equal(kept, now)
-        rows[batch.n_id[: batch.batch_size]] = batch.data.x[: batch.batch_size]
+    batch = next(iter(loader))
+    if call == "model":
+        model(batch.data.x, batch.data.adj_t, *batch[1:])
+    elif call == "forward":
+        model.forward(batch.data.x, batch.data.adj_t, *batch[1:])
+    elif call == "raises":
+        model.conv.register_forward_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            model(batch.data.x, batch.data.adj_t, *batch[1:])
+    else:
+        model(loader=make_loader(loader=gas.EvalSubgraphLoader))
+        rows = model.histories[0].emb.clone()
+    kept, batch_size, n_id = model.kept[-1]
+    wanted = rows[n_id[batch_size:]].clone()
+    change(model, torch.randn(60, 4))
+    assert torch.equal(kept[batch_size:], wanted)
+
+
+def test_ids_that_are_not_contiguous():
+    model, loader = Keeps().eval(), make_loader()
+    model.histories[0].push(torch.randn(60, 4))
+    batch, batch_size, n_id, *where = next(iter(loader))
+    outs = []
+    for ids in (n_id, torch.stack([n_id, -n_id], dim=1)[:, 0]):
+        outs.append(model(batch.x, batch.adj_t, batch_size, ids, *where))
+    assert torch.equal(*outs)
 
 
 @pytest.mark.parametrize("name", ["GCN", "GraphSAGE", "GIN", "APPNP", "GCN2"])
