@@ -398,8 +398,10 @@ class TwiceInPlace(torch.autograd.Function):
 
 def test_autograd_functions_that_work_in_place():
     _, x, _ = make_rows()
-    with pytest.raises(RuntimeError, match=r"an autograd function that works in place: give it"):
+    with pytest.raises((RuntimeError, SystemError)) as error:  # PyTorch wraps it at times.
         TwiceInPlace.apply(x).sum()
+    reason = str(error.value.__cause__ or error.value)
+    assert "an autograd function that works in place: give it a clone()" in reason
 
 
 def test_a_look_in_inference_mode():
