@@ -250,13 +250,10 @@ void sum_columns(const char* what, const In* in, int64_t rows, int64_t n, Out* o
 
 // Reducing rows --------------------------------------------------------------------------------
 //
-// An `Op` says how: it has its matrix `m`, an Own (what a lane reads of a row), a Part (what it
-// adds up), an Item (what it reads for an entry), and
-//   own(lane, row) -> Own,
-//   start() -> Part              of no entries,
+// An `Op` says how: a Reduction with a Part (what a lane adds up), an Item (what it reads for an
+// entry), and
 //   fetch(lane, entry, column) -> Item,
 //   add(lane, own, part, item),
-//   join(part, later)            adds what was found of later entries,
 //   finish(lane, row, own, part) writes the result.
 // All lanes of a team call each of them together, but for `fetch`. One with numbers that are added
 // up over all entries has kTotals of them for each lane, and
@@ -274,6 +271,32 @@ struct Sums {
 
   __device__ void add(const Sums& other) {
     for (int j = 0; j < V; ++j) sum[j] += other.sum[j];
+  }
+};
+
+// The matrix, and what most Ops do; others have their own.
+struct Reduction {
+  Sparse m;
+
+  // What a lane reads of a row.
+  using Own = Nothing;
+  __device__ Own own(const Lane&, int64_t) const { return {}; }
+
+  // Makes a part of no entries out of zeros.
+  template <typename Part>
+  __device__ void start(Part&) const {}
+
+  // Adds what was found of later entries.
+  template <typename Part>
+  __device__ void join(Part& part, const Part& later) const {
+    part.add(later);
+  }
+
+  // What makes a sum the mean of a row's entries, if that is wanted and there are any; else 1.
+  template <typename A>
+  __device__ A scale_of(int64_t row, bool mean) const {
+    const int64_t count = m.rowptr[row + 1] - m.rowptr[row];
+    return mean && count > 0 ? A{1} / static_cast<A>(count) : A{1};
   }
 };
 
@@ -319,7 +342,8 @@ __global__ void __launch_bounds__(kThreads)
   [[maybe_unused]] A total[kTotalsOf<Op> + 1] = {};
   for_pieces(op.m, chunks, chunk, [&](int64_t row, int64_t begin, int64_t end, Piece piece) {
     const typename Op::Own own = op.own(lane, row);
-    Part part = op.start();
+    Part part{};
+    op.start(part);
     for (int64_t e = begin; e < end; e += kAhead) {
       int64_t cols[kAhead];
       typename Op::Item items[kAhead];
@@ -363,7 +387,8 @@ __global__ void __launch_bounds__(kThreads)
     if (row < 0) continue;
     const int64_t pieces = (op.m.rowptr[row + 1] + row) / chunks.size - chunk + 1;
     const int64_t each = (pieces + teams - 1) / teams, end = min((team + 1) * each, pieces);
-    Part part = op.start();
+    Part part{};
+    op.start(part);
     for (int64_t i = team * each; i < end; ++i) {
       op.join(part, part_of(cut, chunk + i, i > 0, columns, tile, lane.rank));
     }
