@@ -247,10 +247,7 @@ void attention_backward(const Sparse& transposed, int64_t entries, int64_t num_r
     }
     const int64_t n = transposed.num_rows * how.heads;
     const int64_t tiles = how.width > 0 ? columns.head_tiles : 0;
-    A* parts = grad_source;
-    if (tiles > 1) {
-      parts = reinterpret_cast<A*>(stream.allocate(tiles * n * static_cast<int64_t>(sizeof(A))));
-    }
+    A* parts = tiles > 1 ? stream.scratch<A>(tiles * n) : grad_source;
     const AttendBackward<T, V> op{transposed, how,    x,     source,            grad,
                                   packed,     grad_x, parts, columns.head_lanes};
     reduce_rows("attention_backward", op, entries, columns, stream);

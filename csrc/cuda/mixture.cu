@@ -81,8 +81,7 @@ Weights<A> weights_of(const Mixture<A>& mixture, const Stream& stream) {
   const int64_t n = mixture.kernels * mixture.dims;
   A* gaussians = nullptr;
   if (n > 0) {
-    const int64_t bytes = 2 * n * static_cast<int64_t>(sizeof(A));
-    gaussians = reinterpret_cast<A*>(stream.allocate(bytes));
+    gaussians = stream.scratch<A>(2 * n);
     launch("mixture", make_gaussians<A>, blocks_for(n), stream.raw, mixture.mu, mixture.sigma, n,
            gaussians);
   }
@@ -334,8 +333,7 @@ void mixture_backward(const Sparse& matrix, int64_t entries,
     }
     if (kernels * width == 0) return;
     const int64_t n = kernels * MixtureBackward<T, V>::kTotals;
-    const Totals<A> totals{
-        reinterpret_cast<A*>(stream.allocate(n * static_cast<int64_t>(sizeof(A)))), n};
+    const Totals<A> totals{stream.scratch<A>(n), n};
     do {  // The spread is wanted where there are no dimensions, too.
       const MixtureBackward<T, V> op{matrix, weights, columns,
                                      own,    other,   weights.first == 0 ? out : nullptr};

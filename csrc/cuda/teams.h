@@ -240,8 +240,7 @@ void sum_columns(const char* what, const In* in, int64_t rows, int64_t n, Out* o
     launch(what, sum_groups<In, Out>, blocks_for(n), stream.raw, in, rows, int64_t{1}, n, out);
     return;
   }
-  double* groups = reinterpret_cast<double*>(
-      stream.allocate(kGroups * n * static_cast<int64_t>(sizeof(double))));
+  double* groups = stream.scratch<double>(kGroups * n);
   launch(what, sum_groups<In, double>, blocks_for(kGroups * n), stream.raw, in, rows, kGroups, n,
          groups);
   launch(what, sum_groups<double, Out>, blocks_for(n), stream.raw, groups, kGroups, int64_t{1}, n,
@@ -418,14 +417,11 @@ void reduce_rows(const char* what, const Op& op, int64_t entries, const Columns&
     const int64_t parts = 2 * chunks.count * columns.tiles * columns.team;
     const int64_t row_bytes = (chunks.count * 4 + kVectorBytes - 1) / kVectorBytes * kVectorBytes;
     const int64_t part_bytes = parts * static_cast<int64_t>(sizeof(Part));
-    char* scratch = reinterpret_cast<char*>(stream.allocate(row_bytes + part_bytes));
+    char* scratch = stream.scratch<char>(row_bytes + part_bytes);
     cut = {reinterpret_cast<int32_t*>(scratch), reinterpret_cast<Part*>(scratch + row_bytes)};
   }
   Totals<A> of_chunks{nullptr, totals.count};
-  if (totals.count > 0) {
-    const int64_t bytes = chunks.count * totals.count * static_cast<int64_t>(sizeof(A));
-    of_chunks.sums = reinterpret_cast<A*>(stream.allocate(bytes));
-  }
+  if (totals.count > 0) of_chunks.sums = stream.scratch<A>(chunks.count * totals.count);
   const int64_t blocks = (chunks.count * columns.team + kThreads - 1) / kThreads;
   launch(what, reduce_chunks<Op, Part, A>, blocks * columns.tiles, stream.raw, op, chunks, columns,
          cut, of_chunks);
