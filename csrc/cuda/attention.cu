@@ -15,7 +15,7 @@ namespace {
 // Reads, for each entry, heads * (width * sizeof(T) + sizeof(A)) + 4 bytes; writes 2 * heads *
 // width * sizeof(T) for each row.
 template <typename T, int V>
-struct Attend {
+struct Attend : Reduction {
   using A = typename Sum<T>::type;
   using Own = A;  // The target's score.
   struct Part {
@@ -28,7 +28,6 @@ struct Attend {
   };
   static constexpr A kLowest = std::numeric_limits<A>::lowest();
 
-  Sparse m;
   Attention how;
   const T* x;
   const A* source;
@@ -39,11 +38,7 @@ struct Attend {
   __device__ Own own(const Lane& lane, int64_t row) const {
     return target[row * how.heads + lane.head];
   }
-  __device__ Part start() const {
-    Part part{};
-    part.maximum = kLowest;
-    return part;
-  }
+  __device__ void start(Part& part) const { part.maximum = kLowest; }
   __device__ Item fetch(const Lane& lane, int64_t e, int64_t from) const {
     return {read<V>(x + from * how.heads * how.width + lane.column),
             source[from * how.heads + lane.head], kept<A>(how, e, lane.head)};
@@ -146,7 +141,7 @@ __global__ void __launch_bounds__(kThreads)
 //
 // Reads, for each entry, heads * (width * sizeof(T) + 4 * sizeof(A)) + 8 bytes.
 template <typename T, int V>
-struct AttendBackward {
+struct AttendBackward : Reduction {
   using A = typename Sum<T>::type;
   using Own = A;  // The source's score.
   struct Part {
@@ -159,7 +154,6 @@ struct AttendBackward {
     A keep;
   };
 
-  Sparse m;
   Attention how;
   const T* x;
   const A* source;
@@ -172,7 +166,6 @@ struct AttendBackward {
   __device__ Own own(const Lane& lane, int64_t row) const {
     return source[row * how.heads + lane.head];
   }
-  __device__ Part start() const { return {}; }
   __device__ Item fetch(const Lane& lane, int64_t e, int64_t to) const {
     return {read<V>(grad + to * how.heads * how.width + lane.column),
             read<kPacked>(packed + (to * how.heads + lane.head) * kPacked),
@@ -254,10 +247,7 @@ void attention_backward(const Sparse& transposed, int64_t entries, int64_t num_r
     }
     const int64_t n = transposed.num_rows * how.heads;
     const int64_t tiles = how.width > 0 ? columns.head_tiles : 0;
-    A* parts = grad_source;
-    if (tiles > 1) {
-      parts = reinterpret_cast<A*>(stream.allocate(tiles * n * static_cast<int64_t>(sizeof(A))));
-    }
+    A* parts = tiles > 1 ? stream.scratch<A>(tiles * n) : grad_source;
     const AttendBackward<T, V> op{transposed, how,    x,     source,            grad,
                                   packed,     grad_x, parts, columns.head_lanes};
     reduce_rows("attention_backward", op, entries, columns, stream);

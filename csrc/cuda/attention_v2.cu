@@ -23,7 +23,7 @@ __device__ A score_of(const Pack<A, V>& att, const Pack<T, V>& a, const Pack<T, 
 // The softmax of a row with a running maximum: what was added up is scaled when a larger score
 // arrives. Reads, for each entry, heads * width * sizeof(T) + 4 bytes.
 template <typename T, int V>
-struct Attend {
+struct Attend : Reduction {
   using A = typename Sum<T>::type;
   struct Own {
     Pack<T, V> target;
@@ -40,7 +40,6 @@ struct Attend {
   };
   static constexpr A kLowest = std::numeric_limits<A>::lowest();
 
-  Sparse m;
   AttentionV2<T> layer;
   Columns columns;
   T* out;
@@ -50,11 +49,7 @@ struct Attend {
   __device__ Own own(const Lane& lane, int64_t row) const {
     return {columns.at<V>(layer.target, row, lane.column), read<V>(layer.att + lane.column), row};
   }
-  __device__ Part start() const {
-    Part part{};
-    part.maximum = kLowest;
-    return part;
-  }
+  __device__ void start(Part& part) const { part.maximum = kLowest; }
   __device__ Item fetch(const Lane& lane, int64_t e, int64_t from) const {
     return {columns.at<V>(layer.source, from, lane.column), kept<A>(layer.how, e, lane.head), from};
   }
@@ -129,7 +124,7 @@ __global__ void __launch_bounds__(kThreads)
 
 // The gradients towards destinations and att. Reads what forward reads.
 template <typename T, int V>
-struct TargetBackward {
+struct TargetBackward : Reduction {
   using A = typename Sum<T>::type;
   struct Own {
     Pack<T, V> target, grad;
@@ -137,9 +132,7 @@ struct TargetBackward {
     Pack<A, kPacked> packed;
     int64_t row;
   };
-  struct Part {
-    A bent[V];  // The sum of leaky' times the gradient towards scores.
-  };
+  using Part = Sums<A, V>;  // Of leaky' times the gradient towards scores.
   struct Item {
     Pack<T, V> source;
     A keep;
@@ -147,7 +140,6 @@ struct TargetBackward {
   };
   static constexpr int kTotals = V;  // The sums of leaky times that gradient.
 
-  Sparse m;
   AttentionV2<T> layer;
   Columns columns;
   const T* grad;
@@ -159,7 +151,6 @@ struct TargetBackward {
             read<V>(layer.att + lane.column),
             read<kPacked>(packed + (row * columns.heads + lane.head) * kPacked), row};
   }
-  __device__ Part start() const { return {}; }
   __device__ Item fetch(const Lane& lane, int64_t e, int64_t from) const {
     return {columns.at<V>(layer.source, from, lane.column), kept<A>(layer.how, e, lane.head), from};
   }
@@ -184,17 +175,14 @@ struct TargetBackward {
     for (int j = 0; j < V; ++j) {
       const A raw = load(own.target.v[j]) + load(item.source.v[j]);
       const A through = raw > A{0} ? d : low;
-      part.bent[j] += through;
+      part.sum[j] += through;
       totals[j] += through * raw;
     }
-  }
-  __device__ void join(Part& part, const Part& later) const {
-    for (int j = 0; j < V; ++j) part.bent[j] += later.bent[j];
   }
   __device__ void finish(const Lane& lane, int64_t row, const Own& own, const Part& part) const {
     if (!lane.used) return;
     Pack<T, V> result;
-    for (int j = 0; j < V; ++j) store(&result.v[j], part.bent[j] * own.att.v[j]);
+    for (int j = 0; j < V; ++j) store(&result.v[j], part.sum[j] * own.att.v[j]);
     write(grad_target + columns.place(row, lane.column), result);
   }
   __device__ void close(const Lane& lane, const A* totals, A* into) const {
@@ -206,7 +194,7 @@ struct TargetBackward {
 // The gradient towards sources, for rows of the transpose. Reads, for each entry, heads *
 // (2 * width * sizeof(T) + 4 * sizeof(A)) + 8 bytes.
 template <typename T, int V>
-struct SourceBackward {
+struct SourceBackward : Reduction {
   using A = typename Sum<T>::type;
   struct Own {
     Pack<T, V> source;
@@ -223,7 +211,6 @@ struct SourceBackward {
     int64_t to;
   };
 
-  Sparse m;
   AttentionV2<T> layer;
   Columns columns;
   const T* grad;
@@ -233,7 +220,6 @@ struct SourceBackward {
   __device__ Own own(const Lane& lane, int64_t row) const {
     return {columns.at<V>(layer.source, row, lane.column), read<V>(layer.att + lane.column), row};
   }
-  __device__ Part start() const { return {}; }
   __device__ Item fetch(const Lane& lane, int64_t e, int64_t to) const {
     return {columns.at<V>(layer.target, to, lane.column), columns.at<V>(grad, to, lane.column),
             read<kPacked>(packed + (to * columns.heads + lane.head) * kPacked),

@@ -25,15 +25,14 @@ __device__ void with_activation(Activation activation, const Body& body) {
 
 // Reads width * sizeof(T) + 4 bytes for each entry, writes twice width * sizeof(T) for each row.
 template <typename T, int V>
-struct ActivateEdges {
+struct ActivateEdges : Reduction {
   using A = typename Sum<T>::type;
   using Own = Pack<T, V>;   // The target.
   using Item = Pack<T, V>;  // The source.
   struct Part {
-    A sum[V], slope[V];
+    Sums<A, V> values, slopes;
   };
 
-  Sparse m;
   EdgeConv how;
   const T* target;
   const T* source;
@@ -43,7 +42,6 @@ struct ActivateEdges {
   __device__ Own own(const Lane& lane, int64_t row) const {
     return read<V>(target + row * how.width + lane.column);
   }
-  __device__ Part start() const { return {}; }
   __device__ Item fetch(const Lane& lane, int64_t, int64_t from) const {
     return read<V>(source + from * how.width + lane.column);
   }
@@ -53,34 +51,27 @@ struct ActivateEdges {
         A value, slope;
         activate<decltype(activation)::value>(load(own.v[j]) + load(item.v[j]),
                                               static_cast<A>(how.parameter), value, slope);
-        part.sum[j] += value;
-        part.slope[j] += slope;
+        part.values.sum[j] += value;
+        part.slopes.sum[j] += slope;
       }
     });
   }
   __device__ void join(Part& part, const Part& later) const {
-    for (int j = 0; j < V; ++j) {
-      part.sum[j] += later.sum[j];
-      part.slope[j] += later.slope[j];
-    }
+    part.values.add(later.values);
+    part.slopes.add(later.slopes);
   }
   __device__ void finish(const Lane& lane, int64_t row, const Own&, const Part& part) const {
     if (!lane.used) return;
-    const int64_t count = m.rowptr[row + 1] - m.rowptr[row], at = row * how.width + lane.column;
-    const A scale = how.mean && count > 0 ? A{1} / static_cast<A>(count) : A{1};
-    Pack<T, V> sum, slope;
-    for (int j = 0; j < V; ++j) {
-      store(&sum.v[j], part.sum[j] * scale);
-      store(&slope.v[j], part.slope[j] * scale);
-    }
-    write(out + at, sum);
-    if (slopes != nullptr) write(slopes + at, slope);
+    const int64_t at = row * how.width + lane.column;
+    const A scale = scale_of<A>(row, how.mean);
+    write_sums(out + at, part.values, scale);
+    if (slopes != nullptr) write_sums(slopes + at, part.slopes, scale);
   }
 };
 
 // Reads 2 * width * sizeof(T) + 4 bytes for each entry.
 template <typename T, int V>
-struct ActivateBackward {
+struct ActivateBackward : Reduction {
   using A = typename Sum<T>::type;
   using Own = Pack<T, V>;  // The source.
   using Part = Sums<A, V>;
@@ -88,7 +79,6 @@ struct ActivateBackward {
     Pack<T, V> target, grad;
   };
 
-  Sparse m;
   EdgeConv how;
   const T* target;
   const T* source;
@@ -98,7 +88,6 @@ struct ActivateBackward {
   __device__ Own own(const Lane& lane, int64_t row) const {
     return read<V>(source + row * how.width + lane.column);
   }
-  __device__ Part start() const { return {}; }
   __device__ Item fetch(const Lane& lane, int64_t, int64_t to) const {
     const int64_t at = to * how.width + lane.column;
     return {read<V>(target + at), read<V>(grad + at)};
@@ -113,7 +102,6 @@ struct ActivateBackward {
       }
     });
   }
-  __device__ void join(Part& part, const Part& later) const { part.add(later); }
   __device__ void finish(const Lane& lane, int64_t row, const Own&, const Part& part) const {
     if (lane.used) write_sums(out + row * how.width + lane.column, part, A{1});
   }

@@ -10,7 +10,7 @@ constexpr int64_t kSides = 2;  // Columns: edges, then nodes.
 // Reads 21 bytes for each entry, or 25, most of them from caches where rows are near each other.
 // A lane adds up both sides, or one of them where tables are not aligned.
 template <int V>
-struct EgoHop {
+struct EgoHop : Reduction {
   using Own = Pack<double, V>;
   using Part = Sums<double, V>;
   struct Item {
@@ -18,7 +18,6 @@ struct EgoHop {
     bool kept;
   };
 
-  Sparse m;
   const uint8_t* kept;
   const double* loops;
   const double* x;
@@ -29,7 +28,6 @@ struct EgoHop {
     for (int j = 0; j < V; ++j) own.v[j] *= loops[row];
     return own;
   }
-  __device__ Part start() const { return {}; }
   __device__ Item fetch(const Lane& lane, int64_t e, int64_t col) const {
     const bool edge = kept[m.entry == nullptr ? e : m.entry[e]] != 0;
     return {read<V>(x + col * kSides + lane.column), edge};
@@ -39,7 +37,6 @@ struct EgoHop {
       part.sum[j] += item.kept || lane.column + j > 0 ? item.x.v[j] : 0.0;
     }
   }
-  __device__ void join(Part& part, const Part& later) const { part.add(later); }
   __device__ void finish(const Lane& lane, int64_t row, Own own, const Part& part) const {
     for (int j = 0; j < V; ++j) own.v[j] += part.sum[j];
     write(out + row * kSides + lane.column, own);

@@ -81,8 +81,7 @@ Weights<A> weights_of(const Mixture<A>& mixture, const Stream& stream) {
   const int64_t n = mixture.kernels * mixture.dims;
   A* gaussians = nullptr;
   if (n > 0) {
-    const int64_t bytes = 2 * n * static_cast<int64_t>(sizeof(A));
-    gaussians = reinterpret_cast<A*>(stream.allocate(bytes));
+    gaussians = stream.scratch<A>(2 * n);
     launch("mixture", make_gaussians<A>, blocks_for(n), stream.raw, mixture.mu, mixture.sigma, n,
            gaussians);
   }
@@ -92,7 +91,7 @@ Weights<A> weights_of(const Mixture<A>& mixture, const Stream& stream) {
 // Reads, for each entry, width * sizeof(T) + dims * sizeof(A) + 4 to 8 bytes, and writes kernels *
 // width * sizeof(T) for each row.
 template <typename T, int V>
-struct Spread {
+struct Spread : Reduction {
   using A = typename Sum<T>::type;
   using Own = typename Weights<A>::Kernel;
   using Part = Sums<A, V>;
@@ -101,7 +100,6 @@ struct Spread {
     typename Weights<A>::Edge edge;
   };
 
-  Sparse m;
   Weights<A> weights;
   const T* x;
   int64_t kernels, width;
@@ -109,7 +107,6 @@ struct Spread {
   T* out;
 
   __device__ Own own(const Lane& lane, int64_t) const { return weights.kernel(lane.head); }
-  __device__ Part start() const { return {}; }
   __device__ Item fetch(const Lane& lane, int64_t e, int64_t from) const {
     return {read<V>(x + (from - lane.head) * width + lane.column), weights.edge(m, e)};
   }
@@ -117,35 +114,28 @@ struct Spread {
     const A weight = weights(item.edge, own);
     for (int j = 0; j < V; ++j) part.sum[j] += weight * load(item.x.v[j]);
   }
-  __device__ void join(Part& part, const Part& later) const { part.add(later); }
   __device__ void finish(const Lane& lane, int64_t row, const Own&, const Part& part) const {
     if (!lane.used) return;
-    const int64_t count = m.rowptr[row + 1] - m.rowptr[row];
-    const A scale = mean && count > 0 ? A{1} / static_cast<A>(count) : A{1};
-    write_sums(out + row * kernels * width + lane.column, part, scale);
+    write_sums(out + row * kernels * width + lane.column, part, scale_of<A>(row, mean));
   }
 };
 
 // Reads, for each entry, kernels * width * sizeof(T) + dims * sizeof(A) + 4 to 8 bytes.
 template <typename T, int V>
-struct Collapse {
+struct Collapse : Reduction {
   using A = typename Sum<T>::type;
-  using Own = Nothing;
   using Part = Sums<A, V>;
   struct Item {
     typename Weights<A>::Edge edge;
     int64_t from;
   };
 
-  Sparse m;
   Weights<A> weights;
   const T* x;
   int64_t kernels, width;
   bool mean;
   T* out;
 
-  __device__ Own own(const Lane&, int64_t) const { return {}; }
-  __device__ Part start() const { return {}; }
   __device__ Item fetch(const Lane&, int64_t e, int64_t from) const {
     return {weights.edge(m, e), from};
   }
@@ -165,12 +155,8 @@ struct Collapse {
       }
     }
   }
-  __device__ void join(Part& part, const Part& later) const { part.add(later); }
   __device__ void finish(const Lane& lane, int64_t row, const Own&, const Part& part) const {
-    if (!lane.used) return;
-    const int64_t count = m.rowptr[row + 1] - m.rowptr[row];
-    const A scale = mean && count > 0 ? A{1} / static_cast<A>(count) : A{1};
-    write_sums(out + row * width + lane.column, part, scale);
+    if (lane.used) write_sums(out + row * width + lane.column, part, scale_of<A>(row, mean));
   }
 };
 
@@ -179,7 +165,7 @@ struct Collapse {
 // gradient together; a head of more columns than a team has is read in tiles, of which each reads
 // the others' columns too. Reads what the spread reads.
 template <typename T, int V>
-struct MixtureBackward {
+struct MixtureBackward : Reduction {
   using A = typename Sum<T>::type;
   using Part = Sums<A, V>;
   struct Own {
@@ -194,7 +180,6 @@ struct MixtureBackward {
   };
   static constexpr int kTotals = 2 * kDims;
 
-  Sparse m;
   Weights<A> weights;
   Columns columns;
   const T* table;  // Of own rows.
@@ -207,7 +192,6 @@ struct MixtureBackward {
   __device__ Own own(const Lane& lane, int64_t row) const {
     return {columns.at<V>(table, row, lane.column), weights.kernel(lane.head), row};
   }
-  __device__ Part start() const { return {}; }
   __device__ Item fetch(const Lane& lane, int64_t e, int64_t from) const {
     return {read<V>(other + place_of_other(lane, from, lane.column)), weights.edge(m, e), from};
   }
@@ -227,7 +211,6 @@ struct MixtureBackward {
       totals[2 * d + 1] += c * gap * gap;
     }
   }
-  __device__ void join(Part& part, const Part& later) const { part.add(later); }
   __device__ void finish(const Lane& lane, int64_t row, const Own&, const Part& part) const {
     if (lane.used && out != nullptr) write_sums(out + columns.place(row, lane.column), part, A{1});
   }
@@ -350,8 +333,7 @@ void mixture_backward(const Sparse& matrix, int64_t entries,
     }
     if (kernels * width == 0) return;
     const int64_t n = kernels * MixtureBackward<T, V>::kTotals;
-    const Totals<A> totals{
-        reinterpret_cast<A*>(stream.allocate(n * static_cast<int64_t>(sizeof(A)))), n};
+    const Totals<A> totals{stream.scratch<A>(n), n};
     do {  // The spread is wanted where there are no dimensions, too.
       const MixtureBackward<T, V> op{matrix, weights, columns,
                                      own,    other,   weights.first == 0 ? out : nullptr};

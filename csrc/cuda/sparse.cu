@@ -9,16 +9,14 @@ namespace {
 // width * sizeof(T) for each row: at the bandwidth of the device, but for what caches keep of x.
 // A row that isn't in the first table takes 8 bytes more.
 template <typename T, int V>
-struct Multiply {
+struct Multiply : Reduction {
   using A = typename Sum<T>::type;
-  using Own = Nothing;
   using Part = Sums<A, V>;
   struct Item {
     Pack<T, V> x;
     A weight;
   };
 
-  Sparse m;
   const T* weight;
   Rows<T> x;
   int64_t width;
@@ -30,8 +28,6 @@ struct Multiply {
     const int64_t i = col - x.num_own;
     return x.other + (x.place == nullptr ? i : x.place[i]) * width;
   }
-  __device__ Own own(const Lane&, int64_t) const { return {}; }
-  __device__ Part start() const { return {}; }
   __device__ Item fetch(const Lane& lane, int64_t e, int64_t col) const {
     Item item{read<V>(source(col) + lane.column), A{1}};
     if (weight != nullptr) item.weight = load(weight[m.entry == nullptr ? e : m.entry[e]]);
@@ -40,19 +36,14 @@ struct Multiply {
   __device__ void add(const Lane&, const Own&, Part& part, const Item& item) const {
     for (int j = 0; j < V; ++j) part.sum[j] += item.weight * load(item.x.v[j]);
   }
-  __device__ void join(Part& part, const Part& later) const { part.add(later); }
   __device__ void finish(const Lane& lane, int64_t row, const Own&, const Part& part) const {
-    if (!lane.used) return;
-    const int64_t count = m.rowptr[row + 1] - m.rowptr[row];
-    const A scale = mean && count > 0 ? A{1} / static_cast<A>(count) : A{1};
-    write_sums(out + row * width + lane.column, part, scale);
+    if (lane.used) write_sums(out + row * width + lane.column, part, scale_of<A>(row, mean));
   }
 };
 
 // Moves what an unweighted product does, and writes 4 bytes more for each element of the result.
 template <typename T, int V>
-struct FindExtreme {
-  using Own = Nothing;
+struct FindExtreme : Reduction {
   struct Part {
     T best[V];
     int32_t entry[V];
@@ -62,21 +53,14 @@ struct FindExtreme {
     int32_t entry;
   };
 
-  Sparse m;
   Extreme which;
   const T* x;
   int64_t width;
   T* out;
   int32_t* from;
 
-  __device__ Own own(const Lane&, int64_t) const { return {}; }
-  __device__ Part start() const {
-    Part part;
-    for (int j = 0; j < V; ++j) {
-      part.best[j] = T{};
-      part.entry[j] = -1;
-    }
-    return part;
+  __device__ void start(Part& part) const {
+    for (int j = 0; j < V; ++j) part.entry[j] = -1;
   }
   __device__ Item fetch(const Lane& lane, int64_t e, int64_t col) const {
     return {read<V>(x + col * width + lane.column), static_cast<int32_t>(e)};
@@ -107,9 +91,8 @@ struct FindExtreme {
 
 // Reads width * (sizeof(T) + 4) + 8 bytes for each entry.
 template <typename T, int V>
-struct SpreadExtreme {
+struct SpreadExtreme : Reduction {
   using A = typename Sum<T>::type;
-  using Own = Nothing;
   using Part = Sums<A, V>;
   struct Item {
     Pack<T, V> grad;
@@ -117,14 +100,11 @@ struct SpreadExtreme {
     int32_t entry;
   };
 
-  Sparse m;
   const T* grad;
   const int32_t* from;
   int64_t width;
   T* out;
 
-  __device__ Own own(const Lane&, int64_t) const { return {}; }
-  __device__ Part start() const { return {}; }
   __device__ Item fetch(const Lane& lane, int64_t e, int64_t col) const {
     const int64_t at = col * width + lane.column;
     return {read<V>(grad + at), read<V>(from + at), m.entry[e]};
@@ -134,7 +114,6 @@ struct SpreadExtreme {
       part.sum[j] += item.from.v[j] == item.entry ? load(item.grad.v[j]) : A{0};
     }
   }
-  __device__ void join(Part& part, const Part& later) const { part.add(later); }
   __device__ void finish(const Lane& lane, int64_t row, const Own&, const Part& part) const {
     if (lane.used) write_sums(out + row * width + lane.column, part, A{1});
   }

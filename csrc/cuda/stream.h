@@ -11,6 +11,11 @@ struct Stream {
   // Returns device memory of that many bytes, aligned to 16, that nobody else uses before the
   // stream has passed the call that asked for it.
   std::function<uintptr_t(int64_t)> allocate;
+
+  template <typename T>
+  T* scratch(int64_t n) const {
+    return reinterpret_cast<T*>(allocate(n * static_cast<int64_t>(sizeof(T))));
+  }
 };
 
 }  // namespace gas::cuda

@@ -114,7 +114,7 @@ void draw_subset(int64_t n, const int64_t* k, uint64_t seed, const uint8_t* amon
   constexpr int64_t kPerBlock = 4 * kDigits;  // A block has up to kDigits counts to add to others'.
   constexpr int64_t kEnough = 1 << 11;        // Blocks that fill any device.
   if (n == 0) return;
-  auto* search = reinterpret_cast<Search*>(stream.allocate(sizeof(Search)));
+  Search* search = stream.scratch<Search>(1);
   launch("draw_subset", start_search, 1, stream.raw, k, search);
   const int64_t blocks = std::min((n + kPerBlock - 1) / kPerBlock, kEnough);
   for (int round = 0; round < kRounds; ++round) {

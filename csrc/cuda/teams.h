@@ -240,8 +240,7 @@ void sum_columns(const char* what, const In* in, int64_t rows, int64_t n, Out* o
     launch(what, sum_groups<In, Out>, blocks_for(n), stream.raw, in, rows, int64_t{1}, n, out);
     return;
   }
-  double* groups = reinterpret_cast<double*>(
-      stream.allocate(kGroups * n * static_cast<int64_t>(sizeof(double))));
+  double* groups = stream.scratch<double>(kGroups * n);
   launch(what, sum_groups<In, double>, blocks_for(kGroups * n), stream.raw, in, rows, kGroups, n,
          groups);
   launch(what, sum_groups<double, Out>, blocks_for(n), stream.raw, groups, kGroups, int64_t{1}, n,
@@ -250,13 +249,10 @@ void sum_columns(const char* what, const In* in, int64_t rows, int64_t n, Out* o
 
 // Reducing rows --------------------------------------------------------------------------------
 //
-// An `Op` says how: it has its matrix `m`, an Own (what a lane reads of a row), a Part (what it
-// adds up), an Item (what it reads for an entry), and
-//   own(lane, row) -> Own,
-//   start() -> Part              of no entries,
+// An `Op` says how: a Reduction with a Part (what a lane adds up), an Item (what it reads for an
+// entry), and
 //   fetch(lane, entry, column) -> Item,
 //   add(lane, own, part, item),
-//   join(part, later)            adds what was found of later entries,
 //   finish(lane, row, own, part) writes the result.
 // All lanes of a team call each of them together, but for `fetch`. One with numbers that are added
 // up over all entries has kTotals of them for each lane, and
@@ -274,6 +270,32 @@ struct Sums {
 
   __device__ void add(const Sums& other) {
     for (int j = 0; j < V; ++j) sum[j] += other.sum[j];
+  }
+};
+
+// The matrix, and what most Ops do; others have their own.
+struct Reduction {
+  Sparse m;
+
+  // What a lane reads of a row.
+  using Own = Nothing;
+  __device__ Own own(const Lane&, int64_t) const { return {}; }
+
+  // Makes a part of no entries out of zeros.
+  template <typename Part>
+  __device__ void start(Part&) const {}
+
+  // Adds what was found of later entries.
+  template <typename Part>
+  __device__ void join(Part& part, const Part& later) const {
+    part.add(later);
+  }
+
+  // What makes a sum the mean of a row's entries, if that is wanted and there are any; else 1.
+  template <typename A>
+  __device__ A scale_of(int64_t row, bool mean) const {
+    const int64_t count = m.rowptr[row + 1] - m.rowptr[row];
+    return mean && count > 0 ? A{1} / static_cast<A>(count) : A{1};
   }
 };
 
@@ -319,7 +341,8 @@ __global__ void __launch_bounds__(kThreads)
   [[maybe_unused]] A total[kTotalsOf<Op> + 1] = {};
   for_pieces(op.m, chunks, chunk, [&](int64_t row, int64_t begin, int64_t end, Piece piece) {
     const typename Op::Own own = op.own(lane, row);
-    Part part = op.start();
+    Part part{};
+    op.start(part);
     for (int64_t e = begin; e < end; e += kAhead) {
       int64_t cols[kAhead];
       typename Op::Item items[kAhead];
@@ -363,7 +386,8 @@ __global__ void __launch_bounds__(kThreads)
     if (row < 0) continue;
     const int64_t pieces = (op.m.rowptr[row + 1] + row) / chunks.size - chunk + 1;
     const int64_t each = (pieces + teams - 1) / teams, end = min((team + 1) * each, pieces);
-    Part part = op.start();
+    Part part{};
+    op.start(part);
     for (int64_t i = team * each; i < end; ++i) {
       op.join(part, part_of(cut, chunk + i, i > 0, columns, tile, lane.rank));
     }
@@ -393,14 +417,11 @@ void reduce_rows(const char* what, const Op& op, int64_t entries, const Columns&
     const int64_t parts = 2 * chunks.count * columns.tiles * columns.team;
     const int64_t row_bytes = (chunks.count * 4 + kVectorBytes - 1) / kVectorBytes * kVectorBytes;
     const int64_t part_bytes = parts * static_cast<int64_t>(sizeof(Part));
-    char* scratch = reinterpret_cast<char*>(stream.allocate(row_bytes + part_bytes));
+    char* scratch = stream.scratch<char>(row_bytes + part_bytes);
     cut = {reinterpret_cast<int32_t*>(scratch), reinterpret_cast<Part*>(scratch + row_bytes)};
   }
   Totals<A> of_chunks{nullptr, totals.count};
-  if (totals.count > 0) {
-    const int64_t bytes = chunks.count * totals.count * static_cast<int64_t>(sizeof(A));
-    of_chunks.sums = reinterpret_cast<A*>(stream.allocate(bytes));
-  }
+  if (totals.count > 0) of_chunks.sums = stream.scratch<A>(chunks.count * totals.count);
   const int64_t blocks = (chunks.count * columns.team + kThreads - 1) / kThreads;
   launch(what, reduce_chunks<Op, Part, A>, blocks * columns.tiles, stream.raw, op, chunks, columns,
          cut, of_chunks);

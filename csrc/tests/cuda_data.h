@@ -9,6 +9,7 @@
 
 #include "check.h"
 #include "cuda/stream.h"
+#include "cuda_on_host.h"
 #include "simd.h"
 #include "sparse.h"
 
@@ -37,7 +38,8 @@ inline Graph make_graph(int64_t num_rows, int64_t num_cols, const std::vector<in
   g.t_rowptr.resize(num_cols + 1);
   g.t_col.resize(g.col.size());
   g.t_entry.resize(g.col.size());
-  gas::transpose(g.forward(), num_cols, num_cols, g.t_rowptr.data(), g.t_col.data(), g.t_entry.data(), 1);
+  gas::transpose(g.forward(), num_cols, num_cols, g.t_rowptr.data(), g.t_col.data(),
+                 g.t_entry.data(), 1);
   return g;
 }
 
@@ -101,3 +103,16 @@ class Scratch {
  private:
   std::vector<std::unique_ptr<char[]>> tables_;
 };
+
+// What run(stream) returns: the same in either order of blocks and threads.
+template <typename Run>
+auto in_both_orders(const Run& run) {
+  const auto once = [&](bool reversed) {
+    on_host::reversed = reversed;
+    Scratch scratch;
+    return run(scratch.stream());
+  };
+  auto found = once(false);
+  CHECK(once(true) == found);
+  return found;
+}
