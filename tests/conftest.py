@@ -93,6 +93,13 @@ def _seeded() -> None:
     torch.manual_seed(12345)
 
 
+@pytest.fixture
+def _idle_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers take part in transfers, however many cores there are."""
+    monkeypatch.setattr("gas.history.host.has_idle_cores", lambda: True)
+    monkeypatch.setattr("gas.prefetch.has_idle_cores", lambda: True)
+
+
 @pytest.fixture(scope="session")
 def data_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the real graphs: PyG writes beside them."""
