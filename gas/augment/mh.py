@@ -9,15 +9,21 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from gas import _native
 from gas._masks import on_host, subset
 from gas.augment.base import Augmentation
+from gas.augment.checks import (
+    check_fraction,
+    check_integer,
+    check_not_negative,
+    check_positive,
+    check_probability,
+)
 from gas.augment.proposal import PROPOSALS, log_choose
 from gas.augment.target import Target
 from gas.augment.units import View
@@ -141,34 +147,21 @@ class MHAug(Augmentation):
         target_acceptance: float | None = None,
         burn_in: int = 0,
     ) -> None:
-        for name, share in (("mu_e", mu_e), ("mu_v", mu_v), ("lam2", lam2), ("lam4", lam4)):
-            _check(name, share, 0.0 <= share <= 1.0, "a number in [0, 1]")
-        _check("local", local, 0.0 <= local <= 1.0, "a probability in [0, 1]")
-        for name, low in (("a_e", a_e), ("a_v", a_v), ("lam1", lam1), ("lam3", lam3)):
-            _check(name, low, 0.0 <= low < math.inf, "a finite number of at least 0")
-        positive = (
-            ("sigma_delta_e", sigma_delta_e),
-            ("sigma_delta_v", sigma_delta_v),
-            ("b_e", b_e),
-            ("b_v", b_v),
-        )
-        for name, value in positive:
-            _check(name, value, 0.0 < value < math.inf, "a finite number above 0")
-        sizes: tuple[tuple[str, Any, int], ...] = (
-            ("hops", hops, 1),
-            ("swaps", swaps, 1),
-            ("reference_size", 1 if reference_size is None else reference_size, 1),
-            ("burn_in", burn_in, 0),
-        )
-        for name, count, least in sizes:
-            whole = _native.is_integer(count) and count >= least
-            _check(name, count, whole, f"an integer of at least {least}")
+        check_fraction(mu_e=mu_e, mu_v=mu_v, lam2=lam2, lam4=lam4)
+        check_probability(local=local)
+        check_not_negative(a_e=a_e, a_v=a_v, lam1=lam1, lam3=lam3)
+        check_positive(sigma_delta_e=sigma_delta_e, sigma_delta_v=sigma_delta_v, b_e=b_e, b_v=b_v)
+        check_integer(1, hops=hops, swaps=swaps)
+        if reference_size is not None:
+            check_integer(1, reference_size=reference_size)
+        check_integer(0, burn_in=burn_in)
         if proposal not in PROPOSALS:
             names = ", ".join(map(repr, PROPOSALS))
             raise ValueError(f"'proposal' is {proposal!r}, expected one of {names}")
-        if target_acceptance is not None:
-            fine = 0.0 < target_acceptance < 1.0
-            _check("target_acceptance", target_acceptance, fine, "a rate between 0 and 1")
+        if target_acceptance is not None and not 0.0 < target_acceptance < 1.0:
+            raise ValueError(
+                f"'target_acceptance' is {target_acceptance!r}, expected a rate between 0 and 1"
+            )
         if (target_acceptance is not None) != (burn_in > 0):
             raise ValueError(
                 f"'target_acceptance' is {target_acceptance} and 'burn_in' is {burn_in}: expected "
@@ -424,8 +417,3 @@ class MHAug(Augmentation):
 def _dropped(view: View) -> Tensor:
     """How many edges and nodes are dropped, of shape ``[2]``, float64."""
     return torch.stack([(~mask).sum().double() for mask in (view.edges, view.node_mask)])
-
-
-def _check(name: str, value: object, fine: bool, wanted: str) -> None:
-    if not fine:
-        raise ValueError(f"'{name}' is {value!r}, expected {wanted}")
