@@ -8,7 +8,6 @@ hold them in this order.
 from __future__ import annotations
 
 import math
-import warnings
 from typing import NamedTuple
 
 import torch
@@ -25,12 +24,9 @@ from gas.augment.checks import (
     check_probability,
 )
 from gas.augment.proposal import PROPOSALS, log_choose
+from gas.augment.statistics import Statistics, Tally
 from gas.augment.target import Target
 from gas.augment.units import View
-from gas.augment.visited import Visited
-
-CHECK_EVERY = 1000  # Transitions between looks at the acceptance rate ...
-LOW_ACCEPTANCE = 0.01  # ... and the rate below which the chain is said to be stuck.
 
 
 class _State(NamedTuple):
@@ -46,20 +42,6 @@ class _State(NamedTuple):
     k: Tensor
     delta: Tensor
     log_p: Tensor
-
-
-class Statistics(NamedTuple):
-    """What a chain has done since its burn-in: rejected transitions count their state again.
-
-    ``mean_edge_drop`` and ``mean_node_drop`` are the means of ``k_E / m`` and ``k_V / n``;
-    ``distinct_states`` counts every state once, however often it was visited.
-    """
-
-    steps: int
-    acceptance_rate: float
-    mean_edge_drop: float
-    mean_node_drop: float
-    distinct_states: int
 
 
 class MHAug(Augmentation):
@@ -190,10 +172,7 @@ class MHAug(Augmentation):
         )
         self._log_scale = self._size.new_zeros(())  # Of sigma_delta, what adaptation has learnt.
         self._time = 0  # Transitions, those of the burn-in included.
-        self._accepted = self._size.new_zeros(())
-        self._sum_share = self._size.new_zeros(2)
-        self._visited = Visited(m + n, self.units.device)
-        self._warned, self._next_check = False, CHECK_EVERY
+        self._tally = Tally(self.units)
         self._move(self._view)
 
     # The target -----------------------------------------------------------------------------------
@@ -314,19 +293,17 @@ class MHAug(Augmentation):
         if on_host(accept):
             if bool(accept):
                 self._state, self._view = new, view
-                self._fingerprint = self._visited.fingerprint(*new[:2])
+                self._fingerprint = self._tally.visited.fingerprint(*new[:2])
         else:
             pairs = zip(new, old, strict=True)
             self._state = _State(*(torch.where(accept, a, b) for a, b in pairs))
             self._view = View(self.units, *self._state[:2])
-            self._fingerprint = self._visited.fingerprint(*self._state[:2])
+            self._fingerprint = self._tally.visited.fingerprint(*self._state[:2])
         self._time += 1
         if self._time <= self.burn_in:
             self._adapt(ratio, local)
         else:
-            self._accepted = self._accepted + accept
-            self._sum_share = self._sum_share + self._state.k / self._size
-            self._visited.add(self._fingerprint)
+            self._tally.add(accept, self._state.k / self._size, self._fingerprint)
         return accept
 
     def _adapt(self, ratio: Tensor, local: bool) -> None:
@@ -340,7 +317,7 @@ class MHAug(Augmentation):
     def step(self) -> bool:
         """Makes one transition, and waits for it. Returns whether the proposal was accepted."""
         accepted = super().step()
-        self._warn_if_stuck()
+        self._tally.warn_if_stuck()
         return accepted
 
     def run(self, num_steps: int | None = None) -> None:
@@ -352,41 +329,23 @@ class MHAug(Augmentation):
             num_steps: How many. (default: ``self.num_steps``)
         """
         super().run(num_steps)
-        self._warn_if_stuck()
+        self._tally.warn_if_stuck()
 
     def _move(self, view: View) -> None:
         self._view = view
         self._state = self._state_of(view, _dropped(view))
-        self._fingerprint = self._visited.fingerprint(view.edges, view.node_mask)
+        self._fingerprint = self._tally.visited.fingerprint(view.edges, view.node_mask)
 
     # Statistics -----------------------------------------------------------------------------------
 
     @property
     def acceptance_rate(self) -> float:
         """The fraction of transitions that were accepted, those of the burn-in left out."""
-        return float(self._accepted) / max(self._time - self.burn_in, 1)
+        return self._tally.acceptance_rate
 
     def statistics(self) -> Statistics:
         """What the chain has done since its burn-in."""
-        steps = max(self._time - self.burn_in, 0)
-        edges, nodes = (self._sum_share / max(steps, 1)).tolist()
-        return Statistics(steps, self.acceptance_rate, edges, nodes, len(self._visited))
-
-    def _warn_if_stuck(self) -> None:
-        """Looks at the rate of acceptance once in a while, because a GPU makes the host wait."""
-        steps = self._time - self.burn_in
-        if self._warned or steps < self._next_check:
-            return
-        self._next_check = steps + CHECK_EVERY
-        if self.acceptance_rate < LOW_ACCEPTANCE:
-            self._warned = True
-            warnings.warn(
-                f"MHAug has accepted {100 * self.acceptance_rate:.2g} % of {steps} transitions: "
-                "its states hardly change; set reference_size, make sigma_delta_e and "
-                "sigma_delta_v smaller (target_acceptance with burn_in finds how small), or local "
-                "larger",
-                stacklevel=3,
-            )
+        return self._tally.statistics()
 
     # Checkpoints ----------------------------------------------------------------------------------
 
@@ -399,9 +358,7 @@ class MHAug(Augmentation):
             "eps": self._target.eps,
             "log_scale": self._log_scale,
             "time": torch.tensor(self._time),
-            "accepted": self._accepted,
-            "sum_share": self._sum_share,
-            "visited": self._visited.state(),
+            **self._tally.state_dict(),
         }
 
     def _load(self, state: dict[str, Tensor]) -> None:
@@ -409,9 +366,7 @@ class MHAug(Augmentation):
         super()._load(state)
         self._log_scale = state["log_scale"].clone()
         self._time = int(state["time"])
-        self._accepted = state["accepted"].clone()
-        self._sum_share = state["sum_share"].clone()
-        self._visited.load(state["visited"])
+        self._tally.load(state, max(self._time - self.burn_in, 0))
 
 
 def _dropped(view: View) -> Tensor:
