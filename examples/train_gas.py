@@ -36,7 +36,7 @@ from gas.training.report import EventWriter, machine, metrics, plot_curves, writ
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 
 
-def parse_args() -> argparse.Namespace:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__.split("\n\n")[0],
         epilog=f"data sets: {', '.join(dataset_names())}; planted:NUM_NODES; a .pt or .npz file",
@@ -108,6 +108,12 @@ def parse_args() -> argparse.Namespace:
     group.add_argument("--no-check", action="store_true", help="accept NaN and infinite features")
     group.add_argument("--tensorboard", action="store_true", help="write events into --out")
     group.add_argument("--out", type=Path, default=Path("runs"), help="folder (%(default)s)")
+    return parser
+
+
+def parse_args() -> argparse.Namespace:
+    """What the command line says, with a device that is there and a folder that can be made."""
+    parser = make_parser()
     args = parser.parse_args()
     for name in ("runs", "epochs", "num_layers", "hidden_channels", "num_parts", "batch_size"):
         value = getattr(args, name)

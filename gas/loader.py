@@ -154,14 +154,8 @@ class SubgraphLoader(DataLoader):
         )
         in_order = isinstance(self.sampler, torch.utils.data.SequentialSampler)
         fixed = "batch_sampler" not in kwargs and (batch_size == 1 or in_order)
-        if cache and not fixed:
-            raise ValueError(
-                "'cache' is True, but shuffling makes new batches every epoch: use batch_size=1, "
-                "with larger parts, or leave 'cache' out"
-            )
         self._cache_features = bool(cache)
-        limit = CACHE_BYTES if cache is None else sys.maxsize
-        self._cache_limit = limit if fixed and cache is not False else -1
+        self._cache_limit = _cache_limit(cache, fixed)
 
     def cut(self, parts: Sequence[int]) -> SubData:
         """The mini-batch of some parts, in increasing order.
@@ -313,6 +307,18 @@ class EvalSubgraphLoader(SubgraphLoader):
 def _check_batch_size(batch_size: int) -> None:
     if not _native.is_integer(batch_size) or batch_size < 1:
         raise ValueError(f"'batch_size' is {batch_size!r}, expected at least one part per batch")
+
+
+def _cache_limit(cache: bool | None, fixed: bool) -> int:
+    """The bytes of batches that are kept, or -1 for none; only ``fixed`` ones come again."""
+    if cache and not fixed:
+        raise ValueError(
+            "'cache' is True, but shuffling makes new batches every epoch: use batch_size=1, "
+            "with larger parts, or leave 'cache' out"
+        )
+    if cache is False or not fixed:
+        return -1
+    return CACHE_BYTES if cache is None else sys.maxsize
 
 
 def tensors(data: Data) -> Iterator[Tensor]:

@@ -19,8 +19,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch_geometric.data import Data
 
+import gas
 from gas import _native
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -91,6 +93,13 @@ def _seeded() -> None:
     torch.manual_seed(12345)
 
 
+@pytest.fixture
+def _idle_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers take part in transfers, however many cores there are."""
+    monkeypatch.setattr("gas.history.host.has_idle_cores", lambda: True)
+    monkeypatch.setattr("gas.prefetch.has_idle_cores", lambda: True)
+
+
 @pytest.fixture(scope="session")
 def data_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the real graphs: PyG writes beside them."""
@@ -135,3 +144,10 @@ def random_graph(
         edge_index=edge_index,
         train_mask=torch.rand(num_nodes) < 0.5,
     )
+
+
+def clustered_graph(num_parts: int = 6, **kwargs: Any) -> tuple[Data, Tensor]:
+    """A :func:`random_graph` in parts: permuted, and where they begin."""
+    data = random_graph(**kwargs)
+    perm, ptr = gas.metis(data.edge_index, num_parts, num_nodes=data.num_nodes, log=False)
+    return gas.permute(data, perm, log=False), ptr

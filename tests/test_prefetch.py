@@ -3,7 +3,7 @@ import threading
 
 import pytest
 import torch
-from conftest import random_graph
+from conftest import clustered_graph
 from user_models import SAGE
 
 import gas
@@ -11,9 +11,7 @@ import gas
 
 @pytest.fixture
 def graph():
-    data = random_graph(num_nodes=200, num_edges=1200)
-    perm, ptr = gas.metis(data.edge_index, 10, num_nodes=200, log=False)
-    return gas.permute(data, perm, log=False), ptr
+    return clustered_graph(10, num_nodes=200, num_edges=1200)
 
 
 def make_model(graph, **kwargs):

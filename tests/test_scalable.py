@@ -1,36 +1,23 @@
+"""``ScalableGNN``: full batches, mini-batches, copies, and several graphs."""
+
 import copy
 
 import pytest
 import torch
-from conftest import random_graph
-from user_models import SAGE
+from conftest import clustered_graph, random_graph
+from user_models import SAGE, batch_of, fill, unchanged
 
 import gas
 
 
 @pytest.fixture
 def graph():
-    data = random_graph()
-    perm, ptr = gas.metis(data.edge_index, 6, num_nodes=60, log=False)
-    return gas.permute(data, perm, log=False), ptr
+    return clustered_graph()
 
 
 @pytest.fixture
 def model():
     return SAGE(60, 5, 3).eval()
-
-
-def batch_of(graph, number=0):
-    return list(gas.SubgraphLoader(*graph, batch_size=2, log=False))[number]
-
-
-def fill(model, graph):
-    model(graph[0].x, graph[0].edge_index, fill=True)
-    return [history.emb.clone() for history in model.histories]
-
-
-def unchanged(model, before):
-    return all(torch.equal(h.emb, b) for h, b in zip(model.histories, before, strict=True))
 
 
 def test_histories():
@@ -112,15 +99,6 @@ def test_hooks_run(graph, model):
     assert seen == [(batch_size, 3) for _, batch_size, *_ in loader]
 
 
-def test_inference_leaves_every_module_in_its_mode(graph, model):
-    model.train()
-    model.bn.eval()
-    model(loader=gas.EvalSubgraphLoader(*graph, log=False))
-    assert model.training
-    assert model.lin.training
-    assert not model.bn.training
-
-
 def test_one_layer_needs_no_history(graph):
     model = gas.models.GCN(60, 5, 8, 3, num_layers=1).eval()
     graph[0].edge_weight = torch.rand(240)
@@ -187,154 +165,6 @@ def test_the_pulled_halo_has_no_gradient(graph, model):
     assert torch.equal(model.histories[0].emb[n_id[:batch_size]], x.detach())
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"batch_size": None}, "'batch_size' and 'n_id' describe a mini-batch together"),
-        ({"n_id": None}, "'batch_size' and 'n_id' describe a mini-batch together"),
-        ({"batch_size": -1}, "'batch_size' is -1, expected an integer between 0 and"),
-        ({"batch_size": 10_000}, "'batch_size' is 10000, expected"),
-        ({"batch_size": torch.tensor(3)}, r"'batch_size' is tensor\(3\)"),
-        ({"x": torch.randn(4, 5)}, "'x' has 4 rows, expected one per node"),
-        ({"fill": True}, "'fill' is for full batches"),
-    ],
-)
-def test_bad_calls_change_nothing(graph, model, change, message):
-    before = fill(model, graph)
-    batch, batch_size, n_id, offset, count = batch_of(graph)
-    arguments = dict(
-        x=2 * batch.x,
-        adj_t=batch.adj_t,
-        batch_size=batch_size,
-        n_id=n_id,
-        offset=offset,
-        count=count,
-    )
-    with pytest.raises(ValueError, match=message):
-        model(**{**arguments, **change})
-    assert unchanged(model, before)
-
-
-def test_a_batch_of_a_larger_graph_changes_nothing(graph):
-    model = SAGE(40, 5, 3)
-    model.histories[0].push(torch.ones(40, 8))
-    batch, *args = batch_of(graph)
-    with pytest.raises(ValueError, match="of a graph of 60 nodes, but the .* are for 40"):
-        model(batch.x, batch.adj_t, *args)
-    assert (model.histories[0].emb == 1).all()
-
-
-def test_forgotten_batch_arguments(graph):
-    class Forgetful(SAGE):
-        def push_and_pull(self, history, x, *args):
-            return super().push_and_pull(history, x)
-
-    batch, *args = batch_of(graph)
-    model = Forgetful(60, 5, 3)
-    fill(model, graph)
-    with pytest.raises(ValueError, match="was not told which batch this is: pass on what"):
-        model(batch.x, batch.adj_t, *args)
-
-
-@pytest.mark.parametrize("through", ["list", "prefetch", "workers"])
-def test_loaders_of_another_graph_are_noticed_by_their_batches(graph, model, through):
-    before = fill(model, graph)
-    other = random_graph(num_nodes=33)
-    workers = 1 if through == "workers" else 0
-    loader = gas.SubgraphLoader(other, torch.tensor([0, 20, 33]), log=False, num_workers=workers)
-    message = "of a graph of 33 nodes, but the histories are for 60"
-    if through == "workers":
-        for batch, *args in loader:
-            with pytest.raises(ValueError, match=message):
-                model(batch.x, batch.adj_t, *args)
-    else:
-        batches = list(loader) if through == "list" else gas.PrefetchLoader(loader, model)
-        with pytest.raises(ValueError, match=message):
-            model(loader=batches)
-    assert unchanged(model, before)
-
-
-def test_a_batch_of_a_smaller_graph_changes_nothing(graph, model):
-    before = fill(model, graph)
-    other = random_graph(num_nodes=33)
-    batch, *args = next(iter(gas.SubgraphLoader(other, torch.tensor([0, 20, 33]), log=False)))
-    with pytest.raises(ValueError, match="of a graph of 33 nodes, but the histories are for 60"):
-        model(batch.x, batch.adj_t, *args)
-    assert unchanged(model, before)
-
-
-class Faulty(gas.ScalableGNN):
-    """Calls ``push_and_pull`` as it is told to."""
-
-    def __init__(self, calls, **kwargs):
-        super().__init__(60, 5, num_layers=3, **kwargs)
-        self.calls = calls
-
-    def forward(self, x, adj_t, *args):
-        for layer, change in self.calls:
-            x = self.push_and_pull(self.histories[layer], change(x), *args)
-        return x
-
-
-@pytest.mark.parametrize("io", ["serial", "concurrent"])
-@pytest.mark.parametrize(
-    ("calls", "error", "message"),
-    {
-        "never": ([], RuntimeError, "forward called push_and_pull 0 times, expected once for each"),
-        "too_seldom": ([(0, lambda x: x)], RuntimeError, "called push_and_pull 1 times, expected"),
-        "twice": (
-            [(0, lambda x: x)] * 2,
-            RuntimeError,
-            "push_and_pull twice with the same history",
-        ),
-        "few_rows": (
-            [(0, lambda x: x), (1, lambda x: x[:2])],
-            ValueError,
-            r"'x' has shape \[2, 5\], expected the rows of the",
-        ),
-        "wide": (
-            [(0, lambda x: x), (1, lambda x: torch.cat([x, x], dim=1))],
-            ValueError,
-            r"'x' has shape .* 10\], expected .* of the history's width 5",
-        ),
-        "raises": (
-            [(0, lambda x: x), (1, lambda x: x + torch.ones(7, 7))],
-            RuntimeError,
-            "The size of tensor",
-        ),
-    }.values(),
-    ids=lambda value: "",
-)
-def test_a_wrong_forward_leaves_histories_alone(graph, calls, error, message, io):
-    model = Faulty(calls, io=io)
-    before = [torch.rand(60, 5) for _ in range(2)]
-    for history, rows in zip(model.histories, before, strict=True):
-        history.push(rows)
-    batch, *args = batch_of(graph)
-    for _ in range(2):
-        with pytest.raises(error, match=message):
-            model(batch.x, batch.adj_t, *args)
-        assert all(
-            torch.equal(history.emb, rows)
-            for history, rows in zip(model.histories, before, strict=True)
-        )
-    for call in (
-        lambda: model(graph[0].x, graph[0].edge_index, fill=True),
-        lambda: model(loader=gas.EvalSubgraphLoader(*graph, log=False)),
-    ):
-        with pytest.raises((RuntimeError, ValueError)):
-            call()
-        assert all(
-            torch.equal(history.emb, rows)
-            for history, rows in zip(model.histories, before, strict=True)
-        )
-    right = Faulty([(0, lambda x: x), (1, lambda x: 2 * x)], io=io)
-    fill(right, graph)
-    right(batch.x, batch.adj_t, *args)
-    own = args[1][: args[0]]
-    assert torch.equal(right.histories[1].emb[own], 2 * batch.x[: args[0]])
-
-
 def test_the_first_push_stores_the_values_at_the_call(graph):
     class InPlace(gas.ScalableGNN):
         def forward(self, x, adj_t, *args):
@@ -349,104 +179,6 @@ def test_the_first_push_stores_the_values_at_the_call(graph):
     for _ in range(2):
         model(batch.x, batch.adj_t, *args)
         assert torch.equal(model.histories[0].emb[args[1][: args[0]]], batch.x[: args[0]])
-
-
-def test_filling_needs_the_whole_graph(graph, model):
-    before = fill(model, graph)
-    other = random_graph(num_nodes=33)
-    with pytest.raises(ValueError, match="'x' has 33 rows, expected one per node: 60"):
-        model(other.x, other.edge_index, fill=True)
-    assert unchanged(model, before)
-
-
-def test_too_few_rows(graph, model):
-    fill(model, graph)
-    _, batch_size, n_id, offset, count = batch_of(graph)
-    message = rf"'x' has shape \[2, 8\], expected the rows of the {batch_size} in-batch nodes"
-    with pytest.raises(ValueError, match=message):
-        model.push_and_pull(model.histories[0], torch.ones(2, 8), batch_size, n_id, offset, count)
-
-
-def test_inference_needs_every_node_and_this_graph(graph, model):
-    data, ptr = graph
-    before = fill(model, graph)
-    other = random_graph(num_nodes=33)
-    loader = gas.EvalSubgraphLoader(other, torch.tensor([0, 33]), log=False)
-    with pytest.raises(ValueError, match="'loader' has a graph of 33 nodes, but the histories are"):
-        model(loader=loader)
-    assert unchanged(model, before)
-    some = list(gas.EvalSubgraphLoader(data, ptr, log=False))[:-1]
-    with pytest.raises(ValueError, match="'loader' yields .* of the graph's 60 nodes"):
-        model(loader=some)
-
-
-def test_inference_needs_push_and_pull(graph):
-    class Forgetful(gas.ScalableGNN):
-        def forward(self, x, adj_t, *args):
-            return x
-
-    with pytest.raises(RuntimeError, match="forward called push_and_pull 0 times, expected once"):
-        Forgetful(60, 8, 2)(loader=gas.EvalSubgraphLoader(*graph, log=False))
-
-
-def test_inference_refuses_more_calls_than_histories(graph, model):
-    class Eager(SAGE):
-        def forward(self, x, adj_t, *args):
-            out = super().forward(x, adj_t, *args)
-            self.push_and_pull(self.histories[0], torch.zeros(out.size(0), 8), *args)
-            return out
-
-    eager = Eager(60, 5, 3)
-    loader = gas.EvalSubgraphLoader(*graph, log=False)
-    with pytest.raises(RuntimeError, match="called push_and_pull twice with the same history"):
-        eager(loader=loader)
-    with pytest.raises(ValueError, match="'loader' brings its own batches"):
-        model(graph[0].x, loader=loader)
-
-
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_inference_keeps_state_per_batch(graph, shuffle):
-    """A hand-written ``forward_layer`` sees its own batch's state in every layer."""
-
-    class Stateful(SAGE):
-        def forward_layer(self, layer, x, adj_t, state):
-            if layer == 0:
-                state["first"] = x
-            assert state["first"].size(0) == x.size(0)
-            batch_size = adj_t.size(0)
-            h = self.convs[layer]((x, x[:batch_size]), adj_t)
-            if layer == 1:
-                h = self.bn(h) + x[:batch_size]
-            h = h.relu()
-            state.setdefault("outs", []).append(h)
-            return h if layer < 2 else self.lin(torch.cat(state["outs"], dim=-1))
-
-    model = Stateful(60, 5, 3).eval()
-    expected = model(graph[0].x, graph[0].edge_index)
-    out = model(loader=gas.SubgraphLoader(*graph, batch_size=1, shuffle=shuffle, log=False))
-    assert torch.allclose(out, expected, atol=1e-6)
-
-
-def test_inference_is_linear_in_passes(graph, model):
-    """Generic inference runs layer l of L in the sweeps l, l + 1, ..., L: about L/2 times."""
-    fill(model, graph)  # Otherwise it would run forward once more, to see whether it is right.
-    calls = [0, 0, 0]
-    for layer, conv in enumerate(model.convs):
-        conv.register_forward_hook(
-            lambda *_, layer=layer: calls.__setitem__(layer, calls[layer] + 1)
-        )
-    model(loader=gas.EvalSubgraphLoader(*graph, batch_size=2, log=False))
-    assert calls == [3 * 3, 3 * 2, 3 * 1]
-
-
-def test_memory_of_inference_is_that_of_a_batch(graph, model):
-    """No tensor but histories and the result has a row per node."""
-    sizes = set()
-    for conv in model.convs:
-        conv.register_forward_hook(lambda m, args, out: sizes.add(out.size(0)))
-    loader = gas.EvalSubgraphLoader(*graph, log=False)
-    model(loader=loader)
-    assert max(sizes) == max(batch_size for _, batch_size, *_ in loader) < 60
 
 
 # Several graphs -----------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Models as a user writes them: a subclass, a few PyG layers, ``push_and_pull``."""
+"""Models as a user writes them: a subclass, a few PyG layers, ``push_and_pull``; and their use."""
 
 import itertools
 
@@ -95,3 +95,18 @@ class SharedGCN(UserModel):
 
 BIPARTITE = {"SAGE": SAGE, "GIN": GIN, "GAT": GAT, "SharedGCN": SharedGCN}
 SQUARE = {"SquareSAGE": SquareSAGE, "SquareGIN": SquareGIN, "SquareGAT": SquareGAT}
+
+
+def batch_of(graph, number=0):
+    return list(gas.SubgraphLoader(*graph, batch_size=2, log=False))[number]
+
+
+def fill(model, graph):
+    """Fills the histories; returns what they hold then."""
+    model(graph[0].x, graph[0].edge_index, fill=True)
+    return [history.emb.clone() for history in model.histories]
+
+
+def unchanged(model, before):
+    """Whether the histories still hold that."""
+    return all(torch.equal(h.emb, b) for h, b in zip(model.histories, before, strict=True))

@@ -3,8 +3,9 @@
 from gas.augment.base import Augmentation
 from gas.augment.drop import DropEdge, MaskFeatures
 from gas.augment.loss import entropy, mh_aug_loss
-from gas.augment.mh import MHAug, Statistics
+from gas.augment.mh import MHAug
 from gas.augment.published import PUBLISHED
+from gas.augment.statistics import Statistics
 from gas.augment.views import Views
 
 __all__ = [

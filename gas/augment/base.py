@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
 
-from gas import _native
+from gas.augment.checks import check_integer
 from gas.augment.units import Units, View, check_mask, mask_features
 from gas.subgraph import is_row_per_edge
 
@@ -43,7 +43,7 @@ class Augmentation(BaseTransform):
         num_steps: int = 1,
         generator: torch.Generator | None = None,
     ) -> None:
-        _check_steps(num_steps)
+        check_integer(0, num_steps=num_steps)
         if generator is not None and generator.device.type != "cpu":
             raise ValueError(
                 f"'generator' is on {generator.device}, expected one of the CPU, which serves "
@@ -149,7 +149,7 @@ class Augmentation(BaseTransform):
             num_steps: How many. (default: ``self.num_steps``)
         """
         num_steps = self.num_steps if num_steps is None else num_steps
-        _check_steps(num_steps)
+        check_integer(0, num_steps=num_steps)
         self._previous = self._view
         for _ in range(num_steps):
             self._step()
@@ -267,8 +267,3 @@ class Augmentation(BaseTransform):
         unit = "pairs" if self.undirected else "edges"
         name = self.__class__.__name__
         return f"{name}(num_nodes={self.units.num_nodes}, num_{unit}={self.units.size})"
-
-
-def _check_steps(num_steps: int) -> None:
-    if not _native.is_integer(num_steps) or num_steps < 0:
-        raise ValueError(f"'num_steps' is {num_steps!r}, expected an integer of at least 0")

@@ -10,6 +10,7 @@ from torch_geometric.data import Data
 
 from gas._masks import subset
 from gas.augment.base import Augmentation
+from gas.augment.checks import check_probability
 from gas.augment.units import View
 
 
@@ -17,8 +18,7 @@ class _Independent(Augmentation):
     """Drops each of some things with a probability: a binomial number of them, any subset alike."""
 
     def __init__(self, data: Data, p: float, **kwargs: Any) -> None:
-        if not 0.0 <= p <= 1.0:
-            raise ValueError(f"'p' is {p}, expected a probability in [0, 1]")
+        check_probability(p=p)
         super().__init__(data, **kwargs)
         self.p = p
 

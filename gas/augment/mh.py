@@ -8,23 +8,25 @@ hold them in this order.
 from __future__ import annotations
 
 import math
-import warnings
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from gas import _native
 from gas._masks import on_host, subset
 from gas.augment.base import Augmentation
+from gas.augment.checks import (
+    check_fraction,
+    check_integer,
+    check_not_negative,
+    check_positive,
+    check_probability,
+)
 from gas.augment.proposal import PROPOSALS, log_choose
+from gas.augment.statistics import Statistics, Tally
 from gas.augment.target import Target
 from gas.augment.units import View
-from gas.augment.visited import Visited
-
-CHECK_EVERY = 1000  # Transitions between looks at the acceptance rate ...
-LOW_ACCEPTANCE = 0.01  # ... and the rate below which the chain is said to be stuck.
 
 
 class _State(NamedTuple):
@@ -40,20 +42,6 @@ class _State(NamedTuple):
     k: Tensor
     delta: Tensor
     log_p: Tensor
-
-
-class Statistics(NamedTuple):
-    """What a chain has done since its burn-in: rejected transitions count their state again.
-
-    ``mean_edge_drop`` and ``mean_node_drop`` are the means of ``k_E / m`` and ``k_V / n``;
-    ``distinct_states`` counts every state once, however often it was visited.
-    """
-
-    steps: int
-    acceptance_rate: float
-    mean_edge_drop: float
-    mean_node_drop: float
-    distinct_states: int
 
 
 class MHAug(Augmentation):
@@ -141,34 +129,21 @@ class MHAug(Augmentation):
         target_acceptance: float | None = None,
         burn_in: int = 0,
     ) -> None:
-        for name, share in (("mu_e", mu_e), ("mu_v", mu_v), ("lam2", lam2), ("lam4", lam4)):
-            _check(name, share, 0.0 <= share <= 1.0, "a number in [0, 1]")
-        _check("local", local, 0.0 <= local <= 1.0, "a probability in [0, 1]")
-        for name, low in (("a_e", a_e), ("a_v", a_v), ("lam1", lam1), ("lam3", lam3)):
-            _check(name, low, 0.0 <= low < math.inf, "a finite number of at least 0")
-        positive = (
-            ("sigma_delta_e", sigma_delta_e),
-            ("sigma_delta_v", sigma_delta_v),
-            ("b_e", b_e),
-            ("b_v", b_v),
-        )
-        for name, value in positive:
-            _check(name, value, 0.0 < value < math.inf, "a finite number above 0")
-        sizes: tuple[tuple[str, Any, int], ...] = (
-            ("hops", hops, 1),
-            ("swaps", swaps, 1),
-            ("reference_size", 1 if reference_size is None else reference_size, 1),
-            ("burn_in", burn_in, 0),
-        )
-        for name, count, least in sizes:
-            whole = _native.is_integer(count) and count >= least
-            _check(name, count, whole, f"an integer of at least {least}")
+        check_fraction(mu_e=mu_e, mu_v=mu_v, lam2=lam2, lam4=lam4)
+        check_probability(local=local)
+        check_not_negative(a_e=a_e, a_v=a_v, lam1=lam1, lam3=lam3)
+        check_positive(sigma_delta_e=sigma_delta_e, sigma_delta_v=sigma_delta_v, b_e=b_e, b_v=b_v)
+        check_integer(1, hops=hops, swaps=swaps)
+        if reference_size is not None:
+            check_integer(1, reference_size=reference_size)
+        check_integer(0, burn_in=burn_in)
         if proposal not in PROPOSALS:
             names = ", ".join(map(repr, PROPOSALS))
             raise ValueError(f"'proposal' is {proposal!r}, expected one of {names}")
-        if target_acceptance is not None:
-            fine = 0.0 < target_acceptance < 1.0
-            _check("target_acceptance", target_acceptance, fine, "a rate between 0 and 1")
+        if target_acceptance is not None and not 0.0 < target_acceptance < 1.0:
+            raise ValueError(
+                f"'target_acceptance' is {target_acceptance!r}, expected a rate between 0 and 1"
+            )
         if (target_acceptance is not None) != (burn_in > 0):
             raise ValueError(
                 f"'target_acceptance' is {target_acceptance} and 'burn_in' is {burn_in}: expected "
@@ -197,10 +172,7 @@ class MHAug(Augmentation):
         )
         self._log_scale = self._size.new_zeros(())  # Of sigma_delta, what adaptation has learnt.
         self._time = 0  # Transitions, those of the burn-in included.
-        self._accepted = self._size.new_zeros(())
-        self._sum_share = self._size.new_zeros(2)
-        self._visited = Visited(m + n, self.units.device)
-        self._warned, self._next_check = False, CHECK_EVERY
+        self._tally = Tally(self.units)
         self._move(self._view)
 
     # The target -----------------------------------------------------------------------------------
@@ -321,19 +293,17 @@ class MHAug(Augmentation):
         if on_host(accept):
             if bool(accept):
                 self._state, self._view = new, view
-                self._fingerprint = self._visited.fingerprint(*new[:2])
+                self._fingerprint = self._tally.visited.fingerprint(*new[:2])
         else:
             pairs = zip(new, old, strict=True)
             self._state = _State(*(torch.where(accept, a, b) for a, b in pairs))
             self._view = View(self.units, *self._state[:2])
-            self._fingerprint = self._visited.fingerprint(*self._state[:2])
+            self._fingerprint = self._tally.visited.fingerprint(*self._state[:2])
         self._time += 1
         if self._time <= self.burn_in:
             self._adapt(ratio, local)
         else:
-            self._accepted = self._accepted + accept
-            self._sum_share = self._sum_share + self._state.k / self._size
-            self._visited.add(self._fingerprint)
+            self._tally.add(accept, self._state.k / self._size, self._fingerprint)
         return accept
 
     def _adapt(self, ratio: Tensor, local: bool) -> None:
@@ -347,7 +317,7 @@ class MHAug(Augmentation):
     def step(self) -> bool:
         """Makes one transition, and waits for it. Returns whether the proposal was accepted."""
         accepted = super().step()
-        self._warn_if_stuck()
+        self._tally.warn_if_stuck()
         return accepted
 
     def run(self, num_steps: int | None = None) -> None:
@@ -359,41 +329,23 @@ class MHAug(Augmentation):
             num_steps: How many. (default: ``self.num_steps``)
         """
         super().run(num_steps)
-        self._warn_if_stuck()
+        self._tally.warn_if_stuck()
 
     def _move(self, view: View) -> None:
         self._view = view
         self._state = self._state_of(view, _dropped(view))
-        self._fingerprint = self._visited.fingerprint(view.edges, view.node_mask)
+        self._fingerprint = self._tally.visited.fingerprint(view.edges, view.node_mask)
 
     # Statistics -----------------------------------------------------------------------------------
 
     @property
     def acceptance_rate(self) -> float:
         """The fraction of transitions that were accepted, those of the burn-in left out."""
-        return float(self._accepted) / max(self._time - self.burn_in, 1)
+        return self._tally.acceptance_rate
 
     def statistics(self) -> Statistics:
         """What the chain has done since its burn-in."""
-        steps = max(self._time - self.burn_in, 0)
-        edges, nodes = (self._sum_share / max(steps, 1)).tolist()
-        return Statistics(steps, self.acceptance_rate, edges, nodes, len(self._visited))
-
-    def _warn_if_stuck(self) -> None:
-        """Looks at the rate of acceptance once in a while, because a GPU makes the host wait."""
-        steps = self._time - self.burn_in
-        if self._warned or steps < self._next_check:
-            return
-        self._next_check = steps + CHECK_EVERY
-        if self.acceptance_rate < LOW_ACCEPTANCE:
-            self._warned = True
-            warnings.warn(
-                f"MHAug has accepted {100 * self.acceptance_rate:.2g} % of {steps} transitions: "
-                "its states hardly change; set reference_size, make sigma_delta_e and "
-                "sigma_delta_v smaller (target_acceptance with burn_in finds how small), or local "
-                "larger",
-                stacklevel=3,
-            )
+        return self._tally.statistics()
 
     # Checkpoints ----------------------------------------------------------------------------------
 
@@ -406,9 +358,7 @@ class MHAug(Augmentation):
             "eps": self._target.eps,
             "log_scale": self._log_scale,
             "time": torch.tensor(self._time),
-            "accepted": self._accepted,
-            "sum_share": self._sum_share,
-            "visited": self._visited.state(),
+            **self._tally.state_dict(),
         }
 
     def _load(self, state: dict[str, Tensor]) -> None:
@@ -416,16 +366,9 @@ class MHAug(Augmentation):
         super()._load(state)
         self._log_scale = state["log_scale"].clone()
         self._time = int(state["time"])
-        self._accepted = state["accepted"].clone()
-        self._sum_share = state["sum_share"].clone()
-        self._visited.load(state["visited"])
+        self._tally.load(state, max(self._time - self.burn_in, 0))
 
 
 def _dropped(view: View) -> Tensor:
     """How many edges and nodes are dropped, of shape ``[2]``, float64."""
     return torch.stack([(~mask).sum().double() for mask in (view.edges, view.node_mask)])
-
-
-def _check(name: str, value: object, fine: bool, wanted: str) -> None:
-    if not fine:
-        raise ValueError(f"'{name}' is {value!r}, expected {wanted}")

@@ -142,24 +142,13 @@ class Experiment:
         if settings.metric == "r2" and data.y.dim() == 1 and not is_real(data.y):
             data, self.out_channels = copy.copy(data), 1
             data.y = data.y.float()
-        several = data.y.dim() == 2 and not is_real(data.y)
-        if several and bool(((data.y != 0) & (data.y != 1)).any()):
-            raise ValueError(
-                f"'data.y' has shape {list(data.y.shape)} and holds {float(data.y.max()):g}, "
-                "expected 0 and 1 for several labels, or real numbers of shape [N]"
-            )
+        _check_labels(data.y)
         fill = evaluation if refresh == "none" else refresh
         inductive = settings.inductive if inductive is None else inductive
         if augment is not None:
             self._check_augment(data, inductive)
         if inductive:
-            mask = data.train_mask
-            if mask.dim() > 1:
-                raise ValueError(
-                    f"'inductive' is True, but the graph has {mask.size(1)} splits: choose one, "
-                    "data.train_mask = data.train_mask[:, k], and the other masks likewise"
-                )
-            self.graph = self._prepare(data.subgraph(mask), {fill}, layout, partition, log)
+            self.graph = self._prepare(_training_nodes(data), {fill}, layout, partition, log)
             self.eval_graph = self._prepare(data, {evaluation}, layout, partition, log)
         else:
             self.graph = self._prepare(data, {fill, evaluation}, layout, partition, log)
@@ -369,3 +358,23 @@ class Experiment:
         if self.refresh != "none" and not refreshed:
             self._refresh(model)
         return out
+
+
+def _check_labels(y: Tensor) -> None:
+    several = y.dim() == 2 and not is_real(y)
+    if several and bool(((y != 0) & (y != 1)).any()):
+        raise ValueError(
+            f"'data.y' has shape {list(y.shape)} and holds {float(y.max()):g}, expected 0 and 1 "
+            "for several labels, or real numbers of shape [N]"
+        )
+
+
+def _training_nodes(data: Data) -> Data:
+    """The graph of the training nodes alone."""
+    mask = data.train_mask
+    if mask.dim() > 1:
+        raise ValueError(
+            f"'inductive' is True, but the graph has {mask.size(1)} splits: choose one, "
+            "data.train_mask = data.train_mask[:, k], and the other masks likewise"
+        )
+    return data.subgraph(mask)

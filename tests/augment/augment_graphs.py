@@ -1,8 +1,9 @@
-"""Graphs small enough to list every state of a chain, and the settings that the tests use."""
+"""Graphs and chains: settings that the tests use, and what lists every state of a small one."""
 
 import itertools
 
 import torch
+from conftest import random_graph
 from torch_geometric.data import Data
 
 import gas
@@ -18,6 +19,28 @@ PAPER = dict(
 )  # fmt: skip
 
 
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def make_chain(data=None, **options):
+    data = random_graph() if data is None else data
+    return gas.MHAug(data, **{**PAPER, "generator": seeded(), **options})
+
+
+def follow(chain, steps=30):
+    """The masks after each step."""
+    masks = []
+    for _ in range(steps):
+        chain.step()
+        masks += [chain.edge_mask.clone(), chain.node_mask.clone()]
+    return masks
+
+
+def same(first, second):
+    return len(first) == len(second) and all(map(torch.equal, first, second))
+
+
 def path(num_nodes=4):
     """Both directions of each edge: 2 (num_nodes - 1) of them."""
     up = torch.stack([torch.arange(num_nodes - 1), torch.arange(1, num_nodes)])
@@ -26,9 +49,8 @@ def path(num_nodes=4):
 
 def chain_on(data, **options):
     """A chain with entropies that differ from node to node."""
-    generator = torch.Generator().manual_seed(3)
-    chain = gas.MHAug(data, generator=generator, **{**SETTINGS, **options})
-    chain.update_entropy(torch.randn(data.num_nodes, 3, generator=torch.Generator().manual_seed(5)))
+    chain = gas.MHAug(data, generator=seeded(3), **{**SETTINGS, **options})
+    chain.update_entropy(torch.randn(data.num_nodes, 3, generator=seeded(5)))
     return chain
 
 

@@ -1,14 +1,11 @@
 import pytest
 import torch
+from augment_graphs import seeded
 from conftest import random_graph
 from scipy import stats
 from torch_geometric.data import Data
 
 from gas.augment import DropEdge, MaskFeatures
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 @pytest.mark.parametrize("p", [0.0, 0.3, 0.9, 1.0])

@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from conftest import ROOT, random_graph
+from conftest import ROOT, clustered_graph
 from user_models import SAGE
 
 import gas
@@ -20,9 +20,7 @@ def test_native_code_never_waits_for_a_device():
 
 @pytest.fixture(scope="module")
 def graph():
-    data = random_graph(num_nodes=200, num_edges=1200)
-    perm, ptr = gas.metis(data.edge_index, 10, num_nodes=200, log=False)
-    return gas.permute(data, perm, log=False), ptr
+    return clustered_graph(10, num_nodes=200, num_edges=1200)
 
 
 def train(graph, device, **kwargs):

@@ -7,68 +7,12 @@ import torch
 import torch_geometric.nn as pyg
 from adjacencies import SHAPES, make_adjacency
 from conftest import random_graph
+from convs import CONVS, WEIGHTED, call, pair
 
-import gas
 from gas import nn
 from gas.nn import Adjacency
 
-
-def mlp(*layers):
-    return torch.nn.Sequential(torch.nn.Linear(10, 4), *layers)
-
-
-CONVS = {
-    "GCNConv": ((5, 4), {"normalize": False}),
-    "GCNConv normalised": ((5, 4), {}),
-    "GCNConv improved": ((5, 4), {"improved": True, "bias": False}),
-    "SAGEConv": ((5, 4), {}),
-    "SAGEConv max": ((5, 4), {"aggr": "max", "normalize": True}),
-    "SAGEConv project": ((5, 4), {"aggr": "sum", "project": True, "root_weight": False}),
-    "GINConv": ((torch.nn.Linear(5, 4),), {"train_eps": True, "eps": 0.3}),
-    "GraphConv": ((5, 4), {}),
-    "GraphConv mean": ((5, 4), {"aggr": "mean"}),
-    "GATConv": ((5, 4), {"heads": 2, "add_self_loops": False}),
-    "GATConv loops": ((5, 4), {"heads": 3, "concat": False, "negative_slope": 0.1}),
-    "GATConv residual": ((5, 4), {"heads": 2, "residual": True, "bias": False}),
-    "GATv2Conv": ((5, 4), {"heads": 2, "add_self_loops": False}),
-    "GATv2Conv loops": ((5, 4), {"heads": 3, "concat": False, "negative_slope": -0.1}),
-    "GATv2Conv residual": (((5, 5), 4), {"heads": 2, "residual": True, "bias": False}),
-    "GATv2Conv shared": ((5, 4), {"heads": 2, "share_weights": True}),
-    "GCN2Conv": ((5, 0.2, 0.5, 2), {"normalize": False}),
-    "GCN2Conv normalised": ((5, 0.2, 0.5, 2), {"shared_weights": False}),
-    "SimpleConv": ((), {"aggr": "sum"}),
-    "EdgeConv": ((mlp(torch.nn.ReLU()),), {}),
-    "EdgeConv linear": ((pyg.Linear(10, 4, bias=False),), {"aggr": "min"}),
-    "EdgeConv sum": ((mlp(torch.nn.ELU(0.5)),), {"aggr": "sum"}),
-    "EdgeConv mean": ((mlp(torch.nn.LeakyReLU()),), {"aggr": "mean"}),
-    "EdgeConv mean linear": ((mlp(),), {"aggr": "mean"}),
-    "GMMConv": ((5, 4, 1, 3), {}),
-    "GMMConv sum": (((5, 5), 2, 1, 2), {"aggr": "sum", "bias": False}),
-}
-WEIGHTED = ("GCNConv", "GraphConv", "GCN2Conv", "SimpleConv", "GMMConv")
 SQUARE_ONLY = ("normalised", "improved")
-
-
-def pair(name):
-    """PyG's layer, and ours with its weights."""
-    args, options = CONVS[name]
-    cls = name.split()[0]
-    theirs = getattr(pyg, cls)(*args, **options).double()
-    ours = getattr(nn, cls)(*args, **options).double()
-    ours.load_state_dict(theirs.state_dict())
-    return theirs, ours
-
-
-def call(conv, x, adj, weight=None):
-    extra = () if weight is None else (weight,)
-    if isinstance(conv, pyg.GMMConv) and weight is not None:
-        extra = (weight[:, None],)  # One coordinate.
-    if isinstance(conv, pyg.GCN2Conv):
-        front = x[0] if isinstance(x, tuple) else x
-        return conv(front, front.flip(1), adj, *extra)
-    if isinstance(conv, pyg.GCNConv) and isinstance(x, tuple):
-        x = x[0]
-    return conv(x, adj, *extra)
 
 
 def assert_equal(theirs, ours, x, edge_index, weight, adj, rows):
@@ -176,99 +120,6 @@ def test_what_cannot_be_fused_says_why(cls, options, extra, reason):
     assert reason in ours.path
 
 
-def hooked(layer):
-    layer[0].register_forward_hook(lambda *_: None)
-    return layer
-
-
-@pytest.mark.parametrize(
-    ("layer", "options", "reason"),
-    [
-        (mlp(torch.nn.ReLU(), torch.nn.Linear(4, 4)), {}, "'nn' is more than a linear layer"),
-        (torch.nn.Sequential(torch.nn.BatchNorm1d(10)), {}, "'nn' is more than a linear layer"),
-        (torch.nn.Sequential(), {}, "'nn' is more than a linear layer"),
-        (pyg.MLP([10, 4]), {}, "'nn' is more than a linear layer"),
-        (mlp(torch.nn.GELU()), {}, "'activation' is GELU"),
-        (mlp(torch.nn.LeakyReLU(-0.5)), {}, "expected 'negative_slope' of at least 0"),
-        (hooked(mlp(torch.nn.ReLU())), {}, "'nn' has hooks"),
-        (mlp(torch.nn.ReLU()), {"aggr": "std"}, "aggr='std' is none of sum, mean, max, min"),
-    ],
-)
-def test_edge_functions_that_cannot_be_fused_say_why(layer, options, reason):
-    adj = make_adjacency(12, 12, 60)
-    ours, theirs = nn.EdgeConv(layer, **options), pyg.EdgeConv(layer, **options)
-    x = torch.randn(12, 10 if len(list(layer.parameters())) == 0 else 5)
-    edge_index, _ = adj.to_edge_index()
-    assert torch.allclose(ours(x, adj), theirs(x, edge_index), atol=1e-5)
-    assert ours.path.startswith("pyg: ")
-    assert reason in ours.path
-
-
-def test_a_lazy_linear_layer_is_fused_once_it_knows_its_size():
-    adj, x = make_adjacency(12, 12, 60), torch.randn(12, 5)
-    conv = nn.EdgeConv(pyg.Linear(-1, 4))
-    first = conv(x, adj)
-    assert conv.path == "pyg: 'nn' has hooks"
-    assert torch.allclose(conv(x, adj), first, atol=1e-5)
-    assert conv.path == "fused"
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("first", [True, False])
-def test_mixtures_of_many_coordinates_in_either_order(shape, first, monkeypatch):
-    rows, cols, entries = SHAPES[shape]
-    if rows == 0:
-        return
-    monkeypatch.setattr(nn.conv_edge, "sums_first", lambda *_: first)
-    adj = make_adjacency(rows, cols, entries)
-    theirs, ours = (package.GMMConv(5, 4, 3, 2).double() for package in (pyg, nn))
-    ours.load_state_dict(theirs.state_dict())
-    x, pseudo = torch.randn(cols, 5).double(), torch.rand(entries, 3).double()
-    tensors = x.requires_grad_(), pseudo.requires_grad_()
-    wanted = theirs((x, x[:rows]), adj.to_edge_index()[0], pseudo)
-    found = ours((x, x[:rows]), adj, pseudo)
-    assert ours.path == "fused"
-    assert torch.allclose(found, wanted, atol=1e-10)
-    grads = [
-        torch.autograd.grad(out.pow(2).sum(), [*tensors, *conv.parameters()])
-        for out, conv in ((found, ours), (wanted, theirs))
-    ]
-    assert all(torch.allclose(a, b, atol=1e-9) for a, b in zip(*grads, strict=True))
-
-
-def test_mixtures_that_cannot_be_fused_say_why():
-    adj, x, pseudo = make_adjacency(12, 12, 60), torch.randn(12, 5), torch.rand(60, 2)
-    for options, reason in (
-        ({"separate_gaussians": True}, "pyg: separate_gaussians=True"),
-        ({"aggr": "max"}, "pyg: aggr='max' is none of sum, mean"),
-    ):
-        theirs, ours = (package.GMMConv(5, 4, 2, 3, **options) for package in (pyg, nn))
-        ours.load_state_dict(theirs.state_dict())
-        wanted = theirs(x, adj.to_edge_index()[0], pseudo)
-        assert torch.allclose(ours(x, adj, pseudo), wanted, atol=1e-5)
-        assert ours.path == reason
-
-
-def test_a_mixture_without_coordinates_or_a_root():
-    adj, x = make_adjacency(12, 12, 60), torch.randn(12, 5)
-    with pytest.raises(ValueError, match=r"'edge_attr' is None, expected .* shape \[60, 2\]"):
-        nn.GMMConv(5, 4, 2, 3)(x, adj)
-    conv = nn.GMMConv(5, 4, 2, 3, root_weight=False)  # PyG's own fails.
-    with_root = nn.GMMConv(5, 4, 2, 3)
-    with_root.load_state_dict({**conv.state_dict(), "root.weight": torch.zeros(4, 5)})
-    pseudo = torch.rand(60, 2)
-    assert torch.equal(conv(x, adj, pseudo), with_root(x, adj, pseudo))
-
-
-def test_a_lazy_mixture():
-    adj, x, pseudo = make_adjacency(12, 12, 60), torch.randn(12, 5), torch.rand(60, 2)
-    lazy, conv = nn.GMMConv(-1, 4, 2, 3), nn.GMMConv(5, 4, 2, 3)
-    lazy(x, adj, pseudo)
-    conv.load_state_dict(lazy.state_dict())
-    assert torch.equal(lazy(x, adj, pseudo), conv(x, adj, pseudo))
-    assert lazy.path == "fused"
-
-
 @pytest.mark.parametrize("name", ["EdgeConv", "EdgeConv sum", "GATv2Conv", "GMMConv"])
 def test_layers_compile(name):
     adj = make_adjacency(12, 12, 60, weighted=name == "GMMConv")
@@ -319,32 +170,6 @@ def test_subclasses_are_left_to_pyg():
     )
 
 
-def test_fusing_a_model_of_pyg():
-    data = random_graph(directed=False)
-    for model in (
-        pyg.GCN(5, 8, 3, 4),
-        pyg.GAT(5, 8, 3, 4, heads=2),
-        pyg.GraphSAGE(5, 8, 3, 4),
-        pyg.GIN(5, 8, 3, 4),
-        pyg.GAT(5, 8, 3, 4, heads=2, v2=True),
-    ):
-        model.eval()
-        wanted = model(data.x, data.edge_index)
-        state = list(model.state_dict())
-        assert gas.fuse(model) is model
-        assert list(model.state_dict()) == state
-        assert torch.allclose(model(data.x, Adjacency.of(data.edge_index, 60)), wanted, atol=1e-5)
-        assert {conv.path for conv in model.convs} == {"fused"}
-        assert torch.allclose(model(data.x, data.edge_index), wanted, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", CONVS)
-def test_every_layer_is_fused_in_a_model(name):
-    theirs, _ = pair(name)
-    model = gas.fuse(torch.nn.ModuleList([theirs]))
-    assert type(model[0]) is getattr(nn, name.split()[0])
-
-
 def test_a_normalisation_is_made_once():
     adj = Adjacency.of(random_graph(directed=False).edge_index, 60)
     conv, x = nn.GCNConv(5, 4), torch.randn(60, 5)
@@ -375,49 +200,3 @@ def test_the_cheaper_order():
         expected = conv.lin(nn.spmm(adj, x)) + conv.bias
         assert torch.allclose(out, expected, atol=1e-4)
         assert torch.allclose(out, nn.spmm(adj, conv.lin(x)) + conv.bias, atol=1e-4)
-
-
-def test_the_cheaper_order_of_a_mixture():
-    sums_first = nn.conv_edge.sums_first
-    few = make_adjacency(50, 5000, 1000)
-    assert sums_first(few, torch.randn(5000, 64), 3, 64)  # Halo rows are spared the product.
-    dense = make_adjacency(50, 50, 5000)
-    assert not sums_first(dense, torch.randn(50, 64, requires_grad=True), 3, 8)
-    assert sums_first(dense, torch.randn(50, 8), 3, 64)
-
-
-def test_the_rows_of_a_batch_are_transformed_once():
-    adj = make_adjacency(7, 19, 40)
-    conv = nn.GATConv(5, 4, add_self_loops=False)
-    calls = []
-    conv.lin.register_forward_hook(lambda m, args, out: calls.append(out.size(0)))
-    x = torch.randn(19, 5, requires_grad=True)
-    together = conv((x, x[:7]), adj)
-    assert calls == [19]
-    apart = conv((x, x[:7].clone()), adj)
-    assert calls == [19, 19, 7]
-    assert torch.allclose(together, apart)
-    conv((x, x.detach()[:7]), adj)  # Which gets no gradient: not the same rows.
-    assert calls[-2:] == [19, 7]
-
-
-def test_shared_weights_transform_the_rows_of_a_batch_once():
-    adj = make_adjacency(7, 19, 40)
-    conv = nn.GATv2Conv(5, 4, share_weights=True, add_self_loops=False)
-    calls = []
-    conv.lin_l.register_forward_hook(lambda m, args, out: calls.append(out.size(0)))
-    x = torch.randn(19, 5, requires_grad=True)
-    together = conv((x, x[:7]), adj)
-    assert calls == [19]
-    apart = conv((x, x[:7].clone()), adj)
-    assert calls == [19, 19, 7]
-    assert torch.allclose(together, apart)
-
-
-def test_a_compiled_model():
-    data = random_graph(directed=False)
-    adj = Adjacency.of(data.edge_index, 60)
-    model = gas.fuse(pyg.GCN(5, 8, 2, 4)).eval()
-    wanted = model(data.x, adj)
-    compiled = torch.compile(model, backend="aot_eager")
-    assert torch.allclose(compiled(data.x, adj), wanted, atol=1e-5)
