@@ -104,6 +104,7 @@ class Histories:
             args.batch_size,
             shuffle=True,
             log=False,
+            layout="csr" if "cuda" in args.device else "fused",
             epoch_transform=None if args.vanilla else self.chain,
             graph_transform=cls.transform,
         )
