@@ -160,7 +160,7 @@ class BatchRows(Tensor):
         """Whether it still is its parts, and nobody wants a gradient of its own."""
         whole = self._whole
         return whole is None or (
-            whole._version == self._versions[1]
+            (self.own._version, whole._version) == self._versions
             and whole.requires_grad == self.own.requires_grad
             and not whole.retains_grad
             and not whole._backward_hooks
@@ -201,7 +201,8 @@ class BatchRows(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, _: Any, args: Any = (), kwargs: Any = None):  # type: ignore
-        # What comes here has passed autograd, by a way that Python doesn't see.
+        # (PyTorch's stub forgets `func`.) What comes here has passed autograd, by a way that Python
+        # doesn't see.
         return func(*_plain(args, detached=True), **_plain(kwargs or {}, detached=True))
 
 

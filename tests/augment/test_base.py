@@ -28,7 +28,7 @@ def test_views():
     assert (out.x[~kept] == 0).all()
     assert torch.allclose(out.x[kept], data.x[kept] * 60 / int(kept.sum()))
     assert torch.equal(out.y, data.y)
-    for key in before.keys():  # noqa: SIM118
+    for key in before.keys():  # noqa: SIM118  # Data is no dictionary.
         assert torch.equal(before[key], data[key])
 
     assert chain.previous_edge_mask.all()  # Where the call began.
