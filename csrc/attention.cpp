@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "attention_edge.h"
+#include "attention_hubs.h"
 #include "exp.h"
 #include "parallel_rows.h"
 #include "prefetch.h"
@@ -94,11 +95,11 @@ GAS_INLINE void add_rows(const int32_t* col, int64_t n, const T* x, const Block<
   }
 }
 
-template <int Heads, bool Both, typename T>
+template <int Heads, bool Both, typename T, typename Out>
 GAS_INLINE void forward_rows(const Sparse& m, const Attention& how, const T* x,
                              const typename Sum<T>::type* source,
-                             const typename Sum<T>::type* target, T* out,
-                             const AttentionState<T>& state, int64_t begin, int64_t last) {
+                             const typename Sum<T>::type* target, Out* out,
+                             const AttentionState<Out>& state, int64_t begin, int64_t last) {
   using A = typename Sum<T>::type;
   const int64_t heads = Heads > 0 ? Heads : how.heads, all = heads * how.width;
   const int64_t width = how.width, row_bytes = all * static_cast<int64_t>(sizeof(T));
@@ -131,17 +132,20 @@ GAS_INLINE void forward_rows(const Sparse& m, const Attention& how, const T* x,
           prefetch_row(reinterpret_cast<const char*>(x + m.col[at + e + kAhead] * all), row_bytes);
         }
         const A* theirs = source + m.col[at + e] * heads;
+        GAS_INDEPENDENT_LOOP
         for (int64_t h = 0; h < heads; ++h) {
           const A s = leaky(theirs[h] + mine[h], slope);
           w[e * heads + h] = s - maximum[h];
           p[e * heads + h] = s > A{0} ? A{1} : A{0};
         }
       }
+      GAS_INDEPENDENT_LOOP
       for (int64_t i = 0; i < n * heads; ++i) {
         w[i] = exp_of(w[i]);
         p[i] *= w[i];
       }
       for (int64_t e = 0; e < n; ++e) {
+        GAS_INDEPENDENT_LOOP
         for (int64_t h = 0; h < heads; ++h) {
           total[h] += w[e * heads + h];
           weight[h] += p[e * heads + h];
@@ -203,10 +207,10 @@ GAS_INLINE void target_rows(const Attention& how, const typename Sum<T>::type* t
 // With S the gradient towards x[c] and P the part of it that comes from positive scores, the
 // gradient towards a source's scores needs no product of rows for an edge:
 //   sum of leaky'(e) a(e) keep(e) <G, x[c]>  =  <slope S + (1 - slope) P, x[c]>.
-template <int Heads, typename T>
+template <int Heads, typename T, typename Out>
 GAS_INLINE void source_rows(const Sparse& m, const Attention& how, const T* x,
                             const typename Sum<T>::type* source, const T* grad,
-                            const typename Sum<T>::type* packed, T* grad_x,
+                            const typename Sum<T>::type* packed, Out* grad_x,
                             typename Sum<T>::type* grad_source, int64_t begin, int64_t last) {
   using A = typename Sum<T>::type;
   const int64_t heads = Heads > 0 ? Heads : how.heads, all = heads * how.width;
@@ -235,6 +239,7 @@ GAS_INLINE void source_rows(const Sparse& m, const Attention& how, const T* x,
           prefetch_row(reinterpret_cast<const char*>(packed + next * 4 * heads), packed_bytes);
         }
         const A* theirs = packed + m.col[at + e] * 4 * heads;
+        GAS_INDEPENDENT_LOOP
         for (int64_t h = 0; h < heads; ++h) {
           const A raw = mine[h] + theirs[h];
           shift[e * heads + h] = leaky(raw, slope) - theirs[heads + h];
@@ -243,12 +248,14 @@ GAS_INLINE void source_rows(const Sparse& m, const Attention& how, const T* x,
           of_target[e * heads + h] = theirs[3 * heads + h];
         }
       }
+      GAS_INDEPENDENT_LOOP
       for (int64_t i = 0; i < n * heads; ++i) {
         w[i] *= exp_of(shift[i]);
         p[i] *= w[i];
         of_target[i] *= slope * w[i] + (A{1} - slope) * p[i];
       }
       for (int64_t e = 0; e < n; ++e) {
+        GAS_INDEPENDENT_LOOP
         for (int64_t h = 0; h < heads; ++h) of_score[h] -= of_target[e * heads + h];
       }
       if (how.threshold != 0) {
@@ -290,29 +297,56 @@ GAS_INLINE void source_heads(int64_t heads, const Arguments&... arguments) {
 }
 
 // A function of one type can be compiled for several processors; a template can't.
-#define GAS_FOR_TYPE(T, A)                                                                        \
+#define GAS_FOR_TYPES(T, A, Out)                                                                  \
   GAS_CLONES void forward_of(const Sparse& m, const Attention& how, const T* x, const A* source,  \
-                             const A* target, T* out, const AttentionState<T>& state,             \
+                             const A* target, Out* out, const AttentionState<Out>& state,         \
                              int64_t begin, int64_t end) {                                        \
     if (state.positive != nullptr) {                                                              \
       return forward_heads<true>(how.heads, m, how, x, source, target, out, state, begin, end);   \
     }                                                                                             \
     forward_heads<false>(how.heads, m, how, x, source, target, out, state, begin, end);           \
   }                                                                                               \
+  GAS_CLONES void source_of(const Sparse& m, const Attention& how, const T* x, const A* source,   \
+                            const T* grad, const A* packed, Out* grad_x, A* grad_source,          \
+                            int64_t begin, int64_t end) {                                         \
+    source_heads(how.heads, m, how, x, source, grad, packed, grad_x, grad_source, begin, end);    \
+  }
+#define GAS_FOR_TYPE(T, A)                                                                        \
+  GAS_FOR_TYPES(T, A, T)                                                                          \
   GAS_CLONES void target_of(const Attention& how, const A* target, const T* out, const T* grad,   \
                             const AttentionState<T>& state, A* packed, A* grad_target,            \
                             int64_t begin, int64_t end) {                                         \
     target_rows(how, target, out, grad, state, packed, grad_target, begin, end);                  \
-  }                                                                                               \
-  GAS_CLONES void source_of(const Sparse& m, const Attention& how, const T* x, const A* source,   \
-                            const T* grad, const A* packed, T* grad_x, A* grad_source,            \
-                            int64_t begin, int64_t end) {                                         \
-    source_heads(how.heads, m, how, x, source, grad, packed, grad_x, grad_source, begin, end);    \
   }
 GAS_FOR_TYPE(float, float)
 GAS_FOR_TYPE(double, double)
 GAS_FOR_TYPE(bfloat16, float)
+GAS_FOR_TYPES(bfloat16, float, float)
 #undef GAS_FOR_TYPE
+#undef GAS_FOR_TYPES
+
+// The rows of hubs.
+template <typename T>
+void attention_of_hubs(const Hubs& hubs, const Attention& how, const T* x,
+                       const typename Sum<T>::type* source, const typename Sum<T>::type* target,
+                       T* out, const AttentionState<T>& state, int threads) {
+  using A = typename Sum<T>::type;
+  if (hubs.empty()) return;
+  const int64_t scores = hubs.num_pieces() * how.heads, values = scores * how.width;
+  std::vector<A> maximum(scores), total(scores), weight(scores), sums(values);
+  std::vector<A> positive(state.positive == nullptr ? 0 : values);
+  const AttentionState<A> found{maximum.data(), total.data(), weight.data(),
+                                state.positive == nullptr ? nullptr : positive.data()};
+  const std::vector<A> own = hubs.repeat(target, how.heads);
+  parallel_pieces(hubs, threads, [&](int64_t begin, int64_t end) {
+    forward_of(hubs.pieces(), how, x, source, own.data(), sums.data(), found, begin, end);
+  });
+  const auto share = join_scores(hubs, how.heads, maximum, total, state.maximum, state.total);
+  join_shares(hubs, how.heads, how.width, share, sums, out);
+  join_shares(hubs, how.heads, 1, share, weight, state.positive_weight);
+  if (state.positive == nullptr) return;
+  join_shares(hubs, how.heads, how.width, share, positive, state.positive);
+}
 
 }  // namespace
 
@@ -320,10 +354,11 @@ template <typename T>
 void attention(const Sparse& matrix, const Attention& how, const T* x,
                const typename Sum<T>::type* source, const typename Sum<T>::type* target, T* out,
                const AttentionState<T>& state, int threads) {
-  parallel_rows(matrix.rowptr, matrix.num_rows, grain_of(how), threads,
-                [&](int64_t begin, int64_t end) {
-                  forward_of(matrix, how, x, source, target, out, state, begin, end);
-                });
+  const Hubs hubs(matrix);
+  parallel_rows(matrix, hubs, grain_of(how), threads, [&](int64_t begin, int64_t end) {
+    forward_of(matrix, how, x, source, target, out, state, begin, end);
+  });
+  attention_of_hubs(hubs, how, x, source, target, out, state, threads);
 }
 
 template <typename T>
@@ -333,15 +368,25 @@ void attention_backward(const Sparse& transposed, int64_t num_rows, const Attent
                         const AttentionState<T>& state, typename Sum<T>::type* packed, T* grad_x,
                         typename Sum<T>::type* grad_source, typename Sum<T>::type* grad_target,
                         int threads) {
+  using A = typename Sum<T>::type;
   parallel_chunks(num_rows, std::max<int64_t>(1, grain_of(how)), threads,
                   [&](int, int64_t begin, int64_t end) {
                     target_of(how, target, out, grad, state, packed, grad_target, begin, end);
                   });
-  parallel_rows(transposed.rowptr, transposed.num_rows, grain_of(how), threads,
-                [&](int64_t begin, int64_t end) {
-                  source_of(transposed, how, x, source, grad, packed, grad_x, grad_source, begin,
-                            end);
-                });
+  const Hubs hubs(transposed);
+  parallel_rows(transposed, hubs, grain_of(how), threads, [&](int64_t begin, int64_t end) {
+    source_of(transposed, how, x, source, grad, packed, grad_x, grad_source, begin, end);
+  });
+  const int64_t all = how.heads * how.width;
+  const std::vector<T> own_x = hubs.repeat(x, all);
+  const std::vector<A> own_source = hubs.repeat(source, how.heads);
+  std::vector<A> to_x(own_x.size()), to_source(own_source.size());
+  parallel_pieces(hubs, threads, [&](int64_t begin, int64_t end) {
+    source_of(hubs.pieces(), how, own_x.data(), own_source.data(), grad, packed, to_x.data(),
+              to_source.data(), begin, end);
+  });
+  join_sums(hubs, to_x, all, false, grad_x);
+  join_sums(hubs, to_source, how.heads, false, grad_source);
 }
 
 #define GAS_FOR_TYPE(T, A)                                                                        \

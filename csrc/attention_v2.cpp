@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "attention_edge.h"
+#include "attention_hubs.h"
 #include "exp.h"
 #include "parallel_rows.h"
 #include "prefetch.h"
@@ -79,8 +80,8 @@ GAS_INLINE void score_and_dot(const typename Sum<T>::type* __restrict att,
   }
 }
 
-template <int Width, typename T>
-GAS_INLINE void forward_rows(const Sparse& m, const AttentionV2<T>& layer, T* out,
+template <int Width, typename T, typename Out>
+GAS_INLINE void forward_rows(const Sparse& m, const AttentionV2<T>& layer, Out* out,
                              typename Sum<T>::type* maximum, typename Sum<T>::type* total,
                              int64_t begin, int64_t last) {
   using A = typename Sum<T>::type;
@@ -144,11 +145,11 @@ GAS_INLINE void forward_rows(const Sparse& m, const AttentionV2<T>& layer, T* ou
 
 // The gradient towards destinations, and this part's sum towards att. `packed` receives what the
 // sources' gradients need of a row: for every head its maximum, one over its sum, and D.
-template <int Width, typename T>
+template <int Width, typename T, typename Out>
 GAS_INLINE void target_rows(const Sparse& m, const AttentionV2<T>& layer, const T* out,
                             const T* grad, const typename Sum<T>::type* maximum,
                             const typename Sum<T>::type* total, typename Sum<T>::type* packed,
-                            T* grad_target, double* grad_att, int64_t begin, int64_t last) {
+                            Out* grad_target, double* grad_att, int64_t begin, int64_t last) {
   using A = typename Sum<T>::type;
   const Attention& how = layer.how;
   const int64_t heads = how.heads, width = Width > 0 ? Width : how.width, all = heads * width;
@@ -207,9 +208,9 @@ GAS_INLINE void target_rows(const Sparse& m, const AttentionV2<T>& layer, const 
   }
 }
 
-template <int Width, typename T>
+template <int Width, typename T, typename Out>
 GAS_INLINE void source_rows(const Sparse& m, const AttentionV2<T>& layer, const T* grad,
-                            const typename Sum<T>::type* packed, T* grad_source, int64_t begin,
+                            const typename Sum<T>::type* packed, Out* grad_source, int64_t begin,
                             int64_t last) {
   using A = typename Sum<T>::type;
   const Attention& how = layer.how;
@@ -275,36 +276,73 @@ GAS_INLINE void source_rows(const Sparse& m, const AttentionV2<T>& layer, const 
     default:                        \
       return call<0>(__VA_ARGS__);  \
   }
-#define GAS_FOR_TYPE(T, A)                                                                        \
-  GAS_CLONES void forward_of(const Sparse& m, const AttentionV2<T>& layer, T* out, A* maximum,    \
+#define GAS_FOR_TYPES(T, A, Out)                                                                  \
+  GAS_CLONES void forward_of(const Sparse& m, const AttentionV2<T>& layer, Out* out, A* maximum,  \
                              A* total, int64_t begin, int64_t end) {                              \
     GAS_BY_WIDTH(forward_rows, m, layer, out, maximum, total, begin, end)                         \
   }                                                                                               \
   GAS_CLONES void target_of(const Sparse& m, const AttentionV2<T>& layer, const T* out,           \
                             const T* grad, const A* maximum, const A* total, A* packed,           \
-                            T* grad_target, double* grad_att, int64_t begin, int64_t end) {       \
+                            Out* grad_target, double* grad_att, int64_t begin, int64_t end) {     \
     GAS_BY_WIDTH(target_rows, m, layer, out, grad, maximum, total, packed, grad_target, grad_att, \
                  begin, end)                                                                      \
   }                                                                                               \
   GAS_CLONES void source_of(const Sparse& m, const AttentionV2<T>& layer, const T* grad,          \
-                            const A* packed, T* grad_source, int64_t begin, int64_t end) {        \
+                            const A* packed, Out* grad_source, int64_t begin, int64_t end) {      \
     GAS_BY_WIDTH(source_rows, m, layer, grad, packed, grad_source, begin, end)                    \
   }
-GAS_FOR_TYPE(float, float)
-GAS_FOR_TYPE(double, double)
-GAS_FOR_TYPE(bfloat16, float)
-#undef GAS_FOR_TYPE
+GAS_FOR_TYPES(float, float, float)
+GAS_FOR_TYPES(double, double, double)
+GAS_FOR_TYPES(bfloat16, float, bfloat16)
+GAS_FOR_TYPES(bfloat16, float, float)
+#undef GAS_FOR_TYPES
 #undef GAS_BY_WIDTH
+
+// The gradient towards hubs as destinations; the sum towards att of each piece goes to `to_att`.
+template <typename T>
+void target_of_hubs(const Hubs& hubs, const AttentionV2<T>& layer, const T* out, const T* grad,
+                    const typename Sum<T>::type* maximum, const typename Sum<T>::type* total,
+                    typename Sum<T>::type* packed, T* grad_target, double* to_att, int threads) {
+  using A = typename Sum<T>::type;
+  const int64_t heads = layer.how.heads, all = heads * layer.how.width;
+  const auto target = hubs.repeat(layer.target, all), own_out = hubs.repeat(out, all);
+  const auto own_grad = hubs.repeat(grad, all);
+  const auto own_maximum = hubs.repeat(maximum, heads), own_total = hubs.repeat(total, heads);
+  const AttentionV2<T> own{layer.how, layer.source, target.data(), layer.att};
+  std::vector<A> to_target(hubs.num_pieces() * all), own_packed(hubs.num_pieces() * 3 * heads);
+  parallel_pieces(hubs, threads, [&](int64_t begin, int64_t end) {
+    for (int64_t piece = begin; piece < end; ++piece) {
+      target_of(hubs.pieces(), own, own_out.data(), own_grad.data(), own_maximum.data(),
+                own_total.data(), own_packed.data(), to_target.data(), to_att + piece * all, piece,
+                piece + 1);
+    }
+  });
+  join_sums(hubs, to_target, all, false, grad_target);
+  for (const Hub& hub : hubs) {
+    std::copy_n(own_packed.data() + hub.first * 3 * heads, 3 * heads,
+                packed + hub.row * 3 * heads);
+  }
+}
 
 }  // namespace
 
 template <typename T>
 void attention_v2(const Sparse& matrix, const AttentionV2<T>& layer, T* out,
                   typename Sum<T>::type* maximum, typename Sum<T>::type* total, int threads) {
-  parallel_rows(matrix.rowptr, matrix.num_rows, grain_of(layer.how), threads,
-                [&](int64_t begin, int64_t end) {
-                  forward_of(matrix, layer, out, maximum, total, begin, end);
-                });
+  using A = typename Sum<T>::type;
+  const Hubs hubs(matrix);
+  parallel_rows(matrix, hubs, grain_of(layer.how), threads, [&](int64_t begin, int64_t end) {
+    forward_of(matrix, layer, out, maximum, total, begin, end);
+  });
+  const int64_t heads = layer.how.heads, width = layer.how.width;
+  const auto target = hubs.repeat(layer.target, heads * width);
+  const AttentionV2<T> own{layer.how, layer.source, target.data(), layer.att};
+  std::vector<A> most(hubs.num_pieces() * heads), whole(most.size()), sums(target.size());
+  parallel_pieces(hubs, threads, [&](int64_t begin, int64_t end) {
+    forward_of(hubs.pieces(), own, sums.data(), most.data(), whole.data(), begin, end);
+  });
+  const auto share = join_scores(hubs, heads, most, whole, maximum, total);
+  join_shares(hubs, heads, width, share, sums, out);
 }
 
 template <typename T>
@@ -316,21 +354,30 @@ void attention_v2_backward(const Sparse& matrix, const Sparse& transposed,
                            int threads) {
   using A = typename Sum<T>::type;
   const int64_t all = layer.how.heads * layer.how.width;
-  std::vector<double> parts(kParts * all);
-  parallel_parts(matrix.rowptr, matrix.num_rows, grain_of(layer.how), threads,
+  const Hubs into(matrix), out_of(transposed);
+  std::vector<double> to_att((kParts + into.num_pieces()) * all);
+  parallel_parts(matrix, into, grain_of(layer.how), threads,
                  [&](int64_t part, int64_t begin, int64_t end) {
                    target_of(matrix, layer, out, grad, maximum, total, packed, grad_target,
-                             parts.data() + part * all, begin, end);
+                             to_att.data() + part * all, begin, end);
                  });
+  target_of_hubs(into, layer, out, grad, maximum, total, packed, grad_target,
+                 to_att.data() + kParts * all, threads);
   for (int64_t j = 0; j < all; ++j) {
     double sum = 0;
-    for (int64_t part = 0; part < kParts; ++part) sum += parts[part * all + j];
+    for (int64_t part = 0; part < kParts + into.num_pieces(); ++part) sum += to_att[part * all + j];
     grad_att[j] = static_cast<A>(sum);
   }
-  parallel_rows(transposed.rowptr, transposed.num_rows, grain_of(layer.how), threads,
-                [&](int64_t begin, int64_t end) {
-                  source_of(transposed, layer, grad, packed, grad_source, begin, end);
-                });
+  parallel_rows(transposed, out_of, grain_of(layer.how), threads, [&](int64_t begin, int64_t end) {
+    source_of(transposed, layer, grad, packed, grad_source, begin, end);
+  });
+  const auto source = out_of.repeat(layer.source, all);
+  const AttentionV2<T> own{layer.how, source.data(), layer.target, layer.att};
+  std::vector<A> to_source(source.size());
+  parallel_pieces(out_of, threads, [&](int64_t begin, int64_t end) {
+    source_of(out_of.pieces(), own, grad, packed, to_source.data(), begin, end);
+  });
+  join_sums(out_of, to_source, all, false, grad_source);
 }
 
 #define GAS_FOR_TYPE(T, A)                                                                        \

@@ -1,6 +1,7 @@
 #include "edge_conv.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "activate.h"
 #include "parallel_rows.h"
@@ -16,9 +17,9 @@ constexpr int kBlock = 16;                     // Columns added up in registers.
 int64_t grain_of(int64_t width) { return kGrainElements / std::max<int64_t>(1, width); }
 
 // `W` columns from `at` on; `size` of them where fewer are left.
-template <Activation F, int W, typename T>
+template <Activation F, int W, typename T, typename Out>
 GAS_INLINE void forward_columns(const Sparse& m, const EdgeConv& how, const T* target,
-                                const T* source, T* out, T* slopes, int64_t row, int64_t at,
+                                const T* source, Out* out, Out* slopes, int64_t row, int64_t at,
                                 int64_t size, typename Sum<T>::type scale) {
   using A = typename Sum<T>::type;
   const int64_t columns = W > 0 ? W : size;
@@ -42,9 +43,9 @@ GAS_INLINE void forward_columns(const Sparse& m, const EdgeConv& how, const T* t
   for (int64_t j = 0; j < columns; ++j) store(slopes + here + j, bend[j] * scale);
 }
 
-template <Activation F, typename T>
+template <Activation F, typename T, typename Out>
 GAS_INLINE void forward_rows(const Sparse& m, const EdgeConv& how, const T* target,
-                             const T* source, T* out, T* slopes, int64_t begin, int64_t last) {
+                             const T* source, Out* out, Out* slopes, int64_t begin, int64_t last) {
   using A = typename Sum<T>::type;
   const int64_t width = how.width, row_bytes = width * static_cast<int64_t>(sizeof(T));
   const int64_t stop = m.rowptr[last];
@@ -64,9 +65,9 @@ GAS_INLINE void forward_rows(const Sparse& m, const EdgeConv& how, const T* targ
   }
 }
 
-template <Activation F, int W, typename T>
+template <Activation F, int W, typename T, typename Out>
 GAS_INLINE void backward_columns(const Sparse& m, const EdgeConv& how, const T* target,
-                                 const T* source, const T* grad, T* out, int64_t row, int64_t at,
+                                 const T* source, const T* grad, Out* out, int64_t row, int64_t at,
                                  int64_t size) {
   using A = typename Sum<T>::type;
   const int64_t columns = W > 0 ? W : size;
@@ -87,9 +88,9 @@ GAS_INLINE void backward_columns(const Sparse& m, const EdgeConv& how, const T* 
   for (int64_t j = 0; j < columns; ++j) store(out + here + j, sum[j]);
 }
 
-template <Activation F, typename T>
+template <Activation F, typename T, typename Out>
 GAS_INLINE void backward_rows(const Sparse& m, const EdgeConv& how, const T* target,
-                              const T* source, const T* grad, T* out, int64_t begin,
+                              const T* source, const T* grad, Out* out, int64_t begin,
                               int64_t last) {
   const int64_t width = how.width, row_bytes = width * static_cast<int64_t>(sizeof(T));
   const int64_t stop = m.rowptr[last];
@@ -123,20 +124,22 @@ GAS_INLINE void backward_rows(const Sparse& m, const EdgeConv& how, const T* tar
     case Activation::kTanh:                               \
       return call<Activation::kTanh>(__VA_ARGS__);        \
   }
-#define GAS_FOR_TYPE(T)                                                                         \
+#define GAS_FOR_TYPES(T, Out)                                                                   \
   GAS_CLONES void forward_of(const Sparse& m, const EdgeConv& how, const T* target,             \
-                             const T* source, T* out, T* slope, int64_t begin, int64_t end) {   \
+                             const T* source, Out* out, Out* slope, int64_t begin,              \
+                             int64_t end) {                                                     \
     GAS_BY_ACTIVATION(forward_rows, m, how, target, source, out, slope, begin, end)             \
   }                                                                                             \
   GAS_CLONES void backward_of(const Sparse& m, const EdgeConv& how, const T* target,            \
-                              const T* source, const T* grad, T* out, int64_t begin,            \
+                              const T* source, const T* grad, Out* out, int64_t begin,          \
                               int64_t end) {                                                    \
     GAS_BY_ACTIVATION(backward_rows, m, how, target, source, grad, out, begin, end)             \
   }
-GAS_FOR_TYPE(float)
-GAS_FOR_TYPE(double)
-GAS_FOR_TYPE(bfloat16)
-#undef GAS_FOR_TYPE
+GAS_FOR_TYPES(float, float)
+GAS_FOR_TYPES(double, double)
+GAS_FOR_TYPES(bfloat16, bfloat16)
+GAS_FOR_TYPES(bfloat16, float)
+#undef GAS_FOR_TYPES
 #undef GAS_BY_ACTIVATION
 
 }  // namespace
@@ -144,19 +147,34 @@ GAS_FOR_TYPE(bfloat16)
 template <typename T>
 void edge_conv(const Sparse& matrix, const EdgeConv& how, const T* target, const T* source, T* out,
                T* slope, int threads) {
-  parallel_rows(matrix.rowptr, matrix.num_rows, grain_of(how.width), threads,
-                [&](int64_t begin, int64_t end) {
-                  forward_of(matrix, how, target, source, out, slope, begin, end);
-                });
+  const Hubs hubs(matrix);
+  parallel_rows(matrix, hubs, grain_of(how.width), threads, [&](int64_t begin, int64_t end) {
+    forward_of(matrix, how, target, source, out, slope, begin, end);
+  });
+  const EdgeConv sum{how.activation, how.parameter, how.width, false};
+  const std::vector<T> own = hubs.repeat(target, how.width);
+  std::vector<typename Sum<T>::type> parts(own.size()), slopes(slope == nullptr ? 0 : own.size());
+  parallel_pieces(hubs, threads, [&](int64_t begin, int64_t end) {
+    forward_of(hubs.pieces(), sum, own.data(), source, parts.data(),
+               slope == nullptr ? nullptr : slopes.data(), begin, end);
+  });
+  join_sums(hubs, parts, how.width, how.mean, out);
+  if (slope != nullptr) join_sums(hubs, slopes, how.width, how.mean, slope);
 }
 
 template <typename T>
 void edge_conv_backward(const Sparse& transposed, const EdgeConv& how, const T* target,
                         const T* source, const T* grad, T* out, int threads) {
-  parallel_rows(transposed.rowptr, transposed.num_rows, grain_of(how.width), threads,
-                [&](int64_t begin, int64_t end) {
-                  backward_of(transposed, how, target, source, grad, out, begin, end);
-                });
+  const Hubs hubs(transposed);
+  parallel_rows(transposed, hubs, grain_of(how.width), threads, [&](int64_t begin, int64_t end) {
+    backward_of(transposed, how, target, source, grad, out, begin, end);
+  });
+  const std::vector<T> own = hubs.repeat(source, how.width);
+  std::vector<typename Sum<T>::type> parts(own.size());
+  parallel_pieces(hubs, threads, [&](int64_t begin, int64_t end) {
+    backward_of(hubs.pieces(), how, target, own.data(), grad, parts.data(), begin, end);
+  });
+  join_sums(hubs, parts, how.width, false, out);
 }
 
 #define GAS_FOR_TYPE(T)                                                                        \

@@ -28,7 +28,7 @@ void ego_hop(const Sparse& matrix, const uint8_t* kept, const double* loops, con
              double* out, int threads) {
   const auto hop = matrix.entry == nullptr ? hop_rows<false> : hop_rows<true>;
   parallel_rows(
-      matrix.rowptr, matrix.num_rows, kGrain, threads,
+      matrix, Hubs(), kGrain, threads,
       [&](int64_t begin, int64_t end) { hop(matrix, kept, loops, x, out, begin, end); });
 }
 

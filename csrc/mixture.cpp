@@ -135,10 +135,10 @@ GAS_INLINE void prefetch_edges(const Sparse& m, const Mixture<typename Sum<T>::t
   }
 }
 
-template <bool Spread, typename T>
+template <bool Spread, typename T, typename Out>
 GAS_INLINE void forward_rows(const Sparse& m, const Mixture<typename Sum<T>::type>& mixture,
                              const typename Sum<T>::type* inverse, const T* x, int64_t width,
-                             bool mean, T* out, int64_t begin, int64_t last) {
+                             bool mean, Out* out, int64_t begin, int64_t last) {
   using A = typename Sum<T>::type;
   const int64_t kernels = mixture.kernels;
   const int64_t size = Spread ? kernels * width : width;  // Of a row of the output.
@@ -178,12 +178,12 @@ GAS_INLINE typename Sum<T>::type dot(const typename Sum<T>::type* a, const T* b,
   return sum;
 }
 
-// `sums` receives, for every kernel and dimension, the sum over edges of c and of c times the gap,
+// Adds to `sums`, for every kernel and dimension, the sum over edges of c and of c times the gap,
 // each times the gap, where the gap is u - mu, and c the gradient towards w times w.
-template <typename T>
+template <typename T, typename Out>
 GAS_INLINE void backward_rows(const Sparse& m, const Mixture<typename Sum<T>::type>& mixture,
                               const typename Sum<T>::type* inverse, const T* own, const T* other,
-                              int64_t width, T* out, typename Sum<T>::type* grad_pseudo,
+                              int64_t width, Out* out, typename Sum<T>::type* grad_pseudo,
                               double* sums, int64_t begin, int64_t last) {
   using A = typename Sum<T>::type;
   const int64_t kernels = mixture.kernels, dims = mixture.dims, size = kernels * width;
@@ -237,53 +237,66 @@ GAS_INLINE void backward_rows(const Sparse& m, const Mixture<typename Sum<T>::ty
     for (int64_t j = 0; j < size; ++j) store(out + row * size + j, sum[j]);
   }
   for (int64_t i = 0; i < 2 * pairs; ++i) {
-    sums[i] = 0;
     for (int l = 0; l < kLanes; ++l) sums[i] += lanes[i * kLanes + l];
   }
 }
 
 // A function of one type can be compiled for several processors; a template can't.
-#define GAS_FOR_TYPE(T, A)                                                                       \
+#define GAS_FOR_TYPES(T, A, Out)                                                                 \
   GAS_CLONES void spread_of(const Sparse& m, const Mixture<A>& mixture, const A* inverse,        \
-                            const T* x, int64_t width, bool mean, T* out, int64_t begin,         \
+                            const T* x, int64_t width, bool mean, Out* out, int64_t begin,       \
                             int64_t end) {                                                       \
     forward_rows<true>(m, mixture, inverse, x, width, mean, out, begin, end);                    \
   }                                                                                              \
   GAS_CLONES void collapse_of(const Sparse& m, const Mixture<A>& mixture, const A* inverse,      \
-                              const T* x, int64_t width, bool mean, T* out, int64_t begin,       \
+                              const T* x, int64_t width, bool mean, Out* out, int64_t begin,     \
                               int64_t end) {                                                     \
     forward_rows<false>(m, mixture, inverse, x, width, mean, out, begin, end);                   \
   }                                                                                              \
   GAS_CLONES void backward_of(const Sparse& m, const Mixture<A>& mixture, const A* inverse,      \
-                              const T* own, const T* other, int64_t width, T* out, A* pseudo,    \
+                              const T* own, const T* other, int64_t width, Out* out, A* pseudo,  \
                               double* sums, int64_t begin, int64_t end) {                        \
     backward_rows(m, mixture, inverse, own, other, width, out, pseudo, sums, begin, end);        \
   }
-GAS_FOR_TYPE(float, float)
-GAS_FOR_TYPE(double, double)
-GAS_FOR_TYPE(bfloat16, float)
-#undef GAS_FOR_TYPE
+GAS_FOR_TYPES(float, float, float)
+GAS_FOR_TYPES(double, double, double)
+GAS_FOR_TYPES(bfloat16, float, bfloat16)
+GAS_FOR_TYPES(bfloat16, float, float)
+#undef GAS_FOR_TYPES
+
+// Runs spread_of or collapse_of, whose rows are `size` wide, on all rows.
+template <typename T, typename Run>
+void forward(const Sparse& matrix, const Mixture<typename Sum<T>::type>& mixture, int64_t width,
+             int64_t size, bool mean, T* out, int threads, const Run& run) {
+  const Hubs hubs(matrix);
+  const auto inverse = inverse_of(mixture);
+  parallel_rows(matrix, hubs, grain_of(mixture.kernels, width), threads,
+                [&](int64_t begin, int64_t end) {
+                  run(matrix, inverse.data(), mean, out, begin, end);
+                });
+  std::vector<typename Sum<T>::type> parts(hubs.num_pieces() * size);
+  parallel_pieces(hubs, threads, [&](int64_t begin, int64_t end) {
+    run(hubs.pieces(), inverse.data(), false, parts.data(), begin, end);
+  });
+  join_sums(hubs, parts, size, mean, out);
+}
 
 }  // namespace
 
 template <typename T>
 void mixture_spread(const Sparse& matrix, const Mixture<typename Sum<T>::type>& mixture, const T* x,
                     int64_t width, bool mean, T* out, int threads) {
-  const auto inverse = inverse_of(mixture);
-  parallel_rows(matrix.rowptr, matrix.num_rows, grain_of(mixture.kernels, width), threads,
-                [&](int64_t begin, int64_t end) {
-                  spread_of(matrix, mixture, inverse.data(), x, width, mean, out, begin, end);
-                });
+  forward(matrix, mixture, width, mixture.kernels * width, mean, out, threads,
+          [&](const Sparse& m, const auto* inverse, bool mean, auto* out, int64_t begin,
+              int64_t end) { spread_of(m, mixture, inverse, x, width, mean, out, begin, end); });
 }
 
 template <typename T>
 void mixture_collapse(const Sparse& matrix, const Mixture<typename Sum<T>::type>& mixture,
                       const T* x, int64_t width, bool mean, T* out, int threads) {
-  const auto inverse = inverse_of(mixture);
-  parallel_rows(matrix.rowptr, matrix.num_rows, grain_of(mixture.kernels, width), threads,
-                [&](int64_t begin, int64_t end) {
-                  collapse_of(matrix, mixture, inverse.data(), x, width, mean, out, begin, end);
-                });
+  forward(matrix, mixture, width, width, mean, out, threads,
+          [&](const Sparse& m, const auto* inverse, bool mean, auto* out, int64_t begin,
+              int64_t end) { collapse_of(m, mixture, inverse, x, width, mean, out, begin, end); });
 }
 
 template <typename T>
@@ -291,19 +304,30 @@ void mixture_backward(const Sparse& matrix, const Mixture<typename Sum<T>::type>
                       const T* own, const T* other, int64_t width, T* out,
                       const MixtureGrad<typename Sum<T>::type>& grad, int threads) {
   using A = typename Sum<T>::type;
+  const Hubs hubs(matrix);
   const auto inverse = inverse_of(mixture);
-  const int64_t pairs = mixture.kernels * mixture.dims;
-  std::vector<double> parts(kParts * 2 * pairs);
-  parallel_parts(matrix.rowptr, matrix.num_rows, grain_of(mixture.kernels, width), threads,
+  const int64_t pairs = mixture.kernels * mixture.dims, size = mixture.kernels * width;
+  std::vector<double> sums((kParts + hubs.num_pieces()) * 2 * pairs);
+  parallel_parts(matrix, hubs, grain_of(mixture.kernels, width), threads,
                  [&](int64_t part, int64_t begin, int64_t end) {
                    backward_of(matrix, mixture, inverse.data(), own, other, width, out,
-                               grad.pseudo, parts.data() + part * 2 * pairs, begin, end);
+                               grad.pseudo, sums.data() + part * 2 * pairs, begin, end);
                  });
+  const std::vector<T> mine = hubs.repeat(own, size);
+  std::vector<A> parts(out == nullptr ? 0 : mine.size());
+  parallel_pieces(hubs, threads, [&](int64_t begin, int64_t end) {
+    for (int64_t piece = begin; piece < end; ++piece) {
+      backward_of(hubs.pieces(), mixture, inverse.data(), mine.data(), other, width,
+                  out == nullptr ? nullptr : parts.data(), grad.pseudo,
+                  sums.data() + (kParts + piece) * 2 * pairs, piece, piece + 1);
+    }
+  });
+  if (out != nullptr) join_sums(hubs, parts, size, false, out);
   for (int64_t i = 0; i < pairs; ++i) {
     double by_gap = 0, by_square = 0;
-    for (int64_t part = 0; part < kParts; ++part) {
-      by_gap += parts[part * 2 * pairs + i];
-      by_square += parts[part * 2 * pairs + pairs + i];
+    for (int64_t part = 0; part < kParts + hubs.num_pieces(); ++part) {
+      by_gap += sums[part * 2 * pairs + i];
+      by_square += sums[part * 2 * pairs + pairs + i];
     }
     const double scale = inverse[i];
     grad.mu[i] = static_cast<A>(by_gap * scale);

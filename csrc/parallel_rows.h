@@ -4,24 +4,27 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "hubs.h"
 #include "parallel.h"
+#include "sparse.h"
 
 namespace gas {
 
-// Rows by the work before them, which is their number and that of their entries.
+// Rows by the work before them, which is their number and that of their entries; hubs' don't count.
 struct RowsByWork {
-  const int32_t* rowptr;
-  int64_t num_rows;
+  const Sparse& matrix;
+  const Hubs& hubs;
 
-  int64_t total() const { return num_rows > 0 ? rowptr[num_rows] + num_rows : 0; }
+  int64_t before(int64_t row) const { return matrix.rowptr[row] + row - hubs.entries_before(row); }
+  int64_t total() const { return matrix.num_rows > 0 ? before(matrix.num_rows) : 0; }
 
   // The first row with that much work before it.
   int64_t operator()(int64_t work) const {
-    if (work >= total()) return num_rows;
-    int64_t low = 0, high = num_rows;
+    if (work >= total()) return matrix.num_rows;
+    int64_t low = 0, high = matrix.num_rows;
     while (low < high) {
       const int64_t middle = (low + high) / 2;
-      if (rowptr[middle] + middle < work) {
+      if (before(middle) < work) {
         low = middle + 1;
       } else {
         high = middle;
@@ -29,37 +32,57 @@ struct RowsByWork {
     }
     return low;
   }
+
+  // Calls body(begin, end) for the rows from one work to another that are no hubs.
+  template <typename Body>
+  void between(int64_t begin, int64_t end, const Body& body) const {
+    int64_t row = (*this)(begin);
+    const int64_t last = (*this)(end);
+    for (const Hub* hub = hubs.from(row); hub != hubs.end() && hub->row < last; ++hub) {
+      if (row < hub->row) body(row, hub->row);
+      row = hub->row + 1;
+    }
+    if (row < last) body(row, last);
+  }
 };
 
-// Calls body(begin, end) for ranges of rows that cover [0, num_rows), each with about the same
+// Calls body(begin, end) for ranges of rows that cover all but hubs. A thread's have about the same
 // number of rows and entries together; `grain` is the least of them that is worth a thread.
 template <typename Body>
-void parallel_rows(const int32_t* rowptr, int64_t num_rows, int64_t grain, int threads,
+void parallel_rows(const Sparse& matrix, const Hubs& hubs, int64_t grain, int threads,
                    const Body& body) {
-  const RowsByWork row_at{rowptr, num_rows};
-  parallel_chunks(row_at.total(), std::max<int64_t>(1, grain), threads,
-                  [&](int, int64_t begin, int64_t end) {
-                    const int64_t first = row_at(begin), last = row_at(end);
-                    if (first < last) body(first, last);
-                  });
+  const RowsByWork rows{matrix, hubs};
+  parallel_chunks(rows.total(), std::max<int64_t>(1, grain), threads,
+                  [&](int, int64_t begin, int64_t end) { rows.between(begin, end, body); });
 }
 
 constexpr int64_t kParts = 64;
 
-// Calls body(part, begin, end) for at most kParts such ranges, numbered in order. They depend on
-// the matrix alone: what each part adds up is the same for any number of threads.
+// Calls body(part, begin, end) for such ranges in at most kParts parts of equal work, numbered in
+// order: more than once where a part has hubs. They depend on the matrix alone: what each part adds
+// up is the same for any number of threads.
 template <typename Body>
-void parallel_parts(const int32_t* rowptr, int64_t num_rows, int64_t grain, int threads,
+void parallel_parts(const Sparse& matrix, const Hubs& hubs, int64_t grain, int threads,
                     const Body& body) {
-  const RowsByWork row_at{rowptr, num_rows};
-  const int64_t total = row_at.total();
+  const RowsByWork rows{matrix, hubs};
+  const int64_t total = rows.total();
   if (total == 0) return;
   const int64_t grain_parts = std::max<int64_t>(1, grain * kParts / total);
   parallel_chunks(kParts, grain_parts, threads, [&](int, int64_t begin, int64_t end) {
     for (int64_t part = begin; part < end; ++part) {
-      const int64_t first = row_at(part * total / kParts);
-      const int64_t last = row_at((part + 1) * total / kParts);
-      if (first < last) body(part, first, last);
+      rows.between(part * total / kParts, (part + 1) * total / kParts,
+                   [&](int64_t first, int64_t last) { body(part, first, last); });
+    }
+  });
+}
+
+// Calls body(begin, end) for ranges of the hubs' pieces.
+template <typename Body>
+void parallel_pieces(const Hubs& hubs, int threads, const Body& body) {
+  parallel_chunks(hubs.num_pieces(), 1, threads, [&](int, int64_t begin, int64_t end) {
+    for (const Hub& hub : hubs) {
+      const int64_t first = std::max(begin, hub.first), last = std::min(end, hub.last);
+      if (first < last) body(first, last);
     }
   });
 }

@@ -34,9 +34,9 @@ template <typename T>
 using Anywhere = const T* const*;
 
 // Adds up `W` columns of a row's sources in registers.
-template <int W, typename T, typename Source>
+template <int W, typename T, typename Source, typename Out>
 GAS_INLINE void sum_columns(const Sparse& m, const T* weight, const Source& x, int64_t width,
-                            int64_t row, int64_t at, typename Sum<T>::type scale, T* out) {
+                            int64_t row, int64_t at, typename Sum<T>::type scale, Out* out) {
   using A = typename Sum<T>::type;
   A sum[W] = {};
   const int64_t end = m.rowptr[row + 1];
@@ -52,9 +52,9 @@ GAS_INLINE void sum_columns(const Sparse& m, const T* weight, const Source& x, i
   for (int j = 0; j < W; ++j) store(out + row * width + at + j, sum[j] * scale);
 }
 
-template <typename T, typename Source>
+template <typename T, typename Source, typename Out>
 GAS_INLINE void multiply_rows(const Sparse& m, const T* weight, const Source& x, int64_t width,
-                              bool mean, T* out, int64_t begin, int64_t last) {
+                              bool mean, Out* out, int64_t begin, int64_t last) {
   using A = typename Sum<T>::type;
   const int64_t row_bytes = width * static_cast<int64_t>(sizeof(T));
   const int64_t stop = m.rowptr[last];
@@ -86,6 +86,12 @@ GAS_INLINE void multiply_rows(const Sparse& m, const T* weight, const Source& x,
 
 constexpr int kBlock = 16;  // Columns that are looked at together, in registers.
 
+// NaN wins and stays, as in PyTorch.
+template <bool Max, typename A>
+GAS_INLINE bool is_better(A a, A b) {
+  return (Max ? a > b : a < b) | ((a != a) & (b == b));
+}
+
 // `W` columns from `at` on; `size` of them where fewer are left.
 template <int W, bool Max, typename T>
 GAS_INLINE void extreme_columns(const Sparse& m, const T* x, int64_t width, int64_t row,
@@ -103,8 +109,7 @@ GAS_INLINE void extreme_columns(const Sparse& m, const T* x, int64_t width, int6
     GAS_VECTOR_LOOP
     for (int64_t j = 0; j < columns; ++j) {
       const A a = load(source[j]), b = best[j];
-      // NaN wins and stays, as in PyTorch.
-      const bool better = (Max ? a > b : a < b) | ((a != a) & (b == b));
+      const bool better = is_better<Max>(a, b);
       best[j] = better ? a : b;
       entry[j] = better ? static_cast<int32_t>(e) : entry[j];
     }
@@ -133,10 +138,10 @@ GAS_INLINE void extreme_rows(const Sparse& m, const T* x, int64_t width, T* out,
   }
 }
 
-template <int W, typename T>
+template <int W, typename T, typename Out>
 GAS_INLINE void extreme_backward_columns(const Sparse& m, const T* grad, const int32_t* from,
                                          int64_t width, int64_t row, int64_t at, int64_t size,
-                                         T* out) {
+                                         Out* out) {
   using A = typename Sum<T>::type;
   const int64_t columns = W > 0 ? W : size, end = m.rowptr[row + 1];
   A sum[kBlock] = {};
@@ -152,9 +157,9 @@ GAS_INLINE void extreme_backward_columns(const Sparse& m, const T* grad, const i
   for (int64_t j = 0; j < columns; ++j) store(out + row * width + at + j, sum[j]);
 }
 
-template <typename T>
+template <typename T, typename Out>
 GAS_INLINE void extreme_backward_rows(const Sparse& m, const T* grad, const int32_t* from,
-                                      int64_t width, T* out, int64_t begin, int64_t last) {
+                                      int64_t width, Out* out, int64_t begin, int64_t last) {
   const int64_t stop = m.rowptr[last];
   for (int64_t row = begin; row < last; ++row) {
     const int64_t end = std::min<int64_t>(m.rowptr[row + 1] + kAhead, stop);
@@ -198,23 +203,25 @@ GAS_INLINE void dot_rows_of(const Sparse& m, const T* a, const T* b, int64_t wid
 }
 
 // A function of one type can be compiled for several processors; a template can't.
-#define GAS_FOR_TYPE(T)                                                                          \
+#define GAS_FOR_TYPES(T, Out)                                                                    \
   GAS_CLONES void run(const Sparse& m, const T* weight, InTable<T> x, int64_t width, bool mean,   \
-                      T* out, int64_t begin, int64_t end) {                                      \
+                      Out* out, int64_t begin, int64_t end) {                                    \
     multiply_rows(m, weight, x, width, mean, out, begin, end);                                   \
   }                                                                                              \
   GAS_CLONES void run(const Sparse& m, const T* weight, Anywhere<T> x, int64_t width, bool mean,  \
-                      T* out, int64_t begin, int64_t end) {                                      \
+                      Out* out, int64_t begin, int64_t end) {                                    \
     multiply_rows(m, weight, x, width, mean, out, begin, end);                                   \
   }                                                                                              \
+  GAS_CLONES void run(const Sparse& m, const T* grad, const int32_t* from, int64_t width,        \
+                      Out* out, int64_t begin, int64_t end) {                                    \
+    extreme_backward_rows(m, grad, from, width, out, begin, end);                                \
+  }
+#define GAS_FOR_TYPE(T)                                                                          \
+  GAS_FOR_TYPES(T, T)                                                                            \
   GAS_CLONES void run(const Sparse& m, Extreme which, const T* x, int64_t width, T* out,         \
                       int32_t* from, int64_t begin, int64_t end) {                               \
     if (which == Extreme::kMax) return extreme_rows<true>(m, x, width, out, from, begin, end);   \
     extreme_rows<false>(m, x, width, out, from, begin, end);                                     \
-  }                                                                                              \
-  GAS_CLONES void run(const Sparse& m, const T* grad, const int32_t* from, int64_t width, T* out, \
-                      int64_t begin, int64_t end) {                                              \
-    extreme_backward_rows(m, grad, from, width, out, begin, end);                                \
   }                                                                                              \
   GAS_CLONES void run(const Sparse& m, const T* a, const T* b, int64_t width, T* out,            \
                       int64_t begin, int64_t end) {                                              \
@@ -223,7 +230,27 @@ GAS_INLINE void dot_rows_of(const Sparse& m, const T* a, const T* b, int64_t wid
 GAS_FOR_TYPE(float)
 GAS_FOR_TYPE(double)
 GAS_FOR_TYPE(bfloat16)
+GAS_FOR_TYPES(bfloat16, float)
 #undef GAS_FOR_TYPE
+#undef GAS_FOR_TYPES
+
+// Of each hub the first piece that has an extreme, as within a row.
+template <bool Max, typename T>
+void join_extremes(const Hubs& hubs, const std::vector<T>& value, const std::vector<int32_t>& entry,
+                   int64_t width, T* out, int32_t* from) {
+  for (const Hub& hub : hubs) {
+    for (int64_t j = 0; j < width; ++j) {
+      int64_t best = hub.first * width + j;
+      for (int64_t piece = hub.first + 1; piece < hub.last; ++piece) {
+        if (is_better<Max>(load(value[piece * width + j]), load(value[best]))) {
+          best = piece * width + j;
+        }
+      }
+      out[hub.row * width + j] = value[best];
+      from[hub.row * width + j] = entry[best];
+    }
+  }
+}
 
 }  // namespace
 
@@ -270,10 +297,15 @@ template <typename T>
 void multiply(const Sparse& matrix, const T* weight, const Rows<T>& x, int64_t width, bool mean,
               T* out, int threads) {
   const auto from = [&](auto source) {
-    parallel_rows(matrix.rowptr, matrix.num_rows, grain_of(width), threads,
-                  [&](int64_t begin, int64_t end) {
-                    run(matrix, weight, source, width, mean, out, begin, end);
-                  });
+    const Hubs hubs(matrix);
+    parallel_rows(matrix, hubs, grain_of(width), threads, [&](int64_t begin, int64_t end) {
+      run(matrix, weight, source, width, mean, out, begin, end);
+    });
+    std::vector<typename Sum<T>::type> parts(hubs.num_pieces() * width);
+    parallel_pieces(hubs, threads, [&](int64_t begin, int64_t end) {
+      run(hubs.pieces(), weight, source, width, false, parts.data(), begin, end);
+    });
+    join_sums(hubs, parts, width, mean, out);
   };
   if (x.other == nullptr) return from(InTable<T>{x.own, width});
   std::vector<const T*> rows(x.num_own + x.num_other);
@@ -289,25 +321,43 @@ void multiply(const Sparse& matrix, const T* weight, const Rows<T>& x, int64_t w
 template <typename T>
 void extreme(const Sparse& matrix, Extreme which, const T* x, int64_t width, T* out, int32_t* from,
              int threads) {
-  parallel_rows(matrix.rowptr, matrix.num_rows, grain_of(width), threads,
-                [&](int64_t begin, int64_t end) {
-                  run(matrix, which, x, width, out, from, begin, end);
-                });
+  const Hubs hubs(matrix);
+  parallel_rows(matrix, hubs, grain_of(width), threads, [&](int64_t begin, int64_t end) {
+    run(matrix, which, x, width, out, from, begin, end);
+  });
+  std::vector<T> value(hubs.num_pieces() * width);
+  std::vector<int32_t> entry(value.size());
+  parallel_pieces(hubs, threads, [&](int64_t begin, int64_t end) {
+    run(hubs.pieces(), which, x, width, value.data(), entry.data(), begin, end);
+  });
+  const auto join = which == Extreme::kMax ? join_extremes<true, T> : join_extremes<false, T>;
+  join(hubs, value, entry, width, out, from);
 }
 
 template <typename T>
 void extreme_backward(const Sparse& transposed, const T* grad, const int32_t* from, int64_t width,
                       T* out, int threads) {
-  parallel_rows(transposed.rowptr, transposed.num_rows, grain_of(width), threads,
-                [&](int64_t begin, int64_t end) {
-                  run(transposed, grad, from, width, out, begin, end);
-                });
+  const Hubs hubs(transposed);
+  parallel_rows(transposed, hubs, grain_of(width), threads, [&](int64_t begin, int64_t end) {
+    run(transposed, grad, from, width, out, begin, end);
+  });
+  std::vector<typename Sum<T>::type> parts(hubs.num_pieces() * width);
+  parallel_pieces(hubs, threads, [&](int64_t begin, int64_t end) {
+    run(hubs.pieces(), grad, from, width, parts.data(), begin, end);
+  });
+  join_sums(hubs, parts, width, false, out);
 }
 
 template <typename T>
 void dot_rows(const Sparse& matrix, const T* a, const T* b, int64_t width, T* out, int threads) {
-  parallel_rows(matrix.rowptr, matrix.num_rows, grain_of(width), threads,
-                [&](int64_t begin, int64_t end) { run(matrix, a, b, width, out, begin, end); });
+  const Hubs hubs(matrix);
+  parallel_rows(matrix, hubs, grain_of(width), threads, [&](int64_t begin, int64_t end) {
+    run(matrix, a, b, width, out, begin, end);
+  });
+  const std::vector<T> own = hubs.repeat(a, width);
+  parallel_pieces(hubs, threads, [&](int64_t begin, int64_t end) {
+    run(hubs.pieces(), own.data(), b, width, out, begin, end);
+  });
 }
 
 #define GAS_FOR_TYPE(T)                                                                          \

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "check.h"
+#include "hub_graph.h"
 #include "random.h"
 
 namespace {
@@ -24,13 +25,17 @@ Numbers numbers(int64_t n, std::mt19937& random) {
   return x;
 }
 
-Case make(int64_t rows, int64_t heads, int64_t width, double p, std::mt19937& random) {
+Case make(int64_t rows, int64_t heads, int64_t width, double p, bool hubs,
+          std::mt19937& random) {
   const gas::Attention how(heads, width, 0.2, static_cast<uint64_t>(p * 4294967296.0),
                            1.0 / (1.0 - p), 7);
   Case c{rows, rows + 5, how, {0}, {}, {}, {}, {}};
   for (int64_t r = 0; r < rows; ++r) {
-    const int64_t degree = r % 5 == 2 ? 0 : random() % 7;
-    for (int64_t e = 0; e < degree; ++e) c.col.push_back(random() % c.cols);
+    int64_t degree = r % 5 == 2 ? 0 : random() % 7;
+    if (hubs && is_hub(r, rows)) degree = hub_degree(r);
+    for (int64_t e = 0; e < degree; ++e) {
+      c.col.push_back(hubs ? hub_column(c.cols, random) : static_cast<int32_t>(random() % c.cols));
+    }
     c.rowptr.push_back(static_cast<int32_t>(c.col.size()));
   }
   c.source = numbers(c.cols * heads * width, random);
@@ -103,8 +108,9 @@ Result<T> run(const Case& c, const Numbers& grad, int threads) {
   return r;
 }
 
-void test(int64_t rows, int64_t heads, int64_t width, double p, std::mt19937& random) {
-  Case c = make(rows, heads, width, p, random);
+void test(int64_t rows, int64_t heads, int64_t width, double p, std::mt19937& random,
+          bool hubs = false) {
+  Case c = make(rows, heads, width, p, hubs, random);
   const Numbers grad = numbers(rows * heads * width, random), wanted = expected(c);
   const auto exact = run<double>(c, grad, 1);
   for (size_t i = 0; i < wanted.size(); ++i) CHECK(near(exact.out[i], wanted[i], 1e-12));
@@ -138,5 +144,6 @@ int main() {
     for (const int64_t width : {1, 3, 8, 11, 32, 40}) test(23, 3, width, p, random);
     test(17, 70, 2, p, random);
     test(600, 2, 8, p, random);
+    for (const int64_t heads : {1, 3}) test(20, heads, 11, p, random, true);
   }
 }

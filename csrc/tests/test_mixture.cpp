@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "check.h"
+#include "hub_graph.h"
 
 namespace {
 
@@ -24,11 +25,14 @@ Numbers numbers(int64_t n, std::mt19937& random) {
 }
 
 Case make(int64_t rows, int64_t kernels, int64_t dims, int64_t width, bool mean,
-          std::mt19937& random) {
+          bool hubs, std::mt19937& random) {
   Case c{rows, rows + 5, kernels, dims, width, mean, {0}, {}, {}, {}, {}, {}};
   for (int64_t r = 0; r < rows; ++r) {
-    const int64_t degree = r % 5 == 2 ? 0 : random() % 21;
-    for (int64_t e = 0; e < degree; ++e) c.col.push_back(random() % c.cols);
+    int64_t degree = r % 5 == 2 ? 0 : random() % 21;
+    if (hubs && is_hub(r, rows)) degree = hub_degree(r);
+    for (int64_t e = 0; e < degree; ++e) {
+      c.col.push_back(hubs ? hub_column(c.cols, random) : static_cast<int32_t>(random() % c.cols));
+    }
     c.rowptr.push_back(static_cast<int32_t>(c.col.size()));
   }
   c.x = numbers(c.cols * kernels * width, random);
@@ -109,8 +113,8 @@ Result<T> run(const Case& c, const Numbers& grad, int threads) {
 }
 
 void test(int64_t rows, int64_t kernels, int64_t dims, int64_t width, bool mean,
-          std::mt19937& random) {
-  Case c = make(rows, kernels, dims, width, mean, random);
+          std::mt19937& random, bool hubs = false) {
+  Case c = make(rows, kernels, dims, width, mean, hubs, random);
   const Numbers grad = numbers(rows * width, random), wanted = expected(c);
   const auto exact = run<double>(c, grad, 1);
   for (size_t i = 0; i < wanted.size(); ++i) CHECK(near(exact.out[i], wanted[i], 1e-12));
@@ -143,5 +147,6 @@ int main() {
     for (const int64_t width : {1, 3, 8, 21, 40}) test(23, 3, 2, width, mean, random);
     test(17, 11, 5, 2, mean, random);
     test(600, 2, 1, 16, mean, random);
+    test(20, 2, 2, 19, mean, random, true);
   }
 }

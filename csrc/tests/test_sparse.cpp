@@ -7,25 +7,33 @@
 #include <vector>
 
 #include "check.h"
+#include "hub_graph.h"
 
 namespace {
 
 struct Graph {
   int64_t num_rows, num_cols;
+  double tolerance;
   std::vector<int32_t> rowptr, col, t_rowptr, t_col, t_entry;
 
   gas::Sparse forward() const { return {num_rows, rowptr.data(), col.data(), nullptr}; }
   gas::Sparse backward() const {
     return {num_cols, t_rowptr.data(), t_col.data(), t_entry.data()};
   }
+  bool near(double a, double b) const { return std::abs(a - b) <= tolerance * (1 + std::abs(b)); }
 };
 
 // With empty rows, duplicate entries and, in row 1, a hub.
-Graph make(int64_t num_rows, int64_t num_cols, std::mt19937& random, int threads) {
-  Graph g{num_rows, num_cols, {0}, {}, {}, {}, {}};
+Graph make(int64_t num_rows, int64_t num_cols, bool hubs, std::mt19937& random, int threads) {
+  // Sums of thousands of numbers, many of them equal, round in one direction.
+  Graph g{num_rows, num_cols, hubs ? 1e-2 : 1e-4, {0}, {}, {}, {}, {}};
   for (int64_t r = 0; r < num_rows; ++r) {
-    const int64_t degree = num_cols == 0 || r % 7 == 3 ? 0 : r == 1 ? 500 : random() % 9;
-    for (int64_t e = 0; e < degree; ++e) g.col.push_back(random() % num_cols);
+    int64_t degree = num_cols == 0 || r % 7 == 3 ? 0 : r == 1 ? 500 : random() % 9;
+    if (hubs && is_hub(r, num_rows)) degree = hub_degree(r);
+    for (int64_t e = 0; e < degree; ++e) {
+      g.col.push_back(hubs ? hub_column(num_cols, random)
+                           : static_cast<int32_t>(random() % num_cols));
+    }
     g.rowptr.push_back(static_cast<int32_t>(g.col.size()));
   }
   g.t_rowptr.resize(num_cols + 1);
@@ -41,8 +49,6 @@ std::vector<float> numbers(int64_t n, std::mt19937& random) {
   for (float& v : x) v = static_cast<float>(random() % 2001) / 1000.0f - 1.0f;
   return x;
 }
-
-bool near(double a, double b) { return std::abs(a - b) <= 1e-4 * (1 + std::abs(b)); }
 
 // Columns that are left out are empty; the others are as before.
 void test_part_of_a_transpose(const Graph& g, int threads) {
@@ -106,7 +112,7 @@ void test_products(const Graph& g, int64_t width, std::mt19937& random, int thre
           for (int64_t e = g.rowptr[r]; e < g.rowptr[r + 1]; ++e) {
             sum += double{x[g.col[e] * width + j]} * (weighted ? w[e] : 1.0f);
           }
-          CHECK(near(out[r * width + j], mean && degree > 0 ? sum / degree : sum));
+          CHECK(g.near(out[r * width + j], mean && degree > 0 ? sum / degree : sum));
         }
       }
     }
@@ -120,14 +126,14 @@ void test_products(const Graph& g, int64_t width, std::mt19937& random, int thre
         }
       }
     }
-    for (size_t i = 0; i < back.size(); ++i) CHECK(near(back[i], wanted[i]));
+    for (size_t i = 0; i < back.size(); ++i) CHECK(g.near(back[i], wanted[i]));
   }
   gas::dot_rows(g.forward(), y.data(), x.data(), width, dot.data(), threads);
   for (int64_t r = 0; r < g.num_rows; ++r) {
     for (int64_t e = g.rowptr[r]; e < g.rowptr[r + 1]; ++e) {
       double sum = 0;
       for (int64_t j = 0; j < width; ++j) sum += double{y[r * width + j]} * x[g.col[e] * width + j];
-      CHECK(near(dot[e], sum));
+      CHECK(g.near(dot[e], sum));
     }
   }
 }
@@ -154,8 +160,28 @@ void test_extremes(const Graph& g, int64_t width, std::mt19937& random, int thre
       }
     }
     gas::extreme_backward(g.backward(), y.data(), from.data(), width, back.data(), threads);
-    for (size_t i = 0; i < back.size(); ++i) CHECK(near(back[i], wanted[i]));
+    for (size_t i = 0; i < back.size(); ++i) CHECK(g.near(back[i], wanted[i]));
   }
+}
+
+// Hubs are joined in one order, whatever the number of threads.
+void test_threads(const Graph& g, std::mt19937& random) {
+  const int64_t width = 19;
+  const auto x = numbers(g.num_cols * width, random), y = numbers(g.num_rows * width, random);
+  const auto w = numbers(static_cast<int64_t>(g.col.size()), random);
+  std::vector<std::vector<float>> found[3];
+  for (const int threads : {1, 2, 5}) {
+    std::vector<float> out(y.size()), most(y.size()), back(x.size()), dot(w.size());
+    std::vector<int32_t> from(y.size());
+    gas::multiply(g.forward(), w.data(), gas::in_one_table(x.data()), width, true, out.data(),
+                  threads);
+    gas::extreme(g.forward(), gas::Extreme::kMax, x.data(), width, most.data(), from.data(),
+                 threads);
+    gas::extreme_backward(g.backward(), y.data(), from.data(), width, back.data(), threads);
+    gas::dot_rows(g.forward(), y.data(), x.data(), width, dot.data(), threads);
+    found[threads / 2] = {out, most, back, dot};
+  }
+  CHECK(found[0] == found[1] && found[0] == found[2]);
 }
 
 }  // namespace
@@ -164,7 +190,7 @@ int main() {
   std::mt19937 random(1);
   for (const int threads : {1, 3}) {
     for (const int64_t rows : {int64_t{0}, int64_t{1}, int64_t{9}, int64_t{5000}}) {
-      const Graph g = make(rows, rows == 0 ? 0 : rows + 40, random, threads);
+      const Graph g = make(rows, rows == 0 ? 0 : rows + 40, false, random, threads);
       test_transpose(g);
       test_part_of_a_transpose(g, threads);
       for (const int64_t width : {1, 4, 7, 8, 33, 61}) {
@@ -174,6 +200,14 @@ int main() {
       }
     }
   }
+  const Graph g = make(20, 30, true, random, 1);
+  for (const int threads : {1, 3}) {
+    for (const int64_t width : {1, 33}) {
+      test_products(g, width, random, threads);
+      test_extremes(g, width, random, threads);
+    }
+  }
+  test_threads(g, random);
   const int32_t rowptr[] = {0, 1};
   int32_t out[3];
   for (const int32_t bad : {-1, 2}) {

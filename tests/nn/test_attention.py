@@ -1,6 +1,6 @@
 import pytest
 import torch
-from adjacencies import SHAPES, make_adjacency
+from adjacencies import HUBS, SHAPES, WITH_HUBS, make_adjacency
 from torch.autograd import gradcheck
 from torch_geometric.utils import scatter, softmax
 
@@ -57,9 +57,9 @@ def test_gradients(shape, dropout, slope):
     ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 3e-2)]
 )
 @pytest.mark.parametrize("p", [0.0, 0.3])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", WITH_HUBS)
 def test_twins(shape, p, dtype, tolerance):
-    adj = make_adjacency(*SHAPES[shape])
+    adj = make_adjacency(*WITH_HUBS[shape])
     kind = torch.float32 if dtype == torch.bfloat16 else dtype
     x, source, target = inputs(adj, 4, 8, torch.float64, grad=False)
     x, source, target = x.to(dtype), source.to(kind), target.to(kind)
@@ -98,8 +98,9 @@ def test_large_scores_do_not_overflow():
     assert torch.allclose(out.double(), wanted, atol=1e-4)
 
 
-def test_twice_the_same_and_whatever_the_number_of_threads():
-    adj = make_adjacency(3000, 4000, 60000)
+@pytest.mark.parametrize("graph", [(3000, 4000, 60000), *HUBS.values()])
+def test_twice_the_same_and_whatever_the_number_of_threads(graph):
+    adj = make_adjacency(*graph)
     tensors = inputs(adj, 2, 8, torch.float32)
     results = []
     threads = torch.get_num_threads()

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from adjacencies import SHAPES, make_adjacency
+from adjacencies import HUBS, SHAPES, WITH_HUBS, make_adjacency
 from torch.autograd import gradcheck
 from torch_geometric.utils import scatter, softmax
 
@@ -54,9 +54,9 @@ def test_gradients(shape, dropout, slope):
 @pytest.mark.requires("native")
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("p", [0.0, 0.3])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", WITH_HUBS)
 def test_twins(shape, p, dtype):
-    adj = make_adjacency(*SHAPES[shape])
+    adj = make_adjacency(*WITH_HUBS[shape])
     arguments = adj.matrix, *inputs(adj, 4, 19, dtype, grad=False), 0.2, Dropout(p, 11)
     out, *state = _attention_v2.attention_v2(*arguments)
     wanted = _attention_v2._attention_v2_torch(*arguments)[0]
@@ -105,8 +105,9 @@ def test_large_scores_do_not_overflow():
     assert torch.allclose(out.double(), wanted, atol=1e-2)
 
 
-def test_twice_the_same_and_whatever_the_number_of_threads():
-    adj = make_adjacency(3000, 4000, 60000)
+@pytest.mark.parametrize("graph", [(3000, 4000, 60000), *HUBS.values()])
+def test_twice_the_same_and_whatever_the_number_of_threads(graph):
+    adj = make_adjacency(*graph)
     tensors = inputs(adj, 2, 8, torch.float32)
     results = []
     threads = torch.get_num_threads()

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from adjacencies import SHAPES, make_adjacency
+from adjacencies import HUBS, SHAPES, WITH_HUBS, make_adjacency
 from torch.autograd import gradcheck
 from torch_geometric.utils import scatter
 
@@ -62,9 +62,9 @@ def test_gradients(alone, reduce, shared):
 @pytest.mark.requires("native")
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", WITH_HUBS)
 def test_twins(shape, transposed, dtype, monkeypatch):
-    adj = make_adjacency(*SHAPES[shape])
+    adj = make_adjacency(*WITH_HUBS[shape])
     sides = adj.shape[::-1] if transposed else adj.shape
     _, *mixture = inputs(adj, 4, 2, 1, False, dtype, grad=False)
     mixture = Mixture(*mixture)
@@ -89,8 +89,9 @@ def test_twins(shape, transposed, dtype, monkeypatch):
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_twice_the_same_and_whatever_the_number_of_threads(shared):
-    adj = make_adjacency(3000, 4000, 60000)
+@pytest.mark.parametrize("graph", [(3000, 4000, 60000), *HUBS.values()])
+def test_twice_the_same_and_whatever_the_number_of_threads(graph, shared):
+    adj = make_adjacency(*graph)
     tensors = inputs(adj, 3, 2, 24, shared, torch.float32)
     results = []
     threads = torch.get_num_threads()
