@@ -348,14 +348,17 @@ PYBIND11_MODULE(_C, m) {
       .def(
           "write",
           [](gas::Relabeler& self, uintptr_t rowptr, uintptr_t col, uintptr_t nodes, int64_t size,
-             uintptr_t e_id, uintptr_t value, int64_t value_bytes, uintptr_t out_rowptr,
-             uintptr_t out_col, uintptr_t out_eid, uintptr_t out_value, uintptr_t halo,
-             int threads) {
-            self.write(at<const int64_t>(rowptr), at<const int64_t>(col),
-                       at<const int64_t>(nodes), size, at<const int64_t>(e_id),
-                       at<const void>(value), value_bytes, at<int64_t>(out_rowptr),
-                       at<int64_t>(out_col), at<int64_t>(out_eid), at<void>(out_value),
-                       at<int64_t>(halo), threads);
+             uintptr_t e_id, uintptr_t value, int64_t value_bytes, int64_t index_bytes,
+             uintptr_t out_rowptr, uintptr_t out_col, uintptr_t out_eid, uintptr_t out_value,
+             uintptr_t halo, int threads) {
+            const auto write = [&](auto* rowptr_to, auto* col_to) {
+              self.write(at<const int64_t>(rowptr), at<const int64_t>(col),
+                         at<const int64_t>(nodes), size, at<const int64_t>(e_id),
+                         at<const void>(value), value_bytes, rowptr_to, col_to,
+                         at<int64_t>(out_eid), at<void>(out_value), at<int64_t>(halo), threads);
+            };
+            if (index_bytes == 4) return write(at<int32_t>(out_rowptr), at<int32_t>(out_col));
+            write(at<int64_t>(out_rowptr), at<int64_t>(out_col));
           },
           Release());
 

@@ -29,11 +29,12 @@ void parallel_rows(const std::vector<int64_t>& rowptr, int threads, const Body& 
 
 // Renumbers one row: the batch's own nodes first, then the halo, each in the order of `col`. The
 // row is filled from both ends, then the back is turned round.
+template <typename Index>
 void write_row(const int64_t* col, int64_t count, const int32_t* local, int64_t size,
-               int64_t first, int64_t* out_col, int64_t* out_edge) {
+               int64_t first, Index* out_col, int64_t* out_edge) {
   int64_t own = 0, halo = count;
   for (int64_t e = 0; e < count; ++e) {
-    const int64_t id = local[col[e]];
+    const Index id = local[col[e]];
     const bool is_own = id < size;
     halo -= !is_own;
     const int64_t at = is_own ? own : halo;
@@ -132,21 +133,26 @@ std::pair<int64_t, int64_t> Relabeler::count(const int64_t* rowptr, const int64_
   return {batch_rowptr_.back(), static_cast<int64_t>(halo_.size())};
 }
 
+template <typename Index>
 void Relabeler::write(const int64_t* rowptr, const int64_t* col, const int64_t* nodes,
                       int64_t size, const int64_t* e_id, const void* value,
-                      int64_t value_bytes, int64_t* out_rowptr, int64_t* out_col,
+                      int64_t value_bytes, Index* out_rowptr, Index* out_col,
                       int64_t* out_eid, void* out_value, int64_t* halo, int threads) {
   if (static_cast<int64_t>(batch_.size()) != size) {
     throw std::invalid_argument("write() must follow count() of the same batch");
+  }
+  if (batch_rowptr_.back() > std::numeric_limits<Index>::max()) {
+    throw std::invalid_argument("the batch has " + std::to_string(batch_rowptr_.back()) +
+                                " edges, expected fewer than 2^31: take fewer nodes");
   }
   std::copy(batch_rowptr_.begin(), batch_rowptr_.end(), out_rowptr);
   std::copy(halo_.begin(), halo_.end(), halo);
 
   parallel_rows(batch_rowptr_, threads, [&](int, int64_t begin, int64_t end) {
-    std::vector<std::pair<int64_t, int64_t>> scratch;
+    std::vector<std::pair<Index, int64_t>> scratch;
     for (int64_t i = begin; i < end; ++i) {
       const int64_t first = rowptr[nodes[i]], count = rowptr[nodes[i] + 1] - first;
-      int64_t* row_col = out_col + batch_rowptr_[i];
+      Index* row_col = out_col + batch_rowptr_[i];
       int64_t* row_eid = out_eid + batch_rowptr_[i];
       write_row(col + first, count, local_.data(), size, first, row_col, row_eid);
       if (!in_order_) sort_row(row_col, row_eid, count, scratch);
@@ -157,5 +163,12 @@ void Relabeler::write(const int64_t* rowptr, const int64_t* col, const int64_t* 
     if (e_id) write_values<int64_t>(e_id, out_eid, from, to, out_eid);
   });
 }
+
+template void Relabeler::write(const int64_t*, const int64_t*, const int64_t*, int64_t,
+                               const int64_t*, const void*, int64_t, int32_t*, int32_t*, int64_t*,
+                               void*, int64_t*, int);
+template void Relabeler::write(const int64_t*, const int64_t*, const int64_t*, int64_t,
+                               const int64_t*, const void*, int64_t, int64_t*, int64_t*, int64_t*,
+                               void*, int64_t*, int);
 
 }  // namespace gas

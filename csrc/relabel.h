@@ -29,12 +29,14 @@ class Relabeler {
   // Writes the batch that was counted.
   //   e_id:       what to call each entry of `col`, or null for its position,
   //   value:      `value_bytes` for each entry of `col`: 4, 8, or 0 for none,
-  //   out_rowptr: [batch + 1], out_col: [edges], local ids, sorted in each row,
+  //   out_rowptr: [batch + 1], out_col: [edges], local ids, sorted in each row; Index is int32_t,
+  //               if the number of edges fits, or int64_t,
   //   out_eid:    [edges], out_value: [edges], of each edge,
   //   halo:       [halo], global ids.
+  template <typename Index>
   void write(const int64_t* rowptr, const int64_t* col, const int64_t* nodes,
              int64_t num_nodes_in_batch, const int64_t* e_id, const void* value,
-             int64_t value_bytes, int64_t* out_rowptr, int64_t* out_col, int64_t* out_eid,
+             int64_t value_bytes, Index* out_rowptr, Index* out_col, int64_t* out_eid,
              void* out_value, int64_t* halo, int threads);
 
  private:

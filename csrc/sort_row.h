@@ -10,8 +10,9 @@
 namespace gas {
 
 // Sorts entries by (column, id). `scratch` is reused from row to row.
-inline void sort_row(int64_t* col, int64_t* id, int64_t count,
-                     std::vector<std::pair<int64_t, int64_t>>& scratch) {
+template <typename Index>
+void sort_row(Index* col, int64_t* id, int64_t count,
+              std::vector<std::pair<Index, int64_t>>& scratch) {
   // Ids arrive in order among equal columns, so sorted columns are all there is to see.
   if (std::is_sorted(col, col + count)) return;
   scratch.clear();

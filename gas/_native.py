@@ -20,7 +20,7 @@ from torch import Tensor
 from gas import _buffers
 
 # The interface of csrc/bindings.cpp that this file calls. CMake compiles it into the module.
-INTERFACE = 15
+INTERFACE = 16
 
 
 def _load() -> ModuleType | None:
@@ -311,20 +311,26 @@ class Relabeler:
         self.__dict__.update(state)
         self._start()
 
-    def __call__(self, nodes: Tensor) -> Batch:
-        """Cuts the mini-batch of some nodes, of shape ``[B]``, int64, each listed once."""
+    def __call__(self, nodes: Tensor, dtype: torch.dtype = torch.int64) -> Batch:
+        """Cuts the mini-batch of some nodes.
+
+        Args:
+            nodes: The nodes, of shape ``[B]``, int64, each listed once.
+            dtype: Of ``rowptr`` and ``col``: int64, or int32 for fewer than 2^31 edges.
+                (default: ``torch.int64``)
+        """
         check_index("nodes", nodes)
         nodes = nodes.contiguous()
         if self._native is None:
-            return self._cut_torch(nodes)
+            return self._cut_torch(nodes, dtype)
 
         batch = (self.rowptr.data_ptr(), self.col.data_ptr(), nodes.data_ptr(), nodes.numel())
         threads = torch.get_num_threads()
         e_id, weight, out_weight = self.e_id, self.weight, None
         with self._lock:
             num_edges, num_halo = self._native.count(*batch, threads)
-            out_rowptr = nodes.new_empty(nodes.numel() + 1)
-            out_col, out_eid = nodes.new_empty(num_edges), nodes.new_empty(num_edges)
+            out_rowptr = torch.empty(nodes.numel() + 1, dtype=dtype)
+            out_col, out_eid = torch.empty(num_edges, dtype=dtype), nodes.new_empty(num_edges)
             if weight is not None:
                 out_weight = weight.new_empty(num_edges)
             n_id = nodes.new_empty(nodes.numel() + num_halo)
@@ -334,6 +340,7 @@ class Relabeler:
                 0 if e_id is None else e_id.data_ptr(),
                 0 if weight is None else weight.data_ptr(),
                 0 if weight is None else weight.element_size(),
+                out_rowptr.element_size(),
                 out_rowptr.data_ptr(),
                 out_col.data_ptr(),
                 out_eid.data_ptr(),
@@ -343,11 +350,11 @@ class Relabeler:
             )
         return Batch(out_rowptr, out_col, out_eid, n_id, out_weight)
 
-    def _cut_torch(self, nodes: Tensor) -> Batch:
+    def _cut_torch(self, nodes: Tensor, dtype: torch.dtype = torch.int64) -> Batch:
         rowptr, col, entry, n_id = _relabel_torch(self.rowptr, self.col, nodes)
         e_id = entry if self.e_id is None else self.e_id[entry]
         weight = None if self.weight is None else self.weight[entry]
-        return Batch(rowptr, col, e_id, n_id, weight)
+        return Batch(rowptr.to(dtype), col.to(dtype), e_id, n_id, weight)
 
 
 def _sorted_rows(rowptr: Tensor, col: Tensor) -> bool:

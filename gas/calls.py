@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -149,12 +150,17 @@ def adjacency(data: Data) -> Any:
     return data.adj_t if "adj_t" in data else data.edge_index
 
 
+@functools.lru_cache(maxsize=128)
+def _edge_parameters(function: Callable[..., Tensor]) -> list[str]:
+    """Those of ``edge_weight`` and ``edge_attr`` that a function takes; to look takes long."""
+    named = inspect.signature(function).parameters
+    return [name for name in ("edge_weight", "edge_attr") if name in named]
+
+
 def edge_arguments(function: Callable[..., Tensor], data: Data) -> dict[str, Tensor]:
     """The edge-level tensors of a batch that ``function`` takes by name."""
-    named = inspect.signature(function).parameters
-    kwargs = {
-        name: data[name] for name in ("edge_weight", "edge_attr") if name in named and name in data
-    }
+    named = _edge_parameters(getattr(function, "__func__", function))
+    kwargs = {name: data[name] for name in named if name in data}
     if "adj_t" in data:  # The weights are its values.
         kwargs.pop("edge_weight", None)
     return kwargs

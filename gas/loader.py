@@ -38,7 +38,8 @@ class SubData(NamedTuple):
     """One mini-batch.
 
     * ``data``: node-level tensors of the in-batch nodes, then of the halo; edge-level tensors in
-      the order of ``data.e_id``; the adjacency in the loader's layout. With an augmentation,
+      the order of ``data.e_id``; the adjacency in the loader's layout, whose values share memory
+      with ``data.edge_weight``, where they are made of it. With an augmentation,
       ``data.views`` are two further ``Data`` of the same nodes.
     * ``batch_size``: the number of in-batch nodes.
     * ``n_id``: global node ids, of shape ``[batch_size + halo]``, in-batch nodes first.
@@ -136,9 +137,13 @@ class SubgraphLoader(DataLoader):
         rowptr, col, e_id = to_csr(edges)
         weight = edges.weight
         self._weighted = weight is not None
+        self._weight_key = (
+            "edge_weight" if weight is not None and data.get("adj_t") is None else None
+        )
         if weight is not None and e_id is not None:
             weight = _native.gather_rows(weight, e_id)
         self._rowptr = rowptr
+        self._bounds: list[int] = ptr.tolist()
         self._relabel = _native.Relabeler(rowptr, col, e_id, weight)
         keys = data.keys()
         self._node_keys = [key for key in keys if is_row_per_node(data, key)]
@@ -198,14 +203,17 @@ class SubgraphLoader(DataLoader):
                 batch = self._cut(key)
                 if self._cache_features:
                     self._add_features(batch)
-                self._keep(key, batch)
-            batch = batch._replace(data=copy.copy(batch.data))
+                if self._cache_limit >= 0:
+                    self._keep(key, batch)
+            if self._cached:  # It may be one of them: what comes now isn't kept.
+                batch = batch._replace(data=copy.copy(batch.data))
             if not self._cache_features:
                 self._add_features(batch)
             self._add_views(batch)
         return batch
 
     def _keep(self, key: tuple[int, ...], batch: SubData) -> None:
+        """Keeps a batch for the next epoch, while there is room."""
         size = num_bytes(batch)
         if self._cached_bytes + size <= self._cache_limit:
             self._cached[key] = batch
@@ -213,22 +221,25 @@ class SubgraphLoader(DataLoader):
 
     def _cut(self, parts: tuple[int, ...]) -> SubData:
         """Cuts the edges of some parts out of the graph; features come later."""
-        part = torch.tensor(parts)
-        offset = self.ptr[part]
-        count = self.ptr[part + 1] - offset
-        nodes = torch.cat([torch.arange(o, o + c) for o, c in zip(offset, count, strict=True)])
-        rowptr, col, e_id, n_id, weight = self._relabel(nodes)
+        ranges = [(self._bounds[part], self._bounds[part + 1]) for part in parts]
+        nodes = torch.cat([torch.arange(begin, end) for begin, end in ranges])
+        dtype = torch.int32 if self.layout == "fused" else torch.int64
+        rowptr, col, e_id, n_id, weight = self._relabel(nodes, dtype)
 
         data = self.data.__class__()
         rows = {*self._node_keys, *self._edge_keys, *ADJACENCY_KEYS}
         for key, value in self.data:
-            if key in self._edge_keys:
+            if key == self._weight_key and weight is not None:
+                data[key] = weight.view(-1, *value.shape[1:])  # Cut already, with the edges.
+            elif key in self._edge_keys:
                 data[key] = _native.gather_rows(value, e_id)
             elif key not in rows:
                 data[key] = value
         data.e_id = e_id
         data.num_nodes = n_id.numel()
         self._set_adjacency(data, rowptr, col, weight, n_id.numel())
+        offset = torch.tensor([begin for begin, _ in ranges])
+        count = torch.tensor([end - begin for begin, end in ranges])
         return SubData(data, nodes.numel(), n_id, offset, count)
 
     def _add_features(self, batch: SubData) -> None:

@@ -91,6 +91,23 @@ def test_edge_weight_can_be_left_out(layout):
             assert torch.equal(batch.edge_weight, data.edge_weight[batch.e_id])
 
 
+@pytest.mark.parametrize("columns", [(), (1,)])
+def test_edge_weight_and_values_of_the_adjacency_are_one(columns):
+    data, ptr = make()
+    data.edge_weight = data.edge_weight.view(-1, *columns)
+    for layout in ("csr", "fused"):
+        for batch, *_ in gas.SubgraphLoader(data, ptr, 2, log=False, layout=layout):
+            value = batch.adj_t.value if layout == "fused" else batch.adj_t.values()
+            assert torch.equal(batch.edge_weight, data.edge_weight[batch.e_id])
+            assert torch.equal(batch.edge_weight.view(-1), value)
+            assert batch.edge_weight.data_ptr() == value.data_ptr()
+    sevens = torch.full((data.num_edges,), 7.0)  # A matrix with values of its own.
+    data.adj_t = torch.sparse_coo_tensor(data.edge_index.flip(0), sevens, (60, 60))
+    for batch, *_ in gas.SubgraphLoader(data, ptr, 2, log=False, layout="fused"):
+        assert torch.equal(batch.edge_weight, data.edge_weight[batch.e_id])
+        assert (batch.adj_t.value == 7).all()
+
+
 def test_ones_have_the_type_of_the_features():
     data, ptr = make()
     data.x = data.x.double()

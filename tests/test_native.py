@@ -119,6 +119,11 @@ def test_relabel(num_nodes, num_edges, threads):
             twins = _native._relabel_torch(rowptr, col, nodes)
             for mine, twin in zip(found[:4], twins, strict=True):
                 assert torch.equal(mine, twin)
+            small, twin = relabel(nodes, torch.int32), relabel._cut_torch(nodes, torch.int32)
+            for i in range(4):
+                assert small[i].dtype == twin[i].dtype == (torch.int32 if i < 2 else torch.int64)
+                assert torch.equal(small[i], found[i].to(small[i].dtype))
+                assert torch.equal(small[i], twin[i])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64, torch.int64])

@@ -48,6 +48,13 @@ void test_batch(gas::Relabeler& relabel, const Graph& graph, const std::vector<i
   relabel.write(graph.rowptr.data(), graph.col.data(), nodes.data(), size, name.data(),
                 value.data(), 4, rowptr.data(), col.data(), named.data(), out_value.data(),
                 halo.data(), threads);
+  std::vector<int32_t> small_rowptr(size + 1), small_col(num_edges);
+  std::vector<int64_t> small_id(num_edges);
+  relabel.write(graph.rowptr.data(), graph.col.data(), nodes.data(), size, nullptr, nullptr, 0,
+                small_rowptr.data(), small_col.data(), small_id.data(), nullptr, halo.data(),
+                threads);
+  CHECK(std::equal(rowptr.begin(), rowptr.end(), small_rowptr.begin()));
+  CHECK(std::equal(col.begin(), col.end(), small_col.begin()) && small_id == e_id);
   for (int64_t e = 0; e < num_edges; ++e) {
     CHECK(named[e] == name[e_id[e]] && out_value[e] == value[e_id[e]]);
   }

@@ -167,7 +167,8 @@ def train_epoch(
         raise ValueError(f"'micro_batches' is {micro_batches}, expected at least 1")
     model.train()
     per_step = _labels_per_step(loader, split, micro_batches) if scale_loss else None
-    total, labelled = torch.zeros((), device=model.device), 0
+    device = model.device
+    total, labelled = torch.zeros((), device=device), 0
     steps = of_step = 0  # Labelled nodes of the step so far.
     optimizer.zero_grad()
     for number, batch in enumerate(loader, 1):
@@ -180,14 +181,14 @@ def train_epoch(
                 "already: use one of both"
             )
         if count > 0 or refresh_unlabelled:
-            batch.data.to(model.device)
-            with torch.set_grad_enabled(count > 0), _autocast(model.device, autocast):
+            batch.data.to(device)
+            with torch.set_grad_enabled(count > 0), _autocast(device, autocast):
                 if with_views:
                     outs = model.views(batch, bank)
                 else:
                     outs = (_forward(model, batch, full_batch, edge_dropout),)
         if count > 0:
-            index = index.to(model.device, non_blocking=True)
+            index = index.to(device, non_blocking=True)
             y = batch.data.y[: batch.batch_size]
             if autocast is not None:
                 outs = tuple(out.float() for out in outs)
