@@ -10,7 +10,7 @@ import torch_geometric.nn as pyg
 from torch import Tensor
 
 from gas.nn.adjacency import Adjacency
-from gas.nn.conv import SPARSE_COST, _Fused
+from gas.nn.conv import _Fused
 from gas.nn.edge_conv import activation_of, edge_conv
 from gas.nn.halo import row_by_row
 from gas.nn.mixture import gaussian_mixture
@@ -102,6 +102,9 @@ class GMMConv(_Fused, pyg.GMMConv):
         if self._reduce in ("max", "min"):
             return f"aggr={self.aggr!r} is none of sum, mean"
         return super()._unsupported(kwargs)
+
+
+SPARSE_COST = 10  # Multiplications of a dense product in the time of an element of a sparse one.
 
 
 def sums_first(adj: Adjacency, x: Tensor, kernels: int, out_channels: int) -> bool:

@@ -11,6 +11,7 @@ from convs import CONVS, WEIGHTED, call, pair
 
 from gas import nn
 from gas.nn import Adjacency
+from gas.nn.halo import BatchRows, Halo
 
 SQUARE_ONLY = ("normalised", "improved")
 
@@ -200,3 +201,34 @@ def test_the_cheaper_order():
         expected = conv.lin(nn.spmm(adj, x)) + conv.bias
         assert torch.allclose(out, expected, atol=1e-4)
         assert torch.allclose(out, nn.spmm(adj, conv.lin(x)) + conv.bias, atol=1e-4)
+    # Whoever transforms first walks the transpose, even if only the weights learn.
+    graph, x = make_adjacency(300, 300, 1500), torch.randn(300, 16)
+    assert nn.conv.aggregates_first(graph, x, 8)
+    assert not nn.conv.aggregates_first(graph, x.requires_grad_(), 4)
+
+
+def test_the_cheaper_order_of_a_batch_with_histories():
+    """To transform the halo's rows they have to be read out of the history."""
+    adj = make_adjacency(300, 1300, 3000)
+    own = torch.randn(300, 64, requires_grad=True)
+    halo = Halo(1000, lambda: torch.randn(1300, 64))
+    assert nn.conv.aggregates_first(adj, BatchRows.of(own, halo), 4)
+    assert not nn.conv.aggregates_first(adj, torch.randn(1300, 64, requires_grad=True), 4)
+
+
+def test_bias_is_added_as_if_by_itself():
+    adj, x = make_adjacency(50, 500, 1000), torch.randn(500, 64)
+    conv, seen = nn.GCNConv(64, 32, normalize=False), []
+    torch.nn.init.normal_(conv.bias)
+    out = conv(x, adj)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = conv.lin(nn.spmm(adj, x)) + conv.bias
+        assert torch.equal(conv(x, adj), expected)
+        assert expected.dtype == torch.float32
+    hook = conv.lin.register_forward_hook(lambda module, args, out: seen.append(out) or 2 * out)
+    doubled = conv(x, adj)
+    assert torch.equal(doubled, 2 * seen[0] + conv.bias)
+    assert torch.allclose(doubled - conv.bias, 2 * (out - conv.bias), atol=1e-4)
+    hook.remove()
+    conv.lin = torch.nn.Linear(64, 32)  # With a bias of its own, perhaps.
+    assert torch.allclose(conv(x, adj), conv.lin(nn.spmm(adj, x)) + conv.bias, atol=1e-5)
