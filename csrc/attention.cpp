@@ -325,27 +325,27 @@ GAS_FOR_TYPES(bfloat16, float, float)
 #undef GAS_FOR_TYPE
 #undef GAS_FOR_TYPES
 
-// The rows of hubs.
+// Attention of the rows that are hubs, from what is found in their pieces.
 template <typename T>
 void attention_of_hubs(const Hubs& hubs, const Attention& how, const T* x,
                        const typename Sum<T>::type* source, const typename Sum<T>::type* target,
                        T* out, const AttentionState<T>& state, int threads) {
   using A = typename Sum<T>::type;
-  if (hubs.empty()) return;
   const int64_t scores = hubs.num_pieces() * how.heads, values = scores * how.width;
   std::vector<A> maximum(scores), total(scores), weight(scores), sums(values);
   std::vector<A> positive(state.positive == nullptr ? 0 : values);
   const AttentionState<A> found{maximum.data(), total.data(), weight.data(),
                                 state.positive == nullptr ? nullptr : positive.data()};
   const std::vector<A> own = hubs.repeat(target, how.heads);
-  parallel_pieces(hubs, threads, [&](int64_t begin, int64_t end) {
+  parallel_pieces(hubs, grain_of(how), threads, [&](int64_t begin, int64_t end) {
     forward_of(hubs.pieces(), how, x, source, own.data(), sums.data(), found, begin, end);
   });
-  const auto share = join_scores(hubs, how.heads, maximum, total, state.maximum, state.total);
-  join_shares(hubs, how.heads, how.width, share, sums, out);
-  join_shares(hubs, how.heads, 1, share, weight, state.positive_weight);
+  const auto share =
+      join_scores(hubs, how.heads, maximum, total, state.maximum, state.total, threads);
+  join_shares(hubs, how.heads, how.width, share, sums, out, threads);
+  join_shares(hubs, how.heads, 1, share, weight, state.positive_weight, threads);
   if (state.positive == nullptr) return;
-  join_shares(hubs, how.heads, how.width, share, positive, state.positive);
+  join_shares(hubs, how.heads, how.width, share, positive, state.positive, threads);
 }
 
 }  // namespace
@@ -381,12 +381,12 @@ void attention_backward(const Sparse& transposed, int64_t num_rows, const Attent
   const std::vector<T> own_x = hubs.repeat(x, all);
   const std::vector<A> own_source = hubs.repeat(source, how.heads);
   std::vector<A> to_x(own_x.size()), to_source(own_source.size());
-  parallel_pieces(hubs, threads, [&](int64_t begin, int64_t end) {
+  parallel_pieces(hubs, grain_of(how), threads, [&](int64_t begin, int64_t end) {
     source_of(hubs.pieces(), how, own_x.data(), own_source.data(), grad, packed, to_x.data(),
               to_source.data(), begin, end);
   });
-  join_sums(hubs, to_x, all, false, grad_x);
-  join_sums(hubs, to_source, how.heads, false, grad_source);
+  join_sums(hubs, to_x, all, false, grad_x, threads);
+  join_sums(hubs, to_source, how.heads, false, grad_source, threads);
 }
 
 #define GAS_FOR_TYPE(T, A)                                                                        \

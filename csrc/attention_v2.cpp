@@ -310,14 +310,14 @@ void target_of_hubs(const Hubs& hubs, const AttentionV2<T>& layer, const T* out,
   const auto own_maximum = hubs.repeat(maximum, heads), own_total = hubs.repeat(total, heads);
   const AttentionV2<T> own{layer.how, layer.source, target.data(), layer.att};
   std::vector<A> to_target(hubs.num_pieces() * all), own_packed(hubs.num_pieces() * 3 * heads);
-  parallel_pieces(hubs, threads, [&](int64_t begin, int64_t end) {
+  parallel_pieces(hubs, grain_of(layer.how), threads, [&](int64_t begin, int64_t end) {
     for (int64_t piece = begin; piece < end; ++piece) {
       target_of(hubs.pieces(), own, own_out.data(), own_grad.data(), own_maximum.data(),
                 own_total.data(), own_packed.data(), to_target.data(), to_att + piece * all, piece,
                 piece + 1);
     }
   });
-  join_sums(hubs, to_target, all, false, grad_target);
+  join_sums(hubs, to_target, all, false, grad_target, threads);
   for (const Hub& hub : hubs) {
     std::copy_n(own_packed.data() + hub.first * 3 * heads, 3 * heads,
                 packed + hub.row * 3 * heads);
@@ -338,11 +338,11 @@ void attention_v2(const Sparse& matrix, const AttentionV2<T>& layer, T* out,
   const auto target = hubs.repeat(layer.target, heads * width);
   const AttentionV2<T> own{layer.how, layer.source, target.data(), layer.att};
   std::vector<A> most(hubs.num_pieces() * heads), whole(most.size()), sums(target.size());
-  parallel_pieces(hubs, threads, [&](int64_t begin, int64_t end) {
+  parallel_pieces(hubs, grain_of(layer.how), threads, [&](int64_t begin, int64_t end) {
     forward_of(hubs.pieces(), own, sums.data(), most.data(), whole.data(), begin, end);
   });
-  const auto share = join_scores(hubs, heads, most, whole, maximum, total);
-  join_shares(hubs, heads, width, share, sums, out);
+  const auto share = join_scores(hubs, heads, most, whole, maximum, total, threads);
+  join_shares(hubs, heads, width, share, sums, out, threads);
 }
 
 template <typename T>
@@ -374,10 +374,10 @@ void attention_v2_backward(const Sparse& matrix, const Sparse& transposed,
   const auto source = out_of.repeat(layer.source, all);
   const AttentionV2<T> own{layer.how, source.data(), layer.target, layer.att};
   std::vector<A> to_source(source.size());
-  parallel_pieces(out_of, threads, [&](int64_t begin, int64_t end) {
+  parallel_pieces(out_of, grain_of(layer.how), threads, [&](int64_t begin, int64_t end) {
     source_of(out_of.pieces(), own, grad, packed, to_source.data(), begin, end);
   });
-  join_sums(out_of, to_source, all, false, grad_source);
+  join_sums(out_of, to_source, all, false, grad_source, threads);
 }
 
 #define GAS_FOR_TYPE(T, A)                                                                        \

@@ -154,12 +154,12 @@ void edge_conv(const Sparse& matrix, const EdgeConv& how, const T* target, const
   const EdgeConv sum{how.activation, how.parameter, how.width, false};
   const std::vector<T> own = hubs.repeat(target, how.width);
   std::vector<typename Sum<T>::type> parts(own.size()), slopes(slope == nullptr ? 0 : own.size());
-  parallel_pieces(hubs, threads, [&](int64_t begin, int64_t end) {
+  parallel_pieces(hubs, grain_of(how.width), threads, [&](int64_t begin, int64_t end) {
     forward_of(hubs.pieces(), sum, own.data(), source, parts.data(),
                slope == nullptr ? nullptr : slopes.data(), begin, end);
   });
-  join_sums(hubs, parts, how.width, how.mean, out);
-  if (slope != nullptr) join_sums(hubs, slopes, how.width, how.mean, slope);
+  join_sums(hubs, parts, how.width, how.mean, out, threads);
+  if (slope != nullptr) join_sums(hubs, slopes, how.width, how.mean, slope, threads);
 }
 
 template <typename T>
@@ -171,10 +171,10 @@ void edge_conv_backward(const Sparse& transposed, const EdgeConv& how, const T* 
   });
   const std::vector<T> own = hubs.repeat(source, how.width);
   std::vector<typename Sum<T>::type> parts(own.size());
-  parallel_pieces(hubs, threads, [&](int64_t begin, int64_t end) {
+  parallel_pieces(hubs, grain_of(how.width), threads, [&](int64_t begin, int64_t end) {
     backward_of(hubs.pieces(), how, target, own.data(), grad, parts.data(), begin, end);
   });
-  join_sums(hubs, parts, how.width, false, out);
+  join_sums(hubs, parts, how.width, false, out, threads);
 }
 
 #define GAS_FOR_TYPE(T)                                                                        \

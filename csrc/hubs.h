@@ -3,19 +3,19 @@
 // The pieces of all hubs are the rows of one matrix, which has the entries of the first and row
 // pointers of its own. An operator runs on it as on any other, into scratch of the type that it adds
 // up in, and then joins what the pieces of each hub found, in order. Pieces depend on the matrix
-// alone, so that results don't depend on the number of threads.
+// alone, so that results don't depend on the number of threads. Scratch is a row for some 2,000
+// entries of hubs.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <vector>
 
-#include "simd.h"
 #include "sparse.h"
 
 namespace gas {
 
-constexpr int64_t kPiece = 1024;      // Entries of a piece, at most.
+constexpr int64_t kPiece = 2048;      // A piece has as many entries or more, but fewer than twice.
 constexpr int64_t kHub = 2 * kPiece;  // A row of more entries is a hub.
 
 struct Hub {
@@ -33,26 +33,28 @@ class Hubs {
     const int32_t* rowptr = matrix.rowptr;
     const int32_t* stop = rowptr + matrix.num_rows + 1;
     // Of any kHub neighbouring entries one has a number that kHub divides: so has a hub.
-    for (int64_t at = 0; at < rowptr[matrix.num_rows];) {
+    for (int64_t at = up(rowptr[0]); at < rowptr[matrix.num_rows];) {
       const int64_t row = std::upper_bound(rowptr, stop, at) - rowptr - 1;
       const int64_t begin = rowptr[row], end = rowptr[row + 1];
       if (end - begin > kHub) add(row, begin, end);
-      at = ((end - 1) / kHub + 1) * kHub;
+      at = up(end);
     }
   }
 
   const Hub* begin() const { return hubs_.data(); }
   const Hub* end() const { return hubs_.data() + hubs_.size(); }
-  bool empty() const { return hubs_.empty(); }
+  int64_t size() const { return static_cast<int64_t>(hubs_.size()); }
 
   // A row for every piece, and between those of two hubs one that nobody looks at.
   Sparse pieces() const { return {num_pieces(), rowptr_.data(), col_, entry_}; }
-  int64_t num_pieces() const { return std::max<int64_t>(0, rowptr_.size() - 1); }
+  int64_t num_pieces() const {
+    return rowptr_.empty() ? 0 : static_cast<int64_t>(rowptr_.size()) - 1;
+  }
 
   // The first hub at or behind a row.
   const Hub* from(int64_t row) const {
     return std::lower_bound(begin(), end(), row,
-                            [](const Hub& hub, int64_t row) { return hub.row < row; });
+                            [](const Hub& hub, int64_t wanted) { return hub.row < wanted; });
   }
 
   int64_t entries_before(int64_t row) const {
@@ -73,12 +75,15 @@ class Hubs {
   }
 
  private:
+  static int64_t up(int64_t entry) { return (entry + kHub - 1) / kHub * kHub; }
+
   void add(int64_t row, int64_t begin, int64_t end) {
     const auto first = static_cast<int64_t>(rowptr_.size());
-    for (int64_t at = begin; at < end; at += kPiece) rowptr_.push_back(static_cast<int32_t>(at));
-    const auto last = static_cast<int64_t>(rowptr_.size());
-    rowptr_.push_back(static_cast<int32_t>(end));
-    hubs_.push_back({row, first, last, entries_before(row), end - begin});
+    const int64_t entries = end - begin, count = entries / kPiece;
+    for (int64_t i = 0; i <= count; ++i) {
+      rowptr_.push_back(static_cast<int32_t>(begin + i * entries / count));
+    }
+    hubs_.push_back({row, first, first + count, entries_before(row), entries});
   }
 
   const int32_t* col_ = nullptr;
@@ -86,19 +91,5 @@ class Hubs {
   std::vector<int32_t> rowptr_;
   std::vector<Hub> hubs_;
 };
-
-// out[r] = the sum of the rows of `parts` that belong to hub r, divided by its entries if `mean`.
-template <typename A, typename T>
-void join_sums(const Hubs& hubs, const std::vector<A>& parts, int64_t width, bool mean, T* out) {
-  std::vector<A> sum(width);
-  for (const Hub& hub : hubs) {
-    std::fill(sum.begin(), sum.end(), A{0});
-    for (int64_t piece = hub.first; piece < hub.last; ++piece) {
-      for (int64_t j = 0; j < width; ++j) sum[j] += parts[piece * width + j];
-    }
-    const A scale = mean ? A{1} / static_cast<A>(hub.entries) : A{1};
-    for (int64_t j = 0; j < width; ++j) store(out + hub.row * width + j, sum[j] * scale);
-  }
-}
 
 }  // namespace gas

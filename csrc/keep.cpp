@@ -18,7 +18,7 @@ int64_t kept_entries(const int32_t* rowptr, int64_t num_rows, const int64_t* id,
   parallel_parts(rows, Hubs(), kGrain, threads, [&](int64_t part, int64_t begin, int64_t end) {
     int64_t count = 0;
     for (int64_t e = rowptr[begin]; e < rowptr[end]; ++e) count += kept[id[e]] != 0;
-    start[part] = count;
+    start[part] += count;
   });
   int64_t total = 0;
   for (int64_t& count : start) {

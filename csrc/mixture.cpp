@@ -264,39 +264,26 @@ GAS_FOR_TYPES(bfloat16, float, bfloat16)
 GAS_FOR_TYPES(bfloat16, float, float)
 #undef GAS_FOR_TYPES
 
-// Runs spread_of or collapse_of, whose rows are `size` wide, on all rows.
-template <typename T, typename Run>
-void forward(const Sparse& matrix, const Mixture<typename Sum<T>::type>& mixture, int64_t width,
-             int64_t size, bool mean, T* out, int threads, const Run& run) {
-  const Hubs hubs(matrix);
-  const auto inverse = inverse_of(mixture);
-  parallel_rows(matrix, hubs, grain_of(mixture.kernels, width), threads,
-                [&](int64_t begin, int64_t end) {
-                  run(matrix, inverse.data(), mean, out, begin, end);
-                });
-  std::vector<typename Sum<T>::type> parts(hubs.num_pieces() * size);
-  parallel_pieces(hubs, threads, [&](int64_t begin, int64_t end) {
-    run(hubs.pieces(), inverse.data(), false, parts.data(), begin, end);
-  });
-  join_sums(hubs, parts, size, mean, out);
-}
-
 }  // namespace
 
 template <typename T>
 void mixture_spread(const Sparse& matrix, const Mixture<typename Sum<T>::type>& mixture, const T* x,
                     int64_t width, bool mean, T* out, int threads) {
-  forward(matrix, mixture, width, mixture.kernels * width, mean, out, threads,
-          [&](const Sparse& m, const auto* inverse, bool mean, auto* out, int64_t begin,
-              int64_t end) { spread_of(m, mixture, inverse, x, width, mean, out, begin, end); });
+  const auto inverse = inverse_of(mixture);
+  sum_rows(matrix, mixture.kernels * width, mean, out, grain_of(mixture.kernels, width), threads,
+           [&](const Sparse& m, bool mean, auto* to, int64_t begin, int64_t end) {
+             spread_of(m, mixture, inverse.data(), x, width, mean, to, begin, end);
+           });
 }
 
 template <typename T>
 void mixture_collapse(const Sparse& matrix, const Mixture<typename Sum<T>::type>& mixture,
                       const T* x, int64_t width, bool mean, T* out, int threads) {
-  forward(matrix, mixture, width, width, mean, out, threads,
-          [&](const Sparse& m, const auto* inverse, bool mean, auto* out, int64_t begin,
-              int64_t end) { collapse_of(m, mixture, inverse, x, width, mean, out, begin, end); });
+  const auto inverse = inverse_of(mixture);
+  sum_rows(matrix, width, mean, out, grain_of(mixture.kernels, width), threads,
+           [&](const Sparse& m, bool mean, auto* to, int64_t begin, int64_t end) {
+             collapse_of(m, mixture, inverse.data(), x, width, mean, to, begin, end);
+           });
 }
 
 template <typename T>
@@ -315,14 +302,15 @@ void mixture_backward(const Sparse& matrix, const Mixture<typename Sum<T>::type>
                  });
   const std::vector<T> mine = hubs.repeat(own, size);
   std::vector<A> parts(out == nullptr ? 0 : mine.size());
-  parallel_pieces(hubs, threads, [&](int64_t begin, int64_t end) {
+  parallel_pieces(hubs, grain_of(mixture.kernels, width), threads, [&](int64_t begin,
+                                                                       int64_t end) {
     for (int64_t piece = begin; piece < end; ++piece) {
       backward_of(hubs.pieces(), mixture, inverse.data(), mine.data(), other, width,
                   out == nullptr ? nullptr : parts.data(), grad.pseudo,
                   sums.data() + (kParts + piece) * 2 * pairs, piece, piece + 1);
     }
   });
-  if (out != nullptr) join_sums(hubs, parts, size, false, out);
+  if (out != nullptr) join_sums(hubs, parts, size, false, out, threads);
   for (int64_t i = 0; i < pairs; ++i) {
     double by_gap = 0, by_square = 0;
     for (int64_t part = 0; part < kParts + hubs.num_pieces(); ++part) {

@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <vector>
 
 #include "hubs.h"
 #include "parallel.h"
+#include "simd.h"
 #include "sparse.h"
 
 namespace gas {
@@ -76,15 +78,57 @@ void parallel_parts(const Sparse& matrix, const Hubs& hubs, int64_t grain, int t
   });
 }
 
-// Calls body(begin, end) for ranges of the hubs' pieces.
+// Calls body(begin, end) for ranges of the hubs' pieces; `grain` as above.
 template <typename Body>
-void parallel_pieces(const Hubs& hubs, int threads, const Body& body) {
-  parallel_chunks(hubs.num_pieces(), 1, threads, [&](int, int64_t begin, int64_t end) {
-    for (const Hub& hub : hubs) {
-      const int64_t first = std::max(begin, hub.first), last = std::min(end, hub.last);
-      if (first < last) body(first, last);
-    }
+void parallel_pieces(const Hubs& hubs, int64_t grain, int threads, const Body& body) {
+  parallel_chunks(hubs.num_pieces(), std::max<int64_t>(1, grain / kPiece), threads,
+                  [&](int, int64_t begin, int64_t end) {
+                    for (const Hub& hub : hubs) {
+                      const int64_t first = std::max(begin, hub.first);
+                      const int64_t last = std::min(end, hub.last);
+                      if (first < last) body(first, last);
+                    }
+                  });
+}
+
+// Calls body(hub) for each.
+template <typename Body>
+void parallel_hubs(const Hubs& hubs, int threads, const Body& body) {
+  constexpr int64_t kGrainHubs = 64;  // Of which each has a few rows to add up.
+  parallel_chunks(hubs.size(), kGrainHubs, threads, [&](int, int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) body(hubs.begin()[i]);
   });
+}
+
+// out[r] = the sum of the rows of `parts` that belong to hub r, divided by its entries if `mean`.
+template <typename A, typename T>
+void join_sums(const Hubs& hubs, const std::vector<A>& parts, int64_t width, bool mean, T* out,
+               int threads) {
+  parallel_hubs(hubs, threads, [&](const Hub& hub) {
+    std::vector<A> sum(width);
+    for (int64_t piece = hub.first; piece < hub.last; ++piece) {
+      for (int64_t j = 0; j < width; ++j) sum[j] += parts[piece * width + j];
+    }
+    const A scale = mean ? A{1} / static_cast<A>(hub.entries) : A{1};
+    for (int64_t j = 0; j < width; ++j) store(out + hub.row * width + j, sum[j] * scale);
+  });
+}
+
+// Writes a sum (or mean) over the entries of each row, `width` wide, by run(matrix, mean, out,
+// begin, end), which does that for some rows of a matrix. It is called for the pieces of hubs with
+// sums of theirs, and must take T and the type that it adds up in for `out`.
+template <typename T, typename Run>
+void sum_rows(const Sparse& matrix, int64_t width, bool mean, T* out, int64_t grain, int threads,
+              const Run& run) {
+  const Hubs hubs(matrix);
+  parallel_rows(matrix, hubs, grain, threads, [&](int64_t begin, int64_t end) {
+    run(matrix, mean, out, begin, end);
+  });
+  std::vector<typename Sum<T>::type> parts(hubs.num_pieces() * width);
+  parallel_pieces(hubs, grain, threads, [&](int64_t begin, int64_t end) {
+    run(hubs.pieces(), false, parts.data(), begin, end);
+  });
+  join_sums(hubs, parts, width, mean, out, threads);
 }
 
 }  // namespace gas

@@ -35,9 +35,7 @@
 
 // Before a loop of which no iteration reads or writes what another writes. Where arrays come from
 // containers, gcc forgets now and then that they don't overlap, and has too many pairs to compare.
-#if defined(__clang__)
-#define GAS_INDEPENDENT_LOOP _Pragma("clang loop vectorize(assume_safety)")
-#elif defined(__GNUC__)
+#if defined(__GNUC__) && !defined(__clang__)
 #define GAS_INDEPENDENT_LOOP _Pragma("GCC ivdep") _Pragma("GCC unroll 1")
 #else
 #define GAS_INDEPENDENT_LOOP

@@ -297,15 +297,10 @@ template <typename T>
 void multiply(const Sparse& matrix, const T* weight, const Rows<T>& x, int64_t width, bool mean,
               T* out, int threads) {
   const auto from = [&](auto source) {
-    const Hubs hubs(matrix);
-    parallel_rows(matrix, hubs, grain_of(width), threads, [&](int64_t begin, int64_t end) {
-      run(matrix, weight, source, width, mean, out, begin, end);
-    });
-    std::vector<typename Sum<T>::type> parts(hubs.num_pieces() * width);
-    parallel_pieces(hubs, threads, [&](int64_t begin, int64_t end) {
-      run(hubs.pieces(), weight, source, width, false, parts.data(), begin, end);
-    });
-    join_sums(hubs, parts, width, mean, out);
+    sum_rows(matrix, width, mean, out, grain_of(width), threads,
+             [&](const Sparse& m, bool mean, auto* to, int64_t begin, int64_t end) {
+               run(m, weight, source, width, mean, to, begin, end);
+             });
   };
   if (x.other == nullptr) return from(InTable<T>{x.own, width});
   std::vector<const T*> rows(x.num_own + x.num_other);
@@ -327,7 +322,7 @@ void extreme(const Sparse& matrix, Extreme which, const T* x, int64_t width, T* 
   });
   std::vector<T> value(hubs.num_pieces() * width);
   std::vector<int32_t> entry(value.size());
-  parallel_pieces(hubs, threads, [&](int64_t begin, int64_t end) {
+  parallel_pieces(hubs, grain_of(width), threads, [&](int64_t begin, int64_t end) {
     run(hubs.pieces(), which, x, width, value.data(), entry.data(), begin, end);
   });
   const auto join = which == Extreme::kMax ? join_extremes<true, T> : join_extremes<false, T>;
@@ -337,15 +332,10 @@ void extreme(const Sparse& matrix, Extreme which, const T* x, int64_t width, T* 
 template <typename T>
 void extreme_backward(const Sparse& transposed, const T* grad, const int32_t* from, int64_t width,
                       T* out, int threads) {
-  const Hubs hubs(transposed);
-  parallel_rows(transposed, hubs, grain_of(width), threads, [&](int64_t begin, int64_t end) {
-    run(transposed, grad, from, width, out, begin, end);
-  });
-  std::vector<typename Sum<T>::type> parts(hubs.num_pieces() * width);
-  parallel_pieces(hubs, threads, [&](int64_t begin, int64_t end) {
-    run(hubs.pieces(), grad, from, width, parts.data(), begin, end);
-  });
-  join_sums(hubs, parts, width, false, out);
+  sum_rows(transposed, width, false, out, grain_of(width), threads,
+           [&](const Sparse& m, bool, auto* to, int64_t begin, int64_t end) {
+             run(m, grad, from, width, to, begin, end);
+           });
 }
 
 template <typename T>
@@ -355,7 +345,7 @@ void dot_rows(const Sparse& matrix, const T* a, const T* b, int64_t width, T* ou
     run(matrix, a, b, width, out, begin, end);
   });
   const std::vector<T> own = hubs.repeat(a, width);
-  parallel_pieces(hubs, threads, [&](int64_t begin, int64_t end) {
+  parallel_pieces(hubs, grain_of(width), threads, [&](int64_t begin, int64_t end) {
     run(hubs.pieces(), own.data(), b, width, out, begin, end);
   });
 }

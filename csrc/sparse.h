@@ -1,8 +1,8 @@
 // Products of a sparse matrix in compressed rows with a dense one, and what their gradients need.
 //
 // Rows are destinations. Gradients towards the sources walk the transpose, so that every row of
-// every result is written by one thread, in one order: there are no atomics, and results don't
-// depend on the number of threads.
+// every result is added up in one order, by one thread or in pieces that follow from the matrix
+// (hubs.h): there are no atomics, and results don't depend on the number of threads.
 #pragma once
 
 #include <cstdint>

@@ -3,11 +3,10 @@
 // Columns: a team of 1 to 32 neighbouring lanes, a power of two, reads a row together; each lane
 // has a vector of neighbouring columns, all of one head. Rows wider than a team are read in tiles.
 //
-// Rows: the work of a row is one, and one more for each entry, as in parallel_rows.h. It is cut
-// into chunks of equal size, each for one team. A row belongs to the chunk that it begins in, if it
-// has no more entries than the size of a chunk: so a team does less than two chunks of work. A
-// longer row is cut where chunks end. What each team found is left in scratch, and a second kernel
-// joins that in order. All follows from sizes that the host knows and from row pointers that only
+// Rows: the work of a row is one, and one more for each entry. It is cut into chunks of equal size,
+// each for one team. A row belongs to the chunk that it begins in, if it has no more entries than the
+// size of a chunk: so a team does less than two chunks of work. A longer row is cut where chunks end.
+// What each team found is left in scratch, and a second kernel joins that in order. All follows from sizes that the host knows and from row pointers that only
 // the device reads: nothing waits, there are no atomics, and results are the same in every run and
 // on every device.
 #pragma once

@@ -31,11 +31,8 @@ Case make(int64_t rows, int64_t heads, int64_t width, double p, bool hubs,
                            1.0 / (1.0 - p), 7);
   Case c{rows, rows + 5, how, {0}, {}, {}, {}, {}};
   for (int64_t r = 0; r < rows; ++r) {
-    int64_t degree = r % 5 == 2 ? 0 : random() % 7;
-    if (hubs && is_hub(r, rows)) degree = hub_degree(r);
-    for (int64_t e = 0; e < degree; ++e) {
-      c.col.push_back(hubs ? hub_column(c.cols, random) : static_cast<int32_t>(random() % c.cols));
-    }
+    const int64_t degree = degree_of(hubs, r, rows, r % 5 == 2 ? 0 : random() % 7);
+    for (int64_t e = 0; e < degree; ++e) c.col.push_back(column_of(hubs, c.cols, random));
     c.rowptr.push_back(static_cast<int32_t>(c.col.size()));
   }
   c.source = numbers(c.cols * heads * width, random);

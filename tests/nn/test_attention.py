@@ -6,7 +6,7 @@ from torch_geometric.utils import scatter, softmax
 
 from gas import _operators
 from gas._operators import Dropout
-from gas.nn import gat_attention
+from gas.nn import Adjacency, gat_attention
 
 
 def inputs(adj, heads, width, dtype=torch.float64, grad=True):
@@ -96,6 +96,19 @@ def test_large_scores_do_not_overflow():
     assert bool(torch.isfinite(out).all())
     wanted = expected(adj, x.double(), (source * 1e4).double(), (target * 1e4).double())
     assert torch.allclose(out.double(), wanted, atol=1e-4)
+
+
+def test_scores_that_rise_along_a_hub():
+    """Each piece of it has another maximum."""
+    size = 10000
+    adj = Adjacency(torch.tensor([0, size]), torch.arange(size), num_cols=size)
+    rising = torch.linspace(-200, 200, size)
+    x, target = torch.randn(size, 2, 4), torch.zeros(1, 2)
+    for source in (rising, -rising):
+        source = torch.stack([source, source.roll(size // 2)], dim=1)
+        out = gat_attention(adj, x, source, target)
+        wanted = expected(adj, x.double(), source.double(), target.double())
+        assert torch.allclose(out.double(), wanted, atol=1e-5)
 
 
 @pytest.mark.parametrize("graph", [(3000, 4000, 60000), *HUBS.values()])

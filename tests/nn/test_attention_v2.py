@@ -6,7 +6,7 @@ from torch_geometric.utils import scatter, softmax
 
 from gas import _attention_v2
 from gas._operators import Dropout
-from gas.nn import gatv2_attention
+from gas.nn import Adjacency, gatv2_attention
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 3e-2}
 
@@ -103,6 +103,20 @@ def test_large_scores_do_not_overflow():
     assert bool(torch.isfinite(out).all())
     wanted = expected(adj, source.double(), target.double(), (att * 1e4).double())
     assert torch.allclose(out.double(), wanted, atol=1e-2)
+
+
+def test_scores_that_rise_along_a_hub():
+    """Each piece of it has another maximum."""
+    size = 10000
+    adj = Adjacency(torch.tensor([0, size]), torch.arange(size), num_cols=size)
+    rising = torch.linspace(-200, 200, size)
+    target, att = torch.zeros(1, 2, 4), torch.ones(2, 4)
+    for scores in (rising, -rising):
+        scores = torch.stack([scores, scores.roll(size // 2)], dim=1)
+        source = scores[:, :, None] / 4 + torch.randn(size, 2, 4) / 9
+        out = gatv2_attention(adj, source, target, att)
+        wanted = expected(adj, source.double(), target.double(), att.double())
+        assert torch.allclose(out.double(), wanted, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("graph", [(3000, 4000, 60000), *HUBS.values()])

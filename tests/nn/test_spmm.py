@@ -69,18 +69,33 @@ def test_twins(shape, dtype):
     w = torch.randn(adj.num_entries).to(dtype)
     for weight, precise in ((None, None), (w, w.double())):
         for mean in (False, True):
-            found = _operators.multiply(m, weight, x, mean)
             exact = _operators._multiply_torch(m, precise, x.double(), mean, False)
-            assert found.dtype == dtype
-            assert is_close(found, exact, TOLERANCE[dtype])
-        found = _operators.multiply(m, weight, y, transposed=True)
+            for function in (_operators.multiply, _operators._multiply_torch):
+                found = function(m, weight, x, mean, False)
+                assert found.dtype == dtype
+                assert is_close(found, exact, 3 * TOLERANCE[dtype])
         exact = _operators._multiply_torch(m, precise, y.double(), False, True)
-        assert is_close(found, exact, TOLERANCE[dtype])
+        for function in (_operators.multiply, _operators._multiply_torch):
+            found = function(m, weight, y, False, True)
+            assert found.dtype == dtype
+            assert is_close(found, exact, 3 * TOLERANCE[dtype])
     for largest in (True, False):
         out, entry = _operators.extreme(m, x, largest)
         wanted, wanted_entry = _operators._extreme_torch(m, x, largest)
         assert torch.equal(out, wanted)
         assert torch.equal(entry, wanted_entry)
+
+
+@pytest.mark.requires("native")
+@pytest.mark.parametrize("shape", WITH_HUBS)
+def test_bfloat16_is_rounded_once(shape):
+    """A sum is that of float32 to its last bit, then rounded, pieces of hubs included."""
+    adj = make_adjacency(*WITH_HUBS[shape])
+    for columns, transposed in ((adj.size(1), False), (adj.size(0), True)):
+        x = torch.randn(columns, 9).bfloat16()
+        found = _operators.multiply(adj.matrix, None, x, not transposed, transposed)
+        wanted = _operators.multiply(adj.matrix, None, x.float(), not transposed, transposed)
+        assert torch.equal(found, wanted.bfloat16())
 
 
 def test_extremes_of_equal_and_of_missing_numbers():
