@@ -190,6 +190,7 @@ def main() -> None:
     )
     parser.add_argument("--most-elements", type=int, default=100_000_000, help="of edges x width")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--name", default="operators", help="of the results")
     args = parser.parse_args()
 
     results, rows = [], []
@@ -214,7 +215,7 @@ def main() -> None:
     missing = [name for name in ("torch_sparse", "dgl") if not has(name)]
     note = f"\n\nNot measured, because not installed: {', '.join(missing)}." if missing else ""
     content = {"nodes": args.nodes, "results": results, "not_measured": missing}
-    save("operators", content, markdown(header, rows) + note)
+    save(args.name, content, markdown(header, rows) + note)
 
 
 def measure(case: tuple[Any, ...], repeats: int) -> dict[str, dict[str, Any]]:
