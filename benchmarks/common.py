@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import importlib
 import importlib.util
 import json
 import math
@@ -20,6 +21,15 @@ RESULTS = Path(__file__).resolve().parent / "results"
 def has(package: str) -> bool:
     """Whether a package that only some machines have can be imported."""
     return importlib.util.find_spec(package) is not None
+
+
+def imports(package: str) -> bool:
+    """Whether a package can be imported; some can be found, but don't fit this PyTorch."""
+    try:
+        importlib.import_module(package)
+    except Exception:
+        return False
+    return True
 
 
 def time_in_turn(

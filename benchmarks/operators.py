@@ -1,4 +1,4 @@
-"""Time and memory of graph operators, forward and backward, against PyG and torch-sparse.
+"""Time and memory of graph operators, forward and backward, against PyG, torch-sparse and DGL.
 
     python benchmarks/operators.py                       # the table that is kept, half an hour
     python benchmarks/operators.py --nodes 5000 --degrees 20 --widths 16 64
@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import gc
+import importlib.metadata
 import multiprocessing
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -27,7 +28,7 @@ from typing import Any
 
 import torch
 import torch_geometric.nn as pyg
-from common import has, markdown, save, time_in_turn
+from common import imports, markdown, save, time_in_turn
 from torch import Tensor
 
 from gas import nn
@@ -107,7 +108,9 @@ def products(edge_index: Tensor, nodes: int, width: int) -> dict[str, Callable[[
 
     found: dict[str, Callable[[], Step]] = {"gas": ours, "torch.sparse_csr": torch_csr}
     found["PyG EdgeIndex"] = edge_index_class
-    if has("torch_sparse"):
+    if imports("dgl"):
+        found["DGL"] = lambda: dgl_product(edge_index, nodes, value, x())
+    if imports("torch_sparse"):
         found["torch-sparse"] = torch_sparse
     return found
 
@@ -146,11 +149,53 @@ def convolutions(
             _ = adj.matrix
         return build(nn, adj)
 
-    return {
+    found = {
         "gas": ours,
         "PyG, edge_index": lambda: build(pyg, edge_index),
         "PyG, adj_t": lambda: build(pyg, Adjacency.of(edge_index, nodes).to_torch_sparse()),
     }
+    if imports("dgl"):
+        found["DGL"] = lambda: dgl_convolution(name, edge_index, nodes, width)
+    return found
+
+
+def dgl_graph(edge_index: Tensor, nodes: int) -> Any:
+    """A graph of DGL in all of its formats, edges in the same order."""
+    import dgl
+
+    graph = dgl.graph((edge_index[0], edge_index[1]), num_nodes=nodes)
+    graph = graph.formats(["coo", "csr", "csc"])
+    graph.create_formats_()
+    return graph
+
+
+def dgl_product(edge_index: Tensor, nodes: int, value: Tensor, x: Tensor) -> Step:
+    import dgl.ops
+
+    graph = dgl_graph(edge_index, nodes)
+    return forward_backward(lambda x: dgl.ops.u_mul_e_sum(graph, x, value[:, None]), x)
+
+
+def dgl_convolution(name: str, edge_index: Tensor, nodes: int, width: int) -> Step:
+    """DGL's layer of that name; its EdgeConv has no activation."""
+    import dgl.nn.pytorch as dgl_nn
+
+    graph = dgl_graph(edge_index, nodes)
+    options = {"allow_zero_in_degree": True}
+    extra: tuple[Tensor, ...] = ()
+    if name == "GCNConv":
+        conv = dgl_nn.GraphConv(width, width, norm="none", **options)
+    elif name == "SAGEConv":
+        conv = dgl_nn.SAGEConv(width, width, "mean")
+    elif name == "GMMConv":
+        conv = dgl_nn.GMMConv(width, width, 2, 3, "mean", **options)
+        extra = (torch.rand(edge_index.size(1), 2),)
+    elif name == "EdgeConv":
+        conv = dgl_nn.EdgeConv(width, width, **options)
+    else:
+        conv = getattr(dgl_nn, name)(width, width // 8, 8, **options)
+    x = torch.randn(nodes, width, requires_grad=True)
+    return forward_backward(lambda x: conv(graph, x, *extra), x)
 
 
 def contenders(
@@ -212,8 +257,10 @@ def main() -> None:
     header += ["gas, forward", "others, time over gas"]
     header += ["gas, forward + backward", "others, time over gas"]
     header += ["gas, peak memory", "others, memory over gas"]
-    missing = [name for name in ("torch_sparse", "dgl") if not has(name)]
+    missing = [name for name in ("torch_sparse", "dgl") if not imports(name)]
     note = f"\n\nNot measured, because not installed: {', '.join(missing)}." if missing else ""
+    if "dgl" not in missing:
+        note += f"\n\nDGL {importlib.metadata.version('dgl')}."
     content = {"nodes": args.nodes, "results": results, "not_measured": missing}
     save(args.name, content, markdown(header, rows) + note)
 
