@@ -13,8 +13,8 @@
 #include <cstdint>
 
 #include "attention.h"
+#include "matrix.h"
 #include "simd.h"
-#include "sparse.h"
 
 namespace gas {
 

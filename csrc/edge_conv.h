@@ -10,7 +10,7 @@
 
 #include <cstdint>
 
-#include "sparse.h"
+#include "matrix.h"
 
 namespace gas {
 

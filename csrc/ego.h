@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "sparse.h"
+#include "matrix.h"
 
 namespace gas {
 

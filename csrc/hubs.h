@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "sparse.h"
+#include "matrix.h"
 
 namespace gas {
 

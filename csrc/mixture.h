@@ -11,8 +11,8 @@
 
 #include <cstdint>
 
+#include "matrix.h"
 #include "simd.h"
-#include "sparse.h"
 
 namespace gas {
 

@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "hubs.h"
+#include "matrix.h"
 #include "parallel.h"
 #include "simd.h"
-#include "sparse.h"
 
 namespace gas {
 

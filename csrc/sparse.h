@@ -7,16 +7,9 @@
 
 #include <cstdint>
 
-namespace gas {
+#include "matrix.h"
 
-// A sparse matrix of `num_rows` rows. `entry`, if not null, is the place of each entry's weight:
-// a transpose reads those of the matrix it was made from.
-struct Sparse {
-  int64_t num_rows;
-  const int32_t* rowptr;  // [num_rows + 1]
-  const int32_t* col;     // [entries]
-  const int32_t* entry;   // [entries] or null
-};
+namespace gas {
 
 // Rows of features. The first `num_own` are in `own`, one after the other; row num_own + i is row
 // place[i] of the table `other`, for i < num_other: the halo of a batch, in a history. Without

@@ -16,8 +16,8 @@
 #include <initializer_list>
 #include <type_traits>
 
+#include "../matrix.h"
 #include "../simd.h"
-#include "../sparse.h"
 #include "launch.h"
 #include "stream.h"
 

@@ -7,6 +7,7 @@
 #include "check.h"
 #include "hub_graph.h"
 #include "random.h"
+#include "sparse.h"
 
 namespace {
 

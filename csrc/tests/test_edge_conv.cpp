@@ -6,6 +6,7 @@
 
 #include "check.h"
 #include "hub_graph.h"
+#include "sparse.h"
 
 namespace {
 
