@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import importlib
-import importlib.util
 import json
 import math
 import statistics
@@ -18,16 +17,14 @@ from gas.training.report import machine, write_json
 RESULTS = Path(__file__).resolve().parent / "results"
 
 
-def has(package: str) -> bool:
-    """Whether a package that only some machines have can be imported."""
-    return importlib.util.find_spec(package) is not None
-
-
 def imports(package: str) -> bool:
-    """Whether a package can be imported; some can be found, but don't fit this PyTorch."""
+    """Whether a package that only some machines have can be imported.
+
+    Some are there, but their libraries don't fit this PyTorch: those raise OSError or RuntimeError.
+    """
     try:
         importlib.import_module(package)
-    except Exception:
+    except (ImportError, OSError, RuntimeError):
         return False
     return True
 

@@ -26,7 +26,7 @@ import warnings
 from collections.abc import Callable
 
 import torch
-from common import RESULTS, has, markdown, save
+from common import RESULTS, imports, markdown, save
 from torch_geometric.data import Data
 from torch_geometric.nn import GINConv
 from tqdm import tqdm
@@ -242,7 +242,7 @@ def main() -> None:
         )
     content = {"degree": args.degree, "num_layers": NUM_LAYERS, "device": device, "cases": cases}
     save("io_overhead", content, table_of(cases, device))
-    if has("matplotlib"):
+    if imports("matplotlib"):
         plot(cases)
 
 

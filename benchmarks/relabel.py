@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import torch
 import torch_geometric.transforms as T
-from common import has, markdown, save, time_in_turn
+from common import imports, markdown, save, time_in_turn
 
 import gas
 from gas import _native
@@ -41,7 +41,7 @@ def main() -> None:
         nodes = torch.cat([torch.arange(ptr[p], ptr[p + 1]) for p in chosen.sort().values])
         relabel = _native.Relabeler(rowptr, col, weight=weight)
         contenders: dict[str, Callable[[], object]] = {"gas": lambda: relabel(nodes)}  # noqa: B023
-        if has("torch_geometric_autoscale"):
+        if imports("torch_geometric_autoscale"):
             import torch_geometric_autoscale  # noqa: F401
 
             theirs = torch.ops.torch_geometric_autoscale.relabel_one_hop

@@ -151,10 +151,10 @@ def adjacency(data: Data) -> Any:
 
 
 @functools.lru_cache(maxsize=128)
-def _edge_parameters(function: Callable[..., Tensor]) -> list[str]:
+def _edge_parameters(function: Callable[..., Tensor]) -> tuple[str, ...]:
     """Those of ``edge_weight`` and ``edge_attr`` that a function takes; to look takes long."""
     named = inspect.signature(function).parameters
-    return [name for name in ("edge_weight", "edge_attr") if name in named]
+    return tuple(name for name in ("edge_weight", "edge_attr") if name in named)
 
 
 def edge_arguments(function: Callable[..., Tensor], data: Data) -> dict[str, Tensor]:

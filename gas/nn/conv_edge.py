@@ -104,7 +104,9 @@ class GMMConv(_Fused, pyg.GMMConv):
         return super()._unsupported(kwargs)
 
 
-SPARSE_COST = 10  # Multiplications of a dense product in the time of an element of a sparse one.
+# One element of a product that computes its weights takes as long as so many multiplications of a
+# dense one. Those of a plain product take 4 to 34, by degree and width; see also conv.py.
+SPARSE_COST = 10
 
 
 def sums_first(adj: Adjacency, x: Tensor, kernels: int, out_channels: int) -> bool:
