@@ -2,42 +2,50 @@
 #
 #   make train                    install, train on a generated graph, print a summary
 #   make train ARGS='--dataset Cora --root data'
-#   make test                     install, run the tests
+#   make test                     install, run the tests in as many processes as there are cores
 #
 # PYTHON (3.10 or later) and VENV can be set: make test PYTHON=python3.12
+# The extension is compiled for the GPUs of this machine; GAS_WITH_CUDA=ON: for those of others.
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
-SOURCES := $(wildcard csrc/*.h csrc/*.cpp csrc/cuda/*)
+CORES := $(shell getconf _NPROCESSORS_ONLN)
+# The interface's number is read from the module that checks it.
+SOURCES := $(shell find csrc -type f) $(shell grep -rl --include='*.py' '^INTERFACE = ' gas)
 
-.PHONY: train test lint cpp-test install clean
+.PHONY: train test lint mutants cpp-test install clean
 
 train: install
 	$(BIN)/python examples/train_gas.py $(ARGS)
 
 test: install
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(CORES) --maxprocesses 8 $(ARGS)
 
 lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# C++ tests: plain, and under the sanitizers.
+# Do the tests notice? make mutants FILES="gas/nn/spmm.py gas/models/gcn2.py" [N=50] [SEED=0]
+mutants: install
+	OMP_NUM_THREADS=1 $(BIN)/python tests/mutants.py $(FILES) -n $(or $(N),50) --seed $(or $(SEED),0)
+
+# C++ tests: as they are compiled for use, and under the sanitizers, which slow compilation down the
+# more is optimised. New memory is poisoned, as in the tests of Python.
 cpp-test: install
 	for sanitizer in "" address,undefined thread; do \
 	    cmake=$(BIN)/cmake; dir=build/cpp-tests-$${sanitizer:-plain}; \
 	    $$cmake -S . -B $$dir -DGAS_BUILD_MODULE=OFF -DGAS_BUILD_TESTS=ON -DGAS_WITH_CUDA=OFF \
-	        -DGAS_SANITIZE=$$sanitizer && \
-	    $$cmake --build $$dir --parallel && \
-	    $(BIN)/ctest --test-dir $$dir --output-on-failure || exit 1; \
+	        -DGAS_SANITIZE=$$sanitizer $${sanitizer:+-DCMAKE_CXX_FLAGS_RELEASE=-O1} && \
+	    $$cmake --build $$dir --parallel $(CORES) && \
+	    MALLOC_PERTURB_=128 $(BIN)/ctest --test-dir $$dir --output-on-failure --parallel $(CORES) || exit 1; \
 	done
 
 install: $(VENV)/installed
 
-$(VENV)/installed: constraints.txt pyproject.toml setup.py CMakeLists.txt gas/_native.py $(SOURCES)
+$(VENV)/installed: constraints.txt pyproject.toml setup.py CMakeLists.txt $(SOURCES)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,examples]'

@@ -2,7 +2,8 @@
 
 Build options are environment variables:
 
-* ``GAS_WITH_CUDA=AUTO|ON|OFF``: compile the CUDA sources (default: ``AUTO``, where nvcc is found).
+* ``GAS_WITH_CUDA=AUTO|ON|OFF``: compile the CUDA sources for the GPUs of this machine, if there are
+  some and nvcc is found (default: ``AUTO``); for every GPU that is supported; not at all.
 * ``CMAKE_ARGS``: further arguments for CMake, such as ``-DCMAKE_CUDA_ARCHITECTURES=90``.
 """
 
@@ -45,7 +46,8 @@ class CMakeBuild(build_ext):
         ]
         library.parent.mkdir(parents=True, exist_ok=True)
         subprocess.run(configure, check=True)
-        subprocess.run(["cmake", "--build", str(build), "--parallel"], check=True)
+        jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or str(os.cpu_count() or 1)
+        subprocess.run(["cmake", "--build", str(build), "--parallel", jobs], check=True)
         if not library.exists():
             raise RuntimeError(f"CMake ended without error, but {library} is missing")
 

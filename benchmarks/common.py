@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import importlib
 import json
 import math
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +74,27 @@ def time_in_turn(
     }
 
 
+@contextlib.contextmanager
+def busy_processes(number: int) -> Iterator[None]:
+    """Keeps so many cores busy with processes that only count."""
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(number)]
+    try:
+        yield
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+
+
+def mean_time(function: Callable[[], object], at_least: float) -> float:
+    """The mean time of a call in seconds, over calls that take ``at_least`` seconds together."""
+    start, calls = time.perf_counter(), 0
+    while calls == 0 or time.perf_counter() - start < at_least:
+        function()
+        calls += 1
+    return (time.perf_counter() - start) / calls
+
+
 def markdown(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """A Markdown table."""
     lines = [header, ["---"] * len(header), *rows]
@@ -83,8 +107,9 @@ def save(name: str, content: dict[str, Any], table: str) -> None:
     date = datetime.date.today().isoformat()
     write_json(RESULTS / f"{name}.json", {"machine": where, "date": date, **content})
     device = f", {where['gpu']}" if where["gpu"] else ""
+    memory = f", {where['memory_bytes'] / 2**30:.0f} GiB" if where["memory_bytes"] else ""
     described = (
-        f"{where['cpu']}, {where['threads']} threads, {where['memory_bytes'] / 2**30:.0f} GiB"
+        f"{where['cpu']}, {where['threads']} threads{memory}"
         f"{device}; Python {where['python']}, PyTorch {where['torch']}; {date}"
     )
     (RESULTS / f"{name}.md").write_text(f"{table}\n\nMachine: {described}\n")

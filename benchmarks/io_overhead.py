@@ -32,9 +32,10 @@ from torch_geometric.nn import GINConv
 from tqdm import tqdm
 
 import gas
+from gas.graph.layout import find_layout
 from gas.history import DiskStore
 from gas.loader import SubData
-from gas.subgraph import csr_matrix
+from gas.native.graph import coo_to_csr
 
 NUM_LAYERS = 4
 BATCH_NODES = 4000
@@ -77,10 +78,9 @@ def make_batches(width: int, ratio: float, degree: int) -> list[SubData]:
         into = torch.randint(BATCH_NODES, (halo * degree,))
         row = torch.cat([torch.arange(BATCH_NODES).repeat_interleave(degree), into])
         col = torch.arange(BATCH_NODES, BATCH_NODES + halo).repeat_interleave(degree)
-        rowptr, col, _ = gas._native.coo_to_csr(row, torch.cat([inside.view(-1), col]), BATCH_NODES)
-        size = (BATCH_NODES, BATCH_NODES + halo)
-        adj_t = csr_matrix(rowptr, col, torch.ones(col.numel()), size)
-        data = Data(x=torch.randn(size[1], width), adj_t=adj_t)
+        rowptr, col, _ = coo_to_csr(row, torch.cat([inside.view(-1), col]), BATCH_NODES)
+        adj_t = find_layout("csr").make(rowptr, col, None, BATCH_NODES + halo)
+        data = Data(x=torch.randn(BATCH_NODES + halo, width), adj_t=adj_t)
         n_id = torch.cat([torch.arange(first, first + BATCH_NODES), elsewhere])
         offset, count = torch.tensor([first]), torch.tensor([BATCH_NODES])
         batches.append(SubData(data, BATCH_NODES, n_id, offset, count))

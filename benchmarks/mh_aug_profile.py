@@ -32,10 +32,10 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GCN
 
 import gas
-from gas._masks import ego_hop
 from gas.augment import PUBLISHED, mh_aug_loss
 from gas.augment.loss import entropy
 from gas.datasets import get_data
+from gas.native.augment import ego_hop
 from gas.training import split_mask
 
 CASES = {  # And their edges.

@@ -16,9 +16,9 @@ import torch_geometric.transforms as T
 from common import imports, markdown, save, time_in_turn
 
 import gas
-from gas import _native
 from gas.datasets import get_data
-from gas.subgraph import read_graph, to_csr
+from gas.graph.edges import read_graph, to_csr
+from gas.native.graph import Relabeler
 
 CASES = {"Cora": (40, 10), "FacebookPagePage": (64, 8), "planted:200000": (64, 8)}
 
@@ -39,7 +39,7 @@ def main() -> None:
         weight = edges.weight if e_id is None else edges.weight[e_id]
         chosen = torch.randperm(num_parts, generator=torch.Generator().manual_seed(0))[:batch_size]
         nodes = torch.cat([torch.arange(ptr[p], ptr[p + 1]) for p in chosen.sort().values])
-        relabel = _native.Relabeler(rowptr, col, weight=weight)
+        relabel = Relabeler(rowptr, col, weight=weight)
         contenders: dict[str, Callable[[], object]] = {"gas": lambda: relabel(nodes)}  # noqa: B023
         if imports("torch_geometric_autoscale"):
             import torch_geometric_autoscale  # noqa: F401

@@ -19,7 +19,7 @@ from common import markdown, save, time_in_turn
 from contenders import Case, make_gas, partition
 from tqdm import tqdm
 
-from gas.planted import planted_partition
+from gas.datasets.planted import planted_partition
 
 PART_NODES = 3125
 PARTS_PER_BATCH = 8

@@ -78,8 +78,8 @@ def make_parser() -> argparse.ArgumentParser:
     group.add_argument("--autocast", action="store_true", help="compute in bfloat16")
 
     group = parser.add_argument_group("mini-batches and histories")
-    group.add_argument("--partition", default="metis", choices=gas.partition.METHODS)
-    group.add_argument("--layout", choices=gas.subgraph.LAYOUTS, help="(CPU: fused, else csr)")
+    group.add_argument("--partition", default="metis", choices=gas.graph.METHODS)
+    group.add_argument("--layout", choices=gas.graph.LAYOUTS, help="(CPU: fused, else csr)")
     group.add_argument("--store", default=None, choices=TIERS, help="of histories")
     group.add_argument("--dtype", default="float32", choices=CODECS, help="of stored histories")
     group.add_argument("--path", type=Path, help="folder of --store disk (a temporary one)")
@@ -102,7 +102,9 @@ def make_parser() -> argparse.ArgumentParser:
     group.add_argument("--undirected", action="store_true", help="drop both directions together")
     group.add_argument("--kl", type=float, help="weight of the divergence between both views")
     group.add_argument("--entropy", type=float, help="weight of the entropy of predictions")
-    group.add_argument("--bank", default="original", choices=gas.calls.BANKS, help="of the views")
+    group.add_argument(
+        "--bank", default="original", choices=gas.scalable.BANKS, help="of the views"
+    )
 
     group = parser.add_argument_group("input and output")
     group.add_argument("--no-check", action="store_true", help="accept NaN and infinite features")
@@ -285,7 +287,8 @@ def report(args: argparse.Namespace, experiment: Experiment, runs: list[Run]) ->
             f"and {chain['mean_node_drop']:.3f} of nodes dropped, "
             f"{chain['distinct_states']:.0f} states"
         )
-    print(f"  peak memory          {result['peak_rss_bytes']['mean'] / 2**20:.0f} MiB resident")
+    peak = result["peak_rss_bytes"]["mean"] or float("nan")  # Not every system tells.
+    print(f"  peak memory          {peak / 2**20:.0f} MiB resident")
     print(f"  written              {args.out}/metrics.json, {args.out}/curve.png")
 
 

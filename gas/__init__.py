@@ -1,16 +1,23 @@
 """Historical-embedding training of graph neural networks, on PyTorch and PyG."""
 
-from gas import augment, models
+import sys
+
+from gas import augment, graph, models
 from gas.augment import MHAug
-from gas.datasets import gen_masks, get_data
+from gas.datasets import files, gen_masks, get_data, planted
+from gas.graph import PartitionReport, drop_edges, metis, partition_report, permute
 from gas.history import History
 from gas.loader import EvalSubgraphLoader, SubData, SubgraphLoader
 from gas.nn import fuse
-from gas.partition import PartitionReport, metis, partition_report, permute
-from gas.prefetch import PrefetchLoader
-from gas.scalable import ScalableGNN
-from gas.subgraph import dropout
+from gas.scalable import PrefetchLoader, ScalableGNN, prefetch
 from gas.training import compute_micro_f1
+
+dropout = drop_edges  # As scripts for the first system call it.
+
+# Modules by the names that they had before 0.2.
+_MOVED = {"partition": graph, "subgraph": graph, "prefetch": prefetch, "planted": planted}
+for _name, _module in {**_MOVED, "graph_file": files}.items():
+    sys.modules[f"{__name__}.{_name}"] = globals()[_name] = _module
 
 __version__ = "0.1.0"
 
@@ -26,6 +33,7 @@ __all__ = [
     "__version__",
     "augment",
     "compute_micro_f1",
+    "drop_edges",
     "dropout",
     "fuse",
     "gen_masks",

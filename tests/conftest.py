@@ -2,18 +2,31 @@
 
 ``@pytest.mark.requires("torch_sparse")`` skips a test where something is missing.
 ``GAS_TEST_EXPECT`` lists requirements that must not be missing, separated by spaces: CI sets it. A
-skip for any other reason is a failure.
+skip for any other reason is a failure. ``--requiring NAME`` runs only the tests that need it.
+
+``pytest -n 2`` runs tests in processes of one thread; tests about threads set them themselves.
+
+New memory is poisoned: what was not written is NaN, or -1, in tensors, arrays and C++ alike, and
+the largest number of its type in gas's own buffers, which promise finite numbers.
 """
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
 import os
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # Before torch is loaded; programs under test inherit it.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # The other process has the other core.
+os.environ.setdefault("MALLOC_PERTURB_", "128")  # Programs under test: bytes of 0x7f.
+
+import contextlib
+import ctypes
+import importlib.util
+import platform
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +36,18 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 import gas
-from gas import _native
+from gas import native
+from gas.history.engine import BufferPool
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared" / "data"
+
+
+def _poison_new_memory() -> bool:
+    """Lets malloc fill what it returns with bytes of 0xff, where it is the GNU C library's."""
+    perturb, byte = -6, 0x100  # M_PERTURB; malloc inverts the lower eight bits.
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    return platform.libc_ver()[0] == "glibc" and mallopt is not None and mallopt(perturb, byte) == 1
 
 
 def _installed(package: str) -> bool:
@@ -34,18 +55,29 @@ def _installed(package: str) -> bool:
 
 
 REQUIREMENTS = {
-    "native": (_native.C is not None, "gas._C was not built"),
+    "native": (native.C is not None, "gas._C was not built"),
     "torch_sparse": (_installed("torch_sparse"), "torch-sparse is not installed"),
     "kaminpar": (_installed("kaminpar"), "kaminpar is not installed"),
     "tensorboard": (_installed("tensorboard"), "tensorboard is not installed"),
     "matplotlib": (_installed("matplotlib"), "matplotlib is not installed"),
     "shared": (SHARED.is_dir(), "the folder of real graphs, ../shared/data, is missing"),
+    "poison": (_poison_new_memory(), "this C library can't poison new memory"),
+    "nvcc": (shutil.which("nvcc") is not None, "nvcc is not on PATH"),
     "cuda": (torch.cuda.is_available(), "there is no CUDA device"),
     "cuda_kernels": (
-        _native.C is not None and _native.C.WITH_CUDA,
+        native.C is not None and native.C.WITH_CUDA,
         "gas._C was built without CUDA",
     ),
 }
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--requiring",
+        action="append",
+        choices=sorted(REQUIREMENTS),
+        help="run only the tests that are skipped where this is missing (can be repeated)",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -59,6 +91,19 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError("GAS_TEST_EXPECT is not met: " + "; ".join(missing))
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    chosen = config.getoption("requiring")
+    if not chosen:
+        return
+    needing = [
+        item
+        for item in items
+        if any(marker.args[0] in chosen for marker in item.iter_markers("requires"))
+    ]
+    config.hook.pytest_deselected(items=[item for item in items if item not in needing])
+    items[:] = needing
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for marker in item.iter_markers("requires"):
         present, reason = REQUIREMENTS[marker.args[0]]
@@ -66,19 +111,34 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip(reason)
 
 
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
     if report.skipped:
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
         absent = [text for present, text in REQUIREMENTS.values() if not present]
         if not any(text in reason for text in absent):
             report.outcome = "failed"
             report.longrepr = f"skipped although nothing is missing: {reason}"
+    return report
 
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keeps partitions out of the user's cache."""
     monkeypatch.setenv("GAS_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@pytest.fixture(autouse=True)
+def _poisoned_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Buffers hold what nobody wrote: zeros when they are new, and then some older rows."""
+    take = BufferPool.take
+
+    def poisoned(pool: BufferPool, rows: int, width: int, dtype: torch.dtype) -> Tensor:
+        info = torch.finfo if dtype.is_floating_point else torch.iinfo
+        return take(pool, rows, width, dtype).fill_(info(dtype).max)
+
+    monkeypatch.setattr(BufferPool, "take", poisoned)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -93,11 +153,16 @@ def _seeded() -> None:
     torch.manual_seed(12345)
 
 
+@pytest.fixture(autouse=True)
+def _no_idle_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Computing uses every core, however many there are and whatever part of them a test uses."""
+    monkeypatch.setattr("gas.history.cores.num_cores", torch.get_num_threads)
+
+
 @pytest.fixture
-def _idle_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers take part in transfers, however many cores there are."""
-    monkeypatch.setattr("gas.history.host.has_idle_cores", lambda: True)
-    monkeypatch.setattr("gas.prefetch.has_idle_cores", lambda: True)
+def _idle_cores(_no_idle_cores: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers take part in transfers."""
+    monkeypatch.setattr("gas.history.cores.num_cores", lambda: torch.get_num_threads() + 1)
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch_geometric.transforms as T
 from conftest import random_graph
+from torch_geometric.data import Data
 from torch_geometric.utils import coalesce, degree
 from user_models import BIPARTITE, SQUARE, SharedGCN
 
@@ -295,7 +296,7 @@ def test_batches_push_in_train_and_in_eval_mode():
 @pytest.mark.parametrize("name", list(BIPARTITE))
 def test_unusual_graphs_equal_pyg(edges, num_parts, layout, name):
     num_nodes = 8
-    data = gas.loader.Data(x=torch.randn(num_nodes, 5), edge_index=edges[1], num_nodes=num_nodes)
+    data = Data(x=torch.randn(num_nodes, 5), edge_index=edges[1], num_nodes=num_nodes)
     if name == "SharedGCN":
         data.edge_weight = torch.rand(edges[1].size(1))
     perm, ptr = gas.metis(data.edge_index, num_parts, num_nodes=num_nodes, log=False)

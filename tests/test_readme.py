@@ -44,7 +44,7 @@ def test_histories():
 
 
 def test_training():
-    experiment, other_graph = blocks("docs/training.md")
+    experiment, own_loop, other_graph = blocks("docs/training.md")
     namespace: dict = {}
     exec(compile(experiment, "training.md", "exec"), namespace)
     assert namespace["run"].test_acc[-1] > 0.1
@@ -54,6 +54,7 @@ def test_training():
         test_data=test_data,
         test_ptr=torch.tensor([0, 30, 60]),
     )
+    exec(compile(own_loop, "training.md", "exec"), {"loader": [0, 1]})
     exec(compile(other_graph, "training.md", "exec"), namespace)
     assert namespace["out"].shape == (60, 3)
 

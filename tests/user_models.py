@@ -97,8 +97,8 @@ BIPARTITE = {"SAGE": SAGE, "GIN": GIN, "GAT": GAT, "SharedGCN": SharedGCN}
 SQUARE = {"SquareSAGE": SquareSAGE, "SquareGIN": SquareGIN, "SquareGAT": SquareGAT}
 
 
-def batch_of(graph, number=0):
-    return list(gas.SubgraphLoader(*graph, batch_size=2, log=False))[number]
+def batch_of(graph, number=0, **options):
+    return list(gas.SubgraphLoader(*graph, batch_size=2, log=False, **options))[number]
 
 
 def fill(model, graph):

@@ -8,19 +8,19 @@
 #include <vector>
 
 #include "check.h"
-#include "cuda/stream.h"
+#include "common/simd.h"
+#include "common/stream.h"
 #include "cuda_on_host.h"
-#include "simd.h"
-#include "sparse.h"
+#include "graph/transpose.h"
 
 struct Graph {
   int64_t num_rows, num_cols;
   std::vector<int32_t> rowptr, col, t_rowptr, t_col, t_entry;
 
   int64_t entries() const { return static_cast<int64_t>(col.size()); }
-  gas::Sparse forward() const { return {num_rows, rowptr.data(), col.data(), nullptr}; }
+  gas::Sparse forward() const { return {num_rows, entries(), rowptr.data(), col.data(), nullptr}; }
   gas::Sparse backward() const {
-    return {num_cols, t_rowptr.data(), t_col.data(), t_entry.data()};
+    return {num_cols, entries(), t_rowptr.data(), t_col.data(), t_entry.data()};
   }
 };
 

@@ -208,7 +208,7 @@ T atomicAdd(T* at, T value) {
   return before;
 }
 
-// Of the kernels of csrc/cuda/int8.cu and rows.cu.
+// Of the kernels of csrc/transfer/codec.cu and rows.cu.
 struct alignas(8) int2 {
   int32_t x, y;
 };

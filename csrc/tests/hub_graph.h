@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <random>
 
-#include "hubs.h"
+#include "common/hubs.h"
 
 // Of a graph with hubs the entries of a row, else `otherwise`.
 inline int64_t degree_of(bool hubs, int64_t row, int64_t rows, int64_t otherwise) {

@@ -1,13 +1,13 @@
-#include "attention_v2.h"
+#include "operators/attention_v2.h"
 
 #include <cmath>
 #include <random>
 #include <vector>
 
 #include "check.h"
+#include "common/random.h"
 #include "hub_graph.h"
-#include "random.h"
-#include "sparse.h"
+#include "graph/transpose.h"
 
 namespace {
 
@@ -90,10 +90,11 @@ struct Result {
 
 template <typename T>
 Result<T> run(const Case& c, const Numbers& grad, int threads) {
-  const gas::Sparse forward{c.rows, c.rowptr.data(), c.col.data(), nullptr};
+  const gas::Sparse forward{c.rows, int64_t(c.col.size()), c.rowptr.data(), c.col.data(), nullptr};
   std::vector<int32_t> t_rowptr(c.cols + 1), t_col(c.col.size()), t_entry(c.col.size());
   gas::transpose(forward, c.cols, c.cols, t_rowptr.data(), t_col.data(), t_entry.data(), threads);
-  const gas::Sparse backward{c.cols, t_rowptr.data(), t_col.data(), t_entry.data()};
+  const gas::Sparse backward{c.cols, forward.entries, t_rowptr.data(), t_col.data(),
+                             t_entry.data()};
   const auto cast = [](const Numbers& v) { return std::vector<T>(v.begin(), v.end()); };
   const auto source = cast(c.source), target = cast(c.target), att = cast(c.att), g = cast(grad);
   std::vector<T> maximum(c.rows * c.how.heads), total(maximum), packed(3 * maximum.size());

@@ -1,4 +1,4 @@
-#include "codec.h"
+#include "transfer/codec.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "csr.h"
+#include "graph/csr.h"
 
 #include <random>
 #include <stdexcept>

@@ -1,6 +1,6 @@
-// The CUDA kernels of csrc/cuda/attention_v2.cu, run on the CPU, against those of
-// csrc/attention_v2.cpp.
-#include "cuda/attention_v2.cu"
+// The CUDA kernels of csrc/operators/attention_v2.cu, run on the CPU, against the
+// functions for the CPU beside them.
+#include "operators/attention_v2.cu"
 
 #include "cuda_data.h"
 
@@ -43,9 +43,9 @@ void test(const Graph& g, const gas::Attention& how, int odd, std::mt19937& rand
   const gas::AttentionV2<T> layer{how, source.data(), target.data(), att.data()};
   const auto found = in_both_orders([&](const gas::cuda::Stream& stream) {
     Results<T> r(g, how, odd);
-    gas::cuda::attention_v2(m, g.entries(), layer, r.out.data(), r.maximum.data(),
+    gas::cuda::attention_v2(m, layer, r.out.data(), r.maximum.data(),
                             r.total.data(), stream);
-    gas::cuda::attention_v2_backward(m, t, g.entries(), layer, r.out.data(), grad.data(),
+    gas::cuda::attention_v2_backward(m, t, layer, r.out.data(), grad.data(),
                                      r.maximum.data(), r.total.data(), r.packed.data(),
                                      r.grad_source.data(), r.grad_target.data(),
                                      r.grad_att.data(), stream);
@@ -122,7 +122,7 @@ void test_large_scores() {
   Results<float> found(g, h);
   Results<double> wanted(g, h);
   Scratch scratch;
-  gas::cuda::attention_v2<float>(g.forward(), g.entries(),
+  gas::cuda::attention_v2<float>(g.forward(),
                                  {h, source.data(), target.data(), att.data()}, found.out.data(),
                                  found.maximum.data(), found.total.data(), scratch.stream());
   gas::attention_v2<double>(g.forward(),

@@ -1,5 +1,6 @@
-// The CUDA kernels of csrc/cuda/edge_conv.cu, run on the CPU, against those of csrc/edge_conv.cpp.
-#include "cuda/edge_conv.cu"
+// The CUDA kernels of csrc/operators/edge_conv.cu, run on the CPU, against the
+// functions for the CPU beside them.
+#include "operators/edge_conv.cu"
 
 #include "cuda_data.h"
 
@@ -31,9 +32,9 @@ void test(const Graph& g, const gas::EdgeConv& how, int odd, std::mt19937& rando
   const gas::Sparse m = g.forward(), t = g.backward();
   const auto found = in_both_orders([&](const gas::cuda::Stream& stream) {
     Results<T> r(g, how.width, odd);
-    gas::cuda::edge_conv(m, g.entries(), how, target.data(), source.data(), r.out.data(),
+    gas::cuda::edge_conv(m, how, target.data(), source.data(), r.out.data(),
                          r.slope.data(), stream);
-    gas::cuda::edge_conv_backward(t, g.entries(), how, target.data(), source.data(), grad.data(),
+    gas::cuda::edge_conv_backward(t, how, target.data(), source.data(), grad.data(),
                                   r.back.data(), stream);
     return r;
   });
@@ -50,7 +51,7 @@ void test(const Graph& g, const gas::EdgeConv& how, int odd, std::mt19937& rando
 
   Scratch scratch;  // Without a gradient, nothing but the slopes is left out.
   Table<T> alone(found.out.n, odd == 3);
-  gas::cuda::edge_conv<T>(m, g.entries(), how, target.data(), source.data(), alone.data(), nullptr,
+  gas::cuda::edge_conv<T>(m, how, target.data(), source.data(), alone.data(), nullptr,
                           scratch.stream());
   CHECK(alone == found.out);
 }
@@ -85,12 +86,12 @@ void test_all(std::mt19937& random) {
 void test_nan_stays() {
   const std::vector<float> target{0.5f}, source{std::nanf("")};
   const std::vector<int32_t> col{0}, rowptr{0, 1};
-  const gas::Sparse m{1, rowptr.data(), col.data(), nullptr};
+  const gas::Sparse m{1, int64_t(col.size()), rowptr.data(), col.data(), nullptr};
   Scratch scratch;
   for (const auto f : {Activation::kRelu, Activation::kLeakyRelu, Activation::kElu,
                        Activation::kSigmoid, Activation::kTanh}) {
     float out = 0;
-    gas::cuda::edge_conv<float>(m, 1, {f, 0.3, 1, false}, target.data(), source.data(), &out,
+    gas::cuda::edge_conv<float>(m, {f, 0.3, 1, false}, target.data(), source.data(), &out,
                                 nullptr, scratch.stream());
     CHECK(std::isnan(out));
   }

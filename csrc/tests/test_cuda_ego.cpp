@@ -1,5 +1,6 @@
-// The CUDA kernels of csrc/cuda/ego.cu, run on the CPU, against those of csrc/ego.cpp.
-#include "cuda/ego.cu"
+// The CUDA kernels of csrc/augment/ego.cu, run on the CPU, against the
+// functions for the CPU beside them.
+#include "augment/ego.cu"
 
 #include "cuda_data.h"
 
@@ -27,7 +28,7 @@ void test(const Graph& g, bool shared, int64_t shift, std::mt19937& random) {
   gas::ego_hop(m, kept.data(), loops.data(), x.data(), wanted.data(), 1);
   const auto found = in_both_orders([&](const gas::cuda::Stream& stream) {
     Table<double> out(2 * g.num_rows, shift);
-    gas::cuda::ego_hop(m, g.entries(), kept.data(), loops.data(), x.data(), out.data(), stream);
+    gas::cuda::ego_hop(m, kept.data(), loops.data(), x.data(), out.data(), stream);
     return out;
   });
   CHECK(found == wanted);

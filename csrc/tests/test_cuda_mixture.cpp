@@ -1,5 +1,6 @@
-// The CUDA kernels of csrc/cuda/mixture.cu, run on the CPU, against those of csrc/mixture.cpp.
-#include "cuda/mixture.cu"
+// The CUDA kernels of csrc/operators/mixture.cu, run on the CPU, against the
+// functions for the CPU beside them.
+#include "operators/mixture.cu"
 
 #include "cuda_data.h"
 
@@ -48,10 +49,10 @@ void test(const Graph& g, bool transposed, const Shape& s, int odd, std::mt19937
   const gas::Mixture<A> mixture{s.kernels, s.dims, pseudo.data(), mu.data(), sigma.data()};
   const auto found = in_both_orders([&](const gas::cuda::Stream& stream) {
     Results<T> r(g, m, s, odd);
-    gas::cuda::mixture_spread(m, n, mixture, one.data(), s.width, true, r.spread.data(), stream);
-    gas::cuda::mixture_collapse(m, n, mixture, many.data(), s.width, true, r.collapse.data(),
+    gas::cuda::mixture_spread(m, mixture, one.data(), s.width, true, r.spread.data(), stream);
+    gas::cuda::mixture_collapse(m, mixture, many.data(), s.width, true, r.collapse.data(),
                                 stream);
-    gas::cuda::mixture_backward(m, n, mixture, own.data(), one.data(), s.width, r.out.data(),
+    gas::cuda::mixture_backward(m, mixture, own.data(), one.data(), s.width, r.out.data(),
                                 r.grad(), stream);
     return r;
   });
@@ -73,7 +74,7 @@ void test(const Graph& g, bool transposed, const Shape& s, int odd, std::mt19937
 
   Scratch scratch;  // The parameters' gradients come alone, too, and sums without a mean.
   Results<T> alone(g, m, s, odd);
-  gas::cuda::mixture_backward<T>(m, n, mixture, own.data(), one.data(), s.width, nullptr,
+  gas::cuda::mixture_backward<T>(m, mixture, own.data(), one.data(), s.width, nullptr,
                                  {nullptr, alone.mu.data(), alone.sigma.data()},
                                  scratch.stream());
   if (m.num_rows * s.width > 0) {  // Else they stay as they are.
@@ -82,10 +83,10 @@ void test(const Graph& g, bool transposed, const Shape& s, int odd, std::mt19937
     check_near(alone.mu, wanted.mu);
     check_near(alone.sigma, wanted.sigma);
   }
-  gas::cuda::mixture_spread(m, n, mixture, one.data(), s.width, false, alone.spread.data(),
+  gas::cuda::mixture_spread(m, mixture, one.data(), s.width, false, alone.spread.data(),
                             scratch.stream());
   check_near(alone.spread, wanted.out);
-  gas::cuda::mixture_collapse(m, n, mixture, many.data(), s.width, false, alone.collapse.data(),
+  gas::cuda::mixture_collapse(m, mixture, many.data(), s.width, false, alone.collapse.data(),
                               scratch.stream());
   gas::mixture_collapse(m, exact_mixture, exact_many.data(), s.width, false,
                         wanted.collapse.data(), 1);

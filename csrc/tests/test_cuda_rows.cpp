@@ -1,10 +1,10 @@
-// The CUDA kernels of csrc/cuda/rows.cu and int8.cu, run on the CPU, against csrc/rows.cpp and
-// codec.cpp.
-#include "cuda/int8.cu"
-#include "cuda/rows.cu"
+// The CUDA kernels of csrc/transfer/rows.cu and codec.cu, run on the CPU, against the
+// functions for the CPU beside them.
+#include "transfer/codec.cu"
+#include "transfer/rows.cu"
 
-#include "codec.h"
 #include "cuda_data.h"
+#include "transfer/codec.h"
 
 namespace {
 

@@ -1,5 +1,7 @@
-// The CUDA kernels of csrc/cuda/sparse.cu, run on the CPU, against those of csrc/sparse.cpp.
-#include "cuda/sparse.cu"
+// The CUDA kernels of csrc/operators/multiply.cu and extreme.cu, run on the CPU, against the
+// functions for the CPU beside them.
+#include "operators/extreme.cu"
+#include "operators/multiply.cu"
 
 #include <tuple>
 
@@ -10,7 +12,7 @@ namespace {
 // Every entry and every row is in one piece, in order, whatever the size of chunks.
 void test_pieces(const Graph& g, int64_t size) {
   using gas::cuda::Piece;
-  gas::cuda::Chunks chunks(g.num_rows, g.entries(), 1);
+  gas::cuda::Chunks chunks(g.forward(), 1);
   chunks.size = size;
   chunks.count = (g.num_rows + g.entries() + size - 1) / size;
   int64_t row = -1, entry = 0;
@@ -73,13 +75,12 @@ void test(const Graph& g, int64_t width, int64_t shift, std::mt19937& random) {
     gas::extreme_backward(t, exact_y.data(), wanted.from.data(), width, wanted.spread.data(), 1);
     const auto found = in_both_orders([&](const gas::cuda::Stream& stream) {
       Results<T> r(g, width, shift);
-      const int64_t n = g.entries();
       const auto rows = gas::in_one_table(x.data()), grads = gas::in_one_table(y.data());
-      gas::cuda::multiply(m, n, weight, rows, width, mean, r.sum.data(), stream);
-      gas::cuda::multiply(t, n, weight, grads, width, !mean, r.back.data(), stream);
-      gas::cuda::dot_rows(m, n, y.data(), x.data(), width, r.dot.data(), stream);
-      gas::cuda::extreme(m, n, which, x.data(), width, r.best.data(), r.from.data(), stream);
-      gas::cuda::extreme_backward(t, n, y.data(), r.from.data(), width, r.spread.data(), stream);
+      gas::cuda::multiply(m, weight, rows, width, mean, r.sum.data(), stream);
+      gas::cuda::multiply(t, weight, grads, width, !mean, r.back.data(), stream);
+      gas::cuda::dot_rows(m, y.data(), x.data(), width, r.dot.data(), stream);
+      gas::cuda::extreme(m, which, x.data(), width, r.best.data(), r.from.data(), stream);
+      gas::cuda::extreme_backward(t, y.data(), r.from.data(), width, r.spread.data(), stream);
       return r;
     });
     check_near(found.sum, wanted.sum);
@@ -99,7 +100,7 @@ void test(const Graph& g, int64_t width, int64_t shift, std::mt19937& random) {
     std::copy_n(x.data(), own * width, first.data());
     Scratch scratch;
     Results<T> split(g, width, shift);
-    gas::cuda::multiply(m, g.entries(), weight,
+    gas::cuda::multiply(m, weight,
                         gas::Rows<T>{first.data(), own, other.data(), place.data(), others}, width,
                         mean, split.sum.data(), scratch.stream());
     CHECK(split.sum == found.sum);
@@ -132,13 +133,13 @@ void test_nan_and_signs() {
   const float nan = std::nanf("");
   const std::vector<float> x{1.0f, nan, 3.0f, nan, 0.0f, -0.0f};
   const std::vector<int32_t> col{0, 1, 2, 3, 4, 5, 5, 4}, rowptr{0, 4, 6, 8};
-  const gas::Sparse m{3, rowptr.data(), col.data(), nullptr};
+  const gas::Sparse m{3, int64_t(col.size()), rowptr.data(), col.data(), nullptr};
   std::vector<float> out(3), wanted(3);
   std::vector<int32_t> from(3), wanted_from(3);
   Scratch scratch;
   for (const auto which : {gas::Extreme::kMax, gas::Extreme::kMin}) {
     gas::extreme(m, which, x.data(), 1, wanted.data(), wanted_from.data(), 1);
-    gas::cuda::extreme(m, 8, which, x.data(), 1, out.data(), from.data(), scratch.stream());
+    gas::cuda::extreme(m, which, x.data(), 1, out.data(), from.data(), scratch.stream());
     CHECK(from == wanted_from && from[0] == 1);
     CHECK(std::isnan(out[0]) && std::signbit(out[1]) == std::signbit(wanted[1]));
   }

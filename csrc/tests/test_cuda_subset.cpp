@@ -1,11 +1,12 @@
-// The CUDA kernels of csrc/cuda/subset.cu, run on the CPU, against those of csrc/subset.cpp.
-#include "cuda/subset.cu"
+// The CUDA kernels of csrc/augment/subset.cu, run on the CPU, against the
+// functions for the CPU beside them.
+#include "augment/subset.cu"
 
 #include <algorithm>
 #include <utility>
 
+#include "augment/subset.h"
 #include "cuda_data.h"
-#include "subset.h"
 
 namespace {
 

@@ -1,10 +1,10 @@
-#include "dropout.h"
+#include "operators/dropout.h"
 
 #include <cmath>
 #include <vector>
 
 #include "check.h"
-#include "random.h"
+#include "common/random.h"
 
 namespace {
 

@@ -1,4 +1,4 @@
-#include "edge_conv.h"
+#include "operators/edge_conv.h"
 
 #include <cmath>
 #include <random>
@@ -6,7 +6,7 @@
 
 #include "check.h"
 #include "hub_graph.h"
-#include "sparse.h"
+#include "graph/transpose.h"
 
 namespace {
 
@@ -90,10 +90,11 @@ struct Result {
 
 template <typename T>
 Result<T> run(const Case& c, const Numbers& grad, int threads) {
-  const gas::Sparse forward{c.rows, c.rowptr.data(), c.col.data(), nullptr};
+  const gas::Sparse forward{c.rows, int64_t(c.col.size()), c.rowptr.data(), c.col.data(), nullptr};
   std::vector<int32_t> t_rowptr(c.cols + 1), t_col(c.col.size()), t_entry(c.col.size());
   gas::transpose(forward, c.cols, c.cols, t_rowptr.data(), t_col.data(), t_entry.data(), threads);
-  const gas::Sparse backward{c.cols, t_rowptr.data(), t_col.data(), t_entry.data()};
+  const gas::Sparse backward{c.cols, forward.entries, t_rowptr.data(), t_col.data(),
+                             t_entry.data()};
   const auto cast = [](const Numbers& v) { return std::vector<T>(v.begin(), v.end()); };
   const auto target = cast(c.target), source = cast(c.source);
   const int64_t width = c.how.width;

@@ -1,4 +1,4 @@
-#include "ego.h"
+#include "augment/ego.h"
 
 #include <random>
 #include <vector>
@@ -22,7 +22,8 @@ void test_hop(int64_t nodes, int64_t entries, bool shared, int threads) {
   for (double& value : loops) value = 1.0 + random() % 2;
   for (double& value : x) value = random() % 100;
 
-  const gas::Sparse matrix{nodes, rowptr.data(), col.data(), shared ? unit.data() : nullptr};
+  const gas::Sparse matrix{nodes, int64_t(col.size()), rowptr.data(), col.data(),
+                           shared ? unit.data() : nullptr};
   gas::ego_hop(matrix, kept.data(), loops.data(), x.data(), out.data(), threads);
   for (int64_t row = 0; row < nodes; ++row) {
     double wanted[2] = {loops[row] * x[2 * row], loops[row] * x[2 * row + 1]};

@@ -1,4 +1,4 @@
-#include "engine.h"
+#include "transfer/engine.h"
 
 #include <atomic>
 #include <chrono>
@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "check.h"
-#include "transfer.h"
+#include "transfer/transfer.h"
 
 using gas::By;
 using gas::Engine;

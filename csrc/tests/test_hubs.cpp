@@ -1,11 +1,11 @@
-#include "hubs.h"
+#include "common/hubs.h"
 
 #include <atomic>
 #include <random>
 #include <vector>
 
 #include "check.h"
-#include "parallel_rows.h"
+#include "common/parallel_rows.h"
 
 namespace {
 
@@ -21,7 +21,7 @@ std::vector<int32_t> rows_of(const std::vector<int64_t>& degrees) {
 // Hubs are the rows of more than kHub entries; their pieces are those entries, in order.
 void test_pieces(const std::vector<int64_t>& degrees) {
   const auto rowptr = rows_of(degrees);
-  const gas::Sparse m{static_cast<int64_t>(degrees.size()), rowptr.data(), nullptr, nullptr};
+  const gas::Sparse m{int64_t(degrees.size()), rowptr.back(), rowptr.data(), nullptr, nullptr};
   const gas::Hubs hubs(m);
   const gas::Sparse pieces = hubs.pieces();
   const gas::Hub* hub = hubs.begin();
@@ -45,7 +45,7 @@ void test_pieces(const std::vector<int64_t>& degrees) {
 // Every row that is no hub, and every piece, comes once.
 void test_loops(const std::vector<int64_t>& degrees, int threads) {
   const auto rowptr = rows_of(degrees);
-  const gas::Sparse m{static_cast<int64_t>(degrees.size()), rowptr.data(), nullptr, nullptr};
+  const gas::Sparse m{int64_t(degrees.size()), rowptr.back(), rowptr.data(), nullptr, nullptr};
   for (const bool cut : {false, true}) {
     const gas::Hubs hubs = cut ? gas::Hubs(m) : gas::Hubs();
     std::vector<std::atomic<int>> rows(degrees.size()), parts(rows.size());

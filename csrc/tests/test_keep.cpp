@@ -1,4 +1,4 @@
-#include "keep.h"
+#include "graph/keep.h"
 
 #include <random>
 #include <vector>

@@ -1,4 +1,4 @@
-#include "relabel.h"
+#include "graph/relabel.h"
 
 #include <algorithm>
 #include <map>
@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "check.h"
-#include "csr.h"
+#include "graph/csr.h"
 
 namespace {
 

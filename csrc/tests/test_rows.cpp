@@ -1,4 +1,4 @@
-#include "rows.h"
+#include "transfer/rows.h"
 
 #include <cstring>
 #include <random>
@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "check.h"
-#include "parallel.h"
+#include "common/parallel.h"
 
 namespace {
 

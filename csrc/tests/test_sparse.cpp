@@ -1,4 +1,6 @@
-#include "sparse.h"
+#include "graph/transpose.h"
+#include "operators/extreme.h"
+#include "operators/multiply.h"
 
 #include <algorithm>
 #include <cmath>
@@ -15,9 +17,10 @@ struct Graph {
   int64_t num_rows, num_cols;
   std::vector<int32_t> rowptr, col, t_rowptr, t_col, t_entry;
 
-  gas::Sparse forward() const { return {num_rows, rowptr.data(), col.data(), nullptr}; }
+  int64_t entries() const { return static_cast<int64_t>(col.size()); }
+  gas::Sparse forward() const { return {num_rows, entries(), rowptr.data(), col.data(), nullptr}; }
   gas::Sparse backward() const {
-    return {num_cols, t_rowptr.data(), t_col.data(), t_entry.data()};
+    return {num_cols, entries(), t_rowptr.data(), t_col.data(), t_entry.data()};
   }
 };
 
@@ -177,7 +180,7 @@ void test_missing_numbers() {
     col[e] = e;
     x[e] = static_cast<float>(e % 7);
   }
-  const gas::Sparse row{1, rowptr, col.data(), nullptr};
+  const gas::Sparse row{1, rowptr[1], rowptr, col.data(), nullptr};
   float out;
   int32_t from;
   for (const auto which : {gas::Extreme::kMax, gas::Extreme::kMin}) {
@@ -245,7 +248,7 @@ int main() {
   const int32_t rowptr[] = {0, 1};
   int32_t out[3];
   for (const int32_t bad : {-1, 2}) {
-    const gas::Sparse wrong{1, rowptr, &bad, nullptr};
+    const gas::Sparse wrong{1, 1, rowptr, &bad, nullptr};
     CHECK_THROWS(gas::transpose(wrong, 2, 2, out, out, out, 1), std::out_of_range);
   }
 }

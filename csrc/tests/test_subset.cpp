@@ -1,4 +1,4 @@
-#include "subset.h"
+#include "augment/subset.h"
 
 #include <algorithm>
 #include <cmath>
@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "check.h"
-#include "random.h"
+#include "common/random.h"
 
 namespace {
 

@@ -1,4 +1,4 @@
-#include "transfer.h"
+#include "transfer/transfer.h"
 
 #include <cmath>
 #include <cstdint>

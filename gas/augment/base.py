@@ -11,9 +11,9 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
 
-from gas.augment.checks import check_integer
-from gas.augment.units import Units, View, check_mask, mask_features
-from gas.subgraph import is_row_per_edge
+from gas.augment.units import GraphState, Units, check_mask, mask_features
+from gas.graph.edges import is_row_per_edge
+from gas.native.checks import check_integer
 
 
 class Augmentation(BaseTransform):
@@ -43,7 +43,7 @@ class Augmentation(BaseTransform):
         num_steps: int = 1,
         generator: torch.Generator | None = None,
     ) -> None:
-        check_integer(0, num_steps=num_steps)
+        check_integer("num_steps", num_steps, 0)
         if generator is not None and generator.device.type != "cpu":
             raise ValueError(
                 f"'generator' is on {generator.device}, expected one of the CPU, which serves "
@@ -56,34 +56,34 @@ class Augmentation(BaseTransform):
             seed = int(torch.empty((), dtype=torch.int64).random_())
             generator = torch.Generator().manual_seed(seed)
         self.generator = generator
-        self._view = self._previous = self._all_kept()
+        self._current = self._previous = self._all_kept()
 
     # Masks --------------------------------------------------------------------------------------
 
     @property
     def edge_mask(self) -> Tensor:
         """True for each column of ``data.edge_index`` that is kept, of shape ``[E]``."""
-        return self._view.edge_mask
+        return self._current.edge_mask.clone()
 
     @property
     def node_mask(self) -> Tensor:
         """True for each node that keeps its features, of shape ``[N]``."""
-        return self._view.node_mask
+        return self._current.node_mask.clone()
 
     @property
     def previous_edge_mask(self) -> Tensor:
         """:attr:`edge_mask` before the last call, :meth:`run` or :meth:`step`."""
-        return self._previous.edge_mask
+        return self._previous.edge_mask.clone()
 
     @property
     def previous_node_mask(self) -> Tensor:
         """:attr:`node_mask` before the last call, :meth:`run` or :meth:`step`."""
-        return self._previous.node_mask
+        return self._previous.node_mask.clone()
 
     @property
-    def states(self) -> tuple[View, View]:
+    def states(self) -> tuple[GraphState, GraphState]:
         """The previous state and the current one."""
-        return self._previous, self._view
+        return self._previous, self._current
 
     @property
     def previous_is_milder(self) -> Tensor:
@@ -91,7 +91,7 @@ class Augmentation(BaseTransform):
 
         A tensor, which nobody waits for.
         """
-        return self._previous.dropped.sum() < self._view.dropped.sum()
+        return self._previous.dropped.sum() < self._current.dropped.sum()
 
     def reset(self, edge_mask: Tensor | None = None, node_mask: Tensor | None = None) -> None:
         """Goes to a state, which is also the previous one then.
@@ -104,19 +104,19 @@ class Augmentation(BaseTransform):
             ValueError: If a mask is that of another graph, or drops every node.
         """
         self._move(self._read(edge_mask, node_mask))
-        self._previous = self._view
+        self._previous = self._current
 
-    def _all_kept(self) -> View:
+    def _all_kept(self) -> GraphState:
         size, device = self.units.size, self.units.device
         edges = torch.ones(size, dtype=torch.bool, device=device)
         nodes = torch.ones(self.units.num_nodes, dtype=torch.bool, device=device)
-        return View(self.units, edges, nodes)
+        return GraphState(self.units, edges, nodes)
 
-    def _read(self, edge_mask: Tensor | None, node_mask: Tensor | None) -> View:
+    def _read(self, edge_mask: Tensor | None, node_mask: Tensor | None) -> GraphState:
         """Checks masks of the user."""
         view = self._all_kept()
         if edge_mask is not None:
-            view = View(self.units, self.units.gather(edge_mask), view.node_mask)
+            view = GraphState(self.units, self.units.gather(edge_mask), view.node_mask)
         if node_mask is not None:
             size, device = self.units.num_nodes, self.units.device
             check_mask("node_mask", node_mask, size, "nodes", device)
@@ -125,11 +125,11 @@ class Augmentation(BaseTransform):
                     f"'node_mask' drops all {size} nodes, a state of probability zero: keep at "
                     "least one"
                 )
-            view = View(self.units, view.edges, node_mask.clone())
+            view = GraphState(self.units, view.edges, node_mask.clone())
         return view
 
-    def _move(self, view: View) -> None:
-        self._view = view
+    def _move(self, view: GraphState) -> None:
+        self._current = view
 
     # Steps --------------------------------------------------------------------------------------
 
@@ -139,7 +139,7 @@ class Augmentation(BaseTransform):
 
     def step(self) -> bool:
         """Takes one step, and waits for it. Returns whether its masks were accepted."""
-        self._previous = self._view
+        self._previous = self._current
         return bool(self._step())
 
     def run(self, num_steps: int | None = None) -> None:
@@ -149,8 +149,8 @@ class Augmentation(BaseTransform):
             num_steps: How many. (default: ``self.num_steps``)
         """
         num_steps = self.num_steps if num_steps is None else num_steps
-        check_integer(0, num_steps=num_steps)
-        self._previous = self._view
+        check_integer("num_steps", num_steps, 0)
+        self._previous = self._current
         for _ in range(num_steps):
             self._step()
 
@@ -176,7 +176,7 @@ class Augmentation(BaseTransform):
             ValueError: If it is another graph, or has no features to mask.
         """
         self._check(data)
-        view = self._previous if previous else self._view
+        view = self._previous if previous else self._current
         out = copy.copy(data)
         for key in data.keys():  # noqa: SIM118  # Data is no dictionary.
             if is_row_per_edge(data, key):
@@ -215,8 +215,8 @@ class Augmentation(BaseTransform):
     def state_dict(self) -> dict[str, Tensor]:
         """All that is needed to go on with the same masks and the same random numbers."""
         return {
-            "edges": self._view.edges,
-            "nodes": self._view.node_mask,
+            "edges": self._current.edges,
+            "nodes": self._current.node_mask,
             "previous_edges": self._previous.edges,
             "previous_nodes": self._previous.node_mask,
             "generator": self.generator.get_state(),
@@ -258,9 +258,9 @@ class Augmentation(BaseTransform):
     _any_length: tuple[str, ...] = ()  # Entries of the state that grow.
 
     def _load(self, state: dict[str, Tensor]) -> None:
-        self._move(View(self.units, state["edges"].clone(), state["nodes"].clone()))
+        self._move(GraphState(self.units, state["edges"].clone(), state["nodes"].clone()))
         before = state["previous_edges"].clone(), state["previous_nodes"].clone()
-        self._previous = View(self.units, *before)
+        self._previous = GraphState(self.units, *before)
         self.generator.set_state(state["generator"])
 
     def __repr__(self) -> str:

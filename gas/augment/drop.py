@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from gas._masks import subset
 from gas.augment.base import Augmentation
 from gas.augment.checks import check_probability
-from gas.augment.units import View
+from gas.augment.units import GraphState
+from gas.native.augment import subset
 
 
 class _Independent(Augmentation):
@@ -53,7 +53,7 @@ class DropEdge(_Independent):
 
     def _step(self) -> Tensor:
         size = self.units.size
-        self._view = View(self.units, self._draw(size, size), self._view.node_mask)
+        self._current = GraphState(self.units, self._draw(size, size), self._current.node_mask)
         return self._accepted()
 
 
@@ -79,5 +79,5 @@ class MaskFeatures(_Independent):
 
     def _step(self) -> Tensor:
         size = self.units.num_nodes
-        self._view = View(self.units, self._view.edges, self._draw(size, size - 1))
+        self._current = GraphState(self.units, self._current.edges, self._draw(size, size - 1))
         return self._accepted()

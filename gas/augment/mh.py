@@ -14,11 +14,9 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from gas._masks import on_host, subset
 from gas.augment.base import Augmentation
 from gas.augment.checks import (
     check_fraction,
-    check_integer,
     check_not_negative,
     check_positive,
     check_probability,
@@ -26,7 +24,9 @@ from gas.augment.checks import (
 from gas.augment.proposal import PROPOSALS, log_choose
 from gas.augment.statistics import Statistics, Tally
 from gas.augment.target import Target
-from gas.augment.units import View
+from gas.augment.units import GraphState
+from gas.native.augment import on_host, subset
+from gas.native.checks import check_integer
 
 
 class _State(NamedTuple):
@@ -133,10 +133,11 @@ class MHAug(Augmentation):
         check_probability(local=local)
         check_not_negative(a_e=a_e, a_v=a_v, lam1=lam1, lam3=lam3)
         check_positive(sigma_delta_e=sigma_delta_e, sigma_delta_v=sigma_delta_v, b_e=b_e, b_v=b_v)
-        check_integer(1, hops=hops, swaps=swaps)
+        check_integer("hops", hops, 1)
+        check_integer("swaps", swaps, 1)
         if reference_size is not None:
-            check_integer(1, reference_size=reference_size)
-        check_integer(0, burn_in=burn_in)
+            check_integer("reference_size", reference_size, 1)
+        check_integer("burn_in", burn_in, 0)
         if proposal not in PROPOSALS:
             names = ", ".join(map(repr, PROPOSALS))
             raise ValueError(f"'proposal' is {proposal!r}, expected one of {names}")
@@ -173,14 +174,14 @@ class MHAug(Augmentation):
         self._log_scale = self._size.new_zeros(())  # Of sigma_delta, what adaptation has learnt.
         self._time = 0  # Transitions, those of the burn-in included.
         self._tally = Tally(self.units)
-        self._move(self._view)
+        self._move(self._current)
 
     # The target -----------------------------------------------------------------------------------
 
     def _pair(self, edges: float, nodes: float) -> Tensor:
         return torch.tensor([edges, nodes], dtype=torch.double, device=self.units.device)
 
-    def _state_of(self, view: View, k: Tensor) -> _State:
+    def _state_of(self, view: GraphState, k: Tensor) -> _State:
         delta = self._target.delta(view)
         return _State(view.edges, view.node_mask, k, delta, self._target.log_prob(delta, k))
 
@@ -257,7 +258,7 @@ class MHAug(Augmentation):
         possible = ((k_new >= 0) & (k_new <= self._most)).all(dim=-1)
         return torch.where(possible, ratio, -math.inf)
 
-    def _propose(self, u: Tensor, seeds: list[int]) -> tuple[View, Tensor]:
+    def _propose(self, u: Tensor, seeds: list[int]) -> tuple[GraphState, Tensor]:
         """Fresh masks of other sizes, and those sizes, which may be impossible."""
         k = self._proposal.draw(self._state.k, self.sigma_delta, u)
         keep = self._size - torch.minimum(k.clamp(min=0.0), self._most)
@@ -266,9 +267,9 @@ class MHAug(Augmentation):
             subset(size, count, seed, device)
             for size, count, seed in zip(sizes, keep, seeds, strict=True)
         )
-        return View(self.units, edges, nodes), k
+        return GraphState(self.units, edges, nodes), k
 
-    def _swap(self, seeds: list[int]) -> View:
+    def _swap(self, seeds: list[int]) -> GraphState:
         """Masks of the same sizes, a few elements of which were exchanged."""
         device, state = self.units.device, self._state
         masks = []
@@ -277,7 +278,7 @@ class MHAug(Augmentation):
             out = subset(kept.numel(), count, seed, device, kept, size - k)
             back = subset(kept.numel(), count, seed, device, ~kept, k)
             masks.append(kept ^ out ^ back)
-        return View(self.units, *masks)
+        return GraphState(self.units, *masks)
 
     def _step(self) -> Tensor:
         drawn = torch.rand(4, dtype=torch.double, generator=self.generator)
@@ -292,12 +293,12 @@ class MHAug(Augmentation):
 
         if on_host(accept):
             if bool(accept):
-                self._state, self._view = new, view
+                self._state, self._current = new, view
                 self._fingerprint = self._tally.visited.fingerprint(*new[:2])
         else:
             pairs = zip(new, old, strict=True)
             self._state = _State(*(torch.where(accept, a, b) for a, b in pairs))
-            self._view = View(self.units, *self._state[:2])
+            self._current = GraphState(self.units, *self._state[:2])
             self._fingerprint = self._tally.visited.fingerprint(*self._state[:2])
         self._time += 1
         if self._time <= self.burn_in:
@@ -331,8 +332,8 @@ class MHAug(Augmentation):
         super().run(num_steps)
         self._tally.warn_if_stuck()
 
-    def _move(self, view: View) -> None:
-        self._view = view
+    def _move(self, view: GraphState) -> None:
+        self._current = view
         self._state = self._state_of(view, _dropped(view))
         self._fingerprint = self._tally.visited.fingerprint(view.edges, view.node_mask)
 
@@ -369,6 +370,6 @@ class MHAug(Augmentation):
         self._tally.load(state, max(self._time - self.burn_in, 0))
 
 
-def _dropped(view: View) -> Tensor:
+def _dropped(view: GraphState) -> Tensor:
     """How many edges and nodes are dropped, of shape ``[2]``, float64."""
     return torch.stack([(~mask).sum().double() for mask in (view.edges, view.node_mask)])

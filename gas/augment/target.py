@@ -11,11 +11,11 @@ import math
 import torch
 from torch import Tensor
 
-from gas import _native
-from gas._masks import ego_hop
 from gas.augment.loss import entropy
 from gas.augment.proposal import log_choose
-from gas.augment.units import Units, View
+from gas.augment.units import GraphState, Units
+from gas.native.augment import ego_hop
+from gas.native.checks import check_index, check_range
 
 
 class Target:
@@ -71,8 +71,8 @@ class Target:
                 "least 2 classes: one row for each node, or for each of 'n_id'"
             )
         if n_id is not None:
-            _native.check_index("n_id", n_id)
-            _native.check_range("n_id", n_id, n)
+            check_index("n_id", n_id)
+            check_range("n_id", n_id, n)
         found = entropy(logits.to(self.units.device)).double() / math.log(logits.size(1))
         if not bool(found.isfinite().all()):
             raise ValueError(
@@ -91,7 +91,7 @@ class Target:
             x = ego_hop(self.units.graph, edges, x)
         return x
 
-    def delta(self, view: View) -> Tensor:
+    def delta(self, view: GraphState) -> Tensor:
         """The changes of each node's ego-graph, of shape ``[N, 2]``."""
         return self._count(view.edges, view.node_mask).div_(self._total).neg_().add_(1.0)
 

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from gas import _native
-from gas._masks import EgoGraph
-from gas.nn.adjacency import Adjacency
-from gas.subgraph import read_graph
+from gas.graph.adjacency import Adjacency
+from gas.graph.edges import read_graph
+from gas.graph.versions import version
+from gas.native.augment import EgoGraph
+from gas.native.graph import coo_to_csr
 
 
 class Units:
@@ -41,11 +42,11 @@ class Units:
         self.num_nodes = edges.num_nodes
         self.num_edges = edges.src.numel()
         self._edge_index = data.edge_index
-        self._version = _version(data.edge_index)
+        self._version = version(data.edge_index)
 
         other = (edges.src != edges.dst).nonzero().view(-1)
         src, dst = edges.src[other], edges.dst[other]
-        rowptr, col, order = _native.coo_to_csr(dst, src, self.num_nodes)
+        rowptr, col, order = coo_to_csr(dst, src, self.num_nodes)
         self._ids = other[order]  # The position in edge_index of each entry of the rows.
         self._unit = _pairs(src, dst, self.num_nodes)[order] if undirected else None
         self.size = other.numel() // 2 if undirected else other.numel()
@@ -96,7 +97,7 @@ class Units:
         Raises:
             ValueError: If the edges differ, or were changed since.
         """
-        if _version(self._edge_index) != self._version:
+        if version(self._edge_index) != self._version:
             raise ValueError(
                 "'edge_index' was changed in place after the augmentation was built on it: build a "
                 "new one"
@@ -117,7 +118,7 @@ class Units:
             )
 
 
-class View:
+class GraphState:
     """One augmented state of a graph: what is kept.
 
     ``edges`` of shape ``[units]`` and ``node_mask`` of shape ``[N]``, both bool.
@@ -152,7 +153,7 @@ def mask_features(x: Tensor, mask: Tensor, scale: Tensor) -> Tensor:
     Args:
         x: Their features in the graph, of shape ``[nodes, ...]``.
         mask: Which of them keep theirs, of shape ``[nodes]``, bool.
-        scale: :attr:`View.scale`.
+        scale: :attr:`GraphState.scale`.
     """
     mask = mask.view(-1, *[1] * (x.dim() - 1))
     bits = _BITS.get(x.element_size())
@@ -179,7 +180,7 @@ def _pairs(src: Tensor, dst: Tensor, num_nodes: int) -> Tensor:
     for side in (src > dst, src < dst):
         edge = side.nonzero().view(-1)
         low, high = torch.minimum(src, dst)[edge], torch.maximum(src, dst)[edge]
-        _, _, order = _native.coo_to_csr(low, high, num_nodes)
+        _, _, order = coo_to_csr(low, high, num_nodes)
         pair[edge[order]] = torch.arange(edge.numel(), device=src.device)
         sides.append(low[order] * num_nodes + high[order])
     down, up = sides
@@ -196,7 +197,3 @@ def _pairs(src: Tensor, dst: Tensor, num_nodes: int) -> Tensor:
             "torch_geometric.transforms.ToUndirected(), or use undirected=False"
         )
     return pair
-
-
-def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version

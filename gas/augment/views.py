@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -13,12 +13,14 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.transforms import GCNNorm
 from torch_geometric.utils import add_remaining_self_loops
 
-from gas import _native
-from gas._masks import kept_entries
 from gas.augment.base import Augmentation
-from gas.augment.units import View, mask_features
-from gas.nn.adjacency import Adjacency
-from gas.subgraph import keep_edges
+from gas.augment.units import GraphState, mask_features
+from gas.graph.adjacency import Adjacency
+from gas.graph.copies import copy_graph
+from gas.graph.edges import is_row_per_edge
+from gas.graph.layout import layout_of
+from gas.native.augment import kept_entries
+from gas.native.rows import gather_rows
 
 
 class _State(NamedTuple):
@@ -35,6 +37,22 @@ class _State(NamedTuple):
     weight: Tensor | None
 
 
+class EpochViews(NamedTuple):
+    """Cuts the views of one epoch, whatever the augmentation does meanwhile."""
+
+    previous: _State
+    current: _State
+    edge_keys: Sequence[str]
+    """Names of edge-level tensors."""
+
+    def cut(self, batch: Data, n_id: Tensor, weighted: bool = True) -> list[Data]:
+        """The views of a batch; see :meth:`Views.cut`."""
+        view = _cut(self.previous, batch, n_id, weighted, self.edge_keys)
+        if self.current is self.previous:  # A chain that stayed: one transpose serves both.
+            return [view, copy_graph(view)]
+        return [view, _cut(self.current, batch, n_id, weighted, self.edge_keys)]
+
+
 class Views:
     """Cuts views out of mini-batches, for any loader whose batches know their ``e_id``.
 
@@ -47,6 +65,8 @@ class Views:
             views.run()
             for batch in loader:
                 first, second = views.cut(batch, n_id)
+
+    What ``run`` returns cuts the views of that epoch also after the next ``run``.
 
     Args:
         augmentation: Built on ``data``.
@@ -69,10 +89,7 @@ class Views:
         transform: Callable[[Data], Data] | None = None,
     ) -> None:
         if not isinstance(augmentation, Augmentation):
-            raise ValueError(
-                f"'augmentation' is a {type(augmentation).__name__}, expected one of gas.augment, "
-                "such as gas.MHAug(data, ...)"
-            )
+            raise _no_augmentation(augmentation)
         augmentation.check(data)
         _check_not_normalised(data, transform is not None)
         self.augmentation = augmentation
@@ -80,21 +97,24 @@ class Views:
         self.transform = transform
         self.graph = data if transform is None else transform(copy.copy(data))
         """What batches are cut from: ``data`` after ``transform``."""
+        self._edge_keys = [key for key, _ in self.graph if is_row_per_edge(self.graph, key)]
         self._looped: Tensor | None = None  # Weights with self-loops, before GCNNorm's.
         if transform is not None:
             self._check_transform()
-        self._read: dict[View, _State] = {}  # What was read of each state.
-        self._states: list[_State] = []
+        self._read: dict[GraphState, _State] = {}  # What was read of each state.
+        self._epoch: EpochViews | None = None
 
-    def run(self) -> None:
+    def run(self) -> EpochViews:
         """Runs the augmentation on the whole graph; batches that are cut now have its states."""
         # Tensors made in inference mode would be of no use to a later epoch of training.
         with torch.inference_mode(False), torch.no_grad():
             self.augmentation.run()
-            self._read_states()
+            return self._read_states()
 
     def cut(self, batch: Data, n_id: Tensor, weighted: bool = True) -> list[Data]:
-        """The views of a batch, with ``x``, the adjacency, ``e_id`` and attributes of edges.
+        """The views of a batch: ``x``, the adjacency, ``e_id`` and edge-level tensors of their own.
+
+        Everything else is the batch's.
 
         Args:
             batch: Cut from :attr:`graph`, with ``x``, ``e_id`` and the adjacency in any layout, its
@@ -102,26 +122,23 @@ class Views:
             n_id: The nodes of its features, of shape ``[nodes]``.
             weighted: Whether the values of ``adj_t`` are ``edge_weight``. (default: ``True``)
         """
-        if not self._states:
-            self._read_states()
-        first, second = self._states
-        view = _cut(first, batch, n_id, weighted)
-        if second is first:  # A chain that stayed: the same tensors, and one transpose, serve both.
-            return [view, copy.copy(view)]
-        return [view, _cut(second, batch, n_id, weighted)]
+        epoch = self._epoch or self._read_states()
+        return epoch.cut(batch, n_id, weighted)
 
     # States ---------------------------------------------------------------------------------------
 
-    def _read_states(self) -> None:
+    def _read_states(self) -> EpochViews:
         """Reads both states, but for one that was the current one of the last epoch."""
-        read: dict[View, _State] = {}
+        read: dict[GraphState, _State] = {}
         for view in self.augmentation.states:
             known = read.get(view) or self._read.get(view)
             read[view] = known or self._state(view)
-        self._states = [read[view] for view in self.augmentation.states]
         self._read = read
+        previous, current = (read[view] for view in self.augmentation.states)
+        self._epoch = EpochViews(previous, current, self._edge_keys)
+        return self._epoch
 
-    def _state(self, view: View) -> _State:
+    def _state(self, view: GraphState) -> _State:
         device = self.data.edge_index.device
         nodes, scale = view.node_mask.to(device), view.scale.to(device)
         kept = view.edge_mask.to(device)
@@ -182,7 +199,9 @@ class Views:
             )
 
 
-def _cut(state: _State, batch: Data, n_id: Tensor, weighted: bool) -> Data:
+def _cut(
+    state: _State, batch: Data, n_id: Tensor, weighted: bool, edge_keys: Sequence[str]
+) -> Data:
     key = "adj_t" if batch.get("adj_t") is not None else "edge_index"
     if isinstance(batch[key], Adjacency):
         entry, rowptr = kept_entries(batch[key].rowptr, batch.e_id, state.edges)
@@ -194,11 +213,12 @@ def _cut(state: _State, batch: Data, n_id: Tensor, weighted: bool) -> Data:
     view.num_nodes = batch.num_nodes
     value = None
     if state.weight is not None:
-        view.edge_weight = _native.gather_rows(state.weight, view.e_id)
+        view.edge_weight = gather_rows(state.weight, view.e_id)
         value = view.edge_weight.view(-1) if weighted else None
-    if batch.get("edge_attr") is not None:
-        view.edge_attr = batch.edge_attr.index_select(0, entry)
-    view[key] = keep_edges(batch[key], entry, value, rowptr)
+    for other, rows in batch:
+        if other not in view and other not in ("edge_index", "adj_t", "views"):
+            view[other] = rows.index_select(0, entry) if other in edge_keys else rows
+    view[key] = layout_of(batch[key]).keep(batch[key], entry, value, rowptr)
     return view
 
 
@@ -215,6 +235,14 @@ def _check_not_normalised(data: Data, transformed: bool) -> None:
             "views follow from their own degrees; pass the graph as it was before, build the "
             "augmentation on that, and pass the normalisation as 'graph_transform'"
         )
+
+
+def _no_augmentation(given: object) -> ValueError:
+    what = f"the class {given.__name__}" if isinstance(given, type) else f"a {type(given).__name__}"
+    return ValueError(
+        f"'augmentation' is {what}, expected one of gas.augment, built on the graph, such as "
+        "gas.MHAug(data, ...)"
+    )
 
 
 def _unsuitable(transform: object, reason: str) -> ValueError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gas import _native
+from gas.native.dropout import random_bits
 
 SEED = 0x5EED
 MOST_PENDING = 4096  # Fingerprints on a GPU that nobody has read yet.
@@ -24,7 +24,7 @@ class Visited:
 
     def __init__(self, size: int, device: torch.device) -> None:
         self._padding = torch.zeros(-size % 8, dtype=torch.bool, device=device)
-        self._key = _native.random_bits((size + 7) // 8, SEED, device)
+        self._key = random_bits((size + 7) // 8, SEED, device)
         self._seen: set[int] = set()
         self._pending: list[Tensor] = []
 

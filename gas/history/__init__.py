@@ -5,6 +5,7 @@ from gas.history.disk import DiskStore
 from gas.history.engine import TransferEngine
 from gas.history.history import History
 from gas.history.host import Pull
+from gas.history.rows import Rows
 from gas.history.store import MemoryStore, Store, TableStore
 from gas.history.tiers import pick_tier
 
@@ -14,6 +15,7 @@ __all__ = [
     "History",
     "MemoryStore",
     "Pull",
+    "Rows",
     "Store",
     "TableStore",
     "TransferEngine",

@@ -10,13 +10,18 @@ from torch import Tensor
 
 from gas.history.history import History
 from gas.history.host import Pull
+from gas.history.rows import Rows, StoredRows, join
 
 
 class BatchPulls:
     """Reads the halo's rows from every history, in the order in which a model needs them.
 
+    Several forward passes of the batch may share them, such as those of its views: every row is
+    pulled once. Tensors of what the first reads are copied for the others at once, because it is
+    the caller's then; nobody keeps more memory than if each had pulled.
+
     Args:
-        histories: The histories, in order.
+        histories: The histories whose pulls begin at once, in order.
         batch_size: The number of in-batch nodes, for which space is left in front of the rows.
         n_id: Global ids of the in-batch nodes, then of the halo.
         limit: How many pulls may be under way. (default: all)
@@ -25,8 +30,12 @@ class BatchPulls:
     def __init__(
         self, histories: Iterable[History], batch_size: int, n_id: Tensor, limit: int | None = None
     ) -> None:
+        self.readers = 1
+        """How many forward passes read each history."""
         self._waiting = deque(histories)
         self._started: dict[History, Pull] = {}
+        self._copies: dict[History, list[Tensor]] = {}  # For those who read after the first.
+        self._stored: dict[History, StoredRows] = {}
         self._batch_size = batch_size
         self._halo = n_id[batch_size:]
         self._limit = len(self._waiting) if limit is None else limit
@@ -41,78 +50,46 @@ class BatchPulls:
             history = self._waiting.popleft()
             self._started[history] = history.start_pull(self._halo, self._batch_size)
 
-    def has_started(self, history: History) -> bool:
-        """Whether the rows of a history are being read."""
-        return history in self._started
+    def tensor(self, history: History, own: Tensor) -> Tensor:
+        """The batch's own rows and its halo's, in a tensor that is the caller's."""
+        return join(own, self._pull(history))
 
-    def rows(self, history: History) -> Tensor:
+    def rows(self, history: History, own: Tensor) -> Rows:
+        """The same in two parts; the halo's stay where they are stored, if they can be read there.
+
+        They can't if they have been pulled already.
+        """
+        own = own if torch.is_grad_enabled() else own.detach()
+        stored = self._stored.get(history)
+        if stored is None and history not in self._started and history not in self._copies:
+            stored = history.in_place(self._halo, own.dtype)
+        if stored is None:
+            return Rows(own, self._pull(history)[self._batch_size :].to(own))
+        if self.readers > 1:
+            self._stored[history] = stored
+        return Rows(own, stored)
+
+    def _pull(self, history: History) -> Tensor:
         """The rows of the halo from a history, behind space for the batch's own."""
+        if self._copies.get(history):
+            return self._copies[history].pop()
         pull = self._started.get(history)
         if pull is None:  # In another order than the model's histories, again, or later.
             if history in self._waiting:
                 self._waiting.remove(history)
-            return history.start_pull(self._halo, self._batch_size).wait()
-        rows = pull.wait()
-        del self._started[history]
-        self._start()
+            rows = history.start_pull(self._halo, self._batch_size).wait()
+        else:
+            rows = pull.wait()
+            del self._started[history]
+            self._start()
+        if self.readers > 1 and history not in self._copies:
+            self._copies[history] = [torch.empty_like(rows) for _ in range(self.readers - 1)]
+            for copy in self._copies[history]:
+                copy[self._batch_size :] = rows[self._batch_size :]
         return rows
 
     def cancel(self) -> None:
-        """Takes back what nobody waited for."""
+        """Takes back what nobody waited for; copies stay for their readers."""
         self._waiting.clear()
         while self._started:
             self._started.popitem()[1].cancel()
-
-
-class SharedPulls:
-    """Lets several forward passes of one mini-batch read the same rows, which are pulled once.
-
-    What the first reads is copied for the others at once: it is the caller's then, who may change
-    it. Nobody keeps more memory than if each had pulled.
-
-    Args:
-        pulls: The pulls of the first.
-        batch_size: The number of in-batch nodes.
-        others: How many read after it.
-    """
-
-    def __init__(self, pulls: BatchPulls, batch_size: int, others: int) -> None:
-        self.others = [Copies(pulls) for _ in range(others)]
-        self._pulls = pulls
-        self._batch_size = batch_size
-
-    def has_started(self, history: History) -> bool:
-        """See :meth:`BatchPulls.has_started`."""
-        return self._pulls.has_started(history)
-
-    def rows(self, history: History) -> Tensor:
-        """See :meth:`BatchPulls.rows`."""
-        rows = self._pulls.rows(history)
-        for copies in self.others:
-            mine = copies[history] = torch.empty_like(rows)
-            mine[self._batch_size :] = rows[self._batch_size :]
-        return rows
-
-    def cancel(self) -> None:
-        """See :meth:`BatchPulls.cancel`."""
-        self._pulls.cancel()
-
-
-class Copies(dict[History, Tensor]):
-    """The rows that another forward pass has read from each history."""
-
-    def __init__(self, pulls: BatchPulls) -> None:
-        super().__init__()
-        self._pulls = pulls
-
-    def has_started(self, history: History) -> bool:
-        """See :meth:`BatchPulls.has_started`."""
-        return history in self
-
-    def rows(self, history: History) -> Tensor:
-        """See :meth:`BatchPulls.rows`; read anew what the other pass had no use for."""
-        return self.pop(history) if history in self else self._pulls.rows(history)
-
-    def cancel(self) -> None:
-        """Forgets what nobody asked for."""
-        self.clear()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gas import _transfer
+from gas.native import transfer
 
 _SHORT = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 NAMES = ("float64", "float32", "bfloat16", "float16", "int8")
@@ -51,7 +51,7 @@ class Codec:
 
     def columns(self, width: int) -> int:
         """The number of elements of a stored row of ``width`` values."""
-        return _transfer.stored_columns(self.name, width)
+        return transfer.stored_columns(self.name, width)
 
     def row_bytes(self, width: int) -> int:
         """The bytes of a stored row of ``width`` values."""

@@ -17,38 +17,15 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from gas import _cuda
-from gas._engine import By
-from gas._transfer import Job
 from gas.history.codec import Codec
 from gas.history.engine import TransferEngine
 from gas.history.host import HostLink, Pull, Where, as_index
 from gas.history.store import Store, TableStore
+from gas.native import device as kernels
+from gas.native.engine import By
+from gas.native.transfer import Job
 
 CHUNK_BYTES = 1 << 20  # Of a pinned buffer: large enough for the bus, small enough to overlap.
-
-
-class CudaPull(Pull):
-    """Rows on their way to a device."""
-
-    def __init__(
-        self,
-        engine: TransferEngine,
-        ticket: int | None,
-        out: Tensor,
-        event: torch.cuda.Event | None,
-    ) -> None:
-        super().__init__(engine, ticket, out)
-        self._event = event
-
-    def wait(self) -> Tensor:
-        """The rows; the current stream waits for them, the host doesn't."""
-        out = super().wait()  # That a worker has submitted all of them, where one has to.
-        current = torch.cuda.current_stream(out.device)
-        if self._event is not None:
-            current.wait_event(self._event)
-        out.record_stream(current)
-        return out
 
 
 class CudaLink(HostLink):
@@ -70,7 +47,7 @@ class CudaLink(HostLink):
             and store.direct
             and (
                 store.table.device == device
-                or (store.table.is_pinned() and _cuda.reads_host_memory())
+                or (store.table.is_pinned() and kernels.reads_host_memory())
             )
         )
         self._buffers: deque[tuple[Tensor, torch.cuda.Event]] = deque()
@@ -116,16 +93,16 @@ class CudaLink(HostLink):
             shape = (space + index.numel(), self.width)
             out = torch.empty(shape, dtype=out_dtype, device=self.device)
             if self.engine.io == "none":
-                return CudaPull(self.engine, None, out.zero_(), self.stream.record_event())
+                return Pull(self.engine, None, out.zero_(), self.stream.record_event())
             if not self.staged:
-                rows = _cuda.gather_rows(self._rows, ids)
+                rows = kernels.gather_rows(self._rows, ids)
                 self._decode(rows, out[space:], encoded)
-                return CudaPull(self.engine, None, out, self.stream.record_event())
+                return Pull(self.engine, None, out, self.stream.record_event())
         event = torch.cuda.Event()
         index = index.to("cpu", copy=True)
         job = Job.calling(lambda: self._pull_staged(index, out[space:], encoded, event))
         ticket = self.engine.jobs.submit(self.lane, job, By.WORKERS)
-        return CudaPull(self.engine, ticket, out, event)
+        return Pull(self.engine, ticket, out, event)
 
     def push(self, x: Tensor, where: Where) -> None:
         """See :meth:`HostLink.push`."""
@@ -136,7 +113,7 @@ class CudaLink(HostLink):
         x = x.to(self.device)
         with torch.cuda.device(self.device):
             if self._encoded(x.dtype):
-                rows = _cuda.encode(self.codec.name, x.float().contiguous())
+                rows = kernels.encode(self.codec.name, x.float().contiguous())
             else:
                 rows = x.to(self.codec.dtype, copy=True, memory_format=torch.contiguous_format)
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
@@ -146,13 +123,14 @@ class CudaLink(HostLink):
             self._submit_push(job)
             return
         ids = self._on_device(where) if isinstance(where, Tensor) else None
+        table = self._rows.data  # The history counts pushes; the tensor counts other changes.
         with torch.cuda.stream(self.stream):
             if ids is not None:
-                _cuda.scatter_rows(self._rows, ids, rows)
+                kernels.scatter_rows(table, ids, rows)
                 return
             begin = 0
             for first, size in where:
-                target = self._rows[first : first + size]
+                target = table[first : first + size]
                 target.copy_(rows[begin : begin + size], non_blocking=True)
                 begin += size
 
@@ -169,7 +147,7 @@ class CudaLink(HostLink):
 
     def _decode(self, rows: Tensor, out: Tensor, encoded: bool) -> None:
         if encoded:
-            _cuda.decode(self.codec.name, rows, out)
+            kernels.decode(self.codec.name, rows, out)
         else:
             out.copy_(rows)
 

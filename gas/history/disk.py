@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import mmap
 import os
+import platform
 import shutil
 import struct
 import tempfile
@@ -18,9 +18,15 @@ import torch
 
 from gas.history.store import TableStore
 
+try:
+    import fcntl
+except ImportError:  # Windows: a DiskStore refuses.
+    fcntl = None  # type: ignore[assignment]
+
 MAGIC = b"gas-hist"
 VERSION = 1
 HEADER_BYTES = 4096  # A page, so that rows start at one.
+ZEROS_BYTES = 1 << 20  # Written at once, where the system can't reserve space.
 # Magic, version, rows, columns, bytes of an element, name of what is stored.
 HEADER = struct.Struct("<8sIQQI32s")
 
@@ -43,6 +49,7 @@ class DiskStore(TableStore):
     Raises:
         ValueError: If the file exists and holds something else, naming what.
         OSError: If the disk is full, or the directory can't be written; nothing has changed then.
+        RuntimeError: If the system can't lock files.
     """
 
     tier = "disk"
@@ -55,6 +62,11 @@ class DiskStore(TableStore):
         path: str | Path | None = None,
         content: str | None = None,
     ) -> None:
+        if fcntl is None:
+            raise RuntimeError(
+                "histories on disk need a system that can lock files (POSIX), which "
+                f"{platform.system()} isn't: use store='host'"
+            )
         content = content or str(dtype).removeprefix("torch.")
         directory = None
         if path is None:
@@ -136,7 +148,11 @@ def _open(path: Path, header: bytes, num_bytes: int) -> tuple[int, bool]:
 def _reserve(path: Path, file: int, num_bytes: int) -> None:
     """Takes the space now: a write to a mapped file on a full disk would end the program."""
     try:
-        os.posix_fallocate(file, 0, num_bytes)
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file, 0, num_bytes)
+        else:  # As on macOS.
+            for start in range(0, num_bytes, ZEROS_BYTES):
+                os.pwrite(file, bytes(min(ZEROS_BYTES, num_bytes - start)), start)
     except OSError as error:
         path.unlink()
         if error.errno not in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
@@ -153,8 +169,16 @@ def _reserve(path: Path, file: int, num_bytes: int) -> None:
 def _check_header(path: Path, found: bytes, wanted: bytes, size: int, num_bytes: int) -> None:
     if len(found) < HEADER.size or not found.startswith(MAGIC):
         raise ValueError(f"'path' {str(path)!r} is not the file of a history: it has no header")
-    names = ("magic", "version", "rows", "columns", "bytes per element", "content")
-    for name, mine, other in zip(names, HEADER.unpack(wanted), HEADER.unpack(found), strict=True):
+    names = (
+        "magic",
+        "version",
+        "number of rows",
+        "number of columns",
+        "size of an element",
+        "content",
+    )
+    fields = list(zip(names, HEADER.unpack(wanted), HEADER.unpack(found), strict=True))
+    for name, mine, other in [*fields[:2], fields[-1], *fields[2:-1]]:  # What it is, then its size.
         if mine != other:
             shown = [v.rstrip(b"\0").decode() if isinstance(v, bytes) else v for v in (other, mine)]
             raise ValueError(

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import os
 import weakref
 
-import torch
-
-from gas._buffers import BufferPool
-from gas._engine import Engine
+from gas.history.cores import num_cores
+from gas.native.buffers import BufferPool
+from gas.native.engine import Engine
 
 MODES = ("serial", "concurrent", "none")
 
@@ -19,14 +17,6 @@ def check_io(io: str) -> str:
     if io not in MODES:
         raise ValueError(f"'io' is {io!r}, expected one of {', '.join(MODES)}")
     return io
-
-
-def has_idle_cores() -> bool:
-    """Whether computing on the CPU leaves cores to others.
-
-    Where it doesn't, work beside the computation would only interrupt it.
-    """
-    return torch.get_num_threads() < len(os.sched_getaffinity(0))
 
 
 class TransferEngine:
@@ -46,7 +36,7 @@ class TransferEngine:
         self.moved_bytes = 0
         self.pool = BufferPool()
         # Two lanes at least may wait for a disk or a network at the same time.
-        self.jobs = Engine(threads=max(2, min(4, len(os.sched_getaffinity(0)) // 4)))
+        self.jobs = Engine(threads=max(2, min(4, num_cores() // 4)))
         self._lanes = itertools.count()
         # Before Python ends, the workers must: they write to memory that it frees.
         self._finalizer = weakref.finalize(self, self.jobs.close)

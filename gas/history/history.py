@@ -4,29 +4,22 @@ from __future__ import annotations
 
 import copy
 import warnings
-import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from gas import _native
 from gas.history.codec import Codec
 from gas.history.cuda import CudaLink
 from gas.history.disk import DiskStore
 from gas.history.engine import TransferEngine
 from gas.history.host import HostLink, Pull, Where
+from gas.history.rows import StoredRows
 from gas.history.store import StoreFactory, TableStore
 from gas.history.tiers import make_store
-
-
-class Reader(Protocol):
-    """Who reads rows where they are stored."""
-
-    def settle(self) -> None:
-        """Reads them now."""
+from gas.native.checks import check_index, check_integer, check_range
 
 
 class History(torch.nn.Module):
@@ -70,8 +63,7 @@ class History(torch.nn.Module):
     ) -> None:
         super().__init__()
         for name, value in (("num_embeddings", num_embeddings), ("embedding_dim", embedding_dim)):
-            if not _native.is_integer(value) or value < 0:
-                raise ValueError(f"'{name}' is {value!r}, expected a non-negative integer")
+            check_integer(name, value, 0)
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim
         self.codec = Codec.of(dtype)
@@ -91,7 +83,6 @@ class History(torch.nn.Module):
         self._num_unwritten = int((self._written_at == 0).sum())
         self._warned = False
         self._closed = False
-        self._readers: list[weakref.ref[Reader]] = []  # Of the table, where it lies.
         self._dtype = self.codec.value_dtype  # What the model computes with, as far as is known.
 
     def _make_link(self) -> HostLink:
@@ -115,7 +106,6 @@ class History(torch.nn.Module):
         in a store without a table.
         """
         self._check_open()
-        self._settle_readers()
         self._link.wait()
         if isinstance(self.store, TableStore) and self.codec.dtype == self.codec.value_dtype:
             self._link.catch_up()
@@ -126,7 +116,6 @@ class History(torch.nn.Module):
     def reset_parameters(self) -> None:
         """Forgets everything that was pushed."""
         self._check_open()
-        self._settle_readers()
         self._link.wait()
         if isinstance(self.store, TableStore):
             self.store.table.zero_()
@@ -148,7 +137,6 @@ class History(torch.nn.Module):
         """Closes the store, once what is under way has been written. Nothing can follow."""
         if self._closed:
             return
-        self._settle_readers()
         self._closed = True
         try:
             self._link.wait()
@@ -207,18 +195,20 @@ class History(torch.nn.Module):
                 "of this history"
             )
         if not x.is_floating_point():
-            raise ValueError(f"'x' has dtype {x.dtype}, expected a floating-point type")
+            raise ValueError(
+                f"'x' has dtype {x.dtype}, expected a floating-point type: pass x.float()"
+            )
         if (offset is None) != (count is None):
             raise ValueError("'offset' and 'count' describe ranges together: pass both or neither")
         where: Where
         if offset is not None and count is not None:
             where = self._ranges(x, n_id, offset, count)
         elif n_id is not None:
-            _native.check_index("n_id", n_id)
+            check_index("n_id", n_id)
             if n_id.size(0) != x.size(0):
                 raise ValueError(f"'x' has {x.size(0)} rows, but 'n_id' names {n_id.size(0)}")
             where = n_id.cpu().contiguous()
-            _native.check_range("n_id", where, self.num_embeddings)
+            check_range("n_id", where, self.num_embeddings)
         elif x.size(0) != self.num_embeddings:
             raise ValueError(
                 f"'x' has {x.size(0)} rows, but the history has {self.num_embeddings}: pass "
@@ -227,7 +217,6 @@ class History(torch.nn.Module):
         else:
             where = [(0, self.num_embeddings)]
 
-        self._settle_readers()
         self._link.push(x.detach(), where)
         if self.engine.io == "none":
             return
@@ -316,10 +305,8 @@ class History(torch.nn.Module):
         """Whether a pull that has been started runs beside the computation."""
         return self._link.beside
 
-    def in_place(
-        self, n_id: Tensor, dtype: torch.dtype, reader: Reader
-    ) -> tuple[Tensor, Tensor] | None:
-        """Where rows lie, if they can be read there instead of being pulled.
+    def in_place(self, n_id: Tensor, dtype: torch.dtype) -> StoredRows | None:
+        """Rows where they lie, if they can be read there instead of being pulled.
 
         They can in memory of the device that the model computes on, if it computes in the type that
         they are stored in.
@@ -327,36 +314,37 @@ class History(torch.nn.Module):
         Args:
             n_id: The nodes that will be read, of shape ``[n]``, int64.
             dtype: What the caller computes with.
-            reader: Is settled, if it is still alive, before the table changes.
-
-        Returns:
-            The table, of shape ``[N, embedding_dim]``, not to be written to, and the rows of it on
-            the same device, of shape ``[n]``; or ``None``.
         """
         self._check_open()
-        _native.check_index("n_id", n_id)
+        check_index("n_id", n_id)
         where = self._link.in_place(n_id, dtype)
-        if where is not None:
-            if n_id.device.type == "cpu":  # Ids on a device are checked by the loader alone.
-                _native.check_range("n_id", n_id, self.num_embeddings)
-            self._warn_unwritten(n_id)
-            self._readers.append(weakref.ref(reader))
-        return where
+        if where is None:
+            return None
+        if n_id.device.type == "cpu":  # Ids on a device are checked by the loader alone.
+            check_range("n_id", n_id, self.num_embeddings)
+        self._warn_unwritten(n_id)
+        return StoredRows(self, *where, self._changes)
 
-    def _settle_readers(self) -> None:
-        """Lets those who read the table where it lies read it now: it is about to change."""
-        readers, self._readers = self._readers, []
-        for reader in (ref() for ref in readers):
-            if reader is not None:
-                reader.settle()
+    @property
+    def _changes(self) -> tuple[int, int]:
+        """Counts what others did to the table, and pushes."""
+        table = cast(TableStore, self.store).table
+        return 0 if table.is_inference() else table._version, self._num_pushes
+
+    def has_changed(self, index: Tensor, version: tuple[int, int]) -> bool:
+        """Whether rows of the table may have changed since it had a version."""
+        if self._closed or self._changes[0] != version[0]:
+            return True
+        pushes = version[1]
+        return self._num_pushes != pushes and bool((self._written_at[index.cpu()] > pushes).any())
 
     def _start(self, n_id: Tensor, space: int, dtype: torch.dtype, ahead: bool = False) -> Pull:
         self._check_open()
-        _native.check_index("n_id", n_id)
+        check_index("n_id", n_id)
         if self._device.type == "cpu":
             n_id = n_id.cpu()
         elif n_id.device.type == "cpu":  # Ids on a device are checked by the loader alone.
-            _native.check_range("n_id", n_id, self.num_embeddings)
+            check_range("n_id", n_id, self.num_embeddings)
         self._warn_unwritten(n_id)
         pull = self._link.pull(n_id, space, dtype, ahead)
         if self.engine.io != "none":
@@ -370,7 +358,7 @@ class History(torch.nn.Module):
         """Warns once when rows are read that nobody wrote."""
         if self._num_unwritten == 0 or self._warned or self.engine.io == "none":
             return
-        _native.check_range("n_id", n_id, self.num_embeddings)
+        check_range("n_id", n_id, self.num_embeddings)
         missing = int((self._written_at[n_id.cpu()] == 0).sum())
         if missing:
             self._warned = True
@@ -401,9 +389,8 @@ class History(torch.nn.Module):
         return twin
 
     def __getstate__(self) -> dict[str, Any]:
-        # What is under way, a stream, and who reads the table belong to this object.
-        state = {name: value for name, value in self.__dict__.items() if name != "_link"}
-        return {**state, "_readers": []}
+        # What is under way, and a stream, belong to this object.
+        return {name: value for name, value in self.__dict__.items() if name != "_link"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

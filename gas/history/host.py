@@ -9,12 +9,13 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from gas import _transfer
-from gas._engine import By
-from gas._transfer import Job, Table
 from gas.history.codec import Codec
-from gas.history.engine import TransferEngine, has_idle_cores
+from gas.history.cores import has_idle_cores
+from gas.history.engine import TransferEngine
 from gas.history.store import Store, TableStore
+from gas.native import transfer
+from gas.native.engine import By
+from gas.native.transfer import Job, Table
 
 # Rows of a table: by index, or ranges (first, count) that are filled in turn.
 Where = Tensor | Sequence[tuple[int, int]]
@@ -30,16 +31,33 @@ def as_index(where: Where) -> Tensor:
 
 
 class Pull:
-    """Rows on their way; see :meth:`gas.History.start_pull`."""
+    """Rows on their way; see :meth:`gas.History.start_pull`.
 
-    def __init__(self, engine: TransferEngine, ticket: int | None, out: Tensor) -> None:
+    Args:
+        engine: What moves them.
+        ticket: Of the job that does it, or submits it to a device; ``None`` if that has been done.
+        out: Where they go.
+        event: What they have arrived with on a device.
+    """
+
+    def __init__(
+        self,
+        engine: TransferEngine,
+        ticket: int | None,
+        out: Tensor,
+        event: torch.cuda.Event | None = None,
+    ) -> None:
         self._engine = engine
         self._ticket = ticket
         self._out = out
+        self._event = event
         self._cancelled = False
 
     def wait(self) -> Tensor:
-        """The rows, behind the space that was asked for."""
+        """The rows, behind the space that was asked for.
+
+        Those on a device are there for the current stream, which waits for them; the host doesn't.
+        """
         if self._cancelled:
             raise RuntimeError("this pull was taken back: start another one")
         if self._ticket is not None:
@@ -49,6 +67,10 @@ class Pull:
                 self.cancel()
                 raise
             self._ticket = None
+        if self._event is not None:
+            current = torch.cuda.current_stream(self._out.device)
+            current.wait_event(self._event)
+            self._out.record_stream(current)
         return self._out
 
     def cancel(self) -> None:
@@ -169,7 +191,7 @@ class HostLink:
 
     def _encoded(self, dtype: torch.dtype) -> bool:
         """Whether rows pass a codec on their way to or from values of a dtype."""
-        return self.codec.name in _transfer.CODECS and dtype != self.codec.dtype
+        return self.codec.name in transfer.CODECS and dtype != self.codec.dtype
 
     def _table(self, encoded: bool) -> Table:
         return Table(self._rows, self.codec.name, self.width) if encoded else Table(self._rows)
@@ -183,8 +205,8 @@ class HostLink:
         shape = (index.numel(), self.store.columns)
         rows = torch.empty(shape, dtype=self.store.dtype, device="cpu")
         self.store.read(index, rows)
-        out.copy_(_transfer.decode_torch(self.codec.name, rows, self.width) if encoded else rows)
+        out.copy_(transfer.decode_torch(self.codec.name, rows, self.width) if encoded else rows)
 
     def _write(self, x: Tensor, where: Where, encoded: bool) -> None:
-        rows = _transfer.encode_torch(self.codec.name, x) if encoded else x
+        rows = transfer.encode_torch(self.codec.name, x) if encoded else x
         self.store.write(as_index(where), rows)

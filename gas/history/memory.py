@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import errno
-import resource
 import shutil
 import tempfile
 from pathlib import Path
 
 import torch
+
+try:
+    import resource
+except ImportError:  # Windows.
+    resource = None  # type: ignore[assignment]
 
 # Limits of control groups, version 2 and 1: the file of the limit and that of what is used.
 CGROUPS = (
@@ -18,7 +22,10 @@ CGROUPS = (
 
 
 def free_memory(device: torch.device | None = None) -> int:
-    """The bytes that can still be allocated, of a device or of the host's memory."""
+    """The bytes that can still be allocated, of a device or of the host's memory.
+
+    A number too large to ever matter where the system doesn't tell: then, nothing is refused.
+    """
     if device is not None and device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     free = [_kilobytes("/proc/meminfo", "MemAvailable")]
@@ -28,9 +35,10 @@ def free_memory(device: torch.device | None = None) -> int:
             most, now = (file.read_text().strip() for file in files)
             if most != "max":
                 free.append(int(most) - int(now) + _reclaimable(files[0].parent))
-    most_address_space = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if most_address_space != resource.RLIM_INFINITY:
-        free.append(most_address_space - (_kilobytes("/proc/self/status", "VmSize") or 0))
+    if resource is not None:
+        most_address_space = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if most_address_space != resource.RLIM_INFINITY:
+            free.append(most_address_space - (_kilobytes("/proc/self/status", "VmSize") or 0))
     return max(0, min((f for f in free if f is not None), default=2**63))
 
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from gas._buffers import zeros
 from gas.history.memory import check_fits
+from gas.native.buffers import zeros
 
 
 class Store(abc.ABC):

@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.nn import Linear, ModuleList
 from torch_geometric.transforms import GCNNorm
 
+from gas.history.rows import Rows, first_rows
 from gas.models.layered import LayeredGNN, Neighbours
 from gas.nn import SimpleConv
 from gas.nn import dropout as drop
-from gas.nn.halo import first_rows
 
 
 class APPNP(LayeredGNN):
@@ -87,7 +87,7 @@ class APPNP(LayeredGNN):
         return self.lins[1](drop(x, self.dropout, self.training))
 
     def _layer(
-        self, layer: int, x: Tensor, first: Callable[[], Tensor], graph: Neighbours
+        self, layer: int, x: Tensor | Rows, first: Callable[[], Tensor], graph: Neighbours
     ) -> Tensor:
         h = self.propagate(graph.ends(x), graph.adj_t, graph.edge_weight)
         h = first_rows(h, graph.batch_size)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import BatchNorm1d, Linear
 from torch_geometric.transforms import GCNNorm
 
+from gas.history.rows import Rows
 from gas.models.layered import LayeredGNN, Neighbours, layer_widths
 from gas.nn import GCNConv
 from gas.nn import dropout as drop
@@ -93,6 +94,6 @@ class GCN(LayeredGNN):
         return x
 
     def _conv(
-        self, layer: int, x: Tensor, first: Callable[[], Tensor], graph: Neighbours
+        self, layer: int, x: Tensor | Rows, first: Callable[[], Tensor], graph: Neighbours
     ) -> Tensor:
         return self.convs[layer](x, graph.adj_t, graph.edge_weight)

@@ -11,10 +11,11 @@ from torch import Tensor
 from torch.nn import BatchNorm1d, Linear
 from torch_geometric.transforms import GCNNorm
 
+from gas.graph.layout import layout_of
+from gas.history.rows import Rows
 from gas.models.layered import LayeredGNN, Neighbours
 from gas.nn import GCN2Conv
 from gas.nn import dropout as drop
-from gas.subgraph import num_rows
 
 
 class GCN2(LayeredGNN):
@@ -89,10 +90,10 @@ class GCN2(LayeredGNN):
         return self.lins[0](x).relu()
 
     def _conv(
-        self, layer: int, x: Tensor, first: Callable[[], Tensor], graph: Neighbours
+        self, layer: int, x: Tensor | Rows, first: Callable[[], Tensor], graph: Neighbours
     ) -> Tensor:
         x_0 = first()
-        rows = num_rows(graph.adj_t)
+        rows = layout_of(graph.adj_t).num_rows(graph.adj_t)
         missing = (x.size(0) if rows is None else rows) - x_0.size(0)
         if missing:  # The empty rows of a square batch.
             x_0 = F.pad(x_0, (0, 0, 0, missing))

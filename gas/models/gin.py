@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn import BatchNorm1d, Identity, Linear, Module, ModuleList, ReLU, Sequential
 from torch_geometric.nn.inits import reset
 
+from gas.history.rows import Rows, first_rows
 from gas.models.layered import LayeredGNN, Neighbours, layer_widths
 from gas.nn import GINConv
-from gas.nn.halo import first_rows
 
 
 class GIN(LayeredGNN):
@@ -115,18 +115,19 @@ class GIN(LayeredGNN):
         return super().forward(x, adj_t, *args, edge_weight=edge_weight)
 
     def _conv(
-        self, layer: int, x: Tensor, first: Callable[[], Tensor], graph: Neighbours
+        self, layer: int, x: Tensor | Rows, first: Callable[[], Tensor], graph: Neighbours
     ) -> Tensor:
         conv, mlp = self.convs[layer], self.mlps[layer]
 
-        def f(h: Tensor) -> Tensor:
+        def f(h: Tensor | Rows) -> Tensor:
             # The empty rows of a square batch must not reach the statistics of batch norm.
             return mlp(first_rows(conv(graph.ends(h), graph.adj_t), graph.batch_size))
 
         out = f(x)
         if self.training and self.noise > 0 and layer > 0:
+            whole = x.tensor() if isinstance(x, Rows) else x
             with _remembering_nothing(mlp):
-                noisy = f(x + self.noise * torch.randn_like(x))
+                noisy = f(whole + self.noise * torch.randn_like(whole))
             distance = torch.linalg.vector_norm(noisy - out, dim=-1)
             self.reg_loss = self.reg_loss + distance.mean() / (self.num_layers - 1)
         return out

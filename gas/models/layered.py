@@ -11,11 +11,11 @@ from torch.nn import ModuleList
 from torch_geometric.nn.inits import reset
 from torch_geometric.transforms import BaseTransform
 
+from gas.graph.layout import layout_of
+from gas.history.rows import Rows, first_rows
 from gas.models.weights import check_weights
-from gas.nn import dropout
-from gas.nn.halo import first_rows
-from gas.scalable import ScalableGNN
-from gas.subgraph import num_rows
+from gas.nn import Adjacency, dropout
+from gas.scalable.model import ScalableGNN
 
 
 class Neighbours(NamedTuple):
@@ -30,9 +30,17 @@ class Neighbours(NamedTuple):
     edge_weight: Tensor | None
     batch_size: int | None
 
-    def ends(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+    @property
+    def takes_rows(self) -> bool:
+        """Whether layers take :class:`gas.history.Rows`: in the layout ``"fused"``, in a batch."""
+        adj_t = self.adj_t
+        return isinstance(adj_t, Adjacency) and adj_t.size(0) == self.batch_size
+
+    def ends(self, x: Tensor | Rows) -> Tensor | Rows | tuple[Tensor, Tensor]:
         """The features of all sources and, where these are fewer, of all destinations."""
-        rows = num_rows(self.adj_t)
+        if isinstance(x, Rows):
+            return x
+        rows = layout_of(self.adj_t).num_rows(self.adj_t)
         if rows is None:
             rows = self.batch_size
         return x if rows is None or rows == x.size(0) else (x, first_rows(x, rows))
@@ -49,7 +57,7 @@ class LayeredGNN(ScalableGNN):
         num_nodes: See :class:`gas.ScalableGNN`.
         widths: The width of every history, or one width for each of them.
         num_layers: See :class:`gas.ScalableGNN`.
-        dropout: Probability of dropping each element of a layer's input.
+        dropout: Probability of dropping each element of a layer's input. (default: ``0.0``)
         drop_input: Drop input features as well. (default: ``True``)
         residual: Add a layer's input to its output, where widths agree. (default: ``False``)
         pool_size: See :class:`gas.ScalableGNN`.
@@ -131,16 +139,16 @@ class LayeredGNN(ScalableGNN):
     ) -> Tensor:
         """Computes the outputs of the in-batch nodes, or of all; see :class:`gas.ScalableGNN`."""
         graph = self._graph(adj_t, edge_weight, args[0] if args else None)
-        x = self._start(x)
-        first = first_rows(x, graph.batch_size)
+        h: Any = self._start(x)  # Between layers Rows, where they take them.
+        first = first_rows(h, graph.batch_size)
         outs = [first]
         for layer in range(self.num_layers):
-            x = self._layer(layer, x, lambda: first, graph)
+            h = self._layer(layer, h, lambda: first, graph)
             if self.jumping_knowledge:
-                outs.append(x)
+                outs.append(h)
             if layer < self.num_layers - 1:
-                x = self.push_and_pull(self.histories[layer], x, *args)
-        return self._end(torch.cat(outs, dim=-1) if self.jumping_knowledge else x)
+                h = self.push_and_pull(self.histories[layer], h, *args, rows=graph.takes_rows)
+        return self._end(torch.cat(outs, dim=-1) if self.jumping_knowledge else h)
 
     def forward_layer(
         self,
@@ -182,7 +190,7 @@ class LayeredGNN(ScalableGNN):
         return x
 
     def _layer(
-        self, layer: int, x: Tensor, first: Callable[[], Tensor], graph: Neighbours
+        self, layer: int, x: Tensor | Rows, first: Callable[[], Tensor], graph: Neighbours
     ) -> Tensor:
         """One layer, of shape ``[batch_size, width]``; ``first`` yields the start's own rows."""
         x = dropout(x, self.dropout, self.training and (layer > 0 or self.drop_first))
@@ -197,7 +205,7 @@ class LayeredGNN(ScalableGNN):
         return self.activation(h)
 
     def _conv(
-        self, layer: int, x: Tensor, first: Callable[[], Tensor], graph: Neighbours
+        self, layer: int, x: Tensor | Rows, first: Callable[[], Tensor], graph: Neighbours
     ) -> Tensor:
         """The convolution of a layer."""
         return self.convs[layer](graph.ends(x), graph.adj_t)

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import BatchNorm1d, Linear, ModuleList
 
+from gas.history.rows import Rows
 from gas.models.layered import LayeredGNN, layer_widths
 from gas.nn import Adjacency, spmm
-from gas.nn.halo import row_by_row
+from gas.nn.conv import row_by_row
 
 AGGREGATORS = ("sum", "mean", "max", "min")
 SCALERS = ("identity", "amplification", "attenuation")
@@ -68,14 +69,18 @@ class PNAConv(torch.nn.Module):
         for lin in (*self.pre_lins, *self.post_lins, self.lin):
             lin.reset_parameters()
 
-    def forward(self, x: Tensor | tuple[Tensor, Tensor], adj_t: Any) -> Tensor:
+    def forward(self, x: Tensor | Rows | tuple[Tensor, Tensor], adj_t: Any) -> Tensor:
         """Computes one row per destination: of shape ``[rows, out_channels]``.
 
         Args:
             x: Features of sources and destinations, or a pair of both.
             adj_t: The adjacency, in any layout.
         """
-        source, own = (x, x) if isinstance(x, Tensor) else x
+        source: Tensor | Rows
+        if isinstance(x, Rows):
+            source, own = x, x.own
+        else:
+            source, own = (x, x) if isinstance(x, Tensor) else x
         adj = Adjacency.of(adj_t, source.size(0)).unweighted()
         log_degree = (adj.degree()[: own.size(0)].to(source.dtype) + 1).log()[:, None]
         out = self.lin(own)

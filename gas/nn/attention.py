@@ -6,16 +6,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch_geometric.nn as pyg
 from torch import Tensor
 
-from gas import _operators
-from gas._operators import Dropout, Matrix
-from gas.nn.adjacency import Adjacency
-from gas.nn.custom_op import custom_op
-from gas.nn.spmm import NONE, check_features
+from gas.graph.adjacency import Adjacency
+from gas.native import attention as kernels
+from gas.native.attention import Dropout
+from gas.native.custom_op import custom_op, learns
+from gas.native.matrix import Matrix
+from gas.nn.conv import FusedConv, is_front, put_together, row_by_row
+from gas.nn.spmm import NONE, check_features, check_tensors
 
 
-@custom_op("gas::gat_attention")
+@custom_op("gas::gat_attention", "gas.nn.gat_attention")
 def _attention(
     matrix: Sequence[Tensor],
     x: Tensor,
@@ -27,7 +30,7 @@ def _attention(
     keep_state: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     tensors = x.contiguous(), source.contiguous(), target.contiguous()
-    return _operators.attention(Matrix(*matrix), *tensors, slope, Dropout(p, int(seed)), keep_state)
+    return kernels.attention(Matrix(*matrix), *tensors, slope, Dropout(p, int(seed)), keep_state)
 
 
 @_attention.register_fake
@@ -47,7 +50,7 @@ def _(
     return out, maximum, total, weight, positive
 
 
-@custom_op("gas::gat_attention_backward")
+@custom_op("gas::gat_attention_backward", "gas.nn.gat_attention")
 def _attention_backward(
     matrix: Sequence[Tensor],
     x: Tensor,
@@ -63,7 +66,7 @@ def _attention_backward(
     positive: Tensor,
     grad: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return _operators.attention_backward(
+    return kernels.attention_backward(
         Matrix(*matrix),
         x.contiguous(),
         source.contiguous(),
@@ -153,6 +156,7 @@ def gat_attention(
         ValueError: If shapes, types or numbers don't fit, naming the argument.
     """
     check_features(adj, x, 3)
+    check_tensors(adj, source=source, target=target)
     heads = x.size(1)
     for name, scores, rows in (("source", source, adj.size(1)), ("target", target, adj.size(0))):
         if scores.shape != (rows, heads):
@@ -166,9 +170,7 @@ def gat_attention(
     kind = torch.float32 if x.dtype == torch.bfloat16 else x.dtype
     p = dropout if training else 0.0
     seed = draw_seed(p)
-    keep_state = torch.is_grad_enabled() and (
-        x.requires_grad or source.requires_grad or target.requires_grad
-    )
+    keep_state = learns(x, source, target)
     source, target = source.to(kind), target.to(kind)
     return _attention(adj.matrix, x, source, target, negative_slope, p, seed, keep_state)[0]
 
@@ -182,3 +184,71 @@ def check_dropout(dropout: float) -> None:
 def draw_seed(p: float) -> Tensor:
     """A seed of dropout's generator, int64; 0, without drawing, if nothing is dropped."""
     return torch.randint(2**63 - 1, ()) if p > 0 else torch.zeros((), dtype=torch.int64)
+
+
+class GATConv(FusedConv, pyg.GATConv):
+    """:class:`torch_geometric.nn.GATConv`, without anything of the size of the edges."""
+
+    def forward(
+        self,
+        x: Tensor | tuple[Tensor, Tensor],
+        edge_index: Any,
+        edge_attr: Tensor | None = None,
+        size: Any = None,
+        return_attention_weights: bool | None = None,
+    ) -> Any:
+        """See PyG."""
+        reason = self._reason(edge_index, edge_attr, return_attention_weights)
+        if reason:
+            if isinstance(edge_index, Adjacency):
+                edge_index, _ = edge_index.to_edge_index()
+            out = super().forward(
+                put_together(x), edge_index, edge_attr, size, return_attention_weights
+            )
+            self.path = f"pyg: {reason}"
+            return out
+        self.path = "fused"
+        heads, width = self.heads, self.out_channels
+        own = x if isinstance(x, Tensor) else x[1]
+        lin = self.lin if self.lin is not None else self.lin_src
+        source = row_by_row(lin, x if isinstance(x, Tensor) else x[0]).view(-1, heads, width)
+        if isinstance(x, Tensor) and self.lin is not None:
+            target = source
+        elif self.lin is not None and is_front(x[0], own):
+            target = source[: own.size(0)]  # The rows of the batch have been transformed already.
+        else:
+            lin = self.lin if self.lin is not None else self.lin_dst
+            target = lin(own).view(-1, heads, width)
+        adj = edge_index.with_self_loops() if self.add_self_loops else edge_index
+        out = gat_attention(
+            adj,
+            source,
+            (source * self.att_src).sum(dim=-1),
+            (target * self.att_dst).sum(dim=-1),
+            self.negative_slope,
+            self.dropout,
+            self.training,
+        )
+        out = out.flatten(1) if self.concat else out.mean(dim=1)
+        if self.res is not None:
+            out = out + self.res(own)
+        return out if self.bias is None else out + self.bias
+
+    def _reason(self, adj: Any, edge_attr: Any, return_attention_weights: Any) -> str:
+        reason = why_not_fused(self, adj, edge_attr, return_attention_weights)
+        return reason or ("'negative_slope' is below zero" if self.negative_slope < 0 else "")
+
+
+def why_not_fused(conv: Any, adj: Any, edge_attr: Any, return_attention_weights: Any) -> str:
+    """Why attention can't be fused; empty if it can."""
+    if not isinstance(adj, Adjacency):
+        return f"the adjacency is a {type(adj).__name__}"
+    if conv.edge_dim is not None or edge_attr is not None:
+        return "edge features"
+    if return_attention_weights is not None:
+        return "'return_attention_weights' is given"
+    if conv.dropout >= 1:
+        return "'dropout' is 1"
+    if conv._reduce != "sum":
+        return f"aggr={conv.aggr!r} is not sum"
+    return conv._unsupported({})

@@ -6,17 +6,20 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch_geometric.nn as pyg
 from torch import Tensor
 
-from gas import _attention_v2
-from gas._operators import Dropout, Matrix
-from gas.nn.adjacency import Adjacency
-from gas.nn.attention import check_dropout, draw_seed
-from gas.nn.custom_op import custom_op
-from gas.nn.spmm import NONE, check_features
+from gas.graph.adjacency import Adjacency
+from gas.native import attention_v2 as kernels
+from gas.native.attention import Dropout
+from gas.native.custom_op import custom_op
+from gas.native.matrix import Matrix
+from gas.nn.attention import check_dropout, draw_seed, why_not_fused
+from gas.nn.conv import FusedConv, is_front, put_together, row_by_row
+from gas.nn.spmm import NONE, check_features, check_tensors
 
 
-@custom_op("gas::gatv2_attention")
+@custom_op("gas::gatv2_attention", "gas.nn.gatv2_attention")
 def _attention(
     matrix: Sequence[Tensor],
     source: Tensor,
@@ -27,7 +30,7 @@ def _attention(
     seed: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     tensors = source.contiguous(), target.contiguous(), att.contiguous()
-    return _attention_v2.attention_v2(Matrix(*matrix), *tensors, slope, Dropout(p, int(seed)))
+    return kernels.attention_v2(Matrix(*matrix), *tensors, slope, Dropout(p, int(seed)))
 
 
 @_attention.register_fake
@@ -45,7 +48,7 @@ def _(
     return out, maximum, total
 
 
-@custom_op("gas::gatv2_attention_backward")
+@custom_op("gas::gatv2_attention_backward", "gas.nn.gatv2_attention")
 def _attention_backward(
     matrix: Sequence[Tensor],
     source: Tensor,
@@ -62,7 +65,7 @@ def _attention_backward(
     tensors = source.contiguous(), target.contiguous(), att.contiguous()
     how = slope, Dropout(p, int(seed))
     state = out, maximum, total, grad.contiguous()
-    return _attention_v2.attention_v2_backward(Matrix(*matrix), *tensors, *how, *state)
+    return kernels.attention_v2_backward(Matrix(*matrix), *tensors, *how, *state)
 
 
 @_attention_backward.register_fake
@@ -138,6 +141,7 @@ def gatv2_attention(
         ValueError: If shapes, types or numbers don't fit, naming the argument.
     """
     check_features(adj, source, 3, "source")
+    check_tensors(adj, target=target, att=att)
     shape = (adj.size(0), *source.shape[1:])
     if target.shape != shape or target.dtype != source.dtype:
         raise ValueError(
@@ -150,3 +154,37 @@ def gatv2_attention(
     att = att.to(torch.float32 if source.dtype == torch.bfloat16 else source.dtype)
     p = dropout if training else 0.0
     return _attention(adj.matrix, source, target, att, negative_slope, p, draw_seed(p))[0]
+
+
+class GATv2Conv(FusedConv, pyg.GATv2Conv):
+    """:class:`torch_geometric.nn.GATv2Conv`, without anything of the size of the edges."""
+
+    def forward(
+        self,
+        x: Tensor | tuple[Tensor, Tensor],
+        edge_index: Any,
+        edge_attr: Tensor | None = None,
+        return_attention_weights: bool | None = None,
+    ) -> Any:
+        """See PyG."""
+        reason = why_not_fused(self, edge_index, edge_attr, return_attention_weights)
+        if reason:
+            if isinstance(edge_index, Adjacency):
+                edge_index, _ = edge_index.to_edge_index()
+            out = super().forward(put_together(x), edge_index, edge_attr, return_attention_weights)
+            self.path = f"pyg: {reason}"
+            return out
+        self.path = "fused"
+        whole, own = (x, x) if isinstance(x, Tensor) else x
+        source = row_by_row(self.lin_l, whole).view(-1, self.heads, self.out_channels)
+        if self.lin_l is self.lin_r and (own is whole or is_front(whole, own)):
+            target = source[: own.size(0)]  # These rows have been transformed already.
+        else:
+            target = self.lin_r(own).view(-1, self.heads, self.out_channels)
+        adj = edge_index.with_self_loops() if self.add_self_loops else edge_index
+        how = self.negative_slope, self.dropout, self.training
+        out = gatv2_attention(adj, source, target, self.att[0], *how)
+        out = out.flatten(1) if self.concat else out.mean(dim=1)
+        if self.res is not None:
+            out = out + self.res(own)
+        return out if self.bias is None else out + self.bias

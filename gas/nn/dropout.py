@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, overload
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gas import _native
-from gas.nn.halo import BatchRows, parts_of
+from gas.history.rows import Rows
+from gas.native import dropout as kernels
+from gas.native.custom_op import is_plain
 
 
 class _Dropout(torch.autograd.Function):
@@ -18,27 +20,36 @@ class _Dropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, p: float, seed: int) -> Tensor:
         ctx.p, ctx.seed = p, seed
-        return _native.dropout(x, p, seed)
+        return kernels.dropout(x, p, seed)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         return _Dropout.apply(grad, ctx.p, ctx.seed), None, None
 
 
-def dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
+@overload
+def dropout(x: Tensor, p: float = ..., training: bool = ...) -> Tensor: ...
+
+
+@overload
+def dropout(x: Rows, p: float = ..., training: bool = ...) -> Rows: ...
+
+
+def dropout(x: Tensor | Rows, p: float = 0.5, training: bool = True) -> Tensor | Rows:
     """Sets each element to zero with probability ``p`` and scales the rest by ``1 / (1 - p)``.
 
     Like ``torch.nn.functional.dropout``, which on the CPU draws its random numbers one after the
     other and takes most of a small model's epoch. This one computes each from its position, in
     parallel, and again in the backward pass; ``torch.manual_seed`` makes it repeatable. On other
-    devices, and for other types than float32 and float64, it is PyTorch's.
+    devices, for other types than float32 and float64, and to the compiler and function transforms
+    it is PyTorch's.
 
-    Of what :meth:`gas.ScalableGNN.push_and_pull` returns it drops elements of the batch's own rows.
-    Those of the halo, which are the expectation of what dropout would make of them, get no gradient
-    and stay where they are stored.
+    Of :class:`gas.history.Rows`, which :meth:`gas.ScalableGNN.push_and_pull` returns if asked to,
+    it drops elements of the batch's own rows. Those of the halo, which are the expectation of what
+    dropout would make of them, stay where they are stored.
 
     Args:
-        x: A tensor of any shape.
+        x: A tensor of any shape, or :class:`gas.history.Rows`.
         p: The probability of dropping an element, in ``[0, 1]``. (default: ``0.5``)
         training: Whether to drop at all. (default: ``True``)
     """
@@ -46,11 +57,10 @@ def dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
         raise ValueError(f"'p' is {p}, expected a probability in [0, 1]")
     if not training or p == 0.0:
         return x
-    parts = parts_of(x)
-    if parts is not None:
-        return BatchRows.of(dropout(parts.own, p), parts.halo)
+    if isinstance(x, Rows):
+        return replace(x, own=dropout(x.own, p))
     native = x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
-    if not native or p == 1.0:
+    if not native or p == 1.0 or not is_plain(x):
         return F.dropout(x, p)
     seed = int(torch.empty((), dtype=torch.int64).random_())
     return _Dropout.apply(x, p, seed)
@@ -59,7 +69,7 @@ def dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
 class Dropout(torch.nn.Dropout):
     """:class:`torch.nn.Dropout` by :func:`dropout`; with ``inplace=True`` it is PyTorch's."""
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, input: Any) -> Any:
         """See :func:`dropout`."""
         if self.inplace:
             return super().forward(input)

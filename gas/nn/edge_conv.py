@@ -6,13 +6,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+import torch_geometric.nn as pyg
 from torch import Tensor
 
-from gas import _edge_conv
-from gas._operators import Matrix
-from gas.nn.adjacency import Adjacency
-from gas.nn.custom_op import custom_op
-from gas.nn.spmm import NONE, REDUCES, check_features, spmm
+from gas.graph.adjacency import Adjacency
+from gas.native import edge_conv as kernels
+from gas.native.custom_op import custom_op, learns
+from gas.native.matrix import Matrix
+from gas.nn.conv import REDUCES, FusedConv, row_by_row
+from gas.nn.spmm import NONE, check_features, check_tensors, spmm
 
 # By class: the kernel's name, and the attribute that holds its parameter.
 ACTIVATIONS: dict[type[torch.nn.Module], tuple[str, str]] = {
@@ -24,7 +27,7 @@ ACTIVATIONS: dict[type[torch.nn.Module], tuple[str, str]] = {
 }
 
 
-@custom_op("gas::edge_conv")
+@custom_op("gas::edge_conv", "gas.nn.edge_conv")
 def _sums(
     matrix: Sequence[Tensor],
     target: Tensor,
@@ -35,7 +38,7 @@ def _sums(
     keep_state: bool,
 ) -> tuple[Tensor, Tensor]:
     tensors = target.contiguous(), source.contiguous()
-    return _edge_conv.edge_conv(Matrix(*matrix), *tensors, activation, parameter, mean, keep_state)
+    return kernels.edge_conv(Matrix(*matrix), *tensors, activation, parameter, mean, keep_state)
 
 
 @_sums.register_fake
@@ -52,7 +55,7 @@ def _(
     return out, torch.empty_like(out) if keep_state else out.new_empty(0)
 
 
-@custom_op("gas::edge_conv_backward")
+@custom_op("gas::edge_conv_backward", "gas.nn.edge_conv")
 def _sums_backward(
     matrix: Sequence[Tensor],
     target: Tensor,
@@ -62,7 +65,7 @@ def _sums_backward(
     grad: Tensor,
 ) -> Tensor:
     tensors = target.contiguous(), source.contiguous(), activation, parameter, grad.contiguous()
-    return _edge_conv.edge_conv_backward(Matrix(*matrix), *tensors)
+    return kernels.edge_conv_backward(Matrix(*matrix), *tensors)
 
 
 @_sums_backward.register_fake
@@ -77,6 +80,17 @@ def _(
     return torch.empty_like(source, memory_format=torch.contiguous_format)
 
 
+@custom_op("gas::edge_conv_scale", "gas.nn.edge_conv")
+def _scale(grad: Tensor, slope: Tensor, target: Tensor, source: Tensor) -> Tensor:
+    # The slope depends on target and source, which a second derivative mustn't overlook.
+    return grad * slope
+
+
+@_scale.register_fake
+def _(grad: Tensor, slope: Tensor, target: Tensor, source: Tensor) -> Tensor:
+    return torch.empty_like(slope)
+
+
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     matrix, target, source, ctx.activation, ctx.parameter, ctx.mean, _ = inputs
     ctx.mark_non_differentiable(output[1])
@@ -87,7 +101,8 @@ def _grad(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
     *parts, target, source, slope = ctx.saved_tensors
     grad_target = grad_source = None
     if ctx.needs_input_grad[1]:
-        grad_target = grad * slope
+        is_bent = ctx.activation not in ("relu", "leaky_relu")
+        grad_target = _scale(grad, slope, target, source) if is_bent else grad * slope
     if ctx.needs_input_grad[2]:
         if ctx.mean:
             grad = grad / Matrix(*parts).rowptr.diff().clamp(min=1).to(grad.dtype)[:, None]
@@ -159,6 +174,7 @@ def edge_conv(
     if reduce not in REDUCES:
         raise ValueError(f"'reduce' is {reduce!r}, expected one of {', '.join(REDUCES)}")
     check_features(adj, source, 2, "source")
+    check_tensors(adj, target=target)
     if target.shape != (adj.size(0), source.size(1)) or target.dtype != source.dtype:
         raise ValueError(
             f"'target' is {target.dtype} of shape {list(target.shape)}, expected {source.dtype} of "
@@ -166,7 +182,7 @@ def edge_conv(
         )
     name, parameter = activation_of(activation, reduce)
     if reduce in ("sum", "mean") and name != "identity":
-        keep_state = torch.is_grad_enabled() and target.requires_grad
+        keep_state = learns(target)
         mean = reduce == "mean"
         return _sums(adj.matrix, target, source, name, parameter, mean, keep_state)[0]
     out = spmm(adj.unweighted(), source, reduce=reduce)
@@ -176,3 +192,40 @@ def edge_conv(
     if activation is not None:
         out = activation(out)
     return out.masked_fill((adj.degree() == 0)[:, None], 0)
+
+
+class EdgeConv(FusedConv, pyg.EdgeConv):
+    """:class:`torch_geometric.nn.EdgeConv`, with products for nodes instead of edges.
+
+    Where ``nn`` is a linear layer, or one and an activation of :func:`gas.nn.edge_conv`. The
+    difference ``x_j - x_i`` is taken after the product, which rounds more coarsely where positions
+    are large and differences small.
+    """
+
+    nn: torch.nn.Module
+
+    def _unsupported(self, kwargs: dict[str, Any]) -> str:
+        reason = super()._unsupported(kwargs)
+        if reason:
+            return reason
+        layers = _layers(self.nn)
+        if type(layers[0]) not in (torch.nn.Linear, pyg.Linear) or len(layers) > 2:
+            return "'nn' is more than a linear layer and an activation"
+        if any(m._forward_hooks or m._forward_pre_hooks for m in (self.nn, *layers)):
+            return "'nn' has hooks"
+        try:
+            activation_of(layers[1] if len(layers) > 1 else None, self._reduce)
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    def _propagate(self, adj: Adjacency, x: Any, **_: Any) -> Tensor:
+        linear, activation = (*_layers(self.nn), None)[:2]
+        by_target, by_difference = linear.weight.chunk(2, dim=1)
+        target = F.linear(x[1], by_target - by_difference, linear.bias)
+        source = row_by_row(lambda rows: F.linear(rows, by_difference), x[0])
+        return edge_conv(adj, target, source, activation, self._reduce)
+
+
+def _layers(module: Any) -> list[Any]:
+    return list(module) if type(module) is torch.nn.Sequential and len(module) else [module]

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from gas.nn.conv import GCN2Conv, GCNConv, GINConv, GraphConv, SAGEConv, SimpleConv, pyg_class
-from gas.nn.conv_attention import GATConv, GATv2Conv
-from gas.nn.conv_edge import EdgeConv, GMMConv
+from gas.nn.attention import GATConv
+from gas.nn.attention_v2 import GATv2Conv
+from gas.nn.conv import pyg_class
 from gas.nn.dropout import Dropout
+from gas.nn.edge_conv import EdgeConv
+from gas.nn.gcn import GCN2Conv, GCNConv
+from gas.nn.mixture import GMMConv
+from gas.nn.spmm import GINConv, GraphConv, SAGEConv, SimpleConv
 
 CONVS = (
     EdgeConv,
@@ -29,8 +33,8 @@ def fuse(model: torch.nn.Module) -> torch.nn.Module:
 
     Weights, hooks and ``state_dict`` stay as they are; layers of other classes, subclasses of PyG's
     included, are left alone. Load batches with ``layout='fused'``. Layers that are
-    :class:`torch.nn.Dropout` draw faster and spare the halo's rows, see :func:`gas.nn.dropout`; a
-    ``forward`` that calls ``torch.nn.functional.dropout`` may call that instead.
+    :class:`torch.nn.Dropout` draw faster, see :func:`gas.nn.dropout`; a ``forward`` that calls
+    ``torch.nn.functional.dropout`` may call that instead.
 
     Args:
         model: Any model.

@@ -6,21 +6,24 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch_geometric.nn as pyg
 from torch import Tensor
 
-from gas import _mixture
-from gas._mixture import Mixture
-from gas._operators import Matrix
-from gas.nn.adjacency import Adjacency
-from gas.nn.custom_op import custom_op
-from gas.nn.spmm import NONE, check_features
+from gas.graph.adjacency import Adjacency
+from gas.history.rows import Rows
+from gas.native import mixture as kernels
+from gas.native.custom_op import custom_op
+from gas.native.matrix import Matrix
+from gas.native.mixture import Mixture
+from gas.nn.conv import FusedConv, put_together, row_by_row
+from gas.nn.spmm import NONE, check_features, check_tensors
 
 
 def _contiguous(*tensors: Tensor) -> Mixture:
     return Mixture(*(tensor.contiguous() for tensor in tensors))
 
 
-@custom_op("gas::mixture_spread")
+@custom_op("gas::mixture_spread", "gas.nn.gaussian_mixture")
 def _spread(
     matrix: Sequence[Tensor],
     x: Tensor,
@@ -31,7 +34,7 @@ def _spread(
     transposed: bool,
 ) -> Tensor:
     mixture = _contiguous(pseudo, mu, sigma)
-    return _mixture.spread(Matrix(*matrix), mixture, x.contiguous(), mean, transposed)
+    return kernels.spread(Matrix(*matrix), mixture, x.contiguous(), mean, transposed)
 
 
 @_spread.register_fake
@@ -48,7 +51,7 @@ def _(
     return x.new_empty(m.num_cols if transposed else m.num_rows, mu.size(0), x.size(1))
 
 
-@custom_op("gas::mixture_collapse")
+@custom_op("gas::mixture_collapse", "gas.nn.gaussian_mixture")
 def _collapse(
     matrix: Sequence[Tensor],
     x: Tensor,
@@ -59,7 +62,7 @@ def _collapse(
     transposed: bool,
 ) -> Tensor:
     mixture = _contiguous(pseudo, mu, sigma)
-    return _mixture.collapse(Matrix(*matrix), mixture, x.contiguous(), mean, transposed)
+    return kernels.collapse(Matrix(*matrix), mixture, x.contiguous(), mean, transposed)
 
 
 @_collapse.register_fake
@@ -76,7 +79,7 @@ def _(
     return x.new_empty(m.num_cols if transposed else m.num_rows, x.size(2))
 
 
-@custom_op("gas::mixture_backward")
+@custom_op("gas::mixture_backward", "gas.nn.gaussian_mixture")
 def _backward(
     matrix: Sequence[Tensor],
     own: Tensor,
@@ -90,7 +93,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     mixture = _contiguous(pseudo, mu, sigma)
     sides = own.contiguous(), other.contiguous()
-    return _mixture.backward(Matrix(*matrix), mixture, *sides, keep_out, keep_pseudo, transposed)
+    return kernels.backward(Matrix(*matrix), mixture, *sides, keep_out, keep_pseudo, transposed)
 
 
 @_backward.register_fake
@@ -196,6 +199,7 @@ def gaussian_mixture(
     if reduce not in ("sum", "mean"):
         raise ValueError(f"'reduce' is {reduce!r}, expected one of sum, mean")
     check_features(adj, x, 2 if isinstance(x, Tensor) and x.dim() == 2 else 3)
+    check_tensors(adj, pseudo=pseudo, mu=mu, sigma=sigma)
     if mu.dim() != 2 or (x.dim() == 3 and mu.size(0) != x.size(1)):
         kernels = x.size(1) if x.dim() == 3 else "kernels"
         raise ValueError(f"'mu' has shape {list(mu.shape)}, expected [{kernels}, dims]")
@@ -210,3 +214,76 @@ def gaussian_mixture(
     mixture = pseudo.to(kind), mu.to(kind), sigma.to(kind)
     operator = _spread if x.dim() == 2 else _collapse
     return operator(adj.matrix, x, *mixture, reduce == "mean", False)
+
+
+class GMMConv(FusedConv, pyg.GMMConv):
+    """:class:`torch_geometric.nn.GMMConv`; transforms before or after it sums, what is cheaper."""
+
+    def forward(
+        self,
+        x: Tensor | tuple[Tensor, Tensor | None],
+        edge_index: Any,
+        edge_attr: Tensor | None = None,
+        size: Any = None,
+    ) -> Tensor:
+        """See PyG; without ``edge_attr``, values of the adjacency are the coordinates."""
+        if not isinstance(edge_index, Adjacency):
+            return super().forward(put_together(x), edge_index, edge_attr, size)
+        pseudo = edge_attr
+        if pseudo is None:
+            if edge_index.value is None or self.dim != 1:
+                raise ValueError(
+                    "'edge_attr' is None, expected coordinates of shape "
+                    f"[{edge_index.num_entries}, {self.dim}], in the order of the entries of the "
+                    "adjacency"
+                )
+            pseudo = edge_index.value[:, None]
+        reason = self._unsupported({})
+        if reason:
+            out = super().forward(put_together(x), edge_index.to_edge_index()[0], pseudo, size)
+            self.path = f"pyg: {reason}"
+            return out
+        self.path = "fused"
+        source, own = (x, x) if isinstance(x, Tensor) else x
+        mixture = pseudo, self.mu, self.sigma, self._reduce
+        weight = self.g.view(-1, self.kernel_size, self.out_channels)  # [in, kernels, out]
+        if sums_first(edge_index, source, self.kernel_size, self.out_channels):
+            sums = gaussian_mixture(
+                edge_index, put_together(source), *mixture
+            )  # [rows, kernels, in]
+            out = sums.flatten(1) @ weight.transpose(0, 1).flatten(0, 1)
+        else:
+            transformed = row_by_row(lambda rows: rows @ self.g, source).view(
+                -1, self.kernel_size, self.out_channels
+            )
+            out = gaussian_mixture(edge_index, transformed, *mixture)
+        if self.root_weight and own is not None:
+            out = out + self.root(own)
+        return out if self.bias is None else out + self.bias
+
+    def _unsupported(self, kwargs: dict[str, Any]) -> str:
+        if self.separate_gaussians:
+            return "separate_gaussians=True"
+        if self._reduce in ("max", "min"):
+            return f"aggr={self.aggr!r} is none of sum, mean"
+        return super()._unsupported(kwargs)
+
+
+# One element of a product that computes its weights takes as long as so many multiplications of a
+# dense one. Those of a plain product take 4 to 34, by degree and width; see also conv.py.
+SPARSE_COST = 10
+
+
+def sums_first(adj: Adjacency, x: Tensor | Rows, kernels: int, out_channels: int) -> bool:
+    """Whether summing each kernel's rows before the linear layer costs less than after it.
+
+    Either way a pass over the edges reads a row of each kernel and another reads one row for all of
+    them, but for a narrow input, or one without a gradient. What differs most is the product: of
+    the rows, or of the columns.
+    """
+    rows, cols = adj.shape
+    again = 1 if x.requires_grad else 0
+    product = kernels * x.size(1) * out_channels
+    before = SPARSE_COST * adj.num_entries * x.size(1) * (2 + again * kernels) + 3 * rows * product
+    after = SPARSE_COST * adj.num_entries * out_channels * (1 + kernels)
+    return before <= after + (2 + again) * cols * product

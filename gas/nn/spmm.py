@@ -1,4 +1,4 @@
-"""Sums, means and extremes over neighbours."""
+"""Sums, means and extremes over neighbours, and PyG's convolutions that are no more."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+import torch_geometric.nn as pyg
 from torch import Tensor
 
-from gas import _operators
-from gas._operators import TYPES, Matrix
-from gas.nn.adjacency import Adjacency
-from gas.nn.custom_op import custom_op
-from gas.nn.halo import parts_of
+from gas.graph.adjacency import Adjacency
+from gas.history.rows import TAKERS, Rows
+from gas.native import sparse as kernels
+from gas.native.custom_op import custom_op
+from gas.native.matrix import TYPES, Matrix
+from gas.nn.conv import REDUCES, FusedConv, put_together
 
-REDUCES = ("sum", "mean", "max", "min")
 NONE = [None] * len(Matrix._fields)  # The gradients towards a matrix.
 
 
-@custom_op("gas::multiply")
+@custom_op("gas::multiply", "gas.nn.spmm")
 def _multiply(
     matrix: Sequence[Tensor],
     weight: Tensor | None,
@@ -33,7 +34,7 @@ def _multiply(
     # The rows of a batch's halo are those of `other` at `place`, behind the rows of `x`.
     m = Matrix(*matrix)
     how = mean, transposed, num_rows
-    return _operators.multiply(m, weight, x.contiguous(), *how, other, place)
+    return kernels.multiply(m, weight, x.contiguous(), *how, other, place)
 
 
 @_multiply.register_fake
@@ -53,13 +54,13 @@ def _(
     return x.new_empty(num_rows, x.size(1))
 
 
-@custom_op("gas::dot_rows")
+@custom_op("gas::dot_rows", "gas.nn.spmm")
 def _dot_rows(
     matrix: Sequence[Tensor],
     a: Tensor,
     b: Tensor,
 ) -> Tensor:
-    return _operators.dot_rows(Matrix(*matrix), a.contiguous(), b.contiguous())
+    return kernels.dot_rows(Matrix(*matrix), a.contiguous(), b.contiguous())
 
 
 @_dot_rows.register_fake
@@ -69,6 +70,27 @@ def _(
     b: Tensor,
 ) -> Tensor:
     return a.new_empty(Matrix(*matrix).col.numel())
+
+
+def _dot_rows_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    matrix, a, b = inputs
+    ctx.save_for_backward(*matrix, a, b)
+
+
+def _dot_rows_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    *parts, a, b = ctx.saved_tensors
+    grads = [
+        _multiply(parts, grad.contiguous(), other, None, None, False, transposed, None)
+        if needed
+        else None
+        for needed, other, transposed in zip(
+            ctx.needs_input_grad[1:], (b, a), (False, True), strict=True
+        )
+    ]
+    return NONE, *grads
+
+
+_dot_rows.register_autograd(_dot_rows_backward, setup_context=_dot_rows_setup)
 
 
 def _multiply_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -100,14 +122,14 @@ def _multiply_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 _multiply.register_autograd(_multiply_backward, setup_context=_multiply_setup)
 
 
-@custom_op("gas::extreme")
+@custom_op("gas::extreme", "gas.nn.spmm")
 def _extreme(
     matrix: Sequence[Tensor],
     x: Tensor,
     own: Tensor | None,
     largest: bool,
 ) -> tuple[Tensor, Tensor]:
-    return _operators.extreme(Matrix(*matrix), x.contiguous(), largest)
+    return kernels.extreme(Matrix(*matrix), x.contiguous(), largest)
 
 
 @_extreme.register_fake
@@ -121,14 +143,14 @@ def _(
     return out, torch.empty_like(out, dtype=torch.int32)
 
 
-@custom_op("gas::extreme_backward")
+@custom_op("gas::extreme_backward", "gas.nn.spmm")
 def _extreme_backward(
     matrix: Sequence[Tensor],
     grad: Tensor,
     entry: Tensor,
     num_rows: int,
 ) -> Tensor:
-    return _operators.extreme_backward(Matrix(*matrix), grad.contiguous(), entry, num_rows)
+    return kernels.extreme_backward(Matrix(*matrix), grad.contiguous(), entry, num_rows)
 
 
 @_extreme_backward.register_fake
@@ -139,6 +161,21 @@ def _(
     num_rows: int,
 ) -> Tensor:
     return grad.new_empty(num_rows, grad.size(1))
+
+
+def _extreme_backward_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    matrix, _, entry, ctx.num_rows = inputs
+    ctx.save_for_backward(*matrix, entry)
+
+
+def _extreme_backward_grad(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    *parts, entry = ctx.saved_tensors
+    col = F.pad(Matrix(*parts).col.long(), (0, 1), value=ctx.num_rows)  # Of no entry, -1: zeros.
+    row = col[entry.long()].clamp(max=ctx.num_rows)
+    return NONE, F.pad(grad, (0, 0, 0, 1)).gather(0, row), None, None
+
+
+_extreme_backward.register_autograd(_extreme_backward_grad, setup_context=_extreme_backward_setup)
 
 
 def _extreme_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -158,16 +195,19 @@ def _extreme_grad(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
 _extreme.register_autograd(_extreme_grad, setup_context=_extreme_setup)
 
 
-def spmm(adj: Adjacency, x: Tensor, weight: Tensor | None = None, reduce: str = "sum") -> Tensor:
+def spmm(
+    adj: Adjacency, x: Tensor | Rows, weight: Tensor | None = None, reduce: str = "sum"
+) -> Tensor:
     """Aggregates the rows of each node's neighbours: ``out[i]`` from ``x[j]`` for edges ``j -> i``.
 
-    Deterministic: each row of the output, and of the gradient, is added up in one order. The rows
-    that :meth:`gas.ScalableGNN.push_and_pull` pulled get no gradient, and none is computed.
+    Deterministic: each row of the output, and of the gradient, is added up in one order. Of
+    :class:`gas.history.Rows` those of the halo get no gradient, and none is computed; sums and
+    means read them where they are stored, unless ``weight`` takes a gradient.
 
     Args:
         adj: The edges, of shape ``[rows, cols]``.
         x: Features of the sources, of shape ``[cols, width]``, float32, float64, or bfloat16, which
-            is added up in float32.
+            is added up in float32; a tensor or :class:`gas.history.Rows`.
         weight: The weight of each edge, of shape ``[E]``, of the type of ``x``; gradients reach it.
             (default: ``adj.value``; none for ``"max"`` and ``"min"``)
         reduce: ``"sum"``, ``"mean"`` (over the number of edges), ``"max"`` or ``"min"``; nodes
@@ -182,20 +222,18 @@ def spmm(adj: Adjacency, x: Tensor, weight: Tensor | None = None, reduce: str = 
     """
     if reduce not in REDUCES:
         raise ValueError(f"'reduce' is {reduce!r}, expected one of {', '.join(REDUCES)}")
-    check_features(adj, x, 2)
-    parts = parts_of(x)
+    check_features(adj, x, 2, takes_rows=True)
     if reduce in ("max", "min"):
         if weight is not None:
             raise ValueError(f"'weight' is given, but reduce={reduce!r} has no use for it")
-        values, own = x, None
-        if parts is not None:
-            own = parts.own
-            values = torch.cat([own.detach(), parts.halo.rows().to(own)])
-        matrix = adj.matrix_for(x if own is None else own)
-        return _extreme(matrix, values, own, reduce == "max")[0]
+        if not isinstance(x, Rows):
+            return _extreme(adj.matrix_for(x), x, None, reduce == "max")[0]
+        values = torch.cat([x.own.detach(), x.pulled()])
+        return _extreme(adj.matrix_for(x.own), values, x.own, reduce == "max")[0]
     if weight is None and adj.value is not None:
         weight = adj.value.to(x.dtype)
     if weight is not None:
+        check_tensors(adj, weight=weight)
         if weight.shape != adj.col.shape or weight.dtype != x.dtype:
             raise ValueError(
                 f"'weight' is {weight.dtype} of shape {list(weight.shape)}, expected {x.dtype} of "
@@ -203,16 +241,24 @@ def spmm(adj: Adjacency, x: Tensor, weight: Tensor | None = None, reduce: str = 
             )
         weight = weight.contiguous()
     other = place = None
-    if parts is not None:
+    if isinstance(x, Rows):
         if weight is not None and weight.requires_grad and torch.is_grad_enabled():
-            x = parts.whole()  # Its gradient needs the rows again, when they may have changed.
+            x = x.tensor()  # Its gradient needs the rows again, when they may have changed.
         else:
-            x, (other, place) = parts.own, parts.halo.where(parts.own)
+            other, place = x.where()
+            x = x.own
     return _multiply(adj.matrix_for(x), weight, x, other, place, reduce == "mean", False, None)
 
 
-def check_features(adj: Adjacency, x: Tensor, dims: int, name: str = "x") -> None:
-    """Raises ``ValueError`` unless ``x`` has a row for each source, of a type kernels know."""
+def check_features(
+    adj: Adjacency, x: Tensor | Rows, dims: int, name: str = "x", takes_rows: bool = False
+) -> None:
+    """Raises ``ValueError`` unless ``x`` has a row for each source, of a type kernels know.
+
+    And ``TypeError`` for :class:`Rows`, unless the caller takes them.
+    """
+    if isinstance(x, Rows) and not takes_rows:
+        raise TypeError(f"{name!r} is Rows, expected a tensor: {TAKERS}")
     if not isinstance(adj, Adjacency):
         raise ValueError(
             f"'adj' is a {type(adj).__name__}, expected a gas.nn.Adjacency: use Adjacency.of(adj), "
@@ -223,6 +269,60 @@ def check_features(adj: Adjacency, x: Tensor, dims: int, name: str = "x") -> Non
             f"'{name}' has shape {list(x.shape)}, expected {dims} dimensions and one row for each "
             f"of the {adj.size(1)} columns of 'adj'"
         )
+    check_tensors(adj, **{name: x.own if isinstance(x, Rows) else x})
     if x.dtype not in TYPES:
         names = ", ".join(TYPES.values())
         raise ValueError(f"'{name}' has dtype {x.dtype}, expected one of {names}")
+
+
+def check_tensors(adj: Adjacency, **tensors: Tensor) -> None:
+    """Raises ``ValueError`` unless tensors are dense, real, and where the adjacency is."""
+    for name, tensor in tensors.items():
+        if tensor.device != adj.device:
+            raise ValueError(
+                f"'{name}' is on {tensor.device}, but 'adj' is on {adj.device}: move one to the "
+                "other, adj.to(device)"
+            )
+        if tensor.layout != torch.strided or tensor.is_complex():
+            raise ValueError(
+                f"'{name}' is {tensor.dtype} and {tensor.layout}, expected real numbers in a dense "
+                "tensor"
+            )
+
+
+class SumConv(FusedConv):
+    """A convolution that aggregates by :func:`spmm`."""
+
+    def _propagate(self, adj: Adjacency, x: Any, **_: Any) -> Tensor:
+        return self._aggregate(adj, x[0] if isinstance(x, tuple) else x)
+
+    def _aggregate(self, adj: Adjacency, x: Tensor | Rows) -> Tensor:
+        if self._reduce in ("max", "min"):
+            adj = adj.unweighted()
+        return spmm(adj, x, reduce=self._reduce)
+
+
+class SAGEConv(SumConv, pyg.SAGEConv):
+    """:class:`torch_geometric.nn.SAGEConv`; values of the adjacency are ignored, as in PyG."""
+
+    def forward(self, x: Any, edge_index: Any, size: Any = None) -> Tensor:
+        """See PyG."""
+        return super().forward(put_together(x) if self.project else x, edge_index, size)
+
+    def _aggregate(self, adj: Adjacency, x: Tensor | Rows) -> Tensor:
+        return super()._aggregate(adj.unweighted(), x)
+
+
+class GINConv(SumConv, pyg.GINConv):
+    """:class:`torch_geometric.nn.GINConv`; values of the adjacency are ignored, as in PyG."""
+
+    def _aggregate(self, adj: Adjacency, x: Tensor | Rows) -> Tensor:
+        return super()._aggregate(adj.unweighted(), x)
+
+
+class GraphConv(SumConv, pyg.GraphConv):
+    """:class:`torch_geometric.nn.GraphConv`."""
+
+
+class SimpleConv(SumConv, pyg.SimpleConv):
+    """:class:`torch_geometric.nn.SimpleConv`."""

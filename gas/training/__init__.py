@@ -1,5 +1,6 @@
 """Training: the epoch loop, metrics, experiments and reports."""
 
+from gas.history.cores import share_cores
 from gas.training.experiment import MODELS, Experiment
 from gas.training.loop import FullBatch, Run, fit, loss_of, mean_age, split_mask, train_epoch
 from gas.training.memory import activation_bytes, plan_micro_batches
@@ -30,6 +31,7 @@ __all__ = [
     "metric_of",
     "plan_micro_batches",
     "score",
+    "share_cores",
     "split_mask",
     "train_epoch",
 ]

@@ -14,10 +14,10 @@ from torch_geometric.utils import degree
 
 from gas import models
 from gas.augment import Augmentation, MHAug
+from gas.graph import metis, partition_report, permute
 from gas.loader import EvalSubgraphLoader, SubData, SubgraphLoader
-from gas.partition import metis, partition_report, permute
-from gas.prefetch import PrefetchLoader
-from gas.scalable import ScalableGNN
+from gas.scalable import PrefetchLoader
+from gas.scalable.model import ScalableGNN
 from gas.training.loop import FullBatch, Run, fit, train_epoch
 from gas.training.memory import plan_micro_batches
 from gas.training.metrics import is_real, metric_of
@@ -159,15 +159,23 @@ class Experiment:
     def _check_augment(self, data: Data, inductive: bool) -> None:
         reason = ""
         if self.full_batch:
-            reason = "'full_batch' has no mini-batches: num_parts=1 computes the same"
+            reason = "'full_batch' has no mini-batches: use num_parts=1, which computes the same"
         elif inductive:
-            reason = "'inductive' evaluates another graph than the one that is augmented"
+            reason = (
+                "'inductive' evaluates another graph than the one that is augmented: leave one out"
+            )
         elif data.y.dim() != 1 or is_real(data.y):
-            reason = f"'data.y' is {data.y.dtype} of shape {list(data.y.shape)}: one class per node"
+            reason = (
+                f"'data.y' is {data.y.dtype} of shape {list(data.y.shape)}, expected one class per "
+                "node: leave 'augment' out"
+            )
         elif self.settings.edge_dropout > 0:
-            reason = f"'edge_dropout' is {self.settings.edge_dropout}: views lack edges already"
+            reason = (
+                f"'edge_dropout' is {self.settings.edge_dropout} and views lack edges already: "
+                "leave one out"
+            )
         if reason:
-            raise ValueError(f"'augment' is given, but {reason}; leave one of both out")
+            raise ValueError(f"'augment' is given, but {reason}")
 
     def _prepare(
         self, data: Data, modes: set[str], layout: str, partition: str, log: bool
@@ -291,6 +299,7 @@ class Experiment:
             on_epoch,
             self.metric,
             self.patience,
+            self.training.get("leave_cores", True),
         )
         run.peak_rss_bytes = peak_rss_bytes()
         if not self.full_batch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import statistics
 import time
@@ -16,9 +17,13 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gas.augment import mh_aug_loss
-from gas.loader import EvalSubgraphLoader, SubData
-from gas.scalable import ScalableGNN
-from gas.subgraph import drop_edges
+from gas.graph.edges import is_row_per_edge
+from gas.graph.layout import drop_edges_and_rows
+from gas.graph.versions import Versions
+from gas.history.cores import share_cores
+from gas.loader import EvalSubgraphLoader
+from gas.loader.batch import SubData, tensors
+from gas.scalable.model import ScalableGNN
 from gas.training.metrics import is_real, metric_of, score
 
 
@@ -40,7 +45,7 @@ class Run:
     test_acc: list[float] = field(default_factory=list)
     age: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
-    peak_rss_bytes: int = 0
+    peak_rss_bytes: float = 0
     history_bytes: int = 0
     moved_bytes: list[int] = field(default_factory=list)
     chain: dict[str, float] = field(default_factory=dict)
@@ -79,19 +84,29 @@ class FullBatch:
         whole = torch.tensor([0, data.num_nodes])
         options: dict[str, Any] = {"layout": layout, "edge_weight": edge_weight, "log": False}
         loader = EvalSubgraphLoader(data, whole, **options)
-        self.data = next(iter(loader)).data.to(device)
+        self.data = next(iter(loader)).to(device).data
+        self._versions = Versions(tensors(self.data))
 
     def __call__(self, model: ScalableGNN, fill: bool = False) -> Tensor:
         """Computes every node's output, of shape ``[N, C]``."""
+        self._check()
         x, adj_t, kwargs = model.inputs_of(self.data)
         return model(x, adj_t, fill=fill, **kwargs)
+
+    def _check(self) -> None:
+        if self._versions.changed():
+            raise ValueError(
+                "a tensor of the full batch was changed in place, perhaps by the model's forward: "
+                "expected the graph as it was, for the next epoch; change a clone() of it"
+            )
 
     def __len__(self) -> int:
         return 1
 
     def __iter__(self) -> Iterator[SubData]:
         empty = torch.empty(0, dtype=torch.long)
-        yield SubData(self.data, self.data.num_nodes, empty, empty, empty)
+        self._check()
+        yield SubData(copy.copy(self.data), self.data.num_nodes, empty, empty, empty)
 
 
 def split_mask(mask: Tensor, split: int) -> Tensor:
@@ -129,6 +144,7 @@ def train_epoch(
     loss_fn: Callable[[Tensor, Tensor], Tensor] = loss_of,
     view_loss: Callable[..., Tensor] = mh_aug_loss,
     bank: str = "original",
+    leave_cores: bool = True,
 ) -> float:
     """Trains on every batch once; returns the mean loss per labelled node.
 
@@ -151,7 +167,7 @@ def train_epoch(
         scale_loss: Weigh each step by its number of labelled nodes, relative to the mean over the
             epoch's steps, so that every labelled node counts alike. Needs a loader with a length.
             (default: a step is the mean over its labelled nodes, however few)
-        edge_dropout: Drop each edge of a batch with this probability; see :func:`gas.dropout`.
+        edge_dropout: Drop each edge of a batch with this probability; see :func:`gas.drop_edges`.
             (default: ``0.0``)
         max_steps: End the epoch after this many steps. (default: every batch)
         autocast: Run the forward pass in this type where PyTorch considers it safe.
@@ -162,6 +178,10 @@ def train_epoch(
             (default: :func:`gas.augment.mh_aug_loss`)
         bank: Which histories views have; see :meth:`gas.ScalableGNN.views`.
             (default: ``"original"``)
+        leave_cores: Leave cores to other processes that keep them busy: the epoch then takes
+            fewer of PyTorch's threads, see :func:`gas.training.share_cores`. Sums of PyTorch's
+            own may be rounded otherwise then, unless it has one thread from the start.
+            (default: ``True``)
     """
     if micro_batches < 1:
         raise ValueError(f"'micro_batches' is {micro_batches}, expected at least 1")
@@ -171,45 +191,49 @@ def train_epoch(
     total, labelled = torch.zeros((), device=device), 0
     steps = of_step = 0  # Labelled nodes of the step so far.
     optimizer.zero_grad()
-    for number, batch in enumerate(loader, 1):
-        index = _train_index(batch, split)
-        count = index.numel()
-        with_views = count > 0 and "views" in batch.data
-        if with_views and edge_dropout > 0:
-            raise ValueError(
-                f"'edge_dropout' is {edge_dropout}, but batches have views, which lack edges "
-                "already: use one of both"
-            )
-        if count > 0 or refresh_unlabelled:
-            batch.data.to(device)
-            with torch.set_grad_enabled(count > 0), _autocast(device, autocast):
-                if with_views:
-                    outs = model.views(batch, bank)
-                else:
-                    outs = (_forward(model, batch, full_batch, edge_dropout),)
-        if count > 0:
-            index = index.to(device, non_blocking=True)
-            y = batch.data.y[: batch.batch_size]
-            if autocast is not None:
-                outs = tuple(out.float() for out in outs)
-            loss = view_loss(*outs, y, index) if with_views else loss_fn(outs[0][index], y[index])
-            total = total + loss.detach() * count
-            labelled += count
-            of_step += count
-            objective = loss + getattr(model, "reg_loss", 0.0)
-            if micro_batches > 1:
-                objective = objective * count  # Divided by those of all, once they are known.
-            elif per_step is not None:
-                objective = objective * (count / per_step)
-            objective.backward()
-        if number % micro_batches and number < _length(loader):
-            continue
-        if of_step > 0:
-            _step(model, optimizer, grad_norm, per_step or of_step, micro_batches)
-        of_step = 0
-        steps += 1
-        if max_steps is not None and steps == max_steps:
-            break
+    with share_cores(leave_cores) as follow_cores:
+        for number, batch in enumerate(loader, 1):
+            follow_cores()
+            index = _train_index(batch, split)
+            count = index.numel()
+            with_views = count > 0 and "views" in batch.data
+            if with_views and edge_dropout > 0:
+                raise ValueError(
+                    f"'edge_dropout' is {edge_dropout}, but batches have views, which lack edges "
+                    "already: use one of both"
+                )
+            if count > 0 or refresh_unlabelled:
+                batch = batch.to(device)
+                with torch.set_grad_enabled(count > 0), _autocast(device, autocast):
+                    if with_views:
+                        outs = model.views(batch, bank)
+                    else:
+                        outs = (_forward(model, batch, full_batch, edge_dropout),)
+            if count > 0:
+                index = index.to(device, non_blocking=True)
+                y = batch.data.y[: batch.batch_size]
+                if autocast is not None:
+                    outs = tuple(out.float() for out in outs)
+                loss = (
+                    view_loss(*outs, y, index) if with_views else loss_fn(outs[0][index], y[index])
+                )
+                total = total + loss.detach() * count
+                labelled += count
+                of_step += count
+                objective = loss + getattr(model, "reg_loss", 0.0)
+                if micro_batches > 1:
+                    objective = objective * count  # Divided by those of all, once they are known.
+                elif per_step is not None:
+                    objective = objective * (count / per_step)
+                objective.backward()
+            if number % micro_batches and number < _length(loader):
+                continue
+            if of_step > 0:
+                _step(model, optimizer, grad_norm, per_step or of_step, micro_batches)
+            of_step = 0
+            steps += 1
+            if max_steps is not None and steps == max_steps:
+                break
     if of_step > 0:  # Of a loader without a length.
         _step(model, optimizer, grad_norm, per_step or of_step, micro_batches)
     return float(total) / max(labelled, 1)
@@ -219,7 +243,9 @@ def _forward(model: ScalableGNN, batch: SubData, full_batch: bool, edge_dropout:
     """The outputs of the in-batch nodes."""
     x, adj_t, kwargs = model.inputs_of(batch.data)
     if edge_dropout > 0:
-        adj_t, kwargs = drop_edges(adj_t, kwargs, edge_dropout)
+        rows = {key: value for key, value in kwargs.items() if is_row_per_edge(batch.data, key)}
+        adj_t, rows = drop_edges_and_rows(adj_t, rows, edge_dropout)
+        kwargs = {**kwargs, **rows}
     args: tuple[Any, ...] = () if full_batch else batch[1:]
     return model(x, adj_t, *args, **kwargs)
 
@@ -289,6 +315,7 @@ def fit(
     on_epoch: Callable[[Run], None] | None = None,
     metric: str | None = None,
     patience: int | None = None,
+    leave_cores: bool = True,
 ) -> Run:
     """Trains for some epochs and evaluates after each.
 
@@ -303,6 +330,7 @@ def fit(
         metric: The score; see :func:`gas.training.score`. (default: the usual one for ``data.y``)
         patience: Stop once the validation score has not risen for this many epochs.
             (default: never)
+        leave_cores: For the evaluation; see :func:`train_epoch`. (default: ``True``)
     """
     if patience is not None and patience < 1:
         raise ValueError(f"'patience' is {patience}, expected at least 1 epoch")
@@ -320,7 +348,7 @@ def fit(
         run.moved_bytes.append(model.moved_bytes - moved)
         run.age.append(mean_age(model))
         model.eval()
-        with torch.no_grad():
+        with torch.no_grad(), share_cores(leave_cores):
             out = evaluate(model).cpu()
         for key, curve in curves.items():
             curve.append(score(metric, out, y, masks[key]))

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from gas.history.memory import human
-from gas.loader import SubData, SubgraphLoader, num_bytes, tensors
-from gas.scalable import ScalableGNN
+from gas.loader import SubgraphLoader
+from gas.loader.batch import SubData, num_bytes, tensors
+from gas.scalable.model import ScalableGNN
 
 
 def activation_bytes(model: ScalableGNN, batch: SubData) -> int:

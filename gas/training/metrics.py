@@ -90,8 +90,9 @@ def compute_roc_auc(logits: Tensor, y: Tensor, mask: Tensor | None = None) -> fl
             f"'logits' has shape {list(logits.shape)}, expected [N], [N, 1] or [N, 2]: roc_auc is "
             "for one binary target"
         )
-    if y.numel() and not bool(((y == 0) | (y == 1)).all()):
-        raise ValueError(f"'y' holds {float(y.max()):g}, expected 0 and 1: roc_auc is for those")
+    others = y[(y != 0) & (y != 1)]
+    if others.numel():
+        raise ValueError(f"'y' holds {float(others[0]):g}, expected 0 and 1: roc_auc is for those")
     positive = y.view(-1) > 0.5
     num_positive = int(positive.sum())
     num_negative = positive.numel() - num_positive

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import platform
-import resource
 import statistics
 import tempfile
 from collections.abc import Sequence
@@ -18,6 +17,11 @@ import torch
 
 from gas.training.loop import Run
 
+try:
+    import resource
+except ImportError:  # Windows.
+    resource = None  # type: ignore[assignment]
+
 
 def reset_peak_rss() -> None:
     """Starts measuring the peak of resident memory anew, where the system can (Linux)."""
@@ -25,15 +29,18 @@ def reset_peak_rss() -> None:
         Path("/proc/self/clear_refs").write_text("5")
 
 
-def peak_rss_bytes() -> int:
-    """The peak of this process's resident memory, in bytes, since :func:`reset_peak_rss`."""
+def peak_rss_bytes() -> float:
+    """The peak of this process's resident memory, in bytes, since :func:`reset_peak_rss`.
+
+    NaN where the system doesn't tell.
+    """
     try:
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
     except OSError:
         pass
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peak = math.nan if resource is None else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if platform.system() == "Darwin" else peak * 1024
 
 
@@ -51,7 +58,11 @@ def machine() -> dict[str, Any]:
         "cpu": name,
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "memory_bytes": (
+            os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+            if hasattr(os, "sysconf")
+            else None
+        ),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "python": platform.python_version(),
         "torch": torch.__version__,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gas._native import is_integer
+from gas.native.checks import check_integer
 from gas.training.metrics import METRICS
 
 # What a model is made with where nobody says; APPNP propagates farther than others convolve.
@@ -61,8 +61,8 @@ class Settings:
     def __post_init__(self) -> None:
         for name in ("num_parts", "batch_size", "max_steps", "epochs", "runs"):
             value = getattr(self, name)
-            if value is not None and (not is_integer(value) or value < 1):
-                raise ValueError(f"'{name}' is {value!r}, expected an integer of at least 1")
+            if value is not None:
+                check_integer(name, value, 1)
         for name in ("lr", "reg_weight_decay", "nonreg_weight_decay", "grad_norm", "edge_dropout"):
             value = getattr(self, name)
             number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -90,9 +90,15 @@ class Settings:
             import yaml
         except ImportError as error:
             raise ImportError(
-                "files of settings need the package pyyaml: pip install it"
+                "files of settings need the package pyyaml: pip install pyyaml"
             ) from error
-        content = yaml.safe_load(Path(path).read_text())
+        try:
+            content = yaml.safe_load(Path(path).read_text())
+        except yaml.YAMLError as error:
+            problem = getattr(error, "problem", error)
+            raise ValueError(
+                f"{path}: is no YAML ({problem}), expected lines such as 'lr: 0.01'"
+            ) from error
         names = {f.name for f in dataclasses.fields(cls)}
         if not isinstance(content, dict):
             raise ValueError(f"{path}: holds no settings, expected lines such as 'lr: 0.01'")

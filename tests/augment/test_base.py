@@ -10,6 +10,7 @@ from conftest import random_graph
 from torch_geometric.data import Data
 from torch_geometric.nn import GCN
 
+from gas.augment import DropEdge
 from gas.augment.units import mask_features
 
 
@@ -149,3 +150,13 @@ def test_another_graph():
     for call in (chain, chain.apply):
         with pytest.raises(ValueError, match="'edge_index' was changed in place"):
             call(data)
+
+
+def test_masks_are_copies():
+    data = random_graph()
+    drop = DropEdge(data)
+    drop.run()
+    for name in ("edge_mask", "node_mask", "previous_edge_mask", "previous_node_mask"):
+        before = getattr(drop, name).clone()
+        getattr(drop, name).logical_not_()
+        assert torch.equal(getattr(drop, name), before)

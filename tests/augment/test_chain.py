@@ -156,7 +156,7 @@ def test_a_long_chain(options):
     visits = []
     for _ in range(10_000):
         chain.step()
-        visits.append(number(chain._view.edges, chain.node_mask))
+        visits.append(number(chain._current.edges, chain.node_mask))
     visits = torch.tensor(visits)
     # As often as the listed chain does ...
     moves = [fresh_masks(chain, log_p, k)]

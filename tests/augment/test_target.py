@@ -51,6 +51,14 @@ def test_entropy_changes_the_target():
     assert float(chain._target.eps.max()) < 1e-6
 
 
+def test_two_classes_are_enough():
+    chain = make_chain()
+    chain.update_entropy(torch.zeros(60, 2))
+    assert torch.allclose(chain._target.eps, torch.ones(60, dtype=torch.double))
+    chain.update_entropy(torch.tensor([[100.0, -100.0]]).expand(60, 2))
+    assert float(chain._target.eps.max()) < 1e-6
+
+
 def test_tempering():
     data = random_graph()
     plain, tempered = make_chain(data), make_chain(data, reference_size=6)

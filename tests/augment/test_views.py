@@ -12,7 +12,8 @@ from conftest import random_graph
 
 import gas
 from gas.augment import DropEdge, MaskFeatures, Views
-from gas.subgraph import entries
+from gas.augment.units import mask_features
+from gas.graph.layout import layout_of
 
 LAYOUTS = [
     "csr",
@@ -52,7 +53,7 @@ def triples(data, nodes=None):
         if isinstance(adj, gas.nn.Adjacency):
             (row, col), value = adj.coo(), adj.value
         else:
-            (row, col), csr = entries(adj), isinstance(adj, torch.Tensor)
+            (row, col), csr = layout_of(adj).entries(adj), isinstance(adj, torch.Tensor)
             value = adj.values() if csr else adj.storage.value()
     else:
         row, col, value = data.edge_index[1], data.edge_index[0], data.get("edge_weight")
@@ -160,6 +161,76 @@ def test_worker_processes_see_the_views_of_the_epoch(context):
                 assert triples(view) == triples(expected)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_belongs_to_its_iterator(workers):
+    """Others, inference among them, don't change its masks."""
+    data, ptr = make()
+    augmentation = DropEdge(data, generator=torch.Generator().manual_seed(0))
+    options = {"log": False, "num_workers": workers}
+    loader = gas.SubgraphLoader(data, ptr, epoch_transform=augmentation, **options)
+    model = gas.models.GraphSAGE(60, 5, 8, 3, 2)
+    epoch = iter(loader)
+    batches = [next(epoch)]
+    masks = augmentation.previous_edge_mask, augmentation.edge_mask
+    next(iter(loader))
+    augmentation.run()
+    model(loader=loader)
+    for batch in (*batches, *epoch):
+        for view, mask in zip(batch.data.views, masks, strict=True):
+            assert torch.equal(view.e_id, batch.data.e_id[mask[batch.data.e_id]])
+    assert not torch.equal(augmentation.edge_mask, masks[1])
+
+
+@pytest.mark.parametrize("prefetch", [False, True])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_inference_leaves_the_augmentation_alone(workers, prefetch):
+    data, ptr = make()
+    chain = make_chain(data)
+    options = {"log": False, "num_workers": workers}
+    loader = gas.SubgraphLoader(data, ptr, 2, epoch_transform=chain, **options)
+    model = gas.models.GraphSAGE(60, 5, 8, 3, 2)
+    expected = model(loader=gas.SubgraphLoader(data, ptr, 2, log=False))
+    if prefetch:
+        loader = gas.PrefetchLoader(loader, model)
+    next(iter(loader))
+    before = chain.state_dict()
+    assert torch.equal(model(loader=loader), expected)
+    model.staleness(loader)
+    for key, tensor in chain.state_dict().items():
+        assert torch.equal(tensor, before[key])
+    plain = loader.without_views()
+    assert not any("views" in batch.data for batch in plain)
+    assert len(plain) == len(loader)
+    assert all("views" in batch.data for batch in loader)
+
+
+def test_views_of_an_earlier_epoch():
+    data, _ = make()
+    views = Views(DropEdge(data), data)
+    data.e_id, n_id = torch.arange(data.num_edges), torch.arange(60)
+    first = views.run()
+    before = views.cut(data, n_id)
+    views.run()
+    for one, other in zip(first.cut(data, n_id), before, strict=True):
+        assert torch.equal(one.e_id, other.e_id)
+    assert not torch.equal(views.cut(data, n_id)[1].e_id, before[1].e_id)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_views_of_a_chain_that_stayed_are_apart(layout):
+    data, ptr = make(weighted=True, attributed=True)
+    chain = make_chain(data, num_steps=0)
+    loader = gas.SubgraphLoader(data, ptr, 6, log=False, layout=layout, epoch_transform=chain)
+    ((batch, *_),) = loader
+    first, second = batch.views
+    before = triples(second)
+    for tensor in (first.x, first.edge_attr, first.edge_weight, first.e_id):
+        tensor.zero_()
+    assert torch.equal(second.x, batch.x)
+    assert torch.equal(second.edge_attr, data.edge_attr[second.e_id])
+    assert triples(second) == before
+
+
 def test_loaders_with_views_can_be_pickled_and_copied():
     data, ptr = make()
     loader = gas.SubgraphLoader(data, ptr, 6, log=False, epoch_transform=make_chain(data))
@@ -195,6 +266,38 @@ def test_views_of_an_epoch_begun_in_inference_mode_can_be_trained_on():
     with torch.inference_mode():
         (batch,) = loader
     assert not any(view.x.is_inference() for view in batch.data.views)
+
+
+def test_states_made_in_inference_mode_can_be_trained_on():
+    data, _ = make()
+    views = Views(make_chain(data), data, T.GCNNorm())
+    with torch.inference_mode():
+        views.run()
+    batch = copy.copy(views.graph)
+    batch.e_id = torch.arange(batch.num_edges)
+    weight = torch.ones(5, requires_grad=True)
+    for view in views.cut(batch, torch.arange(60)):
+        assert not view.edge_weight.is_inference()
+        ((view.x * weight).sum() * view.edge_weight).sum().backward()
+    for state in views.augmentation.states:
+        assert not any(t.is_inference() for t in (state.edge_mask, state.node_mask, state.scale))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.complex64, torch.complex128])
+@pytest.mark.parametrize("learns", [False, True])
+def test_masked_features(dtype, learns):
+    x = torch.randn(6, 2, 3).to(dtype)
+    x[0] = torch.nan
+    x.requires_grad_(learns)
+    mask, scale = torch.tensor([0, 1, 1, 0, 1, 1]).bool(), torch.tensor(1.5)
+    out = mask_features(x, mask, scale)
+    expected = torch.zeros(6, 2, 3, dtype=dtype)
+    expected[mask] = x.detach()[mask] * scale.to(dtype)
+    assert torch.equal(out.detach(), expected)
+    assert out.requires_grad == learns
+    if learns:
+        out.abs().sum().backward()
+        assert bool((x.grad[mask] != 0).all())
 
 
 def test_views_of_other_loaders():

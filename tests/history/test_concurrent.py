@@ -9,8 +9,8 @@ from conftest import clustered_graph, random_graph
 from transfers import Slow, make_model, train
 
 import gas
-from gas._engine import By, Engine
 from gas.history.batch import BatchPulls
+from gas.native.engine import By, Engine
 
 pytestmark = pytest.mark.usefixtures("_idle_cores")
 
@@ -118,7 +118,14 @@ def test_an_epoch_takes_the_longer_of_computation_and_transfer():
         longer = max(batches * compute, transfer)
         total = batches * compute + transfer
         # The first pull and the last push have nothing beside them.
-        assert longer <= epoch(compute, "concurrent") < longer + 3 * sleep < total + sleep
+        most = longer + 3 * sleep
+        assert most < total + sleep
+        for _ in range(5):  # Others may use the cores now and then.
+            found = epoch(compute, "concurrent")
+            assert longer <= found
+            if found < most:
+                break
+        assert found < most
     assert epoch(0.1, "serial") >= batches * 0.1 + transfer
 
 

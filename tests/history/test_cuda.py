@@ -8,11 +8,11 @@ from conftest import ROOT, clustered_graph
 from user_models import SAGE
 
 import gas
-from gas import _cuda, _transfer
+from gas.native import device, transfer
 
 
 def test_native_code_never_waits_for_a_device():
-    sources = [p for p in (ROOT / "csrc").rglob("*") if p.suffix in (".cu", ".cpp", ".h")]
+    sources = [p for p in (ROOT / "csrc").rglob("*") if p.suffix in (".cu", ".cuh", ".cpp", ".h")]
     assert len(sources) > 10
     for source in sources:
         assert not re.search(r"cuda\w*Synchronize|cudaMemcpy\(", source.read_text()), source
@@ -64,14 +64,14 @@ def test_training_equals_that_on_the_cpu(graph, store, dtype, io, prefetch):
 def test_int8_equals_that_of_the_cpu(width):
     x = torch.randn(50, width) * 10 ** torch.randint(-5, 5, (50, 1))
     x[3, 0], x[4] = torch.nan, 0
-    rows = _cuda.encode("int8", x.cuda())
-    expected = _transfer.encode_torch("int8", x)
+    rows = device.encode("int8", x.cuda())
+    expected = transfer.encode_torch("int8", x)
     others = torch.arange(50) != 3  # A NaN has many forms.
     assert torch.equal(rows.cpu()[others], expected[others])
     out = torch.empty(50, width, device="cuda")
-    _cuda.decode("int8", rows, out)
+    device.decode("int8", rows, out)
     torch.testing.assert_close(
-        out.cpu(), _transfer.decode_torch("int8", expected, width), rtol=0, atol=0, equal_nan=True
+        out.cpu(), transfer.decode_torch("int8", expected, width), rtol=0, atol=0, equal_nan=True
     )
 
 

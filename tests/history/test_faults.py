@@ -16,7 +16,7 @@ from transfers import Slow, make_model, train
 from user_models import SAGE
 
 import gas
-from gas._transfer import Job
+from gas.native.transfer import Job
 
 pytestmark = pytest.mark.usefixtures("_idle_cores")
 
@@ -98,7 +98,7 @@ def test_forward_raises_between_pull_and_push(graph, error, prefetch):
     with pytest.raises(type(error)):
         train(model, gas.PrefetchLoader(loader, model))
     gc.collect()  # Ends the loop's iterator.
-    assert model._call is None
+    assert model._calls.current is None
     assert not model._ahead
     # The next batch reads its own rows: as in a model that took up where this one stumbled.
     twin = make_model(graph, io="serial")

@@ -264,9 +264,9 @@ def test_wrong_files_are_refused(tmp_path):
     path = tmp_path / "history"
     gas.History(20, 5, store="disk", path=path).close()
     for arguments, message in (
-        ((21, 5), "its rows is 20, expected 21"),
-        ((20, 6), "its columns is 5, expected 6"),
-        ((20, 5, None, "float16"), "its bytes per element is 4, expected 2"),
+        ((21, 5), "its number of rows is 20, expected 21"),
+        ((20, 6), "its content is float32 x 5, expected float32 x 6"),
+        ((20, 5, None, "float16"), "its content is float32 x 5, expected float16 x 5"),
     ):
         with pytest.raises(ValueError, match=f"holds another history: {message}"):
             gas.History(*arguments, store="disk", path=path)

@@ -2,6 +2,7 @@ import pytest
 import torch
 import torch_geometric.transforms as T
 from conftest import random_graph
+from torch_geometric.data import Data
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 import gas
@@ -95,7 +96,7 @@ def test_missing_weights_are_refused(layout):
 
 def test_missing_weights_are_seen_on_the_sparsest_graphs():
     edge_index = torch.stack([torch.arange(39), torch.arange(1, 40)])
-    data = gas.loader.Data(x=torch.randn(40, 5), edge_index=edge_index)
+    data = Data(x=torch.randn(40, 5), edge_index=edge_index)
     loader = gas.SubgraphLoader(data, torch.tensor([0, 40]), log=False)
     with pytest.raises(ValueError, match="has no edge weights"):
         gas.models.GCN(40, 5, 8, 3, 2)(loader=loader)
@@ -104,6 +105,6 @@ def test_missing_weights_are_seen_on_the_sparsest_graphs():
 def test_nodes_with_nothing_but_a_self_loop_are_fine():
     edge_index, edge_weight = gcn_norm(torch.empty(2, 0, dtype=torch.long), num_nodes=4)
     assert (edge_weight == 1).all()
-    data = gas.loader.Data(x=torch.randn(4, 5), edge_index=edge_index, edge_weight=edge_weight)
+    data = Data(x=torch.randn(4, 5), edge_index=edge_index, edge_weight=edge_weight)
     loader = gas.SubgraphLoader(data, torch.tensor([0, 4]), log=False)
     assert gas.models.GCN(4, 5, 8, 3, 2)(loader=loader).shape == (4, 3)

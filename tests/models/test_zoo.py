@@ -163,6 +163,56 @@ def test_layer_wise_inference_keeps_nothing_between_layers(name):
     assert layers == [0] * 4 + [1] * 4 + [2] * 4
 
 
+@pytest.mark.parametrize("bipartite", [True, False])
+@pytest.mark.parametrize("layout", ["fused", "edge_index", "csr"])
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("name", ZOO)
+def test_batches_of_every_shape_equal_the_full_batch(name, residual, layout, bipartite):
+    """Square batches have empty rows for the halo, which are nobody's."""
+    kwargs = {} if name == "APPNP" else {"residual": residual}
+    model, data = make(name, **kwargs)
+    perm, ptr = gas.metis(data.edge_index, 4, num_nodes=60, log=False)
+    data = gas.permute(data, perm, log=False)
+    expected = run(model.eval(), data, fill=True)
+    for batch, *args in gas.SubgraphLoader(data, ptr, 1, bipartite, layout=layout, log=False):
+        x, adj_t, kwargs = model.inputs_of(batch)
+        out = model(x, adj_t, *args, **kwargs)
+        assert torch.allclose(out, expected[args[1][: args[0]]], atol=1e-4)
+
+
+@pytest.mark.parametrize("residual", [True, False])
+@pytest.mark.parametrize("name", ZOO)
+def test_the_residual_is_a_layers_input(name, residual):
+    """Of the hidden layers, which are as wide as their inputs."""
+    if name == "APPNP":
+        return  # Its teleport is one.
+    model, data = make(name, residual=residual)
+    assert model.residual == residual
+    norms = model.bns or [torch.nn.Identity()] * 3
+    seen = []
+    model.convs[1].register_forward_hook(lambda conv, args, out: seen.append((args[0], out)))
+    run(model.eval(), data, fill=True)
+    ((x, h),) = seen
+    if name == "GIN":
+        h = model.mlps[1](h)
+    h = norms[1](h) + (x if residual else 0)
+    assert torch.allclose(model.histories[1].emb, model.activation(h), atol=1e-5)
+
+
+@pytest.mark.parametrize("batch_norm", [True, False])
+@pytest.mark.parametrize("name", ZOO)
+def test_what_is_normalised(name, batch_norm):
+    """Hidden layers, or all where a linear layer follows; and inside of GIN's perceptrons."""
+    if name in ("GAT", "APPNP"):
+        return  # They have no batch norm.
+    model, _ = make(name, batch_norm=batch_norm)
+    layers = 3 if model.lins else 2
+    assert len(model.bns) == (layers if batch_norm else 0)
+    norms = [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm1d)]
+    more = {"GIN": 3, "PNA_JK": 1}.get(name, 0)
+    assert len(norms) == (layers + more if batch_norm else 0)
+
+
 # Definitions, in dense algebra --------------------------------------------------------------------
 
 
@@ -244,8 +294,9 @@ def test_the_noise_regulariser_of_gin():
     normed, _ = make("GIN", batch_norm=True, noise=10.0)
     plain, _ = make("GIN", batch_norm=True, noise=0.0)
     plain.load_state_dict(normed.state_dict())
-    run(normed.train(), data)
-    run(plain.train(), data)  # The noise isn't remembered by batch norm.
+    for _ in range(2):
+        run(normed.train(), data)
+        run(plain.train(), data)  # The noise isn't remembered by batch norm.
     assert all(
         torch.equal(mine, other)
         for mine, other in zip(normed.buffers(), plain.buffers(), strict=True)
@@ -255,6 +306,12 @@ def test_the_noise_regulariser_of_gin():
     assert one.reg_loss == 0  # There is no history to be wrong.
     with pytest.raises(ValueError, match="'noise' is -1, expected a standard deviation"):
         gas.models.GIN(60, 5, 8, 3, 2, noise=-1)
+
+
+def test_no_perceptron_of_gin_is_a_bottleneck_of_classes():
+    model = gas.models.GIN(60, 5, 8, 3, 3)
+    assert [mlp[0].out_features for mlp in model.mlps] == [8, 8, 8]
+    assert gas.models.GIN(60, 5, 8, 3, 1).mlps[0][0].out_features == 3
 
 
 def test_the_noise_of_gin_has_its_size():

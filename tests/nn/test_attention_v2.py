@@ -4,8 +4,8 @@ from adjacencies import HUBS, SHAPES, WITH_HUBS, make_adjacency
 from torch.autograd import gradcheck
 from torch_geometric.utils import scatter, softmax
 
-from gas import _attention_v2
-from gas._operators import Dropout
+from gas.native import attention_v2 as kernels
+from gas.native.attention import Dropout
 from gas.nn import Adjacency, gatv2_attention
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 3e-2}
@@ -58,14 +58,14 @@ def test_gradients(shape, dropout, slope):
 def test_twins(shape, p, dtype):
     adj = make_adjacency(*WITH_HUBS[shape])
     arguments = adj.matrix, *inputs(adj, 4, 19, dtype, grad=False), 0.2, Dropout(p, 11)
-    out, *state = _attention_v2.attention_v2(*arguments)
-    wanted = _attention_v2._attention_v2_torch(*arguments)[0]
+    out, *state = kernels.attention_v2(*arguments)
+    wanted = kernels._attention_v2_torch(*arguments)[0]
     tolerance = TOLERANCE[dtype]
     assert out.dtype == dtype
     assert torch.allclose(out, wanted, rtol=tolerance, atol=tolerance)
     grad = torch.randn_like(out)
-    found = _attention_v2.attention_v2_backward(*arguments, out, *state, grad)
-    twin = _attention_v2._attention_v2_backward_torch(*arguments, grad)
+    found = kernels.attention_v2_backward(*arguments, out, *state, grad)
+    twin = kernels._attention_v2_backward_torch(*arguments, grad)
     for mine, other in zip(found, twin, strict=True):
         assert mine.dtype == other.dtype
         scale = max(1.0, float(other.abs().max()) if other.numel() else 1.0)

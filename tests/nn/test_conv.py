@@ -10,8 +10,8 @@ from conftest import random_graph
 from convs import CONVS, WEIGHTED, call, pair
 
 from gas import nn
+from gas.history import Rows
 from gas.nn import Adjacency
-from gas.nn.halo import BatchRows, Halo
 
 SQUARE_ONLY = ("normalised", "improved")
 
@@ -175,9 +175,9 @@ def test_a_normalisation_is_made_once():
     adj = Adjacency.of(random_graph(directed=False).edge_index, 60)
     conv, x = nn.GCNConv(5, 4), torch.randn(60, 5)
     conv(x, adj)
-    made = list(adj.kept.values())
+    made = adj.tensors()
     nn.GCNConv(5, 4)(x, adj)
-    assert [id(a) for a in adj.kept.values()] == [id(a) for a in made]
+    assert [id(tensor) for tensor in adj.tensors()] == [id(tensor) for tensor in made]
 
 
 @pytest.mark.parametrize("conv", [nn.GCNConv(5, 4), nn.GCN2Conv(5, 0.1, 0.5, 1)], ids=repr)
@@ -192,10 +192,10 @@ def test_the_cheaper_order():
     """Halo rows are spared the dense product; narrow outputs are aggregated narrow."""
     adj = make_adjacency(50, 5000, 1000)
     wide, narrow = torch.randn(5000, 64), torch.randn(5000, 4)
-    assert nn.conv.aggregates_first(adj, wide, 64)
-    assert nn.conv.aggregates_first(adj, narrow, 64)
+    assert nn.gcn.aggregates_first(adj, wide, 64)
+    assert nn.gcn.aggregates_first(adj, narrow, 64)
     dense = make_adjacency(50, 50, 5000)
-    assert not nn.conv.aggregates_first(dense, torch.randn(50, 512), 4)
+    assert not nn.gcn.aggregates_first(dense, torch.randn(50, 512), 4)
     for x, conv in ((wide, nn.GCNConv(64, 64, normalize=False)),):
         out = conv(x, adj)
         expected = conv.lin(nn.spmm(adj, x)) + conv.bias
@@ -203,17 +203,16 @@ def test_the_cheaper_order():
         assert torch.allclose(out, nn.spmm(adj, conv.lin(x)) + conv.bias, atol=1e-4)
     # Whoever transforms first walks the transpose, even if only the weights learn.
     graph, x = make_adjacency(300, 300, 1500), torch.randn(300, 16)
-    assert nn.conv.aggregates_first(graph, x, 8)
-    assert not nn.conv.aggregates_first(graph, x.requires_grad_(), 4)
+    assert nn.gcn.aggregates_first(graph, x, 8)
+    assert not nn.gcn.aggregates_first(graph, x.requires_grad_(), 4)
 
 
 def test_the_cheaper_order_of_a_batch_with_histories():
     """To transform the halo's rows they have to be read out of the history."""
     adj = make_adjacency(300, 1300, 3000)
     own = torch.randn(300, 64, requires_grad=True)
-    halo = Halo(1000, lambda: torch.randn(1300, 64))
-    assert nn.conv.aggregates_first(adj, BatchRows.of(own, halo), 4)
-    assert not nn.conv.aggregates_first(adj, torch.randn(1300, 64, requires_grad=True), 4)
+    assert nn.gcn.aggregates_first(adj, Rows(own, torch.randn(1000, 64)), 4)
+    assert not nn.gcn.aggregates_first(adj, torch.randn(1300, 64, requires_grad=True), 4)
 
 
 def test_bias_is_added_as_if_by_itself():
@@ -232,3 +231,23 @@ def test_bias_is_added_as_if_by_itself():
     hook.remove()
     conv.lin = torch.nn.Linear(64, 32)  # With a bias of its own, perhaps.
     assert torch.allclose(conv(x, adj), conv.lin(nn.spmm(adj, x)) + conv.bias, atol=1e-5)
+
+
+class Doubling(pyg.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("cls", [pyg.Linear, Doubling, torch.nn.Linear])
+def test_whatever_linear_layer_a_user_puts_in(cls, bias):
+    """Alone or with the bias of the convolution in one pass."""
+    adj = make_adjacency(50, 500, 1000)
+    x = torch.randn(500, 64)
+    for own in (True, False):
+        conv = nn.GCNConv(64, 32, normalize=False, bias=own)
+        conv.lin = cls(64, 32, bias=bias)
+        for parameter in conv.parameters():
+            torch.nn.init.normal_(parameter)
+        expected = conv.lin(nn.spmm(adj, x)) + (conv.bias if own else 0)
+        assert torch.allclose(conv(x, adj), expected, rtol=1e-4, atol=1e-3)

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gas.native.custom_op import custom_op
 from gas.nn import spmm
-from gas.nn.custom_op import custom_op
 
 _NUMBERS = itertools.count()
 
@@ -123,13 +123,13 @@ def test_function_transforms():
     _, vjp = torch.func.vjp(lambda x: scale([], x, 2.0) ** 2, torch.ones(3))
     with torch.no_grad():
         assert vjp(torch.ones(3))[0].tolist() == [8, 8, 8]
-    with pytest.raises(RuntimeError, match="vmap"):
-        torch.vmap(lambda x: scale([], x, 2.0))(torch.ones(3, 2))
+    many = torch.vmap(lambda x: scale([], x, 2.0), in_dims=1, out_dims=1)(torch.ones(3, 2))
+    assert many.tolist() == [[2, 2]] * 3
 
 
 def test_without_a_gradient_of_its_own():
     scale, _ = make_op(with_gradient=False)
     x = torch.ones(3, requires_grad=True)
     assert scale([], x.detach(), 2.0).tolist() == [2, 2, 2]
-    with pytest.raises(RuntimeError, match="register_autograd|backward"):
+    with pytest.raises(NotImplementedError, match="gas_test::scale_.* has no second derivative"):
         scale([], x, 2.0).sum().backward()

@@ -4,7 +4,7 @@ from adjacencies import HUBS, SHAPES, WITH_HUBS, is_close, make_adjacency
 from torch.autograd import gradcheck
 from torch_geometric.utils import scatter
 
-from gas import _edge_conv
+from gas.native import edge_conv as kernels
 from gas.nn import Adjacency, edge_conv
 
 ACTIVATIONS = {
@@ -74,18 +74,16 @@ def test_twins(shape, activation, dtype):
     grad = torch.randn_like(target)
     how = activation, 0.3
     for mean in (False, True):
-        found = _edge_conv.edge_conv(adj.matrix, target, source, *how, mean, True)
-        twin = _edge_conv._edge_conv_torch(adj.matrix, target, source, *how, mean)
-        exact = _edge_conv._edge_conv_torch(
-            adj.matrix, target.double(), source.double(), *how, mean
-        )
+        found = kernels.edge_conv(adj.matrix, target, source, *how, mean, True)
+        twin = kernels._edge_conv_torch(adj.matrix, target, source, *how, mean)
+        exact = kernels._edge_conv_torch(adj.matrix, target.double(), source.double(), *how, mean)
         for mine, other, wanted in zip(found, twin, exact, strict=True):
             assert mine.dtype == other.dtype == dtype
             assert is_close(mine, wanted, TOLERANCE[dtype])
             assert is_close(other, wanted, 3 * TOLERANCE[dtype])  # One term after the other.
     tensors = target.double(), source.double(), *how, grad.double()
-    exact = _edge_conv._edge_conv_backward_torch(adj.matrix, *tensors)
-    for function in (_edge_conv.edge_conv_backward, _edge_conv._edge_conv_backward_torch):
+    exact = kernels._edge_conv_backward_torch(adj.matrix, *tensors)
+    for function in (kernels.edge_conv_backward, kernels._edge_conv_backward_torch):
         found = function(adj.matrix, target, source, *how, grad)
         assert found.dtype == dtype
         assert is_close(found, exact, 3 * TOLERANCE[dtype])

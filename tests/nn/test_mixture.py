@@ -4,8 +4,9 @@ from adjacencies import HUBS, SHAPES, WITH_HUBS, make_adjacency
 from torch.autograd import gradcheck
 from torch_geometric.utils import scatter
 
-from gas import _mixture
-from gas._mixture import Mixture
+from gas import native
+from gas.native import mixture as kernels
+from gas.native.mixture import Mixture
 from gas.nn import gaussian_mixture
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 3e-2}
@@ -37,8 +38,8 @@ def expected(adj, x, pseudo, mu, sigma, reduce):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_equals_gather_and_scatter(shape, reduce, shared):
     adj = make_adjacency(*SHAPES[shape], weighted=True)
-    for kernels, dims, width in ((1, 1, 1), (3, 2, 16), (5, 3, 27), (9, 1, 40)):
-        tensors = inputs(adj, kernels, dims, width, shared)
+    for count, dims, width in ((1, 1, 1), (3, 2, 16), (5, 3, 27), (9, 1, 40)):
+        tensors = inputs(adj, count, dims, width, shared)
         out = gaussian_mixture(adj, *tensors, reduce)
         wanted = expected(adj, *tensors, reduce)
         assert torch.allclose(out, wanted, atol=1e-11)
@@ -73,15 +74,15 @@ def test_twins(shape, transposed, dtype, monkeypatch):
 
     def results():
         return [
-            _mixture.spread(adj.matrix, mixture, one, True, transposed),
-            _mixture.collapse(adj.matrix, mixture, many, True, transposed),
-            *_mixture.backward(adj.matrix, mixture, own, one, True, True, transposed),
-            *_mixture.backward(adj.matrix, mixture, own, one, False, False, transposed),
+            kernels.spread(adj.matrix, mixture, one, True, transposed),
+            kernels.collapse(adj.matrix, mixture, many, True, transposed),
+            *kernels.backward(adj.matrix, mixture, own, one, True, True, transposed),
+            *kernels.backward(adj.matrix, mixture, own, one, False, False, transposed),
         ]
 
-    native = results()
-    monkeypatch.setattr(_mixture, "has_kernels", lambda *tensors: False)
-    for mine, other in zip(native, results(), strict=True):
+    natively = results()
+    monkeypatch.setattr(native, "has_kernels", lambda *tensors: False)
+    for mine, other in zip(natively, results(), strict=True):
         assert mine.dtype == other.dtype
         assert mine.shape == other.shape
         scale = max(1.0, float(other.abs().max()) if other.numel() else 1.0)

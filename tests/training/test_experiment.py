@@ -3,6 +3,7 @@ import functools
 import pytest
 import torch
 from conftest import random_graph
+from torch_geometric.data import Data
 
 import gas
 from gas.training import MODELS, Experiment, Settings, fit
@@ -104,7 +105,7 @@ def test_inductive_needs_one_split():
 def test_several_graphs_are_their_union():
     """As in PPI: no edge joins two graphs, so a union trains on each of them."""
     one, two = graph(60), graph(60)
-    union = gas.loader.Data(
+    union = Data(
         x=torch.cat([one.x, two.x]),
         y=torch.cat([one.y, two.y]),
         edge_index=torch.cat([one.edge_index, two.edge_index + 60], dim=1),
@@ -160,7 +161,7 @@ def test_early_stopping():
     scores = iter([0.1, 0.3, 0.2, 0.2, 0.4, 0.4, 0.3, 0.2, 0.9])
     experiment = make()
     model = experiment.make_model()
-    data = gas.loader.Data(y=torch.zeros(10, dtype=torch.long))
+    data = Data(y=torch.zeros(10, dtype=torch.long))
     data.train_mask = data.val_mask = data.test_mask = torch.ones(10, dtype=torch.bool)
 
     def evaluate(model):
@@ -245,9 +246,15 @@ def test_augmentation_within_a_memory_budget():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"full_batch": True}, "'full_batch' has no mini-batches: num_parts=1 computes the same"),
+        (
+            {"full_batch": True},
+            "'full_batch' has no mini-batches: use num_parts=1, which computes the same",
+        ),
         ({"inductive": True}, "'inductive' evaluates another graph"),
-        ({"changes": {"edge_dropout": 0.5}}, "'edge_dropout' is 0.5: views lack edges already"),
+        (
+            {"changes": {"edge_dropout": 0.5}},
+            "'edge_dropout' is 0.5 and views lack edges already: leave one out",
+        ),
     ],
 )
 def test_what_augmentation_excludes(options, message):

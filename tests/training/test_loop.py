@@ -349,3 +349,15 @@ def test_batches_with_views():
     plain = gas.SubgraphLoader(data, ptr, log=False)
     one, other = (gas.training.activation_bytes(model, each.cut([0, 1])) for each in (parts, plain))
     assert 2 * other < one < 4 * other
+
+
+def test_a_full_batch_stays_as_it_was():
+    data = random_graph()
+    full = FullBatch(data)
+    (batch,) = full
+    del batch.data.y
+    (batch,) = full
+    batch.data.x.mul_(2)
+    for use in (lambda: list(full), lambda: full(None)):
+        with pytest.raises(ValueError, match="a tensor of the full batch was changed in place"):
+            use()

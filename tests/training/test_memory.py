@@ -42,7 +42,7 @@ def test_activation_bytes_are_those_that_autograd_keeps():
     loader = gas.SubgraphLoader(data, torch.tensor([0, 300, 600]), log=False)
     batch = loader.cut([0])
     rows = batch.n_id.numel()
-    alone = gas.loader.num_bytes(batch)
+    alone = gas.loader.batch.num_bytes(batch)
     assert activation_bytes(Linear(), batch) == alone + rows * 32 * 4
     gin = gas.models.GIN(600, 5, 8, 3, 3, noise=0.1)
     activation_bytes(gin, batch)

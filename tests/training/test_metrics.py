@@ -3,7 +3,7 @@ import itertools
 import pytest
 import torch
 
-from gas.training import compute_r2, compute_roc_auc, metric_of, score
+from gas.training import compute_micro_f1, compute_r2, compute_roc_auc, metric_of, score
 
 
 @pytest.mark.parametrize("levels", [3, 1000])
@@ -27,12 +27,18 @@ def test_roc_auc_counts_pairs(levels):
 
 def test_roc_auc_of_one_class_and_of_none():
     assert compute_roc_auc(torch.randn(4), torch.ones(4)) == 0.5
+    assert compute_roc_auc(torch.randn(4), torch.zeros(4)) == 0.5
+    assert compute_roc_auc(torch.tensor([1.0, 2.0]), torch.tensor([0, 1])) == 1
     assert compute_roc_auc(torch.empty(0), torch.empty(0)) == 0.5
 
 
 def test_roc_auc_needs_a_binary_target():
     with pytest.raises(ValueError, match="'y' holds 2, expected 0 and 1"):
         compute_roc_auc(torch.randn(3), torch.tensor([0, 1, 2]))
+    with pytest.raises(ValueError, match="'y' holds -1, expected 0 and 1"):
+        compute_roc_auc(torch.randn(2), torch.tensor([-1, 1]))
+    with pytest.raises(ValueError, match="'y' holds nan, expected 0 and 1"):
+        compute_roc_auc(torch.randn(2), torch.tensor([torch.nan, 1]))
     with pytest.raises(ValueError, match=r"'logits' has shape \[3, 4\], expected \[N\]"):
         compute_roc_auc(torch.randn(3, 4), torch.tensor([0, 1, 1]))
 
@@ -58,3 +64,18 @@ def test_the_usual_metric():
     assert score("r2", out[:, 0], y.float()) == compute_r2(out[:, 0], y.float())
     with pytest.raises(ValueError, match="'metric' is 'mape', expected one of accuracy, micro_f1"):
         score("mape", out, y)
+
+
+def test_micro_f1():
+    """Of 3 labels that were given and 4 that are true, 2 are right."""
+    out = torch.tensor([[1.0, -1.0], [2.0, 0.0], [-3.0, 4.0]])
+    y = torch.tensor([[1, 1], [0, 1], [0, 1]])
+    assert compute_micro_f1(out, y) == pytest.approx(2 * 2 / (3 + 4))
+    assert compute_micro_f1(out, y.float()) == pytest.approx(2 * 2 / (3 + 4))
+    assert compute_micro_f1(out, y, torch.tensor([True, True, False])) == pytest.approx(2 / 5)
+    assert compute_micro_f1(out[:1], torch.tensor([[1, 0]])) == 1
+    assert compute_micro_f1(-out.abs(), y * 0) == 0
+    classes = torch.tensor([0, 1, 1])
+    assert compute_micro_f1(out, classes) == pytest.approx(2 / 3)
+    assert compute_micro_f1(out, classes, torch.tensor([True, False, True])) == 1
+    assert compute_micro_f1(out[:0], classes[:0]) == 0

@@ -21,7 +21,14 @@ def test_metrics():
     assert result["train_epoch_seconds"]["values"] == pytest.approx([0.15, 0.35])
     assert result["peak_rss_bytes"]["values"] == [100, 300]
     assert result["best_epoch"]["values"] == [2, 1]
+    assert result["moved_bytes"]["values"] == [0, 0]
+    assert result["chain"] == {}
     assert report.metrics(runs()[:1])["test_acc"]["std"] == 0
+    moved, still = runs()
+    moved.moved_bytes, moved.chain = [10, 30], {"steps": 7}
+    result = report.metrics([moved, still])
+    assert result["moved_bytes"]["values"] == [20, 0]
+    assert result["chain"]["steps"]["values"] == [7]
 
 
 def test_diverged_runs():
@@ -36,7 +43,8 @@ def test_write_json_is_whole_or_nothing(tmp_path):
     report.write_json(file, {"a": 1})
     with pytest.raises(TypeError):
         report.write_json(file, {"a": object()})
-    assert json.loads(file.read_text()) == {"a": 1}
+    assert file.read_text() == '{\n  "a": 1\n}\n'
+    assert file.stat().st_mode & 0o777 == 0o644  # Others may read it.
 
 
 @pytest.mark.requires("matplotlib")
@@ -67,5 +75,5 @@ def test_peak_memory():
 def test_machine():
     described = report.machine()
     assert described["torch"] == torch.__version__
-    assert described["memory_bytes"] > 2**28
+    assert 2**28 < described["memory_bytes"] < 2**48
     json.dumps(described)

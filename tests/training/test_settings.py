@@ -102,11 +102,33 @@ def test_changing_settings():
     assert set(ARCHITECTURES) == set(MODELS)
 
 
+def test_settings_that_nobody_gave():
+    assert Settings() == Settings(
+        {}, None, None, 0.01, 0.0, 0.0, None, 0.0, None, 100, 1, None, False
+    )  # fmt: skip
+    assert {name: layers["num_layers"] for name, layers in ARCHITECTURES.items()} == {
+        "gcn": 2, "gat": 2, "appnp": 10, "gcn2": 8, "gin": 2, "sage": 2, "pna": 2, "pna_jk": 2,
+    }  # fmt: skip
+
+
+def test_zero_is_a_rate():
+    assert Settings(lr=0, reg_weight_decay=0.0, grad_norm=0, edge_dropout=0).lr == 0
+    for name in ("lr", "reg_weight_decay", "nonreg_weight_decay", "grad_norm", "edge_dropout"):
+        with pytest.raises(ValueError, match=f"'{name}' is -0.5, expected a number of at least 0$"):
+            Settings(**{name: -0.5})
+    for name in ("num_parts", "batch_size", "max_steps", "epochs", "runs"):
+        assert getattr(Settings(**{name: 1}), name) == 1
+    with pytest.raises(ValueError, match="'edge_dropout' is 1, expected less than 1"):
+        Settings(edge_dropout=1)
+
+
 def test_sizes_follow_the_graph():
     sized = Settings().for_size(30_000)
     assert (sized.num_parts, sized.batch_size) == (100, 12)
     sized = Settings().for_size(10)
     assert (sized.num_parts, sized.batch_size) == (1, 1)
+    sized = Settings().for_size(10**6)
+    assert (sized.num_parts, sized.batch_size) == (256, 32)
     sized = Settings(num_parts=4, batch_size=9).for_size(10)
     assert (sized.num_parts, sized.batch_size) == (4, 4)
 

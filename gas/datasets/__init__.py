@@ -1,0 +1,16 @@
+"""Graphs by name, from files, and generated."""
+
+from gas.datasets.files import load_graph
+from gas.datasets.masks import gen_masks, index2mask
+from gas.datasets.named import dataset_key, dataset_names, get_data
+from gas.datasets.planted import planted_partition
+
+__all__ = [
+    "dataset_key",
+    "dataset_names",
+    "gen_masks",
+    "get_data",
+    "index2mask",
+    "load_graph",
+    "planted_partition",
+]

@@ -1,0 +1,231 @@
+"""Graphs by name, with labels and masks: PyG's data sets, the user's files, generated ones."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch_geometric.transforms as T
+from torch import Tensor
+from torch_geometric.data import Batch, Data
+from torch_geometric.utils import to_undirected
+
+from gas.datasets.files import SAFE_GLOBALS, load_graph
+from gas.datasets.masks import NUM_SPLITS, gen_masks, index2mask, with_masks
+from gas.datasets.planted import planted_partition
+from gas.graph.edges import check_finite, read_graph
+from gas.graph.partition import cache_dir
+
+
+def get_data(root: str | Path, name: str, check: bool = True) -> tuple[Data, int, int]:
+    """Loads a graph for node classification, with masks for training, validation and test.
+
+    Args:
+        root: The folder where PyG keeps its data sets; one folder per data set below it.
+        name: One of :func:`dataset_names`, in any spelling of case and dashes; or
+            ``planted:NUM_NODES`` for a generated graph; or the path of a ``.pt`` or ``.npz`` file.
+        check: Refuse NaN and infinite features. (default: ``True``)
+
+    Returns:
+        The graph, its number of features, and its number of classes (of labels, for multi-label
+        targets; 1 for real numbers). Masks have shape ``[N]``, or ``[N, splits]`` for several
+        splits.
+
+    Raises:
+        ValueError: If there is no such data set, or a file doesn't hold a usable graph.
+        ConnectionError: If raw files are missing and can't be downloaded; it names them.
+    """
+    if _is_planted(name):
+        data = _planted(name)
+    elif Path(name).suffix in (".pt", ".npz") or os.sep in name:
+        data = load_graph(name)
+    else:
+        key = dataset_key(name)
+        if key not in _DATASETS:
+            raise ValueError(
+                f"'dataset' is {name!r}, expected one of {', '.join(dataset_names())}; or "
+                "planted:NUM_NODES; or the path of a .pt or .npz file"
+            )
+        data = _DATASETS[key][1](str(_writable(Path(root))))
+    read_graph(data)
+    if check:
+        check_finite(data)
+    return with_masks(data), data.x.size(1), _num_outputs(data.y)
+
+
+def dataset_names() -> list[str]:
+    """The names that :func:`get_data` knows."""
+    return [name for name, _ in _DATASETS.values()]
+
+
+def _is_planted(name: str) -> bool:
+    return name.partition(":")[0] == "planted" and not Path(name).is_file()
+
+
+def dataset_key(name: str) -> str:
+    """The name of a data set in one spelling, for look-ups."""
+    if _is_planted(name):
+        return "planted"
+    key = name.lower().replace("-", "").replace("_", "")
+    return {"reddit": "reddit2", "arxiv": "ogbnarxiv", "products": "ogbnproducts"}.get(key, key)
+
+
+def _num_outputs(y: Tensor) -> int:
+    if y.dim() == 1 and y.is_floating_point():
+        return 1
+    return y.size(1) if y.dim() == 2 and y.size(1) > 1 else int(y.max()) + 1
+
+
+# PyG's data sets ----------------------------------------------------------------------------------
+
+
+def _pyg(cls_name: str, root: str, *args: Any, **kwargs: Any) -> Data:
+    """Reads one of PyG's data sets; where downloading fails, says which files to put where."""
+    base = getattr(importlib.import_module("torch_geometric.datasets"), cls_name)
+
+    def download(self: Any) -> None:
+        try:
+            base.download(self)
+        except Exception as error:
+            missing = [path for path in self.raw_paths if not os.path.exists(path)]
+            raise ConnectionError(
+                f"the data set {cls_name} could not be downloaded ({error}): get these files on a "
+                f"machine with network access and put them there:\n  " + "\n  ".join(missing)
+            ) from error
+
+    dataset = type(cls_name, (base,), {"download": download})(root, *args, **kwargs)
+    return dataset[0] if len(dataset) == 1 else Batch.from_data_list(list(dataset))
+
+
+def _planetoid(name: str) -> Callable[[str], Data]:
+    return lambda root: T.NormalizeFeatures()(_pyg("Planetoid", root, name))
+
+
+def _few_labels(cls_name: str, name: str) -> Callable[[str], Data]:
+    """Amazon and Coauthor: 20 training and 30 validation nodes per class, as GNNAutoScale draws."""
+
+    def load(root: str) -> Data:
+        data = _pyg(cls_name, f"{root}/{cls_name}", name)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(12345)
+            data.train_mask, data.val_mask, data.test_mask = gen_masks(data.y, 20, 30, NUM_SPLITS)
+        return data
+
+    return load
+
+
+def _wikics(root: str) -> Data:
+    data = _pyg("WikiCS", f"{root}/WikiCS", is_undirected=True)
+    data.val_mask = data.stopping_mask
+    del data.stopping_mask
+    return data
+
+
+def _standardised(cls_name: str) -> Callable[[str], Data]:
+    def load(root: str) -> Data:
+        data = _pyg(cls_name, f"{root}/{cls_name}")
+        data.x = (data.x - data.x.mean(dim=0)) / data.x.std(dim=0).clamp(min=1e-12)
+        return data
+
+    return load
+
+
+def _ppi(root: str) -> Data:
+    """All graphs of the data set as one, whose masks tell training from validation and test."""
+    parts = [_pyg("PPI", f"{root}/PPI", split) for split in ("train", "val", "test")]
+    union = Batch.from_data_list([Data(x=p.x, y=p.y, edge_index=p.edge_index) for p in parts])
+    data = Data(x=union.x, y=union.y, edge_index=union.edge_index)
+    for number, key in enumerate(("train_mask", "val_mask", "test_mask")):
+        data[key] = union.batch == number
+    return data
+
+
+def _ogb(name: str) -> Callable[[str], Data]:
+    def load(root: str) -> Data:
+        try:
+            from ogb.nodeproppred import PygNodePropPredDataset
+        except ImportError as error:
+            raise ImportError(
+                f"the data set {name} needs the package ogb: pip install ogb"
+            ) from error
+        try:
+            with torch.serialization.safe_globals(SAFE_GLOBALS):
+                dataset = PygNodePropPredDataset(name, f"{root}/OGB")
+        except OSError as error:
+            folder = Path(root, "OGB", name.replace("-", "_"))
+            raise ConnectionError(
+                f"the data set {name} could not be downloaded ({error}): unpack its archive in "
+                f"{folder}, so that {folder}/raw exists"
+            ) from error
+        data = dataset[0]
+        split = dataset.get_idx_split()
+        for key, part in (("train", "train"), ("val", "valid"), ("test", "test")):
+            data[f"{key}_mask"] = index2mask(split[part], data.num_nodes)
+        data.y = data.y.view(-1)
+        data.edge_index = to_undirected(data.edge_index, num_nodes=data.num_nodes)
+        return data
+
+    return load
+
+
+def _facebook(root: str) -> Data:
+    # Edges are mutual likes; the published file stores each of them once.
+    return T.ToUndirected()(_pyg("FacebookPagePage", f"{root}/FacebookPagePage"))
+
+
+def _hetero(name: str) -> Callable[[str], Data]:
+    return lambda root: _pyg("HeterophilousGraphDataset", root, name)
+
+
+_NAMED: dict[str, Callable[[str], Data]] = {
+    "Cora": _planetoid("Cora"),
+    "CiteSeer": _planetoid("CiteSeer"),
+    "PubMed": _planetoid("PubMed"),
+    "AmazonComputers": _few_labels("Amazon", "Computers"),
+    "AmazonPhoto": _few_labels("Amazon", "Photo"),
+    "CoauthorCS": _few_labels("Coauthor", "CS"),
+    "CoauthorPhysics": _few_labels("Coauthor", "Physics"),
+    "WikiCS": _wikics,
+    "FacebookPagePage": _facebook,
+    "Roman-empire": _hetero("Roman-empire"),
+    "Amazon-ratings": _hetero("Amazon-ratings"),
+    "Minesweeper": _hetero("Minesweeper"),
+    "Tolokers": _hetero("Tolokers"),
+    "Questions": _hetero("Questions"),
+    "PPI": _ppi,
+    "Flickr": lambda root: _pyg("Flickr", f"{root}/Flickr"),
+    "Reddit2": _standardised("Reddit2"),
+    "Yelp": _standardised("Yelp"),
+    "ogbn-arxiv": _ogb("ogbn-arxiv"),
+    "ogbn-products": _ogb("ogbn-products"),
+}
+_DATASETS = {dataset_key(name): (name, load) for name, load in _NAMED.items()}
+
+
+def _writable(root: Path) -> Path:
+    """The folder itself, or a mirror of links to its raw files where PyG may write beside them."""
+    if not root.exists() or os.access(root, os.W_OK):
+        return root
+    mirror = cache_dir() / "datasets" / str(root.resolve()).strip(os.sep).replace(os.sep, "_")
+    for raw in root.glob("**/raw/*"):
+        link = mirror / raw.relative_to(root)
+        if not link.exists():
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(raw.resolve())
+    return mirror
+
+
+# Generated graphs ---------------------------------------------------------------------------------
+
+
+def _planted(name: str) -> Data:
+    _, _, size = name.partition(":")
+    if not size.isdigit() or int(size) < 1:
+        raise ValueError(
+            f"'dataset' is {name!r}, expected planted:NUM_NODES, such as planted:200000"
+        )
+    return planted_partition(int(size))

@@ -1,0 +1,40 @@
+"""Graphs in tensors of their own."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection
+
+from torch import Tensor
+from torch_geometric.data import Data
+
+from gas.graph.layout import layout_of
+
+
+def copy_of(tensor: Tensor) -> Tensor:
+    """A tensor that may be changed in place; a learnable one is handed on, for its gradient."""
+    return tensor if tensor.requires_grad else tensor.clone()
+
+
+def copy_graph(data: Data, shared: Collection[str] = ()) -> Data:
+    """The same graph in tensors of its own; where an adjacency has a transpose, both share it.
+
+    Args:
+        data: The graph; if its weights are the values of ``adj_t``, those of the copy are as well.
+        shared: Names of attributes that aren't copied. (default: none)
+    """
+    out = copy.copy(data)
+    for key, value in data:
+        if isinstance(value, Tensor) and key != "adj_t" and key not in shared:
+            out[key] = copy_of(value)
+    adj_t, weight = data.get("adj_t"), data.get("edge_weight")
+    if adj_t is None:
+        return out
+    layout = layout_of(adj_t)
+    value = layout.value(adj_t)
+    if value is not None and weight is not None and weight.data_ptr() == value.data_ptr():
+        value = out.edge_weight.view(-1)
+    elif value is not None:
+        value = copy_of(value)
+    out.adj_t = layout.with_value(adj_t, value)
+    return out

@@ -1,0 +1,198 @@
+"""Graphs as lists of edges and as compressed sparse rows, read and checked.
+
+Rows are destinations: entry ``(i, j)`` is the edge ``j -> i``, PyG's ``adj_t``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch_geometric import EdgeIndex
+from torch_geometric.data import Data
+
+from gas.graph.layout import layout_of
+from gas.native.graph import coo_to_csr
+
+
+class Edges(NamedTuple):
+    """The edges of a graph, in the order in which it stores them.
+
+    ``src`` and ``dst`` have shape ``[E]``, int64; ``weight`` has shape ``[E]`` or is ``None``.
+    """
+
+    src: Tensor
+    dst: Tensor
+    weight: Tensor | None
+    num_nodes: int
+
+
+class CSR(NamedTuple):
+    """A graph as compressed sparse rows.
+
+    ``rowptr`` has shape ``[N + 1]``, ``col`` and ``e_id`` have shape ``[E]``. ``e_id[k]`` is the
+    position of entry ``k`` in the graph's own edge order; ``None`` where the two orders agree.
+    """
+
+    rowptr: Tensor
+    col: Tensor
+    e_id: Tensor | None
+
+
+def read_edges(adj: Any, num_nodes: int | None = None, name: str = "edge_index") -> Edges:
+    """Reads the edges of any representation of a graph and checks them.
+
+    Args:
+        adj: ``edge_index`` of shape ``[2, E]``, or a square ``adj_t``: a ``torch.sparse`` matrix or
+            a ``torch_sparse.SparseTensor``.
+        num_nodes: The number of nodes. (default: what ``adj`` says)
+        name: What error messages call ``adj``. (default: ``"edge_index"``)
+
+    Raises:
+        ValueError: If ``adj`` is no graph, or ``num_nodes`` doesn't fit it.
+    """
+    layout = layout_of(adj, name)
+    size = layout.size(adj)
+    if size is not None:
+        dst, src = layout.entries(adj)
+        if size[0] != size[1]:
+            raise ValueError(f"'{name}' has shape {list(size)}, expected a square matrix")
+        if num_nodes is not None and num_nodes != size[0]:
+            raise ValueError(
+                f"'num_nodes' is {num_nodes}, but '{name}' has {size[0]} rows: leave 'num_nodes' "
+                "out"
+            )
+        return _checked(Edges(src.long(), dst.long(), layout.value(adj), size[0]), name)
+    if adj.is_floating_point() or adj.is_complex() or adj.dtype == torch.bool:
+        raise ValueError(f"'{name}' has dtype {adj.dtype}, expected integers: pass {name}.long()")
+    if adj.dim() != 2 or adj.size(0) != 2:
+        hint = f": pass {name}.t()" if adj.dim() == 2 and adj.size(1) == 2 else ""
+        raise ValueError(f"'{name}' has shape {list(adj.shape)}, expected [2, E]{hint}")
+    if isinstance(adj, EdgeIndex):
+        sizes = [size for size in adj.sparse_size() if size is not None]
+        num_nodes = max(sizes) if num_nodes is None and sizes else num_nodes
+        adj = adj.as_tensor()
+    edge_index = adj.long()
+    if num_nodes is None:
+        num_nodes = int(edge_index.max()) + 1 if edge_index.numel() else 0
+    src, dst = edge_index
+    return _checked(Edges(src, dst, None, num_nodes), name)
+
+
+def _checked(edges: Edges, name: str) -> Edges:
+    for ids in (edges.src, edges.dst):
+        if ids.numel() == 0:
+            continue
+        low, high = (int(v) for v in torch.aminmax(ids))
+        if low < 0:
+            raise ValueError(
+                f"'{name}' holds the node id {low}, expected ids in [0, {edges.num_nodes}): ids "
+                "count from 0; remove or renumber negative ones"
+            )
+        if high >= edges.num_nodes:
+            raise ValueError(
+                f"'{name}' holds the node id {high}, but 'num_nodes' is {edges.num_nodes}: "
+                f"expected ids in [0, {edges.num_nodes}); correct the ids or set "
+                f"num_nodes={high + 1}"
+            )
+    return edges
+
+
+def read_graph(data: Data, edge_weight: bool = True) -> Edges:
+    """Reads and checks the edges of ``data``: of ``adj_t`` if there is one, else ``edge_index``.
+
+    Weights are the values of ``adj_t``, or ``data.edge_weight``; with ``edge_weight=False`` they
+    are left out. A graph that has both must list its edges in the same order.
+
+    Raises:
+        ValueError: If edges, weights or node-level tensors don't fit each other.
+    """
+    adj_t, edge_index = data.get("adj_t"), data.get("edge_index")
+    if adj_t is None and edge_index is None:
+        raise ValueError("'data' has neither 'edge_index' nor 'adj_t': gas trains on one graph")
+    if adj_t is not None:
+        edges = read_edges(adj_t, name="adj_t")
+        if data.get("x") is not None and data.x.size(0) != edges.num_nodes:
+            raise ValueError(
+                f"'x' has {data.x.size(0)} rows, but 'adj_t' has {edges.num_nodes}: one per node"
+            )
+        if edge_index is not None:
+            both = torch.stack([edges.src, edges.dst])
+            if edge_index.shape != both.shape or not torch.equal(edge_index.long(), both):
+                raise ValueError(
+                    "'data' has an 'edge_index' and an 'adj_t' whose edges differ, or differ in "
+                    "order: delete one of them"
+                )
+    else:
+        edges = read_edges(edge_index, data.num_nodes)
+        weight = data.get("edge_weight")
+        if weight is not None:
+            if weight.shape not in ((edges.src.numel(),), (edges.src.numel(), 1)):
+                raise ValueError(
+                    f"'edge_weight' has shape {list(weight.shape)}, expected one weight per edge: "
+                    f"[{edges.src.numel()}]"
+                )
+            edges = edges._replace(weight=weight.view(-1))
+    check_nodes(data, edges.num_nodes)
+    return edges if edge_weight else edges._replace(weight=None)
+
+
+def check_nodes(data: Data, num_nodes: int) -> None:
+    """Refuses what should have one row per node by its name, and doesn't.
+
+    Raises:
+        ValueError: Naming the attribute.
+    """
+    for key, value in data:
+        per_node = key in ("x", "y", "n_id") or key.endswith("_mask")
+        if not per_node or not isinstance(value, Tensor) or value.dim() == 0:
+            continue
+        if value.size(0) != num_nodes:
+            raise ValueError(
+                f"'{key}' has {value.size(0)} rows, but the graph has {num_nodes} nodes: expected "
+                "one row per node"
+            )
+
+
+def check_finite(data: Data) -> None:
+    """Refuses features that hold NaN or infinite values.
+
+    Raises:
+        ValueError: Naming the first such row.
+    """
+    x = data.get("x")
+    if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() < 2:
+        return
+    for start in range(0, x.size(0), 65536):
+        finite = torch.isfinite(x[start : start + 65536]).flatten(1).all(dim=1)
+        if not finite.all():
+            row = start + int((~finite).nonzero()[0])
+            raise ValueError(
+                f"'x' holds a NaN or infinite value in row {row}: replace it, for example with "
+                "torch.nan_to_num(x), or switch this check off, check=False"
+            )
+
+
+def to_csr(edges: Edges) -> CSR:
+    """Sorts edges into compressed sparse rows; duplicates stay."""
+    rowptr, col, e_id = coo_to_csr(edges.dst, edges.src, edges.num_nodes)
+    in_order = bool((e_id[1:] > e_id[:-1]).all())
+    return CSR(rowptr, col, None if in_order else e_id)
+
+
+def is_row_per_node(data: Data, key: str) -> bool:
+    """Whether ``data[key]`` is a tensor with one row per node."""
+    value = data[key]
+    return isinstance(value, Tensor) and _by_row(data, key) and data.is_node_attr(key)
+
+
+def is_row_per_edge(data: Data, key: str) -> bool:
+    """Whether ``data[key]`` is a tensor with one row per edge."""
+    value = data[key]
+    return isinstance(value, Tensor) and _by_row(data, key) and data.is_edge_attr(key)
+
+
+def _by_row(data: Data, key: str) -> bool:
+    named = key in ("edge_index", "adj_t", "num_nodes", "edge_label_index")
+    return not named and data.__cat_dim__(key, data[key]) == 0

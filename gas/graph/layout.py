@@ -1,0 +1,327 @@
+"""The layouts in which an adjacency is held; rows are destinations.
+
+Entry ``(i, j)`` is the edge ``j -> i``, PyG's ``adj_t``. Whoever needs to know how an adjacency is
+held asks :func:`layout_of`.
+"""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.typing import WITH_TORCH_SPARSE, SparseTensor
+
+from gas.graph.adjacency import Adjacency
+from gas.graph.csr import by_row, row_ids, sparse_csr
+
+
+class Layout(abc.ABC):
+    """One way to hold an adjacency."""
+
+    name = ""
+
+    @abc.abstractmethod
+    def holds(self, adj: Any) -> bool:
+        """Whether ``adj`` is held in this way."""
+
+    def make(self, rowptr: Tensor, col: Tensor, value: Tensor | None, num_cols: int) -> Any:
+        """Makes an adjacency of compressed rows.
+
+        Args:
+            rowptr: First entry of each row, of shape ``[rows + 1]``.
+            col: The source of each entry, of shape ``[E]``.
+            value: Its weight, of shape ``[E]``, or ``None``.
+            num_cols: The number of sources.
+        """
+        raise NotImplementedError(f"nobody makes an adjacency in the layout {self.name!r}")
+
+    def parts(self, adj: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+        """What :meth:`make` made it of: ``rowptr``, ``col`` and ``value``."""
+        raise NotImplementedError(
+            f"the layout {self.name!r} has no compressed rows: pass adj.to_sparse_csr()"
+        )
+
+    def num_rows(self, adj: Any) -> int | None:
+        """The number of rows; ``None`` for an ``edge_index``, which doesn't say."""
+        return int(adj.size(0))
+
+    def size(self, adj: Any) -> tuple[int, int] | None:
+        """The number of rows and of columns; ``None`` for an ``edge_index``."""
+        return int(adj.size(0)), int(adj.size(1))
+
+    def entries(self, adj: Any) -> tuple[Tensor, Tensor]:
+        """The row and the column, destination and source, of every edge, each of shape ``[E]``."""
+        rowptr, col, _ = self.parts(adj)
+        return row_ids(rowptr, col.numel()), col
+
+    def value(self, adj: Any) -> Tensor | None:
+        """The weight of every edge, of shape ``[E]``, or ``None``."""
+        return self.parts(adj)[2]
+
+    def with_value(self, adj: Any, value: Tensor | None) -> Any:
+        """The same edges with other weights, of shape ``[E]``; both may share a transpose."""
+        rowptr, col, _ = self.parts(adj)
+        return self.make(rowptr, col, value, int(adj.size(1)))
+
+    def tensors(self, adj: Any) -> list[Tensor]:
+        """The tensors that it is made of."""
+        return [part for part in self.parts(adj) if part is not None]
+
+    def keep(
+        self, adj: Any, entry: Tensor, value: Tensor | None = None, rowptr: Tensor | None = None
+    ) -> Any:
+        """Some of the edges, in the same order.
+
+        Args:
+            adj: The adjacency.
+            entry: The positions of those that stay, increasing, of shape ``[kept]``.
+            value: Their values, of shape ``[kept]``; not of an ``edge_index``, which has none.
+                (default: the values they have)
+            rowptr: Their rows, of shape ``[rows + 1]``. (default: what follows from ``entry``)
+        """
+        old_rowptr, col, old = self.parts(adj)
+        if value is None and old is not None:
+            value = old.index_select(0, entry)
+        col = col.index_select(0, entry)
+        if rowptr is None:
+            rowptr = torch.searchsorted(entry, old_rowptr.long()).to(col.dtype)
+        return self.make(rowptr, col, value, int(adj.size(1)))
+
+
+class _Csr(Layout):
+    """A ``torch.sparse_csr`` matrix. Duplicate entries are allowed: their products add up."""
+
+    name = "csr"
+
+    def holds(self, adj: Any) -> bool:
+        return isinstance(adj, Tensor) and adj.layout == torch.sparse_csr
+
+    def make(self, rowptr: Tensor, col: Tensor, value: Tensor | None, num_cols: int) -> Tensor:
+        return sparse_csr(rowptr, col, value, num_cols)
+
+    def parts(self, adj: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+        return adj.crow_indices(), adj.col_indices(), adj.values()
+
+    def with_value(self, adj: Any, value: Tensor | None) -> Tensor:
+        # Nobody counts for one matrix what is changed by the indices of another.
+        rowptr, col = adj.crow_indices().clone(), adj.col_indices().clone()
+        return self.make(rowptr, col, value, int(adj.size(1)))
+
+
+class _EdgeIndex(Layout):
+    """``edge_index`` of shape ``[2, E]``: sources, then destinations."""
+
+    name = "edge_index"
+
+    def holds(self, adj: Any) -> bool:
+        return isinstance(adj, Tensor) and adj.layout == torch.strided
+
+    def make(self, rowptr: Tensor, col: Tensor, value: Tensor | None, num_cols: int) -> Tensor:
+        return torch.stack([col, row_ids(rowptr, col.numel())])
+
+    def num_rows(self, adj: Any) -> int | None:
+        return None
+
+    def size(self, adj: Any) -> tuple[int, int] | None:
+        return None
+
+    def entries(self, adj: Any) -> tuple[Tensor, Tensor]:
+        return adj[1], adj[0]
+
+    def value(self, adj: Any) -> Tensor | None:
+        return None
+
+    def tensors(self, adj: Any) -> list[Tensor]:
+        return [adj]
+
+    def keep(
+        self, adj: Any, entry: Tensor, value: Tensor | None = None, rowptr: Tensor | None = None
+    ) -> Tensor:
+        return adj.index_select(1, entry)
+
+
+class _SparseTensor(Layout):
+    """A ``torch_sparse.SparseTensor``."""
+
+    name = "sparse_tensor"
+
+    def holds(self, adj: Any) -> bool:
+        return WITH_TORCH_SPARSE and isinstance(adj, SparseTensor)
+
+    def make(self, rowptr: Tensor, col: Tensor, value: Tensor | None, num_cols: int) -> Any:
+        size = (rowptr.numel() - 1, num_cols)
+        return SparseTensor(
+            rowptr=rowptr, col=col, value=value, sparse_sizes=size, is_sorted=True, trust_data=True
+        )
+
+    def parts(self, adj: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+        return adj.csr()
+
+    def with_value(self, adj: Any, value: Tensor | None) -> Any:
+        return adj.fill_cache_().set_value(value, layout="csr")  # The transpose is in the cache.
+
+    def entries(self, adj: Any) -> tuple[Tensor, Tensor]:
+        row, col, _ = adj.coo()
+        return row, col
+
+
+class _Fused(Layout):
+    """An :class:`Adjacency`, which the operators of :mod:`gas.nn` take."""
+
+    name = "fused"
+
+    def holds(self, adj: Any) -> bool:
+        return isinstance(adj, Adjacency)
+
+    def make(self, rowptr: Tensor, col: Tensor, value: Tensor | None, num_cols: int) -> Adjacency:
+        return Adjacency.trusted(rowptr, col, value, num_cols)
+
+    def parts(self, adj: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+        return adj.rowptr, adj.col, adj.value
+
+    def with_value(self, adj: Any, value: Tensor | None) -> Adjacency:
+        return adj.with_value(value)
+
+    def tensors(self, adj: Any) -> list[Tensor]:
+        return adj.tensors()
+
+
+class _Coo(Layout):
+    """Any other ``torch.sparse`` matrix, which is read and never made."""
+
+    name = "coo"
+
+    def holds(self, adj: Any) -> bool:
+        return isinstance(adj, Tensor) and adj.layout not in (torch.strided, torch.sparse_csr)
+
+    def entries(self, adj: Any) -> tuple[Tensor, Tensor]:
+        row, col = adj.to_sparse_coo()._indices()  # Duplicates included, which coalesce() merges.
+        return row, col
+
+    def value(self, adj: Any) -> Tensor | None:
+        return adj.to_sparse_coo()._values()
+
+    def tensors(self, adj: Any) -> list[Tensor]:
+        coo = adj.to_sparse_coo()
+        return [coo._indices(), coo._values()]
+
+
+_MADE = (_Csr(), _EdgeIndex(), _SparseTensor(), _Fused())
+_KNOWN = (*_MADE, _Coo())
+_BY_NAME = {layout.name: layout for layout in _MADE}
+LAYOUTS = tuple(_BY_NAME)
+
+
+def layout_of(adj: Any, name: str = "adj") -> Layout:
+    """How an adjacency is held.
+
+    Args:
+        adj: The adjacency.
+        name: What the error calls it. (default: ``"adj"``)
+
+    Raises:
+        ValueError: If it is none.
+    """
+    for layout in _KNOWN:
+        if layout.holds(adj):
+            return layout
+    raise ValueError(
+        f"'{name}' is a {type(adj).__name__}, expected an integer tensor of shape [2, E], "
+        "such as data.edge_index, a torch.sparse matrix, a torch_sparse.SparseTensor or a "
+        "gas.nn.Adjacency"
+    )
+
+
+def find_layout(name: str) -> Layout:
+    """The layout of a name.
+
+    Raises:
+        ValueError: If there is no such layout.
+        ImportError: If ``torch-sparse`` is needed and missing.
+    """
+    if name not in _BY_NAME:
+        raise ValueError(f"'layout' is {name!r}, expected one of {', '.join(map(repr, LAYOUTS))}")
+    if name == "sparse_tensor" and not WITH_TORCH_SPARSE:
+        raise ImportError(
+            "layout='sparse_tensor' needs torch-sparse: pip install --no-build-isolation "
+            "torch-scatter torch-sparse, or use layout='csr'"
+        )
+    return _BY_NAME[name]
+
+
+def default_layout(adj: Any) -> str:
+    """What batches of a graph are held in unless told: what it is, or ``"csr"``."""
+    return "sparse_tensor" if _BY_NAME["sparse_tensor"].holds(adj) else "csr"
+
+
+def to_adjacency(
+    adj: Any, num_nodes: int | None = None, edge_weight: Tensor | None = None
+) -> Adjacency:
+    """See :meth:`Adjacency.of`."""
+    layout = layout_of(adj)
+    if layout.name == "fused":
+        return adj
+    if layout.name in ("csr", "sparse_tensor"):
+        rowptr, col, value = layout.parts(adj)
+        return Adjacency(rowptr, col, value, int(adj.size(1)))
+    row, col = layout.entries(adj)
+    size, value = layout.size(adj), layout.value(adj)
+    if size is None:
+        if num_nodes is None:
+            num_nodes = int(adj.max()) + 1 if adj.numel() else 0
+        size, value = (num_nodes, num_nodes), edge_weight
+    rowptr, order = by_row(row, size[0])
+    return Adjacency(rowptr, col[order], None if value is None else value[order], size[1])
+
+
+# Dropping edges -----------------------------------------------------------------------------------
+
+
+def drop_edges(adj_t: Any, p: float, training: bool = True) -> Any:
+    """Drops each edge with probability ``p``, as DropEdge (Rong et al., ICLR 2020) does.
+
+    Weights that remain are scaled by ``1 / (1 - p)``, unless all are 1: those are no weights.
+
+    Args:
+        adj_t: An adjacency matrix in any layout.
+        p: Probability in ``[0, 1)``.
+        training: Whether to drop at all. (default: ``True``)
+
+    Raises:
+        ValueError: If ``adj_t`` is no matrix, or ``p`` no such probability.
+    """
+    if layout_of(adj_t, "adj_t").num_rows(adj_t) is None:
+        raise ValueError(
+            "'adj_t' is a dense tensor, expected a torch.sparse_csr matrix, a "
+            "torch_sparse.SparseTensor or a gas.nn.Adjacency: for an edge_index use "
+            "torch_geometric.utils.dropout_edge"
+        )
+    return drop_edges_and_rows(adj_t, {}, p)[0] if training else adj_t
+
+
+def drop_edges_and_rows(
+    adj: Any, attributes: dict[str, Any], p: float
+) -> tuple[Any, dict[str, Any]]:
+    """Drops each edge, and its row of each edge-level tensor, with probability ``p``.
+
+    Args:
+        adj: An adjacency in any of :data:`LAYOUTS`.
+        attributes: Edge-level tensors; one named ``edge_weight`` is scaled by ``1 / (1 - p)``.
+        p: Probability in ``[0, 1)``.
+    """
+    if not 0.0 <= p < 1.0:
+        raise ValueError(f"'p' is {p}, expected a probability in [0, 1)")
+    if p == 0.0:
+        return adj, attributes
+    scale = 1.0 / (1.0 - p)
+    layout = layout_of(adj)
+    col, value = layout.entries(adj)[1], layout.value(adj)
+    entry = (torch.rand(col.numel(), device=col.device) >= p).nonzero().view(-1)
+    if value is not None:
+        value = value[entry] * (1.0 if bool((value == 1).all()) else scale)
+    attributes = {key: attribute[entry] for key, attribute in attributes.items()}
+    if "edge_weight" in attributes:
+        attributes["edge_weight"] = attributes["edge_weight"] * scale
+    return layout.keep(adj, entry, value), attributes

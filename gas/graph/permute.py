@@ -1,0 +1,71 @@
+"""Renumbering the nodes of a graph, so that every part is one range of rows."""
+
+from __future__ import annotations
+
+import copy
+import sys
+import time
+
+import torch
+from torch import Tensor
+from torch_geometric import EdgeIndex
+from torch_geometric.data import Data
+
+from gas.graph.edges import is_row_per_edge, is_row_per_node, read_graph, to_csr
+from gas.graph.layout import LAYOUTS, find_layout, layout_of
+
+
+def permute(data: Data, perm: Tensor, log: bool = True) -> Data:
+    """Renumbers the nodes of a graph, so that every part becomes a contiguous range.
+
+    Node-level tensors and masks are permuted, ``edge_index``, ``edge_label_index`` and ``adj_t``
+    renumbered. The columns of ``edge_index`` keep their order, so edge-level tensors stay as they
+    are; the entries of an ``adj_t`` are sorted by row and column again, and edge-level tensors
+    with them. Lists, and tensors of node ids under other names, stay as they are.
+
+    Args:
+        data: The graph; it is not modified.
+        perm: The old id of every new node, of shape ``[N]``, from :func:`gas.metis`.
+        log: Report progress on standard error. (default: ``True``)
+
+    Raises:
+        ValueError: If ``perm`` is not a permutation of the nodes.
+    """
+    start = time.perf_counter()
+    edges = read_graph(data)
+    num_nodes = edges.num_nodes
+    if not isinstance(perm, Tensor) or perm.dtype != torch.long or perm.shape != (num_nodes,):
+        what = f"{perm.dtype} of shape {list(perm.shape)}" if isinstance(perm, Tensor) else perm
+        raise ValueError(f"'perm' is {what}, expected an int64 tensor of shape [{num_nodes}]")
+    new_id = torch.full_like(perm, -1)
+    inside = (perm >= 0) & (perm < num_nodes)
+    new_id[perm[inside]] = torch.arange(num_nodes, device=perm.device)[inside]
+    if bool((new_id < 0).any()):
+        missing = int((new_id < 0).nonzero()[0])
+        raise ValueError(f"'perm' lacks the node {missing}, expected every node exactly once")
+
+    out = copy.copy(data)
+    for key, value in data:
+        if key in ("edge_index", "edge_label_index"):
+            out[key] = new_id[value.as_tensor() if isinstance(value, EdgeIndex) else value]
+        elif is_row_per_node(data, key):
+            out[key] = value[perm]
+    if "adj_t" in data:
+        edges = edges._replace(src=new_id[edges.src], dst=new_id[edges.dst])
+        csr = to_csr(edges)
+        weight = edges.weight
+        if weight is not None and csr.e_id is not None:
+            weight = weight[csr.e_id]
+        layout = layout_of(data.adj_t)
+        out.adj_t = (layout if layout.name in LAYOUTS else find_layout("csr")).make(
+            csr.rowptr, csr.col, weight, num_nodes
+        )
+        if csr.e_id is not None:
+            for key, _ in data:
+                if key == "edge_index":
+                    out[key] = out[key][:, csr.e_id]
+                elif is_row_per_edge(data, key):
+                    out[key] = data[key][csr.e_id]
+    if log:
+        print(f"Permuted the graph [{time.perf_counter() - start:.2f} s]", file=sys.stderr)
+    return out

@@ -1,0 +1,97 @@
+"""How good a partition is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from gas.graph.edges import read_graph, to_csr
+from gas.native.graph import Relabeler
+
+
+@dataclass(frozen=True)
+class PartitionReport:
+    """How good a partition is; made by :func:`partition_report`.
+
+    ``size``, ``halo`` and ``cut`` have shape ``[num_parts]``: nodes of each part, nodes outside
+    that it reads, edges into it from outside. A part's halo is what has to be pulled for it.
+    """
+
+    num_nodes: int
+    num_edges: int
+    size: Tensor = field(repr=False)
+    halo: Tensor = field(repr=False)
+    cut: Tensor = field(repr=False)
+
+    @property
+    def edge_cut(self) -> float:
+        """The fraction of edges whose ends lie in different parts."""
+        return int(self.cut.sum()) / max(self.num_edges, 1)
+
+    @property
+    def balance(self) -> float:
+        """The largest part over the average one; 1 is perfect."""
+        return int(self.size.max()) * self.size.numel() / max(self.num_nodes, 1)
+
+    @property
+    def halo_ratio(self) -> float:
+        """Halo nodes per in-batch node, when each batch is one part."""
+        return int(self.halo.sum()) / max(self.num_nodes, 1)
+
+    def __str__(self) -> str:
+        rows = [
+            ("parts", f"{self.size.numel()}"),
+            ("nodes per part", _spread(self.size)),
+            ("balance (largest / mean)", f"{self.balance:.3f}"),
+            ("edges between parts", f"{int(self.cut.sum()):,} ({100 * self.edge_cut:.1f} %)"),
+            ("halo nodes per part", _spread(self.halo)),
+            ("halo nodes per node", f"{self.halo_ratio:.2f}"),
+        ]
+        return "\n".join(f"{name:<25}{value}" for name, value in rows)
+
+
+def _spread(values: Tensor) -> str:
+    low, high = int(values.min()), int(values.max())
+    return f"{float(values.double().mean()):,.1f} ({low:,} to {high:,})"
+
+
+def partition_report(data: Data, ptr: Tensor) -> PartitionReport:
+    """Measures a partition: edge cut, halo size per part, balance.
+
+    Args:
+        data: The permuted graph.
+        ptr: The parts, of shape ``[num_parts + 1]``, from :func:`gas.metis`.
+    """
+    edges = read_graph(data, edge_weight=False)
+    check_ptr(ptr, edges.num_nodes)
+    relabel = Relabeler(*to_csr(edges)[:2])
+    halo, cut = [], []
+    for begin, end in zip(ptr[:-1].tolist(), ptr[1:].tolist(), strict=True):
+        _, col, _, n_id, _ = relabel(torch.arange(begin, end))
+        halo.append(n_id.numel() - (end - begin))
+        cut.append(int((col >= end - begin).sum()))
+    size = ptr.diff()
+    return PartitionReport(
+        edges.num_nodes, edges.src.numel(), size, torch.tensor(halo), torch.tensor(cut)
+    )
+
+
+def check_ptr(ptr: Tensor, num_nodes: int) -> None:
+    """Refuses parts that don't cover the nodes ``0 .. num_nodes - 1``.
+
+    Raises:
+        ValueError: Naming the first fault.
+    """
+    if not isinstance(ptr, Tensor) or ptr.dtype != torch.long or ptr.dim() != 1 or len(ptr) < 2:
+        what = f"{ptr.dtype} of shape {list(ptr.shape)}" if isinstance(ptr, Tensor) else repr(ptr)
+        raise ValueError(f"'ptr' is {what}, expected an int64 tensor of shape [num_parts + 1]")
+    falls = bool((ptr.diff() < 0).any())
+    if int(ptr[0]) != 0 or int(ptr[-1]) != num_nodes or falls:
+        between = ", falling in between" * falls
+        raise ValueError(
+            f"'ptr' runs from {int(ptr[0])} to {int(ptr[-1])}{between}, expected it to rise from 0 "
+            f"to the number of nodes, {num_nodes}: use the 'ptr' that came with this graph's 'perm'"
+        )

@@ -1,0 +1,86 @@
+"""The histories of one model on one graph, made together or not at all."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from gas.history.codec import Codec
+from gas.history.engine import TransferEngine
+from gas.history.history import History
+from gas.history.memory import check_fits, check_fits_disk
+from gas.history.store import StoreFactory
+from gas.history.tiers import check_tier, default_tier, pick_tier
+
+ROWS = 65536  # What is copied at once.
+
+
+@dataclass(frozen=True)
+class HistoryFactory:
+    """Where and how a model's histories are stored; see :class:`gas.ScalableGNN`."""
+
+    widths: Sequence[int]
+    device: torch.device | str | None
+    codec: Codec
+    store: str | StoreFactory | None
+    path: str | Path | None
+
+    def make(self, num_nodes: int, engine: TransferEngine) -> list[History]:
+        """Makes a history for every width.
+
+        Raises:
+            MemoryError: If there is no room for all of them; none has been made then.
+            OSError: If the disk has no room for all of them; none has been made then.
+        """
+        store = self.store
+        check_tier(store, self.path)
+        num_bytes = [num_nodes * self.codec.row_bytes(width) for width in self.widths]
+        if store == "auto":
+            store, why = pick_tier(sum(num_bytes), self.path)
+            print(f"Histories: store={store!r}, because {why}", file=sys.stderr)
+        tier = default_tier(self.device) if store is None else store
+        files: list[Path | None] = [None] * len(self.widths)
+        if tier == "disk" and self.path is not None:
+            files = [Path(self.path) / f"history_{layer}" for layer in range(len(self.widths))]
+        if tier == "device":
+            check_fits(sum(num_bytes), torch.device(self.device or "cuda"))
+        elif tier in ("host", "pinned"):
+            check_fits(sum(num_bytes))
+        elif tier == "disk":
+            new = [
+                size
+                for size, file in zip(num_bytes, files, strict=True)
+                if file is None or not file.exists()
+            ]
+            check_fits_disk(sum(new), self.path)
+        made: list[History] = []
+        try:
+            for width, file in zip(self.widths, files, strict=True):
+                made.append(
+                    History(
+                        num_nodes, width, self.device, self.codec, store=store, path=file,
+                        engine=engine,
+                    )
+                )  # fmt: skip
+        except BaseException:
+            for history in made:
+                history.close()
+            raise
+        return made
+
+    def clone(self, histories: Sequence[History], engine: TransferEngine) -> list[History]:
+        """Makes histories with the rows of others, as far as those were written.
+
+        Raises:
+            MemoryError: If there is no room for all of them; none has been made then.
+            OSError: If the disk has no room for all of them; none has been made then.
+        """
+        made = self.make(histories[0].num_embeddings, engine) if histories else []
+        for old, new in zip(histories, made, strict=True):
+            for rows in old.written.nonzero().view(-1).split(ROWS):
+                new.push(old.pull(rows), rows)
+        return made

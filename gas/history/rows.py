@@ -1,0 +1,193 @@
+"""The rows of a mini-batch in two parts: its own, with gradient, and its halo's, without.
+
+:class:`Rows` is for those who ask for it, ``push_and_pull(..., rows=True)``, because they know what
+takes it: a sparse product reads the halo's rows from the stored history itself and walks only the
+edges inside the batch backward, and dropout draws numbers for the batch's own rows alone.
+
+**When the table changes first.** A batch pushes its own rows before it reads its halo's, and no
+node is both: what is read within a call of a model is what a pull would have read. Afterwards, for
+somebody who kept the rows or computes again in the backward pass (activation checkpointing), they
+may be those of a later push: :meth:`StoredRows.check`, which every reader passes, refuses them if
+one of *these* rows has been pushed since, or the table has been changed by hand or closed. Autograd
+never reads a table: sums and means, whose backward pass needs no values, are what reads in place,
+and everything whose does need them (weights that learn, attention, linear layers) takes pulled
+rows, which are copies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from gas.history.history import History
+
+
+@dataclass(eq=False)
+class StoredRows:
+    """Rows of a history that are read where they lie.
+
+    * ``table``: all rows, of shape ``[N, width]``, not to be written to.
+    * ``index``: which of them, of shape ``[n]``, int64, on the table's device.
+    * ``version``: of the history, when its rows were asked for.
+    """
+
+    history: History
+    table: Tensor
+    index: Tensor
+    version: tuple[int, int]
+    _pulled: Tensor | None = None
+
+    def check(self) -> None:
+        """Raises ``RuntimeError`` if the rows may not be those that were asked for any more."""
+        if self.history.has_changed(self.index, self.version):
+            raise RuntimeError(
+                "these Rows are read where a history stores them, and it has changed since "
+                "push_and_pull(..., rows=True): read them before the next batch is pushed (a "
+                "checkpointed block reads them in the backward pass), or ask for a tensor, without "
+                "rows=True"
+            )
+
+    def pull(self) -> Tensor:
+        """A copy of the rows, of shape ``[n, width]``, made once; not to be written to."""
+        if self._pulled is None:
+            self.check()
+            self._pulled = self.history.pull(self.index)
+        return self._pulled
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Rows:
+    """A batch's own rows and its halo's, together of shape ``[batch_size + halo, width]``.
+
+    :func:`gas.nn.spmm`, :func:`gas.nn.dropout` and the layers of :mod:`gas.nn` take it beside
+    tensors; everything else refuses it. It refers to what it was made of: changing ``own`` in place
+    changes it.
+
+    * ``own``: of shape ``[batch_size, width]``, with gradient.
+    * ``halo``: of shape ``[halo, width]``, of the same type, or where they are stored.
+    """
+
+    own: Tensor
+    halo: Tensor | StoredRows
+
+    def where(self) -> tuple[Tensor, Tensor | None]:
+        """A table, and the rows of it that are the halo's; without these, they are all of it."""
+        if isinstance(self.halo, Tensor):
+            return self.halo, None
+        self.halo.check()
+        return self.halo.table, self.halo.index
+
+    def pulled(self) -> Tensor:
+        """The halo's rows, of shape ``[halo, width]``, not to be written to."""
+        return self.halo if isinstance(self.halo, Tensor) else self.halo.pull()
+
+    def tensor(self) -> Tensor:
+        """Both as one tensor, a copy that is the caller's, with gradient towards ``own``."""
+        return torch.cat([self.own, self.pulled()])
+
+    @property
+    def shape(self) -> torch.Size:
+        """That of both together."""
+        halo = self.halo if isinstance(self.halo, Tensor) else self.halo.index
+        return torch.Size((self.own.size(0) + halo.size(0), *self.own.shape[1:]))
+
+    def size(self, dim: int) -> int:
+        """See :meth:`torch.Tensor.size`."""
+        return self.shape[dim]
+
+    def dim(self) -> int:
+        """See :meth:`torch.Tensor.dim`."""
+        return self.own.dim()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the elements."""
+        return self.own.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where both parts are."""
+        return self.own.device
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether a gradient towards ``own`` is wanted."""
+        return self.own.requires_grad
+
+    def __repr__(self) -> str:
+        halo = "" if isinstance(self.halo, Tensor) else ", halo in place"
+        return f"Rows({list(self.shape)}, own={self.own.size(0)}, dtype={self.dtype}{halo})"
+
+    # No tensor ------------------------------------------------------------------------------------
+
+    @classmethod
+    def __torch_function__(cls, func: Any, *_: Any) -> NoReturn:
+        refuse(getattr(func, "__name__", str(func)))
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"Rows has no {name!r}: {TAKERS}")
+
+
+TAKERS = (
+    "gas.nn.spmm, gas.nn.dropout and the layers of gas.nn take Rows, for anything else make a "
+    "tensor of it by .tensor()"
+)
+
+
+def refuse(name: str) -> NoReturn:
+    """Raises ``TypeError``: something that takes tensors was given :class:`Rows`."""
+    raise TypeError(f"{name}() can't take Rows: {TAKERS}")
+
+
+def _refusing(name: str) -> Any:
+    return lambda self, *_: refuse(name)
+
+
+for _name in (
+    *("getitem", "setitem", "len", "iter", "bool", "neg", "pos", "abs", "array"),
+    *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"),
+    *("radd", "rsub", "rmul", "rtruediv", "rfloordiv", "rmod", "rpow", "rmatmul"),
+    *("lt", "le", "gt", "ge", "eq", "ne"),
+):
+    setattr(Rows, f"__{_name}__", _refusing(f"__{_name}__"))
+
+
+class _Join(torch.autograd.Function):
+    """Writes rows in front of others, in place; the others get no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, rows: Tensor) -> Tensor:
+        ctx.size = own.size(0)
+        ctx.mark_dirty(rows)
+        rows[: own.size(0)] = own
+        return rows
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad[: ctx.size], None
+
+
+def join(own: Tensor, rows: Tensor) -> Tensor:
+    """The batch's own rows, with gradient, then the halo's, without.
+
+    Args:
+        own: The batch's own rows, of shape ``[batch_size, width]``.
+        rows: The halo's rows behind space for them, of shape ``[batch_size + halo, width]``; it is
+            written to.
+    """
+    if own.dtype != rows.dtype or own.device != rows.device:
+        return torch.cat([own, rows[own.size(0) :].to(own)])
+    return _Join.apply(own, rows)
+
+
+def first_rows(x: Tensor | Rows, num_rows: int | None) -> Tensor:
+    """``x[:num_rows]``, which are ``x`` itself where it has no more."""
+    if isinstance(x, Rows):
+        return x.own if num_rows == x.own.size(0) else first_rows(x.tensor(), num_rows)
+    if num_rows is None or x.size(0) == num_rows:
+        return x  # The gradient of a slice, even of all rows, would be copied.
+    return x[:num_rows]

@@ -1,0 +1,68 @@
+"""One mini-batch, as loaders yield it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from gas.graph.layout import layout_of
+
+GRAPH_SIZE = "graph_size"  # An attribute of n_id: of how many nodes the graph is.
+
+
+class SubData(NamedTuple):
+    """One mini-batch.
+
+    * ``data``: node-level tensors of the in-batch nodes, then of the halo; edge-level tensors in
+      the order of ``data.e_id``; the adjacency in the loader's layout, whose values share memory
+      with ``data.edge_weight``, where they are made of it. With an augmentation,
+      ``data.views`` are two further ``Data`` of the same nodes.
+    * ``batch_size``: the number of in-batch nodes.
+    * ``n_id``: global node ids, of shape ``[batch_size + halo]``, in-batch nodes first.
+    * ``offset``, ``count``: the in-batch nodes are the global rows ``offset[i]`` to
+      ``offset[i] + count[i] - 1`` of each part ``i``, of shape ``[parts]``.
+    """
+
+    data: Data
+    batch_size: int
+    n_id: Tensor
+    offset: Tensor
+    count: Tensor  # type: ignore[assignment]  # The field's name, and also a method of tuple.
+
+    def to(self, device: torch.device | str, *names: str, non_blocking: bool = False) -> SubData:
+        """The batch with its graph on another device; the ids stay where the histories look.
+
+        Args:
+            device: The device.
+            *names: The attributes to move. (default: all, views included)
+            non_blocking: Don't wait for copies from pinned memory. (default: ``False``)
+        """
+
+        def move(value: Any) -> Any:
+            if isinstance(value, Data):  # It would move itself, and be another's.
+                return copy.copy(value).apply(move)
+            return value.to(device=device, non_blocking=non_blocking)
+
+        return self._replace(data=copy.copy(self.data).apply(move, *names))
+
+
+def tensors(data: Data) -> Iterator[Tensor]:
+    """Every tensor of a graph, those of its adjacency and of its views included."""
+    for key, value in data:
+        if key == "adj_t":
+            yield from layout_of(value).tensors(value)
+        elif isinstance(value, Tensor):
+            yield value
+        elif key == "views":
+            for view in value:
+                yield from tensors(view)
+
+
+def num_bytes(batch: SubData) -> int:
+    """The bytes of a mini-batch's tensors."""
+    return batch.n_id.nbytes + sum(tensor.nbytes for tensor in tensors(batch.data))

@@ -1,0 +1,66 @@
+"""Mini-batches that come again every epoch, and what is theirs alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gas.graph.copies import copy_graph
+from gas.graph.versions import Versions
+from gas.loader.batch import SubData, num_bytes, tensors
+
+
+class KeptBatches:
+    """Batches for the next epoch, while there is room; what is handed out is the caller's.
+
+    Ids of nodes, weights and attributes of edges are copies, which hides changes that PyTorch
+    doesn't count as well. A change of what is large and isn't copied, features, ids of edges and
+    the structure of an adjacency, is noticed: that batch isn't kept any longer.
+
+    Args:
+        limit: How many bytes to keep, or -1 for no batch at all.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._num_bytes = 0
+        self._kept: dict[tuple[int, ...], tuple[SubData, frozenset[str], Versions, int]] = {}
+
+    def take(self, parts: tuple[int, ...]) -> SubData | None:
+        """A batch that was kept, unless it was changed."""
+        if parts not in self._kept:
+            return None
+        batch, shared, versions, size = self._kept[parts]
+        if not versions.changed():
+            return _copy(batch, shared)
+        del self._kept[parts]
+        self._num_bytes -= size
+        return None
+
+    def keep(self, parts: tuple[int, ...], batch: SubData, features: Iterable[str]) -> SubData:
+        """Keeps a new batch, and returns what to hand out.
+
+        Args:
+            parts: The parts that it is made of.
+            batch: The batch.
+            features: The names of its node-level tensors.
+        """
+        size = num_bytes(batch) if self.limit >= 0 else 0
+        if self._num_bytes + size > self.limit:
+            return batch
+        shared = frozenset((*features, "edge_index", "e_id"))
+        self._kept[parts] = batch, shared, Versions(tensors(batch.data)), size
+        self._num_bytes += size
+        return _copy(batch, shared)
+
+    def clear(self) -> None:
+        """Forgets every batch."""
+        self._kept.clear()
+        self._num_bytes = 0
+
+    def __reduce__(self) -> tuple[type[KeptBatches], tuple[int]]:
+        return KeptBatches, (self.limit,)  # The batches stay in their process.
+
+
+def _copy(batch: SubData, shared: frozenset[str]) -> SubData:
+    ids = (tensor.clone() for tensor in batch[2:])
+    return SubData(copy_graph(batch.data, shared), batch.batch_size, *ids)

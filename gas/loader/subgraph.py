@@ -1,0 +1,339 @@
+"""Mini-batches: some parts of a graph, their one-hop halo, and every edge between them."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+from torch_geometric.data import Data
+
+from gas.augment import Augmentation, Views
+from gas.augment.views import EpochViews
+from gas.graph.copies import copy_of
+from gas.graph.edges import (
+    check_finite,
+    check_nodes,
+    is_row_per_edge,
+    is_row_per_node,
+    read_graph,
+    to_csr,
+)
+from gas.graph.layout import default_layout, find_layout
+from gas.graph.report import check_ptr
+from gas.graph.versions import GraphVersions
+from gas.loader.batch import GRAPH_SIZE, SubData
+from gas.loader.kept import KeptBatches
+from gas.native.checks import check_integer
+from gas.native.graph import Relabeler
+from gas.native.rows import gather_rows
+
+CACHE_BYTES = 1 << 30  # What a loader keeps of its batches unless told.
+ADJACENCY_KEYS = ("edge_index", "adj_t", "num_nodes")  # What a batch gets anew.
+
+
+class SubgraphLoader(DataLoader):
+    """Loads mini-batches of a partitioned graph, each with its one-hop halo.
+
+    Args:
+        data: The graph, permuted by :func:`gas.permute`. It is never modified. Changes of its
+            features and attributes are seen from the next epoch on; those of its edges are refused.
+        ptr: The parts, of shape ``[num_parts + 1]``, from :func:`gas.metis`.
+        batch_size: Parts per mini-batch; a batch lists them in increasing order. (default: ``1``)
+        bipartite: Make the adjacency ``[batch_size, batch_size + halo]``; otherwise square, with
+            empty halo rows. The layout ``"edge_index"`` has no such shape. (default: ``True``)
+        log: Report progress on standard error. (default: ``True``)
+        layout: ``"csr"`` puts a ``torch.sparse_csr`` matrix into ``data.adj_t``;
+            ``"sparse_tensor"`` a ``torch_sparse.SparseTensor``; ``"fused"`` a
+            :class:`gas.nn.Adjacency`, for the layers of :mod:`gas.nn`; ``"edge_index"`` sets
+            ``data.edge_index``. (default: ``"csr"``, or ``"sparse_tensor"`` for a graph given as
+            one)
+        edge_weight: Make ``data.edge_weight`` the values of ``adj_t``. (default: ``True``)
+        cache: Keep batches, features included, for the next epoch. A batch may be modified in
+            place; those that share memory with what is kept are cut anew. Only fixed batches can be
+            kept: those of one part, or in a fixed order. (default: keep ids and edges of fixed
+            batches, up to 1 GiB, and no features)
+        check: Refuse NaN and infinite features. (default: ``False``)
+        epoch_transform: An augmentation of ``data``, which runs on the whole graph at the start of
+            every epoch; layer-wise inference leaves it alone. Batches then have ``data.views``: two
+            of PyG's ``Data`` with ``x``, the adjacency and attributes of edges, for its previous
+            and its current state; see :class:`gas.augment.Views`. An epoch keeps the states of its
+            start. (default: none)
+        graph_transform: Normalises the whole graph, such as ``T.GCNNorm()``: what is loaded is
+            ``graph_transform(data)``, and views have weights by their own degrees.
+            (default: nothing)
+        **kwargs: Further arguments of ``torch.utils.data.DataLoader``, such as ``shuffle``.
+
+    Raises:
+        ValueError: If the graph, ``ptr`` or an option is unusable, naming the argument.
+    """
+
+    def __init__(
+        self,
+        data: Data,
+        ptr: Tensor,
+        batch_size: int = 1,
+        bipartite: bool = True,
+        log: bool = True,
+        *,
+        layout: str | None = None,
+        edge_weight: bool = True,
+        cache: bool | None = None,
+        check: bool = False,
+        epoch_transform: Augmentation | None = None,
+        graph_transform: Callable[[Data], Data] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        _check_batch_size(batch_size)
+        self._views: Views | EpochViews | None = None  # An epoch has the latter.
+        if epoch_transform is not None:
+            if kwargs.get("persistent_workers"):
+                raise ValueError(
+                    "'persistent_workers' is True, but workers that stay don't see the next "
+                    "epoch's views: leave it out, or 'epoch_transform'"
+                )
+            self._views = views = Views(epoch_transform, data, graph_transform)
+            data = views.graph
+        elif graph_transform is not None:
+            data = graph_transform(copy.copy(data))
+        if layout is None:
+            layout = default_layout(data.get("adj_t"))
+        self._layout = find_layout(layout)
+        edges = read_graph(data, edge_weight)
+        check_ptr(ptr, edges.num_nodes)
+        if check:
+            check_finite(data)
+
+        if log:
+            print(f"Loading {len(ptr) - 1} parts, {batch_size} per batch", file=sys.stderr)
+        self.data = data
+        self.ptr = ptr
+        self.bipartite = bipartite
+        self.layout = layout
+        self.num_nodes = edges.num_nodes
+        rowptr, col, e_id = to_csr(edges)
+        weight = edges.weight
+        self._weighted = weight is not None
+        self._weight_key = (
+            "edge_weight" if weight is not None and data.get("adj_t") is None else None
+        )
+        if weight is not None and e_id is not None:
+            weight = gather_rows(weight, e_id)
+        self._rowptr = rowptr
+        self._bounds: list[int] = ptr.tolist()
+        self._relabel = Relabeler(rowptr, col, e_id, weight)
+        self._copied = {"edge_index", "adj_t", *(["edge_weight"] if edge_weight else [])}
+        self._look()
+
+        super().__init__(
+            range(len(ptr) - 1),  # type: ignore[arg-type]
+            batch_size=batch_size,
+            collate_fn=self._collate,
+            **kwargs,
+        )
+        in_order = isinstance(self.sampler, torch.utils.data.SequentialSampler)
+        fixed = "batch_sampler" not in kwargs and (batch_size == 1 or in_order)
+        self._cache_features = bool(cache)
+        self._kept = KeptBatches(_cache_limit(cache, fixed))
+
+    def cut(self, parts: Sequence[int]) -> SubData:
+        """The mini-batch of some parts, in increasing order.
+
+        Raises:
+            ValueError: If a part doesn't exist, or is named twice.
+        """
+        num_parts = self.ptr.numel() - 1
+        key = tuple(sorted(parts))
+        if not key or key[0] < 0 or key[-1] >= num_parts or len(set(key)) < len(key):
+            raise ValueError(
+                f"'parts' is {list(parts)}, expected different parts between 0 and {num_parts - 1}"
+            )
+        self._follow()
+        batch = self._cut(key)
+        self._add_features(batch)
+        self._add_others(batch)
+        return self._signed(batch)
+
+    def edges_per_part(self) -> Tensor:
+        """The number of edges into the nodes of each part, of shape ``[num_parts]``."""
+        return self._rowptr[self.ptr].diff()
+
+    def __iter__(self) -> Iterator[SubData]:  # type: ignore[override]
+        self._follow()
+        epoch = self
+        if isinstance(self._views, Views):
+            epoch = self._with(self._views.run())
+        for batch in DataLoader.__iter__(epoch):
+            yield self._signed(batch)
+
+    def without_views(self) -> SubgraphLoader:
+        """The same batches without views: the augmentation isn't run for them."""
+        return self if self._views is None else self._with(None)
+
+    def _with(self, views: EpochViews | None) -> SubgraphLoader:
+        """The same loader with other views, which keeps the same batches."""
+        other = copy.copy(self)
+        other._views = views
+        other.collate_fn = other._collate
+        return other
+
+    def _look(self) -> None:
+        """Notes which tensors the graph has."""
+        keys = self.data.keys()
+        self._node_keys = [key for key in keys if is_row_per_node(self.data, key)]
+        self._edge_keys = [key for key in keys if is_row_per_edge(self.data, key)]
+        rows = {*self._node_keys, *self._edge_keys, *ADJACENCY_KEYS}
+        self._other_keys = [key for key in keys if key not in rows]
+        self._versions = GraphVersions(self.data)
+
+    def _follow(self) -> None:
+        """Takes up what was changed in the graph since; its edges were copied.
+
+        Raises:
+            ValueError: If edges were changed, or workers can't follow.
+        """
+        changed = self._versions.changed(self.data)
+        if not changed:
+            return
+        if changed & self._copied:
+            raise ValueError(
+                f"'{min(changed & self._copied)}' of the graph was changed after the loader was "
+                "made, which has its own copy of edges and weights: make a new loader"
+            )
+        if self.persistent_workers:
+            raise ValueError(
+                f"'{min(changed)}' of the graph was changed, but 'persistent_workers' is True, and "
+                "workers that stay don't see it: make a new loader, or leave that option out"
+            )
+        check_nodes(self.data, self.num_nodes)
+        edge_keys = set(self._edge_keys)
+        self._look()
+        if self._cache_features or changed & edge_keys.union(self._edge_keys):
+            self._kept.clear()
+
+    def _signed(self, batch: SubData) -> SubData:
+        """Notes the graph's size beside the ids; on their way from a worker they would lose it."""
+        setattr(batch.n_id, GRAPH_SIZE, self.num_nodes)
+        return batch
+
+    def _collate(self, parts: list[int]) -> SubData:
+        # Tensors made in inference mode would be of no use to a later epoch of training.
+        with torch.inference_mode(False), torch.no_grad():
+            key = tuple(sorted(parts))
+            batch = self._kept.take(key)
+            if batch is None:
+                batch = self._cut(key)
+                if self._cache_features:
+                    self._add_features(batch)
+                batch = self._kept.keep(key, batch, self._node_keys)
+            if not self._cache_features:
+                self._add_features(batch)
+            self._add_others(batch)
+        return batch
+
+    def _cut(self, parts: tuple[int, ...]) -> SubData:
+        """Cuts the edges of some parts out of the graph; features come later."""
+        ranges = [(self._bounds[part], self._bounds[part + 1]) for part in parts]
+        nodes = torch.cat([torch.arange(begin, end) for begin, end in ranges])
+        dtype = torch.int32 if self.layout == "fused" else torch.int64
+        rowptr, col, e_id, n_id, weight = self._relabel(nodes, dtype)
+
+        data = self.data.__class__()
+        for key in self._edge_keys:
+            value = self.data[key]
+            if key == self._weight_key and weight is not None:
+                data[key] = weight.view(-1, *value.shape[1:])  # Cut already, with the edges.
+            else:
+                data[key] = gather_rows(value, e_id)
+        data.e_id = e_id
+        data.num_nodes = n_id.numel()
+        self._set_adjacency(data, rowptr, col, weight, n_id.numel())
+        offset = torch.tensor([begin for begin, _ in ranges])
+        count = torch.tensor([end - begin for begin, end in ranges])
+        return SubData(data, nodes.numel(), n_id, offset, count)
+
+    def _add_features(self, batch: SubData) -> None:
+        for key in self._node_keys:
+            batch.data[key] = gather_rows(self.data[key], batch.n_id)
+
+    def _add_others(self, batch: SubData) -> None:
+        """Adds what isn't by row, and the views of the epoch."""
+        for key in self._other_keys:
+            value = self.data[key]
+            batch.data[key] = copy_of(value) if isinstance(value, Tensor) else value
+        if self._views is not None:
+            batch.data.views = self._views.cut(batch.data, batch.n_id, self._weighted)
+
+    def _set_adjacency(
+        self, data: Data, rowptr: Tensor, col: Tensor, value: Tensor | None, num_cols: int
+    ) -> None:
+        if self.layout == "edge_index":
+            data.edge_index = self._layout.make(rowptr, col, None, num_cols)
+            if value is not None and "edge_weight" not in data:
+                data.edge_weight = value
+            return
+        if not self.bipartite:
+            halo_rows = num_cols - rowptr.numel() + 1
+            rowptr = torch.nn.functional.pad(rowptr, (0, halo_rows), value=col.numel())
+        if value is None and self.layout == "csr":  # It has values always.
+            x = self.data.get("x")
+            dtype = x.dtype if x is not None and x.is_floating_point() else None
+            value = torch.ones(col.numel(), dtype=dtype)
+        data.adj_t = self._layout.make(rowptr, col, value, num_cols)
+
+    def __repr__(self) -> str:
+        return (
+            f"{self.__class__.__name__}(num_parts={len(self.ptr) - 1}, "
+            f"batch_size={self.batch_size}, layout={self.layout!r})"
+        )
+
+
+class EvalSubgraphLoader(SubgraphLoader):
+    """Loads the mini-batches of a partitioned graph in order, for evaluation.
+
+    Consecutive parts are joined, so every batch is one range of nodes; the batches are fixed.
+
+    Args:
+        data: The graph, permuted by :func:`gas.permute`.
+        ptr: The parts, of shape ``[num_parts + 1]``, from :func:`gas.metis`.
+        batch_size: Parts per mini-batch. (default: ``1``)
+        bipartite: See :class:`SubgraphLoader`. (default: ``True``)
+        log: Report progress on standard error. (default: ``True``)
+        **kwargs: Further arguments of :class:`SubgraphLoader`, ``shuffle`` excepted.
+    """
+
+    def __init__(
+        self,
+        data: Data,
+        ptr: Tensor,
+        batch_size: int = 1,
+        bipartite: bool = True,
+        log: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        if kwargs.pop("shuffle", False):
+            raise ValueError("'shuffle' is True, but evaluation has a fixed order: leave it out")
+        _check_batch_size(batch_size)
+        check_ptr(ptr, data.num_nodes)
+        ptr = torch.unique_consecutive(torch.cat([ptr[::batch_size], ptr[-1:]]))
+        super().__init__(data, ptr, 1, bipartite, log, **kwargs)
+
+
+def _check_batch_size(batch_size: int) -> None:
+    check_integer("batch_size", batch_size, 1, expected="a whole number of parts, at least 1")
+
+
+def _cache_limit(cache: bool | None, fixed: bool) -> int:
+    """The bytes of batches that are kept, or -1 for none; only ``fixed`` ones come again."""
+    if cache and not fixed:
+        raise ValueError(
+            "'cache' is True, but shuffling makes new batches every epoch: use batch_size=1, "
+            "with larger parts, or leave 'cache' out"
+        )
+    if cache is False or not fixed:
+        return -1
+    return CACHE_BYTES if cache is None else sys.maxsize

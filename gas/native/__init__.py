@@ -1,0 +1,80 @@
+"""The native extension: the only importer of ``gas._C``.
+
+One file for each subject of ``csrc``. A function runs natively where the extension was built and as
+its pure-torch twin, which stands beside it, elsewhere. Results are equal bit by bit, whichever ran,
+but for sums over neighbours, which are added up in another order.
+"""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gas.native import openmp
+
+# The interface of csrc/bindings/ that this package calls. CMake compiles it into the module.
+INTERFACE = 17
+
+
+def _load() -> ModuleType | None:
+    """Imports ``gas._C``, or says once why the twins are used instead."""
+    runtimes = openmp.runtimes()
+    try:
+        module = importlib.import_module("gas._C")
+    except ModuleNotFoundError:
+        reason = "it was not built"
+    except ImportError as error:
+        reason = f"it could not be loaded ({error})"
+    else:
+        if getattr(module, "INTERFACE", None) == INTERFACE:
+            openmp.warn_of_second(runtimes, openmp.runtimes())
+            return module
+        reason = f"{module.__file__} was built from other sources than these"
+    warnings.warn(
+        f"gas runs without its native extension: {reason}. Everything works, only slower. To "
+        "build it, run 'pip install .' (or 'pip install -e .' to work on the sources) in the "
+        "repository; it needs a C++17 compiler.",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    return None
+
+
+C: Any = _load()
+
+
+def on_cpu(*tensors: Tensor | None) -> bool:
+    """Whether the extension was built, and all are on the CPU."""
+    return C is not None and all(t is None or t.device.type == "cpu" for t in tensors)
+
+
+def has_kernels(*tensors: Tensor | None) -> bool:
+    """Whether all are on the CPU, or on one CUDA device and the extension was built for such."""
+    if on_cpu(*tensors):
+        return True
+    devices = {t.device for t in tensors if t is not None}
+    return C is not None and C.WITH_CUDA and len(devices) == 1 and devices.pop().type == "cuda"
+
+
+def run(name: str, device: torch.device, *arguments: object) -> None:
+    """Calls a function of csrc/ on the CPU, or on the current stream of a CUDA device.
+
+    A device's scratch is PyTorch's.
+    """
+    if device.type == "cpu":
+        getattr(C, name)(*arguments, torch.get_num_threads())
+        return
+    scratch: list[Tensor] = []
+
+    def allocate(size: int) -> int:
+        scratch.append(torch.empty(size, dtype=torch.uint8, device=device))
+        return scratch[-1].data_ptr()
+
+    with torch.cuda.device(device):
+        stream = torch.cuda.current_stream().cuda_stream
+        getattr(C, name)(*arguments, C.Stream(stream, allocate))

@@ -1,0 +1,168 @@
+"""Subsets of exact size and ego-graph counts: the native kernels, and their pure-torch twins.
+
+Every function checks nothing but where it runs; :mod:`gas.augment` checks what users pass. Results
+equal the twins' bit by bit. On a GPU, too, the host waits for nothing.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gas import native
+from gas.native.dropout import random_bits
+
+DIGIT = 16  # Bits of a key that the twin looks at in one round.
+
+
+def on_host(tensor: Tensor) -> bool:
+    """Whether reading ``tensor`` makes nobody wait."""
+    return tensor.device.type == "cpu"
+
+
+# Subsets ------------------------------------------------------------------------------------------
+
+
+def subset(
+    size: int,
+    k: Tensor,
+    seed: int,
+    device: torch.device,
+    among: Tensor | None = None,
+    count: Tensor | None = None,
+) -> Tensor:
+    """Draws ``k`` elements, every subset of that size being equally likely.
+
+    They are those with the smallest keys of a counter-based generator, which are distinct.
+
+    Args:
+        size: The number of elements.
+        k: How many to draw, of shape ``[]``, a whole number of any dtype, on ``device``.
+        seed: Of the generator, in ``[0, 2^63)``.
+        device: Where to put the result.
+        among: Which elements may be drawn, of shape ``[size]``, bool. (default: all)
+        count: How many those are, of shape ``[]``; at least ``k``. (default: ``size``)
+
+    Returns:
+        Of shape ``[size]``, bool: true for what was drawn.
+    """
+    if not native.has_kernels(k, among):
+        return _subset_torch(size, k, seed, device, among)
+    drawn = torch.empty(size, dtype=torch.bool, device=k.device)
+    members = 0 if among is None else among.data_ptr()
+    if not on_host(k):
+        k = k.long()
+        address = k.data_ptr(), seed, members, drawn.data_ptr()
+        native.run("draw_subset", k.device, size, *address)
+        return drawn
+    native.C.draw_subset(
+        size,
+        int(k),
+        seed,
+        members,
+        size if count is None else int(count),
+        drawn.data_ptr(),
+        torch.get_num_threads(),
+    )
+    return drawn
+
+
+def _subset_torch(
+    size: int, k: Tensor, seed: int, device: torch.device, among: Tensor | None
+) -> Tensor:
+    """Radix selection: each round finds the digit of the k-th key among those that share the last.
+
+    Everything has a size that is known beforehand, so that no host waits.
+    """
+    key = random_bits(size, seed, device)
+    drawn = torch.zeros(size, dtype=torch.bool, device=device)
+    active = torch.ones_like(drawn) if among is None else among
+    left = k.long().view(1)
+    most = 2**DIGIT - 1
+    for shift in range(64 - DIGIT, -1, -DIGIT):
+        digit = (key >> shift) & most
+        count = torch.zeros(most + 1, dtype=torch.long, device=device)
+        count.scatter_add_(0, digit, active.long())
+        total = count.cumsum(0)
+        bucket = torch.searchsorted(total, left).clamp_(max=most)
+        drawn |= active & (digit < bucket)
+        left = left - (total - count).gather(0, bucket)
+        active = active & (digit == bucket)
+    return drawn | (active & (left > 0))
+
+
+# Entries ------------------------------------------------------------------------------------------
+
+
+def kept_entries(rowptr: Tensor, ids: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+    """Some of the entries of a sparse matrix in compressed rows.
+
+    Args:
+        rowptr: First entry of each row, of shape ``[rows + 1]``, int32.
+        ids: Of every entry, its place in ``kept``, of shape ``[entries]``, int64.
+        kept: Which stay, bool.
+
+    Returns:
+        The positions of those that stay, of shape ``[n]``, int64, and their rows, of shape
+        ``[rows + 1]``, int32.
+    """
+    if not native.on_cpu(rowptr, ids, kept):
+        entry = kept.index_select(0, ids).nonzero().view(-1)
+        return entry, torch.searchsorted(entry, rowptr.long()).to(torch.int32)
+    entry, out = torch.empty_like(ids), torch.empty_like(rowptr)
+    count = native.C.kept_entries(
+        rowptr.data_ptr(),
+        rowptr.numel() - 1,
+        ids.data_ptr(),
+        kept.data_ptr(),
+        out.data_ptr(),
+        entry.data_ptr(),
+        torch.get_num_threads(),
+    )
+    return entry[:count], out
+
+
+# Ego-graphs ---------------------------------------------------------------------------------------
+
+
+class EgoGraph(NamedTuple):
+    """The ``E`` edges of a graph of ``n`` nodes, its self-loops apart, as ego-graphs need them.
+
+    ``rowptr`` of shape ``[n + 1]`` and ``col`` of shape ``[E]``, int32, rows being destinations;
+    ``unit`` of shape ``[E]``, int32: which mask entry decides about an edge, ``None`` for its own
+    position; ``loops`` of shape ``[n]``, float64: one more than the node's self-loops.
+    """
+
+    rowptr: Tensor
+    col: Tensor
+    unit: Tensor | None
+    loops: Tensor
+
+
+def ego_hop(graph: EgoGraph, kept: Tensor, x: Tensor) -> Tensor:
+    """``(A' + I) x[:, 0]`` and ``(A + I) x[:, 1]``, self-loops included; see ``augment/ego.h``.
+
+    Args:
+        graph: The graph ``A``.
+        kept: Which units ``A'`` keeps, of shape ``[units]``, bool.
+        x: Of shape ``[n, 2]``, float64, contiguous.
+    """
+    if not native.has_kernels(x, kept, graph.col):
+        return _ego_hop_torch(graph, kept, x)
+    out = torch.empty_like(x)
+    unit = 0 if graph.unit is None else graph.unit.data_ptr()
+    rows = graph.rowptr.data_ptr(), graph.col.data_ptr(), unit
+    matrix = native.C.Sparse(x.size(0), graph.col.numel(), *rows)
+    address = kept.data_ptr(), graph.loops.data_ptr(), x.data_ptr(), out.data_ptr()
+    native.run("ego_hop", x.device, matrix, *address)
+    return out
+
+
+def _ego_hop_torch(graph: EgoGraph, kept: Tensor, x: Tensor) -> Tensor:
+    nodes = torch.arange(x.size(0), device=x.device)
+    row = torch.repeat_interleave(nodes, graph.rowptr.diff(), output_size=graph.col.numel())
+    values = x.index_select(0, graph.col)
+    values[:, 0] *= kept if graph.unit is None else kept.index_select(0, graph.unit)
+    return (graph.loops[:, None] * x).index_add_(0, row, values)

@@ -1,0 +1,44 @@
+"""What every way in checks of integers and ids."""
+
+from __future__ import annotations
+
+import numbers
+
+import torch
+from torch import Tensor
+
+
+def check_integer(
+    name: str, value: object, least: int, most: int | None = None, expected: str = ""
+) -> None:
+    """Raises ``ValueError`` unless ``value`` is a whole number, of Python or numpy, within bounds.
+
+    Args:
+        name: What the error calls it.
+        value: The number.
+        least: The smallest that is allowed.
+        most: The largest that is allowed. (default: any)
+        expected: What the error says was expected. (default: the bounds)
+    """
+    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if whole and least <= value and (most is None or value <= most):  # type: ignore[operator]
+        return
+    bounds = f"of at least {least}" if most is None else f"between {least} and {most}"
+    raise ValueError(f"'{name}' is {value!r}, expected {expected or f'an integer {bounds}'}")
+
+
+def check_index(name: str, index: Tensor) -> None:
+    """Raises ``ValueError`` unless ``index`` is a one-dimensional int64 tensor."""
+    if not isinstance(index, Tensor) or index.dtype != torch.int64 or index.dim() != 1:
+        what = f"{index.dtype} of shape {list(index.shape)}" if isinstance(index, Tensor) else index
+        raise ValueError(f"'{name}' is {what}, expected a one-dimensional int64 tensor")
+
+
+def check_range(name: str, index: Tensor, size: int) -> None:
+    """Raises ``IndexError`` unless every index is in ``[0, size)``."""
+    if index.numel() == 0:
+        return
+    low, high = (int(v) for v in torch.aminmax(index))
+    if low < 0 or high >= size:
+        bad = low if low < 0 else high
+        raise IndexError(f"'{name}' holds {bad}, which is outside [0, {size})")

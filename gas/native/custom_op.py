@@ -1,0 +1,173 @@
+"""Custom operators with little overhead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn import Parameter
+
+
+class CustomOp:
+    """An operator as :func:`torch.library.custom_op` makes them, which is called faster.
+
+    To the compiler, to modes and to subclasses of tensors it is the registered operator. Everybody
+    else calls the kernel itself or, where a gradient is wanted, an autograd function of it: 20
+    instead of 60 microseconds, which is what a small batch's product takes.
+
+    Under :func:`torch.vmap` it is called for one sample after the other. What nobody has written
+    down, a derivative in forward mode or a further one, is refused when it is asked for.
+
+    Args:
+        name: ``"namespace::name"``.
+        kernel: Computes it. Arguments that aren't tensors or numbers are sequences of tensors
+            without gradient.
+        public: What errors call it. (default: its name)
+    """
+
+    def __init__(self, name: str, kernel: Callable[..., Any], public: str = "") -> None:
+        self._kernel = kernel
+        self._name = public or name
+        self._op = torch.library.custom_op(name, kernel, mutates_args=())
+        self._function = self._make_function(None, self._refuse_backward)
+
+    def register_fake(self, fake: Callable[..., Any]) -> Callable[..., Any]:
+        """See :func:`torch.library.register_fake`."""
+        return self._op.register_fake(fake)
+
+    def register_autograd(
+        self, backward: Callable[..., Any], *, setup_context: Callable[..., None]
+    ) -> None:
+        """See :func:`torch.library.register_autograd`."""
+        self._op.register_autograd(backward, setup_context=setup_context)
+        self._function = self._make_function(setup_context, backward)
+
+    def _make_function(
+        self, setup: Callable[..., None] | None, differentiate: Callable[..., Any]
+    ) -> type[torch.autograd.Function]:
+        kernel, call, name = self._kernel, self.__call__, self._name
+
+        class Function(torch.autograd.Function):
+            @staticmethod
+            def forward(*args: Any) -> Any:
+                return kernel(*args)
+
+            @staticmethod
+            def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+                if setup is not None:
+                    setup(ctx, inputs, output)
+
+            @staticmethod
+            def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+                towards = differentiate(ctx, *grads)  # A list of them towards a sequence.
+                return tuple(None if isinstance(grad, list) else grad for grad in towards)
+
+            @staticmethod
+            def jvp(ctx: Any, *_: Any) -> Any:
+                raise _no_forward_mode(name)
+
+            @staticmethod
+            def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
+                outs = [
+                    call(*(_sample(arg, dim, i) for arg, dim in zip(args, in_dims, strict=True)))
+                    for i in range(info.batch_size)
+                ]
+                if isinstance(outs[0], Tensor):
+                    return torch.stack(outs), 0
+                stacked = tuple(torch.stack(same) for same in zip(*outs, strict=True))
+                return stacked, (0,) * len(stacked)
+
+        return Function
+
+    def _refuse_backward(self, *_: Any) -> Any:
+        raise NotImplementedError(
+            f"{self._name} has no second derivative, which create_graph=True, a gradient penalty "
+            "or a Hessian needs: compute that with PyG's layer on adj.to_edge_index()"
+        )
+
+    def __call__(self, *args: Any) -> Any:
+        """Computes it."""
+        tensors = [arg for arg in args if isinstance(arg, Tensor)]
+        if _in_forward_mode(*tensors):
+            raise _no_forward_mode(self._name)
+        if _is_watched() or any(type(tensor) not in (Tensor, Parameter) for tensor in tensors):
+            return self._op(*args)
+        if any(map(Tensor.is_neg, tensors)):  # A view that PyTorch negates when it reads.
+            args = tuple(arg.resolve_neg() if isinstance(arg, Tensor) else arg for arg in args)
+            return self(*args)
+        try:
+            return (self._function.apply if learns(*tensors) else self._kernel)(*args)
+        except RuntimeError:
+            if any(map(torch._C._functorch.is_legacy_batchedtensor, tensors)):
+                raise NotImplementedError(
+                    f"{self._name} takes no gradients in batches (is_grads_batched=True or "
+                    "vectorize=True): use torch.func.jacrev, or leave that out"
+                ) from None
+            raise
+
+
+def learns(*tensors: Tensor) -> bool:
+    """Whether a gradient towards one of them may be asked for."""
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        return True
+    return is_transformed(*tensors)
+
+
+def is_transformed(*tensors: Tensor) -> bool:
+    """Whether a transform such as :func:`torch.func.grad` or :func:`torch.vmap` holds one."""
+    if torch.compiler.is_compiling():
+        return False  # The compiler sees transforms itself.
+    return any(map(torch._C._functorch.is_functorch_wrapped_tensor, tensors))
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether nobody wants to know more of what is done to a tensor than values and gradient."""
+    return not (
+        _is_watched()
+        or type(tensor) not in (Tensor, Parameter)
+        or is_transformed(tensor)
+        or _in_forward_mode(tensor)
+    )
+
+
+def _in_forward_mode(*tensors: Tensor) -> bool:
+    """Whether a derivative in forward mode is asked for, by other means than a transform."""
+    return forward_ad._current_level >= 0 and any(
+        not is_transformed(tensor) and forward_ad.unpack_dual(tensor).tangent is not None
+        for tensor in tensors
+    )
+
+
+def _no_forward_mode(name: str) -> Exception:
+    return NotImplementedError(
+        f"{name} has no derivative in forward mode (torch.func.jvp, jacfwd, hessian or "
+        "torch.autograd.forward_ad): use torch.func.vjp or jacrev, or torch.autograd.grad"
+    )
+
+
+def _sample(arg: Any, dim: Any, index: int) -> Any:
+    """One sample of an argument that :func:`torch.vmap` has batched, or of a sequence's parts."""
+    if isinstance(arg, Tensor):
+        return arg if dim is None else arg.select(dim, index)
+    if isinstance(arg, Sequence) and not isinstance(arg, str):
+        dims = [None] * len(arg) if dim is None else dim
+        return [_sample(part, at, index) for part, at in zip(arg, dims, strict=True)]
+    return arg
+
+
+def _is_watched() -> bool:
+    """Whether somebody wants to see operators, not what they compute."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._get_tracing_state() is not None
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._len_torch_function_stack() > 0
+    )
+
+
+def custom_op(name: str, public: str = "") -> Callable[[Callable[..., Any]], CustomOp]:
+    """Makes a :class:`CustomOp` of the function that follows."""
+    return lambda kernel: CustomOp(name, kernel, public)

@@ -1,0 +1,121 @@
+"""Sums of an activation over edges: the native kernel, and its pure-torch twin."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gas import native
+from gas.native.matrix import Matrix, address, forward_of, run, sum_type, transpose_of
+
+
+def edge_conv(
+    m: Matrix,
+    target: Tensor,
+    source: Tensor,
+    activation: str,
+    parameter: float,
+    mean: bool,
+    keep_state: bool,
+) -> tuple[Tensor, Tensor]:
+    """Sums ``act(target[row] + source[col])`` over the entries of each row.
+
+    Args:
+        m: The matrix.
+        target: Of shape ``[rows, width]``, contiguous.
+        source: Of shape ``[cols, width]``, contiguous.
+        activation: ``"relu"``, ``"leaky_relu"``, ``"elu"``, ``"sigmoid"`` or ``"tanh"``.
+        parameter: The slope below zero of ``"leaky_relu"``, alpha of ``"elu"``.
+        mean: Divide by the number of entries.
+        keep_state: Whether a backward pass will follow.
+
+    Returns:
+        The sums, and those of the derivative, by which the gradient towards ``target`` is the one
+        towards the sums; each of shape ``[rows, width]``.
+    """
+    if not native.has_kernels(target, source, m.col):
+        return _edge_conv_torch(m, target, source, activation, parameter, mean)
+    out = torch.empty_like(target)
+    slope = torch.empty_like(target) if keep_state else target.new_empty(0)
+    run(
+        "edge_conv",
+        target,
+        forward_of(m),
+        native.C.EdgeConv(
+            getattr(native.C.Activation, activation.upper()), parameter, target.size(1), mean
+        ),
+        target.data_ptr(),
+        source.data_ptr(),
+        out.data_ptr(),
+        address(slope),
+    )
+    return out, slope
+
+
+def edge_conv_backward(
+    m: Matrix, target: Tensor, source: Tensor, activation: str, parameter: float, grad: Tensor
+) -> Tensor:
+    """The gradient of :func:`edge_conv` towards ``source``, given the one towards the sums."""
+    if not native.has_kernels(target, source, m.col):
+        return _edge_conv_backward_torch(m, target, source, activation, parameter, grad)
+    out = torch.empty_like(source)
+    run(
+        "edge_conv_backward",
+        target,
+        transpose_of(m),
+        native.C.EdgeConv(
+            getattr(native.C.Activation, activation.upper()), parameter, target.size(1), False
+        ),
+        target.data_ptr(),
+        source.data_ptr(),
+        grad.data_ptr(),
+        out.data_ptr(),
+    )
+    return out
+
+
+def _how(activation: str, parameter: float, width: int, mean: bool) -> object:
+    kind = getattr(native.C.Activation, activation.upper())
+    return native.C.EdgeConv(kind, parameter, width, mean)
+
+
+def _activate_torch(
+    m: Matrix, target: Tensor, source: Tensor, activation: str, parameter: float
+) -> tuple[Tensor, Tensor]:
+    """Of every entry the activation and its derivative, of shape ``[entries, width]``."""
+    kind = sum_type(target)
+    x = target[m.row].to(kind) + source[m.col.long()].to(kind)
+    if activation == "relu":
+        return x.relu(), (x > 0).to(kind)
+    if activation == "leaky_relu":
+        slope = torch.where(x > 0, x.new_ones(()), parameter)
+        return x * slope, slope
+    if activation == "elu":
+        below = x.clamp(max=0)
+        return torch.where(x > 0, x, parameter * below.expm1()), torch.where(
+            x > 0, x.new_ones(()), parameter * below.exp()
+        )
+    out = x.sigmoid() if activation == "sigmoid" else x.tanh()
+    return out, out * (1 - out) if activation == "sigmoid" else 1 - out * out
+
+
+def _edge_conv_torch(
+    m: Matrix, target: Tensor, source: Tensor, activation: str, parameter: float, mean: bool
+) -> tuple[Tensor, Tensor]:
+    count = m.rowptr.diff().clamp(min=1)[:, None]
+
+    def add_up(rows: Tensor) -> Tensor:
+        out = rows.new_zeros(target.shape).index_add_(0, m.row, rows)
+        return (out / count if mean else out).to(target.dtype)
+
+    value, slope = _activate_torch(m, target, source, activation, parameter)
+    return add_up(value), add_up(slope)
+
+
+def _edge_conv_backward_torch(
+    m: Matrix, target: Tensor, source: Tensor, activation: str, parameter: float, grad: Tensor
+) -> Tensor:
+    _, slope = _activate_torch(m, target, source, activation, parameter)
+    rows = slope * grad[m.row].to(slope)
+    out = rows.new_zeros(source.shape).index_add_(0, m.col.long(), rows)
+    return out.to(source.dtype)

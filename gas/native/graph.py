@@ -1,0 +1,215 @@
+"""Graphs as compressed rows, and mini-batches cut out of them; with pure-torch twins."""
+
+from __future__ import annotations
+
+import threading
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gas import native
+from gas.native.checks import check_index, check_range
+
+
+def coo_to_csr(row: Tensor, col: Tensor, num_rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Sorts edges by row, then column, then position, into compressed sparse rows.
+
+    Args:
+        row: Row of each edge, of shape ``[E]``, int64, in ``[0, num_rows)``.
+        col: Column of each edge, of shape ``[E]``, int64.
+        num_rows: The number of rows.
+
+    Returns:
+        ``rowptr`` of shape ``[num_rows + 1]``, the sorted ``col`` of shape ``[E]``, and ``perm`` of
+        shape ``[E]``, the position in the input of each sorted edge.
+    """
+    check_index("row", row)
+    check_index("col", col)
+    if row.shape != col.shape:
+        raise ValueError(
+            f"'row' has {row.numel()} entries and 'col' has {col.numel()}, expected one of each "
+            "for every edge"
+        )
+    if not native.on_cpu(row, col):
+        return _coo_to_csr_torch(row, col, num_rows)
+    row, col = row.contiguous(), col.contiguous()
+    rowptr, out_col, perm = (
+        row.new_empty(num_rows + 1),
+        torch.empty_like(col),
+        torch.empty_like(col),
+    )
+    native.C.coo_to_csr(
+        row.data_ptr(),
+        col.data_ptr(),
+        row.numel(),
+        num_rows,
+        rowptr.data_ptr(),
+        out_col.data_ptr(),
+        perm.data_ptr(),
+        torch.get_num_threads(),
+    )
+    return rowptr, out_col, perm
+
+
+def _coo_to_csr_torch(row: Tensor, col: Tensor, num_rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    check_range("row", row, num_rows)
+    by_col = torch.sort(col, stable=True).indices
+    perm = by_col[torch.sort(row[by_col], stable=True).indices]
+    rowptr = row.new_zeros(num_rows + 1)
+    torch.cumsum(torch.bincount(row, minlength=num_rows), 0, out=rowptr[1:])
+    return rowptr, col[perm], perm
+
+
+class Batch(NamedTuple):
+    """The edges of one mini-batch of ``B`` nodes with ``H`` halo nodes and ``e`` edges.
+
+    * ``rowptr`` of shape ``[B + 1]``;
+    * ``col`` of shape ``[e]``: local ids, sorted in each row; duplicate edges stay;
+    * ``e_id`` of shape ``[e]``: the global id of each edge;
+    * ``n_id`` of shape ``[B + H]``: the batch's own nodes, then the halo in increasing order;
+    * ``weight`` of shape ``[e]``, or ``None``.
+    """
+
+    rowptr: Tensor
+    col: Tensor
+    e_id: Tensor
+    n_id: Tensor
+    weight: Tensor | None
+
+
+class Relabeler:
+    """Cuts mini-batches out of a graph: the rows of some nodes, with columns renumbered.
+
+    Keeps one int32 and a few bits per node as scratch, so that a batch costs no more than its
+    edges. Threads take turns; a copy sent to another process starts with scratch of its own.
+
+    Args:
+        rowptr: Row pointers of the graph, of shape ``[N + 1]``, int64.
+        col: Columns of shape ``[E]``, int64, in ``[0, N)``.
+        e_id: The global id of each entry of ``col``, of shape ``[E]``, int64.
+            (default: its position)
+        weight: A weight for each entry of ``col``, of shape ``[E]``. (default: none)
+    """
+
+    def __init__(
+        self,
+        rowptr: Tensor,
+        col: Tensor,
+        e_id: Tensor | None = None,
+        weight: Tensor | None = None,
+    ) -> None:
+        check_index("rowptr", rowptr)
+        check_index("col", col)
+        self.num_nodes = rowptr.numel() - 1
+        ends = rowptr[:1].tolist() + rowptr[-1:].tolist()
+        if ends != [0, col.numel()] or bool((rowptr.diff() < 0).any()):
+            raise ValueError(f"'rowptr' does not rise from 0 to the {col.numel()} entries of 'col'")
+        check_range("col", col, self.num_nodes)
+        for name, values in (("e_id", e_id), ("weight", weight)):
+            if values is not None and values.shape != col.shape:
+                raise ValueError(
+                    f"'{name}' has shape {list(values.shape)}, expected [{col.numel()}]"
+                )
+        self.rowptr, self.col = rowptr.contiguous(), col.contiguous()
+        self.e_id = None if e_id is None else e_id.contiguous()
+        self.weight = None if weight is None else weight.detach().contiguous()
+        self._start()
+
+    def _start(self) -> None:
+        self._lock = threading.Lock()
+        self._native = None
+        movable = self.weight is None or self.weight.element_size() in (4, 8)
+        if native.C is not None and movable and native.on_cpu(self.rowptr, self.col):
+            self._native = native.C.Relabeler(self.num_nodes, _sorted_rows(self.rowptr, self.col))
+
+    def __getstate__(self) -> dict[str, object]:
+        keep = ("num_nodes", "rowptr", "col", "e_id", "weight")
+        return {name: self.__dict__[name] for name in keep}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        self._start()
+
+    def __call__(self, nodes: Tensor, dtype: torch.dtype = torch.int64) -> Batch:
+        """Cuts the mini-batch of some nodes.
+
+        Args:
+            nodes: The nodes, of shape ``[B]``, int64, each listed once.
+            dtype: Of ``rowptr`` and ``col``: int64, or int32 for fewer than 2^31 edges.
+                (default: ``torch.int64``)
+        """
+        check_index("nodes", nodes)
+        nodes = nodes.contiguous()
+        if self._native is None:
+            return self._cut_torch(nodes, dtype)
+
+        batch = (self.rowptr.data_ptr(), self.col.data_ptr(), nodes.data_ptr(), nodes.numel())
+        threads = torch.get_num_threads()
+        e_id, weight, out_weight = self.e_id, self.weight, None
+        with self._lock:
+            num_edges, num_halo = self._native.count(*batch, threads)
+            out_rowptr = torch.empty(nodes.numel() + 1, dtype=dtype)
+            out_col, out_eid = torch.empty(num_edges, dtype=dtype), nodes.new_empty(num_edges)
+            if weight is not None:
+                out_weight = weight.new_empty(num_edges)
+            n_id = nodes.new_empty(nodes.numel() + num_halo)
+            n_id[: nodes.numel()] = nodes
+            self._native.write(
+                *batch,
+                0 if e_id is None else e_id.data_ptr(),
+                0 if weight is None else weight.data_ptr(),
+                0 if weight is None else weight.element_size(),
+                out_rowptr.element_size(),
+                out_rowptr.data_ptr(),
+                out_col.data_ptr(),
+                out_eid.data_ptr(),
+                0 if out_weight is None else out_weight.data_ptr(),
+                n_id[nodes.numel() :].data_ptr(),
+                threads,
+            )
+        return Batch(out_rowptr, out_col, out_eid, n_id, out_weight)
+
+    def _cut_torch(self, nodes: Tensor, dtype: torch.dtype = torch.int64) -> Batch:
+        rowptr, col, entry, n_id = _relabel_torch(self.rowptr, self.col, nodes)
+        e_id = entry if self.e_id is None else self.e_id[entry]
+        weight = None if self.weight is None else self.weight[entry]
+        return Batch(rowptr.to(dtype), col.to(dtype), e_id, n_id, weight)
+
+
+def _sorted_rows(rowptr: Tensor, col: Tensor) -> bool:
+    """Whether columns never fall but where a row starts."""
+    starts = torch.zeros(col.numel() + 1, dtype=torch.bool)
+    starts[rowptr] = True
+    return bool((starts[1:-1] | (col[1:] >= col[:-1])).all())
+
+
+def relabel_one_hop(rowptr: Tensor, col: Tensor, nodes: Tensor) -> Batch:
+    """Cuts one mini-batch out of a graph; see :class:`Relabeler`, which many batches share."""
+    return Relabeler(rowptr, col)(nodes)
+
+
+def _relabel_torch(
+    rowptr: Tensor, col: Tensor, nodes: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    num_nodes = rowptr.numel() - 1
+    check_range("nodes", nodes, num_nodes)
+    local = nodes.new_full((num_nodes,), -1)
+    local[nodes] = torch.arange(nodes.numel(), device=nodes.device)
+    if nodes.numel() and int((local >= 0).sum()) != nodes.numel():
+        raise ValueError("'nodes' lists a node twice")
+
+    count = rowptr[nodes + 1] - rowptr[nodes]
+    out_rowptr = rowptr.new_zeros(nodes.numel() + 1)
+    torch.cumsum(count, 0, out=out_rowptr[1:])
+    row = torch.repeat_interleave(torch.arange(nodes.numel(), device=nodes.device), count)
+    e_id = torch.arange(row.numel(), device=nodes.device) + (rowptr[nodes] - out_rowptr[:-1])[row]
+
+    is_halo = torch.zeros(num_nodes, dtype=torch.bool, device=nodes.device)
+    is_halo[col[e_id]] = True
+    is_halo[nodes] = False
+    halo = is_halo.nonzero().view(-1)
+    local[halo] = torch.arange(nodes.numel(), nodes.numel() + halo.numel(), device=nodes.device)
+
+    _, out_col, perm = _coo_to_csr_torch(row, local[col[e_id]], nodes.numel())
+    return out_rowptr, out_col, e_id[perm], torch.cat([nodes, halo])

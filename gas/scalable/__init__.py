@@ -1,0 +1,7 @@
+"""``ScalableGNN``, the base class of models, and what a call of one does."""
+
+from gas.scalable.call import BANKS
+from gas.scalable.model import ScalableGNN
+from gas.scalable.prefetch import PrefetchLoader
+
+__all__ = ["BANKS", "PrefetchLoader", "ScalableGNN"]

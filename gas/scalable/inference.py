@@ -1,0 +1,124 @@
+"""Layer-wise inference: every node's output, one layer after the other, at one batch's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from gas.history import History
+from gas.loader.batch import SubData
+from gas.scalable.call import Reached, Sweep, adjacency, check_graph, named_arguments, wrong_calls
+
+if TYPE_CHECKING:
+    from gas.scalable.model import ScalableGNN
+
+Outputs = Iterator[tuple[SubData, Tensor]]
+
+
+def without_views(loader: Iterable[SubData]) -> Iterable[SubData]:
+    """The batches of a loader; if it has an augmentation, that isn't run for them."""
+    plain = getattr(loader, "without_views", None)
+    return loader if plain is None else plain()
+
+
+def run_layers(
+    loader: Iterable[SubData],
+    histories: Sequence[History],
+    device: torch.device,
+    forward_layer: Callable[[int, Tensor, SubData, dict[str, Any]], Tensor],
+) -> Outputs:
+    """One sweep per layer, each computing that layer alone."""
+    states: dict[tuple[int, ...], dict[str, Any]] = {}  # By batch: the order may change.
+    for layer in range(len(histories) + 1):
+        for batch in loader:
+            state = states.setdefault(tuple(batch.offset.tolist()), {})
+            batch = batch.to(device)
+            x = batch.data.x
+            if layer > 0:
+                x = histories[layer - 1].pull(batch.n_id).to(x)
+            out = forward_layer(layer, x, batch, state)[: batch.batch_size]
+            if layer < len(histories):
+                histories[layer].push(
+                    out, batch.n_id[: batch.batch_size], batch.offset, batch.count
+                )
+            else:
+                yield batch, out
+
+
+def run_forwards(
+    loader: Iterable[SubData], num_histories: int, forward: Callable[[SubData, Sweep], Tensor]
+) -> Outputs:
+    """One sweep per layer, each running ``forward`` from the start up to that layer."""
+    for layer in range(num_histories):
+        for batch in loader:
+            sweep = Sweep(layer)
+            try:
+                forward(batch, sweep)
+            except Reached:
+                continue
+            raise wrong_calls(layer, num_histories)
+    for batch in loader:
+        sweep = Sweep(num_histories)
+        out = forward(batch, sweep)
+        if sweep.calls < num_histories:
+            raise wrong_calls(sweep.calls, num_histories)
+        yield batch, out[: batch.batch_size]
+
+
+def assemble(outputs: Outputs, num_nodes: int) -> Tensor:
+    """Puts the outputs of batches into one new tensor on the CPU."""
+    out: Tensor | None = None
+    done = torch.zeros(num_nodes, dtype=torch.bool)
+    for batch, rows in outputs:
+        if out is None:
+            out = rows.new_zeros(num_nodes, *rows.shape[1:], device="cpu")
+        nodes = batch.n_id[: batch.batch_size].cpu()
+        out[nodes] = rows.cpu()
+        done[nodes] = True
+    if out is None or not bool(done.all()):
+        raise ValueError(
+            f"'loader' yields {int(done.sum())} of the graph's {num_nodes} nodes: inference goes "
+            "over it once for each layer and needs all of them each time, as "
+            "EvalSubgraphLoader(data, ptr) yields"
+        )
+    return out
+
+
+@torch.no_grad()
+def layer_wise(model: ScalableGNN, loader: Iterable[SubData]) -> Tensor:
+    """Every node's output, of shape ``[num_nodes, out_channels]``; see :class:`gas.ScalableGNN`."""
+    graph = getattr(loader, "num_nodes", model.num_nodes)
+    if graph != model.num_nodes:
+        raise ValueError(
+            f"'loader' has a graph of {graph} nodes, but the histories are for "
+            f"{model.num_nodes}: use model.for_graph(num_nodes), which shares the weights"
+        )
+    loader = without_views(loader)
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        if model.has_forward_layer:
+            run = partial(_run_layer, model)
+            outs = run_layers(loader, model.histories, model.device, run)
+        else:
+            outs = run_forwards(loader, len(model.histories), model._run_sweep)
+        return assemble(outs, model.num_nodes)
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def _run_layer(
+    model: ScalableGNN, layer: int, x: Tensor, batch: SubData, state: dict[str, Any]
+) -> Tensor:
+    check_graph(batch.n_id, model.num_nodes)
+    state["batch"] = batch
+    kwargs = named_arguments(model.forward_layer, batch.data)
+    with model._exact(*batch[1:]):
+        out = model.forward_layer(layer, x, adjacency(batch.data), state, **kwargs)
+    del state["batch"]  # It would be kept until the next layer.
+    return out

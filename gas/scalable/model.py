@@ -1,0 +1,543 @@
+"""``ScalableGNN``: the base class of models that train with historical embeddings.
+
+Source: Fey, Lenssen, Weichert, Leskovec, *GNNAutoScale: Scalable and Expressive GNNs via
+Historical Embeddings*, ICML 2021.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import itertools
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, cast, overload
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from gas.history import Codec, History, TransferEngine
+from gas.history.batch import BatchPulls
+from gas.history.engine import check_io
+from gas.history.factory import HistoryFactory
+from gas.history.rows import Rows, first_rows
+from gas.history.staleness import Staleness, measure
+from gas.history.store import StoreFactory
+from gas.loader.batch import SubData
+from gas.native.checks import check_integer
+from gas.scalable.call import (
+    Call,
+    Calls,
+    Reached,
+    Sweep,
+    adjacency,
+    check_call,
+    check_graph,
+    check_halo,
+    check_not_recomputing,
+    lacks_product,
+    named_arguments,
+)
+from gas.scalable.exact import Watch
+from gas.scalable.inference import layer_wise
+from gas.scalable.views import run_views
+
+Model = TypeVar("Model", bound="ScalableGNN")
+
+
+class ScalableGNN(torch.nn.Module):
+    """Base class of models that train on mini-batches with historical embeddings.
+
+    A subclass writes ``forward`` as it would for the full graph, and passes the output of every
+    layer but the last through :meth:`push_and_pull`::
+
+        class GNN(gas.ScalableGNN):
+            def forward(self, x, adj_t, *args):
+                for conv, history in zip(self.convs[:-1], self.histories):
+                    x = conv(x, adj_t).relu()
+                    x = self.push_and_pull(history, x, *args)
+                return self.convs[-1](x, adj_t)
+
+    A batch computes its own nodes exactly and reads the halo's embeddings from the histories,
+    without gradient. Batches write the histories in training and in evaluation mode alike.
+
+    Args:
+        num_nodes: The number of nodes of the graph.
+        hidden_channels: The width of every history, or one width for each of them.
+        num_layers: The number of layers; there are ``num_layers - 1`` histories.
+        pool_size: Upper bound of the pulls under way at once, each of which has a buffer, and of
+            the pinned buffers for a GPU that can't read a store itself. Those of a batch that is
+            prefetched all begin together. (default: one pull for every history, two pinned buffers)
+        buffer_size: Upper bound of the rows of a buffer, which are those of a batch's halo: a batch
+            with a larger one is refused. (default: as large as a batch needs)
+        device: Where the histories live. (default: the CPU)
+        dtype: How the histories store rows; see :class:`gas.History`. (default: ``torch.float32``)
+        store: Where they store them: ``"device"``, ``"pinned"``, ``"host"``, ``"disk"``, ``"auto"``
+            or a function; see :class:`gas.History`. ``"auto"`` says on standard error what it
+            picked. (default: the CPU's memory, pinned where there is a GPU, or ``device``)
+        path: A directory for ``store="disk"``; histories found there are opened with their rows.
+            (default: a temporary directory)
+        io: ``"serial"`` moves rows when the forward pass asks for them. ``"concurrent"`` starts the
+            pulls of all histories when the model is called, so that they run beside the
+            computation where it leaves a core or the store is slow; results are equal, bit by bit.
+            ``"none"`` moves nothing, which is wrong on purpose: the upper bound for benchmarks. May
+            be set later. (default: ``"concurrent"``)
+        prefetch: With a :class:`gas.PrefetchLoader`, how many batches ahead pulls may start, 0 or
+            1. With 1 a batch doesn't see what the batch before it pushes: its rows can be one step
+            older. (default: ``0``)
+
+    Raises:
+        ValueError: If an argument is unusable, naming it.
+        MemoryError: If there is no room for the histories; nothing has been allocated then.
+    """
+
+    def __init__(
+        self,
+        num_nodes: int,
+        hidden_channels: int | Sequence[int],
+        num_layers: int,
+        pool_size: int | None = None,
+        buffer_size: int | None = None,
+        device: torch.device | str | None = None,
+        *,
+        dtype: Codec | torch.dtype | str = torch.float32,
+        store: str | StoreFactory | None = None,
+        path: str | Path | None = None,
+        io: str = "concurrent",
+        prefetch: int = 0,
+    ) -> None:
+        super().__init__()
+        check_integer("num_nodes", num_nodes, 1)
+        check_integer("num_layers", num_layers, 1)
+        for name, bound in (("pool_size", pool_size), ("buffer_size", buffer_size)):
+            if bound is not None:
+                check_integer(name, bound, 1)
+        if isinstance(hidden_channels, Sequence):
+            widths = list(hidden_channels)
+        else:
+            widths = [hidden_channels] * (num_layers - 1)
+        for width in widths:
+            check_integer("hidden_channels", width, 0)
+        if len(widths) != num_layers - 1:
+            raise ValueError(
+                f"'hidden_channels' has {len(widths)} widths, expected one for each of the "
+                f"{num_layers - 1} histories of {num_layers} layers"
+            )
+        check_integer("prefetch", prefetch, 0, 1, "0 or 1")
+        self.num_nodes = num_nodes
+        self.hidden_channels = hidden_channels
+        self.num_layers = num_layers
+        self.pool_size = pool_size
+        self.buffer_size = buffer_size
+        self.prefetch = prefetch
+        self._engine = TransferEngine(pool_size=pool_size)
+        self.io = io
+        self._factory = HistoryFactory(widths, device, Codec.of(dtype), store, path)
+        self.histories = self._make_histories()
+        self.view_histories: Sequence[Sequence[History]] | None = None  # A bank for each view.
+        self._calls = Calls()
+        self._watch: Watch | None = None
+        self._is_proven = False  # A batch has gone through forward and filled every history.
+        self._ahead: list[tuple[Tensor, BatchPulls]] = []
+
+    def _make_histories(self) -> Sequence[History]:
+        made = torch.nn.ModuleList(self._factory.make(self.num_nodes, self._engine))
+        return cast("Sequence[History]", made)
+
+    def _all_histories(self) -> Iterator[History]:
+        """The histories, those of views included."""
+        yield from itertools.chain(self.histories, *(self.view_histories or ()))
+
+    def for_graph(self: Model, num_nodes: int, path: str | Path | None = None) -> Model:
+        """This model on another graph: the same weights, with histories of their own.
+
+        Weights are shared, not copied: training either trains both, and ``train()`` and ``eval()``
+        of either set the mode of the layers of both. Use it to evaluate on a graph that wasn't
+        trained on, or to train on several::
+
+            test_model = model.for_graph(test_data.num_nodes)
+            out = test_model(loader=gas.EvalSubgraphLoader(test_data, test_ptr))
+
+        Args:
+            num_nodes: The number of nodes of the other graph.
+            path: A directory for its histories, with ``store="disk"``. (default: a temporary one)
+
+        Raises:
+            ValueError: If ``num_nodes`` is no number of nodes.
+        """
+        check_integer("num_nodes", num_nodes, 1)
+        twin = self.__class__.__new__(self.__class__)
+        twin.__dict__.update(self.__getstate__())
+        for name, value in self.__dict__.items():  # Hooks; not the weights, which are shared.
+            if isinstance(value, dict) and name not in ("_parameters", "_buffers"):
+                twin.__dict__[name] = copy.copy(value)
+        twin.num_nodes = num_nodes
+        twin._engine = TransferEngine(self.io, self.pool_size)
+        twin._factory = dataclasses.replace(self._factory, path=path)
+        twin._modules.pop("view_histories", None)
+        twin.view_histories = None
+        twin.histories = twin._make_histories()
+        return twin
+
+    @property
+    def io(self) -> str:
+        """How rows are moved: ``"serial"``, ``"concurrent"`` or ``"none"``."""
+        return self._engine.io
+
+    @io.setter
+    def io(self, io: str) -> None:
+        self._engine.io = check_io(io)
+        if io == "none":
+            warnings.warn(
+                "io='none' moves no rows of histories: results are wrong, on purpose, as the upper "
+                "bound for benchmarks",
+                stacklevel=2,
+            )
+
+    @contextlib.contextmanager
+    def without_histories(self) -> Iterator[None]:
+        """In this context nothing is read from the histories or written to them.
+
+        Outputs are wrong then; it is for measuring what a forward pass takes.
+        """
+        io, self._engine.io = self.io, "none"
+        try:
+            yield
+        finally:
+            self._engine.io = io
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes of stored rows that were pulled from the histories and pushed to them so far.
+
+        Those that :mod:`gas.nn` reads where they are stored aren't moved.
+        """
+        return self._engine.moved_bytes
+
+    def close(self) -> None:
+        """Writes what is under way, closes the stores and ends the transfer engine's workers."""
+        with contextlib.ExitStack() as everything:  # What fails keeps nothing from being closed.
+            everything.callback(self._engine.close)
+            for history in self._all_histories():
+                everything.callback(history.close)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            **self.__dict__,
+            "_ahead": [],
+            "_calls": Calls(),
+            "_watch": None,
+        }  # Those are this model's.
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters live, and with them the computation."""
+        parameter = next(self.parameters(), None)
+        return torch.device("cpu") if parameter is None else parameter.device
+
+    @property
+    def emb_device(self) -> torch.device:
+        """Where the histories live."""
+        return self.histories[0].device if self.histories else torch.device("cpu")
+
+    def reset_parameters(self) -> None:
+        """Forgets the histories; subclasses reset their parameters as well."""
+        for history in self._all_histories():
+            history.reset_parameters()
+
+    def staleness(self, loader: Iterable[SubData] | None = None) -> list[Staleness]:
+        """Measures how stale each history is.
+
+        Args:
+            loader: Batches for layer-wise inference, to compare histories with exact embeddings.
+                This costs one inference and another set of histories. (default: ages only)
+        """
+        if loader is None:
+            return [measure(layer, history) for layer, history in enumerate(self.histories)]
+        exact = self.for_graph(self.num_nodes)
+        try:
+            layer_wise(exact, loader)
+            pairs = zip(self.histories, exact.histories, strict=True)
+            return [measure(layer, stale, true) for layer, (stale, true) in enumerate(pairs)]
+        finally:
+            exact.close()
+
+    # Calling --------------------------------------------------------------------------------------
+
+    def __call__(
+        self,
+        x: Tensor | None = None,
+        adj_t: Any = None,
+        batch_size: int | None = None,
+        n_id: Tensor | None = None,
+        offset: Tensor | None = None,
+        count: Tensor | None = None,
+        *,
+        loader: Iterable[SubData] | None = None,
+        fill: bool = False,
+        push: bool = True,
+        **kwargs: Any,
+    ) -> Tensor:
+        """Runs the model on a mini-batch, on the full graph, or layer by layer over a loader.
+
+        * ``model(batch.x, batch.adj_t, *args)`` returns the ``[batch_size, out_channels]`` outputs
+          of the in-batch nodes; the batch is pushed to the histories and its halo pulled.
+        * ``model(x, adj_t)`` is plain full batch and leaves the histories alone; with ``fill=True``
+          it writes them.
+        * ``model(loader=loader)`` computes every node's output layer by layer, in evaluation mode
+          and without gradient, at the memory of one batch. It returns ``[num_nodes, out_channels]``
+          on the CPU and leaves the histories equal to the full-batch hidden states.
+
+        Args:
+            x: Node features, of shape ``[N, F]`` or ``[batch_size + halo, F]``.
+            adj_t: The adjacency, in any layout that the model's layers take.
+            batch_size: The number of in-batch nodes, which come first.
+            n_id: Global ids of in-batch nodes, then of the halo, of shape
+                ``[batch_size + halo]``.
+            offset: First global row of each part in the batch.
+            count: Number of nodes of each part in the batch.
+            loader: Batches that cover every node once, to compute layer by layer.
+            fill: Write the histories from a full batch. (default: ``False``)
+            push: Write the rows of a mini-batch to the histories. Without, nothing is changed, for
+                explanations, perturbed inputs or several passes with dropout; the halo's rows are
+                read as they are, however old. (default: ``True``)
+            **kwargs: Passed on to ``forward``, such as ``edge_weight``.
+        """
+        if loader is not None:
+            if x is not None or adj_t is not None or fill or kwargs or not push:
+                raise ValueError("'loader' brings its own batches: pass nothing else with it")
+            return layer_wise(self, loader)
+        check_call(x, batch_size, n_id, fill, self.num_nodes, self.buffer_size)
+        call = Call(batch=n_id is not None, fill=fill, pushes=push)
+        if batch_size is not None and n_id is not None:
+            call.pulls = self._pulls_of(batch_size, n_id)
+        return self._run(call, x, adj_t, batch_size, n_id, offset, count, **kwargs)
+
+    def _pulls_of(self, batch_size: int, n_id: Tensor) -> BatchPulls | None:
+        """The pulls of a batch, under way; ``None`` where each is to begin when it is needed."""
+        pulls = self._take_ahead(n_id)
+        if pulls is None and self.io == "concurrent":
+            ahead = [history for history in self.histories if history.pulls_beside]
+            pulls = BatchPulls(ahead, batch_size, n_id, self.pool_size) if ahead else None
+        return pulls
+
+    def _run(
+        self,
+        call: Call,
+        x: Tensor | None,
+        adj_t: Any,
+        batch_size: int | None,
+        *where: Tensor | None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """Runs forward."""
+        if not self._is_proven:
+            call.held_back = []
+        try:
+            with self._calls.enter(call), self._exact(batch_size, *where):
+                out = super().__call__(x, adj_t, batch_size, *where, **kwargs)
+            if call.batch or call.fill:
+                call.finish(len(self.histories))
+                self._is_proven = True
+        except RuntimeError as error:
+            if lacks_product(adj_t, error):
+                raise RuntimeError(
+                    "'adj_t' is a torch.sparse_csr matrix, which PyTorch can't multiply by "
+                    f"bfloat16 or float16 ({error}): load with layout='edge_index'"
+                ) from error
+            raise
+        finally:
+            if call.pulls is not None:
+                call.pulls.cancel()
+        return first_rows(out, batch_size) if isinstance(out, Tensor) else out
+
+    def _exact(
+        self, batch_size: int | None, n_id: Tensor | None = None, *_: Tensor | None
+    ) -> contextlib.AbstractContextManager[None]:
+        """Watches over a batch that isn't the whole graph."""
+        if batch_size is None or n_id is None or batch_size == self.num_nodes:
+            return contextlib.nullcontext()
+        if self._watch is None or not self._is_proven:
+            self._watch = Watch(self)
+        return self._watch.batch(batch_size, n_id.numel())
+
+    def views(self, batch: SubData, bank: str = "original") -> tuple[Tensor, ...]:
+        """Runs the model on a mini-batch and on each of its views.
+
+        Batches have views if they come from a loader with an augmentation,
+        ``SubgraphLoader(..., epoch_transform=gas.MHAug(...))``.
+
+        Args:
+            batch: The mini-batch.
+            bank: Which histories the views have. ``"original"``: those of the original graph, which
+                the batch itself writes and views only read; each is pulled once for all of them.
+                ``"per_view"``: a set of histories for each view, which it reads and writes. They
+                are made when they are first needed, as copies, and take as much memory again per
+                view. (default: ``"original"``)
+
+        Returns:
+            The outputs of the in-batch nodes, each of shape ``[batch_size, out_channels]``: of the
+            batch itself, then of its views.
+
+        Raises:
+            ValueError: If the batch has no views, or an argument is unusable.
+        """
+        return run_views(self, batch, bank)
+
+    @overload
+    def push_and_pull(
+        self,
+        history: History,
+        x: Tensor,
+        batch_size: int | None = ...,
+        n_id: Tensor | None = ...,
+        offset: Tensor | None = ...,
+        count: Tensor | None = ...,
+    ) -> Tensor: ...
+
+    @overload
+    def push_and_pull(
+        self,
+        history: History,
+        x: Tensor,
+        batch_size: int | None = ...,
+        n_id: Tensor | None = ...,
+        offset: Tensor | None = ...,
+        count: Tensor | None = ...,
+        *,
+        rows: bool,
+    ) -> Tensor | Rows: ...
+
+    def push_and_pull(
+        self,
+        history: History,
+        x: Tensor,
+        batch_size: int | None = None,
+        n_id: Tensor | None = None,
+        offset: Tensor | None = None,
+        count: Tensor | None = None,
+        *,
+        rows: bool = False,
+    ) -> Tensor | Rows:
+        """Pushes the in-batch rows of a layer's output and pulls the halo's.
+
+        Args:
+            history: One of ``self.histories``.
+            x: The layer's output, of shape ``[rows, width]``; rows after the first ``batch_size``
+                are replaced.
+            batch_size: See :meth:`__call__`; this and the rest are what ``forward`` was given.
+            n_id: See :meth:`__call__`.
+            offset: See :meth:`__call__`.
+            count: See :meth:`__call__`.
+            rows: Return :class:`gas.history.Rows` of a batch, which the layers of :mod:`gas.nn`
+                take: sums and means read the halo's rows from the history itself, nothing walks the
+                halo's edges backward, and :func:`gas.nn.dropout` spares the halo.
+                (default: ``False``)
+
+        Returns:
+            The in-batch rows, with gradient, then the halo's rows, without: of shape
+            ``[batch_size + halo, width]``, a tensor that is the caller's. On a full batch, ``x``.
+        """
+        check_not_recomputing()
+        call = self._calls.current or Call(batch=n_id is not None)
+        if n_id is None or batch_size is None:
+            if call.batch:
+                raise ValueError(
+                    "push_and_pull was not told which batch this is: pass on what forward was "
+                    "given, self.push_and_pull(history, x, *args)"
+                )
+            if call.fill:
+                call.check(history, x, self.num_nodes, len(self.histories))
+                call.push(history, x)
+            return x
+        history = call.bank.get(history, history)
+        call.check(history, x, batch_size, len(self.histories))
+        own = first_rows(x, batch_size)
+        sweep = call.sweep
+        if sweep is None or sweep.calls == sweep.layer:
+            call.push(history, own, n_id[:batch_size], offset, count)
+        else:
+            call.pushed.append(history)
+        if sweep is not None:
+            if sweep.calls == sweep.layer:
+                raise Reached
+            sweep.calls += 1
+        pulls = call.pulls or BatchPulls([], batch_size, n_id)
+        return pulls.rows(history, own) if rows else pulls.tensor(history, own)
+
+    def start_pulls(self, batch: SubData) -> BatchPulls:
+        """Starts the pulls of a batch that will be computed after the next one.
+
+        Rows are those at this call, of every history, whatever ``pool_size`` is: a pull that began
+        later would see what was pushed until then. :class:`gas.PrefetchLoader` calls this; without
+        it, calling the model starts the pulls.
+        """
+        check_halo(batch.batch_size, batch.n_id, self.buffer_size)
+        pulls = BatchPulls(self.histories, batch.batch_size, batch.n_id)
+        self._ahead.append((batch.n_id, pulls))
+        return pulls
+
+    def cancel_pulls(self, pulls: BatchPulls) -> None:
+        """Takes back what :meth:`start_pulls` started, unless the model has used it."""
+        self._ahead = [item for item in self._ahead if item[1] is not pulls]
+        pulls.cancel()
+
+    def _take_ahead(self, n_id: Tensor) -> BatchPulls | None:
+        for position, (ids, pulls) in enumerate(self._ahead):
+            if ids is n_id:
+                del self._ahead[position]
+                return pulls
+        return None
+
+    def inputs_of(self, data: Data) -> tuple[Tensor, Any, dict[str, Any]]:
+        """What ``forward`` takes of a batch, in any layout.
+
+        Returns:
+            The features, the adjacency (``adj_t`` or ``edge_index``), and what the batch has of the
+            other parameters that ``forward`` names: ``edge_weight``, ``edge_attr``, ``pos``, ...
+        """
+        return data.x, adjacency(data), named_arguments(self.forward, data)
+
+    # Layer-wise inference -------------------------------------------------------------------------
+
+    def forward_layer(self, layer: int, x: Tensor, adj_t: Any, state: dict[str, Any]) -> Tensor:
+        """Computes one layer, for inference in a single pass over the data. Optional.
+
+        Without it, inference runs ``forward`` up to each history in turn, which is right for every
+        model and costs about ``num_layers / 2`` times as much.
+
+        Args:
+            layer: The layer, from 0.
+            x: Input features for the first layer, else the rows of history ``layer - 1``, of shape
+                ``[batch_size + halo, width]``.
+            adj_t: The batch's adjacency.
+            state: Kept per batch between layers; what is put here for every batch takes memory.
+                ``state["batch"]`` is the batch itself, a :class:`gas.SubData`, during the call:
+                features to compute something of again, or ids to pull from an earlier history.
+
+        Any other parameter, such as ``edge_weight`` or ``pos``, here and in ``forward``, is given
+        what the batch has under its name.
+
+        Returns:
+            What is pushed to history ``layer``, or the output of the model; rows after the first
+            ``batch_size`` are ignored.
+        """
+        raise NotImplementedError
+
+    @property
+    def has_forward_layer(self) -> bool:
+        """Whether the model computes one layer alone, by :meth:`forward_layer`."""
+        return type(self).forward_layer is not ScalableGNN.forward_layer
+
+    def _run_sweep(self, batch: SubData, sweep: Sweep) -> Tensor:
+        """Runs forward up to the history that a sweep of layer-wise inference fills."""
+        check_graph(batch.n_id, self.num_nodes)
+        x, adj_t, kwargs = self.inputs_of(batch.to(self.device).data)
+        if not self._is_proven:
+            with self.without_histories():  # A wrong model should be found before they change.
+                self(x, adj_t, *batch[1:], **kwargs)
+        with self._calls.enter(Call(batch=True, sweep=sweep)), self._exact(*batch[1:]):
+            return super().__call__(x, adj_t, *batch[1:], **kwargs)

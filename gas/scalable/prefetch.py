@@ -1,0 +1,89 @@
+"""Preparing the next batch while the current one is computed."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sized
+from concurrent.futures import ThreadPoolExecutor
+from typing import cast
+
+from gas.history.batch import BatchPulls
+from gas.history.cores import has_idle_cores
+from gas.loader.batch import SubData
+from gas.scalable.inference import without_views
+from gas.scalable.model import ScalableGNN
+
+
+class PrefetchLoader:
+    """Prepares batches ahead of a model, in the order of a loader.
+
+    The next batch is cut from the graph and moved to the model's device by a thread beside the
+    computation, unless that computation keeps all cores busy. For a model with ``prefetch=1``, the
+    pulls of its halo begin as well, before the current batch pushes anything: those rows can be one
+    step older than without prefetching, and are the same in every run. Nothing is prepared beyond
+    the end of an epoch; leaving the loop takes back what was begun::
+
+        for batch, *args in gas.PrefetchLoader(loader, model):
+            out = model(batch.x, batch.adj_t, *args)
+
+    Args:
+        loader: The batches, such as :class:`gas.SubgraphLoader`.
+        model: The model that computes them, one after the other.
+    """
+
+    def __init__(self, loader: Iterable[SubData], model: ScalableGNN) -> None:
+        self.loader = loader
+        self.model = model
+
+    def __len__(self) -> int:
+        return len(cast(Sized, self.loader))
+
+    def without_views(self) -> PrefetchLoader:
+        """The same batches without views; see :meth:`gas.SubgraphLoader.without_views`."""
+        return PrefetchLoader(without_views(self.loader), self.model)
+
+    def __iter__(self) -> Iterator[SubData]:
+        model = self.model
+        batches = iter(self.loader)
+        # The first batch is cut here: a sampler draws its random numbers in the caller's thread.
+        current = self._next(batches)
+        thread = None
+        if model.device.type != "cpu" or has_idle_cores():
+            thread = ThreadPoolExecutor(1, thread_name_prefix="gas-prefetch")
+        ahead: deque[Callable[[], SubData | None]] = deque()
+        pulls: deque[BatchPulls] = deque()  # Of the current batch and the one after it.
+
+        def prepare() -> None:
+            if thread is None:
+                ahead.append(lambda: self._next(batches))
+            else:
+                ahead.append(thread.submit(self._next, batches).result)
+
+        try:
+            if current is not None:
+                prepare()
+            while current is not None:
+                if not model.prefetch:
+                    yield current
+                following = ahead.popleft()()
+                if following is not None:
+                    prepare()
+                if model.prefetch:
+                    if following is not None:
+                        pulls.append(model.start_pulls(following))
+                    yield current
+                    while len(pulls) > 1:  # A batch that was skipped needs no rows.
+                        model.cancel_pulls(pulls.popleft())
+                current = following
+        finally:
+            for started in pulls:
+                model.cancel_pulls(started)
+            if thread is not None:
+                thread.shutdown(cancel_futures=True)
+
+    def _next(self, batches: Iterator[SubData]) -> SubData | None:
+        batch = next(batches, None)
+        return None if batch is None else batch.to(self.model.device)
+
+    def __repr__(self) -> str:
+        return f"PrefetchLoader({self.loader!r})"

@@ -1,0 +1,61 @@
+"""Running a model on a mini-batch and on its views, which share the pulls of the batch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor
+
+from gas.history import History
+from gas.history.batch import BatchPulls
+from gas.loader.batch import SubData
+from gas.scalable.call import BANKS, Call, check_call
+
+if TYPE_CHECKING:
+    from gas.scalable.model import ScalableGNN
+
+
+def run_views(model: ScalableGNN, batch: SubData, bank: str) -> tuple[Tensor, ...]:
+    """The outputs of a batch and of its views; see :meth:`gas.ScalableGNN.views`."""
+    if bank not in BANKS:
+        raise ValueError(f"'bank' is {bank!r}, expected one of {', '.join(map(repr, BANKS))}")
+    if batch.data.get("views") is None:
+        raise ValueError(
+            "'batch' has no views: load with gas.SubgraphLoader(..., epoch_transform=...), an "
+            "augmentation such as gas.MHAug"
+        )
+    data, batch_size, n_id = batch.to(model.device)[:3]
+    inputs = [model.inputs_of(view) for view in (data, *data.views)]
+    for x, _, _ in inputs:
+        check_call(x, batch_size, n_id, False, model.num_nodes, model.buffer_size)
+
+    calls = [Call(batch=True, pushes=False) for _ in data.views]
+    if bank == "per_view":
+        for number, call in enumerate(calls):
+            call.bank, call.pushes = _bank_of(model, number), True
+    pulls = model._pulls_of(batch_size, n_id)
+    own = Call(batch=True, pulls=pulls)
+    if bank == "original":
+        pulls = pulls or BatchPulls([], batch_size, n_id)
+        pulls.readers += len(calls)
+        for call in (own, *calls):
+            call.pulls = pulls
+    return tuple(
+        model._run(call, x, adj_t, *batch[1:], **kwargs)
+        for call, (x, adj_t, kwargs) in zip([own, *calls], inputs, strict=True)
+    )
+
+
+def _bank_of(model: ScalableGNN, number: int) -> dict[History, History]:
+    """The histories of a view in place of the model's."""
+    banks = list(model.view_histories or ())
+    if len(banks) <= number:
+        factory = dataclasses.replace(model._factory, path=None)
+        made = torch.nn.ModuleList(factory.clone(model.histories, model._engine)).to(model.device)
+        banks.append(cast("Sequence[History]", made))
+        modules = torch.nn.ModuleList(cast("list[torch.nn.Module]", banks))
+        model.view_histories = cast("Sequence[Sequence[History]]", modules)
+    return dict(zip(model.histories, banks[number], strict=True))

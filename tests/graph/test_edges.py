@@ -1,0 +1,79 @@
+import pytest
+import torch
+from conftest import random_graph
+from torch_geometric.data import Data
+from torch_geometric.utils import to_torch_csr_tensor
+
+import gas
+from gas.graph.edges import read_edges, read_graph, to_csr
+
+
+def test_read_edges_of_every_representation():
+    edge_index = random_graph().edge_index
+    unique = torch.unique(edge_index, dim=1)
+    adj_t = to_torch_csr_tensor(unique.flip(0), size=(60, 60))
+    for adj in (adj_t, adj_t.to_sparse_coo(), adj_t.to_sparse_csc()):
+        edges = read_edges(adj)
+        found = torch.unique(torch.stack([edges.src, edges.dst]), dim=1)
+        assert torch.equal(found, unique)
+        assert edges.num_nodes == 60
+    edges = read_edges(edge_index.int(), 60)
+    assert torch.equal(torch.stack([edges.src, edges.dst]), edge_index)
+    assert read_edges(torch.empty(2, 0, dtype=torch.long)).num_nodes == 0
+
+
+def test_duplicates_of_a_coo_matrix_stay():
+    index = torch.tensor([[0, 0, 1], [1, 1, 2]])
+    adj_t = torch.sparse_coo_tensor(index, torch.ones(3), (3, 3), check_invariants=False)
+    assert read_edges(adj_t).src.tolist() == [1, 1, 2]
+
+
+def test_edge_index_class():
+    from torch_geometric import EdgeIndex
+
+    edge_index = EdgeIndex([[0, 1], [1, 2]], sparse_size=(3, 3))
+    assert type(read_edges(edge_index).src) is torch.Tensor
+
+
+def test_to_csr_keeps_ids_of_edges():
+    data = random_graph()
+    edges = read_graph(data)
+    rowptr, col, e_id = to_csr(edges)
+    assert torch.equal(edges.src[e_id], col)
+    assert rowptr[-1] == 240
+    assert to_csr(edges._replace(src=edges.src[e_id], dst=edges.dst[e_id])).e_id is None
+
+
+def test_adj_t_must_fit_the_features():
+    data = Data(x=torch.ones(4, 2), adj_t=torch.eye(5).to_sparse_csr())
+    with pytest.raises(ValueError, match="'x' has 4 rows, but 'adj_t' has 5"):
+        read_graph(data)
+
+
+@pytest.mark.parametrize(
+    "kind", ["csr", pytest.param("sparse_tensor", marks=pytest.mark.requires("torch_sparse"))]
+)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_edge_dropout(kind, weighted):
+    edge_index = torch.unique(torch.randint(200, (2, 9000)), dim=1)
+    value = torch.rand(edge_index.size(1)) + 1
+    if kind == "csr":
+        adj = to_torch_csr_tensor(edge_index, value if weighted else None, size=(200, 200))
+    else:
+        from torch_sparse import SparseTensor
+
+        adj = SparseTensor.from_edge_index(edge_index, value if weighted else None, (200, 200))
+    assert gas.dropout(adj, 0.0) is adj
+    assert gas.dropout(adj, 0.5, training=False) is adj
+    before, after = adj.to_dense(), gas.dropout(adj, 0.25).to_dense()
+    kept = after != 0
+    assert 0.7 < kept.sum() / (before != 0).sum() < 0.8
+    scale = 1 / 0.75 if weighted else 1.0
+    assert torch.allclose(after[kept], before[kept] * scale)
+
+
+def test_edge_dropout_checks():
+    with pytest.raises(ValueError, match="'p' is 1.0, expected a probability"):
+        gas.dropout(torch.eye(3).to_sparse_csr(), 1.0)
+    with pytest.raises(ValueError, match="use torch_geometric.utils.dropout_edge"):
+        gas.dropout(torch.ones(2, 3).long(), 0.5)

@@ -1,0 +1,35 @@
+"""What a model reads of its histories: the same wherever they lie and however they are stored."""
+
+import pytest
+import torch
+from conftest import clustered_graph
+from test_store import DictStore
+
+import gas
+
+STORES = {"host": "host", "disk": "disk", "user": DictStore}
+
+
+@pytest.mark.parametrize("computed", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("codec", ["float64", "float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("store", STORES)
+def test_in_place_or_moved(store, codec, computed):
+    """Layers that read the halo where it is stored, and PyG's, which get it whole."""
+    data, ptr = clustered_graph(dtype=computed)
+    options = {"dtype": codec, "store": STORES[store], "io": "serial"}
+    model = gas.models.GraphSAGE(60, 5, 8, 3, 3, **options).to(computed)
+    for history in model.histories:
+        history.push(torch.randn(60, 8, dtype=computed))
+    moved, outs = [], []
+    for layout in ("fused", "edge_index"):
+        batch, *args = next(iter(gas.SubgraphLoader(data, ptr, 2, layout=layout, log=False)))
+        before = model.moved_bytes
+        x, adj_t, _ = model.inputs_of(batch)
+        outs.append(model(x, adj_t, *args, push=False))
+        moved.append(model.moved_bytes - before)
+    tolerance = 1e-5 if computed == torch.float32 else 1e-12
+    assert torch.allclose(*outs, rtol=tolerance, atol=tolerance)
+    in_place = store == "host" and str(computed) == f"torch.{codec}"
+    halo = args[1].numel() - args[0]
+    row = {"float64": 64, "float32": 32, "bfloat16": 16, "int8": 12}[codec]
+    assert moved == [0 if in_place else 2 * halo * row, 2 * halo * row]

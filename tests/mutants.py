@@ -1,0 +1,181 @@
+"""Do the tests notice? Changes one operator, flag or constant at a time, and runs the tests.
+
+    make mutants FILES="gas/nn/spmm.py gas/models/gcn2.py" [N=50] [SEED=0]
+
+``N`` random changes, made by cosmic-ray in a copy of the repository, each followed by the tests of
+the changed file's subject alone. Prints what survives; fails if that is more than a tenth.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import os
+import random
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cosmic_ray.ast import ast_nodes, get_ast
+from cosmic_ray.mutating import mutate_code
+from cosmic_ray.plugins import get_operator, operator_names
+
+ROOT = Path(__file__).resolve().parent.parent
+LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "build", "runs", "__pycache__", ".*_cache")
+ARITHMETIC, BITS = "(Add|Sub|Mul|Div|FloorDiv|Mod)", "(BitOr|BitAnd|BitXor|LShift|RShift)"
+ORDER = "(Eq|NotEq|Lt|LtE|Gt|GtE)"
+OPERATORS = re.compile(
+    f"core/(ReplaceBinaryOperator_({ARITHMETIC}_{ARITHMETIC}|{BITS}_{BITS})"
+    f"|ReplaceComparisonOperator_({ORDER}_{ORDER}|Is_IsNot|IsNot_Is)"
+    "|ReplaceUnaryOperator_(Delete_.*|USub_UAdd)"
+    "|Replace(True|False|And|Or|Break|Continue)With.*|AddNot|NumberReplacer)"
+)
+OTHER_TESTS = {  # Where they have other names.
+    "gas/augment/checks.py": ["augment/test_base.py", "augment/test_mh.py"],
+    "gas/augment/mh.py": ["augment/test_mh.py", "augment/test_chain.py"],
+    "gas/augment/statistics.py": ["augment/test_mh.py"],
+    "gas/augment/units.py": [f"augment/test_{name}.py" for name in ("base", "drop", "views")],
+    "gas/augment/visited.py": ["augment/test_mh.py", "augment/test_chain.py"],
+    "gas/history/batch.py": ["scalable"],
+    "gas/models/gcn.py": ["models"],
+    "gas/nn/attention.py": ["nn/test_attention.py", "nn/test_conv_attention.py"],
+    "gas/nn/edge_conv.py": ["nn/test_edge_conv.py", "nn/test_conv_edge.py"],
+    "gas/nn/gcn.py": ["nn/test_conv.py"],
+    "gas/nn/spmm.py": ["nn/test_spmm.py", "nn/test_conv.py"],
+}
+
+
+def tests_of(file: str) -> list[str]:
+    """The tests of a file's subject: those of its name, or else all of its room."""
+    room = Path("tests", *Path(file).parts[1:-1])
+    named = sorted((ROOT / room).glob(f"test_{Path(file).stem}*.py"))
+    found = [str(path.relative_to(ROOT)) for path in named] or [str(room)]
+    if file in OTHER_TESTS:
+        found = [f"tests/{name}" for name in OTHER_TESTS[file]]
+    return ["tests/test_defaults.py", *found]
+
+
+def mutants_of(code: str) -> list[list[tuple[str, int]]]:
+    """For each place of a source that can be changed: the changes, (operator, occurrence)."""
+    nodes, places = list(ast_nodes(get_ast(code))), {}
+    for name in filter(OPERATORS.fullmatch, operator_names()):
+        operator = get_operator(name)()
+        found = (place for node in nodes for place in operator.mutation_positions(node))
+        for occurrence, (start, _) in enumerate(found):
+            places.setdefault((start, name == "core/AddNot"), []).append((name, occurrence))
+    return [places[place] for place in sorted(places)]
+
+
+def meaning(code: str) -> str:
+    """A source without its annotations, which nobody evaluates."""
+    tree = ast.parse(code)
+    for node in ast.walk(tree):
+        for name in ("annotation", "returns"):
+            if hasattr(node, name):
+                setattr(node, name, None if not isinstance(node, ast.AnnAssign) else ast.Name("_"))
+    return ast.dump(tree)
+
+
+def changes(files: list[str], seed: int) -> Iterator[tuple[str, str]]:
+    """Files and their changed sources: each place once, in random order."""
+    draw = random.Random(seed)
+    sources = {file: (ROOT / file).read_text() for file in files}
+    places = [(file, place) for file in files for place in mutants_of(sources[file])]
+    draw.shuffle(places)
+    for file, place in places:
+        name, occurrence = draw.choice(place)
+        changed = mutate_code(sources[file], get_operator(name)(), occurrence)
+        with contextlib.suppress(SyntaxError):  # The asterisk of a signature is no product.
+            if meaning(changed) != meaning(sources[file]):
+                yield file, changed
+
+
+def run(copy: Path, tests: list[str], limit: float) -> int:
+    """The exit status of the tests, -1 if they take too long; torch is there already."""
+    child = os.fork()
+    if child == 0:
+        os.setpgid(0, 0)
+        os.chdir(copy)
+        quiet = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(quiet, 1)
+        os.dup2(quiet, 2)
+        sys.path.insert(0, str(copy))
+        flags = ["-x", "-q", "-p", "no:cacheprovider", "-o", "addopts="]
+        os._exit(int(pytest.main([*flags, *tests])))
+    ended, begin = 0, time.monotonic()
+    try:
+        while time.monotonic() - begin < limit:
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                return os.waitstatus_to_exitcode(status)
+            time.sleep(0.05)
+        return -1
+    finally:
+        if not ended:
+            os.killpg(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+
+def show(file: str, before: str, after: str) -> str:
+    """The line that was changed, as it was and as it is."""
+    lines = enumerate(zip(before.splitlines(), after.splitlines(), strict=False), 1)
+    number, (old, new) = next((number, pair) for number, pair in lines if pair[0] != pair[1])
+    return f"{file}:{number}\n  - {old.strip()}\n  + {new.strip()}"
+
+
+def main() -> int:
+    """Counts what is noticed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("files", nargs="+")
+    parser.add_argument("-n", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+
+    import torch_geometric  # noqa: F401  # Loaded once, for all children.
+
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
+    with tempfile.TemporaryDirectory() as scratch:
+        copy = Path(scratch, "repository")
+        shutil.copytree(ROOT, copy, ignore=LEFT_OUT)
+        if (ROOT.parent / "shared").is_dir():
+            Path(scratch, "shared").symlink_to(ROOT.parent / "shared")
+        os.environ["PYTHONPATH"] = str(copy)
+        limits = {}
+        for tests in {tuple(tests_of(file)) for file in args.files}:
+            begin = time.monotonic()
+            if run(copy, list(tests), 600) != 0:
+                sys.exit(f"{' '.join(tests)} fail before any change")
+            limits[tests] = 30 + 5 * (time.monotonic() - begin)
+        # Two changes of one second and size would share their bytecode.
+        os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+        sys.dont_write_bytecode = True
+        for file in args.files:
+            for compiled in (copy / file).parent.glob(f"__pycache__/{Path(file).stem}.*"):
+                compiled.unlink()
+        total = survived = 0
+        for file, changed in changes(args.files, args.seed):
+            if total == args.n:
+                break
+            before = (copy / file).read_text()
+            (copy / file).write_text(changed)
+            total += 1
+            tests = tests_of(file)
+            noticed = run(copy, tests, limits[tuple(tests)]) != 0
+            print("." if noticed else "S", end="", file=sys.stderr, flush=True)
+            if not noticed:
+                survived += 1
+                print(show(file, before, changed), flush=True)
+            (copy / file).write_text(before)
+    print(f"{total - survived} of {total} changes were noticed, {survived} survived")
+    return int(10 * survived > total)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,244 @@
+"""The transfer engine and its twin: order, errors, and every way of ending."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+
+from gas import native
+from gas.native.engine import By, Engine
+from gas.native.transfer import Job, Table
+
+
+@pytest.fixture(params=["twin", pytest.param("native", marks=pytest.mark.requires("native"))])
+def make(request, monkeypatch):
+    """Makes engines, and closes them."""
+    if request.param == "twin":
+        monkeypatch.setattr(native, "C", None)
+    made = []
+
+    def make(threads=1, capacity=256):
+        made.append(Engine(threads, capacity))
+        return made[-1]
+
+    yield make
+    for engine in made:
+        engine.close()
+
+
+def call(function, *args):
+    return Job.calling(lambda: function(*args))
+
+
+def fail(error):
+    raise error
+
+
+@pytest.mark.parametrize("threads", [0, 1, 3])
+@pytest.mark.parametrize("by", list(By))
+def test_a_lane_keeps_its_order(make, threads, by):
+    engine, seen = make(threads), []
+    for i in range(100):
+        last = engine.submit(0, call(seen.append, i), by=by)
+        engine.submit(1 + i % 2, call(time.sleep, 0), by=by, detached=by is not By.WAITERS)
+        if by is By.WAITERS and i % 50 == 49:
+            engine.wait_lane(1)
+            engine.wait_lane(2)
+    engine.wait(last)
+    assert seen == list(range(100))
+    engine.wait_lane(1)
+    engine.wait_lane(2)
+
+
+def test_lanes_do_not_wait_for_each_other(make):
+    engine, go = make(1), threading.Event()
+    blocked = engine.submit(0, call(go.wait, 20), by=By.WORKERS)
+    engine.run(1, call(time.sleep, 0))
+    assert not engine.done(blocked)
+    go.set()
+    engine.wait(blocked)
+    assert engine.done(blocked)
+
+
+def test_errors_reach_who_waits_once(make):
+    engine = make()
+    for by in By:
+        ticket = engine.submit(0, call(fail, OSError(28, "the disk is full")), by=by)
+        with pytest.raises(OSError, match="the disk is full"):
+            engine.wait(ticket)
+        engine.wait(ticket)
+    with pytest.raises(KeyError, match="mine"):
+        engine.run(0, call(fail, KeyError("mine")))
+    engine.run(0, call(time.sleep, 0))
+
+
+def test_errors_of_detached_jobs_reach_the_next_who_waits(make):
+    engine = make()
+    for later in (
+        lambda: engine.wait_lane(0),
+        lambda: engine.run(0, call(time.sleep, 0)),
+        lambda: engine.wait(engine.submit(0, call(time.sleep, 0))),
+    ):
+        engine.submit(0, call(fail, ValueError("lost")), detached=True)
+        with pytest.raises(ValueError, match="lost"):
+            later()
+        assert not engine._submitting
+        engine.run(0, call(time.sleep, 0))
+
+
+def test_waiting_helps(make):
+    engine, where = make(), []
+    engine.run(0, call(lambda: where.append(threading.get_ident())))
+    assert where == [threading.get_ident()]
+    engine.run(0, call(lambda: where.append(threading.get_ident())), by=By.WORKERS)
+    assert where[1] != where[0]
+
+
+def test_cancel(make):
+    engine, go, seen = make(), threading.Event(), []
+    first = engine.submit(0, call(go.wait, 20), by=By.WORKERS)
+    second = engine.submit(0, call(seen.append, "cancelled"))
+    third = engine.submit(0, call(seen.append, "kept"))
+    time.sleep(0.02)
+    threading.Timer(0.05, go.set).start()
+    engine.cancel([first, second])
+    assert go.is_set()  # What had started was waited for.
+    engine.wait(third)
+    assert seen == ["kept"]
+    engine.cancel([])
+    engine.cancel([first, 12345])
+
+
+def test_the_queue_is_bounded(make):
+    engine, running = make(1, capacity=3), []
+    for i in range(20):
+        engine.submit(i % 2, call(lambda: (time.sleep(0.002), running.append(1))), detached=True)
+        assert i + 1 - len(running) <= 4
+    engine.wait_lane(0)
+    engine.wait_lane(1)
+    assert len(running) == 20
+
+
+def test_close(make):
+    engine, seen = make(), []
+    engine.submit(0, call(time.sleep, 0.05))
+    engine.submit(0, call(seen.append, "pull"))
+    engine.submit(0, call(seen.append, "push"), detached=True)
+    engine.close()
+    assert seen == ["push"]
+    with pytest.raises(RuntimeError, match="has been closed"):
+        engine.submit(0, call(seen.append, 1))
+    engine.close()
+
+
+def test_tensors_live_as_long_as_their_jobs(make):
+    engine, gone = make(), []
+
+    class Kept:
+        def __del__(self):
+            gone.append(1)
+
+    go = threading.Event()
+    kept = call(go.wait, 20)
+    kept.keep = Kept()
+    engine.submit(0, kept, By.WORKERS)
+    del kept
+    for _ in range(3):
+        engine.run(1, call(time.sleep, 0))
+    assert not gone
+    go.set()
+    engine.wait_lane(0)
+    engine.run(1, call(time.sleep, 0))
+    engine.run(1, call(time.sleep, 0))
+    assert gone
+
+
+def test_a_fork_starts_anew(make):
+    engine = make()
+    engine.run(0, call(time.sleep, 0), by=By.WORKERS)
+    child = os.fork()
+    if child == 0:  # The child has no worker and must not wait for one.
+        code = 1
+        try:
+            seen = []
+            engine.run(0, call(seen.append, 1), by=By.WORKERS)
+            engine.close()
+            code = 0 if seen == [1] else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    engine.run(0, call(time.sleep, 0), by=By.WORKERS)
+
+
+def test_ctrl_c_ends_a_wait(make):
+    engine, go = make(), threading.Event()
+    ticket = engine.submit(0, call(go.wait, 20), by=By.WORKERS)
+    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+    start = time.perf_counter()
+    with pytest.raises(KeyboardInterrupt):
+        engine.wait(ticket)
+    assert time.perf_counter() - start < 5
+    go.set()
+    engine.wait(ticket)
+
+
+@pytest.mark.parametrize(
+    "native", [False, pytest.param(True, marks=pytest.mark.requires("native"))]
+)
+def test_python_ends_while_jobs_run(native):
+    program = f"""
+import time, torch, gas
+from gas import native
+if not {native}: native.C = None
+history = gas.History(100, 4, engine=gas.history.TransferEngine("concurrent"))
+lane = history.engine.new_lane()
+from gas.native.engine import By
+from gas.native.transfer import Job
+for _ in range(3):
+    history.engine.jobs.submit(lane, Job.calling(lambda: time.sleep(.2)), by=By.WORKERS)
+history.push(torch.ones(100, 4))
+history.start_pull(torch.arange(100))
+print("end")
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
+
+
+@pytest.mark.requires("native")
+def test_no_torn_rows():
+    """E4: rows of equal numbers are pushed and pulled by several threads at once."""
+    rows = torch.zeros(64, 300)
+    table, engine = Table(rows), Engine(2)
+    index = torch.randperm(64)
+    errors = []
+
+    def write(first):
+        for i in range(200):
+            x = torch.full((64, 300), float(first + i))
+            job = table.push(x, index) if i % 2 else table.push_ranges(x, [32, 0], [32, 32])
+            engine.submit(0, job, detached=True)
+
+    def read():
+        for _ in range(200):
+            out = torch.empty(64, 300)
+            engine.wait(engine.submit(0, table.pull(index, out)))
+            if not (out == out[:, :1]).all():
+                errors.append(out)
+
+    threads = [threading.Thread(target=write, args=(1000 * i,)) for i in range(2)]
+    threads += [threading.Thread(target=read) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    engine.wait_lane(0)
+    engine.close()
+    assert not errors

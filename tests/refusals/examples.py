@@ -1,0 +1,55 @@
+"""What the scripts of ``examples/`` refuse on their command lines."""
+
+import contextlib
+import io
+import runpy
+import sys
+
+import torch
+from conftest import ROOT
+
+
+def run(t, script, *options):
+    """The last line that the script writes."""
+    said = io.StringIO()
+    t.patch.setattr(sys, "argv", [script, *map(str, options)])
+    t.patch.chdir(t.path)
+    try:
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+            runpy.run_path(str(ROOT / "examples" / script), run_name="__main__")
+    except SystemExit as end:
+        if end.code == 2:  # argparse has said why.
+            raise SystemExit(said.getvalue().strip().split("\n")[-1]) from end
+        raise
+
+
+def as_file(t):
+    (t.path / "out").touch()
+    return t.path / "out"
+
+
+def real_targets(t):
+    torch.save({"x": torch.ones(4, 2), "y": torch.rand(4), "edge_index": torch.ones(2, 2).long()},
+               t.path / "g.pt")  # fmt: skip
+    return t.path / "g.pt"
+
+
+def other_model(t):
+    (t.path / "gat.yaml").write_text("model: gat\n")
+    return t.path / "gat.yaml"
+
+
+CASES = {
+    "train_gas.py --epochs 0": lambda t: run(t, "train_gas.py", "--epochs", 0),
+    "train_gas.py --device cuda, without one": lambda t: run(t, "train_gas.py", "--device", "cuda"),
+    "train_gas.py --out, a file": lambda t: run(t, "train_gas.py", "--out", as_file(t)),
+    "train_gas.py --dataset, unknown": lambda t: run(t, "train_gas.py", "--dataset", "coral"),
+    "train_gas.py --model, not that of --config": lambda t: run(
+        t, "train_gas.py", "--config", other_model(t), "--model", "gcn"
+    ),
+    "train_mh_aug.py --runs 0": lambda t: run(t, "train_mh_aug.py", "--runs", 0),
+    "train_mh_aug.py --dataset, real targets": lambda t: run(
+        t, "train_mh_aug.py", "--dataset", real_targets(t)
+    ),
+    "graphsaint_mh_aug.py --batches 0": lambda t: run(t, "graphsaint_mh_aug.py", "--batches", 0),
+}

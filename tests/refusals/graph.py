@@ -1,0 +1,120 @@
+"""Errors of ``gas.graph``: adjacencies, edges, parts."""
+
+import torch
+from torch_geometric.data import Data
+
+import gas
+from gas.graph.adjacency import Adjacency
+from gas.graph.layout import find_layout
+from refusals import HALVES, load, ring
+
+RING = ring().edge_index
+ROWPTR, COL = torch.tensor([0, 1, 2]), torch.tensor([0, 1])
+
+
+def metis(adj=RING, num_parts=2, **options):
+    return gas.metis(adj, num_parts, log=False, **options)
+
+
+def csr(rows=4, cols=4):
+    edges = torch.stack([torch.arange(rows), torch.arange(rows) % cols])
+    return torch.sparse_coo_tensor(edges, torch.ones(rows), (rows, cols)).to_sparse_csr()
+
+
+def no_cache(t):
+    (t.path / "file").touch()
+    t.patch.setenv("GAS_CACHE_DIR", str(t.path / "file"))
+    metis()
+
+
+def too_many_entries(t):
+    t.patch.setattr("gas.graph.adjacency.MOST", 2)
+    Adjacency(torch.tensor([0, 3]), torch.tensor([0, 1, 2]), num_cols=3)
+
+
+def too_many_in_a_batch(t):
+    t.patch.setattr("gas.graph.adjacency.MOST", 3)
+    list(load(layout="fused"))
+
+
+def kaminpar(t):
+    t.without_package("kaminpar")
+    metis(method="kaminpar")
+
+
+def without_torch_sparse(t):
+    t.patch.setattr("gas.graph.layout.WITH_TORCH_SPARSE", False)
+    find_layout("sparse_tensor")
+
+
+def permute(perm, data=None):
+    return gas.permute(data or ring(), perm, log=False)
+
+
+NOT_A_NUMBER = torch.tensor([[1.0], [float("nan")], [1.0], [1.0]])
+
+CASES = {
+    "gas.metis, an unknown method": lambda t: metis(method="scotch"),
+    "gas.metis, no parts": lambda t: metis(num_parts=0),
+    "gas.metis, half a part": lambda t: metis(num_parts=2.5),
+    "gas.metis, more parts than nodes": lambda t: metis(num_parts=5),
+    "gas.metis, kaminpar is missing": kaminpar,
+    "gas.metis, no room for the cache": no_cache,
+    "gas.metis, the Data instead of its edges": lambda t: metis(ring()),
+    "gas.metis, numpy's edges": lambda t: metis(RING.numpy()),
+    "gas.metis, a matrix that isn't square": lambda t: metis(csr(4, 3)),
+    "gas.metis, a matrix and another num_nodes": lambda t: metis(csr(), num_nodes=5),
+    "gas.metis, edges as real numbers": lambda t: metis(RING.float()),
+    "gas.metis, edges lying down": lambda t: metis(RING.t()),
+    "gas.metis, edges in one row": lambda t: metis(RING[0]),
+    "gas.metis, a negative node": lambda t: metis(RING - 1, num_nodes=4),
+    "gas.metis, a node too many": lambda t: metis(RING, num_nodes=3),
+    "gas.metis, num_nodes is negative": lambda t: metis(RING, num_nodes=-4),
+    "gas.permute, a list": lambda t: permute([0, 1, 2, 3]),
+    "gas.permute, for another graph": lambda t: permute(torch.arange(5)),
+    "gas.permute, a node twice": lambda t: permute(torch.tensor([0, 1, 1, 3])),
+    "gas.permute, no edges": lambda t: permute(torch.arange(4), Data(x=torch.ones(4, 2))),
+    "gas.partition_report, parts as a list": lambda t: gas.partition_report(ring(), [0, 4]),
+    "gas.partition_report, parts of another graph": lambda t: gas.partition_report(
+        ring(), torch.tensor([0, 2, 5])
+    ),
+    "gas.partition_report, parts that fall": lambda t: gas.partition_report(
+        ring(), torch.tensor([0, 3, 2, 4])
+    ),
+    "SubgraphLoader, features of other nodes, edge_index": lambda t: load(
+        ring(x=torch.ones(5, 2), y=None, num_nodes=4)
+    ),
+    "SubgraphLoader, features of other nodes, adj_t": lambda t: load(
+        ring(x=torch.ones(5, 2), edge_index=None, adj_t=csr())
+    ),
+    "SubgraphLoader, a mask of other nodes": lambda t: load(
+        ring(train_mask=torch.ones(3, dtype=torch.bool))
+    ),
+    "SubgraphLoader, weights of other edges": lambda t: load(ring(edge_weight=torch.ones(3))),
+    "SubgraphLoader, edge_index and adj_t differ": lambda t: load(ring(adj_t=csr())),
+    "SubgraphLoader, features that are NaN": lambda t: load(ring(x=NOT_A_NUMBER), check=True),
+    "SubgraphLoader, an unknown layout": lambda t: load(layout="coo"),
+    "SubgraphLoader, torch-sparse is missing": without_torch_sparse,
+    "SubgraphLoader, parts of another graph": lambda t: load(ptr=HALVES + 1),
+    "Adjacency, too many entries": too_many_entries,
+    "Adjacency, too many entries, cut by a loader": too_many_in_a_batch,
+    "Adjacency, rows that aren't integers": lambda t: Adjacency(ROWPTR.float(), COL),
+    "Adjacency, rows on another device": lambda t: Adjacency(ROWPTR.to("meta"), COL),
+    "Adjacency, no rows at all": lambda t: Adjacency(ROWPTR[:0], COL),
+    "Adjacency, rows that don't reach the end": lambda t: Adjacency(ROWPTR[:2], COL),
+    "Adjacency, a source too many": lambda t: Adjacency(ROWPTR, COL + 1),
+    "Adjacency, complex values": lambda t: Adjacency(ROWPTR, COL, torch.ones(2) * 1j),
+    "Adjacency, values on another device": lambda t: Adjacency(
+        ROWPTR, COL, torch.ones(2, device="meta")
+    ),
+    "Adjacency.to, integers": lambda t: Adjacency(ROWPTR, COL).to(torch.int32),
+    "Adjacency, values of other edges": lambda t: Adjacency(
+        torch.tensor([0, 1]), torch.tensor([0]), torch.ones(2)
+    ),
+    "Adjacency.of, no adjacency": lambda t: Adjacency.of("edges"),
+    "gas.drop_edges, an edge_index": lambda t: gas.drop_edges(RING, 0.5),
+    "gas.drop_edges, every edge": lambda t: gas.drop_edges(csr(), 1.0),
+    "gas.drop_edges, a matrix in coordinates": lambda t: gas.drop_edges(
+        torch.eye(4).to_sparse(), 0.5
+    ),
+}

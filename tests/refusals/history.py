@@ -1,0 +1,169 @@
+"""Errors of ``gas.history``: what can't be stored, where there is no room, and files."""
+
+import copy
+import errno
+import os
+import pickle
+
+import torch
+
+import gas
+from gas.history import memory, store
+from refusals import Model, raising
+
+ids = torch.tensor
+ROWS = torch.ones(2, 3)
+
+
+def history(**options):
+    return gas.History(4, 3, **options)
+
+
+def push(x=ROWS, *args, **where):
+    history().push(x, *args, **where)
+
+
+def closed(use):
+    table = history()
+    table.close()
+    use(table)
+
+
+def in_file(t, rows=4, **options):
+    return gas.History(rows, 3, store="disk", path=t.path / "h", **options)
+
+
+def after(t, change, **options):
+    """Opens a file again once something has happened to it."""
+    in_file(t).close()
+    change(t.path / "h")
+    in_file(t, **options)
+
+
+def in_use(t):
+    first = in_file(t)
+    try:
+        in_file(t)
+    finally:
+        first.close()
+
+
+def below_a_file(t):
+    (t.path / "file").touch()
+    gas.History(4, 3, store="disk", path=t.path / "file" / "h")
+
+
+def folder(t):
+    (t.path / "h").mkdir()
+    in_file(t)
+
+
+def full_disk(t):
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    t.patch.setattr("os.posix_fallocate", raising(full), raising=False)
+    in_file(t)
+
+
+def no_memory(t, use):
+    t.patch.setattr("gas.history.tiers.free_memory", lambda *_: 10)
+    t.patch.setattr("gas.history.memory.free_memory", lambda *_: 10)
+    t.patch.setattr("gas.history.tiers.free_disk", lambda *_: 10)
+    t.patch.setattr("gas.history.memory.free_disk", lambda *_: 10)
+    use()
+
+
+def windows(t):
+    t.patch.setattr("gas.history.disk.fcntl", None)
+    t.patch.setattr("platform.system", lambda: "Windows")
+    in_file(t)
+
+
+class ListStore(store.Store):
+    """A store of the user's own, without clone()."""
+
+    def read(self, index, out):
+        out.zero_()
+
+    def write(self, index, rows):
+        pass
+
+
+def failing_write(t):
+    table = history(store=lambda *size: ListStore(*size))
+    t.patch.setattr(ListStore, "write", raising(OSError("the disk is gone")))
+    table.push(ROWS, ids([0, 1]))
+    table.wait()
+
+
+def cancelled():
+    pull = Model().histories[0].start_pull(ids([0]))
+    pull.cancel()
+    pull.wait()
+
+
+def copied(t):
+    with in_file(t).store as file:
+        pickle.dumps(file)
+
+
+CASES = {
+    "gas.History, a negative size": lambda t: gas.History(-1, 3),
+    "gas.History, no whole width": lambda t: gas.History(4, 2.5),
+    "gas.History, an unknown type": lambda t: history(dtype="int4"),
+    "gas.History, an unknown store": lambda t: history(store="tape"),
+    "gas.History, pinned without a GPU": lambda t: history(store="pinned"),
+    "gas.History, a disk on a system without POSIX": windows,
+    "gas.History, a path for memory": lambda t: history(path="h"),
+    "gas.History, a function that makes another store": lambda t: history(
+        store=lambda rows, columns, dtype: store.MemoryStore(1, columns, dtype)
+    ),
+    "gas.History, no memory": lambda t: no_memory(t, history),
+    "gas.History, auto, neither memory nor disk": lambda t: no_memory(
+        t, lambda: history(store="auto")
+    ),
+    "gas.History, no room for a file": full_disk,
+    "gas.History, a folder that can't be made": below_a_file,
+    "gas.History, a path that is a folder": folder,
+    "gas.History, a file in use": in_use,
+    "gas.History, a file of something else": lambda t: after(
+        t, lambda path: path.write_text("letters")
+    ),
+    "gas.History, a file of more nodes": lambda t: after(t, lambda path: None, rows=5),
+    "gas.History, a file of another type": lambda t: after(t, lambda path: None, dtype=torch.int8),
+    "gas.History, a file cut off": lambda t: after(t, lambda path: os.truncate(path, 4100)),
+    "push, another width": lambda t: push(torch.ones(2, 4)),
+    "push, one row without a dimension": lambda t: push(torch.ones(3)),
+    "push, integers": lambda t: push(ROWS.long(), ids([0, 1])),
+    "push, not told which rows": lambda t: push(),
+    "push, ids of other rows": lambda t: push(ROWS, ids([0])),
+    "push, ids that aren't int64": lambda t: push(ROWS, ids([0.0, 1.0])),
+    "push, an id too many": lambda t: push(ROWS, ids([0, 4])),
+    "push, an offset without a count": lambda t: push(ROWS, offset=ids([0])),
+    "push, ranges of other rows": lambda t: push(ROWS, offset=ids([0]), count=ids([3])),
+    "push, a range outside": lambda t: push(ROWS, offset=ids([3]), count=ids([2])),
+    "push, ranges and ids of other rows": lambda t: push(
+        ROWS, ids([0]), offset=ids([0]), count=ids([2])
+    ),
+    "push, ranges and ids that disagree": lambda t: push(
+        ROWS, ids([1, 2]), offset=ids([0]), count=ids([2])
+    ),
+    "push, a store that fails": failing_write,
+    "pull, an id too many": lambda t: history().pull(ids([4])),
+    "pull, ids that aren't int64": lambda t: history().pull(ids([True])),
+    "pull, rows that nobody pushed": lambda t: history().pull(ids([0, 1])),
+    "pull, closed": lambda t: closed(lambda h: h.pull(ids([0]))),
+    "push, closed": lambda t: closed(lambda h: h.push(ROWS, ids([0, 1]))),
+    "emb, closed": lambda t: closed(lambda h: h.emb),
+    "a pull that was taken back": lambda t: cancelled(),
+    "a copy of a store of one's own": lambda t: copy.deepcopy(
+        history(store=lambda *size: ListStore(*size))
+    ),
+    "pickle, a history on disk": lambda t: pickle.dumps(in_file(t)),
+    "TableStore, a transposed table": lambda t: store.TableStore(torch.ones(2, 3).t()),
+    "check_fits, histories beyond memory": lambda t: no_memory(t, lambda: memory.check_fits(2**40)),
+    "check_fits_disk, histories beyond the disk": lambda t: no_memory(
+        t, lambda: memory.check_fits_disk(2**40, t.path)
+    ),
+    "model.io, an unknown mode": lambda t: Model(io="parallel"),
+    "model.io = 'none'": lambda t: Model(io="none"),
+}

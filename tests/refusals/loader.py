@@ -1,0 +1,41 @@
+"""Errors of ``gas.loader``."""
+
+import gas
+from gas.augment import DropEdge
+from refusals import HALVES, load, ring
+
+
+def evaluation(**options):
+    return gas.EvalSubgraphLoader(ring(), HALVES, log=False, **options)
+
+
+def augmented(**options):
+    return load(epoch_transform=DropEdge(ring(), 0.5), **options)
+
+
+def changed(key, **options):
+    data = ring()
+    loader = load(data, **options)
+    data[key] += 1
+    next(iter(loader))
+
+
+CASES = {
+    "SubgraphLoader, no parts in a batch": lambda t: load(batch_size=0),
+    "SubgraphLoader, half a part in a batch": lambda t: load(batch_size=1.5),
+    "SubgraphLoader, views and workers that stay": lambda t: augmented(
+        num_workers=1, persistent_workers=True
+    ),
+    "SubgraphLoader, kept batches that are shuffled": lambda t: list(
+        load(batch_size=2, shuffle=True, cache=True)
+    ),
+    "SubgraphLoader.cut, no parts": lambda t: load().cut([]),
+    "SubgraphLoader.cut, a part twice": lambda t: load().cut([1, 1]),
+    "SubgraphLoader.cut, a part too many": lambda t: load().cut([2]),
+    "SubgraphLoader, edges changed afterwards": lambda t: changed("edge_index"),
+    "SubgraphLoader, features changed, with workers that stay": lambda t: changed(
+        "x", num_workers=1, persistent_workers=True
+    ),
+    "EvalSubgraphLoader, shuffled": lambda t: evaluation(shuffle=True),
+    "EvalSubgraphLoader, no parts in a batch": lambda t: evaluation(batch_size=0),
+}

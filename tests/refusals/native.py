@@ -1,0 +1,105 @@
+"""Errors of ``gas.native``, native ones and those of the twins."""
+
+import importlib
+from types import SimpleNamespace
+
+import torch
+
+from gas import native
+from gas.native import openmp
+from gas.native.engine import By, Engine
+from gas.native.graph import Relabeler, coo_to_csr, relabel_one_hop
+from gas.native.rows import gather_rows
+from gas.native.transfer import Job, Table
+from refusals import raising
+
+ids = torch.tensor
+THREE = torch.zeros(3, 2)
+
+
+def importing(t, module=None, error=None):
+    t.patch.setattr(importlib, "import_module", raising(error) if error else lambda _: module)
+    native._load()
+
+
+def twin(t, function):
+    t.without_extension()
+    return function()
+
+
+def closed_engine(t, use, extension=True):
+    if not extension:
+        t.without_extension()
+    engine = Engine(0)
+    engine.close()
+    use(engine)
+
+
+def failing_job(t, extension=True):
+    if not extension:
+        t.without_extension()
+    engine = Engine(0)
+    engine.submit(0, Job.calling(raising(OSError("the disk is gone"))), detached=True)
+    engine.wait_lane(0)
+
+
+def failing_pull(t):
+    t.without_extension()
+    Engine(0).run(0, Job.calling(raising(OSError("the disk is gone"))))
+
+
+def table(**options):
+    return Table(torch.zeros(4, 2), **options)
+
+
+ROWPTR, COL = ids([0, 1, 2]), ids([1, 0])
+
+CASES = {
+    "import gas, never built": lambda t: importing(t, error=ModuleNotFoundError("gas._C")),
+    "import gas, built for another system": lambda t: importing(t, error=ImportError("no GLIBC")),
+    "import gas, built from other sources": lambda t: importing(
+        t, SimpleNamespace(__file__="_C.so", INTERFACE=0)
+    ),
+    "import gas, a second OpenMP runtime": lambda t: openmp.warn_of_second(
+        {"libgomp.so.1"}, {"libgomp.so.1", "libomp.so"}
+    ),
+    "coo_to_csr, rows that aren't int64": lambda t: coo_to_csr(ids([0.0]), ids([0]), 1),
+    "coo_to_csr, a list": lambda t: coo_to_csr([0], ids([0]), 1),
+    "coo_to_csr, other numbers of rows and columns": lambda t: coo_to_csr(ids([0, 0]), ids([0]), 1),
+    "coo_to_csr, a row too many": lambda t: coo_to_csr(ids([0, 2]), ids([0, 0]), 2),
+    "coo_to_csr without extension, a row too many": lambda t: twin(
+        t, lambda: coo_to_csr(ids([0, 2]), ids([0, 0]), 2)
+    ),
+    "Relabeler, rowptr that falls": lambda t: Relabeler(ids([0, 2, 1, 2]), COL),
+    "Relabeler, rowptr of no nodes at all": lambda t: Relabeler(ids([], dtype=torch.long), COL),
+    "Relabeler, a column too many": lambda t: Relabeler(ROWPTR, ids([1, 5])),
+    "Relabeler, weights of other edges": lambda t: Relabeler(ROWPTR, COL, weight=torch.ones(3)),
+    "Relabeler, ids of other edges": lambda t: Relabeler(ROWPTR, COL, ids([7])),
+    "relabel_one_hop, a node twice": lambda t: relabel_one_hop(ROWPTR, COL, ids([1, 1])),
+    "relabel_one_hop, a node outside": lambda t: relabel_one_hop(ROWPTR, COL, ids([2])),
+    "relabel_one_hop without extension, a node twice": lambda t: twin(
+        t, lambda: relabel_one_hop(ROWPTR, COL, ids([1, 1]))
+    ),
+    "relabel_one_hop without extension, a node outside": lambda t: twin(
+        t, lambda: relabel_one_hop(ROWPTR, COL, ids([2]))
+    ),
+    "gather_rows, into another shape": lambda t: gather_rows(THREE, ids([0]), torch.zeros(2, 2)),
+    "gather_rows, a row outside": lambda t: gather_rows(THREE, ids([0, 3])),
+    "gather_rows, a negative row": lambda t: gather_rows(THREE, ids([-1])),
+    "gather_rows without extension, a row outside": lambda t: twin(
+        t, lambda: gather_rows(THREE, ids([3]))
+    ),
+    "Table.pull, into another shape": lambda t: table().pull(ids([0]), torch.zeros(1, 3)),
+    "Table.pull, a row outside": lambda t: table().pull(ids([4]), torch.zeros(1, 2)).run(),
+    "Table.push, another type": lambda t: table().push(torch.zeros(1, 2).double(), ids([0])),
+    "Table.push, a row outside": lambda t: table().push(torch.zeros(1, 2), ids([-1])).run(),
+    "Table.push_ranges, a range outside": lambda t: table().push_ranges(THREE, [2], [3]),
+    "Engine.submit, closed": lambda t: closed_engine(t, lambda e: e.submit(0, Job.calling(print))),
+    "Engine.submit without extension, closed": lambda t: closed_engine(
+        t, lambda e: e.submit(0, Job.calling(print), By.ANYONE), extension=False
+    ),
+    "Engine.wait, closed": lambda t: closed_engine(t, lambda e: e.wait(1)),
+    "a push that failed, at the next wait": failing_job,
+    "a push that failed without extension, at the next wait": lambda t: failing_job(t, False),
+    "a pull that failed without extension": failing_pull,
+}

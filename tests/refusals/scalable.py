@@ -1,0 +1,207 @@
+"""Errors of ``gas.scalable``: calls of a model, and what its forward does."""
+
+import threading
+
+import torch
+import torch_geometric.nn as pyg
+from torch.utils.checkpoint import checkpoint
+
+import gas
+from gas.augment import DropEdge
+from refusals import HALVES, Model, first_batch, load, ring
+
+X = torch.ones(4, 2)
+
+
+def call(model=None, batch=None, **changes):
+    """Calls a model on a mini-batch, with other arguments than the loader's."""
+    batch = first_batch() if batch is None else batch
+    given = dict(
+        x=batch.data.x, adj_t=batch.data.get("adj_t"), batch_size=batch.batch_size, n_id=batch.n_id,
+        offset=batch.offset, count=batch.count,
+    )  # fmt: skip
+    return (Model() if model is None else model)(**{**given, **changes})
+
+
+def twice(model, h, *args):
+    model.push_and_pull(model.histories[0], h, *args)
+    return model.push_and_pull(model.histories[0], h, *args)
+
+
+def never(model, h, *args):
+    return h
+
+
+def untold(model, h, *args):
+    return model.push_and_pull(model.histories[0], h)
+
+
+def doubled(model, h, *args):
+    return model.push_and_pull(model.histories[0], torch.cat([h, h], dim=1), *args)
+
+
+def checkpointed(model, h, *args):
+    def block(h):
+        return model.push_and_pull(model.histories[0], h, *args) ** 2
+
+    return checkpoint(block, h, use_reentrant=False)
+
+
+def rows(model, h, *args):
+    return model.push_and_pull(model.histories[0], h, *args, rows=True)
+
+
+def rows_to_pytorch(model, h, *args):
+    return torch.relu(rows(model, h, *args))
+
+
+def too_late():
+    kept = []
+
+    def keep(model, h, *args):
+        kept.append(rows(model, h, *args))
+        return h
+
+    model = Model(push=keep, io="serial")
+    model.histories[0].push(torch.ones(4, 2))
+    call(model)  # A first call copies: forward may yet turn out wrong.
+    call(model)
+    model.histories[0].push(torch.zeros(4, 2))
+    kept[1].tensor()
+
+
+def forgetful(times):
+    """A model that pushes in its first calls alone."""
+    calls = iter(range(times + 1))
+
+    def push(model, h, *args):
+        if next(calls, times) == times:
+            return h
+        return model.push_and_pull(model.histories[0], h, *args)
+
+    model = Model()
+    call(model)
+    model.push = push
+    return model
+
+
+def from_two_threads():
+    errors = []
+
+    def nested(model, h, *args):
+        def other():
+            try:
+                call(model)
+            except RuntimeError as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+        raise errors[0]
+
+    call(Model(push=nested))
+
+
+class WithLayer(gas.ScalableGNN):
+    """A model of one layer of PyG."""
+
+    def __init__(self, layer):
+        super().__init__(4, 2, 1)
+        self.layer = layer
+
+    def forward(self, x, adj_t, batch_size=None, *args):
+        if isinstance(self.layer, pyg.MessagePassing):
+            return self.layer(x, adj_t)[:batch_size]
+        return self.layer(x)[:batch_size]
+
+
+def layer(module, layout="edge_index"):
+    batch = first_batch(layout=layout)
+    adj = batch.data.get("adj_t", batch.data.get("edge_index"))
+    call(WithLayer(module), batch, adj_t=adj)
+
+
+class Halves(gas.ScalableGNN):
+    """A product in 16 bits."""
+
+    def forward(self, x, adj_t, *args):
+        raise RuntimeError("\"addmm_sparse_csr\" not implemented for 'Half'")
+
+
+def inference(loader, model=None):
+    return (Model() if model is None else model)(loader=loader)
+
+
+def evaluation(data=None, ptr=HALVES):
+    return gas.EvalSubgraphLoader(ring() if data is None else data, ptr, log=False)
+
+
+def larger():
+    node = torch.arange(6)
+    return ring(
+        x=torch.ones(6, 2), y=None, train_mask=None, edge_index=torch.stack([node, (node + 1) % 6])
+    )
+
+
+def with_views():
+    return first_batch(epoch_transform=DropEdge(ring()))
+
+
+CASES = {
+    "ScalableGNN, no nodes": lambda t: Model(num_nodes=0),
+    "ScalableGNN, a buffer of no rows": lambda t: Model(buffer_size=0),
+    "ScalableGNN, a width too many": lambda t: Model(hidden_channels=[2, 2]),
+    "ScalableGNN, two batches ahead": lambda t: Model(prefetch=2),
+    "for_graph, no nodes": lambda t: Model().for_graph(0),
+    "call, batch_size without n_id": lambda t: call(n_id=None),
+    "call, batch_size above n_id": lambda t: call(batch_size=9),
+    "call, fill on a mini-batch": lambda t: call(fill=True),
+    "call, a batch of a larger graph": lambda t: call(
+        batch=first_batch(larger(), torch.tensor([0, 3, 6]))
+    ),
+    "call, features of the own rows alone": lambda t: call(x=X[:2]),
+    "call, fill with features of other nodes": lambda t: Model()(
+        X[:3], ring().edge_index, fill=True
+    ),
+    "call, a halo above buffer_size": lambda t: call(Model(buffer_size=1)),
+    "call, before any history was filled": lambda t: call(Model(io="serial")),
+    "call, a loader and features": lambda t: Model()(X, loader=evaluation()),
+    "call, from two threads": lambda t: from_two_threads(),
+    "call, 16 bits with csr": lambda t: call(Halves(4, 2, 1)),
+    "forward, the same history twice": lambda t: call(Model(push=twice)),
+    "forward, no push_and_pull": lambda t: call(Model(push=never)),
+    "forward, push_and_pull without *args": lambda t: call(Model(push=untold)),
+    "forward, another width than the history's": lambda t: call(Model(push=doubled)),
+    "forward, checkpointed": lambda t: call(Model(push=checkpointed)).sum().backward(),
+    "a layer that normalises by degrees": lambda t: layer(pyg.GCNConv(2, 2)),
+    "a layer of several hops": lambda t: layer(pyg.APPNP(3, 0.1, normalize=False)),
+    "a layer that propagates at once, SGConv": lambda t: layer(pyg.SGConv(2, 2)),
+    "a layer that needs the Laplacian": lambda t: layer(pyg.ChebConv(2, 2, 2)),
+    "a norm of the whole graph": lambda t: layer(pyg.PairNorm()),
+    "inference, a loader of another graph": lambda t: inference(
+        evaluation(larger(), torch.tensor([0, 3, 6]))
+    ),
+    "inference, a loader of some nodes": lambda t: inference([first_batch()]),
+    "inference, a loader that is spent": lambda t: inference(iter(evaluation())),
+    "inference, no push_and_pull": lambda t: inference(evaluation(), Model(push=never)),
+    "inference, no push_and_pull since the last call": lambda t: inference(
+        evaluation(), forgetful(0)
+    ),
+    "inference, no push_and_pull in the last sweep": lambda t: inference(
+        evaluation(), forgetful(2)
+    ),
+    "views, an unknown bank": lambda t: Model().views(with_views(), "both"),
+    "views, a batch without": lambda t: Model().views(first_batch()),
+    "PrefetchLoader, a halo above buffer_size": lambda t: list(
+        gas.PrefetchLoader(load(), Model(buffer_size=1, prefetch=1))
+    ),
+    "push_and_pull, rows=True, given to PyTorch": lambda t: call(Model(push=rows_to_pytorch)),
+    "push_and_pull, rows=True, a method of tensors": lambda t: call(
+        Model(push=lambda model, h, *args: rows(model, h, *args).relu())
+    ),
+    "push_and_pull, rows=True, an operation": lambda t: call(
+        Model(push=lambda model, h, *args: rows(model, h, *args) + 1)
+    ),
+    "push_and_pull, rows=True, read after another push": lambda t: too_late(),
+}

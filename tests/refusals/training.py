@@ -1,0 +1,108 @@
+"""Errors of ``gas.training``."""
+
+import torch
+
+from gas import models
+from gas.augment import DropEdge
+from gas.training import (
+    Experiment,
+    FullBatch,
+    Settings,
+    fit,
+    plan_micro_batches,
+    score,
+    train_epoch,
+)
+from gas.training.report import EventWriter
+from refusals import load, ring
+
+ARCHITECTURE = {"num_layers": 2, "hidden_channels": 2}
+
+
+def gcn():
+    return models.GraphSAGE(
+        num_nodes=4, in_channels=2, hidden_channels=2, out_channels=2, num_layers=2
+    )
+
+
+def train(loader=None, **options):
+    model = gcn()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    return train_epoch(model, load() if loader is None else loader, optimizer, **options)
+
+
+def full_batch():
+    whole = FullBatch(ring())
+    whole.data.x.add_(1)
+    whole(gcn())
+
+
+def with_views():
+    return load(epoch_transform=DropEdge(ring()))
+
+
+def file(t, text):
+    (t.path / "s.yaml").write_text(text)
+    return Settings.load(t.path / "s.yaml")
+
+
+def experiment(data=None, model="sage", settings=None, **options):
+    data = data or ring(val_mask=ring().train_mask, test_mask=ring().train_mask)
+    return Experiment(
+        data, 2, model, settings or Settings(ARCHITECTURE, num_parts=2), log=False, **options
+    )
+
+
+def without(t, package, use):
+    t.without_package(package)
+    use()
+
+
+SEVERAL = torch.ones(4, 3, dtype=torch.bool)
+
+CASES = {
+    "score, an unknown metric": lambda t: score("f2", torch.ones(4, 2), torch.zeros(4)),
+    "score, roc_auc of three classes": lambda t: score("roc_auc", torch.ones(4, 3), torch.zeros(4)),
+    "score, roc_auc of class 2": lambda t: score("roc_auc", torch.ones(4), torch.full((4,), 2.0)),
+    "train_epoch, no micro-batches": lambda t: train(micro_batches=0),
+    "train_epoch, views and dropped edges": lambda t: train(with_views(), edge_dropout=0.5),
+    "train_epoch, every edge dropped": lambda t: train(edge_dropout=1.0),
+    "train_epoch, scale_loss and a generator": lambda t: train(iter(load()), scale_loss=True),
+    "train_epoch, an unknown bank": lambda t: train(with_views(), bank="both"),
+    "FullBatch, a tensor changed in place": lambda t: full_batch(),
+    "fit, no patience": lambda t: fit(gcn(), ring(), train, None, 1, patience=0),
+    "plan_micro_batches, no budget": lambda t: plan_micro_batches(gcn(), load(), 0),
+    "plan_micro_batches, one part is too much": lambda t: plan_micro_batches(gcn(), load(), 100),
+    "Settings, no parts": lambda t: Settings(num_parts=0),
+    "Settings, half an epoch": lambda t: Settings(epochs=1.5),
+    "Settings, a negative rate": lambda t: Settings(lr=-0.1),
+    "Settings, a rate as text": lambda t: Settings(lr="5e-4"),
+    "Settings, every edge dropped": lambda t: Settings(edge_dropout=1.0),
+    "Settings, an unknown metric": lambda t: Settings(metric="f2"),
+    "Settings.load, no settings": lambda t: file(t, "- 1"),
+    "Settings.load, an unknown setting": lambda t: file(t, "learning_rate: 0.1"),
+    "Settings.load, a rate as text": lambda t: file(t, "lr: 5e-4"),
+    "Settings.load, not YAML": lambda t: file(t, "lr: [0.1"),
+    "Settings.load, no file": lambda t: Settings.load(t.path / "s.yaml"),
+    "Settings.load, pyyaml is missing": lambda t: without(t, "yaml", lambda: file(t, "lr: 0.1")),
+    "EventWriter, tensorboard is missing": lambda t: without(
+        t, "torch.utils.tensorboard", lambda: EventWriter(t.path)
+    ),
+    "Experiment, an unknown model": lambda t: experiment(model="gnn"),
+    "Experiment, an unknown evaluation": lambda t: experiment(evaluation="sampled"),
+    "Experiment, histories in full batch": lambda t: experiment(full_batch=True, refresh="full"),
+    "Experiment, several labels that aren't 0 and 1": lambda t: experiment(
+        ring(y=torch.full((4, 2), 3))
+    ),
+    "Experiment, inductive on several splits": lambda t: experiment(
+        ring(train_mask=SEVERAL, val_mask=SEVERAL, test_mask=SEVERAL), inductive=True
+    ),
+    "Experiment, augment in full batch": lambda t: experiment(full_batch=True, augment=DropEdge),
+    "Experiment, augment inductively": lambda t: experiment(inductive=True, augment=DropEdge),
+    "Experiment, augment for several labels": lambda t: experiment(
+        ring(y=torch.ones(4, 2).long()), augment=DropEdge
+    ),
+    "Experiment, augment and dropped edges": lambda t: experiment(
+        settings=Settings(ARCHITECTURE, num_parts=2, edge_dropout=0.5), augment=DropEdge
+    ),
+}

@@ -1,0 +1,151 @@
+import gc
+import threading
+
+import pytest
+import torch
+from conftest import clustered_graph
+from user_models import SAGE
+
+import gas
+
+
+@pytest.fixture
+def graph():
+    return clustered_graph(10, num_nodes=200, num_edges=1200)
+
+
+def make_model(graph, **kwargs):
+    torch.manual_seed(0)
+    model = SAGE(200, 5, 3, **kwargs)
+    with torch.no_grad():
+        model(graph[0].x, graph[0].edge_index, fill=True)
+    return model.eval()
+
+
+@pytest.fixture(autouse=True, params=["thread", "inline"])
+def _beside(request, monkeypatch):
+    """Batches are prepared by a thread where cores are idle."""
+    monkeypatch.setattr("gas.scalable.prefetch.has_idle_cores", lambda: request.param == "thread")
+
+
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_the_batches_of_the_loader_in_its_order(graph, prefetch):
+    model = make_model(graph, prefetch=prefetch)
+    loader = gas.SubgraphLoader(*graph, batch_size=3, shuffle=True, log=False)
+    prefetching = gas.PrefetchLoader(loader, model)
+    assert len(prefetching) == len(loader) == 4
+    assert "PrefetchLoader(SubgraphLoader" in repr(prefetching)
+    for _ in range(2):
+        state = torch.get_rng_state()
+        expected = list(loader)
+        after = torch.get_rng_state()
+        torch.set_rng_state(state)
+        found = list(prefetching)
+        assert torch.equal(torch.get_rng_state(), after)
+        for mine, other in zip(found, expected, strict=True):
+            assert torch.equal(mine.n_id, other.n_id)
+            assert torch.equal(mine.data.x, other.data.x)
+            assert torch.equal(mine.data.adj_t.values(), other.data.adj_t.values())
+
+
+def test_prefetched_rows_are_those_before_the_last_batch(graph):
+    """prefetch=1: a batch sees all pushes but those of the batch before it."""
+    loader = gas.SubgraphLoader(*graph, batch_size=2, log=False)
+    seen = []
+
+    class Recording(gas.ScalableGNN):
+        def forward(self, x, adj_t, batch_size, n_id, *args):
+            step = float(len(seen) + 1)
+            x = x.new_full((batch_size, 1), step)
+            x = self.push_and_pull(self.histories[0], x, batch_size, n_id, *args)
+            seen.append((n_id, x[batch_size:, 0]))
+            return x
+
+    for prefetch in (0, 1):
+        for _ in range(2):
+            seen.clear()
+            model = Recording(200, 1, 2, prefetch=prefetch)
+            model.histories[0].push(torch.zeros(200, 1))
+            batches = list(loader)
+            for batch, *args in gas.PrefetchLoader(loader, model):
+                model(batch.x, batch.adj_t, *args)
+            table = torch.zeros(len(batches) + 1, 200)  # After so many steps.
+            for step, batch in enumerate(batches):
+                table[step + 1] = table[step]
+                table[step + 1, batch.n_id[: batch.batch_size]] = step + 1.0
+            for step, (n_id, rows) in enumerate(seen):
+                sees = max(step - prefetch, 0)
+                halo = n_id[batches[step].batch_size :]
+                assert torch.equal(rows, table[sees, halo])
+
+
+@pytest.mark.parametrize("io", ["serial", "concurrent"])
+@pytest.mark.parametrize("store", ["host", "disk"])
+@pytest.mark.parametrize("pool_size", [None, 1, 2])
+def test_started_pulls_do_not_see_later_pushes(graph, pool_size, store, io):
+    seen = []
+
+    class Recording(gas.ScalableGNN):
+        def forward(self, x, adj_t, batch_size, *args):
+            for history in self.histories:
+                out = self.push_and_pull(history, x[:, :2], batch_size, *args)
+                seen.append(out[batch_size:].clone())
+            return x
+
+    model = Recording(200, 2, 5, pool_size=pool_size, store=store, io=io)
+    for number, history in enumerate(model.histories):
+        history.push(torch.full((200, 2), float(number)))
+    batch = next(iter(gas.SubgraphLoader(*graph, batch_size=3, log=False)))
+    model.start_pulls(batch)
+    for history in model.histories:
+        history.push(torch.full((200, 2), -1.0))
+    model(batch.data.x, batch.data.adj_t, *batch[1:])
+    for number, rows in enumerate(seen):
+        assert rows.numel() > 0
+        assert (rows == number).all()
+    model.close()
+
+
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_nothing_crosses_an_epoch(graph, prefetch):
+    model = make_model(graph, prefetch=prefetch)
+    loader = gas.PrefetchLoader(gas.SubgraphLoader(*graph, batch_size=3, log=False), model)
+    before = threading.active_count()
+    for batch, *args in loader:
+        model(batch.x, batch.adj_t, *args)
+    assert not model._ahead
+    for batch, *args in loader:
+        model(batch.x, batch.adj_t, *args)
+        break
+    gc.collect()
+    assert not model._ahead
+    assert threading.active_count() == before
+
+
+def test_sweeps_converge_with_prefetching(graph):
+    """E2: one more sweep at most, because rows are one step older."""
+    data, ptr = graph
+    model = make_model(graph, prefetch=1)
+    expected = model(data.x, data.edge_index).detach()
+    for history in model.histories:
+        history.push(torch.zeros_like(history.emb))
+    loader = gas.SubgraphLoader(data, ptr, batch_size=3, shuffle=True, log=False)
+    for _ in range(2 * model.num_layers):
+        out = torch.zeros_like(expected)
+        for batch, *args in gas.PrefetchLoader(loader, model):
+            out[args[1][: args[0]]] = model(batch.x, batch.adj_t, *args).detach()
+    assert float((out - expected).abs().max() / expected.abs().max()) < 1e-5
+
+
+def test_errors_of_the_loader_arrive(graph):
+    model = make_model(graph, prefetch=1)
+
+    def broken():
+        yield from list(gas.SubgraphLoader(*graph, batch_size=3, log=False))[:2]
+        raise RuntimeError("the graph is gone")
+
+    batches = iter(gas.PrefetchLoader(broken(), model))
+    next(batches)
+    with pytest.raises(RuntimeError, match="the graph is gone"):
+        list(batches)
+    assert list(gas.PrefetchLoader([], model)) == []
