@@ -40,7 +40,8 @@ cpp-test: install
 	    $$cmake -S . -B $$dir -DGAS_BUILD_MODULE=OFF -DGAS_BUILD_TESTS=ON -DGAS_WITH_CUDA=OFF \
 	        -DGAS_SANITIZE=$$sanitizer $${sanitizer:+-DCMAKE_CXX_FLAGS_RELEASE=-O1} && \
 	    $$cmake --build $$dir --parallel $(CORES) && \
-	    MALLOC_PERTURB_=128 $(BIN)/ctest --test-dir $$dir --output-on-failure --parallel $(CORES) || exit 1; \
+	    MALLOC_PERTURB_=128 GLIBC_TUNABLES=glibc.malloc.tcache_count=0 \
+	        $(BIN)/ctest --test-dir $$dir --output-on-failure --parallel $(CORES) || exit 1; \
 	done
 
 install: $(VENV)/installed

@@ -17,7 +17,10 @@ import os
 if "PYTEST_XDIST_WORKER" in os.environ:  # Before torch is loaded; programs under test inherit it.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # The other process has the other core.
-os.environ.setdefault("MALLOC_PERTURB_", "128")  # Programs under test: bytes of 0x7f.
+# In programs under test: bytes of 0x7f. There and in the processes of xdist: also small pieces of
+# memory, which malloc's caches of threads would give back as they were.
+os.environ.setdefault("MALLOC_PERTURB_", "128")
+os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0")
 
 import contextlib
 import ctypes
