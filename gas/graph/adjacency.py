@@ -28,9 +28,15 @@ def _(rowptr: Tensor, col: Tensor, num_cols: int, kept: int) -> tuple[Tensor, Te
     return rowptr.new_empty(num_cols + 1), torch.empty_like(col), torch.empty_like(col)
 
 
-@contextlib.contextmanager
-def _lasting() -> Iterator[None]:
+def _lasting() -> contextlib.AbstractContextManager[None]:
     """Makes tensors of use to training, though it were in inference mode that they are needed."""
+    if torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
+        return _outside_inference()
+    return contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _outside_inference() -> Iterator[None]:
     grad = torch.is_grad_enabled()
     with torch.inference_mode(False), torch.set_grad_enabled(grad):
         yield

@@ -35,13 +35,17 @@ class SubData(NamedTuple):
     count: Tensor  # type: ignore[assignment]  # The field's name, and also a method of tuple.
 
     def to(self, device: torch.device | str, *names: str, non_blocking: bool = False) -> SubData:
-        """The batch with its graph on another device; the ids stay where the histories look.
+        """Itself, or a copy with its graph elsewhere; the ids stay where the histories look.
 
         Args:
             device: The device.
             *names: The attributes to move. (default: all, views included)
             non_blocking: Don't wait for copies from pinned memory. (default: ``False``)
         """
+        if not names and all(
+            tensor.device == torch.device(device) for tensor in tensors(self.data)
+        ):
+            return self
 
         def move(value: Any) -> Any:
             if isinstance(value, Data):  # It would move itself, and be another's.

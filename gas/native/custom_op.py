@@ -32,7 +32,7 @@ class CustomOp:
         self._kernel = kernel
         self._name = public or name
         self._op = torch.library.custom_op(name, kernel, mutates_args=())
-        self._function = self._make_function(None, self._refuse_backward)
+        self._make_functions(None, self._refuse_backward)
 
     def register_fake(self, fake: Callable[..., Any]) -> Callable[..., Any]:
         """See :func:`torch.library.register_fake`."""
@@ -43,23 +43,14 @@ class CustomOp:
     ) -> None:
         """See :func:`torch.library.register_autograd`."""
         self._op.register_autograd(backward, setup_context=setup_context)
-        self._function = self._make_function(setup_context, backward)
+        self._make_functions(setup_context, backward)
 
-    def _make_function(
+    def _make_functions(
         self, setup: Callable[..., None] | None, differentiate: Callable[..., Any]
-    ) -> type[torch.autograd.Function]:
+    ) -> None:
         kernel, call, name = self._kernel, self.__call__, self._name
 
-        class Function(torch.autograd.Function):
-            @staticmethod
-            def forward(*args: Any) -> Any:
-                return kernel(*args)
-
-            @staticmethod
-            def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-                if setup is not None:
-                    setup(ctx, inputs, output)
-
+        class Differentiable(torch.autograd.Function):
             @staticmethod
             def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
                 towards = differentiate(ctx, *grads)  # A list of them towards a sequence.
@@ -68,6 +59,24 @@ class CustomOp:
             @staticmethod
             def jvp(ctx: Any, *_: Any) -> Any:
                 raise _no_forward_mode(name)
+
+        class Function(Differentiable):
+            @staticmethod
+            def forward(ctx: Any, *args: Any) -> Any:
+                output = kernel(*args)
+                if setup is not None:
+                    setup(ctx, args, output)
+                return output
+
+        class Transformable(Differentiable):  # Which binds arguments by name at every call.
+            @staticmethod
+            def forward(*args: Any) -> Any:
+                return kernel(*args)
+
+            @staticmethod
+            def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+                if setup is not None:
+                    setup(ctx, inputs, output)
 
             @staticmethod
             def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
@@ -80,7 +89,7 @@ class CustomOp:
                 stacked = tuple(torch.stack(same) for same in zip(*outs, strict=True))
                 return stacked, (0,) * len(stacked)
 
-        return Function
+        self._function, self._transformable = Function, Transformable
 
     def _refuse_backward(self, *_: Any) -> Any:
         raise NotImplementedError(
@@ -98,6 +107,8 @@ class CustomOp:
         if any(map(Tensor.is_neg, tensors)):  # A view that PyTorch negates when it reads.
             args = tuple(arg.resolve_neg() if isinstance(arg, Tensor) else arg for arg in args)
             return self(*args)
+        if is_transformed(*tensors):
+            return self._transformable.apply(*args)
         try:
             return (self._function.apply if learns(*tensors) else self._kernel)(*args)
         except RuntimeError:
