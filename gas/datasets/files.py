@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import zipfile
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +18,7 @@ from torch_geometric.data.storage import AttrType, EdgeStorage, GlobalStorage, N
 
 # What a Data object is made of, beyond what PyTorch and PyG allow a file to hold.
 SAFE_GLOBALS = [AttrType, DataEdgeAttr, DataTensorAttr, EdgeStorage, GlobalStorage, NodeStorage]
+CACHE = "_cached_attr"  # Of which attributes are edge-level; PyG makes it anew.
 
 
 def load_graph(path: str | Path) -> Data:
@@ -100,16 +104,30 @@ def _tensor(array: np.ndarray, key: str) -> Tensor:
     return torch.from_numpy(array)
 
 
+def _plain_dict(*_: object) -> dict[object, object]:
+    """In place of the defaultdict of PyG's cache, which newer PyTorch doesn't fill."""
+    return {}
+
+
+@contextlib.contextmanager
+def _safe_globals() -> Iterator[None]:
+    """Lets ``torch.load`` make what graphs are made of; PyG's own list has a defaultdict on it."""
+    before = torch.serialization.get_safe_globals()
+    others = [known for known in before if known is not defaultdict]
+    torch.serialization.clear_safe_globals()
+    try:
+        cache = (_plain_dict, "collections.defaultdict")
+        with torch.serialization.safe_globals([*others, *SAFE_GLOBALS, cache]):
+            yield
+    finally:
+        torch.serialization.add_safe_globals(before)
+
+
 def _read_pt(path: Path) -> Data | dict[str, Tensor]:
     try:
-        with torch.serialization.safe_globals(SAFE_GLOBALS):
+        with _safe_globals():
             content = torch.load(path, weights_only=True, map_location="cpu")
     except Exception as error:  # torch.load raises whatever the damaged bytes lead it to.
-        if "defaultdict" in str(error):
-            raise ValueError(
-                f"{path} holds a Data object with PyG's cache of attributes, which can't be read "
-                "without unpickling code: save its tensors, torch.save(data.to_dict(), path)"
-            ) from error
         foreign = re.search(r"[Uu]nsupported (?:global: )?GLOBAL (\S+)", str(error))
         if foreign is None:
             raise ValueError(_unreadable(path, error)) from error
@@ -121,6 +139,9 @@ def _read_pt(path: Path) -> Data | dict[str, Tensor]:
         raise ValueError(
             f"{path} holds a {type(content).__name__}, expected a PyG Data object or a dictionary"
         )
+    if isinstance(content, Data):
+        for store in content.stores:
+            store.__dict__.pop(CACHE, None)
     return content
 
 

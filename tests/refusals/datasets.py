@@ -9,7 +9,7 @@ import torch
 from torch_geometric.data import Data
 
 import gas
-from refusals import raising, ring
+from refusals import raising
 
 EDGES = np.array([[0, 1], [1, 0]])
 ONES = np.ones((2, 3))
@@ -67,12 +67,6 @@ class Ogb:
     PygNodePropPredDataset = raising(NO_NETWORK)
 
 
-def with_cache():
-    data = ring(edge_attr=torch.ones(8, 1))
-    assert data.is_edge_attr("edge_attr")
-    return data
-
-
 MASKS = {f"{part}_mask": np.array([True, False]) for part in ("train", "val", "test")}
 
 CASES = {
@@ -102,6 +96,5 @@ CASES = {
     "pt, letters": lambda t: damaged(t, "g.pt"),
     "pt, a list": lambda t: pt(t, [torch.ones(1)]),
     "pt, code": lambda t: pt(t, {"x": Ogb()}),
-    "pt, a Data with a cache": lambda t: pt(t, with_cache()),
     "pt, a Data without targets": lambda t: pt(t, Data(x=torch.ones(2, 3))),
 }
