@@ -6,41 +6,12 @@ import pytest
 import torch
 import torch_geometric.transforms as T
 from conftest import random_graph
+from loaders import LAYOUTS, dense_of, make
 from torch_geometric.data import Data
 from torch_geometric.utils import coalesce
 
 import gas
-from gas.loader import batch as sub_data
-from gas.loader import subgraph as loader_module
 from gas.native.rows import gather_rows
-
-LAYOUTS = [
-    "csr",
-    "edge_index",
-    pytest.param("sparse_tensor", marks=pytest.mark.requires("torch_sparse")),
-]
-
-
-def make(num_parts=6, **kwargs):
-    data = random_graph()
-    data.edge_weight = torch.rand(data.num_edges)
-    data.edge_attr = torch.arange(data.num_edges).view(-1, 1) * 10
-    perm, ptr = gas.metis(data.edge_index, num_parts, num_nodes=data.num_nodes, log=False)
-    data = gas.permute(data, perm, log=False)
-    return data, ptr
-
-
-def dense_of(data, layout, weighted=True):
-    """The batch's adjacency as a dense matrix [rows, columns]."""
-    if layout in ("csr", "fused"):
-        adj = data.adj_t if layout == "csr" else data.adj_t.to_torch_sparse()
-        return adj.to_dense()
-    if layout == "sparse_tensor":  # Whose to_dense keeps one of several duplicates.
-        row, col, value = data.adj_t.coo()
-        return torch.zeros(data.adj_t.sizes()).index_put_((row, col), value, accumulate=True)
-    out = torch.zeros(data.num_nodes, data.num_nodes)
-    value = data.edge_weight if weighted else torch.ones(data.edge_index.size(1))
-    return out.index_put_((data.edge_index[1], data.edge_index[0]), value, accumulate=True)
 
 
 @pytest.mark.parametrize("bipartite", [True, False])
@@ -166,121 +137,6 @@ def test_shuffling_follows_the_seed():
     assert epoch(1) != epoch(2)
 
 
-def test_fixed_batches_are_cached(monkeypatch):
-    data, ptr = make()
-    cuts = []
-    original = gas.SubgraphLoader._cut
-    monkeypatch.setattr(
-        gas.SubgraphLoader, "_cut", lambda self, parts: cuts.append(parts) or original(self, parts)
-    )
-
-    def cut_in_two_epochs(*args, **kwargs):
-        cuts.clear()
-        loader = gas.SubgraphLoader(data, ptr, *args, log=False, **kwargs)
-        for _ in range(2):
-            for batch, _, n_id, *_ in loader:
-                assert torch.equal(batch.x, data.x[n_id])
-                batch.x = None  # A caller's change of the batch is not kept.
-        return len(cuts)
-
-    assert cut_in_two_epochs(2) == 3
-    assert cut_in_two_epochs(1, shuffle=True) == 6
-    assert cut_in_two_epochs(2, cache=False) == 6
-    assert cut_in_two_epochs(2, shuffle=True) == 6
-    with pytest.raises(ValueError, match="'cache' is True, but shuffling makes new batches"):
-        cut_in_two_epochs(2, shuffle=True, cache=True)
-    one_batch = 5000  # Bytes, roughly.
-    monkeypatch.setattr(loader_module, "CACHE_BYTES", one_batch)
-    assert 3 < cut_in_two_epochs(2) < 6
-    assert cut_in_two_epochs(2, cache=True) == 3
-
-
-def test_changing_features_in_place_does_not_reach_the_next_epoch():
-    data, ptr = make()
-    loader = gas.SubgraphLoader(data, ptr, log=False)
-    for _ in range(2):
-        for batch, _, n_id, *_ in loader:
-            assert torch.equal(batch.x, data.x[n_id])
-            batch.x.mul_(2)
-
-
-def everything(batch):
-    return [*batch[2:], *sub_data.tensors(batch.data)]
-
-
-@pytest.mark.parametrize("cache", [None, True])
-@pytest.mark.parametrize("layout", [*LAYOUTS, "fused"])
-def test_changing_a_batch_in_place_does_not_reach_the_next_epoch(layout, cache):
-    data, ptr = make()
-    loader = gas.SubgraphLoader(data, ptr, 2, log=False, layout=layout, cache=cache)
-    expected = [everything(batch) for batch in gas.SubgraphLoader(data, ptr, 2, log=False,
-                layout=layout, cache=False)]  # fmt: skip
-
-    def check():
-        for batch, tensors in zip(loader, expected, strict=True):
-            for found, tensor in zip(everything(batch), tensors, strict=True):
-                assert torch.equal(found, tensor)
-
-    for number in range(len(expected[0])):
-        check()
-        for batch in loader:
-            everything(batch)[number].zero_()
-    check()
-    for batch in loader:  # PyTorch doesn't count these changes.
-        for tensor in (*batch[2:], batch.data.edge_weight, batch.data.edge_attr):
-            tensor.data.zero_()
-            tensor.numpy()[:] = 7
-        if layout == "csr":
-            batch.data.adj_t.col_indices().data.zero_()
-    check()
-
-
-@pytest.mark.parametrize("layout", [*LAYOUTS, "fused"])
-def test_two_batches_of_the_same_parts_are_apart(layout):
-    data, ptr = make()
-    loader = gas.SubgraphLoader(data, ptr, 2, log=False, layout=layout)
-    for _ in range(2):
-        for one, other in zip(loader, loader, strict=True):
-            before = dense_of(other.data, layout)
-            one.data.edge_weight.mul_(0.5)
-            one.n_id.zero_()
-            assert torch.equal(dense_of(one.data, layout), before * 0.5)
-            assert torch.equal(dense_of(other.data, layout), before)
-            assert torch.equal(other.data.x, data.x[other.n_id])
-
-
-def test_attributes_of_a_batch_are_its_own():
-    data, ptr = make()
-    loader = gas.SubgraphLoader(data, ptr, 6, log=False, layout="fused", cache=True)
-    for _ in range(3):
-        ((batch, *_),) = loader
-        assert "new" not in batch
-        assert not batch.adj_t._kept
-        assert torch.equal(batch.edge_weight, batch.adj_t.value)
-        batch.new = batch.adj_t._kept["new"] = 1
-        batch.adj_t.value = None
-        del batch.x, batch.edge_weight
-
-
-def test_fixed_batches_share_a_transpose():
-    data, ptr = make()
-    loader = gas.SubgraphLoader(data, ptr, 6, log=False, layout="fused")
-    one, other = (next(iter(loader)).data.adj_t for _ in range(2))
-    assert one is not other
-    assert one.matrix is other.matrix
-    assert one.unweighted().matrix is one.matrix
-    assert one.with_self_loops() is other.with_self_loops()
-
-
-def test_batches_cut_in_inference_mode_can_be_trained_on():
-    data, ptr = make()
-    loader = gas.SubgraphLoader(data, ptr, log=False, cache=True)
-    with torch.inference_mode():
-        assert not any(batch.x.is_inference() for batch, *_ in loader)
-    for batch, *_ in loader:
-        (batch.adj_t @ torch.randn(batch.num_nodes, 2, requires_grad=True)).sum().backward()
-
-
 @pytest.mark.parametrize("keep", [False, True])
 @pytest.mark.parametrize(
     "kind", ["csr", pytest.param("sparse_tensor", marks=pytest.mark.requires("torch_sparse"))]
@@ -338,89 +194,6 @@ def test_what_is_not_by_row_is_a_copy():
     assert torch.equal(data.scale, torch.ones(3))
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("cache", [None, True, False])
-def test_changes_of_the_graph_are_followed(cache, workers):
-    data, ptr = make()
-    loader = gas.SubgraphLoader(data, ptr, 2, log=False, cache=cache, num_workers=workers)
-
-    def check():
-        for batch, _, n_id, *_ in loader:
-            for key in ("x", "y", "new_mask"):
-                assert (key in batch) == (key in data)
-                assert key not in data or torch.equal(batch[key], data[key][n_id])
-            assert ("edge_attr" in batch) == ("edge_attr" in data)
-            if "edge_attr" in data:
-                assert torch.equal(batch.edge_attr, data.edge_attr[batch.e_id])
-            assert batch.get("scale") == data.get("scale")
-
-    check()
-    data.x.mul_(2)
-    check()
-    data.x = torch.randn(60, 3)
-    data.edge_attr.add_(1)
-    check()
-    data.edge_attr = torch.randn(data.num_edges, 2)
-    data.new_mask = torch.rand(60) < 0.5
-    data.scale = torch.tensor(2.0)
-    check()
-    data.scale.mul_(2)
-    del data.y, data.edge_attr
-    check()
-    assert torch.equal(loader.cut([0]).data.x, data.x[loader.cut([0]).n_id])
-    data.x = torch.randn(61, 3)
-    with pytest.raises(ValueError, match="'x' has 61 rows, but the graph has 60 nodes"):
-        next(iter(loader))
-
-
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [
-        ("edge_weight", lambda data: data.edge_weight.mul_(2)),
-        ("edge_weight", lambda data: setattr(data, "edge_weight", data.edge_weight * 2)),
-        ("edge_index", lambda data: data.edge_index.copy_(data.edge_index.flip(0))),
-        ("adj_t", lambda data: setattr(data, "adj_t", torch.eye(60).to_sparse_csr())),
-    ],
-)
-def test_changes_of_edges_are_refused(name, change):
-    data, ptr = make()
-    loader = gas.SubgraphLoader(data, ptr, log=False)
-    change(data)
-    for iterate in (lambda: next(iter(loader)), lambda: loader.cut([0])):
-        with pytest.raises(ValueError, match=f"'{name}' of the graph was changed after the load"):
-            iterate()
-    data, ptr = make()
-    data = Data(x=data.x, adj_t=torch.eye(60).to_sparse_csr())
-    loader = gas.SubgraphLoader(data, ptr, log=False)
-    data.adj_t.values().mul_(2)
-    with pytest.raises(ValueError, match="'adj_t' of the graph was changed after the loader"):
-        next(iter(loader))
-
-
-def test_workers_that_stay_do_not_follow():
-    data, ptr = make()
-    options = {"num_workers": 1, "persistent_workers": True}
-    loader = gas.SubgraphLoader(data, ptr, 6, log=False, **options)
-    list(loader)
-    data.x.mul_(2)
-    with pytest.raises(ValueError, match="'x' of the graph was changed, but 'persistent_workers'"):
-        next(iter(loader))
-
-
-def test_copies_of_a_loader_follow_their_own_graph():
-    data, ptr = make()
-    data.x.mul_(2)
-    loader = gas.SubgraphLoader(data, ptr, 6, log=False, cache=True)
-    for twin in (pickle.loads(pickle.dumps(loader)), copy.deepcopy(loader)):
-        next(iter(twin))
-        twin.data.x.zero_()
-        assert (next(iter(twin)).data.x == 0).all()
-        twin.data.edge_weight.zero_()
-        with pytest.raises(ValueError, match="'edge_weight' of the graph was changed"):
-            next(iter(twin))
-    assert torch.equal(next(iter(loader)).data.x.sort(0)[0], data.x.sort(0)[0])
-
-
 def test_features_with_gradients_and_strides():
     data, ptr = make()
     wide = torch.randn(60, 10, requires_grad=True)
@@ -452,38 +225,6 @@ def test_worker_processes():
             multiprocessing_context=multiprocessing.get_context(context),
         )  # fmt: skip
         assert {tuple(batch.n_id.tolist()) for batch in loader} == expected
-
-
-def test_sub_data():
-    data, ptr = make()
-    batch = next(iter(gas.SubgraphLoader(data, ptr, 2, log=False)))
-    assert isinstance(batch, gas.SubData)
-    assert batch._fields == ("data", "batch_size", "n_id", "offset", "count")
-    moved = batch.to("cpu")
-    assert isinstance(moved, gas.SubData)
-    assert torch.equal(moved.data.x, batch.data.x)
-    assert isinstance(batch.batch_size, int)
-
-
-@pytest.mark.parametrize("layout", ["csr", "edge_index", "fused"])
-def test_moving_a_batch_leaves_the_original_where_it_is(layout):
-    data, ptr = make()
-    data.nested = [Data(z=torch.ones(2), inner=Data(w=torch.ones(2)))]
-    drop = gas.augment.DropEdge(data)
-    loader = gas.SubgraphLoader(data, ptr, 6, log=False, layout=layout, epoch_transform=drop)
-    batch = next(iter(loader))
-    moved = batch.to("meta")
-    assert moved.n_id is batch.n_id
-    assert all(tensor.is_meta for tensor in sub_data.tensors(moved.data))
-    assert not any(tensor.is_meta for tensor in sub_data.tensors(batch.data))
-    assert moved.data.nested[0].z.is_meta
-    assert moved.data.nested[0].inner.w.is_meta
-    for graph in (data, batch.data):
-        assert not graph.nested[0].z.is_meta
-        assert not graph.nested[0].inner.w.is_meta
-    part = batch.to("meta", "y")
-    assert part.data.y.is_meta
-    assert not part.data.x.is_meta
 
 
 def test_eval_loader_joins_parts():

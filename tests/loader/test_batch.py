@@ -1,0 +1,52 @@
+import pytest
+import torch
+from loaders import make
+from torch_geometric.data import Data
+
+import gas
+from gas.loader import batch as sub_data
+
+
+def test_attributes_of_a_batch_are_its_own():
+    data, ptr = make()
+    loader = gas.SubgraphLoader(data, ptr, 6, log=False, layout="fused", cache=True)
+    for _ in range(3):
+        ((batch, *_),) = loader
+        assert "new" not in batch
+        assert not batch.adj_t._kept
+        assert torch.equal(batch.edge_weight, batch.adj_t.value)
+        batch.new = batch.adj_t._kept["new"] = 1
+        batch.adj_t.value = None
+        del batch.x, batch.edge_weight
+
+
+def test_sub_data():
+    data, ptr = make()
+    batch = next(iter(gas.SubgraphLoader(data, ptr, 2, log=False)))
+    assert isinstance(batch, gas.SubData)
+    assert batch._fields == ("data", "batch_size", "n_id", "offset", "count")
+    moved = batch.to("cpu")
+    assert isinstance(moved, gas.SubData)
+    assert torch.equal(moved.data.x, batch.data.x)
+    assert isinstance(batch.batch_size, int)
+
+
+@pytest.mark.parametrize("layout", ["csr", "edge_index", "fused"])
+def test_moving_a_batch_leaves_the_original_where_it_is(layout):
+    data, ptr = make()
+    data.nested = [Data(z=torch.ones(2), inner=Data(w=torch.ones(2)))]
+    drop = gas.augment.DropEdge(data)
+    loader = gas.SubgraphLoader(data, ptr, 6, log=False, layout=layout, epoch_transform=drop)
+    batch = next(iter(loader))
+    moved = batch.to("meta")
+    assert moved.n_id is batch.n_id
+    assert all(tensor.is_meta for tensor in sub_data.tensors(moved.data))
+    assert not any(tensor.is_meta for tensor in sub_data.tensors(batch.data))
+    assert moved.data.nested[0].z.is_meta
+    assert moved.data.nested[0].inner.w.is_meta
+    for graph in (data, batch.data):
+        assert not graph.nested[0].z.is_meta
+        assert not graph.nested[0].inner.w.is_meta
+    part = batch.to("meta", "y")
+    assert part.data.y.is_meta
+    assert not part.data.x.is_meta
