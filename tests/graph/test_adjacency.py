@@ -63,6 +63,19 @@ def test_a_normalisation_follows_its_values(change):
     assert not torch.allclose(found, before)
 
 
+@pytest.mark.filterwarnings("ignore:Dynamo does not know")
+def test_a_normalisation_follows_its_values_through_the_compiler():
+    theirs, ours = layers()
+    adj, x = make(weights()), torch.randn(3, 4)
+    ours(x, adj)  # Kept.
+    compiled = torch.compile(lambda x: ours(x, adj), backend="eager")
+    for factor in (7, 2):
+        adj.value[1] *= factor
+        with torch.no_grad():
+            found, expected = compiled(x), theirs(x, *adj.to_edge_index())
+        assert torch.allclose(found, expected, atol=1e-6)
+
+
 def test_values_that_learn_through_a_normalisation():
     theirs, ours = layers()
     x, value = torch.randn(3, 4), weights().requires_grad_()

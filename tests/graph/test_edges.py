@@ -77,3 +77,15 @@ def test_edge_dropout_checks():
         gas.dropout(torch.eye(3).to_sparse_csr(), 1.0)
     with pytest.raises(ValueError, match="use torch_geometric.utils.dropout_edge"):
         gas.dropout(torch.ones(2, 3).long(), 0.5)
+
+
+def test_weights_are_a_column_or_a_row():
+    data = random_graph()
+    weight = torch.rand(240)
+    for shape in ((240,), (240, 1)):
+        data.edge_weight = weight.view(shape)
+        assert torch.equal(read_graph(data).weight, weight)
+    for wrong in (torch.rand(240, 2), torch.rand(239), torch.rand(1, 240)):
+        data.edge_weight = wrong
+        with pytest.raises(ValueError, match=r"'edge_weight' has shape .*: \[240\]"):
+            read_graph(data)

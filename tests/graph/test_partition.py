@@ -219,6 +219,8 @@ def test_permute_sparse_tensor():
         (torch.arange(59), r"shape \[59\], expected an int64 tensor of shape \[60\]"),
         (torch.zeros(60, dtype=torch.long), "'perm' lacks the node 1"),
         (torch.arange(60) + 1, "'perm' lacks the node 0"),
+        (torch.arange(60) + 7, "'perm' lacks the node 0"),
+        (torch.arange(60) - 7, "'perm' lacks the node 53"),
         (torch.arange(60).float(), "'perm' is torch.float32"),
         ([0, 1], "'perm' is"),
     ],
@@ -252,7 +254,9 @@ def test_report_by_hand():
     ]
 
 
-@pytest.mark.parametrize("ptr", [[0, 4], [1, 5], [0, 3, 2, 5], [0, 6], [5]])
+@pytest.mark.parametrize(
+    "ptr", [[0, 4], [1, 5], [0, 3, 2, 5], [0, 6], [5], [0.0, 5.0], [[0, 5]], [[0.0, 5.0]], 5]
+)
 def test_report_needs_fitting_parts(ptr):
     data = Data(edge_index=torch.tensor([[0], [1]]), num_nodes=5)
     with pytest.raises(ValueError, match="'ptr'"):
