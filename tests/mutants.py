@@ -44,6 +44,7 @@ OTHER_TESTS = {  # Where they have other names.
     "gas/augment/units.py": [f"augment/test_{name}.py" for name in ("base", "drop", "views")],
     "gas/augment/visited.py": ["augment/test_mh.py", "augment/test_chain.py"],
     "gas/history/batch.py": ["scalable"],
+    "gas/loader/subgraph.py": ["loader"],
     "gas/models/gcn.py": ["models"],
     "gas/nn/attention.py": ["nn/test_attention.py", "nn/test_conv_attention.py"],
     "gas/nn/edge_conv.py": ["nn/test_edge_conv.py", "nn/test_conv_edge.py"],

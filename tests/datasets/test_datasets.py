@@ -11,6 +11,7 @@ from torch_geometric.utils import coalesce
 
 import gas
 from gas import datasets
+from gas.datasets import named
 from gas.datasets.planted import planted_partition
 
 
@@ -99,6 +100,38 @@ def test_npz(tmp_path):
     for key, value in given.items():
         assert np.array_equal(data[key].numpy(), value)
     assert data.train_mask.shape == (60, 20)
+
+
+def test_npz_with_a_number_of_nodes_and_several_labels(tmp_path):
+    given = {**arrays(), "y": np.eye(4, dtype=np.int64)[np.arange(60) % 4], "num_nodes": 60}
+    np.savez(tmp_path / "graph.npz", **given)
+    data, _, outputs = gas.get_data("nowhere", str(tmp_path / "graph.npz"))
+    assert type(data.num_nodes) is int
+    assert data.num_nodes == 60
+    assert outputs == 4
+
+
+@pytest.mark.parametrize("num_graphs", [1, 3])
+def test_several_graphs_are_one(num_graphs, monkeypatch, tmp_path):
+    graphs = [random_graph() for _ in range(num_graphs)]
+
+    class Cached:
+        def __init__(self, root, name):
+            assert (root, name) == (str(tmp_path), "some")
+
+        def __len__(self):
+            return num_graphs
+
+        def __getitem__(self, i):
+            return graphs[i]
+
+    monkeypatch.setattr("torch_geometric.datasets.Planetoid", Cached)
+    data = named._pyg("Planetoid", str(tmp_path), "some")
+    assert data.num_nodes == 60 * num_graphs
+    assert torch.equal(data.x, torch.cat([graph.x for graph in graphs]))
+    last = data.edge_index[:, -240:] - 60 * (num_graphs - 1)
+    assert torch.equal(last, graphs[-1].edge_index)
+    assert ("batch" in data) == (num_graphs > 1)
 
 
 @pytest.mark.parametrize("as_dict", [False, True])

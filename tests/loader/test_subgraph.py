@@ -202,6 +202,28 @@ def test_features_with_gradients_and_strides():
         assert torch.equal(batch.x, wide.detach()[n_id][:, ::2])
 
 
+def test_graphs_without_features():
+    edge_index = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]])
+    for x, dtype in ((None, torch.float32), (torch.ones(4, 1, dtype=torch.long), torch.float32)):
+        data = Data(x=x, edge_index=edge_index, num_nodes=4)
+        for batch in gas.SubgraphLoader(data, torch.tensor([0, 2, 4]), log=False):
+            assert batch.data.adj_t.values().tolist() == [1.0, 1.0]
+            assert batch.data.adj_t.dtype == dtype
+
+
+def test_cut():
+    data, ptr = make()
+    loader = gas.SubgraphLoader(data, ptr, batch_size=2, log=False)
+    for parts, expected in zip(([1, 0], (2, 3), range(4, 6)), loader, strict=True):
+        batch = loader.cut(parts)
+        assert torch.equal(batch.n_id, expected.n_id)
+        assert torch.equal(batch.data.x, expected.data.x)
+        assert torch.equal(dense_of(batch.data, "csr"), dense_of(expected.data, "csr"))
+    for wrong in ([], [-1], [6], [1, 1]):
+        with pytest.raises(ValueError, match="expected different parts between 0 and 5"):
+            loader.cut(wrong)
+
+
 def test_empty_parts():
     data, ptr = make()
     ptr = torch.cat([ptr[:1], ptr, ptr[-1:]])
