@@ -5,7 +5,7 @@ import sys
 from gas import augment, graph, models
 from gas.augment import MHAug
 from gas.datasets import files, gen_masks, get_data, planted
-from gas.graph import PartitionReport, drop_edges, metis, partition_report, permute
+from gas.graph import PartitionReport, cluster, drop_edges, metis, partition_report, permute
 from gas.history import History
 from gas.loader import EvalSubgraphLoader, SubData, SubgraphLoader
 from gas.nn import fuse
@@ -32,6 +32,7 @@ __all__ = [
     "SubgraphLoader",
     "__version__",
     "augment",
+    "cluster",
     "compute_micro_f1",
     "drop_edges",
     "dropout",

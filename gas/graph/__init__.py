@@ -1,6 +1,7 @@
 """Graphs: the layouts that an adjacency is held in, edges read and checked, parts."""
 
 from gas.graph.adjacency import Adjacency
+from gas.graph.cluster import cluster
 from gas.graph.edges import CSR, Edges, read_edges, read_graph, to_csr
 from gas.graph.layout import LAYOUTS, drop_edges, layout_of
 from gas.graph.partition import METHODS, metis
@@ -14,6 +15,7 @@ __all__ = [
     "Adjacency",
     "Edges",
     "PartitionReport",
+    "cluster",
     "drop_edges",
     "layout_of",
     "metis",

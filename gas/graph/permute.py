@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import sys
 import time
 
@@ -14,6 +15,10 @@ from torch_geometric.data import Data
 from gas.graph.edges import is_row_per_edge, is_row_per_node, read_graph, to_csr
 from gas.graph.layout import LAYOUTS, find_layout, layout_of
 
+PARTS = "parts"  # The attribute that gas.cluster adds.
+# Lists of node ids; "train_idx" is OGB's, the others are as common.
+NODE_LISTS = re.compile(r"(train|val|valid|validation|test|unlabell?ed)_(idx|index|ids?|nodes?)")
+
 
 def permute(data: Data, perm: Tensor, log: bool = True) -> Data:
     """Renumbers the nodes of a graph, so that every part becomes a contiguous range.
@@ -21,7 +26,9 @@ def permute(data: Data, perm: Tensor, log: bool = True) -> Data:
     Node-level tensors and masks are permuted, ``edge_index``, ``edge_label_index`` and ``adj_t``
     renumbered. The columns of ``edge_index`` keep their order, so edge-level tensors stay as they
     are; the entries of an ``adj_t`` are sorted by row and column again, and edge-level tensors
-    with them. Lists, and tensors of node ids under other names, stay as they are.
+    with them. Node ids in tensors named ``train_idx``, ``val_index``, ``test_nodes`` and so on are
+    renumbered; those under other names, and lists, stay as they are. Parts of
+    :func:`gas.cluster` would fit no more, and are left out.
 
     Args:
         data: The graph; it is not modified.
@@ -45,9 +52,13 @@ def permute(data: Data, perm: Tensor, log: bool = True) -> Data:
         raise ValueError(f"'perm' lacks the node {missing}, expected every node exactly once")
 
     out = copy.copy(data)
+    if PARTS in out:
+        del out[PARTS]
     for key, value in data:
         if key in ("edge_index", "edge_label_index"):
             out[key] = new_id[value.as_tensor() if isinstance(value, EdgeIndex) else value]
+        elif is_node_list(key, value):
+            out[key] = _renumbered(key, value, new_id)
         elif is_row_per_node(data, key):
             out[key] = value[perm]
     if "adj_t" in data:
@@ -69,3 +80,21 @@ def permute(data: Data, perm: Tensor, log: bool = True) -> Data:
     if log:
         print(f"Permuted the graph [{time.perf_counter() - start:.2f} s]", file=sys.stderr)
     return out
+
+
+def is_node_list(key: str, value: object) -> bool:
+    """Whether an attribute of a graph is a tensor of node ids, by its name."""
+    if not isinstance(value, Tensor) or NODE_LISTS.fullmatch(key) is None:
+        return False
+    return value.dim() == 1 and value.dtype in (torch.int64, torch.int32)
+
+
+def _renumbered(key: str, ids: Tensor, new_id: Tensor) -> Tensor:
+    ids = ids.long()
+    if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= new_id.numel()):
+        low, high = int(ids.min()), int(ids.max())
+        raise ValueError(
+            f"'{key}' holds the node id {low if low < 0 else high}, expected ids in "
+            f"[0, {new_id.numel()}): correct them, or rename it if it holds something else"
+        )
+    return new_id[ids]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from gas.graph.edges import is_row_per_node
 from gas.graph.layout import layout_of
 
 GRAPH_SIZE = "graph_size"  # An attribute of n_id: of how many nodes the graph is.
@@ -26,6 +27,8 @@ class SubData(NamedTuple):
     * ``n_id``: global node ids, of shape ``[batch_size + halo]``, in-batch nodes first.
     * ``offset``, ``count``: the in-batch nodes are the global rows ``offset[i]`` to
       ``offset[i] + count[i] - 1`` of each part ``i``, of shape ``[parts]``.
+
+    What the graph has is read through it, too: ``batch.x`` is ``batch.data.x``.
     """
 
     data: Data
@@ -33,6 +36,24 @@ class SubData(NamedTuple):
     n_id: Tensor
     offset: Tensor
     count: Tensor  # type: ignore[assignment]  # The field's name, and also a method of tuple.
+
+    @property
+    def own(self) -> Data:
+        """The node-level tensors of the in-batch nodes, views of those of the batch."""
+        own = self.data.__class__(n_id=self.n_id[: self.batch_size])
+        for key, value in self.data:
+            if is_row_per_node(self.data, key):
+                own[key] = value[: self.batch_size]
+        own.num_nodes = self.batch_size
+        return own
+
+    def __getattr__(self, name: str) -> Any:
+        # Attributes, not methods: DataLoader would take those of the graph for the batch's.
+        if not name.startswith("_") and name in self.data:
+            return self.data[name]
+        raise AttributeError(
+            f"a batch has no {name!r}; its graph has {', '.join(self.data.keys())}"
+        )
 
     def to(self, device: torch.device | str, *names: str, non_blocking: bool = False) -> SubData:
         """Itself, or a copy with its graph elsewhere; the ids stay where the histories look.

@@ -24,6 +24,7 @@ from gas.graph.edges import (
     to_csr,
 )
 from gas.graph.layout import default_layout, find_layout
+from gas.graph.permute import PARTS
 from gas.graph.report import check_ptr
 from gas.graph.versions import GraphVersions
 from gas.loader.batch import GRAPH_SIZE, SubData
@@ -40,9 +41,11 @@ class SubgraphLoader(DataLoader):
     """Loads mini-batches of a partitioned graph, each with its one-hop halo.
 
     Args:
-        data: The graph, permuted by :func:`gas.permute`. It is never modified. Changes of its
-            features and attributes are seen from the next epoch on; those of its edges are refused.
+        data: The graph, from :func:`gas.cluster` or :func:`gas.permute`. It is never modified.
+            Changes of its features and attributes are seen from the next epoch on; those of its
+            edges are refused.
         ptr: The parts, of shape ``[num_parts + 1]``, from :func:`gas.metis`.
+            (default: ``data.parts``, which :func:`gas.cluster` has set)
         batch_size: Parts per mini-batch; a batch lists them in increasing order. (default: ``1``)
         bipartite: Make the adjacency ``[batch_size, batch_size + halo]``; otherwise square, with
             empty halo rows. The layout ``"edge_index"`` has no such shape. (default: ``True``)
@@ -75,7 +78,7 @@ class SubgraphLoader(DataLoader):
     def __init__(
         self,
         data: Data,
-        ptr: Tensor,
+        ptr: Tensor | None = None,
         batch_size: int = 1,
         bipartite: bool = True,
         log: bool = True,
@@ -89,6 +92,7 @@ class SubgraphLoader(DataLoader):
         **kwargs: Any,
     ) -> None:
         _check_batch_size(batch_size)
+        ptr = _parts(data, ptr)
         self._views: Views | EpochViews | None = None  # An epoch has the latter.
         if epoch_transform is not None:
             if kwargs.get("persistent_workers"):
@@ -183,7 +187,7 @@ class SubgraphLoader(DataLoader):
 
     def _look(self) -> None:
         """Notes which tensors the graph has."""
-        keys = self.data.keys()
+        keys = [key for key in self.data.keys() if key != PARTS]  # noqa: SIM118
         self._node_keys = [key for key in keys if is_row_per_node(self.data, key)]
         self._edge_keys = [key for key in keys if is_row_per_edge(self.data, key)]
         rows = {*self._node_keys, *self._edge_keys, *ADJACENCY_KEYS}
@@ -298,8 +302,8 @@ class EvalSubgraphLoader(SubgraphLoader):
     Consecutive parts are joined, so every batch is one range of nodes; the batches are fixed.
 
     Args:
-        data: The graph, permuted by :func:`gas.permute`.
-        ptr: The parts, of shape ``[num_parts + 1]``, from :func:`gas.metis`.
+        data: The graph, from :func:`gas.cluster` or :func:`gas.permute`.
+        ptr: See :class:`SubgraphLoader`.
         batch_size: Parts per mini-batch. (default: ``1``)
         bipartite: See :class:`SubgraphLoader`. (default: ``True``)
         log: Report progress on standard error. (default: ``True``)
@@ -309,7 +313,7 @@ class EvalSubgraphLoader(SubgraphLoader):
     def __init__(
         self,
         data: Data,
-        ptr: Tensor,
+        ptr: Tensor | None = None,
         batch_size: int = 1,
         bipartite: bool = True,
         log: bool = True,
@@ -318,9 +322,23 @@ class EvalSubgraphLoader(SubgraphLoader):
         if kwargs.pop("shuffle", False):
             raise ValueError("'shuffle' is True, but evaluation has a fixed order: leave it out")
         _check_batch_size(batch_size)
+        ptr = _parts(data, ptr)
         check_ptr(ptr, data.num_nodes)
         ptr = torch.unique_consecutive(torch.cat([ptr[::batch_size], ptr[-1:]]))
         super().__init__(data, ptr, 1, bipartite, log, **kwargs)
+
+
+def _parts(data: Data, ptr: Tensor | None) -> Tensor:
+    """The parts that a loader was given, or those of its graph."""
+    if ptr is not None:
+        return ptr
+    parts = data.get(PARTS)
+    if parts is None:
+        raise ValueError(
+            "'ptr' is missing, and the graph has no 'parts': cut it, "
+            "data = gas.cluster(data, num_parts), or pass the ptr of gas.metis"
+        )
+    return parts
 
 
 def _check_batch_size(batch_size: int) -> None:

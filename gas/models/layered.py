@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import ModuleList
 from torch_geometric.nn.inits import reset
-from torch_geometric.transforms import BaseTransform
 
 from gas.graph.layout import layout_of
 from gas.history.rows import Rows, first_rows
@@ -65,9 +64,6 @@ class LayeredGNN(ScalableGNN):
         device: See :class:`gas.ScalableGNN`.
         **kwargs: Further arguments of :class:`gas.ScalableGNN`.
     """
-
-    transform: ClassVar[BaseTransform | None] = None
-    """What the whole graph has to go through before it is cut into parts."""
 
     needs_weights = False
     """Whether edges need the weights that ``transform`` gives them."""

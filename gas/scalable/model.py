@@ -13,12 +13,14 @@ import itertools
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, cast, overload
+from typing import Any, ClassVar, TypeVar, cast, overload
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
+from torch_geometric.transforms import BaseTransform
 
+from gas.graph.cluster import PERM, in_first_order
 from gas.history import Codec, History, TransferEngine
 from gas.history.batch import BatchPulls
 from gas.history.engine import check_io
@@ -26,6 +28,7 @@ from gas.history.factory import HistoryFactory
 from gas.history.rows import Rows, first_rows
 from gas.history.staleness import Staleness, measure
 from gas.history.store import StoreFactory
+from gas.loader import EvalSubgraphLoader, SubgraphLoader
 from gas.loader.batch import SubData
 from gas.native.checks import check_integer
 from gas.scalable.call import (
@@ -269,7 +272,7 @@ class ScalableGNN(torch.nn.Module):
 
     def __call__(
         self,
-        x: Tensor | None = None,
+        x: Tensor | SubData | None = None,
         adj_t: Any = None,
         batch_size: int | None = None,
         n_id: Tensor | None = None,
@@ -283,8 +286,10 @@ class ScalableGNN(torch.nn.Module):
     ) -> Tensor:
         """Runs the model on a mini-batch, on the full graph, or layer by layer over a loader.
 
-        * ``model(batch.x, batch.adj_t, *args)`` returns the ``[batch_size, out_channels]`` outputs
-          of the in-batch nodes; the batch is pushed to the histories and its halo pulled.
+        * ``model(batch)`` returns the ``[batch_size, out_channels]`` outputs of the in-batch nodes;
+          the batch is pushed to the histories and its halo pulled. ``forward`` is given what the
+          batch has of its parameters: see :meth:`inputs_of`.
+        * ``model(batch.x, batch.adj_t, *args)`` is the same, of a batch taken apart.
         * ``model(x, adj_t)`` is plain full batch and leaves the histories alone; with ``fill=True``
           it writes them.
         * ``model(loader=loader)`` computes every node's output layer by layer, in evaluation mode
@@ -292,7 +297,8 @@ class ScalableGNN(torch.nn.Module):
           on the CPU and leaves the histories equal to the full-batch hidden states.
 
         Args:
-            x: Node features, of shape ``[N, F]`` or ``[batch_size + halo, F]``.
+            x: A mini-batch, or node features, of shape ``[N, F]`` or
+                ``[batch_size + halo, F]``.
             adj_t: The adjacency, in any layout that the model's layers take.
             batch_size: The number of in-batch nodes, which come first.
             n_id: Global ids of in-batch nodes, then of the halo, of shape
@@ -310,6 +316,16 @@ class ScalableGNN(torch.nn.Module):
             if x is not None or adj_t is not None or fill or kwargs or not push:
                 raise ValueError("'loader' brings its own batches: pass nothing else with it")
             return layer_wise(self, loader)
+        if isinstance(x, SubData):
+            if adj_t is not None or batch_size is not None or n_id is not None:
+                raise ValueError(
+                    "a mini-batch brings its own adjacency and ids: pass nothing else with it, "
+                    "model(batch)"
+                )
+            batch = x.to(self.device)
+            x, adj_t, given = self.inputs_of(batch.data)
+            batch_size, n_id, offset, count = batch[1:]
+            kwargs = {**given, **kwargs}
         check_call(x, batch_size, n_id, fill, self.num_nodes, self.buffer_size)
         call = Call(batch=n_id is not None, fill=fill, pushes=push)
         if batch_size is not None and n_id is not None:
@@ -500,6 +516,54 @@ class ScalableGNN(torch.nn.Module):
             other parameters that ``forward`` names: ``edge_weight``, ``edge_attr``, ``pos``, ...
         """
         return data.x, adjacency(data), named_arguments(self.forward, data)
+
+    # Graphs ---------------------------------------------------------------------------------------
+
+    transform: ClassVar[BaseTransform | None] = None
+    """What the whole graph has to go through before it is cut into parts, such as ``GCNNorm()``."""
+
+    def prepare(self, data: Data) -> Data:
+        """The whole graph as the model's layers take it, after :attr:`transform`.
+
+        :func:`gas.cluster` calls it, ``gas.cluster(data, num_parts, model=model)``.
+
+        Args:
+            data: The graph; it is not modified.
+        """
+        return data if self.transform is None else self.transform(copy.copy(data))
+
+    def predict(self, graph: Data | SubgraphLoader, batch_size: int = 1, **kwargs: Any) -> Tensor:
+        """Every node's output, in the order of the graph that :func:`gas.cluster` was given.
+
+        It is layer-wise inference, ``model(loader=...)``, and leaves the histories equal to the
+        full-batch hidden states.
+
+        Args:
+            graph: What :func:`gas.cluster` has returned, or a loader of it.
+            batch_size: Parts per mini-batch. (default: ``1``)
+            **kwargs: Further arguments of :class:`gas.EvalSubgraphLoader`, such as ``layout``.
+
+        Returns:
+            Of shape ``[num_nodes, out_channels]``, on the CPU.
+
+        Raises:
+            ValueError: If the graph isn't clustered.
+        """
+        loader = graph
+        if isinstance(graph, Data):
+            loader = EvalSubgraphLoader(graph, None, batch_size, log=False, **kwargs)
+        elif kwargs:
+            raise ValueError(
+                f"{', '.join(map(repr, kwargs))} given with a loader, which has its own: pass the "
+                "graph, model.predict(graph, ...)"
+            )
+        data = graph if isinstance(graph, Data) else graph.data
+        if PERM not in data:
+            raise ValueError(
+                "the graph has no 'perm', by which its nodes find back to their order: use "
+                "gas.cluster(data, num_parts), or model(loader=loader), in the order of the loader"
+            )
+        return in_first_order(data, layer_wise(self, loader))
 
     # Layer-wise inference -------------------------------------------------------------------------
 

@@ -1,6 +1,9 @@
+import copy
+import pickle
+
 import pytest
 import torch
-from loaders import make
+from loaders import LAYOUTS, make
 from torch_geometric.data import Data
 
 import gas
@@ -50,3 +53,35 @@ def test_moving_a_batch_leaves_the_original_where_it_is(layout):
     part = batch.to("meta", "y")
     assert part.data.y.is_meta
     assert not part.data.x.is_meta
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_batch_is_read_as_its_graph(layout):
+    data, ptr = make()
+    for batch in gas.SubgraphLoader(data, ptr, 2, layout=layout, log=False):
+        assert batch.x is batch.data.x
+        adjacency = "edge_index" if layout == "edge_index" else "adj_t"
+        assert getattr(batch, adjacency) is batch.data[adjacency]
+        with pytest.raises(AttributeError, match="a batch has no 'missing'; its graph has .*x"):
+            batch.missing  # noqa: B018
+        assert not hasattr(batch, "pin_memory")  # DataLoader would call it: the graph's.
+        assert not hasattr(batch, "_store")
+        assert batch.count is batch[4]
+        for twin in (copy.copy(batch), pickle.loads(pickle.dumps(batch))):
+            assert isinstance(twin, gas.SubData)
+            assert torch.equal(twin.x, batch.x)
+
+
+def test_own():
+    data, ptr = make()
+    data.train_mask = torch.rand(60) > 0.5
+    data.y = torch.arange(60)
+    data.names = "some"
+    for batch in gas.SubgraphLoader(data, ptr, 2, log=False):
+        own = batch.own
+        assert own.num_nodes == batch.batch_size
+        assert set(own.keys()) == {"x", "y", "train_mask", "n_id", "num_nodes"}
+        for key in ("x", "y", "train_mask"):
+            assert torch.equal(own[key], data[key][batch.n_id[: batch.batch_size]])
+        own.x.mul_(2)
+        assert torch.equal(own.x, batch.x[: batch.batch_size])  # A view.

@@ -51,9 +51,15 @@ def permute(perm, data=None):
     return gas.permute(data or ring(), perm, log=False)
 
 
+def cluster(data=None, num_parts=2):
+    return gas.cluster(data or ring(), num_parts, log=False)
+
+
 NOT_A_NUMBER = torch.tensor([[1.0], [float("nan")], [1.0], [1.0]])
 
 CASES = {
+    "gas.cluster, a clustered graph": lambda t: cluster(cluster()),
+    "gas.cluster, a list of other nodes": lambda t: cluster(ring(train_idx=torch.tensor([4]))),
     "gas.metis, an unknown method": lambda t: metis(method="scotch"),
     "gas.metis, no parts": lambda t: metis(num_parts=0),
     "gas.metis, half a part": lambda t: metis(num_parts=2.5),

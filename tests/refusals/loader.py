@@ -21,6 +21,8 @@ def changed(key, **options):
 
 
 CASES = {
+    "SubgraphLoader, no parts": lambda t: gas.SubgraphLoader(ring()),
+    "SubData, what its graph doesn't have": lambda t: next(iter(load())).z,
     "SubgraphLoader, no parts in a batch": lambda t: load(batch_size=0),
     "SubgraphLoader, half a part in a batch": lambda t: load(batch_size=1.5),
     "SubgraphLoader, views and workers that stay": lambda t: augmented(

@@ -23,6 +23,10 @@ def call(model=None, batch=None, **changes):
     return (Model() if model is None else model)(**{**given, **changes})
 
 
+def predict(graph, **options):
+    return Model().predict(graph, **options)
+
+
 def twice(model, h, *args):
     model.push_and_pull(model.histories[0], h, *args)
     return model.push_and_pull(model.histories[0], h, *args)
@@ -149,6 +153,9 @@ def with_views():
 
 
 CASES = {
+    "a mini-batch and an adjacency": lambda t: Model()(first_batch(), first_batch().adj_t),
+    "predict, a graph that isn't clustered": lambda t: predict(ring(parts=HALVES)),
+    "predict, a loader and a layout": lambda t: predict(load(), layout="csr"),
     "ScalableGNN, no nodes": lambda t: Model(num_nodes=0),
     "ScalableGNN, a buffer of no rows": lambda t: Model(buffer_size=0),
     "ScalableGNN, a width too many": lambda t: Model(hidden_channels=[2, 2]),

@@ -1,0 +1,85 @@
+"""A graph made ready for mini-batches: transformed as a whole, cut into parts, renumbered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from gas.graph.edges import read_graph
+from gas.graph.partition import metis
+from gas.graph.permute import PARTS, permute
+
+PERM = "perm"
+
+
+class Prepares(Protocol):
+    """What knows how the whole graph is to be transformed, such as a :class:`gas.ScalableGNN`."""
+
+    def prepare(self, data: Data) -> Data:
+        """The graph as layers take it."""
+
+
+def cluster(
+    data: Data,
+    num_parts: int,
+    *,
+    model: Prepares | None = None,
+    recursive: bool = False,
+    method: str = "metis",
+    seed: int = 0,
+    cache: bool | str | Path = True,
+    log: bool = True,
+) -> Data:
+    """Cuts a graph into parts for mini-batches, and renumbers its nodes so that each is one range.
+
+    It is :meth:`gas.ScalableGNN.prepare`, :func:`gas.metis` and :func:`gas.permute` in one::
+
+        graph = gas.cluster(data, num_parts=40, model=model)
+        loader = gas.SubgraphLoader(graph, batch_size=10, shuffle=True)
+
+    Args:
+        data: The graph; it is not modified.
+        num_parts: The number of parts, between 1 and the number of nodes. No part is empty.
+        model: Whose transform of the whole graph is applied first, such as the normalisation of
+            :class:`gas.models.GCN`; give the graph as it was before. (default: no transform)
+        recursive: See :func:`gas.metis`.
+        method: See :func:`gas.metis`.
+        seed: See :func:`gas.metis`.
+        cache: See :func:`gas.metis`.
+        log: Report progress on standard error. (default: ``True``)
+
+    Returns:
+        The graph with its nodes, masks, lists of node ids (``train_idx``, ...) and edges
+        renumbered, and ``parts``, of shape ``[num_parts + 1]``: part ``p`` is the nodes
+        ``parts[p]`` to ``parts[p + 1] - 1``; and ``perm``, of shape ``[N]``: the row of ``data``
+        that each node was.
+
+    Raises:
+        ValueError: If the graph or the number of parts is unusable, or it is clustered already.
+    """
+    for key in (PARTS, PERM):
+        if key in data:
+            raise ValueError(
+                f"'data' has {key!r} already, which gas.cluster sets: pass the graph as it was "
+                "before, or rename the attribute"
+            )
+    if model is not None:
+        data = model.prepare(data)
+    edges = read_graph(data, edge_weight=False)
+    adjacency = torch.stack([edges.src, edges.dst])
+    perm, parts = metis(
+        adjacency, num_parts, recursive, log,
+        num_nodes=edges.num_nodes, method=method, seed=seed, cache=cache,
+    )  # fmt: skip
+    out = permute(data, perm, log)
+    out[PERM], out[PARTS] = perm, parts
+    return out
+
+
+def in_first_order(data: Data, rows: Tensor) -> Tensor:
+    """Rows of a clustered graph's nodes, of shape ``[N, ...]``, as the graph was before."""
+    return torch.empty_like(rows).index_copy_(0, data[PERM].to(rows.device), rows)
