@@ -9,7 +9,7 @@ from gas.graph import PartitionReport, cluster, drop_edges, metis, partition_rep
 from gas.history import History
 from gas.loader import EvalSubgraphLoader, SubData, SubgraphLoader
 from gas.nn import fuse
-from gas.scalable import PrefetchLoader, ScalableGNN, prefetch
+from gas.scalable import PrefetchLoader, ScalableGNN, prefetch, verify
 from gas.training import compute_micro_f1
 
 dropout = drop_edges  # As scripts for the first system call it.
@@ -43,4 +43,5 @@ __all__ = [
     "models",
     "partition_report",
     "permute",
+    "verify",
 ]

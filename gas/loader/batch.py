@@ -51,9 +51,8 @@ class SubData(NamedTuple):
         # Attributes, not methods: DataLoader would take those of the graph for the batch's.
         if not name.startswith("_") and name in self.data:
             return self.data[name]
-        raise AttributeError(
-            f"a batch has no {name!r}; its graph has {', '.join(self.data.keys())}"
-        )
+        names = ", ".join(sorted(self.data.keys()))
+        raise AttributeError(f"a batch has no {name!r}; its graph has {names}")
 
     def to(self, device: torch.device | str, *names: str, non_blocking: bool = False) -> SubData:
         """Itself, or a copy with its graph elsewhere; the ids stay where the histories look.

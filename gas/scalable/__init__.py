@@ -3,5 +3,6 @@
 from gas.scalable.call import BANKS
 from gas.scalable.model import ScalableGNN
 from gas.scalable.prefetch import PrefetchLoader
+from gas.scalable.verify import Verification, verify
 
-__all__ = ["BANKS", "PrefetchLoader", "ScalableGNN"]
+__all__ = ["BANKS", "PrefetchLoader", "ScalableGNN", "Verification", "verify"]
