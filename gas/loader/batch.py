@@ -42,7 +42,7 @@ class SubData(NamedTuple):
         """The node-level tensors of the in-batch nodes, views of those of the batch."""
         own = self.data.__class__(n_id=self.n_id[: self.batch_size])
         for key, value in self.data:
-            if is_row_per_node(self.data, key):
+            if key != "e_id" and is_row_per_node(self.data, key):
                 own[key] = value[: self.batch_size]
         own.num_nodes = self.batch_size
         return own

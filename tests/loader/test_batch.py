@@ -85,3 +85,10 @@ def test_own():
             assert torch.equal(own[key], data[key][batch.n_id[: batch.batch_size]])
         own.x.mul_(2)
         assert torch.equal(own.x, batch.x[: batch.batch_size])  # A view.
+
+
+def test_own_where_there_are_as_many_edges_as_nodes():
+    ring = torch.stack([torch.arange(6), (torch.arange(6) + 1) % 6])
+    data = Data(x=torch.rand(6, 1), edge_index=ring, edge_attr=torch.rand(6, 1))
+    (batch,) = gas.SubgraphLoader(data, torch.tensor([0, 6]), log=False)
+    assert set(batch.own.keys()) == {"x", "n_id", "num_nodes"}
