@@ -17,7 +17,7 @@ SOURCES := $(shell find csrc -type f) $(shell grep -rl --include='*.py' '^INTERF
 
 .PHONY: train test lint mutants cpp-test install clean
 
-train: install
+train: $(VENV)/installed
 	$(BIN)/python examples/train_gas.py $(ARGS)
 
 test: install
@@ -44,12 +44,16 @@ cpp-test: install
 	        $(BIN)/ctest --test-dir $$dir --output-on-failure --parallel $(CORES) || exit 1; \
 	done
 
-install: $(VENV)/installed
+install: $(VENV)/tools
 
 $(VENV)/installed: constraints.txt pyproject.toml setup.py CMakeLists.txt $(SOURCES)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,examples]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[examples]'
+	touch $@
+
+$(VENV)/tools: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet -c constraints.txt --group dev
 	touch $@
 
 clean:
