@@ -65,6 +65,7 @@ def main() -> None:
     parser.add_argument("--slow-seconds", type=float, default=20.0)
     parser.add_argument("--slow-repeats", type=int, default=1)
     parser.add_argument("--datasets", nargs="*", help="a part of the cases")
+    parser.add_argument("--name", default="epoch_time", help="of the results")
     args = parser.parse_args()
 
     results: dict[str, object] = {}
@@ -105,7 +106,7 @@ def main() -> None:
     )
     if " *" in table:
         notes += f" \\*: slow; epochs timed, without warm-up: {args.slow_repeats}."
-    save("epoch_time", {"median_of": args.repeats, "cases": results}, f"{table}\n\n{notes}")
+    save(args.name, {"median_of": args.repeats, "cases": results}, f"{table}\n\n{notes}")
 
 
 if __name__ == "__main__":
