@@ -4,6 +4,7 @@ import sys
 
 from gas import augment, graph, models
 from gas.augment import MHAug
+from gas.convert import to_scalable
 from gas.datasets import files, gen_masks, get_data, planted
 from gas.graph import PartitionReport, cluster, drop_edges, metis, partition_report, permute
 from gas.history import History
@@ -43,5 +44,6 @@ __all__ = [
     "models",
     "partition_report",
     "permute",
+    "to_scalable",
     "verify",
 ]

@@ -1,0 +1,91 @@
+"""A model whose layers are those of an ordinary module, with histories in between."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.fx import Graph, GraphModule
+from torch.nn import Module
+from torch_geometric.data import Data
+from torch_geometric.nn.inits import reset
+from torch_geometric.transforms import BaseTransform
+
+from gas.convert.scope import Scope
+from gas.convert.trace import TRAINING
+from gas.history.rows import Rows
+from gas.scalable.call import adjacency
+from gas.scalable.model import ScalableGNN
+
+
+class Converted(ScalableGNN):
+    """What :func:`to_scalable` returns: a module's layers, with histories in between.
+
+    ``net`` has the layers, under the names that they have in the module.
+    """
+
+    def __init__(
+        self,
+        net: Module,
+        graph: Graph,
+        name: str,
+        num_nodes: int,
+        widths: Sequence[int],
+        transform: BaseTransform | None,
+        drawing: Sequence[str],
+        options: dict[str, Any],
+    ) -> None:
+        super().__init__(num_nodes, list(widths), len(widths) + 1, **options)
+        made = GraphModule(net, graph, name)
+        constants = {n: b for n, b in made._buffers.items() if n not in net._buffers}
+        for mine, theirs in (
+            (made._modules, net._modules),
+            (made._parameters, net._parameters),
+            (made._buffers, net._buffers),
+        ):
+            mine.clear()  # type: ignore[attr-defined]
+            mine.update(theirs)  # type: ignore[arg-type]
+        for key, value in constants.items():
+            made.register_buffer(key, value, persistent=False)
+        self.net = made
+        self.training = made.training = net.training
+        self.transform = transform
+        self._name = name
+        _, *self._inputs = [str(node.target) for node in graph.nodes if node.op == "placeholder"]
+        self._drawing = list(drawing)
+
+    def inputs_of(self, data: Data) -> tuple[Tensor, Any, dict[str, Any]]:
+        """See :meth:`gas.ScalableGNN.inputs_of`."""
+        names = {*self._inputs, *([] if "adj_t" in data else ["edge_weight"])} - {"x"}
+        return data.x, adjacency(data), {name: data[name] for name in names if name in data}
+
+    def forward(
+        self, x: Tensor, adj_t: Any, batch_size: int | None = None, *where: Any, **kwargs: Any
+    ) -> Tensor:
+        """Computes the outputs of the in-batch nodes, or of all; see :class:`gas.ScalableGNN`."""
+
+        def push_and_pull(position: int, h: Tensor, rows: bool) -> Tensor | Rows:
+            history = self.histories[position]
+            return self.push_and_pull(history, h, batch_size, *where, rows=rows)
+
+        scope = Scope(adj_t, kwargs.get("edge_weight"), batch_size, push_and_pull)
+        given = {**kwargs, "x": x, TRAINING: self.training}
+        missing = [name for name in self._inputs if name not in given]
+        if missing:
+            raise ValueError(
+                f"{missing[0]!r} is missing, with which the model was converted: call "
+                f"model(batch), or pass {missing[0]}=batch.{missing[0]}"
+            )
+        return self.net(scope, *[given[name] for name in self._inputs])
+
+    def reset_parameters(self) -> None:
+        """Draws new weights, which are those of the module, too, and forgets the histories."""
+        super().reset_parameters()
+        for child in self.net.children():
+            reset(child)
+
+    def __repr__(self) -> str:
+        after = "" if self.transform is None else f", of a graph after {self.transform}"
+        head = f"{self._name}: {len(self.histories)} histories of {self.num_nodes} nodes{after}"
+        return "\n  ".join([head, *self._drawing])

@@ -1,0 +1,186 @@
+"""Where histories stand in a traced graph, and the graph that reads and writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+from torch.fx.node import map_arg
+from torch.nn import Module
+
+from gas.convert.kinds import ROWS
+from gas.convert.layers import WEIGHT, LayerCall
+from gas.convert.scope import dropout, own, pull, weights
+from gas.convert.trace import is_dropout, is_layer, module_of
+from gas.nn import Dropout
+
+
+@dataclass
+class Plan:
+    """Which values are computed of all rows of a mini-batch; the others of its own rows alone.
+
+    * ``whole``: nodes that are computed of all rows.
+    * ``pulled``: nodes of own rows that go to a history, and whose halo comes from there.
+    """
+
+    whole: set[Node] = field(default_factory=set)
+    pulled: list[Node] = field(default_factory=list)
+
+
+def plan(net: Module, graph: Graph, kinds: Mapping[Node, str], calls: list[LayerCall]) -> Plan:
+    """Finds the places of histories: before dropout, if a layer's input has been dropped."""
+    exact = _without_layers(net, graph, kinds)
+    out = Plan(whole={node for node in graph.nodes if node.op == "placeholder"})
+
+    def need(node: Node) -> None:
+        if node in out.whole or node in out.pulled:
+            return
+        if node in exact:  # Of the features alone, which a batch has of its halo, too.
+            out.whole.add(node)
+            for argument in _rows_of(node, kinds):
+                need(argument)
+            return
+        chain = _after_dropout(net, node, kinds, exact)
+        out.whole.update(chain)
+        source = _rows_of(chain[-1], kinds)[0] if chain else node
+        if source not in out.pulled and source not in out.whole:
+            out.pulled.append(source)
+
+    for call in calls:
+        for name in (call.features, *call.other):
+            need(call.given[name])
+    order = {node: position for position, node in enumerate(graph.nodes)}
+    out.pulled.sort(key=order.__getitem__)
+    return out
+
+
+def _rows_of(node: Node, kinds: Mapping[Node, str]) -> list[Node]:
+    return [argument for argument in node.all_input_nodes if kinds[argument] == ROWS]
+
+
+def _without_layers(net: Module, graph: Graph, kinds: Mapping[Node, str]) -> set[Node]:
+    """The nodes whose rows follow from those of the input, without any neighbours."""
+    out: set[Node] = set()
+    for node in graph.nodes:
+        if node.op == "output" or kinds[node] != ROWS or is_layer(net, node):
+            continue
+        if all(argument in out for argument in _rows_of(node, kinds)):
+            out.add(node)
+    return out
+
+
+def _after_dropout(
+    net: Module, node: Node, kinds: Mapping[Node, str], exact: set[Node]
+) -> list[Node]:
+    """The nodes from a value back to the first dropout that it has gone through, if any."""
+    chain: list[Node] = []
+    until = 0
+    while not is_layer(net, node) and node not in exact:
+        rows = _rows_of(node, kinds)
+        if len(rows) != 1:
+            break
+        chain.append(node)
+        if is_dropout(net, node):
+            until = len(chain)
+        node = rows[0]
+    return chain[:until]
+
+
+class _Writer:
+    """Writes the graph of a plan."""
+
+    def __init__(
+        self, net: Module, kinds: Mapping[Node, str], placed: Plan, calls: Mapping[Node, LayerCall]
+    ) -> None:
+        self._net, self._kinds, self._plan, self._calls = net, kinds, placed, calls
+        self._edges = next(str(c.given[c.adjacency].target) for c in calls.values())
+        self.graph = Graph()
+        self._scope = self.graph.placeholder("scope")
+        self._written: dict[Node, Node] = {}  # Of all rows, where the plan says so.
+        self._own: dict[Node, Node] = {}
+        self._all: dict[Node, Node] = {}
+
+    def make(self, function: Any, *args: Any) -> Node:
+        return self.graph.call_function(function, (self._scope, *args))
+
+    def own(self, node: Node) -> Node:
+        """A value's own rows."""
+        written = self._written[node]
+        if self._kinds[node] != ROWS or node not in self._plan.whole:
+            return written
+        if node not in self._own:
+            self._own[node] = self.make(own, written)
+        return self._own[node]
+
+    def all(self, node: Node) -> Node:
+        """A value's rows, those of the halo included."""
+        return self._all.get(node, self._written[node])
+
+    def write(self, node: Node) -> None:
+        if node.op == "output":
+            self.graph.output(map_arg(node.args[0], self.own))
+            return
+        if node.op == "placeholder" and node.target == self._edges:
+            return  # They come with the scope, as each layer takes them.
+        made = self._layer(node) if node in self._calls else self._other(node)
+        self._written[node] = made
+        if node in self._plan.pulled:
+            position = self._plan.pulled.index(node)
+            self._all[node] = self.make(pull, position, made, self._may_be_rows(node))
+
+    def _layer(self, node: Node) -> Node:
+        call = self._calls[node]
+
+        def value_of(argument: Any) -> Any:
+            return self.all(argument) if isinstance(argument, Node) else argument
+
+        given = call.arguments(call.form, self.make, value_of)
+        (_, first), *rest = given.items()
+        out = self.graph.call_module(str(node.target), (first,), dict(rest))
+        return self.make(own, out)
+
+    def _other(self, node: Node) -> Node:
+        if node.op == "placeholder" and node.target == WEIGHT:
+            return self.make(weights)
+        value_of = self.all if node in self._plan.whole else self.own
+        made = self.graph.node_copy(node, value_of)
+        if node.target is torch.nn.functional.dropout:
+            made.target = dropout
+        return made
+
+    def _may_be_rows(self, node: Node) -> bool:
+        """Whether whoever reads all rows takes :class:`gas.history.Rows`."""
+        return all(
+            user in self._calls
+            or user not in self._plan.whole
+            or (self._drops(user) and self._may_be_rows(user))
+            for user in node.users
+        )
+
+    def _drops(self, node: Node) -> bool:
+        if node.target is torch.nn.functional.dropout:
+            return True
+        module = module_of(self._net, node)
+        return isinstance(module, Dropout) and not module.inplace
+
+
+def write(
+    net: Module,
+    graph: Graph,
+    kinds: Mapping[Node, str],
+    placed: Plan,
+    calls: list[LayerCall],
+) -> Graph:
+    """The graph that a plan makes of another: ``graph(scope, *inputs)``.
+
+    What is computed of all rows, by dropout included, is cut to a batch's own for everything but
+    the layers, so that one mask serves every use.
+    """
+    writer = _Writer(net, kinds, placed, {call.node: call for call in calls})
+    for node in graph.nodes:
+        writer.write(node)
+    writer.graph.lint()
+    return writer.graph

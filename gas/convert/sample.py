@@ -1,0 +1,117 @@
+"""A small graph with the attributes of a large one, on which a model is tried."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Interpreter, Node
+from torch.nn import Module
+from torch_geometric.data import Data
+
+from gas.graph.edges import is_row_per_edge, is_row_per_node
+
+
+def sample(data: Data, names: Sequence[str], num_nodes: int, num_edges: int, seed: int) -> Data:
+    """A random graph with attributes like those of another.
+
+    Features and weights are random, so that nothing is equal by chance; everything else, such as
+    types of edges, is taken from the graph.
+
+    Args:
+        data: The graph.
+        names: The attributes.
+        num_nodes: How many nodes it gets.
+        num_edges: How many edges; self-loops and a node without edges are among them.
+        seed: Of the random numbers.
+    """
+    random = torch.Generator().manual_seed(seed)
+    src = torch.randint(num_nodes, (num_edges,), generator=random)
+    dst = torch.randint(num_nodes - 1, (num_edges,), generator=random).sort().values
+    out = Data(edge_index=torch.stack([src, dst]), num_nodes=num_nodes)
+    for name in names:
+        value = data[name]
+        if is_row_per_node(data, name):
+            out[name] = _like(name, value, num_nodes, random)
+        elif is_row_per_edge(data, name):
+            out[name] = _like(name, value, num_edges, random)
+        else:
+            out[name] = value
+    return out
+
+
+def _like(name: str, value: Tensor, rows: int, random: torch.Generator) -> Tensor:
+    if name == "x" and value.is_floating_point():
+        return torch.randn(rows, *value.shape[1:], generator=random, dtype=value.dtype)
+    if name == "edge_weight":
+        return torch.rand(rows, *value.shape[1:], generator=random, dtype=value.dtype) + 0.1
+    which = torch.randint(max(value.size(0), 1), (rows,), generator=random)
+    return value.cpu()[which]
+
+
+class _Recorder(Interpreter):
+    """Runs a graph and remembers what each node gave."""
+
+    def __init__(self, net: Module, graph: Graph, weight: Tensor | None, weighted: Any) -> None:
+        super().__init__(net, graph=graph)  # type: ignore[arg-type]
+        self._weight, self._weighted = weight, weighted
+        self.values: dict[Node, Any] = {}
+
+    def run_node(self, n: Node) -> Any:
+        value = super().run_node(n)
+        self.values[n] = copied(value)
+        return value
+
+    def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if target not in self._weighted:
+            return super().call_module(target, args, kwargs)
+        layer = self.fetch_attr(target)
+        given = inspect.signature(layer.forward).bind(*args, **kwargs).arguments
+        return layer(**{**given, "edge_weight": self._weight})
+
+
+def copied(value: Any) -> Any:
+    """The same values, which nobody changes in place."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    return type(value)(map(copied, value)) if type(value) in (tuple, list) else value
+
+
+def record(
+    net: Module,
+    graph: Graph,
+    inputs: dict[str, Any],
+    weight: Tensor | None = None,
+    weighted: Collection[str] = (),
+) -> dict[Node, Any]:
+    """What each node of a graph gives, in evaluation mode.
+
+    Args:
+        net: The module that was traced.
+        graph: The graph.
+        inputs: Its inputs by name.
+        weight: The weight of each edge. (default: none)
+        weighted: The names of the layers that are given it. (default: none)
+    """
+    recorder = _Recorder(net, graph, weight, weighted)
+    names = [str(node.target) for node in graph.nodes if node.op == "placeholder"]
+    with evaluating(net):
+        recorder.run(*[copied(inputs[name]) for name in names])
+    return recorder.values
+
+
+@contextlib.contextmanager
+def evaluating(net: Module) -> Iterator[None]:
+    """In this context a module is in evaluation mode, and nothing takes a gradient."""
+    modes = [(module, module.training) for module in net.modules()]
+    net.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode

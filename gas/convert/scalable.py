@@ -1,0 +1,316 @@
+"""``to_scalable``: an ordinary module as a model with histories."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+from torch.nn import Module
+from torch_geometric.data import Data
+from torch_geometric.nn import MessagePassing
+
+from gas.convert.kinds import EDGES, OTHER, ROWS, Values, check_rows, kinds_of
+from gas.convert.layers import (
+    WEIGHT,
+    LayerCall,
+    Normalise,
+    cure,
+    find_form,
+    is_close,
+    given_to,
+    layer_call,
+)
+from gas.convert.model import Converted
+from gas.convert.place import Plan, plan, write
+from gas.convert.sample import copied, evaluating, record, sample
+from gas.convert.scope import Scope
+from gas.convert.trace import (
+    ADJACENCY,
+    NOT_OURS,
+    TRAINING,
+    UNROLLED,
+    adjacency_name,
+    is_layer,
+    parameters,
+    trace,
+)
+from gas.convert.twin import twin
+from gas.history.rows import Rows
+from gas.loader import SubgraphLoader
+from gas.nn import fuse
+from gas.scalable.model import ScalableGNN
+
+# Nodes and edges of the graphs on which a model is tried: primes, so that no width is as large.
+SAMPLES = ((61, 241), (67, 263))
+OWN = 31
+
+
+def to_scalable(
+    net: Module, data: Data | None = None, *, num_nodes: int | None = None, **kwargs: Any
+) -> Converted:
+    """Makes a model with histories of an ordinary module, such as any of PyG's models.
+
+    The model has the parameters of ``net``, not copies of them. A history stands on every
+    node-level input of a message passing layer after the first, before dropout. Layers become those
+    of :mod:`gas.nn`, where there are such; symmetric normalisation moves to the whole graph, which
+    ``gas.cluster(data, num_parts, model=model)`` applies; APPNP, SGConv, SSGConv and TAGConv are
+    taken apart into hops. Each layer is tried on mini-batches of a small random graph: what
+    doesn't give the same there as on the graph is refused::
+
+        net = GraphSAGE(data.num_features, 256, num_layers=3, out_channels=47, dropout=0.5)
+        model = gas.to_scalable(net, data)
+        print(model)  # Where histories went, and how each layer is called.
+
+    Args:
+        net: The module. Its ``forward`` (or ``encode``, if it has no other) takes ``edge_index`` or
+            ``adj_t``, and attributes of the graph by their names: ``x``, ``edge_weight``,
+            ``edge_attr``, ``edge_type``, ... Those that the graph lacks have their defaults.
+        data: The graph, of which names and widths are read.
+        num_nodes: Instead of ``data``, the number of nodes of a graph with ``x`` and
+            ``edge_index`` alone; the width of ``x`` is ``net.in_channels``.
+        **kwargs: Options of :class:`gas.ScalableGNN`, such as ``store`` or ``dtype``.
+
+    Raises:
+        ValueError: If ``net`` can't be followed, or isn't exact on mini-batches, naming the layer.
+    """
+    if isinstance(net, ScalableGNN):
+        raise ValueError(f"{type(net).__name__} is a ScalableGNN already: use it as it is")
+    data = _graph_of(net, data, num_nodes)
+    method = "forward" if _has_forward(net) else "encode"
+    wanted = parameters(net, method)
+    edges = adjacency_name(list(wanted))
+    names = [n for n in wanted if n in data and n not in (*ADJACENCY, *NOT_OURS)]
+    missing = [
+        name for name, default in wanted.items()
+        if name not in (*names, edges) and default is inspect.Parameter.empty
+    ]  # fmt: skip
+    if missing:
+        raise ValueError(
+            f"{type(net).__name__}.{method} takes {missing[0]!r}, which the graph doesn't have "
+            f"({', '.join(sorted(data.keys()))}): name it as the attribute, or set the attribute"
+        )
+    _check_layers(net)
+    return _convert(net, method, data, names, edges, wanted, kwargs)
+
+
+def _graph_of(net: Module, data: Data | None, num_nodes: int | None) -> Data:
+    if data is not None and num_nodes is None:
+        return data
+    if data is not None or num_nodes is None:
+        raise ValueError("expected either 'data' or 'num_nodes'")
+    width = getattr(net, "in_channels", None)
+    if not isinstance(width, int) or width < 1:
+        raise ValueError(
+            f"{type(net).__name__} doesn't say how wide 'x' is (in_channels is {width!r}): give "
+            "'data' instead of 'num_nodes'"
+        )
+    none = torch.empty(2, 0, dtype=torch.int64)
+    return Data(x=torch.empty(1, width).expand(num_nodes, width), edge_index=none)
+
+
+def _has_forward(net: Module) -> bool:
+    return type(net).forward is not Module.forward or "forward" in vars(net)
+
+
+def _check_layers(net: Module) -> None:
+    layers = [item for item in net.named_modules() if isinstance(item[1], MessagePassing)]
+    if not layers:
+        raise ValueError(f"{type(net).__name__} has no message passing layer")
+    for name, layer in layers:
+        if getattr(layer, "cached", False):
+            raise ValueError(
+                f"'{name}' ({type(layer).__name__}) has cached=True, which keeps what it computes "
+                "of the first edges that it is given: build it with cached=False"
+            )
+
+
+@dataclass
+class _Inputs:
+    """What a traced graph takes: attributes of the graph by name, and where its edges go."""
+
+    names: Sequence[str]
+    edges: str
+    device: torch.device
+
+    def of(self, data: Data) -> dict[str, Any]:
+        values = {name: data[name] for name in self.names}
+        return {**values, self.edges: data.edge_index, TRAINING: False}
+
+
+def _convert(
+    net: Module,
+    method: str,
+    data: Data,
+    names: Sequence[str],
+    edges: str,
+    wanted: dict[str, Any],
+    options: dict[str, Any],
+) -> Converted:
+    device = next((p.device for p in net.parameters()), torch.device("cpu"))
+    inputs = _Inputs(names, edges, device)
+    graphs = [sample(data, names, *counts, seed=1).to(device) for counts in SAMPLES]
+    expected = _run(net, method, inputs, graphs[0])
+    order = [name for name in wanted if name in names or name == edges]
+    fixed = {name: default for name, default in wanted.items() if name not in order}
+
+    mine = twin(net)
+    graph = trace(mine, method, order, fixed)
+    transform, cured = _cure(mine, graph)
+    if transform is not None:
+        graphs = [transform(graph) for graph in graphs]
+    records = [
+        record(mine, graph, inputs.of(each), each.get("edge_weight"), cured) for each in graphs
+    ]
+    output = next(node for node in graph.nodes if node.op == "output").args[0]
+    if not isinstance(output, Node):
+        raise ValueError(f"{type(net).__name__} returns {output}, expected one tensor")
+    if not is_close(records[0][output], expected):
+        raise ValueError(
+            f"{type(net).__name__} gives something else when its graph is normalised by "
+            f"{transform} as a whole: use layers that all take the same graph"
+        )
+    counts = [(each.num_nodes, each.num_edges) for each in graphs]
+    kinds = kinds_of(graph, records, counts)
+    if kinds[output] != ROWS:
+        raise ValueError(
+            f"{type(net).__name__} returns '{output.name}', which isn't a row for each node: "
+            "mini-batches give each node's output"
+        )
+    with evaluating(mine):
+        check_rows(mine, graph, kinds, records[0])
+
+    fuse(mine)
+    source = next(node for node in graph.nodes if node.target == edges)
+    calls = [
+        layer_call(node, mine.get_submodule(str(node.target)), kinds, source, node.target in cured)
+        for node in graph.nodes if is_layer(mine, node)
+    ]  # fmt: skip
+    _check_edges(source, calls)
+    _find_forms(mine, calls, kinds, records[0], graphs[0])
+    placed = plan(mine, graph, kinds, calls)
+    widths = [_width(node, records[0][node]) for node in placed.pulled]
+    written = write(mine, graph, kinds, placed, calls)
+    num_nodes = data.num_nodes
+    assert num_nodes is not None
+    drawing = _drawing(graph, placed, calls, widths)
+    name = type(net).__name__
+    return Converted(mine, written, name, num_nodes, widths, transform, drawing, options)
+
+
+def _run(net: Module, method: str, inputs: _Inputs, graph: Data) -> Tensor:
+    """What the module itself gives; lazy parameters are initialised on the way."""
+    values = {name: copied(value) for name, value in inputs.of(graph).items() if name != TRAINING}
+    try:
+        with evaluating(net):
+            return getattr(net, method)(**values)
+    except Exception as error:
+        raise ValueError(
+            f"{type(net).__name__} can't be run on a small graph like this one, with "
+            f"{', '.join(values)}: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _cure(net: Module, graph: Graph) -> tuple[Normalise | None, list[str]]:
+    """Moves normalisation to the whole graph; returns how, and the names of the layers called."""
+    found = {
+        _hop_of(net, name): how
+        for name, layer in net.named_modules() if (how := cure(layer)) is not None
+    }  # fmt: skip
+    for node in graph.nodes:
+        if node.op != "call_module" or node.target not in found:
+            continue
+        weight = given_to(net.get_submodule(str(node.target)), node).get(WEIGHT)
+        if isinstance(weight, Node) and (weight.op, weight.target) != ("placeholder", WEIGHT):
+            raise ValueError(
+                f"'{node.target}' normalises weights that the model computes, '{weight.name}', "
+                "which mini-batches can't: use normalize=False"
+            )
+        found[str(node.target)].weighted = weight is not None
+    if len(set(found.values())) > 1:
+        raise ValueError(
+            f"layers normalise the graph in different ways, {found}: build them alike, or with "
+            "normalize=False"
+        )
+    return next(iter(found.values()), None), list(found)
+
+
+def _hop_of(net: Module, name: str) -> str:
+    """The layer that is called for another: a hop, if that was taken apart."""
+    if not isinstance(net.get_submodule(name), UNROLLED):
+        return name
+    return f"{name}.hop" if name else "hop"
+
+
+def _check_edges(source: Node, calls: Sequence[LayerCall]) -> None:
+    for user in source.users:
+        if not any(user is call.node for call in calls):
+            raise ValueError(
+                f"'{user.name}' takes the edges, and isn't a message passing layer: what changes "
+                "edges belongs to the graph, before it is cut into parts"
+            )
+
+
+def _find_forms(
+    net: Module, calls: Sequence[LayerCall], kinds: dict[Node, str], values: Values, graph: Data
+) -> None:
+    """Tries every layer on mini-batches of a small graph."""
+    small = Data(edge_index=graph.edge_index.cpu(), num_nodes=graph.num_nodes)
+    if "edge_weight" in graph:
+        small.edge_weight = graph.edge_weight.cpu()
+    device = graph.edge_index.device
+    ptr = torch.tensor([0, OWN, small.num_nodes])
+    for batch in SubgraphLoader(small, ptr, layout="fused", log=False):
+        batch = batch.to(device)
+        adj_t = batch.data.adj_t
+        scopes = [
+            Scope(adj, weight, batch.batch_size, _no_history)
+            for adj, weight in ((adj_t, None), adj_t.to_edge_index())
+        ]
+
+        def cut(node: Node, batch: Any = batch) -> Any:
+            value = values[node]
+            if kinds[node] == OTHER or not isinstance(value, Tensor):
+                return value
+            ids = batch.data.e_id if kinds[node] == EDGES else batch.n_id
+            return value[ids.to(value.device)]
+
+        with evaluating(net):
+            for call in calls:
+                expected = values[call.node][batch.n_id[: batch.batch_size]]
+                call.form = find_form(call, expected, cut, scopes)
+
+
+def _no_history(position: int, x: Tensor, rows: bool) -> Tensor | Rows:
+    raise AssertionError("a single layer reads no history")
+
+
+def _width(node: Node, value: Any) -> int:
+    if not isinstance(value, Tensor) or value.dim() != 2 or not value.is_floating_point():
+        shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise ValueError(
+            f"'{node.name}' of {shape} goes to a message passing layer, and a history takes rows "
+            "of floating-point numbers, [num_nodes, width]"
+        )
+    return value.size(1)
+
+
+def _drawing(
+    graph: Graph, placed: Plan, calls: Sequence[LayerCall], widths: Sequence[int]
+) -> list[str]:
+    """A line for every layer and every history."""
+    lines = []
+    by_node = {call.node: call for call in calls}
+    for node in graph.nodes:
+        if node in by_node:
+            call = by_node[node]
+            where = f"{call.name}: {call.layer}"
+            lines.append(f"{where}  [{call.form}]")
+        if node in placed.pulled:
+            position = placed.pulled.index(node)
+            lines.append(f"  history {position}: '{node.name}', {widths[position]} wide")
+    return lines

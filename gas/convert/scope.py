@@ -1,0 +1,110 @@
+"""What the layers of a converted model are given of a mini-batch, or of the whole graph."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from gas.graph.adjacency import Adjacency
+from gas.graph.layout import layout_of
+from gas.history.rows import Rows, first_rows
+from gas.models.weights import check_weights
+from gas.nn import dropout as drop
+
+# How a layer takes its neighbours' rows.
+FUSED = "fused"  # Features (or sources and destinations) and a matrix in the loader's layout.
+PAIR = "pair"  # Sources and destinations, and an edge_index between them.
+SQUARE = "square"  # All rows, and an edge_index; rows of the halo come out as well, and are cut.
+
+
+class Scope:
+    """The neighbourhood in which a converted model computes.
+
+    Args:
+        adj_t: The adjacency, in any layout.
+        edge_weight: The weights of an ``edge_index``.
+        batch_size: The number of in-batch nodes; ``None`` on a full batch.
+        push_and_pull: Given a history's position, a layer's output, and whether it may be
+            :class:`gas.history.Rows`.
+    """
+
+    def __init__(
+        self,
+        adj_t: Any,
+        edge_weight: Tensor | None,
+        batch_size: int | None,
+        push_and_pull: Callable[[int, Tensor, bool], Tensor | Rows],
+    ) -> None:
+        self.is_edge_index = layout_of(adj_t, "adj_t").num_rows(adj_t) is None
+        self.given = adj_t, edge_weight
+        # Any matrix as one that every layer takes alike.
+        self.adj_t = adj_t if self.is_edge_index else Adjacency.of(adj_t)
+        self.edge_weight = edge_weight if self.is_edge_index else self.adj_t.value
+        self.batch_size = batch_size
+        self.push_and_pull = push_and_pull
+
+    @functools.cached_property
+    def edge_index(self) -> Tensor:
+        """Sources and destinations of the edges."""
+        return self.adj_t if self.is_edge_index else self.adj_t.to_edge_index()[0]
+
+    @functools.cached_property
+    def normalised(self) -> Tensor | None:
+        """The weights of the edges, which must be those of a normalised graph."""
+        check_weights(*self.given)
+        return self.edge_weight
+
+
+def own(scope: Scope, x: Any) -> Any:
+    """The rows of the in-batch nodes."""
+    return first_rows(x, scope.batch_size)
+
+
+def pull(scope: Scope, position: int, x: Tensor, rows: bool) -> Tensor | Rows:
+    """The rows of all nodes of a batch, after those of its own have been pushed to a history."""
+    rows = rows and not scope.is_edge_index and scope.adj_t.size(0) == scope.batch_size
+    return scope.push_and_pull(position, x, rows)
+
+
+def dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    """See :func:`gas.nn.dropout`, which always makes a tensor of its own."""
+    return drop(x, p, training)
+
+
+def sources(scope: Scope, x: Any, form: str, takes_pairs: bool = True) -> Any:
+    """What a layer takes as features."""
+    if form == FUSED and not scope.is_edge_index:
+        if isinstance(x, Rows) or not takes_pairs:
+            return x
+        return _pair(x, scope.adj_t.size(0))
+    x = x.tensor() if isinstance(x, Rows) else x
+    return _pair(x, scope.batch_size) if form == PAIR else x
+
+
+def _pair(x: Tensor, num_rows: int | None) -> Any:
+    return x if num_rows is None or num_rows == x.size(0) else (x, first_rows(x, num_rows))
+
+
+def edges(scope: Scope, form: str, weight: Tensor | None) -> Any:
+    """What a layer takes as adjacency."""
+    if form != FUSED or scope.is_edge_index:
+        return scope.edge_index
+    return scope.adj_t if weight is scope.edge_weight else scope.adj_t.with_value(weight)
+
+
+def edge_weight(scope: Scope, form: str, weight: Tensor | None) -> Tensor | None:
+    """What a layer takes as weights of edges: those of a matrix are its values."""
+    return weight if form != FUSED or scope.is_edge_index else None
+
+
+def weights(scope: Scope) -> Tensor | None:
+    """The weight of every edge."""
+    return scope.edge_weight
+
+
+def normalised_weights(scope: Scope) -> Tensor | None:
+    """The weight of every edge, which must be those of the normalised graph."""
+    return scope.normalised

@@ -1,0 +1,210 @@
+"""The graph of what a module computes, in which message passing layers are single nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch_geometric.nn as pyg
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Node, Tracer
+from torch.nn import Module
+from torch_geometric.nn import MessagePassing
+
+from gas.nn import SimpleConv
+
+ADJACENCY = ("edge_index", "adj_t", "adj")
+# Layers that propagate several times and transform nothing in between, taken apart into hops.
+UNROLLED = (pyg.APPNP, pyg.SGConv, pyg.SSGConv, pyg.TAGConv)
+# Those of whole graphs or of neighbour samplers; a mini-batch's are others.
+NOT_OURS = ("batch", "batch_size", "num_sampled_nodes_per_hop", "num_sampled_edges_per_hop")
+TRAINING = "training"
+
+
+def parameters(net: Module, method: str) -> dict[str, Any]:
+    """The parameters of a method, with their defaults; ``inspect.Parameter.empty`` for none."""
+    if isinstance(net, pyg.Sequential):
+        return dict.fromkeys(net.signature.param_dict, inspect.Parameter.empty)
+    named = inspect.signature(getattr(net, method)).parameters.values()
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return {p.name: p.default for p in named if p.kind not in kinds}
+
+
+def adjacency_name(names: Sequence[str]) -> str:
+    """Which parameter is the adjacency.
+
+    Raises:
+        ValueError: If none is called as one.
+    """
+    for name in ADJACENCY:
+        if name in names:
+            return name
+    raise ValueError(
+        f"the model takes {', '.join(names)}, and none of them is the adjacency: name it "
+        "'edge_index' or 'adj_t'"
+    )
+
+
+class _Tracer(Tracer):
+    """Message passing layers are leaves, and so is what has none inside."""
+
+    def __init__(self, method: str, inputs: Sequence[str], fixed: dict[str, Any]) -> None:
+        super().__init__()
+        self.traced_func_name = method
+        self._inputs, self._fixed = inputs, fixed
+
+    def is_leaf_module(self, m: Module, module_qualified_name: str) -> bool:
+        if isinstance(m, UNROLLED):
+            return False
+        return isinstance(m, MessagePassing) or not any(
+            isinstance(child, MessagePassing) for child in m.modules()
+        )
+
+    def create_args_for_root(
+        self, root_fn: Any, is_module: bool, concrete_args: Any = None
+    ) -> tuple[Callable[..., Any], list[Any]]:
+        """Parameters that the graph has are inputs; others have their defaults."""
+        proxies = [self.create_proxy("placeholder", name, (), {}) for name in self._inputs]
+
+        def call(root: Module, *values: Any) -> Any:
+            given = dict(zip(self._inputs, values, strict=True))
+            return root_fn(root, **self._fixed, **given)
+
+        return call, [self.root, *proxies]
+
+
+class Hops:
+    """Stands in for ``propagate`` of a layer that is taken apart: a layer for every hop."""
+
+    def __init__(self, layer: Any) -> None:
+        self._layer = layer
+        layer.hop = SimpleConv(aggr="add")
+
+    def __call__(
+        self, edge_index: Any, size: Any = None, *, x: Any, edge_weight: Any = None
+    ) -> Any:
+        return self._layer.hop(x, edge_index, edge_weight)
+
+
+@contextlib.contextmanager
+def _unrolling(net: Module) -> Iterator[None]:
+    layers = [layer for layer in net.modules() if isinstance(layer, UNROLLED)]
+    for layer in layers:
+        object.__setattr__(layer, "propagate", Hops(layer))
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.__dict__["propagate"]
+
+
+def trace(net: Module, method: str, inputs: Sequence[str], fixed: dict[str, Any]) -> Graph:
+    """The graph of a module's method; arguments that say ``training`` are an input of that name.
+
+    Layers of :data:`UNROLLED` get a child ``hop``, and are traced through.
+
+    Args:
+        net: The module, whose layers the graph calls by their names.
+        method: Such as ``"forward"``.
+        inputs: The parameters that are inputs.
+        fixed: The values of the others.
+
+    Raises:
+        ValueError: If it can't be traced, or does something else in training.
+    """
+    modes = [(module, module.training) for module in net.modules()]
+    graphs, constants = [], []
+    try:
+        with _unrolling(net):
+            for training in (True, False):
+                net.train(training)
+                graphs.append(_Tracer(method, inputs, fixed).trace(net))
+                constants.append(_take_constants(net))
+    except Exception as error:
+        raise ValueError(
+            f"{type(net).__name__}.{method} can't be followed: {type(error).__name__}: {error}. "
+            "What it does must not depend on values of tensors: subclass gas.ScalableGNN instead, "
+            "and call push_and_pull after every layer but the last"
+        ) from error
+    finally:
+        for module, mode in modes:
+            module.training = mode
+    _mark_training(*graphs, name=f"{type(net).__name__}.{method}")
+    for name, value in constants[0].items():
+        if not torch.equal(value, constants[1][name]):
+            raise ValueError(f"{type(net).__name__}.{method} draws numbers, or keeps them: {name}")
+        setattr(net, name, value)
+    return graphs[0]
+
+
+def _take_constants(net: Module) -> dict[str, Tensor]:
+    """The tensors that tracing has found to be none of the module's, which get names anew."""
+    names = [name for name in vars(net) if name.startswith("_tensor_constant")]
+    return {name: net.__dict__.pop(name) for name in names}
+
+
+def _mark_training(graph: Graph, other: Graph, name: str) -> None:
+    """Makes arguments that are true in training and false else an input."""
+    nodes, others = list(graph.nodes), list(other.nodes)
+    alike = len(nodes) == len(others) and all(
+        (a.op, a.target) == (b.op, b.target) for a, b in zip(nodes, others, strict=True)
+    )
+    if not alike:
+        raise ValueError(
+            f"{name} calls other functions in training than in evaluation, which can't be "
+            "followed: call the same ones, with training=self.training"
+        )
+    inputs = [node for node in nodes if node.op == "placeholder"]
+    with graph.inserting_after(inputs[-1]):
+        training = graph.placeholder(TRAINING)
+    for a, b in zip(nodes, others, strict=True):
+        values = list(zip(_constants(a), _constants(b), strict=True))
+        differ = [(key, one) for (key, one), (_, two) in values if not _same(one, two)]
+        if any(one is not True for _, one in differ):
+            raise ValueError(
+                f"{name}: {a.format_node()} takes other values in training than in evaluation, "
+                "which can't be followed: pass training=self.training"
+            )
+        for key, _ in differ:
+            if isinstance(key, int):
+                a.update_arg(key, training)
+            else:
+                a.update_kwarg(key, training)
+
+
+def _same(one: Any, two: Any) -> bool:
+    if isinstance(one, Node) or isinstance(two, Node):
+        return isinstance(one, Node) and isinstance(two, Node) and one.name == two.name
+    return type(one) is type(two) and (isinstance(one, Tensor) or repr(one) == repr(two))
+
+
+def _constants(node: Node) -> list[tuple[int | str, Any]]:
+    return [*enumerate(node.args), *node.kwargs.items()]
+
+
+def module_of(net: Module | GraphModule, node: Node) -> Module | None:
+    """The module that a node calls, if it calls one."""
+    return net.get_submodule(str(node.target)) if node.op == "call_module" else None
+
+
+def is_layer(net: Module, node: Node) -> bool:
+    """Whether a node is a message passing layer."""
+    return isinstance(module_of(net, node), MessagePassing)
+
+
+def is_dropout(net: Module, node: Node) -> bool:
+    """Whether a node drops elements at random."""
+    if node.op == "call_module":
+        return isinstance(module_of(net, node), torch.nn.modules.dropout._DropoutNd)
+    return node.op == "call_function" and node.target in DROPOUTS
+
+
+DROPOUTS = (
+    torch.nn.functional.dropout,
+    torch.nn.functional.alpha_dropout,
+    torch.nn.functional.feature_alpha_dropout,
+    torch.dropout,
+)
