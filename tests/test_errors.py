@@ -24,6 +24,7 @@ from conftest import ROOT
 from refusals import (
     Tools,
     augment,
+    convert,
     datasets,
     examples,
     graph,
@@ -52,6 +53,7 @@ ROOMS = {
     "gas.loader": loader,
     "gas.scalable": scalable,
     "gas.models": models,
+    "gas.convert": convert,
     "gas.datasets": datasets,
     "gas.training": training,
     "examples": examples,
@@ -63,6 +65,7 @@ UNREACHED = [
     ("nn/conv.py", "raise NotImplementedError", "of a method that subclasses write"),
     ("scalable/model.py", "raise NotImplementedError", "of a method that subclasses write"),
     ("graph/layout.py", "raise NotImplementedError(f'nobody makes", "no way in asks for one"),
+    ("convert/scalable.py", "raise AssertionError", "stands for histories where none are read"),
     ("scalable/model.py", "raise Reached", "ends forward early; never leaves the package"),
 ]
 

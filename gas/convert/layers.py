@@ -191,7 +191,7 @@ def find_form(
         if all(_is_exact(call, form, expected, value_of, scope) for scope in scopes):
             return form
     reason = why_inexact(call.layer) or (
-        "needs more of the graph than a node's own edges and their other ends"
+        "needs more of the graph than a node's own edges and their other ends: take another layer"
     )
     raise ValueError(
         f"'{call.name}' ({type(call.layer).__name__}) isn't exact on mini-batches: it {reason}"

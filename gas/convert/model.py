@@ -44,13 +44,14 @@ class Converted(ScalableGNN):
             (made._parameters, net._parameters),
             (made._buffers, net._buffers),
         ):
-            mine.clear()  # type: ignore[attr-defined]
+            mine.clear()
             mine.update(theirs)  # type: ignore[arg-type]
         for key, value in constants.items():
             made.register_buffer(key, value, persistent=False)
         self.net = made
         self.training = made.training = net.training
         self.transform = transform
+        self._takes_fused = True  # Scope sees to it that each layer gets what it takes.
         self._name = name
         _, *self._inputs = [str(node.target) for node in graph.nodes if node.op == "placeholder"]
         self._drawing = list(drawing)

@@ -49,15 +49,16 @@ def _like(name: str, value: Tensor, rows: int, random: torch.Generator) -> Tenso
         return torch.randn(rows, *value.shape[1:], generator=random, dtype=value.dtype)
     if name == "edge_weight":
         return torch.rand(rows, *value.shape[1:], generator=random, dtype=value.dtype) + 0.1
-    which = torch.randint(max(value.size(0), 1), (rows,), generator=random)
-    return value.cpu()[which]
+    if value.size(0) == 0:
+        return torch.zeros(rows, *value.shape[1:], dtype=value.dtype)
+    return value.cpu()[torch.randint(value.size(0), (rows,), generator=random)]
 
 
 class _Recorder(Interpreter):
     """Runs a graph and remembers what each node gave."""
 
     def __init__(self, net: Module, graph: Graph, weight: Tensor | None, weighted: Any) -> None:
-        super().__init__(net, graph=graph)  # type: ignore[arg-type]
+        super().__init__(net, graph=graph)
         self._weight, self._weighted = weight, weighted
         self.values: dict[Node, Any] = {}
 

@@ -21,8 +21,8 @@ from gas.convert.layers import (
     Normalise,
     cure,
     find_form,
-    is_close,
     given_to,
+    is_close,
     layer_call,
 )
 from gas.convert.model import Converted
@@ -80,6 +80,7 @@ def to_scalable(
     """
     if isinstance(net, ScalableGNN):
         raise ValueError(f"{type(net).__name__} is a ScalableGNN already: use it as it is")
+    _check_layers(net)
     data = _graph_of(net, data, num_nodes)
     method = "forward" if _has_forward(net) else "encode"
     wanted = parameters(net, method)
@@ -94,8 +95,8 @@ def to_scalable(
             f"{type(net).__name__}.{method} takes {missing[0]!r}, which the graph doesn't have "
             f"({', '.join(sorted(data.keys()))}): name it as the attribute, or set the attribute"
         )
-    _check_layers(net)
-    return _convert(net, method, data, names, edges, wanted, kwargs)
+    with torch.random.fork_rng(devices=[]):
+        return _convert(net, method, data, names, edges, wanted, kwargs)
 
 
 def _graph_of(net: Module, data: Data | None, num_nodes: int | None) -> Data:

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
+from torch.fx import Proxy
 
 from gas.graph.adjacency import Adjacency
 from gas.graph.layout import layout_of
 from gas.history.rows import Rows, first_rows
 from gas.models.weights import check_weights
-from gas.nn import dropout as drop
+from gas.nn.dropout import dropout as drop
 
 # How a layer takes its neighbours' rows.
 FUSED = "fused"  # Features (or sources and destinations) and a matrix in the loader's layout.
@@ -47,33 +48,57 @@ class Scope:
         self.push_and_pull = push_and_pull
 
     @functools.cached_property
-    def edge_index(self) -> Tensor:
+    def edge_index(self) -> Any:
         """Sources and destinations of the edges."""
-        return self.adj_t if self.is_edge_index else self.adj_t.to_edge_index()[0]
+        adj: Any = self.adj_t
+        return adj if self.is_edge_index else adj.to_edge_index()[0]
 
     @functools.cached_property
     def normalised(self) -> Tensor | None:
         """The weights of the edges, which must be those of a normalised graph."""
-        check_weights(*self.given)
+        try:
+            check_weights(*self.given)
+        except ValueError as error:
+            raise ValueError(
+                "the edges have no weights, and this model's layers take those of the normalised "
+                "graph: cut it by gas.cluster(data, num_parts, model=model), or give "
+                "model.prepare(data)"
+            ) from error
         return self.edge_weight
 
 
+def _leaf(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes a function one node of a graph that is traced again, as copying by pickle does."""
+
+    @functools.wraps(function)
+    def call(first: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(first, Proxy):
+            return first.tracer.create_proxy("call_function", call, (first, *args), kwargs)
+        return function(first, *args, **kwargs)
+
+    return call
+
+
+@_leaf
 def own(scope: Scope, x: Any) -> Any:
     """The rows of the in-batch nodes."""
     return first_rows(x, scope.batch_size)
 
 
+@_leaf
 def pull(scope: Scope, position: int, x: Tensor, rows: bool) -> Tensor | Rows:
     """The rows of all nodes of a batch, after those of its own have been pushed to a history."""
     rows = rows and not scope.is_edge_index and scope.adj_t.size(0) == scope.batch_size
     return scope.push_and_pull(position, x, rows)
 
 
+@_leaf
 def dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
     """See :func:`gas.nn.dropout`, which always makes a tensor of its own."""
     return drop(x, p, training)
 
 
+@_leaf
 def sources(scope: Scope, x: Any, form: str, takes_pairs: bool = True) -> Any:
     """What a layer takes as features."""
     if form == FUSED and not scope.is_edge_index:
@@ -88,6 +113,7 @@ def _pair(x: Tensor, num_rows: int | None) -> Any:
     return x if num_rows is None or num_rows == x.size(0) else (x, first_rows(x, num_rows))
 
 
+@_leaf
 def edges(scope: Scope, form: str, weight: Tensor | None) -> Any:
     """What a layer takes as adjacency."""
     if form != FUSED or scope.is_edge_index:
@@ -95,16 +121,19 @@ def edges(scope: Scope, form: str, weight: Tensor | None) -> Any:
     return scope.adj_t if weight is scope.edge_weight else scope.adj_t.with_value(weight)
 
 
+@_leaf
 def edge_weight(scope: Scope, form: str, weight: Tensor | None) -> Tensor | None:
     """What a layer takes as weights of edges: those of a matrix are its values."""
     return weight if form != FUSED or scope.is_edge_index else None
 
 
+@_leaf
 def weights(scope: Scope) -> Tensor | None:
     """The weight of every edge."""
     return scope.edge_weight
 
 
+@_leaf
 def normalised_weights(scope: Scope) -> Tensor | None:
     """The weight of every edge, which must be those of the normalised graph."""
     return scope.normalised

@@ -86,6 +86,7 @@ class Hops:
     def __call__(
         self, edge_index: Any, size: Any = None, *, x: Any, edge_weight: Any = None
     ) -> Any:
+        """See :meth:`torch_geometric.nn.MessagePassing.propagate`."""
         return self._layer.hop(x, edge_index, edge_weight)
 
 
@@ -116,7 +117,8 @@ def trace(net: Module, method: str, inputs: Sequence[str], fixed: dict[str, Any]
         ValueError: If it can't be traced, or does something else in training.
     """
     modes = [(module, module.training) for module in net.modules()]
-    graphs, constants = [], []
+    graphs: list[Graph] = []
+    constants: list[dict[str, Tensor]] = []
     try:
         with _unrolling(net):
             for training in (True, False):
@@ -132,7 +134,7 @@ def trace(net: Module, method: str, inputs: Sequence[str], fixed: dict[str, Any]
     finally:
         for module, mode in modes:
             module.training = mode
-    _mark_training(*graphs, name=f"{type(net).__name__}.{method}")
+    _mark_training(f"{type(net).__name__}.{method}", *graphs)
     for name, value in constants[0].items():
         if not torch.equal(value, constants[1][name]):
             raise ValueError(f"{type(net).__name__}.{method} draws numbers, or keeps them: {name}")
@@ -146,7 +148,7 @@ def _take_constants(net: Module) -> dict[str, Tensor]:
     return {name: net.__dict__.pop(name) for name in names}
 
 
-def _mark_training(graph: Graph, other: Graph, name: str) -> None:
+def _mark_training(name: str, graph: Graph, other: Graph) -> None:
     """Makes arguments that are true in training and false else an input."""
     nodes, others = list(graph.nodes), list(other.nodes)
     alike = len(nodes) == len(others) and all(
@@ -165,7 +167,7 @@ def _mark_training(graph: Graph, other: Graph, name: str) -> None:
         differ = [(key, one) for (key, one), (_, two) in values if not _same(one, two)]
         if any(one is not True for _, one in differ):
             raise ValueError(
-                f"{name}: {a.format_node()} takes other values in training than in evaluation, "
+                f"{name}: '{a.name}' takes other values in training than in evaluation, "
                 "which can't be followed: pass training=self.training"
             )
         for key, _ in differ:

@@ -251,9 +251,17 @@ def find_layout(name: str) -> Layout:
     return _BY_NAME[name]
 
 
-def default_layout(adj: Any) -> str:
-    """What batches of a graph are held in unless told: what it is, or ``"csr"``."""
-    return "sparse_tensor" if _BY_NAME["sparse_tensor"].holds(adj) else "csr"
+def default_layout(adj: Any, is_clustered: bool = False) -> str:
+    """What batches of a graph are held in unless told.
+
+    Args:
+        adj: The adjacency of the graph, if it has one as a matrix.
+        is_clustered: Whether the graph says what its parts are, as no script of old has it.
+            (default: ``False``)
+    """
+    if _BY_NAME["sparse_tensor"].holds(adj):
+        return "sparse_tensor"
+    return "fused" if is_clustered else "csr"
 
 
 def to_adjacency(

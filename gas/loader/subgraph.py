@@ -53,8 +53,8 @@ class SubgraphLoader(DataLoader):
         layout: ``"csr"`` puts a ``torch.sparse_csr`` matrix into ``data.adj_t``;
             ``"sparse_tensor"`` a ``torch_sparse.SparseTensor``; ``"fused"`` a
             :class:`gas.nn.Adjacency`, for the layers of :mod:`gas.nn`; ``"edge_index"`` sets
-            ``data.edge_index``. (default: ``"csr"``, or ``"sparse_tensor"`` for a graph given as
-            one)
+            ``data.edge_index``. (default: ``"fused"`` for a graph of :func:`gas.cluster`, ``"csr"``
+            where ``ptr`` is given, ``"sparse_tensor"`` for a graph that has one)
         edge_weight: Make ``data.edge_weight`` the values of ``adj_t``. (default: ``True``)
         cache: Keep batches, features included, for the next epoch. A batch may be modified in
             place; those that share memory with what is kept are cut anew. Only fixed batches can be
@@ -92,6 +92,8 @@ class SubgraphLoader(DataLoader):
         **kwargs: Any,
     ) -> None:
         _check_batch_size(batch_size)
+        if layout is None:
+            layout = default_layout(data.get("adj_t"), is_clustered=ptr is None)
         ptr = _parts(data, ptr)
         self._views: Views | EpochViews | None = None  # An epoch has the latter.
         if epoch_transform is not None:
@@ -104,8 +106,6 @@ class SubgraphLoader(DataLoader):
             data = views.graph
         elif graph_transform is not None:
             data = graph_transform(copy.copy(data))
-        if layout is None:
-            layout = default_layout(data.get("adj_t"))
         self._layout = find_layout(layout)
         edges = read_graph(data, edge_weight)
         check_ptr(ptr, edges.num_nodes)
@@ -322,6 +322,8 @@ class EvalSubgraphLoader(SubgraphLoader):
         if kwargs.pop("shuffle", False):
             raise ValueError("'shuffle' is True, but evaluation has a fixed order: leave it out")
         _check_batch_size(batch_size)
+        if kwargs.get("layout") is None:
+            kwargs["layout"] = default_layout(data.get("adj_t"), is_clustered=ptr is None)
         ptr = _parts(data, ptr)
         check_ptr(ptr, data.num_nodes)
         ptr = torch.unique_consecutive(torch.cat([ptr[::batch_size], ptr[-1:]]))

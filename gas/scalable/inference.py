@@ -119,6 +119,7 @@ def _run_layer(
     state["batch"] = batch
     kwargs = named_arguments(model.forward_layer, batch.data)
     with model._exact(*batch[1:]):
-        out = model.forward_layer(layer, x, adjacency(batch.data), state, **kwargs)
+        adj_t = model._taken(adjacency(batch.data))
+        out = model.forward_layer(layer, x, adj_t, state, **kwargs)
     del state["batch"]  # It would be kept until the next layer.
     return out

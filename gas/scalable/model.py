@@ -13,13 +13,15 @@ import itertools
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, cast, overload
+from typing import Any, TypeVar, cast, overload
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
+from torch_geometric.nn import MessagePassing
 from torch_geometric.transforms import BaseTransform
 
+from gas.graph.adjacency import Adjacency
 from gas.graph.cluster import PERM, in_first_order
 from gas.history import Codec, History, TransferEngine
 from gas.history.batch import BatchPulls
@@ -31,6 +33,8 @@ from gas.history.store import StoreFactory
 from gas.loader import EvalSubgraphLoader, SubgraphLoader
 from gas.loader.batch import SubData
 from gas.native.checks import check_integer
+from gas.nn import fuse
+from gas.nn.conv import FusedConv
 from gas.scalable.call import (
     Call,
     Calls,
@@ -143,6 +147,7 @@ class ScalableGNN(torch.nn.Module):
         self.view_histories: Sequence[Sequence[History]] | None = None  # A bank for each view.
         self._calls = Calls()
         self._watch: Watch | None = None
+        self._takes_fused: bool | None = None  # Not looked at yet.
         self._is_proven = False  # A batch has gone through forward and filled every history.
         self._ahead: list[tuple[Tensor, BatchPulls]] = []
 
@@ -355,6 +360,7 @@ class ScalableGNN(torch.nn.Module):
         if not self._is_proven:
             call.held_back = []
         try:
+            adj_t = self._taken(adj_t)
             with self._calls.enter(call), self._exact(batch_size, *where):
                 out = super().__call__(x, adj_t, batch_size, *where, **kwargs)
             if call.batch or call.fill:
@@ -381,6 +387,15 @@ class ScalableGNN(torch.nn.Module):
         if self._watch is None or not self._is_proven:
             self._watch = Watch(self)
         return self._watch.batch(batch_size, n_id.numel())
+
+    def _taken(self, adj_t: Any) -> Any:
+        """The adjacency as the model's layers take it; PyG's that can be become fused ones."""
+        if not isinstance(adj_t, Adjacency):
+            return adj_t
+        if self._takes_fused is None:
+            layers = [layer for layer in fuse(self).modules() if isinstance(layer, MessagePassing)]
+            self._takes_fused = all(isinstance(layer, FusedConv) for layer in layers)
+        return adj_t if self._takes_fused else adj_t.to_torch_sparse()
 
     def views(self, batch: SubData, bank: str = "original") -> tuple[Tensor, ...]:
         """Runs the model on a mini-batch and on each of its views.
@@ -521,7 +536,7 @@ class ScalableGNN(torch.nn.Module):
 
     # Graphs ---------------------------------------------------------------------------------------
 
-    transform: ClassVar[BaseTransform | None] = None
+    transform: BaseTransform | None = None
     """What the whole graph has to go through before it is cut into parts, such as ``GCNNorm()``."""
 
     def prepare(self, data: Data) -> Data:
@@ -602,6 +617,7 @@ class ScalableGNN(torch.nn.Module):
         """Runs forward up to the history that a sweep of layer-wise inference fills."""
         check_graph(batch.n_id, self.num_nodes)
         x, adj_t, kwargs = self.inputs_of(batch.to(self.device).data)
+        adj_t = self._taken(adj_t)
         if not self._is_proven:
             with self.without_histories():  # A wrong model should be found before they change.
                 self(x, adj_t, *batch[1:], **kwargs)

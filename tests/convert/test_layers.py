@@ -94,8 +94,22 @@ REFUSED = {
     "GPSConv": (lambda: pyg.GPSConv(W, pyg.SAGEConv(W, W)), "."),
 }
 # Of point clouds, which have no edges; of typed graphs; of packages that aren't installed.
-ELSEWHERE = """MessagePassing CuGraphSAGEConv CuGraphGATConv CuGraphRGCNConv FusedGATConv
-    GravNetConv SplineConv DynamicEdgeConv XConv SignedConv WLConv HGTConv HeteroConv HANConv""".split()
+ELSEWHERE = [
+    "MessagePassing",
+    "CuGraphSAGEConv",
+    "CuGraphGATConv",
+    "CuGraphRGCNConv",
+    "FusedGATConv",
+    "GravNetConv",
+    "SplineConv",
+    "DynamicEdgeConv",
+    "XConv",
+    "SignedConv",
+    "WLConv",
+    "HGTConv",
+    "HeteroConv",
+    "HANConv",
+]
 
 
 class Net(nn.Module):

@@ -1,4 +1,4 @@
-"""Models made of ordinary modules: equal to those, on the uncut graph, on batches and layer-wise."""
+"""Models made of ordinary modules: equal to those on the uncut graph, on batches, layer-wise."""
 
 import copy
 
@@ -211,7 +211,7 @@ NETS = {
         aggregators=["mean", "max", "std"],
         scalers=["identity", "amplification"],
         deg=degrees(d),
-    ),  # fmt: skip
+    ),
     "gcn": lambda d: GCN(**SMALL, dropout=0.5),
     "gcn-improved": lambda d: GCN(**SMALL, improved=True),
     "gcn-without-loops": lambda d: GCN(**SMALL, add_self_loops=False),

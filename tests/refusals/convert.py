@@ -1,0 +1,148 @@
+"""Errors of ``gas.convert``: modules that can't be followed, or aren't exact on mini-batches."""
+
+import torch
+import torch.nn.functional as F
+import torch_geometric.nn as pyg
+from torch import nn
+from torch_geometric.transforms import GCNNorm
+
+import gas
+from refusals import Model, load, ring
+
+
+def net_of(function, names="x, edge_index", **modules):
+    """A module whose forward is ``function(self, ...)``."""
+    space = {"function": function}
+    exec(f"def forward(self, {names}): return function(self, {names})", space)
+    net = type("Net", (nn.Module,), {"forward": space["forward"]})()
+    net.conv, net.conv2 = pyg.SAGEConv(2, 2), pyg.SAGEConv(2, 2)
+    for name, module in modules.items():
+        setattr(net, name, module)
+    return net
+
+
+def convert(function, *names, data=None, **modules):
+    return gas.to_scalable(net_of(function, *names, **modules), ring() if data is None else data)
+
+
+def branching(net, x, edge_index):
+    return net.conv(x, edge_index) if x.sum() > 0 else x
+
+
+def noisy_in_training(net, x, edge_index):
+    x = net.conv(x, edge_index)
+    return x + torch.randn_like(x) if net.training else x
+
+
+def another_slope(net, x, edge_index):
+    return F.leaky_relu(net.conv(x, edge_index), 0.1 if net.training else 0.2)
+
+
+def drawing(net, x, edge_index):
+    return net.conv(x + torch.rand(1), edge_index)
+
+
+def in_place(net, x, edge_index):
+    x = net.conv(x, edge_index)
+    return net.conv2(x, edge_index) + x.relu_()
+
+
+def by_edges(net, x, edge_index):
+    return net.conv(x, edge_index) + x[edge_index[0]].sum()
+
+
+def products(net, x, edge_index):
+    return net.conv(x, edge_index) + (x @ x.t()).flatten().sum()
+
+
+def mixed(net, x, edge_index):
+    return net.b(net.a(x, edge_index), edge_index)
+
+
+def without_batch():
+    data = ring(edge_attr=torch.ones(8, 2))
+    net = net_of(
+        lambda net, x, edge_index, edge_attr: net.a(x, edge_index, edge_attr),
+        "x, edge_index, edge_attr",
+        a=pyg.GINEConv(nn.Linear(2, 2), edge_dim=2),
+    )
+    model, (batch, *args) = gas.to_scalable(net, data), next(iter(load(data)))
+    return model(batch.x, batch.adj_t, *args)
+
+
+def weights_alone():
+    model = gas.to_scalable(pyg.GCN(2, 2, 1), ring())
+    return model(next(iter(load())))
+
+
+CASES = {
+    "a ScalableGNN": lambda t: gas.to_scalable(Model(), ring()),
+    "no layer of message passing": lambda t: gas.to_scalable(nn.Linear(2, 2), ring()),
+    "no data": lambda t: gas.to_scalable(pyg.GCN(2, 2, 2)),
+    "num_nodes, and no width": lambda t: gas.to_scalable(pyg.GCN(-1, 2, 2), num_nodes=4),
+    "no adjacency": lambda t: convert(lambda net, x, edges: net.conv(x, edges), "x, edges"),
+    "an attribute that the graph lacks": lambda t: convert(
+        lambda net, x, edge_index, pos: net.conv(x + pos, edge_index), "x, edge_index, pos"
+    ),
+    "an attribute that a call lacks": lambda t: without_batch(),
+    "features of another width": lambda t: gas.to_scalable(pyg.GCN(3, 2, 2), ring()),
+    "cached": lambda t: gas.to_scalable(pyg.GCN(2, 2, 2, cached=True), ring()),
+    "a branch by values": lambda t: convert(branching),
+    "something else in training": lambda t: convert(noisy_in_training),
+    "another option in training": lambda t: convert(another_slope),
+    "a random number": lambda t: convert(drawing),
+    "in place, and read later": lambda t: convert(in_place),
+    "two outputs": lambda t: convert(lambda net, x, e: (net.conv(x, e), x), "x, edge_index"),
+    "an output of the graph": lambda t: convert(
+        lambda net, x, edge_index: net.conv(x, edge_index).mean(dim=0)
+    ),
+    "a mean over nodes": lambda t: convert(
+        lambda net, x, edge_index: net.conv(x - x.mean(dim=0), edge_index)
+    ),
+    "a softmax over nodes": lambda t: convert(
+        lambda net, x, edge_index: net.conv(x.softmax(dim=0), edge_index)
+    ),
+    "pairs of nodes": lambda t: convert(products),
+    "rows of edges outside of layers": lambda t: convert(by_edges),
+    "edges that the model changes": lambda t: convert(
+        lambda net, x, edge_index: net.conv(x, edge_index.flip(0))
+    ),
+    "the number of edges": lambda t: convert(
+        lambda net, x, edge_index: net.conv(x, edge_index) * edge_index.size(1)
+    ),
+    "edges outside of layers": lambda t: convert(
+        lambda net, x, edge_index: net.conv(x, edge_index) * edge_index.size(0)
+    ),
+    "a norm of the whole graph": lambda t: convert(
+        lambda net, x, edge_index: net.norm(net.conv(x, edge_index)), norm=pyg.PairNorm()
+    ),
+    "a layer of two hops": lambda t: convert(
+        lambda net, x, edge_index: net.cheb(x, edge_index), cheb=pyg.ChebConv(2, 2, 2)
+    ),
+    "a layer of hops with weights between": lambda t: convert(
+        lambda net, x, edge_index: net.gated(x, edge_index), gated=pyg.GatedGraphConv(2, 2)
+    ),
+    "rows of three dimensions": lambda t: convert(
+        lambda net, x, edge_index: net.hop(net.conv(x, edge_index).unsqueeze(-1), edge_index),
+        hop=pyg.SimpleConv(node_dim=0),
+    ),
+    "two normalisations": lambda t: convert(
+        mixed, a=pyg.GCNConv(2, 2), b=pyg.GCNConv(2, 2, add_self_loops=False)
+    ),
+    "a layer of the graph as it is beside one that normalises": lambda t: convert(
+        mixed, a=pyg.GCNConv(2, 2), b=pyg.SAGEConv(2, 2)
+    ),
+    "weights that the model computes, normalised": lambda t: convert(
+        lambda net, x, edge_index, edge_attr: net.a(x, edge_index, net.b(edge_attr).flatten()),
+        "x, edge_index, edge_attr",
+        data=ring(edge_attr=torch.ones(8, 2)),
+        a=pyg.GCNConv(2, 2),
+        b=nn.Linear(2, 1),
+    ),
+    "cluster without model, GCNConv": lambda t: weights_alone(),
+    "cluster, an adj_t to normalise": lambda t: gas.cluster(
+        GCNNorm()(ring(edge_index=None, adj_t=torch.eye(4).to_sparse_csr())),
+        2,
+        model=gas.to_scalable(pyg.GCN(2, 2, 1), ring()),
+    ),
+}
