@@ -7,7 +7,7 @@ its outputs are those on the graph itself.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,7 @@ from gas.convert.scope import (
     edges,
     normalised_weights,
     sources,
+    weights,
 )
 from gas.nn.conv import FusedConv
 from gas.scalable.exact import why_inexact
@@ -101,7 +102,8 @@ class LayerCall:
     * ``given``: its arguments by the names of its parameters.
     * ``features``: the one of them whose rows are neighbours'; ``other``: further rows of nodes.
     * ``adjacency``, ``weight``: which are the edges and their weights.
-    * ``cured``: whether weights must be those of the normalised graph.
+    * ``cured``: whether weights must be those of the normalised graph; ``weighted``: whether it
+      takes those of the adjacency without being given any.
     * ``form``: how it is called.
     """
 
@@ -114,6 +116,7 @@ class LayerCall:
     adjacency: str
     weight: Any
     cured: bool
+    weighted: bool
     form: str = ""
 
     def arguments(
@@ -126,7 +129,10 @@ class LayerCall:
             make: ``make(function, *args)`` calls a function of :mod:`gas.convert.scope`.
             value_of: What an argument in the traced graph is.
         """
-        weight = make(normalised_weights) if self.cured else value_of(self.weight)
+        if self.cured or self.weighted:
+            weight = make(normalised_weights if self.cured else weights)
+        else:
+            weight = value_of(self.weight)
         out = {}
         for name, argument in self.given.items():
             if name == self.features:
@@ -138,7 +144,7 @@ class LayerCall:
                 out[name] = make(edges, form, weight)
             elif name != WEIGHT:
                 out[name] = value_of(argument)
-        if self.cured or self.weight is not None:
+        if self.cured or self.weighted or self.weight is not None:
             out[WEIGHT] = make(edge_weight, form, weight)
         return out
 
@@ -149,7 +155,12 @@ def given_to(layer: Any, node: Node) -> dict[str, Any]:
 
 
 def layer_call(
-    node: Node, layer: Any, kinds: Mapping[Node, str], adjacency: Node, cured: bool
+    node: Node,
+    layer: Any,
+    kinds: Mapping[Node, str],
+    adjacency: Node,
+    cured: Collection[str],
+    weighted: Collection[str],
 ) -> LayerCall:
     """What a node that calls a layer calls it with.
 
@@ -167,8 +178,9 @@ def layer_call(
             "those of mini-batches; change the graph before it is cut into parts"
         )
     return LayerCall(
-        node, layer, name, bound, rows[0], tuple(rows[1:]), edges[0], bound.get(WEIGHT), cured
-    )
+        node, layer, name, bound, rows[0], tuple(rows[1:]), edges[0], bound.get(WEIGHT),
+        name in cured, name in weighted,
+    )  # fmt: skip
 
 
 def find_form(

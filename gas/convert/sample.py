@@ -16,7 +16,14 @@ from torch_geometric.data import Data
 from gas.graph.edges import is_row_per_edge, is_row_per_node
 
 
-def sample(data: Data, names: Sequence[str], num_nodes: int, num_edges: int, seed: int) -> Data:
+def sample(
+    data: Data,
+    names: Sequence[str],
+    num_nodes: int,
+    num_edges: int,
+    seed: int,
+    self_loops: bool = True,
+) -> Data:
     """A random graph with attributes like those of another.
 
     Features and weights are random, so that nothing is equal by chance; everything else, such as
@@ -26,12 +33,15 @@ def sample(data: Data, names: Sequence[str], num_nodes: int, num_edges: int, see
         data: The graph.
         names: The attributes.
         num_nodes: How many nodes it gets.
-        num_edges: How many edges; self-loops and a node without edges are among them.
+        num_edges: How many edges, sorted by destination; a node has none.
         seed: Of the random numbers.
+        self_loops: Whether there are any. (default: ``True``)
     """
     random = torch.Generator().manual_seed(seed)
     src = torch.randint(num_nodes, (num_edges,), generator=random)
     dst = torch.randint(num_nodes - 1, (num_edges,), generator=random).sort().values
+    if not self_loops:
+        src = torch.where(src == dst, (src + 1) % num_nodes, src)
     out = Data(edge_index=torch.stack([src, dst]), num_nodes=num_nodes)
     for name in names:
         value = data[name]

@@ -40,6 +40,7 @@ from gas.convert.trace import (
     trace,
 )
 from gas.convert.twin import twin
+from gas.graph.layout import find_layout
 from gas.history.rows import Rows
 from gas.loader import SubgraphLoader
 from gas.nn import fuse
@@ -95,8 +96,10 @@ def to_scalable(
             f"{type(net).__name__}.{method} takes {missing[0]!r}, which the graph doesn't have "
             f"({', '.join(sorted(data.keys()))}): name it as the attribute, or set the attribute"
         )
+    by_value = edges != "edge_index" and WEIGHT in data
+    inputs = _Inputs(method, names, edges, by_value)
     with torch.random.fork_rng(devices=[]):
-        return _convert(net, method, data, names, edges, wanted, kwargs)
+        return _convert(net, data, inputs, wanted, kwargs)
 
 
 def _graph_of(net: Module, data: Data | None, num_nodes: int | None) -> Data:
@@ -132,63 +135,98 @@ def _check_layers(net: Module) -> None:
 
 @dataclass
 class _Inputs:
-    """What a traced graph takes: attributes of the graph by name, and where its edges go."""
+    """What a method takes of a graph.
 
+    * ``names``: attributes; ``edges``: the parameter for the adjacency.
+    * ``by_value``: whether the weights of the edges are values of the adjacency, as of an
+      ``adj_t``: layers that take weights have them then without being given any.
+    """
+
+    method: str
     names: Sequence[str]
     edges: str
-    device: torch.device
+    by_value: bool
 
     def of(self, data: Data) -> dict[str, Any]:
-        values = {name: data[name] for name in self.names}
-        return {**values, self.edges: data.edge_index, TRAINING: False}
+        """The arguments, with the adjacency as ``edge_index``."""
+        return {**{name: data[name] for name in self.names}, self.edges: data.edge_index}
+
+    def run(self, net: Module, data: Data) -> Tensor:
+        """What the module itself gives; lazy parameters are initialised on the way."""
+        values = {name: copied(value) for name, value in self.of(data).items()}
+        if self.by_value:
+            values[self.edges] = _matrix(data)
+        try:
+            with evaluating(net):
+                return getattr(net, self.method)(**values)
+        except Exception as error:
+            raise ValueError(
+                f"{type(net).__name__} can't be run on a small graph like this one, with "
+                f"{', '.join(values)}: {type(error).__name__}: {error}"
+            ) from error
+
+
+def _matrix(data: Data) -> Tensor:
+    """The weighted adjacency of a graph whose edges are sorted by destination."""
+    src, dst = data.edge_index
+    counts = torch.bincount(dst, minlength=data.num_nodes)
+    rowptr = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
+    return find_layout("csr").make(rowptr, src, data.edge_weight, int(data.num_nodes or 0))
 
 
 def _convert(
     net: Module,
-    method: str,
     data: Data,
-    names: Sequence[str],
-    edges: str,
+    inputs: _Inputs,
     wanted: dict[str, Any],
     options: dict[str, Any],
 ) -> Converted:
+    name = type(net).__name__
     device = next((p.device for p in net.parameters()), torch.device("cpu"))
-    inputs = _Inputs(names, edges, device)
-    graphs = [sample(data, names, *counts, seed=1).to(device) for counts in SAMPLES]
-    expected = _run(net, method, inputs, graphs[0])
-    order = [name for name in wanted if name in names or name == edges]
-    fixed = {name: default for name, default in wanted.items() if name not in order}
+    attributes = [*inputs.names, *([WEIGHT] if inputs.by_value else [])]
+    # PyG adds self-loops to those that an adj_t has, and replaces those of an edge_index.
+    self_loops = not inputs.by_value
+    graphs = [sample(data, attributes, *counts, 1, self_loops).to(device) for counts in SAMPLES]
+    expected = inputs.run(net, graphs[0])
+    order = [key for key in wanted if key in inputs.names or key == inputs.edges]
+    fixed = {key: default for key, default in wanted.items() if key not in order}
 
     mine = twin(net)
-    graph = trace(mine, method, order, fixed)
-    transform, cured = _cure(mine, graph)
+    graph = trace(mine, inputs.method, order, fixed)
+    weighted = [
+        str(node.target) for node in graph.nodes
+        if inputs.by_value and is_layer(mine, node) and _lacks_weight(mine, node)
+    ]  # fmt: skip
+    transform, cured = _cure(mine, graph, weighted)
     if transform is not None:
-        graphs = [transform(graph) for graph in graphs]
+        graphs = [transform(each) for each in graphs]
+    given = [*cured, *weighted]
     records = [
-        record(mine, graph, inputs.of(each), each.get("edge_weight"), cured) for each in graphs
+        record(mine, graph, {**inputs.of(each), TRAINING: False}, each.get(WEIGHT), given)
+        for each in graphs
     ]
     output = next(node for node in graph.nodes if node.op == "output").args[0]
     if not isinstance(output, Node):
-        raise ValueError(f"{type(net).__name__} returns {output}, expected one tensor")
+        raise ValueError(f"{name} returns {output}, expected one tensor")
     if not is_close(records[0][output], expected):
+        how = "a weighted adj_t" if transform is None else f"{transform} of the whole graph"
         raise ValueError(
-            f"{type(net).__name__} gives something else when its graph is normalised by "
-            f"{transform} as a whole: use layers that all take the same graph"
+            f"{name} gives something else with {how}, because its layers take different graphs: "
+            "use layers that all take the same one"
         )
-    counts = [(each.num_nodes, each.num_edges) for each in graphs]
-    kinds = kinds_of(graph, records, counts)
+    kinds = kinds_of(graph, records, [(each.num_nodes, each.num_edges) for each in graphs])
     if kinds[output] != ROWS:
         raise ValueError(
-            f"{type(net).__name__} returns '{output.name}', which isn't a row for each node: "
-            "mini-batches give each node's output"
+            f"{name} returns '{output.name}', which isn't a row for each node: mini-batches give "
+            "each node's output"
         )
     with evaluating(mine):
         check_rows(mine, graph, kinds, records[0])
 
     fuse(mine)
-    source = next(node for node in graph.nodes if node.target == edges)
+    source = next(node for node in graph.nodes if node.target == inputs.edges)
     calls = [
-        layer_call(node, mine.get_submodule(str(node.target)), kinds, source, node.target in cured)
+        layer_call(node, mine.get_submodule(str(node.target)), kinds, source, cured, weighted)
         for node in graph.nodes if is_layer(mine, node)
     ]  # fmt: skip
     _check_edges(source, calls)
@@ -196,27 +234,18 @@ def _convert(
     placed = plan(mine, graph, kinds, calls)
     widths = [_width(node, records[0][node]) for node in placed.pulled]
     written = write(mine, graph, kinds, placed, calls)
-    num_nodes = data.num_nodes
-    assert num_nodes is not None
     drawing = _drawing(graph, placed, calls, widths)
-    name = type(net).__name__
+    num_nodes = int(data.num_nodes or 0)
     return Converted(mine, written, name, num_nodes, widths, transform, drawing, options)
 
 
-def _run(net: Module, method: str, inputs: _Inputs, graph: Data) -> Tensor:
-    """What the module itself gives; lazy parameters are initialised on the way."""
-    values = {name: copied(value) for name, value in inputs.of(graph).items() if name != TRAINING}
-    try:
-        with evaluating(net):
-            return getattr(net, method)(**values)
-    except Exception as error:
-        raise ValueError(
-            f"{type(net).__name__} can't be run on a small graph like this one, with "
-            f"{', '.join(values)}: {type(error).__name__}: {error}"
-        ) from error
+def _lacks_weight(net: Module, node: Node) -> bool:
+    layer: Any = net.get_submodule(str(node.target))
+    takes = WEIGHT in inspect.signature(layer.forward).parameters
+    return takes and given_to(layer, node).get(WEIGHT) is None
 
 
-def _cure(net: Module, graph: Graph) -> tuple[Normalise | None, list[str]]:
+def _cure(net: Module, graph: Graph, weighted: Sequence[str]) -> tuple[Normalise | None, list[str]]:
     """Moves normalisation to the whole graph; returns how, and the names of the layers called."""
     found = {
         _hop_of(net, name): how
@@ -231,7 +260,7 @@ def _cure(net: Module, graph: Graph) -> tuple[Normalise | None, list[str]]:
                 f"'{node.target}' normalises weights that the model computes, '{weight.name}', "
                 "which mini-batches can't: use normalize=False"
             )
-        found[str(node.target)].weighted = weight is not None
+        found[str(node.target)].weighted = weight is not None or node.target in weighted
     if len(set(found.values())) > 1:
         raise ValueError(
             f"layers normalise the graph in different ways, {found}: build them alike, or with "

@@ -28,6 +28,11 @@ def graph(**attributes):
     return data.update(attributes)
 
 
+def without_loops():
+    src, dst = graph().edge_index
+    return torch.stack([torch.where(src == dst, (src + 1) % N, src), dst])
+
+
 def degrees(data):
     return torch.bincount(torch.bincount(data.edge_index[1], minlength=N))
 
@@ -156,6 +161,18 @@ class Deep(nn.Module):
         return self.out(x)
 
 
+class ByValue(nn.Module):
+    """Weights that are the values of adj_t, as of T.ToSparseTensor."""
+
+    def __init__(self, normalize):
+        super().__init__()
+        self.a = pyg.GCNConv(WIDTH, 8, normalize=normalize)
+        self.b = pyg.GCNConv(8, CLASSES, normalize=normalize)
+
+    def forward(self, x, adj_t):
+        return self.b(self.a(x, adj_t).relu(), adj_t)
+
+
 class Encoder(nn.Module):
     def __init__(self):
         super().__init__()
@@ -227,6 +244,8 @@ NETS = {
     "branches": lambda d: Branches(),
     "weighted": lambda d: Weighted(),
     "weighted-as-they-are": lambda d: Weighted(normalize=False),
+    "by-value": lambda d: ByValue(normalize=True),
+    "by-value-as-they-are": lambda d: ByValue(normalize=False),
     "typed": lambda d: Typed(),
     "learnt": lambda d: Learnt(),
     "gcn2": lambda d: Deep(),
@@ -241,6 +260,8 @@ NETS = {
 ATTRIBUTES = {
     "weighted": dict(edge_weight=torch.rand(E)),
     "weighted-as-they-are": dict(edge_weight=torch.rand(E)),
+    "by-value": dict(edge_weight=torch.rand(E), edge_index=without_loops()),
+    "by-value-as-they-are": dict(edge_weight=torch.rand(E)),
     "typed": dict(edge_type=torch.randint(3, (E,)), edge_attr=torch.randn(E, 3)),
     "learnt": dict(edge_attr=torch.randn(E, 3)),
 }
@@ -256,6 +277,9 @@ def case(request):
 def run(net, data):
     """What the module itself gives on the graph."""
     call = net if type(net) is not Encoder else net.encode
+    if type(net) is ByValue:
+        adj_t = gas.nn.Adjacency.of(data.edge_index, N, data.edge_weight).to_torch_sparse()
+        return call(data.x, adj_t)
     names = ("edge_weight", "edge_type", "edge_attr")
     return call(data.x, data.edge_index, **{name: data[name] for name in names if name in data})
 

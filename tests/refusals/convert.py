@@ -132,6 +132,11 @@ CASES = {
     "a layer of the graph as it is beside one that normalises": lambda t: convert(
         mixed, a=pyg.GCNConv(2, 2), b=pyg.SAGEConv(2, 2)
     ),
+    "a weighted adj_t to a layer that takes no weights": lambda t: convert(
+        lambda net, x, adj_t: net.conv(x, adj_t),
+        "x, adj_t",
+        data=ring(edge_weight=torch.linspace(0.1, 1, 8)),
+    ),
     "weights that the model computes, normalised": lambda t: convert(
         lambda net, x, edge_index, edge_attr: net.a(x, edge_index, net.b(edge_attr).flatten()),
         "x, edge_index, edge_attr",
