@@ -18,10 +18,10 @@ SOURCES := $(shell find csrc -type f) $(shell grep -rl --include='*.py' '^INTERF
 .PHONY: train test lint mutants cpp-test install clean
 
 train: $(VENV)/installed
-	$(BIN)/python examples/train_gas.py $(ARGS)
+	$(BIN)/python examples/train_gas.py --overwrite $(ARGS)
 
 test: install
-	$(BIN)/python -m pytest -n $(CORES) --maxprocesses 8 $(ARGS)
+	$(BIN)/python -m pytest -n $(CORES) --maxprocesses 8 --dist worksteal $(ARGS)
 
 lint: install
 	$(BIN)/ruff format --check .

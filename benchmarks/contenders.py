@@ -5,6 +5,8 @@ steps per epoch. Those of PyG multiply by a ``torch.sparse_csr`` matrix, pyg_aut
 ``torch_sparse.SparseTensor``. They differ in what a step sees:
 
 * ``gas``: some parts and their halo, with histories, through the operators of ``gas.nn``.
+* ``gas, converted``: the same of PyG's GCN, by ``gas.to_scalable``.
+* ``gas full batch``: the whole graph, in one step per epoch, through the same operators.
 * ``PyG full batch``: the whole graph, in one step per epoch.
 * ``NeighborLoader``: training nodes as seeds, as its users choose them, and at most 10 sampled
   neighbours of every node in every layer. Other contenders compute nodes without labels as well.
@@ -93,21 +95,44 @@ def partition(data: Data, case: Case, out_channels: int) -> Graph:
     return Graph(Data(**kept, train_mask=split_mask(data.train_mask, 0)), ptr, out_channels)
 
 
-def make_gas(case: Case, graph: Graph, device: str = "cpu") -> Contender:
-    data, ptr, out_channels = graph
-    options: dict[str, Any] = {"log": False, "layout": "fused"}
-    loader = gas.SubgraphLoader(data, ptr, case.batch_size, shuffle=True, **options)
-    model = gas.models.GCN(
-        data.num_nodes,
-        data.num_features,
+def own_model(case: Case, graph: Graph) -> gas.ScalableGNN:
+    return gas.models.GCN(
+        graph.data.num_nodes,
+        graph.data.num_features,
         case.hidden_channels,
-        out_channels,
+        graph.out_channels,
         case.num_layers,
         case.dropout,
-    ).to(device)
+    )
+
+
+def with_histories(case: Case, graph: Graph, model: gas.ScalableGNN) -> Contender:
+    data, ptr, _ = graph
+    options: dict[str, Any] = {"log": False, "layout": "fused"}
+    loader = gas.SubgraphLoader(data, ptr, case.batch_size, shuffle=True, **options)
     model(loader=gas.EvalSubgraphLoader(data, ptr, case.batch_size, **options))  # No cold start.
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=True)
     return Contender(model, loader, lambda: train_epoch(model, loader, optimizer))
+
+
+def make_gas(case: Case, graph: Graph, device: str = "cpu") -> Contender:
+    return with_histories(case, graph, own_model(case, graph).to(device))
+
+
+def make_converted(case: Case, graph: Graph, device: str = "cpu") -> Contender:
+    net = PlainGCN(widths_of(case, graph), case.dropout).to(device)
+    return with_histories(case, graph, gas.to_scalable(net, graph.data))
+
+
+def make_own_full_batch(case: Case, graph: Graph, device: str = "cpu") -> Contender:
+    model = own_model(case, graph).to(device)
+    batches = FullBatch(graph.data, device, layout="fused")
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=True)
+
+    def epoch() -> float:
+        return train_epoch(model, batches, optimizer, full_batch=True)
+
+    return Contender(model, batches, epoch)
 
 
 class PlainGCN(torch.nn.Module):
@@ -126,11 +151,14 @@ class PlainGCN(torch.nn.Module):
         return self.convs[-1](F.dropout(x, self.dropout, self.training), adj_t)
 
 
+def widths_of(case: Case, graph: Graph) -> list[int]:
+    hidden = [case.hidden_channels] * (case.num_layers - 1)
+    return [graph.data.num_features, *hidden, graph.out_channels]
+
+
 def plain_training(case: Case, graph: Graph, batches: Iterable[Data], device: str) -> Contender:
     """Trains as PyG's examples do; the loss is on the seeds, where a batch has them."""
-    hidden = [case.hidden_channels] * (case.num_layers - 1)
-    widths = [graph.data.num_features, *hidden, graph.out_channels]
-    model = PlainGCN(widths, case.dropout).to(device)
+    model = PlainGCN(widths_of(case, graph), case.dropout).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=True)
 
     def epoch() -> None:
@@ -264,6 +292,8 @@ def without_pinning() -> None:
 
 MAKERS: dict[str, Callable[..., Contender]] = {
     "gas": make_gas,
+    "gas, converted": make_converted,
+    "gas full batch": make_own_full_batch,
     "PyG full batch": make_full_batch,
     "NeighborLoader": make_neighbor,
     "ClusterLoader": make_cluster,

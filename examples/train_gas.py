@@ -91,6 +91,9 @@ def make_parser() -> argparse.ArgumentParser:
         help="(full batch up to 100,000 nodes, and with --full-batch)",
     )
     group.add_argument(
+        "--verify", action="store_true", help="first compare mini-batches with the uncut graph"
+    )
+    group.add_argument(
         "--refresh", choices=REFRESHES, help="all histories after each epoch (as --eval)"
     )
 
@@ -110,6 +113,7 @@ def make_parser() -> argparse.ArgumentParser:
     group.add_argument("--no-check", action="store_true", help="accept NaN and infinite features")
     group.add_argument("--tensorboard", action="store_true", help="write events into --out")
     group.add_argument("--out", type=Path, default=Path("runs"), help="folder (%(default)s)")
+    group.add_argument("--overwrite", action="store_true", help="the run that --out holds")
     return parser
 
 
@@ -128,6 +132,8 @@ def parse_args() -> argparse.Namespace:
         args.device = "cuda" if torch.cuda.is_available() else "cpu"
     if args.out.exists() and not args.out.is_dir():
         parser.error(f"argument --out is {args.out}, which is a file: name a folder")
+    if (args.out / "metrics.json").exists() and not args.overwrite:
+        parser.error(f"argument --out is {args.out}, which holds a run: add --overwrite")
     return args
 
 
@@ -209,6 +215,11 @@ def main() -> None:
     args = parse_args()
     importlib.import_module("matplotlib")  # For the plot; missing, it is better missed now.
     experiment = make_experiment(args)
+    if args.verify:
+        found = experiment.verify()
+        print(found)
+        if not found:
+            raise ValueError("mini-batches don't give what the graph gives: see above")
     args.out.mkdir(parents=True, exist_ok=True)  # What can fail should fail before training.
 
     runs: list[Run] = []
@@ -242,7 +253,7 @@ def main() -> None:
 
 def report(args: argparse.Namespace, experiment: Experiment, runs: list[Run]) -> None:
     """Writes the files and prints the summary."""
-    result = metrics(runs)
+    result, constant = metrics(runs), experiment.baseline()
     settings = experiment.settings
     how = "full batch" if args.full_batch else f"{settings.num_parts} parts"
     shape = "x".join(str(settings.architecture[k]) for k in ("num_layers", "hidden_channels"))
@@ -251,6 +262,7 @@ def report(args: argparse.Namespace, experiment: Experiment, runs: list[Run]) ->
         args.out / "metrics.json",
         {
             **result,
+            "baseline": constant,
             "metric": experiment.metric,
             "dataset": args.dataset,
             "model": args.model,
@@ -264,16 +276,19 @@ def report(args: argparse.Namespace, experiment: Experiment, runs: list[Run]) ->
         },
     )
     label = SCORES[experiment.metric]
-    plot_curves(args.out / "curve.png", runs, title, label)
+    scale, unit = (1, "") if experiment.metric == "r2" else (100, " %")
 
-    def percent(key: str) -> str:
-        return f"{100 * result[key]['mean']:.2f} ± {100 * result[key]['std']:.2f} %"
+    plot_curves(args.out / "curve.png", runs, title, label + (unit and ", %"))
+
+    def scores(key: str) -> str:
+        return f"{scale * result[key]['mean']:.2f} ± {scale * result[key]['std']:.2f}{unit}"
 
     print(f"\n{title}")
     if result["final_loss"]["mean"] is None:
         print("  the loss is not finite: training diverged; try a smaller --lr")
-    print(f"  {'test ' + label:<21}{percent('test_acc')}")
-    print(f"  {'validation ' + label:<21}{percent('val_acc')}")
+    print(f"  {'test ' + label:<21}{scores('test_acc')}")
+    print(f"  {'same for all nodes':<21}{scale * constant:.2f}{unit}")
+    print(f"  {'validation ' + label:<21}{scores('val_acc')}")
     print(f"  training epoch       {1000 * result['train_epoch_seconds']['mean']:.1f} ms")
     stored, moved = result["history_bytes"]["mean"], result["moved_bytes"]["mean"]
     print(

@@ -83,7 +83,7 @@ def test_options(tmp_path, options):
 def test_runs_repeat(tmp_path):
     results = []
     for _ in range(2):
-        run(tmp_path, "--dataset", "planted:600", "--epochs", 4, "--seed", 3)
+        run(tmp_path, "--dataset", "planted:600", "--epochs", 4, "--seed", 3, "--overwrite")
         results.append(json.loads((tmp_path / "out" / "metrics.json").read_text()))
     for key in ("test_acc", "val_acc", "final_loss"):
         assert results[0][key] == results[1][key]
@@ -97,6 +97,38 @@ def test_own_graph(tmp_path):
     run(tmp_path, "--dataset", "mine.npz", "--epochs", 20, "--num-parts", 4)
     metrics = check_metrics(tmp_path / "out" / "metrics.json", 1)
     assert metrics["test_acc"]["mean"] > 0.8
+
+
+def test_a_run_is_not_overwritten_unless_asked_to(tmp_path):
+    short = ["--dataset", "planted:600", "--epochs", 1]
+    run(tmp_path, *short)
+    before = (tmp_path / "out" / "metrics.json").read_bytes()
+    done = run(tmp_path, *short, code=2)
+    assert "argument --out is" in done.stderr
+    assert "which holds a run: add --overwrite" in done.stderr
+    assert (tmp_path / "out" / "metrics.json").read_bytes() == before
+
+
+def test_verify(tmp_path):
+    """Before training, of every epoch of which there are the values."""
+    done = run(tmp_path, "--dataset", "planted:600", "--epochs", 3, "--verify")
+    assert "exact: relative errors are at most 1e-05" in done.stdout
+    metrics = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    (epochs,) = metrics["epochs"]
+    assert all(len(values) == 3 for values in epochs.values())
+    assert epochs["test_acc"][int(metrics["best_epoch"]["mean"]) - 1] == metrics["test_acc"]["mean"]
+    assert f"same for all nodes   {100 * metrics['baseline']:.2f} %" in done.stdout
+    assert 0 < metrics["baseline"] < 0.3  # Of 16 classes.
+
+
+def test_r2_is_no_percentage(tmp_path):
+    rng = np.random.default_rng(0)
+    x, edges = rng.normal(size=(60, 4)).astype(np.float32), rng.integers(60, size=(2, 200))
+    np.savez(tmp_path / "mine.npz", x=x, y=x.sum(axis=1), edge_index=edges)
+    done = run(tmp_path, "--dataset", "mine.npz", "--epochs", 2, "--num-parts", 2)
+    lines = [line for line in done.stdout.splitlines() if "R²" in line or "same" in line]
+    assert len(lines) == 3
+    assert not any("%" in line for line in lines)
 
 
 @pytest.mark.requires("shared")

@@ -18,8 +18,19 @@ def blocks(file):
 def test_readme(capsys):
     (code,) = blocks("README.md")
     exec(compile(code, "README.md", "exec"), {})
-    accuracy = float(capsys.readouterr().out)
-    assert accuracy > 0.5  # Of 16 classes.
+    accuracy, *verified = capsys.readouterr().out.splitlines()
+    assert float(accuracy) > 0.5  # Of 16 classes.
+    assert verified[-1].startswith("exact")
+
+
+def test_conversion(capsys):
+    (code,) = blocks("docs/conversion.md")
+    exec(compile(code, "conversion.md", "exec"), {"__name__": "conversion"})
+    printed = re.search(
+        r"\n```\n(Net: .*?)```", (ROOT / "docs/conversion.md").read_text(), re.DOTALL
+    )
+    assert printed is not None
+    assert capsys.readouterr().out == printed.group(1)
 
 
 def test_model_of_the_guide():

@@ -15,12 +15,14 @@ from torch_geometric.utils import degree
 from gas import models
 from gas.augment import Augmentation, MHAug
 from gas.graph import metis, partition_report, permute
+from gas.graph.permute import PARTS
 from gas.loader import EvalSubgraphLoader, SubData, SubgraphLoader
-from gas.scalable import PrefetchLoader
+from gas.scalable import PrefetchLoader, verify
 from gas.scalable.model import ScalableGNN
-from gas.training.loop import FullBatch, Run, fit, train_epoch
+from gas.scalable.verify import Verification
+from gas.training.loop import FullBatch, Run, fit, split_mask, train_epoch
 from gas.training.memory import plan_micro_batches
-from gas.training.metrics import is_real, metric_of
+from gas.training.metrics import baseline, is_real, metric_of
 from gas.training.report import peak_rss_bytes, reset_peak_rss
 from gas.training.settings import Settings
 
@@ -226,6 +228,34 @@ class Experiment:
             **options,
         )
         return model.to(self.device)
+
+    def verify(self) -> Verification:
+        """Compares mini-batches and histories with the uncut graph; see :func:`gas.verify`.
+
+        It is done with a new model, at the memory of a full batch and two sets of histories.
+
+        Raises:
+            ValueError: If the experiment has no mini-batches.
+        """
+        loader = self.graph.loader
+        if loader is None:
+            raise ValueError("'full_batch' has no mini-batches to verify: leave one of them out")
+        graph = copy.copy(self.graph.data)
+        graph[PARTS] = loader.ptr
+        model = self.make_model()
+        with contextlib.closing(model):
+            return verify(
+                model,
+                graph,
+                loader.batch_size or 1,
+                layout=loader.layout,
+                edge_weight=self.cls.needs_weights,
+            )
+
+    def baseline(self, split: int = 0) -> float:
+        """The test score of predicting for every node what most training nodes have."""
+        masks = [split_mask(self.data[key], split) for key in ("train_mask", "test_mask")]
+        return baseline(self.metric, self.data.y, *masks)
 
     def run(self, seed: int, split: int = 0, on_epoch: Callable[[Run], None] | None = None) -> Run:
         """Trains one model from a seed and evaluates it after every epoch.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 METRICS = ("accuracy", "micro_f1", "roc_auc", "r2")
@@ -42,6 +43,26 @@ def score(metric: str, out: Tensor, y: Tensor, mask: Tensor | None = None) -> fl
     if metric == "r2":
         return compute_r2(out, y, mask)
     raise ValueError(f"'metric' is {metric!r}, expected one of {', '.join(METRICS)}")
+
+
+def baseline(metric: str, y: Tensor, train_mask: Tensor, mask: Tensor) -> float:
+    """The score of predicting one and the same for every node: what training nodes mostly have.
+
+    Args:
+        metric: See :func:`score`.
+        y: The targets, of shape ``[N]`` or ``[N, C]``.
+        train_mask: The nodes whose targets are known, of shape ``[N]``.
+        mask: The nodes to count, of shape ``[N]``.
+    """
+    if metric == "roc_auc":
+        return 0.5
+    known = y[train_mask]
+    if metric == "r2" or y.dim() == 2:
+        mean = known.double().mean(dim=0, keepdim=True)
+        out = mean if metric == "r2" else mean - 0.5
+        return score(metric, out.expand(y.size(0), *out.shape[1:]), y, mask)
+    counts = torch.bincount(known[known >= 0], minlength=int(y.max()) + 1)
+    return score(metric, counts.expand(y.size(0), -1), y, mask)
 
 
 def compute_micro_f1(logits: Tensor, y: Tensor, mask: Tensor | None = None) -> float:

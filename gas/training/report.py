@@ -23,6 +23,9 @@ except ImportError:  # Windows.
     resource = None  # type: ignore[assignment]
 
 
+PER_EPOCH = ("loss", "train_acc", "val_acc", "test_acc", "age", "seconds")
+
+
 def reset_peak_rss() -> None:
     """Starts measuring the peak of resident memory anew, where the system can (Linux)."""
     with contextlib.suppress(OSError):
@@ -69,19 +72,22 @@ def machine() -> dict[str, Any]:
     }
 
 
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
 def summary(values: Sequence[float]) -> dict[str, Any]:
     """Mean, standard deviation (of a sample; 0 for one run) and values; null where not finite."""
-
-    def finite(value: float) -> float | None:
-        return value if math.isfinite(value) else None
-
     mean = statistics.fmean(values)
     std = statistics.stdev(values) if len(values) > 1 and math.isfinite(mean) else mean - mean
-    return {"mean": finite(mean), "std": finite(std), "values": [finite(v) for v in values]}
+    return {"mean": _finite(mean), "std": _finite(std), "values": [_finite(v) for v in values]}
 
 
 def metrics(runs: Sequence[Run]) -> dict[str, Any]:
-    """Summarises finished runs; accuracies are those of each run's best validation epoch."""
+    """Summarises finished runs; accuracies are those of each run's best validation epoch.
+
+    ``epochs`` holds the values of every epoch, of each run.
+    """
     chains = [run.chain for run in runs if run.chain]
     return {
         "test_acc": summary([run.test_acc[run.best_epoch] for run in runs]),
@@ -92,6 +98,10 @@ def metrics(runs: Sequence[Run]) -> dict[str, Any]:
         "moved_bytes": summary([statistics.fmean(run.moved_bytes or [0]) for run in runs]),
         "best_epoch": summary([run.best_epoch + 1 for run in runs]),
         "final_loss": summary([run.loss[-1] for run in runs]),
+        "epochs": [
+            {key: [_finite(value) for value in getattr(run, key)] for key in PER_EPOCH}
+            for run in runs
+        ],
         "chain": {key: summary([chain[key] for chain in chains]) for key in (chains or [{}])[0]},
     }
 
@@ -107,7 +117,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     os.replace(temporary, path)
 
 
-def plot_curves(path: Path, runs: Sequence[Run], title: str, score: str = "accuracy") -> None:
+def plot_curves(path: Path, runs: Sequence[Run], title: str, score: str = "accuracy, %") -> None:
     """Draws loss, score and history age over epochs: the mean of the runs and their range.
 
     Runs that stopped early are drawn as if their last epoch had gone on.
@@ -119,7 +129,7 @@ def plot_curves(path: Path, runs: Sequence[Run], title: str, score: str = "accur
 
     panels = {
         "training loss": {"loss": "loss"},
-        f"{score}, %": {"train": "train_acc", "validation": "val_acc", "test": "test_acc"},
+        score: {"train": "train_acc", "validation": "val_acc", "test": "test_acc"},
         "mean age of history rows, pushes": {"age": "age"},
     }
     figure, axes = plt.subplots(1, len(panels), figsize=(12, 3.6), constrained_layout=True)

@@ -91,6 +91,7 @@ CASES = {
     "Experiment, an unknown model": lambda t: experiment(model="gnn"),
     "Experiment, an unknown evaluation": lambda t: experiment(evaluation="sampled"),
     "Experiment, histories in full batch": lambda t: experiment(full_batch=True, refresh="full"),
+    "Experiment, verify in full batch": lambda t: experiment(full_batch=True).verify(),
     "Experiment, several labels that aren't 0 and 1": lambda t: experiment(
         ring(y=torch.full((4, 2), 3))
     ),

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from gas.training import compute_micro_f1, compute_r2, compute_roc_auc, metric_of, score
+from gas.training.metrics import baseline
 
 
 @pytest.mark.parametrize("levels", [3, 1000])
@@ -79,3 +80,18 @@ def test_micro_f1():
     assert compute_micro_f1(out, classes) == pytest.approx(2 / 3)
     assert compute_micro_f1(out, classes, torch.tensor([True, False, True])) == 1
     assert compute_micro_f1(out[:0], classes[:0]) == 0
+
+
+def test_baseline_is_the_best_constant():
+    y = torch.tensor([0, 1, 1, 2, 1, 0, -1])
+    train = torch.tensor([1, 1, 1, 0, 0, 0, 1]).bool()
+    test = torch.tensor([0, 0, 0, 1, 1, 1, 0]).bool()
+    assert baseline("accuracy", y, train, test) == pytest.approx(1 / 3)  # Class 1.
+    assert baseline("roc_auc", y, train, test) == 0.5
+    labels = torch.tensor([[1, 0], [1, 0], [0, 0], [1, 1], [0, 1], [1, 1]]).float()
+    found = baseline("micro_f1", labels, train[:6], test[:6])
+    always = torch.tensor([1.0, -1.0]).expand(6, 2)  # The first label, and never the second.
+    assert found == compute_micro_f1(always, labels, test[:6]) > 0
+    real = torch.tensor([1.0, 2.0, 3.0, 5.0, 6.0, 7.0])
+    mean = torch.full((6, 1), 2.0)
+    assert baseline("r2", real, train[:6], test[:6]) == compute_r2(mean, real, test[:6]) < 0
