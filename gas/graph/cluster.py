@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -12,22 +14,27 @@ from torch_geometric.data import Data
 from gas.graph.edges import read_graph
 from gas.graph.partition import metis
 from gas.graph.permute import PARTS, permute
+from gas.native.checks import check_integer
 
 PERM = "perm"
 
 
-class Prepares(Protocol):
-    """What knows how the whole graph is to be transformed, such as a :class:`gas.ScalableGNN`."""
+class Model(Protocol):
+    """What a graph is cut for, such as a :class:`gas.ScalableGNN`."""
 
     def prepare(self, data: Data) -> Data:
         """The graph as layers take it."""
 
+    def parts_within(self, memory: int, cut: Callable[[int], Data]) -> int:
+        """Into how many parts the graph is to be cut for a mini-batch of one to fit."""
+
 
 def cluster(
     data: Data,
-    num_parts: int,
+    num_parts: int | str,
     *,
-    model: Prepares | None = None,
+    model: Model | None = None,
+    memory: int | None = None,
     recursive: bool = False,
     method: str = "metis",
     seed: int = 0,
@@ -44,8 +51,13 @@ def cluster(
     Args:
         data: The graph; it is not modified.
         num_parts: The number of parts, between 1 and the number of nodes. No part is empty.
+            ``"auto"``: few enough for ``memory``.
         model: Whose transform of the whole graph is applied first, such as the normalisation of
             :class:`gas.models.GCN`; give the graph as it was before. (default: no transform)
+        memory: With ``num_parts="auto"``, how many bytes a mini-batch of one part may take in
+            training: its tensors, and what autograd keeps for the backward pass. It is measured,
+            with ``model``, on the part with most edges; parameters, optimizer and histories come on
+            top.
         recursive: See :func:`gas.metis`.
         method: See :func:`gas.metis`.
         seed: See :func:`gas.metis`.
@@ -59,8 +71,16 @@ def cluster(
         that each node was.
 
     Raises:
-        ValueError: If the graph or the number of parts is unusable, or it is clustered already.
+        ValueError: If the graph or an argument is unusable, or the graph is clustered already.
+        MemoryError: If ``memory`` is too little for one node.
     """
+    if (num_parts == "auto") != (memory is not None) or (memory is not None and model is None):
+        raise ValueError(
+            f"'num_parts' is {num_parts!r} and 'memory' {memory}: expected num_parts='auto' with "
+            "both 'memory', the bytes of a mini-batch, and 'model', or a number of parts alone"
+        )
+    if memory is not None:
+        check_integer("memory", memory, 1, expected="a number of bytes")
     for key in (PARTS, PERM):
         if key in data:
             raise ValueError(
@@ -71,13 +91,21 @@ def cluster(
         data = model.prepare(data)
     edges = read_graph(data, edge_weight=False)
     adjacency = torch.stack([edges.src, edges.dst])
-    perm, parts = metis(
-        adjacency, num_parts, recursive, log,
-        num_nodes=edges.num_nodes, method=method, seed=seed, cache=cache,
-    )  # fmt: skip
-    out = permute(data, perm, log)
-    out[PERM], out[PARTS] = perm, parts
-    return out
+
+    def cut(num_parts: Any, log: bool = False) -> Data:
+        perm, parts = metis(
+            adjacency, num_parts, recursive, log,
+            num_nodes=edges.num_nodes, method=method, seed=seed, cache=cache,
+        )  # fmt: skip
+        out = permute(data, perm, log)
+        out[PERM], out[PARTS] = perm, parts
+        return out
+
+    if memory is not None and model is not None:
+        num_parts = model.parts_within(memory, cut)
+        if log:
+            print(f"{num_parts} parts", file=sys.stderr)
+    return cut(num_parts, log)
 
 
 def in_first_order(data: Data, rows: Tensor) -> Tensor:

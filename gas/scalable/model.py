@@ -11,7 +11,7 @@ import copy
 import dataclasses
 import itertools
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast, overload
 
@@ -50,6 +50,7 @@ from gas.scalable.call import (
 )
 from gas.scalable.exact import Watch
 from gas.scalable.inference import layer_wise
+from gas.scalable.memory import parts_within
 from gas.scalable.views import run_views
 
 Model = TypeVar("Model", bound="ScalableGNN")
@@ -548,6 +549,18 @@ class ScalableGNN(torch.nn.Module):
             data: The graph; it is not modified.
         """
         return data if self.transform is None else self.transform(copy.copy(data))
+
+    def parts_within(self, memory: int, cut: Callable[[int], Data]) -> int:
+        """Into how many parts the graph is cut by ``gas.cluster(data, "auto", memory=...)``.
+
+        Args:
+            memory: The bytes that a mini-batch of one part may take in training.
+            cut: Cuts the graph into so many parts.
+
+        Raises:
+            MemoryError: If they are too few for one node.
+        """
+        return parts_within(self, memory, cut)
 
     def predict(self, graph: Data | SubgraphLoader, batch_size: int = 1, **kwargs: Any) -> Tensor:
         """Every node's output, in the order of the graph that :func:`gas.cluster` was given.

@@ -6,7 +6,7 @@ from torch_geometric.data import Data
 import gas
 from gas.graph.adjacency import Adjacency
 from gas.graph.layout import find_layout
-from refusals import HALVES, load, ring
+from refusals import HALVES, Model, load, ring
 
 RING = ring().edge_index
 ROWPTR, COL = torch.tensor([0, 1, 2]), torch.tensor([0, 1])
@@ -58,6 +58,9 @@ def cluster(data=None, num_parts=2):
 NOT_A_NUMBER = torch.tensor([[1.0], [float("nan")], [1.0], [1.0]])
 
 CASES = {
+    "cluster, auto without memory": lambda t: gas.cluster(ring(), "auto", log=False),
+    "cluster, memory without auto": lambda t: gas.cluster(ring(), 2, memory=10, log=False),
+    "cluster, no bytes": lambda t: gas.cluster(ring(), "auto", memory=0, model=Model(), log=False),
     "gas.cluster, a clustered graph": lambda t: cluster(cluster()),
     "gas.cluster, a list of other nodes": lambda t: cluster(ring(train_idx=torch.tensor([4]))),
     "gas.metis, an unknown method": lambda t: metis(method="scotch"),

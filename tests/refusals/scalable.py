@@ -153,6 +153,9 @@ def with_views():
 
 
 CASES = {
+    "cluster, memory for less than a node": lambda t: gas.cluster(
+        ring(), "auto", memory=8, model=Model(), log=False
+    ),
     "a mini-batch and an adjacency": lambda t: Model()(first_batch(), first_batch().adj_t),
     "predict, a graph that isn't clustered": lambda t: predict(ring(parts=HALVES)),
     "predict, a loader and a layout": lambda t: predict(load(), layout="csr"),
