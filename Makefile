@@ -49,7 +49,11 @@ install: $(VENV)/tools
 $(VENV)/installed: constraints.txt pyproject.toml setup.py CMakeLists.txt $(SOURCES)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[examples]'
+	# The extension doesn't link PyTorch, and is compiled while that is installed.
+	$(BIN)/python -m pip install --quiet -c constraints.txt torch & torch=$$!; \
+	    $(BIN)/python -m pip install --quiet --no-deps -e . || { wait $$torch; exit 1; }; \
+	    wait $$torch
+	$(BIN)/python -m pip install --quiet -c constraints.txt 'gas[examples]'
 	touch $@
 
 $(VENV)/tools: $(VENV)/installed
