@@ -83,79 +83,83 @@ def row_dim(value: Any, num_nodes: int) -> int | None:
     return None
 
 
-def first(value: Any, num_nodes: int, count: int) -> Any:
-    """The first ``count`` of the rows of nodes in a value."""
+def some(value: Any, num_nodes: int, rows: range) -> Any:
+    """Some of the rows of nodes in a value."""
     if isinstance(value, tuple | list):
-        return type(value)(first(item, num_nodes, count) for item in value)
+        return type(value)(some(item, num_nodes, rows) for item in value)
     if isinstance(value, Tensor):
         dim = row_dim(value, num_nodes)
-        return copied(value if dim is None else value.narrow(dim, 0, count))
+        return copied(value if dim is None else value.narrow(dim, rows.start, len(rows)))
     is_count = isinstance(value, int) and not isinstance(value, bool) and value == num_nodes
-    return count if is_count else value
+    return len(rows) if is_count else value
 
 
-def check_rows(net: Module, graph: Graph, kinds: Mapping[Node, str], values: Values) -> None:
+def check_rows(
+    net: Module, graph: Graph, kinds: Mapping[Node, str], values: Values, num_nodes: int
+) -> None:
     """Refuses what doesn't treat each node alike, outside of message passing layers.
 
-    Each function is run on the first rows alone, which must give the first rows of its result.
+    Each function is run on the first rows alone, which must give the first rows of its result, and
+    on the last.
+
+    Args:
+        net: The module.
+        graph: Its graph.
+        kinds: What each node of it gives.
+        values: Those of a graph of ``num_nodes`` nodes.
+        num_nodes: How many.
 
     Raises:
         ValueError: If one doesn't, naming it.
     """
-    num_nodes = max(size for node, kind in kinds.items() if kind == ROWS
-                    for size in sizes(values[node])[:1])  # fmt: skip
+    half = num_nodes // 2
     for node in graph.nodes:
         if node.op in ("placeholder", "get_attr", "output") or is_layer(net, node):
             continue
         taken = {kinds[argument] for argument in node.all_input_nodes}
-        if ROWS not in taken and EDGES not in taken:
-            continue
-        _check(net, node, taken, kinds, values, num_nodes)
+        if EDGES in taken and (ROWS in taken or kinds[node] == ROWS):
+            raise ValueError(
+                f"'{node.name}' ({_what(net, node)}) mixes rows of nodes with rows of edges "
+                "outside of a message passing layer, whose edges mini-batches know"
+            )
+        if ROWS not in taken or (kinds[node] == OTHER and not isinstance(values[node], Tensor)):
+            continue  # Of edges, each in one mini-batch; or a width, a type, a device.
+        for rows in (range(half), range(num_nodes - half, num_nodes)):
+            _check(net, node, kinds, values, num_nodes, rows)
+
+
+def _what(net: Module, node: Node) -> str:
+    module = module_of(net, node)
+    return type(module).__name__ if module is not None else describe(node)
 
 
 def _check(
     net: Module,
     node: Node,
-    taken: set[str],
     kinds: Mapping[Node, str],
     values: Values,
     num_nodes: int,
+    rows: range,
 ) -> None:
     module = module_of(net, node)
-    what = type(module).__name__ if module is not None else describe(node)
-    if EDGES in taken and (ROWS in taken or kinds[node] == ROWS):
-        raise ValueError(
-            f"'{node.name}' ({what}) mixes rows of nodes with rows of edges outside of a message "
-            "passing layer, whose edges mini-batches know"
-        )
-    if EDGES in taken:
-        return  # Every edge is in exactly one mini-batch, with all that belongs to it.
-    if kinds[node] == OTHER and not isinstance(values[node], Tensor):
-        return  # A width, a type, a device.
-    count = num_nodes // 2
-
     given: dict[Node, Any] = {}
 
     def cut(argument: Node) -> Any:
-        return given.setdefault(argument, first(values[argument], num_nodes, count))
+        return given.setdefault(argument, some(values[argument], num_nodes, rows))
 
     reason = why_inexact(module) if module is not None else ""
     why = reason or "looks at more than one node at a time"
     try:
         out = run(net, node, cut)
-        exact = (
-            not reason
-            and kinds[node] == ROWS
-            and is_close(out, first(values[node], num_nodes, count))
-        )
+        expected = some(values[node], num_nodes, rows)
+        exact = not reason and kinds[node] == ROWS and is_close(out, expected)
     except Exception as error:
         exact, why = False, f"fails with fewer rows, {type(error).__name__}: {error}"
+    what = _what(net, node)
     if not exact:
         raise ValueError(f"'{node.name}' ({what}) isn't exact on mini-batches: it {why}")
     for argument, value in given.items():
-        if len(argument.users) > 1 and not is_close(
-            value, first(values[argument], num_nodes, count)
-        ):
+        if len(argument.users) > 1 and not is_close(value, some(values[argument], num_nodes, rows)):
             raise ValueError(
                 f"'{node.name}' ({what}) changes '{argument.name}' in place, which something else "
                 "reads: leave out 'inplace', or use the function that returns a new tensor"

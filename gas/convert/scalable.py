@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -79,6 +80,8 @@ def to_scalable(
     Raises:
         ValueError: If ``net`` can't be followed, or isn't exact on mini-batches, naming the layer.
     """
+    if data is not None and not isinstance(data, Data):
+        raise ValueError(f"'data' is a {type(data).__name__}, expected a torch_geometric.data.Data")
     if isinstance(net, ScalableGNN):
         raise ValueError(f"{type(net).__name__} is a ScalableGNN already: use it as it is")
     _check_layers(net)
@@ -166,6 +169,25 @@ class _Inputs:
             ) from error
 
 
+def _first_run(
+    net: Module, inputs: _Inputs, data: Data, wanted: dict[str, Any]
+) -> tuple[Tensor, _Inputs]:
+    """What the module gives; without attributes that it needn't have, if it can't take them.
+
+    PyG's models have a parameter ``edge_attr`` whether or not their layers were built for any.
+    """
+    needed = [name for name in inputs.names if wanted[name] is inspect.Parameter.empty]
+    try:
+        return inputs.run(net, data), inputs
+    except ValueError:
+        if needed == list(inputs.names):
+            raise
+        fewer = replace(inputs, names=needed)
+        with contextlib.suppress(ValueError):
+            return fewer.run(net, data), fewer
+        raise
+
+
 def _matrix(data: Data) -> Tensor:
     """The weighted adjacency of a graph whose edges are sorted by destination."""
     src, dst = data.edge_index
@@ -187,7 +209,7 @@ def _convert(
     # PyG adds self-loops to those that an adj_t has, and replaces those of an edge_index.
     self_loops = not inputs.by_value
     graphs = [sample(data, attributes, *counts, 1, self_loops).to(device) for counts in SAMPLES]
-    expected = inputs.run(net, graphs[0])
+    expected, inputs = _first_run(net, inputs, graphs[0], wanted)
     order = [key for key in wanted if key in inputs.names or key == inputs.edges]
     fixed = {key: default for key, default in wanted.items() if key not in order}
 
@@ -209,6 +231,8 @@ def _convert(
     if not isinstance(output, Node):
         raise ValueError(f"{name} returns {output}, expected one tensor")
     if not is_close(records[0][output], expected):
+        if transform is None and not inputs.by_value:
+            raise ValueError(f"{name} gives something else when it is run again: is it random?")
         how = "a weighted adj_t" if transform is None else f"{transform} of the whole graph"
         raise ValueError(
             f"{name} gives something else with {how}, because its layers take different graphs: "
@@ -221,7 +245,7 @@ def _convert(
             "each node's output"
         )
     with evaluating(mine):
-        check_rows(mine, graph, kinds, records[0])
+        check_rows(mine, graph, kinds, records[0], SAMPLES[0][0])
 
     fuse(mine)
     source = next(node for node in graph.nodes if node.target == inputs.edges)

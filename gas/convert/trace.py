@@ -139,7 +139,19 @@ def trace(net: Module, method: str, inputs: Sequence[str], fixed: dict[str, Any]
         if not torch.equal(value, constants[1][name]):
             raise ValueError(f"{type(net).__name__}.{method} draws numbers, or keeps them: {name}")
         setattr(net, name, value)
+    _check_dropout(net, graphs[0])
     return graphs[0]
+
+
+def _check_dropout(net: Module, graph: Graph) -> None:
+    """Refuses dropout that isn't told whether it is in training."""
+    for node in graph.nodes:
+        if node.op == "call_function" and node.target in DROPOUTS:
+            given = dict(zip(("input", "p", "training"), node.args, strict=False))
+            if {"training": True, **given, **node.kwargs}["training"] is True:
+                raise ValueError(
+                    f"'{node.name}' drops in evaluation, too: pass training=self.training"
+                )
 
 
 def _take_constants(net: Module) -> dict[str, Tensor]:

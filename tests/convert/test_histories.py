@@ -211,3 +211,18 @@ def test_reset_parameters_are_the_modules():
     model, before = gas.to_scalable(net, graph()), net.convs[0].lin_l.weight.clone()
     model.reset_parameters()
     assert not torch.equal(net.convs[0].lin_l.weight, before)
+
+
+def test_attributes_that_the_layers_cannot_take_are_left_out():
+    """PyG's models name edge_attr whether or not their layers were built for any."""
+    data = graph(edge_attr=torch.randn(400, 2))
+    for net in (pyg.GAT(W, 8, 2, 3), pyg.PNA(W, 8, 2, 3, aggregators=["mean"], scalers=["identity"],
+                                             deg=torch.tensor([1, 2, 3]))):  # fmt: skip
+        model = gas.to_scalable(net.eval(), data)
+        out = model.predict(gas.cluster(data, 4, model=model, log=False))
+        assert torch.allclose(out, net(data.x, data.edge_index), atol=1e-5)
+    net = pyg.GAT(W, 8, 2, 3, edge_dim=2).eval()
+    model = gas.to_scalable(net, data)
+    out = model.predict(gas.cluster(data, 4, model=model, log=False))
+    expected = net(data.x, data.edge_index, edge_attr=data.edge_attr)
+    assert torch.allclose(out, expected, atol=1e-5)

@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 import torch_geometric.nn as pyg
 from torch import nn
+from torch_geometric.data import HeteroData
 from torch_geometric.transforms import GCNNorm
 
 import gas
@@ -23,6 +24,11 @@ def net_of(function, names="x, edge_index", **modules):
 
 def convert(function, *names, data=None, **modules):
     return gas.to_scalable(net_of(function, *names, **modules), ring() if data is None else data)
+
+
+class Noise(nn.Module):
+    def forward(self, x):
+        return x + torch.rand_like(x)
 
 
 def branching(net, x, edge_index):
@@ -102,6 +108,19 @@ CASES = {
     "a softmax over nodes": lambda t: convert(
         lambda net, x, edge_index: net.conv(x.softmax(dim=0), edge_index)
     ),
+    "a running sum over nodes": lambda t: convert(
+        lambda net, x, edge_index: net.conv(x.cumsum(dim=0), edge_index)
+    ),
+    "numbers of nodes": lambda t: convert(
+        lambda net, x, edge_index: net.conv(x + torch.arange(x.size(0)).view(-1, 1), edge_index)
+    ),
+    "dropout in evaluation": lambda t: convert(
+        lambda net, x, edge_index: net.conv(F.dropout(x, 0.5), edge_index)
+    ),
+    "a layer that is random": lambda t: convert(
+        lambda net, x, edge_index: net.conv(net.noise(x), edge_index), noise=Noise()
+    ),
+    "typed data": lambda t: gas.to_scalable(pyg.GCN(2, 2, 2), HeteroData()),
     "pairs of nodes": lambda t: convert(products),
     "rows of edges outside of layers": lambda t: convert(by_edges),
     "edges that the model changes": lambda t: convert(
