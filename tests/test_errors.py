@@ -65,6 +65,7 @@ UNREACHED = [
     ("nn/conv.py", "raise NotImplementedError", "of a method that subclasses write"),
     ("scalable/model.py", "raise NotImplementedError", "of a method that subclasses write"),
     ("graph/layout.py", "raise NotImplementedError(f'nobody makes", "no way in asks for one"),
+    ("convert/model.py", "raise AssertionError", "a stage of inference pushes nothing itself"),
     ("convert/scalable.py", "raise AssertionError", "stands for histories where none are read"),
     ("scalable/model.py", "raise Reached", "ends forward early; never leaves the package"),
 ]

@@ -13,8 +13,9 @@ from torch_geometric.nn.inits import reset
 from torch_geometric.transforms import BaseTransform
 
 from gas.convert.scope import Scope
+from gas.convert.stages import stages_of
 from gas.convert.trace import TRAINING
-from gas.history.rows import Rows
+from gas.history.rows import Rows, first_rows
 from gas.scalable.call import adjacency
 from gas.scalable.model import ScalableGNN
 
@@ -49,6 +50,7 @@ class Converted(ScalableGNN):
         for key, value in constants.items():
             made.register_buffer(key, value, persistent=False)
         self.net = made
+        self._stages: list[GraphModule] | None = None
         self.training = made.training = net.training
         self.transform = transform
         self._takes_fused = True  # Scope sees to it that each layer gets what it takes.
@@ -71,14 +73,43 @@ class Converted(ScalableGNN):
             return self.push_and_pull(history, h, batch_size, *where, rows=rows)
 
         scope = Scope(adj_t, kwargs.get("edge_weight"), batch_size, push_and_pull)
-        given = {**kwargs, "x": x, TRAINING: self.training}
+        return self.net(scope, *self._values(x, kwargs))
+
+    def _values(self, x: Tensor, given: dict[str, Any]) -> list[Any]:
+        """The inputs of the graph."""
+        given = {**given, "x": x, TRAINING: self.training}
         missing = [name for name in self._inputs if name not in given]
         if missing:
             raise ValueError(
                 f"{missing[0]!r} is missing, with which the model was converted: call "
                 f"model(batch), or pass {missing[0]}=batch.{missing[0]}"
             )
-        return self.net(scope, *[given[name] for name in self._inputs])
+        return [given[name] for name in self._inputs]
+
+    def forward_layer(self, layer: int, x: Tensor, adj_t: Any, state: dict[str, Any]) -> Tensor:
+        """Computes one layer; see :meth:`gas.ScalableGNN.forward_layer`.
+
+        What it takes of earlier ones is read from their histories, or computed again.
+        """
+        if self._stages is None:
+            self._stages = stages_of(self.net)
+        batch = state["batch"]
+        features, _, given = self.inputs_of(batch.data)
+
+        def stored(position: int, own: bool) -> Tensor:
+            if position == layer - 1:
+                return first_rows(x, batch.batch_size) if own else x
+            ids = batch.n_id[: batch.batch_size] if own else batch.n_id
+            return self.histories[position].pull(ids).to(x)
+
+        def never(position: int, h: Tensor, rows: bool) -> Tensor:
+            raise AssertionError("a stage ends where a history is pushed to")
+
+        scope = Scope(adj_t, given.get("edge_weight"), batch.batch_size, never, stored)
+        return self._stages[layer](scope, *self._values(features, given))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_stages": None}  # They are made of ``net``.
 
     def reset_parameters(self) -> None:
         """Draws new weights, which are those of the module, too, and forgets the histories."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,8 +93,14 @@ class _Writer:
     """Writes the graph of a plan."""
 
     def __init__(
-        self, net: Module, kinds: Mapping[Node, str], placed: Plan, calls: Mapping[Node, LayerCall]
+        self,
+        net: Module,
+        kinds: Mapping[Node, str],
+        placed: Plan,
+        calls: Mapping[Node, LayerCall],
+        tilted: Collection[Node],
     ) -> None:
+        self._tilted = tilted
         self._net, self._kinds, self._plan, self._calls = net, kinds, placed, calls
         self._edges = next(str(c.given[c.adjacency].target) for c in calls.values())
         self.graph = Graph()
@@ -111,6 +117,11 @@ class _Writer:
         written = self._written[node]
         if self._kinds[node] != ROWS or node not in self._plan.whole:
             return written
+        if node in self._tilted:
+            raise ValueError(
+                f"'{node.name}' has its nodes in another dimension than the first, and is read "
+                "both by a layer and past it: put them first, as torch.stack(..., dim=1) does"
+            )
         if node not in self._own:
             self._own[node] = self.make(own, written)
         return self._own[node]
@@ -173,13 +184,16 @@ def write(
     kinds: Mapping[Node, str],
     placed: Plan,
     calls: list[LayerCall],
+    tilted: Collection[Node],
 ) -> Graph:
     """The graph that a plan makes of another: ``graph(scope, *inputs)``.
+
+    ``tilted`` are the values whose rows of nodes aren't in the first dimension.
 
     What is computed of all rows, by dropout included, is cut to a batch's own for everything but
     the layers, so that one mask serves every use.
     """
-    writer = _Writer(net, kinds, placed, {call.node: call for call in calls})
+    writer = _Writer(net, kinds, placed, {call.node: call for call in calls}, tilted)
     for node in graph.nodes:
         writer.write(node)
     writer.graph.lint()

@@ -15,7 +15,7 @@ from torch.nn import Module
 from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 
-from gas.convert.kinds import EDGES, OTHER, ROWS, Values, check_rows, kinds_of
+from gas.convert.kinds import EDGES, OTHER, ROWS, Values, check_rows, kinds_of, row_dim
 from gas.convert.layers import (
     WEIGHT,
     LayerCall,
@@ -257,7 +257,9 @@ def _convert(
     _find_forms(mine, calls, kinds, records[0], graphs[0])
     placed = plan(mine, graph, kinds, calls)
     widths = [_width(node, records[0][node]) for node in placed.pulled]
-    written = write(mine, graph, kinds, placed, calls)
+    dims = {node: row_dim(value, SAMPLES[0][0]) for node, value in records[0].items()}
+    tilted = {node for node, dim in dims.items() if dim}
+    written = write(mine, graph, kinds, placed, calls, tilted)
     drawing = _drawing(graph, placed, calls, widths)
     num_nodes = int(data.num_nodes or 0)
     return Converted(mine, written, name, num_nodes, widths, transform, drawing, options)

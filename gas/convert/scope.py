@@ -30,6 +30,8 @@ class Scope:
         batch_size: The number of in-batch nodes; ``None`` on a full batch.
         push_and_pull: Given a history's position, a layer's output, and whether it may be
             :class:`gas.history.Rows`.
+        stored: Given a history's position, and whether they are those of the in-batch nodes alone,
+            the rows that it has. (default: nothing asks)
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class Scope:
         edge_weight: Tensor | None,
         batch_size: int | None,
         push_and_pull: Callable[[int, Tensor, bool], Tensor | Rows],
+        stored: Callable[[int, bool], Tensor] | None = None,
     ) -> None:
         self.is_edge_index = layout_of(adj_t, "adj_t").num_rows(adj_t) is None
         self.given = adj_t, edge_weight
@@ -46,6 +49,7 @@ class Scope:
         self.edge_weight = edge_weight if self.is_edge_index else self.adj_t.value
         self.batch_size = batch_size
         self.push_and_pull = push_and_pull
+        self.stored = stored
 
     @functools.cached_property
     def edge_index(self) -> Any:
@@ -82,6 +86,8 @@ def _leaf(function: Callable[..., Any]) -> Callable[..., Any]:
 @_leaf
 def own(scope: Scope, x: Any) -> Any:
     """The rows of the in-batch nodes."""
+    if isinstance(x, tuple | list):
+        return type(x)(first_rows(item, scope.batch_size) for item in x)
     return first_rows(x, scope.batch_size)
 
 
@@ -90,6 +96,13 @@ def pull(scope: Scope, position: int, x: Tensor, rows: bool) -> Tensor | Rows:
     """The rows of all nodes of a batch, after those of its own have been pushed to a history."""
     rows = rows and not scope.is_edge_index and scope.adj_t.size(0) == scope.batch_size
     return scope.push_and_pull(position, x, rows)
+
+
+@_leaf
+def stored(scope: Scope, position: int, own: bool) -> Any:
+    """What a history has, for a stage of layer-wise inference."""
+    assert scope.stored is not None
+    return scope.stored(position, own)
 
 
 @_leaf

@@ -226,3 +226,34 @@ def test_attributes_that_the_layers_cannot_take_are_left_out():
     out = model.predict(gas.cluster(data, 4, model=model, log=False))
     expected = net(data.x, data.edge_index, edge_attr=data.edge_attr)
     assert torch.allclose(out, expected, atol=1e-5)
+
+
+def test_inference_is_linear_in_layers():
+    """Each layer is computed once for every batch, not again for each history after it."""
+    data, layers = graph(), 12
+    net = pyg.GraphSAGE(W, 8, layers, 3, jk="cat").eval()
+    model = gas.to_scalable(net, data)
+    clustered = gas.cluster(data, 4, model=model, log=False)
+    model.predict(clustered)  # Whether it fills every history is looked at once, by forward.
+    calls = []
+    for conv in model.net.convs:
+        conv.register_forward_hook(lambda *_: calls.append(1))
+    out = model.predict(clustered)
+    assert len(calls) == 4 * layers
+    assert torch.allclose(out, net(data.x, data.edge_index), atol=1e-5)
+
+
+def test_inference_after_moving_and_replacing_weights():
+    data = graph()
+    layers = [(pyg.AntiSymmetricConv(W), "x, edge_index -> x") for _ in range(2)]
+    net = pyg.Sequential("x, edge_index", layers).eval()
+    model = gas.to_scalable(net, data)
+    clustered = gas.cluster(data, 4, model=model, log=False)
+    model.predict(clustered)
+    model, data.x = model.double(), data.x.double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1)
+    clustered = gas.cluster(data, 4, model=model, log=False)
+    expected = pyg.Sequential.forward(net.double(), data.x, data.edge_index)
+    assert torch.allclose(model.predict(clustered), expected, atol=1e-5)

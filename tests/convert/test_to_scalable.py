@@ -105,6 +105,21 @@ class Branches(nn.Module):
         return torch.stack([a, self.b[1](b, edge_index)], dim=0).mean(dim=0)
 
 
+class Pieces(nn.Module):
+    """Halves of the input, of which one goes to a layer, and layers' outputs side by side."""
+
+    def __init__(self):
+        super().__init__()
+        self.start = nn.Linear(WIDTH, 8)
+        self.a, self.b, self.c = pyg.SAGEConv(4, 4), pyg.SAGEConv(4, 4), pyg.SAGEConv(4, CLASSES)
+
+    def forward(self, x, edge_index):
+        a, b = self.start(x).chunk(2, dim=1)
+        a, b = self.a(a, edge_index), self.b(b.tanh(), edge_index) + b
+        both = torch.stack([a, b], dim=0)
+        return self.c(both.sum(dim=0), edge_index) + both[0]
+
+
 class Weighted(nn.Module):
     def __init__(self, normalize=True):
         super().__init__()
@@ -242,6 +257,7 @@ NETS = {
     "skips": lambda d: Skips(),
     "blocks": lambda d: Blocks(),
     "branches": lambda d: Branches(),
+    "pieces": lambda d: Pieces(),
     "weighted": lambda d: Weighted(),
     "weighted-as-they-are": lambda d: Weighted(normalize=False),
     "by-value": lambda d: ByValue(normalize=True),

@@ -145,6 +145,9 @@ CASES = {
         lambda net, x, edge_index: net.hop(net.conv(x, edge_index).unsqueeze(-1), edge_index),
         hop=pyg.SimpleConv(node_dim=0),
     ),
+    "nodes in the second dimension": lambda t: convert(
+        lambda net, x, e: net.conv((h := torch.stack([x, x])).sum(0), e) + h[1], "x, edge_index"
+    ),
     "two normalisations": lambda t: convert(
         mixed, a=pyg.GCNConv(2, 2), b=pyg.GCNConv(2, 2, add_self_loops=False)
     ),

@@ -1,0 +1,61 @@
+"""One layer of a converted model alone, for inference in a single pass over the data."""
+
+from __future__ import annotations
+
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
+
+from gas.convert.scope import pull, stored
+
+
+def stages_of(net: GraphModule) -> list[GraphModule]:
+    """For each history, and for the output, what computes it of the features and earlier ones.
+
+    A stage stops where a history has what it needs: its inputs are those of ``net``, whose modules
+    and parameters it shares.
+    """
+    pulls = {node.args[1]: node for node in net.graph.nodes if node.target is pull}
+    (output,) = [node for node in net.graph.nodes if node.op == "output"]
+    targets = [pulls[position].args[2] for position in range(len(pulls))] + [output.args[0]]
+    stages = []
+    for layer, target in enumerate(targets):
+        known = {position: pulls[position] for position in range(layer)}
+        stage = GraphModule(net, _stage(net.graph, target, known))
+        for shared in ("_modules", "_parameters", "_buffers"):
+            stage.__dict__[shared] = net.__dict__[shared]
+        stages.append(stage)
+    return stages
+
+
+def _stage(graph: Graph, target: Node, known: dict[int, Node]) -> Graph:
+    """The graph of one stage; the own rows of a history are read from it, and all of them."""
+    reads = {node: (position, False) for position, node in known.items()}
+    reads |= {node.args[2]: (position, True) for position, node in known.items()}  # type: ignore[misc]
+    needed = _needed(target, reads)
+    out = Graph()
+    made: dict[Node, Node] = {}
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            made[node] = out.node_copy(node)
+        elif node in reads and node in needed:
+            scope = made[next(iter(graph.nodes))]
+            made[node] = out.call_function(stored, (scope, *reads[node]))
+        elif node in needed:
+            made[node] = out.node_copy(node, made.__getitem__)
+    out.output(map_arg(target, made.__getitem__))
+    out.lint()
+    return out
+
+
+def _needed(target: Node, reads: dict[Node, tuple[int, bool]]) -> set[Node]:
+    """What has to be computed for a value, and what is read for it."""
+    needed: set[Node] = set()
+    left = [target]
+    while left:
+        node = left.pop()
+        if node in needed:
+            continue
+        needed.add(node)
+        if node not in reads:
+            left += node.all_input_nodes
+    return needed
