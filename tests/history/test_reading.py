@@ -33,3 +33,22 @@ def test_in_place_or_moved(store, codec, computed):
     halo = args[1].numel() - args[0]
     row = {"float64": 64, "float32": 32, "bfloat16": 16, "int8": 12}[codec]
     assert moved == [0 if in_place else 2 * halo * row, 2 * halo * row]
+
+
+@pytest.mark.parametrize("node", [10, -1])
+def test_rows_in_place_are_those_of_the_table(node):
+    """They are read by pointers: what is outside is refused before."""
+    history = gas.History(10, 4)
+    history.push(torch.randn(10, 4))
+    assert history.in_place(torch.tensor([0, 9]), torch.float32) is not None
+    with pytest.raises(IndexError, match=f"'n_id' holds {node}"):
+        history.in_place(torch.tensor([0, node]), torch.float32)
+
+
+def test_copies_of_one_history():
+    model = gas.models.GraphSAGE(60, 5, 8, 3, 2)
+    model.histories[0].push(torch.randn(60, 8))
+    (copied,) = model._factory.clone(model.histories, model._engine)
+    assert torch.equal(copied.emb, model.histories[0].emb)
+    copied.push(torch.zeros(60, 8))
+    assert model.histories[0].emb.any()

@@ -159,3 +159,18 @@ def test_bad_input(change, message):
     }
     with pytest.raises(ValueError, match=message):
         gat_attention(**{**given, **change})
+
+
+@pytest.mark.parametrize("keep_state", [True, False])
+def test_the_compiler_is_told_the_shapes(keep_state):
+    adj = make_adjacency(*SHAPES["bipartite"])
+    matrix, tensors = list(adj.matrix), inputs(adj, 2, 4, torch.float32, grad=False)
+    seed = torch.zeros((), dtype=torch.int64)
+    real = torch.ops.gas.gat_attention(matrix, *tensors, 0.2, 0.0, seed, keep_state)
+    with torch._subclasses.FakeTensorMode() as fake:
+        given = [fake.from_tensor(tensor) for tensor in (*matrix, *tensors, seed)]
+        count = len(matrix)
+        told = torch.ops.gas.gat_attention(
+            given[:count], *given[count:-1], 0.2, 0.0, given[-1], keep_state
+        )
+    assert [tuple(t.shape) for t in told] == [tuple(t.shape) for t in real]
