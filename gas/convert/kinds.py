@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
@@ -28,6 +29,8 @@ def sizes(value: Any) -> list[Any]:
         return list(value.shape)
     if isinstance(value, tuple | list):
         return [size for item in value for size in sizes(item)]
+    if isinstance(value, dict):
+        return [size for item in value.values() for size in sizes(item)]
     return [value] if isinstance(value, int) and not isinstance(value, bool) else []
 
 
@@ -73,31 +76,41 @@ def describe(node: Node) -> str:
     return str(getattr(node.target, "__name__", node.target))
 
 
-def row_dim(value: Any, num_nodes: int) -> int | None:
-    """In which dimension a value has a row for each node; ``None`` if in none."""
+def row_dim(value: Any, size: int) -> int | None:
+    """In which dimension a value has so many rows; ``None`` if in none."""
     if isinstance(value, tuple | list):
-        dims = [row_dim(item, num_nodes) for item in value]
+        dims = [row_dim(item, size) for item in value]
         return next((dim for dim in dims if dim is not None), None)
-    if isinstance(value, Tensor) and num_nodes in value.shape:
-        return list(value.shape).index(num_nodes)
+    if isinstance(value, Tensor) and size in value.shape:
+        return list(value.shape).index(size)
     return None
 
 
-def some(value: Any, num_nodes: int, rows: range) -> Any:
-    """Some of the rows of nodes in a value."""
+def some(value: Any, size: int, rows: range) -> Any:
+    """Some of the ``size`` rows in a value."""
+    if isinstance(value, torch.Size):
+        return torch.Size(len(rows) if item == size else item for item in value)
     if isinstance(value, tuple | list):
-        return type(value)(some(item, num_nodes, rows) for item in value)
+        return type(value)(some(item, size, rows) for item in value)
     if isinstance(value, Tensor):
-        dim = row_dim(value, num_nodes)
+        dim = row_dim(value, size)
         return copied(value if dim is None else value.narrow(dim, rows.start, len(rows)))
-    is_count = isinstance(value, int) and not isinstance(value, bool) and value == num_nodes
+    is_count = isinstance(value, int) and not isinstance(value, bool) and value == size
     return len(rows) if is_count else value
 
 
+# What functions may give of rows of nodes or edges, besides tensors.
+PLAIN = (int, tuple, list, torch.Size, torch.dtype, torch.device, torch.layout, slice, type(None))
+
+
 def check_rows(
-    net: Module, graph: Graph, kinds: Mapping[Node, str], values: Values, num_nodes: int
+    net: Module,
+    graph: Graph,
+    kinds: Mapping[Node, str],
+    records: Sequence[Values],
+    counts: tuple[int, int],
 ) -> None:
-    """Refuses what doesn't treat each node alike, outside of message passing layers.
+    """Refuses what doesn't treat each node, and each edge, alike, outside of layers.
 
     Each function is run on the first rows alone, which must give the first rows of its result, and
     on the last.
@@ -106,26 +119,29 @@ def check_rows(
         net: The module.
         graph: Its graph.
         kinds: What each node of it gives.
-        values: Those of a graph of ``num_nodes`` nodes.
-        num_nodes: How many.
+        records: What the nodes gave on several graphs.
+        counts: The nodes and edges of the first of them.
 
     Raises:
         ValueError: If one doesn't, naming it.
     """
-    half = num_nodes // 2
     for node in graph.nodes:
         if node.op in ("placeholder", "get_attr", "output") or is_layer(net, node):
             continue
-        taken = {kinds[argument] for argument in node.all_input_nodes}
-        if EDGES in taken and (ROWS in taken or kinds[node] == ROWS):
+        taken = {kinds[argument] for argument in node.all_input_nodes} - {OTHER}
+        if len(taken | ({kinds[node]} - {OTHER})) > 1:
             raise ValueError(
                 f"'{node.name}' ({_what(net, node)}) mixes rows of nodes with rows of edges "
                 "outside of a message passing layer, whose edges mini-batches know"
             )
-        if ROWS not in taken or (kinds[node] == OTHER and not isinstance(values[node], Tensor)):
-            continue  # Of edges, each in one mini-batch; or a width, a type, a device.
-        for rows in (range(half), range(num_nodes - half, num_nodes)):
-            _check(net, node, kinds, values, num_nodes, rows)
+        if not taken:
+            continue
+        _check_type(net, node, records, kinds[node])
+        if kinds[node] == OTHER and not isinstance(records[0][node], Tensor):
+            continue  # A width, a type, a device.
+        size = counts[taken == {EDGES}]
+        for rows in (range(size // 2), range(size - size // 2, size)):
+            _check(net, node, kinds, records[0], size, rows)
 
 
 def _what(net: Module, node: Node) -> str:
@@ -133,33 +149,49 @@ def _what(net: Module, node: Node) -> str:
     return type(module).__name__ if module is not None else describe(node)
 
 
+def _check_type(net: Module, node: Node, records: Sequence[Values], kind: str) -> None:
+    values = [record[node] for record in records]
+    value = values[0]
+    if isinstance(value, bool | float | str):
+        if any(other != value for other in values[1:]):
+            raise ValueError(
+                f"'{node.name}' ({_what(net, node)}) depends on how many nodes or edges there are, "
+                "and mini-batches have others: pass the number as a constant"
+            )
+    elif not isinstance(value, Tensor) and type(value) not in PLAIN:
+        raise ValueError(
+            f"'{node.name}' ({_what(net, node)}) returns a {type(value).__name__}, which can't be "
+            "followed: return tensors, alone or in a tuple"
+        )
+
+
 def _check(
     net: Module,
     node: Node,
     kinds: Mapping[Node, str],
     values: Values,
-    num_nodes: int,
+    size: int,
     rows: range,
 ) -> None:
     module = module_of(net, node)
     given: dict[Node, Any] = {}
 
     def cut(argument: Node) -> Any:
-        return given.setdefault(argument, some(values[argument], num_nodes, rows))
+        return given.setdefault(argument, some(values[argument], size, rows))
 
     reason = why_inexact(module) if module is not None else ""
-    why = reason or "looks at more than one node at a time"
+    why = reason or "looks at more than one node or edge at a time"
     try:
         out = run(net, node, cut)
-        expected = some(values[node], num_nodes, rows)
-        exact = not reason and kinds[node] == ROWS and is_close(out, expected)
+        expected = some(values[node], size, rows)
+        exact = not reason and kinds[node] != OTHER and is_close(out, expected)
     except Exception as error:
         exact, why = False, f"fails with fewer rows, {type(error).__name__}: {error}"
     what = _what(net, node)
     if not exact:
         raise ValueError(f"'{node.name}' ({what}) isn't exact on mini-batches: it {why}")
     for argument, value in given.items():
-        if len(argument.users) > 1 and not is_close(value, some(values[argument], num_nodes, rows)):
+        if len(argument.users) > 1 and not is_close(value, some(values[argument], size, rows)):
             raise ValueError(
                 f"'{node.name}' ({what}) changes '{argument.name}' in place, which something else "
                 "reads: leave out 'inplace', or use the function that returns a new tensor"

@@ -170,7 +170,8 @@ def layer_call(
     name = str(node.target)
     bound = given_to(layer, node)
     edges = [key for key, value in bound.items() if value is adjacency]
-    rows = [key for key, value in bound.items() if kinds.get(value) == "rows"]
+    given = {key: value for key, value in bound.items() if isinstance(value, Node)}
+    rows = [key for key, value in given.items() if kinds[value] == "rows"]
     if not edges or not rows:
         raise ValueError(
             f"'{name}' ({type(layer).__name__}) takes {', '.join(bound)}, and expected are rows of "

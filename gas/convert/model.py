@@ -14,9 +14,10 @@ from torch_geometric.transforms import BaseTransform
 
 from gas.convert.scope import Scope
 from gas.convert.stages import stages_of
-from gas.convert.trace import TRAINING
+from gas.convert.trace import CONSTANT, TRAINING
 from gas.history.rows import Rows, first_rows
 from gas.scalable.call import adjacency
+from gas.scalable.inference import compute_dtype
 from gas.scalable.model import ScalableGNN
 
 
@@ -100,13 +101,18 @@ class Converted(ScalableGNN):
             if position == layer - 1:
                 return first_rows(x, batch.batch_size) if own else x
             ids = batch.n_id[: batch.batch_size] if own else batch.n_id
-            return self.histories[position].pull(ids).to(x)
+            return self.histories[position].pull(ids).to(x.device, compute_dtype(self, features))
 
         def never(position: int, h: Tensor, rows: bool) -> Tensor:
             raise AssertionError("a stage ends where a history is pushed to")
 
         scope = Scope(adj_t, given.get("edge_weight"), batch.batch_size, never, stored)
         return self._stages[layer](scope, *self._values(features, given))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        known = [name for name in self.net._buffers if name.startswith(CONSTANT)]
+        self.net._non_persistent_buffers_set.update(known)  # As they were.
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_stages": None}  # They are made of ``net``.

@@ -21,47 +21,58 @@ def sample(
     names: Sequence[str],
     num_nodes: int,
     num_edges: int,
-    seed: int,
+    how: str,
     self_loops: bool = True,
 ) -> Data:
     """A random graph with attributes like those of another.
 
-    Features and weights are random, so that nothing is equal by chance; everything else, such as
-    types of edges, is taken from the graph.
+    Weights of edges are random; everything else but features, such as types of edges, is taken from
+    the graph.
 
     Args:
         data: The graph.
         names: The attributes.
         num_nodes: How many nodes it gets.
         num_edges: How many edges, sorted by destination; a node has none.
-        seed: Of the random numbers.
+        how: How features are made: ``"random"`` ones, those of the graph ``"scaled"`` at random,
+            which keeps signs and zeros, or as they are, ``"real"``.
         self_loops: Whether there are any. (default: ``True``)
     """
-    random = torch.Generator().manual_seed(seed)
+    random = torch.Generator().manual_seed(1)
     src = torch.randint(num_nodes, (num_edges,), generator=random)
     dst = torch.randint(num_nodes - 1, (num_edges,), generator=random).sort().values
     if not self_loops:
         src = torch.where(src == dst, (src + 1) % num_nodes, src)
     out = Data(edge_index=torch.stack([src, dst]), num_nodes=num_nodes)
     for name in names:
+        if name == "edge_weight" and name not in data:  # They are the values of an adj_t.
+            out[name] = torch.rand(num_edges, generator=random) + 0.1
+            continue
         value = data[name]
         if is_row_per_node(data, name):
-            out[name] = _like(name, value, num_nodes, random)
+            out[name] = _like(name, value, num_nodes, random, how)
         elif is_row_per_edge(data, name):
-            out[name] = _like(name, value, num_edges, random)
+            out[name] = _like(name, value, num_edges, random, how)
         else:
             out[name] = value
     return out
 
 
-def _like(name: str, value: Tensor, rows: int, random: torch.Generator) -> Tensor:
-    if name == "x" and value.is_floating_point():
+def _like(name: str, value: Tensor, rows: int, random: torch.Generator, how: str) -> Tensor:
+    floating = value.is_floating_point()
+    if name == "x" and floating and how == "random":
         return torch.randn(rows, *value.shape[1:], generator=random, dtype=value.dtype)
-    if name == "edge_weight":
+    if name == "edge_weight" and floating:
         return torch.rand(rows, *value.shape[1:], generator=random, dtype=value.dtype) + 0.1
     if value.size(0) == 0:
         return torch.zeros(rows, *value.shape[1:], dtype=value.dtype)
-    return value.cpu()[torch.randint(value.size(0), (rows,), generator=random)]
+    out = value.cpu()[torch.randint(value.size(0), (rows,), generator=random)]
+    if name == "x" and floating and how == "scaled":
+        out = out * (torch.rand(out.shape, generator=random, dtype=out.dtype) + 0.5)
+    return out
+
+
+HOW = ("random", "scaled", "real")
 
 
 class _Recorder(Interpreter):

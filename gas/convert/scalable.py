@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -28,20 +29,22 @@ from gas.convert.layers import (
 )
 from gas.convert.model import Converted
 from gas.convert.place import Plan, plan, write
-from gas.convert.sample import copied, evaluating, record, sample
+from gas.convert.sample import HOW, copied, evaluating, record, sample
 from gas.convert.scope import Scope
 from gas.convert.trace import (
     ADJACENCY,
+    CONSTANT,
     NOT_OURS,
     TRAINING,
     UNROLLED,
+    add_hop,
     adjacency_name,
     is_layer,
     parameters,
     trace,
 )
 from gas.convert.twin import twin
-from gas.graph.layout import find_layout
+from gas.graph.layout import find_layout, layout_of
 from gas.history.rows import Rows
 from gas.loader import SubgraphLoader
 from gas.nn import fuse
@@ -50,6 +53,10 @@ from gas.scalable.model import ScalableGNN
 # Nodes and edges of the graphs on which a model is tried: primes, so that no width is as large.
 SAMPLES = ((61, 241), (67, 263))
 OWN = 31
+# Parameters of a call with a mini-batch, and of the graph that is made here.
+RESERVED = frozenset(
+    ("n_id", "offset", "count", "loader", "fill", "push", "call", "scope", "self", TRAINING)
+)
 
 
 def to_scalable(
@@ -90,6 +97,12 @@ def to_scalable(
     wanted = parameters(net, method)
     edges = adjacency_name(list(wanted))
     names = [n for n in wanted if n in data and n not in (*ADJACENCY, *NOT_OURS)]
+    for name in (*names, edges):
+        if name in RESERVED:
+            raise ValueError(
+                f"{type(net).__name__}.{method} takes {name!r}, a word that a call with a "
+                "mini-batch uses itself: rename the parameter and the attribute"
+            )
     missing = [
         name for name, default in wanted.items()
         if name not in (*names, edges) and default is inspect.Parameter.empty
@@ -99,10 +112,19 @@ def to_scalable(
             f"{type(net).__name__}.{method} takes {missing[0]!r}, which the graph doesn't have "
             f"({', '.join(sorted(data.keys()))}): name it as the attribute, or set the attribute"
         )
-    by_value = edges != "edge_index" and WEIGHT in data
+    weighted = _is_weighted(data.get("adj_t")) and "edge_index" not in data
+    by_value = weighted or (edges != "edge_index" and WEIGHT in data)
     inputs = _Inputs(method, names, edges, by_value)
     with torch.random.fork_rng(devices=[]):
         return _convert(net, data, inputs, wanted, kwargs)
+
+
+def _is_weighted(adj_t: Any) -> bool:
+    """Whether a matrix has values that aren't all 1."""
+    if adj_t is None:
+        return False
+    value = layout_of(adj_t, "adj_t").value(adj_t)
+    return value is not None and bool((value != 1).any())
 
 
 def _graph_of(net: Module, data: Data | None, num_nodes: int | None) -> Data:
@@ -196,6 +218,48 @@ def _matrix(data: Data) -> Tensor:
     return find_layout("csr").make(rowptr, src, data.edge_weight, int(data.num_nodes or 0))
 
 
+def _trial_of(net: Module) -> Module:
+    """A copy with other parameters, to be tried in the module's place.
+
+    What is zero at first, such as a gate or the last layer, would hide what comes before it.
+    """
+    try:
+        trial = copy.deepcopy(net)
+    except Exception as error:
+        raise ValueError(
+            f"{type(net).__name__} can't be copied, to be tried on a small graph: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    with torch.no_grad():
+        for parameter in trial.parameters():
+            if parameter.is_floating_point():
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    return trial
+
+
+def _try(
+    net: Module, inputs: _Inputs, data: Data, wanted: dict[str, Any], device: torch.device
+) -> tuple[list[Data], Tensor, _Inputs]:
+    """Small graphs on which a module gives numbers, and what it gives on the first of them."""
+    # PyG adds self-loops to those that an adj_t has, and replaces those of an edge_index.
+    self_loops = not inputs.by_value
+    attributes = [*inputs.names, *([WEIGHT] if inputs.by_value else [])]
+    failure: ValueError | None = None
+    for how in HOW:
+        graphs = [sample(data, attributes, *n, how, self_loops).to(device) for n in SAMPLES]
+        try:
+            out, taken = _first_run(net, inputs, graphs[0], wanted)
+        except ValueError as error:
+            failure = failure or error
+            continue
+        if not isinstance(out, Tensor) or bool(torch.isfinite(out).all()):
+            return graphs, out, taken
+    raise failure or ValueError(
+        f"{type(net).__name__} gives NaN or infinite numbers on a small graph like this one, on "
+        "which it would be tried"
+    )
+
+
 def _convert(
     net: Module,
     data: Data,
@@ -205,15 +269,14 @@ def _convert(
 ) -> Converted:
     name = type(net).__name__
     device = next((p.device for p in net.parameters()), torch.device("cpu"))
-    attributes = [*inputs.names, *([WEIGHT] if inputs.by_value else [])]
-    # PyG adds self-loops to those that an adj_t has, and replaces those of an edge_index.
-    self_loops = not inputs.by_value
-    graphs = [sample(data, attributes, *counts, 1, self_loops).to(device) for counts in SAMPLES]
-    expected, inputs = _first_run(net, inputs, graphs[0], wanted)
+    torch.manual_seed(0)  # Of the trial; whoever calls has the generator as it was.
+    if any(torch.nn.parameter.is_lazy(p) for p in net.parameters()):
+        _try(net, inputs, data, wanted, device)  # Lazy ones are initialised by running it.
+    mine = _trial_of(net)
+    graphs, expected, inputs = _try(mine, inputs, data, wanted, device)
     order = [key for key in wanted if key in inputs.names or key == inputs.edges]
     fixed = {key: default for key, default in wanted.items() if key not in order}
 
-    mine = twin(net)
     graph = trace(mine, inputs.method, order, fixed)
     weighted = [
         str(node.target) for node in graph.nodes
@@ -223,10 +286,21 @@ def _convert(
     if transform is not None:
         graphs = [transform(each) for each in graphs]
     given = [*cured, *weighted]
-    records = [
-        record(mine, graph, {**inputs.of(each), TRAINING: False}, each.get(WEIGHT), given)
-        for each in graphs
-    ]
+    try:
+        records = [
+            record(mine, graph, {**inputs.of(each), TRAINING: False}, each.get(WEIGHT), given)
+            for each in graphs
+        ]
+    except Exception as error:
+        how = (
+            ""
+            if transform is None
+            else f" after {transform}, which attributes of edges don't follow"
+        )
+        raise ValueError(
+            f"{name} can't be run on a small graph{how}: {type(error).__name__}: "
+            f"{str(error).splitlines()[0]}"
+        ) from error
     output = next(node for node in graph.nodes if node.op == "output").args[0]
     if not isinstance(output, Node):
         raise ValueError(f"{name} returns {output}, expected one tensor")
@@ -245,7 +319,7 @@ def _convert(
             "each node's output"
         )
     with evaluating(mine):
-        check_rows(mine, graph, kinds, records[0], SAMPLES[0][0])
+        check_rows(mine, graph, kinds, records, (graphs[0].num_nodes, graphs[0].num_edges))
 
     fuse(mine)
     source = next(node for node in graph.nodes if node.target == inputs.edges)
@@ -262,7 +336,22 @@ def _convert(
     written = write(mine, graph, kinds, placed, calls, tilted)
     drawing = _drawing(graph, placed, calls, widths)
     num_nodes = int(data.num_nodes or 0)
-    return Converted(mine, written, name, num_nodes, widths, transform, drawing, options)
+    return Converted(
+        _twin_like(net, mine), written, name, num_nodes, widths, transform, drawing, options
+    )
+
+
+def _twin_like(net: Module, trial: Module) -> Module:
+    """The module's own parameters, in layers like those that were tried."""
+    out = twin(net)
+    for layer in out.modules():
+        if isinstance(layer, UNROLLED):
+            add_hop(layer)
+        cure(layer)
+    for name, value in vars(trial).items():
+        if name.startswith(CONSTANT):
+            object.__setattr__(out, name, value)
+    return fuse(out)
 
 
 def _lacks_weight(net: Module, node: Node) -> bool:
@@ -320,6 +409,12 @@ def _find_forms(
         small.edge_weight = graph.edge_weight.cpu()
     device = graph.edge_index.device
     ptr = torch.tensor([0, OWN, small.num_nodes])
+    for call in calls:
+        if not isinstance(values[call.node], Tensor):
+            raise ValueError(
+                f"'{call.name}' ({type(call.layer).__name__}) returns a "
+                f"{type(values[call.node]).__name__}, expected one tensor with a row for each node"
+            )
     for batch in SubgraphLoader(small, ptr, layout="fused", log=False):
         batch = batch.to(device)
         adj_t = batch.data.adj_t

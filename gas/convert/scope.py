@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.fx import Proxy
 
@@ -85,7 +86,11 @@ def _leaf(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @_leaf
 def own(scope: Scope, x: Any) -> Any:
-    """The rows of the in-batch nodes."""
+    """The rows of the in-batch nodes; how many they are, of the number of all."""
+    if isinstance(x, int):
+        return x if scope.batch_size is None else scope.batch_size
+    if isinstance(x, torch.Size):
+        return torch.Size((own(scope, x[0]), *x[1:]))
     if isinstance(x, tuple | list):
         return type(x)(first_rows(item, scope.batch_size) for item in x)
     return first_rows(x, scope.batch_size)

@@ -22,6 +22,7 @@ UNROLLED = (pyg.APPNP, pyg.SGConv, pyg.SSGConv, pyg.TAGConv)
 # Those of whole graphs or of neighbour samplers; a mini-batch's are others.
 NOT_OURS = ("batch", "batch_size", "num_sampled_nodes_per_hop", "num_sampled_edges_per_hop")
 TRAINING = "training"
+CONSTANT = "_tensor_constant"  # What the names of such tensors begin with.
 
 
 def parameters(net: Module, method: str) -> dict[str, Any]:
@@ -42,6 +43,11 @@ def adjacency_name(names: Sequence[str]) -> str:
     for name in ADJACENCY:
         if name in names:
             return name
+    if not names:
+        raise ValueError(
+            "the model's forward names no parameters (*args), by which attributes of the graph "
+            "would be given: convert the module inside, or write a forward that names them"
+        )
     raise ValueError(
         f"the model takes {', '.join(names)}, and none of them is the adjacency: name it "
         "'edge_index' or 'adj_t'"
@@ -51,17 +57,29 @@ def adjacency_name(names: Sequence[str]) -> str:
 class _Tracer(Tracer):
     """Message passing layers are leaves, and so is what has none inside."""
 
+    proxy_buffer_attributes = True  # Their values may change.
+
     def __init__(self, method: str, inputs: Sequence[str], fixed: dict[str, Any]) -> None:
         super().__init__()
+        self._modes = torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")
         self.traced_func_name = method
         self._inputs, self._fixed = inputs, fixed
 
     def is_leaf_module(self, m: Module, module_qualified_name: str) -> bool:
-        if isinstance(m, UNROLLED):
-            return False
+        if isinstance(m, (*UNROLLED, torch.nn.Sequential)):
+            return False  # A dropout in a Sequential is one to put a history before.
         return isinstance(m, MessagePassing) or not any(
             isinstance(child, MessagePassing) for child in m.modules()
         )
+
+    def create_node(self, *args: Any, **kwargs: Any) -> Node:
+        """Refuses what the graph wouldn't have."""
+        if (torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")) != self._modes:
+            raise ValueError(
+                "it changes whether gradients or lower precision are on, which a graph can't say: "
+                "use detach() instead of torch.no_grad(), and autocast around the model"
+            )
+        return super().create_node(*args, **kwargs)
 
     def create_args_for_root(
         self, root_fn: Any, is_module: bool, concrete_args: Any = None
@@ -76,12 +94,17 @@ class _Tracer(Tracer):
         return call, [self.root, *proxies]
 
 
+def add_hop(layer: Any) -> None:
+    """Gives a layer the child that computes one of its hops."""
+    layer.hop = SimpleConv(aggr="add")
+
+
 class Hops:
     """Stands in for ``propagate`` of a layer that is taken apart: a layer for every hop."""
 
     def __init__(self, layer: Any) -> None:
         self._layer = layer
-        layer.hop = SimpleConv(aggr="add")
+        add_hop(layer)
 
     def __call__(
         self, edge_index: Any, size: Any = None, *, x: Any, edge_weight: Any = None
@@ -156,7 +179,7 @@ def _check_dropout(net: Module, graph: Graph) -> None:
 
 def _take_constants(net: Module) -> dict[str, Tensor]:
     """The tensors that tracing has found to be none of the module's, which get names anew."""
-    names = [name for name in vars(net) if name.startswith("_tensor_constant")]
+    names = [name for name in vars(net) if name.startswith(CONSTANT)]
     return {name: net.__dict__.pop(name) for name in names}
 
 

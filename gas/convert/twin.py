@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 from torch.nn import Module
 
 
@@ -17,7 +15,8 @@ def twin(module: Module, memo: dict[Module, Module] | None = None) -> Module:
     memo = {} if memo is None else memo
     if module in memo:
         return memo[module]
-    made = memo[module] = copy.copy(module)
+    made = memo[module] = object.__new__(type(module))
+    made.__dict__.update(module.__dict__)
     children = {
         name: None if child is None else twin(child, memo)
         for name, child in module._modules.items()

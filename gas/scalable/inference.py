@@ -19,6 +19,13 @@ if TYPE_CHECKING:
 Outputs = Iterator[tuple[SubData, Tensor]]
 
 
+def compute_dtype(model: ScalableGNN, x: Tensor | None) -> torch.dtype:
+    """In which type a model computes: that of its parameters, or else of floating features."""
+    given = (p.dtype for p in model.parameters() if p.is_floating_point())
+    floating = x is not None and x.is_floating_point()
+    return next(given, x.dtype if floating and x is not None else torch.get_default_dtype())
+
+
 def without_views(loader: Iterable[SubData]) -> Iterable[SubData]:
     """The batches of a loader; if it has an augmentation, that isn't run for them."""
     plain = getattr(loader, "without_views", None)
@@ -29,9 +36,10 @@ def run_layers(
     loader: Iterable[SubData],
     histories: Sequence[History],
     device: torch.device,
+    dtype: Callable[[Tensor], torch.dtype],
     forward_layer: Callable[[int, Tensor, SubData, dict[str, Any]], Tensor],
 ) -> Outputs:
-    """One sweep per layer, each computing that layer alone."""
+    """One sweep per layer, each computing that layer alone, of rows of the type ``dtype(x)``."""
     states: dict[tuple[int, ...], dict[str, Any]] = {}  # By batch: the order may change.
     for layer in range(len(histories) + 1):
         for batch in loader:
@@ -39,7 +47,7 @@ def run_layers(
             batch = batch.to(device)
             x = batch.data.x
             if layer > 0:
-                x = histories[layer - 1].pull(batch.n_id).to(x)
+                x = histories[layer - 1].pull(batch.n_id).to(device, dtype(x))
             out = forward_layer(layer, x, batch, state)[: batch.batch_size]
             if layer < len(histories):
                 histories[layer].push(
@@ -103,7 +111,9 @@ def layer_wise(model: ScalableGNN, loader: Iterable[SubData]) -> Tensor:
     try:
         if model.has_forward_layer:
             run = partial(_run_layer, model)
-            outs = run_layers(loader, model.histories, model.device, run)
+            outs = run_layers(
+                loader, model.histories, model.device, partial(compute_dtype, model), run
+            )
         else:
             outs = run_forwards(loader, len(model.histories), model._run_sweep)
         return assemble(outs, model.num_nodes)

@@ -26,6 +26,30 @@ def convert(function, *names, data=None, **modules):
     return gas.to_scalable(net_of(function, *names, **modules), ring() if data is None else data)
 
 
+class Named(nn.Module):
+    def forward(self, x):
+        return {"x": x}
+
+
+class Locked(nn.Module):
+    def __deepcopy__(self, memo):
+        raise TypeError("a lock")
+
+
+class Pair(pyg.MessagePassing):
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=x), x
+
+    def message(self, x_j):
+        return x_j
+
+
+def without_gradient(net, x, edge_index):
+    with torch.no_grad():
+        x = x * 2
+    return net.conv(x, edge_index)
+
+
 class Noise(nn.Module):
     def forward(self, x):
         return x + torch.rand_like(x)
@@ -121,6 +145,32 @@ CASES = {
         lambda net, x, edge_index: net.conv(net.noise(x), edge_index), noise=Noise()
     ),
     "typed data": lambda t: gas.to_scalable(pyg.GCN(2, 2, 2), HeteroData()),
+    "a number of nodes in a product": lambda t: convert(
+        lambda net, x, edge_index: net.conv(x, edge_index) / x.size(0) ** 0.5
+    ),
+    "a dictionary": lambda t: convert(
+        lambda net, x, edge_index: net.conv(net.named(x)["x"], edge_index), named=Named()
+    ),
+    "a word of mini-batches": lambda t: convert(
+        lambda net, x, edge_index, n_id: net.conv(x, edge_index),
+        "x, edge_index, n_id",
+        data=ring(n_id=torch.arange(4)),
+    ),
+    "a module that can't be copied": lambda t: convert(
+        lambda net, x, edge_index: net.conv(x, edge_index), lock=Locked()
+    ),
+    "edge attributes beside a normalisation": lambda t: convert(
+        lambda net, x, edge_index, edge_attr: net.b(net.a(x, edge_index), edge_index, edge_attr),
+        "x, edge_index, edge_attr",
+        data=ring(edge_attr=torch.ones(8, 2)),
+        a=pyg.GCNConv(2, 2),
+        b=pyg.GINEConv(nn.Linear(2, 2), edge_dim=2),
+    ),
+    "a layer that returns two": lambda t: convert(
+        lambda net, x, edge_index: net.pair(x, edge_index)[0], pair=Pair()
+    ),
+    "no names of parameters": lambda t: gas.to_scalable(pyg.GAE(pyg.GCN(2, 2, 2)), ring()),
+    "no_grad in forward": lambda t: convert(without_gradient),
     "pairs of nodes": lambda t: convert(products),
     "rows of edges outside of layers": lambda t: convert(by_edges),
     "edges that the model changes": lambda t: convert(
@@ -160,7 +210,9 @@ CASES = {
         data=ring(edge_weight=torch.linspace(0.1, 1, 8)),
     ),
     "weights that the model computes, normalised": lambda t: convert(
-        lambda net, x, edge_index, edge_attr: net.a(x, edge_index, net.b(edge_attr).flatten()),
+        lambda net, x, edge_index, edge_attr: net.a(
+            x, edge_index, net.b(edge_attr).sigmoid().flatten()
+        ),
         "x, edge_index, edge_attr",
         data=ring(edge_attr=torch.ones(8, 2)),
         a=pyg.GCNConv(2, 2),
