@@ -205,4 +205,5 @@ def run(net: Module, node: Node, value_of: Callable[[Node], Any]) -> Any:
         return net.get_submodule(str(node.target))(*args, **kwargs)
     if node.op == "call_method":
         return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-    return node.target(*args, **kwargs)  # type: ignore[operator]
+    function: Any = node.target
+    return function(*args, **kwargs)

@@ -41,13 +41,9 @@ class Converted(ScalableGNN):
         super().__init__(num_nodes, list(widths), len(widths) + 1, **options)
         made = GraphModule(net, graph, name)
         constants = {n: b for n, b in made._buffers.items() if n not in net._buffers}
-        for mine, theirs in (
-            (made._modules, net._modules),
-            (made._parameters, net._parameters),
-            (made._buffers, net._buffers),
-        ):
-            mine.clear()
-            mine.update(theirs)  # type: ignore[arg-type]
+        # All that the module has, in its order, not just what the graph calls.
+        for kept in ("_modules", "_parameters", "_buffers"):
+            made.__dict__[kept] = dict(net.__dict__[kept])
         for key, value in constants.items():
             made.register_buffer(key, value, persistent=False)
         self.net = made

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
@@ -29,8 +31,9 @@ def stages_of(net: GraphModule) -> list[GraphModule]:
 
 def _stage(graph: Graph, target: Node, known: dict[int, Node]) -> Graph:
     """The graph of one stage; the own rows of a history are read from it, and all of them."""
-    reads = {node: (position, False) for position, node in known.items()}
-    reads |= {node.args[2]: (position, True) for position, node in known.items()}  # type: ignore[misc]
+    reads: dict[Any, tuple[int, bool]] = {}
+    for position, node in known.items():
+        reads[node], reads[node.args[2]] = (position, False), (position, True)
     needed = _needed(target, reads)
     out = Graph()
     made: dict[Node, Node] = {}
@@ -47,7 +50,7 @@ def _stage(graph: Graph, target: Node, known: dict[int, Node]) -> Graph:
     return out
 
 
-def _needed(target: Node, reads: dict[Node, tuple[int, bool]]) -> set[Node]:
+def _needed(target: Node, reads: dict[Any, tuple[int, bool]]) -> set[Node]:
     """What has to be computed for a value, and what is read for it."""
     needed: set[Node] = set()
     left = [target]

@@ -1,0 +1,124 @@
+"""A copy of a module, run on small graphs to see what it does."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch_geometric.data import Data
+
+from gas.convert.layers import WEIGHT
+from gas.convert.sample import HOW, copied, evaluating, sample
+from gas.graph.layout import find_layout
+
+# Nodes and edges of the graphs on which a model is tried: primes, so that no width is as large.
+SAMPLES = ((61, 241), (67, 263))
+
+
+@dataclass
+class Inputs:
+    """What a method takes of a graph.
+
+    * ``names``: attributes; ``edges``: the parameter for the adjacency.
+    * ``by_value``: whether the weights of the edges are values of the adjacency, as of an
+      ``adj_t``: layers that take weights have them then without being given any.
+    """
+
+    method: str
+    names: Sequence[str]
+    edges: str
+    by_value: bool
+
+    def of(self, data: Data) -> dict[str, Any]:
+        """The arguments, with the adjacency as ``edge_index``."""
+        return {**{name: data[name] for name in self.names}, self.edges: data.edge_index}
+
+    def run(self, net: Module, data: Data) -> Tensor:
+        """What the module itself gives; lazy parameters are initialised on the way."""
+        values = {name: copied(value) for name, value in self.of(data).items()}
+        if self.by_value:
+            values[self.edges] = _matrix(data)
+        try:
+            with evaluating(net):
+                return getattr(net, self.method)(**values)
+        except Exception as error:
+            raise ValueError(
+                f"{type(net).__name__} can't be run on a small graph like this one, with "
+                f"{', '.join(values)}: {type(error).__name__}: {error}"
+            ) from error
+
+
+def _first_run(
+    net: Module, inputs: Inputs, data: Data, wanted: dict[str, Any]
+) -> tuple[Tensor, Inputs]:
+    """What the module gives; without attributes that it needn't have, if it can't take them.
+
+    PyG's models have a parameter ``edge_attr`` whether or not their layers were built for any.
+    """
+    needed = [name for name in inputs.names if wanted[name] is inspect.Parameter.empty]
+    try:
+        return inputs.run(net, data), inputs
+    except ValueError:
+        if needed == list(inputs.names):
+            raise
+        fewer = replace(inputs, names=needed)
+        with contextlib.suppress(ValueError):
+            return fewer.run(net, data), fewer
+        raise
+
+
+def _matrix(data: Data) -> Tensor:
+    """The weighted adjacency of a graph whose edges are sorted by destination."""
+    src, dst = data.edge_index
+    counts = torch.bincount(dst, minlength=data.num_nodes)
+    rowptr = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
+    return find_layout("csr").make(rowptr, src, data.edge_weight, int(data.num_nodes or 0))
+
+
+def trial_of(net: Module) -> Module:
+    """A copy with other parameters, to be tried in the module's place.
+
+    What is zero at first, such as a gate or the last layer, would hide what comes before it.
+    """
+    try:
+        trial = copy.deepcopy(net)
+    except Exception as error:
+        raise ValueError(
+            f"{type(net).__name__} can't be copied, to be tried on a small graph: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    with torch.no_grad():
+        for parameter in trial.parameters():
+            if parameter.is_floating_point():
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    return trial
+
+
+def try_out(
+    net: Module, inputs: Inputs, data: Data, wanted: dict[str, Any], device: torch.device
+) -> tuple[list[Data], Tensor, Inputs]:
+    """Small graphs on which a module gives numbers, and what it gives on the first of them."""
+    # PyG adds self-loops to those that an adj_t has, and replaces those of an edge_index.
+    self_loops = not inputs.by_value
+    attributes = [*inputs.names, *([WEIGHT] if inputs.by_value else [])]
+    failure: ValueError | None = None
+    for how in HOW:
+        graphs = [sample(data, attributes, *n, how, self_loops).to(device) for n in SAMPLES]
+        try:
+            out, taken = _first_run(net, inputs, graphs[0], wanted)
+        except ValueError as error:
+            failure = failure or error
+            continue
+        if not isinstance(out, Tensor) or bool(torch.isfinite(out).all()):
+            return graphs, out, taken
+    raise failure or ValueError(
+        f"{type(net).__name__} gives NaN or infinite numbers on a small graph like this one, on "
+        "which it would be tried"
+    )
