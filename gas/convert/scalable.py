@@ -179,33 +179,12 @@ def _convert(
     transform, cured = _cure(mine, graph, weighted)
     if transform is not None:
         graphs = [transform(each) for each in graphs]
-    given = [*cured, *weighted]
-    try:
-        records = [
-            record(mine, graph, {**inputs.of(each), TRAINING: False}, each.get(WEIGHT), given)
-            for each in graphs
-        ]
-    except Exception as error:
-        how = (
-            ""
-            if transform is None
-            else f" after {transform}, which attributes of edges don't follow"
-        )
-        raise ValueError(
-            f"{name} can't be run on a small graph{how}: {type(error).__name__}: "
-            f"{str(error).splitlines()[0]}"
-        ) from error
+    records = _records(mine, graph, inputs, graphs, [*cured, *weighted], transform, name)
     output = next(node for node in graph.nodes if node.op == "output").args[0]
     if not isinstance(output, Node):
         raise ValueError(f"{name} returns {output}, expected one tensor")
     if not is_close(records[0][output], expected):
-        if transform is None and not inputs.by_value:
-            raise ValueError(f"{name} gives something else when it is run again: is it random?")
-        how = "a weighted adj_t" if transform is None else f"{transform} of the whole graph"
-        raise ValueError(
-            f"{name} gives something else with {how}, because its layers take different graphs: "
-            "use layers that all take the same one"
-        )
+        raise _differs(name, transform, inputs.by_value)
     kinds = kinds_of(graph, records, [(each.num_nodes, each.num_edges) for each in graphs])
     if kinds[output] != ROWS:
         raise ValueError(
@@ -232,6 +211,40 @@ def _convert(
     num_nodes = int(data.num_nodes or 0)
     return Converted(
         _twin_like(net, mine), written, name, num_nodes, widths, transform, drawing, options
+    )
+
+
+def _records(
+    net: Module,
+    graph: Graph,
+    inputs: Inputs,
+    graphs: Sequence[Data],
+    weighted: Sequence[str],
+    transform: Normalise | None,
+    name: str,
+) -> list[Values]:
+    """What each node of the traced graph gives on each of the small graphs."""
+    try:
+        return [
+            record(net, graph, {**inputs.of(each), TRAINING: False}, each.get(WEIGHT), weighted)
+            for each in graphs
+        ]
+    except Exception as error:
+        how = f" after {transform}, which attributes of edges don't follow" if transform else ""
+        raise ValueError(
+            f"{name} can't be run on a small graph{how}: {type(error).__name__}: "
+            f"{str(error).splitlines()[0]}"
+        ) from error
+
+
+def _differs(name: str, transform: Normalise | None, by_value: bool) -> ValueError:
+    """The error of a module whose layers, called one by one, give something else than it does."""
+    if transform is None and not by_value:
+        return ValueError(f"{name} gives something else when it is run again: is it random?")
+    how = "a weighted adj_t" if transform is None else f"{transform} of the whole graph"
+    return ValueError(
+        f"{name} gives something else with {how}, because its layers take different graphs: "
+        "use layers that all take the same one"
     )
 
 
