@@ -5,7 +5,7 @@ import sys
 from gas import augment, graph, models
 from gas.augment import MHAug
 from gas.convert import to_scalable
-from gas.datasets import files, gen_masks, get_data, planted
+from gas.datasets import files, gen_masks, get_data, open_graph, planted
 from gas.graph import PartitionReport, cluster, drop_edges, metis, partition_report, permute
 from gas.history import History
 from gas.loader import EvalSubgraphLoader, SubData, SubgraphLoader
@@ -42,6 +42,7 @@ __all__ = [
     "get_data",
     "metis",
     "models",
+    "open_graph",
     "partition_report",
     "permute",
     "to_scalable",

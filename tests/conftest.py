@@ -67,6 +67,8 @@ REQUIREMENTS = {
     "kaminpar": (_installed("kaminpar"), "kaminpar is not installed"),
     "tensorboard": (_installed("tensorboard"), "tensorboard is not installed"),
     "matplotlib": (_installed("matplotlib"), "matplotlib is not installed"),
+    "pyarrow": (_installed("pyarrow"), "pyarrow is not installed"),
+    "safetensors": (_installed("safetensors"), "safetensors is not installed"),
     "shared": (SHARED.is_dir(), "the folder of real graphs, ../shared/data, is missing"),
     "poison": (_poison_new_memory(), "this C library can't poison new memory"),
     "nvcc": (shutil.which("nvcc") is not None, "nvcc is not on PATH"),

@@ -3,6 +3,7 @@
 from gas.datasets.files import load_graph
 from gas.datasets.masks import gen_masks, index2mask
 from gas.datasets.named import dataset_key, dataset_names, get_data
+from gas.datasets.opening import open_graph
 from gas.datasets.planted import planted_partition
 
 __all__ = [
@@ -12,5 +13,6 @@ __all__ = [
     "get_data",
     "index2mask",
     "load_graph",
+    "open_graph",
     "planted_partition",
 ]

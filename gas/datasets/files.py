@@ -16,8 +16,11 @@ from torch_geometric.data import Data
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import AttrType, EdgeStorage, GlobalStorage, NodeStorage
 
+from gas.datasets.arrays import bool_mask, targets, tensor_of
+
 # What a Data object is made of, beyond what PyTorch and PyG allow a file to hold.
 SAFE_GLOBALS = [AttrType, DataEdgeAttr, DataTensorAttr, EdgeStorage, GlobalStorage, NodeStorage]
+UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # PyTorch can't find their maximum.
 CACHE = "_cached_attr"  # Of which attributes are edge-level; PyG makes it anew.
 
 
@@ -35,12 +38,10 @@ def load_graph(path: str | Path) -> Data:
         ValueError: If the file can't be read, or lacks a part of the graph.
     """
     path = Path(path)
-    if path.suffix not in (".pt", ".npz"):
-        raise ValueError(f"'dataset' is {str(path)!r}, expected a .pt or an .npz file")
-    if not path.is_file():
-        raise ValueError(f"'dataset' is {str(path)!r}, but there is no such file")
     content = _read_npz(path) if path.suffix == ".npz" else _read_pt(path)
     data = content if isinstance(content, Data) else Data.from_dict(content)
+    if isinstance(data.get("edge_index"), Tensor) and data.edge_index.dtype in UNSIGNED:
+        data.edge_index = data.edge_index.long()
     for key in ("x", "y"):
         if not isinstance(data.get(key), Tensor):
             raise ValueError(f"{path} holds no {key!r}: expected the arrays x, y and edge_index")
@@ -49,42 +50,19 @@ def load_graph(path: str | Path) -> Data:
             f"'x' has shape {list(data.x.shape)}, expected [N, F]: a row for each node"
         )
     data.x = data.x.float()
-    data.y = _targets(data.y)
+    data.y = targets(data.y)
     if isinstance(data.get("num_nodes"), Tensor):
         data.num_nodes = int(data.num_nodes)
     for key in ("train_mask", "val_mask", "test_mask"):
         if key in data:
-            data[key] = _bool_mask(data[key], key)
+            data[key] = bool_mask(data[key], key)
     return data
-
-
-def _targets(y: Tensor) -> Tensor:
-    """One integer class or real target per node, or the labels of ``[N, C]`` as they are."""
-    y = y.squeeze(1) if y.dim() == 2 and y.size(1) == 1 else y
-    if y.dim() == 2:
-        return y
-    if y.dim() == 1 and y.is_floating_point() and bool((y != y.round()).any()):
-        if not bool(torch.isfinite(y).all()):
-            raise ValueError("'y' holds a NaN or infinite value, expected classes or real numbers")
-        return y.float()
-    if y.dim() != 1 or bool((y < -1).any()):
-        raise ValueError(
-            "'y' holds no classes, expected integers from 0 for each node, -1 where unknown; or "
-            "[N, C] with 0 and 1 for several labels; or real numbers to predict"
-        )
-    return y.long()
-
-
-def _bool_mask(mask: Tensor, key: str) -> Tensor:
-    if mask.dtype != torch.bool and bool(((mask != 0) & (mask != 1)).any()):
-        raise ValueError(f"'{key}' holds other values than 0 and 1, expected one bool per node")
-    return mask.bool()
 
 
 def _read_npz(path: Path) -> dict[str, Tensor]:
     try:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
-            return {key: _tensor(arrays[key], key) for key in arrays.files}
+            return {key: tensor_of(arrays[key], key) for key in arrays.files}
     except ValueError as error:
         if str(error).startswith("the array"):
             raise
@@ -96,12 +74,6 @@ def _read_npz(path: Path) -> dict[str, Tensor]:
         ) from error
     except (OSError, EOFError, TypeError, KeyError, zipfile.BadZipFile) as error:
         raise ValueError(_unreadable(path, error)) from error
-
-
-def _tensor(array: np.ndarray, key: str) -> Tensor:
-    if array.dtype.kind not in "biuf":
-        raise ValueError(f"the array '{key}' has type {array.dtype}, expected numbers")
-    return torch.from_numpy(array)
 
 
 def _plain_dict(*_: object) -> dict[object, object]:

@@ -6,8 +6,13 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from gas.graph.permute import is_node_list
+
 NUM_SPLITS = 20  # Random splits of a graph that brings none, one per run ...
 MOST_SPLIT_NODES = 100_000  # ... up to this size; larger graphs get one.
+
+# Names of parts in lists of nodes, as gas.permute knows them.
+PARTS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 
 
 def index2mask(index: Tensor, size: int) -> Tensor:
@@ -42,33 +47,95 @@ def gen_masks(
     return train_mask, val_mask, ~(train_mask | val_mask)
 
 
-def with_masks(data: Data) -> Data:
-    """Adds random splits, 50 % training, 25 % validation, 25 % test, where there are none."""
-    if "train_mask" in data:
-        for key in ("val_mask", "test_mask"):
+def with_masks(data: Data, num_splits: int | None = None) -> Data:
+    """Sees to it that a graph has masks for training, validation and test.
+
+    They are its own, or those of its lists of nodes (``train_idx``, ...). Where it has neither,
+    its labelled nodes are split at random, always alike: 50 % training, 25 % validation, 25 % test;
+    ``data.split`` says so.
+
+    Args:
+        data: The graph, which is modified.
+        num_splits: How many random splits are drawn. (default: 20 up to 100,000 nodes, else 1)
+
+    Raises:
+        ValueError: If parts of its split are missing, empty, or overlap.
+    """
+    for key, value in list(data):
+        if is_node_list(key, value) and key.split("_")[0] in PARTS:
+            part = f"{PARTS[key.split('_')[0]]}_mask"
+            if part not in data:
+                data[part] = index2mask(_checked_ids(key, value, data.num_nodes), data.num_nodes)
+    keys = [f"{part}_mask" for part in ("train", "val", "test")]
+    given = [key for key in keys if key in data]
+    if given:
+        for key in keys:
             if key not in data:
-                raise ValueError(f"the graph has a 'train_mask' but no {key!r}: add it")
-        _check_labelled(data)
+                raise ValueError(
+                    f"the graph has a {given[0]!r} but no {key!r}: add it; a split that is given "
+                    "isn't replaced"
+                )
+        _check_split(data, keys)
+        _check_labelled(data, keys)
         return data
-    num_nodes = data.num_nodes
-    num_splits = NUM_SPLITS if num_nodes <= MOST_SPLIT_NODES else 1
-    generator = torch.Generator().manual_seed(0)
-    group = torch.full((num_nodes, num_splits), 2, dtype=torch.int8)
-    for split in range(num_splits):
-        order = torch.randperm(num_nodes, generator=generator)
-        group[order[: num_nodes // 2], split] = 0
-        group[order[num_nodes // 2 : num_nodes * 3 // 4], split] = 1
+    labelled = torch.arange(data.num_nodes)
     if data.y.dim() == 1 and not data.y.is_floating_point():
-        group[data.y < 0] = 3  # Of unknown class: in no mask.
-    group = group.squeeze(1)
-    data.train_mask, data.val_mask, data.test_mask = (group == part for part in range(3))
+        labelled = labelled[data.y.cpu() >= 0]  # Those of unknown class are in no mask.
+    if num_splits is None:
+        num_splits = NUM_SPLITS if data.num_nodes <= MOST_SPLIT_NODES else 1
+    size = labelled.numel()
+    generator = torch.Generator().manual_seed(0)
+    group = torch.full((data.num_nodes, num_splits), 3, dtype=torch.int8)
+    for split in range(num_splits):
+        order = labelled[torch.randperm(size, generator=generator)]
+        group[order, split] = 2
+        group[order[: size // 2], split] = 0
+        group[order[size // 2 : size * 3 // 4], split] = 1
+    if num_splits == 1:
+        group = group.squeeze(1)
+    for number, key in enumerate(keys):
+        data[key] = group == number
+    data.split = (
+        f"made up, {num_splits} at random from seed 0: 50 % training, 25 % validation, 25 % test"
+    )
     return data
 
 
-def _check_labelled(data: Data) -> None:
+def _checked_ids(key: str, ids: Tensor, num_nodes: int) -> Tensor:
+    ids = ids.long()
+    if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= num_nodes):
+        wrong = int(ids.min()) if int(ids.min()) < 0 else int(ids.max())
+        raise ValueError(f"'{key}' holds the node {wrong}, expected ids in [0, {num_nodes})")
+    return ids
+
+
+def _check_split(data: Data, keys: list[str]) -> None:
+    masks = {key: data[key].bool().view(data[key].size(0), -1) for key in keys}
+    for key, mask in masks.items():
+        empty = ~mask.any(dim=0)
+        if bool(empty.any()):
+            which = f" in split {int(empty.nonzero()[0])}" if mask.size(1) > 1 else ""
+            raise ValueError(f"'{key}' has no node{which}, expected one at least")
+    for number, key in enumerate(keys):
+        for other in keys[number + 1 :]:
+            if masks[key].size(1) not in (1, masks[other].size(1)) and masks[other].size(1) != 1:
+                raise ValueError(
+                    f"'{key}' has {masks[key].size(1)} splits, but {other!r} has "
+                    f"{masks[other].size(1)}: expected as many"
+                )
+            both = (masks[key] & masks[other]).any(dim=1)
+            if number == 0 and bool(both.any()):
+                raise ValueError(
+                    f"'{key}' and '{other}' share {int(both.sum())} nodes, the first of which is "
+                    f"{int(both.nonzero()[0])}: expected no node that is trained on among those "
+                    "whose scores count"
+                )
+
+
+def _check_labelled(data: Data, keys: list[str]) -> None:
     if data.y.dim() > 1 or data.y.is_floating_point() or not bool((data.y < 0).any()):
         return
-    for key in ("train_mask", "val_mask", "test_mask"):
+    for key in keys:
         mask = data[key] if data[key].dim() == 1 else data[key].any(dim=1)
         if bool((mask & (data.y < 0)).any()):
             raise ValueError(

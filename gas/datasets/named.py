@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +14,41 @@ from torch import Tensor
 from torch_geometric.data import Batch, Data
 from torch_geometric.utils import to_undirected
 
-from gas.datasets.files import SAFE_GLOBALS, load_graph
+from gas.datasets.directions import with_reverse
+from gas.datasets.files import SAFE_GLOBALS
 from gas.datasets.masks import NUM_SPLITS, gen_masks, index2mask, with_masks
+from gas.datasets.opening import open_graph
 from gas.datasets.planted import planted_partition
+from gas.datasets.tables import PARQUET, TEXT, format_of
 from gas.graph.edges import check_finite, read_graph
 from gas.graph.partition import cache_dir
 
 
-def get_data(root: str | Path, name: str, check: bool = True) -> tuple[Data, int, int]:
+def get_data(
+    root: str | Path,
+    name: str,
+    check: bool = True,
+    *,
+    undirected: bool = False,
+    columns: Mapping[str, str] | None = None,
+    log: bool = False,
+) -> tuple[Data, int, int]:
     """Loads a graph for node classification, with masks for training, validation and test.
 
     Args:
         root: The folder where PyG keeps its data sets; one folder per data set below it.
         name: One of :func:`dataset_names`, in any spelling of case and dashes; or
-            ``planted:NUM_NODES`` for a generated graph; or the path of a ``.pt`` or ``.npz`` file.
+            ``planted:NUM_NODES`` for a generated graph; or the path of what :func:`gas.open_graph`
+            reads.
         check: Refuse NaN and infinite features. (default: ``True``)
+        undirected: Add the reverse of every edge that lacks it. (default: ``False``)
+        columns: Of tables, what columns are called; see :func:`gas.open_graph`.
+        log: Report what was found in files on standard error. (default: ``False``)
 
     Returns:
         The graph, its number of features, and its number of classes (of labels, for multi-label
         targets; 1 for real numbers). Masks have shape ``[N]``, or ``[N, splits]`` for several
-        splits.
+        splits; ``split`` says how a graph that brings none was split.
 
     Raises:
         ValueError: If there is no such data set, or a file doesn't hold a usable graph.
@@ -41,20 +56,43 @@ def get_data(root: str | Path, name: str, check: bool = True) -> tuple[Data, int
     """
     if _is_planted(name):
         data = _planted(name)
-    elif Path(name).suffix in (".pt", ".npz") or os.sep in name:
-        data = load_graph(name)
+    elif _is_path(name):
+        data = open_graph(
+            name, undirected=undirected, columns=columns, num_splits=None, check=check, log=log
+        )
+        for key in ("x", "y"):
+            if key not in data:
+                raise ValueError(f"{name} has no {key!r}: {_WHERE[key]}")
     else:
         key = dataset_key(name)
         if key not in _DATASETS:
             raise ValueError(
                 f"'dataset' is {name!r}, expected one of {', '.join(dataset_names())}; or "
-                "planted:NUM_NODES; or the path of a .pt or .npz file"
+                "planted:NUM_NODES; or the path of a folder of tables or of a .pt or .npz file"
             )
         data = _DATASETS[key][1](str(_writable(Path(root))))
-    read_graph(data)
-    if check:
-        check_finite(data)
-    return with_masks(data), data.x.size(1), _num_outputs(data.y)
+    if not _is_path(name):
+        read_graph(data)
+        if check:
+            check_finite(data)
+        if undirected:
+            data = with_reverse(data)
+        with_masks(data)
+    return data, data.x.size(1), _num_outputs(data.y)
+
+
+# Where open_graph looks.
+_WHERE = {
+    "x": "give columns of numbers in nodes.csv, or x.npy, with the features of nodes",
+    "y": "give a column 'label' in nodes.csv, or y.npy, with what is to be predicted",
+}
+
+
+def _is_path(name: str) -> bool:
+    """Whether a data set is named by the path of its files."""
+    path = Path(name)
+    known = format_of(path) in (".pt", ".npz", ".npy", *PARQUET, *TEXT)
+    return known or os.sep in name or (path.is_dir() and dataset_key(name) not in _DATASETS)
 
 
 def dataset_names() -> list[str]:

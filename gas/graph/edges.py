@@ -135,6 +135,7 @@ def read_graph(data: Data, edge_weight: bool = True) -> Edges:
                 )
             edges = edges._replace(weight=weight.view(-1))
     check_nodes(data, edges.num_nodes)
+    _check_edges(data, edges)
     return edges if edge_weight else edges._replace(weight=None)
 
 
@@ -155,6 +156,26 @@ def check_nodes(data: Data, num_nodes: int) -> None:
             )
 
 
+def _check_edges(data: Data, edges: Edges) -> None:
+    """Refuses weights that are no numbers, and attributes of another number of edges."""
+    num_edges = edges.src.numel()
+    for key in ("edge_attr", "edge_type"):
+        value = data.get(key)
+        if isinstance(value, Tensor) and value.dim() > 0 and value.size(0) != num_edges:
+            raise ValueError(
+                f"'{key}' has {value.size(0)} rows, but the graph has {num_edges} edges: expected "
+                "one row per edge"
+            )
+    weight = edges.weight
+    if weight is None or not weight.is_floating_point() or bool(torch.isfinite(weight).all()):
+        return
+    wrong = int((~torch.isfinite(weight)).nonzero()[0])
+    raise ValueError(
+        f"'edge_weight' holds {float(weight[wrong])} at the edge {wrong}: expected finite numbers; "
+        "replace it, or remove the edge"
+    )
+
+
 def check_finite(data: Data) -> None:
     """Refuses features that hold NaN or infinite values.
 
@@ -170,7 +191,7 @@ def check_finite(data: Data) -> None:
             row = start + int((~finite).nonzero()[0])
             raise ValueError(
                 f"'x' holds a NaN or infinite value in row {row}: replace it, for example with "
-                "torch.nan_to_num(x), or switch this check off, check=False"
+                "torch.nan_to_num(x), or accept it by 'check', get_data(..., check=False)"
             )
 
 

@@ -37,6 +37,12 @@ def damaged(t, name, content=b"letters"):
     get(t, str(t.path / name))
 
 
+def pt_of_adj_t(t):
+    adj_t = torch.eye(2).to_sparse_csr()
+    torch.save({"x": torch.ones(2, 3), "y": torch.arange(2), "adj_t": adj_t}, t.path / "g.pt")
+    get(t, str(t.path / "g.pt"), undirected=True)
+
+
 def cut_off(t):
     np.savez(t.path / "whole.npz", x=ONES)
     damaged(t, "g.npz", (t.path / "whole.npz").read_bytes()[:200])
@@ -67,6 +73,30 @@ class Ogb:
     PygNodePropPredDataset = raising(NO_NETWORK)
 
 
+def opening(t, **files):
+    """Writes files, whose names have ``__`` for the dot, and opens their folder."""
+    t.options = files.pop("options", {})
+    for name, content in {"edges__csv": "source,target\n0,1\n1,0\n", **files}.items():
+        file = t.path / name.replace("__", ".")
+        if isinstance(content, str):
+            file.write_text(content)
+        elif content is not None:
+            np.save(file, content, allow_pickle=True)
+    gas.open_graph(t.path, log=False, **t.options)
+
+
+def opening_without_pyarrow(t):
+    t.without_package("pyarrow")
+    opening(t)
+
+
+def opening_lists_of_two_lengths(t):
+    from pyarrow import parquet, table
+
+    parquet.write_table(table({"id": [0, 1], "f": [[1.0], [1.0, 2.0]]}), t.path / "nodes.parquet")
+    opening(t)
+
+
 MASKS = {f"{part}_mask": np.array([True, False]) for part in ("train", "val", "test")}
 
 CASES = {
@@ -77,6 +107,87 @@ CASES = {
     "get_data, ogb without a network": lambda t: ogb(t, Ogb),
     "get_data, a file of another kind": lambda t: get(t, str(t.path / "graph.csv")),
     "get_data, a file that isn't there": lambda t: get(t, str(t.path / "graph.npz")),
+    "get_data, tables without labels": lambda t: (
+        (t.path / "nodes.csv").write_text("id,f\n0,1\n1,2\n"),
+        (t.path / "edges.csv").write_text("source,target\n0,1\n1,0\n"),
+        get(t, str(t.path)),
+    ),
+    "get_data, undirected, an adj_t": lambda t: pt_of_adj_t(t),
+    "open_graph, nothing there": lambda t: gas.open_graph(t.path / "absent"),
+    "open_graph, an empty folder": lambda t: gas.open_graph(t.path),
+    "open_graph, pyarrow is missing": opening_without_pyarrow,
+    "open_graph, a role that columns don't have": lambda t: opening(
+        t, options={"columns": {"destination": "to"}}
+    ),
+    "open_graph, edges twice": lambda t: opening(t, edge_index__npy=EDGES),
+    "open_graph, a file of no known name": lambda t: opening(t, payments__csv="1,2\n"),
+    "open_graph, edges whose ends have other names": lambda t: opening(
+        t, edges__csv="payer,payee,when\n0,1,2\n"
+    ),
+    "open_graph, two columns for one role": lambda t: opening(
+        t, nodes__csv="id,node,f\n0,1,2\n1,0,2\n"
+    ),
+    "open_graph, two columns of one name": lambda t: opening(t, nodes__csv="id,f,f\n0,1,2\n"),
+    "open_graph, names or values": lambda t: opening(t, edges__csv="alice,bob\nbob,alice\n"),
+    "open_graph, nodes without names of columns": lambda t: opening(t, nodes__csv="0,1\n1,1\n"),
+    "open_graph, text where numbers were": lambda t: opening(
+        t, nodes__csv="id,f\n" + "".join(f"{i},1\n" for i in range(300_000)) + "300000,many\n"
+    ),
+    "open_graph, an empty file": lambda t: opening(t, nodes__csv=""),
+    "open_graph, one line is shorter": lambda t: opening(t, nodes__csv="id,f\n0,1\n1\n"),
+    "open_graph, letters for Parquet": lambda t: opening(t, nodes__parquet="letters"),
+    "open_graph, lists of two lengths": opening_lists_of_two_lengths,
+    "open_graph, an edge with one end": lambda t: opening(t, edges__csv="source,target\n0,\n"),
+    "open_graph, an edge to no node": lambda t: opening(t, nodes__csv="id,f\n0,1\n2,1\n"),
+    "open_graph, an edge to no row": lambda t: opening(t, x__npy=np.ones((1, 2))),
+    "open_graph, ids for rows": lambda t: opening(
+        t, x__npy=np.ones((2, 2)), edges__csv="source,target\na,b\n"
+    ),
+    "open_graph, a node without an id": lambda t: opening(t, nodes__csv="id,f\n0,1\n,1\n"),
+    "open_graph, a node twice": lambda t: opening(t, nodes__csv="id,f\n0,1\n0,1\n"),
+    "open_graph, a feature that is missing": lambda t: opening(
+        t, nodes__csv="id,f,g\n0,1,2\n1,1,\n"
+    ),
+    "open_graph, nothing known of nodes": lambda t: opening(t, nodes__csv="name,f\nx,y\nz,1\n"),
+    "open_graph, text is no feature": lambda t: opening(t, nodes__csv="id,city\n0,A\n1,B\n"),
+    "open_graph, other nodes have features": lambda t: opening(
+        t, nodes__csv="id,label\n0,1\n1,1\n", x__csv="id,f\n0,1\n"
+    ),
+    "open_graph, other numbers of rows": lambda t: opening(
+        t, x__npy=np.ones((2, 2)), y__npy=np.array([0, 1, 0])
+    ),
+    "open_graph, labels of no known name": lambda t: opening(t, labels__csv="a,b\n1,2\n3,4\n"),
+    "open_graph, labels twice": lambda t: opening(
+        t, nodes__csv="id,label\n0,1\n1,1\n", y__npy=CLASSES
+    ),
+    "open_graph, features in one row": lambda t: opening(t, x__npy=np.ones(2)),
+    "open_graph, an array of nodes": lambda t: opening(t, nodes__npy=np.ones((2, 2))),
+    "open_graph, objects in an array": lambda t: opening(t, x__npy=np.array([{}, {}])),
+    "open_graph, edges in three rows": lambda t: opening(
+        t, edges__csv=None, edge_index__npy=np.ones((3, 3), dtype=int)
+    ),
+    "open_graph, a split of another name": lambda t: opening(
+        t, nodes__csv="id,split\n0,train\n1,later\n"
+    ),
+    "open_graph, a mask of another length": lambda t: opening(
+        t, x__npy=np.ones((2, 2)), train_mask__npy=np.ones(3)
+    ),
+    "open_graph, a list of fractions": lambda t: opening(
+        t, x__npy=np.ones((2, 2)), train_idx__npy=np.ones(1)
+    ),
+    "open_graph, a list in two columns": lambda t: opening(
+        t, x__npy=np.ones((2, 2)), train_idx__csv="0,1\n"
+    ),
+    "open_graph, too large an id": lambda t: opening(
+        t, y__npy=np.array([0, 2**64 - 1], dtype=np.uint64)
+    ),
+    "npz, a class beyond reason": lambda t: npz(t, y=np.array([0, 10**9])),
+    "npz, parts that overlap": lambda t: npz(t, **{**MASKS, "val_mask": ~MASKS["val_mask"]}),
+    "npz, an empty part": lambda t: npz(t, **{**MASKS, "train_mask": np.array([False, False])}),
+    "npz, several training sets": lambda t: npz(
+        t, **{**MASKS, "train_mask": np.ones((2, 2)), "val_mask": np.ones((2, 3))}
+    ),
+    "npz, a list with a node too many": lambda t: npz(t, train_idx=np.array([0, 7])),
     "npz, letters": lambda t: damaged(t, "g.npz"),
     "npz, empty": lambda t: damaged(t, "g.npz", b""),
     "npz, cut off": cut_off,
@@ -90,7 +201,9 @@ CASES = {
     "npz, classes below -1": lambda t: npz(t, y=np.array([0, -2])),
     "npz, a mask of indices": lambda t: npz(t, train_mask=np.array([0, 5])),
     "npz, a training mask alone": lambda t: npz(t, train_mask=MASKS["train_mask"]),
-    "npz, a training node of no class": lambda t: npz(t, **MASKS, y=np.array([-1, 0])),
+    "npz, a training node of no class": lambda t: npz(
+        t, **{**MASKS, "train_mask": ~MASKS["train_mask"]}, y=np.array([0, -1])
+    ),
     "npz, an edge to a missing node": lambda t: npz(t, edge_index=EDGES + 1),
     "npz, no edges": lambda t: npz(t, edge_index=None),
     "pt, letters": lambda t: damaged(t, "g.pt"),

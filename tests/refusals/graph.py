@@ -100,6 +100,12 @@ CASES = {
         ring(train_mask=torch.ones(3, dtype=torch.bool))
     ),
     "SubgraphLoader, weights of other edges": lambda t: load(ring(edge_weight=torch.ones(3))),
+    "gas.cluster, attributes of other edges": lambda t: gas.cluster(
+        ring(edge_attr=torch.ones(7, 2)), 2, log=False
+    ),
+    "gas.cluster, a weight that is NaN": lambda t: gas.cluster(
+        ring(edge_weight=torch.tensor([1.0, float("nan")] * 4)), 2, log=False
+    ),
     "SubgraphLoader, edge_index and adj_t differ": lambda t: load(ring(adj_t=csr())),
     "SubgraphLoader, features that are NaN": lambda t: load(ring(x=NOT_A_NUMBER), check=True),
     "SubgraphLoader, an unknown layout": lambda t: load(layout="coo"),

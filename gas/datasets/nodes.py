@@ -1,0 +1,252 @@
+"""What tables and arrays say of nodes: ids, features, labels, splits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from gas.datasets.arrays import beyond_reason, bool_mask, load_array, targets, tensor_of
+from gas.datasets.roles import INDEX, NODE_COLUMNS, SPLITS, leave_out, open_table
+from gas.datasets.tables import Table, format_of, plain_ids
+
+
+class Nodes(NamedTuple):
+    """The nodes of a graph, and their ids, of shape ``[N]``; without, an id is the node's row."""
+
+    num_nodes: int
+    ids: np.ndarray | None
+    file: str
+
+    def rows(self, ids: np.ndarray, file: str) -> np.ndarray:
+        """The row of each node, by its id.
+
+        Raises:
+            ValueError: If there is no such node.
+        """
+        if self.ids is None:
+            if ids.dtype.kind in "iu":
+                known = (ids >= 0) & (ids < self.num_nodes)
+                rows = ids
+            else:
+                known, rows = np.zeros(len(ids), bool), np.zeros(len(ids), np.int64)
+        else:
+            names, ids = of_one_type(self.ids, ids)
+            row = dict(zip(names.tolist(), range(len(names)), strict=True))
+            rows = np.fromiter((row.get(i, -1) for i in ids.tolist()), np.int64, len(ids))
+            known = rows >= 0
+        if not known.all():
+            row = ", whose rows are counted from 0" if self.ids is None else ""
+            raise ValueError(
+                f"{file} names the node {ids[~known][0].item()!r}, which is none of the "
+                f"{self.num_nodes:,} nodes of {self.file}{row} ({(~known).sum():,} such ids): add "
+                "them there, or take out what names them"
+            )
+        return rows.astype(np.int64)
+
+
+class NodeFile(NamedTuple):
+    """What a file says of nodes: attributes with a row for each of ``ids``."""
+
+    name: str
+    num_rows: int
+    ids: np.ndarray | None
+    attributes: dict[str, Tensor]
+    classes: list[str | int] | None = None
+
+
+def read_nodes(file: Path, role: str, columns: Mapping[str, str]) -> NodeFile:
+    """Reads one file about nodes.
+
+    Args:
+        file: The file.
+        role: What it is, by its name: ``"nodes"``, ``"x"``, ``"y"``, ``"split"`` or ``"node_id"``.
+        columns: What the user says that columns are called.
+
+    Raises:
+        ValueError: If it can't be told what it says.
+    """
+    if role == "node_id":
+        listed = list_of_ids(file)
+        return NodeFile(file.name, len(listed), _each_once(listed, file), {})
+    if format_of(file) == ".npy":
+        if role not in ("x", "y"):
+            raise ValueError(f"{file} is an array, expected a table, or the names x.npy and y.npy")
+        array = tensor_of(load_array(file), str(file))
+        value = _features(array, file) if role == "x" else targets(array)
+        return NodeFile(file.name, len(array), None, {role: value})
+    table, found = open_table(file, NODE_COLUMNS, columns)
+    rest = [name for name in table.types if name not in found.values()]
+    if not table.has_names and role != "x" and len(rest) > 1:
+        raise ValueError(
+            f"{file} has {len(rest)} columns without names: begin it with a line of names, such as "
+            "id,label"
+        )
+    index = [name for name in rest if name.lower() in INDEX]
+    if index and "id" not in found:
+        found["id"] = index[0]
+    rest = [name for name in rest if name not in index]
+    wanted = {"y": "label", "split": "split"}.get(role)
+    if wanted and wanted not in found and len(rest) == 1:
+        found[wanted] = rest.pop()
+    attributes: dict[str, Tensor] = {}
+    ids: np.ndarray | None = None
+    classes: list[str | int] | None = None
+    if "id" in found:
+        codes, distinct = table.values(found["id"])
+        ids = _each_once(distinct[codes], file, codes < 0)
+    if "label" in found:
+        attributes["y"], classes = _labels(table, found["label"])
+    if "split" in found:
+        attributes |= _masks(*table.values(found["split"]), file)
+    for key in found.keys() & {f"{part}_mask" for part in SPLITS}:
+        mask = torch.from_numpy(table.numbers([found[key]])[:, 0])
+        attributes[key] = bool_mask(mask, found[key])
+    features = [name for name in rest if table.is_numeric(name) and wanted is None]
+    leave_out([f"the column {name!r}" for name in rest if name not in features], str(file))
+    if features:
+        attributes["x"] = _features(torch.from_numpy(table.numbers(features)), file, features)
+    if not attributes and (ids is None or wanted):
+        raise ValueError(
+            f"{file} has the columns {', '.join(table.types)}, none of which is known as its "
+            f"{wanted or 'id'!r}: rename one, or pass columns={{{wanted or 'id'!r}: ...}}"
+        )
+    num_rows = len(next(iter(attributes.values()))) if ids is None else len(ids)
+    return NodeFile(file.name, num_rows, ids, attributes, classes)
+
+
+def merge(read: list[NodeFile], data: Data) -> Nodes | None:
+    """Puts the attributes of all files in one order: that of the first file that has ids."""
+    if not read:
+        return None
+    first = next((file for file in read if file.ids is not None), read[0])
+    nodes = Nodes(first.num_rows, first.ids, first.name)
+    for file in read:
+        if file.ids is None:
+            if file.num_rows != nodes.num_nodes:
+                raise ValueError(
+                    f"{file.name} has {file.num_rows} rows, but {nodes.file} has "
+                    f"{nodes.num_nodes}: expected one row per node, or a column 'id'"
+                )
+            rows = None
+        else:
+            rows = torch.from_numpy(nodes.rows(file.ids, file.name))
+        for key, value in file.attributes.items():
+            if rows is not None and file is not first:
+                value = _placed(value, rows, nodes, key, file.name)
+            set_once(data, key, value, file.name)
+        if file.classes is not None:
+            data.classes = file.classes
+    return nodes
+
+
+def _placed(value: Tensor, rows: Tensor, nodes: Nodes, key: str, file: str) -> Tensor:
+    """Rows where their nodes are; a node without has no label and is in no split."""
+    if len(rows) == nodes.num_nodes:
+        return torch.empty_like(value).index_copy_(0, rows, value)
+    if key == "x" or value.is_floating_point():
+        raise ValueError(
+            f"{file} has {len(rows)} rows, but {nodes.file} has {nodes.num_nodes} nodes: expected "
+            "one row per node"
+        )
+    fill = -1 if key == "y" else 0
+    return value.new_full((nodes.num_nodes, *value.shape[1:]), fill).index_copy_(0, rows, value)
+
+
+def set_once(data: Data, key: str, value: Tensor, file: str) -> None:
+    """Sets an attribute that no other file has set."""
+    if key in data:
+        raise ValueError(f"{key!r} is in {file}, and in another file as well: take one of them out")
+    data[key] = value
+
+
+def _features(x: Tensor, file: Path, names: Sequence[str] = ()) -> Tensor:
+    if x.dim() != 2:
+        raise ValueError(
+            f"{file} has shape {list(x.shape)}, expected [N, F]: a row of features per node"
+        )
+    if len(names) == x.size(1) and bool(x.isnan().any()):
+        row, column = x.isnan().nonzero()[0].tolist()
+        raise ValueError(
+            f"{file} has no number in row {row} of column {names[column]!r}: fill in what is "
+            "missing, or leave the column out"
+        )
+    return x.float()
+
+
+def _labels(table: Table, name: str) -> tuple[Tensor, list[str | int] | None]:
+    """A class or a real number per node, or several labels; and the names of classes, if any."""
+    if table.is_numeric(name):
+        values = table.numbers([name], np.float64)
+        if values.shape[1] > 1:
+            return targets(torch.from_numpy(values)), None
+        y, known = values[:, 0], ~np.isnan(values[:, 0])
+        if (y[known] != np.round(y[known])).any():
+            return targets(torch.from_numpy(y)), None
+        codes = np.where(known, y, -1).astype(np.int64)
+        distinct = np.unique(codes[codes != -1])
+        if not len(distinct) or (distinct[0] >= 0 and not beyond_reason(distinct)):
+            return torch.from_numpy(codes), None
+        codes = np.where(codes == -1, -1, np.searchsorted(distinct, codes))
+        return torch.from_numpy(codes), distinct.tolist()
+    codes, distinct = table.values(name)
+    order = np.argsort(distinct)
+    places = np.append(np.argsort(order), -1)  # An empty cell, -1, stays unknown.
+    return torch.from_numpy(places[codes]), distinct[order].tolist()
+
+
+def _masks(codes: np.ndarray, distinct: np.ndarray, file: Path) -> dict[str, Tensor]:
+    """Masks by the names of a split's parts; an empty cell is in none."""
+    parts = {name: part for part, names in SPLITS.items() for name in names}
+    named = [parts.get(str(name).strip().lower(), "") for name in distinct]
+    if "" in named:
+        raise ValueError(
+            f"{file} has a split {str(distinct[named.index('')])!r}, expected train, val and test, "
+            "or an empty cell"
+        )
+    which = np.array([*named, ""])[codes]  # -1, an empty cell, is the last.
+    return {f"{part}_mask": torch.from_numpy(which == part) for part in SPLITS}
+
+
+def list_of_ids(file: Path) -> np.ndarray:
+    """The ids in a file that is a list of them, of shape ``[n]``.
+
+    Raises:
+        ValueError: If it isn't.
+    """
+    if format_of(file) == ".npy":
+        array = load_array(file)
+        if array.ndim != 1 or array.dtype.kind not in "iuU":
+            raise ValueError(
+                f"{file} is of type {array.dtype} and shape {list(array.shape)}, expected a list "
+                "of ids of nodes; masks are called train_mask, val_mask and test_mask"
+            )
+        return plain_ids(array)
+    table, _ = open_table(file, NODE_COLUMNS, {})
+    if len(table.types) > 1:
+        raise ValueError(f"{file} has the columns {', '.join(table.types)}, expected one, of ids")
+    codes, distinct = table.values(next(iter(table.types)))
+    return distinct[codes[codes >= 0]]
+
+
+def of_one_type(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Ids as numbers if both are, else both as text."""
+    return (
+        (a, b) if (a.dtype.kind == "U") == (b.dtype.kind == "U") else (a.astype(str), b.astype(str))
+    )
+
+
+def _each_once(ids: np.ndarray, file: Path, empty: np.ndarray | None = None) -> np.ndarray:
+    if empty is not None and empty.any():
+        raise ValueError(f"{file} has a node without an id, in row {int(empty.argmax())}")
+    distinct, counts = np.unique(ids, return_counts=True)
+    if len(distinct) < len(ids):
+        raise ValueError(
+            f"{file} has the node {distinct[counts > 1][0].item()!r} twice: expected each node once"
+        )
+    return ids

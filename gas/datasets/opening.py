@@ -1,0 +1,117 @@
+"""``open_graph``: a graph of the user's own, from tables and arrays."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch_geometric.data import Data
+
+from gas.datasets.arrays import check_classes
+from gas.datasets.directions import share_one_way, with_reverse
+from gas.datasets.files import load_graph
+from gas.datasets.folder import read_folder
+from gas.datasets.masks import with_masks
+from gas.graph.edges import check_finite, read_graph
+from gas.native.checks import check_integer
+
+
+def open_graph(
+    path: str | Path,
+    *,
+    undirected: bool = False,
+    columns: Mapping[str, str] | None = None,
+    num_splits: int | None = 1,
+    check: bool = True,
+    log: bool = True,
+) -> Data:
+    """Reads a graph from a folder of tables and arrays, or from one file.
+
+    A folder holds ``.csv`` (or ``.tsv``, ``.txt``; packed, ``.csv.gz``), ``.parquet`` or ``.npy``
+    files, which say by their names what they hold:
+
+    * ``edges``: columns ``source`` and ``target`` (or ``src``, ``dst``; ``from``, ``to``; ...), and
+      perhaps ``weight``; further numbers are edge attributes. ``edge_index.npy``: ``[2, E]``.
+    * ``nodes``: columns ``id``, ``label`` and ``split`` (``train``, ``val``, ``test``, or nothing),
+      or ``train_mask``, ...; all others that hold numbers, or lists of them, are features. A node
+      without a label is of unknown class; labels that are text are classes, by the alphabet.
+    * or apart: ``x`` (features), ``y`` (labels), ``node_id``, ``split``, ``edge_weight``,
+      ``edge_attr``; ``train_mask``, ... of bools; ``train_idx``, ... of ids.
+
+    Ids are any integers or text. Tables without a column ``id``, and arrays, have a row for each
+    node in the order of the others; a node without an id has the number of its row, from 0. Where
+    nothing is said of nodes, they are those that edges name, in the order of their ids. Names of
+    columns may have capitals. A single file holds edges, or is an ``.npz`` or ``.pt`` file::
+
+        data = gas.open_graph("my_graph", undirected=True)
+        model = gas.to_scalable(net, data)
+
+    Args:
+        path: The folder, or the file.
+        undirected: Add the reverse of every edge that lacks it, with its weight and attributes.
+            (default: ``False``: messages go from source to target alone)
+        columns: What columns are called: ``{"source": "payer", "target": "payee"}``; also of
+            ``weight``, ``id``, ``label``, ``split``. (default: the names above)
+        num_splits: How many random splits are made up where labels come without a split; masks are
+            ``[N]`` for one, ``[N, num_splits]`` for several. ``None``: 20 up to 100,000 nodes, else
+            one. (default: ``1``)
+        check: Refuse NaN and infinite features. (default: ``True``)
+        log: Report what was found on standard error. (default: ``True``)
+
+    Returns:
+        The graph: ``edge_index``, and what there is of ``x`` (float32), ``y``, ``edge_weight``,
+        ``edge_attr``, ``train_mask``, ``val_mask`` and ``test_mask``. ``node_id`` is a NumPy array
+        of the nodes' own ids, in the order of rows, which :meth:`gas.ScalableGNN.predict` keeps;
+        ``classes`` a list of the names of classes; ``split`` says how a split was made up.
+
+    Raises:
+        ImportError: If a table is to be read and pyarrow is missing.
+        ValueError: If the files hold no graph, or it can't be told which; it names the file.
+    """
+    path = Path(path)
+    if num_splits is not None:
+        check_integer("num_splits", num_splits, 1)
+    if not path.exists():
+        raise ValueError(f"'path' is {str(path)!r}, but there is no such file or folder")
+    archive = path.suffix in (".npz", ".pt")
+    data = load_graph(path) if archive else read_folder(path, columns or {})
+    edges = read_graph(data)
+    if check:
+        check_finite(data)
+    if undirected:
+        data = with_reverse(data)
+    if "y" in data:
+        check_classes(data.y)
+        with_masks(data, num_splits)
+    if log:
+        print(
+            "\n".join(_summary(path, data, 0.0 if undirected else share_one_way(edges))),
+            file=sys.stderr,
+        )
+    return data
+
+
+def _summary(path: Path, data: Data, one_way: float) -> list[str]:
+    """What was found, and what may not be meant, in a line each."""
+    found = [f"{data.num_nodes:,} nodes", f"{data.num_edges:,} edges"]
+    if "x" in data:
+        found.append(f"{data.x.size(1)} features")
+    if "y" in data and data.y.dim() == 1 and not data.y.is_floating_point():
+        found.append(f"{len(data.get('classes') or range(int(data.y.max()) + 1))} classes")
+    lines = [f"{path}: {', '.join(found)}"]
+    if one_way > 0:  # And none was added.
+        share = "no edge has" if one_way == 1 else f"{100 * one_way:.3g} % of edges lack"
+        lines.append(
+            f"warning: {share} a reverse, and messages go from source to target alone: "
+            "undirected=True adds the reverses"
+        )
+    if "train_mask" in data:
+        masks = [data[f"{part}_mask"].view(data.num_nodes, -1) for part in ("train", "val", "test")]
+        sizes = ", ".join(str(int(mask[:, 0].sum())) for mask in masks)
+        made_up = f", {data.split}" if "split" in data else ""
+        lines.append(f"nodes for training, validation, test: {sizes}{made_up}")
+        both = int((masks[1] & masks[2]).any(dim=1).sum())
+        if both:
+            lines.append(f"warning: 'val_mask' and 'test_mask' share {both} nodes")
+    return lines

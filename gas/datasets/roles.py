@@ -1,0 +1,115 @@
+"""What files and columns are called that hold a graph."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from gas.datasets.tables import PARQUET, TEXT, Table, format_of
+
+# What files are called, in lower case and with '_' for '-'.
+FILES = {
+    "edges": ("edges", "edge", "edge_index", "edge_list", "edgelist", "links"),
+    "edge_weight": ("edge_weight", "edge_weights", "weights"),
+    "edge_attr": ("edge_attr", "edge_attrs", "edge_feat", "edge_features"),
+    "node_id": ("node_id", "node_ids", "ids"),
+    "nodes": ("nodes", "node", "vertices"),
+    "x": ("x", "features", "feat", "node_features", "node_feat"),
+    "y": ("y", "labels", "label", "targets", "node_label", "node_labels"),
+    "split": ("split", "splits"),
+}
+SPLITS = {
+    "train": ("train", "training"),
+    "val": ("val", "valid", "validation", "dev"),
+    "test": ("test", "testing"),
+}
+LISTS = ("", "_idx", "_index", "_ids", "_nodes")  # How names of lists of nodes end.
+# What columns are called, in lower case.
+EDGE_COLUMNS = {
+    "source": ("source", "src", "from", "head", "u", "source_id", "src_id", "from_id", "node1"),
+    "target": ("target", "dst", "to", "tail", "v", "target_id", "dst_id", "to_id", "node2", "dest"),
+    "weight": ("weight", "edge_weight", "w"),
+}
+NODE_COLUMNS = {
+    "id": ("id", "node_id", "node", "nodeid"),
+    "label": ("label", "labels", "y", "class", "category", "target", "targets"),
+    "split": ("split",),
+    **{f"{part}_mask": (*names, f"{names[0]}_mask") for part, names in SPLITS.items()},
+}
+INDEX = ("", "unnamed: 0", "__index_level_0__")  # What pandas calls the column of its rows.
+
+
+def find_files(path: Path) -> dict[str, Path]:
+    """What the files of a folder hold, by their names.
+
+    Raises:
+        ValueError: If two hold the same, or none has edges.
+    """
+    roles = {name: role for role, names in FILES.items() for name in names}
+    for part, names in SPLITS.items():
+        roles |= {name + end: part for name in names for end in LISTS}
+        roles |= {f"{name}_mask": f"{part}_mask" for name in names}
+    found: dict[str, Path] = {}
+    others = []
+    for file in sorted(path.iterdir()):
+        if not file.is_file() or format_of(file) not in (".npy", *PARQUET, *TEXT):
+            continue
+        role = roles.get(file.name.split(".")[0].lower().replace("-", "_"))
+        if role is None:
+            others.append(file.name)
+        elif role in found:
+            raise ValueError(
+                f"{path} holds {found[role].name} and {file.name}, which are both read as "
+                f"{role!r}: take one of them out"
+            )
+        else:
+            found[role] = file
+    if "edges" not in found:
+        held = f"only {', '.join(others[:5])}" if others else "no table or array"
+        raise ValueError(
+            f"{path} holds {held}, expected its edges, in edges.csv, edges.parquet or "
+            "edge_index.npy; and nodes.csv, or x.npy and y.npy"
+        )
+    leave_out([f"the file {name}" for name in others], str(path))
+    return found
+
+
+def open_table(
+    file: Path, known: Mapping[str, Sequence[str]], columns: Mapping[str, str]
+) -> tuple[Table, dict[str, str]]:
+    """A table, and the column of each role that it has.
+
+    Args:
+        file: The file.
+        known: What columns of each role are called.
+        columns: What the user says that they are called.
+
+    Raises:
+        ValueError: If several columns may have the role.
+    """
+    names = {name for role in known for name in known[role]} | set(columns.values())
+    table = Table(file, lambda cell: cell in names or cell.lower() in names)
+    found: dict[str, str] = {}
+    for role in known:
+        chosen = columns.get(role)
+        fits = [name for name in table.types if name.lower() in known[role]]
+        if chosen in table.types:
+            fits = [chosen]
+        if len(fits) > 1:
+            raise ValueError(
+                f"{file} has the columns {' and '.join(map(repr, fits))}, each of which may be its "
+                f"{role!r}: say which, columns={{{role!r}: {fits[0]!r}}}"
+            )
+        if fits and fits[0] not in found.values():
+            found[role] = fits[0]
+    return table, found
+
+
+def leave_out(what: Sequence[str], where: str) -> None:
+    """Warns of what isn't read."""
+    if what:
+        some = ", ".join(what[:5]) + (f" and {len(what) - 5} more" if len(what) > 5 else "")
+        warnings.warn(
+            f"{where}: {some} left out, being nothing that a graph is read from", stacklevel=2
+        )

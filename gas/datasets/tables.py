@@ -1,0 +1,255 @@
+"""Columns of tables in files, CSV and Parquet, read by pyarrow in a stream."""
+
+from __future__ import annotations
+
+import bz2
+import contextlib
+import gzip
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+PARQUET = (".parquet", ".pq")
+TEXT = (".csv", ".tsv", ".txt")
+PACKED: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open}
+DELIMITERS = "\t;, "  # A line with several of them is cut at the first of these.
+
+
+def format_of(path: Path) -> str:
+    """A file's format by its name, such as ``.csv``, also of ``edges.csv.gz``."""
+    return Path(path.stem if path.suffix in PACKED else path.name).suffix.lower()
+
+
+class Table:
+    """A table in a file; columns are read when they are asked for, in blocks.
+
+    Args:
+        path: A file ``.csv``, ``.tsv`` or ``.txt``, perhaps packed (``.gz``, ``.bz2``), or
+            ``.parquet``. Cells of text end at tabs, semicolons, commas or spaces.
+        is_name: Whether a cell is a name that columns are known by. The first line of a text has
+            the names of columns if one of its cells is, or if it has no number and the next does.
+
+    Raises:
+        ImportError: If pyarrow is missing.
+        ValueError: If the file holds no table, or it can't be told whether it names its columns.
+    """
+
+    def __init__(self, path: Path, is_name: Callable[[str], bool]) -> None:
+        try:
+            import pyarrow  # noqa: F401
+        except ImportError as error:
+            raise ImportError(
+                f"{path.name} is read by pyarrow, which is missing: pip install pyarrow"
+            ) from error
+        self.path = path
+        self.is_text = format_of(path) in TEXT
+        self.has_names = True
+        with self._readable():
+            if self.is_text:
+                self._look_at_text(is_name)
+            with self._open() as blocks:
+                names = [field.name for field in blocks.schema]
+                self.types = {field.name: _plain(field.type) for field in blocks.schema}
+        if len(self.types) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"{path.name} has two columns {twice!r}: rename or remove one")
+
+    @contextlib.contextmanager
+    def _readable(self) -> Iterator[None]:
+        """Says of a file that can't be read which it is, and why."""
+        import pyarrow as pa
+
+        try:
+            yield
+        except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError) as error:
+            reason = str(error).strip().split("\n")[0]
+            raise ValueError(f"{self.path} can't be read as a table: {reason}") from error
+
+    def _look_at_text(self, is_name: Callable[[str], bool]) -> None:
+        """Finds the delimiter, and whether the first line has the names of columns."""
+        opened = PACKED.get(self.path.suffix, open)
+        with opened(self.path, "rt", encoding="utf-8-sig") as file:
+            first, second = file.readline().strip("\r\n"), file.readline().strip("\r\n")
+        self._delimiter = next((mark for mark in DELIMITERS if mark in first.strip()), ",")
+        cells, below = (
+            [cell.strip().strip('"') for cell in line.split(self._delimiter)]
+            for line in (first, second)
+        )
+        if any(map(is_name, cells)):
+            return
+        if any(map(_is_value, cells)):
+            self.has_names = False
+        elif first.strip() and not any(map(_is_value, below)):
+            raise ValueError(
+                f"{self.path.name} begins with {first[:60]!r}, which may be names of columns or "
+                "values: begin it with names that gas.open_graph knows, such as source,target in a "
+                "list of edges or id,label in one of nodes"
+            )
+
+    def _open(self, types: Mapping[str, pa.DataType] | None = None, ids: bool = False) -> Any:
+        """Opens the file, to iterate over blocks of the columns that have types, or of all."""
+        if not self.is_text:
+            return _ParquetBlocks(self.path, types)
+        from pyarrow import csv
+
+        convert = csv.ConvertOptions(
+            column_types=types, include_columns=types and list(types), strings_can_be_null=ids
+        )
+        if ids:
+            convert.null_values = [""]  # 'NA' and 'nan' may be somebody's name.
+        return csv.open_csv(
+            self.path,
+            csv.ReadOptions(autogenerate_column_names=not self.has_names),
+            csv.ParseOptions(delimiter=self._delimiter),
+            convert,
+        )
+
+    def columns(self, types: Mapping[str, pa.DataType], ids: bool = False) -> pa.Table:
+        """Reads columns as values of these types; of ids, keeps each distinct one once.
+
+        Raises:
+            ValueError: If a value is of another type; it says which.
+        """
+        import pyarrow as pa
+
+        schema = pa.schema(list(types.items()))
+        parts = [schema.empty_table()]
+        with self._readable(), self._open(types, ids) as blocks:
+            for block in blocks:
+                parts.append(pa.Table.from_batches([block]).select(list(types)).cast(schema))
+                if ids:
+                    parts[-1] = _encoded(parts[-1])
+        if ids:
+            parts[0] = _encoded(parts[0])
+        return pa.concat_tables(parts).unify_dictionaries()
+
+    def values(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """A column of ids or names: which of the distinct values each row has, and these.
+
+        Values of a text are integers if all are written as integers are.
+
+        Returns:
+            Of shape ``[rows]``, -1 for an empty cell, and ``[values]``.
+        """
+        import pyarrow as pa
+
+        kind = pa.string() if self.is_text else self.types[name]
+        column = self.columns({name: kind}, ids=True).column(0).combine_chunks()
+        codes = column.indices.cast(pa.int64()).fill_null(-1).to_numpy()
+        return codes, plain_ids(column.dictionary.to_numpy(zero_copy_only=False))
+
+    def numbers(self, names: Sequence[str], dtype: type = np.float32) -> np.ndarray:
+        """Columns of numbers or of lists of them, of shape ``[rows, width]``; NaN where empty.
+
+        Raises:
+            ValueError: If a value is no number, or lists differ in length.
+        """
+        import pyarrow as pa
+
+        number = pa.from_numpy_dtype(dtype)
+        types = {}
+        for name in names:
+            kind = self.types[name]
+            types[name] = kind if _is_list(kind) or pa.types.is_boolean(kind) else number
+        table = self.columns(types)
+        return np.column_stack([self._floats(table.column(name), name, number) for name in names])
+
+    def _floats(self, column: pa.ChunkedArray, name: str, number: pa.DataType) -> np.ndarray:
+        import pyarrow.compute as pc
+
+        if not _is_list(column.type):
+            return column.cast(number).to_numpy()
+        widths = pc.unique(pc.list_value_length(column)).to_pylist()
+        if len(widths) > 1 or None in widths:
+            raise ValueError(
+                f"{self.path} has lists of several lengths in column {name!r}: expected as many "
+                "numbers in every row"
+            )
+        flat = pc.list_flatten(column).cast(number).to_numpy()
+        return flat.reshape(len(column), -1)
+
+    def is_numeric(self, name: str) -> bool:
+        """Whether a column holds numbers, truth values, lists of numbers, or nothing at all."""
+        import pyarrow as pa
+
+        kind = self.types[name]
+        kind = kind.value_type if _is_list(kind) else kind
+        return (
+            pa.types.is_integer(kind)
+            or pa.types.is_floating(kind)
+            or pa.types.is_boolean(kind)
+            or pa.types.is_decimal(kind)
+            or pa.types.is_null(kind)
+        )
+
+
+def _encoded(table: pa.Table) -> pa.Table:
+    import pyarrow as pa
+
+    columns = [column.dictionary_encode() for column in table.columns]
+    return pa.table(columns, names=table.column_names)
+
+
+class _ParquetBlocks:
+    """The blocks of a Parquet file, as those of a text are given."""
+
+    def __init__(self, path: Path, types: Mapping[str, Any] | None) -> None:
+        from pyarrow import parquet
+
+        self._file = parquet.ParquetFile(path)
+        self._columns = types and list(types)
+        self.schema = self._file.schema_arrow
+
+    def __enter__(self) -> _ParquetBlocks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        yield from self._file.iter_batches(columns=self._columns)
+
+
+def plain_ids(ids: np.ndarray) -> np.ndarray:
+    """Ids as int64 where all are integers, or written as integers are; else as text or as given."""
+    if ids.dtype == object:
+        with contextlib.suppress(ValueError, TypeError, OverflowError):
+            numbers = np.array([int(value) for value in ids], dtype=np.int64)
+            if all(str(n) == str(value) for n, value in zip(numbers, ids, strict=True)):
+                return numbers
+        return ids.astype(str)
+    if ids.dtype.kind == "f" and (ids == np.round(ids)).all():
+        return ids.astype(np.int64)
+    if ids.dtype.kind in "iu" and (not ids.size or ids.max() <= np.iinfo(np.int64).max):
+        return ids.astype(np.int64)
+    return ids
+
+
+def _is_value(cell: str) -> bool:
+    if cell.lower() in ("true", "false"):
+        return True
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    return (
+        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    )
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """The type of a column's values; categories are kept as these."""
+    import pyarrow as pa
+
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
