@@ -1,5 +1,6 @@
 """``examples/train_gas.py`` as a stranger runs it."""
 
+import importlib.util
 import json
 import signal
 import subprocess
@@ -9,6 +10,8 @@ import time
 import numpy as np
 import pytest
 from conftest import ROOT, started
+
+import gas
 
 SCRIPT = ROOT / "examples" / "train_gas.py"
 pytestmark = pytest.mark.requires("matplotlib")
@@ -181,15 +184,169 @@ def test_interruption_reports_the_runs_that_ended(tmp_path):
         "--runs", "10000", "--out", str(tmp_path / "out"), "--tensorboard",
     ]  # fmt: skip
     with started(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        deadline = time.monotonic() + 120
-        while not (tmp_path / "out" / "events" / "run2").exists() and time.monotonic() < deadline:
-            time.sleep(0.1)  # Until the third run has begun.
+        wait_for(tmp_path / "out" / "events" / "run2")  # Until the third run has begun.
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Interrupted: reporting the runs that ended." in err
     assert "Traceback" not in err
     assert "test accuracy" in out
-    assert (
-        len(json.loads((tmp_path / "out" / "metrics.json").read_text())["test_acc"]["values"]) >= 2
+    metrics = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    assert len(metrics["test_acc"]["values"]) >= 2
+    assert metrics["interrupted"] is True
+
+
+def wait_for(path, seconds=120):
+    deadline = time.monotonic() + seconds
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+
+
+@pytest.mark.requires("pyarrow")
+@pytest.mark.requires("safetensors")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interruption_keeps_the_epochs_that_ended(tmp_path, number):
+    command = [
+        sys.executable, str(SCRIPT), "--dataset", "planted:600", "--epochs", "1000000",
+        "--out", str(tmp_path / "out"), "--store", "disk", "--path", str(tmp_path / "histories"),
+    ]  # fmt: skip
+    with started(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        wait_for(tmp_path / "histories")
+        time.sleep(3)  # For some epochs; without any, the test fails.
+        process.send_signal(number)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert "Interrupted: reporting the epochs that ended" in err
+    assert "Traceback" not in err
+    metrics = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    (epochs,) = metrics["epochs"]
+    assert len({len(values) for values in epochs.values()}) == 1
+    assert len(epochs["loss"]) > metrics["best_epoch"]["mean"] - 1
+    assert metrics["interrupted"] is True
+    for file in FILES:
+        assert (tmp_path / "out" / file).stat().st_size > 1000
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(FILES)
+
+
+FILES = ("metrics.json", "curve.png", "model.safetensors", "predictions.parquet")
+
+
+@pytest.mark.requires("pyarrow")
+@pytest.mark.requires("safetensors")
+@pytest.mark.parametrize("options", [[], ["--full-batch"], ["--eval", "layerwise"]])
+def test_the_model_and_its_predictions(tmp_path, run_script, options):
+    """Of the best epoch of the best run, in the order of the graph as it was given."""
+    done = run_script(
+        SCRIPT, "--dataset", "planted:600", "--epochs", 4, "--runs", 3, "--model", "sage",
+        "--out", "out", *options,
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    metrics, table, model, about = outputs(tmp_path / "out")
+    assert metrics["val_acc"]["values"][metrics["kept_run"]] == max(metrics["val_acc"]["values"])
+    data, in_channels, out_channels = gas.get_data("data", "planted:600")
+    assert metrics["split"] == data.split
+    net = gas.models.GraphSAGE(
+        num_nodes=600, in_channels=in_channels, out_channels=out_channels,
+        hidden_channels=json.loads(about["hidden_channels"]),
+        num_layers=json.loads(about["num_layers"]),
+    ).eval()  # fmt: skip
+    net.load_state_dict(model)
+    whole = gas.cluster(data, 1, log=False)
+    out = net.predict(whole)
+    assert table["node"] == list(range(600))
+    assert table["prediction"] == out.argmax(dim=1).tolist()
+    assert table["probability"] == pytest.approx(out.softmax(dim=1).amax(dim=1).tolist(), rel=1e-4)
+    assert table["label"] == data.y.tolist()
+    for part in ("train", "val", "test"):
+        mask = data[f"{part}_mask"][:, metrics["kept_run"]]
+        assert mask.tolist() == [name == part for name in table["split"]]
+    test = data.test_mask[:, metrics["kept_run"]]
+    right = (out.argmax(dim=1) == data.y)[test].float().mean()
+    assert float(right) == pytest.approx(metrics["test_acc"]["values"][metrics["kept_run"]])
+
+
+def outputs(folder):
+    from pyarrow import parquet
+    from safetensors import safe_open
+    from safetensors.torch import load_file
+
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        about = file.metadata()
+    table = parquet.read_table(folder / "predictions.parquet").to_pydict()
+    metrics = json.loads((folder / "metrics.json").read_text())
+    return metrics, table, load_file(folder / "model.safetensors"), about
+
+
+@pytest.mark.requires("pyarrow")
+@pytest.mark.requires("safetensors")
+def test_tables_in_and_out(tmp_path, run_script):
+    """Own ids and names of classes; a split that is given; edges of one direction."""
+    rng = np.random.default_rng(0)
+    lines = ["id,split,kind,a,b"]
+    for i in range(90):
+        kind = "" if i == 5 else ("cat", "dog")[i % 2]
+        split = "" if i == 5 else ("train", "val", "test")[i % 3]
+        lines.append(f"n{i},{split},{kind},{rng.normal() + 3 * (i % 2)},{i}e-3")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "nodes.csv").write_text("\n".join(lines))
+    edges = [f"n{i},n{(i + 2) % 90}" for i in range(90)]
+    (tmp_path / "mine" / "edges.csv").write_text("\n".join(["payer,payee", *edges]))
+    run_ = [SCRIPT, "--dataset", "mine", "--epochs", 30, "--num-parts", 3, "--out", "out"]
+    columns = ["--columns", "source=payer", "target=payee", "label=kind"]
+    done = run_script(*run_, *columns)
+    assert "warning: no edge has a reverse" in done.err
+    done = run_script(*run_, *columns, "--undirected", "--overwrite")
+    assert done.code == 0, done.err
+    assert "warning" not in done.err
+    assert "nodes for training, validation, test: 30, 30, 29" in done.err
+    metrics, table, *_ = outputs(tmp_path / "out")
+    assert metrics["split"] == "given"
+    assert metrics["test_acc"]["mean"] > 0.8
+    assert table["node"] == [f"n{i}" for i in range(90)]
+    assert table["split"][:6] == ["train", "val", "test", "train", "val", None]
+    assert table["label"][:6] == ["cat", "dog", "cat", "dog", "cat", None]
+    wrong = sum(a != b for a, b in zip(table["label"], table["prediction"], strict=True))
+    assert wrong < 20
+
+
+@pytest.mark.requires("pyarrow")
+@pytest.mark.parametrize("several", [False, True])
+def test_predictions_of_numbers_and_of_several_labels(tmp_path, run_script, several):
+    rng = np.random.default_rng(0)
+    x, edges = rng.normal(size=(60, 4)).astype(np.float32), rng.integers(60, size=(2, 200))
+    y = (x[:, :3] > 0).astype(np.int64) if several else x.sum(axis=1)
+    np.savez(tmp_path / "mine.npz", x=x, y=y, edge_index=edges)
+    done = run_script(SCRIPT, "--dataset", "mine.npz", "--epochs", 2, "--num-parts", 2)
+    assert done.code == 0, done.err
+    _, table, *_ = outputs(tmp_path / "runs")
+    assert table["label"] == pytest.approx(y) if not several else table["label"] == y.tolist()
+    assert np.shape(table["prediction"]) == ((60, 3) if several else (60,))
+    assert ("probability" in table) == several
+
+
+@pytest.mark.parametrize("package", ["pyarrow", "safetensors"])
+def test_without_a_package_the_rest_is_written(tmp_path, run_script, monkeypatch, package):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: None if name == package else find(name, *a)
     )
+    done = run_script(SCRIPT, "--dataset", "planted:600", "--epochs", 1)
+    assert done.code == 0
+    assert f"which needs: pip install {package}" in done.err
+    left = {path.name for path in (tmp_path / "runs").iterdir()}
+    assert len(set(FILES) - left) == 1
+
+
+def test_options_that_do_nothing_are_named(tmp_path, run_script):
+    done = run_script(
+        SCRIPT, "--dataset", "planted:600", "--epochs", 1, "--full-batch", "--num-parts", 4
+    )
+    assert done.code == 0
+    assert "warning: --num-parts does nothing with --full-batch" in done.err
+
+
+def test_debug_shows_where(tmp_path):
+    command = [sys.executable, str(SCRIPT), "--dataset", "absent.npz", "--debug"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr

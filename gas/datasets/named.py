@@ -57,6 +57,10 @@ def get_data(
     if _is_planted(name):
         data = _planted(name)
     elif _is_path(name):
+        if not Path(name).exists():
+            tables = Path(name).suffix not in (".pt", ".npz")
+            what = ": expected a .pt or an .npz file, or tables, see gas.open_graph" * tables
+            raise ValueError(f"'dataset' is {name!r}, but there is no such file{what}")
         data = open_graph(
             name, undirected=undirected, columns=columns, num_splits=None, check=check, log=log
         )

@@ -37,8 +37,8 @@ class Nodes(NamedTuple):
                 known, rows = np.zeros(len(ids), bool), np.zeros(len(ids), np.int64)
         else:
             names, ids = of_one_type(self.ids, ids)
-            row = dict(zip(names.tolist(), range(len(names)), strict=True))
-            rows = np.fromiter((row.get(i, -1) for i in ids.tolist()), np.int64, len(ids))
+            places = dict(zip(names.tolist(), range(len(names)), strict=True))
+            rows = np.fromiter((places.get(i, -1) for i in ids.tolist()), np.int64, len(ids))
             known = rows >= 0
         if not known.all():
             row = ", whose rows are counted from 0" if self.ids is None else ""

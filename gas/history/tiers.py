@@ -52,8 +52,8 @@ def check_tier(store: str | StoreFactory | None, path: str | Path | None) -> Non
             f"'store' is {store!r}, expected one of {', '.join(TIERS)}, or a function that makes a "
             "store"
         )
-    if store == "pinned" and not torch.cuda.is_available():
-        raise ValueError("'store' is 'pinned', but there is no CUDA device: use 'host'")
+    if store in ("pinned", "device") and not torch.cuda.is_available():
+        raise ValueError(f"'store' is {store!r}, but there is no CUDA device: use 'host'")
     if path is not None and store not in ("disk", "auto"):
         raise ValueError(f"'path' is for store='disk', not for store={store!r}")
 

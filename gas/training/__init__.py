@@ -1,6 +1,7 @@
 """Training: the epoch loop, metrics, experiments and reports."""
 
 from gas.history.cores import share_cores
+from gas.training import results
 from gas.training.experiment import MODELS, Experiment
 from gas.training.loop import FullBatch, Run, fit, loss_of, mean_age, split_mask, train_epoch
 from gas.training.memory import activation_bytes, plan_micro_batches
@@ -30,6 +31,7 @@ __all__ = [
     "mean_age",
     "metric_of",
     "plan_micro_batches",
+    "results",
     "score",
     "share_cores",
     "split_mask",

@@ -44,6 +44,7 @@ MOST_FULL_NODES = 100_000  # Up to here the whole graph is evaluated as one batc
 class _Graph(NamedTuple):
     """A graph in the forms that training and evaluation take it."""
 
+    perm: Tensor | None  # The row, as the graph was given, of every node.
     raw: Data  # Permuted, on the CPU ...
     data: Data  # ... and transformed.
     loader: SubgraphLoader | None  # Mini-batches, unless it is trained as a whole.
@@ -184,7 +185,7 @@ class Experiment:
     ) -> _Graph:
         settings = self.settings
         num_parts, batch_size = settings.num_parts or 1, settings.batch_size or 1
-        ptr = None
+        perm = ptr = None
         if not self.full_batch:
             perm, ptr = metis(
                 data.edge_index,
@@ -208,7 +209,7 @@ class Experiment:
                 inference = EvalSubgraphLoader(data, ptr, batch_size, **options)
         full = self.full_batch or "full" in modes
         whole = FullBatch(data, self.device, layout, self.cls.needs_weights) if full else None
-        return _Graph(raw, data, loader, inference, whole)
+        return _Graph(perm, raw, data, loader, inference, whole)
 
     def make_model(self) -> models.LayeredGNN:
         """A new model, with weights drawn from PyTorch's generator."""
@@ -257,14 +258,29 @@ class Experiment:
         masks = [split_mask(self.data[key], split) for key in ("train_mask", "test_mask")]
         return baseline(self.metric, self.data.y, *masks)
 
-    def run(self, seed: int, split: int = 0, on_epoch: Callable[[Run], None] | None = None) -> Run:
+    def in_first_order(self, rows: Tensor) -> Tensor:
+        """Rows of nodes that are evaluated, of shape ``[N, ...]``, as the graph was given."""
+        perm = self.eval_graph.perm
+        return rows if perm is None else torch.empty_like(rows).index_copy_(0, perm, rows)
+
+    def run(
+        self,
+        seed: int,
+        split: int = 0,
+        on_epoch: Callable[[Run], None] | None = None,
+        keep: bool = False,
+        run: Run | None = None,
+    ) -> Run:
         """Trains one model from a seed and evaluates it after every epoch.
 
         Args:
             seed: Of PyTorch's generator.
             split: Which split of the masks to use. (default: ``0``)
             on_epoch: Called after each epoch with the run so far.
+            keep: Keep the model and the outputs of the best epoch. (default: ``False``)
+            run: Filled as training goes on, which survives an interruption. (default: a new one)
         """
+        run = Run() if run is None else run
         torch.manual_seed(seed)
         reset_peak_rss()
         with contextlib.ExitStack() as open_models:
@@ -274,7 +290,13 @@ class Experiment:
             if self.evaluation == "layerwise" and not self._refreshes_by_evaluating:
                 apart = model.for_graph(self.data.num_nodes)
                 open_models.callback(apart.close)
-            return self._run(model, apart, split, on_epoch)
+            try:
+                self._run(model, apart, split, on_epoch, keep, run)
+            finally:
+                run.peak_rss_bytes = peak_rss_bytes()
+                if not self.full_batch:
+                    run.history_bytes = sum(history.store.nbytes for history in model.histories)
+        return run
 
     @property
     def _refreshes_by_evaluating(self) -> bool:
@@ -287,7 +309,9 @@ class Experiment:
         apart: ScalableGNN,
         split: int,
         on_epoch: Callable[[Run], None] | None,
-    ) -> Run:
+        keep: bool,
+        run: Run,
+    ) -> None:
         settings = self.settings
         optimizer = torch.optim.Adam(
             model.param_groups(settings.reg_weight_decay, settings.nonreg_weight_decay),
@@ -319,24 +343,14 @@ class Experiment:
                 augmentation.update_entropy(out)
             return out
 
-        run = fit(
-            model,
-            self.data,
-            epoch,
-            evaluate,
-            settings.epochs,
-            split,
-            on_epoch,
-            self.metric,
-            self.patience,
-            self.training.get("leave_cores", True),
-        )
-        run.peak_rss_bytes = peak_rss_bytes()
-        if not self.full_batch:
-            run.history_bytes = sum(history.store.nbytes for history in model.histories)
-        if isinstance(augmentation, MHAug):
-            run.chain = augmentation.statistics()._asdict()
-        return run
+        try:
+            fit(
+                model, self.data, epoch, evaluate, settings.epochs, split, on_epoch, self.metric,
+                self.patience, self.training.get("leave_cores", True), keep, run,
+            )  # fmt: skip
+        finally:
+            if isinstance(augmentation, MHAug):
+                run.chain = augmentation.statistics()._asdict()
 
     def _make_augmentation(self) -> Augmentation | None:
         """An augmentation of the graph, where the model computes."""
@@ -414,6 +428,7 @@ def _training_nodes(data: Data) -> Data:
     if mask.dim() > 1:
         raise ValueError(
             f"'inductive' is True, but the graph has {mask.size(1)} splits: choose one, "
-            "data.train_mask = data.train_mask[:, k], and the other masks likewise"
+            "data.train_mask = data.train_mask[:, k], and the other masks likewise, or give a file "
+            "with masks of one split"
         )
     return data.subgraph(mask)

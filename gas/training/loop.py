@@ -9,7 +9,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +27,14 @@ from gas.scalable.model import ScalableGNN
 from gas.training.metrics import is_real, metric_of, score
 
 
+class Best(NamedTuple):
+    """A model of its best epoch, from 0: its ``state_dict`` on the CPU, and outputs, ``[N, C]``."""
+
+    epoch: int
+    state: dict[str, Tensor]
+    out: Tensor
+
+
 @dataclass
 class Run:
     """What happened in one run, one entry per epoch.
@@ -36,7 +44,7 @@ class Run:
     ``age`` is the mean number of pushes since a history's rows were written, at the epoch's end;
     ``moved_bytes`` are those of stored rows that were read and written in training.
     ``chain`` is what MH-Aug's chain did in the whole run, see :class:`gas.augment.Statistics`;
-    empty without one.
+    empty without one. ``best`` is there if it was asked for.
     """
 
     loss: list[float] = field(default_factory=list)
@@ -49,6 +57,20 @@ class Run:
     history_bytes: int = 0
     moved_bytes: list[int] = field(default_factory=list)
     chain: dict[str, float] = field(default_factory=dict)
+    best: Best | None = field(default=None, repr=False)
+
+    def __len__(self) -> int:
+        """The number of epochs that have ended."""
+        return len(self.test_acc)
+
+    def forget_unfinished(self) -> None:
+        """Drops what an epoch that was interrupted has left."""
+        epochs = len(self)
+        for name in ("loss", "train_acc", "val_acc", "test_acc", "age", "seconds", "moved_bytes"):
+            del getattr(self, name)[epochs:]
+        if self.best is not None and self.best.epoch != self.best_epoch:  # Not kept any more.
+            self.test_acc.pop()
+            self.forget_unfinished()
 
     @property
     def best_epoch(self) -> int:
@@ -316,6 +338,8 @@ def fit(
     metric: str | None = None,
     patience: int | None = None,
     leave_cores: bool = True,
+    keep: bool = False,
+    run: Run | None = None,
 ) -> Run:
     """Trains for some epochs and evaluates after each.
 
@@ -331,10 +355,12 @@ def fit(
         patience: Stop once the validation score has not risen for this many epochs.
             (default: never)
         leave_cores: For the evaluation; see :func:`train_epoch`. (default: ``True``)
+        keep: Keep the model and the outputs of the best epoch. (default: ``False``)
+        run: Filled as training goes on, which survives an interruption. (default: a new one)
     """
     if patience is not None and patience < 1:
         raise ValueError(f"'patience' is {patience}, expected at least 1 epoch")
-    run = Run()
+    run = Run() if run is None else run
     curves = {key: getattr(run, f"{key}_acc") for key in ("train", "val", "test")}
     masks = {key: split_mask(data[f"{key}_mask"], split).cpu() for key in curves}
     y = data.y.cpu()
@@ -352,6 +378,12 @@ def fit(
             out = evaluate(model).cpu()
         for key, curve in curves.items():
             curve.append(score(metric, out, y, masks[key]))
+        if keep and run.best_epoch == len(run) - 1:
+            state = {
+                key: value.detach().cpu().clone().contiguous()
+                for key, value in model.state_dict().items()
+            }
+            run.best = Best(run.best_epoch, state, out)
         if on_epoch is not None:
             on_epoch(run)
         if patience is not None and len(run.loss) - 1 - run.best_epoch >= patience:

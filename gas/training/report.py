@@ -9,7 +9,7 @@ import os
 import platform
 import statistics
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -106,15 +106,26 @@ def metrics(runs: Sequence[Run]) -> dict[str, Any]:
     }
 
 
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A file to write to, that takes the place of ``path`` when it is whole, or never."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}", suffix=path.suffix)
+    os.close(handle)
+    try:
+        yield Path(name)
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Writes a JSON file, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".json")
-    with os.fdopen(handle, "w") as stream:
+    with replacing(path) as file, file.open("w") as stream:
         json.dump(content, stream, indent=2, allow_nan=False)
         stream.write("\n")
-    os.chmod(temporary, 0o644)
-    os.replace(temporary, path)
 
 
 def plot_curves(path: Path, runs: Sequence[Run], title: str, score: str = "accuracy, %") -> None:
@@ -153,8 +164,8 @@ def plot_curves(path: Path, runs: Sequence[Run], title: str, score: str = "accur
         if "age" in curves:
             axis.set_ylim(0, 1.1 * max(axis.get_ylim()[1], 1e-9))
     figure.suptitle(title, fontsize=11)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
+    with replacing(path) as file:
+        figure.savefig(file, dpi=120)
     plt.close(figure)
 
 

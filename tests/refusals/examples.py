@@ -39,10 +39,39 @@ def other_model(t):
     return t.path / "gat.yaml"
 
 
+def unforeseen(t):
+    def fit(*_):
+        raise AssertionError("the sky fell")
+
+    t.patch.setattr("gas.training.experiment.fit", fit)
+    run(t, "train_gas.py", "--dataset", "planted:60")
+
+
 CASES = {
     "train_gas.py --epochs 0": lambda t: run(t, "train_gas.py", "--epochs", 0),
     "train_gas.py --device cuda, without one": lambda t: run(t, "train_gas.py", "--device", "cuda"),
     "train_gas.py --out, a file": lambda t: run(t, "train_gas.py", "--out", as_file(t)),
+    "train_gas.py --num-steps, without --augment": lambda t: run(
+        t, "train_gas.py", "--num-steps", 3
+    ),
+    "train_gas.py --bank, without --augment": lambda t: run(
+        t, "train_gas.py", "--bank", "per_view"
+    ),
+    "train_gas.py --path, without --store": lambda t: run(t, "train_gas.py", "--path", t.path),
+    "train_gas.py --columns, no role": lambda t: run(t, "train_gas.py", "--columns", "payer"),
+    "train_gas.py --store device, without one": lambda t: run(
+        t, "train_gas.py", "--dataset", "planted:60", "--store", "device"
+    ),
+    "train_gas.py --inductive, several splits": lambda t: run(
+        t, "train_gas.py", "--dataset", "planted:60", "--inductive"
+    ),
+    "train_gas.py --full-batch --augment": lambda t: run(
+        t, "train_gas.py", "--dataset", "planted:60", "--full-batch", "--augment", "drop_edge"
+    ),
+    "train_gas.py --autocast, a matrix that has no such product": lambda t: run(
+        t, "train_gas.py", "--dataset", "planted:60", "--autocast", "--layout", "csr"
+    ),
+    "train_gas.py, an error of another kind": unforeseen,
     "train_gas.py --dataset, unknown": lambda t: run(t, "train_gas.py", "--dataset", "coral"),
     "train_gas.py --model, not that of --config": lambda t: run(
         t, "train_gas.py", "--config", other_model(t), "--model", "gcn"

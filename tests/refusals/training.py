@@ -1,5 +1,7 @@
 """Errors of ``gas.training``."""
 
+from types import SimpleNamespace
+
 import torch
 
 from gas import models
@@ -10,6 +12,7 @@ from gas.training import (
     Settings,
     fit,
     plan_micro_batches,
+    results,
     score,
     train_epoch,
 )
@@ -58,9 +61,15 @@ def without(t, package, use):
     use()
 
 
+def full_disk(t):
+    t.patch.setattr("gas.training.results.shutil.disk_usage", lambda _: SimpleNamespace(free=10))
+    results.check_room(t.path, experiment())
+
+
 SEVERAL = torch.ones(4, 3, dtype=torch.bool)
 
 CASES = {
+    "check_room, a full disk": full_disk,
     "score, an unknown metric": lambda t: score("f2", torch.ones(4, 2), torch.zeros(4)),
     "score, roc_auc of three classes": lambda t: score("roc_auc", torch.ones(4, 3), torch.zeros(4)),
     "score, roc_auc of class 2": lambda t: score("roc_auc", torch.ones(4), torch.full((4,), 2.0)),

@@ -1,0 +1,165 @@
+"""What is kept of a trained model: its parameters, and what it predicts of every node."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gas.history.memory import human
+from gas.training.loop import Run, split_mask
+from gas.training.metrics import is_real
+from gas.training.report import machine, metrics, plot_curves, replacing, write_json
+
+if TYPE_CHECKING:
+    import pyarrow
+
+    from gas.training.experiment import Experiment
+
+MODEL, PREDICTIONS = "model.safetensors", "predictions.parquet"
+PARTS = ("train", "val", "test")
+PACKAGES = {MODEL: "safetensors", PREDICTIONS: "pyarrow"}
+
+
+def missing_packages() -> dict[str, str]:
+    """The files that can't be written here, and the packages that they need."""
+    return {f: name for f, name in PACKAGES.items() if importlib.util.find_spec(name) is None}
+
+
+def check_room(folder: Path, experiment: Experiment) -> None:
+    """Refuses a folder whose disk has no room for what a run leaves.
+
+    Raises:
+        OSError: Naming what there is, and what is needed.
+    """
+    with contextlib.closing(experiment.make_model()) as model:
+        state = sum(value.nbytes for value in model.state_dict().values())
+    rows = experiment.data.num_nodes * (64 + 8 * experiment.out_channels)
+    needed, free = state + rows + 2**20, shutil.disk_usage(folder).free
+    if free < needed:
+        raise OSError(
+            f"'out' is {str(folder)!r}, on a disk with {human(free)} free, expected "
+            f"{human(needed)} for the model and its predictions: name a folder on another"
+        )
+
+
+def kept(runs: Sequence[Run]) -> int:
+    """Which run's model is kept: the first of the highest validation score."""
+    scores = [max((score for score in run.val_acc if score == score), default=0) for run in runs]
+    return scores.index(max(scores))
+
+
+def write_results(
+    folder: Path, experiment: Experiment, runs: Sequence[Run], title: str, about: dict[str, Any]
+) -> list[Path]:
+    """Writes what a run leaves, as far as the packages for it are there.
+
+    * ``metrics.json``: scores, of every epoch, and what they are of.
+    * ``curve.png``: the same, drawn.
+    * ``model.safetensors``: the parameters of the best epoch by validation, of the best run.
+    * ``predictions.parquet``: what that model predicts; see :func:`predictions`.
+
+    Args:
+        folder: Where.
+        experiment: The experiment.
+        runs: Its runs; that which is :func:`kept` has ``best``.
+        title: Of the plot.
+        about: What is said of them.
+
+    Returns:
+        The files.
+    """
+    number = kept(runs)
+    best = runs[number].best
+    assert best is not None
+    found = {
+        **metrics(runs),
+        "baseline": experiment.baseline(),
+        "metric": experiment.metric,
+        "split": experiment.data.get("split", "given"),
+        "kept_run": number,
+        **about,
+        "machine": machine(),
+    }
+    write_json(folder / "metrics.json", found)
+    plot_curves(folder / "curve.png", runs, title, score_name(experiment.metric))
+    absent = missing_packages()
+    if MODEL not in absent:
+        from safetensors.torch import save_file
+
+        words: dict[str, Any] = {key: about[key] for key in ("model", "dataset") if key in about}
+        words |= experiment.settings.architecture
+        words["in_channels"] = experiment.data.x.size(1)
+        words["out_channels"] = experiment.out_channels
+        texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in words.items()}
+        with replacing(folder / MODEL) as file:
+            save_file(best.state, file, texts)
+    if PREDICTIONS not in absent:
+        from pyarrow import parquet
+
+        with replacing(folder / PREDICTIONS) as file:
+            parquet.write_table(predictions(experiment, best.out, number), file)
+    names = ["metrics.json", "curve.png", *(name for name in PACKAGES if name not in absent)]
+    return [folder / name for name in names]
+
+
+def score_name(metric: str) -> str:
+    """What a score is called, with its unit."""
+    return {"accuracy": "accuracy, %", "micro_f1": "micro-F1, %", "roc_auc": "ROC-AUC, %"}.get(
+        metric, "R²"
+    )
+
+
+def predictions(experiment: Experiment, out: Tensor, split: int = 0) -> pyarrow.Table:
+    """What outputs say of every node, in the order of the graph as it was given.
+
+    * ``node``: the node's own id, or its row.
+    * ``prediction``: a class, by its name if it has one; a real number; or of several labels, 0 or
+      1 for each.
+    * ``probability``: of the predicted class, or of each label; absent for real numbers.
+    * ``label``: the same of the targets; null where none is known.
+    * ``split``: ``"train"``, ``"val"``, ``"test"``, or null.
+
+    Args:
+        experiment: The experiment.
+        out: The outputs of its nodes, of shape ``[N, C]``, in the order of ``experiment.data``.
+        split: Which split of the masks is told. (default: ``0``)
+    """
+    import pyarrow as pa
+
+    data, in_order = experiment.data, experiment.in_first_order
+    out, y = in_order(out).float(), in_order(data.y.cpu())
+    ids, names = data.get("node_id"), data.get("classes")
+    columns: dict[str, Any] = {"node": np.arange(data.num_nodes) if ids is None else ids}
+    if is_real(y):
+        columns |= {"prediction": out.view(-1).numpy(), "label": y.view(-1).numpy()}
+    elif y.dim() == 2:
+        found = {"prediction": (out > 0).int(), "probability": out.sigmoid(), "label": y.int()}
+        columns |= {key: list(value.numpy()) for key, value in found.items()}
+    else:
+        best = out.softmax(dim=1).max(dim=1)
+        columns["prediction"] = _named(best.indices, names)
+        columns["probability"] = best.values.numpy()
+        columns["label"] = _named(y, names)
+    parts = np.full(data.num_nodes, -1)
+    for number, part in enumerate(PARTS):
+        mask = split_mask(data[f"{part}_mask"], split).cpu()
+        parts[in_order(mask).numpy()] = number
+    columns["split"] = _named(torch.from_numpy(parts), PARTS)
+    return pa.table(columns)
+
+
+def _named(classes: Tensor, names: Sequence[Any] | None) -> pyarrow.Array:
+    """Classes by their names; negative ones are unknown."""
+    import pyarrow as pa
+
+    codes = pa.array(classes.numpy(), mask=(classes < 0).numpy())
+    return codes if names is None else pa.array(list(names)).take(codes)
