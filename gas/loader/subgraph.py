@@ -29,7 +29,7 @@ from gas.graph.report import check_ptr
 from gas.graph.versions import GraphVersions
 from gas.loader.batch import GRAPH_SIZE, SubData
 from gas.loader.kept import KeptBatches
-from gas.native.checks import check_integer
+from gas.native.checks import check_integer, check_range
 from gas.native.graph import Relabeler
 from gas.native.rows import gather_rows
 
@@ -162,12 +162,13 @@ class SubgraphLoader(DataLoader):
         self._add_others(batch)
         return self._signed(batch)
 
-    def neighbourhood(self, nodes: Tensor, num_hops: int) -> Data:
+    def neighbourhood(self, nodes: Tensor, num_hops: int, most: int | None = None) -> Data:
         """The surroundings of some nodes, a graph of its own: what a full batch of them reads.
 
         Args:
             nodes: The nodes, of shape ``[B]``, each listed once.
             num_hops: How far edges are followed back, at least 1.
+            most: How many nodes and edges it may have together. (default: any number)
 
         Returns:
             ``nodes`` and all from which a path of at most ``num_hops`` edges leads to them, in the
@@ -175,14 +176,22 @@ class SubgraphLoader(DataLoader):
             left out. ``n_id`` holds the nodes' ids in the graph.
 
         Raises:
-            ValueError: If a node doesn't exist, or is named twice, or there is no hop.
+            ValueError: If a node is named twice, or there is no hop.
+            IndexError: If a node doesn't exist.
+            MemoryError: If there are more nodes and edges than ``most``, before features are read.
         """
         check_integer("num_hops", num_hops, 1)
+        check_range("nodes", nodes, self.num_nodes)
         self._follow()
         for _ in range(num_hops - 1):
             nodes = self._relabel(nodes).n_id
         none = torch.empty(0, dtype=torch.long)
         data, n_id = self._cut_nodes(nodes, bipartite=False)
+        size = n_id.numel() + data.e_id.numel()
+        if most is not None and size > most:
+            raise MemoryError(
+                f"there are {size} nodes and edges within {num_hops} hops, expected at most {most}"
+            )
         batch = SubData(data, n_id.numel(), n_id, none, none)
         self._add_features(batch)
         self._add_others(batch)

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from gas.scalable.model import ScalableGNN
 
 UNCUT = "the uncut graph"
-SAMPLE = 256  # Nodes, where the full batch doesn't fit.
+SAMPLE = 64  # Nodes, where the full batch doesn't fit.
+TRIES = 8  # For each of them, until a neighbourhood is found that fits.
 _TOLERANCES = {"float16": 2e-3, "bfloat16": 2e-2, "int8": 2e-2}
 
 
@@ -93,7 +94,10 @@ def verify(
     sampled nodes, one after the other: all nodes within ``num_layers`` hops, at least two, with
     their edges. Layers that read one hop each can't see further, so this is exact for the sampled
     nodes, which alone are compared. Where a layer reads further, neither the reference nor what
-    mini-batches give is exact, and they differ, unless nothing lies further.
+    mini-batches give is exact, and they differ, unless nothing lies further. Nodes whose
+    neighbourhood doesn't fit either are passed over. The least memory it takes is that of a
+    mini-batch and of one set of histories, or of one neighbourhood: few hops may reach most of a
+    graph.
 
     Args:
         model: The model.
@@ -101,8 +105,8 @@ def verify(
             are taken, in order and without views.
         batch_size: Parts per mini-batch. (default: ``1``, or the loader's)
         num_nodes: How many nodes to sample; as many as the graph has: the whole graph.
-            (default: the whole graph if its full batch, estimated by that of a mini-batch, takes
-            less than half of the memory that is free, or else 256)
+            (default: the whole graph if its full batch, estimated by a mini-batch, fits half of the
+            memory that is free, or else 64)
         seed: Of the sample. (default: ``0``)
         tolerance: The largest relative error that counts as exact. (default: ``1e-5``, or what
             histories of fewer bits allow: ``2e-3`` for float16, ``2e-2`` for bfloat16 and int8)
@@ -110,6 +114,7 @@ def verify(
 
     Raises:
         ValueError: If the graph isn't that of the histories, or an argument is unusable.
+        MemoryError: If not even a neighbourhood fits.
     """
     loader = _loader(graph, batch_size, kwargs)
     if num_nodes is not None:
@@ -124,18 +129,23 @@ def verify(
             after.callback(setattr, module, "training", module.training)
         model.eval()
         stale = after.enter_context(contextlib.closing(model.for_graph(model.num_nodes)))
-        if num_nodes is None and not _fits(stale, loader):
-            num_nodes = SAMPLE
-        nodes, reference = None, UNCUT
-        if num_nodes is None or num_nodes >= loader.num_nodes:
+        room = 0 if num_nodes == loader.num_nodes else _room(stale, loader)
+        whole = loader.num_nodes + int(loader.edges_per_part().sum())
+        if num_nodes is None:
+            num_nodes = loader.num_nodes if whole <= room else SAMPLE
+        if num_nodes >= loader.num_nodes:
+            nodes, reference = None, UNCUT
             exact = after.enter_context(contextlib.closing(model.for_graph(model.num_nodes)))
             expected = _full_batch(exact, loader.cut(range(loader.ptr.numel() - 1)).data)
         else:
             num_hops = max(model.num_layers, 2)
-            nodes = torch.randperm(loader.num_nodes, generator=torch.Generator().manual_seed(seed))
-            nodes = nodes[:num_nodes].sort().values
-            reference = f"{num_hops}-hop neighbourhoods of {num_nodes} sampled nodes"
-            expected = _neighbourhoods(model, loader, nodes, num_hops)
+            drawn = torch.randperm(loader.num_nodes, generator=torch.Generator().manual_seed(seed))
+            nodes, larger, expected = _neighbourhoods(
+                model, loader, drawn, num_nodes, num_hops, room
+            )
+            reference = f"{num_hops}-hop neighbourhoods of {nodes.numel()} sampled nodes"
+            if larger:
+                reference += f" ({larger} with too large ones passed over)"
         batches = _InOrder(loader)
         found = _by_mini_batches(stale, batches, nodes)
         errors = [_error(rows, true) for rows, true in zip(found, expected, strict=True)]
@@ -179,13 +189,15 @@ class _InOrder:
             yield self._loader.cut(range(first, min(first + size, num_parts)))
 
 
-def _fits(model: ScalableGNN, loader: SubgraphLoader) -> bool:
-    """Whether a full batch fits, judged by the mini-batch of the part with most edges."""
-    edges = loader.edges_per_part()
-    batch = loader.cut([int(edges.argmax())])
-    share = (batch.n_id.numel() + int(edges.max())) / (loader.num_nodes + int(edges.sum()))
-    need = activation_bytes(model, batch, training=False) / share
-    return need <= free_memory(model.device) / 2
+def _room(model: ScalableGNN, loader: SubgraphLoader) -> int:
+    """How many nodes and edges may be in a full batch, for half of the memory that is free.
+
+    It is judged by the mini-batch of the part with most edges.
+    """
+    batch = loader.cut([int(loader.edges_per_part().argmax())])
+    size = batch.n_id.numel() + batch.data.e_id.numel()
+    need = activation_bytes(model, batch, training=False)
+    return free_memory(model.device) // 2 * size // need
 
 
 def _full_batch(exact: ScalableGNN, data: Data) -> list[Tensor]:
@@ -196,15 +208,37 @@ def _full_batch(exact: ScalableGNN, data: Data) -> list[Tensor]:
 
 
 def _neighbourhoods(
-    model: ScalableGNN, loader: SubgraphLoader, nodes: Tensor, num_hops: int
-) -> list[Tensor]:
-    """What full batches of each node's neighbourhood give for it."""
-    rows = []
-    for node in nodes.split(1):
-        data = loader.neighbourhood(node, num_hops)
+    model: ScalableGNN,
+    loader: SubgraphLoader,
+    drawn: Tensor,
+    num_nodes: int,
+    num_hops: int,
+    room: int,
+) -> tuple[Tensor, int, list[Tensor]]:
+    """The first nodes whose neighbourhoods fit, and what a full batch of each gives for it.
+
+    Also how many nodes were passed over.
+    """
+    nodes: list[Tensor] = []
+    rows: list[list[Tensor]] = []
+    larger: list[MemoryError] = []
+    for node in drawn[: TRIES * num_nodes].split(1):
+        try:
+            data = loader.neighbourhood(node, num_hops, room)
+        except MemoryError as error:
+            larger.append(error)
+            continue
         with contextlib.closing(model.for_graph(data.n_id.numel())) as exact:
             rows.append([layer[:1].clone() for layer in _full_batch(exact, data)])
-    return [torch.cat(layer) for layer in zip(*rows, strict=True)]
+        nodes.append(node)
+        if len(nodes) == num_nodes:
+            break
+    if not nodes:
+        raise MemoryError(
+            f"the neighbourhoods of {len(larger)} nodes don't fit half of the memory that is free: "
+            f"{larger[-1]}. Verify a model of fewer layers, or a narrower one"
+        ) from larger[-1]
+    return torch.cat(nodes), len(larger), [torch.cat(layer) for layer in zip(*rows, strict=True)]
 
 
 def _by_mini_batches(

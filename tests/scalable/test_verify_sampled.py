@@ -1,5 +1,6 @@
 """``gas.verify`` against neighbourhoods of sampled nodes, and of a loader's own mini-batches."""
 
+import re
 import sys
 
 import pytest
@@ -224,6 +225,21 @@ def test_where_the_full_batch_does_not_fit(monkeypatch):
         assert found.reference == reference
         assert model.training
     assert gas.verify(model, graph, num_nodes=NODES).reference == "the uncut graph"
+
+
+def test_neighbourhoods_that_do_not_fit(monkeypatch):
+    """Nodes with smaller ones are looked for, and it is said how many were passed over."""
+    model = gas.models.GraphSAGE(NODES, 5, 8, 3, num_layers=2)
+    monkeypatch.setattr(sys.modules["gas.scalable.verify"], "free_memory", lambda device: 2500)
+    found = gas.verify(model, clustered(), 2, num_nodes=10)
+    assert found
+    assert re.fullmatch(
+        r"2-hop neighbourhoods of 10 sampled nodes \([1-9]\d* with too large ones passed over\)",
+        found.reference,
+    )
+    monkeypatch.setattr(sys.modules["gas.scalable.verify"], "free_memory", lambda device: 9)
+    with pytest.raises(MemoryError, match="the neighbourhoods of 80 nodes don't fit half"):
+        gas.verify(model, clustered(), 2, num_nodes=10)
 
 
 # A loader in place of a graph ---------------------------------------------------------------------
