@@ -224,12 +224,10 @@ def _neighbourhoods(
     larger: list[MemoryError] = []
     for node in drawn[: TRIES * num_nodes].split(1):
         try:
-            data = loader.neighbourhood(node, num_hops, room)
+            rows.append(_neighbourhood(model, loader, node, num_hops, room))
         except MemoryError as error:
             larger.append(error)
             continue
-        with contextlib.closing(model.for_graph(data.n_id.numel())) as exact:
-            rows.append([layer[:1].clone() for layer in _full_batch(exact, data)])
         nodes.append(node)
         if len(nodes) == num_nodes:
             break
@@ -239,6 +237,14 @@ def _neighbourhoods(
             f"{larger[-1]}. Verify a model of fewer layers, or a narrower one"
         ) from larger[-1]
     return torch.cat(nodes), len(larger), [torch.cat(layer) for layer in zip(*rows, strict=True)]
+
+
+def _neighbourhood(
+    model: ScalableGNN, loader: SubgraphLoader, node: Tensor, num_hops: int, room: int
+) -> list[Tensor]:
+    data = loader.neighbourhood(node, num_hops, room)
+    with contextlib.closing(model.for_graph(data.n_id.numel())) as exact:
+        return [layer[:1].clone() for layer in _full_batch(exact, data)]
 
 
 def _by_mini_batches(
