@@ -93,11 +93,10 @@ def verify(
     histories. Where that doesn't fit, it is a full batch of the neighbourhood of each of some
     sampled nodes, one after the other: all nodes within ``num_layers`` hops, at least two, with
     their edges. Layers that read one hop each can't see further, so this is exact for the sampled
-    nodes, which alone are compared. Where a layer reads further, neither the reference nor what
-    mini-batches give is exact, and they differ, unless nothing lies further. Nodes whose
-    neighbourhood doesn't fit either are passed over. The least memory it takes is that of a
-    mini-batch and of one set of histories, or of one neighbourhood: few hops may reach most of a
-    graph.
+    nodes, which alone are compared. A layer that reads further gives something else there than
+    mini-batches do, and is called inexact, even where these happen to hold all that it reads. Nodes
+    whose neighbourhood doesn't fit either are passed over. It takes the memory of a mini-batch and
+    of one set of histories, and that of one neighbourhood: few hops may reach most of a graph.
 
     Args:
         model: The model.
