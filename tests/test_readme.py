@@ -1,6 +1,11 @@
-"""What the documentation shows is run as it stands."""
+"""What the documentation shows is run as it stands: every block alone, in an empty folder."""
 
+import argparse
 import re
+import runpy
+import shlex
+import sys
+import textwrap
 
 import pytest
 import torch
@@ -8,85 +13,229 @@ from conftest import ROOT, random_graph
 
 import gas
 
-CODE = re.compile(r"```python\n(.*?)```", re.DOTALL)
+PAGES = ["README.md", "CONTRIBUTING.md", "benchmarks/README.md"]
+PAGES += sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))
+MIGRATION = "docs/migration.md"  # Has a test of its own.
+SHELL = ("", "bash", "sh", "console")
+OTHERS = ("text", "diff", "yaml")  # What nobody can run.
+
+FENCE = re.compile(r"^[ \t]*(?:```|~~~)(.*)$", re.MULTILINE)
+INLINE = re.compile(r"`([^`]+)`")
 
 
 def blocks(file):
-    return CODE.findall((ROOT / file).read_text())
+    """The kind and the text of every fenced block of a page."""
+    text = (ROOT / file).read_text()
+    marks = list(FENCE.finditer(text))
+    assert len(marks) % 2 == 0, f"{file} has a block without an end"
+    return [
+        (begin.group(1).strip(), textwrap.dedent(text[begin.end() + 1 : end.start()]))
+        for begin, end in zip(marks[::2], marks[1::2], strict=True)
+    ]
 
 
-def test_readme(capsys):
-    (code,) = blocks("README.md")
-    exec(compile(code, "README.md", "exec"), {})
-    accuracy, *verified = capsys.readouterr().out.splitlines()
+def python_blocks(file):
+    return [code for kind, code in blocks(file) if kind == "python"]
+
+
+def prose(file):
+    """A page without its fenced blocks."""
+    return "".join(FENCE.split((ROOT / file).read_text())[::4])
+
+
+# Blocks of Python ---------------------------------------------------------------------------------
+
+
+def readme(namespace, printed):
+    accuracy, *verified = printed.splitlines()
     assert float(accuracy) > 0.5  # Of 16 classes.
+    assert verified[0] == "reference: the uncut graph"
     assert verified[-1].startswith("exact")
 
 
-def test_conversion(capsys):
-    (code,) = blocks("docs/conversion.md")
-    exec(compile(code, "conversion.md", "exec"), {"__name__": "conversion"})
-    printed = re.search(
-        r"\n```\n(Net: .*?)```", (ROOT / "docs/conversion.md").read_text(), re.DOTALL
-    )
-    assert printed is not None
-    assert capsys.readouterr().out == printed.group(1)
+def conversion(namespace, printed):
+    shown = [text for kind, text in blocks("docs/conversion.md") if not kind]
+    assert printed == shown[0]
 
 
-def test_model_of_the_guide():
-    model_code, _, inference_code = blocks("docs/models.md")
-    namespace: dict = {}
-    exec(compile(model_code.rstrip() + "\n\n" + inference_code, "models.md", "exec"), namespace)
+def cheaper_inference(namespace, printed):
     data = random_graph()
     perm, ptr = gas.metis(data.edge_index, 5, num_nodes=60, log=False)
     data = gas.permute(data, perm, log=False)
-    model = namespace["SAGE"](60, 5, 8, 3, num_layers=3).eval()
-    assert type(model).forward_layer is not gas.ScalableGNN.forward_layer
+    model = namespace["TwoLayers"](60, 5, 8, 3).eval()
+    assert model.has_forward_layer
     expected = model(data.x, data.edge_index)
     loader = gas.EvalSubgraphLoader(data, ptr, batch_size=2, log=False)
     assert torch.allclose(model(loader=loader), expected, atol=1e-5)
 
 
-def test_histories():
-    namespace: dict = {}
-    for code in blocks("docs/histories.md"):
-        exec(compile(code, "histories.md", "exec"), namespace)
-    assert namespace["out"].shape[1] == namespace["in_channels"]
+def first_model(namespace, printed):
+    data = gas.cluster(random_graph(), 5, log=False)
+    model = namespace["SAGE"](60, 5, 8, 3, num_layers=3)
+    assert gas.verify(model, data, 2, layout="csr")
 
 
-def test_training():
-    experiment, own_loop, other_graph = blocks("docs/training.md")
-    namespace: dict = {}
-    exec(compile(experiment, "training.md", "exec"), namespace)
+def has_shape(name, *shape):
+    def check(namespace, printed):
+        assert namespace[name].shape == shape
+
+    return check
+
+
+def experiment(namespace, printed):
     assert namespace["run"].test_acc[-1] > 0.1
-    test_data = random_graph(features=namespace["data"].num_features)
-    namespace.update(
-        model=gas.models.GraphSAGE(90, test_data.num_features, 8, 3, 2),
-        test_data=test_data,
-        test_ptr=torch.tensor([0, 30, 60]),
-    )
-    exec(compile(own_loop, "training.md", "exec"), {"loader": [0, 1]})
-    exec(compile(other_graph, "training.md", "exec"), namespace)
-    assert namespace["out"].shape == (60, 3)
 
 
-def test_augmentation(capsys):
-    namespace: dict = {}
-    whole, histories = blocks("docs/augmentation.md")
-    exec(compile(whole, "augmentation.md", "exec"), namespace)
-    assert "steps=12" in capsys.readouterr().out
-    exec(compile(histories, "augmentation.md", "exec"), namespace)
+def chain(namespace, printed):
+    assert "steps=12" in printed
+
+
+def chain_with_histories(namespace, printed):
     assert namespace["chain"].statistics().steps == 36
     assert namespace["out"].shape == (1000, namespace["out_channels"])
 
 
+# What some of them compute, by page and position; all others have to run.
+CHECKS = {
+    ("README.md", 0): readme,
+    ("docs/conversion.md", 0): conversion,
+    ("docs/models.md", 0): first_model,
+    ("docs/models.md", 2): cheaper_inference,
+    ("docs/training.md", 0): experiment,
+    ("docs/training.md", 2): has_shape("pred", 600, 16),
+    ("docs/augmentation.md", 0): chain,
+    ("docs/augmentation.md", 1): chain_with_histories,
+}
+BLOCKS = [
+    (file, number)
+    for file in PAGES
+    if file != MIGRATION
+    for number in range(len(python_blocks(file)))
+]
+
+
+@pytest.mark.parametrize(("file", "number"), BLOCKS)
+def test_block_runs_alone(file, number, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    namespace = {"__name__": "block"}
+    exec(compile(python_blocks(file)[number], f"{file}, block {number}", "exec"), namespace)
+    printed = capsys.readouterr().out
+    if (file, number) in CHECKS:
+        CHECKS[file, number](namespace, printed)
+
+
+def test_checks_are_of_blocks_that_are_there():
+    assert set(CHECKS) <= set(BLOCKS)
+
+
 def test_imports_of_the_migration_page():
-    (code,) = blocks("docs/migration.md")
+    (code,) = python_blocks(MIGRATION)
     exec(compile(code, "migration.md", "exec"), {})
 
 
-PAGES = ["README.md", "CONTRIBUTING.md", "benchmarks/README.md"]
-PAGES += [f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")]
+def hidden(kind, text):
+    """Whether nobody runs a block that is Python, or of a kind that nobody knows."""
+    if kind == "python":
+        return False
+    python = r"^\s*(import [\w., ]+$|from [\w.]+ import |(def|class) \w+.*:$)"
+    looks = re.search(python, text, re.MULTILINE)
+    return kind not in SHELL + OTHERS or (kind != "diff" and looks is not None)
+
+
+@pytest.mark.parametrize("file", [file for file in PAGES if file != MIGRATION])
+def test_no_python_is_hidden(file):
+    """Neither in blocks that are called otherwise, nor in those that are called nothing."""
+    assert [block for block in blocks(file) if hidden(*block)] == []
+
+
+def test_what_is_hidden():
+    for text in ("import gas", "import torch.nn as nn", "  from gas import a", "def f(x):\n    y"):
+        assert hidden("", text)
+        assert hidden("text", text)
+    assert hidden("py", "")
+    assert not hidden("python", "import gas")
+    assert not hidden("", "parts   64\nfrom 1 to 2")
+
+
+# Command lines ------------------------------------------------------------------------------------
+
+
+class Parsed(BaseException):
+    """A script has read its command line, and does nothing more."""
+
+
+def words_of(line):
+    """The script and the arguments of a command line; ``None`` if it is none of ours."""
+    words = shlex.split(line, comments=True)
+    if words[:2] == ["make", "train"]:
+        given = [word.removeprefix("ARGS=") for word in words[2:] if word.startswith("ARGS=")]
+        return "examples/train_gas.py", shlex.split(" ".join(given))
+    if words and re.fullmatch(r"(\S*/)?python3?", words[0]):
+        words = words[1:]
+    if words and re.fullmatch(r"(examples|benchmarks)/\w+\.py", words[0]):
+        return words[0], words[1:]
+    return None
+
+
+def command_lines(file):
+    """The command lines of a page's blocks and of its prose, each once."""
+    lines = [line for kind, text in blocks(file) if kind in SHELL for line in text.splitlines()]
+    spans = [" ".join(span.split()) for span in INLINE.findall(prose(file))]
+    ours = [words_of(line) for line in lines if re.search(r"\.py\b|make train", line)]
+    ours += [words_of(span) for span in spans if re.match(r"(python|make|examples/)", span)]
+    ours += [("examples/train_gas.py", span.split()) for span in spans if span.startswith("--")]
+    return [(script, args) for script, args in filter(None, ours) if args]
+
+
+COMMANDS = [
+    pytest.param(script, args, id=f"{file}: {script} {' '.join(args)}")
+    for file in PAGES
+    for script, args in command_lines(file)
+]
+
+
+@pytest.fixture
+def parse(monkeypatch):
+    """Lets a script read its command line, and no more: which options there are."""
+    parse_args = argparse.ArgumentParser.parse_args
+
+    def parsed(parser, *_):
+        options = parser._option_string_actions
+        if len(sys.argv) == 2 and sys.argv[1] in options:  # An option alone, as it is named.
+            raise Parsed
+        parse_args(parser)
+        raise Parsed
+
+    def run(script, args):
+        monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parsed)
+        monkeypatch.syspath_prepend(ROOT / "benchmarks")
+        monkeypatch.setattr(sys, "argv", [script, *args])
+        runpy.run_path(str(ROOT / script), run_name="__main__")
+
+    return run
+
+
+@pytest.mark.parametrize(("script", "args"), COMMANDS)
+def test_options_exist(script, args, parse):
+    with pytest.raises(Parsed):
+        parse(script, args)
+
+
+def test_an_option_that_is_not_there(parse, capsys):
+    for args in (["--no-such-option"], ["--model", "no-such-model"]):
+        with pytest.raises(SystemExit):
+            parse("examples/train_gas.py", args)
+    assert "--no-such-option" in capsys.readouterr().err
+
+
+def test_command_lines_are_found():
+    assert len(COMMANDS) > 8
+    assert ("examples/train_gas.py", ["--dataset", "my_graph.npz"]) in command_lines("README.md")
+    augment = command_lines("docs/augmentation.md")
+    assert ("examples/train_gas.py", ["--augment", "mh_aug"]) in augment
+
+
+# Links --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("file", PAGES)

@@ -29,7 +29,7 @@ from gas.graph.report import check_ptr
 from gas.graph.versions import GraphVersions
 from gas.loader.batch import GRAPH_SIZE, SubData
 from gas.loader.kept import KeptBatches
-from gas.native.checks import check_integer
+from gas.native.checks import check_integer, check_range
 from gas.native.graph import Relabeler
 from gas.native.rows import gather_rows
 
@@ -162,6 +162,42 @@ class SubgraphLoader(DataLoader):
         self._add_others(batch)
         return self._signed(batch)
 
+    def neighbourhood(self, nodes: Tensor, num_hops: int, most: int | None = None) -> Data:
+        """The surroundings of some nodes, a graph of its own: what a full batch of them reads.
+
+        Args:
+            nodes: The nodes, of shape ``[B]``, each listed once.
+            num_hops: How far edges are followed back, at least 1.
+            most: How many nodes and edges it may have together. (default: any number)
+
+        Returns:
+            ``nodes`` and all from which a path of at most ``num_hops`` edges leads to them, in the
+            order of its length, with every edge of those paths; edges into the farthest nodes are
+            left out. ``n_id`` holds the nodes' ids in the graph.
+
+        Raises:
+            ValueError: If a node is named twice, or there is no hop.
+            IndexError: If a node doesn't exist.
+            MemoryError: If there are more nodes and edges than ``most``, before features are read.
+        """
+        check_integer("num_hops", num_hops, 1)
+        check_range("nodes", nodes, self.num_nodes)
+        self._follow()
+        for _ in range(num_hops - 1):
+            nodes = self._relabel(nodes).n_id
+        none = torch.empty(0, dtype=torch.long)
+        data, n_id = self._cut_nodes(nodes, bipartite=False)
+        size = n_id.numel() + data.e_id.numel()
+        if most is not None and size > most:
+            raise MemoryError(
+                f"there are {size} nodes and edges within {num_hops} hops, expected at most {most}"
+            )
+        batch = SubData(data, n_id.numel(), n_id, none, none)
+        self._add_features(batch)
+        self._add_others(batch)
+        data.n_id = n_id
+        return data
+
     def edges_per_part(self) -> Tensor:
         """The number of edges into the nodes of each part, of shape ``[num_parts]``."""
         return self._rowptr[self.ptr].diff()
@@ -243,6 +279,13 @@ class SubgraphLoader(DataLoader):
         """Cuts the edges of some parts out of the graph; features come later."""
         ranges = [(self._bounds[part], self._bounds[part + 1]) for part in parts]
         nodes = torch.cat([torch.arange(begin, end) for begin, end in ranges])
+        data, n_id = self._cut_nodes(nodes, self.bipartite)
+        offset = torch.tensor([begin for begin, _ in ranges])
+        count = torch.tensor([end - begin for begin, end in ranges])
+        return SubData(data, nodes.numel(), n_id, offset, count)
+
+    def _cut_nodes(self, nodes: Tensor, bipartite: bool) -> tuple[Data, Tensor]:
+        """The edges into some nodes, and the ids of these, then of the halo."""
         dtype = torch.int32 if self.layout == "fused" else torch.int64
         rowptr, col, e_id, n_id, weight = self._relabel(nodes, dtype)
 
@@ -255,10 +298,8 @@ class SubgraphLoader(DataLoader):
                 data[key] = gather_rows(value, e_id)
         data.e_id = e_id
         data.num_nodes = n_id.numel()
-        self._set_adjacency(data, rowptr, col, weight, n_id.numel())
-        offset = torch.tensor([begin for begin, _ in ranges])
-        count = torch.tensor([end - begin for begin, end in ranges])
-        return SubData(data, nodes.numel(), n_id, offset, count)
+        self._set_adjacency(data, rowptr, col, weight, n_id.numel(), bipartite)
+        return data, n_id
 
     def _add_features(self, batch: SubData) -> None:
         for key in self._node_keys:
@@ -273,14 +314,20 @@ class SubgraphLoader(DataLoader):
             batch.data.views = self._views.cut(batch.data, batch.n_id, self._weighted)
 
     def _set_adjacency(
-        self, data: Data, rowptr: Tensor, col: Tensor, value: Tensor | None, num_cols: int
+        self,
+        data: Data,
+        rowptr: Tensor,
+        col: Tensor,
+        value: Tensor | None,
+        num_cols: int,
+        bipartite: bool,
     ) -> None:
         if self.layout == "edge_index":
             data.edge_index = self._layout.make(rowptr, col, None, num_cols)
             if value is not None and "edge_weight" not in data:
                 data.edge_weight = value
             return
-        if not self.bipartite:
+        if not bipartite:
             halo_rows = num_cols - rowptr.numel() + 1
             rowptr = torch.nn.functional.pad(rowptr, (0, halo_rows), value=col.numel())
         if value is None and self.layout == "csr":  # It has values always.

@@ -22,7 +22,7 @@ FIRST_NODES = 5_000  # Of a part, the first to be measured: small enough for any
 TOO_LARGE = 1.1  # By how much the number of parts grows while one of them doesn't fit.
 
 
-def activation_bytes(model: ScalableGNN, batch: SubData) -> int:
+def activation_bytes(model: ScalableGNN, batch: SubData, training: bool = True) -> int:
     """Bytes that training holds for one mini-batch: its tensors, and what autograd keeps.
 
     Those of its views are included.
@@ -34,6 +34,8 @@ def activation_bytes(model: ScalableGNN, batch: SubData) -> int:
     Args:
         model: The model.
         batch: A mini-batch of its graph.
+        training: Run the model in training mode, otherwise in that of evaluation.
+            (default: ``True``)
     """
     kept: dict[int, int] = {}
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
@@ -47,8 +49,9 @@ def activation_bytes(model: ScalableGNN, batch: SubData) -> int:
 
     batch = batch.to(model.device)
     own |= {tensor.untyped_storage().data_ptr() for tensor in tensors(batch.data)}
-    with _left_alone(model), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        model.train()
+    hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+    with _left_alone(model), torch.enable_grad(), hooks:
+        model.train(training)
         if "views" in batch.data:
             outs = model.views(batch)
         else:

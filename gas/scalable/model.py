@@ -262,9 +262,9 @@ class ScalableGNN(torch.nn.Module):
 
         Args:
             loader: Batches for layer-wise inference, to compare histories with exact embeddings.
-                This costs one inference and another set of histories. The reference is cut into
-                the same batches: whether the model is right on batches at all, :func:`gas.verify`
-                says. (default: ages only)
+                This costs one inference and another set of histories. The reference is what
+                layer-wise inference gives on these batches, not the uncut graph: whether the model
+                is right on batches at all, :func:`gas.verify` says. (default: ages only)
         """
         if loader is None:
             return [measure(layer, history) for layer, history in enumerate(self.histories)]

@@ -15,7 +15,6 @@ from torch_geometric.utils import degree
 from gas import models
 from gas.augment import Augmentation, MHAug
 from gas.graph import metis, partition_report, permute
-from gas.graph.permute import PARTS
 from gas.loader import EvalSubgraphLoader, SubData, SubgraphLoader
 from gas.scalable import PrefetchLoader, verify
 from gas.scalable.model import ScalableGNN
@@ -233,7 +232,7 @@ class Experiment:
     def verify(self) -> Verification:
         """Compares mini-batches and histories with the uncut graph; see :func:`gas.verify`.
 
-        It is done with a new model, at the memory of a full batch and two sets of histories.
+        It is done with a new model and the mini-batches of the training.
 
         Raises:
             ValueError: If the experiment has no mini-batches.
@@ -241,17 +240,8 @@ class Experiment:
         loader = self.graph.loader
         if loader is None:
             raise ValueError("'full_batch' has no mini-batches to verify: leave one of them out")
-        graph = copy.copy(self.graph.data)
-        graph[PARTS] = loader.ptr
-        model = self.make_model()
-        with contextlib.closing(model):
-            return verify(
-                model,
-                graph,
-                loader.batch_size or 1,
-                layout=loader.layout,
-                edge_weight=self.cls.needs_weights,
-            )
+        with contextlib.closing(self.make_model()) as model:
+            return verify(model, loader)
 
     def baseline(self, split: int = 0) -> float:
         """The test score of predicting for every node what most training nodes have."""

@@ -1,8 +1,12 @@
 """Errors of ``gas.loader``."""
 
+import torch
+
 import gas
 from gas.augment import DropEdge
 from refusals import HALVES, load, ring
+
+FIRST = torch.tensor([0])
 
 
 def evaluation(**options):
@@ -34,6 +38,9 @@ CASES = {
     "SubgraphLoader.cut, no parts": lambda t: load().cut([]),
     "SubgraphLoader.cut, a part twice": lambda t: load().cut([1, 1]),
     "SubgraphLoader.cut, a part too many": lambda t: load().cut([2]),
+    "SubgraphLoader.neighbourhood, no hop": lambda t: load().neighbourhood(FIRST, 0),
+    "SubgraphLoader.neighbourhood, a node too many": lambda t: load().neighbourhood(FIRST + 4, 1),
+    "SubgraphLoader.neighbourhood, more than may be": lambda t: load().neighbourhood(FIRST, 2, 9),
     "SubgraphLoader, edges changed afterwards": lambda t: changed("edge_index"),
     "SubgraphLoader, features changed, with workers that stay": lambda t: changed(
         "x", num_workers=1, persistent_workers=True

@@ -1,5 +1,6 @@
 """Errors of ``gas.scalable``: calls of a model, and what its forward does."""
 
+import sys
 import threading
 
 import torch
@@ -152,6 +153,14 @@ def with_views():
     return first_batch(epoch_transform=DropEdge(ring()))
 
 
+def parts():
+    return ring(parts=HALVES, perm=torch.arange(4))
+
+
+def nothing_free(t):
+    t.patch.setattr(sys.modules["gas.scalable.verify"], "free_memory", lambda device: 0)
+
+
 CASES = {
     "cluster, memory for less than a node": lambda t: gas.cluster(
         ring(), "auto", memory=8, model=Model(), log=False
@@ -159,6 +168,13 @@ CASES = {
     "a mini-batch and an adjacency": lambda t: Model()(first_batch(), first_batch().adj_t),
     "predict, a graph that isn't clustered": lambda t: predict(ring(parts=HALVES)),
     "predict, a loader and a layout": lambda t: predict(load(), layout="csr"),
+    "verify, a list of batches": lambda t: gas.verify(Model(), list(load())),
+    "verify, a loader and its options": lambda t: gas.verify(Model(), load(), 2, layout="csr"),
+    "verify, more nodes than there are": lambda t: gas.verify(Model(), parts(), num_nodes=5),
+    "verify, no room for a neighbourhood": lambda t: (
+        nothing_free(t),
+        gas.verify(Model(), parts(), num_nodes=2),
+    ),
     "ScalableGNN, no nodes": lambda t: Model(num_nodes=0),
     "ScalableGNN, a buffer of no rows": lambda t: Model(buffer_size=0),
     "ScalableGNN, a width too many": lambda t: Model(hidden_channels=[2, 2]),
