@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -27,7 +28,7 @@ from gas.graph.layout import default_layout, find_layout
 from gas.graph.permute import PARTS
 from gas.graph.report import check_ptr
 from gas.graph.versions import GraphVersions
-from gas.loader.batch import GRAPH_SIZE, SubData
+from gas.loader.batch import GRAPH_SIZE, SubData, empty_graph
 from gas.loader.kept import KeptBatches
 from gas.native.checks import check_integer
 from gas.native.graph import Relabeler
@@ -139,6 +140,7 @@ class SubgraphLoader(DataLoader):
             collate_fn=self._collate,
             **kwargs,
         )
+        self._check_sendable()
         in_order = isinstance(self.sampler, torch.utils.data.SequentialSampler)
         fixed = "batch_sampler" not in kwargs and (batch_size == 1 or in_order)
         self._cache_features = bool(cache)
@@ -216,8 +218,29 @@ class SubgraphLoader(DataLoader):
         check_nodes(self.data, self.num_nodes)
         edge_keys = set(self._edge_keys)
         self._look()
+        self._check_sendable()
         if self._cache_features or changed & edge_keys.union(self._edge_keys):
             self._kept.clear()
+
+    def _check_sendable(self) -> None:
+        """Refuses what workers can't send: they would say so and go on, and nobody would come.
+
+        Raises:
+            ValueError: Naming the attribute.
+        """
+        if not self.num_workers:
+            return
+        sent = {"data": empty_graph(self.data), **{key: self.data[key] for key in self._other_keys}}
+        for name, value in sent.items():
+            if isinstance(value, Tensor):
+                continue
+            try:
+                pickle.dumps(value)
+            except Exception as error:  # Whatever an object's own pickling leads to.
+                raise ValueError(
+                    f"'{name}' is a {type(value).__name__}, which workers can't send with their "
+                    f"batches ({error}): take it out of the graph, or leave 'num_workers' out"
+                ) from error
 
     def _signed(self, batch: SubData) -> SubData:
         """Notes the graph's size beside the ids; on their way from a worker they would lose it."""
@@ -246,7 +269,7 @@ class SubgraphLoader(DataLoader):
         dtype = torch.int32 if self.layout == "fused" else torch.int64
         rowptr, col, e_id, n_id, weight = self._relabel(nodes, dtype)
 
-        data = self.data.__class__()
+        data = empty_graph(self.data)
         for key in self._edge_keys:
             value = self.data[key]
             if key == self._weight_key and weight is not None:

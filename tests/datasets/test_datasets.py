@@ -126,7 +126,7 @@ def test_several_graphs_are_one(num_graphs, monkeypatch, tmp_path):
             return graphs[i]
 
     monkeypatch.setattr("torch_geometric.datasets.Planetoid", Cached)
-    data = named._pyg("Planetoid", str(tmp_path), "some")
+    data = named.load_pyg("Planetoid", str(tmp_path), "some")
     assert data.num_nodes == 60 * num_graphs
     assert torch.equal(data.x, torch.cat([graph.x for graph in graphs]))
     last = data.edge_index[:, -240:] - 60 * (num_graphs - 1)
