@@ -140,7 +140,6 @@ class SubgraphLoader(DataLoader):
             collate_fn=self._collate,
             **kwargs,
         )
-        self._check_sendable()
         in_order = isinstance(self.sampler, torch.utils.data.SequentialSampler)
         fixed = "batch_sampler" not in kwargs and (batch_size == 1 or in_order)
         self._cache_features = bool(cache)
@@ -170,6 +169,7 @@ class SubgraphLoader(DataLoader):
 
     def __iter__(self) -> Iterator[SubData]:  # type: ignore[override]
         self._follow()
+        self._check_sendable()
         epoch = self
         if isinstance(self._views, Views):
             epoch = self._with(self._views.run())
@@ -218,7 +218,6 @@ class SubgraphLoader(DataLoader):
         check_nodes(self.data, self.num_nodes)
         edge_keys = set(self._edge_keys)
         self._look()
-        self._check_sendable()
         if self._cache_features or changed & edge_keys.union(self._edge_keys):
             self._kept.clear()
 
@@ -230,8 +229,8 @@ class SubgraphLoader(DataLoader):
         """
         if not self.num_workers:
             return
-        sent = {"data": empty_graph(self.data), **{key: self.data[key] for key in self._other_keys}}
-        for name, value in sent.items():
+        others = {key: self.data[key] for key in self._other_keys}
+        for name, value in {"data": empty_graph(self.data), **others}.items():
             if isinstance(value, Tensor):
                 continue
             try:
