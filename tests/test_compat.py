@@ -33,6 +33,7 @@ from gas.compat import (
     permute,
 )
 from gas.compat.data import get_ppi
+from gas.datasets import named
 
 # Names of there, by module.
 NAMES = {
@@ -414,6 +415,23 @@ def test_get_data_by_any_name_of_gas(tmp_path):
     data, in_channels, _ = get_data(str(tmp_path), "planted:500")
     assert data.adj_t.sizes() == [500, 500]
     assert in_channels == data.num_features
+
+
+@pytest.mark.requires("torch_sparse")
+@pytest.mark.parametrize(("name", "folder"), [("WikiCS", "WIKICS"), ("yelp", "YELP")])
+def test_folders_with_another_name(name, folder, monkeypatch):
+    graph = random_graph()
+    graph.stopping_mask = graph.train_mask
+    folders = []
+
+    def load(cls_name, root, **_):
+        folders.append(root)
+        return graph
+
+    monkeypatch.setattr(named, "load_pyg", load)
+    data, in_channels, out_channels = get_data("root", name)
+    assert folders == [f"root/{folder}"]
+    assert (in_channels, out_channels, data.adj_t.nnz()) == (5, 3, 240)
 
 
 def write_ppi(folder):
