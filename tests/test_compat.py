@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch_geometric.transforms as T
-from conftest import random_graph
+from conftest import ROOT, random_graph
 from torch.nn import BatchNorm1d, Linear, ModuleList, ReLU, Sequential
 from torch_geometric.data import Batch, Data
 from torch_geometric.datasets import PPI, GNNBenchmarkDataset
@@ -62,6 +62,13 @@ def test_names():
             assert hasattr(there, name), f"gas.compat.{module}.{name}"
     for name in compat.__all__:
         assert hasattr(compat, name)
+
+
+def test_nothing_of_gas_imports_it():
+    package = ROOT / "gas"
+    for path in package.rglob("*.py"):
+        if path.relative_to(package).parts[0] != "compat":
+            assert "gas.compat" not in path.read_text(), path
 
 
 def sparse_graph(splits=1):

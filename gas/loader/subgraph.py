@@ -73,7 +73,8 @@ class SubgraphLoader(DataLoader):
         **kwargs: Further arguments of ``torch.utils.data.DataLoader``, such as ``shuffle``.
 
     Raises:
-        ValueError: If the graph, ``ptr`` or an option is unusable, naming the argument.
+        ValueError: If the graph, ``ptr`` or an option is unusable, naming the argument; when an
+            epoch begins, if the graph has an attribute that workers can't send.
     """
 
     def __init__(
@@ -222,7 +223,7 @@ class SubgraphLoader(DataLoader):
             self._kept.clear()
 
     def _check_sendable(self) -> None:
-        """Refuses what workers can't send: they would say so and go on, and nobody would come.
+        """Refuses what workers can't send: PyTorch would print why, and wait for ever.
 
         Raises:
             ValueError: Naming the attribute.

@@ -53,6 +53,25 @@ def test_read_only_folders_are_mirrored(tmp_path, monkeypatch):
     assert sorted(os.listdir(root / "minesweeper")) == ["raw"]
 
 
+@pytest.mark.parametrize("name", ["WikiCS", "Yelp", "Reddit2"])
+def test_folders(name, tmp_path, monkeypatch):
+    graph = random_graph()
+    graph.val_mask = graph.test_mask = graph.stopping_mask = ~graph.train_mask
+    folders = []
+
+    def load(cls_name, folder, **_):
+        folders.append((cls_name, folder))
+        return graph
+
+    monkeypatch.setattr(named, "load_pyg", load)
+    data, *_ = gas.get_data(tmp_path, name)
+    assert folders == [(name, f"{tmp_path}/{name}")]
+    assert ("stopping_mask" in data) == (name != "WikiCS")
+    if name != "WikiCS":
+        assert torch.allclose(data.x.mean(dim=0), torch.zeros(5), atol=1e-5)
+        assert torch.allclose(data.x.std(dim=0), torch.ones(5), atol=1e-5)
+
+
 def test_names():
     assert len(gas.datasets.dataset_names()) == 20
     with pytest.raises(ValueError, match="'dataset' is 'Coro', expected one of Cora, CiteSeer, .*"):
