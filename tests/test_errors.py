@@ -24,6 +24,7 @@ from conftest import ROOT
 from refusals import (
     Tools,
     augment,
+    compat,
     convert,
     datasets,
     examples,
@@ -56,6 +57,7 @@ ROOMS = {
     "gas.convert": convert,
     "gas.datasets": datasets,
     "gas.training": training,
+    "gas.compat": compat,
     "examples": examples,
 }
 

@@ -13,7 +13,7 @@ import gas
 NAMES = {
     "gas": """EvalSubgraphLoader History MHAug PartitionReport PrefetchLoader ScalableGNN SubData
         SubgraphLoader augment cluster compute_micro_f1 drop_edges dropout fuse gen_masks get_data
-        metis models partition_report permute to_scalable
+        metis models open_graph partition_report permute to_scalable
         verify __version__""",
     "gas.augment": """Augmentation DropEdge MHAug MaskFeatures PUBLISHED Statistics Views entropy
         mh_aug_loss""",

@@ -15,7 +15,6 @@ import gas
 
 PAGES = ["README.md", "CONTRIBUTING.md", "benchmarks/README.md"]
 PAGES += sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))
-MIGRATION = "docs/migration.md"  # Has a test of its own.
 SHELL = ("", "bash", "sh", "console")
 OTHERS = ("text", "diff", "yaml")  # What nobody can run.
 
@@ -106,12 +105,7 @@ CHECKS = {
     ("docs/augmentation.md", 0): chain,
     ("docs/augmentation.md", 1): chain_with_histories,
 }
-BLOCKS = [
-    (file, number)
-    for file in PAGES
-    if file != MIGRATION
-    for number in range(len(python_blocks(file)))
-]
+BLOCKS = [(file, number) for file in PAGES for number in range(len(python_blocks(file)))]
 
 
 @pytest.mark.parametrize(("file", "number"), BLOCKS)
@@ -128,11 +122,6 @@ def test_checks_are_of_blocks_that_are_there():
     assert set(CHECKS) <= set(BLOCKS)
 
 
-def test_imports_of_the_migration_page():
-    (code,) = python_blocks(MIGRATION)
-    exec(compile(code, "migration.md", "exec"), {})
-
-
 def hidden(kind, text):
     """Whether nobody runs a block that is Python, or of a kind that nobody knows."""
     if kind == "python":
@@ -142,7 +131,7 @@ def hidden(kind, text):
     return kind not in SHELL + OTHERS or (kind != "diff" and looks is not None)
 
 
-@pytest.mark.parametrize("file", [file for file in PAGES if file != MIGRATION])
+@pytest.mark.parametrize("file", PAGES)
 def test_no_python_is_hidden(file):
     """Neither in blocks that are called otherwise, nor in those that are called nothing."""
     assert [block for block in blocks(file) if hidden(*block)] == []

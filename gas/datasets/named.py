@@ -82,7 +82,7 @@ def get_data(
         if undirected:
             data = with_reverse(data)
         with_masks(data)
-    return data, data.x.size(1), _num_outputs(data.y)
+    return data, data.x.size(1), num_outputs(data.y)
 
 
 # Where open_graph looks.
@@ -116,7 +116,8 @@ def dataset_key(name: str) -> str:
     return {"reddit": "reddit2", "arxiv": "ogbnarxiv", "products": "ogbnproducts"}.get(key, key)
 
 
-def _num_outputs(y: Tensor) -> int:
+def num_outputs(y: Tensor) -> int:
+    """How many outputs a model of these targets has; see :func:`get_data`."""
     if y.dim() == 1 and y.is_floating_point():
         return 1
     return y.size(1) if y.dim() == 2 and y.size(1) > 1 else int(y.max()) + 1
@@ -125,7 +126,7 @@ def _num_outputs(y: Tensor) -> int:
 # PyG's data sets ----------------------------------------------------------------------------------
 
 
-def _pyg(cls_name: str, root: str, *args: Any, **kwargs: Any) -> Data:
+def load_pyg(cls_name: str, root: str, *args: Any, **kwargs: Any) -> Data:
     """Reads one of PyG's data sets; where downloading fails, says which files to put where."""
     base = getattr(importlib.import_module("torch_geometric.datasets"), cls_name)
 
@@ -143,15 +144,16 @@ def _pyg(cls_name: str, root: str, *args: Any, **kwargs: Any) -> Data:
     return dataset[0] if len(dataset) == 1 else Batch.from_data_list(list(dataset))
 
 
-def _planetoid(name: str) -> Callable[[str], Data]:
-    return lambda root: T.NormalizeFeatures()(_pyg("Planetoid", root, name))
+def planetoid(root: str, name: str) -> Data:
+    """Cora, CiteSeer or PubMed, from ``root/name``; the features of each node add up to 1."""
+    return T.NormalizeFeatures()(load_pyg("Planetoid", root, name))
 
 
 def _few_labels(cls_name: str, name: str) -> Callable[[str], Data]:
     """Amazon and Coauthor: 20 training and 30 validation nodes per class, as GNNAutoScale draws."""
 
     def load(root: str) -> Data:
-        data = _pyg(cls_name, f"{root}/{cls_name}", name)
+        data = load_pyg(cls_name, f"{root}/{cls_name}", name)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(12345)
             data.train_mask, data.val_mask, data.test_mask = gen_masks(data.y, 20, 30, NUM_SPLITS)
@@ -160,25 +162,24 @@ def _few_labels(cls_name: str, name: str) -> Callable[[str], Data]:
     return load
 
 
-def _wikics(root: str) -> Data:
-    data = _pyg("WikiCS", f"{root}/WikiCS", is_undirected=True)
+def wikics(folder: str) -> Data:
+    """WikiCS, whose masks for early stopping are those for validation here."""
+    data = load_pyg("WikiCS", folder, is_undirected=True)
     data.val_mask = data.stopping_mask
     del data.stopping_mask
     return data
 
 
-def _standardised(cls_name: str) -> Callable[[str], Data]:
-    def load(root: str) -> Data:
-        data = _pyg(cls_name, f"{root}/{cls_name}")
-        data.x = (data.x - data.x.mean(dim=0)) / data.x.std(dim=0).clamp(min=1e-12)
-        return data
-
-    return load
+def standardised(cls_name: str, folder: str) -> Data:
+    """A data set whose features are made to have mean 0 and standard deviation 1."""
+    data = load_pyg(cls_name, folder)
+    data.x = (data.x - data.x.mean(dim=0)) / data.x.std(dim=0).clamp(min=1e-12)
+    return data
 
 
 def _ppi(root: str) -> Data:
     """All graphs of the data set as one, whose masks tell training from validation and test."""
-    parts = [_pyg("PPI", f"{root}/PPI", split) for split in ("train", "val", "test")]
+    parts = [load_pyg("PPI", f"{root}/PPI", split) for split in ("train", "val", "test")]
     union = Batch.from_data_list([Data(x=p.x, y=p.y, edge_index=p.edge_index) for p in parts])
     data = Data(x=union.x, y=union.y, edge_index=union.edge_index)
     for number, key in enumerate(("train_mask", "val_mask", "test_mask")):
@@ -216,22 +217,22 @@ def _ogb(name: str) -> Callable[[str], Data]:
 
 def _facebook(root: str) -> Data:
     # Edges are mutual likes; the published file stores each of them once.
-    return T.ToUndirected()(_pyg("FacebookPagePage", f"{root}/FacebookPagePage"))
+    return T.ToUndirected()(load_pyg("FacebookPagePage", f"{root}/FacebookPagePage"))
 
 
 def _hetero(name: str) -> Callable[[str], Data]:
-    return lambda root: _pyg("HeterophilousGraphDataset", root, name)
+    return lambda root: load_pyg("HeterophilousGraphDataset", root, name)
 
 
 _NAMED: dict[str, Callable[[str], Data]] = {
-    "Cora": _planetoid("Cora"),
-    "CiteSeer": _planetoid("CiteSeer"),
-    "PubMed": _planetoid("PubMed"),
+    "Cora": lambda root: planetoid(root, "Cora"),
+    "CiteSeer": lambda root: planetoid(root, "CiteSeer"),
+    "PubMed": lambda root: planetoid(root, "PubMed"),
     "AmazonComputers": _few_labels("Amazon", "Computers"),
     "AmazonPhoto": _few_labels("Amazon", "Photo"),
     "CoauthorCS": _few_labels("Coauthor", "CS"),
     "CoauthorPhysics": _few_labels("Coauthor", "Physics"),
-    "WikiCS": _wikics,
+    "WikiCS": lambda root: wikics(f"{root}/WikiCS"),
     "FacebookPagePage": _facebook,
     "Roman-empire": _hetero("Roman-empire"),
     "Amazon-ratings": _hetero("Amazon-ratings"),
@@ -239,9 +240,9 @@ _NAMED: dict[str, Callable[[str], Data]] = {
     "Tolokers": _hetero("Tolokers"),
     "Questions": _hetero("Questions"),
     "PPI": _ppi,
-    "Flickr": lambda root: _pyg("Flickr", f"{root}/Flickr"),
-    "Reddit2": _standardised("Reddit2"),
-    "Yelp": _standardised("Yelp"),
+    "Flickr": lambda root: load_pyg("Flickr", f"{root}/Flickr"),
+    "Reddit2": lambda root: standardised("Reddit2", f"{root}/Reddit2"),
+    "Yelp": lambda root: standardised("Yelp", f"{root}/Yelp"),
     "ogbn-arxiv": _ogb("ogbn-arxiv"),
     "ogbn-products": _ogb("ogbn-products"),
 }

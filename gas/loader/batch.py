@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
+from torch_geometric.data import Batch, Data
 
 from gas.graph.edges import is_row_per_node
 from gas.graph.layout import layout_of
@@ -40,7 +40,8 @@ class SubData(NamedTuple):
     @property
     def own(self) -> Data:
         """The node-level tensors of the in-batch nodes, views of those of the batch."""
-        own = self.data.__class__(n_id=self.n_id[: self.batch_size])
+        own = empty_graph(self.data)
+        own.n_id = self.n_id[: self.batch_size]
         for key, value in self.data:
             if key != "e_id" and is_row_per_node(self.data, key):
                 own[key] = value[: self.batch_size]
@@ -73,6 +74,16 @@ class SubData(NamedTuple):
             return value.to(device=device, non_blocking=non_blocking)
 
         return self._replace(data=copy.copy(self.data).apply(move, *names))
+
+
+def empty_graph(data: Data) -> Data:
+    """A graph of the same class with nothing in it.
+
+    Some nodes of several graphs, which PyG's ``Batch`` holds, are several graphs no more. (It could
+    not be pickled either: each class of ``Batch`` that is called makes another.)
+    """
+    cls = type(data)
+    return (cls.__bases__[-1] if issubclass(cls, Batch) else cls)()
 
 
 def tensors(data: Data) -> Iterator[Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -27,7 +28,7 @@ from gas.graph.layout import default_layout, find_layout
 from gas.graph.permute import PARTS
 from gas.graph.report import check_ptr
 from gas.graph.versions import GraphVersions
-from gas.loader.batch import GRAPH_SIZE, SubData
+from gas.loader.batch import GRAPH_SIZE, SubData, empty_graph
 from gas.loader.kept import KeptBatches
 from gas.native.checks import check_integer, check_range
 from gas.native.graph import Relabeler
@@ -72,7 +73,8 @@ class SubgraphLoader(DataLoader):
         **kwargs: Further arguments of ``torch.utils.data.DataLoader``, such as ``shuffle``.
 
     Raises:
-        ValueError: If the graph, ``ptr`` or an option is unusable, naming the argument.
+        ValueError: If the graph, ``ptr`` or an option is unusable, naming the argument; when an
+            epoch begins, if the graph has an attribute that workers can't send.
     """
 
     def __init__(
@@ -204,6 +206,7 @@ class SubgraphLoader(DataLoader):
 
     def __iter__(self) -> Iterator[SubData]:  # type: ignore[override]
         self._follow()
+        self._check_sendable()
         epoch = self
         if isinstance(self._views, Views):
             epoch = self._with(self._views.run())
@@ -255,6 +258,26 @@ class SubgraphLoader(DataLoader):
         if self._cache_features or changed & edge_keys.union(self._edge_keys):
             self._kept.clear()
 
+    def _check_sendable(self) -> None:
+        """Refuses what workers can't send: PyTorch would print why, and wait for ever.
+
+        Raises:
+            ValueError: Naming the attribute.
+        """
+        if not self.num_workers:
+            return
+        others = {key: self.data[key] for key in self._other_keys}
+        for name, value in {"data": empty_graph(self.data), **others}.items():
+            if isinstance(value, Tensor):
+                continue
+            try:
+                pickle.dumps(value)
+            except Exception as error:  # Whatever an object's own pickling leads to.
+                raise ValueError(
+                    f"'{name}' is a {type(value).__name__}, which workers can't send with their "
+                    f"batches ({error}): take it out of the graph, or leave 'num_workers' out"
+                ) from error
+
     def _signed(self, batch: SubData) -> SubData:
         """Notes the graph's size beside the ids; on their way from a worker they would lose it."""
         setattr(batch.n_id, GRAPH_SIZE, self.num_nodes)
@@ -289,7 +312,7 @@ class SubgraphLoader(DataLoader):
         dtype = torch.int32 if self.layout == "fused" else torch.int64
         rowptr, col, e_id, n_id, weight = self._relabel(nodes, dtype)
 
-        data = self.data.__class__()
+        data = empty_graph(self.data)
         for key in self._edge_keys:
             value = self.data[key]
             if key == self._weight_key and weight is not None:

@@ -53,6 +53,25 @@ def test_read_only_folders_are_mirrored(tmp_path, monkeypatch):
     assert sorted(os.listdir(root / "minesweeper")) == ["raw"]
 
 
+@pytest.mark.parametrize("name", ["WikiCS", "Yelp", "Reddit2"])
+def test_folders(name, tmp_path, monkeypatch):
+    graph = random_graph()
+    graph.val_mask = graph.test_mask = graph.stopping_mask = ~graph.train_mask
+    folders = []
+
+    def load(cls_name, folder, **_):
+        folders.append((cls_name, folder))
+        return graph
+
+    monkeypatch.setattr(named, "load_pyg", load)
+    data, *_ = gas.get_data(tmp_path, name)
+    assert folders == [(name, f"{tmp_path}/{name}")]
+    assert ("stopping_mask" in data) == (name != "WikiCS")
+    if name != "WikiCS":
+        assert torch.allclose(data.x.mean(dim=0), torch.zeros(5), atol=1e-5)
+        assert torch.allclose(data.x.std(dim=0), torch.ones(5), atol=1e-5)
+
+
 def test_names():
     assert len(gas.datasets.dataset_names()) == 20
     with pytest.raises(ValueError, match="'dataset' is 'Coro', expected one of Cora, CiteSeer, .*"):
@@ -126,7 +145,7 @@ def test_several_graphs_are_one(num_graphs, monkeypatch, tmp_path):
             return graphs[i]
 
     monkeypatch.setattr("torch_geometric.datasets.Planetoid", Cached)
-    data = named._pyg("Planetoid", str(tmp_path), "some")
+    data = named.load_pyg("Planetoid", str(tmp_path), "some")
     assert data.num_nodes == 60 * num_graphs
     assert torch.equal(data.x, torch.cat([graph.x for graph in graphs]))
     last = data.edge_index[:, -240:] - 60 * (num_graphs - 1)
@@ -261,7 +280,9 @@ def test_incomplete_graphs(tmp_path, change, message):
 def test_missing_and_foreign_files(tmp_path):
     with pytest.raises(ValueError, match="there is no such file"):
         gas.get_data("data", str(tmp_path / "absent.npz"))
-    with pytest.raises(ValueError, match="but there is no such file or folder"):
+    with pytest.raises(
+        ValueError, match=r"no such file: expected a \.pt or an \.npz file, or tables"
+    ):
         gas.get_data("data", str(tmp_path / "graph.csv"))
     torch.save([1, 2], tmp_path / "list.pt")
     with pytest.raises(ValueError, match="holds a list, expected a PyG Data object"):

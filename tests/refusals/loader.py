@@ -1,5 +1,7 @@
 """Errors of ``gas.loader``."""
 
+import threading
+
 import torch
 
 import gas
@@ -24,6 +26,10 @@ def changed(key, **options):
     next(iter(loader))
 
 
+def with_a_lock(**options):
+    next(iter(load(ring(lock=threading.Lock()), **options)))
+
+
 CASES = {
     "SubgraphLoader, no parts": lambda t: gas.SubgraphLoader(ring()),
     "SubData, what its graph doesn't have": lambda t: next(iter(load())).z,
@@ -35,6 +41,7 @@ CASES = {
     "SubgraphLoader, kept batches that are shuffled": lambda t: list(
         load(batch_size=2, shuffle=True, cache=True)
     ),
+    "SubgraphLoader, what workers can't send": lambda t: with_a_lock(num_workers=1),
     "SubgraphLoader.cut, no parts": lambda t: load().cut([]),
     "SubgraphLoader.cut, a part twice": lambda t: load().cut([1, 1]),
     "SubgraphLoader.cut, a part too many": lambda t: load().cut([2]),

@@ -1,0 +1,5 @@
+"""The history."""
+
+from gas.history import History
+
+__all__ = ["History"]
