@@ -106,9 +106,16 @@ CHECKS = {
     ("docs/augmentation.md", 1): chain_with_histories,
 }
 BLOCKS = [(file, number) for file in PAGES for number in range(len(python_blocks(file)))]
+NEEDS = {"docs/data.md": ("pyarrow", "safetensors")}
 
 
-@pytest.mark.parametrize(("file", "number"), BLOCKS)
+@pytest.mark.parametrize(
+    ("file", "number"),
+    [
+        pytest.param(*block, marks=[pytest.mark.requires(name) for name in NEEDS.get(block[0], ())])
+        for block in BLOCKS
+    ],
+)
 def test_block_runs_alone(file, number, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     namespace = {"__name__": "block"}

@@ -12,6 +12,7 @@ NUM_SPLITS = 20  # Random splits of a graph that brings none, one per run ...
 MOST_SPLIT_NODES = 100_000  # ... up to this size; larger graphs get one.
 
 # Names of parts in lists of nodes, as gas.permute knows them.
+MASKS = ("train_mask", "val_mask", "test_mask")
 PARTS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 
 
@@ -66,7 +67,7 @@ def with_masks(data: Data, num_splits: int | None = None) -> Data:
             part = f"{PARTS[key.split('_')[0]]}_mask"
             if part not in data:
                 data[part] = index2mask(_checked_ids(key, value, data.num_nodes), data.num_nodes)
-    keys = [f"{part}_mask" for part in ("train", "val", "test")]
+    keys = MASKS
     given = [key for key in keys if key in data]
     if given:
         for key in keys:
@@ -75,8 +76,8 @@ def with_masks(data: Data, num_splits: int | None = None) -> Data:
                     f"the graph has a {given[0]!r} but no {key!r}: add it; a split that is given "
                     "isn't replaced"
                 )
-        _check_split(data, keys)
-        _check_labelled(data, keys)
+        check_split(data)
+        _check_labelled(data)
         return data
     labelled = torch.arange(data.num_nodes)
     if data.y.dim() == 1 and not data.y.is_floating_point():
@@ -109,15 +110,20 @@ def _checked_ids(key: str, ids: Tensor, num_nodes: int) -> Tensor:
     return ids
 
 
-def _check_split(data: Data, keys: list[str]) -> None:
-    masks = {key: data[key].bool().view(data[key].size(0), -1) for key in keys}
+def check_split(data: Data) -> None:
+    """Refuses parts without a node, and training nodes among those whose scores count.
+
+    Raises:
+        ValueError: Naming the parts.
+    """
+    masks = {key: data[key].bool().view(data[key].size(0), -1) for key in MASKS}
     for key, mask in masks.items():
         empty = ~mask.any(dim=0)
         if bool(empty.any()):
             which = f" in split {int(empty.nonzero()[0])}" if mask.size(1) > 1 else ""
-            raise ValueError(f"'{key}' has no node{which}, expected one at least")
-    for number, key in enumerate(keys):
-        for other in keys[number + 1 :]:
+            raise ValueError(f"'{key}' has no node{which}, expected one at least, of known class")
+    for number, key in enumerate(MASKS):
+        for other in MASKS[number + 1 :]:
             if masks[key].size(1) not in (1, masks[other].size(1)) and masks[other].size(1) != 1:
                 raise ValueError(
                     f"'{key}' has {masks[key].size(1)} splits, but {other!r} has "
@@ -132,10 +138,10 @@ def _check_split(data: Data, keys: list[str]) -> None:
                 )
 
 
-def _check_labelled(data: Data, keys: list[str]) -> None:
+def _check_labelled(data: Data) -> None:
     if data.y.dim() > 1 or data.y.is_floating_point() or not bool((data.y < 0).any()):
         return
-    for key in keys:
+    for key in MASKS:
         mask = data[key] if data[key].dim() == 1 else data[key].any(dim=1)
         if bool((mask & (data.y < 0)).any()):
             raise ValueError(

@@ -77,6 +77,8 @@ def open_graph(
     archive = path.suffix in (".npz", ".pt")
     data = load_graph(path) if archive else read_folder(path, columns or {})
     edges = read_graph(data)
+    if edges.num_nodes == 0:
+        raise ValueError(f"{path} has no nodes, expected at least one")
     if check:
         check_finite(data)
     if undirected:

@@ -70,6 +70,12 @@ class HistoryFactory:
             for history in made:
                 history.close()
             raise
+        if any(getattr(history.store, "resumed", False) for history in made):
+            print(
+                f"Histories: going on with the rows in {self.path}. Those of another graph, even of "
+                "the same size, are wrong: name another 'path', or model.reset_parameters()",
+                file=sys.stderr,
+            )
         return made
 
     def clone(self, histories: Sequence[History], engine: TransferEngine) -> list[History]:

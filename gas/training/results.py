@@ -58,7 +58,11 @@ def kept(runs: Sequence[Run]) -> int:
 
 
 def write_results(
-    folder: Path, experiment: Experiment, runs: Sequence[Run], title: str, about: dict[str, Any]
+    folder: Path | str,
+    experiment: Experiment,
+    runs: Sequence[Run],
+    title: str,
+    about: dict[str, Any],
 ) -> list[Path]:
     """Writes what a run leaves, as far as the packages for it are there.
 
@@ -77,7 +81,7 @@ def write_results(
     Returns:
         The files.
     """
-    number = kept(runs)
+    folder, number = Path(folder), kept(runs)
     best = runs[number].best
     assert best is not None
     found = {

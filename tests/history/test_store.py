@@ -245,9 +245,11 @@ def test_tables_are_contiguous():
         TableStore(torch.zeros(4, 6)[:, :3])
 
 
-def test_a_model_is_resumed(tmp_path):
+def test_a_model_is_resumed(tmp_path, capsys):
     for resumed in (False, True):
         model = gas.ScalableGNN(6, [4, 2], 3, store="disk", path=tmp_path)
+        said = "going on with the rows in" in capsys.readouterr().err
+        assert said == resumed
         assert [h.store.resumed for h in model.histories] == [resumed] * 2
         if resumed:
             assert (model.histories[1].emb == 2).all()

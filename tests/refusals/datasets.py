@@ -181,6 +181,9 @@ CASES = {
     "open_graph, too large an id": lambda t: opening(
         t, y__npy=np.array([0, 2**64 - 1], dtype=np.uint64)
     ),
+    "npz, no nodes": lambda t: npz(
+        t, x=ONES[:0], y=CLASSES[:0], edge_index=np.zeros((2, 0), dtype=int)
+    ),
     "npz, a class beyond reason": lambda t: npz(t, y=np.array([0, 10**9])),
     "npz, parts that overlap": lambda t: npz(t, **{**MASKS, "val_mask": ~MASKS["val_mask"]}),
     "npz, an empty part": lambda t: npz(t, **{**MASKS, "train_mask": np.array([False, False])}),
