@@ -76,7 +76,8 @@ def with_masks(data: Data, num_splits: int | None = None) -> Data:
                     f"the graph has a {given[0]!r} but no {key!r}: add it; a split that is given "
                     "isn't replaced"
                 )
-        check_split(data)
+        check_parts(data)
+        _check_apart(data)
         _check_labelled(data)
         return data
     labelled = torch.arange(data.num_nodes)
@@ -110,32 +111,39 @@ def _checked_ids(key: str, ids: Tensor, num_nodes: int) -> Tensor:
     return ids
 
 
-def check_split(data: Data) -> None:
-    """Refuses parts without a node, and training nodes among those whose scores count.
+def check_parts(data: Data) -> None:
+    """Refuses parts of a split without a node.
 
     Raises:
-        ValueError: Naming the parts.
+        ValueError: Naming the part.
     """
-    masks = {key: data[key].bool().view(data[key].size(0), -1) for key in MASKS}
-    for key, mask in masks.items():
-        empty = ~mask.any(dim=0)
-        if bool(empty.any()):
-            which = f" in split {int(empty.nonzero()[0])}" if mask.size(1) > 1 else ""
-            raise ValueError(f"'{key}' has no node{which}, expected one at least, of known class")
-    for number, key in enumerate(MASKS):
-        for other in MASKS[number + 1 :]:
-            if masks[key].size(1) not in (1, masks[other].size(1)) and masks[other].size(1) != 1:
+    for key in MASKS:
+        if key in data:
+            empty = ~data[key].bool().view(data[key].size(0), -1).any(dim=0)
+            if bool(empty.any()):
+                which = f" in split {int(empty.nonzero()[0])}" if empty.numel() > 1 else ""
                 raise ValueError(
-                    f"'{key}' has {masks[key].size(1)} splits, but {other!r} has "
-                    f"{masks[other].size(1)}: expected as many"
+                    f"'{key}' has no node{which}, expected one at least, of known class"
                 )
-            both = (masks[key] & masks[other]).any(dim=1)
-            if number == 0 and bool(both.any()):
-                raise ValueError(
-                    f"'{key}' and '{other}' share {int(both.sum())} nodes, the first of which is "
-                    f"{int(both.nonzero()[0])}: expected no node that is trained on among those "
-                    "whose scores count"
-                )
+
+
+def _check_apart(data: Data) -> None:
+    """Refuses training nodes among those whose scores count."""
+    train = data.train_mask.bool().view(data.num_nodes, -1)
+    for key in MASKS[1:]:
+        mask = data[key].bool().view(data.num_nodes, -1)
+        if 1 not in (train.size(1), mask.size(1)) and train.size(1) != mask.size(1):
+            raise ValueError(
+                f"'train_mask' has {train.size(1)} splits, but {key!r} has {mask.size(1)}: "
+                "expected as many"
+            )
+        both = (train & mask).any(dim=1)
+        if bool(both.any()):
+            raise ValueError(
+                f"'train_mask' and '{key}' share {int(both.sum())} nodes, the first of which is "
+                f"{int(both.nonzero()[0])}: expected no node that is trained on among those whose "
+                "scores count"
+            )
 
 
 def _check_labelled(data: Data) -> None:

@@ -14,7 +14,7 @@ from torch_geometric.utils import degree
 
 from gas import models
 from gas.augment import Augmentation, MHAug
-from gas.datasets.masks import check_split
+from gas.datasets.masks import check_parts
 from gas.graph import metis, partition_report, permute
 from gas.loader import EvalSubgraphLoader, SubData, SubgraphLoader
 from gas.scalable import PrefetchLoader, verify
@@ -146,7 +146,7 @@ class Experiment:
             data, self.out_channels = copy.copy(data), 1
             data.y = data.y.float()
         _check_labels(data.y)
-        check_split(data)
+        check_parts(data)
         fill = evaluation if refresh == "none" else refresh
         inductive = settings.inductive if inductive is None else inductive
         if augment is not None:
