@@ -72,8 +72,8 @@ class HistoryFactory:
             raise
         if any(getattr(history.store, "resumed", False) for history in made):
             print(
-                f"Histories: going on with the rows in {self.path}. If they are of another graph of "
-                "the same size, name another 'path', or call model.reset_parameters()",
+                f"Histories: going on with the rows in {self.path}. If they are of another graph "
+                "of the same size, name another 'path', or call model.reset_parameters()",
                 file=sys.stderr,
             )
         return made
