@@ -91,6 +91,20 @@ class Watch:
             if (reason := why_inexact(layer))
         ]
         self._norms = [layer for layer in model.modules() if isinstance(layer, _BatchNorm)]
+        self._spared: bool | None = None  # Whether a norm was given rows of the halo, if known.
+
+    def is_needed(self, batch_size: int, num_rows: int, is_static: bool) -> bool:
+        """Whether it has to look at a forward pass.
+
+        Args:
+            batch_size: See :meth:`batch`.
+            num_rows: See :meth:`batch`.
+            is_static: Every forward pass gives a norm the same kind of rows, as one before did.
+        """
+        if is_static and self._spared is False and not self._inexact:
+            return False
+        has_norms = num_rows > batch_size and any(layer.training for layer in self._norms)
+        return bool(self._inexact) or has_norms
 
     @contextlib.contextmanager
     def batch(self, batch_size: int, num_rows: int) -> Iterator[None]:
@@ -100,15 +114,17 @@ class Watch:
             ValueError: When a layer that isn't exact is called, naming it.
         """
         norms = [layer for layer in self._norms if layer.training]
+        spares = [_OwnStatistics(batch_size, num_rows) for _ in norms if num_rows > batch_size]
         with contextlib.ExitStack() as hooks:
             for name, layer, reason in self._inexact:
                 refuse = partial(_refuse, name, reason)
                 hooks.callback(layer.register_forward_pre_hook(refuse).remove)
-            for layer in norms if num_rows > batch_size else ():
-                spare = _OwnStatistics(batch_size, num_rows)
+            for layer, spare in zip(norms, spares, strict=False):
                 hooks.callback(layer.register_forward_pre_hook(spare.before).remove)
                 hooks.callback(layer.register_forward_hook(spare.after).remove)
             yield
+        if spares:
+            self._spared = any(spare.has_halo for spare in spares)
 
 
 class _OwnStatistics:
@@ -120,6 +136,7 @@ class _OwnStatistics:
     def __init__(self, batch_size: int, num_rows: int) -> None:
         self._batch_size, self._num_rows = batch_size, num_rows
         self._x: list[Tensor | None] = []
+        self.has_halo = False
 
     def before(self, layer: torch.nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         x = args[0] if args else None
@@ -127,6 +144,7 @@ class _OwnStatistics:
             self._x.append(None)
             return None
         self._x.append(x)
+        self.has_halo = True
         return (x[: self._batch_size], *args[1:])
 
     def after(self, layer: Any, _: tuple[Any, ...], out: Tensor) -> Tensor | None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from gas.history import History
 from gas.loader.batch import SubData
 from gas.scalable.call import Reached, Sweep, adjacency, check_graph, named_arguments, wrong_calls
+from gas.scalable.run import exact, run_sweep, taken
 
 if TYPE_CHECKING:
     from gas.scalable.model import ScalableGNN
@@ -115,7 +116,7 @@ def layer_wise(model: ScalableGNN, loader: Iterable[SubData]) -> Tensor:
                 loader, model.histories, model.device, partial(compute_dtype, model), run
             )
         else:
-            outs = run_forwards(loader, len(model.histories), model._run_sweep)
+            outs = run_forwards(loader, len(model.histories), partial(run_sweep, model))
         return assemble(outs, model.num_nodes)
     finally:
         for module, mode in modes:
@@ -128,8 +129,8 @@ def _run_layer(
     check_graph(batch.n_id, model.num_nodes)
     state["batch"] = batch
     kwargs = named_arguments(model.forward_layer, batch.data)
-    with model._exact(*batch[1:]):
-        adj_t = model._taken(adjacency(batch.data))
+    with exact(model, *batch[1:]):
+        adj_t = taken(model, adjacency(batch.data))
         out = model.forward_layer(layer, x, adj_t, state, **kwargs)
     del state["batch"]  # It would be kept until the next layer.
     return out
