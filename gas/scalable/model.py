@@ -38,11 +38,10 @@ from gas.scalable.call import (
     adjacency,
     check_call,
     check_halo,
-    check_not_recomputing,
     named_arguments,
 )
 from gas.scalable.exact import Watch
-from gas.scalable.graph import exchange_in_graph
+from gas.scalable.exchange import exchange_in_graph, exchange_now
 from gas.scalable.inference import layer_wise
 from gas.scalable.memory import parts_within
 from gas.scalable.run import pulls_of, run
@@ -447,16 +446,8 @@ class ScalableGNN(torch.nn.Module):
             The in-batch rows, with gradient, then the halo's rows, without: of shape
             ``[batch_size + halo, width]``, a tensor that is the caller's. On a full batch, ``x``.
         """
-        where = batch_size, n_id, offset, count
-        if torch.compiler.is_compiling():
-            return exchange_in_graph(self, history, x, *where, rows)
-        return self._exchange(history, x, *where, rows)
-
-    @apart
-    def _exchange(self, history: History, x: Tensor, *where: Any) -> Tensor | Rows:
-        check_not_recomputing()
-        call = self._calls.current or Call(batch=where[1] is not None)
-        return call.exchange(history, x, *where, self.num_nodes, len(self.histories))
+        exchange = exchange_in_graph if torch.compiler.is_compiling() else exchange_now
+        return exchange(self, history, x, batch_size, n_id, offset, count, rows)
 
     def start_pulls(self, batch: SubData) -> BatchPulls:
         """Starts the pulls of a batch that will be computed after the next one.

@@ -19,8 +19,8 @@ from gas.history.batch import BatchPulls
 from gas.history.rows import first_rows
 from gas.loader.batch import SubData
 from gas.native.compiler import apart, between, is_compiling
-from gas.nn import fuse
 from gas.nn.conv import FusedConv
+from gas.nn.fuse import fuse
 from gas.scalable.call import Call, Sweep, check_graph, lacks_product
 from gas.scalable.exact import Watch
 

@@ -1,18 +1,37 @@
-"""``push_and_pull`` in what ``torch.compile`` compiles: one operator, and no break of the graph."""
+"""``push_and_pull``: at once, and as an operator in a graph that ``torch.compile`` makes."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 
 from gas.history import History
 from gas.history.rows import Rows, first_rows
-from gas.scalable.call import RUNNING, check_not_recomputing
+from gas.native.compiler import apart
+from gas.scalable.call import RUNNING, Call, check_not_recomputing
 
 if TYPE_CHECKING:
     from gas.scalable.model import ScalableGNN
+
+
+@apart
+def exchange_now(
+    model: ScalableGNN,
+    history: History,
+    x: Tensor,
+    batch_size: int | None,
+    n_id: Tensor | None,
+    offset: Tensor | None,
+    count: Tensor | None,
+    rows: bool,
+) -> Tensor | Rows:
+    """See :meth:`gas.ScalableGNN.push_and_pull`."""
+    check_not_recomputing()
+    call = model._calls.current or Call(batch=n_id is not None)
+    where = batch_size, n_id, offset, count
+    return call.exchange(history, x, *where, rows, model.num_nodes, len(model.histories))
 
 
 def exchange_in_graph(
@@ -25,13 +44,13 @@ def exchange_in_graph(
     count: Tensor | None,
     rows: bool,
 ) -> Tensor | Rows:
-    """The same as :meth:`gas.ScalableGNN.push_and_pull`, to the compiler."""
+    """The same where the compiler looks: an operator that doesn't break the graph."""
     if n_id is None or batch_size is None:  # Of a batch, its end finds that nothing was pushed.
         return x
     own = first_rows(x, batch_size)
     known = [i for i, one in enumerate(model.histories) if one is history]
     if not known:
-        return model._exchange(history, x, batch_size, n_id, offset, count, rows)
+        return exchange_now(model, history, x, batch_size, n_id, offset, count, rows)
     halo = _exchange(own.detach(), n_id, offset, count, batch_size, known[0])
     return Rows(own, halo) if rows else torch.cat([own, halo])
 
@@ -51,9 +70,9 @@ def _exchange(
     assert call is not None  # Graphs run in the call of their model.
     num_histories = len(call.histories)
     history = call.histories[position]
-    rows = call.exchange(history, own, batch_size, n_id, offset, count, True, 0, num_histories)
-    halo = rows.halo
-    return halo.contiguous()
+    where = batch_size, n_id, offset, count
+    rows = call.exchange(history, own, *where, True, 0, num_histories)
+    return cast(Rows, rows).pulled().contiguous()
 
 
 @_exchange.register_fake
