@@ -44,6 +44,7 @@ from gas.scalable.exact import Watch
 from gas.scalable.exchange import exchange_in_graph, exchange_now
 from gas.scalable.inference import layer_wise
 from gas.scalable.memory import parts_within
+from gas.scalable.one_batch import OneBatch
 from gas.scalable.run import pulls_of, run
 from gas.scalable.views import run_views
 
@@ -391,6 +392,18 @@ class ScalableGNN(torch.nn.Module):
             ValueError: If the batch has no views, or an argument is unusable.
         """
         return run_views(self, batch, bank)
+
+    def at(self, batch: SubData) -> OneBatch:
+        """This model on one mini-batch, as a module of ``x`` and ``edge_index`` that only reads.
+
+        It is for what takes such a module and calls it often, with features and edges of its own
+        making, such as :class:`torch_geometric.explain.Explainer`, and captum. Nothing is written
+        to the histories; the halo's rows are read as they are. See :class:`gas.scalable.OneBatch`.
+
+        Args:
+            batch: The mini-batch.
+        """
+        return OneBatch(self, batch)
 
     @overload
     def push_and_pull(
