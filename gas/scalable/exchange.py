@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -51,8 +51,8 @@ def exchange_in_graph(
     known = [i for i, one in enumerate(model.histories) if one is history]
     if not known:
         return exchange_now(model, history, x, batch_size, n_id, offset, count, rows)
-    halo = _exchange(own.detach(), n_id, offset, count, batch_size, known[0])
-    return Rows(own, halo) if rows else torch.cat([own, halo])
+    out = _exchange(own, n_id, offset, count, batch_size, known[0])
+    return Rows(out[:batch_size], out[batch_size:].detach()) if rows else out
 
 
 @torch.library.custom_op("gas::exchange", mutates_args=())
@@ -64,15 +64,16 @@ def _exchange(
     batch_size: int,
     position: int,
 ) -> Tensor:
-    """Pushes a batch's own rows to a history of the model that is running, and pulls its halo's."""
+    """Pushes a batch's own rows to a history of the model that is running, and pulls its halo's.
+
+    Its own rows come out as well, so that the compiler can't leave it out where they are used.
+    """
     check_not_recomputing()
     call = RUNNING.call
     assert call is not None  # Graphs run in the call of their model.
-    num_histories = len(call.histories)
-    history = call.histories[position]
     where = batch_size, n_id, offset, count
-    rows = call.exchange(history, own, *where, True, 0, num_histories)
-    return cast(Rows, rows).pulled().contiguous()
+    history, num_histories = call.histories[position], len(call.histories)
+    return cast(Tensor, call.exchange(history, own, *where, False, 0, num_histories))
 
 
 @_exchange.register_fake
@@ -84,4 +85,15 @@ def _(
     batch_size: int,
     position: int,
 ) -> Tensor:
-    return own.new_empty(n_id.size(0) - batch_size, own.size(1))
+    return own.new_empty(n_id.size(0), own.size(1))
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.num_own = inputs[0].size(0)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    return grad[: ctx.num_own], None, None, None, None, None
+
+
+_exchange.register_autograd(_backward, setup_context=_setup)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from conftest import random_graph
 from torch._dynamo.utils import counters
-from torch_geometric.nn import GATConv, GraphSAGE, SAGEConv
+from torch_geometric.nn import GATConv, GCNConv, GraphSAGE, SAGEConv
 
 import gas
 
@@ -125,3 +125,132 @@ def test_results(make, layout):
     evaluation = gas.EvalSubgraphLoader(graph, None, 3, layout=layout, log=False)
     assert torch.allclose(compiled(loader=evaluation), model(loader=evaluation), atol=1e-5)
     assert breaks() == 0
+
+
+def batches_of(make, layout="fused"):
+    _, model, twin, loader = graph_and(make, layout)
+    return model, twin, list(loader)
+
+
+def test_one_graph():
+    model, _, batches = batches_of(gcn)
+    found = torch._dynamo.explain(model.eval())(batches[0])
+    assert (found.graph_count, found.graph_break_count) == (1, 0)
+
+
+@pytest.mark.parametrize("make", [gcn, gcn_with_rows_of_the_input, converted])
+def test_gradients_of_what_the_backward_pass_compiles(make):
+    model, twin, batches = batches_of(make)
+    compiled = torch.compile(twin, backend="aot_eager")
+    for batch in batches[:3]:
+        for one in (model, compiled):
+            one.zero_grad()
+            F.cross_entropy(one(batch), batch.own.y).backward()
+        assert_same([p.grad for p in model.parameters()], [p.grad for p in twin.parameters()])
+        assert_same(*([h.emb for h in m.histories] for m in (model, twin)))
+
+
+def test_read_only_and_full_batches():
+    model, twin, batches = batches_of(gcn)
+    model.eval()
+    compiled = torch.compile(twin.eval(), backend="eager")
+    before = [h.emb.clone() for h in twin.histories]
+    for batch in batches[:3]:
+        assert torch.allclose(compiled(batch, push=False), model(batch, push=False), atol=1e-5)
+    assert all(map(torch.equal, before, (h.emb for h in twin.histories)))
+    data = random_graph(300, 900)
+    data = model.prepare(data)
+    adj = gas.nn.Adjacency.of(data.edge_index, 300, data.edge_weight)
+    assert torch.allclose(compiled(data.x, adj), model(data.x, adj), atol=1e-5)
+    assert all(map(torch.equal, before, (h.emb for h in twin.histories)))
+    compiled(data.x, adj, fill=True)
+    model(data.x, adj, fill=True)
+    assert_same(*([h.emb for h in m.histories] for m in (model, twin)))
+
+
+def test_module_compile_and_a_module_around():
+    model, twin, batches = batches_of(sage, "edge_index")
+    model.eval()
+    twin.eval().compile(backend="eager")
+    around = torch.nn.Sequential(copy.deepcopy(model), torch.nn.ReLU())
+    compiled = torch.compile(around, backend="eager")
+    for batch in batches[:3]:
+        out = model(batch)
+        assert torch.allclose(twin(batch), out, atol=1e-5)
+        assert torch.allclose(compiled(batch), out.relu(), atol=1e-5)
+    assert_same(*([h.emb for h in m.histories] for m in (model, twin)))
+    assert_same(*([h.emb for h in m.histories] for m in (model, around[0])))
+    assert breaks() <= 2  # Of the module around, at the call: for the first sizes, and for any.
+
+
+class OwnRows(gas.ScalableGNN):
+    """Has no use for the rows of the halo."""
+
+    def __init__(self):
+        super().__init__(300, 5, num_layers=2)
+        self.lin = torch.nn.Linear(5, 3)
+
+    def forward(self, x, adj_t, batch_size, *args):
+        x = self.push_and_pull(self.histories[0], 2 * x, batch_size, *args)
+        return self.lin(x[:batch_size])
+
+
+def test_rows_that_nobody_pulls_are_pushed():
+    _, twin, batches = batches_of(lambda data: OwnRows())
+    compiled = torch.compile(twin, backend="aot_eager")
+    for batch in batches[:3]:
+        compiled(batch).sum().backward()
+        own = batch.n_id[: batch.batch_size]
+        assert torch.equal(twin.histories[0].emb[own], 2 * batch.own.x)
+
+
+class Faulty(OwnRows):
+    """Does something wrong."""
+
+    def __init__(self, fault):
+        super().__init__()
+        self.fault = fault
+        self.conv = GCNConv(5, 5) if fault == "inexact" else None
+
+    def forward(self, x, adj_t, *args):
+        if self.fault == "inexact":
+            x = self.conv(x, adj_t)
+        elif self.fault == "narrow":
+            x = x[:, :3]
+        elif self.fault == "untold":
+            args = ()
+        if self.fault != "never":
+            x = self.push_and_pull(self.histories[0], x, *args)
+        return self.lin(x)
+
+
+@pytest.mark.filterwarnings("ignore:A history was read before it was filled")
+@pytest.mark.parametrize("fault", ["inexact", "narrow", "untold", "never"])
+def test_what_is_refused_is_refused(fault):
+    data = gas.cluster(random_graph(300, 900), 16, log=False)
+    batch = next(iter(gas.SubgraphLoader(data, batch_size=3, layout="edge_index", log=False)))
+    model = Faulty(fault)
+    compiled = torch.compile(model, backend="eager")
+    with pytest.raises((ValueError, RuntimeError), match="isn't exact|'x' has shape|0 times"):
+        compiled(batch)
+    assert not model.histories[0].written.any()
+    model.fault = ""
+    compiled(batch)  # It isn't left in the middle of a call.
+    assert model.histories[0].written.any()
+
+
+def test_another_graph():
+    model, _, batches = batches_of(gcn)
+    model.eval()
+    other = random_graph(200, 700)
+    twin = model.for_graph(200)
+    graph = gas.cluster(other, 8, model=twin, log=False)
+    expected = twin.predict(graph)
+    compiled, its = (torch.compile(one, backend="eager") for one in (model, twin))
+    before = [h.emb.clone() for h in twin.histories]
+    for batch in batches[:2]:
+        compiled(batch)
+    assert all(map(torch.equal, before, (h.emb for h in twin.histories)))
+    for batch in gas.SubgraphLoader(graph, batch_size=2, log=False):
+        own = batch.perm[: batch.batch_size]
+        assert torch.allclose(its(batch), expected[own], atol=1e-5)

@@ -92,7 +92,7 @@ def test_autocast(case):
                 assert equal(gradients(model), gradients(twin), atol=0.05)
             assert all(p.grad.dtype == torch.float32 for p in model.parameters())
             optimizer.step()
-            total += float(loss)
+            total += loss.item()
         losses.append(total)
     assert set(seen) == {torch.bfloat16}
     assert losses[-1] < losses[0]
