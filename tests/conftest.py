@@ -68,7 +68,10 @@ REQUIREMENTS = {
     "tensorboard": (_installed("tensorboard"), "tensorboard is not installed"),
     "captum": (_installed("captum"), "captum is not installed"),
     "lightning": (_installed("lightning"), "lightning is not installed"),
-    "huggingface_hub": (_installed("huggingface_hub"), "huggingface_hub is not installed"),
+    "huggingface_hub": (
+        _installed("huggingface_hub") and _installed("safetensors"),
+        "huggingface_hub or safetensors is not installed",
+    ),
     "matplotlib": (_installed("matplotlib"), "matplotlib is not installed"),
     "shared": (SHARED.is_dir(), "the folder of real graphs, ../shared/data, is missing"),
     "poison": (_poison_new_memory(), "this C library can't poison new memory"),

@@ -85,6 +85,30 @@ def test_imports_of_the_migration_page():
     exec(compile(code, "migration.md", "exec"), {})
 
 
+ECOSYSTEM = [
+    "compile",
+    "explain",
+    pytest.param(
+        "lightning",
+        marks=[
+            pytest.mark.requires("lightning"),
+            pytest.mark.filterwarnings("ignore:.*LeafSpec"),
+            pytest.mark.filterwarnings("ignore:.*does not have many workers"),
+        ],
+    ),
+    pytest.param("hub", marks=pytest.mark.requires("huggingface_hub")),
+]
+
+
+@pytest.mark.parametrize("subject", ECOSYSTEM)
+def test_ecosystem(subject):
+    code = dict(
+        zip(["compile", "explain", "lightning", "hub"], blocks("docs/ecosystem.md"), strict=True)
+    )
+    exec(compile(code[subject], "ecosystem.md", "exec"), {"__name__": "ecosystem"})
+    torch._dynamo.reset()
+
+
 PAGES = ["README.md", "CONTRIBUTING.md", "benchmarks/README.md"]
 PAGES += [f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")]
 

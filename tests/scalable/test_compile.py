@@ -100,7 +100,7 @@ def test_results(make, layout):
     graph, model, twin, loader = graph_and(make, layout)
     backend = Counting()
     compiled = torch.compile(twin, backend=backend)
-    for training in (True, False):
+    for training in (True, False) if make in (sage, gcn) else (True,):
         model.train(training)
         twin.train(training)
         for batch in loader:  # The last of one part.
@@ -216,7 +216,7 @@ class Faulty(OwnRows):
         if self.fault == "inexact":
             x = self.conv(x, adj_t)
         elif self.fault == "narrow":
-            x = x[:, :3]
+            return F.pad(self.push_and_pull(self.histories[0], x[:, :3], *args), (0, 2))
         elif self.fault == "untold":
             args = ()
         if self.fault != "never":
