@@ -18,11 +18,11 @@ LAYOUTS = ["fused", "csr", "edge_index"]
 class Net(gas.ScalableGNN):
     """Layers of PyG, as a user writes them."""
 
-    def __init__(self, conv, num_nodes=300):
-        super().__init__(num_nodes, 8, num_layers=3)
+    def __init__(self, conv, norm):
+        super().__init__(300, 8, num_layers=3)
         widths = [5, 8, 8, 3]
         self.convs = torch.nn.ModuleList(conv(i, o) for i, o in itertools.pairwise(widths))
-        self.norm = torch.nn.BatchNorm1d(8)
+        self.norm = norm
 
     def forward(self, x, adj_t, *args):
         is_square = isinstance(adj_t, torch.Tensor) and adj_t.layout == torch.strided
@@ -33,11 +33,11 @@ class Net(gas.ScalableGNN):
 
 
 def sage(data):
-    return Net(SAGEConv)
+    return Net(SAGEConv, torch.nn.BatchNorm1d(8))
 
 
 def gat(data):
-    return Net(lambda i, o: GATConv(i, o, add_self_loops=False))
+    return Net(lambda i, o: GATConv(i, o, add_self_loops=False), torch.nn.Tanh())
 
 
 def gcn(data):
