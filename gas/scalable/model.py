@@ -230,7 +230,7 @@ class ScalableGNN(torch.nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         return {
-            **self.__dict__,
+            **super().__getstate__(),
             "_ahead": [],
             "_calls": Calls(),
             "_watch": None,

@@ -161,7 +161,8 @@ def _takes_compiler(
         return False
     if batch_size is None or n_id is None or batch_size == model.num_nodes:
         return True
-    return not _watch_of(model).is_needed(batch_size, n_id.numel(), model._is_static)
+    is_static = model._is_static and type(model).__module__.startswith("gas.")  # Of no subclass.
+    return not _watch_of(model).is_needed(batch_size, n_id.numel(), is_static)
 
 
 def _complete(model: ScalableGNN, adj: Adjacency) -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import pickle
 
 import pytest
 import torch
@@ -254,3 +255,40 @@ def test_another_graph():
     for batch in gas.SubgraphLoader(graph, batch_size=2, log=False):
         own = batch.perm[: batch.batch_size]
         assert torch.allclose(its(batch), expected[own], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "twin_of",
+    [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), lambda m: m.for_graph(m.num_nodes)],
+)
+def test_copies_of_a_compiled_model_are_their_own(twin_of):
+    model, _, batches = batches_of(gcn)
+    model.eval().compile(backend="eager")
+    expected = model(batches[0])
+    twin = twin_of(model)
+    for mine, its in zip(model.histories, twin.histories, strict=True):
+        its.push(mine.emb)
+    before = [h.emb.clone() for h in model.histories]
+    with torch.no_grad():
+        for history in model.histories:
+            history.emb.mul_(3)
+    assert torch.allclose(twin(batches[0]), expected, atol=1e-4)
+    assert all(
+        torch.equal(3 * rows, h.emb) for rows, h in zip(before, model.histories, strict=True)
+    )
+
+
+def test_gcn_is_compiled_in_training_unless_somebody_wrote_it():
+    class Own(gas.models.GCN):
+        pass
+
+    for cls, count in ((gas.models.GCN, 2), (Own, 0)):
+        data = random_graph(300, 900)
+        model = cls(300, 5, 8, 3, num_layers=3, batch_norm=True)
+        graph = gas.cluster(data, num_parts=16, model=model, log=False)
+        model.predict(graph)
+        backend = Counting()
+        compiled = torch.compile(model, backend=backend)
+        for batch in list(gas.SubgraphLoader(graph, batch_size=3, log=False))[:4]:
+            compiled(batch)
+        assert backend.graphs == count
