@@ -10,6 +10,7 @@ from torch import Tensor
 from gas.history import History
 from gas.history.rows import Rows, first_rows
 from gas.native.compiler import apart
+from gas.native.custom_op import custom_op
 from gas.scalable.call import RUNNING, Call, check_not_recomputing
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def exchange_in_graph(
     return Rows(out[:batch_size], out[batch_size:].detach()) if rows else out
 
 
-@torch.library.custom_op("gas::exchange", mutates_args=())
+@custom_op("gas::exchange", "push_and_pull")
 def _exchange(
     own: Tensor,
     n_id: Tensor,
