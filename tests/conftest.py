@@ -66,6 +66,12 @@ REQUIREMENTS = {
     "torch_sparse": (_installed("torch_sparse"), "torch-sparse is not installed"),
     "kaminpar": (_installed("kaminpar"), "kaminpar is not installed"),
     "tensorboard": (_installed("tensorboard"), "tensorboard is not installed"),
+    "captum": (_installed("captum"), "captum is not installed"),
+    "lightning": (_installed("lightning"), "lightning is not installed"),
+    "huggingface_hub": (
+        _installed("huggingface_hub") and _installed("safetensors"),
+        "huggingface_hub or safetensors is not installed",
+    ),
     "matplotlib": (_installed("matplotlib"), "matplotlib is not installed"),
     "pyarrow": (_installed("pyarrow"), "pyarrow is not installed"),
     "safetensors": (_installed("safetensors"), "safetensors is not installed"),

@@ -69,7 +69,7 @@ UNREACHED = [
     ("graph/layout.py", "raise NotImplementedError(f'nobody makes", "no way in asks for one"),
     ("convert/model.py", "raise AssertionError", "a stage of inference pushes nothing itself"),
     ("convert/scalable.py", "raise AssertionError", "stands for histories where none are read"),
-    ("scalable/model.py", "raise Reached", "ends forward early; never leaves the package"),
+    ("scalable/call.py", "raise Reached", "ends forward early; never leaves the package"),
 ]
 
 # Cases whose words are PyTorch's, the system's, or those of the user's own code.

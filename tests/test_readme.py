@@ -106,27 +106,35 @@ CHECKS = {
     ("docs/augmentation.md", 1): chain_with_histories,
 }
 BLOCKS = [(file, number) for file in PAGES for number in range(len(python_blocks(file)))]
-NEEDS = {"docs/data.md": ("pyarrow", "safetensors")}
+NEEDS = {
+    ("docs/data.md", 0): ["pyarrow"],
+    ("docs/data.md", 1): ["pyarrow", "safetensors"],
+    ("docs/ecosystem.md", 2): ["lightning"],
+    ("docs/ecosystem.md", 3): ["huggingface_hub"],
+}
 
 
 @pytest.mark.parametrize(
     ("file", "number"),
     [
-        pytest.param(*block, marks=[pytest.mark.requires(name) for name in NEEDS.get(block[0], ())])
+        pytest.param(*block, marks=[pytest.mark.requires(name) for name in NEEDS.get(block, ())])
         for block in BLOCKS
     ],
 )
+@pytest.mark.filterwarnings("ignore:.*LeafSpec")  # Lightning's, as the next.
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
 def test_block_runs_alone(file, number, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     namespace = {"__name__": "block"}
     exec(compile(python_blocks(file)[number], f"{file}, block {number}", "exec"), namespace)
     printed = capsys.readouterr().out
+    torch._dynamo.reset()
     if (file, number) in CHECKS:
         CHECKS[file, number](namespace, printed)
 
 
 def test_checks_are_of_blocks_that_are_there():
-    assert set(CHECKS) <= set(BLOCKS)
+    assert {*CHECKS, *NEEDS} <= set(BLOCKS)
 
 
 def hidden(kind, text):

@@ -27,6 +27,8 @@ class Converted(ScalableGNN):
     ``net`` has the layers, under the names that they have in the module.
     """
 
+    _is_static = True
+
     def __init__(
         self,
         net: Module,

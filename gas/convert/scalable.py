@@ -208,10 +208,31 @@ def _convert(
     tilted = {node for node, dim in dims.items() if dim}
     written = write(mine, graph, kinds, placed, calls, tilted)
     drawing = _drawing(graph, placed, calls, widths)
+    _check_hooks(net, written)
     num_nodes = int(data.num_nodes or 0)
     return Converted(
         _twin_like(net, mine), written, name, num_nodes, widths, transform, drawing, options
     )
+
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def _check_hooks(net: Module, graph: Graph) -> None:
+    """Refuses hooks of what a model doesn't call: the module itself, and what it is taken apart of.
+
+    Raises:
+        ValueError: If there are any, naming the module.
+    """
+    called = [f"{node.target}." for node in graph.nodes if node.op == "call_module"]
+    for name, module in net.named_modules():
+        hooked = any(getattr(module, kind) for kind in HOOKS)
+        if hooked and not any(f"{name}.".startswith(target) for target in called):
+            what = f"'{name}' ({type(module).__name__})" if name else type(module).__name__
+            raise ValueError(
+                f"{what} has hooks, which the model wouldn't call, because it calls the layers "
+                "alone: take them off, and register them on what to_scalable returns, or on layers"
+            )
 
 
 def _records(

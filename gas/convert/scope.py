@@ -51,16 +51,22 @@ class Scope:
         self.batch_size = batch_size
         self.push_and_pull = push_and_pull
         self.stored = stored
+        # Looked at once. (The compiler knows no functools.cached_property.)
+        self._edge_index: Any = adj_t if self.is_edge_index else None
+        self._is_normalised = False
 
-    @functools.cached_property
+    @property
     def edge_index(self) -> Any:
         """Sources and destinations of the edges."""
-        adj: Any = self.adj_t
-        return adj if self.is_edge_index else adj.to_edge_index()[0]
+        if self._edge_index is None:
+            self._edge_index = self.adj_t.to_edge_index()[0]
+        return self._edge_index
 
-    @functools.cached_property
+    @property
     def normalised(self) -> Tensor | None:
         """The weights of the edges, which must be those of a normalised graph."""
+        if self._is_normalised:
+            return self.edge_weight
         try:
             check_weights(*self.given)
         except ValueError as error:
@@ -69,6 +75,7 @@ class Scope:
                 "graph: cut it by gas.cluster(data, num_parts, model=model), or give "
                 "model.prepare(data)"
             ) from error
+        self._is_normalised = True
         return self.edge_weight
 
 

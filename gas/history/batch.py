@@ -54,14 +54,15 @@ class BatchPulls:
         """The batch's own rows and its halo's, in a tensor that is the caller's."""
         return join(own, self._pull(history))
 
-    def rows(self, history: History, own: Tensor) -> Rows:
+    def rows(self, history: History, own: Tensor, in_place: bool = True) -> Rows:
         """The same in two parts; the halo's stay where they are stored, if they can be read there.
 
-        They can't if they have been pulled already.
+        They can't if they have been pulled already, or ``in_place`` is false.
         """
         own = own if torch.is_grad_enabled() else own.detach()
         stored = self._stored.get(history)
-        if stored is None and history not in self._started and history not in self._copies:
+        pulled = history in self._started or history in self._copies
+        if stored is None and in_place and not pulled:
             stored = history.in_place(self._halo, own.dtype)
         if stored is None:
             return Rows(own, self._pull(history)[self._batch_size :].to(own))

@@ -71,6 +71,7 @@ class LayeredGNN(ScalableGNN):
     jumping_knowledge = False
     """Whether the end of the model takes the outputs of all layers."""
 
+    _is_static = True
     activation: Callable[[Tensor], Tensor] = staticmethod(torch.relu)
 
     def __init__(

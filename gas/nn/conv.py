@@ -93,6 +93,8 @@ class FusedConv:
             return "'edge_weight' is given, but an Adjacency has values of its own"
         if self.flow != "source_to_target":
             return f"flow={self.flow!r}"
+        if getattr(self, "explain", None):
+            return "an explanation masks its edges"
         return ""
 
     @property

@@ -2,7 +2,8 @@
 
 from gas.scalable.call import BANKS
 from gas.scalable.model import ScalableGNN
+from gas.scalable.one_batch import OneBatch
 from gas.scalable.prefetch import PrefetchLoader
 from gas.scalable.verify import Verification, verify
 
-__all__ = ["BANKS", "PrefetchLoader", "ScalableGNN", "Verification", "verify"]
+__all__ = ["BANKS", "OneBatch", "PrefetchLoader", "ScalableGNN", "Verification", "verify"]

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -17,6 +17,7 @@ from torch_geometric.data import Data
 
 from gas.history import History
 from gas.history.batch import BatchPulls
+from gas.history.rows import Rows, first_rows
 from gas.loader.batch import GRAPH_SIZE
 from gas.native.checks import check_integer
 
@@ -46,6 +47,15 @@ def wrong_calls(calls: int, num_histories: int) -> RuntimeError:
         f"{num_histories} histories: pass every hidden layer's output through it, or set "
         "'num_layers' to one more than the histories it needs"
     )
+
+
+class _Running(threading.local):
+    """What each thread is computing, of whatever model: its innermost call."""
+
+    call: Call | None = None
+
+
+RUNNING = _Running()
 
 
 class Calls:
@@ -79,11 +89,12 @@ class Calls:
                 "it from one thread, or make model.for_graph(num_nodes) for the other, which "
                 "shares the weights and has histories of its own"
             )
+        outside, RUNNING.call = RUNNING.call, call
         self._mine.call = call
         try:
             yield
         finally:
-            self._mine.call = before
+            self._mine.call, RUNNING.call = before, outside
             if waits:
                 self._with_histories.release()
 
@@ -117,6 +128,8 @@ class Call:
     * ``pushes``: whether in-batch rows are stored.
     * ``bank``: other histories than the model's, to be used in their place.
     * ``sweep``: layer-wise inference by whole forward passes.
+    * ``compiled``: forward is compiled. Graphs can't ask whether rows in a history have changed.
+    * ``histories``: the model's.
     * ``pushed``: the histories that were filled; ``held_back``: pushes, until forward has ended.
     """
 
@@ -126,6 +139,8 @@ class Call:
     pushes: bool = True
     bank: Mapping[History, History] = field(default_factory=dict)
     sweep: Sweep | None = None
+    compiled: bool = False
+    histories: Sequence[History] = ()
     pushed: list[History] = field(default_factory=list)
     held_back: list[Callable[[], None]] | None = None
 
@@ -142,6 +157,46 @@ class Call:
                 "forward called push_and_pull twice with the same history, expected once for each "
                 f"of the model's {num_histories}: every layer needs a history of its own"
             )
+
+    def exchange(
+        self,
+        history: History,
+        x: Tensor,
+        batch_size: int | None,
+        n_id: Tensor | None,
+        offset: Tensor | None,
+        count: Tensor | None,
+        rows: bool,
+        num_nodes: int,
+        num_histories: int,
+    ) -> Tensor | Rows:
+        """Pushes and pulls; see :meth:`gas.ScalableGNN.push_and_pull`."""
+        if n_id is None or batch_size is None:
+            if self.batch:
+                raise ValueError(
+                    "push_and_pull was not told which batch this is: pass on what forward was "
+                    "given, self.push_and_pull(history, x, *args)"
+                )
+            if self.fill:
+                self.check(history, x, num_nodes, num_histories)
+                self.push(history, x)
+            return x
+        history = self.bank.get(history, history)
+        self.check(history, x, batch_size, num_histories)
+        own = first_rows(x, batch_size)
+        sweep = self.sweep
+        if sweep is None or sweep.calls == sweep.layer:
+            self.push(history, own, n_id[:batch_size], offset, count)
+        else:
+            self.pushed.append(history)
+        if sweep is not None:
+            if sweep.calls == sweep.layer:
+                raise Reached
+            sweep.calls += 1
+        pulls = self.pulls or BatchPulls([], batch_size, n_id)
+        if rows:
+            return pulls.rows(history, own, in_place=not self.compiled)
+        return pulls.tensor(history, own)
 
     def push(self, history: History, x: Tensor, *where: Tensor | None) -> None:
         """Stores rows, now or when forward has ended."""

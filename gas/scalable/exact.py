@@ -91,6 +91,21 @@ class Watch:
             if (reason := why_inexact(layer))
         ]
         self._norms = [layer for layer in model.modules() if isinstance(layer, _BatchNorm)]
+        self._at_ease: set[torch.nn.Module] = set()  # Norms that were given a batch's own rows.
+
+    def is_needed(self, batch_size: int, num_rows: int, is_static: bool) -> bool:
+        """Whether it has to look at a forward pass.
+
+        Args:
+            batch_size: See :meth:`batch`.
+            num_rows: See :meth:`batch`.
+            is_static: Every forward pass gives a norm the same kind of rows, as one before did.
+        """
+        if self._inexact:
+            return True
+        at_ease = self._at_ease if is_static else ()
+        norms = [layer for layer in self._norms if layer.training and layer not in at_ease]
+        return num_rows > batch_size and bool(norms)
 
     @contextlib.contextmanager
     def batch(self, batch_size: int, num_rows: int) -> Iterator[None]:
@@ -100,15 +115,18 @@ class Watch:
             ValueError: When a layer that isn't exact is called, naming it.
         """
         norms = [layer for layer in self._norms if layer.training]
+        spares = [_OwnStatistics(batch_size, num_rows) for _ in norms if num_rows > batch_size]
         with contextlib.ExitStack() as hooks:
             for name, layer, reason in self._inexact:
                 refuse = partial(_refuse, name, reason)
                 hooks.callback(layer.register_forward_pre_hook(refuse).remove)
-            for layer in norms if num_rows > batch_size else ():
-                spare = _OwnStatistics(batch_size, num_rows)
+            for layer, spare in zip(norms, spares, strict=False):
                 hooks.callback(layer.register_forward_pre_hook(spare.before).remove)
                 hooks.callback(layer.register_forward_hook(spare.after).remove)
             yield
+        for layer, spare in zip(norms, spares, strict=False):
+            if spare.saw_own and not spare.saw_halo:
+                self._at_ease.add(layer)
 
 
 class _OwnStatistics:
@@ -120,13 +138,16 @@ class _OwnStatistics:
     def __init__(self, batch_size: int, num_rows: int) -> None:
         self._batch_size, self._num_rows = batch_size, num_rows
         self._x: list[Tensor | None] = []
+        self.saw_own = self.saw_halo = False
 
     def before(self, layer: torch.nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         x = args[0] if args else None
         if not isinstance(x, Tensor) or x.dim() != 2 or x.size(0) != self._num_rows:
+            self.saw_own = True
             self._x.append(None)
             return None
         self._x.append(x)
+        self.saw_halo = True
         return (x[: self._batch_size], *args[1:])
 
     def after(self, layer: Any, _: tuple[Any, ...], out: Tensor) -> Tensor | None:

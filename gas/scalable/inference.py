@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,8 @@ from torch import Tensor
 
 from gas.history import History
 from gas.loader.batch import SubData
-from gas.scalable.call import Reached, Sweep, adjacency, check_graph, named_arguments, wrong_calls
+from gas.scalable.call import Reached, Sweep, adjacency, check_graph, named_arguments
+from gas.scalable.run import exact, run_sweep, taken
 
 if TYPE_CHECKING:
     from gas.scalable.model import ScalableGNN
@@ -63,18 +65,10 @@ def run_forwards(
     """One sweep per layer, each running ``forward`` from the start up to that layer."""
     for layer in range(num_histories):
         for batch in loader:
-            sweep = Sweep(layer)
-            try:
-                forward(batch, sweep)
-            except Reached:
-                continue
-            raise wrong_calls(layer, num_histories)
+            with contextlib.suppress(Reached):  # Or an error: it fills too few of them.
+                forward(batch, Sweep(layer))
     for batch in loader:
-        sweep = Sweep(num_histories)
-        out = forward(batch, sweep)
-        if sweep.calls < num_histories:
-            raise wrong_calls(sweep.calls, num_histories)
-        yield batch, out[: batch.batch_size]
+        yield batch, forward(batch, Sweep(num_histories))[: batch.batch_size]
 
 
 def assemble(outputs: Outputs, num_nodes: int) -> Tensor:
@@ -115,7 +109,7 @@ def layer_wise(model: ScalableGNN, loader: Iterable[SubData]) -> Tensor:
                 loader, model.histories, model.device, partial(compute_dtype, model), run
             )
         else:
-            outs = run_forwards(loader, len(model.histories), model._run_sweep)
+            outs = run_forwards(loader, len(model.histories), partial(run_sweep, model))
         return assemble(outs, model.num_nodes)
     finally:
         for module, mode in modes:
@@ -128,8 +122,8 @@ def _run_layer(
     check_graph(batch.n_id, model.num_nodes)
     state["batch"] = batch
     kwargs = named_arguments(model.forward_layer, batch.data)
-    with model._exact(*batch[1:]):
-        adj_t = model._taken(adjacency(batch.data))
+    with exact(model, *batch[1:]):
+        adj_t = taken(model, adjacency(batch.data))
         out = model.forward_layer(layer, x, adj_t, state, **kwargs)
     del state["batch"]  # It would be kept until the next layer.
     return out

@@ -18,39 +18,34 @@ from typing import Any, TypeVar, cast, overload
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.nn import MessagePassing
 from torch_geometric.transforms import BaseTransform
 
-from gas.graph.adjacency import Adjacency
 from gas.graph.cluster import PERM, in_first_order
 from gas.history import Codec, History, TransferEngine
 from gas.history.batch import BatchPulls
 from gas.history.engine import check_io
 from gas.history.factory import HistoryFactory
-from gas.history.rows import Rows, first_rows
+from gas.history.rows import Rows
 from gas.history.staleness import Staleness, measure
 from gas.history.store import StoreFactory
 from gas.loader import EvalSubgraphLoader, SubgraphLoader
 from gas.loader.batch import SubData
 from gas.native.checks import check_integer
-from gas.nn import fuse
-from gas.nn.conv import FusedConv
+from gas.native.compiler import apart, between
 from gas.scalable.call import (
     Call,
     Calls,
-    Reached,
-    Sweep,
     adjacency,
     check_call,
-    check_graph,
     check_halo,
-    check_not_recomputing,
-    lacks_product,
     named_arguments,
 )
 from gas.scalable.exact import Watch
+from gas.scalable.exchange import exchange_in_graph, exchange_now
 from gas.scalable.inference import layer_wise
 from gas.scalable.memory import parts_within
+from gas.scalable.one_batch import OneBatch
+from gas.scalable.run import pulls_of, run
 from gas.scalable.views import run_views
 
 Model = TypeVar("Model", bound="ScalableGNN")
@@ -235,7 +230,7 @@ class ScalableGNN(torch.nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         return {
-            **self.__dict__,
+            **super().__getstate__(),
             "_ahead": [],
             "_calls": Calls(),
             "_watch": None,
@@ -276,8 +271,12 @@ class ScalableGNN(torch.nn.Module):
         finally:
             exact.close()
 
+    _is_static = False
+    """Whether ``forward`` does the same of every batch, whatever is in it."""
+
     # Calling --------------------------------------------------------------------------------------
 
+    @between
     def __call__(
         self,
         x: Tensor | SubData | None = None,
@@ -321,9 +320,40 @@ class ScalableGNN(torch.nn.Module):
             **kwargs: Passed on to ``forward``, such as ``edge_weight``.
         """
         if loader is not None:
-            if x is not None or adj_t is not None or fill or kwargs or not push:
-                raise ValueError("'loader' brings its own batches: pass nothing else with it")
-            return layer_wise(self, loader)
+            return self._infer(loader, x, adj_t, fill, push, kwargs)
+        call, args, kwargs = self._arrange(
+            x, adj_t, batch_size, n_id, offset, count, fill, push, kwargs
+        )
+        return run(self, call, *args, **kwargs)
+
+    @apart
+    def _infer(
+        self,
+        loader: Iterable[SubData],
+        x: object,
+        adj_t: object,
+        fill: bool,
+        push: bool,
+        kwargs: dict[str, Any],
+    ) -> Tensor:
+        if x is not None or adj_t is not None or fill or kwargs or not push:
+            raise ValueError("'loader' brings its own batches: pass nothing else with it")
+        return layer_wise(self, loader)
+
+    @apart
+    def _arrange(
+        self,
+        x: Tensor | SubData | None,
+        adj_t: Any,
+        batch_size: int | None,
+        n_id: Tensor | None,
+        offset: Tensor | None,
+        count: Tensor | None,
+        fill: bool,
+        push: bool,
+        kwargs: dict[str, Any],
+    ) -> tuple[Call, tuple[Any, ...], dict[str, Any]]:
+        """What a call does, and the arguments of ``forward``."""
         if isinstance(x, SubData):
             if adj_t is not None or batch_size is not None or n_id is not None:
                 raise ValueError(
@@ -337,66 +367,8 @@ class ScalableGNN(torch.nn.Module):
         check_call(x, batch_size, n_id, fill, self.num_nodes, self.buffer_size)
         call = Call(batch=n_id is not None, fill=fill, pushes=push)
         if batch_size is not None and n_id is not None:
-            call.pulls = self._pulls_of(batch_size, n_id)
-        return self._run(call, x, adj_t, batch_size, n_id, offset, count, **kwargs)
-
-    def _pulls_of(self, batch_size: int, n_id: Tensor) -> BatchPulls | None:
-        """The pulls of a batch, under way; ``None`` where each is to begin when it is needed."""
-        pulls = self._take_ahead(n_id)
-        if pulls is None and self.io == "concurrent":
-            ahead = [history for history in self.histories if history.pulls_beside]
-            pulls = BatchPulls(ahead, batch_size, n_id, self.pool_size) if ahead else None
-        return pulls
-
-    def _run(
-        self,
-        call: Call,
-        x: Tensor | None,
-        adj_t: Any,
-        batch_size: int | None,
-        *where: Tensor | None,
-        **kwargs: Any,
-    ) -> Tensor:
-        """Runs forward."""
-        if not self._is_proven:
-            call.held_back = []
-        try:
-            adj_t = self._taken(adj_t)
-            with self._calls.enter(call), self._exact(batch_size, *where):
-                out = super().__call__(x, adj_t, batch_size, *where, **kwargs)
-            if call.batch or call.fill:
-                call.finish(len(self.histories))
-                self._is_proven = True
-        except RuntimeError as error:
-            if lacks_product(adj_t, error):
-                raise RuntimeError(
-                    "'adj_t' is a torch.sparse_csr matrix, which PyTorch can't multiply by "
-                    f"bfloat16 or float16 ({error}): load with layout='edge_index'"
-                ) from error
-            raise
-        finally:
-            if call.pulls is not None:
-                call.pulls.cancel()
-        return first_rows(out, batch_size) if isinstance(out, Tensor) else out
-
-    def _exact(
-        self, batch_size: int | None, n_id: Tensor | None = None, *_: Tensor | None
-    ) -> contextlib.AbstractContextManager[None]:
-        """Watches over a batch that isn't the whole graph."""
-        if batch_size is None or n_id is None or batch_size == self.num_nodes:
-            return contextlib.nullcontext()
-        if self._watch is None or not self._is_proven:
-            self._watch = Watch(self)
-        return self._watch.batch(batch_size, n_id.numel())
-
-    def _taken(self, adj_t: Any) -> Any:
-        """The adjacency as the model's layers take it; PyG's that can be become fused ones."""
-        if not isinstance(adj_t, Adjacency):
-            return adj_t
-        if self._takes_fused is None:
-            layers = [layer for layer in fuse(self).modules() if isinstance(layer, MessagePassing)]
-            self._takes_fused = all(isinstance(layer, FusedConv) for layer in layers)
-        return adj_t if self._takes_fused else adj_t.to_torch_sparse()
+            call.pulls = pulls_of(self, batch_size, n_id)
+        return call, (x, adj_t, batch_size, n_id, offset, count), kwargs
 
     def views(self, batch: SubData, bank: str = "original") -> tuple[Tensor, ...]:
         """Runs the model on a mini-batch and on each of its views.
@@ -420,6 +392,18 @@ class ScalableGNN(torch.nn.Module):
             ValueError: If the batch has no views, or an argument is unusable.
         """
         return run_views(self, batch, bank)
+
+    def at(self, batch: SubData) -> OneBatch:
+        """This model on one mini-batch, as a module of ``x`` and ``edge_index`` that only reads.
+
+        It is for what takes such a module and calls it often, with features and edges of its own
+        making, such as :class:`torch_geometric.explain.Explainer`, and captum. Nothing is written
+        to the histories; the halo's rows are read as they are. See :class:`gas.scalable.OneBatch`.
+
+        Args:
+            batch: The mini-batch.
+        """
+        return OneBatch(self, batch)
 
     @overload
     def push_and_pull(
@@ -475,32 +459,8 @@ class ScalableGNN(torch.nn.Module):
             The in-batch rows, with gradient, then the halo's rows, without: of shape
             ``[batch_size + halo, width]``, a tensor that is the caller's. On a full batch, ``x``.
         """
-        check_not_recomputing()
-        call = self._calls.current or Call(batch=n_id is not None)
-        if n_id is None or batch_size is None:
-            if call.batch:
-                raise ValueError(
-                    "push_and_pull was not told which batch this is: pass on what forward was "
-                    "given, self.push_and_pull(history, x, *args)"
-                )
-            if call.fill:
-                call.check(history, x, self.num_nodes, len(self.histories))
-                call.push(history, x)
-            return x
-        history = call.bank.get(history, history)
-        call.check(history, x, batch_size, len(self.histories))
-        own = first_rows(x, batch_size)
-        sweep = call.sweep
-        if sweep is None or sweep.calls == sweep.layer:
-            call.push(history, own, n_id[:batch_size], offset, count)
-        else:
-            call.pushed.append(history)
-        if sweep is not None:
-            if sweep.calls == sweep.layer:
-                raise Reached
-            sweep.calls += 1
-        pulls = call.pulls or BatchPulls([], batch_size, n_id)
-        return pulls.rows(history, own) if rows else pulls.tensor(history, own)
+        exchange = exchange_in_graph if torch.compiler.is_compiling() else exchange_now
+        return exchange(self, history, x, batch_size, n_id, offset, count, rows)
 
     def start_pulls(self, batch: SubData) -> BatchPulls:
         """Starts the pulls of a batch that will be computed after the next one.
@@ -625,14 +585,3 @@ class ScalableGNN(torch.nn.Module):
     def has_forward_layer(self) -> bool:
         """Whether the model computes one layer alone, by :meth:`forward_layer`."""
         return type(self).forward_layer is not ScalableGNN.forward_layer
-
-    def _run_sweep(self, batch: SubData, sweep: Sweep) -> Tensor:
-        """Runs forward up to the history that a sweep of layer-wise inference fills."""
-        check_graph(batch.n_id, self.num_nodes)
-        x, adj_t, kwargs = self.inputs_of(batch.to(self.device).data)
-        adj_t = self._taken(adj_t)
-        if not self._is_proven:
-            with self.without_histories():  # A wrong model should be found before they change.
-                self(x, adj_t, *batch[1:], **kwargs)
-        with self._calls.enter(Call(batch=True, sweep=sweep)), self._exact(*batch[1:]):
-            return super().__call__(x, adj_t, *batch[1:], **kwargs)

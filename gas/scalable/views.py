@@ -13,6 +13,7 @@ from gas.history import History
 from gas.history.batch import BatchPulls
 from gas.loader.batch import SubData
 from gas.scalable.call import BANKS, Call, check_call
+from gas.scalable.run import pulls_of, run
 
 if TYPE_CHECKING:
     from gas.scalable.model import ScalableGNN
@@ -36,7 +37,7 @@ def run_views(model: ScalableGNN, batch: SubData, bank: str) -> tuple[Tensor, ..
     if bank == "per_view":
         for number, call in enumerate(calls):
             call.bank, call.pushes = _bank_of(model, number), True
-    pulls = model._pulls_of(batch_size, n_id)
+    pulls = pulls_of(model, batch_size, n_id)
     own = Call(batch=True, pulls=pulls)
     if bank == "original":
         pulls = pulls or BatchPulls([], batch_size, n_id)
@@ -44,7 +45,7 @@ def run_views(model: ScalableGNN, batch: SubData, bank: str) -> tuple[Tensor, ..
         for call in (own, *calls):
             call.pulls = pulls
     return tuple(
-        model._run(call, x, adj_t, *batch[1:], **kwargs)
+        run(model, call, x, adj_t, *batch[1:], **kwargs)
         for call, (x, adj_t, kwargs) in zip([own, *calls], inputs, strict=True)
     )
 

@@ -105,7 +105,23 @@ def weights_alone():
     return model(next(iter(load())))
 
 
+class Hooked(nn.Module):
+    """Holds a layer, and has a hook."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = pyg.SAGEConv(2, 2)
+        self.register_forward_hook(lambda *_: None)
+
+    def forward(self, x, edge_index):
+        return self.conv(x, edge_index)
+
+
 CASES = {
+    "a module with hooks": lambda t: gas.to_scalable(Hooked(), ring()),
+    "a part with hooks, which is taken apart": lambda t: convert(
+        lambda net, x, edge_index: net.part(net.conv(x, edge_index), edge_index), part=Hooked()
+    ),
     "a ScalableGNN": lambda t: gas.to_scalable(Model(), ring()),
     "no layer of message passing": lambda t: gas.to_scalable(nn.Linear(2, 2), ring()),
     "no data": lambda t: gas.to_scalable(pyg.GCN(2, 2, 2)),

@@ -1,0 +1,166 @@
+"""PyG's explainers and captum on mini-batches, which write nothing to the histories."""
+
+import copy
+
+import pytest
+import torch
+from conftest import random_graph
+from torch_geometric.explain import CaptumExplainer, Explainer, GNNExplainer
+from torch_geometric.nn import GATConv, GraphConv, GraphSAGE, SAGEConv
+
+import gas
+
+
+class Net(torch.nn.Module):
+    """Takes weights of edges."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = GraphConv(5, 8), GraphConv(8, 3)
+
+    def forward(self, x, edge_index, edge_weight=None):
+        x = self.first(x, edge_index, edge_weight).relu()
+        return self.last(x, edge_index, edge_weight)
+
+
+class Written(gas.ScalableGNN):
+    """By hand, of layers that look at their features in two ways."""
+
+    def __init__(self):
+        super().__init__(60, 8, num_layers=2)
+        self.first, self.last = GATConv(5, 8, add_self_loops=False), SAGEConv(8, 3)
+
+    def forward(self, x, edge_index, *args):
+        x = self.push_and_pull(self.histories[0], self.first(x, edge_index).relu(), *args)
+        return self.last(x, edge_index)
+
+
+def made(kind, data):
+    if kind == "written":
+        return None, Written().eval()
+    net = (Net() if kind == "weighted" else GraphSAGE(5, 8, num_layers=2, out_channels=3)).eval()
+    if kind == "weighted":
+        data.edge_weight = torch.rand(data.num_edges) + 0.5
+    return net, gas.to_scalable(net, data)
+
+
+def explainer(model, algorithm, **kwargs):
+    config = {"mode": "multiclass_classification", "task_level": "node", "return_type": "raw"}
+    masks = {"node_mask_type": "attributes", "edge_mask_type": "object", **kwargs}
+    return Explainer(model, algorithm, explanation_type="model", model_config=config, **masks)
+
+
+def batches(model, data, num_parts, layout="edge_index"):
+    graph = gas.cluster(data, num_parts, model=model, log=False)
+    model.predict(graph, layout=layout)
+    return gas.SubgraphLoader(graph, batch_size=max(num_parts // 2, 1), layout=layout, log=False)
+
+
+ALGORITHMS = [
+    lambda: GNNExplainer(epochs=4),
+    pytest.param(
+        lambda: CaptumExplainer("IntegratedGradients", n_steps=4),
+        marks=[
+            pytest.mark.requires("captum"),
+            pytest.mark.filterwarnings("ignore:Input Tensor 0 did not already require gradients"),
+        ],
+    ),
+    pytest.param(
+        lambda: CaptumExplainer("Saliency"),
+        marks=[
+            pytest.mark.requires("captum"),
+            pytest.mark.filterwarnings("ignore:Input Tensor 0 did not already require gradients"),
+        ],
+    ),
+]
+
+
+def rows_of(model):
+    return [copy.deepcopy((history.emb, history.age)) for history in model.histories]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("kind", ["sage", "weighted", "written"])
+def test_explanations_of_a_batch(kind, algorithm):
+    data = random_graph()
+    _, model = made(kind, data)
+    before = None
+    for batch in batches(model, data, 4):
+        before = before or rows_of(model)
+        found = explainer(model.at(batch), algorithm())(batch.x, batch.edge_index, index=3)
+        assert found.node_mask.shape == batch.x.shape
+        assert found.edge_mask.shape == (batch.edge_index.size(1),)
+        assert found.edge_mask.abs().sum() > 0
+        assert torch.equal(found.target, model(batch, push=False).argmax(dim=-1))
+        assert not model.training
+    for (emb, age), history in zip(before, model.histories, strict=True):
+        assert torch.equal(emb, history.emb)
+        assert torch.equal(age, history.age)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("kind", ["sage", "weighted"])
+def test_explanations_of_one_part_are_those_of_the_module(kind, algorithm):
+    data = random_graph()
+    net, model = made(kind, data)
+    (batch,) = batches(model, data, 1)
+    weight = {"edge_weight": batch.edge_weight} if kind == "weighted" else {}
+    masks = []
+    for module, given in ((net, weight), (model.at(batch), {})):
+        torch.manual_seed(0)
+        found = explainer(module, algorithm())(batch.x, batch.edge_index, index=3, **given)
+        masks.append((found.node_mask, found.edge_mask))
+    assert torch.allclose(masks[0][0], masks[1][0], atol=1e-5)
+    assert torch.allclose(masks[0][1], masks[1][1], atol=1e-5)
+
+
+def test_arguments_in_place_of_the_batchs():
+    data = random_graph()
+    _, model = made("weighted", data)
+    batch = next(iter(batches(model, data, 4)))
+    module = model.at(batch)
+    same = module(batch.x, batch.edge_index, edge_weight=batch.edge_weight)
+    assert torch.equal(same, module(batch.x, batch.edge_index))
+    assert not torch.allclose(
+        same, module(batch.x, batch.edge_index, edge_weight=2 * batch.edge_weight)
+    )
+    assert torch.equal(module.eval()(batch.x, batch.edge_index), model(batch, push=False))
+    assert list(module.parameters()) == list(model.parameters())
+
+
+@pytest.mark.requires("captum")
+@pytest.mark.filterwarnings("ignore:Input Tensor 0 did not already require gradients")
+@pytest.mark.parametrize("layout", ["edge_index", "fused"])
+def test_captum_itself(layout):
+    from captum.attr import IntegratedGradients
+    from torch_geometric.nn import captum_output_to_dicts, to_captum_model  # noqa: F401
+
+    data = random_graph()
+    _, model = made("sage", data)
+    batch = next(iter(batches(model, data, 4, layout)))
+    adj = batch.edge_index if layout == "edge_index" else batch.adj_t
+    before = rows_of(model)
+    captum_model = to_captum_model(model.at(batch), mask_type="node", output_idx=2)
+    method = IntegratedGradients(captum_model)
+    (found,) = method.attribute(
+        (batch.x.unsqueeze(0),),
+        target=1,
+        internal_batch_size=1,
+        n_steps=100,
+        additional_forward_args=(adj,),
+    )
+    with torch.no_grad():
+        ends = [model.at(batch)(x, adj)[2, 1] for x in (batch.x, torch.zeros_like(batch.x))]
+    assert torch.allclose(found.sum().float(), ends[0] - ends[1], atol=1e-2)
+    assert torch.equal(before[0][0], model.histories[0].emb)
+
+
+def test_masks_of_edges_are_not_forgotten():
+    data = random_graph()
+    _, model = made("sage", data)
+    batch = next(iter(batches(model, data, 4, "fused")))
+    model(batch)
+    conv = model.net.convs[0]
+    assert conv.path == "fused"
+    conv.explain = True
+    assert "masks its edges" in conv._unsupported({})
