@@ -39,7 +39,7 @@ except KeyboardInterrupt:  # It takes seconds.
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 
 
-def main(args: argparse.Namespace) -> None:
+def main(args: argparse.Namespace, signals: Signals) -> None:
     importlib.import_module("matplotlib")  # For the plot; missing, it is better missed now.
     for file, package in results.missing_packages().items():
         print(f"warning: no {file}, which needs: pip install {package}", file=sys.stderr)
@@ -53,19 +53,18 @@ def main(args: argparse.Namespace) -> None:
     args.out.mkdir(parents=True, exist_ok=True)  # What can fail should fail before training.
     results.check_room(args.out, experiment)
 
-    runs, stopped = train(args, experiment)
+    runs = train(args, experiment)
+    signals.wait = True
     if runs:
-        report(args, experiment, runs, stopped > 0)
-    if stopped:
-        sys.exit(128 + stopped)
+        report(args, experiment, runs, bool(signals.came))
 
 
-def train(args: argparse.Namespace, experiment: Experiment) -> tuple[list[Run], int]:
-    """The runs that have ended, or what there is of the first; and the signal that stopped them."""
+def train(args: argparse.Namespace, experiment: Experiment) -> list[Run]:
+    """The runs that have ended, or what there is of the first."""
     runs: list[Run] = []
     run, events = Run(), None
     total = args.runs * experiment.settings.epochs
-    with tqdm(total=total, unit="epoch", disable=None) as progress, stopping() as signals:
+    with tqdm(total=total, unit="epoch", disable=None) as progress:
 
         def on_epoch(run: Run) -> None:
             best = run.best_epoch
@@ -98,25 +97,35 @@ def train(args: argparse.Namespace, experiment: Experiment) -> tuple[list[Run], 
             elif not runs:
                 what = "no epoch has ended, and nothing is written"
             print(f"\nInterrupted: {what}.", file=sys.stderr)
-            return runs, signals[-1]
-    return runs, 0
+    return runs
 
 
-@contextlib.contextmanager
-def stopping() -> Iterator[list[int]]:
-    """SIGTERM does what Ctrl-C does; yields the signals that came."""
-    came: list[int] = []
+class Signals:
+    """SIGTERM does what Ctrl-C does; while files are written, both wait until they are."""
 
-    def stop(number: int, _: Any) -> None:
-        came.append(number)
-        raise KeyboardInterrupt
+    def __init__(self) -> None:
+        self.came: list[int] = []
+        self.wait = False
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield came
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    def __call__(self, number: int, _: Any) -> None:
+        self.came.append(number)
+        if not self.wait:
+            raise KeyboardInterrupt
+
+    @contextlib.contextmanager
+    def heard(self) -> Iterator[None]:
+        """In this context; ends the program afterwards, if any came."""
+        before = {number: signal.signal(number, self) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        except KeyboardInterrupt:
+            if not self.came:
+                raise
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        if self.came:
+            sys.exit(128 + self.came[0])
 
 
 def report(
@@ -174,10 +183,10 @@ if __name__ == "__main__":
     options = parse_args()
     if not options.debug:  # One line each.
         warnings.showwarning = lambda text, *_, **__: print(f"warning: {text}", file=sys.stderr)
+    signals = Signals()
     try:
-        main(options)
-    except KeyboardInterrupt:
-        sys.exit(130)
+        with signals.heard():
+            main(options, signals)
     except Exception as error:
         if options.debug:
             raise

@@ -12,6 +12,7 @@ import pytest
 from conftest import ROOT, started
 
 import gas
+from gas.training import results
 
 SCRIPT = ROOT / "examples" / "train_gas.py"
 pytestmark = pytest.mark.requires("matplotlib")
@@ -226,6 +227,61 @@ def test_interruption_keeps_the_epochs_that_ended(tmp_path, number):
     for file in FILES:
         assert (tmp_path / "out" / file).stat().st_size > 1000
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(FILES)
+
+
+@pytest.mark.requires("pyarrow")
+@pytest.mark.requires("safetensors")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_files_are_written_waits(tmp_path, run_script, monkeypatch, number):
+    """No mixture of two runs; and the exit status says that it came."""
+    write = results.predictions
+
+    def interrupted(*args):
+        signal.raise_signal(number)
+        return write(*args)
+
+    monkeypatch.setattr(results, "predictions", interrupted)
+    done = run_script(SCRIPT, "--dataset", "planted:600", "--epochs", 1, "--out", "out")
+    assert done.code == 128 + number
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(FILES)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+@pytest.mark.requires("pyarrow")
+def test_files_that_could_not_be_written_are_no_run(tmp_path, run_script, monkeypatch):
+    short = [SCRIPT, "--dataset", "planted:600", "--epochs", 1, "--out", "out"]
+    assert run_script(*short).code == 0
+
+    def fails(*_):
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(results, "predictions", fails)
+    done = run_script(*short, "--overwrite")
+    assert done.code == 1
+    assert done.err.endswith("train_gas.py: error: the disk is gone\n")
+    assert not (tmp_path / "out" / "metrics.json").exists()
+
+
+@pytest.mark.requires("pyarrow")
+def test_inductive_training_on_tables(tmp_path, run_script):
+    lines = [f"n{i},{i},{'ab'[i % 2]},{('train', 'val', 'test')[i % 3]}" for i in range(30)]
+    (tmp_path / "nodes.csv").write_text("\n".join(["id,f,label,split", *lines]))
+    edges = [f"n{i},n{(i + 2) % 30}" for i in range(30)]
+    (tmp_path / "edges.csv").write_text("\n".join(["source,target", *edges]))
+    done = run_script(
+        SCRIPT,
+        "--dataset",
+        tmp_path,
+        "--inductive",
+        "--undirected",
+        "--epochs",
+        2,
+        "--num-parts",
+        2,
+    )
+    assert done.code == 0, done.err
+    _, table, *_ = outputs(tmp_path / "runs")
+    assert table["node"] == [f"n{i}" for i in range(30)]
 
 
 FILES = ("metrics.json", "curve.png", "model.safetensors", "predictions.parquet")

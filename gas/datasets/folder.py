@@ -22,7 +22,9 @@ from gas.datasets.roles import (
     leave_out,
     open_table,
 )
-from gas.datasets.tables import format_of, plain_ids
+from gas.datasets.tables import PARQUET, TEXT, format_of, plain_ids
+
+EDGE_IDS = ("id", "edge_id", "edgeid", "index")  # Columns that are no attributes.
 
 
 def read_folder(path: Path, columns: Mapping[str, str]) -> Data:
@@ -33,10 +35,22 @@ def read_folder(path: Path, columns: Mapping[str, str]) -> Data:
             f"'columns' has a name for {min(unknown)!r}, expected names for "
             f"{', '.join([*EDGE_COLUMNS, *NODE_COLUMNS])}"
         )
+    if not path.is_dir() and format_of(path) not in (".npy", *PARQUET, *TEXT):
+        raise ValueError(
+            f"'path' is {str(path)!r}, of a format that isn't known: expected "
+            f"{', '.join(('.npz', '.pt', '.npy', *PARQUET, *TEXT))}, or a folder of such files"
+        )
     files = find_files(path) if path.is_dir() else {"edges": path}
     data = Data()
     about_nodes = [role for role in ("node_id", "nodes", "x", "y", "split") if role in files]
-    nodes = merge([read_nodes(files[role], role, columns) for role in about_nodes], data)
+    tables = [read_nodes(files[role], role, columns) for role in about_nodes]
+    for role in set(columns) - set(EDGE_COLUMNS):
+        if not any(columns[role] in table.columns for table in tables):
+            raise ValueError(
+                f"'columns' calls the {role!r} of nodes {columns[role]!r}, but no table of {path} "
+                "has such a column"
+            )
+    nodes = merge(tables, data)
     ends = _read_edges(files, columns, data)
     if nodes is None:
         ids = np.unique(np.concatenate(of_one_type(ends[0][1], ends[1][1])))
@@ -80,6 +94,12 @@ def _read_edges(
         table, found = open_table(file, EDGE_COLUMNS, columns)
         others = [name for name in table.types if name not in found.values()]
         rest = [name for name in others if name.lower() not in INDEX]
+        for role in EDGE_COLUMNS.keys() & columns.keys():
+            if columns[role] not in table.types:
+                raise ValueError(
+                    f"'columns' calls the {role!r} of edges {columns[role]!r}, but {file} has "
+                    f"{', '.join(table.types)}"
+                )
         if not {"source", "target"} & set(found) and len(table.types) == 2:
             found = {"source": rest.pop(0), "target": rest.pop(0)}
         for role in ("source", "target"):
@@ -93,11 +113,19 @@ def _read_edges(
             if (codes < 0).any():
                 row = int((codes < 0).argmax())
                 raise ValueError(f"{file} has an edge with one end only, in row {row}")
-        features = [name for name in rest if table.is_numeric(name)]
+        features = [
+            name for name in rest if table.is_numeric(name) and name.lower() not in EDGE_IDS
+        ]
         if "weight" in found:
             data.edge_weight = torch.from_numpy(table.numbers([found["weight"]])[:, 0])
         if features:
             data.edge_attr = torch.from_numpy(table.numbers(features))
+            if bool(data.edge_attr.isnan().any()):
+                row, column = data.edge_attr.isnan().nonzero()[0].tolist()
+                raise ValueError(
+                    f"{file} has no number in row {row} of its attributes {', '.join(features)}, "
+                    f"the {column + 1}. of them: fill in what is missing, or leave the column out"
+                )
         leave_out([f"the column {name!r}" for name in rest if name not in features], str(file))
     for role in ("edge_weight", "edge_attr"):
         if role in files:

@@ -54,6 +54,8 @@ def get_data(
         ValueError: If there is no such data set, or a file doesn't hold a usable graph.
         ConnectionError: If raw files are missing and can't be downloaded; it names them.
     """
+    if columns and not _is_path(name):
+        raise ValueError(f"'columns' is for tables, but 'dataset' is {name!r}: leave it out")
     if _is_planted(name):
         data = _planted(name)
     elif _is_path(name):

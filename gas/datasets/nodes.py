@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +15,11 @@ from torch_geometric.data import Data
 from gas.datasets.arrays import beyond_reason, bool_mask, load_array, targets, tensor_of
 from gas.datasets.roles import INDEX, NODE_COLUMNS, SPLITS, leave_out, open_table
 from gas.datasets.tables import Table, format_of, plain_ids
+
+# Names of columns that may be ids, such as user_id or nodeNumber.
+LIKE_ID = re.compile(r"(^|[\W_])(id|index|idx|number|no|key|name)$")
+CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
+MISSING = np.array(["nan", "NaN", "NA", "N/A", "null", "NULL", "None", "?"])  # Labels.
 
 
 class Nodes(NamedTuple):
@@ -57,6 +63,7 @@ class NodeFile(NamedTuple):
     num_rows: int
     ids: np.ndarray | None
     attributes: dict[str, Tensor]
+    columns: tuple[str, ...] = ()
     classes: list[str | int] | None = None
 
 
@@ -91,6 +98,12 @@ def read_nodes(file: Path, role: str, columns: Mapping[str, str]) -> NodeFile:
     if index and "id" not in found:
         found["id"] = index[0]
     rest = [name for name in rest if name not in index]
+    like_ids = [name for name in rest if LIKE_ID.search(CAMEL.sub("_", name).strip().lower())]
+    if like_ids and "id" not in found:
+        raise ValueError(
+            f"{file} has no column 'id', but {like_ids[0]!r}, which may be it: pass "
+            f"columns={{'id': {like_ids[0]!r}}}, or give it another name if it is a feature"
+        )
     wanted = {"y": "label", "split": "split"}.get(role)
     if wanted and wanted not in found and len(rest) == 1:
         found[wanted] = rest.pop()
@@ -117,7 +130,7 @@ def read_nodes(file: Path, role: str, columns: Mapping[str, str]) -> NodeFile:
             f"{wanted or 'id'!r}: rename one, or pass columns={{{wanted or 'id'!r}: ...}}"
         )
     num_rows = len(next(iter(attributes.values()))) if ids is None else len(ids)
-    return NodeFile(file.name, num_rows, ids, attributes, classes)
+    return NodeFile(file.name, num_rows, ids, attributes, tuple(table.types), classes)
 
 
 def merge(read: list[NodeFile], data: Data) -> Nodes | None:
@@ -190,11 +203,18 @@ def _labels(table: Table, name: str) -> tuple[Tensor, list[str | int] | None]:
             return targets(torch.from_numpy(y)), None
         codes = np.where(known, y, -1).astype(np.int64)
         distinct = np.unique(codes[codes != -1])
+        if np.array_equal(np.unique(codes[known]), [-1, 1]):  # Two classes, by their signs.
+            return torch.from_numpy(np.where(known, codes > 0, -1).astype(np.int64)), [-1, 1]
         if not len(distinct) or (distinct[0] >= 0 and not beyond_reason(distinct)):
             return torch.from_numpy(codes), None
         codes = np.where(codes == -1, -1, np.searchsorted(distinct, codes))
         return torch.from_numpy(codes), distinct.tolist()
     codes, distinct = table.values(name)
+    codes = np.where(np.isin(codes, np.flatnonzero(np.isin(distinct, MISSING))), -1, codes)
+    used, codes = np.unique(codes, return_inverse=True)  # Of classes that are left.
+    if len(used) and used[0] == -1:
+        used, codes = used[1:], codes - 1
+    distinct = distinct[used]
     order = np.argsort(distinct)
     places = np.append(np.argsort(order), -1)  # An empty cell, -1, stays unknown.
     return torch.from_numpy(places[codes]), distinct[order].tolist()
@@ -228,9 +248,10 @@ def list_of_ids(file: Path) -> np.ndarray:
             )
         return plain_ids(array)
     table, _ = open_table(file, NODE_COLUMNS, {})
-    if len(table.types) > 1:
+    names = [name for name in table.types if name.lower() not in INDEX or len(table.types) == 1]
+    if len(names) != 1:
         raise ValueError(f"{file} has the columns {', '.join(table.types)}, expected one, of ids")
-    codes, distinct = table.values(next(iter(table.types)))
+    codes, distinct = table.values(names[0])
     return distinct[codes[codes >= 0]]
 
 

@@ -13,7 +13,7 @@ from gas.datasets.directions import share_one_way, with_reverse
 from gas.datasets.files import load_graph
 from gas.datasets.folder import read_folder
 from gas.datasets.masks import with_masks
-from gas.graph.edges import check_finite, read_graph
+from gas.graph.edges import check_edge_rows, check_finite, read_graph
 from gas.native.checks import check_integer
 
 
@@ -42,7 +42,8 @@ def open_graph(
     Ids are any integers or text. Tables without a column ``id``, and arrays, have a row for each
     node in the order of the others; a node without an id has the number of its row, from 0. Where
     nothing is said of nodes, they are those that edges name, in the order of their ids. Names of
-    columns may have capitals. A single file holds edges, or is an ``.npz`` or ``.pt`` file::
+    columns may have capitals. A single file holds edges, or is an ``.npz`` or ``.pt`` file, whose
+    edges and lists name rows::
 
         data = gas.open_graph("my_graph", undirected=True)
         model = gas.to_scalable(net, data)
@@ -77,6 +78,7 @@ def open_graph(
     archive = path.suffix in (".npz", ".pt")
     data = load_graph(path) if archive else read_folder(path, columns or {})
     edges = read_graph(data)
+    check_edge_rows(data, edges.src.numel())
     if edges.num_nodes == 0:
         raise ValueError(f"{path} has no nodes, expected at least one")
     if check:
@@ -101,6 +103,8 @@ def _summary(path: Path, data: Data, one_way: float) -> list[str]:
         found.append(f"{data.x.size(1)} features")
     if "y" in data and data.y.dim() == 1 and not data.y.is_floating_point():
         found.append(f"{len(data.get('classes') or range(int(data.y.max()) + 1))} classes")
+        unknown = int((data.y < 0).sum())
+        found += [f"{unknown:,} nodes without a label"] * (unknown > 0)
     lines = [f"{path}: {', '.join(found)}"]
     if one_way > 0:  # And none was added.
         share = "no edge has" if one_way == 1 else f"{100 * one_way:.3g} % of edges lack"

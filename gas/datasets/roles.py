@@ -53,7 +53,11 @@ def find_files(path: Path) -> dict[str, Path]:
     found: dict[str, Path] = {}
     others = []
     for file in sorted(path.iterdir()):
-        if not file.is_file() or format_of(file) not in (".npy", *PARQUET, *TEXT):
+        if (
+            file.name.startswith(".")
+            or not file.is_file()
+            or format_of(file) not in (".npy", *PARQUET, *TEXT)
+        ):
             continue
         role = roles.get(file.name.split(".")[0].lower().replace("-", "_"))
         if role is None:
@@ -93,9 +97,9 @@ def open_table(
     found: dict[str, str] = {}
     for role in known:
         chosen = columns.get(role)
-        fits = [name for name in table.types if name.lower() in known[role]]
-        if chosen in table.types:
-            fits = [chosen]
+        fits = [name for name in table.types if name.strip().lower() in known[role]]
+        if chosen is not None:
+            fits = [chosen] if chosen in table.types else []
         if len(fits) > 1:
             raise ValueError(
                 f"{file} has the columns {' and '.join(map(repr, fits))}, each of which may be its "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import contextlib
 import gzip
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 PARQUET = (".parquet", ".pq")
 TEXT = (".csv", ".tsv", ".txt")
 PACKED: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open}
+COMMENTS = ("#", "%")  # Lines at the beginning.
+DECIMAL_COMMA = re.compile(r"-?\d+,\d+")  # Of a cell, where cells don't end at commas.
 DELIMITERS = "\t;, "  # A line with several of them is cut at the first of these.
 
 
@@ -67,19 +70,23 @@ class Table:
         try:
             yield
         except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError) as error:
-            reason = str(error).strip().split("\n")[0]
+            reason = re.sub(r"Row #\d+: ", "", str(error).strip().split("\n")[0])  # Not always.
             raise ValueError(f"{self.path} can't be read as a table: {reason}") from error
 
     def _look_at_text(self, is_name: Callable[[str], bool]) -> None:
         """Finds the delimiter, and whether the first line has the names of columns."""
         opened = PACKED.get(self.path.suffix, open)
         with opened(self.path, "rt", encoding="utf-8-sig") as file:
-            first, second = file.readline().strip("\r\n"), file.readline().strip("\r\n")
+            first, self._comments = file.readline(), 0
+            while first.startswith(COMMENTS):
+                first, self._comments = file.readline(), self._comments + 1
+            first, second = first.strip("\r\n"), file.readline().strip("\r\n")
         self._delimiter = next((mark for mark in DELIMITERS if mark in first.strip()), ",")
         cells, below = (
             [cell.strip().strip('"') for cell in line.split(self._delimiter)]
             for line in (first, second)
         )
+        self._decimal = "," if any(map(DECIMAL_COMMA.fullmatch, [*cells, *below])) else "."
         if any(map(is_name, cells)):
             return
         if any(map(_is_value, cells)):
@@ -98,13 +105,16 @@ class Table:
         from pyarrow import csv
 
         convert = csv.ConvertOptions(
-            column_types=types, include_columns=types and list(types), strings_can_be_null=ids
+            column_types=types,
+            include_columns=types and list(types),
+            strings_can_be_null=ids,
+            decimal_point=self._decimal,
         )
         if ids:
             convert.null_values = [""]  # 'NA' and 'nan' may be somebody's name.
         return csv.open_csv(
             self.path,
-            csv.ReadOptions(autogenerate_column_names=not self.has_names),
+            csv.ReadOptions(autogenerate_column_names=not self.has_names, skip_rows=self._comments),
             csv.ParseOptions(delimiter=self._delimiter),
             convert,
         )
@@ -121,9 +131,8 @@ class Table:
         parts = [schema.empty_table()]
         with self._readable(), self._open(types, ids) as blocks:
             for block in blocks:
-                parts.append(pa.Table.from_batches([block]).select(list(types)).cast(schema))
-                if ids:
-                    parts[-1] = _encoded(parts[-1])
+                part = pa.Table.from_batches([block]).select(list(types)).cast(schema)
+                parts.append(_encoded(part) if ids else part)
         if ids:
             parts[0] = _encoded(parts[0])
         return pa.concat_tables(parts).unify_dictionaries()
@@ -138,7 +147,8 @@ class Table:
         """
         import pyarrow as pa
 
-        kind = pa.string() if self.is_text else self.types[name]
+        as_text = self.is_text or pa.types.is_null(self.types[name])
+        kind = pa.string() if as_text else self.types[name]
         column = self.columns({name: kind}, ids=True).column(0).combine_chunks()
         codes = column.indices.cast(pa.int64()).fill_null(-1).to_numpy()
         return codes, plain_ids(column.dictionary.to_numpy(zero_copy_only=False))
@@ -189,9 +199,16 @@ class Table:
 
 
 def _encoded(table: pa.Table) -> pa.Table:
+    """The distinct values of each column once; blanks around text are no part of it."""
     import pyarrow as pa
+    import pyarrow.compute as pc
 
-    columns = [column.dictionary_encode() for column in table.columns]
+    columns = [
+        (
+            pc.utf8_trim_whitespace(column) if pa.types.is_string(column.type) else column
+        ).dictionary_encode()
+        for column in table.columns
+    ]
     return pa.table(columns, names=table.column_names)
 
 
@@ -218,6 +235,7 @@ class _ParquetBlocks:
 def plain_ids(ids: np.ndarray) -> np.ndarray:
     """Ids as int64 where all are integers, or written as integers are; else as text or as given."""
     if ids.dtype == object:
+        ids = np.array([re.sub(r"^(-?\d+)\.0+$", r"\1", str(value)) for value in ids], dtype=object)
         with contextlib.suppress(ValueError, TypeError, OverflowError):
             numbers = np.array([int(value) for value in ids], dtype=np.int64)
             if all(str(n) == str(value) for n, value in zip(numbers, ids, strict=True)):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from gas.graph.edges import read_graph
+from gas.graph.edges import check_edge_rows, read_graph
 from gas.graph.partition import metis
 from gas.graph.permute import PARTS, permute
 from gas.native.checks import check_integer
@@ -87,6 +87,7 @@ def cluster(
                 f"'data' has {key!r} already, which gas.cluster sets: pass the graph as it was "
                 "before, or rename the attribute"
             )
+    check_edge_rows(data, data.num_edges)  # A transform may add edges that have none.
     if model is not None:
         data = model.prepare(data)
     edges = read_graph(data, edge_weight=False)

@@ -135,7 +135,7 @@ def read_graph(data: Data, edge_weight: bool = True) -> Edges:
                 )
             edges = edges._replace(weight=weight.view(-1))
     check_nodes(data, edges.num_nodes)
-    _check_edges(data, edges)
+    _check_weight(edges.weight)
     return edges if edge_weight else edges._replace(weight=None)
 
 
@@ -156,9 +156,12 @@ def check_nodes(data: Data, num_nodes: int) -> None:
             )
 
 
-def _check_edges(data: Data, edges: Edges) -> None:
-    """Refuses weights that are no numbers, and attributes of another number of edges."""
-    num_edges = edges.src.numel()
+def check_edge_rows(data: Data, num_edges: int) -> None:
+    """Refuses attributes of another number of edges.
+
+    Raises:
+        ValueError: Naming the attribute.
+    """
     for key in ("edge_attr", "edge_type"):
         value = data.get(key)
         if isinstance(value, Tensor) and value.dim() > 0 and value.size(0) != num_edges:
@@ -166,7 +169,9 @@ def _check_edges(data: Data, edges: Edges) -> None:
                 f"'{key}' has {value.size(0)} rows, but the graph has {num_edges} edges: expected "
                 "one row per edge"
             )
-    weight = edges.weight
+
+
+def _check_weight(weight: Tensor | None) -> None:
     if weight is None or not weight.is_floating_point() or bool(torch.isfinite(weight).all()):
         return
     wrong = int((~torch.isfinite(weight)).nonzero()[0])
@@ -191,7 +196,7 @@ def check_finite(data: Data) -> None:
             row = start + int((~finite).nonzero()[0])
             raise ValueError(
                 f"'x' holds a NaN or infinite value in row {row}: replace it, for example with "
-                "torch.nan_to_num(x), or accept it by 'check', get_data(..., check=False)"
+                "torch.nan_to_num(x), or accept it, check=False (--no-check)"
             )
 
 

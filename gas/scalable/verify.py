@@ -115,6 +115,11 @@ def verify(
         ValueError: If the graph isn't that of the histories, or an argument is unusable.
         MemoryError: If not even a neighbourhood fits.
     """
+    if not hasattr(model, "for_graph"):
+        raise ValueError(
+            f"'model' is a {type(model).__name__}, expected a gas.ScalableGNN, such as "
+            "gas.to_scalable(net, data) makes"
+        )
     loader = _loader(graph, batch_size, kwargs)
     if num_nodes is not None:
         most = loader.num_nodes

@@ -217,7 +217,7 @@ class Experiment:
         architecture = dict(self.settings.architecture)
         if "aggregators" in architecture:
             architecture["deg"] = degree(self.graph.data.edge_index[1], self.graph.data.num_nodes)
-        options = dict(self.histories)
+        options = {} if self.full_batch else dict(self.histories)
         if options.get("store") is None:
             options["device"] = self.device
         model = self.cls(
@@ -423,4 +423,8 @@ def _training_nodes(data: Data) -> Data:
             "data.train_mask = data.train_mask[:, k], and the other masks likewise, or give a file "
             "with masks of one split"
         )
+    data = copy.copy(data)
+    for key in ("node_id", "classes"):  # Of all nodes, which PyG can't cut.
+        if key in data:
+            del data[key]
     return data.subgraph(mask)

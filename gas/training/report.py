@@ -117,7 +117,7 @@ def replacing(path: Path) -> Iterator[Path]:
         os.chmod(name, 0o644)
         os.replace(name, path)
     except BaseException:
-        os.unlink(name)
+        Path(name).unlink(missing_ok=True)
         raise
 
 

@@ -93,7 +93,8 @@ def write_results(
         **about,
         "machine": machine(),
     }
-    write_json(folder / "metrics.json", found)
+    # What says that the folder holds a run comes last: a mixture of two never says it.
+    (folder / "metrics.json").unlink(missing_ok=True)
     plot_curves(folder / "curve.png", runs, title, score_name(experiment.metric))
     absent = missing_packages()
     if MODEL not in absent:
@@ -111,6 +112,7 @@ def write_results(
 
         with replacing(folder / PREDICTIONS) as file:
             parquet.write_table(predictions(experiment, best.out, number), file)
+    write_json(folder / "metrics.json", found)
     names = ["metrics.json", "curve.png", *(name for name in PACKAGES if name not in absent)]
     return [folder / name for name in names]
 

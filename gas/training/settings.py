@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,7 +67,7 @@ class Settings:
         for name in ("lr", "reg_weight_decay", "nonreg_weight_decay", "grad_norm", "edge_dropout"):
             value = getattr(self, name)
             number = isinstance(value, int | float) and not isinstance(value, bool)
-            if value is not None and (not number or value < 0):
+            if value is not None and (not number or not 0 <= value < math.inf):
                 hint = ": write 0.0005 for 5e-4, which YAML takes for text" * isinstance(value, str)
                 raise ValueError(f"'{name}' is {value!r}, expected a number of at least 0{hint}")
         if self.edge_dropout >= 1:

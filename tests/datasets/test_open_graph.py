@@ -160,7 +160,10 @@ def test_labels(tmp_path):
         ("2019\n-1\n2021\n", [0, -1, 1], [2019, 2021]),  # Years are no numbers of classes.
         ("3.0\n\n0.0\n", [3, -1, 0], None),
         ("true\nfalse\ntrue\n", [1, 0, 1], None),
-        ("x\n\nNA\n", [1, -1, 0], ["NA", "x"]),
+        ("x\n\nNA\n", [0, -1, -1], ["x"]),
+        ("-1\n1\n-1\n", [0, 1, 0], [-1, 1]),
+        ("-1\n\n1\n", [0, -1, 1], [-1, 1]),
+        ("b\n a \na\n", [1, 0, 0], ["a", "b"]),
         ("0.5\n1\n2\n", [0.5, 1, 2], None),
     ):
         nodes = "id,y,y2\n" + "".join(f"{i},{v},1\n" for i, v in enumerate(column.splitlines()))
@@ -214,7 +217,7 @@ def test_what_may_not_be_meant_is_said(tmp_path, capsys):
 
 
 def test_columns_by_name(tmp_path):
-    edges = "id,payer,payee\n1,x,y\n2,y,x\n"
+    edges = "when,payer,payee\n1,x,y\n2,y,x\n"
     nodes = "who,id,fraud,target\nx,1,yes,0\ny,2,no,0\n"
     columns = {"source": "payer", "target": "payee", "id": "who", "label": "fraud"}
     data = opened(folder(tmp_path, edges__csv=edges, nodes__csv=nodes), columns=columns)
@@ -284,3 +287,69 @@ def test_get_data_reads_folders(tmp_path):
     data, features, classes = gas.get_data("nowhere", str(path))
     assert (features, classes) == (2, 2)
     assert data.classes == ["blue", "red"]
+
+
+def test_what_counts_as_an_id(tmp_path):
+    """Blanks around it don't, and numbers may be written with a zero behind the point."""
+    for edges, ids, index in (
+        (" a,b\nb ,c\nc, a\n", ["a", "b", "c"], [[0, 1, 2], [1, 2, 0]]),
+        ("1,2.0\n2,3.0\n3, 1\n", [1, 2, 3], [[0, 1, 2], [1, 2, 0]]),
+        ("1.5,2\n2,1.5\n", ["1.5", "2"], [[0, 1], [1, 0]]),
+    ):
+        data = opened(folder(tmp_path, edges__csv=f"source,target\n{edges}"))
+        assert data.node_id.tolist() == ids
+        assert data.edge_index.tolist() == index
+
+
+def test_comments_at_the_beginning(tmp_path):
+    file = tmp_path / "web.txt"
+    file.write_text("# Directed graph\n# Nodes: 3 Edges: 2\n# From\tTo\n0\t5\n5\t7\n")
+    data = opened(file)
+    assert data.node_id.tolist() == [0, 5, 7]
+    assert data.edge_index.tolist() == [[0, 1], [1, 2]]
+
+
+def test_decimal_commas(tmp_path):
+    nodes = "id;f;label\n0;1,5;0,25\n1;2;3\n"
+    data = opened(folder(tmp_path, nodes__csv=nodes, edges__csv="source;target\n0;1\n1;0\n"))
+    assert data.x.tolist() == [[1.5], [2]]
+    assert data.y.tolist() == [0.25, 3]
+
+
+def test_blanks_in_names_of_columns_and_hidden_files(tmp_path):
+    (tmp_path / "._edges.csv").write_bytes(b"\0\1")
+    data = opened(folder(tmp_path, edges__csv="Source, Target\n0,1\n1,0\n"))
+    assert data.edge_index.tolist() == [[0, 1], [1, 0]]
+
+
+def test_ids_of_edges_are_no_attributes(tmp_path):
+    with pytest.warns(UserWarning, match="the column 'id' left out"):
+        data = opened(folder(tmp_path, edges__csv="id,source,target\n7,0,1\n8,1,0\n"))
+    assert "edge_attr" not in data
+
+
+def test_empty_columns_of_parquet(tmp_path):
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    nodes = {"id": ["u", "v"], "label": pa.nulls(2), "split": pa.nulls(2), "f": [1, 2]}
+    parquet.write_table(pa.table(nodes), tmp_path / "nodes.parquet")
+    path = folder(tmp_path, edges__csv="source,target\nu,v\nv,u\n")
+    with pytest.raises(ValueError, match="'train_mask' has no node"):
+        opened(path)
+    del nodes["split"]
+    parquet.write_table(pa.table(nodes), tmp_path / "nodes.parquet")
+    assert opened(path).y.tolist() == [-1, -1]
+
+
+def test_lists_from_pandas(tmp_path):
+    path = folder(tmp_path, x__npy=np.ones((3, 1)), edges__csv="source,target\n0,1\n1,0\n")
+    lists = {f"{part}_idx__csv": f",id\n0,{i}\n" for i, part in enumerate(("train", "val", "test"))}
+    data = opened(folder(path, **lists, y__npy=np.arange(3)))
+    assert data.val_mask.tolist() == [False, True, False]
+
+
+def test_unlabelled_nodes_are_counted(tmp_path, capsys):
+    nodes = "id,f,label\n" + "".join(f"{i},{i},{'' if i % 3 else i % 2}\n" for i in range(12))
+    opened(folder(tmp_path, nodes__csv=nodes, edges__csv="source,target\n0,1\n1,0\n"), log=True)
+    assert "2 classes, 8 nodes without a label" in capsys.readouterr().err

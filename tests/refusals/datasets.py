@@ -119,6 +119,21 @@ CASES = {
     "open_graph, a role that columns don't have": lambda t: opening(
         t, options={"columns": {"destination": "to"}}
     ),
+    "open_graph, a column of edges that isn't there": lambda t: opening(
+        t, options={"columns": {"source": "payer"}}
+    ),
+    "open_graph, a column of nodes that isn't there": lambda t: opening(
+        t, nodes__csv="id,f\n0,1\n1,1\n", options={"columns": {"label": "kind"}}
+    ),
+    "get_data, columns of no table": lambda t: get(t, "planted:60", columns={"id": "who"}),
+    "open_graph, a file of another kind": lambda t: (
+        (t.path / "graph.xlsx").touch(),
+        gas.open_graph(t.path / "graph.xlsx"),
+    ),
+    "open_graph, ids of another name": lambda t: opening(t, nodes__csv="user_id,f\n1,1\n0,2\n"),
+    "open_graph, an attribute that is missing": lambda t: opening(
+        t, edges__csv="source,target,a\n0,1,2\n1,0,\n"
+    ),
     "open_graph, edges twice": lambda t: opening(t, edge_index__npy=EDGES),
     "open_graph, a file of no known name": lambda t: opening(t, payments__csv="1,2\n"),
     "open_graph, edges whose ends have other names": lambda t: opening(
