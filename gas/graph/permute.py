@@ -56,7 +56,7 @@ def permute(data: Data, perm: Tensor, log: bool = True) -> Data:
         del out[PARTS]
     for key, value in data:
         if key in ("edge_index", "edge_label_index"):
-            out[key] = new_id[value.as_tensor() if isinstance(value, EdgeIndex) else value]
+            out[key] = new_id[(value.as_tensor() if isinstance(value, EdgeIndex) else value).long()]
         elif is_node_list(key, value):
             out[key] = _renumbered(key, value, new_id)
         elif is_row_per_node(data, key):

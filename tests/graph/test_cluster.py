@@ -34,6 +34,18 @@ def test_it_is_metis_and_permute():
     assert "perm" not in data
 
 
+@pytest.mark.parametrize("dtype", [torch.uint64, torch.uint32, torch.int32, torch.uint8])
+def test_ids_are_any_integers(dtype):
+    data = make()
+    expected = gas.cluster(data, 6, log=False)
+    data.edge_index = data.edge_index.to(dtype)
+    graph = gas.cluster(data, 6, log=False)
+    assert torch.equal(graph.edge_index, expected.edge_index)
+    (batch, *_) = next(iter(gas.SubgraphLoader(graph, log=False)))
+    (other, *_) = next(iter(gas.SubgraphLoader(expected, log=False)))
+    assert torch.equal(batch.e_id, other.e_id)
+
+
 def test_what_partitions_is_up_to_the_caller():
     data = make()
     one, other = (gas.cluster(data, 6, method="random", seed=s, log=False) for s in (0, 1))
