@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gas import models, scalable
 from gas.loader import SubData
+from gas.native.compiler import between
 
 __all__ = ["APPNP", "GAT", "GCN", "GCN2", "PNA", "PNA_JK", "ScalableGNN"]
 
@@ -22,6 +23,7 @@ class ScalableGNN(scalable.ScalableGNN):
     the one that is trained on: pass ``fill=False`` for any other.
     """
 
+    @between
     def __call__(
         self,
         x: Tensor | SubData | None = None,

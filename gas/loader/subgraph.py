@@ -200,6 +200,11 @@ class SubgraphLoader(DataLoader):
         data.n_id = n_id
         return data
 
+    @property
+    def degree(self) -> Tensor:
+        """The number of edges into each node, of shape ``[num_nodes]``."""
+        return self._rowptr.diff()
+
     def edges_per_part(self) -> Tensor:
         """The number of edges into the nodes of each part, of shape ``[num_parts]``."""
         return self._rowptr[self.ptr].diff()

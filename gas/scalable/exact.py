@@ -7,7 +7,7 @@ neighbours. A layer that needs them computes something else than on the whole gr
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from functools import partial
 from typing import Any
 
@@ -91,30 +91,35 @@ class Watch:
             if (reason := why_inexact(layer))
         ]
         self._norms = [layer for layer in model.modules() if isinstance(layer, _BatchNorm)]
-        self._at_ease: set[torch.nn.Module] = set()  # Norms that were given a batch's own rows.
+        # Norms that were given a batch's own rows, or rows of edges, by the kind of batch.
+        self._at_ease: set[tuple[Hashable, torch.nn.Module]] = set()
 
-    def is_needed(self, batch_size: int, num_rows: int, is_static: bool) -> bool:
+    def is_needed(self, batch_size: int, num_rows: int, kind: Hashable) -> bool:
         """Whether it has to look at a forward pass.
 
         Args:
             batch_size: See :meth:`batch`.
             num_rows: See :meth:`batch`.
-            is_static: Every forward pass gives a norm the same kind of rows, as one before did.
+            kind: See :meth:`batch`.
         """
-        if self._inexact:
-            return True
-        at_ease = self._at_ease if is_static else ()
-        norms = [layer for layer in self._norms if layer.training and layer not in at_ease]
-        return num_rows > batch_size and bool(norms)
+        return bool(self._inexact) or (num_rows > batch_size and bool(self._uneasy(kind)))
+
+    def _uneasy(self, kind: Hashable) -> list[torch.nn.Module]:
+        """Norms in training that may be given rows of the halo."""
+        at_ease = self._at_ease if kind is not None else ()
+        return [norm for norm in self._norms if norm.training and (kind, norm) not in at_ease]
 
     @contextlib.contextmanager
-    def batch(self, batch_size: int, num_rows: int) -> Iterator[None]:
+    def batch(self, batch_size: int, num_rows: int, kind: Hashable = None) -> Iterator[None]:
         """Watches over a forward pass of a batch of ``num_rows`` nodes, ``batch_size`` its own.
+
+        Batches of one ``kind`` give a norm the same sort of rows in every pass: one that was given
+        others than the nodes' is let alone, even if they are as many by chance. ``None``: unknown.
 
         Raises:
             ValueError: When a layer that isn't exact is called, naming it.
         """
-        norms = [layer for layer in self._norms if layer.training]
+        norms = self._uneasy(kind)
         spares = [_OwnStatistics(batch_size, num_rows) for _ in norms if num_rows > batch_size]
         with contextlib.ExitStack() as hooks:
             for name, layer, reason in self._inexact:
@@ -126,7 +131,7 @@ class Watch:
             yield
         for layer, spare in zip(norms, spares, strict=False):
             if spare.saw_own and not spare.saw_halo:
-                self._at_ease.add(layer)
+                self._at_ease.add((kind, layer))
 
 
 class _OwnStatistics:

@@ -122,8 +122,8 @@ def _run_layer(
     check_graph(batch.n_id, model.num_nodes)
     state["batch"] = batch
     kwargs = named_arguments(model.forward_layer, batch.data)
-    with exact(model, *batch[1:]):
-        adj_t = taken(model, adjacency(batch.data))
+    adj_t = taken(model, adjacency(batch.data))
+    with exact(model, adj_t, *batch[1:]):
         out = model.forward_layer(layer, x, adj_t, state, **kwargs)
     del state["batch"]  # It would be kept until the next layer.
     return out

@@ -23,6 +23,11 @@ class OneBatch(torch.nn.Module):
     """
 
     def __init__(self, model: ScalableGNN, batch: SubData) -> None:
+        if not isinstance(batch, SubData):
+            raise ValueError(
+                f"'batch' is a {type(batch).__name__}, expected a mini-batch of a "
+                "gas.SubgraphLoader"
+            )
         super().__init__()
         self.model = model
         self.batch = batch.to(model.device)

@@ -8,6 +8,7 @@ Everything around it looks at values, takes locks and moves rows, so it is kept 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -47,7 +48,7 @@ class _Around:
             call.histories = model.histories
             stack.enter_context(model._calls.enter(call))
             if not self.takes_compiler:
-                stack.enter_context(exact(model, *where))
+                stack.enter_context(exact(model, self.adj_t, *where))
             self.stack = stack.pop_all()
 
 
@@ -124,12 +125,25 @@ def run_sweep(model: ScalableGNN, batch: SubData, sweep: Sweep) -> Tensor:
 
 
 def exact(
-    model: ScalableGNN, batch_size: int | None, n_id: Tensor | None = None, *_: Tensor | None
+    model: ScalableGNN,
+    adj_t: Any,
+    batch_size: int | None,
+    n_id: Tensor | None = None,
+    *_: Tensor | None,
 ) -> contextlib.AbstractContextManager[None]:
     """Watches over a batch that isn't the whole graph."""
     if batch_size is None or n_id is None or batch_size == model.num_nodes:
         return contextlib.nullcontext()
-    return _watch_of(model).batch(batch_size, n_id.numel())
+    return _watch_of(model).batch(batch_size, n_id.numel(), _kind(model, adj_t))
+
+
+def _kind(model: ScalableGNN, adj_t: Any) -> Hashable:
+    """What decides which rows a norm is given, in every forward pass; ``None`` if more does."""
+    if not model._is_static or not type(model).__module__.startswith("gas."):  # Or a subclass.
+        return None
+    if isinstance(adj_t, Tensor) and adj_t.layout == torch.strided:
+        return "edge_index"
+    return type(adj_t).__name__, adj_t.size(0) == adj_t.size(1)
 
 
 def _watch_of(model: ScalableGNN) -> Watch:
@@ -161,8 +175,7 @@ def _takes_compiler(
         return False
     if batch_size is None or n_id is None or batch_size == model.num_nodes:
         return True
-    is_static = model._is_static and type(model).__module__.startswith("gas.")  # Of no subclass.
-    return not _watch_of(model).is_needed(batch_size, n_id.numel(), is_static)
+    return not _watch_of(model).is_needed(batch_size, n_id.numel(), _kind(model, adj_t))
 
 
 def _complete(model: ScalableGNN, adj: Adjacency) -> None:

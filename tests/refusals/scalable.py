@@ -162,6 +162,7 @@ def nothing_free(t):
 
 
 CASES = {
+    "model.at, no batch": lambda t: Model().at(5),
     "gas.verify, a model of PyG": lambda t: gas.verify(torch.nn.Linear(2, 2), ring()),
     "cluster, memory for less than a node": lambda t: gas.cluster(
         ring(), "auto", memory=8, model=Model(), log=False

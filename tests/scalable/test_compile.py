@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from conftest import random_graph
 from torch._dynamo.utils import counters
-from torch_geometric.nn import GATConv, GCNConv, GraphSAGE, SAGEConv
+from torch_geometric.data import Data
+from torch_geometric.nn import GIN, EdgeConv, GATConv, GCNConv, GraphSAGE, SAGEConv
 
 import gas
 
@@ -288,3 +289,62 @@ def test_gcn_is_compiled_in_training_unless_somebody_wrote_it():
         for batch in list(gas.SubgraphLoader(graph, batch_size=3, log=False))[:4]:
             compiled(batch)
         assert (backend.graphs > 0) == is_compiled
+
+
+def running_means(model):
+    return {key: value for key, value in model.state_dict().items() if "running_mean" in key}
+
+
+@pytest.mark.parametrize("first", ["fused", "csr", "edge_index"])
+def test_norms_count_own_rows_when_the_layout_changes(first):
+    """Inside a layer they see a batch's own rows in one layout and all rows in another."""
+    data = random_graph(300, 1200)
+    net = GIN(5, 8, num_layers=2, out_channels=3, norm="batch")
+    results = []
+    for is_compiled in (False, True):
+        torch._dynamo.reset()
+        model = gas.to_scalable(copy.deepcopy(net), data)
+        graph = gas.cluster(data, 8, model=model, log=False)
+        model.predict(graph)
+        run = torch.compile(model, backend="eager") if is_compiled else model
+        model.train()
+        for layout in (first, "edge_index", "edge_index", first):
+            for batch in gas.SubgraphLoader(graph, batch_size=2, layout=layout, log=False):
+                run(batch)
+        results.append(running_means(model))
+    assert len(results[0]) == 3
+    for key, value in results[0].items():
+        torch.testing.assert_close(results[1][key], value)
+
+
+@pytest.mark.filterwarnings("ignore:A history was read before it was filled")
+def test_a_norm_of_edges_that_are_as_many_as_the_nodes():
+    """Once it has been seen to count edges, it isn't taken for one of nodes."""
+    node = torch.arange(20)
+    edge_index = torch.cat([torch.stack([node, node]), torch.stack([node + 20, node])], dim=1)
+    data = Data(x=torch.randn(60, 5), edge_index=edge_index, num_nodes=60)
+    far = torch.stack([torch.arange(20, 40), torch.randint(40, 60, (20,))]).repeat(1, 3)
+    data.edge_index = torch.cat([data.edge_index, far], dim=1)
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            mlp = torch.nn.Sequential(torch.nn.Linear(10, 8), torch.nn.BatchNorm1d(8, momentum=1))
+            self.convs = torch.nn.ModuleList([EdgeConv(mlp), SAGEConv(8, 3)])
+
+        def forward(self, x, edge_index):
+            return self.convs[1](self.convs[0](x, edge_index).relu(), edge_index)
+
+    model = gas.to_scalable(Net(), data).train()
+    ptr = torch.tensor([0, 20, 40, 60])
+    loader = gas.SubgraphLoader(
+        model.prepare(data), ptr, layout="edge_index", log=False, check=True
+    )
+    for part in (2, 0):  # 40 nodes, halo included, and 60 edges; then as many, and 40 edges.
+        batch = loader.cut([part])
+        model(batch)
+    assert batch.n_id.numel() == batch.edge_index.size(1) == 40
+    norm, source, target = model.net.convs[0].nn[1], *batch.edge_index
+    x = batch.x
+    seen = model.net.convs[0].nn[0](torch.cat([x[target], x[source] - x[target]], dim=1))
+    torch.testing.assert_close(norm.running_mean, seen.mean(dim=0).detach())

@@ -238,8 +238,23 @@ def test_neighbourhoods_that_do_not_fit(monkeypatch):
         found.reference,
     )
     monkeypatch.setattr(sys.modules["gas.scalable.verify"], "free_memory", lambda device: 9)
-    with pytest.raises(MemoryError, match="the neighbourhoods of 80 nodes don't fit half"):
+    with pytest.raises(MemoryError, match="the neighbourhoods of 20 of 20 nodes don't fit half"):
         gas.verify(model, clustered(), 2, num_nodes=10)
+
+
+def test_nodes_without_neighbours_do_not_speak_for_the_others(monkeypatch):
+    """What fits because hardly anything leads to it says nothing of a model."""
+    data = random_graph(NODES, 300)
+    graph = gas.cluster(data, 4, log=False)
+    loader = gas.SubgraphLoader(graph, log=False)
+    module = sys.modules["gas.scalable.verify"]
+    drawn = module._drawn(loader, 0)
+    assert drawn.sort().values.tolist() == list(range(NODES))
+    assert (loader.degree[drawn[:50]] > 0).all()
+    model = gas.models.GraphSAGE(NODES, 5, 8, 3, num_layers=2)
+    monkeypatch.setattr(module, "_room", lambda *_: 4)
+    with pytest.raises(MemoryError, match="nodes don't fit half of the memory"):
+        gas.verify(model, graph, num_nodes=20)
 
 
 # A loader in place of a graph ---------------------------------------------------------------------
