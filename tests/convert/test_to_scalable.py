@@ -311,6 +311,25 @@ def test_predictions_are_those_of_the_module(case):
     assert gas.verify(model, graph, bipartite=False, layout="fused")
 
 
+@pytest.mark.parametrize(
+    ("store", "dtype"), [("disk", "float32"), ("host", "float16"), ("disk", "int8")]
+)
+def test_histories_of_any_store(case, store, dtype):
+    """As exact as their numbers allow, in every layout."""
+    net, data = case
+    model = gas.to_scalable(net.eval(), data, store=store, dtype=dtype)
+    graph = gas.cluster(data, 4, model=model, log=False)
+    expected = run(net, data).detach()
+    for layout in LAYOUTS:
+        found = gas.verify(model, graph, 2, layout=layout)
+        assert found, (layout, str(found))
+        bound = {"float32": 1e-5, "float16": 2e-3, "int8": 2e-2}[dtype]
+        assert found.tolerance == (bound if len(model.histories) else 1e-5)
+        out = model.predict(graph, 2, layout=layout)
+        assert relative_error(out, expected) <= found.tolerance
+    model.close()
+
+
 def test_gradients_are_those_of_the_module(case):
     net, data = case
     net.eval()  # Without dropout, and with the same statistics.
