@@ -121,7 +121,9 @@ def read_nodes(file: Path, role: str, columns: Mapping[str, str]) -> NodeFile:
         mask = torch.from_numpy(table.numbers([found[key]])[:, 0])
         attributes[key] = bool_mask(mask, found[key])
     features = [name for name in rest if table.is_numeric(name) and wanted is None]
-    leave_out([f"the column {name!r}" for name in rest if name not in features], str(file))
+    others = [name for name in rest if name not in features]
+    kinds = {name: "" if table.is_numeric(name) else " (not all numbers)" for name in others}
+    leave_out([f"the column {name!r}{kind}" for name, kind in kinds.items()], str(file))
     if features:
         attributes["x"] = _features(torch.from_numpy(table.numbers(features)), file, features)
     if not attributes and (ids is None or wanted):

@@ -238,7 +238,7 @@ def test_what_pandas_writes(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:.*left out")
 def test_what_is_not_read_is_named(tmp_path):
-    with pytest.warns(UserWarning, match="the column 'city' left out"):
+    with pytest.warns(UserWarning, match=r"the column 'city' \(not all numbers\) left out"):
         data = opened(folder(tmp_path, edges__csv=EDGES, nodes__csv="id,city\na,B\nb,C\nc,D\n"))
     assert "x" not in data
     with pytest.warns(UserWarning, match="the file readme.txt left out"):
