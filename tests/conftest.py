@@ -66,6 +66,10 @@ REQUIREMENTS = {
     "torch_sparse": (_installed("torch_sparse"), "torch-sparse is not installed"),
     "kaminpar": (_installed("kaminpar"), "kaminpar is not installed"),
     "tensorboard": (_installed("tensorboard"), "tensorboard is not installed"),
+    "one_graph": (
+        tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 11),
+        "this version of PyTorch breaks graphs where others don't",
+    ),
     "captum": (_installed("captum"), "captum is not installed"),
     "lightning": (_installed("lightning"), "lightning is not installed"),
     "huggingface_hub": (

@@ -109,6 +109,7 @@ BLOCKS = [(file, number) for file in PAGES for number in range(len(python_blocks
 NEEDS = {
     ("docs/data.md", 0): ["pyarrow"],
     ("docs/data.md", 1): ["pyarrow", "safetensors"],
+    ("docs/ecosystem.md", 0): ["one_graph"],
     ("docs/ecosystem.md", 2): ["lightning"],
     ("docs/ecosystem.md", 3): ["huggingface_hub"],
 }

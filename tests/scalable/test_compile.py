@@ -7,7 +7,7 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import random_graph
+from conftest import REQUIREMENTS, random_graph
 from torch._dynamo.utils import counters
 from torch_geometric.data import Data
 from torch_geometric.nn import GIN, EdgeConv, GATConv, GCNConv, GraphSAGE, SAGEConv
@@ -15,6 +15,7 @@ from torch_geometric.nn import GIN, EdgeConv, GATConv, GCNConv, GraphSAGE, SAGEC
 import gas
 
 LAYOUTS = ["fused", "csr", "edge_index"]
+ONE_GRAPH, _ = REQUIREMENTS["one_graph"]
 
 
 class Net(gas.ScalableGNN):
@@ -118,15 +119,16 @@ def test_results(make, layout):
             assert_same(model.buffers(), twin.buffers())
             assert_same(*([h.emb for h in m.histories] for m in (model, twin)))
             assert_same(*([h.age for h in m.histories] for m in (model, twin)))
-    assert breaks() == 0
-    # For the sizes of the first batch, for any, and for one part; of training and of evaluation.
-    assert backend.graphs <= (0 if layout == "csr" else 2 * 3)
     assert backend.graphs > 0 or layout == "csr"
+    if ONE_GRAPH:
+        assert breaks() == 0
+        # For the sizes of the first batch, for any, and one part; of training and of evaluation.
+        assert backend.graphs <= (0 if layout == "csr" else 2 * 3)
     expected = model.predict(graph, batch_size=3, layout=layout)
     assert torch.allclose(compiled.predict(graph, batch_size=3, layout=layout), expected, atol=1e-5)
     evaluation = gas.EvalSubgraphLoader(graph, None, 3, layout=layout, log=False)
     assert torch.allclose(compiled(loader=evaluation), model(loader=evaluation), atol=1e-5)
-    assert breaks() == 0
+    assert breaks() == 0 or not ONE_GRAPH
 
 
 def batches_of(make, layout="fused"):
@@ -134,6 +136,7 @@ def batches_of(make, layout="fused"):
     return model, twin, list(loader)
 
 
+@pytest.mark.requires("one_graph")
 def test_one_graph():
     model, _, batches = batches_of(gcn)
     found = torch._dynamo.explain(model.eval())(batches[0])
