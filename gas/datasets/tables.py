@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import contextlib
 import gzip
+import importlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -44,7 +45,7 @@ class Table:
 
     def __init__(self, path: Path, is_name: Callable[[str], bool]) -> None:
         try:
-            import pyarrow  # noqa: F401
+            importlib.import_module("pyarrow")
         except ImportError as error:
             raise ImportError(
                 f"{path.name} is read by pyarrow, which is missing: pip install pyarrow"

@@ -212,17 +212,22 @@ class Experiment:
         whole = FullBatch(data, self.device, layout, self.cls.needs_weights) if full else None
         return _Graph(perm, raw, data, loader, inference, whole)
 
-    def make_model(self) -> models.LayeredGNN:
-        """A new model, with weights drawn from PyTorch's generator."""
+    def make_model(self, histories: bool = True) -> models.LayeredGNN:
+        """A new model, with weights drawn from PyTorch's generator.
+
+        Args:
+            histories: Make those of the graph; else they are for one node, of no use.
+                (default: unless it trains in full batch)
+        """
+        histories = histories and not self.full_batch
         architecture = dict(self.settings.architecture)
         if "aggregators" in architecture:
             architecture["deg"] = degree(self.graph.data.edge_index[1], self.graph.data.num_nodes)
-        options = {} if self.full_batch else dict(self.histories)
+        options = dict(self.histories) if histories else {}
         if options.get("store") is None:
             options["device"] = self.device
         model = self.cls(
-            # A full batch needs no histories: they are made for one node.
-            1 if self.full_batch else self.graph.data.num_nodes,
+            self.graph.data.num_nodes if histories else 1,
             self.graph.data.x.size(1),
             out_channels=self.out_channels,
             prefetch=int(self.prefetch),

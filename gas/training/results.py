@@ -40,7 +40,7 @@ def check_room(folder: Path, experiment: Experiment) -> None:
     Raises:
         OSError: Naming what there is, and what is needed.
     """
-    with contextlib.closing(experiment.make_model()) as model:
+    with contextlib.closing(experiment.make_model(histories=False)) as model:
         state = sum(value.nbytes for value in model.state_dict().values())
     rows = experiment.data.num_nodes * (64 + 8 * experiment.out_channels)
     needed, free = state + rows + 2**20, shutil.disk_usage(folder).free

@@ -133,7 +133,7 @@ def test_arguments_in_place_of_the_batchs():
 @pytest.mark.parametrize("layout", ["edge_index", "fused"])
 def test_captum_itself(layout):
     from captum.attr import IntegratedGradients
-    from torch_geometric.nn import captum_output_to_dicts, to_captum_model  # noqa: F401
+    from torch_geometric.nn import to_captum_model
 
     data = random_graph()
     _, model = made("sage", data)
