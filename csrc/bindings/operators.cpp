@@ -76,6 +76,8 @@ void bind_operators(py::module_& m) {
   bind_mixture<double>(m, "float64");
   define(m, "dropout_float32", gas::dropout<float>, Release());
   define(m, "dropout_float64", gas::dropout<double>, Release());
+  define(m, "gather_dropout_float32", gas::gather_dropout<float>, Release());
+  define(m, "gather_dropout_float64", gas::gather_dropout<double>, Release());
   bind_type<float>(m, "float32");
   bind_type<double>(m, "float64");
   bind_type<gas::bfloat16>(m, "bfloat16");

@@ -13,4 +13,10 @@ template <typename T>
 void dropout(const T* x, int64_t n, uint64_t threshold, T scale, uint64_t seed, T* out,
              int threads);
 
+// The same of the rows index[0], ..., index[n - 1] of a table, one after the other, in one pass.
+// Throws std::out_of_range for a row outside [0, num_rows), before anything is written.
+template <typename T>
+void gather_dropout(const T* table, int64_t num_rows, int64_t width, const int64_t* index,
+                    int64_t n, uint64_t threshold, T scale, uint64_t seed, T* out, int threads);
+
 }  // namespace gas

@@ -81,6 +81,17 @@ class Rows:
         self.halo.check()
         return self.halo.table, self.halo.index
 
+    def parts(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The first rows; a table that has those behind them; and their places in it.
+
+        Without places they lie as they are needed, without a table there are no others.
+        """
+        return self.own, *self.where()
+
+    def stored(self) -> Tensor:
+        """A tensor of the same type, on the same device."""
+        return self.own
+
     def pulled(self) -> Tensor:
         """The halo's rows, of shape ``[halo, width]``, not to be written to."""
         return self.halo if isinstance(self.halo, Tensor) else self.halo.pull()

@@ -12,6 +12,8 @@ from torch_geometric.data import Batch, Data
 
 from gas.graph.edges import is_row_per_node
 from gas.graph.layout import layout_of
+from gas.history.features import Features
+from gas.loader.unread import UnreadRows, add_unread, attributes, read_all, unread
 
 GRAPH_SIZE = "graph_size"  # An attribute of n_id: of how many nodes the graph is.
 
@@ -21,8 +23,9 @@ class SubData(NamedTuple):
 
     * ``data``: node-level tensors of the in-batch nodes, then of the halo; edge-level tensors in
       the order of ``data.e_id``; the adjacency in the loader's layout, whose values share memory
-      with ``data.edge_weight``, where they are made of it. With an augmentation,
-      ``data.views`` are two further ``Data`` of the same nodes.
+      with ``data.edge_weight``, where they are made of it. Rows are copied from the graph when
+      they are first asked for. With an augmentation, ``data.views`` are two further ``Data`` of
+      the same nodes.
     * ``batch_size``: the number of in-batch nodes.
     * ``n_id``: global node ids, of shape ``[batch_size + halo]``, in-batch nodes first.
     * ``offset``, ``count``: the in-batch nodes are the global rows ``offset[i]`` to
@@ -39,14 +42,28 @@ class SubData(NamedTuple):
 
     @property
     def own(self) -> Data:
-        """The node-level tensors of the in-batch nodes, views of those of the batch."""
+        """The node-level tensors of the in-batch nodes.
+
+        Those that were read from the batch are views of it; the others are read when they are
+        asked for.
+        """
         own = empty_graph(self.data)
         own.n_id = self.n_id[: self.batch_size]
-        for key, value in self.data:
-            if key != "e_id" and is_row_per_node(self.data, key):
+        for key, value in list(attributes(self.data)):
+            if isinstance(value, UnreadRows):
+                if value.per_node:
+                    add_unread(own, value.first(self.batch_size))
+            elif key != "e_id" and is_row_per_node(self.data, key):
                 own[key] = value[: self.batch_size]
         own.num_nodes = self.batch_size
         return own
+
+    def own_rows(self, key: str) -> Tensor:
+        """Those of the in-batch nodes of one node-level tensor, ``batch.own[key]``."""
+        rows = unread(self.data, key)
+        if rows is not None:
+            return rows.first(self.batch_size).read()
+        return self.data[key][: self.batch_size]
 
     def __getattr__(self, name: str) -> Any:
         # Attributes, not methods: DataLoader would take those of the graph for the batch's.
@@ -54,6 +71,14 @@ class SubData(NamedTuple):
             return self.data[name]
         names = ", ".join(sorted(self.data.keys()))
         raise AttributeError(f"a batch has no {name!r}; its graph has {names}")
+
+    def features(self) -> Tensor | Features:
+        """``data.x`` where it lies, for layers that take it; a tensor if it was read already."""
+        rows = unread(self.data, "x")
+        if rows is None or rows.table.dim() != 2 or not rows.table.is_floating_point():
+            return self.data.x
+        rows.check()
+        return Features(rows.table, rows.index, self.batch_size)
 
     def to(self, device: torch.device | str, *names: str, non_blocking: bool = False) -> SubData:
         """Itself, or a copy with its graph elsewhere; the ids stay where the histories look.
@@ -63,9 +88,7 @@ class SubData(NamedTuple):
             *names: The attributes to move. (default: all, views included)
             non_blocking: Don't wait for copies from pinned memory. (default: ``False``)
         """
-        if not names and all(
-            tensor.device == torch.device(device) for tensor in tensors(self.data)
-        ):
+        if not names and devices(self.data) <= {torch.device(device)}:
             return self
 
         def move(value: Any) -> Any:
@@ -86,18 +109,30 @@ def empty_graph(data: Data) -> Data:
     return (cls.__bases__[-1] if issubclass(cls, Batch) else cls)()
 
 
+def devices(data: Data) -> set[torch.device]:
+    """Where the tensors of a graph are, those that weren't read included."""
+    unread = {v.table.device for _, v in attributes(data) if isinstance(v, UnreadRows)}
+    return unread | {tensor.device for tensor in held(data)}
+
+
 def tensors(data: Data) -> Iterator[Tensor]:
     """Every tensor of a graph, those of its adjacency and of its views included."""
-    for key, value in data:
+    read_all(data)
+    yield from held(data)
+
+
+def held(data: Data) -> Iterator[Tensor]:
+    """The tensors of a graph without rows that weren't read, which take no memory."""
+    for key, value in attributes(data):
         if key == "adj_t":
             yield from layout_of(value).tensors(value)
         elif isinstance(value, Tensor):
             yield value
         elif key == "views":
             for view in value:
-                yield from tensors(view)
+                yield from held(view)
 
 
 def num_bytes(batch: SubData) -> int:
     """The bytes of a mini-batch's tensors."""
-    return batch.n_id.nbytes + sum(tensor.nbytes for tensor in tensors(batch.data))
+    return batch.n_id.nbytes + sum(tensor.nbytes for tensor in held(batch.data))

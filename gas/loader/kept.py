@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from gas.graph.copies import copy_graph
 from gas.graph.versions import Versions
-from gas.loader.batch import SubData, num_bytes, tensors
+from gas.loader.batch import SubData, held, num_bytes
 
 
 class KeptBatches:
@@ -48,7 +48,7 @@ class KeptBatches:
         if self._num_bytes + size > self.limit:
             return batch
         shared = frozenset((*features, "edge_index", "e_id"))
-        self._kept[parts] = batch, shared, Versions(tensors(batch.data)), size
+        self._kept[parts] = batch, shared, Versions(held(batch.data)), size
         self._num_bytes += size
         return _copy(batch, shared)
 

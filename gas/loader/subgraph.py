@@ -30,6 +30,7 @@ from gas.graph.report import check_ptr
 from gas.graph.versions import GraphVersions
 from gas.loader.batch import GRAPH_SIZE, SubData, empty_graph
 from gas.loader.kept import KeptBatches
+from gas.loader.unread import UnreadRows, add_unread, read_all
 from gas.native.checks import check_integer, check_range
 from gas.native.graph import Relabeler
 from gas.native.rows import gather_rows
@@ -160,7 +161,7 @@ class SubgraphLoader(DataLoader):
             )
         self._follow()
         batch = self._cut(key)
-        self._add_features(batch)
+        self._add_rows(batch)
         self._add_others(batch)
         return self._signed(batch)
 
@@ -195,7 +196,7 @@ class SubgraphLoader(DataLoader):
                 f"there are {size} nodes and edges within {num_hops} hops, expected at most {most}"
             )
         batch = SubData(data, n_id.numel(), n_id, none, none)
-        self._add_features(batch)
+        self._add_rows(batch)
         self._add_others(batch)
         data.n_id = n_id
         return data
@@ -296,10 +297,11 @@ class SubgraphLoader(DataLoader):
             if batch is None:
                 batch = self._cut(key)
                 if self._cache_features:
-                    self._add_features(batch)
+                    self._add_rows(batch)
+                    read_all(batch.data)
                 batch = self._kept.keep(key, batch, self._node_keys)
             if not self._cache_features:
-                self._add_features(batch)
+                self._add_rows(batch)
             self._add_others(batch)
         return batch
 
@@ -318,20 +320,20 @@ class SubgraphLoader(DataLoader):
         rowptr, col, e_id, n_id, weight = self._relabel(nodes, dtype)
 
         data = empty_graph(self.data)
-        for key in self._edge_keys:
-            value = self.data[key]
-            if key == self._weight_key and weight is not None:
-                data[key] = weight.view(-1, *value.shape[1:])  # Cut already, with the edges.
-            else:
-                data[key] = gather_rows(value, e_id)
+        if self._weight_key is not None and weight is not None:  # Cut already, with the edges.
+            data[self._weight_key] = weight.view(-1, *self.data[self._weight_key].shape[1:])
         data.e_id = e_id
         data.num_nodes = n_id.numel()
         self._set_adjacency(data, rowptr, col, weight, n_id.numel(), bipartite)
         return data, n_id
 
-    def _add_features(self, batch: SubData) -> None:
+    def _add_rows(self, batch: SubData) -> None:
+        """Adds what nodes and edges have, to be read by who asks for it."""
         for key in self._node_keys:
-            batch.data[key] = gather_rows(self.data[key], batch.n_id)
+            add_unread(batch.data, UnreadRows(key, self.data[key], batch.n_id, True))
+        for key in self._edge_keys:
+            if key != self._weight_key:
+                add_unread(batch.data, UnreadRows(key, self.data[key], batch.data.e_id, False))
 
     def _add_others(self, batch: SubData) -> None:
         """Adds what isn't by row, and the views of the epoch."""

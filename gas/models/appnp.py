@@ -14,6 +14,7 @@ from gas.history.rows import Rows, first_rows
 from gas.models.layered import LayeredGNN, Neighbours
 from gas.nn import SimpleConv
 from gas.nn import dropout as drop
+from gas.nn.conv import row_by_row
 
 
 class APPNP(LayeredGNN):
@@ -81,9 +82,9 @@ class APPNP(LayeredGNN):
         """The modules that take the other weight decay: the second linear layer."""
         return self.lins[1:]
 
-    def _start(self, x: Tensor) -> Tensor:
+    def _start(self, x: Tensor | Rows) -> Tensor:
         x = drop(x, self.dropout, self.training and self.drop_input)
-        x = self.lins[0](x).relu()
+        x = row_by_row(self.lins[0], x).relu()
         return self.lins[1](drop(x, self.dropout, self.training))
 
     def _layer(

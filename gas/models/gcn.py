@@ -15,6 +15,7 @@ from gas.history.rows import Rows
 from gas.models.layered import LayeredGNN, Neighbours, layer_widths
 from gas.nn import GCNConv
 from gas.nn import dropout as drop
+from gas.nn.conv import row_by_row
 
 
 class GCN(LayeredGNN):
@@ -87,10 +88,10 @@ class GCN(LayeredGNN):
             if batch_norm:
                 self.bns.append(BatchNorm1d(width))
 
-    def _start(self, x: Tensor) -> Tensor:
+    def _start(self, x: Tensor | Rows) -> Any:
         if self.linear:
             x = drop(x, self.dropout, self.training and self.drop_input)
-            x = self.lins[0](x).relu()
+            x = row_by_row(self.lins[0], x).relu()
         return x
 
     def _conv(

@@ -16,6 +16,7 @@ from gas.history.rows import Rows
 from gas.models.layered import LayeredGNN, Neighbours
 from gas.nn import GCN2Conv
 from gas.nn import dropout as drop
+from gas.nn.conv import row_by_row
 
 
 class GCN2(LayeredGNN):
@@ -85,9 +86,9 @@ class GCN2(LayeredGNN):
             if batch_norm:
                 self.bns.append(BatchNorm1d(hidden_channels))
 
-    def _start(self, x: Tensor) -> Tensor:
+    def _start(self, x: Tensor | Rows) -> Tensor:
         x = drop(x, self.dropout, self.training and self.drop_input)
-        return self.lins[0](x).relu()
+        return row_by_row(self.lins[0], x).relu()
 
     def _conv(
         self, layer: int, x: Tensor | Rows, first: Callable[[], Tensor], graph: Neighbours

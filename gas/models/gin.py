@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import BatchNorm1d, Identity, Linear, Module, ModuleList, ReLU, Sequential
 from torch_geometric.nn.inits import reset
 
+from gas.history.features import Features
 from gas.history.rows import Rows, first_rows
 from gas.models.layered import LayeredGNN, Neighbours, layer_widths
 from gas.nn import GINConv
@@ -108,7 +109,11 @@ class GIN(LayeredGNN):
         return {**super().__getstate__(), "reg_loss": 0.0}  # It holds on to a batch's graph.
 
     def forward(
-        self, x: Tensor, adj_t: Any, *args: Any, edge_weight: Tensor | None = None
+        self,
+        x: Tensor | Features,
+        adj_t: Any,
+        *args: Any,
+        edge_weight: Tensor | None = None,
     ) -> Tensor:
         """Computes the outputs of the in-batch nodes, or of all; sets ``reg_loss``."""
         self.reg_loss = 0.0

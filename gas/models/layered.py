@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -11,9 +12,12 @@ from torch.nn import ModuleList
 from torch_geometric.nn.inits import reset
 
 from gas.graph.layout import layout_of
+from gas.history.features import Features
 from gas.history.rows import Rows, first_rows
+from gas.loader.batch import SubData
 from gas.models.weights import check_weights
 from gas.nn import Adjacency, dropout
+from gas.scalable.call import named_arguments
 from gas.scalable.model import ScalableGNN
 
 
@@ -132,15 +136,20 @@ class LayeredGNN(ScalableGNN):
     # The model, whole and layer by layer ----------------------------------------------------------
 
     def forward(
-        self, x: Tensor, adj_t: Any, *args: Any, edge_weight: Tensor | None = None
+        self,
+        x: Tensor | Features,
+        adj_t: Any,
+        *args: Any,
+        edge_weight: Tensor | None = None,
     ) -> Tensor:
         """Computes the outputs of the in-batch nodes, or of all; see :class:`gas.ScalableGNN`."""
         graph = self._graph(adj_t, edge_weight, args[0] if args else None)
-        h: Any = self._start(x)  # Between layers Rows, where they take them.
-        first = first_rows(h, graph.batch_size)
-        outs = [first]
+        start: Any = self._start(x)
+        first = functools.partial(first_rows, start, graph.batch_size)
+        outs = [first()] if self.jumping_knowledge else []
+        h = start  # Between layers Rows, where they take them.
         for layer in range(self.num_layers):
-            h = self._layer(layer, h, lambda: first, graph)
+            h = self._layer(layer, h, first, graph)
             if self.jumping_knowledge:
                 outs.append(h)
             if layer < self.num_layers - 1:
@@ -165,7 +174,7 @@ class LayeredGNN(ScalableGNN):
         graph = self._graph(adj_t, edge_weight, batch.batch_size)
 
         def first() -> Tensor:
-            return self._start(batch.data.x[: batch.batch_size])
+            return self._start(batch.own_rows("x"))
 
         if layer == 0:
             x = self._start(x)
@@ -177,12 +186,26 @@ class LayeredGNN(ScalableGNN):
             out = torch.cat([first(), *earlier, out], dim=-1)
         return self._end(out)
 
+    def _given(self, batch: SubData) -> tuple[Tensor | Features, Any, dict[str, Any]]:
+        if not self._takes_features(batch.data.get("adj_t"), batch.batch_size):
+            return super()._given(batch)
+        return batch.features(), batch.data.adj_t, named_arguments(self.forward, batch.data)
+
+    def _takes_features(self, adj_t: Any, batch_size: int) -> bool:
+        """Whether input features may stay where they lie, because only layers of ours see them."""
+        return (
+            isinstance(adj_t, Adjacency)
+            and adj_t.size(0) == batch_size
+            and type(self).__module__.startswith("gas.")  # Or a subclass.
+            and not (self._forward_pre_hooks or self._forward_hooks)
+        )
+
     def _graph(self, adj_t: Any, edge_weight: Tensor | None, batch_size: int | None) -> Neighbours:
         if self.needs_weights:
             check_weights(adj_t, edge_weight)
         return Neighbours(adj_t, edge_weight, batch_size)
 
-    def _start(self, x: Tensor) -> Tensor:
+    def _start(self, x: Tensor | Rows) -> Any:
         """What happens to the input features of each node."""
         return x
 

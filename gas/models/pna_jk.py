@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import BatchNorm1d, Identity, Linear, ReLU, Sequential
 
+from gas.history.rows import Rows
 from gas.models.layered import LayeredGNN
 from gas.models.pna import PNAConv
 from gas.nn import dropout as drop
+from gas.nn.conv import row_by_row
 
 
 class PNA_JK(LayeredGNN):  # noqa: N801  # The published name.
@@ -77,5 +79,5 @@ class PNA_JK(LayeredGNN):  # noqa: N801  # The published name.
             if batch_norm:
                 self.bns.append(BatchNorm1d(hidden_channels))
 
-    def _start(self, x: Tensor) -> Tensor:
-        return self.lins[0](drop(x, self.dropout, self.training and self.drop_input))
+    def _start(self, x: Tensor | Rows) -> Tensor:
+        return row_by_row(self.lins[0], drop(x, self.dropout, self.training and self.drop_input))

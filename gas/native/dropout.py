@@ -1,4 +1,4 @@
-"""Dropout by a counter-based generator: the native function, and its pure-torch twin."""
+"""Dropout by a counter-based generator: the native functions, and their pure-torch twin."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from torch import Tensor
 
 from gas import native
 from gas.native import buffers
+from gas.native.checks import check_index
+from gas.native.rows import gather_rows
+
+_TYPES = {torch.float32: "float32", torch.float64: "float64"}
 
 
 def dropout(x: Tensor, p: float, seed: int) -> Tensor:
@@ -24,8 +28,31 @@ def dropout(x: Tensor, p: float, seed: int) -> Tensor:
     if not native.on_cpu(x):
         return _dropout_torch(x, threshold, scale, seed)
     out = buffers.empty(x.size(0), x.size(1), x) if x.dim() == 2 else torch.empty_like(x)
-    kernel = getattr(native.C, "dropout_float32" if x.dtype == torch.float32 else "dropout_float64")
-    kernel(x.data_ptr(), x.numel(), threshold, scale, seed, out.data_ptr(), torch.get_num_threads())
+    how = threshold, scale, seed, out.data_ptr()
+    native.run(f"dropout_{_TYPES[x.dtype]}", x.device, x.data_ptr(), x.numel(), *how)
+    return out
+
+
+def gather_dropout(table: Tensor, index: Tensor, p: float, seed: int) -> Tensor:
+    """``dropout(gather_rows(table, index), p, seed)`` in one pass.
+
+    Args:
+        table: A float32 or float64 table of shape ``[rows, width]``, on the CPU.
+        index: The rows to read, of shape ``[n]``, int64.
+        p: See :func:`dropout`.
+        seed: See :func:`dropout`.
+
+    Raises:
+        IndexError: If an index is outside ``[0, rows)``.
+    """
+    if not native.on_cpu(table, index) or not table.is_contiguous() or table.is_neg():
+        return dropout(gather_rows(table, index), p, seed)
+    check_index("index", index)
+    index = index.contiguous()
+    out = buffers.empty(index.numel(), table.size(1), table)
+    rows = table.data_ptr(), table.size(0), table.size(1), index.data_ptr(), index.numel()
+    how = round(p * 2**32), 1.0 / (1.0 - p), seed, out.data_ptr()
+    native.run(f"gather_dropout_{_TYPES[table.dtype]}", table.device, *rows, *how)
     return out
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gas.graph.adjacency import Adjacency
+from gas.history.features import Features
 from gas.history.rows import Rows
 
 REDUCES = ("sum", "mean", "max", "min")
@@ -113,6 +114,8 @@ def put_together(x: Any) -> Any:
 
 def row_by_row(function: Callable[[Tensor], Tensor], x: Tensor | Rows) -> Tensor:
     """``function(x)`` of a function that treats each row alike, such as a linear layer."""
+    if isinstance(x, Features):
+        return function(x.tensor())
     if isinstance(x, Rows):
         return torch.cat([function(x.own), function(x.pulled())])
     return function(x)

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gas.history.features import Features
 from gas.history.rows import Rows
 from gas.native import dropout as kernels
 from gas.native.custom_op import is_plain
@@ -46,7 +47,8 @@ def dropout(x: Tensor | Rows, p: float = 0.5, training: bool = True) -> Tensor |
 
     Of :class:`gas.history.Rows`, which :meth:`gas.ScalableGNN.push_and_pull` returns if asked to,
     it drops elements of the batch's own rows. Those of the halo, which are the expectation of what
-    dropout would make of them, stay where they are stored.
+    dropout would make of them, stay where they are stored. Of a batch's input features, which are
+    :class:`gas.history.Features`, it drops elements of all rows, when they are read.
 
     Args:
         x: A tensor of any shape, or :class:`gas.history.Rows`.
@@ -57,13 +59,23 @@ def dropout(x: Tensor | Rows, p: float = 0.5, training: bool = True) -> Tensor |
         raise ValueError(f"'p' is {p}, expected a probability in [0, 1]")
     if not training or p == 0.0:
         return x
+    if isinstance(x, Features):
+        if _is_native(x) and p < 1.0:
+            return x.dropped(p, _seed())
+        return Rows(dropout(x.own, p), dropout(x.pulled(), p))
     if isinstance(x, Rows):
         return replace(x, own=dropout(x.own, p))
-    native = x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
-    if not native or p == 1.0 or not is_plain(x):
+    if not _is_native(x) or p == 1.0 or not is_plain(x):
         return F.dropout(x, p)
-    seed = int(torch.empty((), dtype=torch.int64).random_())
-    return _Dropout.apply(x, p, seed)
+    return _Dropout.apply(x, p, _seed())
+
+
+def _is_native(x: Tensor | Rows) -> bool:
+    return x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
+
+
+def _seed() -> int:
+    return int(torch.empty((), dtype=torch.int64).random_())
 
 
 class Dropout(torch.nn.Dropout):

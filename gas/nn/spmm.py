@@ -245,8 +245,7 @@ def spmm(
         if weight is not None and weight.requires_grad and torch.is_grad_enabled():
             x = x.tensor()  # Its gradient needs the rows again, when they may have changed.
         else:
-            other, place = x.where()
-            x = x.own
+            x, other, place = x.parts()
     return _multiply(adj.matrix_for(x), weight, x, other, place, reduce == "mean", False, None)
 
 
@@ -269,7 +268,7 @@ def check_features(
             f"'{name}' has shape {list(x.shape)}, expected {dims} dimensions and one row for each "
             f"of the {adj.size(1)} columns of 'adj'"
         )
-    check_tensors(adj, **{name: x.own if isinstance(x, Rows) else x})
+    check_tensors(adj, **{name: x.stored() if isinstance(x, Rows) else x})
     if x.dtype not in TYPES:
         names = ", ".join(TYPES.values())
         raise ValueError(f"'{name}' has dtype {x.dtype}, expected one of {names}")

@@ -217,7 +217,7 @@ class Call:
 
 
 def check_call(
-    x: Tensor | None,
+    x: Tensor | Rows | None,
     batch_size: int | None,
     n_id: Tensor | None,
     fill: bool,
@@ -238,7 +238,7 @@ def check_call(
         check_graph(n_id, num_nodes)
         check_halo(batch_size, n_id, buffer_size)
     expected = num_nodes if n_id is None else n_id.numel()
-    if (fill or n_id is not None) and isinstance(x, Tensor) and x.size(0) != expected:
+    if (fill or n_id is not None) and isinstance(x, Tensor | Rows) and x.size(0) != expected:
         raise ValueError(f"'x' has {x.size(0)} rows, expected one per node: {expected}")
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 
 from gas.history import History
+from gas.history.features import Features
 from gas.loader.batch import SubData
 from gas.scalable.call import Reached, Sweep, adjacency, check_graph, named_arguments
 from gas.scalable.run import exact, run_sweep, taken
@@ -21,10 +22,10 @@ if TYPE_CHECKING:
 Outputs = Iterator[tuple[SubData, Tensor]]
 
 
-def compute_dtype(model: ScalableGNN, x: Tensor | None) -> torch.dtype:
+def compute_dtype(model: ScalableGNN, x: Tensor | Features | None) -> torch.dtype:
     """In which type a model computes: that of its parameters, or else of floating features."""
     given = (p.dtype for p in model.parameters() if p.is_floating_point())
-    floating = x is not None and x.is_floating_point()
+    floating = x is not None and x.dtype.is_floating_point
     return next(given, x.dtype if floating and x is not None else torch.get_default_dtype())
 
 
@@ -38,8 +39,8 @@ def run_layers(
     loader: Iterable[SubData],
     histories: Sequence[History],
     device: torch.device,
-    dtype: Callable[[Tensor], torch.dtype],
-    forward_layer: Callable[[int, Tensor, SubData, dict[str, Any]], Tensor],
+    dtype: Callable[[Tensor | Features], torch.dtype],
+    forward_layer: Callable[[int, Tensor | Features, SubData, dict[str, Any]], Tensor],
 ) -> Outputs:
     """One sweep per layer, each computing that layer alone, of rows of the type ``dtype(x)``."""
     states: dict[tuple[int, ...], dict[str, Any]] = {}  # By batch: the order may change.
@@ -47,7 +48,7 @@ def run_layers(
         for batch in loader:
             state = states.setdefault(tuple(batch.offset.tolist()), {})
             batch = batch.to(device)
-            x = batch.data.x
+            x = batch.features()
             if layer > 0:
                 x = histories[layer - 1].pull(batch.n_id).to(device, dtype(x))
             out = forward_layer(layer, x, batch, state)[: batch.batch_size]
@@ -117,13 +118,15 @@ def layer_wise(model: ScalableGNN, loader: Iterable[SubData]) -> Tensor:
 
 
 def _run_layer(
-    model: ScalableGNN, layer: int, x: Tensor, batch: SubData, state: dict[str, Any]
+    model: ScalableGNN, layer: int, x: Tensor | Features, batch: SubData, state: dict[str, Any]
 ) -> Tensor:
     check_graph(batch.n_id, model.num_nodes)
     state["batch"] = batch
+    if layer == 0:
+        x, *_ = model._given(batch)
     kwargs = named_arguments(model.forward_layer, batch.data)
     adj_t = taken(model, adjacency(batch.data))
     with exact(model, adj_t, *batch[1:]):
-        out = model.forward_layer(layer, x, adj_t, state, **kwargs)
+        out = model.forward_layer(layer, cast(Tensor, x), adj_t, state, **kwargs)
     del state["batch"]  # It would be kept until the next layer.
     return out

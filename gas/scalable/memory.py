@@ -13,7 +13,7 @@ from torch_geometric.data import Data
 
 from gas.history.memory import human
 from gas.loader import SubgraphLoader
-from gas.loader.batch import SubData, num_bytes, tensors
+from gas.loader.batch import SubData, held, num_bytes
 
 if TYPE_CHECKING:
     from gas.scalable.model import ScalableGNN
@@ -48,15 +48,11 @@ def activation_bytes(model: ScalableGNN, batch: SubData, training: bool = True) 
         return tensor
 
     batch = batch.to(model.device)
-    own |= {tensor.untyped_storage().data_ptr() for tensor in tensors(batch.data)}
+    own |= {tensor.untyped_storage().data_ptr() for tensor in held(batch.data)}
     hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
     with _left_alone(model), torch.enable_grad(), hooks:
         model.train(training)
-        if "views" in batch.data:
-            outs = model.views(batch)
-        else:
-            x, adj_t, kwargs = model.inputs_of(batch.data)
-            outs = (model(x, adj_t, *batch[1:], **kwargs),)
+        outs = model.views(batch) if "views" in batch.data else (model(batch),)
         del outs  # While they live, what was kept does.
     return num_bytes(batch) + sum(kept.values())
 

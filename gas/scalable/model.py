@@ -25,6 +25,7 @@ from gas.history import Codec, History, TransferEngine
 from gas.history.batch import BatchPulls
 from gas.history.engine import check_io
 from gas.history.factory import HistoryFactory
+from gas.history.features import Features
 from gas.history.rows import Rows
 from gas.history.staleness import Staleness, measure
 from gas.history.store import StoreFactory
@@ -354,6 +355,7 @@ class ScalableGNN(torch.nn.Module):
         kwargs: dict[str, Any],
     ) -> tuple[Call, tuple[Any, ...], dict[str, Any]]:
         """What a call does, and the arguments of ``forward``."""
+        features: Tensor | Features | None
         if isinstance(x, SubData):
             if adj_t is not None or batch_size is not None or n_id is not None:
                 raise ValueError(
@@ -361,14 +363,16 @@ class ScalableGNN(torch.nn.Module):
                     "model(batch)"
                 )
             batch = x.to(self.device)
-            x, adj_t, given = self.inputs_of(batch.data)
+            features, adj_t, given = self._given(batch)
             batch_size, n_id, offset, count = batch[1:]
             kwargs = {**given, **kwargs}
-        check_call(x, batch_size, n_id, fill, self.num_nodes, self.buffer_size)
+        else:
+            features = x
+        check_call(features, batch_size, n_id, fill, self.num_nodes, self.buffer_size)
         call = Call(batch=n_id is not None, fill=fill, pushes=push)
         if batch_size is not None and n_id is not None:
             call.pulls = pulls_of(self, batch_size, n_id)
-        return call, (x, adj_t, batch_size, n_id, offset, count), kwargs
+        return call, (features, adj_t, batch_size, n_id, offset, count), kwargs
 
     def views(self, batch: SubData, bank: str = "original") -> tuple[Tensor, ...]:
         """Runs the model on a mini-batch and on each of its views.
@@ -494,6 +498,10 @@ class ScalableGNN(torch.nn.Module):
             other parameters that ``forward`` names: ``edge_weight``, ``edge_attr``, ``pos``, ...
         """
         return data.x, adjacency(data), named_arguments(self.forward, data)
+
+    def _given(self, batch: SubData) -> tuple[Tensor | Features, Any, dict[str, Any]]:
+        """What ``forward`` is given of a batch; the features where they lie, if it takes them."""
+        return self.inputs_of(batch.data)
 
     # Graphs ---------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from torch_geometric.nn import MessagePassing
 
 from gas.graph.adjacency import Adjacency
 from gas.history.batch import BatchPulls
-from gas.history.rows import first_rows
+from gas.history.rows import Rows, first_rows
 from gas.loader.batch import SubData
 from gas.native.compiler import apart, between, is_compiling
 from gas.nn.conv import FusedConv
@@ -56,7 +56,7 @@ class _Around:
 def run(
     model: ScalableGNN,
     call: Call,
-    x: Tensor | None,
+    x: Tensor | Rows | None,
     adj_t: Any,
     *where: Any,
     **kwargs: Any,
@@ -72,6 +72,8 @@ def run(
         **kwargs: Further arguments of ``forward``.
     """
     call.compiled = is_compiling() or model._compiled_call_impl is not None
+    if call.compiled and isinstance(x, Rows):
+        x = _read(x)
     around = _begin(model, call, adj_t, where)
     try:
         if call.compiled and not around.takes_compiler:
@@ -85,6 +87,11 @@ def run(
 
 
 _begin = apart(_Around)
+
+
+@apart
+def _read(x: Rows) -> Tensor:
+    return x.tensor()
 
 
 @apart

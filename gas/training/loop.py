@@ -233,7 +233,7 @@ def train_epoch(
                         outs = (_forward(model, batch, full_batch, edge_dropout),)
             if count > 0:
                 index = index.to(device, non_blocking=True)
-                y = batch.data.y[: batch.batch_size]
+                y = batch.own_rows("y")
                 if autocast is not None:
                     outs = tuple(out.float() for out in outs)
                 loss = (
@@ -263,6 +263,8 @@ def train_epoch(
 
 def _forward(model: ScalableGNN, batch: SubData, full_batch: bool, edge_dropout: float) -> Tensor:
     """The outputs of the in-batch nodes."""
+    if not full_batch and edge_dropout == 0:
+        return model(batch)
     x, adj_t, kwargs = model.inputs_of(batch.data)
     if edge_dropout > 0:
         rows = {key: value for key, value in kwargs.items() if is_row_per_edge(batch.data, key)}
@@ -292,7 +294,7 @@ def _step(
 
 def _train_index(batch: SubData, split: int) -> Tensor:
     """The in-batch nodes to train on, of shape ``[labelled]``."""
-    mask = split_mask(batch.data.train_mask[: batch.batch_size], split)
+    mask = split_mask(batch.own_rows("train_mask"), split)
     return mask.nonzero().view(-1)
 
 

@@ -30,7 +30,15 @@ def with_a_lock(**options):
     next(iter(load(ring(lock=threading.Lock()), **options)))
 
 
+def cut_before_a_change():
+    data = ring()
+    batch = load(data).cut([0])
+    data.x += 1
+    return batch.x
+
+
 CASES = {
+    "SubData, rows that were changed": lambda t: cut_before_a_change(),
     "SubgraphLoader, no parts": lambda t: gas.SubgraphLoader(ring()),
     "SubData, what its graph doesn't have": lambda t: next(iter(load())).z,
     "SubgraphLoader, no parts in a batch": lambda t: load(batch_size=0),

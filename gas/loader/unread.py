@@ -1,0 +1,134 @@
+"""Rows of a graph that a mini-batch has, and that nobody has read yet."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import ItemsView, Iterator, ValuesView
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from gas.graph.versions import version
+from gas.native.rows import gather_rows
+
+
+class UnreadRows:
+    """Rows of a graph's tensor, which are read when they are asked for.
+
+    Args:
+        name: What the graph calls the tensor.
+        table: The tensor, of shape ``[rows, ...]``.
+        index: The rows, of shape ``[n]``, int64.
+        per_node: Whether there is one for each node of the batch, or for each of its edges.
+    """
+
+    def __init__(self, name: str, table: Tensor, index: Tensor, per_node: bool) -> None:
+        self.name = name
+        self.table = table
+        self.index = index
+        self.per_node = per_node
+        self._versions = version(table), version(index)
+
+    def check(self) -> None:
+        """Raises ``RuntimeError`` if others would be read than when the batch was cut."""
+        if (version(self.table), version(self.index)) != self._versions:
+            raise RuntimeError(
+                f"'{self.name}' of the graph, or the ids of the batch, were changed in place since "
+                f"the batch was cut: read batch.{self.name} before, or cut the batch anew"
+            )
+
+    def read(self) -> Tensor:
+        """A copy of the rows, of shape ``[n, ...]``."""
+        self.check()
+        # Tensors made in inference mode would be of no use to training.
+        with torch.inference_mode(False), torch.no_grad():
+            return gather_rows(self.table, self.index)
+
+    def first(self, count: int) -> UnreadRows:
+        """The first of them, such as a batch's own."""
+        self.check()
+        return UnreadRows(self.name, self.table, self.index[:count], self.per_node)
+
+
+class Attributes(dict[str, Any]):
+    """What a batch's graph keeps its attributes in: whoever gets one that wasn't read reads it."""
+
+    def __getitem__(self, key: str) -> Any:
+        value = super().__getitem__(key)
+        if isinstance(value, UnreadRows):
+            value = self[key] = value.read()
+        return value
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """See :meth:`dict.get`."""
+        try:
+            return self[key]
+        except KeyError:
+            return default
+
+    def pop(self, key: str, *default: Any) -> Any:
+        """See :meth:`dict.pop`."""
+        if key in self:
+            self[key]
+        return super().pop(key, *default)
+
+    def items(self) -> ItemsView[str, Any]:  # type: ignore[override]
+        """See :meth:`dict.items`."""
+        return self._read().items()
+
+    def values(self) -> ValuesView[Any]:  # type: ignore[override]
+        """See :meth:`dict.values`."""
+        return self._read().values()
+
+    def _read(self) -> dict[str, Any]:
+        return {key: self[key] for key in self}
+
+    def unread(self) -> Iterator[tuple[str, Any]]:
+        """The names and what is there, read or not."""
+        return iter(super().items())
+
+    def __iter__(self) -> Iterator[str]:  # Or dict(self) would look past __getitem__.
+        return super().__iter__()
+
+    def __copy__(self) -> Attributes:
+        return Attributes(self.unread())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
+        return copy.deepcopy(self._read(), memo)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (self._read(),)  # A process has no use for the whole table.
+
+    def __eq__(self, other: object) -> bool:
+        return self._read() == other
+
+    __hash__ = None
+
+
+def add_unread(data: Data, rows: UnreadRows) -> None:
+    """Gives a graph rows under their name."""
+    mapping = data._store._mapping
+    if not isinstance(mapping, Attributes):
+        mapping = data._store._mapping = Attributes(mapping)
+    mapping[rows.name] = rows
+
+
+def unread(data: Data, key: str) -> UnreadRows | None:
+    """What a graph has under a name, if nobody has read it."""
+    mapping = data._store._mapping
+    value = dict.get(mapping, key)
+    return value if isinstance(value, UnreadRows) else None
+
+
+def attributes(data: Data) -> Iterator[tuple[str, Any]]:
+    """The attributes of a graph, those that weren't read as :class:`UnreadRows`."""
+    mapping = data._store._mapping
+    return mapping.unread() if isinstance(mapping, Attributes) else iter(mapping.items())
+
+
+def read_all(data: Data) -> None:
+    """Reads all rows of a graph that weren't read."""
+    for _ in data:
+        pass

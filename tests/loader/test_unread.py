@@ -1,0 +1,136 @@
+"""Rows that a batch has and nobody has read: read when asked for, right, and never others."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from loaders import LAYOUTS, make
+
+import gas
+from gas.loader.unread import UnreadRows, unread
+
+
+def batches(layout="fused", **options):
+    data, ptr = make()
+    return data, list(gas.SubgraphLoader(data, ptr, 2, layout=layout, log=False, **options))
+
+
+@pytest.mark.parametrize("layout", [*LAYOUTS, "fused"])
+def test_nothing_is_read_that_nobody_asks_for(layout):
+    data, loaded = batches(layout)
+    for batch in loaded:
+        for key, index in (("x", batch.n_id), ("y", batch.n_id), ("edge_attr", batch.data.e_id)):
+            assert unread(batch.data, key) is not None
+            assert torch.equal(getattr(batch, key), data[key][index])
+            assert unread(batch.data, key) is None
+        assert torch.equal(batch.data.edge_weight, data.edge_weight[batch.data.e_id])
+
+
+def test_what_was_read_is_the_callers():
+    data, (batch, *_) = batches()
+    before = data.x.clone()
+    batch.x.zero_()
+    assert not batch.data.x.any()
+    assert torch.equal(data.x, before)
+
+
+@pytest.mark.parametrize(
+    "twin_of",
+    [
+        copy.copy,
+        copy.deepcopy,
+        lambda data: pickle.loads(pickle.dumps(data)),
+        lambda data: data.clone(),
+        lambda data: type(data).from_dict(data.to_dict()),
+        lambda data: type(data)(**dict(data._store._mapping)),
+    ],
+)
+def test_copies_of_a_batch_have_all(twin_of):
+    data, (batch, *_) = batches()
+    twin = twin_of(batch.data)
+    assert set(twin.keys()) == set(batch.data.keys())
+    assert torch.equal(twin.x, data.x[batch.n_id])
+    assert torch.equal(twin["edge_attr"], data.edge_attr[batch.data.e_id])
+
+
+WAYS = {
+    "pairs": lambda data: dict(data)["x"],
+    "items": lambda data: dict(data.to_dict().items())["x"],
+    "values": lambda data: next(v for v in data.to_dict().values() if v is data.x),
+    "get": lambda data: data.get("x"),
+    "pop": lambda data: data._store._mapping.pop("x"),
+    "attribute": lambda data: data.x,
+    "tuple": lambda data: data.to_namedtuple().x,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_ways_to_read(way):
+    data, (batch, *_) = batches()
+    assert torch.equal(WAYS[way](batch.data), data.x[batch.n_id])
+    assert ("x" in batch.data) == (way != "pop")
+
+
+def test_rows_that_nobody_read_can_be_replaced():
+    data, (batch, other, *_) = batches()
+    del batch.data.x
+    assert "x" not in batch.data and batch.data.get("x") is None
+    other.data.x = data.x[other.n_id] + 1
+    assert torch.equal(other.x, data.x[other.n_id] + 1)
+    assert other.features() is other.x
+    assert other.data.num_features == data.num_features
+    assert "y=" in repr(other.data)
+
+
+def test_own_rows_are_read_alone():
+    data, (batch, *_) = batches()
+    own = batch.own
+    assert torch.equal(own.x, data.x[batch.n_id[: batch.batch_size]])
+    assert "edge_attr" not in own
+    assert torch.equal(batch.own_rows("y"), data.y[batch.n_id[: batch.batch_size]])
+    assert unread(batch.data, "x") is not None and unread(batch.data, "y") is not None
+    _ = batch.x
+    assert batch.own.x.data_ptr() == batch.x.data_ptr()  # A view, once all were read.
+    assert torch.equal(batch.own_rows("x"), own.x)
+
+
+@pytest.mark.parametrize("changed", ["graph", "ids"])
+def test_rows_that_changed_are_refused(changed):
+    data, (batch, *_) = batches()
+    (data.x if changed == "graph" else batch.n_id).add_(0)
+    with pytest.raises(RuntimeError, match=r"'x' of the graph, or the ids .* changed in place"):
+        _ = batch.x
+    with pytest.raises(RuntimeError, match="cut the batch anew"):
+        batch.features()
+
+
+def test_a_replaced_tensor_does_not_change_a_batch():
+    data, (batch, *_) = batches()
+    expected = data.x[batch.n_id]
+    data.x = data.x + 1
+    assert torch.equal(batch.x, expected)
+
+
+def test_no_rows_of_inference_mode():
+    data, loaded = batches()
+    with torch.inference_mode():
+        x = loaded[0].x
+    assert not x.is_inference()
+
+
+def test_cached_batches_hold_what_they_read():
+    data, ptr = make()
+    loader = gas.SubgraphLoader(data, ptr, layout="fused", cache=True, log=False)
+    for _ in range(2):
+        for batch in loader:
+            assert unread(batch.data, "x") is None
+            assert torch.equal(batch.x, data.x[batch.n_id])
+
+
+def test_workers_send_rows_not_tables():
+    data, (batch, *_) = batches()
+    assert isinstance(dict.get(batch.data._store._mapping, "x"), UnreadRows)
+    sent = pickle.dumps(batch)
+    assert b"UnreadRows" not in sent
+    assert type(pickle.loads(sent).data._store._mapping) is dict
