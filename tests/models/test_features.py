@@ -95,7 +95,8 @@ def test_who_may_see_more_gets_a_tensor():
     for layout in ("csr", "edge_index"):
         other = next(iter(gas.SubgraphLoader(data, layout=layout, log=False)))
         seen.append(MODELS["gcn"]()._given(other)[0])
-    assert all(type(x) is torch.Tensor for x in seen) and len(seen) == 4
+    assert all(type(x) is torch.Tensor for x in seen)
+    assert len(seen) == 4
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -136,9 +137,11 @@ def test_dropout_of_features():
     expected = drop(table[index], 0.5)
     assert torch.equal(once.tensor(), expected)
     assert torch.equal(twice.tensor(), drop(expected, 0.5))
-    assert drop(x, 0.5, training=False) is x and drop(x, 0.0) is x
+    assert drop(x, 0.5, training=False) is x
+    assert drop(x, 0.0) is x
     every = drop(x, 1.0)
-    assert isinstance(every, Rows) and not every.tensor().any()
+    assert isinstance(every, Rows)
+    assert not every.tensor().any()
     half = drop(Features(table.bfloat16(), index, 4), 0.5)  # Which the kernel doesn't know.
     kept = half.tensor() != 0
     assert torch.equal(half.tensor()[kept], 2 * table.bfloat16()[index][kept])
