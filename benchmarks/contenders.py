@@ -125,7 +125,10 @@ def make_converted(case: Case, graph: Graph, device: str = "cpu") -> Contender:
 
 
 def make_own_full_batch(case: Case, graph: Graph, device: str = "cpu") -> Contender:
-    model = own_model(case, graph).to(device)
+    return of_full_batch(graph, own_model(case, graph).to(device), device)
+
+
+def of_full_batch(graph: Graph, model: gas.ScalableGNN, device: str = "cpu") -> Contender:
     batches = FullBatch(graph.data, device, layout="fused")
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=True)
 

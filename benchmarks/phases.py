@@ -1,0 +1,268 @@
+"""Where the time of a training epoch goes, phase by phase, next to what each would take at best.
+
+    python benchmarks/phases.py --root data
+    python benchmarks/phases.py --root data --name phases_before    # At another commit.
+
+Two models train in turn: with histories, and on the full batch of the same operators. Each native
+function and each operator of PyTorch is timed where it is called; what is left of an epoch is
+Python, dispatch and autograd's own work. The time of an epoch is that of epochs without any timer.
+
+The bound of a phase is the larger of its bytes over the bandwidth of a copy and its operations over
+the speed of a large dense product, both measured in the same run with as many threads. Bytes are
+those that can't be avoided once a batch has been chosen: each row and each entry of a matrix is
+read once, each result is written once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from common import markdown, save, time_in_turn
+from contenders import (
+    Case,
+    Contender,
+    Graph,
+    make_gas,
+    make_own_full_batch,
+    of_full_batch,
+    prepare,
+    with_histories,
+)
+from torch.profiler import ProfilerActivity, profile
+from tqdm import tqdm
+
+import gas
+from gas import native
+from gas.native import attention, sparse
+
+GCN_CASES = (
+    Case("Cora", 2, 16, 40, 10, 0.5),
+    Case("FacebookPagePage", 2, 64, 64, 8, 0.3),
+    Case("planted:200000", 3, 128, 64, 8, 0.3),
+)
+GAT_CASE = Case("FacebookPagePage", 2, 64, 64, 8, 0.3)
+HEADS = 4
+
+PHASES = (
+    *("batches", "features", "dropout", "products", "attention", "dense", "histories"),
+    *("elementwise", "optimiser", "Python"),
+)
+NATIVE = {  # The beginnings of the names of native functions.
+    "count": "batches",
+    "write": "batches",
+    "cut": "batches",
+    "transpose": "batches",
+    "gather_rows": "features",
+    "gather_dropout": "features",
+    "dropout": "dropout",
+    "multiply": "products",
+    "attention": "attention",
+    "wait": "histories",
+    "run": "histories",
+}
+MADE = ("Relabeler", "Engine")  # Classes of the extension whose objects do work.
+DENSE = ("aten::mm", "aten::addmm", "aten::bmm")
+OPTIMISER = ("aten::_fused_adam_", "aten::_foreach_add_")
+ENTRY_BYTES = 8 + 4 + 8 + 4 + 4  # A column read and written, its id and weight, and that written.
+ADAM_BYTES = 7 * 4  # Of a parameter: itself and two moments, read and written, and its gradient.
+
+
+class Clock:
+    """The seconds of each phase, and the bytes and operations that it can't do without."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.bytes: dict[str, float] = defaultdict(float)
+        self.flops: dict[str, float] = defaultdict(float)
+
+    def timed(self, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.seconds[phase] += time.perf_counter() - start
+
+        return call
+
+    def counted(self, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function of a matrix whose result has a row for each of its rows or columns."""
+
+        def call(m: Any, *args: Any, **kwargs: Any) -> Any:
+            out = function(m, *args, **kwargs)
+            tensors = out if isinstance(out, tuple) else (out,)
+            width = sum(t[0].numel() for t in tensors if t is not None and len(t))
+            entries = m.col.numel()
+            self.flops[phase] += 2 * entries * width
+            self.bytes[phase] += (m.num_rows + min(entries, m.num_cols)) * width * 4 + 8 * entries
+            return out
+
+        return call
+
+    def bounds(self, bandwidth: float, peak: float) -> dict[str, float]:
+        """Seconds of each phase, at best."""
+        phases = {*self.bytes, *self.flops}
+        return {p: max(self.bytes[p] / bandwidth, self.flops[p] / peak) for p in phases}
+
+
+class Timed:
+    """An object whose functions are timed, by the beginnings of their names."""
+
+    def __init__(self, clock: Clock, target: Any) -> None:
+        self._clock, self._target = clock, target
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._target, name)
+        if isinstance(value, type):
+            return (lambda *args: Timed(self._clock, value(*args))) if name in MADE else value
+        phase = next((p for start, p in NATIVE.items() if name.startswith(start)), None)
+        return value if phase is None or not callable(value) else self._clock.timed(phase, value)
+
+
+@contextlib.contextmanager
+def watched(clock: Clock) -> Iterator[None]:
+    """In this context native functions are timed, and those of matrices counted."""
+    before = native.C, sparse.multiply, attention.attention, attention.attention_backward
+    native.C = Timed(clock, native.C)
+    sparse.multiply = clock.counted("products", sparse.multiply)
+    attention.attention = clock.counted("attention", attention.attention)
+    attention.attention_backward = clock.counted("attention", attention.attention_backward)
+    try:
+        yield
+    finally:
+        native.C, sparse.multiply, attention.attention, attention.attention_backward = before
+
+
+def speeds() -> tuple[float, float]:
+    """Bytes per second of a copy, read and written, and operations per second of a product."""
+    source, to = torch.randn(2, 16 << 20)
+    a, b = torch.randn(2, 2048, 2048)
+    times = time_in_turn({"copy": lambda: to.copy_(source), "product": lambda: a @ b}, 7, 2)
+    return 2 * source.nbytes / times["copy"]["min"], 2 * 2048**3 / times["product"]["min"]
+
+
+def by_phase(make: Callable[[], Contender], epochs: int) -> tuple[Clock, Contender]:
+    """Trains with timers; returns the seconds, bytes and operations of an epoch."""
+    clock = Clock()
+    with watched(clock):  # What it is made of, such as an engine, is timed as well.
+        contender = make()
+        contender.epoch()
+    for values in (clock.seconds, clock.bytes, clock.flops):
+        values.clear()
+    kinds = {**dict.fromkeys(DENSE, "dense"), **dict.fromkeys(OPTIMISER, "optimiser")}
+    with watched(clock), profile(activities=[ProfilerActivity.CPU], with_flops=True) as seen:
+        for _ in range(epochs):
+            contender.epoch()
+    for event in seen.key_averages():
+        if event.key.startswith("aten::"):
+            phase = kinds.get(event.key, "elementwise")
+            clock.seconds[phase] += event.self_cpu_time_total / 1e6
+            if phase == "dense":
+                clock.flops[phase] += event.flops
+    for values in (clock.seconds, clock.bytes, clock.flops):
+        for phase in values:
+            values[phase] /= epochs
+    return clock, contender
+
+
+def least(clock: Clock, contender: Contender, features: int) -> None:
+    """Counts what a phase can't do without, where its calls don't say it."""
+    clock.bytes["optimiser"] = ADAM_BYTES * sum(p.numel() for p in contender.model.parameters())
+    rows = 0
+    for batch in contender.batches:
+        if isinstance(batch.data.adj_t, gas.nn.Adjacency) and batch.n_id.numel():
+            clock.bytes["batches"] += ENTRY_BYTES * batch.data.adj_t.num_entries
+        rows += batch.data.num_nodes
+    clock.bytes["features"] = 2 * 4 * features * rows
+    histories = getattr(contender.model, "histories", ())
+    if any(batch.n_id.numel() for batch in contender.batches):
+        clock.bytes["histories"] = sum(
+            2 * h.num_embeddings * h.embedding_dim * 4 for h in histories
+        )
+
+
+def cells(clock: Clock, epoch: float, bounds: dict[str, float]) -> list[str]:
+    """The phases of one contender, and their bounds."""
+    found = []
+    for phase in PHASES:
+        seconds = clock.seconds[phase]
+        if phase == "Python":
+            seconds = max(0.0, epoch - sum(clock.seconds.values()))
+        bound = f" ({1000 * bounds[phase]:.1f})" if phase in bounds else ""
+        found.append(f"{1000 * seconds:.1f}{bound}" if seconds or bound else "-")
+    return found
+
+
+def make_gat(case: Case, graph: Graph, full_batch: bool) -> Contender:
+    """GAT with as wide layers as the GCN of a case."""
+    model = gas.models.GAT(
+        graph.data.num_nodes,
+        graph.data.num_features,
+        case.hidden_channels // HEADS,
+        HEADS,
+        graph.out_channels,
+        1,
+        case.num_layers,
+        case.dropout,
+    )
+    return of_full_batch(graph, model) if full_batch else with_histories(case, graph, model)
+
+
+WORKLOADS: list[tuple[str, Case, Callable[..., Contender], Callable[..., Contender]]] = [
+    *(("GCN", case, make_gas, make_own_full_batch) for case in GCN_CASES),
+    (
+        "GAT",
+        GAT_CASE,
+        lambda case, graph: make_gat(case, graph, False),
+        lambda case, graph: make_gat(case, graph, True),
+    ),
+]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--root", default="data")
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--datasets", nargs="*", help="a part of the workloads")
+    parser.add_argument("--name", default="phases", help="of the results")
+    args = parser.parse_args()
+
+    bandwidth, peak = speeds()
+    results, rows = [], []
+    for kind, case, *makers in tqdm(WORKLOADS):
+        if args.datasets is not None and case.dataset not in args.datasets:
+            continue
+        graph = prepare(args.root, case)
+        repeats = args.repeats if graph.data.num_nodes > 100_000 else 5 * args.repeats
+        names = ("histories", "full batch")
+        plain = {n: make(case, graph) for n, make in zip(names, makers, strict=True)}
+        times = time_in_turn({n: c.epoch for n, c in plain.items()}, repeats, 2)
+        for name, make in zip(names, makers, strict=True):
+            epoch = times[name]["median"]
+            clock, contender = by_phase(functools.partial(make, case, graph), repeats)
+            least(clock, contender, graph.data.num_features)
+            bounds = clock.bounds(bandwidth, peak)
+            found = {"epoch": epoch, "seconds": dict(clock.seconds), "bounds": bounds}
+            settings = {"model": kind, "settings": vars(case), "contender": name}
+            results.append({**settings, **found})
+            label = f"{case.dataset}, {kind} {case.num_layers}x{case.hidden_channels}"
+            rows.append([label, name, f"{1000 * epoch:.1f}", *cells(clock, epoch, bounds)])
+    table = markdown(["workload", "contender", "epoch", *PHASES], rows)
+    notes = (
+        "Milliseconds, and in brackets what a phase takes at best; phases were timed in epochs of "
+        f"their own, with timers. A copy reads and writes {bandwidth / 1e9:.1f} GB/s, a dense "
+        f"product does {peak / 1e9:.0f} GFLOP/s."
+    )
+    content = {"bytes_per_s": bandwidth, "flops": peak, "workloads": results}
+    save(args.name, content, f"{table}\n\n{notes}")
+
+
+if __name__ == "__main__":
+    main()
