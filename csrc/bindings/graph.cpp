@@ -3,6 +3,7 @@
 #include "graph/keep.h"
 #include "graph/relabel.h"
 #include "graph/transpose.h"
+#include "graph/undirected.h"
 
 namespace {
 
@@ -17,6 +18,7 @@ void bind_graph(py::module_& m) {
   define(m, "coo_to_csr", gas::coo_to_csr, Release());
   define(m, "kept_entries", gas::kept_entries, Release());
   define(m, "transpose", gas::transpose, Release());
+  define(m, "undirected", gas::undirected, Release());
   py::class_<gas::Relabeler>(m, "Relabeler")
       .def(py::init<int64_t, bool>())
       .def(

@@ -5,6 +5,7 @@ from gas.datasets.masks import gen_masks, index2mask
 from gas.datasets.named import dataset_key, dataset_names, get_data
 from gas.datasets.opening import open_graph
 from gas.datasets.planted import planted_partition
+from gas.datasets.planted_disk import open_mapped, planted_to_disk
 
 __all__ = [
     "dataset_key",
@@ -14,5 +15,7 @@ __all__ = [
     "index2mask",
     "load_graph",
     "open_graph",
+    "open_mapped",
+    "planted_to_disk",
     "planted_partition",
 ]

@@ -7,6 +7,50 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 
+class Communities:
+    """Nodes sorted by community, each with a weight from a power law; and how edges are drawn.
+
+    Args:
+        community: The community of each node, of shape ``[N]``, int64, sorted.
+        num_communities: Their number.
+        uniform: A uniform number for each node, of shape ``[N]``, double.
+        exponent: Exponent of the degree distribution, above 2.
+    """
+
+    def __init__(
+        self, community: Tensor, num_communities: int, uniform: Tensor, exponent: float
+    ) -> None:
+        largest = max(1.0, community.numel() ** 0.5)  # Or hubs would exceed the expected degree.
+        weight = (1.0 - uniform).pow(-1.0 / (exponent - 1.0)).clamp_(max=largest)
+        self.community, self.total = community, weight.cumsum(0)
+        # Sorted nodes make a community one range of cumulative weights.
+        padded = torch.nn.functional.pad(self.total, (1, 0))
+        number = torch.arange(num_communities)
+        self.low = padded[torch.searchsorted(community, number)]
+        self.high = padded[torch.searchsorted(community, number, right=True)]
+
+    def draw(self, uniform: tuple[Tensor, Tensor, Tensor], mixing: float) -> tuple[Tensor, Tensor]:
+        """Draws edges: the first end by weight; the second too, among its community or all nodes.
+
+        Args:
+            uniform: Three uniform numbers for each edge, double: for the first end, for whether the
+                second may be any node, and for the second.
+            mixing: The fraction of edges whose second end may be any node.
+        """
+        last = self.total.numel() - 1
+        src = torch.searchsorted(self.total, uniform[0] * self.total[-1]).clamp_(max=last)
+        anywhere, own = uniform[1] < mixing, self.community[src]
+        low = torch.where(anywhere, 0.0, self.low[own])
+        high = torch.where(anywhere, self.total[-1], self.high[own])
+        dst = torch.searchsorted(self.total, low + uniform[2] * (high - low)).clamp_(max=last)
+        return src, dst
+
+
+def num_communities(num_nodes: int, num_classes: int, community_size: int) -> int:
+    """How many communities there are: one at least for every class."""
+    return max(min(num_classes, num_nodes), num_nodes // community_size)
+
+
 def planted_partition(
     num_nodes: int,
     avg_degree: float = 20.0,
@@ -47,29 +91,17 @@ def planted_partition(
     def uniform(size: int) -> Tensor:
         return torch.rand(size, generator=generator, dtype=torch.double)
 
-    num_communities = max(min(num_classes, num_nodes), num_nodes // community_size)
-    # Nodes are drawn sorted by community, so that a community is one range of cumulative weights.
-    community = torch.randint(num_communities, (num_nodes,), generator=generator).sort().values
-    largest = max(1.0, num_nodes**0.5)  # A cap keeps hubs from exceeding the expected degree.
-    weight = (1.0 - uniform(num_nodes)).pow(-1.0 / (exponent - 1.0)).clamp_(max=largest)
-    total = weight.cumsum(0)
-    first = torch.searchsorted(community, torch.arange(num_communities))
-    last = torch.searchsorted(community, torch.arange(num_communities), right=True)
-    padded = torch.nn.functional.pad(total, (1, 0))
-
+    number = num_communities(num_nodes, num_classes, community_size)
+    community = torch.randint(number, (num_nodes,), generator=generator).sort().values
+    communities = Communities(community, number, uniform(num_nodes), exponent)
     num_pairs = int(num_nodes * avg_degree / 2)
-    src = torch.searchsorted(total, uniform(num_pairs) * total[-1]).clamp_(max=num_nodes - 1)
-    anywhere = uniform(num_pairs) < mixing
-    own = community[src]
-    low = torch.where(anywhere, 0.0, padded[first[own]])
-    high = torch.where(anywhere, total[-1], padded[last[own]])
-    dst = torch.searchsorted(total, low + uniform(num_pairs) * (high - low))
-    dst.clamp_(max=num_nodes - 1)
+    drawn = (uniform(num_pairs), uniform(num_pairs), uniform(num_pairs))
+    src, dst = communities.draw(drawn, mixing)
 
     shuffled = torch.randperm(num_nodes, generator=generator)
     edge_index = shuffled[torch.stack([torch.cat([src, dst]), torch.cat([dst, src])])]
     y = torch.empty(num_nodes, dtype=torch.long)
-    classes = torch.randperm(num_communities, generator=generator) % num_classes
+    classes = torch.randperm(number, generator=generator) % num_classes
     y[shuffled] = classes[community]
     means = torch.randn(num_classes, num_features, generator=generator)
     x = torch.randn(num_nodes, num_features, generator=generator).mul_(noise).add_(means[y])

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gas.graph.edges import check_edge_rows, read_graph
-from gas.graph.partition import metis
+from gas.graph.partition import find_parts
 from gas.graph.permute import PARTS, permute
 from gas.native.checks import check_integer
 
@@ -36,6 +36,7 @@ def cluster(
     model: Model | None = None,
     memory: int | None = None,
     recursive: bool = False,
+    edge_weight: Tensor | None = None,
     method: str = "metis",
     seed: int = 0,
     cache: bool | str | Path = True,
@@ -59,6 +60,8 @@ def cluster(
             with ``model``, on the part with most edges; parameters, optimizer and histories come on
             top.
         recursive: See :func:`gas.metis`.
+        edge_weight: See :func:`gas.metis`; of the edges of ``data``, as it was given. Those that it
+            holds itself are for its model, and don't matter to the parts.
         method: See :func:`gas.metis`.
         seed: See :func:`gas.metis`.
         cache: See :func:`gas.metis`.
@@ -88,16 +91,13 @@ def cluster(
                 "before, or rename the attribute"
             )
     check_edge_rows(data, data.num_edges)  # A transform may add edges that have none.
+    given = None if edge_weight is None else read_graph(data, edge_weight=False)
     if model is not None:
         data = model.prepare(data)
-    edges = read_graph(data, edge_weight=False)
-    adjacency = torch.stack([edges.src, edges.dst])
+    edges = given or read_graph(data, edge_weight=False)
 
     def cut(num_parts: Any, log: bool = False) -> Data:
-        perm, parts = metis(
-            adjacency, num_parts, recursive, log,
-            num_nodes=edges.num_nodes, method=method, seed=seed, cache=cache,
-        )  # fmt: skip
+        perm, parts = find_parts(edges, num_parts, recursive, log, edge_weight, method, seed, cache)
         out = permute(data, perm, log)
         out[PERM], out[PARTS] = perm, parts
         return out

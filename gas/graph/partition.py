@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gas.graph.edges import CSR, Edges, read_edges
+from gas.graph.edges import Edges, read_edges
+from gas.graph.partitioners import (
+    kaminpar_parts,
+    metis_parts,
+    pick_method,
+    random_parts,
+    undirected_graph,
+    whole_weights,
+)
 from gas.native.checks import check_integer
-from gas.native.graph import coo_to_csr
 
-METHODS = ("metis", "kaminpar", "random")
+METHODS = ("metis", "kaminpar", "random", "auto")
+_PARTITIONERS = {"metis": metis_parts, "kaminpar": kaminpar_parts}
 
 
 def metis(
@@ -34,6 +43,7 @@ def metis(
     log: bool = True,
     *,
     num_nodes: int | None = None,
+    edge_weight: Tensor | None = None,
     method: str = "metis",
     seed: int = 0,
     cache: bool | str | Path = True,
@@ -50,8 +60,13 @@ def metis(
             (default: ``False``)
         log: Report progress on standard error. (default: ``True``)
         num_nodes: The number of nodes. (default: what ``edge_index`` says)
+        edge_weight: How much it matters not to cut each edge, of shape ``[E]``: integers or floats,
+            none negative. Those of duplicates and of both directions add up; an edge of weight 0 is
+            none. Only their ratios matter, down to a millionth of the largest. (default: all alike)
         method: ``"metis"``; ``"kaminpar"``, which is parallel and needs ``pip install
-            gas[kaminpar]``; or ``"random"``, for graphs that neither can hold.
+            gas[kaminpar]``; ``"random"``, for graphs that neither can hold; or ``"auto"``: METIS
+            for graphs that it can hold and cuts in a minute or two; then KaMinPar if it is
+            installed, else METIS; ``"random"`` if memory is too little for either.
             (default: ``"metis"``)
         seed: Seed of the partitioner. (default: ``0``)
         cache: Whether to cache results, or the folder to cache them in. (default: ``True``, in
@@ -63,36 +78,94 @@ def metis(
         ``ptr[p + 1] - 1``.
 
     Raises:
-        ValueError: If the graph or the number of parts is unusable.
+        ValueError: If the graph, its weights or the number of parts is unusable.
+        ImportError: If ``method`` is ``"kaminpar"``, which isn't installed.
     """
+    return find_parts(
+        read_edges(edge_index, num_nodes),
+        num_parts,
+        recursive,
+        log,
+        edge_weight,
+        method,
+        seed,
+        cache,
+    )
+
+
+def find_parts(
+    edges: Edges,
+    num_parts: int,
+    recursive: bool,
+    log: bool,
+    edge_weight: Tensor | None,
+    method: str,
+    seed: int,
+    cache: bool | str | Path,
+) -> tuple[Tensor, Tensor]:
+    """:func:`metis` of edges that were read, whose own weights it doesn't look at."""
     if method not in METHODS:
         raise ValueError(f"'method' is {method!r}, expected one of {', '.join(map(repr, METHODS))}")
-    edges = read_edges(edge_index, num_nodes)
-    edges = Edges(edges.src.cpu(), edges.dst.cpu(), None, edges.num_nodes)
+    if edge_weight is not None and method == "random":
+        raise ValueError(
+            "'edge_weight' is given, which method='random' doesn't look at: leave it out, or take "
+            "another 'method'"
+        )
+    weight = None if edge_weight is None else whole_weights(edge_weight, edges.src.numel())
+    edges = Edges(edges.src.cpu(), edges.dst.cpu(), weight, edges.num_nodes)
     _check_num_parts(num_parts, edges.num_nodes)
     if num_parts == 1:
         return torch.arange(edges.num_nodes), torch.tensor([0, edges.num_nodes])
 
-    start = time.perf_counter()
-    file = None
-    if cache and method != "random":
+    def file_of(method: str) -> Path | None:
+        if not cache or method == "random":
+            return None
         folder = cache_dir() if cache is True else Path(cache)
-        file = folder / "partitions" / f"{_hash(edges, num_parts, recursive, method, seed)}.npy"
-    part = _load(file, edges.num_nodes, num_parts)
-    if part is None:
-        if log:
-            print(f"Computing {num_parts} parts with {method} ...", end=" ", file=sys.stderr)
-            sys.stderr.flush()
-        part = _fill_empty(_PARTITIONERS[method](edges, num_parts, recursive, seed), num_parts)
-        if log:
-            print(f"done [{time.perf_counter() - start:.2f} s]", file=sys.stderr)
-        _save(file, part)
-    elif log:
-        print(f"Found {num_parts} parts in {file}", file=sys.stderr)
+        return folder / "partitions" / f"{_hash(edges, num_parts, recursive, method, seed)}.npy"
+
+    for known in ("metis", "kaminpar") if method == "auto" else (method,):
+        file = file_of(known)
+        part = _load(file, edges.num_nodes, num_parts)
+        if part is not None:
+            if log:
+                print(f"Found {num_parts} parts in {file}", file=sys.stderr)
+            break
+    else:
+        part = _compute(edges, num_parts, recursive, method, seed, log, file_of)
 
     ptr = torch.zeros(num_parts + 1, dtype=torch.long)
     torch.cumsum(torch.bincount(part, minlength=num_parts), 0, out=ptr[1:])
     return torch.sort(part, stable=True).indices, ptr
+
+
+def _compute(
+    edges: Edges,
+    num_parts: int,
+    recursive: bool,
+    method: str,
+    seed: int,
+    log: bool,
+    file_of: Callable[[str], Path | None],
+) -> Tensor:
+    """Cuts the graph, and keeps the parts in the file for the method that did it."""
+    start = time.perf_counter()
+    graph = None if method == "random" else undirected_graph(edges)
+    if method == "auto" and graph is not None:
+        method, why = pick_method(graph)
+        if log:
+            print(f"method='auto' takes {method}: {why}", file=sys.stderr)
+    if log:
+        print(f"Computing {num_parts} parts with {method} ...", end=" ", file=sys.stderr)
+        sys.stderr.flush()
+    if method == "random" or graph is None:
+        part = random_parts(edges.num_nodes, num_parts, seed)
+    else:
+        part = _PARTITIONERS[method](graph, num_parts, recursive, seed)
+    part = _fill_empty(part, num_parts)
+    if log:
+        print(f"done [{time.perf_counter() - start:.2f} s]", file=sys.stderr)
+    _save(file_of(method), part)
+    return part
 
 
 def _check_num_parts(num_parts: int, num_nodes: int) -> None:
@@ -102,69 +175,6 @@ def _check_num_parts(num_parts: int, num_nodes: int) -> None:
             f"'num_parts' is {num_parts}, but the graph has {num_nodes} nodes: ask for at most one "
             "part per node"
         )
-
-
-# Partitioners -------------------------------------------------------------------------------------
-
-
-def _undirected(edges: Edges) -> CSR:
-    """Both directions of every edge, once, without self-loops: METIS crashes on anything else."""
-    both = Edges(
-        torch.cat([edges.src, edges.dst]), torch.cat([edges.dst, edges.src]), None, edges.num_nodes
-    )
-    rowptr, col, perm = coo_to_csr(both.dst, both.src, both.num_nodes)
-    row = both.dst[perm]
-    keep = row != col
-    keep[1:] &= (row[1:] != row[:-1]) | (col[1:] != col[:-1])
-    kept = torch.nn.functional.pad(keep.cumsum(0), (1, 0))
-    return CSR(kept[rowptr], col[keep], None)
-
-
-def _metis(edges: Edges, num_parts: int, recursive: bool, seed: int) -> Tensor:
-    import pymetis
-
-    graph = _undirected(edges)
-    _, part = pymetis.part_graph(
-        num_parts,
-        pymetis.CSRAdjacency(graph.rowptr.numpy(), graph.col.numpy()),
-        recursive=recursive,
-        options=pymetis.Options(seed=seed),
-    )
-    return torch.from_numpy(np.asarray(part, dtype=np.int64))
-
-
-def _kaminpar(edges: Edges, num_parts: int, recursive: bool, seed: int) -> Tensor:
-    try:
-        import kaminpar
-    except ImportError as error:
-        raise ImportError("method='kaminpar' needs the package: pip install kaminpar") from error
-    graph = _undirected(edges)
-    with tempfile.TemporaryDirectory() as folder:
-        file = str(Path(folder) / "graph.parhip")
-        _write_parhip(graph, file)
-        loaded = kaminpar.load_graph(file, kaminpar.GraphFileFormat.PARHIP)
-    kaminpar.reseed(seed)
-    partitioner = kaminpar.KaMinPar(torch.get_num_threads(), kaminpar.default_context())
-    return torch.tensor(partitioner.compute_partition(loaded, num_parts, 0.03), dtype=torch.long)
-
-
-def _write_parhip(graph: CSR, file: str) -> None:
-    """Writes the ParHIP binary format: version, sizes, byte offsets of rows, columns, as uint64."""
-    unweighted_64_bit = 3
-    num_nodes, num_edges = graph.rowptr.numel() - 1, graph.col.numel()
-    header = np.array([unweighted_64_bit, num_nodes, num_edges], dtype=np.uint64)
-    offsets = (graph.rowptr.numpy() + len(header) + num_nodes + 1) * 8
-    with open(file, "wb") as stream:
-        for array in (header, offsets.astype(np.uint64), graph.col.numpy().astype(np.uint64)):
-            array.tofile(stream)
-
-
-def _random(edges: Edges, num_parts: int, recursive: bool, seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randperm(edges.num_nodes, generator=generator) % num_parts
-
-
-_PARTITIONERS = {"metis": _metis, "kaminpar": _kaminpar, "random": _random}
 
 
 def _fill_empty(part: Tensor, num_parts: int) -> Tensor:
@@ -192,8 +202,9 @@ def cache_dir() -> Path:
 
 def _hash(edges: Edges, *settings: object) -> str:
     digest = hashlib.blake2b(repr((edges.num_nodes, *settings)).encode(), digest_size=16)
-    for ids in (edges.src, edges.dst):
-        digest.update(ids.contiguous().numpy().data)
+    for values in (edges.src, edges.dst, edges.weight):
+        if values is not None:
+            digest.update(values.contiguous().numpy().data)
     return digest.hexdigest()
 
 
@@ -229,5 +240,5 @@ def _save(file: Path | None, part: Tensor) -> None:
         warnings.warn(
             f"the partition could not be cached in {file.parent} ({error}): set GAS_CACHE_DIR to a "
             "writable folder, or pass cache=False",
-            stacklevel=3,
+            stacklevel=4,
         )

@@ -61,6 +61,72 @@ def _coo_to_csr_torch(row: Tensor, col: Tensor, num_rows: int) -> tuple[Tensor, 
     return rowptr, col[perm], perm
 
 
+def undirected(
+    src: Tensor,
+    dst: Tensor,
+    num_nodes: int,
+    weight: Tensor | None = None,
+    dtype: torch.dtype = torch.int64,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Both directions of every edge, once, without self-loops: what partitioners take.
+
+    Besides what it returns, it needs memory for an eighth of the entries.
+
+    Args:
+        src: One end of each edge, of shape ``[E]``, int64, in ``[0, num_nodes)``.
+        dst: The other end, likewise.
+        num_nodes: The number of nodes.
+        weight: Of each edge, of shape ``[E]``, int32, not negative. Those of duplicates and of both
+            directions add up; edges of weight 0 are left out. (default: none)
+        dtype: Of ``col``: int64 or int32. (default: ``torch.int64``)
+
+    Returns:
+        ``rowptr`` of shape ``[num_nodes + 1]``, ``col`` of shape ``[entries]``, sorted in each row,
+        and the weight of each entry, int64, or ``None``.
+    """
+    check_index("src", src)
+    check_index("dst", dst)
+    if not native.on_cpu(src, dst, weight):
+        return _undirected_torch(src, dst, num_nodes, weight, dtype)
+    src, dst = src.contiguous(), dst.contiguous()
+    weight = None if weight is None else weight.contiguous()
+    rowptr = src.new_empty(num_nodes + 1)
+    room = 2 * src.numel()  # What isn't written, the system never gives.
+    col = torch.empty(room, dtype=dtype)
+    out_weight = None if weight is None else src.new_empty(room)
+    kept = native.C.undirected(
+        src.data_ptr(),
+        dst.data_ptr(),
+        0 if weight is None else weight.data_ptr(),
+        src.numel(),
+        num_nodes,
+        col.element_size(),
+        rowptr.data_ptr(),
+        col.data_ptr(),
+        0 if out_weight is None else out_weight.data_ptr(),
+        torch.get_num_threads(),
+    )
+    return rowptr, col[:kept], None if out_weight is None else out_weight[:kept]
+
+
+def _undirected_torch(
+    src: Tensor, dst: Tensor, num_nodes: int, weight: Tensor | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    both = torch.stack([torch.cat([src, dst]), torch.cat([dst, src])])
+    check_range("src", src, num_nodes)
+    check_range("dst", dst, num_nodes)
+    keep = both[0] != both[1]
+    (row, col), which = both[:, keep].unique(dim=1, return_inverse=True)
+    if weight is not None:
+        weight = weight.new_zeros(row.numel(), dtype=torch.int64).index_add_(
+            0, which, weight.long().repeat(2)[keep]
+        )
+        row, col, weight = row[weight > 0], col[weight > 0], weight[weight > 0]
+    rowptr = src.new_zeros(num_nodes + 1)
+    torch.cumsum(torch.bincount(row, minlength=num_nodes), 0, out=rowptr[1:])
+    return rowptr, col.to(dtype), weight
+
+
 class Batch(NamedTuple):
     """The edges of one mini-batch of ``B`` nodes with ``H`` halo nodes and ``e`` edges.
 

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from gas.history.memory import human
+from gas.loader import SubgraphLoader
 from gas.loader import SubgraphLoader
 from gas.loader.batch import SubData, held, num_bytes
+from gas.native.memory import human
 
 if TYPE_CHECKING:
     from gas.scalable.model import ScalableGNN

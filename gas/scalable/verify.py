@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from gas.history.memory import free_memory
 from gas.loader import EvalSubgraphLoader, SubgraphLoader
 from gas.loader.batch import SubData
 from gas.native.checks import check_integer
+from gas.native.memory import free_memory
 from gas.scalable.inference import assemble, layer_wise
 from gas.scalable.memory import activation_bytes
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gas.history.memory import human
 from gas.loader import SubgraphLoader
+from gas.native.memory import human
 from gas.scalable.memory import activation_bytes
 from gas.scalable.model import ScalableGNN
 

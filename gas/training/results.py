@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gas.history.memory import human
+from gas.native.memory import human
 from gas.training.loop import Run, split_mask
 from gas.training.metrics import is_real
 from gas.training.report import machine, metrics, plot_curves, replacing, write_json

@@ -1,13 +1,16 @@
+import importlib.util
+import re
+
 import numpy as np
 import pytest
 import torch
 from conftest import random_graph
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
-from torch_geometric.utils import to_torch_csr_tensor
+from torch_geometric.utils import to_torch_csr_tensor, to_undirected
 
 import gas
-from gas.graph import partition
+from gas.graph import partition, partitioners
 
 METHODS = ["metis", "random", pytest.param("kaminpar", marks=pytest.mark.requires("kaminpar"))]
 
@@ -128,6 +131,149 @@ def test_an_unwritable_cache_is_no_error(tmp_path):
     check(perm, ptr, 18, 2)
 
 
+# Weights ------------------------------------------------------------------------------------------
+
+
+def heavy_pairs(method, weights, **options):
+    """Parts of a grid of 6 x 20 whose weights say in which of two directions it is to be cut."""
+    node = torch.arange(120).view(6, 20)
+    along = torch.stack([node[:, :-1].flatten(), node[:, 1:].flatten()])
+    across = torch.stack([node[:-1].flatten(), node[1:].flatten()])
+    edge_index = torch.cat([along, across], dim=1)
+    light, heavy = weights
+    weight = torch.tensor([heavy] * along.size(1) + [light] * across.size(1))
+    perm, ptr = gas.metis(
+        edge_index, 2, num_nodes=120, edge_weight=weight, method=method, log=False, **options
+    )
+    part = torch.empty(120, dtype=torch.long)
+    part[perm] = torch.arange(2).repeat_interleave(ptr.diff())
+    cut = part[edge_index[0]] != part[edge_index[1]]
+    return int(cut[: along.size(1)].sum()), int(cut[along.size(1) :].sum())
+
+
+CUTTERS = [METHODS[0], METHODS[2]]
+
+
+@pytest.mark.parametrize("method", CUTTERS)
+@pytest.mark.parametrize("weights", [(1, 1000), (0.001, 1.0), (1e-30, 1e-20), (0, 1), (1, 2**40)])
+def test_weights_say_where_to_cut(method, weights):
+    along, across = heavy_pairs(method, weights)
+    assert along == 0
+    assert across > 0
+
+
+@pytest.mark.parametrize("method", CUTTERS)
+@pytest.mark.parametrize("weights", [(1, 1), (7, 7), (0.3, 0.3)])
+def test_constant_weights_are_as_none(method, weights):
+    along, across = heavy_pairs(method, weights)
+    assert along + across <= 8  # The short way across, or nearly.
+
+
+@pytest.mark.parametrize("recursive", [False, True])
+def test_weights_of_both_directions_and_duplicates_add_up(recursive):
+    # Two nodes each are tied by four light edges, or by one that is heavier than any of them.
+    edge_index = torch.tensor([[0, 1, 0, 1, 1, 2, 2, 3, 3, 0], [1, 0, 1, 0, 2, 1, 3, 2, 0, 3]])
+    weight = torch.tensor([3, 3, 3, 3, 5, 0, 6, 6, 5, 0])
+    perm, _ = gas.metis(edge_index, 2, recursive, log=False, edge_weight=weight)
+    assert {frozenset(part.tolist()) for part in perm.split(2)} == {
+        frozenset({0, 1}), frozenset({2, 3})
+    }  # fmt: skip
+
+
+def test_weights_are_part_of_the_cache_s_key(tmp_path):
+    for weights in ((1, 9), (9, 1), (1, 9)):
+        heavy_pairs("metis", weights, cache=tmp_path)
+    assert len(list((tmp_path / "partitions").iterdir())) == 2
+
+
+def test_whole_weights():
+    for given, expected in [
+        (torch.tensor([0, 3, 2**20]), [0, 3, 2**20]),
+        (torch.tensor([1, 2**40]), [1, 2**20]),
+        (torch.tensor([0.5, 0.0, 1e-9]), [2**20, 0, 1]),
+        (torch.tensor([[2.0], [2.0]], dtype=torch.half), [2**20] * 2),
+        (torch.tensor([5], dtype=torch.uint8), [5]),
+        (torch.tensor([]), []),
+    ]:
+        found = partitioners.whole_weights(given, given.size(0))
+        assert found.dtype == torch.int32
+        assert found.tolist() == expected
+
+
+def test_clusters_of_weights():
+    """The weights are those of the graph as it was given, whatever a model makes of it."""
+    node = torch.arange(40).view(2, 20)
+    along = torch.stack([node[:, :-1].flatten(), node[:, 1:].flatten()])
+    across = torch.stack([node[0], node[1]])
+    data = Data(
+        x=torch.randn(40, 2),
+        edge_index=to_undirected(torch.cat([along, across], dim=1)),
+        edge_weight=torch.rand(116),
+    )
+    same_column = data.edge_index[0] % 20 == data.edge_index[1] % 20
+    model = gas.models.GCN(40, 2, 4, 2, 2)
+    graph = gas.cluster(data, 2, model=model, edge_weight=1 + 999 * ~same_column, log=False)
+    assert graph.num_edges == 116 + 40  # With self-loops.
+    assert {frozenset(part.tolist()) for part in graph.perm.split(20)} == {
+        frozenset(range(20)), frozenset(range(20, 40))
+    }  # fmt: skip
+
+
+# method='auto' ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("free", "most", "installed", "expected", "why"),
+    [
+        (2**40, 10**6, False, "metis", "it needs about .* of memory, 1.0 TiB are free"),
+        (2**40, 10, True, "kaminpar", "METIS takes minutes for 760 entries"),
+        (2**40, 10, False, "metis", "KaMinPar isn't installed, which would be faster: pip"),
+        (760 * 60, 10**6, True, "kaminpar", "METIS needs about 81.64 KiB of memory, 44.53 KiB"),
+        (760 * 60, 10**6, False, "random", "KaMinPar needs about .*, but isn't installed: pip"),
+        (99, 10**6, True, "random", "METIS needs .* 99 bytes are free; KaMinPar needs about 22.27"),
+    ],
+)
+def test_auto(free, most, installed, expected, why, monkeypatch, capsys, tmp_path):
+    made = []
+
+    def stand_in(name):
+        return lambda graph, *_: made.append(name) or torch.arange(graph.num_nodes) % 4
+
+    for name in ("metis", "kaminpar"):
+        monkeypatch.setitem(partition._PARTITIONERS, name, stand_in(name))
+    monkeypatch.setattr(partitioners, "free_memory", lambda: free)
+    monkeypatch.setattr(partitioners, "MOST_METIS_ENTRIES", most)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: installed or None)
+    data = Data(edge_index=cliques(4, 20)[:, :380], num_nodes=80)
+    graph = gas.cluster(data, 4, method="auto", cache=tmp_path)
+    assert graph.parts.tolist() == [0, 20, 40, 60, 80]
+    said = capsys.readouterr().err
+    assert re.search(f"method='auto' takes {expected}: .*{why}", said), said
+    assert f"Computing 4 parts with {expected} ..." in said
+    assert made == [expected] * (expected != "random")
+    gas.cluster(data, 4, method="auto", cache=tmp_path, log=False)  # From the cache, but for ...
+    assert made == [expected] * (expected != "random")
+    assert len(list(tmp_path.rglob("*.npy"))) == (expected != "random")  # ... the last resort.
+    assert not capsys.readouterr().err
+
+
+def test_auto_finds_what_metis_left_in_the_cache(tmp_path, capsys):
+    first = gas.metis(cliques(3, 10), 3, cache=tmp_path, log=False)
+    again = gas.metis(cliques(3, 10), 3, cache=tmp_path, method="auto")
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert "Found 3 parts in" in capsys.readouterr().err
+
+
+@pytest.mark.requires("kaminpar")
+@pytest.mark.parametrize("weights", [None, (1, 1000)])
+def test_kaminpar_of_a_compressed_graph(weights, monkeypatch):
+    monkeypatch.setattr(partitioners, "MOST_PLAIN_ENTRIES", 0)
+    if weights is None:
+        test_parts_find_communities("kaminpar")
+    else:
+        test_weights_say_where_to_cut("kaminpar", weights)
+
+
 def test_empty_parts_are_filled():
     part = partition._fill_empty(torch.tensor([3, 3, 3, 3, 1, 1, 1]), 4)
     assert set(part.tolist()) == {0, 1, 2, 3}
@@ -141,6 +287,17 @@ def test_empty_parts_are_filled():
         ({"num_parts": 2.0}, "'num_parts' is 2.0, expected an integer"),
         ({"num_parts": 21}, "'num_parts' is 21, but the graph has 20 nodes: ask for at most one"),
         ({"method": "magic"}, "'method' is 'magic', expected one of 'metis', 'kaminpar', 'random'"),
+        ({"edge_weight": torch.ones(7)}, r"'edge_weight' has shape \[7\], .* per edge: \[90\]"),
+        (
+            {"edge_weight": -torch.ones(90)},
+            "'edge_weight' holds -1.0 at the edge 0: expected finite",
+        ),
+        ({"edge_weight": torch.ones(90) / 0}, "'edge_weight' holds inf at the edge 0"),
+        ({"edge_weight": torch.zeros(90) / 0}, "'edge_weight' holds nan at the edge 0"),
+        ({"edge_weight": torch.zeros(90)}, "'edge_weight' is 0 for every edge"),
+        ({"edge_weight": [1] * 90}, "'edge_weight' is a list, expected a tensor"),
+        ({"edge_weight": torch.ones(90) > 0}, "'edge_weight' is torch.bool, expected a tensor"),
+        ({"edge_weight": torch.ones(90), "method": "random"}, "method='random' doesn't look at"),
         ({"num_nodes": 19}, "holds the node id 19, but 'num_nodes' is 19.*set num_nodes=20"),
         ({"edge_index": torch.tensor([[0], [-3]])}, "holds the node id -3"),
         ({"edge_index": torch.rand(2, 5)}, "has dtype torch.float32, expected integers"),

@@ -11,7 +11,9 @@ import torch
 from conftest import ROOT
 
 import gas
-from gas.history import DiskStore, cores, disk, memory
+from gas.history import DiskStore, cores, disk
+from gas.history.memory import check_fits
+from gas.native import memory
 from gas.training import report
 
 # As on Windows, which has none of these; torch and its like are loaded before.
@@ -74,7 +76,7 @@ def test_memory_that_nobody_tells(monkeypatch):
     monkeypatch.setattr(memory, "CGROUPS", ())
     monkeypatch.setattr(memory, "resource", None)
     assert memory.free_memory() == 2**63
-    memory.check_fits(10**12)
+    check_fits(10**12)
 
 
 def test_reports(monkeypatch):

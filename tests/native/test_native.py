@@ -99,6 +99,47 @@ def test_coo_to_csr(num_rows, num_edges, threads):
     assert torch.equal(col[perm], out_col)
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(
+    ("num_nodes", "num_edges"), [(0, 0), (1, 0), (1, 9), (2, 9), (50, 400), (9000, 200_000)]
+)
+def test_undirected(num_nodes, num_edges, weighted, dtype, threads):
+    src = torch.randint(max(num_nodes, 1), (num_edges,))
+    dst = torch.randint(max(num_nodes // 3, 1), (num_edges,))  # Hubs, and many duplicates.
+    src[: num_edges // 3], dst[: num_edges // 3] = (
+        dst[-(num_edges // 3) :],
+        src[-(num_edges // 3) :],
+    )
+    weight = torch.randint(4, (num_edges,), dtype=torch.int32) if weighted else None
+    found = graphs.undirected(src, dst, num_nodes, weight, dtype)
+    twins = graphs._undirected_torch(src, dst, num_nodes, weight, dtype)
+    for mine, twin in zip(found, twins, strict=True):
+        if twin is None:
+            assert mine is None
+        else:
+            assert mine.dtype == twin.dtype
+            assert torch.equal(mine, twin)
+    if num_nodes > 50:
+        return
+    dense = torch.zeros(num_nodes, num_nodes, dtype=torch.long)
+    dense.index_put_((src, dst), torch.ones_like(src) if weight is None else weight.long(), True)
+    dense = (dense + dense.t()).fill_diagonal_(0)
+    rowptr, col, weight = found
+    row = torch.arange(num_nodes).repeat_interleave(rowptr.diff())
+    assert torch.equal(torch.stack([row, col.long()]), dense.nonzero().t())
+    assert weight is None or torch.equal(weight, dense[row, col.long()])
+
+
+def test_undirected_checks_ids():
+    for function in (graphs.undirected, graphs._undirected_torch):
+        for bad in (-1, 3):
+            for src, dst in ((0, bad), (bad, 0)):
+                ids = torch.tensor([[0, src], [1, dst]])
+                with pytest.raises(IndexError):
+                    function(*ids, 3, None, torch.int64)
+
+
 def test_coo_to_csr_checks_rows():
     for function in (graphs.coo_to_csr, graphs._coo_to_csr_torch):
         for bad in (-1, 3):

@@ -9,6 +9,7 @@ import torch
 from torch_geometric.data import Data
 
 import gas
+from gas.datasets import open_mapped, planted_to_disk
 from refusals import raising
 
 EDGES = np.array([[0, 1], [1, 0]])
@@ -100,6 +101,14 @@ def opening_lists_of_two_lengths(t):
 MASKS = {f"{part}_mask": np.array([True, False]) for part in ("train", "val", "test")}
 
 CASES = {
+    "planted_to_disk, no nodes": lambda t: planted_to_disk(t.path, 0),
+    "planted_to_disk, features of another type": lambda t: planted_to_disk(
+        t.path, 9, dtype=torch.bfloat16
+    ),
+    "planted_to_disk, a folder that is taken": lambda t: [
+        planted_to_disk(t.path / "there", 9) for _ in range(2)
+    ],
+    "open_mapped, nothing there": lambda t: open_mapped(t.path / "nowhere"),
     "get_data, an unknown name": lambda t: get(t, "coral"),
     "get_data, planted without a size": lambda t: get(t, "planted:many"),
     "get_data, no network": lambda t: unreachable(t, "cora"),

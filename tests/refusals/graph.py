@@ -68,6 +68,16 @@ CASES = {
     "gas.metis, half a part": lambda t: metis(num_parts=2.5),
     "gas.metis, more parts than nodes": lambda t: metis(num_parts=5),
     "gas.metis, kaminpar is missing": kaminpar,
+    "gas.metis, weights as a list": lambda t: metis(edge_weight=[1] * 8),
+    "gas.metis, weights of other edges": lambda t: metis(edge_weight=torch.ones(3)),
+    "gas.metis, a negative weight": lambda t: metis(edge_weight=torch.tensor([1, 2, -1, 2] * 2)),
+    "gas.metis, a weight that is no number": lambda t: metis(
+        edge_weight=torch.tensor([1.0, 2.0, float("nan"), 2.0] * 2)
+    ),
+    "gas.metis, weights of nothing": lambda t: metis(edge_weight=torch.zeros(8)),
+    "gas.metis, weights and random parts": lambda t: metis(
+        edge_weight=torch.ones(8), method="random"
+    ),
     "gas.metis, no room for the cache": no_cache,
     "gas.metis, the Data instead of its edges": lambda t: metis(ring()),
     "gas.metis, numpy's edges": lambda t: metis(RING.numpy()),

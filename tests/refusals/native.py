@@ -8,7 +8,7 @@ import torch
 from gas import native
 from gas.native import openmp
 from gas.native.engine import By, Engine
-from gas.native.graph import Relabeler, coo_to_csr, relabel_one_hop
+from gas.native.graph import Relabeler, coo_to_csr, relabel_one_hop, undirected
 from gas.native.rows import gather_rows
 from gas.native.transfer import Job, Table
 from refusals import raising
@@ -69,6 +69,10 @@ CASES = {
     "coo_to_csr, a row too many": lambda t: coo_to_csr(ids([0, 2]), ids([0, 0]), 2),
     "coo_to_csr without extension, a row too many": lambda t: twin(
         t, lambda: coo_to_csr(ids([0, 2]), ids([0, 0]), 2)
+    ),
+    "undirected, a node too many": lambda t: undirected(ids([0, 2]), ids([0, 0]), 2),
+    "undirected without extension, a node too many": lambda t: twin(
+        t, lambda: undirected(ids([0, 2]), ids([0, 0]), 2)
     ),
     "Relabeler, rowptr that falls": lambda t: Relabeler(ids([0, 2, 1, 2]), COL),
     "Relabeler, rowptr of no nodes at all": lambda t: Relabeler(ids([], dtype=torch.long), COL),

@@ -1,0 +1,67 @@
+"""How much memory there is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+try:
+    import resource
+except ImportError:  # Windows.
+    resource = None  # type: ignore[assignment]
+
+# Limits of control groups, version 2 and 1: the file of the limit and that of what is used.
+CGROUPS = (
+    ("memory.max", "memory.current"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+)
+
+
+def free_memory(device: torch.device | None = None) -> int:
+    """The bytes that can still be allocated, of a device or of the host's memory.
+
+    A number too large to ever matter where the system doesn't tell: then, nothing is refused.
+    """
+    if device is not None and device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    free = [_kilobytes("/proc/meminfo", "MemAvailable")]
+    for limit, used in CGROUPS:
+        files = Path("/sys/fs/cgroup") / limit, Path("/sys/fs/cgroup") / used
+        if all(file.exists() for file in files):
+            most, now = (file.read_text().strip() for file in files)
+            if most != "max":
+                free.append(int(most) - int(now) + _reclaimable(files[0].parent))
+    if resource is not None:
+        most_address_space = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if most_address_space != resource.RLIM_INFINITY:
+            free.append(most_address_space - (_kilobytes("/proc/self/status", "VmSize") or 0))
+    return max(0, min((f for f in free if f is not None), default=2**63))
+
+
+def _kilobytes(file: str, field: str) -> int | None:
+    """A field of a file like /proc/meminfo, in bytes; None on systems without it."""
+    if not Path(file).exists():
+        return None
+    for line in Path(file).read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _reclaimable(group: Path) -> int:
+    """Bytes of a control group that hold files, which the system gives up when asked for more."""
+    file = group / "memory.stat"
+    lines = file.read_text().splitlines() if file.exists() else []
+    stat = dict(line.split() for line in lines)
+    return int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))
+
+
+def human(num_bytes: int) -> str:
+    """A number of bytes to read."""
+    size = float(num_bytes)
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.4g} {unit}"
+        size /= 1024
+    return f"{size:,.1f} TiB"
