@@ -12,7 +12,6 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gas.loader import SubgraphLoader
-from gas.loader import SubgraphLoader
 from gas.loader.batch import SubData, held, num_bytes
 from gas.native.memory import human
 
