@@ -144,30 +144,29 @@ class Relabeler:
         if self._native is None:
             return self._cut_torch(nodes, dtype)
 
-        batch = (self.rowptr.data_ptr(), self.col.data_ptr(), nodes.data_ptr(), nodes.numel())
-        threads = torch.get_num_threads()
-        e_id, weight, out_weight = self.e_id, self.weight, None
+        rowptr, e_id, weight, out_weight = self.rowptr.data_ptr(), self.e_id, self.weight, None
+        size, empty = nodes.numel(), torch.empty
         with self._lock:
-            num_edges, num_halo = self._native.count(*batch, threads)
-            out_rowptr = torch.empty(nodes.numel() + 1, dtype=dtype)
-            out_col, out_eid = torch.empty(num_edges, dtype=dtype), nodes.new_empty(num_edges)
+            num_edges = self._native.start(rowptr, nodes.data_ptr(), size)
+            out_rowptr, out_col = empty(size + 1, dtype=dtype), empty(num_edges, dtype=dtype)
+            out_eid = empty(num_edges, dtype=torch.int64)
             if weight is not None:
-                out_weight = weight.new_empty(num_edges)
-            n_id = nodes.new_empty(nodes.numel() + num_halo)
-            n_id[: nodes.numel()] = nodes
-            self._native.write(
-                *batch,
+                out_weight = empty(num_edges, dtype=weight.dtype)
+            num_halo = self._native.cut(
+                rowptr,
+                self.col.data_ptr(),
                 0 if e_id is None else e_id.data_ptr(),
                 0 if weight is None else weight.data_ptr(),
                 0 if weight is None else weight.element_size(),
-                out_rowptr.element_size(),
+                dtype.itemsize,
                 out_rowptr.data_ptr(),
                 out_col.data_ptr(),
                 out_eid.data_ptr(),
                 0 if out_weight is None else out_weight.data_ptr(),
-                n_id[nodes.numel() :].data_ptr(),
-                threads,
+                torch.get_num_threads(),
             )
+            n_id = empty(size + num_halo, dtype=torch.int64)
+            self._native.list(n_id.data_ptr())
         return Batch(out_rowptr, out_col, out_eid, n_id, out_weight)
 
     def _cut_torch(self, nodes: Tensor, dtype: torch.dtype = torch.int64) -> Batch:
