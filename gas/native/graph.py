@@ -81,8 +81,9 @@ class Batch(NamedTuple):
 class Relabeler:
     """Cuts mini-batches out of a graph: the rows of some nodes, with columns renumbered.
 
-    Keeps one int32 and a few bits per node as scratch, so that a batch costs no more than its
-    edges. Threads take turns; a copy sent to another process starts with scratch of its own.
+    Keeps one int32 per node as scratch, and one bit for each thread, so that a batch costs no more
+    than its edges and nodes, however many nodes the graph has. Threads take turns; a copy sent to
+    another process starts with scratch of its own.
 
     Args:
         rowptr: Row pointers of the graph, of shape ``[N + 1]``, int64.
