@@ -22,27 +22,28 @@ void bind_graph(py::module_& m) {
   py::class_<gas::Relabeler>(m, "Relabeler")
       .def(py::init<int64_t, bool>())
       .def(
-          "count",
-          [](gas::Relabeler& self, uintptr_t rowptr, uintptr_t col, uintptr_t nodes, int64_t size,
-             int threads) {
-            return self.count(at<const int64_t>(rowptr), at<const int64_t>(col),
-                              at<const int64_t>(nodes), size, threads);
+          "start",
+          [](gas::Relabeler& self, uintptr_t rowptr, uintptr_t nodes, int64_t size) {
+            return self.start(at<const int64_t>(rowptr), at<const int64_t>(nodes), size);
           },
           Release())
       .def(
-          "write",
-          [](gas::Relabeler& self, uintptr_t rowptr, uintptr_t col, uintptr_t nodes, int64_t size,
-             uintptr_t e_id, uintptr_t value, int64_t value_bytes, int64_t index_bytes,
-             uintptr_t out_rowptr, uintptr_t out_col, uintptr_t out_eid, uintptr_t out_value,
-             uintptr_t halo, int threads) {
-            const auto write = [&](auto* rowptr_to, auto* col_to) {
-              self.write(at<const int64_t>(rowptr), at<const int64_t>(col),
-                         at<const int64_t>(nodes), size, at<const int64_t>(e_id),
-                         at<const void>(value), value_bytes, rowptr_to, col_to,
-                         at<int64_t>(out_eid), at<void>(out_value), at<int64_t>(halo), threads);
+          "cut",
+          [](gas::Relabeler& self, uintptr_t rowptr, uintptr_t col, uintptr_t e_id, uintptr_t value,
+             int64_t value_bytes, int64_t index_bytes, uintptr_t out_rowptr, uintptr_t out_col,
+             uintptr_t out_eid, uintptr_t out_value, int threads) {
+            const auto cut = [&](auto* rowptr_to, auto* col_to) {
+              return self.cut(at<const int64_t>(rowptr), at<const int64_t>(col),
+                              at<const int64_t>(e_id), at<const void>(value), value_bytes,
+                              rowptr_to, col_to, at<int64_t>(out_eid), at<void>(out_value),
+                              threads);
             };
-            if (index_bytes == 4) return write(at<int32_t>(out_rowptr), at<int32_t>(out_col));
-            write(at<int64_t>(out_rowptr), at<int64_t>(out_col));
+            if (index_bytes == 4) return cut(at<int32_t>(out_rowptr), at<int32_t>(out_col));
+            return cut(at<int64_t>(out_rowptr), at<int64_t>(out_col));
           },
+          Release())
+      .def(
+          "list",
+          [](const gas::Relabeler& self, uintptr_t n_id) { self.list(at<int64_t>(n_id)); },
           Release());
 }

@@ -5,50 +5,57 @@
 #include <utility>
 #include <vector>
 
+#include "graph/node_set.h"
+
 namespace gas {
 
 // Cuts the rows of some nodes out of compressed sparse rows and renumbers their columns: the
 // batch's own nodes come first, in the order given, then the halo (every other node that a row
 // refers to) in increasing global id.
 //
-// No edge is hashed. A bit per node and thread collects the columns, a scan over the bits lists
-// the halo in order, and one table maps global to local ids. Both live as long as the object, so
-// a batch costs O(its edges) plus a scan of num_nodes / 64 words.
+// No edge is hashed. One table maps global to local ids, and every thread collects the columns of
+// others in a set of bits, which lists them in order. Both live as long as the object: a batch costs
+// O(its edges and nodes), however many nodes the graph has. The graph is read once; what doesn't
+// have a number yet keeps its global id until all of the halo is known.
 //
-// One batch at a time: `count`, then `write` with the same arguments.
+// One batch at a time: `start`, then `cut`, then `list`.
 class Relabeler {
  public:
   // `sorted_rows` says that columns are sorted in each row, which saves sorting them again.
   Relabeler(int64_t num_nodes, bool sorted_rows);
 
-  // Returns {number of edges, number of halo nodes}. Throws std::out_of_range for an id outside
-  // the graph and std::invalid_argument for a node listed twice.
-  std::pair<int64_t, int64_t> count(const int64_t* rowptr, const int64_t* col,
-                                    const int64_t* nodes, int64_t num_nodes_in_batch, int threads);
+  // Returns the number of edges of a batch. Throws std::out_of_range for an id outside the graph
+  // and std::invalid_argument for a node listed twice.
+  int64_t start(const int64_t* rowptr, const int64_t* nodes, int64_t num_nodes_in_batch);
 
-  // Writes the batch that was counted.
+  // Writes the batch that was started; returns the number of halo nodes.
   //   e_id:       what to call each entry of `col`, or null for its position,
   //   value:      `value_bytes` for each entry of `col`: 4, 8, or 0 for none,
   //   out_rowptr: [batch + 1], out_col: [edges], local ids, sorted in each row; Index is int32_t,
   //               if the number of edges fits, or int64_t,
-  //   out_eid:    [edges], out_value: [edges], of each edge,
-  //   halo:       [halo], global ids.
+  //   out_eid:    [edges], out_value: [edges], of each edge.
   template <typename Index>
-  void write(const int64_t* rowptr, const int64_t* col, const int64_t* nodes,
-             int64_t num_nodes_in_batch, const int64_t* e_id, const void* value,
-             int64_t value_bytes, Index* out_rowptr, Index* out_col, int64_t* out_eid,
-             void* out_value, int64_t* halo, int threads);
+  int64_t cut(const int64_t* rowptr, const int64_t* col, const int64_t* e_id, const void* value,
+              int64_t value_bytes, Index* out_rowptr, Index* out_col, int64_t* out_eid,
+              void* out_value, int threads);
+
+  // Writes the batch's own nodes, then the halo: [batch + halo], global ids.
+  void list(int64_t* n_id) const;
 
  private:
   void clear();
   void list_halo();
+  template <typename Index, typename Value>
+  void split(const int64_t* rowptr, const int64_t* col, const int64_t* e_id, const Value* value,
+             Index* out_col, int64_t* out_eid, Value* out_value, int threads);
 
   int64_t num_nodes_;
   bool sorted_rows_;
-  bool in_order_ = false;                   // Whether the batch's rows come out sorted.
-  std::vector<int32_t> local_;              // Global to local id, -1 outside the batch.
-  std::vector<std::vector<uint64_t>> met_;  // One bit per node, two maps per thread.
-  std::vector<int64_t> batch_, halo_;       // What `local_` holds now.
+  bool in_order_ = false;       // Whether the batch's rows come out sorted.
+  std::vector<int32_t> local_;  // Global to local id, -1 outside the batch.
+  std::vector<NodeSet> met_;    // Of each thread.
+  std::vector<std::vector<int32_t>> columns_;  // That are to be added to these.
+  std::vector<int64_t> batch_, halo_;          // What `local_` holds now.
   std::vector<int64_t> batch_rowptr_;
 };
 

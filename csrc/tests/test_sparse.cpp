@@ -6,6 +6,7 @@
 #include <cmath>
 #include <random>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include "check.h"
@@ -72,6 +73,42 @@ void test_transpose(const Graph& g) {
       CHECK(g.col[entry] == c && g.rowptr[row] <= entry && entry < g.rowptr[row + 1]);
       if (e > g.t_rowptr[c]) CHECK(g.t_entry[e - 1] < entry);
     }
+  }
+}
+
+// Threads that share the entries of one matrix, a row's among them, find what one finds.
+void test_shares(bool hubs, std::mt19937& random) {
+  const int64_t num_cols = 500;
+  Graph g{20, num_cols, {0}, {}, {}, {}, {}};
+  for (int64_t r = 0; r < g.num_rows; ++r) {
+    const int64_t degree = r % 5 == 2 ? 0 : hubs && r == 3 ? 90000 : 4000;
+    for (int64_t e = 0; e < degree; ++e) g.col.push_back(static_cast<int32_t>(random() % num_cols));
+    g.rowptr.push_back(static_cast<int32_t>(g.col.size()));
+  }
+  for (const int threads : {1, 2, 3, 8}) {
+    for (const int64_t kept : {num_cols, int64_t{200}, int64_t{0}}) {
+      g.t_rowptr.assign(num_cols + 1, -1);
+      g.t_col.assign(g.col.size(), -1);
+      g.t_entry.assign(g.col.size(), -1);
+      gas::transpose(g.forward(), num_cols, num_cols, g.t_rowptr.data(), g.t_col.data(),
+                     g.t_entry.data(), threads);
+      test_transpose(g);
+      std::vector<int32_t> rowptr(num_cols + 1), col(g.col.size(), -1), entry(col);
+      gas::transpose(g.forward(), num_cols, kept, rowptr.data(), col.data(), entry.data(), threads);
+      const int32_t entries = g.t_rowptr[kept];
+      for (int64_t c = 0; c <= num_cols; ++c) CHECK(rowptr[c] == std::min(g.t_rowptr[c], entries));
+      CHECK(std::equal(col.begin(), col.begin() + entries, g.t_col.begin()));
+      CHECK(std::equal(entry.begin(), entry.begin() + entries, g.t_entry.begin()));
+      CHECK(std::all_of(entry.begin() + entries, entry.end(), [](int32_t e) { return e == -1; }));
+    }
+    const auto place = static_cast<size_t>(random() % g.col.size());  // In any share.
+    const int32_t good = std::exchange(g.col[place], static_cast<int32_t>(num_cols));
+    const std::vector<int32_t> before = g.t_rowptr;
+    CHECK_THROWS(gas::transpose(g.forward(), num_cols, num_cols, g.t_rowptr.data(), g.t_col.data(),
+                                g.t_entry.data(), threads),
+                 std::out_of_range);
+    CHECK(g.t_rowptr == before);
+    g.col[place] = good;
   }
 }
 
@@ -244,6 +281,8 @@ int main() {
     }
   }
   test_threads(g, random);
+  test_shares(false, random);
+  test_shares(true, random);
   test_missing_numbers();
   const int32_t rowptr[] = {0, 1};
   int32_t out[3];

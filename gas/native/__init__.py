@@ -18,7 +18,7 @@ from torch import Tensor
 from gas.native import openmp
 
 # The interface of csrc/bindings/ that this package calls. CMake compiles it into the module.
-INTERFACE = 19
+INTERFACE = 20
 
 
 def _load() -> ModuleType | None:
@@ -50,7 +50,7 @@ C: Any = _load()
 
 def on_cpu(*tensors: Tensor | None) -> bool:
     """Whether the extension was built, and all are on the CPU."""
-    return C is not None and all(t is None or t.device.type == "cpu" for t in tensors)
+    return C is not None and all(t is None or t.is_cpu for t in tensors)
 
 
 def has_kernels(*tensors: Tensor | None) -> bool:

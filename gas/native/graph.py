@@ -147,8 +147,9 @@ class Batch(NamedTuple):
 class Relabeler:
     """Cuts mini-batches out of a graph: the rows of some nodes, with columns renumbered.
 
-    Keeps one int32 and a few bits per node as scratch, so that a batch costs no more than its
-    edges. Threads take turns; a copy sent to another process starts with scratch of its own.
+    Keeps one int32 per node as scratch, and one bit for each thread, so that a batch costs no more
+    than its edges and nodes, however many nodes the graph has. Threads take turns; a copy sent to
+    another process starts with scratch of its own.
 
     Args:
         rowptr: Row pointers of the graph, of shape ``[N + 1]``, int64.
@@ -210,30 +211,29 @@ class Relabeler:
         if self._native is None:
             return self._cut_torch(nodes, dtype)
 
-        batch = (self.rowptr.data_ptr(), self.col.data_ptr(), nodes.data_ptr(), nodes.numel())
-        threads = torch.get_num_threads()
-        e_id, weight, out_weight = self.e_id, self.weight, None
+        rowptr, e_id, weight, out_weight = self.rowptr.data_ptr(), self.e_id, self.weight, None
+        size, empty = nodes.numel(), torch.empty
         with self._lock:
-            num_edges, num_halo = self._native.count(*batch, threads)
-            out_rowptr = torch.empty(nodes.numel() + 1, dtype=dtype)
-            out_col, out_eid = torch.empty(num_edges, dtype=dtype), nodes.new_empty(num_edges)
+            num_edges = self._native.start(rowptr, nodes.data_ptr(), size)
+            out_rowptr, out_col = empty(size + 1, dtype=dtype), empty(num_edges, dtype=dtype)
+            out_eid = empty(num_edges, dtype=torch.int64)
             if weight is not None:
-                out_weight = weight.new_empty(num_edges)
-            n_id = nodes.new_empty(nodes.numel() + num_halo)
-            n_id[: nodes.numel()] = nodes
-            self._native.write(
-                *batch,
+                out_weight = empty(num_edges, dtype=weight.dtype)
+            num_halo = self._native.cut(
+                rowptr,
+                self.col.data_ptr(),
                 0 if e_id is None else e_id.data_ptr(),
                 0 if weight is None else weight.data_ptr(),
                 0 if weight is None else weight.element_size(),
-                out_rowptr.element_size(),
+                dtype.itemsize,
                 out_rowptr.data_ptr(),
                 out_col.data_ptr(),
                 out_eid.data_ptr(),
                 0 if out_weight is None else out_weight.data_ptr(),
-                n_id[nodes.numel() :].data_ptr(),
-                threads,
+                torch.get_num_threads(),
             )
+            n_id = empty(size + num_halo, dtype=torch.int64)
+            self._native.list(n_id.data_ptr())
         return Batch(out_rowptr, out_col, out_eid, n_id, out_weight)
 
     def _cut_torch(self, nodes: Tensor, dtype: torch.dtype = torch.int64) -> Batch:

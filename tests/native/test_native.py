@@ -7,6 +7,7 @@ import torch
 
 from gas.native import dropout as drop
 from gas.native import graph as graphs
+from gas.native import matrix as matrices
 from gas.native import rows as tables
 
 pytestmark = pytest.mark.requires("native")
@@ -149,6 +150,28 @@ def test_coo_to_csr_checks_rows():
         graphs.coo_to_csr(torch.tensor([0, 1]), torch.tensor([0]), 3)
 
 
+@pytest.mark.parametrize("order", ["sorted", "own columns first", "any"])
+def test_transpose(order, threads):
+    num_cols, rows = 300, torch.randint(200, (120_000,)).sort().values  # A share for each thread.
+    cols = torch.randint(num_cols, rows.shape)
+    if order != "any":
+        key = cols if order == "sorted" else (cols >= 100).long()
+        cols = cols[torch.argsort(rows * num_cols + key, stable=True)]
+    rowptr = torch.zeros(201, dtype=torch.int32)
+    rowptr[1:] = torch.bincount(rows, minlength=200).cumsum(0)
+    for kept in (300, 100, 0):
+        found = matrices.transpose(rowptr, cols.int(), num_cols, kept)
+        twin = matrices._transpose_torch(rowptr, cols.int(), num_cols, kept)
+        entries = int(twin[0][-1])
+        assert torch.equal(found[0], twin[0])
+        for mine, other in zip(found[1:], twin[1:], strict=True):
+            assert torch.equal(mine[:entries], other[:entries])
+    for bad in (-1, num_cols):
+        cols[90_000] = bad
+        with pytest.raises(IndexError, match=f"column {bad} of entry 90000 is outside"):
+            matrices.transpose(rowptr, cols.int(), num_cols, num_cols)
+
+
 @pytest.mark.parametrize(
     ("num_nodes", "num_edges"), [(1, 0), (1, 3), (65, 0), (130, 900), (5000, 200_000)]
 )
@@ -176,14 +199,29 @@ def test_relabel_with_names_and_weights(dtype, threads):
     e_id, weight = torch.randperm(9000), torch.randint(99, (9000,)).to(dtype)
     relabel = graphs.Relabeler(rowptr, col, e_id, weight)
     nodes = torch.randperm(500)[:100]
-    for mine, twin in zip(relabel(nodes), relabel._cut_torch(nodes), strict=True):
-        assert torch.equal(mine, twin)
+    for chosen in (nodes, nodes.sort().values):
+        for index in (torch.int32, torch.int64):
+            twins = relabel._cut_torch(chosen, index)
+            for mine, twin in zip(relabel(chosen, index), twins, strict=True):
+                assert mine.dtype == twin.dtype
+                assert torch.equal(mine, twin)
     entry = graphs.Relabeler(rowptr, col)(nodes).e_id
     assert torch.equal(relabel(nodes).e_id, e_id[entry])
     assert torch.equal(relabel(nodes).weight, weight[entry])
     for name in ("e_id", "weight"):
         with pytest.raises(ValueError, match=f"'{name}' has shape"):
             graphs.Relabeler(rowptr, col, **{name: torch.arange(8999)})
+
+
+def test_relabel_of_few_among_many(threads):
+    num_nodes = 3_000_000  # The halo's bits lie in words far from each other.
+    row, col = torch.randint(50, (2000,)), torch.randint(num_nodes, (2000,))
+    rowptr, col, _ = graphs.coo_to_csr(row, col, num_nodes)
+    relabel = graphs.Relabeler(rowptr, col)
+    for nodes in (torch.arange(50), torch.arange(20, 40), torch.tensor([num_nodes - 1, 7])):
+        twins = graphs._relabel_torch(rowptr, col, nodes)
+        for mine, twin in zip(relabel(nodes)[:4], twins, strict=True):
+            assert torch.equal(mine, twin)
 
 
 def test_relabel_by_hand():
