@@ -12,6 +12,7 @@ from torch_geometric.data import Batch, Data
 
 from gas.graph.edges import is_row_per_node
 from gas.graph.layout import layout_of
+from gas.native.sparse_rows import first_sparse_rows, is_sparse, parts
 
 GRAPH_SIZE = "graph_size"  # An attribute of n_id: of how many nodes the graph is.
 
@@ -44,7 +45,11 @@ class SubData(NamedTuple):
         own.n_id = self.n_id[: self.batch_size]
         for key, value in self.data:
             if key != "e_id" and is_row_per_node(self.data, key):
-                own[key] = value[: self.batch_size]
+                own[key] = (
+                    first_sparse_rows(value, self.batch_size)
+                    if is_sparse(value)
+                    else value[: self.batch_size]
+                )
         own.num_nodes = self.batch_size
         return own
 
@@ -91,6 +96,8 @@ def tensors(data: Data) -> Iterator[Tensor]:
     for key, value in data:
         if key == "adj_t":
             yield from layout_of(value).tensors(value)
+        elif is_sparse(value):
+            yield from parts(value)
         elif isinstance(value, Tensor):
             yield value
         elif key == "views":

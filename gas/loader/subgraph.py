@@ -24,6 +24,7 @@ from gas.graph.edges import (
     read_graph,
     to_csr,
 )
+from gas.graph.features import with_csr_features
 from gas.graph.layout import default_layout, find_layout
 from gas.graph.permute import PARTS
 from gas.graph.report import check_ptr
@@ -33,6 +34,7 @@ from gas.loader.kept import KeptBatches
 from gas.native.checks import check_integer, check_range
 from gas.native.graph import Relabeler
 from gas.native.rows import gather_rows
+from gas.native.sparse_rows import gather_sparse_rows, is_sparse
 
 CACHE_BYTES = 1 << 30  # What a loader keeps of its batches unless told.
 ADJACENCY_KEYS = ("edge_index", "adj_t", "num_nodes")  # What a batch gets anew.
@@ -44,7 +46,8 @@ class SubgraphLoader(DataLoader):
     Args:
         data: The graph, from :func:`gas.cluster` or :func:`gas.permute`. It is never modified.
             Changes of its features and attributes are seen from the next epoch on; those of its
-            edges are refused.
+            edges are refused. Sparse features ``x`` stay so: batches have a ``torch.sparse_csr``
+            matrix of their nodes' rows.
         ptr: The parts, of shape ``[num_parts + 1]``, from :func:`gas.metis`.
             (default: ``data.parts``, which :func:`gas.cluster` has set)
         batch_size: Parts per mini-batch; a batch lists them in increasing order. (default: ``1``)
@@ -108,6 +111,7 @@ class SubgraphLoader(DataLoader):
             data = views.graph
         elif graph_transform is not None:
             data = graph_transform(copy.copy(data))
+        data = with_csr_features(data)
         self._layout = find_layout(layout)
         edges = read_graph(data, edge_weight)
         check_ptr(ptr, edges.num_nodes)
@@ -258,6 +262,7 @@ class SubgraphLoader(DataLoader):
                 "workers that stay don't see it: make a new loader, or leave that option out"
             )
         check_nodes(self.data, self.num_nodes)
+        self.data = with_csr_features(self.data)
         edge_keys = set(self._edge_keys)
         self._look()
         if self._cache_features or changed & edge_keys.union(self._edge_keys):
@@ -331,7 +336,9 @@ class SubgraphLoader(DataLoader):
 
     def _add_features(self, batch: SubData) -> None:
         for key in self._node_keys:
-            batch.data[key] = gather_rows(self.data[key], batch.n_id)
+            value = self.data[key]
+            gather = gather_sparse_rows if is_sparse(value) else gather_rows
+            batch.data[key] = gather(value, batch.n_id)
 
     def _add_others(self, batch: SubData) -> None:
         """Adds what isn't by row, and the views of the epoch."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import ModuleList
 from torch_geometric.nn.inits import reset
 
+from gas.graph.features import dense
 from gas.graph.layout import layout_of
 from gas.history.rows import Rows, first_rows
 from gas.models.weights import check_weights
@@ -165,7 +166,7 @@ class LayeredGNN(ScalableGNN):
         graph = self._graph(adj_t, edge_weight, batch.batch_size)
 
         def first() -> Tensor:
-            return self._start(batch.data.x[: batch.batch_size])
+            return self._start(first_rows(batch.data.x, batch.batch_size))
 
         if layer == 0:
             x = self._start(x)
@@ -198,7 +199,7 @@ class LayeredGNN(ScalableGNN):
         if self.bns:
             h = self.bns[layer](h)
         if self.residual and h.size(-1) == x.size(-1):
-            h = h + first_rows(x, h.size(0))
+            h = h + dense(first_rows(x, h.size(0)))
         return self.activation(h)
 
     def _conv(

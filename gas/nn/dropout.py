@@ -12,6 +12,8 @@ from torch import Tensor
 from gas.history.rows import Rows
 from gas.native import dropout as kernels
 from gas.native.custom_op import is_plain
+from gas.native.sparse_rows import is_sparse
+from gas.nn.sparse_features import check_layout, with_values
 
 
 class _Dropout(torch.autograd.Function):
@@ -46,12 +48,16 @@ def dropout(x: Tensor | Rows, p: float = 0.5, training: bool = True) -> Tensor |
 
     Of :class:`gas.history.Rows`, which :meth:`gas.ScalableGNN.push_and_pull` returns if asked to,
     it drops elements of the batch's own rows. Those of the halo, which are the expectation of what
-    dropout would make of them, stay where they are stored.
+    dropout would make of them, stay where they are stored. Of sparse features, a
+    ``torch.sparse_csr`` matrix, it drops stored values: zeros are zeros either way.
 
     Args:
-        x: A tensor of any shape, or :class:`gas.history.Rows`.
+        x: A tensor of any shape, a ``torch.sparse_csr`` matrix, or :class:`gas.history.Rows`.
         p: The probability of dropping an element, in ``[0, 1]``. (default: ``0.5``)
         training: Whether to drop at all. (default: ``True``)
+
+    Raises:
+        ValueError: If ``p`` is no probability, or ``x`` is sparse in another layout.
     """
     if not 0.0 <= p <= 1.0:
         raise ValueError(f"'p' is {p}, expected a probability in [0, 1]")
@@ -59,6 +65,9 @@ def dropout(x: Tensor | Rows, p: float = 0.5, training: bool = True) -> Tensor |
         return x
     if isinstance(x, Rows):
         return replace(x, own=dropout(x.own, p))
+    if x.layout != torch.strided:
+        check_layout(x)
+        return with_values(x, dropout(x.values(), p))
     native = x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
     if not native or p == 1.0 or not is_plain(x):
         return F.dropout(x, p)
@@ -71,6 +80,6 @@ class Dropout(torch.nn.Dropout):
 
     def forward(self, input: Any) -> Any:
         """See :func:`dropout`."""
-        if self.inplace:
+        if self.inplace and not is_sparse(input):
             return super().forward(input)
         return dropout(input, self.p, self.training)
