@@ -100,6 +100,7 @@ class SubgraphLoader(DataLoader):
         if layout is None:
             layout = default_layout(data.get("adj_t"), is_clustered=ptr is None)
         ptr = _parts(data, ptr)
+        data = with_csr_features(data)
         self._views: Views | EpochViews | None = None  # An epoch has the latter.
         if epoch_transform is not None:
             if kwargs.get("persistent_workers"):
@@ -111,7 +112,6 @@ class SubgraphLoader(DataLoader):
             data = views.graph
         elif graph_transform is not None:
             data = graph_transform(copy.copy(data))
-        data = with_csr_features(data)
         self._layout = find_layout(layout)
         edges = read_graph(data, edge_weight)
         check_ptr(ptr, edges.num_nodes)
@@ -407,6 +407,7 @@ class EvalSubgraphLoader(SubgraphLoader):
         if kwargs.get("layout") is None:
             kwargs["layout"] = default_layout(data.get("adj_t"), is_clustered=ptr is None)
         ptr = _parts(data, ptr)
+        data = with_csr_features(data)
         check_ptr(ptr, data.num_nodes)
         ptr = torch.unique_consecutive(torch.cat([ptr[::batch_size], ptr[-1:]]))
         super().__init__(data, ptr, 1, bipartite, log, **kwargs)

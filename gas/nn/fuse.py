@@ -26,7 +26,11 @@ CONVS = (
     SAGEConv,
     SimpleConv,
 )
-FUSED = {torch.nn.Dropout: Dropout, **LINEAR, **{pyg_class(cls): cls for cls in CONVS}}
+FUSED: dict[type, type] = {
+    torch.nn.Dropout: Dropout,
+    **LINEAR,
+    **{pyg_class(cls): cls for cls in CONVS},
+}
 
 
 def fuse(model: torch.nn.Module) -> torch.nn.Module:
