@@ -58,8 +58,8 @@ def to_csr_features(x: Any, name: str = "x") -> Tensor:
         x = _of_scipy(x, name)
     elif x.layout not in LAYOUTS or x.dim() != 2 or x.dense_dim() != 0:
         raise ValueError(
-            f"'{name}' is {x.layout} of shape {list(x.shape)}, expected sparse features of shape "
-            f"[N, F] as torch.sparse_csr: pass {name}.to_dense().to_sparse_csr()"
+            f"'{name}' is {x.layout} of shape {list(x.shape)}, expected torch.sparse_csr of shape "
+            f"[N, F]: pass {name}.to_dense().flatten(1).to_sparse_csr()"
         )
     if x.layout == torch.sparse_csr:
         _check(x, name)
@@ -81,7 +81,7 @@ def _of_scipy(x: Any, name: str) -> Tensor:
     if x.ndim != 2 or x.dtype.kind not in "biuf":
         raise ValueError(
             f"'{name}' is a {type(x).__name__} of {x.dtype} and shape {list(x.shape)}, expected a "
-            "matrix of real numbers of shape [N, F]"
+            f"matrix of real numbers of shape [N, F]: pass {name}.astype('float32')"
         )
     csr = x.tocsr()
     rowptr, col = (torch.from_numpy(np.asarray(ids)) for ids in (csr.indptr, csr.indices))

@@ -114,7 +114,7 @@ def _fail(around: _Around, error: BaseException) -> None:
     if is_sparse(around.x) and isinstance(error, RuntimeError) and SPARSE.search(str(error)):
         raise RuntimeError(
             "'x' is a torch.sparse_csr matrix, of which PyTorch can't do what forward does "
-            f"({str(error).splitlines()[0]}): use gas.nn.dropout for F.dropout, gas.nn.Linear or a "
+            f"({str(error).split('. ')[0]}): use gas.nn.dropout for F.dropout, gas.nn.Linear or a "
             "layer of gas.nn (gas.fuse(model) makes them of PyTorch's and PyG's), or x.to_dense(), "
             "of the batch alone"
         ) from error
