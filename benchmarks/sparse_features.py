@@ -74,6 +74,7 @@ def main() -> None:
             rows.append(row)
     header = [
         "graph, features, not zero",
+        "threads",
         "histories, dense / sparse",
         "full batch, dense / sparse",
     ]

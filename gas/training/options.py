@@ -56,7 +56,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--sparse-features",
         action="store_true",
-        help="keep the zeros of features out of batches: for words of texts, of which a few percent aren't zero",
+        help="keep features sparse: pays where fewer than one in thirty is not zero",
     )
     parser.add_argument(
         "--columns", nargs="+", metavar="ROLE=NAME", help="of tables, such as source=payer"
