@@ -25,8 +25,8 @@ NAMES = {
     "gas.loader": "EvalSubgraphLoader SubData SubgraphLoader",
     "gas.models": "APPNP GAT GCN GCN2 GIN PNA PNA_JK GraphSAGE",
     "gas.nn": """Adjacency Dropout EdgeConv GATConv GATv2Conv GCN2Conv GCNConv GINConv GMMConv
-        GraphConv SAGEConv SimpleConv dropout edge_conv fuse gat_attention gatv2_attention
-        gaussian_mixture spmm""",
+        GraphConv Linear SAGEConv SimpleConv dropout edge_conv fuse gat_attention gatv2_attention
+        gaussian_mixture linear spmm""",
     "gas.partition": "PartitionReport metis partition_report permute",
     "gas.planted": "planted_partition",
     "gas.prefetch": "PrefetchLoader",

@@ -9,10 +9,12 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gas.graph.adjacency import Adjacency
+from gas.graph.csr import row_ids
 from gas.graph.edges import read_graph
 from gas.graph.versions import version
 from gas.native.augment import EgoGraph
 from gas.native.graph import coo_to_csr
+from gas.native.sparse_rows import is_sparse, parts, sparse_csr
 
 
 class Units:
@@ -155,6 +157,11 @@ def mask_features(x: Tensor, mask: Tensor, scale: Tensor) -> Tensor:
         mask: Which of them keep theirs, of shape ``[nodes]``, bool.
         scale: :attr:`GraphState.scale`.
     """
+    if is_sparse(x):
+        rowptr, col, value = parts(x)
+        kept = mask[row_ids(rowptr, col.numel())]
+        value = (value * scale.to(x.dtype)).masked_fill_(~kept, 0)
+        return sparse_csr(rowptr, col, value, x.size(1))
     mask = mask.view(-1, *[1] * (x.dim() - 1))
     bits = _BITS.get(x.element_size())
     if x.requires_grad or bits is None:

@@ -13,9 +13,11 @@ from torch.nn import Module
 
 from gas.convert.kinds import ROWS
 from gas.convert.layers import WEIGHT, LayerCall
-from gas.convert.scope import dropout, own, pull, weights
+from gas.convert.scope import dense, dropout, own, pull, weights
 from gas.convert.trace import is_dropout, is_layer, module_of
 from gas.nn import Dropout
+from gas.nn.conv import FusedConv
+from gas.nn.sparse_features import LINEAR_LAYERS
 
 
 @dataclass
@@ -158,6 +160,8 @@ class _Writer:
             return self.make(weights)
         value_of = self.all if node in self._plan.whole else self.own
         made = self.graph.node_copy(node, value_of)
+        if node.op == "placeholder" and not self._may_be_sparse(node):
+            made = self.graph.call_function(dense, (made,))
         if node.target is torch.nn.functional.dropout:
             made.target = dropout
         return made
@@ -168,6 +172,15 @@ class _Writer:
             user in self._calls
             or user not in self._plan.whole
             or (self._drops(user) and self._may_be_rows(user))
+            for user in node.users
+        )
+
+    def _may_be_sparse(self, node: Node) -> bool:
+        """Whether whoever reads a value takes sparse features, or makes them dense itself."""
+        return all(
+            type(module := module_of(self._net, user)) in LINEAR_LAYERS
+            or isinstance(module, FusedConv)
+            or (self._drops(user) and self._may_be_sparse(user))
             for user in node.users
         )
 

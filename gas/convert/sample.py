@@ -14,6 +14,7 @@ from torch.nn import Module
 from torch_geometric.data import Data
 
 from gas.graph.edges import is_row_per_edge, is_row_per_node
+from gas.native.sparse_rows import gather_sparse_rows, is_sparse
 
 
 def sample(
@@ -66,7 +67,9 @@ def _like(name: str, value: Tensor, rows: int, random: torch.Generator, how: str
         return torch.rand(rows, *value.shape[1:], generator=random, dtype=value.dtype) + 0.1
     if value.size(0) == 0:
         return torch.zeros(rows, *value.shape[1:], dtype=value.dtype)
-    out = value.cpu()[torch.randint(value.size(0), (rows,), generator=random)]
+    taken = torch.randint(value.size(0), (rows,), generator=random)
+    value = value.cpu()
+    out = gather_sparse_rows(value, taken).to_dense() if is_sparse(value) else value[taken]
     if name == "x" and floating and how == "scaled":
         out = out * (torch.rand(out.shape, generator=random, dtype=out.dtype) + 0.5)
     return out

@@ -42,6 +42,7 @@ from gas.convert.trace import (
 )
 from gas.convert.trial import SAMPLES, Inputs, trial_of, try_out
 from gas.convert.twin import twin
+from gas.graph.features import with_csr_features
 from gas.graph.layout import layout_of
 from gas.history.rows import Rows
 from gas.loader import SubgraphLoader
@@ -125,7 +126,7 @@ def _is_weighted(adj_t: Any) -> bool:
 
 def _graph_of(net: Module, data: Data | None, num_nodes: int | None) -> Data:
     if data is not None and num_nodes is None:
-        return data
+        return with_csr_features(data)
     if data is not None or num_nodes is None:
         raise ValueError("expected either 'data' or 'num_nodes'")
     width = getattr(net, "in_channels", None)

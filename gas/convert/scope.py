@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.fx import Proxy
 
+from gas.graph import features
 from gas.graph.adjacency import Adjacency
 from gas.graph.layout import layout_of
 from gas.history.rows import Rows, first_rows
@@ -121,6 +122,12 @@ def stored(scope: Scope, position: int, own: bool) -> Any:
 def dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
     """See :func:`gas.nn.dropout`, which always makes a tensor of its own."""
     return drop(x, p, training)
+
+
+@_leaf
+def dense(x: Any) -> Any:
+    """Features as what takes no sparse ones takes them."""
+    return features.dense(x)
 
 
 @_leaf

@@ -8,6 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gas.graph.features import to_csr_features
+from gas.native.sparse_rows import accept_beta_state
+
 
 def load_array(path: Path) -> np.ndarray:
     """Reads an ``.npy`` file, without ever unpickling code.
@@ -20,6 +23,37 @@ def load_array(path: Path) -> np.ndarray:
     except (OSError, EOFError, ValueError) as error:
         reason = "it holds pickled objects" if "pickle" in str(error).lower() else str(error)
         raise ValueError(f"{path} can't be read as an array of numbers: {reason}") from error
+
+
+def load_sparse(path: Path) -> Tensor:
+    """Reads a matrix that ``scipy.sparse.save_npz`` has written, as ``torch.sparse_csr``, float32.
+
+    Raises:
+        ValueError: If it is none, or of another format than csr, csc and coo.
+    """
+    try:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
+            found = {key: arrays[key] for key in arrays.files}
+        kind, shape = found["format"].item().decode(), tuple(map(int, found["shape"]))
+        value = tensor_of(found["data"], "data").float()
+        accept_beta_state()
+        names = ("row", "col") if kind == "coo" else ("indptr", "indices")
+        first, second = (torch.from_numpy(found[name].astype(np.int64)) for name in names)
+        if kind == "coo":
+            index = torch.stack([first, second])
+            x = torch.sparse_coo_tensor(index, value, shape, check_invariants=True)
+        else:
+            layout = {"csr": torch.sparse_csr, "csc": torch.sparse_csc}[kind]
+            x = torch.sparse_compressed_tensor(
+                first, second, value, shape, layout=layout, check_invariants=False
+            )
+        return to_csr_features(x, path.name)
+    except Exception as error:  # Whatever an archive of something else leads to.
+        raise ValueError(
+            f"{path} can't be read as a sparse matrix ({type(error).__name__}: "
+            f"{str(error).splitlines()[0] if str(error) else 'empty'}): expected what "
+            "scipy.sparse.save_npz writes of a csr, csc or coo matrix of numbers"
+        ) from error
 
 
 def tensor_of(array: np.ndarray, key: str) -> Tensor:

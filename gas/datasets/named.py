@@ -21,7 +21,9 @@ from gas.datasets.opening import open_graph
 from gas.datasets.planted import planted_partition
 from gas.datasets.tables import PARQUET, TEXT, format_of
 from gas.graph.edges import check_finite, read_graph
+from gas.graph.features import to_csr_features
 from gas.graph.partition import cache_dir
+from gas.native.sparse_rows import accept_beta_state, is_sparse
 
 
 def get_data(
@@ -31,6 +33,7 @@ def get_data(
     *,
     undirected: bool = False,
     columns: Mapping[str, str] | None = None,
+    sparse_features: bool = False,
     log: bool = False,
 ) -> tuple[Data, int, int]:
     """Loads a graph for node classification, with masks for training, validation and test.
@@ -43,6 +46,7 @@ def get_data(
         check: Refuse NaN and infinite features. (default: ``True``)
         undirected: Add the reverse of every edge that lacks it. (default: ``False``)
         columns: Of tables, what columns are called; see :func:`gas.open_graph`.
+        sparse_features: Make ``x`` a ``torch.sparse_csr`` matrix. (default: as it is stored)
         log: Report what was found in files on standard error. (default: ``False``)
 
     Returns:
@@ -84,6 +88,9 @@ def get_data(
         if undirected:
             data = with_reverse(data)
         with_masks(data)
+    if sparse_features and not is_sparse(data.x):
+        accept_beta_state()
+        data.x = to_csr_features(data.x.to_sparse_csr())
     return data, data.x.size(1), num_outputs(data.y)
 
 

@@ -12,7 +12,14 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from gas.datasets.arrays import beyond_reason, bool_mask, load_array, targets, tensor_of
+from gas.datasets.arrays import (
+    beyond_reason,
+    bool_mask,
+    load_array,
+    load_sparse,
+    targets,
+    tensor_of,
+)
 from gas.datasets.roles import INDEX, NODE_COLUMNS, SPLITS, leave_out, open_table
 from gas.datasets.tables import Table, format_of, plain_ids
 
@@ -81,6 +88,9 @@ def read_nodes(file: Path, role: str, columns: Mapping[str, str]) -> NodeFile:
     if role == "node_id":
         listed = list_of_ids(file)
         return NodeFile(file.name, len(listed), _each_once(listed, file), {})
+    if format_of(file) == ".npz":
+        x = load_sparse(file)
+        return NodeFile(file.name, x.size(0), None, {role: x})
     if format_of(file) == ".npy":
         if role not in ("x", "y"):
             raise ValueError(f"{file} is an array, expected a table, or the names x.npy and y.npy")

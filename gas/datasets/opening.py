@@ -14,7 +14,9 @@ from gas.datasets.files import load_graph
 from gas.datasets.folder import read_folder
 from gas.datasets.masks import with_masks
 from gas.graph.edges import check_edge_rows, check_finite, read_graph
+from gas.graph.features import with_csr_features
 from gas.native.checks import check_integer
+from gas.native.sparse_rows import is_sparse
 
 
 def open_graph(
@@ -36,8 +38,9 @@ def open_graph(
     * ``nodes``: columns ``id``, ``label`` and ``split`` (``train``, ``val``, ``test``, or nothing),
       or ``train_mask``, ...; all others that hold numbers, or lists of them, are features. A node
       without a label is of unknown class; labels that are text are classes, by the alphabet.
-    * or apart: ``x`` (features), ``y`` (labels), ``node_id``, ``split``, ``edge_weight``,
-      ``edge_attr``; ``train_mask``, ... of bools; ``train_idx``, ... of ids.
+    * or apart: ``x`` (features; sparse ones in ``x.npz``, by ``scipy.sparse.save_npz``), ``y``
+      (labels), ``node_id``, ``split``, ``edge_weight``, ``edge_attr``; ``train_mask``, ... of
+      bools; ``train_idx``, ... of ids.
 
     Ids are any integers or text. Tables without a column ``id``, and arrays, have a row for each
     node in the order of the others; a node without an id has the number of its row, from 0. Where
@@ -77,6 +80,7 @@ def open_graph(
         raise ValueError(f"'path' is {str(path)!r}, but there is no such file or folder")
     archive = path.suffix in (".npz", ".pt")
     data = load_graph(path) if archive else read_folder(path, columns or {})
+    data = with_csr_features(data)
     edges = read_graph(data)
     check_edge_rows(data, edges.src.numel())
     if edges.num_nodes == 0:
@@ -100,7 +104,11 @@ def _summary(path: Path, data: Data, one_way: float) -> list[str]:
     """What was found, and what may not be meant, in a line each."""
     found = [f"{data.num_nodes:,} nodes", f"{data.num_edges:,} edges"]
     if "x" in data:
-        found.append(f"{data.x.size(1)} features")
+        sparse = ""
+        if is_sparse(data.x):
+            share = data.x.values().numel() / max(data.x.numel(), 1)
+            sparse = f" (sparse, {100 * share:.2g} % stored)"
+        found.append(f"{data.x.size(1)} features{sparse}")
     if "y" in data and data.y.dim() == 1 and not data.y.is_floating_point():
         found.append(f"{len(data.get('classes') or range(int(data.y.max()) + 1))} classes")
         unknown = int((data.y < 0).sum())

@@ -56,10 +56,12 @@ def find_files(path: Path) -> dict[str, Path]:
         if (
             file.name.startswith(".")
             or not file.is_file()
-            or format_of(file) not in (".npy", *PARQUET, *TEXT)
+            or format_of(file) not in (".npy", ".npz", *PARQUET, *TEXT)
         ):
             continue
         role = roles.get(file.name.split(".")[0].lower().replace("-", "_"))
+        if format_of(file) == ".npz" and role != "x":  # Sparse features, or a graph of its own.
+            continue
         if role is None:
             others.append(file.name)
         elif role in found:

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gas.graph.csr import by_row, row_ids, sparse_csr
+from gas.graph.csr import by_row, row_ids
 from gas.native.custom_op import custom_op, learns
 from gas.native.matrix import Matrix, transpose
+from gas.native.sparse_rows import sparse_csr
 
 MOST = 2**31 - 1  # What an int32 can count.
 

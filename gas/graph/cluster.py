@@ -12,6 +12,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gas.graph.edges import check_edge_rows, read_graph
+from gas.graph.features import with_csr_features
 from gas.graph.partition import find_parts
 from gas.graph.permute import PARTS, permute
 from gas.native.checks import check_integer
@@ -50,7 +51,8 @@ def cluster(
         loader = gas.SubgraphLoader(graph, batch_size=10, shuffle=True)
 
     Args:
-        data: The graph; it is not modified.
+        data: The graph; it is not modified. Its features ``x`` may be sparse, a matrix of
+            ``torch.sparse`` or SciPy.
         num_parts: The number of parts, between 1 and the number of nodes. No part is empty.
             ``"auto"``: few enough for ``memory``.
         model: Whose transform of the whole graph is applied first, such as the normalisation of
@@ -90,6 +92,7 @@ def cluster(
                 f"'data' has {key!r} already, which gas.cluster sets: pass the graph as it was "
                 "before, or rename the attribute"
             )
+    data = with_csr_features(data)
     check_edge_rows(data, data.num_edges)  # A transform may add edges that have none.
     given = None if edge_weight is None else read_graph(data, edge_weight=False)
     if model is not None:

@@ -12,8 +12,10 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
+from gas.graph.features import first_not_finite
 from gas.graph.layout import layout_of
 from gas.native.graph import coo_to_csr
+from gas.native.sparse_rows import is_sparse
 
 
 class Edges(NamedTuple):
@@ -190,14 +192,20 @@ def check_finite(data: Data) -> None:
     x = data.get("x")
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() < 2:
         return
+    row = first_not_finite(x) if is_sparse(x) else _first_not_finite(x)
+    if row is not None:
+        raise ValueError(
+            f"'x' holds a NaN or infinite value in row {row}: replace it, for example with "
+            "torch.nan_to_num(x), or accept it, check=False (--no-check)"
+        )
+
+
+def _first_not_finite(x: Tensor) -> int | None:
     for start in range(0, x.size(0), 65536):
         finite = torch.isfinite(x[start : start + 65536]).flatten(1).all(dim=1)
         if not finite.all():
-            row = start + int((~finite).nonzero()[0])
-            raise ValueError(
-                f"'x' holds a NaN or infinite value in row {row}: replace it, for example with "
-                "torch.nan_to_num(x), or accept it, check=False (--no-check)"
-            )
+            return start + int((~finite).nonzero()[0])
+    return None
 
 
 def to_csr(edges: Edges) -> CSR:

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch_geometric.typing import WITH_TORCH_SPARSE, SparseTensor
 
 from gas.graph.adjacency import Adjacency
-from gas.graph.csr import by_row, row_ids, sparse_csr
+from gas.graph.csr import by_row, row_ids
+from gas.native.sparse_rows import sparse_csr
 
 
 class Layout(abc.ABC):

@@ -13,7 +13,9 @@ from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
 from gas.graph.edges import is_row_per_edge, is_row_per_node, read_graph, to_csr
+from gas.graph.features import with_csr_features
 from gas.graph.layout import LAYOUTS, find_layout, layout_of
+from gas.native.sparse_rows import gather_sparse_rows, is_sparse
 
 PARTS = "parts"  # The attribute that gas.cluster adds.
 # Lists of node ids; "train_idx" is OGB's, the others are as common.
@@ -39,6 +41,7 @@ def permute(data: Data, perm: Tensor, log: bool = True) -> Data:
         ValueError: If ``perm`` is not a permutation of the nodes.
     """
     start = time.perf_counter()
+    data = with_csr_features(data)
     edges = read_graph(data)
     num_nodes = edges.num_nodes
     if not isinstance(perm, Tensor) or perm.dtype != torch.long or perm.shape != (num_nodes,):
@@ -60,7 +63,7 @@ def permute(data: Data, perm: Tensor, log: bool = True) -> Data:
         elif is_node_list(key, value):
             out[key] = _renumbered(key, value, new_id)
         elif is_row_per_node(data, key):
-            out[key] = value[perm]
+            out[key] = gather_sparse_rows(value, perm) if is_sparse(value) else value[perm]
     if "adj_t" in data:
         edges = edges._replace(src=new_id[edges.src], dst=new_id[edges.dst])
         csr = to_csr(edges)

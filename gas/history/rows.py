@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import Tensor
 
+from gas.native.sparse_rows import first_sparse_rows, is_sparse
+
 if TYPE_CHECKING:
     from gas.history.history import History
 
@@ -201,4 +203,6 @@ def first_rows(x: Tensor | Rows, num_rows: int | None) -> Tensor:
         return x.own if num_rows == x.own.size(0) else first_rows(x.tensor(), num_rows)
     if num_rows is None or x.size(0) == num_rows:
         return x  # The gradient of a slice, even of all rows, would be copied.
+    if is_sparse(x):
+        return first_sparse_rows(x, num_rows)
     return x[:num_rows]

@@ -13,7 +13,9 @@ from torch_geometric.data import Batch, Data
 from gas.graph.edges import is_row_per_node
 from gas.graph.layout import layout_of
 from gas.history.features import Features
+from gas.history.rows import first_rows
 from gas.loader.unread import UnreadRows, add_unread, attributes, read_all, unread
+from gas.native.sparse_rows import is_sparse, parts
 
 GRAPH_SIZE = "graph_size"  # An attribute of n_id: of how many nodes the graph is.
 
@@ -54,7 +56,7 @@ class SubData(NamedTuple):
                 if value.per_node:
                     add_unread(own, value.first(self.batch_size))
             elif key != "e_id" and is_row_per_node(self.data, key):
-                own[key] = value[: self.batch_size]
+                own[key] = first_rows(value, self.batch_size)
         own.num_nodes = self.batch_size
         return own
 
@@ -63,7 +65,7 @@ class SubData(NamedTuple):
         rows = unread(self.data, key)
         if rows is not None:
             return rows.first(self.batch_size).read()
-        return self.data[key][: self.batch_size]
+        return first_rows(self.data[key], self.batch_size)
 
     def __getattr__(self, name: str) -> Any:
         # Attributes, not methods: DataLoader would take those of the graph for the batch's.
@@ -75,7 +77,7 @@ class SubData(NamedTuple):
     def features(self) -> Tensor | Features:
         """``data.x`` where it lies, for layers that take it; a tensor if it was read already."""
         rows = unread(self.data, "x")
-        if rows is None or rows.table.dim() != 2 or not rows.table.is_floating_point():
+        if rows is None or not rows.is_table:
             return self.data.x
         rows.check()
         return Features(rows.table, rows.index, self.batch_size)
@@ -126,6 +128,8 @@ def held(data: Data) -> Iterator[Tensor]:
     for key, value in attributes(data):
         if key == "adj_t":
             yield from layout_of(value).tensors(value)
+        elif is_sparse(value):
+            yield from parts(value)
         elif isinstance(value, Tensor):
             yield value
         elif key == "views":

@@ -24,6 +24,7 @@ from gas.graph.edges import (
     read_graph,
     to_csr,
 )
+from gas.graph.features import with_csr_features
 from gas.graph.layout import default_layout, find_layout
 from gas.graph.permute import PARTS
 from gas.graph.report import check_ptr
@@ -45,7 +46,8 @@ class SubgraphLoader(DataLoader):
     Args:
         data: The graph, from :func:`gas.cluster` or :func:`gas.permute`. It is never modified.
             Changes of its features and attributes are seen from the next epoch on; those of its
-            edges are refused.
+            edges are refused. Sparse features ``x`` stay so: batches have a ``torch.sparse_csr``
+            matrix of their nodes' rows.
         ptr: The parts, of shape ``[num_parts + 1]``, from :func:`gas.metis`.
             (default: ``data.parts``, which :func:`gas.cluster` has set)
         batch_size: Parts per mini-batch; a batch lists them in increasing order. (default: ``1``)
@@ -98,6 +100,7 @@ class SubgraphLoader(DataLoader):
         if layout is None:
             layout = default_layout(data.get("adj_t"), is_clustered=ptr is None)
         ptr = _parts(data, ptr)
+        data = with_csr_features(data)
         self._views: Views | EpochViews | None = None  # An epoch has the latter.
         if epoch_transform is not None:
             if kwargs.get("persistent_workers"):
@@ -259,6 +262,7 @@ class SubgraphLoader(DataLoader):
                 "workers that stay don't see it: make a new loader, or leave that option out"
             )
         check_nodes(self.data, self.num_nodes)
+        self.data = with_csr_features(self.data)
         edge_keys = set(self._edge_keys)
         self._look()
         if self._cache_features or changed & edge_keys.union(self._edge_keys):
@@ -402,6 +406,7 @@ class EvalSubgraphLoader(SubgraphLoader):
         if kwargs.get("layout") is None:
             kwargs["layout"] = default_layout(data.get("adj_t"), is_clustered=ptr is None)
         ptr = _parts(data, ptr)
+        data = with_csr_features(data)
         check_ptr(ptr, data.num_nodes)
         ptr = torch.unique_consecutive(torch.cat([ptr[::batch_size], ptr[-1:]]))
         super().__init__(data, ptr, 1, bipartite, log, **kwargs)

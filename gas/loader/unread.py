@@ -12,6 +12,7 @@ from torch_geometric.data import Data
 
 from gas.graph.versions import version
 from gas.native.rows import gather_rows
+from gas.native.sparse_rows import gather_sparse_rows, is_sparse
 
 
 class UnreadRows:
@@ -44,7 +45,14 @@ class UnreadRows:
         self.check()
         # Tensors made in inference mode would be of no use to training.
         with torch.inference_mode(False), torch.no_grad():
-            return gather_rows(self.table, self.index)
+            gather = gather_sparse_rows if is_sparse(self.table) else gather_rows
+            return gather(self.table, self.index)
+
+    @property
+    def is_table(self) -> bool:
+        """Whether they are rows of numbers that can be read where they lie."""
+        table = self.table
+        return table.layout == torch.strided and table.dim() == 2 and table.is_floating_point()
 
     def first(self, count: int) -> UnreadRows:
         """The first of them, such as a batch's own."""

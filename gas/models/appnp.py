@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Linear, ModuleList
+from torch.nn import ModuleList
 from torch_geometric.transforms import GCNNorm
 
 from gas.history.rows import Rows, first_rows
 from gas.models.layered import LayeredGNN, Neighbours
-from gas.nn import SimpleConv
+from gas.nn import Linear, SimpleConv
 from gas.nn import dropout as drop
 from gas.nn.conv import row_by_row
 

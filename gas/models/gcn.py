@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import BatchNorm1d, Linear
+from torch.nn import BatchNorm1d
 from torch_geometric.transforms import GCNNorm
 
 from gas.history.rows import Rows
 from gas.models.layered import LayeredGNN, Neighbours, layer_widths
-from gas.nn import GCNConv
+from gas.nn import GCNConv, Linear
 from gas.nn import dropout as drop
 from gas.nn.conv import row_by_row
 

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn import BatchNorm1d, Linear
+from torch.nn import BatchNorm1d
 from torch_geometric.transforms import GCNNorm
 
 from gas.graph.layout import layout_of
 from gas.history.rows import Rows
 from gas.models.layered import LayeredGNN, Neighbours
-from gas.nn import GCN2Conv
+from gas.nn import GCN2Conv, Linear
 from gas.nn import dropout as drop
 from gas.nn.conv import row_by_row
 

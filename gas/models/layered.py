@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import ModuleList
 from torch_geometric.nn.inits import reset
 
+from gas.graph.features import dense
 from gas.graph.layout import layout_of
 from gas.history.features import Features
 from gas.history.rows import Rows, first_rows
@@ -221,7 +222,7 @@ class LayeredGNN(ScalableGNN):
         if self.bns:
             h = self.bns[layer](h)
         if self.residual and h.size(-1) == x.size(-1):
-            h = h + first_rows(x, h.size(0))
+            h = h + dense(first_rows(x, h.size(0)))
         return self.activation(h)
 
     def _conv(

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import BatchNorm1d, Linear, ModuleList
+from torch.nn import BatchNorm1d, ModuleList
 
 from gas.history.rows import Rows
 from gas.models.layered import LayeredGNN, layer_widths
-from gas.nn import Adjacency, spmm
+from gas.nn import Adjacency, Linear, spmm
 from gas.nn.conv import row_by_row
 
 AGGREGATORS = ("sum", "mean", "max", "min")

@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import BatchNorm1d, Identity, Linear, ReLU, Sequential
+from torch.nn import BatchNorm1d, Identity, ReLU, Sequential
 
 from gas.history.rows import Rows
 from gas.models.layered import LayeredGNN
 from gas.models.pna import PNAConv
+from gas.nn import Linear
 from gas.nn import dropout as drop
 from gas.nn.conv import row_by_row
 

@@ -8,7 +8,9 @@ from gas.nn.edge_conv import EdgeConv, edge_conv
 from gas.nn.fuse import fuse
 from gas.nn.gcn import GCN2Conv, GCNConv
 from gas.nn.mixture import GMMConv, gaussian_mixture
-from gas.nn.spmm import GINConv, GraphConv, SAGEConv, SimpleConv, spmm
+from gas.nn.sparse_features import Linear, linear
+from gas.nn.spmm import spmm
+from gas.nn.sum_convs import GINConv, GraphConv, SAGEConv, SimpleConv
 
 __all__ = [
     "Adjacency",
@@ -21,6 +23,7 @@ __all__ = [
     "GINConv",
     "GMMConv",
     "GraphConv",
+    "Linear",
     "SAGEConv",
     "SimpleConv",
     "dropout",
@@ -29,5 +32,6 @@ __all__ = [
     "gat_attention",
     "gatv2_attention",
     "gaussian_mixture",
+    "linear",
     "spmm",
 ]

@@ -189,6 +189,8 @@ def draw_seed(p: float) -> Tensor:
 class GATConv(FusedConv, pyg.GATConv):
     """:class:`torch_geometric.nn.GATConv`, without anything of the size of the edges."""
 
+    takes_sparse = True
+
     def forward(
         self,
         x: Tensor | tuple[Tensor, Tensor],

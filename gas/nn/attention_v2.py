@@ -159,6 +159,8 @@ def gatv2_attention(
 class GATv2Conv(FusedConv, pyg.GATv2Conv):
     """:class:`torch_geometric.nn.GATv2Conv`, without anything of the size of the edges."""
 
+    takes_sparse = True
+
     def forward(
         self,
         x: Tensor | tuple[Tensor, Tensor],

@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 from gas.graph.adjacency import Adjacency
+from gas.graph.features import dense, shares_rows
 from gas.history.features import Features
 from gas.history.rows import Rows
+from gas.native.sparse_rows import is_sparse
 
 REDUCES = ("sum", "mean", "max", "min")
 
@@ -50,6 +52,10 @@ class FusedConv:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         with _as_pyg(self):
             self.__init__(*args, **kwargs)  # type: ignore[misc]
+        if self.takes_sparse:
+            from gas.nn.sparse_features import take_sparse  # By the operator of layers like this.
+
+            take_sparse(self)  # type: ignore[arg-type]
 
     def _set_jittable_templates(self, raise_on_error: bool = False) -> None:
         with _as_pyg(self):
@@ -58,10 +64,15 @@ class FusedConv:
     takes_pairs = True
     """Whether sources and destinations may be given apart, ``(x, x[:batch_size])``."""
 
+    takes_sparse = False
+    """Whether it takes sparse features, which others are given as dense ones."""
+
     def __call__(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-        """See :class:`torch.nn.Module`; takes :class:`Rows` where it takes tensors."""
+        """See :class:`torch.nn.Module`; takes :class:`Rows` and sparse features for tensors."""
         if isinstance(x, Rows) and self.takes_pairs:
             x = (x, x.own)
+        if _any_sparse(x) and not self.takes_sparse:
+            x = dense(x)
         return super().__call__(x, *args, **kwargs)  # type: ignore[misc]
 
     def propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
@@ -103,6 +114,10 @@ class FusedConv:
         return {"add": "sum"}.get(self.aggr, self.aggr) if isinstance(self.aggr, str) else ""
 
 
+def _any_sparse(x: Any) -> bool:
+    return any(map(is_sparse, x)) if isinstance(x, tuple) else is_sparse(x)
+
+
 def put_together(x: Any) -> Any:
     """Tensors of the :class:`Rows` in an argument, for what takes tensors alone."""
     if isinstance(x, Rows):
@@ -125,6 +140,8 @@ def is_front(whole: Tensor | Rows, part: Tensor) -> bool:
     """Whether a tensor is a view of the first rows of another, or the batch's own rows of it."""
     if isinstance(whole, Rows):
         return part is whole.own
+    if is_sparse(whole):
+        return is_sparse(part) and shares_rows(whole, part)
     if torch.compiler.is_compiling():
         return False  # It can't look at memory.
     return (

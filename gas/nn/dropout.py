@@ -13,6 +13,8 @@ from gas.history.features import Features
 from gas.history.rows import Rows
 from gas.native import dropout as kernels
 from gas.native.custom_op import is_plain
+from gas.native.sparse_rows import is_sparse
+from gas.nn.sparse_features import check_layout, with_values
 
 
 class _Dropout(torch.autograd.Function):
@@ -48,12 +50,16 @@ def dropout(x: Tensor | Rows, p: float = 0.5, training: bool = True) -> Tensor |
     Of :class:`gas.history.Rows`, which :meth:`gas.ScalableGNN.push_and_pull` returns if asked to,
     it drops elements of the batch's own rows. Those of the halo, which are the expectation of what
     dropout would make of them, stay where they are stored. Of a batch's input features, which are
-    :class:`gas.history.Features`, it drops elements of all rows, when they are read.
+    :class:`gas.history.Features`, it drops elements of all rows, when they are read; of sparse
+    ones, a ``torch.sparse_csr`` matrix, stored values: zeros are zeros either way.
 
     Args:
-        x: A tensor of any shape, or :class:`gas.history.Rows`.
+        x: A tensor of any shape, a ``torch.sparse_csr`` matrix, or :class:`gas.history.Rows`.
         p: The probability of dropping an element, in ``[0, 1]``. (default: ``0.5``)
         training: Whether to drop at all. (default: ``True``)
+
+    Raises:
+        ValueError: If ``p`` is no probability, or ``x`` is sparse in another layout.
     """
     if not 0.0 <= p <= 1.0:
         raise ValueError(f"'p' is {p}, expected a probability in [0, 1]")
@@ -65,6 +71,9 @@ def dropout(x: Tensor | Rows, p: float = 0.5, training: bool = True) -> Tensor |
         return Rows(dropout(x.own, p), dropout(x.pulled(), p))
     if isinstance(x, Rows):
         return replace(x, own=dropout(x.own, p))
+    if x.layout != torch.strided:
+        check_layout(x)
+        return with_values(x, dropout(x.values(), p))
     if not _is_native(x) or p == 1.0 or not is_plain(x):
         return F.dropout(x, p)
     return _Dropout.apply(x, p, _seed())
@@ -83,6 +92,6 @@ class Dropout(torch.nn.Dropout):
 
     def forward(self, input: Any) -> Any:
         """See :func:`dropout`."""
-        if self.inplace:
+        if self.inplace and not is_sparse(input):
             return super().forward(input)
         return dropout(input, self.p, self.training)

@@ -15,6 +15,7 @@ from gas.native import edge_conv as kernels
 from gas.native.custom_op import custom_op, learns
 from gas.native.matrix import Matrix
 from gas.nn.conv import REDUCES, FusedConv, row_by_row
+from gas.nn.sparse_features import LINEAR_LAYERS
 from gas.nn.spmm import NONE, check_features, check_tensors, spmm
 
 # By class: the kernel's name, and the attribute that holds its parameter.
@@ -209,7 +210,7 @@ class EdgeConv(FusedConv, pyg.EdgeConv):
         if reason:
             return reason
         layers = _layers(self.nn)
-        if type(layers[0]) not in (torch.nn.Linear, pyg.Linear) or len(layers) > 2:
+        if type(layers[0]) not in LINEAR_LAYERS or len(layers) > 2:
             return "'nn' is more than a linear layer and an activation"
         if any(m._forward_hooks or m._forward_pre_hooks for m in (self.nn, *layers)):
             return "'nn' has hooks"

@@ -11,7 +11,8 @@ from gas.nn.dropout import Dropout
 from gas.nn.edge_conv import EdgeConv
 from gas.nn.gcn import GCN2Conv, GCNConv
 from gas.nn.mixture import GMMConv
-from gas.nn.spmm import GINConv, GraphConv, SAGEConv, SimpleConv
+from gas.nn.sparse_features import LINEAR
+from gas.nn.sum_convs import GINConv, GraphConv, SAGEConv, SimpleConv
 
 CONVS = (
     EdgeConv,
@@ -25,7 +26,11 @@ CONVS = (
     SAGEConv,
     SimpleConv,
 )
-FUSED = {torch.nn.Dropout: Dropout, **{pyg_class(cls): cls for cls in CONVS}}
+FUSED: dict[type, type] = {
+    torch.nn.Dropout: Dropout,
+    **LINEAR,
+    **{pyg_class(cls): cls for cls in CONVS},
+}
 
 
 def fuse(model: torch.nn.Module) -> torch.nn.Module:
@@ -34,7 +39,7 @@ def fuse(model: torch.nn.Module) -> torch.nn.Module:
     Weights, hooks and ``state_dict`` stay as they are; layers of other classes, subclasses of PyG's
     included, are left alone. Load batches with ``layout='fused'``. Layers that are
     :class:`torch.nn.Dropout` draw faster, see :func:`gas.nn.dropout`; a ``forward`` that calls
-    ``torch.nn.functional.dropout`` may call that instead.
+    ``torch.nn.functional.dropout`` may call that instead. Linear layers take sparse features.
 
     Args:
         model: Any model.

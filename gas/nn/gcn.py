@@ -12,8 +12,11 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from gas.graph.adjacency import Adjacency
 from gas.history.rows import Rows
+from gas.native.sparse_rows import is_sparse
 from gas.nn.conv import put_together, row_by_row
-from gas.nn.spmm import SumConv, spmm
+from gas.nn.sparse_features import is_linear
+from gas.nn.spmm import spmm
+from gas.nn.sum_convs import SumConv
 
 # In the time of so many multiplications of a dense product two cores do one element of a sparse
 # product, transpose an entry, and read an element of a halo's row from a history to transform it.
@@ -47,6 +50,7 @@ class GCNConv(SumConv, pyg.GCNConv):
     """:class:`torch_geometric.nn.GCNConv`; aggregates before it transforms if that is cheaper."""
 
     takes_pairs = False
+    takes_sparse = True
 
     def forward(
         self, x: Tensor | Rows, edge_index: Any, edge_weight: Tensor | None = None
@@ -59,6 +63,9 @@ class GCNConv(SumConv, pyg.GCNConv):
         self.path = "fused"
         if self.normalize:
             edge_index = normalised(edge_index, self.improved, self.add_self_loops, x.dtype)
+        if is_sparse(x):  # Aggregated, its rows would have more non-zeros.
+            out = spmm(edge_index, self.lin(x))
+            return out if self.bias is None else out + self.bias
         if aggregates_first(edge_index, x, self.out_channels):
             return with_bias(self.lin, spmm(edge_index, x), self.bias)
         out = spmm(edge_index, row_by_row(self.lin, x))
@@ -67,20 +74,10 @@ class GCNConv(SumConv, pyg.GCNConv):
 
 def with_bias(linear: Any, x: Tensor, bias: Tensor | None) -> Tensor:
     """``linear(x) + bias``, in one pass unless somebody would miss ``linear(x)``."""
-    if type(linear) is pyg.Linear and linear.bias is None and not _is_observed(linear, x):
+    if is_linear(linear) and linear.bias is None and not torch.is_autocast_enabled(x.device.type):
         return F.linear(x, linear.weight, bias)
     out = linear(x)
     return out if bias is None else out + bias
-
-
-def _is_observed(module: torch.nn.Module, x: Tensor) -> bool:
-    """Whether a hook sees what goes through a module, or autocast makes it another type."""
-    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return (
-        any(getattr(module, name) for name in hooks)
-        or torch.nn.modules.module._has_any_global_hook()
-        or torch.is_autocast_enabled(x.device.type)
-    )
 
 
 def aggregates_first(adj: Adjacency, x: Tensor | Rows, out_channels: int) -> bool:

@@ -1,4 +1,4 @@
-"""Sums, means and extremes over neighbours, and PyG's convolutions that are no more."""
+"""Sums, means and extremes over neighbours."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-import torch_geometric.nn as pyg
 from torch import Tensor
 
 from gas.graph.adjacency import Adjacency
@@ -15,7 +14,7 @@ from gas.history.rows import TAKERS, Rows
 from gas.native import sparse as kernels
 from gas.native.custom_op import custom_op
 from gas.native.matrix import TYPES, Matrix
-from gas.nn.conv import REDUCES, FusedConv, put_together
+from gas.nn.conv import REDUCES
 
 NONE = [None] * len(Matrix._fields)  # The gradients towards a matrix.
 
@@ -287,41 +286,3 @@ def check_tensors(adj: Adjacency, **tensors: Tensor) -> None:
                 f"'{name}' is {tensor.dtype} and {tensor.layout}, expected real numbers in a dense "
                 "tensor"
             )
-
-
-class SumConv(FusedConv):
-    """A convolution that aggregates by :func:`spmm`."""
-
-    def _propagate(self, adj: Adjacency, x: Any, **_: Any) -> Tensor:
-        return self._aggregate(adj, x[0] if isinstance(x, tuple) else x)
-
-    def _aggregate(self, adj: Adjacency, x: Tensor | Rows) -> Tensor:
-        if self._reduce in ("max", "min"):
-            adj = adj.unweighted()
-        return spmm(adj, x, reduce=self._reduce)
-
-
-class SAGEConv(SumConv, pyg.SAGEConv):
-    """:class:`torch_geometric.nn.SAGEConv`; values of the adjacency are ignored, as in PyG."""
-
-    def forward(self, x: Any, edge_index: Any, size: Any = None) -> Tensor:
-        """See PyG."""
-        return super().forward(put_together(x) if self.project else x, edge_index, size)
-
-    def _aggregate(self, adj: Adjacency, x: Tensor | Rows) -> Tensor:
-        return super()._aggregate(adj.unweighted(), x)
-
-
-class GINConv(SumConv, pyg.GINConv):
-    """:class:`torch_geometric.nn.GINConv`; values of the adjacency are ignored, as in PyG."""
-
-    def _aggregate(self, adj: Adjacency, x: Tensor | Rows) -> Tensor:
-        return super()._aggregate(adj.unweighted(), x)
-
-
-class GraphConv(SumConv, pyg.GraphConv):
-    """:class:`torch_geometric.nn.GraphConv`."""
-
-
-class SimpleConv(SumConv, pyg.SimpleConv):
-    """:class:`torch_geometric.nn.SimpleConv`."""

@@ -8,6 +8,7 @@ Everything around it looks at values, takes locks and moves rows, so it is kept 
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from gas.history.batch import BatchPulls
 from gas.history.rows import Rows, first_rows
 from gas.loader.batch import SubData
 from gas.native.compiler import apart, between, is_compiling
+from gas.native.sparse_rows import is_sparse
 from gas.nn.conv import FusedConv
 from gas.nn.fuse import fuse
 from gas.scalable.call import Call, Sweep, check_graph, lacks_product
@@ -29,19 +31,27 @@ if TYPE_CHECKING:
     from gas.scalable.model import ScalableGNN
 
 
+# How PyTorch calls what it can't do with a matrix of torch.sparse_csr.
+SPARSE = re.compile(r"sparse|layout|strides", re.IGNORECASE)
+
+
 class _Around:
     """What surrounds a forward pass that has begun: ``stack`` ends it."""
 
-    def __init__(self, model: ScalableGNN, call: Call, adj_t: Any, where: tuple[Any, ...]) -> None:
-        self.model, self.call = model, call
+    def __init__(
+        self, model: ScalableGNN, call: Call, x: Any, adj_t: Any, where: tuple[Any, ...]
+    ) -> None:
+        self.model, self.call, self.x = model, call, x
         with contextlib.ExitStack() as stack:
             if call.pulls is not None:
                 stack.callback(call.pulls.cancel)
             if not model._is_proven:
                 call.held_back = []
             self.adj_t = taken(model, adj_t)
-            self.takes_compiler = call.compiled and _takes_compiler(
-                model, call, self.adj_t, *where[:2]
+            self.takes_compiler = (
+                call.compiled
+                and not is_sparse(x)
+                and _takes_compiler(model, call, self.adj_t, *where[:2])
             )
             if self.takes_compiler and isinstance(self.adj_t, Adjacency):
                 _complete(model, self.adj_t)
@@ -74,7 +84,7 @@ def run(
     call.compiled = is_compiling() or model._compiled_call_impl is not None
     if call.compiled and isinstance(x, Rows):
         x = _read(x)
-    around = _begin(model, call, adj_t, where)
+    around = _begin(model, call, x, adj_t, where)
     try:
         if call.compiled and not around.takes_compiler:
             out = _run_uncompiled(model, x, around.adj_t, *where, **kwargs)
@@ -107,6 +117,13 @@ def _fail(around: _Around, error: BaseException) -> None:
         raise RuntimeError(
             "'adj_t' is a torch.sparse_csr matrix, which PyTorch can't multiply by "
             f"bfloat16 or float16 ({error}): load with layout='edge_index'"
+        ) from error
+    if is_sparse(around.x) and isinstance(error, RuntimeError) and SPARSE.search(str(error)):
+        raise RuntimeError(
+            "'x' is a torch.sparse_csr matrix, of which PyTorch can't do what forward does "
+            f"({str(error).split('. ')[0]}): use gas.nn.dropout for F.dropout, gas.nn.Linear or a "
+            "layer of gas.nn (gas.fuse(model) makes them of PyTorch's and PyG's), or x.to_dense(), "
+            "of the batch alone"
         ) from error
 
 

@@ -16,7 +16,9 @@ from gas import models
 from gas.augment import Augmentation, MHAug
 from gas.datasets.masks import check_parts
 from gas.graph import metis, partition_report, permute
+from gas.graph.features import with_csr_features
 from gas.loader import EvalSubgraphLoader, SubData, SubgraphLoader
+from gas.native.sparse_rows import gather_sparse_rows, is_sparse
 from gas.scalable import PrefetchLoader, verify
 from gas.scalable.model import ScalableGNN
 from gas.scalable.verify import Verification
@@ -145,6 +147,7 @@ class Experiment:
         if settings.metric == "r2" and data.y.dim() == 1 and not is_real(data.y):
             data, self.out_channels = copy.copy(data), 1
             data.y = data.y.float()
+        data = with_csr_features(data)
         _check_labels(data.y)
         check_parts(data)
         fill = evaluation if refresh == "none" else refresh
@@ -428,8 +431,14 @@ def _training_nodes(data: Data) -> Data:
             "data.train_mask = data.train_mask[:, k], and the other masks likewise, or give a file "
             "with masks of one split"
         )
-    data = copy.copy(data)
+    data, x = copy.copy(data), data.x
+    if is_sparse(x):  # PyG can't cut it either.
+        data.num_nodes = x.size(0)
+        del data.x
     for key in ("node_id", "classes"):  # Of all nodes, which PyG can't cut.
         if key in data:
             del data[key]
-    return data.subgraph(mask)
+    out = data.subgraph(mask)
+    if is_sparse(x):
+        out.x = gather_sparse_rows(x, mask.nonzero().view(-1))
+    return out

@@ -18,6 +18,7 @@ from torch_geometric.data import Data
 
 from gas.augment import mh_aug_loss
 from gas.graph.edges import is_row_per_edge
+from gas.graph.features import with_csr_features
 from gas.graph.layout import drop_edges_and_rows
 from gas.graph.versions import Versions
 from gas.history.cores import share_cores
@@ -103,6 +104,7 @@ class FullBatch:
         layout: str = "csr",
         edge_weight: bool = True,
     ) -> None:
+        data = with_csr_features(data)
         whole = torch.tensor([0, data.num_nodes])
         options: dict[str, Any] = {"layout": layout, "edge_weight": edge_weight, "log": False}
         loader = EvalSubgraphLoader(data, whole, **options)

@@ -54,6 +54,11 @@ def make_parser() -> argparse.ArgumentParser:
         help="add the reverse of edges that lack it; augmentation drops both directions together",
     )
     parser.add_argument(
+        "--sparse-features",
+        action="store_true",
+        help="keep features sparse: pays where fewer than one in thirty is not zero",
+    )
+    parser.add_argument(
         "--columns", nargs="+", metavar="ROLE=NAME", help="of tables, such as source=payer"
     )
     parser.add_argument("--root", default="data", help="folder of PyG's data sets (%(default)s)")
@@ -211,6 +216,7 @@ def make_experiment(args: argparse.Namespace, files: Path) -> Experiment:
         check=not args.no_check,
         undirected=args.undirected,
         columns=args.columns,
+        sparse_features=args.sparse_features,
         log=True,
     )
     augment, weights = augmentation_of(args)

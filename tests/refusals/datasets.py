@@ -100,6 +100,13 @@ def opening_lists_of_two_lengths(t):
 
 MASKS = {f"{part}_mask": np.array([True, False]) for part in ("train", "val", "test")}
 
+
+def sparse_folder(t, **arrays):
+    np.save(t.path / "edge_index.npy", EDGES)
+    np.savez(t.path / "x.npz", **arrays)
+    gas.open_graph(t.path, log=False)
+
+
 CASES = {
     "planted_to_disk, no nodes": lambda t: planted_to_disk(t.path, 0),
     "planted_to_disk, features of another type": lambda t: planted_to_disk(
@@ -109,6 +116,10 @@ CASES = {
         planted_to_disk(t.path / "there", 9) for _ in range(2)
     ],
     "open_mapped, nothing there": lambda t: open_mapped(t.path / "nowhere"),
+    "open_graph, x.npz that is no sparse matrix": lambda t: sparse_folder(t, x=ONES),
+    "open_graph, a sparse matrix of another format": lambda t: sparse_folder(
+        t, format=np.array(b"dia"), shape=np.array([2, 3]), data=ONES
+    ),
     "get_data, an unknown name": lambda t: get(t, "coral"),
     "get_data, planted without a size": lambda t: get(t, "planted:many"),
     "get_data, no network": lambda t: unreachable(t, "cora"),

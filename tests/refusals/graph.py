@@ -1,6 +1,8 @@
 """Errors of ``gas.graph``: adjacencies, edges, parts."""
 
+import numpy as np
 import torch
+from scipy import sparse
 from torch_geometric.data import Data
 
 import gas
@@ -19,6 +21,16 @@ def metis(adj=RING, num_parts=2, **options):
 def csr(rows=4, cols=4):
     edges = torch.stack([torch.arange(rows), torch.arange(rows) % cols])
     return torch.sparse_coo_tensor(edges, torch.ones(rows), (rows, cols)).to_sparse_csr()
+
+
+def features(x):
+    gas.cluster(ring(x=x), 2, log=False)
+
+
+def sparse_features(rowptr, col, cols=2):
+    value = torch.ones(len(col))
+    ids = torch.tensor(rowptr), torch.tensor(col)
+    features(torch.sparse_csr_tensor(*ids, value, (4, cols), check_invariants=False))
 
 
 def no_cache(t):
@@ -58,6 +70,15 @@ def cluster(data=None, num_parts=2):
 NOT_A_NUMBER = torch.tensor([[1.0], [float("nan")], [1.0], [1.0]])
 
 CASES = {
+    "cluster, sparse features in three dimensions": lambda t: features(
+        torch.ones(4, 2, 2).to_sparse()
+    ),
+    "cluster, complex sparse features": lambda t: features(
+        sparse.csr_matrix(np.ones((4, 2), complex))
+    ),
+    "cluster, sparse features of other nodes": lambda t: features(torch.ones(3, 2).to_sparse()),
+    "cluster, a feature that isn't there": lambda t: sparse_features([0, 1, 1, 1, 2], [0, 2]),
+    "cluster, pointers that fall": lambda t: sparse_features([0, 2, 1, 2, 2], [0, 1]),
     "cluster, auto without memory": lambda t: gas.cluster(ring(), "auto", log=False),
     "cluster, memory without auto": lambda t: gas.cluster(ring(), 2, memory=10, log=False),
     "cluster, no bytes": lambda t: gas.cluster(ring(), "auto", memory=0, model=Model(), log=False),

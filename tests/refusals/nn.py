@@ -16,6 +16,9 @@ ROWS = Rows(HEADS[:2], HEADS[2:])
 ELU = torch.nn.ELU(-0.5)
 
 
+SPARSE = ADJ.to_torch_sparse()
+
+
 def gat(source=SCORES, target=SCORES[:2], **options):
     gat_attention(ADJ, HEADS, source, target, **options)
 
@@ -47,6 +50,9 @@ def mixture(pseudo=POINTS, mu=KERNELS, sigma=KERNELS, **options):
 
 
 CASES = {
+    "linear, weights of other features": lambda t: nn.linear(SPARSE, torch.ones(2, 4)),
+    "linear, features in another layout": lambda t: nn.linear(X.to_sparse_coo(), X),
+    "dropout, features in another layout": lambda t: nn.dropout(X.to_sparse_coo()),
     "spmm, an edge_index": lambda t: spmm(ring().edge_index, X),
     "spmm, features of the own rows alone": lambda t: spmm(ADJ, OWN),
     "spmm, features in three dimensions": lambda t: spmm(ADJ, HEADS),

@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 import gas
 from gas.augment import DropEdge
-from refusals import HALVES, Model, first_batch, load, ring
+from refusals import HALVES, Model, first_batch, load, raising, ring
 
 X = torch.ones(4, 2)
 
@@ -26,6 +26,17 @@ def call(model=None, batch=None, **changes):
 
 def predict(graph, **options):
     return Model().predict(graph, **options)
+
+
+def plain_dropout(t):
+    """Whose words are those of PyTorch, in every version."""
+    t.patch.setattr("torch.nn.functional.dropout", raising(NotImplementedError("no SparseCsr")))
+
+    class Dropping(Model):
+        def forward(self, x, adj_t, *args):
+            return super().forward(torch.nn.functional.dropout(x), adj_t, *args)
+
+    Dropping()(first_batch(ring(x=torch.ones(4, 2).to_sparse())))
 
 
 def twice(model, h, *args):
@@ -162,6 +173,7 @@ def nothing_free(t):
 
 
 CASES = {
+    "model, what PyTorch can't do with sparse features": plain_dropout,
     "model.at, no batch": lambda t: Model().at(5),
     "gas.verify, a model of PyG": lambda t: gas.verify(torch.nn.Linear(2, 2), ring()),
     "cluster, memory for less than a node": lambda t: gas.cluster(

@@ -1,0 +1,166 @@
+"""Sparse features of nodes, such as words of texts: read once, as ``torch.sparse_csr`` matrices."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from gas.native.sparse_rows import accept_beta_state, is_sparse, parts, sparse_csr
+
+LAYOUTS = (torch.sparse_csr, torch.sparse_coo, torch.sparse_csc)
+MOST = 2**31 - 1  # What an int32 can count.
+
+
+def with_csr_features(data: Data) -> Data:
+    """A graph whose sparse features are ready for mini-batches: itself, if they are already.
+
+    Raises:
+        ValueError: If they are no matrix of numbers.
+    """
+    x = data.get("x")
+    if not _is_matrix(x):
+        return data
+    made = to_csr_features(x)
+    if made is x:
+        return data
+    out = copy.copy(data)
+    out.x = made
+    return out
+
+
+def _is_matrix(x: Any) -> bool:
+    if isinstance(x, Tensor):
+        return x.layout != torch.strided
+    return type(x).__module__.startswith("scipy.sparse")
+
+
+def to_csr_features(x: Any, name: str = "x") -> Tensor:
+    """Sparse features as a ``torch.sparse_csr`` matrix: itself, if it is one in order.
+
+    In order are columns that rise in each row, each there once, and indices of int32, where these
+    can count the entries. Entries that are there twice are added up; zeros that are stored stay.
+
+    Args:
+        x: A ``torch.sparse_csr``, ``sparse_csc`` or ``sparse_coo`` matrix of shape ``[N, F]``, or
+            one of SciPy, whose values become those of the default type.
+        name: What errors call it. (default: ``"x"``)
+
+    Raises:
+        ValueError: If it is something else, or its indices are none of a matrix.
+    """
+    accept_beta_state()
+    if not isinstance(x, Tensor):
+        x = _of_scipy(x, name)
+    elif x.layout not in LAYOUTS or x.dim() != 2 or x.dense_dim() != 0:
+        raise ValueError(
+            f"'{name}' is {x.layout} of shape {list(x.shape)}, expected torch.sparse_csr of shape "
+            f"[N, F]: pass {name}.to_dense().flatten(1).to_sparse_csr()"
+        )
+    if x.layout == torch.sparse_csr:
+        _check(x, name)
+        if not _is_in_order(x):
+            x = _coo(x)
+    elif x.layout == torch.sparse_csc:
+        _check(x, name)
+        x = _coo(x)
+    if x.layout == torch.sparse_coo:
+        x = x.coalesce().to_sparse_csr()
+    rowptr, col, value = parts(x)
+    if rowptr.dtype == torch.int64 and max(col.numel(), x.size(1)) <= MOST:
+        x = sparse_csr(rowptr.int(), col.int(), value, x.size(1))
+    return x
+
+
+def _of_scipy(x: Any, name: str) -> Tensor:
+    """A SciPy matrix, or array, with its own memory where it can."""
+    if x.ndim != 2 or x.dtype.kind not in "biuf":
+        raise ValueError(
+            f"'{name}' is a {type(x).__name__} of {x.dtype} and shape {list(x.shape)}, expected a "
+            f"matrix of real numbers of shape [N, F]: pass {name}.astype('float32')"
+        )
+    csr = x.tocsr()
+    rowptr, col = (torch.from_numpy(np.asarray(ids)) for ids in (csr.indptr, csr.indices))
+    kind = torch.get_default_dtype()
+    value = torch.from_numpy(np.ascontiguousarray(csr.data)).to(kind)
+    if rowptr.dtype != col.dtype:
+        rowptr, col = rowptr.long(), col.long()
+    return sparse_csr(rowptr, col, value, csr.shape[1])
+
+
+def _check(x: Tensor, name: str) -> None:
+    """Refuses indices that point outside, which PyTorch looks at only if it is asked to."""
+    is_csr = x.layout == torch.sparse_csr
+    ptr = x.crow_indices() if is_csr else x.ccol_indices()
+    ids = x.col_indices() if is_csr else x.row_indices()
+    ends = ptr.numel() and ptr[0] == 0 and ptr[-1] == ids.numel() and bool((ptr.diff() >= 0).all())
+    low, high = map(int, torch.aminmax(ids)) if ids.numel() else (0, -1)
+    size = x.size(1) if is_csr else x.size(0)
+    if not ends or low < 0 or high >= size:
+        fault = f"its index {low if low < 0 else high} is outside [0, {size})"
+        if not ends:
+            fault = f"its pointers don't rise from 0 to its {ids.numel()} entries"
+        raise ValueError(
+            f"'{name}' is {x.layout} of shape {list(x.shape)}, but {fault}: make it with "
+            "check_invariants=True, which says where"
+        )
+
+
+def _is_in_order(x: Tensor) -> bool:
+    """Whether columns rise in every row."""
+    rowptr, col, _ = parts(x)
+    starts = torch.zeros(col.numel() + 1, dtype=torch.bool, device=col.device)
+    starts[rowptr.long()] = True
+    return bool((starts[1:-1] | (col[1:] > col[:-1])).all())
+
+
+def _coo(x: Tensor) -> Tensor:
+    """The same entries, of which PyTorch doesn't say that each is there once."""
+    if x.layout == torch.sparse_csc:
+        ptr, row, value = x.ccol_indices(), x.row_indices(), x.values()
+        col = _expanded(ptr)
+    else:
+        ptr, col, value = parts(x)
+        row = _expanded(ptr)
+    index = torch.stack([row.long(), col.long()])
+    return torch.sparse_coo_tensor(index, value, x.shape, check_invariants=False)
+
+
+def _expanded(ptr: Tensor) -> Tensor:
+    ids = torch.arange(ptr.numel() - 1, device=ptr.device)
+    return torch.repeat_interleave(ids, ptr.diff())
+
+
+def first_not_finite(x: Tensor) -> int | None:
+    """The first row of a ``torch.sparse_csr`` matrix that holds a NaN or infinite value."""
+    rowptr, _, value = parts(x)
+    finite = torch.isfinite(value)
+    if finite.all():
+        return None
+    entry = (~finite).nonzero()[0].to(rowptr.dtype)
+    return int(torch.searchsorted(rowptr, entry, right=True)) - 1
+
+
+def dense(x: Any) -> Any:
+    """Sparse features as a dense tensor, alone or in a pair; anything else as it is."""
+    if isinstance(x, tuple):
+        whole, own = (*x, None)[:2]
+        if len(x) == 2 and is_sparse(whole) and is_sparse(own) and shares_rows(whole, own):
+            rows = whole.to_dense()
+            return rows, rows[: own.size(0)]
+        return tuple(map(dense, x))
+    return x.to_dense() if is_sparse(x) else x
+
+
+def shares_rows(whole: Tensor, part: Tensor) -> bool:
+    """Whether sparse features are the first rows of others, in the same memory."""
+    return (
+        whole.crow_indices().data_ptr() == part.crow_indices().data_ptr()
+        and whole.values().data_ptr() == part.values().data_ptr()
+        and part.size(0) <= whole.size(0)
+        and part.size(1) == whole.size(1)
+    )

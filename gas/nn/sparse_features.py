@@ -1,0 +1,125 @@
+"""Linear layers of sparse features, which multiply their non-zeros alone."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+import torch_geometric.nn as pyg
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from gas.graph.adjacency import Adjacency
+from gas.graph.versions import version
+from gas.native.matrix import TYPES
+from gas.native.sparse_rows import is_sparse, parts, sparse_csr
+from gas.nn.spmm import spmm
+
+# The rows and columns of matrices, with the transpose that gradients walk, while the matrices live;
+# and how often each had been changed. What dropout makes of one has the same.
+_KNOWN: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``x W^T + b``, as ``torch.nn.functional.linear``, of sparse features by their non-zeros.
+
+    Deterministic, forward and backward: the gradient towards ``weight`` is a product by the
+    transpose, which is made once for a matrix. Types that :func:`spmm` doesn't know, such as
+    float16, are computed in float32.
+
+    Args:
+        x: Features, of shape ``[N, F]``, a ``torch.sparse_csr`` matrix; a dense tensor of any shape
+            goes PyTorch's way.
+        weight: Of shape ``[out, F]``. Values of ``x`` are taken in its type.
+        bias: Of shape ``[out]``. (default: none)
+
+    Returns:
+        Of shape ``[N, out]``, dense.
+
+    Raises:
+        ValueError: If the shapes don't fit, or ``x`` is sparse in another layout.
+    """
+    if x.layout == torch.strided:
+        return F.linear(x, weight, bias)
+    check_layout(x)
+    if weight.dim() != 2 or weight.size(1) != x.size(1):
+        raise ValueError(
+            f"'weight' has shape {list(weight.shape)}, expected [out, {x.size(1)}]: a column for "
+            f"each of the features of 'x', which has shape {list(x.shape)}"
+        )
+    kind = weight.dtype if weight.dtype in TYPES else torch.float32
+    adj = _rows_of(x).with_value(x.values())
+    out = spmm(adj, weight.t().to(kind)).to(weight.dtype)
+    return out if bias is None else out + bias
+
+
+def check_layout(x: Tensor) -> None:
+    """Raises ``ValueError`` unless a tensor is dense, or a ``torch.sparse_csr`` matrix."""
+    if x.layout not in (torch.strided, torch.sparse_csr):
+        raise ValueError(
+            f"'x' is {x.layout}, expected a dense tensor or torch.sparse_csr: pass "
+            "x.to_sparse_csr()"
+        )
+
+
+def with_values(x: Tensor, value: Tensor) -> Tensor:
+    """The same sparse features with other values, of shape ``[entries]``; one transpose serves."""
+    known = _rows_of(x)
+    rowptr, col, _ = parts(x)
+    out = sparse_csr(rowptr, col, value, x.size(1))
+    _KNOWN[out] = known, version(out)
+    return out
+
+
+def _rows_of(x: Tensor) -> Adjacency:
+    """The entries of sparse features without their values."""
+    known = _KNOWN.get(x)
+    if known is None or known[1] != version(x):
+        rowptr, col, _ = parts(x)
+        known = Adjacency(rowptr, col, None, x.size(1)), version(x)
+        _KNOWN[x] = known
+    return known[0]
+
+
+class Linear(torch.nn.Linear):
+    """:class:`torch.nn.Linear`, of sparse features by :func:`linear`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """See :func:`linear`."""
+        if is_sparse(input):
+            return linear(input, self.weight, self.bias)
+        return super().forward(input)
+
+
+class PyGLinear(pyg.Linear):
+    """The linear layer of PyG's convolutions and models, likewise."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See :func:`linear`."""
+        if is_sparse(x):
+            return linear(x, self.weight, self.bias)
+        return super().forward(x)
+
+    def __repr__(self) -> str:
+        return super().__repr__().replace(type(self).__name__, "Linear", 1)
+
+
+LINEAR: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
+    torch.nn.Linear: Linear,
+    pyg.Linear: PyGLinear,
+}
+LINEAR_LAYERS = (*LINEAR, *LINEAR.values())
+
+
+def take_sparse(module: torch.nn.Module) -> None:
+    """Makes the linear layers of a module take sparse features, in place."""
+    for layer in module.modules():
+        layer.__class__ = LINEAR.get(type(layer), type(layer))
+
+
+def is_linear(layer: torch.nn.Module) -> bool:
+    """Whether a layer is a linear one, and no hook sees what goes through it."""
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return type(layer) in LINEAR_LAYERS and not (
+        any(getattr(layer, name) for name in hooks)
+        or torch.nn.modules.module._has_any_global_hook()
+    )

@@ -1,0 +1,93 @@
+"""PyG's convolutions that sum, average or take extremes over neighbours, on :func:`spmm`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+import torch_geometric.nn as pyg
+from torch import Tensor
+
+from gas.graph.adjacency import Adjacency
+from gas.graph.features import dense
+from gas.history.rows import Rows, first_rows
+from gas.native.sparse_rows import is_sparse
+from gas.nn.conv import FusedConv, put_together
+from gas.nn.sparse_features import is_linear, linear
+from gas.nn.spmm import spmm
+
+
+class SumConv(FusedConv):
+    """A convolution that aggregates by :func:`spmm`."""
+
+    def _propagate(self, adj: Adjacency, x: Any, **_: Any) -> Tensor:
+        return self._aggregate(adj, x[0] if isinstance(x, tuple) else x)
+
+    def _aggregate(self, adj: Adjacency, x: Tensor | Rows) -> Tensor:
+        if self._reduce in ("max", "min"):
+            adj = adj.unweighted()
+        return spmm(adj, x, reduce=self._reduce)
+
+
+def _sum_of_transformed(
+    conv: Any, x: Any, edge_index: Any, lin: Any, root: Any, **kwargs: Any
+) -> Tensor | None:
+    """``lin(sum of x) + root(x)`` of sparse features, each row of which is transformed first.
+
+    ``None`` where that isn't the same, or somebody looks at what ``lin`` is given: sums are dense.
+    """
+    source, own = x if isinstance(x, tuple) else (x, x)
+    if not is_sparse(source) or conv._reduce not in ("sum", "mean") or not is_linear(lin):
+        return None
+    if own is not None and own.size(0) > source.size(0):
+        return None
+    h = linear(source, lin.weight)
+    pair = h, None if own is None else first_rows(h, own.size(0))
+    out = conv.propagate(edge_index, x=pair, **kwargs)
+    if lin.bias is not None:
+        out = out + lin.bias
+    return out if own is None or root is None else out + root(own)
+
+
+class SAGEConv(SumConv, pyg.SAGEConv):
+    """:class:`torch_geometric.nn.SAGEConv`; values of the adjacency are ignored, as in PyG."""
+
+    takes_sparse = True
+
+    def forward(self, x: Any, edge_index: Any, size: Any = None) -> Tensor:
+        """See PyG."""
+        if self.project:
+            return super().forward(put_together(x), edge_index, size)
+        root = self.lin_r if self.root_weight else None
+        out = _sum_of_transformed(self, x, edge_index, self.lin_l, root, size=size)
+        if out is None:
+            return super().forward(dense(x), edge_index, size)
+        return F.normalize(out, p=2.0, dim=-1) if self.normalize else out
+
+    def _aggregate(self, adj: Adjacency, x: Tensor | Rows) -> Tensor:
+        return super()._aggregate(adj.unweighted(), x)
+
+
+class GINConv(SumConv, pyg.GINConv):
+    """:class:`torch_geometric.nn.GINConv`; values of the adjacency are ignored, as in PyG."""
+
+    def _aggregate(self, adj: Adjacency, x: Tensor | Rows) -> Tensor:
+        return super()._aggregate(adj.unweighted(), x)
+
+
+class GraphConv(SumConv, pyg.GraphConv):
+    """:class:`torch_geometric.nn.GraphConv`."""
+
+    takes_sparse = True
+
+    def forward(
+        self, x: Any, edge_index: Any, edge_weight: Tensor | None = None, size: Any = None
+    ) -> Tensor:
+        """See PyG."""
+        how = {"edge_weight": edge_weight, "size": size}
+        out = _sum_of_transformed(self, x, edge_index, self.lin_rel, self.lin_root, **how)
+        return super().forward(dense(x), edge_index, edge_weight, size) if out is None else out
+
+
+class SimpleConv(SumConv, pyg.SimpleConv):
+    """:class:`torch_geometric.nn.SimpleConv`."""
