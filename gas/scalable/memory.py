@@ -56,7 +56,8 @@ def activation_bytes(model: ScalableGNN, batch: SubData, training: bool = True) 
             outs = model.views(batch)
         else:
             x, adj_t, kwargs = model.inputs_of(batch.data)
-            outs = (model(x, adj_t, *batch[1:], **kwargs),)
+            where = batch[1:] if batch.n_id.numel() else ()  # A full batch has no ids.
+            outs = (model(x, adj_t, *where, **kwargs),)
         del outs  # While they live, what was kept does.
     return num_bytes(batch) + sum(kept.values())
 

@@ -19,9 +19,11 @@ from gas.datasets import dataset_key, dataset_names, get_data
 from gas.graph import LAYOUTS, METHODS
 from gas.history.codec import NAMES as CODECS
 from gas.history.engine import MODES
+from gas.history.memory import resident_bytes
 from gas.history.tiers import TIERS
 from gas.scalable import BANKS
-from gas.training.experiment import EVALUATIONS, MODELS, REFRESHES, Experiment
+from gas.training.experiment import EVALUATIONS, MODELS, MOST_FULL_NODES, REFRESHES, Experiment
+from gas.training.freed import keep_little_freed
 from gas.training.metrics import METRICS
 from gas.training.settings import Settings
 
@@ -102,7 +104,7 @@ def make_parser() -> argparse.ArgumentParser:
     group.add_argument(
         "--eval",
         choices=EVALUATIONS,
-        help="(full batch up to 100,000 nodes, and with --full-batch)",
+        help="(full batch up to 20,000 nodes, and with --full-batch)",
     )
     group.add_argument(
         "--verify", action="store_true", help="first compare mini-batches with the uncut graph"
@@ -123,6 +125,9 @@ def make_parser() -> argparse.ArgumentParser:
     group = parser.add_argument_group("input and output")
     group.add_argument("--no-check", action="store_true", help="accept NaN and infinite features")
     group.add_argument("--tensorboard", action="store_true", help="write events into --out")
+    group.add_argument(
+        "--memory-report", action="store_true", help="print who holds what of the memory"
+    )
     group.add_argument("--out", type=Path, default=Path("runs"), help="folder (%(default)s)")
     group.add_argument("--overwrite", action="store_true", help="the run that --out holds")
     group.add_argument("--debug", action="store_true", help="show where an error comes from")
@@ -205,6 +210,7 @@ def augmentation_of(args: argparse.Namespace) -> tuple[Callable[[Data], Augmenta
 def make_experiment(args: argparse.Namespace, files: Path) -> Experiment:
     """The experiment that the command line describes."""
     settings = settings_of(args, files)
+    libraries = resident_bytes() if args.memory_report else None
     data, _, out_channels = get_data(
         args.root,
         args.dataset,
@@ -213,6 +219,8 @@ def make_experiment(args: argparse.Namespace, files: Path) -> Experiment:
         columns=args.columns,
         log=True,
     )
+    if data.num_nodes > MOST_FULL_NODES:
+        keep_little_freed()
     augment, weights = augmentation_of(args)
     experiment = Experiment(
         data,
@@ -229,6 +237,7 @@ def make_experiment(args: argparse.Namespace, files: Path) -> Experiment:
         memory_budget=None if args.memory_budget is None else int(args.memory_budget * 2**20),
         augment=augment,
         patience=args.patience,
+        libraries=libraries,
         device=args.device,
         training={
             "scale_loss": args.scale_loss,
