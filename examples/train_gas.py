@@ -176,6 +176,10 @@ def report(
         )
     peak = result["peak_rss_bytes"]["mean"] or float("nan")  # Not every system tells.
     print(f"  peak memory          {peak / 2**20:.0f} MiB resident")
+    if runs[0].memory is not None:
+        before = experiment.peak_before / 2**20
+        print(f"  ... until training   {before:.0f} MiB, while the graph was prepared")
+        print(f"\n{runs[0].memory.table(peak)}\n")
     print(f"  written              {', '.join(map(str, files))}")
 
 

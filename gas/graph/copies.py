@@ -8,12 +8,30 @@ from collections.abc import Collection
 from torch import Tensor
 from torch_geometric.data import Data
 
+from gas.graph.edges import is_row_per_edge
 from gas.graph.layout import layout_of
+
+EDGES = ("edge_index", "adj_t", "edge_weight")
 
 
 def copy_of(tensor: Tensor) -> Tensor:
     """A tensor that may be changed in place; a learnable one is handed on, for its gradient."""
     return tensor if tensor.requires_grad else tensor.clone()
+
+
+def without_edges(data: Data) -> Data:
+    """The same graph without its edges and their weights, which somebody has a copy of.
+
+    They stay where another attribute has a row per edge.
+    """
+    keys = [key for key in EDGES if key in data]
+    if any(is_row_per_edge(data, key) for key, _ in data if key not in EDGES):
+        return data
+    out = copy.copy(data)
+    out.num_nodes = data.num_nodes
+    for key in keys:
+        del out[key]
+    return out
 
 
 def copy_graph(data: Data, shared: Collection[str] = ()) -> Data:

@@ -52,6 +52,10 @@ class KeptBatches:
         self._num_bytes += size
         return _copy(batch, shared)
 
+    def batches(self) -> list[SubData]:
+        """What is kept, itself: not to be changed."""
+        return [batch for batch, *_ in self._kept.values()]
+
     def clear(self) -> None:
         """Forgets every batch."""
         self._kept.clear()

@@ -15,8 +15,9 @@ from torch_geometric.data import Data
 
 from gas.augment import Augmentation, Views
 from gas.augment.views import EpochViews
-from gas.graph.copies import copy_of
+from gas.graph.copies import copy_of, without_edges
 from gas.graph.edges import (
+    Edges,
     check_finite,
     check_nodes,
     is_row_per_edge,
@@ -73,6 +74,8 @@ class SubgraphLoader(DataLoader):
         graph_transform: Normalises the whole graph, such as ``T.GCNNorm()``: what is loaded is
             ``graph_transform(data)``, and views have weights by their own degrees.
             (default: nothing)
+        like: Another loader of the same graph, whose copy of edges and weights is shared.
+            (default: a copy of its own)
         **kwargs: Further arguments of ``torch.utils.data.DataLoader``, such as ``shuffle``.
 
     Raises:
@@ -94,6 +97,7 @@ class SubgraphLoader(DataLoader):
         check: bool = False,
         epoch_transform: Augmentation | None = None,
         graph_transform: Callable[[Data], Data] | None = None,
+        like: SubgraphLoader | None = None,
         **kwargs: Any,
     ) -> None:
         _check_batch_size(batch_size)
@@ -113,8 +117,13 @@ class SubgraphLoader(DataLoader):
         elif graph_transform is not None:
             data = graph_transform(copy.copy(data))
         self._layout = find_layout(layout)
-        edges = read_graph(data, edge_weight)
-        check_ptr(ptr, edges.num_nodes)
+        if like is None:
+            edges = read_graph(data, edge_weight)
+            num_nodes = edges.num_nodes
+        else:
+            _check_like(like, data, edge_weight)
+            num_nodes = like.num_nodes
+        check_ptr(ptr, num_nodes)
         if check:
             check_finite(data)
 
@@ -124,18 +133,13 @@ class SubgraphLoader(DataLoader):
         self.ptr = ptr
         self.bipartite = bipartite
         self.layout = layout
-        self.num_nodes = edges.num_nodes
-        rowptr, col, e_id = to_csr(edges)
-        weight = edges.weight
-        self._weighted = weight is not None
-        self._weight_key = (
-            "edge_weight" if weight is not None and data.get("adj_t") is None else None
-        )
-        if weight is not None and e_id is not None:
-            weight = gather_rows(weight, e_id)
-        self._rowptr = rowptr
+        self.num_nodes: int = num_nodes
+        self._relabel: Relabeler = _relabeler(edges) if like is None else like._relabel
+        self._rowptr = self._relabel.rowptr
+        self._weighted = self._relabel.weight is not None
+        self._weight_key = "edge_weight" if self._weighted and data.get("adj_t") is None else None
         self._bounds: list[int] = ptr.tolist()
-        self._relabel = Relabeler(rowptr, col, e_id, weight)
+        self._edge_weight = edge_weight
         self._copied = {"edge_index", "adj_t", *(["edge_weight"] if edge_weight else [])}
         self._look()
 
@@ -232,6 +236,20 @@ class SubgraphLoader(DataLoader):
         other._views = views
         other.collate_fn = other._collate
         return other
+
+    def kept_batches(self) -> list[SubData]:
+        """The batches that are kept for the next epoch, themselves: not to be changed."""
+        return self._kept.batches()
+
+    def forget_edges(self) -> None:
+        """Lets go of the graph's edges and weights, of which the loader has a copy of its own.
+
+        ``data`` is then a graph without them, and batches have weights in ``adj_t`` alone. They
+        stay where another attribute has a row per edge.
+        """
+        self._follow()
+        self.data = without_edges(self.data)
+        self._look()
 
     def _look(self) -> None:
         """Notes which tensors the graph has."""
@@ -423,6 +441,23 @@ def _parts(data: Data, ptr: Tensor | None) -> Tensor:
             "data = gas.cluster(data, num_parts), or pass the ptr of gas.metis"
         )
     return parts
+
+
+def _relabeler(edges: Edges) -> Relabeler:
+    rowptr, col, e_id = to_csr(edges)
+    weight = edges.weight
+    if weight is not None and e_id is not None:
+        weight = gather_rows(weight, e_id)
+    return Relabeler(rowptr, col, e_id, weight)
+
+
+def _check_like(like: SubgraphLoader, data: Data, edge_weight: bool) -> None:
+    if like.data is not data or like._edge_weight != edge_weight:
+        raise ValueError(
+            "'like' is a loader of another graph, or with another 'edge_weight': pass one of the "
+            "same 'data', or leave it out"
+        )
+    like._follow()
 
 
 def _check_batch_size(batch_size: int) -> None:

@@ -82,6 +82,16 @@ class BufferPool:
             empty = torch.empty(0, dtype=dtype, device="cpu")
         return empty.set_(storage, 0, (rows, width), (width, 1))
 
+    @property
+    def idle_bytes(self) -> int:
+        """The memory that waits for its next use."""
+        return sum(block.size for idle in tuple(self._idle.values()) for block in tuple(idle))
+
+    def clear(self) -> None:
+        """Gives up the memory that waits for its next use."""
+        for idle in tuple(self._idle.values()):
+            idle.clear()
+
     @staticmethod
     def _give_back(idle: deque[np.ndarray], block: np.ndarray, most_bytes: float) -> None:
         idle.append(block)  # Atomic: this may run in any thread, at any time.
@@ -97,6 +107,11 @@ class BufferPool:
 
 
 _SHARED = BufferPool(MOST_IDLE_BYTES)
+
+
+def idle_bytes() -> int:
+    """The memory of the process that all models share, and none uses now."""
+    return _SHARED.idle_bytes
 
 
 def empty(rows: int, width: int, like: Tensor) -> Tensor:

@@ -190,6 +190,11 @@ class Relabeler:
         if native.C is not None and movable and native.on_cpu(self.rowptr, self.col):
             self._native = native.C.Relabeler(self.num_nodes, _sorted_rows(self.rowptr, self.col))
 
+    @property
+    def scratch_bytes(self) -> int:
+        """The bytes of its scratch: an int32 and two bits for each node, for one thread."""
+        return 0 if self._native is None else self.num_nodes * 4 + self.num_nodes // 4
+
     def __getstate__(self) -> dict[str, object]:
         keep = ("num_nodes", "rowptr", "col", "e_id", "weight")
         return {name: self.__dict__[name] for name in keep}

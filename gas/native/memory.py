@@ -39,6 +39,11 @@ def free_memory(device: torch.device | None = None) -> int:
     return max(0, min((f for f in free if f is not None), default=2**63))
 
 
+def resident_bytes() -> int:
+    """The bytes of this process that are in memory now; 0 where the system doesn't tell."""
+    return _kilobytes("/proc/self/status", "VmRSS") or 0
+
+
 def _kilobytes(file: str, field: str) -> int | None:
     """A field of a file like /proc/meminfo, in bytes; None on systems without it."""
     if not Path(file).exists():

@@ -52,7 +52,13 @@ def activation_bytes(model: ScalableGNN, batch: SubData, training: bool = True) 
     hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
     with _left_alone(model), torch.enable_grad(), hooks:
         model.train(training)
-        outs = model.views(batch) if "views" in batch.data else (model(batch),)
+        if "views" in batch.data:
+            outs = model.views(batch)
+        elif batch.n_id.numel():
+            outs = (model(batch),)
+        else:  # A full batch, which has no ids.
+            x, adj_t, kwargs = model.inputs_of(batch.data)
+            outs = (model(x, adj_t, **kwargs),)
         del outs  # While they live, what was kept does.
     return num_bytes(batch) + sum(kept.values())
 

@@ -222,6 +222,15 @@ class ScalableGNN(torch.nn.Module):
         """
         return self._engine.moved_bytes
 
+    @property
+    def idle_bytes(self) -> int:
+        """The bytes of buffers for rows of histories that wait for their next use."""
+        return self._engine.pool.idle_bytes
+
+    def free_buffers(self) -> None:
+        """Gives up these buffers, such as before other batches than the last ones."""
+        self._engine.pool.clear()
+
     def close(self) -> None:
         """Writes what is under way, closes the stores and ends the transfer engine's workers."""
         with contextlib.ExitStack() as everything:  # What fails keeps nothing from being closed.

@@ -16,12 +16,15 @@ from gas import models
 from gas.augment import Augmentation, MHAug
 from gas.datasets.masks import check_parts
 from gas.graph import metis, partition_report, permute
+from gas.graph.copies import without_edges
 from gas.graph.features import with_csr_features
 from gas.loader import EvalSubgraphLoader, SubData, SubgraphLoader
 from gas.native.sparse_rows import gather_sparse_rows, is_sparse
 from gas.scalable import PrefetchLoader, verify
 from gas.scalable.model import ScalableGNN
 from gas.scalable.verify import Verification
+from gas.training.account import account_of
+from gas.training.freed import give_back_freed
 from gas.training.loop import FullBatch, Run, fit, split_mask, train_epoch
 from gas.training.memory import plan_micro_batches
 from gas.training.metrics import baseline, is_real, metric_of
@@ -40,18 +43,19 @@ MODELS: dict[str, type[models.LayeredGNN]] = {
 }
 REFRESHES = ("none", "full", "layerwise")
 EVALUATIONS = ("full", "layerwise")
-MOST_FULL_NODES = 100_000  # Up to here the whole graph is evaluated as one batch.
+MOST_FULL_NODES = 20_000  # Up to here the whole graph is evaluated as one batch.
 
 
 class _Graph(NamedTuple):
     """A graph in the forms that training and evaluation take it."""
 
     perm: Tensor | None  # The row, as the graph was given, of every node.
-    raw: Data  # Permuted, on the CPU ...
-    data: Data  # ... and transformed.
+    raw: Data | None  # Permuted, on the CPU, where it is augmented ...
+    data: Data  # ... and transformed, without the edges, where batches have copies of them.
     loader: SubgraphLoader | None  # Mini-batches, unless it is trained as a whole.
     inference: EvalSubgraphLoader | None  # Mini-batches to compute layer by layer ...
     whole: FullBatch | None  # ... or the graph as one batch.
+    degree: Tensor | None  # The number of edges into each node, where the model asks for it.
 
 
 class Experiment:
@@ -67,7 +71,7 @@ class Experiment:
             of graphs, these are the graphs that are trained on. (default: as the settings say)
         evaluation: ``"full"`` computes the whole graph as one batch, ``"layerwise"`` layer by
             layer; without a refresh, or inductively, in another set of histories.
-            (default: ``"full"`` up to 100,000 nodes, or with ``full_batch``)
+            (default: ``"full"`` up to 20,000 nodes, or with ``full_batch``)
         refresh: How all histories are made exact after each epoch: ``"full"``, ``"layerwise"``,
             or ``"none"``. They are filled before the first epoch in any case. (default: as
             ``evaluation``, at no further cost)
@@ -82,6 +86,10 @@ class Experiment:
             views; see ``view_loss`` of :func:`gas.training.train_epoch`. MH-Aug takes its entropies
             from each evaluation. (default: none)
         patience: See :func:`gas.training.fit`. (default: never stop early)
+        keep_edges: Leave ``edge_index`` and weights in ``data``, though batches have copies.
+            (default: ``True``)
+        libraries: Write an account of memory into each run: the bytes that were resident before the
+            graph was there. (default: no account)
         device: Where the model computes. (default: ``"cpu"``)
         log: Report. (default: ``True``)
         training: Further arguments of :func:`gas.training.train_epoch`.
@@ -108,6 +116,8 @@ class Experiment:
         memory_budget: int | None = None,
         augment: Callable[[Data], Augmentation] | None = None,
         patience: int | None = None,
+        keep_edges: bool = True,
+        libraries: int | None = None,
         device: torch.device | str = "cpu",
         log: bool = True,
         training: dict[str, Any] | None = None,
@@ -140,6 +150,8 @@ class Experiment:
         self.memory_budget = memory_budget
         self.augment = augment
         self.patience = patience
+        self.keep_edges = keep_edges
+        self.libraries = libraries
         self.device = device
         self.training = training or {}
         self.histories = histories
@@ -162,6 +174,7 @@ class Experiment:
             self.eval_graph = self.graph
         self.data = self.eval_graph.data
         self.metric = settings.metric or metric_of(self.data.y)
+        self.peak_before = 0.0  # Of resident memory, before the latest run.
 
     def _check_augment(self, data: Data, inductive: bool) -> None:
         reason = ""
@@ -210,10 +223,25 @@ class Experiment:
             options["edge_weight"] = self.cls.needs_weights
             loader = SubgraphLoader(data, ptr, batch_size, shuffle=True, **options)
             if "layerwise" in modes:
+                # Cutting batches anew takes some percent of computing them, and no memory.
+                options |= {"like": loader, "cache": False}
                 inference = EvalSubgraphLoader(data, ptr, batch_size, **options)
         full = self.full_batch or "full" in modes
         whole = FullBatch(data, self.device, layout, self.cls.needs_weights) if full else None
-        return _Graph(perm, raw, data, loader, inference, whole)
+        deg = None
+        if "aggregators" in settings.architecture:
+            deg = degree(data.edge_index[1], data.num_nodes)
+        if self.keep_edges or self.augment is not None:
+            raw_if_used = raw if self.augment is not None else None
+            return _Graph(perm, raw_if_used, data, loader, inference, whole, deg)
+        if loader is not None:
+            loader.forget_edges()
+            if inference is not None:
+                inference.forget_edges()
+            data = loader.data
+        else:
+            data = without_edges(data)
+        return _Graph(perm, None, data, loader, inference, whole, deg)
 
     def make_model(self, histories: bool = True) -> models.LayeredGNN:
         """A new model, with weights drawn from PyTorch's generator.
@@ -225,7 +253,7 @@ class Experiment:
         histories = histories and not self.full_batch
         architecture = dict(self.settings.architecture)
         if "aggregators" in architecture:
-            architecture["deg"] = degree(self.graph.data.edge_index[1], self.graph.data.num_nodes)
+            architecture["deg"] = self.graph.degree
         options = dict(self.histories) if histories else {}
         if options.get("store") is None:
             options["device"] = self.device
@@ -282,6 +310,8 @@ class Experiment:
         """
         run = Run() if run is None else run
         torch.manual_seed(seed)
+        give_back_freed()  # What preparing the graph took.
+        self.peak_before = max(self.peak_before, peak_rss_bytes())
         reset_peak_rss()
         with contextlib.ExitStack() as open_models:
             model = self.make_model()
@@ -293,7 +323,7 @@ class Experiment:
             try:
                 self._run(model, apart, split, on_epoch, keep, run)
             finally:
-                run.peak_rss_bytes = peak_rss_bytes()
+                run.peak_rss_bytes = run.peak_rss_bytes or peak_rss_bytes()
                 if not self.full_batch:
                     run.history_bytes = sum(history.store.nbytes for history in model.histories)
         return run
@@ -339,6 +369,8 @@ class Experiment:
 
         def evaluate(model: ScalableGNN) -> Tensor:
             out = self._evaluate(model, apart)
+            for one in (model, apart):
+                one.free_buffers()  # Of other rows than training pulls.
             if isinstance(augmentation, MHAug):
                 augmentation.update_entropy(out)
             return out
@@ -351,12 +383,17 @@ class Experiment:
         finally:
             if isinstance(augmentation, MHAug):
                 run.chain = augmentation.statistics()._asdict()
+        if self.libraries is not None:
+            run.peak_rss_bytes = peak_rss_bytes()
+            outputs = [] if run.best is None else [run.best.out]
+            run.memory = account_of(self, model, apart, optimizer, self.libraries, outputs)
 
     def _make_augmentation(self) -> Augmentation | None:
         """An augmentation of the graph, where the model computes."""
         if self.augment is None:
             return None
         raw = self.graph.raw
+        assert raw is not None
         edge_index = raw.edge_index.to(self.device)
         return self.augment(Data(edge_index=edge_index, num_nodes=raw.num_nodes))
 
@@ -388,6 +425,7 @@ class Experiment:
             edge_weight=self.cls.needs_weights,
             epoch_transform=augmentation,
             graph_transform=None if augmentation is None else self.cls.transform,
+            like=like if augmentation is None else None,
             log=False,
         )
 

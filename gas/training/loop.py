@@ -9,7 +9,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +26,9 @@ from gas.loader import EvalSubgraphLoader
 from gas.loader.batch import SubData, tensors
 from gas.scalable.model import ScalableGNN
 from gas.training.metrics import is_real, metric_of, score
+
+if TYPE_CHECKING:
+    from gas.training.account import MemoryAccount
 
 
 class Best(NamedTuple):
@@ -45,7 +48,7 @@ class Run:
     ``age`` is the mean number of pushes since a history's rows were written, at the epoch's end;
     ``moved_bytes`` are those of stored rows that were read and written in training.
     ``chain`` is what MH-Aug's chain did in the whole run, see :class:`gas.augment.Statistics`;
-    empty without one. ``best`` is there if it was asked for.
+    empty without one. ``best`` and ``memory`` are there if they were asked for.
     """
 
     loss: list[float] = field(default_factory=list)
@@ -59,6 +62,7 @@ class Run:
     moved_bytes: list[int] = field(default_factory=list)
     chain: dict[str, float] = field(default_factory=dict)
     best: Best | None = field(default=None, repr=False)
+    memory: MemoryAccount | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
         """The number of epochs that have ended."""

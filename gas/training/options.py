@@ -20,8 +20,10 @@ from gas.graph import LAYOUTS, METHODS
 from gas.history.codec import NAMES as CODECS
 from gas.history.engine import MODES
 from gas.history.tiers import TIERS
+from gas.native.memory import resident_bytes
 from gas.scalable import BANKS
-from gas.training.experiment import EVALUATIONS, MODELS, REFRESHES, Experiment
+from gas.training.experiment import EVALUATIONS, MODELS, MOST_FULL_NODES, REFRESHES, Experiment
+from gas.training.freed import keep_little_freed
 from gas.training.metrics import METRICS
 from gas.training.settings import Settings
 
@@ -107,7 +109,7 @@ def make_parser() -> argparse.ArgumentParser:
     group.add_argument(
         "--eval",
         choices=EVALUATIONS,
-        help="(full batch up to 100,000 nodes, and with --full-batch)",
+        help="(full batch up to 20,000 nodes, and with --full-batch)",
     )
     group.add_argument(
         "--verify", action="store_true", help="first compare mini-batches with the uncut graph"
@@ -128,6 +130,9 @@ def make_parser() -> argparse.ArgumentParser:
     group = parser.add_argument_group("input and output")
     group.add_argument("--no-check", action="store_true", help="accept NaN and infinite features")
     group.add_argument("--tensorboard", action="store_true", help="write events into --out")
+    group.add_argument(
+        "--memory-report", action="store_true", help="print who holds what of the memory"
+    )
     group.add_argument("--out", type=Path, default=Path("runs"), help="folder (%(default)s)")
     group.add_argument("--overwrite", action="store_true", help="the run that --out holds")
     group.add_argument("--debug", action="store_true", help="show where an error comes from")
@@ -210,6 +215,7 @@ def augmentation_of(args: argparse.Namespace) -> tuple[Callable[[Data], Augmenta
 def make_experiment(args: argparse.Namespace, files: Path) -> Experiment:
     """The experiment that the command line describes."""
     settings = settings_of(args, files)
+    libraries = resident_bytes() if args.memory_report else None
     data, _, out_channels = get_data(
         args.root,
         args.dataset,
@@ -219,6 +225,8 @@ def make_experiment(args: argparse.Namespace, files: Path) -> Experiment:
         sparse_features=args.sparse_features,
         log=True,
     )
+    if data.num_nodes > MOST_FULL_NODES:
+        keep_little_freed()
     augment, weights = augmentation_of(args)
     experiment = Experiment(
         data,
@@ -235,6 +243,8 @@ def make_experiment(args: argparse.Namespace, files: Path) -> Experiment:
         memory_budget=None if args.memory_budget is None else int(args.memory_budget * 2**20),
         augment=augment,
         patience=args.patience,
+        keep_edges=False,
+        libraries=libraries,
         device=args.device,
         training={
             "scale_loss": args.scale_loss,

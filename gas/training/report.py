@@ -89,7 +89,9 @@ def metrics(runs: Sequence[Run]) -> dict[str, Any]:
     ``epochs`` holds the values of every epoch, of each run.
     """
     chains = [run.chain for run in runs if run.chain]
+    accounts = [run.memory for run in runs if run.memory is not None]
     return {
+        **({"memory": accounts[0].held} if accounts else {}),
         "test_acc": summary([run.test_acc[run.best_epoch] for run in runs]),
         "val_acc": summary([run.val_acc[run.best_epoch] for run in runs]),
         "train_epoch_seconds": summary([run.epoch_seconds for run in runs]),

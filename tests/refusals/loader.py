@@ -60,6 +60,7 @@ CASES = {
     "SubgraphLoader, features changed, with workers that stay": lambda t: changed(
         "x", num_workers=1, persistent_workers=True
     ),
+    "SubgraphLoader, like that of another graph": lambda t: load(like=load()),
     "EvalSubgraphLoader, shuffled": lambda t: evaluation(shuffle=True),
     "EvalSubgraphLoader, no parts in a batch": lambda t: evaluation(batch_size=0),
 }

@@ -51,7 +51,8 @@ def test_every_model_learns(model, full_batch):
 @pytest.mark.parametrize("evaluation", ["full", "layerwise"])
 def test_refreshing(evaluation, refresh):
     """Histories are exact after each epoch, or older; evaluation is the same either way."""
-    experiment = make(evaluation=evaluation, refresh=refresh, changes={"lr": 0.5, "epochs": 1})
+    changes = {"lr": 0.5, "epochs": 1}
+    experiment = make(evaluation=evaluation, refresh=refresh, changes=changes, keep_edges=True)
     seen = []
     original = experiment._evaluate
 
@@ -78,7 +79,8 @@ def test_refreshing(evaluation, refresh):
 def test_inductive(evaluation, refresh):
     """Only the training nodes and the edges between them are trained on."""
     data = graph()
-    experiment = make(data=data, inductive=True, evaluation=evaluation, refresh=refresh)
+    options = {"inductive": True, "evaluation": evaluation, "refresh": refresh}
+    experiment = make(data=data, keep_edges=True, **options)
     trained = experiment.graph.data
     assert trained.num_nodes == int(data.train_mask.sum())
     assert bool(trained.train_mask.all())
@@ -90,7 +92,7 @@ def test_inductive(evaluation, refresh):
     run = experiment.run(0)
     data.y[~data.train_mask] = 0  # What isn't trained on, its labels and features, changes nothing.
     data.x[~data.train_mask] += 1
-    other = make(data=data, inductive=True, evaluation=evaluation, refresh=refresh).run(0)
+    other = make(data=data, **options).run(0)
     assert other.loss == run.loss
     assert other.test_acc != run.test_acc
 
