@@ -44,7 +44,7 @@ def main(args: argparse.Namespace, signals: Signals) -> None:
     for file, package in results.missing_packages().items():
         print(f"warning: no {file}, which needs: pip install {package}", file=sys.stderr)
     experiment = make_experiment(args, BENCHMARKS)
-    print(experiment.graph.data)
+    print(experiment.graph.shown)
     if args.verify:
         found = experiment.verify()
         print(found)

@@ -16,6 +16,7 @@ from torch_geometric.transforms import GCNNorm
 
 import gas
 from gas.graph.features import to_csr_features
+from gas.history.features import Features
 from gas.training import Experiment, FullBatch, Settings
 
 LAYOUTS = ("fused", "csr", "edge_index")
@@ -282,6 +283,7 @@ def test_dropout_in_models_is_that_of_dense_features_with_the_same_mask(name, mo
         return out
 
     def replay(x, p=0.5, training=True):
+        x = x.tensor() if isinstance(x, Features) else x
         if not training or not isinstance(x, torch.Tensor) or x.size(1) != 5 or not masks:
             return x
         before, out = masks.pop(0)

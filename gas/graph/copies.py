@@ -41,8 +41,9 @@ def copy_graph(data: Data, shared: Collection[str] = ()) -> Data:
         data: The graph; if its weights are the values of ``adj_t``, those of the copy are as well.
         shared: Names of attributes that aren't copied. (default: none)
     """
+    attributes = list(data)  # Rows that a batch hasn't read are read here, for both.
     out = copy.copy(data)
-    for key, value in data:
+    for key, value in attributes:
         if isinstance(value, Tensor) and key != "adj_t" and key not in shared:
             out[key] = copy_of(value)
     adj_t, weight = data.get("adj_t"), data.get("edge_weight")

@@ -14,7 +14,7 @@ from gas.graph.edges import is_row_per_node
 from gas.graph.layout import layout_of
 from gas.history.features import Features
 from gas.history.rows import first_rows
-from gas.loader.unread import UnreadRows, add_unread, attributes, read_all, unread
+from gas.loader.unread import OwnRows, UnreadRows, add_unread, attributes, read_all, unread
 from gas.native.sparse_rows import is_sparse, parts
 
 GRAPH_SIZE = "graph_size"  # An attribute of n_id: of how many nodes the graph is.
@@ -44,24 +44,20 @@ class SubData(NamedTuple):
 
     @property
     def own(self) -> Data:
-        """The node-level tensors of the in-batch nodes.
-
-        Those that were read from the batch are views of it; the others are read when they are
-        asked for.
-        """
+        """The node-level tensors of the in-batch nodes, views of those of the batch."""
         own = empty_graph(self.data)
         own.n_id = self.n_id[: self.batch_size]
         for key, value in list(attributes(self.data)):
             if isinstance(value, UnreadRows):
                 if value.per_node:
-                    add_unread(own, value.first(self.batch_size))
+                    add_unread(own, key, OwnRows(self.data, key, self.batch_size))
             elif key != "e_id" and is_row_per_node(self.data, key):
                 own[key] = first_rows(value, self.batch_size)
         own.num_nodes = self.batch_size
         return own
 
     def own_rows(self, key: str) -> Tensor:
-        """Those of the in-batch nodes of one node-level tensor, ``batch.own[key]``."""
+        """``batch.own[key]``, of which nothing else is read; not to be written to."""
         rows = unread(self.data, key)
         if rows is not None:
             return rows.first(self.batch_size).read()

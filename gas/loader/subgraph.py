@@ -352,10 +352,10 @@ class SubgraphLoader(DataLoader):
     def _add_rows(self, batch: SubData) -> None:
         """Adds what nodes and edges have, to be read by who asks for it."""
         for key in self._node_keys:
-            add_unread(batch.data, UnreadRows(key, self.data[key], batch.n_id, True))
+            add_unread(batch.data, key, UnreadRows(key, self.data[key], batch.n_id, True))
         for key in self._edge_keys:
             if key != self._weight_key:
-                add_unread(batch.data, UnreadRows(key, self.data[key], batch.data.e_id, False))
+                add_unread(batch.data, key, UnreadRows(key, self.data[key], batch.data.e_id, False))
 
     def _add_others(self, batch: SubData) -> None:
         """Adds what isn't by row, and the views of the epoch."""

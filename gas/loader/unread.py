@@ -11,6 +11,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gas.graph.versions import version
+from gas.history.rows import first_rows
 from gas.native.rows import gather_rows
 from gas.native.sparse_rows import gather_sparse_rows, is_sparse
 
@@ -60,12 +61,23 @@ class UnreadRows:
         return UnreadRows(self.name, self.table, self.index[:count], self.per_node)
 
 
+class OwnRows:
+    """The first rows of what a batch has under a name, a view of them, made when asked for."""
+
+    def __init__(self, batch: Data, name: str, count: int) -> None:
+        self._batch, self._name, self._count = batch, name, count
+
+    def read(self) -> Tensor:
+        """The rows, of shape ``[count, ...]``."""
+        return first_rows(self._batch[self._name], self._count)
+
+
 class Attributes(dict[str, Any]):
     """What a batch's graph keeps its attributes in: whoever gets one that wasn't read reads it."""
 
     def __getitem__(self, key: str) -> Any:
         value = super().__getitem__(key)
-        if isinstance(value, UnreadRows):
+        if isinstance(value, UnreadRows | OwnRows):
             value = self[key] = value.read()
         return value
 
@@ -115,12 +127,12 @@ class Attributes(dict[str, Any]):
     __hash__ = None
 
 
-def add_unread(data: Data, rows: UnreadRows) -> None:
-    """Gives a graph rows under their name."""
+def add_unread(data: Data, name: str, rows: UnreadRows | OwnRows) -> None:
+    """Gives a graph rows that whoever asks for them reads."""
     mapping = data._store._mapping
     if not isinstance(mapping, Attributes):
         mapping = data._store._mapping = Attributes(mapping)
-    mapping[rows.name] = rows
+    mapping[name] = rows
 
 
 def unread(data: Data, key: str) -> UnreadRows | None:

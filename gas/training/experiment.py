@@ -56,6 +56,7 @@ class _Graph(NamedTuple):
     inference: EvalSubgraphLoader | None  # Mini-batches to compute layer by layer ...
     whole: FullBatch | None  # ... or the graph as one batch.
     degree: Tensor | None  # The number of edges into each node, where the model asks for it.
+    shown: str  # The graph in words, with its edges.
 
 
 class Experiment:
@@ -231,9 +232,10 @@ class Experiment:
         deg = None
         if "aggregators" in settings.architecture:
             deg = degree(data.edge_index[1], data.num_nodes)
+        shown = repr(data)
         if self.keep_edges or self.augment is not None:
             raw_if_used = raw if self.augment is not None else None
-            return _Graph(perm, raw_if_used, data, loader, inference, whole, deg)
+            return _Graph(perm, raw_if_used, data, loader, inference, whole, deg, shown)
         if loader is not None:
             loader.forget_edges()
             if inference is not None:
@@ -241,7 +243,7 @@ class Experiment:
             data = loader.data
         else:
             data = without_edges(data)
-        return _Graph(perm, None, data, loader, inference, whole, deg)
+        return _Graph(perm, None, data, loader, inference, whole, deg, shown)
 
     def make_model(self, histories: bool = True) -> models.LayeredGNN:
         """A new model, with weights drawn from PyTorch's generator.

@@ -10,8 +10,8 @@ from conftest import ROOT, clustered_graph, random_graph
 
 import gas
 from gas.graph.copies import without_edges
-from gas.graph.csr import sparse_csr
 from gas.native.buffers import BufferPool
+from gas.native.sparse_rows import sparse_csr
 from gas.training import Experiment, Settings
 from gas.training.account import MemoryAccount
 from gas.training.freed import give_back_freed
