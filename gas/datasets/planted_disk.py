@@ -52,7 +52,7 @@ def planted_to_disk(
         dtype: Of the features: ``torch.float32`` or ``torch.float16``.
             (default: ``torch.float32``)
         block: How many edges, or features, are drawn at a time; the graph doesn't depend on it.
-            (default: ``2**20``)
+            (default: ``1048576``)
 
     Returns:
         The graph, as :func:`open_mapped` returns it.

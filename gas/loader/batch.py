@@ -134,5 +134,7 @@ def held(data: Data) -> Iterator[Tensor]:
 
 
 def num_bytes(batch: SubData) -> int:
-    """The bytes of a mini-batch's tensors."""
-    return batch.n_id.nbytes + sum(tensor.nbytes for tensor in held(batch.data))
+    """The bytes of a mini-batch's tensors, those of rows that weren't read included."""
+    values = (value for _, value in attributes(batch.data))
+    later = sum(value.nbytes for value in values if isinstance(value, UnreadRows))
+    return batch.n_id.nbytes + later + sum(tensor.nbytes for tensor in held(batch.data))

@@ -342,7 +342,8 @@ class SubgraphLoader(DataLoader):
         rowptr, col, e_id, n_id, weight = self._relabel(nodes, dtype)
 
         data = empty_graph(self.data)
-        if self._weight_key is not None and weight is not None:  # Cut already, with the edges.
+        if weight is not None and self._weight_key in self._edge_keys:
+            # Cut already, with the edges.
             data[self._weight_key] = weight.view(-1, *self.data[self._weight_key].shape[1:])
         data.e_id = e_id
         data.num_nodes = n_id.numel()

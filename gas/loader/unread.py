@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import ItemsView, Iterator, ValuesView
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch_geometric.data import Data
 from gas.graph.versions import version
 from gas.history.rows import first_rows
 from gas.native.rows import gather_rows
-from gas.native.sparse_rows import gather_sparse_rows, is_sparse
+from gas.native.sparse_rows import gather_sparse_rows, is_sparse, parts
 
 
 class UnreadRows:
@@ -48,6 +49,13 @@ class UnreadRows:
         with torch.inference_mode(False), torch.no_grad():
             gather = gather_sparse_rows if is_sparse(self.table) else gather_rows
             return gather(self.table, self.index)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the rows, once they are read."""
+        if is_sparse(self.table):
+            return sum(part.nbytes for part in parts(gather_sparse_rows(self.table, self.index)))
+        return self.index.numel() * math.prod(self.table.shape[1:]) * self.table.element_size()
 
     @property
     def is_table(self) -> bool:

@@ -48,7 +48,6 @@ def activation_bytes(model: ScalableGNN, batch: SubData, training: bool = True) 
         return tensor
 
     batch = batch.to(model.device)
-    own |= {tensor.untyped_storage().data_ptr() for tensor in held(batch.data)}
     hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
     with _left_alone(model), torch.enable_grad(), hooks:
         model.train(training)
@@ -60,6 +59,8 @@ def activation_bytes(model: ScalableGNN, batch: SubData, training: bool = True) 
             x, adj_t, kwargs = model.inputs_of(batch.data)
             outs = (model(x, adj_t, **kwargs),)
         del outs  # While they live, what was kept does.
+    for tensor in held(batch.data):  # Those that were read on the way, too.
+        kept.pop(tensor.untyped_storage().data_ptr(), None)
     return num_bytes(batch) + sum(kept.values())
 
 
