@@ -50,18 +50,11 @@ class SubData(NamedTuple):
         for key, value in list(attributes(self.data)):
             if isinstance(value, UnreadRows):
                 if value.per_node:
-                    add_unread(own, key, OwnRows(self.data, key, self.batch_size))
+                    add_unread(own, key, OwnRows(value, self.batch_size))
             elif key != "e_id" and is_row_per_node(self.data, key):
                 own[key] = first_rows(value, self.batch_size)
         own.num_nodes = self.batch_size
         return own
-
-    def own_rows(self, key: str) -> Tensor:
-        """``batch.own[key]``, of which nothing else is read; not to be written to."""
-        rows = unread(self.data, key)
-        if rows is not None:
-            return rows.first(self.batch_size).read()
-        return first_rows(self.data[key], self.batch_size)
 
     def __getattr__(self, name: str) -> Any:
         # Attributes, not methods: DataLoader would take those of the graph for the batch's.
@@ -74,7 +67,7 @@ class SubData(NamedTuple):
         """``data.x`` where it lies, for layers that take it; a tensor if it was read already."""
         rows = unread(self.data, "x")
         if rows is None or not rows.is_table:
-            return self.data.x
+            return self.data.get("x")
         rows.check()
         return Features(rows.table, rows.index, self.batch_size)
 

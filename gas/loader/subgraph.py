@@ -32,12 +32,13 @@ from gas.graph.report import check_ptr
 from gas.graph.versions import GraphVersions
 from gas.loader.batch import GRAPH_SIZE, SubData, empty_graph
 from gas.loader.kept import KeptBatches
-from gas.loader.unread import UnreadRows, add_unread, read_all
+from gas.loader.unread import UnreadRows, add_unread, read_all, rows_of
 from gas.native.checks import check_integer, check_range
 from gas.native.graph import Relabeler
 from gas.native.rows import gather_rows
 
 CACHE_BYTES = 1 << 30  # What a loader keeps of its batches unless told.
+FEATURES = ("x", "edge_attr")  # What a batch copies when it is asked for.
 ADJACENCY_KEYS = ("edge_index", "adj_t", "num_nodes")  # What a batch gets anew.
 
 
@@ -48,7 +49,8 @@ class SubgraphLoader(DataLoader):
         data: The graph, from :func:`gas.cluster` or :func:`gas.permute`. It is never modified.
             Changes of its features and attributes are seen from the next epoch on; those of its
             edges are refused. Sparse features ``x`` stay so: batches have a ``torch.sparse_csr``
-            matrix of their nodes' rows.
+            matrix of their nodes' rows. Where they have to be made CSR, the loader works on a
+            graph of its own: assign to ``loader.data`` then.
         ptr: The parts, of shape ``[num_parts + 1]``, from :func:`gas.metis`.
             (default: ``data.parts``, which :func:`gas.cluster` has set)
         batch_size: Parts per mini-batch; a batch lists them in increasing order. (default: ``1``)
@@ -104,6 +106,10 @@ class SubgraphLoader(DataLoader):
         if layout is None:
             layout = default_layout(data.get("adj_t"), is_clustered=ptr is None)
         ptr = _parts(data, ptr)
+        if like is not None:
+            is_transformed = epoch_transform is not None or graph_transform is not None
+            _check_like(like, data, edge_weight, is_transformed)
+        self._first = data
         data = with_csr_features(data)
         self._views: Views | EpochViews | None = None  # An epoch has the latter.
         if epoch_transform is not None:
@@ -121,7 +127,6 @@ class SubgraphLoader(DataLoader):
             edges = read_graph(data, edge_weight)
             num_nodes = edges.num_nodes
         else:
-            _check_like(like, data, edge_weight)
             num_nodes = like.num_nodes
         check_ptr(ptr, num_nodes)
         if check:
@@ -205,6 +210,7 @@ class SubgraphLoader(DataLoader):
         batch = SubData(data, n_id.numel(), n_id, none, none)
         self._add_rows(batch)
         self._add_others(batch)
+        read_all(data)
         data.n_id = n_id
         return data
 
@@ -245,11 +251,13 @@ class SubgraphLoader(DataLoader):
         """Lets go of the graph's edges and weights, of which the loader has a copy of its own.
 
         ``data`` is then a graph without them, and batches have weights in ``adj_t`` alone. They
-        stay where another attribute has a row per edge.
+        stay where another attribute has a row per edge. What is assigned to the graph that the
+        loader was given isn't seen any more: assign it to ``loader.data``.
         """
         self._follow()
         self.data = without_edges(self.data)
         self._look()
+        self._kept.clear()
 
     def _look(self) -> None:
         """Notes which tensors the graph has."""
@@ -351,12 +359,19 @@ class SubgraphLoader(DataLoader):
         return data, n_id
 
     def _add_rows(self, batch: SubData) -> None:
-        """Adds what nodes and edges have, to be read by who asks for it."""
-        for key in self._node_keys:
-            add_unread(batch.data, key, UnreadRows(key, self.data[key], batch.n_id, True))
-        for key in self._edge_keys:
-            if key != self._weight_key:
-                add_unread(batch.data, key, UnreadRows(key, self.data[key], batch.data.e_id, False))
+        """Adds what nodes and edges have; features are read by who asks for them."""
+        for keys, index, per_node in (
+            (self._node_keys, batch.n_id, True),
+            (self._edge_keys, batch.data.e_id, False),
+        ):
+            for key in keys:
+                if key == self._weight_key:  # Cut already, with the edges.
+                    continue
+                table = self.data[key]
+                if key in FEATURES and not table.is_inference():  # Whose changes are counted.
+                    add_unread(batch.data, key, UnreadRows(key, table, index, per_node))
+                else:
+                    batch.data[key] = rows_of(table, index)
 
     def _add_others(self, batch: SubData) -> None:
         """Adds what isn't by row, and the views of the epoch."""
@@ -452,11 +467,12 @@ def _relabeler(edges: Edges) -> Relabeler:
     return Relabeler(rowptr, col, e_id, weight)
 
 
-def _check_like(like: SubgraphLoader, data: Data, edge_weight: bool) -> None:
-    if like.data is not data or like._edge_weight != edge_weight:
+def _check_like(like: SubgraphLoader, data: Data, edge_weight: bool, is_transformed: bool) -> None:
+    is_same = data is like.data or data is like._first
+    if is_transformed or not is_same or like._edge_weight != edge_weight:
         raise ValueError(
-            "'like' is a loader of another graph, or with another 'edge_weight': pass one of the "
-            "same 'data', or leave it out"
+            "'like' is a loader of another graph, or with another 'edge_weight', or the graph is "
+            "transformed: pass a loader of the same 'data', or leave 'like' out"
         )
     like._follow()
 

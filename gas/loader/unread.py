@@ -17,6 +17,11 @@ from gas.native.rows import gather_rows
 from gas.native.sparse_rows import gather_sparse_rows, is_sparse, parts
 
 
+def rows_of(table: Tensor, index: Tensor) -> Tensor:
+    """``table[index]``, of a dense or a sparse tensor."""
+    return gather_sparse_rows(table, index) if is_sparse(table) else gather_rows(table, index)
+
+
 class UnreadRows:
     """Rows of a graph's tensor, which are read when they are asked for.
 
@@ -33,6 +38,7 @@ class UnreadRows:
         self.index = index
         self.per_node = per_node
         self._versions = version(table), version(index)
+        self._rows: Tensor | None = None  # Which copies of the batch share.
 
     def check(self) -> None:
         """Raises ``RuntimeError`` if others would be read than when the batch was cut."""
@@ -43,12 +49,13 @@ class UnreadRows:
             )
 
     def read(self) -> Tensor:
-        """A copy of the rows, of shape ``[n, ...]``."""
-        self.check()
-        # Tensors made in inference mode would be of no use to training.
-        with torch.inference_mode(False), torch.no_grad():
-            gather = gather_sparse_rows if is_sparse(self.table) else gather_rows
-            return gather(self.table, self.index)
+        """A copy of the rows, of shape ``[n, ...]``, made once."""
+        if self._rows is None:
+            self.check()
+            # Tensors made in inference mode would be of no use to training.
+            with torch.inference_mode(False), torch.no_grad():
+                self._rows = rows_of(self.table, self.index)
+        return self._rows
 
     @property
     def nbytes(self) -> int:
@@ -61,23 +68,19 @@ class UnreadRows:
     def is_table(self) -> bool:
         """Whether they are rows of numbers that can be read where they lie."""
         table = self.table
-        return table.layout == torch.strided and table.dim() == 2 and table.is_floating_point()
-
-    def first(self, count: int) -> UnreadRows:
-        """The first of them, such as a batch's own."""
-        self.check()
-        return UnreadRows(self.name, self.table, self.index[:count], self.per_node)
+        is_dense = table.layout == torch.strided and table.dim() == 2
+        return self._rows is None and is_dense and table.is_floating_point()
 
 
 class OwnRows:
-    """The first rows of what a batch has under a name, a view of them, made when asked for."""
+    """The first of some rows, a view of them, made when asked for."""
 
-    def __init__(self, batch: Data, name: str, count: int) -> None:
-        self._batch, self._name, self._count = batch, name, count
+    def __init__(self, rows: UnreadRows, count: int) -> None:
+        self._rows, self._count = rows, count
 
     def read(self) -> Tensor:
         """The rows, of shape ``[count, ...]``."""
-        return first_rows(self._batch[self._name], self._count)
+        return first_rows(self._rows.read(), self._count)
 
 
 class Attributes(dict[str, Any]):

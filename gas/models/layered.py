@@ -175,7 +175,7 @@ class LayeredGNN(ScalableGNN):
         graph = self._graph(adj_t, edge_weight, batch.batch_size)
 
         def first() -> Tensor:
-            return self._start(batch.own_rows("x"))
+            return self._start(first_rows(batch.data.x, batch.batch_size))
 
         if layer == 0:
             x = self._start(x)
@@ -198,7 +198,9 @@ class LayeredGNN(ScalableGNN):
             isinstance(adj_t, Adjacency)
             and adj_t.size(0) == batch_size
             and type(self).__module__.startswith("gas.")  # Or a subclass.
-            and not (self._forward_pre_hooks or self._forward_hooks)
+            and not ("forward" in vars(self) or "inputs_of" in vars(self))
+            and not any(m._forward_pre_hooks or m._forward_hooks for m in self.modules())
+            and not torch.nn.modules.module._has_any_global_hook()
         )
 
     def _graph(self, adj_t: Any, edge_weight: Tensor | None, batch_size: int | None) -> Neighbours:

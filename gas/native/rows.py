@@ -41,7 +41,7 @@ def gather_rows(table: Tensor, index: Tensor, out: Tensor | None = None) -> Tens
         )
     table = table.detach()
     if (
-        not native.on_cpu(table, index, out) or not table.is_contiguous()
+        not native.on_cpu(table, index, out) or not table.is_contiguous() or table.is_neg()
     ):  # Never copies a whole table.
         return _gather_rows_torch(table, index, out)
     index = index.contiguous()

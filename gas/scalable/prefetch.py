@@ -10,6 +10,7 @@ from typing import cast
 from gas.history.batch import BatchPulls
 from gas.history.cores import has_idle_cores
 from gas.loader.batch import SubData
+from gas.loader.unread import read_all
 from gas.scalable.inference import without_views
 from gas.scalable.model import ScalableGNN
 
@@ -83,7 +84,10 @@ class PrefetchLoader:
 
     def _next(self, batches: Iterator[SubData]) -> SubData | None:
         batch = next(batches, None)
-        return None if batch is None else batch.to(self.model.device)
+        if batch is None:
+            return None
+        read_all(batch.data)  # Here, and as they are now.
+        return batch.to(self.model.device)
 
     def __repr__(self) -> str:
         return f"PrefetchLoader({self.loader!r})"

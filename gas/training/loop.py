@@ -239,7 +239,7 @@ def train_epoch(
                         outs = (_forward(model, batch, full_batch, edge_dropout),)
             if count > 0:
                 index = index.to(device, non_blocking=True)
-                y = batch.own_rows("y")
+                y = batch.data.y[: batch.batch_size]
                 if autocast is not None:
                     outs = tuple(out.float() for out in outs)
                 loss = (
@@ -300,7 +300,7 @@ def _step(
 
 def _train_index(batch: SubData, split: int) -> Tensor:
     """The in-batch nodes to train on, of shape ``[labelled]``."""
-    mask = split_mask(batch.own_rows("train_mask"), split)
+    mask = split_mask(batch.data.train_mask[: batch.batch_size], split)
     return mask.nonzero().view(-1)
 
 

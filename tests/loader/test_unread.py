@@ -20,7 +20,8 @@ def batches(layout="fused", **options):
 def test_nothing_is_read_that_nobody_asks_for(layout):
     data, loaded = batches(layout)
     for batch in loaded:
-        for key, index in (("x", batch.n_id), ("y", batch.n_id), ("edge_attr", batch.data.e_id)):
+        assert torch.equal(batch.y, data.y[batch.n_id])
+        for key, index in (("x", batch.n_id), ("edge_attr", batch.data.e_id)):
             assert unread(batch.data, key) is not None
             assert torch.equal(getattr(batch, key), data[key][index])
             assert unread(batch.data, key) is None
@@ -84,17 +85,71 @@ def test_rows_that_nobody_read_can_be_replaced():
     assert "y=" in repr(other.data)
 
 
-def test_own_rows_are_read_alone():
+def test_own_rows_are_views():
     data, (batch, *_) = batches()
     own = batch.own
-    assert torch.equal(batch.own_rows("y"), data.y[batch.n_id[: batch.batch_size]])
     assert unread(batch.data, "x") is not None
-    assert unread(batch.data, "y") is not None
     assert "edge_attr" not in own
     assert torch.equal(own.x, data.x[batch.n_id[: batch.batch_size]])
-    assert own.x.data_ptr() == batch.x.data_ptr()  # A view.
-    assert torch.equal(batch.own_rows("x"), own.x)
-    assert torch.equal(pickle.loads(pickle.dumps(batch.own)).y, own.y)
+    assert own.x.data_ptr() == batch.x.data_ptr()
+    assert torch.equal(pickle.loads(pickle.dumps(batch.own)).x, own.x)
+
+
+def test_what_is_assigned_to_a_batch_does_not_reach_its_own_rows():
+    data, (batch, *_) = batches()
+    own = batch.own
+    batch.data.x = torch.zeros_like(batch.data.x)  # Hidden inputs, which are to be found again.
+    assert torch.equal(own.x, data.x[batch.n_id[: batch.batch_size]])
+
+
+def test_copies_share_what_was_read():
+    _, (batch, *_) = batches()
+    twin = copy.copy(batch.data)
+    twin.x.zero_()
+    assert not batch.data.x.any()
+
+
+def test_changes_that_nobody_counts_do_not_reach_a_batch():
+    data, ptr = make()
+    with torch.inference_mode():
+        data.x = data.x + 1
+    batch = gas.SubgraphLoader(data, ptr, log=False).cut([0])
+    expected = data.x[batch.n_id].clone()
+    with torch.inference_mode():
+        data.x.zero_()
+    assert torch.equal(batch.x, expected)
+
+
+def test_a_neighbourhood_is_a_graph_of_its_own():
+    data, ptr = make()
+    found = gas.SubgraphLoader(data, ptr, log=False).neighbourhood(torch.tensor([3, 4]), 2)
+    expected = data.x[found.n_id]
+    data.x.zero_()
+    assert torch.equal(found.x, expected)
+
+
+def test_prefetched_batches_are_as_the_graph_was():
+    data, ptr = make()
+    model = gas.models.GraphSAGE(data.num_nodes, data.num_features, 4, 3, 2, prefetch=1)
+    before = data.x.clone()
+    loader = gas.SubgraphLoader(data, ptr, 3, layout="fused", log=False)
+    model(loader=gas.EvalSubgraphLoader(data, ptr, log=False))
+    for number, batch in enumerate(gas.PrefetchLoader(loader, model)):
+        if number == 0:
+            model(batch)
+            data.x[batch.n_id] *= 2  # The next one has been cut.
+        else:
+            assert torch.equal(batch.x, before[batch.n_id])
+            model(batch)
+
+
+def test_batches_without_the_edges_of_the_graph_are_alike():
+    data, ptr = make()
+    loader = gas.SubgraphLoader(data, ptr, log=False)
+    del data.edge_attr
+    next(iter(loader))
+    loader.forget_edges()
+    assert not any("edge_weight" in batch.data for batch in loader)
 
 
 @pytest.mark.parametrize("changed", ["graph", "ids"])

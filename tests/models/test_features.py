@@ -92,11 +92,22 @@ def test_who_may_see_more_gets_a_tensor():
             return super().forward(x, *args, **kwargs)
 
     Mine(N, IN, 8, OUT, 2)(batch)
+
+    model = MODELS["gcn"]()
+    handle = model.convs[0].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    model(batch)
+    handle.remove()
+    forward, model.forward = model.forward, lambda x, *rest: forward(x * 2, *rest)
+    model(batch)
+    model = MODELS["gcn"]()
+    model.inputs_of = lambda data: (data.x * 0, data.adj_t, {})
+    seen.append(model._given(batch)[0])
+    assert not seen[-1].any()
     for layout in ("csr", "edge_index"):
         other = next(iter(gas.SubgraphLoader(data, layout=layout, log=False)))
         seen.append(MODELS["gcn"]()._given(other)[0])
     assert all(type(x) is torch.Tensor for x in seen)
-    assert len(seen) == 4
+    assert len(seen) == 6
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
