@@ -127,6 +127,7 @@ def account_of(
     batch = _largest(experiment)
     if not experiment.full_batch:
         account.enter("batch", num_bytes(batch))
+        account.enter("batch before", num_bytes(batch))  # Held until the next one has been cut.
     active = activation_bytes(model, batch) - num_bytes(batch)
     account.enter("activations", active)
     account.enter("buffers of histories", model.idle_bytes)

@@ -22,7 +22,7 @@ from gas.history.engine import MODES
 from gas.history.tiers import TIERS
 from gas.native.memory import resident_bytes
 from gas.scalable import BANKS
-from gas.training.experiment import EVALUATIONS, MODELS, MOST_FULL_NODES, REFRESHES, Experiment
+from gas.training.experiment import EVALUATIONS, MODELS, REFRESHES, Experiment
 from gas.training.freed import keep_little_freed
 from gas.training.metrics import METRICS
 from gas.training.settings import Settings
@@ -215,7 +215,10 @@ def augmentation_of(args: argparse.Namespace) -> tuple[Callable[[Data], Augmenta
 def make_experiment(args: argparse.Namespace, files: Path) -> Experiment:
     """The experiment that the command line describes."""
     settings = settings_of(args, files)
-    libraries = resident_bytes() if args.memory_report else None
+    libraries = None
+    if args.memory_report:
+        libraries = resident_bytes()
+        keep_little_freed()  # Or holes between blocks, which nobody holds, would be a fifth.
     data, _, out_channels = get_data(
         args.root,
         args.dataset,
@@ -225,8 +228,6 @@ def make_experiment(args: argparse.Namespace, files: Path) -> Experiment:
         sparse_features=args.sparse_features,
         log=True,
     )
-    if data.num_nodes > MOST_FULL_NODES:
-        keep_little_freed()
     augment, weights = augmentation_of(args)
     experiment = Experiment(
         data,
