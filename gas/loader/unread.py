@@ -84,7 +84,10 @@ class OwnRows:
 
 
 class Attributes(dict[str, Any]):
-    """What a batch's graph keeps its attributes in: whoever gets one that wasn't read reads it."""
+    """What a batch's graph keeps its attributes in: whoever gets one that wasn't read reads it.
+
+    A dict's own views would hand out what wasn't read: those here are of another, with all read.
+    """
 
     def __getitem__(self, key: str) -> Any:
         value = super().__getitem__(key)

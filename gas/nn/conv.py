@@ -55,6 +55,7 @@ class FusedConv:
         if self.takes_sparse:
             from gas.nn.sparse_features import take_sparse  # By the operator of layers like this.
 
+            # Whatever mixes this in is a Module.
             take_sparse(self)  # type: ignore[arg-type]
 
     def _set_jittable_templates(self, raise_on_error: bool = False) -> None:

@@ -18,6 +18,7 @@ def _library() -> Any:
     """The functions of the C library; only that of GNU has those that are asked for here."""
     try:
         library = ctypes.CDLL(None)
+        # To look them up raises where they aren't.
         library.malloc_trim, library.mallopt  # noqa: B018
     except (AttributeError, OSError, TypeError):  # TypeError: on Windows.
         return None
