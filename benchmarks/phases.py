@@ -70,7 +70,7 @@ NATIVE = {  # The beginnings of the names of native functions.
 MADE = ("Relabeler", "Engine")  # Classes of the extension whose objects do work.
 DENSE = ("aten::mm", "aten::addmm", "aten::bmm")
 OPTIMISER = ("aten::_fused_adam_", "aten::_foreach_add_")
-ENTRY_BYTES = 8 + 4 + 8 + 4 + 4  # A column read and written, its id and weight, and that written.
+ENTRY_BYTES = 4 + 4 + 4 + 8 + 4 + 4  # Of an entry its column, id and weight, read and written.
 ADAM_BYTES = 7 * 4  # Of a parameter: itself and two moments, read and written, and its gradient.
 
 

@@ -16,8 +16,9 @@ constexpr int64_t kGrainRows = 1024;
 
 }  // namespace
 
+template <typename Index>
 void coo_to_csr(const int64_t* row, const int64_t* col, int64_t num_edges, int64_t num_rows,
-                int64_t* rowptr, int64_t* out_col, int64_t* perm, int threads) {
+                int64_t* rowptr, Index* out_col, Index* perm, int threads) {
   for (int64_t e = 0; e < num_edges; ++e) {
     if (row[e] < 0 || row[e] >= num_rows) {
       throw std::out_of_range("row " + std::to_string(row[e]) + " of edge " + std::to_string(e) +
@@ -37,16 +38,21 @@ void coo_to_csr(const int64_t* row, const int64_t* col, int64_t num_edges, int64
   }
   for (int64_t e = 0; e < num_edges; ++e) {
     const int64_t at = rowptr[row[e] + 1]++;
-    out_col[at] = col[e];
-    perm[at] = e;
+    out_col[at] = static_cast<Index>(col[e]);
+    perm[at] = static_cast<Index>(e);
   }
 
   parallel_chunks(num_rows, kGrainRows, threads, [&](int, int64_t begin, int64_t end) {
-    std::vector<std::pair<int64_t, int64_t>> scratch;
+    std::vector<std::pair<Index, Index>> scratch;
     for (int64_t r = begin; r < end; ++r) {
       sort_row(out_col + rowptr[r], perm + rowptr[r], rowptr[r + 1] - rowptr[r], scratch);
     }
   });
 }
+
+template void coo_to_csr(const int64_t*, const int64_t*, int64_t, int64_t, int64_t*, int32_t*,
+                         int32_t*, int);
+template void coo_to_csr(const int64_t*, const int64_t*, int64_t, int64_t, int64_t*, int64_t*,
+                         int64_t*, int);
 
 }  // namespace gas

@@ -4,7 +4,6 @@
 #include <limits>
 #include <stdexcept>
 #include <string>
-#include <type_traits>
 #include <utility>
 
 #include "common/parallel.h"
@@ -44,12 +43,10 @@ void number(Index* col, int64_t from, int64_t to, const int32_t* local) {
   });
 }
 
-// out[e] = value[edge[e]] for e in [from, to); values are moved as bits.
-template <typename T>
-void write_values(const void* value, const int64_t* edge, int64_t from, int64_t to, void* out) {
-  for (int64_t e = from; e < to; ++e) {
-    static_cast<T*>(out)[e] = static_cast<const T*>(value)[edge[e]];
-  }
+// out[e] = value[edge[e]] for e in [from, to).
+template <typename T, typename To>
+void write_values(const T* value, const int64_t* edge, int64_t from, int64_t to, To* out) {
+  for (int64_t e = from; e < to; ++e) out[e] = value[edge[e]];
 }
 
 }  // namespace
@@ -95,14 +92,14 @@ int64_t Relabeler::start(const int64_t* rowptr, const int64_t* nodes, int64_t si
 }
 
 // Writes every row, own columns first, and collects those of others.
-template <typename Index, typename Value>
-void Relabeler::split(const int64_t* rowptr, const int64_t* col, const int64_t* e_id,
+template <typename Index, typename Name, typename Value>
+void Relabeler::split(const int64_t* rowptr, const int32_t* col, const Name* e_id,
                       const Value* value, Index* out_col, int64_t* out_eid, Value* out_value,
                       int threads) {
-  const Entries<Index, Value> entries{col,     local_.data(), e_id,     value,
-                                      out_col, out_eid,       out_value};
-  const auto wide = split_row_by_vectors<Index, Value>();
-  const auto row = wide ? wide : split_row<Index, Value>;
+  const Entries<Index, Name, Value> entries{col,     local_.data(), e_id,     value,
+                                            out_col, out_eid,       out_value};
+  const auto wide = split_row_by_vectors<Index, Name, Value>();
+  const auto row = wide ? wide : split_row<Index, Name, Value>;
   parallel_rows(batch_rowptr_, threads, [&](int worker, int64_t begin, int64_t end) {
     std::vector<int32_t>& columns = columns_[worker];
     int64_t known = 0;
@@ -127,8 +124,8 @@ void Relabeler::list_halo() {
   });
 }
 
-template <typename Index>
-int64_t Relabeler::cut(const int64_t* rowptr, const int64_t* col, const int64_t* e_id,
+template <typename Index, typename Name>
+int64_t Relabeler::cut(const int64_t* rowptr, const int32_t* col, const Name* e_id,
                        const void* value, int64_t value_bytes, Index* out_rowptr, Index* out_col,
                        int64_t* out_eid, void* out_value, int threads) {
   if (!halo_.empty()) throw std::invalid_argument("cut() must follow start()");
@@ -140,15 +137,16 @@ int64_t Relabeler::cut(const int64_t* rowptr, const int64_t* col, const int64_t*
   columns_.resize(met_.size());
   std::copy(batch_rowptr_.begin(), batch_rowptr_.end(), out_rowptr);
 
-  // Where rows will be sorted, names and values come after.
-  const auto of_entries = [&](auto* values) {
-    using Value = std::remove_pointer_t<decltype(values)>;
-    const bool now = in_order_ && value_bytes != 0;
-    split(rowptr, col, in_order_ ? e_id : nullptr, now ? static_cast<const Value*>(value) : nullptr,
-          out_col, out_eid, static_cast<Value*>(out_value), threads);
+  // Values are moved as bits. Where rows will be sorted, names and values come after.
+  const bool has_values = value_bytes != 0;
+  const auto of_type = [&](const auto& body) {
+    value_bytes == 8 ? body(static_cast<const uint64_t*>(value), static_cast<uint64_t*>(out_value))
+                     : body(static_cast<const uint32_t*>(value), static_cast<uint32_t*>(out_value));
   };
-  value_bytes == 8 ? of_entries(static_cast<uint64_t*>(nullptr))
-                   : of_entries(static_cast<uint32_t*>(nullptr));
+  of_type([&](auto* values, auto* out_values) {
+    split(rowptr, col, in_order_ ? e_id : nullptr, in_order_ && has_values ? values : nullptr,
+          out_col, out_eid, out_values, threads);
+  });
   list_halo();
   parallel_rows(batch_rowptr_, threads, [&](int, int64_t begin, int64_t end) {
     const int64_t from = batch_rowptr_[begin], to = batch_rowptr_[end];
@@ -159,9 +157,10 @@ int64_t Relabeler::cut(const int64_t* rowptr, const int64_t* col, const int64_t*
       const int64_t at = batch_rowptr_[i];
       sort_row(out_col + at, out_eid + at, batch_rowptr_[i + 1] - at, scratch);
     }
-    if (value_bytes == 4) write_values<uint32_t>(value, out_eid, from, to, out_value);
-    if (value_bytes == 8) write_values<uint64_t>(value, out_eid, from, to, out_value);
-    if (e_id) write_values<int64_t>(e_id, out_eid, from, to, out_eid);
+    of_type([&](auto* values, auto* out_values) {
+      if (has_values) write_values(values, out_eid, from, to, out_values);
+    });
+    if (e_id) write_values(e_id, out_eid, from, to, out_eid);
   });
   return static_cast<int64_t>(halo_.size());
 }
@@ -170,9 +169,13 @@ void Relabeler::list(int64_t* n_id) const {
   std::copy(halo_.begin(), halo_.end(), std::copy(batch_.begin(), batch_.end(), n_id));
 }
 
-template int64_t Relabeler::cut(const int64_t*, const int64_t*, const int64_t*, const void*, int64_t,
-                                int32_t*, int32_t*, int64_t*, void*, int);
-template int64_t Relabeler::cut(const int64_t*, const int64_t*, const int64_t*, const void*, int64_t,
-                                int64_t*, int64_t*, int64_t*, void*, int);
+#define GAS_CUT(Index, Name)                                                                     \
+  template int64_t Relabeler::cut(const int64_t*, const int32_t*, const Name*, const void*,     \
+                                  int64_t, Index*, Index*, int64_t*, void*, int);
+GAS_CUT(int32_t, int32_t)
+GAS_CUT(int32_t, int64_t)
+GAS_CUT(int64_t, int32_t)
+GAS_CUT(int64_t, int64_t)
+#undef GAS_CUT
 
 }  // namespace gas

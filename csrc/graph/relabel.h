@@ -29,13 +29,14 @@ class Relabeler {
   int64_t start(const int64_t* rowptr, const int64_t* nodes, int64_t num_nodes_in_batch);
 
   // Writes the batch that was started; returns the number of halo nodes.
-  //   e_id:       what to call each entry of `col`, or null for its position,
+  //   e_id:       what to call each entry of `col`, or null for its position; Name is int32_t or
+  //               int64_t,
   //   value:      `value_bytes` for each entry of `col`: 4, 8, or 0 for none,
   //   out_rowptr: [batch + 1], out_col: [edges], local ids, sorted in each row; Index is int32_t,
   //               if the number of edges fits, or int64_t,
   //   out_eid:    [edges], out_value: [edges], of each edge.
-  template <typename Index>
-  int64_t cut(const int64_t* rowptr, const int64_t* col, const int64_t* e_id, const void* value,
+  template <typename Index, typename Name>
+  int64_t cut(const int64_t* rowptr, const int32_t* col, const Name* e_id, const void* value,
               int64_t value_bytes, Index* out_rowptr, Index* out_col, int64_t* out_eid,
               void* out_value, int threads);
 
@@ -45,8 +46,8 @@ class Relabeler {
  private:
   void clear();
   void list_halo();
-  template <typename Index, typename Value>
-  void split(const int64_t* rowptr, const int64_t* col, const int64_t* e_id, const Value* value,
+  template <typename Index, typename Name, typename Value>
+  void split(const int64_t* rowptr, const int32_t* col, const Name* e_id, const Value* value,
              Index* out_col, int64_t* out_eid, Value* out_value, int threads);
 
   int64_t num_nodes_;

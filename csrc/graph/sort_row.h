@@ -10,9 +10,8 @@
 namespace gas {
 
 // Sorts entries by (column, id). `scratch` is reused from row to row.
-template <typename Index>
-void sort_row(Index* col, int64_t* id, int64_t count,
-              std::vector<std::pair<Index, int64_t>>& scratch) {
+template <typename Index, typename Id>
+void sort_row(Index* col, Id* id, int64_t count, std::vector<std::pair<Index, Id>>& scratch) {
   // Ids arrive in order among equal columns, so sorted columns are all there is to see.
   if (std::is_sorted(col, col + count)) return;
   scratch.clear();

@@ -16,15 +16,17 @@
 namespace {
 
 struct Graph {
-  std::vector<int64_t> rowptr, col;
+  std::vector<int64_t> rowptr;
+  std::vector<int32_t> col;
 };
 
 Graph random_graph(int64_t num_nodes, int64_t num_edges) {
   std::mt19937 random(num_nodes + num_edges);
-  std::vector<int64_t> row(num_edges), col(num_edges), perm(num_edges);
+  std::vector<int64_t> row(num_edges), col(num_edges);
+  std::vector<int32_t> perm(num_edges);
   for (int64_t& r : row) r = random() % num_nodes;
   for (int64_t& c : col) c = random() % num_nodes;
-  Graph graph{std::vector<int64_t>(num_nodes + 1), std::vector<int64_t>(num_edges)};
+  Graph graph{std::vector<int64_t>(num_nodes + 1), std::vector<int32_t>(num_edges)};
   gas::coo_to_csr(row.data(), col.data(), num_edges, num_nodes, graph.rowptr.data(),
                   graph.col.data(), perm.data(), 1);
   return graph;
@@ -37,9 +39,9 @@ struct Cut {
   std::vector<Value> value;
 };
 
-template <typename Index, typename Value>
+template <typename Index, typename Value, typename Name = int64_t>
 Cut<Index, Value> cut(gas::Relabeler& relabel, const Graph& graph, const std::vector<int64_t>& nodes,
-                      const int64_t* e_id, const Value* value, int threads) {
+                      const Name* e_id, const Value* value, int threads) {
   const int64_t size = nodes.size(), num_edges = relabel.start(graph.rowptr.data(), nodes.data(), size);
   Cut<Index, Value> out{std::vector<Index>(size + 1), std::vector<Index>(num_edges),
                         std::vector<int64_t>(num_edges), {}, std::vector<Value>(num_edges)};
@@ -53,17 +55,17 @@ Cut<Index, Value> cut(gas::Relabeler& relabel, const Graph& graph, const std::ve
 }
 
 // The same with names and values of the edges, in both types of indices.
-template <typename Index, typename Value>
+template <typename Index, typename Name, typename Value>
 void test_values(gas::Relabeler& relabel, const Graph& graph, const std::vector<int64_t>& nodes,
                  const Cut<int64_t, uint32_t>& plain, int threads) {
-  std::vector<int64_t> name(graph.col.size());
+  std::vector<Name> name(graph.col.size());
   std::vector<Value> value(graph.col.size());
   for (size_t e = 0; e < name.size(); ++e) {
     name[e] = 7 + 3 * e;
     value[e] = static_cast<Value>(5 * e) << (8 * sizeof(Value) - 30);
   }
   const auto found =
-      cut<Index, Value>(relabel, graph, nodes, name.data(), value.data(), threads);
+      cut<Index, Value, Name>(relabel, graph, nodes, name.data(), value.data(), threads);
   CHECK(std::equal(plain.rowptr.begin(), plain.rowptr.end(), found.rowptr.begin()));
   CHECK(std::equal(plain.col.begin(), plain.col.end(), found.col.begin()));
   CHECK(plain.n_id == found.n_id);
@@ -77,15 +79,15 @@ void test_batch(gas::Relabeler& relabel, const Graph& graph, const std::vector<i
                 int threads) {
   const int64_t size = nodes.size();
   const auto plain =
-      cut<int64_t, uint32_t>(relabel, graph, nodes, nullptr, nullptr, threads);
+      cut<int64_t, uint32_t, int64_t>(relabel, graph, nodes, nullptr, nullptr, threads);
   const auto& [rowptr, col, e_id, n_id, value] = plain;
   CHECK(std::equal(nodes.begin(), nodes.end(), n_id.begin()));
   const std::vector<int64_t> halo(n_id.begin() + size, n_id.end());
   const int64_t num_halo = halo.size();
-  test_values<int32_t, uint32_t>(relabel, graph, nodes, plain, threads);
-  test_values<int32_t, uint64_t>(relabel, graph, nodes, plain, threads);
-  test_values<int64_t, uint32_t>(relabel, graph, nodes, plain, threads);
-  test_values<int64_t, uint64_t>(relabel, graph, nodes, plain, threads);
+  test_values<int32_t, int32_t, uint32_t>(relabel, graph, nodes, plain, threads);
+  test_values<int32_t, int64_t, uint64_t>(relabel, graph, nodes, plain, threads);
+  test_values<int64_t, int64_t, uint32_t>(relabel, graph, nodes, plain, threads);
+  test_values<int64_t, int32_t, uint64_t>(relabel, graph, nodes, plain, threads);
 
   std::map<int64_t, int64_t> local;
   for (int64_t i = 0; i < size; ++i) local[nodes[i]] = i;
@@ -123,19 +125,20 @@ void test_graph(int64_t num_nodes, int64_t num_edges, bool sorted_rows, int thre
 }
 
 // Rows of every length, split one entry and eight entries at a time.
-template <typename Index, typename Value>
+template <typename Index, typename Name, typename Value>
 void test_vectors() {
-  const auto wide = gas::split_row_by_vectors<Index, Value>();
+  const auto wide = gas::split_row_by_vectors<Index, Name, Value>();
   if (wide == nullptr) return;
   std::mt19937 random(3);
   for (int64_t count = 0; count < 70; ++count) {
-    std::vector<int64_t> col(count), name(count);
+    std::vector<int32_t> col(count);
+    std::vector<Name> name(count);
     std::vector<int32_t> local(90, -1);
     std::vector<Value> value(count);
     for (int32_t i = 0; i < 30; ++i) local[random() % 90] = i;
     for (int64_t e = 0; e < count; ++e) {
       col[e] = random() % 90;
-      name[e] = random();
+      name[e] = static_cast<Name>(random());
       value[e] = static_cast<Value>(random());
     }
     for (const bool full : {false, true}) {
@@ -148,14 +151,14 @@ void test_vectors() {
       for (Out& out : found) {
         out = {std::vector<Index>(count + 9, 5), std::vector<int64_t>(count + 9, 5),
                std::vector<Value>(count + 9, 5), std::vector<int32_t>(count + 9)};
-        const gas::Entries<Index, Value> entries{col.data(),
-                                                 local.data(),
-                                                 full ? name.data() : nullptr,
-                                                 full ? value.data() : nullptr,
-                                                 out.col.data(),
-                                                 out.e_id.data(),
-                                                 out.value.data()};
-        const auto split = &out == found ? gas::split_row<Index, Value> : wide;
+        const gas::Entries<Index, Name, Value> entries{col.data(),
+                                                       local.data(),
+                                                       full ? name.data() : nullptr,
+                                                       full ? value.data() : nullptr,
+                                                       out.col.data(),
+                                                       out.e_id.data(),
+                                                       out.value.data()};
+        const auto split = &out == found ? gas::split_row<Index, Name, Value> : wide;
         const int64_t from = count / 3;  // Of a row that begins later, to a later place.
         const int32_t* end = split(entries, from, count - from, from + 2, out.halo.data());
         out.halo.resize(end - out.halo.data());
@@ -217,9 +220,9 @@ int main() {
     }
   }
   test_bad_batches();
-  test_vectors<int32_t, uint32_t>();
-  test_vectors<int32_t, uint64_t>();
-  test_vectors<int64_t, uint32_t>();
-  test_vectors<int64_t, uint64_t>();
+  test_vectors<int32_t, int32_t, uint32_t>();
+  test_vectors<int32_t, int64_t, uint64_t>();
+  test_vectors<int64_t, int64_t, uint32_t>();
+  test_vectors<int64_t, int32_t, uint64_t>();
   test_set();
 }

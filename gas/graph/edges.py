@@ -208,9 +208,16 @@ def _first_not_finite(x: Tensor) -> int | None:
     return None
 
 
-def to_csr(edges: Edges) -> CSR:
-    """Sorts edges into compressed sparse rows; duplicates stay."""
-    rowptr, col, e_id = coo_to_csr(edges.dst, edges.src, edges.num_nodes)
+def to_csr(edges: Edges, small: bool = False) -> CSR:
+    """Sorts edges into compressed sparse rows; duplicates stay.
+
+    Args:
+        edges: The edges.
+        small: Make ``col`` and ``e_id`` int32, if that holds them. (default: int64)
+    """
+    fits = max(edges.src.numel(), edges.num_nodes) <= torch.iinfo(torch.int32).max
+    dtype = torch.int32 if small and fits else torch.int64
+    rowptr, col, e_id = coo_to_csr(edges.dst, edges.src, edges.num_nodes, dtype)
     in_order = bool((e_id[1:] > e_id[:-1]).all())
     return CSR(rowptr, col, None if in_order else e_id)
 

@@ -67,7 +67,7 @@ def partition_report(data: Data, ptr: Tensor) -> PartitionReport:
     """
     edges = read_graph(data, edge_weight=False)
     check_ptr(ptr, edges.num_nodes)
-    relabel = Relabeler(*to_csr(edges)[:2])
+    relabel = Relabeler(*to_csr(edges, small=True)[:2])
     halo, cut = [], []
     for begin, end in zip(ptr[:-1].tolist(), ptr[1:].tolist(), strict=True):
         _, col, _, n_id, _ = relabel(torch.arange(begin, end))

@@ -35,7 +35,6 @@ from gas.loader.kept import KeptBatches
 from gas.loader.unread import UnreadRows, add_unread, read_all, rows_of
 from gas.native.checks import check_integer, check_range
 from gas.native.graph import Relabeler
-from gas.native.rows import gather_rows
 
 CACHE_BYTES = 1 << 30  # What a loader keeps of its batches unless told.
 FEATURES = ("x", "edge_attr")  # What a batch copies when it is asked for.
@@ -460,10 +459,10 @@ def _parts(data: Data, ptr: Tensor | None) -> Tensor:
 
 
 def _relabeler(edges: Edges) -> Relabeler:
-    rowptr, col, e_id = to_csr(edges)
+    rowptr, col, e_id = to_csr(edges, small=True)
     weight = edges.weight
     if weight is not None and e_id is not None:
-        weight = gather_rows(weight, e_id)
+        weight = weight.index_select(0, e_id)
     return Relabeler(rowptr, col, e_id, weight)
 
 

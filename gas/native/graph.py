@@ -12,17 +12,21 @@ from gas import native
 from gas.native.checks import check_index, check_range
 
 
-def coo_to_csr(row: Tensor, col: Tensor, num_rows: int) -> tuple[Tensor, Tensor, Tensor]:
+def coo_to_csr(
+    row: Tensor, col: Tensor, num_rows: int, dtype: torch.dtype = torch.int64
+) -> tuple[Tensor, Tensor, Tensor]:
     """Sorts edges by row, then column, then position, into compressed sparse rows.
 
     Args:
         row: Row of each edge, of shape ``[E]``, int64, in ``[0, num_rows)``.
         col: Column of each edge, of shape ``[E]``, int64.
         num_rows: The number of rows.
+        dtype: Of the sorted ``col`` and of ``perm``: int64, or int32 where columns and positions
+            are below 2^31. (default: ``torch.int64``)
 
     Returns:
-        ``rowptr`` of shape ``[num_rows + 1]``, the sorted ``col`` of shape ``[E]``, and ``perm`` of
-        shape ``[E]``, the position in the input of each sorted edge.
+        ``rowptr`` of shape ``[num_rows + 1]``, int64, the sorted ``col`` of shape ``[E]``, and
+        ``perm`` of shape ``[E]``, the position in the input of each sorted edge.
     """
     check_index("row", row)
     check_index("col", col)
@@ -32,14 +36,16 @@ def coo_to_csr(row: Tensor, col: Tensor, num_rows: int) -> tuple[Tensor, Tensor,
             "for every edge"
         )
     if not native.on_cpu(row, col):
-        return _coo_to_csr_torch(row, col, num_rows)
+        rowptr, out_col, perm = _coo_to_csr_torch(row, col, num_rows)
+        return rowptr, out_col.to(dtype), perm.to(dtype)
     row, col = row.contiguous(), col.contiguous()
     rowptr, out_col, perm = (
         row.new_empty(num_rows + 1),
-        torch.empty_like(col),
-        torch.empty_like(col),
+        torch.empty_like(col, dtype=dtype),
+        torch.empty_like(col, dtype=dtype),
     )
-    native.C.coo_to_csr(
+    function = native.C.coo_to_csr_int32 if dtype == torch.int32 else native.C.coo_to_csr_int64
+    function(
         row.data_ptr(),
         col.data_ptr(),
         row.numel(),
@@ -153,8 +159,8 @@ class Relabeler:
 
     Args:
         rowptr: Row pointers of the graph, of shape ``[N + 1]``, int64.
-        col: Columns of shape ``[E]``, int64, in ``[0, N)``.
-        e_id: The global id of each entry of ``col``, of shape ``[E]``, int64.
+        col: Columns of shape ``[E]``, int32 or int64, in ``[0, N)``; int32 is what is kept.
+        e_id: The global id of each entry of ``col``, of shape ``[E]``, int32 or int64.
             (default: its position)
         weight: A weight for each entry of ``col``, of shape ``[E]``. (default: none)
     """
@@ -167,7 +173,8 @@ class Relabeler:
         weight: Tensor | None = None,
     ) -> None:
         check_index("rowptr", rowptr)
-        check_index("col", col)
+        if col.dtype != torch.int32:
+            check_index("col", col)
         self.num_nodes = rowptr.numel() - 1
         ends = rowptr[:1].tolist() + rowptr[-1:].tolist()
         if ends != [0, col.numel()] or bool((rowptr.diff() < 0).any()):
@@ -178,7 +185,7 @@ class Relabeler:
                 raise ValueError(
                     f"'{name}' has shape {list(values.shape)}, expected [{col.numel()}]"
                 )
-        self.rowptr, self.col = rowptr.contiguous(), col.contiguous()
+        self.rowptr, self.col = rowptr.contiguous(), col.to(torch.int32).contiguous()
         self.e_id = None if e_id is None else e_id.contiguous()
         self.weight = None if weight is None else weight.detach().contiguous()
         self._start()
@@ -228,6 +235,7 @@ class Relabeler:
                 rowptr,
                 self.col.data_ptr(),
                 0 if e_id is None else e_id.data_ptr(),
+                8 if e_id is None else e_id.element_size(),
                 0 if weight is None else weight.data_ptr(),
                 0 if weight is None else weight.element_size(),
                 dtype.itemsize,
@@ -243,7 +251,7 @@ class Relabeler:
 
     def _cut_torch(self, nodes: Tensor, dtype: torch.dtype = torch.int64) -> Batch:
         rowptr, col, entry, n_id = _relabel_torch(self.rowptr, self.col, nodes)
-        e_id = entry if self.e_id is None else self.e_id[entry]
+        e_id = entry if self.e_id is None else self.e_id[entry].long()
         weight = None if self.weight is None else self.weight[entry]
         return Batch(rowptr.to(dtype), col.to(dtype), e_id, n_id, weight)
 
@@ -277,10 +285,11 @@ def _relabel_torch(
     e_id = torch.arange(row.numel(), device=nodes.device) + (rowptr[nodes] - out_rowptr[:-1])[row]
 
     is_halo = torch.zeros(num_nodes, dtype=torch.bool, device=nodes.device)
-    is_halo[col[e_id]] = True
+    source = col[e_id].long()
+    is_halo[source] = True
     is_halo[nodes] = False
     halo = is_halo.nonzero().view(-1)
     local[halo] = torch.arange(nodes.numel(), nodes.numel() + halo.numel(), device=nodes.device)
 
-    _, out_col, perm = _coo_to_csr_torch(row, local[col[e_id]], nodes.numel())
+    _, out_col, perm = _coo_to_csr_torch(row, local[source], nodes.numel())
     return out_rowptr, out_col, e_id[perm], torch.cat([nodes, halo])

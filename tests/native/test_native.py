@@ -98,6 +98,9 @@ def test_coo_to_csr(num_rows, num_edges, threads):
     rowptr, out_col, perm = found
     assert torch.equal(row[perm], torch.arange(num_rows).repeat_interleave(rowptr.diff()))
     assert torch.equal(col[perm], out_col)
+    for mine, small in zip(found, graphs.coo_to_csr(row, col, num_rows, torch.int32), strict=True):
+        assert small.dtype == (torch.int64 if mine is rowptr else torch.int32)
+        assert torch.equal(mine.int(), small.int())
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
@@ -198,11 +201,17 @@ def test_relabel_with_names_and_weights(dtype, threads):
     rowptr, col, _ = graphs.coo_to_csr(row, col, 500)
     e_id, weight = torch.randperm(9000), torch.randint(99, (9000,)).to(dtype)
     relabel = graphs.Relabeler(rowptr, col, e_id, weight)
+    small = graphs.Relabeler(rowptr, col.int(), e_id.int(), weight)
     nodes = torch.randperm(500)[:100]
     for chosen in (nodes, nodes.sort().values):
         for index in (torch.int32, torch.int64):
             twins = relabel._cut_torch(chosen, index)
-            for mine, twin in zip(relabel(chosen, index), twins, strict=True):
+            few = small(chosen, index)
+            for mine, twin, other in zip(relabel(chosen, index), twins, few, strict=True):
+                assert mine.dtype == twin.dtype == other.dtype
+                assert torch.equal(mine, twin)
+                assert torch.equal(mine, other)
+            for mine, twin in zip(few, small._cut_torch(chosen, index), strict=True):
                 assert mine.dtype == twin.dtype
                 assert torch.equal(mine, twin)
     entry = graphs.Relabeler(rowptr, col)(nodes).e_id
