@@ -82,7 +82,11 @@ class _Structure:
         known = self.known
         if known is None or known[1] < kept:
             with _lasting():
-                back = _transpose(self.rowptr, self.col, self.num_cols, kept)
+                if kept == 0:  # Nobody will walk it.
+                    none = self.col.new_empty(0)
+                    back = self.rowptr.new_zeros(self.num_cols + 1), none, none
+                else:
+                    back = _transpose(self.rowptr, self.col, self.num_cols, kept)
             known = Matrix(self.rowptr, self.col, *back), kept
             if self.known is None or self.known[1] < kept:
                 self.known = known
@@ -245,6 +249,16 @@ class Adjacency:
         if torch.compiler.is_compiling():
             return self.matrix
         return self._structure.get(x.size(0) if learns(x) else 0)
+
+    def prepare_as(self, other: Adjacency) -> None:
+        """Makes what another one, of a batch of the same graph, was asked for: transposes."""
+        mine, theirs = self._structure, other._structure
+        if theirs.known is not None:
+            kept = theirs.known[1]
+            if kept > 0:
+                mine.get(self.size(0) if kept <= other.size(0) else self.size(1))
+        if theirs.with_self_loops is not None:
+            self.with_self_loops().prepare_as(theirs.with_self_loops)
 
     def keep(self, key: Any, make: Callable[[], Adjacency]) -> Adjacency:
         """What ``make()`` makes of it: once, and anew when its values have changed.

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sized
 from concurrent.futures import ThreadPoolExecutor
 from typing import cast
 
+from gas.graph.adjacency import Adjacency
 from gas.history.batch import BatchPulls
 from gas.history.cores import has_idle_cores
 from gas.loader.batch import SubData
@@ -18,8 +19,9 @@ from gas.scalable.model import ScalableGNN
 class PrefetchLoader:
     """Prepares batches ahead of a model, in the order of a loader.
 
-    The next batch is cut from the graph and moved to the model's device by a thread beside the
-    computation, unless that computation keeps all cores busy. For a model with ``prefetch=1``, the
+    The next batch is cut from the graph, with the transpose that the model's layers have needed so
+    far, and moved to the model's device by a thread beside the computation, unless that computation
+    keeps all cores busy. For a model with ``prefetch=1``, the
     pulls of its halo begin as well, before the current batch pushes anything: those rows can be one
     step older than without prefetching, and are the same in every run. Nothing is prepared beyond
     the end of an epoch; leaving the loop takes back what was begun::
@@ -52,13 +54,14 @@ class PrefetchLoader:
         if model.device.type != "cpu" or has_idle_cores():
             thread = ThreadPoolExecutor(1, thread_name_prefix="gas-prefetch")
         ahead: deque[Callable[[], SubData | None]] = deque()
+        computed: deque[SubData] = deque(maxlen=1)
         pulls: deque[BatchPulls] = deque()  # Of the current batch and the one after it.
 
         def prepare() -> None:
             if thread is None:
                 ahead.append(lambda: self._next(batches))
             else:
-                ahead.append(thread.submit(self._next, batches).result)
+                ahead.append(thread.submit(self._next, batches, computed).result)
 
         try:
             if current is not None:
@@ -66,6 +69,7 @@ class PrefetchLoader:
             while current is not None:
                 if not model.prefetch:
                     yield current
+                    computed.append(current)
                 following = ahead.popleft()()
                 if following is not None:
                     prepare()
@@ -73,6 +77,7 @@ class PrefetchLoader:
                     if following is not None:
                         pulls.append(model.start_pulls(following))
                     yield current
+                    computed.append(current)
                     while len(pulls) > 1:  # A batch that was skipped needs no rows.
                         model.cancel_pulls(pulls.popleft())
                 current = following
@@ -82,12 +87,17 @@ class PrefetchLoader:
             if thread is not None:
                 thread.shutdown(cancel_futures=True)
 
-    def _next(self, batches: Iterator[SubData]) -> SubData | None:
+    def _next(self, batches: Iterator[SubData], computed: Iterable[SubData] = ()) -> SubData | None:
         batch = next(batches, None)
         if batch is None:
             return None
         read_all(batch.data)  # Here, and as they are now.
-        return batch.to(self.model.device)
+        batch = batch.to(self.model.device)
+        for other in tuple(computed):
+            adj, like = batch.data.get("adj_t"), other.data.get("adj_t")
+            if isinstance(adj, Adjacency) and isinstance(like, Adjacency):
+                adj.prepare_as(like)
+        return batch
 
     def __repr__(self) -> str:
         return f"PrefetchLoader({self.loader!r})"

@@ -149,3 +149,42 @@ def test_errors_of_the_loader_arrive(graph):
     with pytest.raises(RuntimeError, match="the graph is gone"):
         list(batches)
     assert list(gas.PrefetchLoader([], model)) == []
+
+
+@pytest.mark.parametrize("layer", [gas.nn.SAGEConv, gas.nn.GATConv])
+def test_the_thread_makes_what_layers_made_of_the_batch_before(graph, request, layer):
+    class Model(gas.ScalableGNN):
+        def __init__(self):
+            super().__init__(200, 4, 2)
+            self.convs = torch.nn.ModuleList([layer(5, 4), layer(4, 3)])
+
+        def forward(self, x, adj_t, batch_size, *args):
+            x = self.convs[0]((x, x[:batch_size]), adj_t)
+            x = self.push_and_pull(self.histories[0], x, batch_size, *args)
+            return self.convs[1]((x, x[:batch_size]), adj_t)
+
+    def known(adj):
+        looped = adj._structure.with_self_loops
+        return adj._structure.known, looped and looped._structure.known
+
+    model = Model()
+    model.histories[0].push(torch.zeros(200, 4))
+    options = {"batch_size": 2, "layout": "fused", "log": False}
+    loader = gas.SubgraphLoader(*graph, cache=False, **options)
+    is_thread = request.node.callspec.params["_beside"] == "thread"
+    plain = list(loader)
+    for number, batch in enumerate(gas.PrefetchLoader(loader, model)):
+        before, adj = known(batch.adj_t), batch.adj_t
+        model(batch).sum().backward()
+        model(plain[number]).sum().backward()
+        others = known(plain[number].adj_t)
+        if is_thread and number >= 2:  # The second is prepared beside the first.
+            assert before == known(adj)  # The same objects: none was made.
+            for mine, other in zip(before, others, strict=True):
+                assert (mine is None) == (other is None)
+                if mine is not None and other is not None:
+                    assert all(map(torch.equal, mine[0], other[0]))
+                    assert mine[1] == other[1]
+        else:
+            assert before == (None, None)
+        assert any(known(adj))
