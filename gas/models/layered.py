@@ -144,6 +144,7 @@ class LayeredGNN(ScalableGNN):
         edge_weight: Tensor | None = None,
     ) -> Tensor:
         """Computes the outputs of the in-batch nodes, or of all; see :class:`gas.ScalableGNN`."""
+        check_features(x)
         graph = self._graph(adj_t, edge_weight, args[0] if args else None)
         start: Any = self._start(x)
         first = functools.partial(first_rows, start, graph.batch_size)
@@ -170,6 +171,8 @@ class LayeredGNN(ScalableGNN):
         What a layer takes of earlier ones is computed again from the features, or read from the
         histories, so that nothing is kept between layers.
         """
+        if layer == 0:
+            check_features(x)
         batch = state["batch"]
         own = batch.n_id[: batch.batch_size]
         graph = self._graph(adj_t, edge_weight, batch.batch_size)
@@ -238,6 +241,18 @@ class LayeredGNN(ScalableGNN):
         if not self.lins:
             return x
         return self.lins[-1](dropout(x, self.dropout, self.training))
+
+
+def check_features(x: object) -> None:
+    """Raises ``ValueError`` unless features are a matrix, with one row for each node."""
+    if isinstance(x, Tensor | Rows) and x.dim() == 2:
+        return
+    found = f"has shape {list(x.shape)}" if isinstance(x, Tensor) else f"is {x!r}"
+    raise ValueError(
+        f"'x' {found}, expected features of shape [N, F], a row for each node: a number for "
+        "each is x.view(-1, 1); where there are none, T.Constant()(data) or T.OneHotDegree(most)"
+        "(data) of PyG makes some, of the whole graph"
+    )
 
 
 def layer_widths(

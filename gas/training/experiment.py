@@ -19,6 +19,7 @@ from gas.graph import metis, partition_report, permute
 from gas.graph.copies import without_edges
 from gas.graph.features import with_csr_features
 from gas.loader import EvalSubgraphLoader, SubData, SubgraphLoader
+from gas.models.layered import check_features
 from gas.native.sparse_rows import gather_sparse_rows, is_sparse
 from gas.scalable import PrefetchLoader, verify
 from gas.scalable.model import ScalableGNN
@@ -161,6 +162,7 @@ class Experiment:
             data, self.out_channels = copy.copy(data), 1
             data.y = data.y.float()
         data = with_csr_features(data)
+        check_features(data.get("x"))
         _check_labels(data.y)
         check_parts(data)
         fill = evaluation if refresh == "none" else refresh

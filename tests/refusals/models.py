@@ -19,7 +19,14 @@ def pna(aggregators=("sum",), scalers=("identity",)):
     PNAConv(2, 2, aggregators, scalers, torch.ones(4))
 
 
+def on(x):
+    data, *args = first_batch(layout="fused")
+    models.GraphSAGE(**SIZES)(x(data.x), data.adj_t, *args)
+
+
 CASES = {
+    "GraphSAGE, no features": lambda t: on(lambda x: None),
+    "GraphSAGE, a number for each node": lambda t: on(lambda x: x[:, 0]),
     "GCN, several widths with linear=True": lambda t: models.GCN(
         **{**SIZES, "hidden_channels": [2]}, linear=True
     ),

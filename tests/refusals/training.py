@@ -56,6 +56,13 @@ def experiment(data=None, model="sage", settings=None, **options):
     )
 
 
+def featureless():
+    data = ring(val_mask=ring().train_mask, test_mask=ring().train_mask)
+    data.num_nodes = data.x.size(0)
+    del data.x
+    return data
+
+
 def without(t, package, use):
     t.without_package(package)
     use()
@@ -97,6 +104,7 @@ CASES = {
     "EventWriter, tensorboard is missing": lambda t: without(
         t, "torch.utils.tensorboard", lambda: EventWriter(t.path)
     ),
+    "Experiment, a graph without features": lambda t: experiment(data=featureless()),
     "Experiment, an unknown model": lambda t: experiment(model="gnn"),
     "Experiment, an unknown evaluation": lambda t: experiment(evaluation="sampled"),
     "Experiment, histories in full batch": lambda t: experiment(full_batch=True, refresh="full"),
