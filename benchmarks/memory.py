@@ -12,7 +12,8 @@ host memory.
 
 Percentages are edges used: those over which an epoch aggregates, of all edges into the nodes that
 its steps compute. The rest were not sampled, or leave the batch. gas uses every edge; behind those
-that leave the batch is a history.
+that leave the batch is a history. The last column is gas, with its histories, over its own full
+batch.
 
 As the graph grows, parts and parts per batch stay as large as they were. Where edges lead anywhere
 and hubs grow with the graph (``planted``), batches get more halo nodes nevertheless; where the
@@ -37,20 +38,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch_geometric.transforms as T
 from common import markdown, save
-from contenders import MAKERS, Case, Contender, Graph, partition, prepare
+from contenders import MAKERS, Case, Contender, Graph, prepare
 from torch_geometric.data import Data
 from tqdm import tqdm
 
 import gas
 from gas.training.report import peak_rss_bytes, reset_peak_rss
 
-METHODS = ("PyG full batch", "NeighborLoader", "ClusterLoader", "gas")
+METHODS = ("PyG full batch", "gas full batch", "NeighborLoader", "ClusterLoader", "gas")
 DEVICES = ("cpu", "cuda")
 SMALL = Case("planted:2000", 2, 128, 64, 4, 0.3)
 CASES = (
     Case("FacebookPagePage", 2, 128, 64, 4, 0.3),
-    Case("planted:100000", 2, 128, 64, 4, 0.3),
+    Case("planted:200000", 2, 128, 64, 8, 0.3),
 )
 NODES_PER_PART = 250
 PARTS_PER_BATCH = 2
@@ -144,7 +146,8 @@ def count(contender: Contender) -> dict[str, Any]:
     for batch in contender.batches:
         data = batch.data if isinstance(batch, gas.SubData) else batch
         nodes = max(nodes, data.num_nodes)
-        edges = data.adj_t.crow_indices().diff()
+        fused = isinstance(data.adj_t, gas.nn.Adjacency)
+        edges = data.adj_t.degree() if fused else data.adj_t.crow_indices().diff()
         computed = edges > 0  # The others, of degree 1 at least, are read but not computed.
         used += int(edges.sum())
         available += int(data.degree[: edges.numel()][computed].sum())
@@ -169,6 +172,12 @@ def ring(num_nodes: int, degree: int = 20, reach: int = 100) -> Data:
     )
 
 
+def cut_ring(num_nodes: int, num_parts: int) -> Graph:
+    """A normalised ring, and arcs of it, which no partition could better."""
+    ptr = torch.arange(num_parts + 1) * num_nodes // num_parts
+    return Graph(T.GCNNorm()(ring(num_nodes)), ptr, 16)
+
+
 # Tables -------------------------------------------------------------------------------------------
 
 
@@ -189,7 +198,7 @@ def by_depth(args: argparse.Namespace, small: Graph) -> tuple[list[dict[str, Any
                     }
                     results.append({"device": device, "settings": vars(deep), "methods": cells})
                     rows.append([case.dataset, device, depth, *depth_row(cells)])
-    header = ["graph", "device", "layers", *METHODS, "gas, with histories"]
+    header = ["graph", "device", "layers", *METHODS, "gas, with histories", "over gas full batch"]
     return results, markdown(header, rows)
 
 
@@ -202,19 +211,21 @@ def depth_row(cells: dict[str, dict[str, Any]]) -> list[str]:
     ]
     own = cells["gas"]
     if "not_measured" in own:
-        return [*row, "not measured"]
-    return [*row, mebibytes(own["peak_bytes"] + own["history_bytes"])]
+        return [*row, "not measured", "not measured"]
+    bytes_of_all = own["peak_bytes"] + own["history_bytes"]
+    ratio = bytes_of_all / cells["gas full batch"]["peak_bytes"]
+    return [*row, mebibytes(bytes_of_all), f"{ratio:.2f}x"]
 
 
 def by_size(args: argparse.Namespace, small: Graph) -> tuple[list[dict[str, Any]], str]:
     """Peak memory of gas as the graph grows, while its parts and batches don't."""
     results, rows = [], []
     first: dict[tuple[str, str], float] = {}
-    for kind in ("planted", "ring"):
-        for size in tqdm(args.sizes, desc=kind):
+    for kind, all_sizes in (("planted", args.sizes), ("ring", args.ring_sizes)):
+        for size in tqdm(all_sizes, desc=kind):
             parts = max(size // NODES_PER_PART, 1)
             case = Case(f"{kind}:{size}", 3, 128, parts, PARTS_PER_BATCH, 0.3)
-            graph = partition(ring(size), case, 16) if kind == "ring" else prepare("", case)
+            graph = cut_ring(size, parts) if kind == "ring" else prepare("", case)
             with stored(graph, small) as path:
                 for device in DEVICES:
                     cell = measure(args, path, graph, "gas", case, device, LEAST_STEPS)
@@ -244,8 +255,10 @@ def main() -> None:
     parser.add_argument("--root", default="data")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--slow-seconds", type=float, default=30.0)
-    parser.add_argument("--layers", type=int, nargs="*", default=[2, 3, 4, 6])
-    parser.add_argument("--sizes", type=int, nargs="*", default=[2_000, 20_000, 200_000])
+    parser.add_argument("--layers", type=int, nargs="*", default=[2, 4, 6])
+    sizes = [2_000, 20_000, 200_000]
+    parser.add_argument("--sizes", type=int, nargs="*", default=sizes)
+    parser.add_argument("--ring-sizes", type=int, nargs="*", default=[*sizes, 1_000_000, 5_000_000])
     parser.add_argument("--datasets", nargs="*", help="a part of the cases")
     args = parser.parse_args()
 
