@@ -224,27 +224,20 @@ def train_epoch(
             follow_cores()
             index = _train_index(batch, split)
             count = index.numel()
-            with_views = count > 0 and "views" in batch.data
-            if with_views and edge_dropout > 0:
-                raise ValueError(
-                    f"'edge_dropout' is {edge_dropout}, but batches have views, which lack edges "
-                    "already: use one of both"
-                )
+            views = bank if count > 0 and "views" in batch.data else None
             if count > 0 or refresh_unlabelled:
                 batch = batch.to(device)
                 with torch.set_grad_enabled(count > 0), _autocast(device, autocast):
-                    if with_views:
-                        outs = model.views(batch, bank)
-                    else:
-                        outs = (_forward(model, batch, full_batch, edge_dropout),)
+                    outs = _forward(model, batch, full_batch, edge_dropout, views)
             if count > 0:
                 index = index.to(device, non_blocking=True)
                 y = batch.data.y[: batch.batch_size]
                 if autocast is not None:
                     outs = tuple(out.float() for out in outs)
-                loss = (
-                    view_loss(*outs, y, index) if with_views else loss_fn(outs[0][index], y[index])
-                )
+                if views is None:
+                    loss = loss_fn(outs[0][index], y[index])
+                else:
+                    loss = view_loss(*outs, y, index)
                 total = total + loss.detach() * count
                 labelled += count
                 of_step += count
@@ -267,17 +260,30 @@ def train_epoch(
     return float(total) / max(labelled, 1)
 
 
-def _forward(model: ScalableGNN, batch: SubData, full_batch: bool, edge_dropout: float) -> Tensor:
-    """The outputs of the in-batch nodes."""
+def _forward(
+    model: ScalableGNN,
+    batch: SubData,
+    full_batch: bool,
+    edge_dropout: float,
+    views: str | None,
+) -> tuple[Tensor, ...]:
+    """The outputs of the in-batch nodes; with a bank of histories for ``views``, of these too."""
+    if views is not None and edge_dropout > 0:
+        raise ValueError(
+            f"'edge_dropout' is {edge_dropout}, but batches have views, which lack edges "
+            "already: use one of both"
+        )
+    if views is not None:
+        return model.views(batch, views)
     if not full_batch and edge_dropout == 0:
-        return model(batch)
+        return (model(batch),)
     x, adj_t, kwargs = model.inputs_of(batch.data)
     if edge_dropout > 0:
         rows = {key: value for key, value in kwargs.items() if is_row_per_edge(batch.data, key)}
         adj_t, rows = drop_edges_and_rows(adj_t, rows, edge_dropout)
         kwargs = {**kwargs, **rows}
     args: tuple[Any, ...] = () if full_batch else batch[1:]
-    return model(x, adj_t, *args, **kwargs)
+    return (model(x, adj_t, *args, **kwargs),)
 
 
 def _step(
