@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -219,15 +220,24 @@ class Encoded(EncodedRows):
             to.push_ranges(rows.contiguous(), [first], [rows.size(0)]).run()
 
     def __reduce_ex__(self, _: Any) -> Any:
-        rows = self._stored(torch.arange(self.size(0)))
+        rows: Any = self._table
+        if rows is None or self.store.tier == "disk":  # Of the file, each has one of its own.
+            rows = self._stored(torch.arange(self.size(0))).view(torch.uint8).numpy()
         return _restore, (rows, self.codec, self.size(1), self.kind)
 
     def __repr__(self, **_: Any) -> str:
         return f"Encoded({list(self.shape)}, {self.codec}, store={self.store.tier!r})"
 
 
-def _restore(rows: Tensor, codec: Codec, width: int, kind: str | StoreFactory) -> Encoded:
-    """What was pickled, in a store of its own."""
-    store = make_store(kind, rows.size(0), width, codec)
-    store.write(torch.arange(rows.size(0)), rows)
+def _restore(
+    rows: Tensor | np.ndarray, codec: Codec, width: int, kind: str | StoreFactory
+) -> Encoded:
+    """What was pickled: a table in memory, which processes may share, or bytes of rows."""
+    store: Store
+    if isinstance(rows, Tensor):
+        store = TableStore(rows)
+        store.tier = "host"
+    else:
+        store = make_store(kind, len(rows), width, codec)
+        store.write(torch.arange(len(rows)), torch.from_numpy(rows).view(codec.dtype))
     return Encoded.of(store, codec, torch.empty(0, width), kind)
