@@ -80,8 +80,8 @@ def _check_features(x: Any) -> None:
     if not isinstance(x, Tensor) or x.layout != torch.strided:
         what = x.layout if isinstance(x, Tensor) else f"a {type(x).__name__}"
         raise ValueError(
-            f"'x' is {what}, expected a dense tensor of shape [rows, width]: sparse features, which "
-            "store no zeros, stay as they are"
+            f"'x' is {what}, expected a dense tensor of shape [rows, width]: leave sparse features "
+            "as they are, or pass x.to_dense()"
         )
     if x.dim() != 2 or not x.is_floating_point() or x.device.type != "cpu":
         raise ValueError(
@@ -94,12 +94,12 @@ def _kind(
     store: str | StoreFactory | None, path: str | Path | None, num_bytes: int
 ) -> str | StoreFactory:
     """The store that is meant, if it has room."""
-    check_tier(store, path)
     if store == "device":
         raise ValueError(
             "'store' is 'device', but mini-batches are cut on the CPU, which reads features: use "
             "'pinned', 'host' or 'disk'"
         )
+    check_tier(store, path)
     if store == "auto":
         tier, _ = pick_tier(num_bytes, path)
         store = "pinned" if tier == "device" else tier
@@ -153,7 +153,7 @@ class Encoded(EncodedRows):
     def of(store: Store, codec: Codec, like: Tensor, kind: str | StoreFactory) -> Encoded:
         """Stored rows as a matrix as wide as another."""
         dtype = torch.float64 if codec.name == "float64" else torch.float32
-        out = EncodedRows.make(Encoded, store.num_rows, like.size(1), dtype)
+        out = Encoded.make(store.num_rows, like.size(1), dtype)
         out.store, out.codec, out.kind = store, codec, kind
         return out
 
@@ -225,7 +225,7 @@ class Encoded(EncodedRows):
             rows = self._stored(torch.arange(self.size(0))).view(torch.uint8).numpy()
         return _restore, (rows, self.codec, self.size(1), self.kind)
 
-    def __repr__(self, **_: Any) -> str:
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"Encoded({list(self.shape)}, {self.codec}, store={self.store.tier!r})"
 
 

@@ -36,11 +36,11 @@ class EncodedRows(Tensor):
     its aliases.
     """
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
-    @staticmethod
+    @classmethod
     def make(cls: type[Self], num_rows: int, width: int, dtype: torch.dtype) -> Self:
-        """A matrix of a subclass, of values of a type."""
+        """A matrix of this shape, of values of a type."""
         with torch.inference_mode(False):  # Whose tensors would be of no use to training.
             return Tensor._make_wrapper_subclass(
                 cls, (num_rows, width), dtype=dtype, device=torch.device("cpu")
@@ -91,7 +91,7 @@ class EncodedRows(Tensor):
     # Being a tensor -------------------------------------------------------------------------------
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, _: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
@@ -135,11 +135,11 @@ class EncodedRows(Tensor):
         _refuse("x[...] = ...")
 
     @property
-    def _version(self) -> int:  # PyTorch takes copies of some rows for views, and counts changes.
-        return 0
+    def _version(self) -> int:  # type: ignore[override]
+        return 0  # PyTorch takes copies of rows for views, and counts what is done to them.
 
     def _alias(self: Self) -> Self:
-        other = EncodedRows.make(type(self), *self.shape, self.dtype)
+        other = type(self).make(self.size(0), self.size(1), self.dtype)
         other.__dict__.update(self.__dict__)
         return other
 
@@ -164,7 +164,7 @@ class EncodedRows(Tensor):
         """All values; see :meth:`torch.Tensor.tolist`."""
         return self.decoded().tolist()
 
-    def __repr__(self, **_: Any) -> str:
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"{type(self).__name__}({list(self.shape)}, dtype={self.dtype})"
 
 
