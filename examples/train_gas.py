@@ -140,6 +140,7 @@ def report(
         "dataset": args.dataset,
         "model": args.model,
         "histories": {"store": args.store, "dtype": args.dtype, "io": args.io},
+        "features": {"store": args.feature_store, "dtype": args.feature_dtype},
         "augment": args.augment,
         "training": "full_batch" if args.full_batch else "histories",
         "interrupted": interrupted,

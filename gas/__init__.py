@@ -7,7 +7,7 @@ from gas.augment import MHAug
 from gas.convert import to_scalable
 from gas.datasets import files, gen_masks, get_data, open_graph, planted
 from gas.graph import PartitionReport, cluster, drop_edges, metis, partition_report, permute
-from gas.history import History
+from gas.history import History, encode
 from gas.loader import EvalSubgraphLoader, SubData, SubgraphLoader
 from gas.nn import fuse
 from gas.scalable import PrefetchLoader, ScalableGNN, prefetch, verify
@@ -37,6 +37,7 @@ __all__ = [
     "compute_micro_f1",
     "drop_edges",
     "dropout",
+    "encode",
     "fuse",
     "gen_masks",
     "get_data",

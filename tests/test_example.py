@@ -44,6 +44,8 @@ def check_metrics(path, runs):
         ["--full-batch"],
         ["--eval", "layerwise"],
         ["--store", "disk", "--dtype", "int8", "--prefetch"],
+        ["--feature-dtype", "int8", "--feature-store", "disk", "--memory-report"],
+        ["--feature-dtype", "bfloat16", "--full-batch"],
         ["--io", "serial", "--store", "auto"],
         ["--refresh", "none", "--eval", "layerwise"],
         ["--refresh", "layerwise", "--eval", "full", "--patience", 1],

@@ -12,16 +12,16 @@ import gas
 
 NAMES = {
     "gas": """EvalSubgraphLoader History MHAug PartitionReport PrefetchLoader ScalableGNN SubData
-        SubgraphLoader augment cluster compute_micro_f1 drop_edges dropout fuse gen_masks get_data
-        metis models open_graph partition_report permute to_scalable
+        SubgraphLoader augment cluster compute_micro_f1 drop_edges dropout encode fuse gen_masks
+        get_data metis models open_graph partition_report permute to_scalable
         verify __version__""",
     "gas.augment": """Augmentation DropEdge MHAug MaskFeatures PUBLISHED Statistics Views entropy
         mh_aug_loss""",
     "gas.datasets": """dataset_key dataset_names gen_masks get_data index2mask open_mapped
         planted_to_disk""",
     "gas.graph_file": "load_graph",
-    "gas.history": """Codec DiskStore History MemoryStore Pull Store TableStore TransferEngine
-        pick_tier""",
+    "gas.history": """Codec DiskStore Encoded History MemoryStore Pull Store TableStore
+        TransferEngine encode pick_tier""",
     "gas.loader": "EvalSubgraphLoader SubData SubgraphLoader",
     "gas.models": "APPNP GAT GCN GCN2 GIN PNA PNA_JK GraphSAGE",
     "gas.nn": """Adjacency Dropout EdgeConv GATConv GATv2Conv GCN2Conv GCNConv GINConv GMMConv

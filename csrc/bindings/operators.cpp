@@ -25,6 +25,12 @@ struct Argument<gas::Extreme> {
   static gas::Extreme take(bool max) { return max ? gas::Extreme::kMax : gas::Extreme::kMin; }
 };
 
+template <>
+struct Argument<gas::Codec> {
+  using Type = int;
+  static gas::Codec take(int codec) { return static_cast<gas::Codec>(codec); }
+};
+
 template <typename T>
 struct Argument<gas::AttentionState<T>> : Addresses<gas::AttentionState<T>, 4> {};
 
@@ -78,6 +84,7 @@ void bind_operators(py::module_& m) {
   define(m, "dropout_float64", gas::dropout<double>, Release());
   define(m, "gather_dropout_float32", gas::gather_dropout<float>, Release());
   define(m, "gather_dropout_float64", gas::gather_dropout<double>, Release());
+  define(m, "gather_decode_dropout", gas::gather_decode_dropout, Release());
   bind_type<float>(m, "float32");
   bind_type<double>(m, "float64");
   bind_type<gas::bfloat16>(m, "bfloat16");

@@ -14,6 +14,7 @@ namespace gas {
 namespace {
 
 constexpr int64_t kGrainPairs = 8 * 1024;
+constexpr int64_t kDecodedAtOnce = 4 * 1024;  // Elements: still in the first cache when dropped.
 
 // Picks the factor by table: a branch on random bits would be mispredicted every other time.
 // The counter of the first pair is `first`.
@@ -102,6 +103,25 @@ void gather_dropout(const T* table, int64_t num_rows, int64_t width, const int64
         drop(table + index[i] * width, width, i * width, threshold, scale, seed, out + i * width);
       }
     });
+  });
+}
+
+void gather_decode_dropout(Codec codec, const char* table, int64_t num_rows, int64_t width,
+                           const int64_t* index, int64_t n, uint64_t threshold, float scale,
+                           uint64_t seed, float* out, int threads) {
+  check_index(index, n, num_rows);
+  const int64_t columns = std::max<int64_t>(1, width);
+  const int64_t grain = std::max<int64_t>(1, 2 * kGrainPairs / columns);
+  const int64_t step = std::max<int64_t>(1, kDecodedAtOnce / columns);
+  parallel_chunks(n, grain, threads, [&](int, int64_t begin, int64_t end) {
+    for (int64_t first = begin; first < end; first += step) {
+      const int64_t last = std::min(first + step, end);
+      decode_rows(codec, table, width, index, first, last, out);
+      float* rows = out + first * width;
+      on_processor<Vectors::kAvx512>([&]() GAS_INLINED {
+        drop(rows, (last - first) * width, first * width, threshold, scale, seed, rows);
+      });
+    }
   });
 }
 

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "transfer/codec.h"
+
 namespace gas {
 
 // out[i] = x[i] * (keep(seed, i) ? scale : 0) for i in [0, n). Element i is kept when its 32 random
@@ -18,5 +20,10 @@ void dropout(const T* x, int64_t n, uint64_t threshold, T scale, uint64_t seed, 
 template <typename T>
 void gather_dropout(const T* table, int64_t num_rows, int64_t width, const int64_t* index,
                     int64_t n, uint64_t threshold, T scale, uint64_t seed, T* out, int threads);
+
+// The same of a table of encoded rows, which are `width` wide when they are decoded.
+void gather_decode_dropout(Codec codec, const char* table, int64_t num_rows, int64_t width,
+                           const int64_t* index, int64_t n, uint64_t threshold, float scale,
+                           uint64_t seed, float* out, int threads);
 
 }  // namespace gas

@@ -1,10 +1,12 @@
 #include "operators/dropout.h"
 
 #include <cmath>
+#include <stdexcept>
 #include <vector>
 
 #include "check.h"
 #include "common/random.h"
+#include "transfer/codec.h"
 
 namespace {
 
@@ -14,6 +16,41 @@ std::vector<float> drop(int64_t n, double p, uint64_t seed, int threads) {
   const auto threshold = static_cast<uint64_t>(p * 4294967296.0);
   gas::dropout(x.data(), n, threshold, static_cast<float>(1 / (1 - p)), seed, out.data(), threads);
   return out;
+}
+
+// Decoded and dropped in one pass, and one after the other.
+void test_encoded(gas::Codec codec, int64_t width, int64_t n) {
+  const int64_t rows = 500;
+  std::vector<float> x(rows * width);
+  for (size_t i = 0; i < x.size(); ++i) x[i] = std::sin(static_cast<float>(i)) * 3;
+  std::vector<char> table(rows * gas::stored_bytes(codec, width));
+  gas::encode_rows(codec, x.data(), width, rows, table.data());
+  std::vector<int64_t> index(n);
+  for (int64_t i = 0; i < n; ++i) index[i] = i * 7919 % rows;
+  std::vector<float> read(n * width), expected(n * width);
+  gas::decode_rows(codec, table.data(), width, index.data(), 0, n, read.data());
+  const uint64_t threshold = 0x60000000;
+  gas::dropout(read.data(), n * width, threshold, 1.6f, 5, expected.data(), 1);
+  for (const int threads : {1, 3}) {
+    std::vector<float> out(n * width, -1.0f);
+    gas::gather_decode_dropout(codec, table.data(), rows, width, index.data(), n, threshold, 1.6f,
+                               5, out.data(), threads);
+    CHECK(out == expected);
+  }
+  for (const int64_t outside : {int64_t{-1}, rows}) {
+    if (n == 0) break;
+    index[n / 2] = outside;
+    std::vector<float> out(n * width, -1.0f);
+    bool thrown = false;
+    try {
+      gas::gather_decode_dropout(codec, table.data(), rows, width, index.data(), n, threshold,
+                                 1.6f, 5, out.data(), 1);
+    } catch (const std::out_of_range&) {
+      thrown = true;
+    }
+    CHECK(thrown);
+    for (const float value : out) CHECK(value == -1.0f);
+  }
 }
 
 }  // namespace
@@ -37,4 +74,10 @@ int main() {
   for (const float value : drop(99, 0.0, 1, 1)) CHECK(value == 1.0f);
   CHECK(drop(0, 0.5, 1, 1).empty());
   CHECK(drop(1, 0.5, 1, 1)[0] == drop(2, 0.5, 1, 1)[0]);
+  for (const gas::Codec codec :
+       {gas::Codec::kBfloat16, gas::Codec::kFloat16, gas::Codec::kInt8}) {
+    for (const int64_t width : {0, 1, 3, 8, 64, 131, 5000}) {
+      for (const int64_t rows : {0, 1, 33, 700}) test_encoded(codec, width, rows);
+    }
+  }
 }

@@ -1,4 +1,7 @@
-"""Sparse features of nodes, such as words of texts: read once, as ``torch.sparse_csr`` matrices."""
+"""Features that aren't numbers in a row: sparse ones, such as words of texts, and encoded ones.
+
+Sparse features are read once, as ``torch.sparse_csr`` matrices.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,14 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from gas.native.sparse_rows import accept_beta_state, is_sparse, parts, sparse_csr
+from gas.native.encoded_rows import EncodedRows
+from gas.native.sparse_rows import (
+    accept_beta_state,
+    gather_sparse_rows,
+    is_sparse,
+    parts,
+    sparse_csr,
+)
 
 LAYOUTS = (torch.sparse_csr, torch.sparse_coo, torch.sparse_csc)
 MOST = 2**31 - 1  # What an int32 can count.
@@ -143,6 +153,18 @@ def first_not_finite(x: Tensor) -> int | None:
         return None
     entry = (~finite).nonzero()[0].to(rowptr.dtype)
     return int(torch.searchsorted(rowptr, entry, right=True)) - 1
+
+
+def rearranged(x: Tensor, index: Tensor) -> Tensor:
+    """``x[index]`` in the form of ``x``: of sparse rows sparse ones, of encoded rows encoded ones.
+
+    Args:
+        x: The rows of nodes or edges, of shape ``[rows, ...]``.
+        index: Which of them, of shape ``[n]``, int64.
+    """
+    if isinstance(x, EncodedRows):
+        return x.rearranged(index)
+    return gather_sparse_rows(x, index) if is_sparse(x) else x[index]
 
 
 def dense(x: Any) -> Any:

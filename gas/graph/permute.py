@@ -13,9 +13,8 @@ from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
 from gas.graph.edges import is_row_per_edge, is_row_per_node, read_graph, to_csr
-from gas.graph.features import with_csr_features
+from gas.graph.features import rearranged, with_csr_features
 from gas.graph.layout import LAYOUTS, find_layout, layout_of
-from gas.native.sparse_rows import gather_sparse_rows, is_sparse
 
 PARTS = "parts"  # The attribute that gas.cluster adds.
 # Lists of node ids; "train_idx" is OGB's, the others are as common.
@@ -63,7 +62,7 @@ def permute(data: Data, perm: Tensor, log: bool = True) -> Data:
         elif is_node_list(key, value):
             out[key] = _renumbered(key, value, new_id)
         elif is_row_per_node(data, key):
-            out[key] = gather_sparse_rows(value, perm) if is_sparse(value) else value[perm]
+            out[key] = rearranged(value, perm)
     if "adj_t" in data:
         edges = edges._replace(src=new_id[edges.src], dst=new_id[edges.dst])
         csr = to_csr(edges)
@@ -79,7 +78,7 @@ def permute(data: Data, perm: Tensor, log: bool = True) -> Data:
                 if key == "edge_index":
                     out[key] = out[key][:, csr.e_id]
                 elif is_row_per_edge(data, key):
-                    out[key] = data[key][csr.e_id]
+                    out[key] = rearranged(data[key], csr.e_id)
     if log:
         print(f"Permuted the graph [{time.perf_counter() - start:.2f} s]", file=sys.stderr)
     return out

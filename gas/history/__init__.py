@@ -2,6 +2,7 @@
 
 from gas.history.codec import Codec
 from gas.history.disk import DiskStore
+from gas.history.encoded import Encoded, encode
 from gas.history.engine import TransferEngine
 from gas.history.history import History
 from gas.history.host import Pull
@@ -12,6 +13,7 @@ from gas.history.tiers import pick_tier
 __all__ = [
     "Codec",
     "DiskStore",
+    "Encoded",
     "History",
     "MemoryStore",
     "Pull",
@@ -19,5 +21,6 @@ __all__ = [
     "Store",
     "TableStore",
     "TransferEngine",
+    "encode",
     "pick_tier",
 ]

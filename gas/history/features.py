@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gas.history.rows import Rows
 from gas.native.dropout import gather_dropout
+from gas.native.encoded_rows import EncodedRows
 from gas.native.rows import gather_rows
 
 
@@ -16,7 +17,8 @@ class Features(Rows):
     """A batch's input features: rows of the graph's, which are copied only for who needs a copy.
 
     Layers take it as they take other :class:`Rows`. A sparse product reads the rows of the table
-    itself, and dropout is done while they are read. No gradient flows towards them.
+    itself, and dropout is done while they are read; rows that are encoded (:func:`gas.encode`) are
+    decoded by then. No gradient flows towards them.
 
     Args:
         table: All features, of shape ``[N, width]``, not to be written to.
@@ -29,6 +31,8 @@ class Features(Rows):
     def __init__(
         self, table: Tensor, index: Tensor, num_own: int, p: float = 0.0, seed: int = 0
     ) -> None:
+        if isinstance(table, EncodedRows):
+            table = table if table.plain is None else table.plain
         self.__dict__.update(table=table.detach(), index=index, num_own=num_own, p=p, seed=seed)
 
     table: Tensor
@@ -50,6 +54,8 @@ class Features(Rows):
         return Features(self._whole, every, self.num_own, p, seed)
 
     def _read(self, index: Tensor) -> Tensor:
+        if isinstance(self.table, EncodedRows):
+            return self.table.read(index, self.p, self.seed)
         if self.p > 0.0:
             return gather_dropout(self.table, index, self.p, self.seed)
         return gather_rows(self.table, index)
@@ -61,7 +67,7 @@ class Features(Rows):
     @cached_property
     def own(self) -> Tensor:
         """The batch's own rows, of shape ``[batch_size, width]``, not to be written to."""
-        if self.p > 0.0 or "_whole" in self.__dict__:  # Dropping makes a copy of all anyhow.
+        if not self._in_place or "_whole" in self.__dict__:  # There is a copy of all anyhow.
             return self._whole[: self.num_own]
         return self._read(self.index[: self.num_own])
 
@@ -70,9 +76,15 @@ class Features(Rows):
         """The halo's rows, of shape ``[halo, width]``, not to be written to."""
         return self._whole[self.num_own :]
 
+    @property
+    def _in_place(self) -> bool:
+        """Whether a product may read the table itself."""
+        table = self.table
+        return self.p == 0.0 and not isinstance(table, EncodedRows) and table.is_contiguous()
+
     def parts(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """See :meth:`Rows.parts`."""
-        if self.p > 0.0 or not self.table.is_contiguous():
+        if not self._in_place:
             return self._whole, None, None
         return self.table[:0], self.table, self.index.contiguous()
 

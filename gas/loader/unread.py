@@ -13,12 +13,15 @@ from torch_geometric.data import Data
 
 from gas.graph.versions import version
 from gas.history.rows import first_rows
+from gas.native.encoded_rows import EncodedRows
 from gas.native.rows import gather_rows
 from gas.native.sparse_rows import gather_sparse_rows, is_sparse, parts
 
 
 def rows_of(table: Tensor, index: Tensor) -> Tensor:
-    """``table[index]``, of a dense or a sparse tensor."""
+    """``table[index]``, of a dense, a sparse or an encoded tensor."""
+    if isinstance(table, EncodedRows):
+        return table.read(index)
     return gather_sparse_rows(table, index) if is_sparse(table) else gather_rows(table, index)
 
 

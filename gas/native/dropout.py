@@ -9,6 +9,7 @@ from gas import native
 from gas.native import buffers
 from gas.native.checks import check_index
 from gas.native.rows import gather_rows
+from gas.native.transfer import CODECS, gather_decode
 
 _TYPES = {torch.float32: "float32", torch.float64: "float64"}
 
@@ -53,6 +54,33 @@ def gather_dropout(table: Tensor, index: Tensor, p: float, seed: int) -> Tensor:
     rows = table.data_ptr(), table.size(0), table.size(1), index.data_ptr(), index.numel()
     how = round(p * 2**32), 1.0 / (1.0 - p), seed, out.data_ptr()
     native.run(f"gather_dropout_{_TYPES[table.dtype]}", table.device, *rows, *how)
+    return out
+
+
+def gather_decode_dropout(
+    table: Tensor, codec: str, width: int, index: Tensor, p: float, seed: int
+) -> Tensor:
+    """``dropout(gather_decode(table, codec, width, index), p, seed)`` in one pass.
+
+    Args:
+        table: See :func:`gas.native.transfer.gather_decode`.
+        codec: See there.
+        width: See there.
+        index: See there.
+        p: See :func:`dropout`.
+        seed: See :func:`dropout`.
+
+    Raises:
+        IndexError: If an index is outside ``[0, N)``.
+    """
+    if not native.on_cpu(table, index):
+        return dropout(gather_decode(table, codec, width, index), p, seed)
+    check_index("index", index)
+    index = index.contiguous()
+    out = buffers.empty(index.numel(), width, table.new_empty(0, dtype=torch.float32))
+    rows = table.data_ptr(), table.size(0), width, index.data_ptr(), index.numel()
+    how = round(p * 2**32), 1.0 / (1.0 - p), seed, out.data_ptr()
+    native.run("gather_decode_dropout", table.device, CODECS[codec], *rows, *how)
     return out
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gas import native
+from gas.native import buffers
 from gas.native.checks import check_index, check_range
 
 # What csrc/transfer/codec.h calls the formats of stored rows.
@@ -49,6 +50,23 @@ def decode_torch(codec: str, rows: Tensor, width: int) -> Tensor:
         return rows.float()
     scale = rows[:, :4].contiguous().view(torch.float32)
     return rows[:, 4 : 4 + width].view(torch.int8) * scale
+
+
+def gather_decode(table: Tensor, codec: str, width: int, index: Tensor) -> Tensor:
+    """Decodes rows of a table of stored rows: float32, of shape ``[n, width]``.
+
+    Args:
+        table: The stored rows, contiguous, of shape ``[N, columns]``, on the CPU.
+        codec: How they are encoded, a key of ``CODECS``.
+        width: The width of decoded rows.
+        index: The rows to read, of shape ``[n]``, int64.
+
+    Raises:
+        IndexError: If an index is outside ``[0, N)``.
+    """
+    out = buffers.empty(index.numel(), width, table.new_empty(0, dtype=torch.float32))
+    Table(table, codec, width).pull(index.contiguous(), out).run()
+    return out
 
 
 # Jobs ---------------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from gas.loader import EvalSubgraphLoader, SubgraphLoader
 from gas.loader.batch import SubData
 from gas.native.checks import check_integer
 from gas.native.compiler import apart, between
+from gas.native.encoded_rows import decoded
 from gas.scalable.call import (
     Call,
     Calls,
@@ -376,7 +377,8 @@ class ScalableGNN(torch.nn.Module):
             batch_size, n_id, offset, count = batch[1:]
             kwargs = {**given, **kwargs}
         else:
-            features = x
+            # A full batch looks at all of them.
+            features, kwargs = decoded(x), {name: decoded(value) for name, value in kwargs.items()}
         check_call(features, batch_size, n_id, fill, self.num_nodes, self.buffer_size)
         call = Call(batch=n_id is not None, fill=fill, pushes=push)
         if batch_size is not None and n_id is not None:

@@ -15,6 +15,7 @@ from gas.history.store import TableStore
 from gas.loader import SubgraphLoader
 from gas.loader.batch import SubData, num_bytes, tensors
 from gas.native.buffers import idle_bytes
+from gas.native.encoded_rows import EncodedRows
 from gas.native.memory import human
 from gas.scalable.memory import activation_bytes
 from gas.scalable.model import ScalableGNN
@@ -44,6 +45,8 @@ class MemoryAccount:
         """The bytes of a tensor's storage on the CPU, unless it has been counted."""
         if not isinstance(tensor, Tensor) or tensor.device.type != "cpu":
             return 0
+        if isinstance(tensor, EncodedRows):
+            return sum(map(self._new, tensor.in_memory))
         if tensor.layout != torch.strided:
             return sum(self._new(part) for part in layout_of(tensor).tensors(tensor))
         storage = tensor.untyped_storage()

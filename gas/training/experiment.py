@@ -17,10 +17,11 @@ from gas.augment import Augmentation, MHAug
 from gas.datasets.masks import check_parts
 from gas.graph import metis, partition_report, permute
 from gas.graph.copies import without_edges
-from gas.graph.features import with_csr_features
+from gas.graph.features import rearranged, with_csr_features
 from gas.loader import EvalSubgraphLoader, SubData, SubgraphLoader
 from gas.models.layered import check_features
-from gas.native.sparse_rows import gather_sparse_rows, is_sparse
+from gas.native.encoded_rows import is_encoded
+from gas.native.sparse_rows import is_sparse
 from gas.scalable import PrefetchLoader, verify
 from gas.scalable.model import ScalableGNN
 from gas.scalable.verify import Verification
@@ -474,13 +475,14 @@ def _training_nodes(data: Data) -> Data:
             "with masks of one split"
         )
     data, x = copy.copy(data), data.x
-    if is_sparse(x):  # PyG can't cut it either.
+    apart = is_sparse(x) or is_encoded(x)  # PyG can't cut the one, and would decode the other.
+    if apart:
         data.num_nodes = x.size(0)
         del data.x
     for key in ("node_id", "classes"):  # Of all nodes, which PyG can't cut.
         if key in data:
             del data[key]
     out = data.subgraph(mask)
-    if is_sparse(x):
-        out.x = gather_sparse_rows(x, mask.nonzero().view(-1))
+    if apart:
+        out.x = rearranged(x, mask.nonzero().view(-1))
     return out

@@ -17,6 +17,7 @@ from torch_geometric.data import Data
 from gas.augment import PUBLISHED, Augmentation, DropEdge, MHAug, mh_aug_loss
 from gas.datasets import dataset_key, dataset_names, get_data
 from gas.graph import LAYOUTS, METHODS
+from gas.history import encode
 from gas.history.codec import NAMES as CODECS
 from gas.history.engine import MODES
 from gas.history.tiers import TIERS
@@ -34,6 +35,7 @@ NEEDS = {
     **dict.fromkeys(("kl", "entropy", "bank"), ("augment", None)),
     "path": ("store", ("disk", "auto")),
 }
+FEATURE_CODECS = tuple(name for name in CODECS if name != "float64")
 NOT_FULL_BATCH = (
     "num_parts", "batch_size", "partition", "store", "dtype", "path", "io", "prefetch", "refresh",
     "memory_budget", "skip_unlabelled", "scale_loss", "verify",
@@ -59,6 +61,12 @@ def make_parser() -> argparse.ArgumentParser:
         "--sparse-features",
         action="store_true",
         help="keep features sparse: pays where fewer than one in thirty is not zero",
+    )
+    parser.add_argument(
+        "--feature-dtype", choices=FEATURE_CODECS, help="how features are stored (as they are)"
+    )
+    parser.add_argument(
+        "--feature-store", choices=("host", "disk"), help="where: disk maps a temporary file"
     )
     parser.add_argument(
         "--columns", nargs="+", metavar="ROLE=NAME", help="of tables, such as source=payer"
@@ -228,6 +236,8 @@ def make_experiment(args: argparse.Namespace, files: Path) -> Experiment:
         sparse_features=args.sparse_features,
         log=True,
     )
+    if args.feature_dtype or args.feature_store:
+        data.x = encode(data.x, args.feature_dtype or "float32", args.feature_store)
     augment, weights = augmentation_of(args)
     experiment = Experiment(
         data,

@@ -4,7 +4,16 @@ import pytest
 import torch
 
 from gas import native
-from gas.native.transfer import CODECS, Job, Table, decode_torch, encode_torch, stored_columns
+from gas.native.dropout import dropout, gather_decode_dropout
+from gas.native.transfer import (
+    CODECS,
+    Job,
+    Table,
+    decode_torch,
+    encode_torch,
+    gather_decode,
+    stored_columns,
+)
 
 STORED = {"bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.uint8}
 
@@ -47,6 +56,25 @@ def test_codecs_equal_their_twins(codec, width):
     twin = decode_torch(codec, expected, width)[index]
     assert torch.equal(out, twin)
     assert torch.equal(out.signbit(), twin.signbit())
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("width", [1, 2, 3, 13, 64, 5000])
+def test_rows_that_are_decoded_and_dropped(implementation, codec, width):
+    x = torch.randn(60, width)
+    rows = encode_torch(codec, x)
+    index = torch.randint(60, (2, 43))[0]
+    expected = decode_torch(codec, rows, width)[index]
+    assert torch.equal(gather_decode(rows, codec, width, index), expected)
+    for p in (0.0, 0.3, 0.9999):
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            out = gather_decode_dropout(rows, codec, width, index, p, 11)
+            assert torch.equal(out, dropout(expected, p, 11))
+        assert gather_decode_dropout(rows, codec, width, index[:0], p, 11).shape == (0, width)
+        for outside in (-1, 60):
+            with pytest.raises(IndexError):
+                gather_decode_dropout(rows, codec, width, torch.tensor([0, outside]), p, 11)
 
 
 @pytest.mark.parametrize("codec", CODECS)

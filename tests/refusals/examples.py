@@ -71,6 +71,9 @@ CASES = {
     "train_gas.py --autocast, a matrix that has no such product": lambda t: run(
         t, "train_gas.py", "--dataset", "planted:60", "--autocast", "--layout", "csr"
     ),
+    "train_gas.py --feature-dtype, sparse features": lambda t: run(
+        t, "train_gas.py", "--dataset", "planted:60", "--sparse-features", "--feature-dtype", "int8"
+    ),
     "train_gas.py, an error of another kind": unforeseen,
     "train_gas.py --dataset, unknown": lambda t: run(t, "train_gas.py", "--dataset", "coral"),
     "train_gas.py --model, not that of --config": lambda t: run(

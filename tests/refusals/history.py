@@ -95,6 +95,24 @@ def failing_write(t):
     table.wait()
 
 
+def encode(x=ROWS, *args, **options):
+    return gas.encode(x, *args, **options)
+
+
+def encoded_to_a_file_that_is_there(t):
+    (t.path / "x").touch()
+    encode(store="disk", path=t.path / "x")
+
+
+def encoded_without_memory(t):
+    t.patch.setattr("gas.history.encoded.free_memory", lambda *_: 10)
+    encode()
+
+
+def written(write):
+    write(encode())
+
+
 def cancelled():
     pull = Model().histories[0].start_pull(ids([0]))
     pull.cancel()
@@ -155,6 +173,20 @@ CASES = {
     "push, closed": lambda t: closed(lambda h: h.push(ROWS, ids([0, 1]))),
     "emb, closed": lambda t: closed(lambda h: h.emb),
     "a pull that was taken back": lambda t: cancelled(),
+    "gas.encode, no tensor": lambda t: encode([[1.0]]),
+    "gas.encode, sparse features": lambda t: encode(ROWS.to_sparse()),
+    "gas.encode, one number for each row": lambda t: encode(ROWS[:, 0]),
+    "gas.encode, integers": lambda t: encode(ROWS.long()),
+    "gas.encode, an unknown type": lambda t: encode(ROWS, "int4"),
+    "gas.encode, on a device": lambda t: encode(store="device"),
+    "gas.encode, a path for memory": lambda t: encode(path="x"),
+    "gas.encode, a file that is there": encoded_to_a_file_that_is_there,
+    "gas.encode, no memory": encoded_without_memory,
+    "gas.encode, a value too large": lambda t: encode(1e6 * ROWS, "float16"),
+    "encoded rows, x[0] = 1": lambda t: written(lambda x: x.__setitem__(0, 1)),
+    "encoded rows, x.add_(1)": lambda t: written(lambda x: x.add_(1)),
+    "encoded rows, out=x": lambda t: written(lambda x: torch.add(x, 1, out=x)),
+    "encoded rows, x.data_ptr()": lambda t: encode().data_ptr(),
     "a copy of a store of one's own": lambda t: copy.deepcopy(
         history(store=lambda *size: ListStore(*size))
     ),

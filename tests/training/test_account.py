@@ -39,6 +39,14 @@ def test_a_matrix_counts_as_its_parts():
     assert account.held["adj"] == (4 + 3) * 8 + 3 * 4
 
 
+@pytest.mark.parametrize(("store", "expected"), [("host", 100 * 8), ("disk", 0)])
+def test_encoded_features_count_as_they_are_stored(store, expected):
+    account = MemoryAccount()
+    x = gas.encode(torch.randn(100, 3), "int8", store)
+    account.enter("features", [x, x.detach()])
+    assert account.held["features"] == expected
+
+
 def test_loaders_of_one_graph_share_its_edges():
     data, ptr = clustered_graph()
     loader = gas.SubgraphLoader(data, ptr, log=False)
