@@ -42,6 +42,7 @@ def cluster(
     seed: int = 0,
     cache: bool | str | Path = True,
     log: bool = True,
+    in_place: bool = False,
 ) -> Data:
     """Cuts a graph into parts for mini-batches, and renumbers its nodes so that each is one range.
 
@@ -68,6 +69,8 @@ def cluster(
         seed: See :func:`gas.metis`.
         cache: See :func:`gas.metis`.
         log: Report progress on standard error. (default: ``True``)
+        in_place: Write to the tensors of ``data``, which is of no use afterwards; see
+            :func:`gas.permute`. (default: ``False``)
 
     Returns:
         The graph with its nodes, masks, lists of node ids (``train_idx``, ...) and edges
@@ -99,9 +102,9 @@ def cluster(
         data = model.prepare(data)
     edges = given or read_graph(data, edge_weight=False)
 
-    def cut(num_parts: Any, log: bool = False) -> Data:
+    def cut(num_parts: Any, log: bool = False, in_place: bool = False) -> Data:
         perm, parts = find_parts(edges, num_parts, recursive, log, edge_weight, method, seed, cache)
-        out = permute(data, perm, log)
+        out = permute(data, perm, log, in_place=in_place)
         out[PERM], out[PARTS] = perm, parts
         return out
 
@@ -109,7 +112,7 @@ def cluster(
         num_parts = model.parts_within(memory, cut)
         if log:
             print(f"{num_parts} parts", file=sys.stderr)
-    return cut(num_parts, log)
+    return cut(num_parts, log, in_place)
 
 
 def in_first_order(data: Data, rows: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import copy
 import re
 import sys
 import time
+from collections import Counter
 
 import torch
 from torch import Tensor
@@ -15,13 +16,16 @@ from torch_geometric.data import Data
 from gas.graph.edges import is_row_per_edge, is_row_per_node, read_graph, to_csr
 from gas.graph.features import rearranged, with_csr_features
 from gas.graph.layout import LAYOUTS, find_layout, layout_of
+from gas.native.encoded_rows import is_encoded
 
+BLOCK = 2**20  # Ids that are looked up at once.
+LINE_BYTES = 64  # Of a row, what a cache reads at once.
 PARTS = "parts"  # The attribute that gas.cluster adds.
 # Lists of node ids; "train_idx" is OGB's, the others are as common.
 NODE_LISTS = re.compile(r"(train|val|valid|validation|test|unlabell?ed)_(idx|index|ids?|nodes?)")
 
 
-def permute(data: Data, perm: Tensor, log: bool = True) -> Data:
+def permute(data: Data, perm: Tensor, log: bool = True, *, in_place: bool = False) -> Data:
     """Renumbers the nodes of a graph, so that every part becomes a contiguous range.
 
     Node-level tensors and masks are permuted, ``edge_index``, ``edge_label_index`` and ``adj_t``
@@ -35,6 +39,10 @@ def permute(data: Data, perm: Tensor, log: bool = True) -> Data:
         data: The graph; it is not modified.
         perm: The old id of every new node, of shape ``[N]``, from :func:`gas.metis`.
         log: Report progress on standard error. (default: ``True``)
+        in_place: Write to the tensors of ``data``, which is of no use afterwards, also if this is
+            interrupted: besides them it then takes memory for some columns of the features, not for
+            all. They must be in memory that may be written to. Sparse and encoded features, an
+            ``adj_t``, and what shares memory are made anew nevertheless. (default: ``False``)
 
     Raises:
         ValueError: If ``perm`` is not a permutation of the nodes.
@@ -53,16 +61,21 @@ def permute(data: Data, perm: Tensor, log: bool = True) -> Data:
         missing = int((new_id < 0).nonzero()[0])
         raise ValueError(f"'perm' lacks the node {missing}, expected every node exactly once")
 
+    writable = _writable(data, perm) if in_place else frozenset[str]()
     out = copy.copy(data)
     if PARTS in out:
         del out[PARTS]
     for key, value in data:
         if key in ("edge_index", "edge_label_index"):
-            out[key] = new_id[(value.as_tensor() if isinstance(value, EdgeIndex) else value).long()]
+            ids = value.as_tensor() if isinstance(value, EdgeIndex) else value
+            out[key] = _looked_up(new_id, ids.long(), key in writable)
         elif is_node_list(key, value):
             out[key] = _renumbered(key, value, new_id)
         elif is_row_per_node(data, key):
-            out[key] = rearranged(value, perm)
+            if key in writable:
+                _rearrange(value, perm)
+            else:
+                out[key] = rearranged(value, perm)
     if "adj_t" in data:
         edges = edges._replace(src=new_id[edges.src], dst=new_id[edges.dst])
         csr = to_csr(edges)
@@ -82,6 +95,39 @@ def permute(data: Data, perm: Tensor, log: bool = True) -> Data:
     if log:
         print(f"Permuted the graph [{time.perf_counter() - start:.2f} s]", file=sys.stderr)
     return out
+
+
+def _writable(data: Data, perm: Tensor) -> frozenset[str]:
+    """The ordinary tensors of a graph whose memory is theirs alone."""
+    tensors = {
+        key: value
+        for key, value in data
+        if type(value) is Tensor and value.layout == torch.strided and value.is_contiguous()
+        if not (value.requires_grad or value.is_inference())
+    }
+    others = [value for key, value in data if isinstance(value, Tensor) and key not in tensors]
+    taken = Counter(
+        value.untyped_storage().data_ptr()
+        for value in (*tensors.values(), *others, perm)
+        if value.layout == torch.strided and not is_encoded(value)
+    )
+    return frozenset(
+        key for key, value in tensors.items() if taken[value.untyped_storage().data_ptr()] == 1
+    )
+
+
+def _rearrange(x: Tensor, index: Tensor) -> None:
+    """``x[:] = x[index]``, some columns at a time."""
+    for block in x.split(LINE_BYTES // x.element_size(), dim=1) if x.dim() == 2 else [x]:
+        block.copy_(block[index])
+
+
+def _looked_up(new_id: Tensor, ids: Tensor, in_place: bool) -> Tensor:
+    if not in_place:
+        return new_id[ids]
+    for block in (block for row in ids for block in row.split(BLOCK)):
+        block.copy_(new_id[block])
+    return ids
 
 
 def is_node_list(key: str, value: object) -> bool:

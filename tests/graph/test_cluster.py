@@ -126,3 +126,63 @@ def test_as_many_parts_as_nodes():  # ``parts`` has one row more than there are 
         assert graph.parts.numel() == num_parts + 1
         batches = list(gas.SubgraphLoader(graph, log=False))
         assert all("parts" not in batch.data for batch in batches)
+
+
+# In place -----------------------------------------------------------------------------------------
+
+
+def with_everything(num_nodes=300, num_edges=2000):
+    torch.manual_seed(3)
+    group = torch.arange(num_nodes) % 3
+    return Data(
+        x=torch.rand(num_nodes, 37),
+        y=torch.randint(4, (num_nodes,)),
+        pos=torch.rand(num_nodes, 2, 3),
+        train_mask=torch.stack([group == 0, group == 1], dim=1),
+        train_idx=torch.randperm(num_nodes)[:50],
+        edge_index=torch.randint(num_nodes, (2, num_edges)),
+        edge_attr=torch.rand(num_edges, 5),
+        edge_label_index=torch.randint(num_nodes, (2, 9), dtype=torch.int32),
+    )
+
+
+def same(mine, other):
+    assert set(mine.keys()) == set(other.keys())
+    for key, value in other:
+        assert mine[key].dtype == value.dtype
+        assert torch.equal(mine[key], value), key
+
+
+def test_permuting_in_place_is_the_same_in_the_same_memory():
+    data, perm = with_everything(), torch.randperm(300)
+    expected = gas.permute(data.clone(), perm, log=False)
+    found = gas.permute(data, perm, log=False, in_place=True)
+    same(found, expected)
+    for key in ("x", "y", "pos", "train_mask", "edge_index", "edge_attr"):
+        assert found[key].data_ptr() == data[key].data_ptr()
+
+
+def test_clustering_in_place_is_the_same():
+    data = with_everything()
+    expected = gas.cluster(data.clone(), 5, log=False)
+    same(gas.cluster(data, 5, log=False, in_place=True), expected)
+
+
+def test_what_shares_memory_is_made_anew():
+    base, perm = torch.rand(300, 40), torch.randperm(300)
+    data = Data(
+        x=base[:, :20].t().contiguous().t(),  # By columns.
+        left=base[:, :8],
+        whole=base,
+        again=base,
+        ones=torch.ones(1, 3).expand(300, 3),
+        learnt=torch.rand(300, 2, requires_grad=True),
+        order=perm,
+        edge_index=torch.randint(300, (2, 900)),
+    )
+    data.edge_label_index = data.edge_index[:, :7]
+    expected = gas.permute(data.clone(), perm.clone(), log=False)
+    before = {key: value.clone() for key, value in data}
+    found = gas.permute(data, perm, log=False, in_place=True)
+    same(found, expected)
+    same(data, Data(**before))  # Nothing was theirs alone.
