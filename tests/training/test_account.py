@@ -62,6 +62,10 @@ def test_edges_go_once_batches_have_copies():
     loader.forget_edges()
     assert "edge_index" not in loader.data
     assert "edge_index" in data
+    edges = weakref.ref(data.edge_index)
+    del data.edge_index
+    assert edges() is None  # The loader has let go of them, too.
+    data.edge_index = torch.zeros(2, 0, dtype=torch.long)
     for batch, expected in zip(loader, before, strict=True):
         assert torch.equal(batch.data.adj_t.to_dense(), expected)
     data.edge_attr = torch.rand(data.num_edges, 2)
