@@ -1,0 +1,179 @@
+"""What mini-batches of a model cost, by their size: measured on some of them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from gas.history import Codec
+from gas.history.cores import share_cores
+from gas.history.store import StoreFactory
+from gas.loader import SubData
+from gas.scalable.live import BatchBytes, backward, batch_bytes
+from gas.scalable.memory import left_alone
+from gas.scalable.model import ScalableGNN
+from gas.training.sample import Shape
+
+TIMED = 3  # How often a mini-batch is run for its time, the shortest of which counts.
+
+
+class Linear:
+    """A linear function of a mini-batch's size, with no negative coefficient.
+
+    Args:
+        shapes: Some sizes.
+        values: What is to be said of each; relative errors count.
+    """
+
+    def __init__(self, shapes: Sequence[Shape], values: Sequence[float]) -> None:
+        rows = torch.tensor([[1.0, *shape] for shape in shapes], dtype=torch.double)
+        wanted = torch.tensor(values, dtype=torch.double)
+        weight = 1 / wanted.clamp(min=1e-9 + 1e-3 * float(wanted.max()))
+        self.coefficients = _not_negative(rows * weight[:, None], wanted * weight)
+
+    def __call__(self, shape: Shape) -> float:
+        """The value for a size."""
+        return float(sum(c * s for c, s in zip(self.coefficients.tolist(), (1.0, *shape))))
+
+
+def _not_negative(rows: Tensor, values: Tensor) -> Tensor:
+    """Least squares without negative coefficients: the best of all sets of columns."""
+    best, least = torch.zeros(rows.size(1), dtype=torch.double), float(values.square().sum())
+    scale = rows.abs().amax(dim=0).clamp(min=1e-300)
+    for size in range(1, min(rows.shape) + 1):
+        for chosen in itertools.combinations(range(rows.size(1)), size):
+            columns = list(chosen)
+            found = torch.linalg.lstsq(
+                rows[:, columns] / scale[columns], values[:, None], driver="gelsd"
+            ).solution.view(-1)
+            error = float((rows[:, columns] / scale[columns] @ found - values).square().sum())
+            if bool((found >= 0).all()) and error < least * (1 - 1e-9):
+                best, least = torch.zeros_like(best), error
+                best[columns] = found / scale[columns]
+    return best
+
+
+class Cost:
+    """Seconds and bytes of mini-batches, by their size.
+
+    * ``cut``: seconds to cut a batch out of the graph; ``step``: to run it forward and backward,
+      history traffic included;
+    * ``batch``, ``kept``, ``peak``: see :class:`gas.scalable.live.BatchBytes`, in training;
+    * ``evaluation``: the most that lives besides the batch when it runs without gradient.
+    """
+
+    def __init__(self, measured: Sequence[Measured]) -> None:
+        shapes = [one.shape for one in measured]
+
+        def fit(value: Callable[[Measured], float]) -> Linear:
+            return Linear(shapes, [value(one) for one in measured])
+
+        self.cut = fit(lambda one: one.cut)
+        self.step = fit(lambda one: one.step)
+        self.batch = fit(lambda one: one.training.batch)
+        self.kept = fit(lambda one: one.training.kept)
+        self.peak = fit(lambda one: one.training.peak)
+        self.evaluation = fit(lambda one: one.evaluation.peak)
+        self.out_bytes = measured[0].training.out / max(measured[0].shape.own, 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """What one mini-batch was measured to cost; see :class:`Cost`."""
+
+    shape: Shape
+    cut: float
+    step: float
+    training: BatchBytes
+    evaluation: BatchBytes
+
+
+def measure(
+    model: ScalableGNN,
+    cut: Callable[[], SubData],
+    codec: Codec,
+    store: str | StoreFactory | None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Measured:
+    """Measures a mini-batch, with histories of its nodes alone; the model is left as it was.
+
+    Args:
+        model: The model.
+        cut: Cuts the mini-batch.
+        codec: How the histories store rows.
+        store: Where.
+        clock: Says the time in seconds. (default: ``time.perf_counter``)
+    """
+    first = cut()
+    with _apart(model, first.n_id.numel(), codec, store) as twin:
+        size, nodes = first.batch_size, torch.arange(first.n_id.numel())
+
+        def alone(batch: SubData) -> SubData:
+            """A batch of a graph of its nodes alone."""
+            return batch._replace(
+                n_id=nodes, offset=torch.tensor([0]), count=torch.tensor([size])
+            )
+
+        io, twin.io = twin.io, "serial"  # What other threads make isn't seen.
+        evaluation = batch_bytes(twin, alone(cut()), training=False)
+        training = batch_bytes(twin, alone(cut()))
+        twin.io = io
+        cuts, steps = [], []
+        with share_cores() as follow, left_alone(twin):
+            twin.train()
+            for _ in range(TIMED):
+                follow()
+                start = clock()
+                batch = cut()
+                cuts.append(clock() - start)
+                batch = alone(batch)
+                start = clock()
+                outs = (twin(batch),)
+                backward(twin, outs)
+                steps.append(clock() - start)
+                del batch, outs
+    return Measured(Shape.of(first), min(cuts), min(steps), training, evaluation)
+
+
+@contextlib.contextmanager
+def _apart(
+    model: ScalableGNN, num_nodes: int, codec: Codec, store: str | StoreFactory | None
+) -> Iterator[ScalableGNN]:
+    """The same model with histories of another kind, that are filled, for so many nodes."""
+    twin = model.for_graph(1)
+    for history in twin.histories:
+        history.close()
+    twin.num_nodes = num_nodes
+    twin._factory = dataclasses.replace(twin._factory, codec=codec, store=store, path=None)
+    twin.histories = twin._make_histories()
+    twin.buffer_size = None
+    try:
+        for history in twin.histories:
+            history.push(torch.zeros(num_nodes, history.embedding_dim))
+        yield twin
+    finally:
+        twin.close()
+
+
+def optimizer_seconds(
+    model: ScalableGNN, clock: Callable[[], float] = time.perf_counter
+) -> float:
+    """The time of a step of Adam, with copies of the parameters."""
+    parameters = [torch.nn.Parameter(p.detach().clone()) for p in model.parameters()]
+    if not parameters:
+        return 0.0
+    optimizer = torch.optim.Adam(parameters, fused=True)
+    seconds = []
+    for _ in range(TIMED):
+        for parameter in parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        start = clock()
+        optimizer.step()
+        seconds.append(clock() - start)
+    return min(seconds)
