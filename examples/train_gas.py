@@ -145,6 +145,7 @@ def report(
             **{key: experiment.histories.get(key) for key in ("store", "dtype", "io")},
             "micro_batches": 1 if experiment.plan is None else experiment.plan.micro_batches,
         },
+        "plan": None if experiment.plan is None else experiment.plan.summary(),
         "augment": args.augment,
         "training": "full_batch" if args.full_batch else "histories",
         "interrupted": interrupted,

@@ -32,8 +32,8 @@ NAMES = {
     "gas.prefetch": "PrefetchLoader",
     "gas.scalable": "ScalableGNN",
     "gas.subgraph": "CSR LAYOUTS Edges drop_edges read_edges read_graph to_csr",
-    "gas.training": """Candidate Experiment FullBatch METRICS MODELS Plan Run Settings activation_bytes
-        compute_micro_f1 compute_r2 compute_roc_auc fit loss_of mean_age metric_of
+    "gas.training": """Candidate Experiment FullBatch METRICS MODELS Plan Run Settings
+        activation_bytes compute_micro_f1 compute_r2 compute_roc_auc fit loss_of mean_age metric_of
         plan plan_micro_batches report score split_mask train_epoch""",
 }
 

@@ -93,7 +93,7 @@ def bytes_of(name: str, value: object) -> int:
             )
         size = int(float(found[1]) * unit)
     check_integer(name, size, 1, expected="a number of bytes, such as 6_000_000_000 or '6GB'")
-    return int(size)  # type: ignore[call-overload, no-any-return]
+    return int(size)  # type: ignore[call-overload]
 
 
 def human(num_bytes: int) -> str:

@@ -13,7 +13,7 @@ from gas.training.metrics import (
     metric_of,
     score,
 )
-from gas.training.plan import Candidate, Plan, plan
+from gas.training.planner import Candidate, Plan, plan
 from gas.training.settings import Settings
 
 __all__ = [

@@ -28,7 +28,7 @@ from gas.training.freed import give_back_freed
 from gas.training.loop import FullBatch, Run, fit, split_mask, train_epoch
 from gas.training.memory import plan_micro_batches
 from gas.training.metrics import baseline, is_real, metric_of
-from gas.training.plan import Plan, plan
+from gas.training.planner import Plan, plan
 from gas.training.report import peak_rss_bytes, reset_peak_rss
 from gas.training.settings import Settings
 
@@ -172,9 +172,7 @@ class Experiment:
         self.plan: Plan | None = None
         if memory is not None:
             self.plan = self._plan(data, memory, inductive, layout, partition, log)
-            settings = settings.but(
-                num_parts=self.plan.num_parts, batch_size=self.plan.batch_size
-            )
+            settings = settings.but(num_parts=self.plan.num_parts, batch_size=self.plan.batch_size)
         self.settings = settings = settings.for_size(data.num_nodes)
         fill = evaluation if refresh == "none" else refresh
         if augment is not None:

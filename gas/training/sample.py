@@ -99,6 +99,8 @@ class Sample:
 
     def groups(self, num_parts: int) -> list[Tensor]:
         """The finest parts that each of fewer parts consists of."""
+        if num_parts == self.finest:
+            return list(torch.arange(num_parts).split(1))
         if num_parts not in self._groups:
             dst, src = self._between.nonzero().t()
             weight = self._between[dst, src]
