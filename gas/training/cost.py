@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from gas.graph.edges import is_row_per_node
 from gas.history import Codec
 from gas.history.cores import share_cores
 from gas.history.store import StoreFactory
 from gas.loader import SubData
+from gas.loader.unread import attributes
 from gas.scalable.live import BatchBytes, backward, batch_bytes
 from gas.scalable.memory import left_alone
 from gas.scalable.model import ScalableGNN
@@ -69,6 +71,7 @@ class Cost:
     * ``cut``: seconds to cut a batch out of the graph; ``step``: to run it forward and backward,
       history traffic included;
     * ``batch``, ``kept``, ``peak``: see :class:`gas.scalable.live.BatchBytes`, in training;
+    * ``between``: what a loader keeps of a batch between epochs, if it keeps batches;
     * ``evaluation``: the most that lives besides the batch when it runs without gradient.
     """
 
@@ -81,6 +84,7 @@ class Cost:
         self.cut = fit(lambda one: one.cut)
         self.step = fit(lambda one: one.step)
         self.batch = fit(lambda one: one.training.batch)
+        self.between = fit(lambda one: one.between)
         self.kept = fit(lambda one: one.training.kept)
         self.peak = fit(lambda one: one.training.peak)
         self.evaluation = fit(lambda one: one.evaluation.peak)
@@ -96,6 +100,7 @@ class Measured:
     step: float
     training: BatchBytes
     evaluation: BatchBytes
+    between: int
 
 
 def measure(
@@ -122,7 +127,10 @@ def measure(
 
         io, twin.io = twin.io, "serial"  # What other threads make isn't seen.
         evaluation = batch_bytes(twin, alone(cut()), training=False)
-        training = batch_bytes(twin, alone(cut()))
+        batch = alone(cut())
+        training = batch_bytes(twin, batch)
+        between = training.batch - _row_bytes(batch)
+        del batch
         twin.io = io
         cuts: list[float] = []
         steps: list[float] = []
@@ -139,7 +147,16 @@ def measure(
                 backward(twin, outs)
                 steps.append(time.perf_counter() - start)
                 del batch, outs
-    return Measured(Shape.of(first), _usual(cuts), _usual(steps), training, evaluation)
+    return Measured(Shape.of(first), _usual(cuts), _usual(steps), training, evaluation, between)
+
+
+def _row_bytes(batch: SubData) -> int:
+    """The bytes of a batch's rows of nodes, which loaders read anew."""
+    return sum(
+        value.nbytes
+        for key, value in list(attributes(batch.data))
+        if isinstance(value, Tensor) and is_row_per_node(batch.data, key)
+    )
 
 
 def _usual(seconds: Sequence[float]) -> float:

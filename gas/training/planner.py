@@ -405,7 +405,7 @@ def _predict(
     widths = [history.embedding_dim for history in model.histories]
     sets = 1 + evaluate_apart
     components = dict(components)
-    batches = number * cost.batch(mean)
+    batches = number * cost.between(mean)
     kept = batch_size == 1 and batches <= CACHE_BYTES
     if batch_size == 1:
         components["kept batches"] = int(min(batches, CACHE_BYTES))
