@@ -197,7 +197,7 @@ def plan(
     ways = list(_ways(num_nodes, num_parts, batch_size, steps))
     finest = max(way[0] for way in ways)
     sample = Sample(data, model, finest, layout, edge_weight, method, seed, cache, log)
-    shapes = {way: sample.shapes(*way[:2]) for way in dict.fromkeys(way for way in ways)}
+    shapes = {way: sample.shapes(*way[:2]) for way in ways}
 
     measured: dict[tuple[int, int], Measured] = {}
     pairs = _measured_pairs(shapes)
@@ -205,43 +205,25 @@ def plan(
         cut = partial(_first_batch, sample, pair)
         measured[pair] = measure(model, cut, codecs[0], stores[0])
     cost = Cost(list(measured.values()))
-    largest = max(measured, key=lambda pair: measured[pair].shape.edges)
-    per_step = optimizer_seconds(model)
-    stays = _stays(sample, model, cost, evaluation, keep_graph)
-    given = MemoryAccount()
-    given.enter("graph given", tensors(data))
-    sample_graph = sample.num_nodes, sample.num_edges
+    stays = _stays(data, sample, model, cost, evaluation, keep_graph)
+    predictor = _Predictor(
+        model, cost, stays, Shape(sample.num_nodes, 0, sample.num_edges), optimizer_seconds(model),
+        evaluation, 1 + evaluate_apart,
+    )  # fmt: skip
+    compared = max(pairs, key=lambda pair: measured[pair].shape.edges)
 
-    def variant(codec: Codec, place: str | StoreFactory | None) -> _Extra:
+    def extra(codec: Codec, place: str | StoreFactory | None) -> _Extra:
         if (codec, place) == (codecs[0], stores[0]):
             return _Extra()
-        other = measure(model, partial(_first_batch, sample, largest), codec, place)
-        return _Extra.between(measured[largest], other, exact=codec == codecs[0])
-
-    extras: dict[tuple[Codec, str | StoreFactory | None], _Extra] = {}
-    before = MemoryAccount()
-    before.enter("", tensors(data))
-    before.enter("", sample.held())
-    libraries = _libraries(model, before.total)
-
-    def predict(codec: Codec, place: str | StoreFactory | None) -> list[Candidate]:
-        extra = extras[codec, place] = variant(codec, place)
-        fixed = {"interpreter and libraries": libraries}
-        if keep_graph:
-            fixed |= given.held
-        return [
-            _predict(
-                way, shapes[way], sample_graph, model, codec, place, {**fixed, **stays}, cost,
-                extra, evaluation, evaluate_apart, per_step,
-            )
-            for way in ways
-        ]  # fmt: skip
+        other = measure(model, partial(_first_batch, sample, compared), codec, place)
+        return _Extra.between(measured[compared], other, exact=codec == codecs[0])
 
     seen: list[Candidate] = []
     for codec in codecs:
         found: list[Candidate] = []
         for place in stores:
-            found += predict(codec, place)
+            more = extra(codec, place)
+            found += [predictor(way, shapes[way], codec, place, more) for way in ways]
             if all(one.peak_bytes <= limit for one in found):
                 break  # The disk is no faster.
         seen += found
@@ -356,10 +338,21 @@ class _Extra:
 
 
 def _stays(
-    sample: Sample, model: ScalableGNN, cost: Cost, evaluation: str, keep_graph: bool
+    data: Data,
+    sample: Sample,
+    model: ScalableGNN,
+    cost: Cost,
+    evaluation: str,
+    keep_graph: bool,
 ) -> dict[str, int]:
     """What is held as long as training goes on, however the graph is cut."""
+    now = MemoryAccount()
+    now.enter("given", tensors(data))
+    now.enter("sample", sample.held())
     account = MemoryAccount()
+    account.enter("interpreter and libraries", _libraries(model, now.total))
+    if keep_graph:
+        account.enter("graph given", now.held["given"])
     graph, relabel = sample.graph, sample.loader._relabel
     account.enter("features", [graph.get("x")])
     account.enter("graph, clustered", tensors(graph if keep_graph else without_edges(graph)))
@@ -386,59 +379,79 @@ def _libraries(model: ScalableGNN, given: int) -> int:
     return max(0, resident_bytes() - given - filled)
 
 
-def _predict(
-    way: Way,
-    shapes: tuple[Shape, Shape],
-    graph: tuple[int, int],
-    model: ScalableGNN,
-    codec: Codec,
-    store: str | StoreFactory | None,
-    components: dict[str, int],
-    cost: Cost,
-    extra: _Extra,
-    evaluation: str,
-    evaluate_apart: bool,
-    per_step: float,
-) -> Candidate:
-    (num_parts, batch_size, micro), (mean, largest), num_nodes = way, shapes, graph[0]
-    number = math.ceil(num_parts / batch_size)
-    widths = [history.embedding_dim for history in model.histories]
-    sets = 1 + evaluate_apart
-    components = dict(components)
-    batches = number * cost.between(mean)
-    kept = batch_size == 1 and batches <= CACHE_BYTES
-    if batch_size == 1:
-        components["kept batches"] = int(min(batches, CACHE_BYTES))
-    if store != "disk":
-        components["histories"] = sets * num_nodes * sum(map(codec.row_bytes, widths))
-    components["ages of histories"] = sets * num_nodes * 4 * len(widths)
-    more = extra.bytes * (largest.own + largest.halo)
-    batch, held = cost.batch(largest), cost.kept(largest) + more
-    peak = max(held, cost.peak(largest) + more)
-    components["batch"] = components["batch before"] = int(batch)
-    components["activations"] = int(held)
-    components["gradients of activations"] = int(peak - held)
-    training, evaluating = 2 * batch + peak, 0.0
-    if evaluation == "full":
-        evaluating = cost.evaluation(Shape(num_nodes, 0, graph[1]))
-    elif evaluation == "layerwise":
-        evaluating = 2 * batch + cost.evaluation(largest) + more
-    if evaluation != "none":
-        evaluating += components["outputs"]  # Beside those of the best epoch.
-    components["evaluation, beyond training"] = int(max(0, evaluating - training))
-    components["freed, not given back"] = int(FREED * max(training, evaluating))
-    seconds = cost.step(mean) + (0 if kept else cost.cut(mean))
-    seconds += extra.seconds * (mean.own + mean.halo)
-    return Candidate(
-        num_parts,
-        batch_size,
-        micro,
-        codec.name,
-        store if isinstance(store, str) else "custom",
-        sum(components.values()),
-        number * seconds + number / micro * per_step,
-        components,
-    )
+@dataclass(frozen=True)
+class _Predictor:
+    """Makes candidates: what they take, from what mini-batches cost.
+
+    ``stays`` is what all of them hold, ``graph`` the size of the whole graph, ``per_step`` the
+    seconds of a step of the optimizer, ``sets`` the number of sets of histories.
+    """
+
+    model: ScalableGNN
+    cost: Cost
+    stays: dict[str, int]
+    graph: Shape
+    per_step: float
+    evaluation: str
+    sets: int
+
+    def __call__(
+        self,
+        way: Way,
+        shapes: tuple[Shape, Shape],
+        codec: Codec,
+        store: str | StoreFactory | None,
+        extra: _Extra,
+    ) -> Candidate:
+        (num_parts, batch_size, micro), (mean, largest), cost = way, shapes, self.cost
+        number = math.ceil(num_parts / batch_size)
+        between = number * cost.between(mean)
+        kept = batch_size == 1 and between <= CACHE_BYTES
+        components = dict(self.stays)
+        if batch_size == 1:
+            components["kept batches"] = int(min(between, CACHE_BYTES))
+        components |= self._histories(codec, store)
+        components |= self._batch(largest, extra)
+        seconds = cost.step(mean) + (0 if kept else cost.cut(mean))
+        seconds += extra.seconds * (mean.own + mean.halo)
+        return Candidate(
+            num_parts,
+            batch_size,
+            micro,
+            codec.name,
+            store if isinstance(store, str) else "custom",
+            sum(components.values()),
+            number * seconds + number / micro * self.per_step,
+            components,
+        )
+
+    def _histories(self, codec: Codec, store: str | StoreFactory | None) -> dict[str, int]:
+        widths = [history.embedding_dim for history in self.model.histories]
+        rows = self.sets * int(self.graph.own)
+        held = {"ages of histories": rows * 4 * len(widths)}
+        if store != "disk":
+            held["histories"] = rows * sum(map(codec.row_bytes, widths))
+        return held
+
+    def _batch(self, largest: Shape, extra: _Extra) -> dict[str, int]:
+        """What the largest mini-batch takes, or evaluation, if that is more."""
+        more = extra.bytes * (largest.own + largest.halo)
+        batch, kept = self.cost.batch(largest), self.cost.kept(largest) + more
+        peak = max(kept, self.cost.peak(largest) + more)
+        training, evaluating = 2 * batch + peak, 0.0
+        if self.evaluation == "full":
+            evaluating = self.cost.evaluation(self.graph)
+        elif self.evaluation == "layerwise":
+            evaluating = 2 * batch + self.cost.evaluation(largest) + more
+        evaluating += self.stays.get("outputs", 0)  # Beside those of the best epoch.
+        return {
+            "batch": int(batch),
+            "batch before": int(batch),
+            "activations": int(kept),
+            "gradients of activations": int(peak - kept),
+            "evaluation, beyond training": int(max(0, evaluating - training)),
+            "freed, not given back": int(FREED * max(training, evaluating)),
+        }
 
 
 def _chosen(best: Candidate, seen: list[Candidate], limit: int, first: str) -> Plan:
