@@ -44,6 +44,8 @@ def main(args: argparse.Namespace, signals: Signals) -> None:
     for file, package in results.missing_packages().items():
         print(f"warning: no {file}, which needs: pip install {package}", file=sys.stderr)
     experiment = make_experiment(args, BENCHMARKS)
+    if experiment.plan is not None:
+        print(f"{experiment.plan}\n")
     print(experiment.graph.shown)
     if args.verify:
         found = experiment.verify()
@@ -139,8 +141,12 @@ def report(
     about = {
         "dataset": args.dataset,
         "model": args.model,
-        "histories": {"store": args.store, "dtype": args.dtype, "io": args.io},
+        "histories": {
+            **{key: experiment.histories.get(key) for key in ("store", "dtype", "io")},
+            "micro_batches": 1 if experiment.plan is None else experiment.plan.micro_batches,
+        },
         "features": {"store": args.feature_store, "dtype": args.feature_dtype},
+        "plan": None if experiment.plan is None else experiment.plan.summary(),
         "augment": args.augment,
         "training": "full_batch" if args.full_batch else "histories",
         "interrupted": interrupted,

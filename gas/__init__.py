@@ -11,7 +11,7 @@ from gas.history import History, encode
 from gas.loader import EvalSubgraphLoader, SubData, SubgraphLoader
 from gas.nn import fuse
 from gas.scalable import PrefetchLoader, ScalableGNN, prefetch, verify
-from gas.training import compute_micro_f1
+from gas.training import compute_micro_f1, plan
 
 dropout = drop_edges  # As scripts for the first system call it.
 
@@ -46,6 +46,7 @@ __all__ = [
     "open_graph",
     "partition_report",
     "permute",
+    "plan",
     "to_scalable",
     "verify",
 ]

@@ -85,6 +85,11 @@ def experiment(namespace, printed):
     assert namespace["run"].test_acc[-1] > 0.1
 
 
+def planned(namespace, printed):
+    assert "steps per epoch" in printed
+    assert len(namespace["loader"]) == 8 * namespace["plan"].micro_batches
+
+
 def chain(namespace, printed):
     assert "steps=12" in printed
 
@@ -101,7 +106,8 @@ CHECKS = {
     ("docs/models.md", 0): first_model,
     ("docs/models.md", 2): cheaper_inference,
     ("docs/training.md", 0): experiment,
-    ("docs/training.md", 2): has_shape("pred", 600, 16),
+    ("docs/training.md", 2): planned,
+    ("docs/training.md", 3): has_shape("pred", 600, 16),
     ("docs/augmentation.md", 0): chain,
     ("docs/augmentation.md", 1): chain_with_histories,
 }

@@ -15,7 +15,7 @@ from gas.graph.edges import check_edge_rows, read_graph
 from gas.graph.features import with_csr_features
 from gas.graph.partition import find_parts
 from gas.graph.permute import PARTS, permute
-from gas.native.checks import check_integer
+from gas.native.memory import bytes_of
 
 PERM = "perm"
 
@@ -35,7 +35,7 @@ def cluster(
     num_parts: int | str,
     *,
     model: Model | None = None,
-    memory: int | None = None,
+    memory: int | str | None = None,
     recursive: bool = False,
     edge_weight: Tensor | None = None,
     method: str = "metis",
@@ -59,9 +59,10 @@ def cluster(
         model: Whose transform of the whole graph is applied first, such as the normalisation of
             :class:`gas.models.GCN`; give the graph as it was before. (default: no transform)
         memory: With ``num_parts="auto"``, how many bytes a mini-batch of one part may take in
-            training: its tensors, and what autograd keeps for the backward pass. It is measured,
-            with ``model``, on the part with most edges; parameters, optimizer and histories come on
-            top.
+            training, as a number or like ``"2GB"`` (10^9 bytes each; ``"2GiB"``: 2^30): its
+            tensors, and what autograd keeps for the backward pass. It is measured, with ``model``,
+            on the part with most edges; parameters, optimizer and histories come on top.
+            :func:`gas.plan` is for all that the process takes.
         recursive: See :func:`gas.metis`.
         edge_weight: See :func:`gas.metis`; of the edges of ``data``, as it was given. Those that it
             holds itself are for its model, and don't matter to the parts.
@@ -88,7 +89,7 @@ def cluster(
             "both 'memory', the bytes of a mini-batch, and 'model', or a number of parts alone"
         )
     if memory is not None:
-        check_integer("memory", memory, 1, expected="a number of bytes")
+        memory = bytes_of("memory", memory)
     for key in (PARTS, PERM):
         if key in data:
             raise ValueError(
@@ -108,7 +109,7 @@ def cluster(
         out[PERM], out[PARTS] = perm, parts
         return out
 
-    if memory is not None and model is not None:
+    if isinstance(memory, int) and model is not None:
         num_parts = model.parts_within(memory, cut)
         if log:
             print(f"{num_parts} parts", file=sys.stderr)

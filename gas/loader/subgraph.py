@@ -254,7 +254,7 @@ class SubgraphLoader(DataLoader):
         loader was given isn't seen any more: assign it to ``loader.data``.
         """
         self._follow()
-        self.data = without_edges(self.data)
+        self.data = self._first = without_edges(self.data)
         self._look()
         self._kept.clear()
 

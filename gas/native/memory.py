@@ -1,10 +1,13 @@
-"""How much memory there is."""
+"""How much memory there is, and amounts of it in words."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import torch
+
+from gas.native.checks import check_integer
 
 try:
     import resource
@@ -16,6 +19,12 @@ CGROUPS = (
     ("memory.max", "memory.current"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
 )
+
+UNITS = {"B": 1} | {
+    f"{prefix}{unit}": base ** (power + 1)
+    for power, prefix in enumerate("KMGT")
+    for unit, base in (("B", 1000), ("IB", 1024))
+}
 
 
 def free_memory(device: torch.device | None = None) -> int:
@@ -60,6 +69,31 @@ def _reclaimable(group: Path) -> int:
     lines = file.read_text().splitlines() if file.exists() else []
     stat = dict(line.split() for line in lines)
     return int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))
+
+
+def bytes_of(name: str, value: object) -> int:
+    """An amount of memory as a number of bytes, at least 1.
+
+    Args:
+        name: What the error calls it.
+        value: A number of bytes, or a string such as ``"6GB"``, ``"1.5 GiB"`` or ``"500MB"``: 1 GB
+            is 10^9 bytes, 1 GiB 2^30.
+
+    Raises:
+        ValueError: If it is neither.
+    """
+    size = value
+    if isinstance(value, str):
+        found = re.fullmatch(r"(\d+\.?\d*|\.\d+) *([KMGT]?I?B)", value.strip(), re.IGNORECASE)
+        unit = None if found is None else UNITS.get(found[2].upper())
+        if found is None or unit is None:
+            raise ValueError(
+                f"'{name}' is {value!r}, expected a number of bytes, or one with its unit, such as "
+                "'6GB' (10^9 bytes each), '6GiB' (2^30) or '500MB'"
+            )
+        size = int(float(found[1]) * unit)
+    check_integer(name, size, 1, expected="a number of bytes, such as 6_000_000_000 or '6GB'")
+    return int(size)  # type: ignore[call-overload]
 
 
 def human(num_bytes: int) -> str:

@@ -49,7 +49,7 @@ def activation_bytes(model: ScalableGNN, batch: SubData, training: bool = True) 
 
     batch = batch.to(model.device)
     hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
-    with _left_alone(model), torch.enable_grad(), hooks:
+    with left_alone(model), model.without_histories(), torch.enable_grad(), hooks:
         model.train(training)
         if "views" in batch.data:
             outs = model.views(batch)
@@ -99,12 +99,12 @@ def _largest(model: ScalableGNN, graph: Data) -> int:
 
 
 @contextmanager
-def _left_alone(model: ScalableGNN) -> Iterator[None]:
-    """Runs a model without history traffic, and restores its modes, buffers and generators."""
+def left_alone(model: ScalableGNN) -> Iterator[None]:
+    """Restores a model's modes and buffers afterwards, and PyTorch's generators."""
     modes = [(module, module.training) for module in model.modules()]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     devices = [model.device] if model.device.type == "cuda" else []
-    with torch.random.fork_rng(devices), model.without_histories():
+    with torch.random.fork_rng(devices):
         try:
             yield
         finally:

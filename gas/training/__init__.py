@@ -13,13 +13,16 @@ from gas.training.metrics import (
     metric_of,
     score,
 )
+from gas.training.planner import Candidate, Plan, plan
 from gas.training.settings import Settings
 
 __all__ = [
+    "Candidate",
     "Experiment",
     "FullBatch",
     "METRICS",
     "MODELS",
+    "Plan",
     "Run",
     "Settings",
     "activation_bytes",
@@ -30,6 +33,7 @@ __all__ = [
     "loss_of",
     "mean_age",
     "metric_of",
+    "plan",
     "plan_micro_batches",
     "results",
     "score",

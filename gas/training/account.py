@@ -13,11 +13,11 @@ from torch_geometric.data import Data
 from gas.graph.layout import layout_of
 from gas.history.store import TableStore
 from gas.loader import SubgraphLoader
-from gas.loader.batch import SubData, num_bytes, tensors
+from gas.loader.batch import SubData, tensors
 from gas.native.buffers import idle_bytes
 from gas.native.encoded_rows import EncodedRows
 from gas.native.memory import human
-from gas.scalable.memory import activation_bytes
+from gas.scalable.live import batch_bytes
 from gas.scalable.model import ScalableGNN
 from gas.training.freed import give_back_freed
 
@@ -128,17 +128,22 @@ def account_of(
     account.enter("outputs", outputs)
 
     batch = _largest(experiment)
+    buffers = model.idle_bytes
+    model.free_buffers()  # Those that the batch needs count as what it keeps.
+    taken = batch_bytes(model, batch)
+    training = taken.peak
     if not experiment.full_batch:
-        account.enter("batch", num_bytes(batch))
-        account.enter("batch before", num_bytes(batch))  # Held until the next one has been cut.
-    active = activation_bytes(model, batch) - num_bytes(batch)
-    account.enter("activations", active)
-    account.enter("buffers of histories", model.idle_bytes)
-    # The backward pass adds the gradient of a layer's output to that of its input.
-    width = max((history.embedding_dim for history in model.histories), default=0)
-    account.enter("gradients of activations", 2 * batch.batch_size * width * 4)
+        account.enter("batch", taken.batch)
+        account.enter("batch before", taken.batch)  # Held until the next one has been cut.
+        training += 2 * taken.batch
+    account.enter("activations", taken.kept)
+    account.enter("gradients of activations", max(0, taken.peak - taken.kept))
+    buffers = max(0, buffers - model.idle_bytes)
+    account.enter("buffers of histories", buffers)
+    training += buffers
+    account.enter("evaluation, beyond training", max(0, _evaluation(experiment, model) - training))
     # Activations were in there while they were needed.
-    account.enter("freed, not given back", max(0, freed + idle_bytes() - active))
+    account.enter("freed, not given back", max(0, freed + idle_bytes() - taken.kept))
     return account
 
 
@@ -149,6 +154,16 @@ def _given(data: Data) -> Iterator[Tensor]:
             yield from (part for part in layout_of(value).parts(value) if part is not None)
         elif isinstance(value, Tensor):
             yield value
+
+
+def _evaluation(experiment: Experiment, model: ScalableGNN) -> int:
+    """What evaluating takes at once, besides what stays."""
+    whole = experiment.eval_graph.whole
+    if whole is None or experiment.evaluation != "full":
+        return 0  # Layer by layer, it is less than training.
+    (batch,) = whole
+    taken = batch_bytes(model, batch, training=False)
+    return taken.peak + taken.out  # The best epoch's outputs are kept beside those of this one.
 
 
 def _largest(experiment: Experiment) -> SubData:

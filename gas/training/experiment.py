@@ -30,6 +30,7 @@ from gas.training.freed import give_back_freed
 from gas.training.loop import FullBatch, Run, fit, split_mask, train_epoch
 from gas.training.memory import plan_micro_batches
 from gas.training.metrics import baseline, is_real, metric_of
+from gas.training.planner import Plan, plan
 from gas.training.report import peak_rss_bytes, reset_peak_rss
 from gas.training.settings import Settings
 
@@ -84,6 +85,9 @@ class Experiment:
         prefetch: Start pulls one batch ahead. (default: ``False``)
         memory_budget: Split mini-batches so that the tensors of one take at most this many bytes;
             see :func:`gas.training.plan_micro_batches`. (default: never split)
+        memory: Choose parts, batches and how histories are stored, as far as settings and arguments
+            leave them open, so that the process takes at most this: bytes, or like ``"6GB"``. What
+            was chosen is in ``plan``; see :func:`gas.plan`. (default: what settings say)
         augment: Makes an augmentation of a graph, such as
             ``functools.partial(gas.MHAug, mu_e=0.3, ...)``; each run has its own. Batches then have
             views; see ``view_loss`` of :func:`gas.training.train_epoch`. MH-Aug takes its entropies
@@ -117,6 +121,7 @@ class Experiment:
         partition: str = "metis",
         prefetch: bool = False,
         memory_budget: int | None = None,
+        memory: int | str | None = None,
         augment: Callable[[Data], Augmentation] | None = None,
         patience: int | None = None,
         keep_edges: bool = True,
@@ -144,8 +149,8 @@ class Experiment:
                 "'evaluation' and 'refresh' out"
             )
         self.cls = MODELS[model]
-        self.settings = settings = settings.for_size(data.num_nodes)
         self.out_channels = out_channels
+        self.settings = settings
         self.full_batch = full_batch
         self.evaluation = evaluation
         self.refresh = refresh
@@ -162,12 +167,17 @@ class Experiment:
         if settings.metric == "r2" and data.y.dim() == 1 and not is_real(data.y):
             data, self.out_channels = copy.copy(data), 1
             data.y = data.y.float()
+        inductive = settings.inductive if inductive is None else inductive
         data = with_csr_features(data)
         check_features(data.get("x"))
         _check_labels(data.y)
         check_parts(data)
+        self.plan: Plan | None = None
+        if memory is not None:
+            self.plan = self._plan(data, memory, inductive, layout, partition, log)
+            settings = settings.but(num_parts=self.plan.num_parts, batch_size=self.plan.batch_size)
+        self.settings = settings = settings.for_size(data.num_nodes)
         fill = evaluation if refresh == "none" else refresh
-        inductive = settings.inductive if inductive is None else inductive
         if augment is not None:
             self._check_augment(data, inductive)
         if inductive:
@@ -179,6 +189,56 @@ class Experiment:
         self.data = self.eval_graph.data
         self.metric = settings.metric or metric_of(self.data.y)
         self.peak_before = 0.0  # Of resident memory, before the latest run.
+
+    def _plan(
+        self,
+        data: Data,
+        memory: int | str,
+        inductive: bool,
+        layout: str,
+        partition: str,
+        log: bool,
+    ) -> Plan:
+        """What fits memory; takes up how histories are stored."""
+        for name, given, why in (
+            ("full_batch", self.full_batch, "has no mini-batches to choose"),
+            ("memory_budget", self.memory_budget is not None, "splits mini-batches itself"),
+            ("augment", self.augment is not None, "makes views, which aren't predicted"),
+            ("inductive", inductive, "evaluates another graph, which isn't predicted"),
+        ):
+            if given:
+                raise ValueError(
+                    f"'memory' is {memory!r}, but '{name}' is given, which {why}: leave one out"
+                )
+        dtype, store = self.histories.get("dtype"), self.histories.get("store")
+        with torch.random.fork_rng():
+            deg = None
+            if "aggregators" in self.settings.architecture:
+                deg = degree(data.edge_index[1], data.num_nodes)
+            made = self._new_model(1, data.x.size(1), deg)
+        with contextlib.closing(made) as model:
+            found = plan(
+                data,
+                model,
+                memory,
+                num_parts=self.settings.num_parts,
+                batch_size=self.settings.batch_size,
+                dtype=dtype,
+                store=store,
+                evaluation=self.evaluation,
+                evaluate_apart=self.evaluation == "layerwise" and self.refresh == "none",
+                layout=layout,
+                edge_weight=self.cls.needs_weights,
+                keep_graph=self.keep_edges,
+                method=partition,
+                log=log,
+            )
+        self.histories = {**self.histories, "dtype": found.dtype, "store": store}
+        if found.store != "custom":
+            self.histories["store"] = found.store
+        if found.store == "host":
+            self.histories.pop("path", None)
+        return found
 
     def _check_augment(self, data: Data, inductive: bool) -> None:
         reason = ""
@@ -256,15 +316,22 @@ class Experiment:
                 (default: unless it trains in full batch)
         """
         histories = histories and not self.full_batch
-        architecture = dict(self.settings.architecture)
-        if "aggregators" in architecture:
-            architecture["deg"] = self.graph.degree
+        data = self.graph.data
         options = dict(self.histories) if histories else {}
         if options.get("store") is None:
             options["device"] = self.device
+        num_nodes = data.num_nodes if histories else 1
+        return self._new_model(num_nodes, data.x.size(1), self.graph.degree, **options)
+
+    def _new_model(
+        self, num_nodes: int, in_channels: int, deg: Tensor | None, **options: Any
+    ) -> models.LayeredGNN:
+        architecture = dict(self.settings.architecture)
+        if "aggregators" in architecture:
+            architecture["deg"] = deg
         model = self.cls(
-            self.graph.data.num_nodes if histories else 1,
-            self.graph.data.x.size(1),
+            num_nodes,
+            in_channels,
             out_channels=self.out_channels,
             prefetch=int(self.prefetch),
             **architecture,
@@ -406,7 +473,8 @@ class Experiment:
         self, model: ScalableGNN, augmentation: Augmentation | None = None
     ) -> tuple[Iterable[SubData], int]:
         """The batches of an epoch, and how many of them make a step."""
-        graph, batches, micro_batches = self.graph, self.graph.loader, 1
+        graph, batches = self.graph, self.graph.loader
+        micro_batches = 1 if self.plan is None else self.plan.micro_batches
         if graph.whole is not None and batches is None:
             return graph.whole, 1
         assert batches is not None

@@ -38,7 +38,7 @@ NEEDS = {
 FEATURE_CODECS = tuple(name for name in CODECS if name != "float64")
 NOT_FULL_BATCH = (
     "num_parts", "batch_size", "partition", "store", "dtype", "path", "io", "prefetch", "refresh",
-    "memory_budget", "skip_unlabelled", "scale_loss", "verify",
+    "memory", "memory_budget", "skip_unlabelled", "scale_loss", "verify",
 )  # fmt: skip
 DEFAULTS = {"num_steps": 12, "drop": 0.3, "bank": "original", "partition": "metis",
             "dtype": "float32", "io": "concurrent"}  # fmt: skip
@@ -104,6 +104,12 @@ def make_parser() -> argparse.ArgumentParser:
         "--skip-unlabelled", action="store_true", help="batches without labels don't refresh"
     )
     group.add_argument("--memory-budget", type=float, help="MiB of a micro-batch's tensors")
+    group.add_argument(
+        "--memory",
+        metavar="SIZE",
+        help="what the process may take, such as 6GB: chooses parts, batches and histories, as far "
+        "as they aren't given",
+    )
     group.add_argument("--autocast", action="store_true", help="compute in bfloat16")
 
     group = parser.add_argument_group("mini-batches and histories")
@@ -165,7 +171,8 @@ def parse_args() -> argparse.Namespace:
         if getattr(args, name):
             print(f"warning: {option(name)} does nothing with --full-batch", file=sys.stderr)
     for name, value in DEFAULTS.items():
-        if getattr(args, name) is None:
+        is_open = name == "dtype" and args.memory is not None
+        if getattr(args, name) is None and not is_open:
             setattr(args, name, value)
     pairs = [pair.partition("=") for pair in args.columns or ()]
     if not all(name for _, _, name in pairs):
@@ -252,6 +259,7 @@ def make_experiment(args: argparse.Namespace, files: Path) -> Experiment:
         partition=args.partition,
         prefetch=args.prefetch,
         memory_budget=None if args.memory_budget is None else int(args.memory_budget * 2**20),
+        memory=None if args.full_batch else args.memory,
         augment=augment,
         patience=args.patience,
         keep_edges=False,

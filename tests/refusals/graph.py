@@ -81,6 +81,9 @@ CASES = {
     "cluster, pointers that fall": lambda t: sparse_features([0, 2, 1, 2, 2], [0, 1]),
     "cluster, auto without memory": lambda t: gas.cluster(ring(), "auto", log=False),
     "cluster, memory without auto": lambda t: gas.cluster(ring(), 2, memory=10, log=False),
+    "cluster, bytes in other words": lambda t: gas.cluster(
+        ring(), "auto", memory="6 gigabytes", model=Model(), log=False
+    ),
     "cluster, no bytes": lambda t: gas.cluster(ring(), "auto", memory=0, model=Model(), log=False),
     "gas.cluster, a clustered graph": lambda t: cluster(cluster()),
     "gas.cluster, a list of other nodes": lambda t: cluster(ring(train_idx=torch.tensor([4]))),

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import torch
 
+import gas
 from gas import models
 from gas.augment import DropEdge
 from gas.training import (
@@ -68,6 +69,15 @@ def without(t, package, use):
     use()
 
 
+def plan(memory="1TB", model=None, **options):
+    return gas.plan(ring(), model or gcn(), memory, log=False, **options)
+
+
+def nothing_fits(t):
+    t.patch.setattr("gas.training.planner._libraries", lambda *_: 10**9)
+    plan(1000)
+
+
 def full_disk(t):
     t.patch.setattr("gas.training.results.shutil.disk_usage", lambda _: SimpleNamespace(free=10))
     results.check_room(t.path, experiment())
@@ -89,6 +99,16 @@ CASES = {
     "fit, no patience": lambda t: fit(gcn(), ring(), train, None, 1, patience=0),
     "plan_micro_batches, no budget": lambda t: plan_micro_batches(gcn(), load(), 0),
     "plan_micro_batches, one part is too much": lambda t: plan_micro_batches(gcn(), load(), 100),
+    "plan, no bytes": lambda t: plan("6G"),
+    "plan, no steps": lambda t: plan(steps=0),
+    "plan, more parts than nodes": lambda t: plan(num_parts=5),
+    "plan, an unknown evaluation": lambda t: plan(evaluation="sampled"),
+    "plan, an unknown store": lambda t: plan(store="tape"),
+    "plan, no way to store rows": lambda t: plan(dtype=[]),
+    "plan, a model elsewhere": lambda t: plan(model=gcn().to("meta")),
+    "plan, nothing fits": nothing_fits,
+    "Experiment, memory in full batch": lambda t: experiment(full_batch=True, memory="1GB"),
+    "Experiment, memory and a budget": lambda t: experiment(memory="1GB", memory_budget=10),
     "Settings, no parts": lambda t: Settings(num_parts=0),
     "Settings, half an epoch": lambda t: Settings(epochs=1.5),
     "Settings, a negative rate": lambda t: Settings(lr=-0.1),
