@@ -71,6 +71,7 @@ class Cost:
     * ``cut``: seconds to cut a batch out of the graph; ``step``: to run it forward and backward,
       history traffic included;
     * ``batch``, ``kept``, ``peak``: see :class:`gas.scalable.live.BatchBytes`, in training;
+    * ``looked_at``: of a batch itself without training, which makes no transposes;
     * ``between``: what a loader keeps of a batch between epochs, if it keeps batches;
     * ``evaluation``: the most that lives besides the batch when it runs without gradient.
     """
@@ -84,6 +85,7 @@ class Cost:
         self.cut = fit(lambda one: one.cut)
         self.step = fit(lambda one: one.step)
         self.batch = fit(lambda one: one.training.batch)
+        self.looked_at = fit(lambda one: one.evaluation.batch)
         self.between = fit(lambda one: one.between)
         self.kept = fit(lambda one: one.training.kept)
         self.peak = fit(lambda one: one.training.peak)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,19 +16,16 @@ from torch_geometric.utils import degree
 from gas import models
 from gas.augment import Augmentation, MHAug
 from gas.datasets.masks import check_parts
-from gas.graph import metis, partition_report, permute
-from gas.graph.copies import without_edges
-from gas.graph.features import rearranged, with_csr_features
-from gas.loader import EvalSubgraphLoader, SubData, SubgraphLoader
+from gas.graph.features import with_csr_features
+from gas.loader import SubData, SubgraphLoader
 from gas.models.layered import check_features
-from gas.native.encoded_rows import is_encoded
-from gas.native.sparse_rows import is_sparse
 from gas.scalable import PrefetchLoader, verify
 from gas.scalable.model import ScalableGNN
 from gas.scalable.verify import Verification
 from gas.training.account import account_of
 from gas.training.freed import give_back_freed
-from gas.training.loop import FullBatch, Run, fit, split_mask, train_epoch
+from gas.training.graphs import prepare_graph, training_nodes
+from gas.training.loop import Run, fit, split_mask, train_epoch
 from gas.training.memory import plan_micro_batches
 from gas.training.metrics import baseline, is_real, metric_of
 from gas.training.planner import Plan, plan
@@ -47,19 +45,6 @@ MODELS: dict[str, type[models.LayeredGNN]] = {
 REFRESHES = ("none", "full", "layerwise")
 EVALUATIONS = ("full", "layerwise")
 MOST_FULL_NODES = 20_000  # Up to here the whole graph is evaluated as one batch.
-
-
-class _Graph(NamedTuple):
-    """A graph in the forms that training and evaluation take it."""
-
-    perm: Tensor | None  # The row, as the graph was given, of every node.
-    raw: Data | None  # Permuted, on the CPU, where it is augmented ...
-    data: Data  # ... and transformed, without the edges, where batches have copies of them.
-    loader: SubgraphLoader | None  # Mini-batches, unless it is trained as a whole.
-    inference: EvalSubgraphLoader | None  # Mini-batches to compute layer by layer ...
-    whole: FullBatch | None  # ... or the graph as one batch.
-    degree: Tensor | None  # The number of edges into each node, where the model asks for it.
-    shown: str  # The graph in words, with its edges.
 
 
 class Experiment:
@@ -180,12 +165,16 @@ class Experiment:
         fill = evaluation if refresh == "none" else refresh
         if augment is not None:
             self._check_augment(data, inductive)
+        prepare = partial(
+            prepare_graph, cls=self.cls, settings=settings, full_batch=full_batch, layout=layout,
+            partition=partition, keep_edges=keep_edges, keep_raw=augment is not None,
+            device=device, log=log,
+        )  # fmt: skip
         if inductive:
-            self.graph = self._prepare(_training_nodes(data), {fill}, layout, partition, log)
-            self.eval_graph = self._prepare(data, {evaluation}, layout, partition, log)
+            self.graph = prepare(training_nodes(data), {fill})
+            self.eval_graph = prepare(data, {evaluation})
         else:
-            self.graph = self._prepare(data, {fill, evaluation}, layout, partition, log)
-            self.eval_graph = self.graph
+            self.graph = self.eval_graph = prepare(data, {fill, evaluation})
         self.data = self.eval_graph.data
         self.metric = settings.metric or metric_of(self.data.y)
         self.peak_before = 0.0  # Of resident memory, before the latest run.
@@ -260,53 +249,6 @@ class Experiment:
             )
         if reason:
             raise ValueError(f"'augment' is given, but {reason}")
-
-    def _prepare(
-        self, data: Data, modes: set[str], layout: str, partition: str, log: bool
-    ) -> _Graph:
-        settings = self.settings
-        num_parts, batch_size = settings.num_parts or 1, settings.batch_size or 1
-        perm = ptr = None
-        if not self.full_batch:
-            perm, ptr = metis(
-                data.edge_index,
-                num_parts,
-                num_nodes=data.num_nodes,
-                method=partition,
-                log=log,
-            )
-            data = permute(data, perm, log=log)
-        raw = data
-        if self.cls.transform is not None:  # Of the whole graph, before it is cut into parts.
-            data = self.cls.transform(data)
-        loader = inference = None
-        if ptr is not None:
-            if log:
-                print(partition_report(data, ptr))
-            options: dict[str, Any] = {"layout": layout, "log": False}
-            options["edge_weight"] = self.cls.needs_weights
-            loader = SubgraphLoader(data, ptr, batch_size, shuffle=True, **options)
-            if "layerwise" in modes:
-                # Cutting batches anew takes some percent of computing them, and no memory.
-                options |= {"like": loader, "cache": False}
-                inference = EvalSubgraphLoader(data, ptr, batch_size, **options)
-        full = self.full_batch or "full" in modes
-        whole = FullBatch(data, self.device, layout, self.cls.needs_weights) if full else None
-        deg = None
-        if "aggregators" in settings.architecture:
-            deg = degree(data.edge_index[1], data.num_nodes)
-        shown = repr(data)
-        if self.keep_edges or self.augment is not None:
-            raw_if_used = raw if self.augment is not None else None
-            return _Graph(perm, raw_if_used, data, loader, inference, whole, deg, shown)
-        if loader is not None:
-            loader.forget_edges()
-            if inference is not None:
-                inference.forget_edges()
-            data = loader.data
-        else:
-            data = without_edges(data)
-        return _Graph(perm, None, data, loader, inference, whole, deg, shown)
 
     def make_model(self, histories: bool = True) -> models.LayeredGNN:
         """A new model, with weights drawn from PyTorch's generator.
@@ -531,26 +473,3 @@ def _check_labels(y: Tensor) -> None:
             f"'data.y' has shape {list(y.shape)} and holds {float(y.max()):g}, expected 0 and 1 "
             "for several labels, or real numbers of shape [N]"
         )
-
-
-def _training_nodes(data: Data) -> Data:
-    """The graph of the training nodes alone."""
-    mask = data.train_mask
-    if mask.dim() > 1:
-        raise ValueError(
-            f"'inductive' is True, but the graph has {mask.size(1)} splits: choose one, "
-            "data.train_mask = data.train_mask[:, k], and the other masks likewise, or give a file "
-            "with masks of one split"
-        )
-    data, x = copy.copy(data), data.x
-    apart = is_sparse(x) or is_encoded(x)  # PyG can't cut the one, and would decode the other.
-    if apart:
-        data.num_nodes = x.size(0)
-        del data.x
-    for key in ("node_id", "classes"):  # Of all nodes, which PyG can't cut.
-        if key in data:
-            del data[key]
-    out = data.subgraph(mask)
-    if apart:
-        out.x = rearranged(x, mask.nonzero().view(-1))
-    return out

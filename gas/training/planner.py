@@ -360,7 +360,7 @@ def _stays(
     account.enter("loader", relabel.scratch_bytes)
     if evaluation == "full":
         whole = Shape(sample.num_nodes, 0, sample.num_edges)
-        account.enter("full batch", int(cost.batch(whole)) + account.held["features"])
+        account.enter("full batch", int(cost.looked_at(whole)) + account.held["features"])
     parameters = sum(parameter.nbytes for parameter in model.parameters())
     account.enter("parameters and optimizer", 4 * parameters)  # Adam's.
     if evaluation != "none":
