@@ -198,12 +198,12 @@ class Encoded(EncodedRows):
         check_range("index", index, self.size(0))
         store = make_store(self.kind, index.numel(), width, self.codec)
         for first, last in _blocks(index.numel(), self.store.columns):
-            store.write(torch.arange(first, last), self._stored(index[first:last]))
+            store.write(torch.arange(first, last, device="cpu"), self._stored(index[first:last]))
         return Encoded.of(store, self.codec, self, self.kind)
 
     def _stored(self, index: Tensor) -> Tensor:
         """Rows as they are stored, of shape ``[n, columns]``."""
-        out = torch.empty(index.numel(), self.store.columns, dtype=self.store.dtype)
+        out = torch.empty(index.numel(), self.store.columns, dtype=self.store.dtype, device="cpu")
         self.store.read(index, out)
         return out
 
@@ -213,7 +213,7 @@ class Encoded(EncodedRows):
         encoded = name in transfer.CODECS
         if table is None:
             rows = transfer.encode_torch(name, rows) if encoded else rows
-            self.store.write(torch.arange(first, first + rows.size(0)), rows)
+            self.store.write(torch.arange(first, first + rows.size(0), device="cpu"), rows)
         else:
             codec = (name, self.size(1)) if encoded else ()
             to = transfer.Table(table, *codec)
@@ -222,7 +222,7 @@ class Encoded(EncodedRows):
     def __reduce_ex__(self, _: Any) -> Any:
         rows: Any = self._table
         if rows is None or self.store.tier == "disk":  # Of the file, each has one of its own.
-            rows = self._stored(torch.arange(self.size(0))).view(torch.uint8).numpy()
+            rows = self._stored(torch.arange(self.size(0), device="cpu")).view(torch.uint8).numpy()
         return _restore, (rows, self.codec, self.size(1), self.kind)
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
@@ -236,8 +236,8 @@ def _restore(
     store: Store
     if isinstance(rows, Tensor):
         store = TableStore(rows)
-        store.tier = "host"
+        store.tier = kind = "host"
     else:
         store = make_store(kind, len(rows), width, codec)
-        store.write(torch.arange(len(rows)), torch.from_numpy(rows).view(codec.dtype))
+        store.write(torch.arange(len(rows), device="cpu"), torch.from_numpy(rows).view(codec.dtype))
     return Encoded.of(store, codec, torch.empty(0, width), kind)

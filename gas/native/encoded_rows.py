@@ -86,7 +86,7 @@ class EncodedRows(Tensor):
 
     def decoded(self) -> Tensor:
         """All values, in a new tensor of shape ``[rows, width]``."""
-        return self.read(torch.arange(self.size(0)))
+        return self.read(torch.arange(self.size(0), device="cpu"))
 
     # Being a tensor -------------------------------------------------------------------------------
 
@@ -101,7 +101,7 @@ class EncodedRows(Tensor):
             if func in (aten.detach.default, aten.alias.default):
                 return x._alias()
             if func is aten.clone.default:
-                return x.rearranged(torch.arange(x.size(0)))
+                return x.rearranged(torch.arange(x.size(0), device="cpu"))
             if func is aten.index_select.default and args[1] in (0, -2):
                 return x.read(args[2].view(-1).long())
             if func is aten.slice.Tensor and (len(args) < 2 or args[1] in (0, -2)):
@@ -118,9 +118,9 @@ class EncodedRows(Tensor):
         """The rows that an index names, of any shape; ``None`` if it names something else."""
         size = self.size(0)
         if isinstance(index, slice) and (index.step or 1) > 0:
-            return torch.arange(*index.indices(size))
+            return torch.arange(*index.indices(size), device="cpu")
         if isinstance(index, int) and not isinstance(index, bool):
-            index = torch.tensor(index)
+            index = torch.tensor(index, device="cpu")
         if not isinstance(index, Tensor):
             return None
         index = index.cpu()
