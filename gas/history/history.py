@@ -226,11 +226,14 @@ class History(torch.nn.Module):
         written_at = self._written_at.numpy()  # Small pieces are written faster.
         if isinstance(where, Tensor):
             written_at[where.numpy()] = self._num_pushes
+            if self._num_unwritten:
+                self._num_unwritten = int((written_at == 0).sum())
         else:
             for first, size in where:
-                written_at[first : first + size] = self._num_pushes
-        if self._num_unwritten:
-            self._num_unwritten = int((written_at == 0).sum())
+                rows = written_at[first : first + size]
+                if self._num_unwritten:  # Of these rows alone: a table has many ranges.
+                    self._num_unwritten -= int((rows == 0).sum())
+                rows[:] = self._num_pushes
 
     def _ranges(
         self,

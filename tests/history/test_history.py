@@ -126,6 +126,14 @@ def test_rows_nobody_wrote_are_counted():
     assert history._num_unwritten == 0
 
 
+def test_rows_that_ranges_write_twice_count_once():
+    history = gas.History(10, 2)
+    for offset, count in (([0, 2], [2, 2]), ([3, 3], [3, 3]), ([9], [1]), ([0], [10])):
+        history.push(torch.ones(sum(count), 2), offset=offset, count=count)
+        assert history._num_unwritten == int((history.age == -1).sum())
+    assert history._num_unwritten == 0
+
+
 def test_histories_stay_where_they_are():
     module = torch.nn.ModuleList([filled()])
     assert module.state_dict() == {}
