@@ -40,11 +40,12 @@ from typing import Any
 import torch
 import torch_geometric.transforms as T
 from common import markdown, save
-from contenders import MAKERS, Case, Contender, Graph, prepare
+from contenders import MAKERS, Case, Contender, Graph, own_model, prepare
 from torch_geometric.data import Data
 from tqdm import tqdm
 
 import gas
+from gas.training import train_epoch
 from gas.training.report import peak_rss_bytes, reset_peak_rss
 
 METHODS = ("PyG full batch", "gas full batch", "NeighborLoader", "ClusterLoader", "gas")
@@ -56,7 +57,8 @@ CASES = (
 )
 NODES_PER_PART = 250
 PARTS_PER_BATCH = 2
-LEAST_STEPS = 100  # As graphs grow, so do epochs: all train until the allocator has settled.
+# As graphs grow, so do epochs: all train until the allocator has settled, and not much longer.
+LEAST_STEPS, MOST_STEPS = 100, 1000
 
 
 # One measurement, in a process of its own ---------------------------------------------------------
@@ -66,7 +68,7 @@ def train(path: str, method: str, case: Case, device: str, least_steps: int) -> 
     """Trains for an epoch, or for more of them to reach a number of steps; returns bytes."""
     graph, small = torch.load(path, weights_only=False)
     torch.manual_seed(0)
-    make = MAKERS[method]
+    make = BY_SIZE[method] if least_steps > 1 else MAKERS[method]
     make(case, small, device).epoch()
     contender = make(case, graph, device)
     release()
@@ -79,6 +81,23 @@ def train(path: str, method: str, case: Case, device: str, least_steps: int) -> 
     if device == "cuda":
         return torch.cuda.max_memory_allocated()
     return peak_rss_bytes() - before
+
+
+def make_some_steps(case: Case, graph: Graph, device: str = "cpu") -> Contender:
+    """gas, for so many steps at most; it begins with zeros, which take as much memory."""
+    model = own_model(case, graph).to(device)
+    for history in model.histories:
+        history.push(torch.zeros(graph.data.num_nodes, case.hidden_channels))
+    loader = gas.SubgraphLoader(
+        graph.data, graph.ptr, case.batch_size, shuffle=True, layout="fused", log=False
+    )
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=True)
+    return Contender(
+        model, loader, lambda: train_epoch(model, loader, optimizer, max_steps=MOST_STEPS)
+    )
+
+
+BY_SIZE = {"gas": make_some_steps}
 
 
 def release() -> None:
@@ -129,7 +148,8 @@ def measure(
         return {"not_measured": f"{type(error).__name__}: {error}"}
     data = copy.copy(graph.data)
     data.degree = torch.bincount(data.edge_index[1], minlength=data.num_nodes)
-    contender = MAKERS[method](case, graph._replace(data=data))
+    make = BY_SIZE[method] if least_steps > 1 else MAKERS[method]
+    contender = make(case, graph._replace(data=data))
     histories = getattr(contender.model, "histories", ())
     return {
         "peak_bytes": statistics.median(values),
