@@ -9,8 +9,9 @@
 Into ``--out`` it writes ``metrics.json`` (scores, of every epoch), ``curve.png``, and the model of
 the best epoch by validation: its parameters, ``model.safetensors``, and what it predicts of every
 node, ``predictions.parquet``, in the order and by the ids of the graph as it was given. Ctrl-C
-keeps what there is. Settings that are not given are those of ``benchmarks/``, for the data sets and
-models it has: the published ones, where there are some.
+keeps what there is; with ``--checkpoint-every 1``, or ``10min``, a run that was killed goes on by
+``--resume``, as if it had not been. Settings that are not given are those of ``benchmarks/``, for
+the data sets and models it has: the published ones, where there are some.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ try:
     from tqdm import tqdm
 
     from gas.training import Experiment, Run, results
-    from gas.training.options import in_options, make_experiment, parse_args
+    from gas.training.options import checkpoints_of, in_options, make_experiment, parse_args
     from gas.training.report import EventWriter, metrics
 except KeyboardInterrupt:  # It takes seconds.
     sys.exit(130)
@@ -74,7 +75,7 @@ def train(args: argparse.Namespace, experiment: Experiment) -> list[Run]:
                 f"loss {run.loss[-1]:.3f}, val {100 * run.val_acc[best]:.2f}, "
                 f"test {100 * run.test_acc[best]:.2f}"
             )
-            progress.update()
+            progress.update(sum(map(len, runs)) + len(run) - progress.n)
             if events is not None:
                 events.write(run)
 
@@ -83,7 +84,12 @@ def train(args: argparse.Namespace, experiment: Experiment) -> list[Run]:
                 run = Run()
                 if args.tensorboard:
                     events = EventWriter(args.out / f"events/run{number}")
-                experiment.run(args.seed + number, number, on_epoch, keep=True, run=run)
+                saved = checkpoints_of(args, number)
+                if saved is not None and saved.resumes:
+                    print(f"Run {number + 1} goes on from {saved.folder}", file=sys.stderr)
+                experiment.run(
+                    args.seed + number, number, on_epoch, keep=True, run=run, checkpoints=saved
+                )
                 runs.append(run)
                 if events is not None:
                     events.close()
@@ -98,7 +104,10 @@ def train(args: argparse.Namespace, experiment: Experiment) -> list[Run]:
                 runs, what = [run], f"reporting the epochs that ended, {len(run)}"
             elif not runs:
                 what = "no epoch has ended, and nothing is written"
-            print(f"\nInterrupted: {what}.", file=sys.stderr)
+            goes_on = ""
+            if args.checkpoint_every or args.resume:
+                goes_on = " To go on with the training, run the same with --resume."
+            print(f"\nInterrupted: {what}.{goes_on}", file=sys.stderr)
     return runs
 
 

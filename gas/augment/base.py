@@ -228,6 +228,16 @@ class Augmentation(BaseTransform):
         Raises:
             ValueError: If it is the state of another graph or class; nothing has changed then.
         """
+        self.check_state(state)
+        mine = self.state_dict()
+        self._load({key: value.to(mine[key].device) for key, value in state.items()})
+
+    def check_state(self, state: Mapping[str, Tensor]) -> None:
+        """Refuses the state of another graph or class.
+
+        Raises:
+            ValueError: Saying what differs.
+        """
         mine = self.state_dict()
         if state.keys() != mine.keys():
             raise ValueError(
@@ -244,7 +254,6 @@ class Augmentation(BaseTransform):
                     f"{list(state[key].shape)}, expected {tensor.dtype} of shape "
                     f"{list(tensor.shape)}: it was saved for another graph"
                 )
-        self._load({key: value.to(mine[key].device) for key, value in state.items()})
 
     def __getstate__(self) -> dict[str, Any]:
         # PyTorch's generators don't survive the way to a process that was spawned.

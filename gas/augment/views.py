@@ -104,11 +104,17 @@ class Views:
         self._read: dict[GraphState, _State] = {}  # What was read of each state.
         self._epoch: EpochViews | None = None
 
-    def run(self) -> EpochViews:
-        """Runs the augmentation on the whole graph; batches that are cut now have its states."""
+    def run(self, again: bool = False) -> EpochViews:
+        """Runs the augmentation on the whole graph; batches that are cut now have its states.
+
+        Args:
+            again: Take the states that it has, those of an epoch that goes on after a checkpoint.
+                (default: ``False``)
+        """
         # Tensors made in inference mode would be of no use to a later epoch of training.
         with torch.inference_mode(False), torch.no_grad():
-            self.augmentation.run()
+            if not again:
+                self.augmentation.run()
             return self._read_states()
 
     def cut(self, batch: Data, n_id: Tensor, weighted: bool = True) -> list[Data]:

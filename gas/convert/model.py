@@ -57,6 +57,11 @@ class Converted(ScalableGNN):
         _, *self._inputs = [str(node.target) for node in graph.nodes if node.op == "placeholder"]
         self._drawing = list(drawing)
 
+    @property
+    def plain(self) -> Module:
+        """What has the weights by the names that they have in the module: its layers."""
+        return self.net
+
     def inputs_of(self, data: Data) -> tuple[Tensor, Any, dict[str, Any]]:
         """See :meth:`gas.ScalableGNN.inputs_of`."""
         names = {*self._inputs, *([] if "adj_t" in data else ["edge_weight"])} - {"x"}

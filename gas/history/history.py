@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -163,6 +163,58 @@ class History(torch.nn.Module):
     def written(self) -> Tensor:
         """Whether each row was ever pushed, of shape ``[N]``, bool."""
         return self._written_at > 0
+
+    # Checkpoints ----------------------------------------------------------------------------------
+
+    def stored(self, index: Tensor) -> Tensor:
+        """Rows as they are stored, of shape ``[n, columns]``, on the CPU; not to be written to.
+
+        Args:
+            index: The rows, of shape ``[n]``, int64; those that follow one another are quickest.
+        """
+        self.wait()
+        size, store = index.numel(), self.store
+        if isinstance(store, TableStore) and store.direct:
+            first = int(index[0]) if size else 0
+            if size and int(index[-1]) - first == size - 1:
+                return store.table[first : first + size].cpu()
+            return store.table[index.to(store.table.device)].cpu()
+        out = torch.empty(size, store.columns, dtype=store.dtype, device="cpu")
+        store.read(index, out)
+        return out
+
+    @torch.no_grad()
+    def restore(
+        self, blocks: Iterable[tuple[Tensor, Tensor]], written_at: Tensor, num_pushes: int
+    ) -> None:
+        """Goes on with rows of another time.
+
+        Args:
+            blocks: Which rows, of shape ``[n]``, and what is stored of them, ``[n, columns]``.
+            written_at: The push that wrote each row, counted from 1, or 0, of shape ``[N]``, int32.
+            num_pushes: How many pushes there were.
+        """
+        self.wait()
+        for index, rows in blocks:
+            self.store.write(index, rows)
+        if isinstance(self.store, TableStore):
+            self._link.catch_up()
+        self._written_at.copy_(written_at)
+        self._num_pushes = num_pushes
+        self._num_unwritten = int((written_at == 0).sum())
+        self._warned = False
+
+    @property
+    def written_at(self) -> Tensor:
+        """The push that wrote each row, counted from 1, or 0 for none, of shape ``[N]``, int32."""
+        return self._written_at
+
+    @property
+    def changes(self) -> tuple[int, int]:
+        """Counts what others did to the table, and pushes."""
+        table = getattr(self.store, "table", None)
+        by_hand = 0 if table is None or table.is_inference() else table._version
+        return by_hand, self._num_pushes
 
     # Pushing --------------------------------------------------------------------------------------
 
@@ -326,17 +378,11 @@ class History(torch.nn.Module):
         if n_id.device.type == "cpu":  # Ids on a device are checked by the loader alone.
             check_range("n_id", n_id, self.num_embeddings)
         self._warn_unwritten(n_id)
-        return StoredRows(self, *where, self._changes)
-
-    @property
-    def _changes(self) -> tuple[int, int]:
-        """Counts what others did to the table, and pushes."""
-        table = cast(TableStore, self.store).table
-        return 0 if table.is_inference() else table._version, self._num_pushes
+        return StoredRows(self, *where, self.changes)
 
     def has_changed(self, index: Tensor, version: tuple[int, int]) -> bool:
         """Whether rows of the table may have changed since it had a version."""
-        if self._closed or self._changes[0] != version[0]:
+        if self._closed or self.changes[0] != version[0]:
             return True
         pushes = version[1]
         return self._num_pushes != pushes and bool((self._written_at[index.cpu()] > pushes).any())

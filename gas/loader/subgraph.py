@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import pickle
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from torch_geometric.data import Data
 
 from gas.augment import Augmentation, Views
 from gas.augment.views import EpochViews
+from gas.graph.cluster import PERM
 from gas.graph.copies import copy_of, without_edges
 from gas.graph.edges import (
     Edges,
@@ -32,6 +34,7 @@ from gas.graph.report import check_ptr
 from gas.graph.versions import GraphVersions
 from gas.loader.batch import GRAPH_SIZE, SubData, empty_graph
 from gas.loader.kept import KeptBatches
+from gas.loader.order import BatchOrder, check_order
 from gas.loader.unread import UnreadRows, add_unread, read_all, rows_of
 from gas.native.checks import check_integer, check_range
 from gas.native.graph import Relabeler
@@ -153,6 +156,9 @@ class SubgraphLoader(DataLoader):
             collate_fn=self._collate,
             **kwargs,
         )
+        self._order = BatchOrder(cast(Any, self.batch_sampler))
+        self.__dict__["batch_sampler"] = self._order  # Which PyTorch lets nobody change.
+        self._fingerprint: int | None = None
         in_order = isinstance(self.sampler, torch.utils.data.SequentialSampler)
         fixed = "batch_sampler" not in kwargs and (batch_size == 1 or in_order)
         self._cache_features = bool(cache)
@@ -225,11 +231,85 @@ class SubgraphLoader(DataLoader):
     def __iter__(self) -> Iterator[SubData]:  # type: ignore[override]
         self._follow()
         self._check_sendable()
-        epoch = self
+        epoch, order = self, self._order
+        resumes = order.resumes
         if isinstance(self._views, Views):
-            epoch = self._with(self._views.run())
-        for batch in DataLoader.__iter__(epoch):
-            yield self._signed(batch)
+            epoch = self._with(self._views.run(again=resumes))
+        # The rest of an epoch draws no random numbers: the whole has drawn them.
+        with torch.random.fork_rng(devices=[], enabled=resumes):
+            batches = DataLoader.__iter__(epoch)
+        mine = None
+        try:
+            for batch in batches:
+                mine = order.epoch
+                order.done += 1
+                yield self._signed(batch)
+            mine = order.epoch
+        finally:  # Whoever leaves the loop has ended the epoch, unless another has begun.
+            if mine is order.epoch:
+                order.end()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint needs: the partition, how far the epoch is, and the augmentation.
+
+        Within a loop over the loader, the batches that it has handed out are done.
+        """
+        augmentation = self._augmentation
+        return {
+            "graph": self._graph_fingerprint(),
+            "parts": self.ptr,
+            "perm": self.data.get(PERM),
+            "order": self._order.state(),
+            "augmentation": None if augmentation is None else augmentation.state_dict(),
+        }
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Refuses the state of another graph or partition.
+
+        Raises:
+            ValueError: Saying what differs.
+        """
+        mine = self.state_dict()
+        if not isinstance(state, Mapping) or state.keys() != mine.keys():
+            raise ValueError("'loader' is a SubgraphLoader, but what was saved was none")
+        if state["graph"] != mine["graph"] or not torch.equal(state["parts"], mine["parts"]):
+            raise ValueError(
+                "'loader' has another graph, or other parts of it, than what was saved: cut the "
+                "graph as it was cut then, of which perm and parts were saved"
+            )
+        check_order(state["order"], self.ptr.numel() - 1)
+        if (state["augmentation"] is None) != (self._augmentation is None):
+            raise ValueError(
+                f"'loader' has {'an' if state['augmentation'] is None else 'no'} augmentation, "
+                "other than what was saved: make it as it was"
+            )
+        if self._augmentation is not None:
+            self._augmentation.check_state(state["augmentation"])
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from a state: the next epoch is the rest of the one that had begun, if one had.
+
+        Raises:
+            ValueError: If it is that of another graph or partition; nothing has changed then.
+        """
+        self.check_state(state)
+        if self._augmentation is not None:
+            self._augmentation.load_state_dict(state["augmentation"])
+        self._order.restore(state["order"])
+
+    @property
+    def _augmentation(self) -> Augmentation | None:
+        return self._views.augmentation if isinstance(self._views, Views) else None
+
+    def _graph_fingerprint(self) -> int:
+        """Tells graphs, and orders of their nodes, from each other."""
+        if self._fingerprint is None:
+            crc = 0
+            for ids in (self._rowptr, self._relabel.col):
+                for block in ids.split(1 << 20):
+                    crc = zlib.crc32(block.long().numpy().data, crc)
+            self._fingerprint = crc
+        return self._fingerprint
 
     def without_views(self) -> SubgraphLoader:
         """The same batches without views: the augmentation isn't run for them."""

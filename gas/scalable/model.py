@@ -248,6 +248,11 @@ class ScalableGNN(torch.nn.Module):
         }  # Those are this model's.
 
     @property
+    def plain(self) -> torch.nn.Module:
+        """What has the weights by the names that a checkpoint gives them: this model."""
+        return self
+
+    @property
     def device(self) -> torch.device:
         """Where the parameters live, and with them the computation."""
         parameter = next(self.parameters(), None)

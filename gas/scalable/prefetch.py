@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from concurrent.futures import ThreadPoolExecutor
-from typing import cast
+from typing import Any, cast
 
 from gas.graph.adjacency import Adjacency
 from gas.history.batch import BatchPulls
 from gas.history.cores import has_idle_cores
+from gas.loader import SubgraphLoader
 from gas.loader.batch import SubData
 from gas.loader.unread import read_all
 from gas.scalable.inference import without_views
@@ -37,6 +38,7 @@ class PrefetchLoader:
     def __init__(self, loader: Iterable[SubData], model: ScalableGNN) -> None:
         self.loader = loader
         self.model = model
+        self._order: dict[str, Any] | None = None  # Of the epoch that is under way.
 
     def __len__(self) -> int:
         return len(cast(Sized, self.loader))
@@ -45,11 +47,41 @@ class PrefetchLoader:
         """The same batches without views; see :meth:`gas.SubgraphLoader.without_views`."""
         return PrefetchLoader(without_views(self.loader), self.model)
 
+    def state_dict(self) -> dict[str, Any]:
+        """That of the loader, as far as batches were handed out; see :class:`gas.SubgraphLoader`.
+
+        Pulls of the next batch that have begun, with a model's ``prefetch=1``, aren't part of it.
+        """
+        state = cast(Any, self.loader).state_dict()
+        return state if self._order is None else {**state, "order": dict(self._order)}
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """See :meth:`gas.SubgraphLoader.check_state`."""
+        cast(Any, self.loader).check_state(state)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See :meth:`gas.SubgraphLoader.load_state_dict`."""
+        self._order = None
+        cast(Any, self.loader).load_state_dict(state)
+
     def __iter__(self) -> Iterator[SubData]:
+        try:
+            for batch in self._prepared():
+                if self._order is not None:
+                    self._order["done"] += 1
+                yield batch
+        finally:
+            self._order = None
+
+    def _prepared(self) -> Iterator[SubData]:
         model = self.model
         batches = iter(self.loader)
         # The first batch is cut here: a sampler draws its random numbers in the caller's thread.
         current = self._next(batches)
+        if isinstance(self.loader, SubgraphLoader) and current is not None:
+            # What the loader knows runs ahead of what is handed out.
+            order = self.loader.state_dict()["order"]
+            self._order = {**order, "done": order["done"] - 1}
         thread = None
         if model.device.type != "cpu" or has_idle_cores():
             thread = ThreadPoolExecutor(1, thread_name_prefix="gas-prefetch")

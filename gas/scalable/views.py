@@ -52,11 +52,23 @@ def run_views(model: ScalableGNN, batch: SubData, bank: str) -> tuple[Tensor, ..
 
 def _bank_of(model: ScalableGNN, number: int) -> dict[History, History]:
     """The histories of a view in place of the model's."""
+    if len(model.view_histories or ()) <= number:
+        set_banks(model, number + 1)
+    assert model.view_histories is not None
+    return dict(zip(model.histories, model.view_histories[number], strict=True))
+
+
+def set_banks(model: ScalableGNN, number: int) -> None:
+    """Gives a model histories for so many views: copies of its own, where there were none."""
     banks = list(model.view_histories or ())
-    if len(banks) <= number:
-        factory = dataclasses.replace(model._factory, path=None)
+    for bank in banks[number:]:
+        for history in bank:
+            history.close()
+    factory = dataclasses.replace(model._factory, path=None)
+    while len(banks) < number:
         made = torch.nn.ModuleList(factory.clone(model.histories, model._engine)).to(model.device)
         banks.append(cast("Sequence[History]", made))
-        modules = torch.nn.ModuleList(cast("list[torch.nn.Module]", banks))
-        model.view_histories = cast("Sequence[Sequence[History]]", modules)
-    return dict(zip(model.histories, banks[number], strict=True))
+    modules = torch.nn.ModuleList(cast("list[torch.nn.Module]", banks[:number]))
+    if not number:
+        model._modules.pop("view_histories", None)
+    model.view_histories = cast("Sequence[Sequence[History]]", modules) if number else None

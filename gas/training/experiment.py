@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
+import json
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -17,19 +19,23 @@ from gas import models
 from gas.augment import Augmentation, MHAug
 from gas.datasets.masks import check_parts
 from gas.graph.features import with_csr_features
+from gas.history import Codec
 from gas.loader import SubData, SubgraphLoader
 from gas.models.layered import check_features
+from gas.native.checks import check_integer
 from gas.scalable import PrefetchLoader, verify
 from gas.scalable.model import ScalableGNN
 from gas.scalable.verify import Verification
 from gas.training.account import account_of
+from gas.training.checkpoints import Checkpoints
 from gas.training.freed import give_back_freed
 from gas.training.graphs import prepare_graph, training_nodes
-from gas.training.loop import Run, fit, split_mask, train_epoch
+from gas.training.loop import fit, split_mask, train_epoch
 from gas.training.memory import plan_micro_batches
 from gas.training.metrics import baseline, is_real, metric_of
 from gas.training.planner import Plan, plan
 from gas.training.report import peak_rss_bytes, reset_peak_rss
+from gas.training.run import Progress, Run
 from gas.training.settings import Settings
 
 MODELS: dict[str, type[models.LayeredGNN]] = {
@@ -73,6 +79,8 @@ class Experiment:
         memory: Choose parts, batches and how histories are stored, as far as settings and arguments
             leave them open, so that the process takes at most this: bytes, or like ``"6GB"``. What
             was chosen is in ``plan``; see :func:`gas.plan`. (default: what settings say)
+        micro_batches: How many mini-batches make a step of the optimizer; see
+            :func:`gas.training.train_epoch`. (default: ``1``, or as ``memory`` asks for)
         augment: Makes an augmentation of a graph, such as
             ``functools.partial(gas.MHAug, mu_e=0.3, ...)``; each run has its own. Batches then have
             views; see ``view_loss`` of :func:`gas.training.train_epoch`. MH-Aug takes its entropies
@@ -107,6 +115,7 @@ class Experiment:
         prefetch: bool = False,
         memory_budget: int | None = None,
         memory: int | str | None = None,
+        micro_batches: int = 1,
         augment: Callable[[Data], Augmentation] | None = None,
         patience: int | None = None,
         keep_edges: bool = True,
@@ -161,6 +170,9 @@ class Experiment:
         if memory is not None:
             self.plan = self._plan(data, memory, inductive, layout, partition, log)
             settings = settings.but(num_parts=self.plan.num_parts, batch_size=self.plan.batch_size)
+            micro_batches = self.plan.micro_batches
+        check_integer("micro_batches", micro_batches, 1)
+        self.micro_batches = micro_batches
         self.settings = settings = settings.for_size(data.num_nodes)
         fill = evaluation if refresh == "none" else refresh
         if augment is not None:
@@ -312,6 +324,7 @@ class Experiment:
         on_epoch: Callable[[Run], None] | None = None,
         keep: bool = False,
         run: Run | None = None,
+        checkpoints: Checkpoints | None = None,
     ) -> Run:
         """Trains one model from a seed and evaluates it after every epoch.
 
@@ -321,6 +334,7 @@ class Experiment:
             on_epoch: Called after each epoch with the run so far.
             keep: Keep the model and the outputs of the best epoch. (default: ``False``)
             run: Filled as training goes on, which survives an interruption. (default: a new one)
+            checkpoints: When to write them, and whether to go on from one. (default: none)
         """
         run = Run() if run is None else run
         torch.manual_seed(seed)
@@ -334,13 +348,35 @@ class Experiment:
             if self.evaluation == "layerwise" and not self._refreshes_by_evaluating:
                 apart = model.for_graph(self.data.num_nodes)
                 open_models.callback(apart.close)
+            if checkpoints is not None:
+                open_models.enter_context(checkpoints.heard())
             try:
-                self._run(model, apart, split, on_epoch, keep, run)
+                about = self._about(seed, split)
+                self._run(model, apart, split, on_epoch, keep, run, checkpoints, about)
             finally:
                 run.peak_rss_bytes = run.peak_rss_bytes or peak_rss_bytes()
                 if not self.full_batch:
                     run.history_bytes = sum(history.store.nbytes for history in model.histories)
         return run
+
+    def _about(self, seed: int, split: int) -> dict[str, Any]:
+        """What a training has to have in common with its checkpoints to go on from them."""
+        settings = {**dataclasses.asdict(self.settings), "epochs": None}
+        return {
+            "model": self.cls.__name__,
+            "settings": json.loads(json.dumps(settings)),
+            "histories": {
+                "dtype": str(Codec.of(self.histories.get("dtype") or torch.float32)),
+                "store": str(self.histories.get("store")),
+            },
+            "micro_batches": self.micro_batches,
+            "full_batch": self.full_batch,
+            "evaluation": self.evaluation,
+            "refresh": self.refresh,
+            "augmented": self.augment is not None,
+            "seed": seed,
+            "split": split,
+        }
 
     @property
     def _refreshes_by_evaluating(self) -> bool:
@@ -355,6 +391,8 @@ class Experiment:
         on_epoch: Callable[[Run], None] | None,
         keep: bool,
         run: Run,
+        checkpoints: Checkpoints | None,
+        about: dict[str, Any],
     ) -> None:
         settings = self.settings
         optimizer = torch.optim.Adam(
@@ -362,10 +400,14 @@ class Experiment:
             lr=settings.lr,
             fused=True,  # A small model's step takes a third of the time.
         )
-        if not self.full_batch:
+        resumes = checkpoints is not None and checkpoints.resumes
+        if not self.full_batch and not resumes:
             self._refresh(model)  # So that the first epoch reads real embeddings.
         augmentation = self._make_augmentation()
         batches, micro_batches = self._batches(model, augmentation)
+        progress = Progress()
+        if checkpoints is not None:
+            checkpoints.start(model, optimizer, batches, run, progress, about)
 
         def epoch() -> float:
             return train_epoch(
@@ -378,8 +420,16 @@ class Experiment:
                 micro_batches=micro_batches,
                 edge_dropout=settings.edge_dropout,
                 max_steps=settings.max_steps,
+                progress=progress,
+                on_step=None if checkpoints is None else checkpoints.after_step,
                 **self.training,
             )
+
+        def ended(run: Run) -> None:
+            if on_epoch is not None:
+                on_epoch(run)
+            if checkpoints is not None:
+                checkpoints.after_epoch()
 
         def evaluate(model: ScalableGNN) -> Tensor:
             out = self._evaluate(model, apart)
@@ -391,9 +441,11 @@ class Experiment:
 
         try:
             fit(
-                model, self.data, epoch, evaluate, settings.epochs, split, on_epoch, self.metric,
-                self.patience, self.training.get("leave_cores", True), keep, run,
+                model, self.data, epoch, evaluate, settings.epochs, split, ended, self.metric,
+                self.patience, self.training.get("leave_cores", True), keep, run, progress,
             )  # fmt: skip
+            if checkpoints is not None:
+                checkpoints.end()
         finally:
             if isinstance(augmentation, MHAug):
                 run.chain = augmentation.statistics()._asdict()
@@ -416,7 +468,7 @@ class Experiment:
     ) -> tuple[Iterable[SubData], int]:
         """The batches of an epoch, and how many of them make a step."""
         graph, batches = self.graph, self.graph.loader
-        micro_batches = 1 if self.plan is None else self.plan.micro_batches
+        micro_batches = self.micro_batches
         if graph.whole is not None and batches is None:
             return graph.whole, 1
         assert batches is not None

@@ -8,8 +8,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sized
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -26,67 +25,7 @@ from gas.loader import EvalSubgraphLoader
 from gas.loader.batch import SubData, tensors
 from gas.scalable.model import ScalableGNN
 from gas.training.metrics import is_real, metric_of, score
-
-if TYPE_CHECKING:
-    from gas.training.account import MemoryAccount
-
-
-class Best(NamedTuple):
-    """A model of its best epoch, from 0: its ``state_dict`` on the CPU, and outputs, ``[N, C]``."""
-
-    epoch: int
-    state: dict[str, Tensor]
-    out: Tensor
-
-
-@dataclass
-class Run:
-    """What happened in one run, one entry per epoch.
-
-    ``train_acc``, ``val_acc`` and ``test_acc`` are accuracies, as fractions, or another score where
-    the data asks for one.
-    ``age`` is the mean number of pushes since a history's rows were written, at the epoch's end;
-    ``moved_bytes`` are those of stored rows that were read and written in training.
-    ``chain`` is what MH-Aug's chain did in the whole run, see :class:`gas.augment.Statistics`;
-    empty without one. ``best`` and ``memory`` are there if they were asked for.
-    """
-
-    loss: list[float] = field(default_factory=list)
-    train_acc: list[float] = field(default_factory=list)
-    val_acc: list[float] = field(default_factory=list)
-    test_acc: list[float] = field(default_factory=list)
-    age: list[float] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
-    peak_rss_bytes: float = 0
-    history_bytes: int = 0
-    moved_bytes: list[int] = field(default_factory=list)
-    chain: dict[str, float] = field(default_factory=dict)
-    best: Best | None = field(default=None, repr=False)
-    memory: MemoryAccount | None = field(default=None, repr=False)
-
-    def __len__(self) -> int:
-        """The number of epochs that have ended."""
-        return len(self.test_acc)
-
-    def forget_unfinished(self) -> None:
-        """Drops what an epoch that was interrupted has left."""
-        epochs = len(self)
-        for name in ("loss", "train_acc", "val_acc", "test_acc", "age", "seconds", "moved_bytes"):
-            del getattr(self, name)[epochs:]
-        if self.best is not None and self.best.epoch != self.best_epoch:  # Not kept any more.
-            self.test_acc.pop()
-            self.forget_unfinished()
-
-    @property
-    def best_epoch(self) -> int:
-        """The first epoch, from 0, of the highest validation score; NaN is lower than any."""
-        scores = [-math.inf if math.isnan(score) else score for score in self.val_acc]
-        return scores.index(max(scores))
-
-    @property
-    def epoch_seconds(self) -> float:
-        """The median time of a training epoch, evaluation apart."""
-        return statistics.median(self.seconds)
+from gas.training.run import Best, Progress, Run
 
 
 class FullBatch:
@@ -173,6 +112,8 @@ def train_epoch(
     view_loss: Callable[..., Tensor] = mh_aug_loss,
     bank: str = "original",
     leave_cores: bool = True,
+    progress: Progress | None = None,
+    on_step: Callable[[], None] | None = None,
 ) -> float:
     """Trains on every batch once; returns the mean loss per labelled node.
 
@@ -210,17 +151,23 @@ def train_epoch(
             fewer of PyTorch's threads, see :func:`gas.training.share_cores`. Sums of PyTorch's
             own may be rounded otherwise then, unless it has one thread from the start.
             (default: ``True``)
+        progress: How far the epoch has come, when it goes on after a checkpoint; it is filled, and
+            ``loader`` has what is left. (default: the epoch begins)
+        on_step: Called after every step, such as to write a checkpoint. (default: nothing)
     """
     if micro_batches < 1:
         raise ValueError(f"'micro_batches' is {micro_batches}, expected at least 1")
     model.train()
     per_step = _labels_per_step(loader, split, micro_batches) if scale_loss else None
     device = model.device
-    total, labelled = torch.zeros((), device=device), 0
-    steps = of_step = 0  # Labelled nodes of the step so far.
+    done = Progress() if progress is None else progress
+    done.loss = torch.as_tensor(done.loss, dtype=torch.float32, device=device)
+    of_step = 0  # Labelled nodes of the step so far.
     optimizer.zero_grad()
     with share_cores(leave_cores) as follow_cores:
-        for number, batch in enumerate(loader, 1):
+        for number, batch in enumerate(loader, 1 + done.batches):
+            if max_steps is not None and done.steps >= max_steps:  # Before a checkpoint.
+                break
             follow_cores()
             index = _train_index(batch, split)
             count = index.numel()
@@ -238,8 +185,8 @@ def train_epoch(
                     loss = loss_fn(outs[0][index], y[index])
                 else:
                     loss = view_loss(*outs, y, index)
-                total = total + loss.detach() * count
-                labelled += count
+                done.loss = done.loss + loss.detach() * count
+                done.labelled += count
                 of_step += count
                 objective = loss + getattr(model, "reg_loss", 0.0)
                 if micro_batches > 1:
@@ -252,12 +199,14 @@ def train_epoch(
             if of_step > 0:
                 _step(model, optimizer, grad_norm, per_step or of_step, micro_batches)
             of_step = 0
-            steps += 1
-            if max_steps is not None and steps == max_steps:
+            done.batches, done.steps = number, done.steps + 1
+            if on_step is not None:
+                on_step()
+            if max_steps is not None and done.steps == max_steps:
                 break
     if of_step > 0:  # Of a loader without a length.
         _step(model, optimizer, grad_norm, per_step or of_step, micro_batches)
-    return float(total) / max(labelled, 1)
+    return float(done.loss) / max(done.labelled, 1)
 
 
 def _forward(
@@ -354,15 +303,16 @@ def fit(
     leave_cores: bool = True,
     keep: bool = False,
     run: Run | None = None,
+    progress: Progress | None = None,
 ) -> Run:
-    """Trains for some epochs and evaluates after each.
+    """Trains until there are some epochs, and evaluates after each.
 
     Args:
         model: The model.
         data: The whole graph, for its labels and masks.
         epoch: Trains one epoch and returns its loss.
         evaluate: Returns every node's output, of shape ``[N, C]``; it may refresh the histories.
-        epochs: The number of epochs.
+        epochs: The number of epochs, those that ``run`` has included.
         split: Which split of the masks to use. (default: ``0``)
         on_epoch: Called after each epoch with the run so far.
         metric: The score; see :func:`gas.training.score`. (default: the usual one for ``data.y``)
@@ -371,21 +321,26 @@ def fit(
         leave_cores: For the evaluation; see :func:`train_epoch`. (default: ``True``)
         keep: Keep the model and the outputs of the best epoch. (default: ``False``)
         run: Filled as training goes on, which survives an interruption. (default: a new one)
+        progress: What ``epoch`` fills; see :func:`train_epoch`. (default: nothing goes on)
     """
     if patience is not None and patience < 1:
         raise ValueError(f"'patience' is {patience}, expected at least 1 epoch")
     run = Run() if run is None else run
+    done = Progress() if progress is None else progress
     curves = {key: getattr(run, f"{key}_acc") for key in ("train", "val", "test")}
     masks = {key: split_mask(data[f"{key}_mask"], split).cpu() for key in curves}
     y = data.y.cpu()
     metric = metric or metric_of(y)
-    for _ in range(epochs):
-        start, moved = time.perf_counter(), model.moved_bytes
+    while len(run) < epochs and not run.has_stalled(patience):
+        start = time.perf_counter() - done.seconds
+        moved = model.moved_bytes - done.moved_bytes
+        done.watch(model, start, moved)
         run.loss.append(epoch())
         if model.device.type == "cuda":
             torch.cuda.synchronize(model.device)
         run.seconds.append(time.perf_counter() - start)
         run.moved_bytes.append(model.moved_bytes - moved)
+        done.reset()
         run.age.append(mean_age(model))
         model.eval()
         with torch.no_grad(), share_cores(leave_cores):
@@ -400,6 +355,4 @@ def fit(
             run.best = Best(run.best_epoch, state, out)
         if on_epoch is not None:
             on_epoch(run)
-        if patience is not None and len(run.loss) - 1 - run.best_epoch >= patience:
-            break
     return run

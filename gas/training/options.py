@@ -15,6 +15,7 @@ import torch
 from torch_geometric.data import Data
 
 from gas.augment import PUBLISHED, Augmentation, DropEdge, MHAug, mh_aug_loss
+from gas.checkpoint import checkpoints, peek, prune
 from gas.datasets import dataset_key, dataset_names, get_data
 from gas.graph import LAYOUTS, METHODS
 from gas.history import encode
@@ -23,6 +24,7 @@ from gas.history.engine import MODES
 from gas.history.tiers import TIERS
 from gas.native.memory import resident_bytes
 from gas.scalable import BANKS
+from gas.training.checkpoints import Checkpoints, seconds_of
 from gas.training.experiment import EVALUATIONS, MODELS, REFRESHES, Experiment
 from gas.training.freed import keep_little_freed
 from gas.training.metrics import METRICS
@@ -112,6 +114,17 @@ def make_parser() -> argparse.ArgumentParser:
     )
     group.add_argument("--autocast", action="store_true", help="compute in bfloat16")
 
+    group = parser.add_argument_group("checkpoints, in the folder checkpoints of --out")
+    group.add_argument(
+        "--checkpoint-every",
+        metavar="N",
+        help="epochs, or a time such as 10min, in the middle of an epoch if need be; and one when "
+        "SIGTERM or Ctrl-C comes (none; 1 with --resume)",
+    )
+    group.add_argument(
+        "--resume", action="store_true", help="go on from the newest ones, if there are any"
+    )
+
     group = parser.add_argument_group("mini-batches and histories")
     group.add_argument("--partition", choices=METHODS, help="(metis)")
     group.add_argument("--layout", choices=LAYOUTS, help="(CPU: fused, else csr)")
@@ -184,9 +197,49 @@ def parse_args() -> argparse.Namespace:
         args.device = "cuda" if torch.cuda.is_available() else "cpu"
     if args.out.exists() and not args.out.is_dir():
         parser.error(f"argument --out is {args.out}, which is a file: name a folder")
-    if (args.out / "metrics.json").exists() and not args.overwrite:
+    if args.resume and args.overwrite:
+        parser.error("argument --resume goes on with what --overwrite would remove: leave one out")
+    if (args.out / "metrics.json").exists() and not (args.overwrite or args.resume):
         parser.error(f"argument --out is {args.out}, which holds a run: add --overwrite")
+    try:
+        seconds_of(args.checkpoint_every or 1)
+    except ValueError as error:
+        parser.error(f"argument --checkpoint-every: {error}")
+    there = [folder for folder in sorted(args.out.glob("checkpoints/run*")) if checkpoints(folder)]
+    if there and not (args.resume or args.overwrite):
+        parser.error(
+            f"argument --out is {args.out}, which has the checkpoints of a run: add --resume to go "
+            "on with it, or --overwrite"
+        )
     return args
+
+
+def checkpoints_of(args: argparse.Namespace, number: int) -> Checkpoints | None:
+    """When a run writes checkpoints, if it is to."""
+    folder = args.out / f"checkpoints/run{number}"
+    if args.overwrite:
+        prune(folder, 0)
+    if args.checkpoint_every is None and not args.resume:
+        return None
+    return Checkpoints(folder, args.checkpoint_every or 1, args.resume)
+
+
+def _as_it_was(args: argparse.Namespace) -> int:
+    """Takes what ``--memory`` chose from a checkpoint: now it might choose otherwise.
+
+    Returns:
+        The micro-batches of a step.
+    """
+    folder = args.out / "checkpoints/run0"
+    if not args.resume or args.memory is None or not checkpoints(folder):
+        return 1
+    about = peek(folder, "about")["about"]
+    args.memory = None
+    args.num_parts, args.batch_size = (about["settings"][k] for k in ("num_parts", "batch_size"))
+    args.dtype = about["histories"]["dtype"]
+    if about["histories"]["store"] in TIERS:
+        args.store = about["histories"]["store"]
+    return about["micro_batches"]
 
 
 def option(name: str) -> str:
@@ -229,6 +282,7 @@ def augmentation_of(args: argparse.Namespace) -> tuple[Callable[[Data], Augmenta
 
 def make_experiment(args: argparse.Namespace, files: Path) -> Experiment:
     """The experiment that the command line describes."""
+    micro_batches = _as_it_was(args)
     settings = settings_of(args, files)
     libraries = None
     if args.memory_report:
@@ -260,6 +314,7 @@ def make_experiment(args: argparse.Namespace, files: Path) -> Experiment:
         prefetch=args.prefetch,
         memory_budget=None if args.memory_budget is None else int(args.memory_budget * 2**20),
         memory=None if args.full_batch else args.memory,
+        micro_batches=micro_batches,
         augment=augment,
         patience=args.patience,
         keep_edges=False,

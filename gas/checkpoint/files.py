@@ -1,0 +1,234 @@
+"""The files of checkpoints, which are there as a whole or not at all, whenever the power fails.
+
+A folder has ``checkpoint_000001``, ``checkpoint_000002`` and so on. One is written under a name
+that begins with a dot; when all its files, and at last its manifest, have reached the disk, it gets
+its name, which has to reach the disk, too. Old ones lose their manifest first: a folder without one
+is none. What this hasn't written is never deleted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import shutil
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from gas.checkpoint.errors import CheckpointError
+from gas.checkpoint.tensors import Written, checksum, read_json
+from gas.native.memory import human
+
+if sys.platform != "win32":  # There, two that write into one folder aren't kept apart.
+    import fcntl
+
+MANIFEST = "manifest.json"
+FORMAT, VERSION = "gas checkpoint", 1
+MOST_MANIFEST = 1 << 30
+NAME = re.compile(r"checkpoint_(\d{6,18})")
+TEMPORARY = re.compile(r"\.checkpoint_(\d{6,18})\.writing")
+# What its folder holds, beside the manifest.
+FILE = re.compile(r"(model|state|(view_\d+_)?history_\d+(_changes)?)\.safetensors")
+
+
+class Writer:
+    """A checkpoint while it is written; see :func:`writing`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.files: dict[str, Written] = {}
+
+    def write(self, name: str, content: Callable[[BinaryIO], Written]) -> Written:
+        """Writes a file, and waits until it is on the disk."""
+        with open(self.folder / name, "xb") as stream:
+            self.files[name] = content(stream)
+            _reach_disk(stream)
+        return self.files[name]
+
+    def link(self, name: str, other: Path, written: Written) -> bool:
+        """Takes up a file of an earlier checkpoint, with known bytes; says whether it could."""
+        try:
+            os.link(other, self.folder / name)
+        except OSError:  # It is gone, or this disk has no links.
+            return False
+        self.files[name] = written
+        return True
+
+    def write_manifest(self, content: dict[str, Any]) -> None:
+        """Writes what makes a checkpoint of the folder."""
+        files = {name: {"bytes": w.nbytes, "crc32": w.crc32} for name, w in self.files.items()}
+        content = {"format": FORMAT, "version": VERSION, "files": files, **content}
+        text = json.dumps(content, allow_nan=False, separators=(",", ":"))
+        whole = {"crc32": zlib.crc32(text.encode()), "content": content}
+        with open(self.folder / MANIFEST, "xb") as stream:
+            stream.write(json.dumps(whole, allow_nan=False, separators=(",", ":")).encode())
+            _reach_disk(stream)
+
+
+@contextlib.contextmanager
+def writing(folder: Path, number: int) -> Iterator[Writer]:
+    """A new checkpoint, which takes its place when the context ends without an error.
+
+    Raises:
+        OSError: If the disk is full, or the folder can't be written; no checkpoint has changed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    name = f"checkpoint_{number:06}"
+    temporary = folder / f".{name}.writing"
+    try:
+        temporary.mkdir()
+        with _locked(temporary):
+            yield Writer(temporary)
+            if not (temporary / MANIFEST).exists():
+                raise AssertionError("a checkpoint without its manifest")
+            _folder_reaches_disk(temporary)
+            os.rename(temporary, folder / name)
+        _folder_reaches_disk(folder)
+        _folder_reaches_disk(folder.parent)  # Which may have got it just now.
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            _remove(temporary)
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise OSError(
+                error.errno,
+                f"the disk has no room for a checkpoint ({human(shutil.disk_usage(folder).free)} "
+                "are free): free some, or name a folder on another disk. Those written before are "
+                "unchanged",
+                str(folder),
+            ) from error
+        raise
+
+
+def checkpoints(folder: str | Path) -> list[Path]:
+    """The complete checkpoints of a folder, the newest last; whether they are sound isn't read."""
+    found = sorted((int(number), path) for number, path in _numbered(Path(folder)))
+    return [path for _, path in found if NAME.fullmatch(path.name) and (path / MANIFEST).is_file()]
+
+
+def _numbered(folder: Path) -> list[tuple[str, Path]]:
+    """The numbers and folders of checkpoints, those under way included."""
+    if not folder.is_dir():
+        return []
+    paths = [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]
+    matches = [(NAME.fullmatch(p.name) or TEMPORARY.fullmatch(p.name), p) for p in paths]
+    return [(match[1], path) for match, path in matches if match]
+
+
+def next_number(folder: Path) -> int:
+    """A number that no checkpoint has, complete or not, larger than all."""
+    return 1 + max((int(number) for number, _ in _numbered(folder)), default=0)
+
+
+def prune(folder: Path, keep: int) -> None:
+    """Removes all checkpoints but the last ones, and what was left of others."""
+    whole = checkpoints(folder)
+    kept = set(whole[len(whole) - keep :] if keep < len(whole) else whole)
+    for _, path in _numbered(folder):
+        if path not in kept:
+            with contextlib.suppress(OSError):  # Somebody writes it, or put something into it.
+                _remove(path)
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """What a checkpoint says of itself; its files aren't looked at.
+
+    Raises:
+        CheckpointError: If it is damaged, none of ours, or newer.
+    """
+    file = path / MANIFEST
+
+    def error(what: str) -> CheckpointError:
+        return CheckpointError(f"{file} {what}: it is damaged, or no checkpoint of gas")
+
+    try:
+        if file.stat().st_size > MOST_MANIFEST:
+            raise error(f"has {file.stat().st_size:,} bytes")
+        text = file.read_bytes()
+    except OSError as reason:
+        raise CheckpointError(f"{path} is no checkpoint: {reason}") from reason
+    whole = read_json(text, error)
+    content = whole.get("content") if isinstance(whole, dict) else None
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise error("doesn't say that it is one")
+    if content.get("version") != VERSION:
+        raise CheckpointError(
+            f"{path} is of version {content.get('version')!r}, and this gas reads version "
+            f"{VERSION}: use the gas that wrote it, or a newer one"
+        )
+    again = json.dumps(content, allow_nan=False, separators=(",", ":"))
+    if zlib.crc32(again.encode()) != whole.get("crc32"):
+        raise error("was changed since it was written")
+    return content
+
+
+def check_files(path: Path, manifest: dict[str, Any]) -> None:
+    """Reads the files of a checkpoint, and compares them with what was written.
+
+    Raises:
+        CheckpointError: Naming the first that is missing or differs.
+    """
+    files = manifest.get("files")
+    if not isinstance(files, dict):
+        raise CheckpointError(f"{path / MANIFEST} names no files: it is no checkpoint of gas")
+    for name, about in files.items():
+        file = path / name
+        if not FILE.fullmatch(name) or file.is_symlink():
+            raise CheckpointError(f"{path / MANIFEST} names {name!r}, no file of a checkpoint")
+        if not isinstance(about, dict) or not file.is_file():
+            raise CheckpointError(f"{path} lacks its file {name}: it is damaged")
+        size = file.stat().st_size
+        if size != about.get("bytes"):
+            raise CheckpointError(
+                f"{file} has {size:,} bytes, expected {about.get('bytes')}: it is damaged"
+            )
+        if checksum(file).crc32 != about.get("crc32"):
+            raise CheckpointError(f"{file} was changed since it was written: it is damaged")
+
+
+def _remove(path: Path) -> None:
+    """Removes a checkpoint, unless somebody writes it, as far as its files are ours."""
+    with _locked(path):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path / MANIFEST)
+        for file in path.iterdir():
+            if FILE.fullmatch(file.name):
+                os.unlink(file)
+        os.rmdir(path)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Keeps others from a folder.
+
+    Raises:
+        OSError: If somebody has it.
+    """
+    if sys.platform == "win32":
+        yield
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _reach_disk(stream: BinaryIO) -> None:
+    stream.flush()
+    os.fsync(stream.fileno())
+
+
+def _folder_reaches_disk(path: Path) -> None:
+    if sys.platform == "win32":  # Where a folder can't be opened.
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,202 @@
+"""Histories in checkpoints: all rows, or those that changed since all were written.
+
+A history that has changed by less than half since an earlier checkpoint takes up that one's file,
+which the new checkpoint then shares (a hard link), and has the changed rows in another. A push says
+which rows it wrote; a table that was changed by other means is written as a whole.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from gas.checkpoint.errors import CheckpointError
+from gas.checkpoint.files import Writer
+from gas.checkpoint.tensors import BLOCK, Blocks, TensorFile, Written, write_tensors
+from gas.history import History
+from gas.scalable.model import ScalableGNN
+
+SHARE = 0.5  # Of rows; where more have changed, all are written.
+
+
+class _Base(NamedTuple):
+    """A file that holds all rows of a history, as they were once."""
+
+    written: Written
+    changes: tuple[int, int]  # Of the history, then.
+
+
+# What is known of the last such file of each history of this process.
+_bases: weakref.WeakKeyDictionary[History, _Base] = weakref.WeakKeyDictionary()
+
+Saving = Callable[[Writer, "Path | None"], dict[str, Any]]
+
+
+def named(model: ScalableGNN) -> dict[str, History]:
+    """The histories of a model, those of views included, by the names of their files."""
+    found = {f"history_{number}": history for number, history in enumerate(model.histories)}
+    for view, bank in enumerate(model.view_histories or ()):
+        for number, history in enumerate(bank):
+            found[f"view_{view}_history_{number}"] = history
+    return found
+
+
+def saving(name: str, history: History, at_once: bool) -> Saving:
+    """What writes a history as it is now; it is given the checkpoint before, if there is one.
+
+    Args:
+        name: Of its files.
+        history: The history.
+        at_once: It will be called before the history changes: nothing is copied. (Else rows are
+            copied now, into memory.)
+    """
+    history.wait()
+    base = _bases.get(history)
+    changes, every = history.changes, history.num_embeddings
+    written_at = history.written_at if at_once else history.written_at.clone()
+    changed = None
+    if base is not None and base.changes[0] == changes[0]:
+        later = (written_at > base.changes[1]).nonzero().view(-1)
+        changed = later if later.numel() < SHARE * every else None
+    pieces = None if at_once else _pieces(history, changed)
+    about = {
+        "num_rows": every,
+        "width": history.embedding_dim,
+        "codec": str(history.codec),
+        "pushes": changes[1],
+    }
+
+    def rows(index: Tensor | None) -> Blocks:
+        size = every if index is None else index.numel()
+        blocks = _blocks(history, index) if pieces is None else iter(pieces)
+        return Blocks(history.store.dtype, (size, history.store.columns), blocks)
+
+    def write(writer: Writer, before: Path | None) -> dict[str, Any]:
+        nonlocal changed, pieces
+        whole, part = f"{name}.safetensors", f"{name}_changes.safetensors"
+        if changed is not None and base is not None:
+            if before is not None and writer.link(whole, before / whole, base.written):
+                part_of = {"index": changed, "rows": rows(changed), "written_at": written_at}
+                writer.write(part, _writing(part_of, about))
+                return {**about, "files": [whole, part]}
+            if pieces is not None:  # Of the changed rows alone, and the others have changed since.
+                raise OSError(
+                    f"{before} has gone while a checkpoint was written beside the training: save "
+                    "again"
+                )
+        written = writer.write(
+            whole, _writing({"rows": rows(None), "written_at": written_at}, about)
+        )
+        _bases[history] = _Base(written, changes)
+        return {**about, "files": [whole]}
+
+    return write
+
+
+def _writing(tensors: dict[str, Any], about: dict[str, Any]) -> Callable[[BinaryIO], Written]:
+    metadata = {key: str(value) for key, value in about.items()}
+    return lambda stream: write_tensors(stream, tensors, metadata)
+
+
+def _blocks(history: History, index: Tensor | None) -> Iterator[Tensor]:
+    """The stored rows in pieces; of all, without ``index``."""
+    row_bytes = max(1, history.store.columns * history.store.dtype.itemsize)
+    size, step = history.num_embeddings, max(1, BLOCK // row_bytes)
+    for first in range(0, size if index is None else index.numel(), step):
+        if index is None:
+            yield history.stored(torch.arange(first, min(first + step, size)))
+        else:
+            yield history.stored(index[first : first + step])
+
+
+def _pieces(history: History, index: Tensor | None) -> list[Tensor]:
+    return [block.clone() for block in _blocks(history, index)]
+
+
+class Reading:
+    """A history of a checkpoint, looked at before anything is changed.
+
+    Args:
+        path: The checkpoint.
+        name: Of the history.
+        about: What the manifest says of it.
+        history: What will take its rows, or one like it.
+
+    Raises:
+        CheckpointError: If its files aren't what it says.
+        ValueError: If it is another history's.
+    """
+
+    def __init__(self, path: Path, name: str, about: Any, history: History) -> None:
+        found = about if isinstance(about, dict) else {}
+        size = history.num_embeddings
+        wanted = {"num_rows": size, "width": history.embedding_dim, "codec": str(history.codec)}
+        for key, value in wanted.items():
+            if found.get(key) != value:
+                raise ValueError(
+                    f"'model' has {name!r} with {key} {value}, but {path} has it with "
+                    f"{found.get(key)}: make the model as it was, or pass histories=False, which "
+                    "loads the rest"
+                )
+        names, pushes = found.get("files"), found.get("pushes")
+        whole, part = f"{name}.safetensors", f"{name}_changes.safetensors"
+        if names not in ([whole], [whole, part]) or not _is_count(pushes):
+            raise CheckpointError(f"{path} doesn't say how {name!r} was written: it is damaged")
+        self.pushes = cast(int, pushes)
+        self.files = [TensorFile(path / file) for file in names]
+        columns, dtype = history.store.columns, history.store.dtype
+        for file in self.files:
+            self._check(file, "rows", dtype, columns, size if file is self.files[0] else None)
+            self._check(file, "written_at", torch.int32, None, size)
+        self.written_at = self.files[-1].read("written_at")
+        if size and not 0 <= int(self.written_at.min()) <= int(self.written_at.max()) <= 2**31 - 2:
+            raise CheckpointError(f"{self.files[-1].path} has rows that were written before 0")
+        if size and int(self.written_at.max()) > self.pushes:
+            raise CheckpointError(
+                f"{self.files[-1].path} has rows that were written by push "
+                f"{int(self.written_at.max())}, but there were {self.pushes}"
+            )
+        self.index: Tensor | None = None
+        if len(self.files) > 1:
+            self.index = index = self.files[1].read("index")
+            _, shape = self.files[1].about("rows")
+            fits = index.dtype == torch.int64 and index.dim() == 1 and len(index) == shape[0]
+            if not fits or (len(index) and not 0 <= int(index[0]) <= int(index[-1]) < size):
+                raise CheckpointError(f"{self.files[1].path} has rows that don't exist")
+            if bool((index.diff() <= 0).any()):
+                raise CheckpointError(f"{self.files[1].path} has a row twice")
+
+    @staticmethod
+    def _check(
+        file: TensorFile, name: str, dtype: torch.dtype, columns: int | None, size: int | None
+    ) -> None:
+        found, shape = file.about(name)
+        dims = 1 if columns is None else 2
+        fits = found == dtype and len(shape) == dims and (size is None or shape[0] == size)
+        if not fits or (columns is not None and shape[1] != columns):
+            raise CheckpointError(
+                f"{file.path} has {name!r} of {found} and shape {list(shape)}, expected {dtype} "
+                f"and {[size, columns][:dims]}"
+            )
+
+    def restore(self, history: History, written: Written) -> None:
+        """Puts the rows into a history; ``written`` is what is known of their first file."""
+        history.restore(self._rows(), self.written_at, self.pushes)
+        if self.index is None:
+            _bases[history] = _Base(written, history.changes)
+
+    def _rows(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for first, rows in self.files[0].blocks("rows"):
+            yield torch.arange(first, first + rows.size(0)), rows
+        if self.index is not None:
+            for first, rows in self.files[1].blocks("rows"):
+                yield self.index[first : first + rows.size(0)], rows
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31

@@ -1,0 +1,198 @@
+"""``save``: all that a training needs to go on, in a folder of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+import gas.checkpoint.generators as generators
+from gas.checkpoint import histories as stored
+from gas.checkpoint.files import checkpoints, next_number, prune, writing
+from gas.checkpoint.tensors import write_tensors
+from gas.checkpoint.values import to_json
+from gas.native.checks import check_integer
+from gas.scalable.model import ScalableGNN
+
+MODEL, STATE = "model.safetensors", "state.safetensors"
+_under_way: dict[Path, Future[Path]] = {}  # Of each folder.
+
+
+@overload
+def save(
+    folder: str | Path, model: Module, optimizer: Any = ..., loader: Any = ..., *,
+    keep: int = ..., histories: bool = ..., background: Literal[False] = ..., **state: Any,
+) -> Path: ...  # fmt: skip
+
+
+@overload
+def save(
+    folder: str | Path, model: Module, optimizer: Any = ..., loader: Any = ..., *,
+    keep: int = ..., histories: bool = ..., background: Literal[True], **state: Any,
+) -> Future[Path]: ...  # fmt: skip
+
+
+def save(
+    folder: str | Path,
+    model: Module,
+    optimizer: Any = None,
+    loader: Any = None,
+    *,
+    keep: int = 3,
+    histories: bool = True,
+    background: bool = False,
+    **state: Any,
+) -> Path | Future[Path]:
+    """Writes a checkpoint: what a training needs to go on as if nothing had happened.
+
+    That is the weights, the histories with their ages, the optimizer, the random numbers of Python,
+    NumPy and PyTorch, and of a loader the order of the epoch, how much of it is done, and its
+    augmentation::
+
+        for epoch in range(epochs):
+            train_epoch(model, loader, optimizer)
+            gas.save("checkpoints", model, optimizer, loader, epoch=epoch)
+
+    The folder gets ``checkpoint_000001``, then ``checkpoint_000002``, and so on: tensors in the
+    format of safetensors, ``model.safetensors`` with the names that the model's ``state_dict``
+    has (of a model of :func:`gas.to_scalable`, those of the module that it was made of), the rest
+    in ``manifest.json``. A checkpoint is complete or not there, whenever the process is killed or
+    the power fails. Nothing in it is code. :func:`gas.load` reads it.
+
+    Args:
+        folder: The folder of a training's checkpoints, which is made.
+        model: The model.
+        optimizer: The optimizer, or anything else with ``state_dict()``. (default: none)
+        loader: What the training iterates, in a loop over it or between two: a
+            :class:`gas.SubgraphLoader`, a :class:`gas.PrefetchLoader`, or anything else with
+            ``state_dict()``. (default: none)
+        keep: How many checkpoints stay: older ones are removed once the new one is complete.
+            (default: ``3``)
+        histories: Write the histories; without, they have to be filled again. (default: ``True``)
+        background: Copy what is to be written into memory, write it beside the training, and return
+            a ``concurrent.futures.Future`` of the path. The next checkpoint of the folder waits for
+            it, and raises what went wrong. (default: ``False``)
+        **state: Anything else, under names of its own, which :func:`gas.load` returns: numbers,
+            text, tensors, and lists and dictionaries of these. Of what has ``state_dict()``, such
+            as a scheduler, that; of a ``torch.Generator``, its state.
+
+    Returns:
+        The checkpoint's own folder.
+
+    Raises:
+        ValueError: If something can't be held by a checkpoint, naming it; nothing was written.
+        OSError: If the disk is full or the folder can't be written; what was there stays.
+    """
+    check_integer("keep", keep, 1)
+    folder = Path(folder).absolute()
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"'folder' is {str(folder)!r}, which is a file: name a folder")
+    finish(folder)
+    if isinstance(loader, Module):
+        raise ValueError("'loader' is a model: expected what loads its mini-batches")
+    tensors: dict[str, Tensor] = {}
+    manifest = {
+        "torch": torch.__version__,
+        "optimizer": _state_of("optimizer", optimizer, tensors),
+        "loader": _state_of("loader", loader, tensors),
+        "random": to_json(generators.states(), "random", tensors),
+        "objects": {k: _state_of(k, v, tensors) for k, v in state.items() if _is_object(v)},
+        "state": {k: to_json(v, k, tensors) for k, v in state.items() if not _is_object(v)},
+    }
+    weights = {key: value.detach().cpu() for key, value in weights_of(model).items()}
+    if background:
+        tensors = {key: value.cpu().clone() for key, value in tensors.items()}
+        weights = {key: value.clone() for key, value in weights.items()}
+    parts = {}
+    if histories and isinstance(model, ScalableGNN):
+        parts = {
+            name: stored.saving(name, history, not background)
+            for name, history in stored.named(model).items()
+        }
+
+    def write() -> Path:
+        return _write(folder, keep, manifest, weights, tensors, parts)
+
+    if not background:
+        return write()
+    future: Future[Path] = Future()
+    _under_way[folder] = future
+    threading.Thread(target=_settle, args=(future, write), name="gas-checkpoint").start()
+    return future
+
+
+def weights_of(model: Module) -> Mapping[str, Tensor]:
+    """The ``state_dict`` of a model; of a converted one, that of the module that it was made of."""
+    found = (model.plain if isinstance(model, ScalableGNN) else model).state_dict()
+    others = [key for key, value in found.items() if not isinstance(value, Tensor)]
+    if others:
+        raise ValueError(
+            f"'model' has {others[0]!r} in its state_dict, a {type(found[others[0]]).__name__}: "
+            "expected tensors; pass other things by names of their own"
+        )
+    return found
+
+
+def _write(
+    folder: Path,
+    keep: int,
+    manifest: dict[str, Any],
+    weights: Mapping[str, Tensor],
+    tensors: Mapping[str, Tensor],
+    parts: Mapping[str, stored.Saving],
+) -> Path:
+    before = next(iter(reversed(checkpoints(folder))), None)
+    number = next_number(folder)
+    with writing(folder, number) as writer:
+        written = {name: part(writer, before) for name, part in parts.items()}
+        writer.write(MODEL, lambda stream: write_tensors(stream, weights, {"format": "pt"}))
+        writer.write(STATE, lambda stream: write_tensors(stream, tensors, {}))
+        writer.write_manifest({"number": number, "histories": written, **manifest})
+    prune(folder, keep)
+    return folder / f"checkpoint_{number:06}"
+
+
+def _settle(future: Future[Path], write: Callable[[], Path]) -> None:
+    try:
+        future.set_result(write())
+    except BaseException as error:  # Raised by who asks for the result.
+        future.set_exception(error)
+
+
+def finish(folder: str | Path) -> None:
+    """Waits for what is being written there, and raises what went wrong."""
+    future = _under_way.pop(Path(folder).absolute(), None)
+    if future is not None:
+        future.result()
+
+
+def finish_quietly(folder: Path) -> None:
+    """Waits for what is being written there; what went wrong is for who saves."""
+    future = _under_way.get(folder)
+    if future is not None:
+        with contextlib.suppress(Exception):
+            future.result()
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, torch.Generator) or hasattr(value, "state_dict")
+
+
+def _state_of(name: str, value: Any, tensors: dict[str, Tensor]) -> Any:
+    if value is None:
+        return None
+    if isinstance(value, torch.Generator):
+        return to_json(value.get_state(), name, tensors)
+    if not hasattr(value, "state_dict"):
+        raise ValueError(
+            f"'{name}' is a {type(value).__name__}, which has no state_dict(): leave it out, and "
+            "pass what is to be kept of it by names of its own"
+        )
+    return to_json(value.state_dict(), name, tensors)

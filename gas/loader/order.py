@@ -1,0 +1,65 @@
+"""The order of an epoch's mini-batches, which a checkpoint can take up in the middle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sized
+from typing import Any, cast
+
+from torch.utils.data import Sampler
+
+
+class BatchOrder(Sampler[list[int]]):
+    """Draws the mini-batches of an epoch all at once, and knows how many were handed out.
+
+    Args:
+        batches: Draws an epoch: lists of parts.
+    """
+
+    def __init__(self, batches: Iterable[list[int]]) -> None:
+        self.batches = batches
+        self.epoch: list[list[int]] | None = None  # That has begun.
+        self.done = 0  # Of its batches.
+        self.resumes = False  # Whether the next epoch is the rest of this one.
+
+    def __len__(self) -> int:
+        return len(cast(Sized, self.batches))
+
+    def __iter__(self) -> Iterator[list[int]]:
+        if not self.resumes or self.epoch is None:
+            self.epoch, self.done = [list(parts) for parts in self.batches], 0
+        self.resumes = False
+        yield from self.epoch[self.done :]
+
+    def end(self) -> None:
+        """The epoch has ended."""
+        self.epoch, self.done = None, 0
+
+    def state(self) -> dict[str, Any]:
+        """What :meth:`restore` takes."""
+        return {"epoch": self.epoch, "done": self.done}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Goes on in an epoch, if one had begun."""
+        self.epoch, self.done = state["epoch"], state["done"]
+        self.resumes = self.epoch is not None
+
+
+def check_order(state: Any, num_parts: int) -> None:
+    """Refuses what is no epoch of so many parts.
+
+    Raises:
+        ValueError: Saying why.
+    """
+    epoch, done = (state.get(key) for key in ("epoch", "done")) if state else (None, None)
+    batches = [] if epoch is None else epoch
+    fits = isinstance(batches, list) and all(
+        isinstance(parts, list)
+        and parts
+        and all(isinstance(part, int) and 0 <= part < num_parts for part in parts)
+        for parts in batches
+    )
+    if not fits or not isinstance(done, int) or not 0 <= done <= len(batches):
+        raise ValueError(
+            f"'loader' has {num_parts} parts, and what was saved is no epoch of them: make the "
+            "loader as it was when the checkpoint was written"
+        )

@@ -1,0 +1,329 @@
+"""What goes on after a checkpoint goes on as if nothing had happened, bit by bit."""
+
+import os
+import random
+import shutil
+import signal
+from concurrent.futures import Future
+
+import numpy as np
+import pytest
+import torch
+from checkpoint.trainings import CASES, EPOCHS, losses, training
+from gas.planted import planted_partition
+from safetensors.torch import load_file
+from torch_geometric.nn import GraphSAGE
+
+import gas
+from gas.augment import DropEdge
+from gas.checkpoint import CheckpointError, checkpoints
+from gas.training import Experiment, Settings
+from gas.training.checkpoints import Checkpoints
+from gas.training.run import Run
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("stop", [1, 3, 5])  # An epoch has three steps.
+def test_goes_on_bit_by_bit(data, tmp_path, case, stop):
+    options = CASES[case]
+    whole = training(data, **options)
+    expected = losses(*whole, EPOCHS)
+    parts = training(data, **options)
+    folder = tmp_path / "checkpoints"
+
+    def save():
+        gas.save(folder, *parts, scores=[0.5, float("nan")], epoch=stop // 3)
+
+    before = losses(*parts, EPOCHS, stop, save)
+    assert before == expected[:stop]
+
+    torch.manual_seed(123)  # As another process.
+    again = training(data, **options)
+    random.seed(5)
+    state = gas.load(folder, *again)
+    assert state["epoch"] == stop // 3
+    assert state["scores"][0] == 0.5
+    assert np.isnan(state["scores"][1])
+    left = EPOCHS - (stop - 1) // 3  # That of the step is under way, perhaps at its end.
+    after = losses(*again, left)
+    assert before + after == expected
+    for mine, theirs in zip(whole[0].histories, again[0].histories, strict=True):
+        assert torch.equal(mine.emb, theirs.emb)
+        assert torch.equal(mine.age, theirs.age)
+    for mine, theirs in zip(whole[0].parameters(), again[0].parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_between_epochs(data, tmp_path):
+    whole = training(data)
+    expected = losses(*whole, EPOCHS)
+    parts = training(data)
+    found = losses(*parts, 1)
+    future = gas.save(tmp_path, *parts, background=True)
+    assert isinstance(future, Future)
+    found += losses(*parts, 2)  # Beside the writing.
+    assert found == expected
+    assert future.result() == tmp_path / "checkpoint_000001"
+    again = training(data)
+    gas.load(tmp_path, *again)
+    assert losses(*again, 2) == expected[3:]
+
+
+def test_any_model_of_pyg_and_back(data, tmp_path):
+    def net():
+        return GraphSAGE(8, 16, num_layers=3, out_channels=4)
+
+    model = gas.to_scalable(net(), data)
+    path = gas.save(tmp_path, model)
+    plain = net()
+    plain.load_state_dict(load_file(path / "model.safetensors"))  # As anybody does.
+    for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+    other = net()
+    gas.load(tmp_path, other)
+    assert torch.equal(next(other.parameters()), next(model.parameters()))
+
+    back = net()
+    path = gas.save(tmp_path / "plain", back)
+    gas.load(path, model, histories=False)
+    assert torch.equal(next(back.parameters()), next(model.parameters()))
+    with pytest.raises(ValueError, match="has 2 histories, but .* has 0"):
+        gas.load(path, model)
+
+
+def test_only_rows_that_changed_are_written_again(data, tmp_path):
+    model, optimizer, loader = training(data)
+    losses(model, optimizer, loader, 1)
+    first = gas.save(tmp_path, model)
+    whole = first / "history_0.safetensors"
+    model.histories[0].push(torch.ones(3, 16), torch.tensor([5, 7, 250]))
+    second = gas.save(tmp_path, model)
+    assert (second / "history_0.safetensors").samefile(whole)
+    assert len(load_file(second / "history_0_changes.safetensors")["index"]) == 3
+    assert (
+        not (second / "history_1_changes.safetensors").exists()
+        or len(load_file(second / "history_1_changes.safetensors")["index"]) == 0
+    )
+    shutil.rmtree(first)  # The file stays where it is shared.
+    again, *_ = training(data)
+    gas.load(tmp_path, again)
+    for mine, theirs in zip(model.histories, again.histories, strict=True):
+        assert torch.equal(mine.emb, theirs.emb)
+        assert torch.equal(mine.age, theirs.age)
+
+    model.histories[0].emb[9] = 4.0  # Which no push tells.
+    third = gas.save(tmp_path, model)
+    assert not (third / "history_0_changes.safetensors").exists()
+    gas.load(tmp_path, again)
+    assert torch.equal(again.histories[0].emb, model.histories[0].emb)
+    again.histories[0].push(torch.zeros(1, 16), torch.tensor([1]))
+    fourth = gas.save(tmp_path, again)  # What was loaded is known, too.
+    assert (fourth / "history_0.safetensors").samefile(third / "history_0.safetensors")
+    losses(again, *training(data)[1:], 1)
+    fifth = gas.save(tmp_path, again)
+    assert not (fifth / "history_0_changes.safetensors").exists()
+
+
+def test_background_copies_what_it_writes(data, tmp_path):
+    model, *_ = training(data)
+    model.histories[0].push(torch.ones(300, 16))
+    future = gas.save(tmp_path, model, background=True, rows=torch.zeros(3))
+    model.histories[0].push(torch.full((300, 16), 2.0))
+    with torch.no_grad():
+        next(model.parameters()).zero_()
+    again, *_ = training(data)
+    state = gas.load(tmp_path, again)  # Waits for it.
+    assert future.done()
+    assert torch.equal(again.histories[0].emb, torch.ones(300, 16))
+    assert bool(next(again.parameters()).any())
+    assert torch.equal(state["rows"], torch.zeros(3))
+
+
+def test_what_is_kept(data, tmp_path):
+    model, *_ = training(data)
+    (tmp_path / "mine.txt").write_text("mine")
+    (tmp_path / "checkpoint_notes").mkdir()
+    (tmp_path / "checkpoint_000009").write_text("a file of the user's")
+    for number in range(5):
+        path = gas.save(tmp_path, model, keep=2, number=number)
+        (path / "note.txt").write_text("mine")
+    assert [p.name for p in checkpoints(tmp_path)] == ["checkpoint_000004", "checkpoint_000005"]
+    left = {p.name for p in tmp_path.iterdir()}
+    notes = {f"checkpoint_{n:06}" for n in (1, 2, 3)}
+    assert left >= {"mine.txt", "checkpoint_notes", "checkpoint_000009", *notes}
+    assert [p.name for p in (tmp_path / "checkpoint_000001").iterdir()] == ["note.txt"]
+    assert gas.load(tmp_path, model)["number"] == 4
+    assert gas.load(tmp_path / "checkpoint_000004")["number"] == 3
+
+
+def test_values_come_back_as_they_were(tmp_path):
+    model = torch.nn.Linear(2, 2)
+    scheduler = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(model.parameters(), 0.1), 2)
+    generator = torch.Generator().manual_seed(3)
+    torch.rand(5, generator=generator)
+    values = {
+        "nested": {"a": [1, 2.5, None, True, "text"], 3: (4, torch.arange(3)), "3": torch.zeros(2)},
+        "special": [float("inf"), -float("inf"), 0.1, 2**70],
+        "array": np.arange(4.0),
+        "dollar": {"$tensor": "no"},
+        "bits": torch.tensor([True, False]),
+        "half": torch.ones(2, 3, dtype=torch.bfloat16),
+        "empty": torch.empty(0, 3),
+        "scalar": torch.tensor(4.0),
+    }
+    gas.save(tmp_path, model, scheduler=scheduler, generator=generator, **values)
+    other = torch.Generator()
+    again = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(model.parameters(), 0.1), 7)
+    found = gas.load(tmp_path, model, scheduler=again, generator=other)
+    assert torch.equal(torch.rand(3, generator=other), torch.rand(3, generator=generator))
+    assert again.step_size == 2
+    assert found["special"] == values["special"]
+    assert found["dollar"] == values["dollar"]
+    assert found["nested"]["a"] == values["nested"]["a"]
+    assert found["nested"][3][0] == 4
+    assert torch.equal(found["nested"][3][1], torch.arange(3))
+    assert torch.equal(found["nested"]["3"], torch.zeros(2))
+    assert isinstance(found["array"], np.ndarray)
+    for key in ("bits", "half", "empty", "scalar"):
+        assert torch.equal(found[key], values[key])
+        assert found[key].dtype == values[key].dtype
+    assert "scheduler" in gas.load(tmp_path, model)  # As it was saved, without an object for it.
+
+
+def test_nothing_changes_where_something_does_not_fit(data, tmp_path):
+    model, optimizer, loader = training(data)
+    losses(model, optimizer, loader, 1)
+    gas.save(tmp_path, model, optimizer, loader)
+    wider = gas.models.GraphSAGE(300, 8, 16, 4, num_layers=3, dtype=torch.bfloat16)
+    other = planted_partition(300, avg_degree=6, num_classes=4, num_features=8, seed=2)
+    elsewhere = training(other)[2]
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def snapshot():
+        return [p.detach().clone() for p in wider.parameters()], torch.get_rng_state()
+
+    before = snapshot()
+    for given, text in (
+        ((wider,), "codec bfloat16"),
+        ((model, sgd), "'optimizer' has groups"),
+        ((model, optimizer, elsewhere), "another graph"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            gas.load(tmp_path, *given)
+    after = snapshot()
+    assert all(torch.equal(a, b) for a, b in zip(before[0], after[0], strict=True))
+    assert torch.equal(before[1], after[1])
+
+
+# Experiments --------------------------------------------------------------------------------------
+
+
+class KilledError(Exception):
+    """As if the process had been killed."""
+
+
+class KilledAfter(Checkpoints):
+    """Checkpoints of a process that is killed after some steps."""
+
+    def __init__(self, steps, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.left = steps
+
+    def after_step(self):
+        super().after_step()
+        self.left -= 1
+        if not self.left:
+            raise KilledError
+
+
+def experiment(max_steps=None, **options):
+    data, _, classes = gas.get_data("data", "planted:400")
+    settings = Settings.default("gcn").but(
+        num_layers=3, hidden_channels=16, num_parts=8, batch_size=2, epochs=4, max_steps=max_steps
+    )
+    return Experiment(data, classes, "gcn", settings, log=False, **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"refresh": "none", "evaluation": "layerwise"},
+        {"full_batch": True},
+        {"patience": 1},
+        {"max_steps": 3},
+        {"micro_batches": 2},
+        {"prefetch": True},
+        {"augment": DropEdge},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("every", [1, 3, "0.0001s"])
+def test_an_experiment_goes_on(tmp_path, options, every):
+    made = experiment(**options)
+    expected = made.run(3, keep=True)
+    run = Run()
+    kills = 0
+    for steps in (3, 7, 1, 5, 100):
+        run = Run()
+        points = KilledAfter(steps, tmp_path, every, resume=True)
+        try:
+            made.run(3, keep=True, run=run, checkpoints=points)
+        except KilledError:
+            kills += 1
+        else:
+            break
+    assert kills > 0
+    for name in ("loss", "train_acc", "val_acc", "test_acc", "age"):
+        assert getattr(run, name) == getattr(expected, name), name
+    assert run.best.epoch == expected.best.epoch
+    assert torch.equal(run.best.out, expected.best.out)
+    for key, value in expected.best.state.items():
+        assert torch.equal(run.best.state[key], value)
+    assert len(checkpoints(tmp_path)) == 1
+    again = made.run(3, run=Run(), checkpoints=Checkpoints(tmp_path, resume=True))  # It has ended.
+    assert again.loss == expected.loss
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_waits_for_a_checkpoint(tmp_path, number):
+    made = experiment()
+    expected = made.run(3)
+    heard = []
+
+    class Signalled(Checkpoints):
+        def after_step(self):
+            heard.append(self._progress.steps)
+            if len(heard) == 6:
+                os.kill(os.getpid(), number)
+            super().after_step()
+
+    error = KeyboardInterrupt if number == signal.SIGINT else SystemExit
+    with pytest.raises(error):
+        made.run(3, checkpoints=Signalled(tmp_path, every=100))
+    assert len(heard) == 6
+    assert len(checkpoints(tmp_path)) == 1
+    run = Run()
+    made.run(3, run=run, checkpoints=Checkpoints(tmp_path, resume=True))
+    assert run.loss == expected.loss
+
+
+def test_another_training_is_refused(tmp_path):
+    experiment().run(3, checkpoints=Checkpoints(tmp_path))
+    with pytest.raises(ValueError, match="pass resume=True"):
+        Checkpoints(tmp_path)
+    with pytest.raises(ValueError, match="'seed' is 3, but now it is 4"):
+        experiment().run(4, checkpoints=Checkpoints(tmp_path, resume=True))
+
+
+def test_errors_name_the_checkpoint_before(data, tmp_path):
+    model, *_ = training(data)
+    for number in range(3):
+        gas.save(tmp_path, model, number=number)
+    last = checkpoints(tmp_path)[-1] / "model.safetensors"
+    content = bytearray(last.read_bytes())
+    content[-1] ^= 1
+    last.write_bytes(content)
+    with pytest.raises(CheckpointError, match="was changed since .* load '.*checkpoint_000002'"):
+        gas.load(tmp_path, model)
+    assert gas.load(checkpoints(tmp_path)[-2], model)["number"] == 1
