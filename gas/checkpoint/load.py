@@ -117,6 +117,7 @@ class _Found:
         try:
             self.manifest = manifest = read_manifest(path)
             check_files(path, manifest)
+            self._check_named(MODEL, STATE)
             self.tensors = {name: TensorFile(path / name) for name in (MODEL, STATE)}
         except OSError as error:
             raise CheckpointError(f"{path} can't be read: {error}") from error
@@ -126,9 +127,16 @@ class _Found:
         state = self.tensors[STATE]
         values = {name: state.read(name) for name in state}
         self.values = {
-            key: from_json(manifest.get(key), values)
-            for key in ("optimizer", "loader", "random", "objects", "state")
+            key: from_json(manifest.get(key), values) for key in ("optimizer", "loader", "random")
         }
+        for key in ("objects", "state"):
+            self.values[key] = {k: from_json(v, values) for k, v in manifest[key].items()}
+
+    def _check_named(self, *names: str) -> None:
+        """Refuses files whose checksums aren't there."""
+        for name in names:
+            if name not in self.manifest["files"]:
+                raise CheckpointError(f"{self.path / MANIFEST} names no file {name}: it is damaged")
 
     def load(
         self,
@@ -152,9 +160,8 @@ class _Found:
 
         # Nothing was changed so far.
         saved = self.values["objects"]
-        _restore_all(objects, saved)
-        if optimizer is not None:
-            optimizer.load_state_dict(self.values["optimizer"])
+        given = {**objects, **({} if optimizer is None else {"optimizer": optimizer})}
+        _restore_all(given, {**saved, "optimizer": self.values["optimizer"]})
         if model is not None:
             plain = model.plain if isinstance(model, ScalableGNN) else model
             plain.load_state_dict(dict(weights))
@@ -230,10 +237,13 @@ class _Found:
                 "views included: make the model as it was, or pass histories=False, which loads "
                 "the rest"
             )
-        return {
+        readings = {
             name: stored.Reading(self.path, name, found[name], each[number])
             for name, number in names.items()
         }
+        for reading in readings.values():
+            self._check_named(*(file.path.name for file in reading.files))
+        return readings
 
     def _check_random(self) -> None:
         try:
@@ -283,10 +293,13 @@ def _restore_all(objects: Mapping[str, Any], states: Mapping[str, Any]) -> None:
         for name, value in objects.items():
             done.append(name)
             _set_state(value, states[name])
-    except Exception:
+    except Exception as error:  # Whatever an object says.
         for name in done:
             _set_state(objects[name], before[name])
-        raise
+        raise ValueError(
+            f"'{done[-1]}' can't take what was saved ({type(error).__name__}: {error}): make it as "
+            "it was when the checkpoint was written"
+        ) from error
 
 
 def _state(value: Any) -> Any:

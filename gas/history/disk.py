@@ -180,7 +180,10 @@ def _check_header(path: Path, found: bytes, wanted: bytes, size: int, num_bytes:
     fields = list(zip(names, HEADER.unpack(wanted), HEADER.unpack(found), strict=True))
     for name, mine, other in [*fields[:2], fields[-1], *fields[2:-1]]:  # What it is, then its size.
         if mine != other:
-            shown = [v.rstrip(b"\0").decode() if isinstance(v, bytes) else v for v in (other, mine)]
+            shown = [
+                v.rstrip(b"\0").decode(errors="replace") if isinstance(v, bytes) else v
+                for v in (other, mine)
+            ]
             raise ValueError(
                 f"'path' {str(path)!r} holds another history: its {name} is {shown[0]}, expected "
                 f"{shown[1]}. Remove the file, or choose another path"

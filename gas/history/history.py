@@ -79,6 +79,13 @@ class History(torch.nn.Module):
             if not self.store.resumed:  # Ages of rows that are gone.
                 self._ages.table.zero_()
             self._written_at = self._ages.table.view(-1)
+            if num_embeddings and int(self._written_at.min()) < 0:
+                self.store.close()
+                self._ages.close()
+                raise ValueError(
+                    f"'path' {f'{path}.age'!r} holds ages that can't be: remove the file, and the "
+                    "rows count as never written"
+                )
         self._num_pushes = int(self._written_at.max()) if num_embeddings else 0
         self._num_unwritten = int((self._written_at == 0).sum())
         self._warned = False
