@@ -4,7 +4,7 @@ import sys
 
 from gas import augment, graph, models
 from gas.augment import MHAug
-from gas.checkpoint import CheckpointError, load, save
+from gas.checkpoint import load, save
 from gas.convert import to_scalable
 from gas.datasets import files, gen_masks, get_data, open_graph, planted
 from gas.graph import PartitionReport, cluster, drop_edges, metis, partition_report, permute
@@ -24,7 +24,6 @@ for _name, _module in {**_MOVED, "graph_file": files}.items():
 __version__ = "0.1.0"
 
 __all__ = [
-    "CheckpointError",
     "EvalSubgraphLoader",
     "History",
     "MHAug",

@@ -24,6 +24,7 @@ from conftest import ROOT
 from refusals import (
     Tools,
     augment,
+    checkpoint,
     compat,
     convert,
     datasets,
@@ -57,6 +58,7 @@ ROOMS = {
     "gas.convert": convert,
     "gas.datasets": datasets,
     "gas.training": training,
+    "gas.checkpoint": checkpoint,
     "gas.compat": compat,
     "examples": examples,
 }
@@ -71,6 +73,8 @@ UNREACHED = [
     ("convert/model.py", "raise AssertionError", "a stage of inference pushes nothing itself"),
     ("convert/scalable.py", "raise AssertionError", "stands for histories where none are read"),
     ("scalable/call.py", "raise Reached", "ends forward early; never leaves the package"),
+    ("checkpoint/files.py", "raise AssertionError", "who writes one writes its manifest"),
+    ("training/checkpoints.py", "raise SystemExit", "a signal, as tests/checkpoint has it"),
 ]
 
 # Cases whose words are PyTorch's, the system's, or those of the user's own code.

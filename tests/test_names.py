@@ -13,7 +13,7 @@ import gas
 NAMES = {
     "gas": """EvalSubgraphLoader History MHAug PartitionReport PrefetchLoader ScalableGNN SubData
         SubgraphLoader augment cluster compute_micro_f1 drop_edges dropout encode fuse gen_masks
-        get_data metis models open_graph partition_report permute plan to_scalable
+        get_data load metis models open_graph partition_report permute plan save to_scalable
         verify __version__""",
     "gas.augment": """Augmentation DropEdge MHAug MaskFeatures PUBLISHED Statistics Views entropy
         mh_aug_loss""",

@@ -2,7 +2,7 @@
 
 from gas.checkpoint.errors import CheckpointError
 from gas.checkpoint.files import checkpoints, prune
-from gas.checkpoint.load import load, peek
-from gas.checkpoint.save import finish, save
+from gas.checkpoint.loading import load, peek
+from gas.checkpoint.saving import finish, save
 
 __all__ = ["CheckpointError", "checkpoints", "finish", "load", "peek", "prune", "save"]

@@ -14,7 +14,6 @@ import json
 import os
 import re
 import shutil
-import sys
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,9 +23,12 @@ from gas.checkpoint.errors import CheckpointError
 from gas.checkpoint.tensors import Written, checksum, read_json
 from gas.native.memory import human
 
-if sys.platform != "win32":  # There, two that write into one folder aren't kept apart.
+try:
     import fcntl
+except ImportError:  # Windows: two that write into one folder aren't kept apart.
+    fcntl = None  # type: ignore[assignment]
 
+POSIX = fcntl is not None
 MANIFEST = "manifest.json"
 FORMAT, VERSION = "gas checkpoint", 1
 MOST_MANIFEST = 1 << 30
@@ -208,7 +210,7 @@ def _locked(path: Path) -> Iterator[None]:
     Raises:
         OSError: If somebody has it.
     """
-    if sys.platform == "win32":
+    if not POSIX:
         yield
         return
     handle = os.open(path, os.O_RDONLY)
@@ -225,7 +227,7 @@ def _reach_disk(stream: BinaryIO) -> None:
 
 
 def _folder_reaches_disk(path: Path) -> None:
-    if sys.platform == "win32":  # Where a folder can't be opened.
+    if not POSIX:  # A folder can't be opened.
         return
     handle = os.open(path, os.O_RDONLY)
     try:

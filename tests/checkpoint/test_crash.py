@@ -177,7 +177,7 @@ def test_the_disk_tells_a_file_that_was_not_synced(tmp_path, monkeypatch):
         disk = Disk(folder, patched)
         gas.save(folder, model_of(2), number=2)
         disk.after(tmp_path / "after", "current", "zeros")
-    with pytest.raises(gas.CheckpointError, match="can't be read as JSON"):
+    with pytest.raises(gas.checkpoint.CheckpointError, match="can't be read as JSON"):
         check(tmp_path / "after", 1)
 
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 from checkpoint.trainings import CASES, EPOCHS, losses, training
 from gas.planted import planted_partition
-from safetensors.torch import load_file
 from torch_geometric.nn import GraphSAGE
 
 import gas
@@ -70,6 +69,8 @@ def test_between_epochs(data, tmp_path):
 
 
 def test_any_model_of_pyg_and_back(data, tmp_path):
+    load_file = pytest.importorskip("safetensors.torch").load_file
+
     def net():
         return GraphSAGE(8, 16, num_layers=3, out_channels=4)
 
@@ -92,6 +93,7 @@ def test_any_model_of_pyg_and_back(data, tmp_path):
 
 
 def test_only_rows_that_changed_are_written_again(data, tmp_path):
+    load_file = pytest.importorskip("safetensors.torch").load_file
     model, optimizer, loader = training(data)
     losses(model, optimizer, loader, 1)
     first = gas.save(tmp_path, model)

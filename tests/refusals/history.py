@@ -124,7 +124,19 @@ def copied(t):
         pickle.dumps(file)
 
 
+def impossible_ages(t):
+    path = t.path / "history"
+    history = gas.History(4, 2, store="disk", path=path)
+    history.push(torch.ones(4, 2))
+    history.close()
+    data = bytearray((t.path / "history.age").read_bytes())
+    data[-1] = 255
+    (t.path / "history.age").write_bytes(data)
+    gas.History(4, 2, store="disk", path=path)
+
+
 CASES = {
+    "History, ages that can't be": impossible_ages,
     "gas.History, a negative size": lambda t: gas.History(-1, 3),
     "gas.History, no whole width": lambda t: gas.History(4, 2.5),
     "gas.History, an unknown type": lambda t: history(dtype="int4"),

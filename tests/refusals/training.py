@@ -85,7 +85,25 @@ def full_disk(t):
 
 SEVERAL = torch.ones(4, 3, dtype=torch.bool)
 
+
+def interrupted(t):
+    from gas.training.checkpoints import Checkpoints
+
+    small = experiment(settings=Settings(ARCHITECTURE, num_parts=2, epochs=1))
+    small.run(0, checkpoints=Checkpoints(t.path / "run"))
+    return small, Checkpoints
+
+
+def resumed(t, seed, **options):
+    small, checkpoints = interrupted(t)
+    small.run(seed, checkpoints=checkpoints(t.path / "run", **options))
+
+
 CASES = {
+    "Experiment, checkpoints without resume": lambda t: resumed(t, 0),
+    "Experiment, checkpoints of another seed": lambda t: resumed(t, 1, resume=True),
+    "Experiment, checkpoints every fortnight": lambda t: resumed(t, 0, every="fortnight"),
+    "Experiment, no micro-batches": lambda t: experiment(micro_batches=0),
     "check_room, a full disk": full_disk,
     "score, an unknown metric": lambda t: score("f2", torch.ones(4, 2), torch.zeros(4)),
     "score, roc_auc of three classes": lambda t: score("roc_auc", torch.ones(4, 3), torch.zeros(4)),

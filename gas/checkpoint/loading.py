@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +16,7 @@ import gas.checkpoint.generators as generators
 from gas.checkpoint import histories as stored
 from gas.checkpoint.errors import CheckpointError
 from gas.checkpoint.files import MANIFEST, check_files, checkpoints, read_manifest
-from gas.checkpoint.save import MODEL, STATE, finish_quietly, weights_of
+from gas.checkpoint.saving import MODEL, STATE, finish_quietly, weights_of
 from gas.checkpoint.tensors import TensorFile, Written
 from gas.checkpoint.values import from_json
 from gas.scalable.model import ScalableGNN
@@ -126,11 +127,15 @@ class _Found:
                 raise CheckpointError(f"{path / MANIFEST} has no {key!r}: it is damaged")
         state = self.tensors[STATE]
         values = {name: state.read(name) for name in state}
-        self.values = {
-            key: from_json(manifest.get(key), values) for key in ("optimizer", "loader", "random")
-        }
-        for key in ("objects", "state"):
-            self.values[key] = {k: from_json(v, values) for k, v in manifest[key].items()}
+        try:
+            self.values = {
+                key: from_json(manifest.get(key), values)
+                for key in ("optimizer", "loader", "random")
+            }
+            for key in ("objects", "state"):
+                self.values[key] = {k: from_json(v, values) for k, v in manifest[key].items()}
+        except CheckpointError as error:
+            raise CheckpointError(f"{path / MANIFEST}: {error}: it is damaged") from error
 
     def _check_named(self, *names: str) -> None:
         """Refuses files whose checksums aren't there."""
@@ -295,7 +300,8 @@ def _restore_all(objects: Mapping[str, Any], states: Mapping[str, Any]) -> None:
             _set_state(value, states[name])
     except Exception as error:  # Whatever an object says.
         for name in done:
-            _set_state(objects[name], before[name])
+            with contextlib.suppress(Exception):  # It may refuse that, too.
+                _set_state(objects[name], before[name])
         raise ValueError(
             f"'{done[-1]}' can't take what was saved ({type(error).__name__}: {error}): make it as "
             "it was when the checkpoint was written"
