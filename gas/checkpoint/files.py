@@ -149,7 +149,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
     try:
         if file.stat().st_size > MOST_MANIFEST:
-            raise error(f"has {file.stat().st_size:,} bytes")
+            raise error("is longer than a manifest can be")
         text = file.read_bytes()
     except OSError as reason:
         raise CheckpointError(f"{path} is no checkpoint: {reason}") from reason

@@ -56,7 +56,8 @@ def to_json(value: Any, name: str, tensors: dict[str, Tensor], depth: int = 0) -
         return {"$dict": pairs}
     raise ValueError(
         f"{name!r} is of the type {type(value).__name__}, which a checkpoint can't hold: expected "
-        "numbers, text, tensors, and lists and dictionaries of these, or an object with a state_dict()"
+        "numbers, text, tensors, and lists and dictionaries of these, or an object with a "
+        "state_dict()"
     )
 
 

@@ -2,6 +2,7 @@
 
 from gas.history.cores import share_cores
 from gas.training import results
+from gas.training.checkpoints import Checkpoints
 from gas.training.experiment import MODELS, Experiment
 from gas.training.loop import FullBatch, Run, fit, loss_of, mean_age, split_mask, train_epoch
 from gas.training.memory import activation_bytes, plan_micro_batches
@@ -18,6 +19,7 @@ from gas.training.settings import Settings
 
 __all__ = [
     "Candidate",
+    "Checkpoints",
     "Experiment",
     "FullBatch",
     "METRICS",

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 import torch
-from checkpoint.trainings import CASES, EPOCHS, losses, training
+from checkpoint.trainings import CASES, EPOCHS, losses, small_graph, training
 from gas.planted import planted_partition
 from torch_geometric.nn import GraphSAGE
 
@@ -19,6 +19,19 @@ from gas.checkpoint import CheckpointError, checkpoints
 from gas.training import Experiment, Settings
 from gas.training.checkpoints import Checkpoints
 from gas.training.run import Run
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def data():
+    return small_graph()
 
 
 @pytest.mark.parametrize("case", CASES)
