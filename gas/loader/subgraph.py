@@ -17,13 +17,11 @@ from gas.augment import Augmentation, Views
 from gas.augment.views import EpochViews
 from gas.graph.copies import copy_of, without_edges
 from gas.graph.edges import (
-    Edges,
     check_finite,
     check_nodes,
     is_row_per_edge,
     is_row_per_node,
-    read_graph,
-    to_csr,
+    read_rows,
 )
 from gas.graph.features import with_csr_features
 from gas.graph.layout import default_layout, find_layout
@@ -122,11 +120,8 @@ class SubgraphLoader(DataLoader):
         elif graph_transform is not None:
             data = graph_transform(copy.copy(data))
         self._layout = find_layout(layout)
-        if like is None:
-            edges = read_graph(data, edge_weight)
-            num_nodes = edges.num_nodes
-        else:
-            num_nodes = like.num_nodes
+        relabel = like._relabel if like is not None else _relabeler(data, edge_weight)
+        num_nodes = relabel.num_nodes
         check_ptr(ptr, num_nodes)
         if check:
             check_finite(data)
@@ -138,7 +133,7 @@ class SubgraphLoader(DataLoader):
         self.bipartite = bipartite
         self.layout = layout
         self.num_nodes: int = num_nodes
-        self._relabel: Relabeler = _relabeler(edges) if like is None else like._relabel
+        self._relabel: Relabeler = relabel
         self._rowptr = self._relabel.rowptr
         self._weighted = self._relabel.weight is not None
         self._weight_key = "edge_weight" if self._weighted and data.get("adj_t") is None else None
@@ -458,11 +453,8 @@ def _parts(data: Data, ptr: Tensor | None) -> Tensor:
     return parts
 
 
-def _relabeler(edges: Edges) -> Relabeler:
-    rowptr, col, e_id = to_csr(edges, small=True)
-    weight = edges.weight
-    if weight is not None and e_id is not None:
-        weight = weight.index_select(0, e_id)
+def _relabeler(data: Data, edge_weight: bool) -> Relabeler:
+    (rowptr, col, e_id), weight = read_rows(data, edge_weight)
     return Relabeler(rowptr, col, e_id, weight)
 
 
