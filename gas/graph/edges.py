@@ -5,6 +5,7 @@ Rows are destinations: entry ``(i, j)`` is the edge ``j -> i``, PyG's ``adj_t``.
 
 from __future__ import annotations
 
+import copy
 from typing import Any, NamedTuple
 
 import torch
@@ -167,6 +168,24 @@ def read_rows(data: Data, edge_weight: bool = True) -> tuple[CSR, Tensor | None]
     if weight is not None and csr.e_id is not None:
         weight = weight.index_select(0, csr.e_id)
     return csr, weight
+
+
+def with_edge_index(data: Data) -> Data:
+    """A graph with a list of edges, which transforms take: itself, unless its edges are CSR.
+
+    Then its weights, if it has some, are in ``edge_weight``.
+    """
+    adj_t = data.get("adj_t")
+    if "edge_index" in data or not isinstance(adj_t, Tensor) or layout_of(adj_t).name != "csr":
+        return data
+    edges = read_graph(data)
+    out = copy.copy(data)
+    out.num_nodes = edges.num_nodes
+    del out.adj_t
+    out.edge_index = torch.stack([edges.src, edges.dst])
+    if edges.weight is not None:
+        out.edge_weight = edges.weight
+    return out
 
 
 def _check_fits(data: Data, num_rows: int) -> None:

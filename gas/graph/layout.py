@@ -108,7 +108,7 @@ class _Csr(Layout):
 
     def parts(self, adj: Any) -> tuple[Tensor, Tensor, Tensor | None]:
         value = adj.values()
-        one = value.numel() > 0 and value.stride(0) == 0 and bool(value[0] == 1)
+        one = value.stride(0) == 0 and bool((value[:1] == 1).all())
         return adj.crow_indices(), adj.col_indices(), None if one else value
 
     def with_value(self, adj: Any, value: Tensor | None) -> Tensor:

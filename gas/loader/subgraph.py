@@ -6,6 +6,7 @@ import copy
 import pickle
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from gas.graph.edges import (
     read_rows,
 )
 from gas.graph.features import with_csr_features
+from gas.graph.folder import opened
 from gas.graph.layout import default_layout, find_layout
 from gas.graph.permute import PARTS
 from gas.graph.report import check_ptr
@@ -43,11 +45,12 @@ class SubgraphLoader(DataLoader):
     """Loads mini-batches of a partitioned graph, each with its one-hop halo.
 
     Args:
-        data: The graph, from :func:`gas.cluster` or :func:`gas.permute`. It is never modified.
-            Changes of its features and attributes are seen from the next epoch on; those of its
-            edges are refused. Sparse features ``x`` stay so: batches have a ``torch.sparse_csr``
-            matrix of their nodes' rows. Where they have to be made CSR, the loader works on a
-            graph of its own: assign to ``loader.data`` then.
+        data: The graph, from :func:`gas.cluster` or :func:`gas.permute`, or the path of a graph
+            folder, whose edges and features are read where they lie. It is never modified. Changes
+            of its features and attributes are seen from the next epoch on; those of its edges are
+            refused. Sparse features ``x`` stay so: batches have a ``torch.sparse_csr`` matrix of
+            their nodes' rows. Where they have to be made CSR, the loader works on a graph of its
+            own: assign to ``loader.data`` then.
         ptr: The parts, of shape ``[num_parts + 1]``, from :func:`gas.metis`.
             (default: ``data.parts``, which :func:`gas.cluster` has set)
         batch_size: Parts per mini-batch; a batch lists them in increasing order. (default: ``1``)
@@ -84,7 +87,7 @@ class SubgraphLoader(DataLoader):
 
     def __init__(
         self,
-        data: Data,
+        data: Data | str | Path,
         ptr: Tensor | None = None,
         batch_size: int = 1,
         bipartite: bool = True,
@@ -100,6 +103,7 @@ class SubgraphLoader(DataLoader):
         **kwargs: Any,
     ) -> None:
         _check_batch_size(batch_size)
+        data = opened(data)
         if layout is None:
             layout = default_layout(data.get("adj_t"), is_clustered=ptr is None)
         ptr = _parts(data, ptr)
@@ -411,7 +415,8 @@ class EvalSubgraphLoader(SubgraphLoader):
     Consecutive parts are joined, so every batch is one range of nodes; the batches are fixed.
 
     Args:
-        data: The graph, from :func:`gas.cluster` or :func:`gas.permute`.
+        data: The graph, from :func:`gas.cluster` or :func:`gas.permute`, or the path of a graph
+            folder.
         ptr: See :class:`SubgraphLoader`.
         batch_size: Parts per mini-batch. (default: ``1``)
         bipartite: See :class:`SubgraphLoader`. (default: ``True``)
@@ -421,7 +426,7 @@ class EvalSubgraphLoader(SubgraphLoader):
 
     def __init__(
         self,
-        data: Data,
+        data: Data | str | Path,
         ptr: Tensor | None = None,
         batch_size: int = 1,
         bipartite: bool = True,
@@ -431,6 +436,7 @@ class EvalSubgraphLoader(SubgraphLoader):
         if kwargs.pop("shuffle", False):
             raise ValueError("'shuffle' is True, but evaluation has a fixed order: leave it out")
         _check_batch_size(batch_size)
+        data = opened(data)
         if kwargs.get("layout") is None:
             kwargs["layout"] = default_layout(data.get("adj_t"), is_clustered=ptr is None)
         ptr = _parts(data, ptr)

@@ -1,0 +1,108 @@
+"""``.npy`` files: written a block at a time, and mapped once their headers are believed."""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.lib import format as npy
+from torch import Tensor
+
+from gas.graph.folder.description import Array, refuse
+
+LONGEST_HEADER = 65536  # Bytes; those that gas writes have 128.
+PREFIX = 12  # Bytes of a header's magic, version and length, at most.
+
+
+def map_array(folder: Path, array: Array) -> np.ndarray:
+    """An array of a folder, mapped: what is written to it stays in memory.
+
+    The file is mapped only if it is one of this folder, and its header and its size say what
+    ``graph.json`` says.
+
+    Raises:
+        ValueError: If not, naming the file.
+    """
+    path = folder / array.file
+    if path.is_symlink() and path.resolve().parent != folder.resolve():
+        refuse(path, "it", f"a link to {path.resolve()}", "a file in the folder: copy it there")
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
+    except OSError as error:
+        refuse(path, "it", f"not readable ({error.strerror})", "the file that graph.json names")
+    with os.fdopen(file, "rb", buffering=0) as stream:
+        about = os.fstat(file)
+        if not stat.S_ISREG(about.st_mode):
+            refuse(path, "it", "no file", "an .npy file")
+        start = _check_header(path, stream, array)
+        if about.st_size != start + array.nbytes:
+            refuse(path, "its size", f"{about.st_size:,} bytes", f"{start + array.nbytes:,}")
+        if array.nbytes == 0:  # Which can't be mapped.
+            return np.empty(array.shape, array.numpy_dtype)
+        return np.memmap(stream, array.numpy_dtype, "c", start, array.shape).view(np.ndarray)
+
+
+def _check_header(path: Path, stream: io.FileIO, array: Array) -> int:
+    """Where the elements begin, if the header is that of the array."""
+    prefix = stream.read(PREFIX) or b""
+    if len(prefix) < PREFIX or prefix[:6] != npy.MAGIC_PREFIX or prefix[6] not in (1, 2):
+        refuse(path, "its beginning", repr(prefix), "the header of an .npy file, version 1 or 2")
+    width = 2 if prefix[6] == 1 else 4
+    length = int.from_bytes(prefix[8 : 8 + width], "little")
+    start = 8 + width + length
+    if length > LONGEST_HEADER:
+        refuse(path, "the length of its header", length, f"at most {LONGEST_HEADER} bytes")
+    header = io.BytesIO(prefix + (stream.read(start - PREFIX) or b""))
+    try:
+        version = npy.read_magic(header)
+        read = npy.read_array_header_1_0 if version[0] == 1 else npy.read_array_header_2_0
+        shape, is_fortran, dtype = read(header)
+    except Exception as error:  # Whatever a hostile header leads to.
+        refuse(path, "its header", f"unreadable ({type(error).__name__})", "that of an .npy file")
+    wanted = array.numpy_dtype
+    if dtype != wanted or shape != array.shape:
+        found = f"{dtype} of shape {list(shape)}"
+        refuse(path, "its header", found, f"{wanted} of shape {list(array.shape)}, by graph.json")
+    if is_fortran and len(shape) > 1:
+        refuse(path, "its header", "in Fortran's order", "C's order: rows one after the other")
+    return header.tell()
+
+
+def tensor_of(mapped: np.ndarray, array: Array) -> Tensor:
+    """The tensor that an array is, in the same memory."""
+    tensor = torch.from_numpy(mapped)
+    return tensor.view(torch.bfloat16) if array.dtype == "bfloat16" else tensor
+
+
+def array_of(tensor: Tensor) -> np.ndarray:
+    """The elements of a tensor as they are stored."""
+    tensor = tensor.detach().cpu().contiguous()
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(np.uint16)
+    return tensor.numpy()
+
+
+def write_array(path: Path, array: Array, blocks: Iterable[np.ndarray]) -> None:
+    """Writes a file that isn't there yet, durably.
+
+    Args:
+        path: The file.
+        array: What it is to hold.
+        blocks: Its elements, in order; the next is asked for when one is written.
+    """
+    wanted = array.numpy_dtype
+    with path.open("xb") as stream:
+        fields = {"descr": npy.dtype_to_descr(wanted), "fortran_order": False, "shape": array.shape}
+        npy.write_array_header_1_0(stream, fields)
+        start = stream.tell()
+        for block in blocks:
+            stream.write(np.ascontiguousarray(block, wanted).reshape(-1).view(np.uint8).data)
+        stream.flush()
+        os.fsync(stream.fileno())
+        written = stream.tell() - start
+    assert written == array.nbytes, f"{path}: {written} bytes, expected {array.nbytes}"
