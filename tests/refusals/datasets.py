@@ -10,7 +10,7 @@ from torch_geometric.data import Data
 
 import gas
 from gas.datasets import open_mapped, planted_to_disk
-from refusals import raising
+from refusals import raising, ring
 
 EDGES = np.array([[0, 1], [1, 0]])
 ONES = np.ones((2, 3))
@@ -107,7 +107,14 @@ def sparse_folder(t, **arrays):
     gas.open_graph(t.path, log=False)
 
 
+def graph_folder(t, **options):
+    gas.cluster(ring(), 2, log=False, out=t.path / "graph")
+    gas.open_graph(t.path / "graph", **options)
+
+
 CASES = {
+    "open_graph, a graph folder made undirected": lambda t: graph_folder(t, undirected=True),
+    "open_graph, columns of a graph folder": lambda t: graph_folder(t, columns={"source": "a"}),
     "planted_to_disk, no nodes": lambda t: planted_to_disk(t.path, 0),
     "planted_to_disk, features of another type": lambda t: planted_to_disk(
         t.path, 9, dtype=torch.bfloat16

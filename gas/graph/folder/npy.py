@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import io
+import math
+import mmap
 import os
+import platform
 import stat
+import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,8 +20,16 @@ from torch import Tensor
 
 from gas.graph.folder.description import Array, refuse
 
+COMMON = ("x86_64", "aarch64", "riscv64", "s390x")  # Where Linux has the same number for it.
 LONGEST_HEADER = 65536  # Bytes; those that gas writes have 128.
 PREFIX = 12  # Bytes of a header's magic, version and length, at most.
+ALIGNED = 16  # Bytes that divide where elements begin, as NumPy has it.
+# A mapping whose changes nobody else sees; of which the system doesn't ask whether all of it could
+# be changed at once, or a file larger than memory couldn't be mapped.
+PRIVATE: dict[str, Any] = {"access": mmap.ACCESS_COPY}
+if sys.platform == "linux":
+    noreserve = getattr(mmap, "MAP_NORESERVE", 0x4000 if platform.machine() in COMMON else 0)
+    PRIVATE = {"flags": mmap.MAP_PRIVATE | noreserve}
 
 
 def map_array(folder: Path, array: Array) -> np.ndarray:
@@ -29,27 +42,49 @@ def map_array(folder: Path, array: Array) -> np.ndarray:
         ValueError: If not, naming the file.
     """
     path = folder / array.file
-    if path.is_symlink() and path.resolve().parent != folder.resolve():
-        refuse(path, "it", f"a link to {path.resolve()}", "a file in the folder: copy it there")
+    check_inside(path)
     try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
+        file = os.open(
+            path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
+        )
     except OSError as error:
         refuse(path, "it", f"not readable ({error.strerror})", "the file that graph.json names")
-    with os.fdopen(file, "rb", buffering=0) as stream:
+    try:
         about = os.fstat(file)
         if not stat.S_ISREG(about.st_mode):
             refuse(path, "it", "no file", "an .npy file")
-        start = _check_header(path, stream, array)
+        start = _check_header(path, file, array)
         if about.st_size != start + array.nbytes:
             refuse(path, "its size", f"{about.st_size:,} bytes", f"{start + array.nbytes:,}")
-        if array.nbytes == 0:  # Which can't be mapped.
-            return np.empty(array.shape, array.numpy_dtype)
-        return np.memmap(stream, array.numpy_dtype, "c", start, array.shape).view(np.ndarray)
+        return map_private(file, array.numpy_dtype, start, array.shape)
+    finally:
+        os.close(file)
 
 
-def _check_header(path: Path, stream: io.FileIO, array: Array) -> int:
+def map_private(file: int, dtype: np.dtype, start: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Maps an array in an open file, whose size was looked at; what is written to it stays here."""
+    if 0 in shape:  # Which can't be mapped.
+        return np.empty(shape, dtype)
+    mapped = mmap.mmap(file, start + math.prod(shape) * dtype.itemsize, **PRIVATE)
+    return np.frombuffer(mapped, dtype, offset=start).reshape(shape)
+
+
+def check_inside(path: Path) -> None:
+    """Refuses a link that leaves its folder.
+
+    Raises:
+        ValueError: Naming where it leads.
+    """
+    if not path.is_symlink():
+        return
+    target = os.path.realpath(path)
+    if os.path.dirname(target) != os.path.realpath(path.parent):
+        refuse(path, "it", f"a link to {target}", "a file in the folder: copy it there")
+
+
+def _check_header(path: Path, file: int, array: Array) -> int:
     """Where the elements begin, if the header is that of the array."""
-    prefix = stream.read(PREFIX) or b""
+    prefix = os.read(file, PREFIX)
     if len(prefix) < PREFIX or prefix[:6] != npy.MAGIC_PREFIX or prefix[6] not in (1, 2):
         refuse(path, "its beginning", repr(prefix), "the header of an .npy file, version 1 or 2")
     width = 2 if prefix[6] == 1 else 4
@@ -57,7 +92,9 @@ def _check_header(path: Path, stream: io.FileIO, array: Array) -> int:
     start = 8 + width + length
     if length > LONGEST_HEADER:
         refuse(path, "the length of its header", length, f"at most {LONGEST_HEADER} bytes")
-    header = io.BytesIO(prefix + (stream.read(start - PREFIX) or b""))
+    if start % ALIGNED:
+        refuse(path, "the length of its header", length, f"one whose end {ALIGNED} divides")
+    header = io.BytesIO(prefix + os.read(file, start - PREFIX))
     try:
         version = npy.read_magic(header)
         read = npy.read_array_header_1_0 if version[0] == 1 else npy.read_array_header_2_0

@@ -21,7 +21,8 @@ from gas.graph.folder.description import (
     read_description,
     refuse,
 )
-from gas.graph.folder.npy import map_array, tensor_of
+from gas.graph.folder.new import MARK
+from gas.graph.folder.npy import check_inside, map_array, tensor_of
 from gas.graph.layout import no_values
 from gas.history.codec import Codec
 from gas.history.disk import DiskStore
@@ -34,8 +35,20 @@ BLOCK = 1 << 22  # Ids that are looked at at a time.
 
 
 def is_graph_folder(path: str | Path) -> bool:
-    """Whether a path is a folder with a ``graph.json``."""
-    return (Path(path) / NAME).is_file()
+    """Whether a path is a folder with a ``graph.json``.
+
+    Raises:
+        ValueError: If it is one that was left unfinished.
+    """
+    folder = Path(path)
+    if (folder / NAME).is_file():
+        return True
+    if (folder / MARK).is_file():
+        raise ValueError(
+            f"{str(path)!r} is a graph folder that was left unfinished: do again what wrote it, or "
+            "remove it"
+        )
+    return False
 
 
 def opened(graph: Any, name: str = "data") -> Any:
@@ -71,8 +84,7 @@ def open_folder(folder: str | Path, check: bool = True) -> Data:
     """
     folder = Path(folder)
     path = folder / NAME
-    if path.resolve().parent != folder.resolve():
-        refuse(path, "it", f"a link to {path.resolve()}", "a file in the folder: copy it there")
+    check_inside(path)
     said = read_description(path)
     arrays = {key: map_array(folder, array) for key, array in said.files()}
     _check_content(folder, said, arrays, check)

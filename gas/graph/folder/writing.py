@@ -207,7 +207,9 @@ def _plain(key: str, value: Any) -> Any:
             return json.loads(json.dumps(value, allow_nan=False))
     except ValueError:  # NaN and the infinite.
         raise _unwritable(key, repr(value), "a finite number") from None
-    raise _unwritable(key, f"a {type(value).__name__}", "a tensor, or text and numbers") from None
+    raise _unwritable(
+        key, f"of type {type(value).__name__}", "a tensor, or text and numbers"
+    ) from None
 
 
 def _write(folder: NewFolder, array: Array | Sparse, value: Any, index: Tensor | None) -> None:
