@@ -53,6 +53,15 @@ class Nodes(NamedTuple):
             places = dict(zip(names.tolist(), range(len(names)), strict=True))
             rows = np.fromiter((places.get(i, -1) for i in ids.tolist()), np.int64, len(ids))
             known = rows >= 0
+        self.check(ids, known, file)
+        return rows.astype(np.int64)
+
+    def check(self, ids: np.ndarray, known: np.ndarray, file: str) -> None:
+        """Refuses ids that aren't known.
+
+        Raises:
+            ValueError: Naming the first.
+        """
         if not known.all():
             row = ", whose rows are counted from 0" if self.ids is None else ""
             raise ValueError(
@@ -60,7 +69,6 @@ class Nodes(NamedTuple):
                 f"{self.num_nodes:,} nodes of {self.file}{row} ({(~known).sum():,} such ids): add "
                 "them there, or take out what names them"
             )
-        return rows.astype(np.int64)
 
 
 class NodeFile(NamedTuple):

@@ -138,7 +138,7 @@ def read_graph(data: Data, edge_weight: bool = True) -> Edges:
                 )
             edges = edges._replace(weight=weight.view(-1))
     check_nodes(data, edges.num_nodes)
-    _check_weight(edges.weight)
+    check_weight(edges.weight)
     return edges if edge_weight else edges._replace(weight=None)
 
 
@@ -160,7 +160,7 @@ def read_rows(data: Data, edge_weight: bool = True) -> tuple[CSR, Tensor | None]
             _check_fits(data, size[0])
             _check_ids(col, size[0], "adj_t")
             check_nodes(data, size[0])
-            _check_weight(weight)
+            check_weight(weight)
             if rises(rowptr, col.numel()) and sorted_rows(rowptr, col):
                 return CSR(rowptr.long(), col, None), weight if edge_weight else None
     edges = read_graph(data, edge_weight)
@@ -225,7 +225,12 @@ def check_edge_rows(data: Data, num_edges: int) -> None:
             )
 
 
-def _check_weight(weight: Tensor | None) -> None:
+def check_weight(weight: Tensor | None, start: int = 0) -> None:
+    """Refuses weights, those of the edges from ``start`` on, that aren't finite.
+
+    Raises:
+        ValueError: Naming the first.
+    """
     if weight is None or not weight.is_floating_point():
         return
     for first in range(0, weight.numel(), BLOCK):
@@ -233,13 +238,13 @@ def _check_weight(weight: Tensor | None) -> None:
         if not bool(finite.all()):
             wrong = first + int((~finite).nonzero()[0])
             raise ValueError(
-                f"'edge_weight' holds {float(weight[wrong])} at the edge {wrong}: expected finite "
-                "numbers; replace it, or remove the edge"
+                f"'edge_weight' holds {float(weight[wrong])} at the edge {start + wrong}: "
+                "expected finite numbers; replace it, or remove the edge"
             )
 
 
-def check_finite(data: Data) -> None:
-    """Refuses features that hold NaN or infinite values.
+def check_finite(data: Data, start: int = 0) -> None:
+    """Refuses features, those of the nodes from ``start`` on, that hold NaN or infinite values.
 
     Raises:
         ValueError: Naming the first such row.
@@ -250,7 +255,7 @@ def check_finite(data: Data) -> None:
     row = first_not_finite(x) if is_sparse(x) else _first_not_finite(x)
     if row is not None:
         raise ValueError(
-            f"'x' holds a NaN or infinite value in row {row}: replace it, for example with "
+            f"'x' holds a NaN or infinite value in row {start + row}: replace it, for example with "
             "torch.nan_to_num(x), or accept it, check=False (--no-check)"
         )
 

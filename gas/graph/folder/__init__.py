@@ -2,6 +2,7 @@
 
 from gas.graph.folder.description import NAME, Array, Description, Sparse
 from gas.graph.folder.new import NewFolder
+from gas.graph.folder.npy import GrowingArray
 from gas.graph.folder.opening import is_graph_folder, open_folder, opened
 from gas.graph.folder.writing import GraphWriter
 
@@ -10,6 +11,7 @@ __all__ = [
     "Array",
     "Description",
     "GraphWriter",
+    "GrowingArray",
     "NewFolder",
     "Sparse",
     "is_graph_folder",

@@ -106,9 +106,15 @@ class NewFolder:
         """Writes an array, durably."""
         write_array(self.path / array.file, array, blocks)
 
-    def finish(self, description: Description) -> None:
-        """Makes the folder whole."""
-        write_json(self.path / NAME, description.to_json())
+    def finish(self, description: Description, arrays: dict[str, Any] | None = None) -> None:
+        """Makes the folder whole.
+
+        Args:
+            description: What ``graph.json`` is to say.
+            arrays: What it is to say of arrays, as JSON. (default: what the description does)
+        """
+        said = description.to_json()
+        write_json(self.path / NAME, said if arrays is None else {**said, "arrays": arrays})
         (self.path / MARK).unlink()
         sync_folder(self.path)
 

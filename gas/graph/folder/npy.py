@@ -124,6 +124,41 @@ def array_of(tensor: Tensor) -> np.ndarray:
     return tensor.numpy()
 
 
+class GrowingArray:
+    """A file that is appended to; how many rows it has is said at the end.
+
+    Args:
+        path: The file, which isn't there yet.
+        dtype: The type of the elements, NumPy's.
+        width: The shape of a row.
+    """
+
+    def __init__(self, path: Path, dtype: np.dtype, width: tuple[int, ...] = ()) -> None:
+        self._stream = path.open("xb")
+        self._dtype, self._width, self.num_rows = dtype, width, 0
+        self._write_header()
+        self._start = self._stream.tell()
+
+    def _write_header(self) -> None:
+        shape = (self.num_rows, *self._width)
+        fields = {"descr": npy.dtype_to_descr(self._dtype), "fortran_order": False, "shape": shape}
+        npy.write_array_header_1_0(self._stream, fields)
+
+    def append(self, rows: np.ndarray) -> None:
+        """Writes rows after the others."""
+        np.ascontiguousarray(rows, self._dtype).tofile(self._stream)
+        self.num_rows += len(rows)
+
+    def close(self) -> None:
+        """Says how many there are, durably."""
+        self._stream.seek(0)
+        self._write_header()
+        assert self._stream.tell() == self._start, "the header has grown"
+        self._stream.flush()
+        os.fsync(self._stream.fileno())
+        self._stream.close()
+
+
 def write_array(path: Path, array: Array, blocks: Iterable[np.ndarray]) -> None:
     """Writes a file that isn't there yet, durably.
 
