@@ -17,6 +17,7 @@ from gas.datasets.arrays import (
     bool_mask,
     load_array,
     load_sparse,
+    map_array,
     targets,
     tensor_of,
 )
@@ -64,8 +65,10 @@ class Nodes(NamedTuple):
         """
         if not known.all():
             row = ", whose rows are counted from 0" if self.ids is None else ""
+            first = ids[~known][0].item()
+            first = first.decode() if isinstance(first, bytes) else first
             raise ValueError(
-                f"{file} names the node {ids[~known][0].item()!r}, which is none of the "
+                f"{file} names the node {first!r}, which is none of the "
                 f"{self.num_nodes:,} nodes of {self.file}{row} ({(~known).sum():,} such ids): add "
                 "them there, or take out what names them"
             )
@@ -228,10 +231,7 @@ def map_numbers(file: Path) -> np.ndarray:
     Raises:
         ValueError: If it is something else.
     """
-    try:
-        array = np.load(file, mmap_mode="r", allow_pickle=False)
-    except (OSError, EOFError, ValueError):
-        array = load_array(file)  # Which says why; what is empty can't be mapped.
+    array = map_array(file)
     if array.ndim != 2 or array.dtype.kind not in "biuf":
         raise ValueError(
             f"{file} is of type {array.dtype} and shape {list(array.shape)}, expected numbers of "

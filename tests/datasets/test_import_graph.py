@@ -10,6 +10,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from conftest import ROOT
 from scipy import sparse as scipy_sparse
 
 import gas
@@ -160,6 +161,29 @@ def test_edges_alone(kind, form, tmp_path):
     assert_same(found, expected)
 
 
+@pytest.mark.parametrize(
+    "ids",
+    [
+        ["1.0", "2.00", "-3", "0"],
+        ["-0", "1", "2", "3"],
+        ["123456789012345678901234567890", "1", "2", "3"],
+        ["9223372036854775807", "-9223372036854775808", "1", "2"],
+        ["+1", "1", "1.5", "1e3"],
+        ["NA", "nan", " a b ", "ü"],
+    ],
+)
+@pytest.mark.parametrize("named", [False, True])
+def test_how_ids_are_written(ids, named, tmp_path):
+    nodes = {"id": ids, "f": [1.0, 2.0, 3.0, 4.0]} if named else None
+    edges = {"source": ids * 3, "target": [*ids[1:], ids[0]] * 3}
+    write(tmp_path / "tables", edges, nodes, "csv")
+    found, expected = both(tmp_path / "tables", tmp_path)
+    ids = [np.load(tmp_path / name / "node_id.npy") for name in ("imported", "expected")]
+    assert ids[0].tolist() == ids[1].tolist()
+    del found[0]["node_id.npy"], expected[0]["node_id.npy"]
+    assert found[0] == expected[0]
+
+
 def test_one_file(tmp_path):
     (tmp_path / "any.txt").write_text("30 10\n10 30\n20 10\n30 10\n")
     assert_same(*both(tmp_path / "any.txt", tmp_path))
@@ -234,6 +258,27 @@ def test_it_is_trained_on(tmp_path):
     del data.edge_attr
     twin = gas.cluster(data, 8, model=model, log=False)
     assert torch.allclose(model.predict(graph), model.predict(twin), atol=1e-5)
+
+
+def test_the_script(tmp_path, run_script):
+    example(tmp_path / "tables")
+    script = ROOT / "examples" / "import_graph.py"
+    done = run_script(script, "tables", "graph", "--undirected", "--memory", "2MB")
+    assert done.code == 0, done.err
+    assert "are duplicates and" in done.err
+    graph = gas.open_graph(tmp_path / "graph", log=False)
+    assert graph.parts.tolist() == [0, 300]
+    again = ("tables", "parts", "--num-parts", 5, "--dtype", "int8", "--columns", "weight=when")
+    for _ in range(2):
+        done = run_script(script, *again)
+        assert done.code == 0, done.err
+        graph = gas.open_graph(tmp_path / "parts", log=False)
+        assert graph.parts.numel() == 6
+        assert graph.x.codec == Codec("int8")
+        (tmp_path / "parts").rename(tmp_path / f"before{len(list(tmp_path.iterdir()))}")
+    with pytest.raises(ValueError, match="which holds graph.json"):
+        run_script(script, "tables", "graph")
+    assert run_script(script, "tables", "new", "--columns", "weight").code == 2
 
 
 # Interrupted --------------------------------------------------------------------------------------

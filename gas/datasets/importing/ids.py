@@ -39,7 +39,8 @@ class Ids:
             return np.where((ids >= 0) & (ids < self.num_nodes), ids, -1).astype(np.int64)
         if self._ids.dtype.kind == "i":
             if ids.dtype.kind not in "iu":
-                numbers = [_number(text) for text in ids.tolist()]
+                texts = np.char.decode(ids, "utf-8") if ids.dtype.kind == "S" else ids
+                numbers = [_number(text) for text in texts.tolist()]
                 known = np.array([number is not None for number in numbers], bool)
                 ids = np.array([number or 0 for number in numbers], np.int64)
                 return np.where(known, self.rows(ids), -1)
@@ -82,7 +83,10 @@ def distinct_ids(blocks: Iterable[np.ndarray]) -> Nodes:
     new: list[np.ndarray] = []
     size = 0
     for ids in blocks:
-        ids = np.unique(ids.astype(np.int64) if ids.dtype.kind in "iu" else utf8(ids))
+        ids = ids.astype(np.int64, copy=False) if ids.dtype.kind in "iu" else utf8(ids)
+        if ids.dtype.kind == known.dtype.kind and len(known):
+            at = np.searchsorted(known, ids).clip(max=len(known) - 1)
+            ids = ids[known[at] != ids]
         new.append(ids)
         size += len(ids)
         if size > max(len(known), AT_ONCE):  # Each id is merged a few times, not with every block.

@@ -8,10 +8,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gas.datasets.arrays import map_array
 from gas.datasets.folder import check_numbers, edge_columns, edge_ends, one_end
 from gas.datasets.nodes import map_numbers
 from gas.datasets.roles import NODE_COLUMNS, open_table
 from gas.datasets.tables import format_of, plain_ids
+
+LONGEST_ID = 1024  # Bytes: all ids of a block take as many as its longest.
 
 
 class Ends(NamedTuple):
@@ -49,11 +52,7 @@ class EdgeStream:
         found: dict[str, str] = {}
         self._names: list[str] = []
         if format_of(self.file) == ".npy":
-            try:
-                array = np.load(self.file, mmap_mode="r", allow_pickle=False)
-            except (OSError, EOFError, ValueError) as error:
-                raise ValueError(f"{self.file} can't be mapped as an array: {error}") from error
-            self._array = edge_ends(array, self.file)
+            self._array = edge_ends(map_array(self.file), self.file)
             self.num_edges = self._array.shape[1]
         else:
             self._table, found, self._names = edge_columns(self.file, columns)
@@ -79,7 +78,7 @@ class EdgeStream:
             raise ValueError(
                 f"{role!r} is in {file}, and in {self.file.name}: take one of them out"
             )
-        array = np.load(file, mmap_mode="r", allow_pickle=False)
+        array = map_array(file)
         if array.shape[1:] == (1,):
             array = array[:, 0]
         if array.ndim != 1 and (role == "edge_weight" or array.ndim != 2):
@@ -159,8 +158,37 @@ def _ends(block: Any, name: str, file: Path, first: int) -> Ends:
     if column.null_count:
         raise one_end(file, first + int(np.argmax(column.is_null().to_numpy(False))))
     column = column.dictionary_encode()
-    codes = column.indices.to_numpy(zero_copy_only=False)
-    return Ends(plain_ids(column.dictionary.to_numpy(zero_copy_only=False)), codes)
+    codes, distinct = column.indices.to_numpy(zero_copy_only=False), column.dictionary
+    is_text = pa.types.is_string(distinct.type) or pa.types.is_large_string(distinct.type)
+    if is_text:
+        return Ends(_text_ids(distinct, file), codes)
+    return Ends(plain_ids(distinct.to_numpy(zero_copy_only=False)), codes)
+
+
+def _text_ids(column: Any, file: Path) -> np.ndarray:
+    """Ids of text as :func:`plain_ids` reads them, but for text, which is UTF-8 of one length."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    column = pc.replace_substring_regex(column, r"^(-?\d+)\.0+$", r"\1")
+    if pc.all(pc.match_substring_regex(column, r"^(0|-?[1-9][0-9]{0,17})$")).as_py():
+        return column.cast(pa.int64()).to_numpy(zero_copy_only=False)
+    if pc.all(pc.match_substring_regex(column, r"^-?[1-9][0-9]*$|^0$")).as_py():
+        return plain_ids(column.to_numpy(zero_copy_only=False))  # Some may be too large.
+    column = column.cast(pa.large_binary())
+    _, ends, letters = column.buffers()
+    ends = np.frombuffer(ends, np.int64)[column.offset : column.offset + len(column) + 1]
+    sizes = np.diff(ends)
+    longest = int(sizes.max(initial=1))
+    if longest > LONGEST_ID:
+        at = int(sizes.argmax())
+        raise ValueError(
+            f"{file} has an id of {longest:,} bytes, {column[at].as_py()[:30]!r} ..., expected at "
+            f"most {LONGEST_ID}: number such nodes"
+        )
+    ids = np.zeros((len(column), longest), np.uint8)
+    ids[np.arange(longest) < sizes[:, None]] = np.frombuffer(letters, np.uint8)[ends[0] : ends[-1]]
+    return ids.view(f"S{longest}")[:, 0]
 
 
 def feature_blocks(
