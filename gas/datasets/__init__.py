@@ -7,8 +7,10 @@ from gas.datasets.named import dataset_key, dataset_names, get_data
 from gas.datasets.opening import open_graph
 from gas.datasets.planted import planted_partition
 from gas.datasets.planted_disk import open_mapped, planted_to_disk
+from gas.datasets.stores import FolderStore
 
 __all__ = [
+    "FolderStore",
     "dataset_key",
     "dataset_names",
     "gen_masks",

@@ -8,6 +8,7 @@ import zipfile
 import numpy as np
 import torch
 from torch_geometric.data import Data
+from torch_geometric.testing import MyFeatureStore, MyGraphStore
 
 import gas
 from gas.datasets import open_mapped, planted_to_disk
@@ -134,6 +135,21 @@ def import_that_changed(t):
     imports(t, {"edges.csv": "source,target\na,b\n"})
 
 
+def stores(t, kinds=(None,), x=ONES, name="x", **options):
+    """Imports PyG's stores of two nodes."""
+    features, graph = MyFeatureStore(), MyGraphStore()
+    features.put_tensor(torch.as_tensor(x), group_name=None, attr_name=name, index=None)
+    for kind in kinds:
+        edges = torch.from_numpy(EDGES)
+        graph.put_edge_index((edges[0], edges[1]), edge_type=kind, layout="coo", size=(2, 2))
+    gas.datasets.import_graph((features, graph), t.path / "graph", log=False, **options)
+
+
+def folder_store(t):
+    gas.cluster(ring(), 2, log=False, out=t.path / "graph")
+    return gas.datasets.FolderStore(t.path / "graph")
+
+
 def graph_folder(t, **options):
     gas.cluster(ring(), 2, log=False, out=t.path / "graph")
     gas.open_graph(t.path / "graph", **options)
@@ -141,6 +157,22 @@ def graph_folder(t, **options):
 
 EDGES_OF_0_AND_1 = "source,target\n0,1\n1,0\n"
 CASES = {
+    "import_graph, stores of several types": lambda t: stores(t, [("a", "to", "b"), None]),
+    "import_graph, a tensor with a wrong name": lambda t: stores(t, name="an x"),
+    "import_graph, options for stores": lambda t: stores(t, undirected=True),
+    "import_graph, a number": lambda t: imports(t, source=7),
+    "FolderStore, a tensor is put": lambda t: folder_store(t).put_tensor(
+        torch.ones(4), group_name=None, attr_name="z", index=None
+    ),
+    "FolderStore, a tensor is removed": lambda t: folder_store(t).remove_tensor(
+        group_name=None, attr_name="x", index=None
+    ),
+    "FolderStore, edges are put": lambda t: folder_store(t).put_edge_index(
+        (torch.ones(1), torch.ones(1)), edge_type=None, layout="coo"
+    ),
+    "FolderStore, edges are removed": lambda t: folder_store(t).remove_edge_index(
+        edge_type=None, layout="coo"
+    ),
     "import_graph, no such source": lambda t: imports(t, source=t.path / "nowhere"),
     "import_graph, little memory": lambda t: imports(t, memory="1KB"),
     "import_graph, no nodes": lambda t: imports(t, {"edges.csv": "source,target\n"}),

@@ -21,7 +21,9 @@ from gas.datasets.importing.sorting import EdgeSorter, edge_type, is_new
 from gas.datasets.importing.streams import EdgeStream, Ends, feature_blocks
 from gas.datasets.masks import with_masks
 from gas.datasets.nodes import NodeFile, Nodes, merge, read_nodes
+from gas.datasets.stores import import_stores, stores_of
 from gas.datasets.tables import format_of
+from gas.graph.cluster import cluster
 from gas.graph.edges import check_finite, check_weight
 from gas.graph.folder import Array, Description, GrowingArray, NewFolder, Sparse, open_folder
 from gas.graph.folder.description import COL, ROWPTR, WEIGHT, name_of
@@ -39,7 +41,7 @@ ROLES = ("node_id", "nodes", "x", "y", "split")
 
 
 def import_graph(
-    source: str | Path,
+    source: Any,
     out: str | Path,
     *,
     undirected: bool = False,
@@ -67,7 +69,10 @@ def import_graph(
     when it is called again, and writes the same files as one that wasn't.
 
     Args:
-        source: The folder of tables and arrays, or a file of edges; see :func:`gas.open_graph`.
+        source: The folder of tables and arrays, or a file of edges; see :func:`gas.open_graph`. Or
+            PyG's ``(feature_store, graph_store)``, or an object that is both, such as a ``Data``:
+            of one type of nodes and edges. Those give all edges at once; rows of tensors are asked
+            for some at a time. None of the options is for them, but ``out`` and ``log``.
         out: The graph folder, which isn't there yet, or empty, or was left unfinished.
         undirected: See :func:`gas.open_graph`. (default: ``False``)
         columns: See :func:`gas.open_graph`.
@@ -87,6 +92,21 @@ def import_graph(
         ImportError: If a table is to be read and pyarrow is missing.
         ValueError: If the files hold no graph, or have changed since they were first read.
     """
+    stores = stores_of(source)
+    if stores is not None:
+        if undirected or columns or dtype is not None:
+            raise ValueError(
+                "'undirected', 'columns' or 'dtype' is given with PyG's stores, which are written "
+                "as they are: leave it out"
+            )
+        if isinstance(source, Data):  # Which has attributes of edges, too.
+            return cluster(source, 1, out=out, log=log)
+        return import_stores(*stores, NewFolder(out, "gas.datasets.import_graph, from stores"))
+    if not isinstance(source, str | Path):
+        raise ValueError(
+            f"'source' is a {type(source).__name__}, expected a path, or PyG's "
+            "(feature_store, graph_store)"
+        )
     path, size = Path(source), bytes_of("memory", memory)
     check_integer("memory", size, LEAST_MEMORY, expected="1 MiB at least, such as '1GB'")
     if num_splits is not None:
