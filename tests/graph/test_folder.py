@@ -356,6 +356,25 @@ def test_types_are_as_small_as_they_can_be(tmp_path, monkeypatch):
     assert curve(copy.deepcopy(model), memory)[0] == curve(model, folder)[0]
 
 
+@pytest.mark.parametrize("num_parts", [1, 6])
+def test_scripts_take_it_as_it_was(num_parts, tmp_path):
+    """In the order of the graph before, of which the ids of nodes are."""
+    data = make(edge_weight=lambda d: torch.rand(d.num_edges))
+    for key, begin in (("train_mask", 0), ("val_mask", 20), ("test_mask", 40)):
+        data[key] = (torch.arange(60) >= begin) & (torch.arange(60) < begin + 20)
+    gas.cluster(data, num_parts, log=False, out=tmp_path / "graph")
+    found, in_channels, out_channels = gas.get_data("data", str(tmp_path / "graph"))
+    assert (in_channels, out_channels) == (5, 3)
+    for key in ("x", "y", "train_mask", "val_mask", "test_mask"):
+        assert torch.equal(found[key], data[key])
+    assert not {"perm", "parts", "adj_t"} & set(found.keys())
+    dense = [
+        torch.zeros(60, 60).index_put_(tuple(d.edge_index), d.edge_weight, accumulate=True)
+        for d in (found, data)
+    ]
+    assert torch.allclose(*dense)
+
+
 def test_with_memory_for_parts(tmp_path):
     data, model = make(), gas.models.GraphSAGE(60, 5, 8, 3, 2)
     options = {"model": model, "memory": "8KB", "log": False}
