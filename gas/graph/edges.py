@@ -284,14 +284,36 @@ def to_csr(edges: Edges, small: bool = False) -> CSR:
 
 def is_row_per_node(data: Data, key: str) -> bool:
     """Whether ``data[key]`` is a tensor with one row per node."""
-    value = data[key]
-    return isinstance(value, Tensor) and _by_row(data, key) and data.is_node_attr(key)
+    value, sizes = data[key], _sizes(data)
+    if not isinstance(value, Tensor) or not _by_row(data, key):
+        return False
+    if sizes is None:
+        return data.is_node_attr(key)
+    per_node = value.dim() > 0 and value.size(0) == sizes[0]
+    return per_node and (sizes[0] != sizes[1] or "edge" not in key)
 
 
 def is_row_per_edge(data: Data, key: str) -> bool:
     """Whether ``data[key]`` is a tensor with one row per edge."""
-    value = data[key]
-    return isinstance(value, Tensor) and _by_row(data, key) and data.is_edge_attr(key)
+    value, sizes = data[key], _sizes(data)
+    if not isinstance(value, Tensor) or not _by_row(data, key):
+        return False
+    if sizes is None:
+        return data.is_edge_attr(key)
+    per_edge = value.dim() > 0 and value.size(0) == sizes[1]
+    return per_edge and (sizes[0] != sizes[1] or "edge" in key)
+
+
+def _sizes(data: Data) -> tuple[int, int] | None:
+    """How many nodes and edges a graph has whose edges are CSR; ``None`` if PyG is to be asked.
+
+    PyG counts the rows of whatever has "edge" in its name, such as an ``edge_label_index``. (Of a
+    mini-batch, which has fewer rows than nodes, it may.)
+    """
+    adj_t = data.get("adj_t")
+    if "edge_index" in data or not isinstance(adj_t, Tensor) or adj_t.layout != torch.sparse_csr:
+        return None
+    return (adj_t.size(0), adj_t._nnz()) if adj_t.size(0) == adj_t.size(1) else None
 
 
 def _by_row(data: Data, key: str) -> bool:

@@ -133,6 +133,24 @@ def test_attributes_of_edges_follow_them(tmp_path):
     assert torch.equal(folder.edge_attr, data.edge_attr[folder.edge_type])
 
 
+@pytest.mark.parametrize("num_edges", [240, 60])
+def test_attributes_of_edges_beside_pairs_to_predict(num_edges, tmp_path):
+    """By which PyG counts edges; and there may be as many edges as nodes."""
+    data = make(edge_index=lambda d: d.edge_index[:, :num_edges])
+    data.edge_time = torch.arange(num_edges)
+    data.edge_label_index = torch.tensor([[0, 1, 5], [2, 3, 7]])
+    data.degree = torch.arange(60)
+    memory, folder = both(data, tmp_path)
+    for mine, theirs in zip(
+        gas.SubgraphLoader(memory, batch_size=2, log=False),
+        gas.SubgraphLoader(folder, batch_size=2, log=False),
+        strict=True,
+    ):
+        assert torch.equal(mine.edge_time, theirs.edge_time)
+        assert torch.equal(mine.degree, theirs.degree)
+        assert torch.equal(mine.edge_label_index, theirs.edge_label_index)
+
+
 @pytest.mark.parametrize("codec", CODECS)
 def test_encoded_attributes_of_edges(codec, tmp_path):
     data = make(edge_attr=lambda d: gas.encode(torch.rand(d.num_edges, 3), codec))
