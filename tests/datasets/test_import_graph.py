@@ -363,6 +363,19 @@ stages.import_graph("tables", "graph")
     assert content(tmp_path / "graph") == content(tmp_path / "whole")
 
 
+@pytest.mark.parametrize("more", [{}, {"source": []}, {"source": {}, "stages": []}])
+def test_what_says_nothing_of_stages_is_begun_anew(more, tmp_path):
+    example(tmp_path / "tables")
+    import_graph(tmp_path / "tables", tmp_path / "whole", log=False)
+    (tmp_path / "graph").mkdir()
+    (tmp_path / "graph" / "edges-3.part").write_bytes(b"half")
+    mark = {"format": "unfinished gas graph", "by": "gas.datasets.import_graph"}
+    mark |= {"files": ["edges-3.part"], **more}
+    (tmp_path / "graph" / "unfinished.json").write_text(json.dumps(mark))
+    import_graph(tmp_path / "tables", tmp_path / "graph", log=False)
+    assert content(tmp_path / "graph") == content(tmp_path / "whole")
+
+
 def test_what_has_changed_is_refused(tmp_path, monkeypatch):
     example(tmp_path / "tables")
     with monkeypatch.context() as patch:

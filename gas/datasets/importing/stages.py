@@ -150,7 +150,9 @@ class _Import:
     def run(self) -> None:
         """Does what hasn't been done, and makes the folder whole."""
         source = {"options": self.options, "files": self._seen()}
-        if not self.folder.mark:
+        begun = self.folder.mark.get("source"), self.found
+        if not all(isinstance(said, dict) for said in begun):
+            self.found = {}
             self.folder.begin([], 0, source=source, stages={})
         self._check_source(source)
         if self.found and self.log:
@@ -170,8 +172,8 @@ class _Import:
     def _check_source(self, source: dict[str, Any]) -> None:
         before = self.folder.mark["source"]
         if before != source:
-            changed = [name for name, seen in source["files"].items() if
-                       before["files"].get(name) != seen]  # fmt: skip
+            old = before.get("files", {})
+            changed = [name for name, seen in source["files"].items() if old.get(name) != seen]
             what = f"{self.path}: {changed[0]} has" if changed else "the options, or files, have"
             raise ValueError(
                 f"{what} changed since the import into {self.folder.path} began: remove that "
