@@ -65,6 +65,7 @@ REQUIREMENTS = {
     "native": (native.C is not None, "gas._C was not built"),
     "torch_sparse": (_installed("torch_sparse"), "torch-sparse is not installed"),
     "kaminpar": (_installed("kaminpar"), "kaminpar is not installed"),
+    "rocksdict": (_installed("rocksdict"), "rocksdict is not installed"),
     "tensorboard": (_installed("tensorboard"), "tensorboard is not installed"),
     "one_graph": (
         tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 11),

@@ -43,6 +43,14 @@ OTHER_TESTS = {  # Where they have other names.
     "gas/augment/statistics.py": ["augment/test_mh.py"],
     "gas/augment/units.py": [f"augment/test_{name}.py" for name in ("base", "drop", "views")],
     "gas/augment/visited.py": ["augment/test_mh.py", "augment/test_chain.py"],
+    **{
+        f"gas/graph/folder/{name}.py": ["graph/test_folder.py", "attacks/test_graph_folders.py"]
+        for name in ("description", "new", "npy", "opening", "writing")
+    },
+    **{
+        f"gas/datasets/importing/{name}.py": ["datasets/test_import_graph.py"]
+        for name in ("ids", "sorting", "stages", "streams")
+    },
     "gas/history/batch.py": ["scalable"],
     "gas/loader/subgraph.py": ["loader"],
     "gas/models/gcn.py": ["models"],

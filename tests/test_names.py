@@ -17,8 +17,8 @@ NAMES = {
         verify __version__""",
     "gas.augment": """Augmentation DropEdge MHAug MaskFeatures PUBLISHED Statistics Views entropy
         mh_aug_loss""",
-    "gas.datasets": """dataset_key dataset_names gen_masks get_data index2mask open_mapped
-        planted_to_disk""",
+    "gas.datasets": """FolderStore dataset_key dataset_names gen_masks get_data import_graph
+        index2mask open_mapped planted_to_disk""",
     "gas.graph_file": "load_graph",
     "gas.history": """Codec DiskStore Encoded History MemoryStore Pull Store TableStore
         TransferEngine encode pick_tier""",

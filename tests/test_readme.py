@@ -114,7 +114,8 @@ CHECKS = {
 BLOCKS = [(file, number) for file in PAGES for number in range(len(python_blocks(file)))]
 NEEDS = {
     ("docs/data.md", 0): ["pyarrow"],
-    ("docs/data.md", 2): ["pyarrow", "safetensors"],
+    ("docs/data.md", 4): ["pyarrow"],
+    ("docs/data.md", 5): ["pyarrow", "safetensors"],
     ("docs/ecosystem.md", 0): ["one_graph"],
     ("docs/ecosystem.md", 2): ["lightning"],
     ("docs/ecosystem.md", 3): ["huggingface_hub"],

@@ -1,17 +1,21 @@
 """Graphs by name, from files, and generated."""
 
 from gas.datasets.files import load_graph
+from gas.datasets.importing import import_graph
 from gas.datasets.masks import gen_masks, index2mask
 from gas.datasets.named import dataset_key, dataset_names, get_data
 from gas.datasets.opening import open_graph
 from gas.datasets.planted import planted_partition
 from gas.datasets.planted_disk import open_mapped, planted_to_disk
+from gas.datasets.stores import FolderStore
 
 __all__ = [
+    "FolderStore",
     "dataset_key",
     "dataset_names",
     "gen_masks",
     "get_data",
+    "import_graph",
     "index2mask",
     "load_graph",
     "open_graph",

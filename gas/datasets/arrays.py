@@ -25,6 +25,18 @@ def load_array(path: Path) -> np.ndarray:
         raise ValueError(f"{path} can't be read as an array of numbers: {reason}") from error
 
 
+def map_array(path: Path) -> np.ndarray:
+    """Maps an ``.npy`` file, to be read; what is empty can't be mapped, and is read.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, EOFError, ValueError):
+        return load_array(path)  # Which says why.
+
+
 def load_sparse(path: Path) -> Tensor:
     """Reads a matrix that ``scipy.sparse.save_npz`` has written, as ``torch.sparse_csr``, float32.
 

@@ -20,9 +20,11 @@ from gas.datasets.masks import NUM_SPLITS, gen_masks, index2mask, with_masks
 from gas.datasets.opening import open_graph
 from gas.datasets.planted import planted_partition
 from gas.datasets.tables import PARQUET, TEXT, format_of
-from gas.graph.edges import check_finite, read_graph
+from gas.graph.edges import check_finite, read_graph, with_edge_index
 from gas.graph.features import to_csr_features
+from gas.graph.folder import is_graph_folder
 from gas.graph.partition import cache_dir
+from gas.graph.permute import permute
 from gas.native.sparse_rows import accept_beta_state, is_sparse
 
 
@@ -73,6 +75,8 @@ def get_data(
         for key in ("x", "y"):
             if key not in data:
                 raise ValueError(f"{name} has no {key!r}: {_WHERE[key]}")
+        if is_graph_folder(name):
+            data = with_masks(_uncut(data))
     else:
         key = dataset_key(name)
         if key not in _DATASETS:
@@ -92,6 +96,18 @@ def get_data(
         accept_beta_state()
         data.x = to_csr_features(data.x.to_sparse_csr())
     return data, data.x.size(1), num_outputs(data.y)
+
+
+def _uncut(data: Data) -> Data:
+    """The graph of a folder as it was before it was cut into parts, with a list of edges."""
+    perm = data.get("perm")
+    data = with_edge_index(data)
+    for key in ("perm", "parts"):
+        if key in data:
+            del data[key]
+    if perm is None or torch.equal(perm, torch.arange(perm.numel())):
+        return data
+    return permute(data, torch.argsort(perm), log=False)
 
 
 # Where open_graph looks.

@@ -17,6 +17,7 @@ from gas.datasets.arrays import (
     bool_mask,
     load_array,
     load_sparse,
+    map_array,
     targets,
     tensor_of,
 )
@@ -53,14 +54,24 @@ class Nodes(NamedTuple):
             places = dict(zip(names.tolist(), range(len(names)), strict=True))
             rows = np.fromiter((places.get(i, -1) for i in ids.tolist()), np.int64, len(ids))
             known = rows >= 0
+        self.check(ids, known, file)
+        return rows.astype(np.int64)
+
+    def check(self, ids: np.ndarray, known: np.ndarray, file: str) -> None:
+        """Refuses ids that aren't known.
+
+        Raises:
+            ValueError: Naming the first.
+        """
         if not known.all():
             row = ", whose rows are counted from 0" if self.ids is None else ""
+            first = ids[~known][0].item()
+            first = first.decode() if isinstance(first, bytes) else first
             raise ValueError(
-                f"{file} names the node {ids[~known][0].item()!r}, which is none of the "
+                f"{file} names the node {first!r}, which is none of the "
                 f"{self.num_nodes:,} nodes of {self.file}{row} ({(~known).sum():,} such ids): add "
                 "them there, or take out what names them"
             )
-        return rows.astype(np.int64)
 
 
 class NodeFile(NamedTuple):
@@ -72,15 +83,19 @@ class NodeFile(NamedTuple):
     attributes: dict[str, Tensor]
     columns: tuple[str, ...] = ()
     classes: list[str | int] | None = None
+    features: tuple[str, ...] = ()  # Columns that were left for later.
 
 
-def read_nodes(file: Path, role: str, columns: Mapping[str, str]) -> NodeFile:
+def read_nodes(
+    file: Path, role: str, columns: Mapping[str, str], features: bool = True
+) -> NodeFile:
     """Reads one file about nodes.
 
     Args:
         file: The file.
         role: What it is, by its name: ``"nodes"``, ``"x"``, ``"y"``, ``"split"`` or ``"node_id"``.
         columns: What the user says that columns are called.
+        features: Read features, too, not only which columns have them. (default: ``True``)
 
     Raises:
         ValueError: If it can't be told what it says.
@@ -94,6 +109,8 @@ def read_nodes(file: Path, role: str, columns: Mapping[str, str]) -> NodeFile:
     if format_of(file) == ".npy":
         if role not in ("x", "y"):
             raise ValueError(f"{file} is an array, expected a table, or the names x.npy and y.npy")
+        if role == "x" and not features:
+            return NodeFile(file.name, len(map_numbers(file)), None, {})
         array = tensor_of(load_array(file), str(file))
         value = _features(array, file) if role == "x" else targets(array)
         return NodeFile(file.name, len(array), None, {role: value})
@@ -130,19 +147,23 @@ def read_nodes(file: Path, role: str, columns: Mapping[str, str]) -> NodeFile:
     for key in found.keys() & {f"{part}_mask" for part in SPLITS}:
         mask = torch.from_numpy(table.numbers([found[key]])[:, 0])
         attributes[key] = bool_mask(mask, found[key])
-    features = [name for name in rest if table.is_numeric(name) and wanted is None]
-    others = [name for name in rest if name not in features]
+    named = [name for name in rest if table.is_numeric(name) and wanted is None]
+    others = [name for name in rest if name not in named]
     kinds = {name: "" if table.is_numeric(name) else " (not all numbers)" for name in others}
     leave_out([f"the column {name!r}{kind}" for name, kind in kinds.items()], str(file))
-    if features:
-        attributes["x"] = _features(torch.from_numpy(table.numbers(features)), file, features)
-    if not attributes and (ids is None or wanted):
+    if named and features:
+        attributes["x"] = _features(torch.from_numpy(table.numbers(named)), file, named)
+    left = () if features else tuple(named)
+    if not attributes and not left and (ids is None or wanted):
         raise ValueError(
             f"{file} has the columns {', '.join(table.types)}, none of which is known as its "
             f"{wanted or 'id'!r}: rename one, or pass columns={{{wanted or 'id'!r}: ...}}"
         )
-    num_rows = len(next(iter(attributes.values()))) if ids is None else len(ids)
-    return NodeFile(file.name, num_rows, ids, attributes, tuple(table.types), classes)
+    if ids is not None:
+        num_rows = len(ids)
+    else:
+        num_rows = len(next(iter(attributes.values()))) if attributes else table.count()
+    return NodeFile(file.name, num_rows, ids, attributes, tuple(table.types), classes, left)
 
 
 def merge(read: list[NodeFile], data: Data) -> Nodes | None:
@@ -202,6 +223,21 @@ def _features(x: Tensor, file: Path, names: Sequence[str] = ()) -> Tensor:
             "missing, or leave the column out"
         )
     return x.float()
+
+
+def map_numbers(file: Path) -> np.ndarray:
+    """The array of an ``.npy`` file, mapped: features ``[N, F]``.
+
+    Raises:
+        ValueError: If it is something else.
+    """
+    array = map_array(file)
+    if array.ndim != 2 or array.dtype.kind not in "biuf":
+        raise ValueError(
+            f"{file} is of type {array.dtype} and shape {list(array.shape)}, expected numbers of "
+            "shape [N, F]: a row of features per node"
+        )
+    return array
 
 
 def _labels(table: Table, name: str) -> tuple[Tensor, list[str | int] | None]:

@@ -15,6 +15,7 @@ from gas.datasets.folder import read_folder
 from gas.datasets.masks import with_masks
 from gas.graph.edges import check_edge_rows, check_finite, read_graph
 from gas.graph.features import with_csr_features
+from gas.graph.folder import is_graph_folder, open_folder
 from gas.native.checks import check_integer
 from gas.native.sparse_rows import is_sparse
 
@@ -28,10 +29,16 @@ def open_graph(
     check: bool = True,
     log: bool = True,
 ) -> Data:
-    """Reads a graph from a folder of tables and arrays, or from one file.
+    """Opens a graph folder, or reads a graph from a folder of tables and arrays, or from one file.
 
-    A folder holds ``.csv`` (or ``.tsv``, ``.txt``; packed, ``.csv.gz``), ``.parquet`` or ``.npy``
-    files, which say by their names what they hold:
+    A graph folder, which has a ``graph.json``, is what :func:`gas.cluster` has written: it is
+    mapped into memory, which takes no time, however large it is. The system reads what is looked
+    at, and gives its memory up when there is too little; what is written to its tensors stays in
+    memory, the files don't change. Nothing is added to it: ``undirected`` and ``columns`` are
+    refused, and no split is made up.
+
+    Any other folder holds ``.csv`` (or ``.tsv``, ``.txt``; packed, ``.csv.gz``), ``.parquet`` or
+    ``.npy`` files, which say by their names what they hold:
 
     * ``edges``: columns ``source`` and ``target`` (or ``src``, ``dst``; ``from``, ``to``; ...), and
       perhaps ``weight``; further numbers are edge attributes. ``edge_index.npy``: ``[2, E]``.
@@ -60,24 +67,39 @@ def open_graph(
         num_splits: How many random splits are made up where labels come without a split; masks are
             ``[N]`` for one, ``[N, num_splits]`` for several. ``None``: 20 up to 100,000 nodes, else
             one. (default: ``1``)
-        check: Refuse NaN and infinite features. (default: ``True``)
+        check: Refuse NaN and infinite features; of a graph folder, look at every id instead.
+            (default: ``True``)
         log: Report what was found on standard error. (default: ``True``)
 
     Returns:
         The graph: ``edge_index``, and what there is of ``x`` (float32), ``y``, ``edge_weight``,
         ``edge_attr``, ``train_mask``, ``val_mask`` and ``test_mask``. ``node_id`` is a NumPy array
         of the nodes' own ids, in the order of rows, which :meth:`gas.ScalableGNN.predict` keeps;
-        ``classes`` a list of the names of classes; ``split`` says how a split was made up.
+        ``classes`` a list of the names of classes; ``split`` says how a split was made up. Of a
+        graph folder: what was written, mapped, with ``parts``, ``perm`` and an ``adj_t``, a
+        ``torch.sparse_csr`` matrix whose values are the weights, or ones that take no memory.
 
     Raises:
         ImportError: If a table is to be read and pyarrow is missing.
-        ValueError: If the files hold no graph, or it can't be told which; it names the file.
+        ValueError: If the files hold no graph, or it can't be told which, or it is damaged; it
+            names the file.
     """
     path = Path(path)
     if num_splits is not None:
         check_integer("num_splits", num_splits, 1)
     if not path.exists():
         raise ValueError(f"'path' is {str(path)!r}, but there is no such file or folder")
+    if is_graph_folder(path):
+        if undirected or columns:
+            given = "undirected" if undirected else "columns"
+            raise ValueError(
+                f"{given!r} is given with the graph folder {str(path)!r}, which is as it was "
+                "written: leave it out"
+            )
+        data = open_folder(path, check)
+        if log:
+            print(_folder_summary(path, data), file=sys.stderr)
+        return data
     archive = path.suffix in (".npz", ".pt")
     data = load_graph(path) if archive else read_folder(path, columns or {})
     data = with_csr_features(data)
@@ -98,6 +120,11 @@ def open_graph(
             file=sys.stderr,
         )
     return data
+
+
+def _folder_summary(path: Path, data: Data) -> str:
+    parts = "" if "parts" not in data else f", {data.parts.numel() - 1} parts"
+    return f"{path}: {data.num_nodes:,} nodes, {data.num_edges:,} edges{parts}, mapped"
 
 
 def _summary(path: Path, data: Data, one_way: float) -> list[str]:

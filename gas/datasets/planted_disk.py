@@ -10,6 +10,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gas.datasets.planted import Communities, num_communities
+from gas.graph.folder.npy import map_private
 from gas.native.checks import check_integer
 
 KEYS = ("edge_index", "x", "y")
@@ -118,7 +119,11 @@ def open_mapped(folder: str | Path) -> Data:
         file = Path(folder) / f"{key}.npy"
         if not file.exists():
             raise ValueError(f"'folder' is {str(folder)!r}, which has no {key}.npy")
-        data[key] = torch.from_numpy(np.load(file, mmap_mode="c", allow_pickle=False))
+        array = np.load(file, mmap_mode="r", allow_pickle=False)
+        start = getattr(array, "offset", 0)
+        with file.open("rb") as stream:
+            mapped = map_private(stream.fileno(), array.dtype, start, array.shape)
+        data[key] = torch.from_numpy(mapped)
     return data
 
 

@@ -138,6 +138,56 @@ class Table:
             parts[0] = _encoded(parts[0])
         return pa.concat_tables(parts).unify_dictionaries()
 
+    def blocks(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
+        """Reads columns as values of these types, some rows at a time; blanks around text go.
+
+        Raises:
+            ValueError: If a value is of another type; it says which.
+        """
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        schema = pa.schema(list(types.items()))
+        with self._readable(), self._open(types) as blocks:
+            for block in blocks:
+                columns = block.select(list(types)).cast(schema).columns
+                trimmed = [
+                    pc.utf8_trim_whitespace(column) if pa.types.is_string(column.type) else column
+                    for column in columns
+                ]
+                yield pa.RecordBatch.from_arrays(trimmed, schema=schema)
+
+    def count(self) -> int:
+        """The number of rows, which are all read if they have to be."""
+        name = next(iter(self.types))
+        return sum(block.num_rows for block in self.blocks({name: self.id_type(name)}))
+
+    def id_type(self, name: str) -> pa.DataType:
+        """As what a column of ids or names is read: text, where that is what the file has."""
+        import pyarrow as pa
+
+        as_text = self.is_text or pa.types.is_null(self.types[name])
+        return pa.string() if as_text else self.types[name]
+
+    def number_types(
+        self, names: Sequence[str], dtype: type = np.float32
+    ) -> dict[str, pa.DataType]:
+        """As what columns of numbers, or of lists of them, are read."""
+        import pyarrow as pa
+
+        number, types = pa.from_numpy_dtype(dtype), {}
+        for name in names:
+            kind = self.types[name]
+            types[name] = kind if _is_list(kind) or pa.types.is_boolean(kind) else number
+        return types
+
+    def floats(self, block: Any, names: Sequence[str], dtype: type = np.float32) -> np.ndarray:
+        """Columns of a block, or of a table, of shape ``[rows, width]``; NaN where empty."""
+        import pyarrow as pa
+
+        number = pa.from_numpy_dtype(dtype)
+        return np.column_stack([self._floats(block.column(name), name, number) for name in names])
+
     def values(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """A column of ids or names: which of the distinct values each row has, and these.
 
@@ -148,9 +198,7 @@ class Table:
         """
         import pyarrow as pa
 
-        as_text = self.is_text or pa.types.is_null(self.types[name])
-        kind = pa.string() if as_text else self.types[name]
-        column = self.columns({name: kind}, ids=True).column(0).combine_chunks()
+        column = self.columns({name: self.id_type(name)}, ids=True).column(0).combine_chunks()
         codes = column.indices.cast(pa.int64()).fill_null(-1).to_numpy()
         return codes, plain_ids(column.dictionary.to_numpy(zero_copy_only=False))
 
@@ -160,28 +208,22 @@ class Table:
         Raises:
             ValueError: If a value is no number, or lists differ in length.
         """
-        import pyarrow as pa
-
-        number = pa.from_numpy_dtype(dtype)
-        types = {}
-        for name in names:
-            kind = self.types[name]
-            types[name] = kind if _is_list(kind) or pa.types.is_boolean(kind) else number
-        table = self.columns(types)
-        return np.column_stack([self._floats(table.column(name), name, number) for name in names])
+        table = self.columns(self.number_types(names, dtype))
+        return self.floats(table, names, dtype)
 
     def _floats(self, column: pa.ChunkedArray, name: str, number: pa.DataType) -> np.ndarray:
         import pyarrow.compute as pc
 
         if not _is_list(column.type):
-            return column.cast(number).to_numpy()
+            return column.cast(number).to_numpy(**_may_copy(column))
         widths = pc.unique(pc.list_value_length(column)).to_pylist()
         if len(widths) > 1 or None in widths:
             raise ValueError(
                 f"{self.path} has lists of several lengths in column {name!r}: expected as many "
                 "numbers in every row"
             )
-        flat = pc.list_flatten(column).cast(number).to_numpy()
+        flat = pc.list_flatten(column).cast(number)
+        flat = flat.to_numpy(**_may_copy(flat))
         return flat.reshape(len(column), -1)
 
     def is_numeric(self, name: str) -> bool:
@@ -265,6 +307,13 @@ def _is_list(kind: pa.DataType) -> bool:
     return (
         pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
     )
+
+
+def _may_copy(column: Any) -> dict[str, bool]:
+    """What lets the values of a block be copied, as those of a table are anyhow."""
+    import pyarrow as pa
+
+    return {} if isinstance(column, pa.ChunkedArray) else {"zero_copy_only": False}
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:

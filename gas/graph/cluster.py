@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,13 +12,14 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from gas.graph.edges import check_edge_rows, read_graph
+from gas.graph.edges import check_edge_rows, read_graph, with_edge_index
 from gas.graph.features import with_csr_features
+from gas.graph.folder.new import NewFolder
+from gas.graph.folder.opening import open_folder
+from gas.graph.folder.writing import PERM, GraphWriter
 from gas.graph.partition import find_parts
 from gas.graph.permute import PARTS, permute
 from gas.native.memory import bytes_of
-
-PERM = "perm"
 
 
 class Model(Protocol):
@@ -43,6 +45,7 @@ def cluster(
     cache: bool | str | Path = True,
     log: bool = True,
     in_place: bool = False,
+    out: str | Path | None = None,
 ) -> Data:
     """Cuts a graph into parts for mini-batches, and renumbers its nodes so that each is one range.
 
@@ -72,15 +75,23 @@ def cluster(
         log: Report progress on standard error. (default: ``True``)
         in_place: Write to the tensors of ``data``, which is of no use afterwards; see
             :func:`gas.permute`. (default: ``False``)
+        out: A folder to write the graph into, array by array, instead of into memory; it isn't
+            there yet, or empty, or was left unfinished by another such call. It is durable when
+            this returns. (default: none)
 
     Returns:
         The graph with its nodes, masks, lists of node ids (``train_idx``, ...) and edges
         renumbered, and ``parts``, of shape ``[num_parts + 1]``: part ``p`` is the nodes
         ``parts[p]`` to ``parts[p + 1] - 1``; and ``perm``, of shape ``[N]``: the row of ``data``
-        that each node was.
+        that each node was. With ``out`` it is what :func:`gas.open_graph` returns for that folder:
+        mapped, with an ``adj_t`` of compressed rows, whose values are the weights, in place of
+        ``edge_index`` and ``edge_weight``, and attributes of edges in the order of that. A graph of
+        one part may be cut again; ``perm`` is then of the graph before that.
 
     Raises:
-        ValueError: If the graph or an argument is unusable, or the graph is clustered already.
+        ValueError: If the graph or an argument is unusable, or the graph is clustered already; if
+            ``out`` is taken, or an attribute can't be written into it.
+        OSError: If the disk of ``out`` is too small.
         MemoryError: If ``memory`` is too little for one node.
     """
     if (num_parts == "auto") != (memory is not None) or (memory is not None and model is None):
@@ -90,30 +101,59 @@ def cluster(
         )
     if memory is not None:
         memory = bytes_of("memory", memory)
-    for key in (PARTS, PERM):
-        if key in data:
-            raise ValueError(
-                f"'data' has {key!r} already, which gas.cluster sets: pass the graph as it was "
-                "before, or rename the attribute"
-            )
+    if in_place and out is not None:
+        raise ValueError(
+            "'in_place' is True, but the graph is written into 'out', not into memory: leave one "
+            "of them out"
+        )
+    folder = None if out is None else NewFolder(out, "gas.cluster")
+    data, before = _uncut(data)
     data = with_csr_features(data)
     check_edge_rows(data, data.num_edges)  # A transform may add edges that have none.
     given = None if edge_weight is None else read_graph(data, edge_weight=False)
     if model is not None:
-        data = model.prepare(data)
+        listed = with_edge_index(data)  # As transforms take it.
+        prepared = model.prepare(listed)
+        data = data if prepared is listed else prepared
     edges = given or read_graph(data, edge_weight=False)
+    writer = None if folder is None else GraphWriter(folder, data)
+
+    def parts_of(num_parts: Any, log: bool) -> tuple[Tensor, Tensor]:
+        return find_parts(edges, num_parts, recursive, log, edge_weight, method, seed, cache)
 
     def cut(num_parts: Any, log: bool = False, in_place: bool = False) -> Data:
-        perm, parts = find_parts(edges, num_parts, recursive, log, edge_weight, method, seed, cache)
+        perm, parts = parts_of(num_parts, log)
         out = permute(data, perm, log, in_place=in_place)
-        out[PERM], out[PARTS] = perm, parts
+        out[PERM], out[PARTS] = perm if before is None else before[perm], parts
         return out
 
     if isinstance(memory, int) and model is not None:
         num_parts = model.parts_within(memory, cut)
         if log:
             print(f"{num_parts} parts", file=sys.stderr)
-    return cut(num_parts, log, in_place)
+    if writer is None or folder is None:
+        return cut(num_parts, log, in_place)
+    writer.write(*parts_of(num_parts, log), before, log)
+    return open_folder(folder.path, check=False)
+
+
+def _uncut(data: Data) -> tuple[Data, Tensor | None]:
+    """A graph without the parts of an earlier call, and the rows that its nodes were before that.
+
+    Raises:
+        ValueError: If it has several parts.
+    """
+    parts, perm = data.get(PARTS), data.get(PERM)
+    if parts is None and perm is None:
+        return data, None
+    if perm is None or not isinstance(parts, Tensor) or parts.numel() != 2:
+        raise ValueError(
+            f"'data' has {(PARTS if PARTS in data else PERM)!r} already, which gas.cluster sets: "
+            "pass the graph as it was before, or rename the attribute"
+        )
+    data = copy.copy(data)
+    del data[PARTS], data[PERM]
+    return data, perm
 
 
 def in_first_order(data: Data, rows: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ Rows are destinations: entry ``(i, j)`` is the edge ``j -> i``, PyG's ``adj_t``.
 
 from __future__ import annotations
 
+import copy
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from torch_geometric.data import Data
 
 from gas.graph.features import first_not_finite
 from gas.graph.layout import layout_of
-from gas.native.graph import coo_to_csr
+from gas.native.graph import BLOCK, coo_to_csr, rises, sorted_rows
 from gas.native.sparse_rows import is_sparse
 
 
@@ -84,21 +85,24 @@ def read_edges(adj: Any, num_nodes: int | None = None, name: str = "edge_index")
 
 def _checked(edges: Edges, name: str) -> Edges:
     for ids in (edges.src, edges.dst):
-        if ids.numel() == 0:
-            continue
-        low, high = (int(v) for v in torch.aminmax(ids))
-        if low < 0:
-            raise ValueError(
-                f"'{name}' holds the node id {low}, expected ids in [0, {edges.num_nodes}): ids "
-                "count from 0; remove or renumber negative ones"
-            )
-        if high >= edges.num_nodes:
-            raise ValueError(
-                f"'{name}' holds the node id {high}, but 'num_nodes' is {edges.num_nodes}: "
-                f"expected ids in [0, {edges.num_nodes}); correct the ids or set "
-                f"num_nodes={high + 1}"
-            )
+        _check_ids(ids, edges.num_nodes, name)
     return edges
+
+
+def _check_ids(ids: Tensor, num_nodes: int, name: str) -> None:
+    if ids.numel() == 0:
+        return
+    low, high = (int(v) for v in torch.aminmax(ids))
+    if low < 0:
+        raise ValueError(
+            f"'{name}' holds the node id {low}, expected ids in [0, {num_nodes}): ids count from "
+            "0; remove or renumber negative ones"
+        )
+    if high >= num_nodes:
+        raise ValueError(
+            f"'{name}' holds the node id {high}, but 'num_nodes' is {num_nodes}: expected ids in "
+            f"[0, {num_nodes}); correct the ids or set num_nodes={high + 1}"
+        )
 
 
 def read_graph(data: Data, edge_weight: bool = True) -> Edges:
@@ -115,10 +119,7 @@ def read_graph(data: Data, edge_weight: bool = True) -> Edges:
         raise ValueError("'data' has neither 'edge_index' nor 'adj_t': gas trains on one graph")
     if adj_t is not None:
         edges = read_edges(adj_t, name="adj_t")
-        if data.get("x") is not None and data.x.size(0) != edges.num_nodes:
-            raise ValueError(
-                f"'x' has {data.x.size(0)} rows, but 'adj_t' has {edges.num_nodes}: one per node"
-            )
+        _check_fits(data, edges.num_nodes)
         if edge_index is not None:
             both = torch.stack([edges.src, edges.dst])
             if edge_index.shape != both.shape or not torch.equal(edge_index.long(), both):
@@ -137,8 +138,59 @@ def read_graph(data: Data, edge_weight: bool = True) -> Edges:
                 )
             edges = edges._replace(weight=weight.view(-1))
     check_nodes(data, edges.num_nodes)
-    _check_weight(edges.weight)
+    check_weight(edges.weight)
     return edges if edge_weight else edges._replace(weight=None)
+
+
+def read_rows(data: Data, edge_weight: bool = True) -> tuple[CSR, Tensor | None]:
+    """Reads and checks a graph as compressed sparse rows, and the weights in their order.
+
+    An ``adj_t`` that is ``torch.sparse_csr``, with columns in order, is taken as it lies, such as
+    that of a graph folder; anything else is read by :func:`read_graph` and sorted.
+
+    Raises:
+        ValueError: If edges, weights or node-level tensors don't fit each other.
+    """
+    adj_t = data.get("adj_t")
+    if isinstance(adj_t, Tensor) and "edge_index" not in data and adj_t.device.type == "cpu":
+        layout = layout_of(adj_t, "adj_t")
+        size = layout.size(adj_t)
+        if layout.name == "csr" and size is not None and size[0] == size[1]:
+            rowptr, col, weight = layout.parts(adj_t)
+            _check_fits(data, size[0])
+            _check_ids(col, size[0], "adj_t")
+            check_nodes(data, size[0])
+            check_weight(weight)
+            if rises(rowptr, col.numel()) and sorted_rows(rowptr, col):
+                return CSR(rowptr.long(), col, None), weight if edge_weight else None
+    edges = read_graph(data, edge_weight)
+    csr, weight = to_csr(edges, small=True), edges.weight
+    if weight is not None and csr.e_id is not None:
+        weight = weight.index_select(0, csr.e_id)
+    return csr, weight
+
+
+def with_edge_index(data: Data) -> Data:
+    """A graph with a list of edges, which transforms take: itself, unless its edges are CSR.
+
+    Then its weights, if it has some, are in ``edge_weight``.
+    """
+    adj_t = data.get("adj_t")
+    if "edge_index" in data or not isinstance(adj_t, Tensor) or layout_of(adj_t).name != "csr":
+        return data
+    edges = read_graph(data)
+    out = copy.copy(data)
+    out.num_nodes = edges.num_nodes
+    del out.adj_t
+    out.edge_index = torch.stack([edges.src, edges.dst])
+    if edges.weight is not None:
+        out.edge_weight = edges.weight
+    return out
+
+
+def _check_fits(data: Data, num_rows: int) -> None:
+    if data.get("x") is not None and data.x.size(0) != num_rows:
+        raise ValueError(f"'x' has {data.x.size(0)} rows, but 'adj_t' has {num_rows}: one per node")
 
 
 def check_nodes(data: Data, num_nodes: int) -> None:
@@ -173,18 +225,26 @@ def check_edge_rows(data: Data, num_edges: int) -> None:
             )
 
 
-def _check_weight(weight: Tensor | None) -> None:
-    if weight is None or not weight.is_floating_point() or bool(torch.isfinite(weight).all()):
+def check_weight(weight: Tensor | None, start: int = 0) -> None:
+    """Refuses weights, those of the edges from ``start`` on, that aren't finite.
+
+    Raises:
+        ValueError: Naming the first.
+    """
+    if weight is None or not weight.is_floating_point():
         return
-    wrong = int((~torch.isfinite(weight)).nonzero()[0])
-    raise ValueError(
-        f"'edge_weight' holds {float(weight[wrong])} at the edge {wrong}: expected finite numbers; "
-        "replace it, or remove the edge"
-    )
+    for first in range(0, weight.numel(), BLOCK):
+        finite = torch.isfinite(weight[first : first + BLOCK])
+        if not bool(finite.all()):
+            wrong = first + int((~finite).nonzero()[0])
+            raise ValueError(
+                f"'edge_weight' holds {float(weight[wrong])} at the edge {start + wrong}: "
+                "expected finite numbers; replace it, or remove the edge"
+            )
 
 
-def check_finite(data: Data) -> None:
-    """Refuses features that hold NaN or infinite values.
+def check_finite(data: Data, start: int = 0) -> None:
+    """Refuses features, those of the nodes from ``start`` on, that hold NaN or infinite values.
 
     Raises:
         ValueError: Naming the first such row.
@@ -195,7 +255,7 @@ def check_finite(data: Data) -> None:
     row = first_not_finite(x) if is_sparse(x) else _first_not_finite(x)
     if row is not None:
         raise ValueError(
-            f"'x' holds a NaN or infinite value in row {row}: replace it, for example with "
+            f"'x' holds a NaN or infinite value in row {start + row}: replace it, for example with "
             "torch.nan_to_num(x), or accept it, check=False (--no-check)"
         )
 
@@ -224,14 +284,36 @@ def to_csr(edges: Edges, small: bool = False) -> CSR:
 
 def is_row_per_node(data: Data, key: str) -> bool:
     """Whether ``data[key]`` is a tensor with one row per node."""
-    value = data[key]
-    return isinstance(value, Tensor) and _by_row(data, key) and data.is_node_attr(key)
+    value, sizes = data[key], _sizes(data)
+    if not isinstance(value, Tensor) or not _by_row(data, key):
+        return False
+    if sizes is None:
+        return data.is_node_attr(key)
+    per_node = value.dim() > 0 and value.size(0) == sizes[0]
+    return per_node and (sizes[0] != sizes[1] or "edge" not in key)
 
 
 def is_row_per_edge(data: Data, key: str) -> bool:
     """Whether ``data[key]`` is a tensor with one row per edge."""
-    value = data[key]
-    return isinstance(value, Tensor) and _by_row(data, key) and data.is_edge_attr(key)
+    value, sizes = data[key], _sizes(data)
+    if not isinstance(value, Tensor) or not _by_row(data, key):
+        return False
+    if sizes is None:
+        return data.is_edge_attr(key)
+    per_edge = value.dim() > 0 and value.size(0) == sizes[1]
+    return per_edge and (sizes[0] != sizes[1] or "edge" in key)
+
+
+def _sizes(data: Data) -> tuple[int, int] | None:
+    """How many nodes and edges a graph has whose edges are CSR; ``None`` if PyG is to be asked.
+
+    PyG counts the rows of whatever has "edge" in its name, such as an ``edge_label_index``. (Of a
+    mini-batch, which has fewer rows than nodes, it may.)
+    """
+    adj_t = data.get("adj_t")
+    if "edge_index" in data or not isinstance(adj_t, Tensor) or adj_t.layout != torch.sparse_csr:
+        return None
+    return (adj_t.size(0), adj_t._nnz()) if adj_t.size(0) == adj_t.size(1) else None
 
 
 def _by_row(data: Data, key: str) -> bool:

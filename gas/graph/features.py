@@ -14,6 +14,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gas.native.encoded_rows import EncodedRows
+from gas.native.graph import sorted_rows
 from gas.native.sparse_rows import (
     accept_beta_state,
     gather_sparse_rows,
@@ -123,9 +124,7 @@ def _check(x: Tensor, name: str) -> None:
 def _is_in_order(x: Tensor) -> bool:
     """Whether columns rise in every row."""
     rowptr, col, _ = parts(x)
-    starts = torch.zeros(col.numel() + 1, dtype=torch.bool, device=col.device)
-    starts[rowptr.long()] = True
-    return bool((starts[1:-1] | (col[1:] > col[:-1])).all())
+    return sorted_rows(rowptr, col, strict=True)
 
 
 def _coo(x: Tensor) -> Tensor:

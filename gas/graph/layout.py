@@ -92,7 +92,11 @@ class Layout(abc.ABC):
 
 
 class _Csr(Layout):
-    """A ``torch.sparse_csr`` matrix. Duplicate entries are allowed: their products add up."""
+    """A ``torch.sparse_csr`` matrix. Duplicate entries are allowed: their products add up.
+
+    It has values always. Those that are one number for all entries, as :func:`no_values` makes
+    them, are none.
+    """
 
     name = "csr"
 
@@ -103,12 +107,19 @@ class _Csr(Layout):
         return sparse_csr(rowptr, col, value, num_cols)
 
     def parts(self, adj: Any) -> tuple[Tensor, Tensor, Tensor | None]:
-        return adj.crow_indices(), adj.col_indices(), adj.values()
+        value = adj.values()
+        one = value.stride(0) == 0 and bool((value[:1] == 1).all())
+        return adj.crow_indices(), adj.col_indices(), None if one else value
 
     def with_value(self, adj: Any, value: Tensor | None) -> Tensor:
         # Nobody counts for one matrix what is changed by the indices of another.
         rowptr, col = adj.crow_indices().clone(), adj.col_indices().clone()
         return self.make(rowptr, col, value, int(adj.size(1)))
+
+
+def no_values(num_entries: int) -> Tensor:
+    """Values of a ``torch.sparse_csr`` matrix that has none: ones that take no memory."""
+    return torch.ones(1).as_strided((num_entries,), (0,))
 
 
 class _EdgeIndex(Layout):

@@ -70,7 +70,7 @@ def permute(data: Data, perm: Tensor, log: bool = True, *, in_place: bool = Fals
             ids = value.as_tensor() if isinstance(value, EdgeIndex) else value
             out[key] = _looked_up(new_id, ids.long(), key in writable)
         elif is_node_list(key, value):
-            out[key] = _renumbered(key, value, new_id)
+            out[key] = renumbered(key, value, new_id)
         elif is_row_per_node(data, key):
             if key in writable:
                 _rearrange(value, perm)
@@ -137,7 +137,12 @@ def is_node_list(key: str, value: object) -> bool:
     return value.dim() == 1 and value.dtype in (torch.int64, torch.int32)
 
 
-def _renumbered(key: str, ids: Tensor, new_id: Tensor) -> Tensor:
+def renumbered(key: str, ids: Tensor, new_id: Tensor) -> Tensor:
+    """The new ids of the nodes in a list.
+
+    Raises:
+        ValueError: If there is no such node.
+    """
     ids = ids.long()
     if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= new_id.numel()):
         low, high = int(ids.min()), int(ids.max())

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from gas.graph.edges import read_graph, to_csr
+from gas.graph.edges import read_rows
 from gas.native.graph import Relabeler
 
 
@@ -65,9 +65,9 @@ def partition_report(data: Data, ptr: Tensor) -> PartitionReport:
         data: The permuted graph.
         ptr: The parts, of shape ``[num_parts + 1]``, from :func:`gas.metis`.
     """
-    edges = read_graph(data, edge_weight=False)
-    check_ptr(ptr, edges.num_nodes)
-    relabel = Relabeler(*to_csr(edges, small=True)[:2])
+    (rowptr, col, _), _ = read_rows(data, edge_weight=False)
+    check_ptr(ptr, rowptr.numel() - 1)
+    relabel = Relabeler(rowptr, col)
     halo, cut = [], []
     for begin, end in zip(ptr[:-1].tolist(), ptr[1:].tolist(), strict=True):
         _, col, _, n_id, _ = relabel(torch.arange(begin, end))
@@ -75,7 +75,7 @@ def partition_report(data: Data, ptr: Tensor) -> PartitionReport:
         cut.append(int((col >= end - begin).sum()))
     size = ptr.diff()
     return PartitionReport(
-        edges.num_nodes, edges.src.numel(), size, torch.tensor(halo), torch.tensor(cut)
+        relabel.num_nodes, relabel.col.numel(), size, torch.tensor(halo), torch.tensor(cut)
     )
 
 

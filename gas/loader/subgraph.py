@@ -7,6 +7,7 @@ import pickle
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -19,15 +20,14 @@ from gas.augment.views import EpochViews
 from gas.graph.cluster import PERM
 from gas.graph.copies import copy_of, without_edges
 from gas.graph.edges import (
-    Edges,
     check_finite,
     check_nodes,
     is_row_per_edge,
     is_row_per_node,
-    read_graph,
-    to_csr,
+    read_rows,
 )
 from gas.graph.features import with_csr_features
+from gas.graph.folder import opened
 from gas.graph.layout import default_layout, find_layout
 from gas.graph.permute import PARTS
 from gas.graph.report import check_ptr
@@ -48,11 +48,12 @@ class SubgraphLoader(DataLoader):
     """Loads mini-batches of a partitioned graph, each with its one-hop halo.
 
     Args:
-        data: The graph, from :func:`gas.cluster` or :func:`gas.permute`. It is never modified.
-            Changes of its features and attributes are seen from the next epoch on; those of its
-            edges are refused. Sparse features ``x`` stay so: batches have a ``torch.sparse_csr``
-            matrix of their nodes' rows. Where they have to be made CSR, the loader works on a
-            graph of its own: assign to ``loader.data`` then.
+        data: The graph, from :func:`gas.cluster` or :func:`gas.permute`, or the path of a graph
+            folder, whose edges and features are read where they lie. It is never modified. Changes
+            of its features and attributes are seen from the next epoch on; those of its edges are
+            refused. Sparse features ``x`` stay so: batches have a ``torch.sparse_csr`` matrix of
+            their nodes' rows. Where they have to be made CSR, the loader works on a graph of its
+            own: assign to ``loader.data`` then.
         ptr: The parts, of shape ``[num_parts + 1]``, from :func:`gas.metis`.
             (default: ``data.parts``, which :func:`gas.cluster` has set)
         batch_size: Parts per mini-batch; a batch lists them in increasing order. (default: ``1``)
@@ -89,7 +90,7 @@ class SubgraphLoader(DataLoader):
 
     def __init__(
         self,
-        data: Data,
+        data: Data | str | Path,
         ptr: Tensor | None = None,
         batch_size: int = 1,
         bipartite: bool = True,
@@ -105,6 +106,7 @@ class SubgraphLoader(DataLoader):
         **kwargs: Any,
     ) -> None:
         _check_batch_size(batch_size)
+        data = opened(data)
         if layout is None:
             layout = default_layout(data.get("adj_t"), is_clustered=ptr is None)
         ptr = _parts(data, ptr)
@@ -125,11 +127,8 @@ class SubgraphLoader(DataLoader):
         elif graph_transform is not None:
             data = graph_transform(copy.copy(data))
         self._layout = find_layout(layout)
-        if like is None:
-            edges = read_graph(data, edge_weight)
-            num_nodes = edges.num_nodes
-        else:
-            num_nodes = like.num_nodes
+        relabel = like._relabel if like is not None else _relabeler(data, edge_weight)
+        num_nodes = relabel.num_nodes
         check_ptr(ptr, num_nodes)
         if check:
             check_finite(data)
@@ -141,7 +140,7 @@ class SubgraphLoader(DataLoader):
         self.bipartite = bipartite
         self.layout = layout
         self.num_nodes: int = num_nodes
-        self._relabel: Relabeler = _relabeler(edges) if like is None else like._relabel
+        self._relabel: Relabeler = relabel
         self._rowptr = self._relabel.rowptr
         self._weighted = self._relabel.weight is not None
         self._weight_key = "edge_weight" if self._weighted and data.get("adj_t") is None else None
@@ -496,7 +495,8 @@ class EvalSubgraphLoader(SubgraphLoader):
     Consecutive parts are joined, so every batch is one range of nodes; the batches are fixed.
 
     Args:
-        data: The graph, from :func:`gas.cluster` or :func:`gas.permute`.
+        data: The graph, from :func:`gas.cluster` or :func:`gas.permute`, or the path of a graph
+            folder.
         ptr: See :class:`SubgraphLoader`.
         batch_size: Parts per mini-batch. (default: ``1``)
         bipartite: See :class:`SubgraphLoader`. (default: ``True``)
@@ -506,7 +506,7 @@ class EvalSubgraphLoader(SubgraphLoader):
 
     def __init__(
         self,
-        data: Data,
+        data: Data | str | Path,
         ptr: Tensor | None = None,
         batch_size: int = 1,
         bipartite: bool = True,
@@ -516,6 +516,7 @@ class EvalSubgraphLoader(SubgraphLoader):
         if kwargs.pop("shuffle", False):
             raise ValueError("'shuffle' is True, but evaluation has a fixed order: leave it out")
         _check_batch_size(batch_size)
+        data = opened(data)
         if kwargs.get("layout") is None:
             kwargs["layout"] = default_layout(data.get("adj_t"), is_clustered=ptr is None)
         ptr = _parts(data, ptr)
@@ -538,11 +539,8 @@ def _parts(data: Data, ptr: Tensor | None) -> Tensor:
     return parts
 
 
-def _relabeler(edges: Edges) -> Relabeler:
-    rowptr, col, e_id = to_csr(edges, small=True)
-    weight = edges.weight
-    if weight is not None and e_id is not None:
-        weight = weight.index_select(0, e_id)
+def _relabeler(data: Data, edge_weight: bool) -> Relabeler:
+    (rowptr, col, e_id), weight = read_rows(data, edge_weight)
     return Relabeler(rowptr, col, e_id, weight)
 
 

@@ -11,6 +11,8 @@ from torch import Tensor
 from gas import native
 from gas.native.checks import check_index, check_range
 
+BLOCK = 1 << 24  # Columns that are looked at at a time.
+
 
 def coo_to_csr(
     row: Tensor, col: Tensor, num_rows: int, dtype: torch.dtype = torch.int64
@@ -176,8 +178,7 @@ class Relabeler:
         if col.dtype != torch.int32:
             check_index("col", col)
         self.num_nodes = rowptr.numel() - 1
-        ends = rowptr[:1].tolist() + rowptr[-1:].tolist()
-        if ends != [0, col.numel()] or bool((rowptr.diff() < 0).any()):
+        if not rises(rowptr, col.numel()):
             raise ValueError(f"'rowptr' does not rise from 0 to the {col.numel()} entries of 'col'")
         check_range("col", col, self.num_nodes)
         for name, values in (("e_id", e_id), ("weight", weight)):
@@ -195,7 +196,7 @@ class Relabeler:
         self._native = None
         movable = self.weight is None or self.weight.element_size() in (4, 8)
         if native.C is not None and movable and native.on_cpu(self.rowptr, self.col):
-            self._native = native.C.Relabeler(self.num_nodes, _sorted_rows(self.rowptr, self.col))
+            self._native = native.C.Relabeler(self.num_nodes, sorted_rows(self.rowptr, self.col))
 
     @property
     def scratch_bytes(self) -> int:
@@ -256,11 +257,32 @@ class Relabeler:
         return Batch(rowptr.to(dtype), col.to(dtype), e_id, n_id, weight)
 
 
-def _sorted_rows(rowptr: Tensor, col: Tensor) -> bool:
-    """Whether columns never fall but where a row starts."""
-    starts = torch.zeros(col.numel() + 1, dtype=torch.bool)
-    starts[rowptr] = True
-    return bool((starts[1:-1] | (col[1:] >= col[:-1])).all())
+def rises(rowptr: Tensor, num_entries: int) -> bool:
+    """Whether row pointers rise from 0 to a number of entries; a few are looked at at a time."""
+    if rowptr[:1].tolist() + rowptr[-1:].tolist() != [0, num_entries]:
+        return False
+    firsts = range(0, rowptr.numel(), BLOCK)
+    return all(bool((rowptr[first : first + BLOCK + 1].diff() >= 0).all()) for first in firsts)
+
+
+def sorted_rows(rowptr: Tensor, col: Tensor, strict: bool = False) -> bool:
+    """Whether columns never fall but where a row starts; a few are looked at at a time.
+
+    Args:
+        rowptr: First entry of each row, which rises from 0 to ``E``, of shape ``[rows + 1]``.
+        col: The columns, of shape ``[E]``.
+        strict: Whether they rise: none is there twice in a row. (default: ``False``)
+    """
+    for first in range(1, col.numel(), BLOCK):
+        last = min(first + BLOCK, col.numel())
+        before, after = col[first - 1 : last - 1], col[first:last]
+        rises = after > before if strict else after >= before
+        ends = torch.tensor([first, last], dtype=rowptr.dtype, device=rowptr.device)
+        begin, end = torch.searchsorted(rowptr, ends).tolist()
+        rises[rowptr[begin:end].long() - first] = True
+        if not bool(rises.all()):
+            return False
+    return True
 
 
 def relabel_one_hop(rowptr: Tensor, col: Tensor, nodes: Tensor) -> Batch:

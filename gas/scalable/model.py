@@ -21,6 +21,7 @@ from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
 
 from gas.graph.cluster import PERM, in_first_order
+from gas.graph.folder import opened
 from gas.history import Codec, History, TransferEngine
 from gas.history.batch import BatchPulls
 from gas.history.engine import check_io
@@ -546,14 +547,16 @@ class ScalableGNN(torch.nn.Module):
         """
         return parts_within(self, memory, cut)
 
-    def predict(self, graph: Data | SubgraphLoader, batch_size: int = 1, **kwargs: Any) -> Tensor:
+    def predict(
+        self, graph: Data | SubgraphLoader | str | Path, batch_size: int = 1, **kwargs: Any
+    ) -> Tensor:
         """Every node's output, in the order of the graph that :func:`gas.cluster` was given.
 
         It is layer-wise inference, ``model(loader=...)``, and leaves the histories equal to the
         full-batch hidden states.
 
         Args:
-            graph: What :func:`gas.cluster` has returned, or a loader of it.
+            graph: What :func:`gas.cluster` has returned, a loader of it, or the path of its folder.
             batch_size: Parts per mini-batch. (default: ``1``)
             **kwargs: Further arguments of :class:`gas.EvalSubgraphLoader`, such as ``layout``.
 
@@ -563,6 +566,7 @@ class ScalableGNN(torch.nn.Module):
         Raises:
             ValueError: If the graph isn't clustered.
         """
+        graph = opened(graph, "graph")
         loader = graph
         if isinstance(graph, Data):
             loader = EvalSubgraphLoader(graph, None, batch_size, log=False, **kwargs)

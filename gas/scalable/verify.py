@@ -8,12 +8,14 @@ import io
 import math
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from gas.graph.folder import opened
 from gas.loader import EvalSubgraphLoader, SubgraphLoader
 from gas.loader.batch import SubData
 from gas.native.checks import check_integer
@@ -74,7 +76,7 @@ class Verification(NamedTuple):
 @torch.no_grad()
 def verify(
     model: ScalableGNN,
-    graph: Data | SubgraphLoader,
+    graph: Data | SubgraphLoader | str | Path,
     batch_size: int | None = None,
     *,
     num_nodes: int | None = None,
@@ -105,8 +107,8 @@ def verify(
 
     Args:
         model: The model.
-        graph: What :func:`gas.cluster` has returned, or a loader, whose parts, layout and weights
-            are taken, in order and without views.
+        graph: What :func:`gas.cluster` has returned, or the path of its folder, or a loader, whose
+            parts, layout and weights are taken, in order and without views.
         batch_size: Parts per mini-batch. (default: ``1``, or the loader's)
         num_nodes: How many nodes to sample; as many as the graph has: the whole graph.
             (default: the whole graph if its full batch, estimated by a mini-batch, fits half of the
@@ -125,7 +127,7 @@ def verify(
             f"'model' is a {type(model).__name__}, expected a gas.ScalableGNN, such as "
             "gas.to_scalable(net, data) makes"
         )
-    loader = _loader(graph, batch_size, kwargs)
+    loader = _loader(opened(graph, "graph"), batch_size, kwargs)
     check_integer("seed", seed, 0)
     if num_nodes is not None:
         most = loader.num_nodes

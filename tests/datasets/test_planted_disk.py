@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 
@@ -79,3 +80,17 @@ def test_a_folder_that_is_taken(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["x.npy"]
     with pytest.raises(ValueError, match="has no edge_index.npy"):
         open_mapped(tmp_path)
+
+
+def test_files_larger_than_memory_are_mapped(tmp_path):
+    """A hole takes no room: of x there is only what was written."""
+    planted_to_disk(tmp_path, 10)
+    shape = (2**30, 2**10)
+    with (tmp_path / "x.npy").open("wb") as stream:
+        header = {"descr": "<f4", "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(stream, header)
+        try:
+            stream.truncate(stream.tell() + 4 * 2**40)
+        except OSError:
+            return  # Where a file can't be that long.
+    assert open_mapped(tmp_path).x.shape == shape

@@ -288,3 +288,26 @@ def test_dropout(dtype, p, shape, threads):
         mine = drop.dropout(x, p, seed)
         twin = drop._dropout_torch(x, round(p * 2**32), 1 / (1 - p), seed)
         assert torch.equal(mine, twin)
+
+
+@pytest.mark.parametrize("block", [1, 2, 3, 7, 1000])
+def test_rows_are_looked_at_in_blocks(block, monkeypatch):
+    monkeypatch.setattr(graphs, "BLOCK", block)
+    for dtype in (torch.int64, torch.int32):
+        rowptr = torch.tensor([0, 0, 3, 3, 7, 7], dtype=dtype)
+        cases = {
+            (0, 1, 4, 0, 1, 2, 3): (True, True),
+            (0, 1, 1, 0, 1, 2, 3): (True, False),
+            (0, 1, 4, 3, 1, 2, 3): (False, False),
+            (2, 1, 4, 0, 1, 2, 3): (False, False),
+            (0, 1, 4, 0, 1, 3, 2): (False, False),
+        }
+        for col, expected in cases.items():
+            found = [graphs.sorted_rows(rowptr, torch.tensor(col), strict) for strict in (0, 1)]
+            assert tuple(found) == expected
+        assert graphs.rises(rowptr, 7)
+        assert not graphs.rises(rowptr, 6)
+        assert not graphs.rises(rowptr[1:].flip(0), 7)
+        assert not graphs.rises(torch.tensor([0, 2, 1, 4], dtype=dtype), 4)
+    assert graphs.sorted_rows(torch.tensor([0, 0]), torch.tensor([], dtype=torch.long))
+    assert not graphs.rises(torch.tensor([], dtype=torch.long), 0)

@@ -1,5 +1,6 @@
 """Errors of ``gas.datasets``: names, downloads, and files that hold no graph."""
 
+import contextlib
 import io
 import sys
 import zipfile
@@ -7,10 +8,11 @@ import zipfile
 import numpy as np
 import torch
 from torch_geometric.data import Data
+from torch_geometric.testing import MyFeatureStore, MyGraphStore
 
 import gas
 from gas.datasets import open_mapped, planted_to_disk
-from refusals import raising
+from refusals import raising, ring
 
 EDGES = np.array([[0, 1], [1, 0]])
 ONES = np.ones((2, 3))
@@ -107,7 +109,108 @@ def sparse_folder(t, **arrays):
     gas.open_graph(t.path, log=False)
 
 
+def imports(t, files=None, source=None, **options):
+    """Imports a graph of tables, given as texts, and of arrays."""
+    files = {"edges.csv": "source,target\na,b\nb,a\n"} if files is None else files
+    (t.path / "tables").mkdir(exist_ok=True)
+    for name, content in files.items():
+        if isinstance(content, str):
+            (t.path / "tables" / name).write_text(content)
+        else:
+            np.save(t.path / "tables" / name, content)
+    source = t.path / "tables" if source is None else source
+    gas.datasets.import_graph(source, t.path / "graph", log=False, **options)
+
+
+def imports_arrays(t, **arrays):
+    options = {key: arrays.pop(key) for key in ("dtype",) if key in arrays}
+    arrays = {"edge_index": EDGES, **arrays}
+    imports(t, {f"{name}.npy": array for name, array in arrays.items()}, **options)
+
+
+def import_that_changed(t):
+    t.patch.setattr("gas.datasets.importing.stages._Import._finish", raising(OSError("full")))
+    with contextlib.suppress(OSError):
+        imports(t)
+    imports(t, {"edges.csv": "source,target\na,b\n"})
+
+
+def stores(t, kinds=(None,), x=ONES, name="x", **options):
+    """Imports PyG's stores of two nodes."""
+    features, graph = MyFeatureStore(), MyGraphStore()
+    features.put_tensor(torch.as_tensor(x), group_name=None, attr_name=name, index=None)
+    for kind in kinds:
+        edges = torch.from_numpy(EDGES)
+        graph.put_edge_index((edges[0], edges[1]), edge_type=kind, layout="coo", size=(2, 2))
+    gas.datasets.import_graph((features, graph), t.path / "graph", log=False, **options)
+
+
+def folder_store(t):
+    gas.cluster(ring(), 2, log=False, out=t.path / "graph")
+    return gas.datasets.FolderStore(t.path / "graph")
+
+
+def graph_folder(t, **options):
+    gas.cluster(ring(), 2, log=False, out=t.path / "graph")
+    gas.open_graph(t.path / "graph", **options)
+
+
+EDGES_OF_0_AND_1 = "source,target\n0,1\n1,0\n"
 CASES = {
+    "import_graph, stores of several types": lambda t: stores(t, [("a", "to", "b"), None]),
+    "import_graph, a tensor with a wrong name": lambda t: stores(t, name="an x"),
+    "import_graph, options for stores": lambda t: stores(t, undirected=True),
+    "import_graph, a number": lambda t: imports(t, source=7),
+    "FolderStore, a tensor is put": lambda t: folder_store(t).put_tensor(
+        torch.ones(4), group_name=None, attr_name="z", index=None
+    ),
+    "FolderStore, a tensor is removed": lambda t: folder_store(t).remove_tensor(
+        group_name=None, attr_name="x", index=None
+    ),
+    "FolderStore, edges are put": lambda t: folder_store(t).put_edge_index(
+        (torch.ones(1), torch.ones(1)), edge_type=None, layout="coo"
+    ),
+    "FolderStore, edges are removed": lambda t: folder_store(t).remove_edge_index(
+        edge_type=None, layout="coo"
+    ),
+    "import_graph, no such source": lambda t: imports(t, source=t.path / "nowhere"),
+    "import_graph, little memory": lambda t: imports(t, memory="1KB"),
+    "import_graph, no nodes": lambda t: imports(t, {"edges.csv": "source,target\n"}),
+    "import_graph, a source that has changed": import_that_changed,
+    "import_graph, features twice": lambda t: imports(
+        t, {"edges.csv": EDGES_OF_0_AND_1, "nodes.csv": "f\n1\n2\n", "x.npy": ONES}
+    ),
+    "import_graph, features of more nodes": lambda t: imports(
+        t,
+        {
+            "edges.csv": EDGES_OF_0_AND_1,
+            "node_id.csv": "id\n0\n1\n",
+            "x.csv": "id,f\n0,1\n",
+        },
+    ),
+    "import_graph, features of another shape": lambda t: imports_arrays(t, x=np.ones(2)),
+    "import_graph, features too large": lambda t: imports_arrays(
+        t, x=np.full((2, 1), 1e9), dtype="float16"
+    ),
+    "import_graph, too few weights": lambda t: imports_arrays(t, edge_weight=np.ones(1)),
+    "import_graph, too many weights": lambda t: imports_arrays(t, edge_weight=np.ones(3)),
+    "import_graph, weights in columns": lambda t: imports_arrays(t, edge_weight=np.ones((2, 2))),
+    "import_graph, weights in a table": lambda t: imports(
+        t, {"edges.csv": EDGES_OF_0_AND_1, "edge_weight.csv": "w\n1\n2\n"}
+    ),
+    "import_graph, weights twice": lambda t: imports(
+        t, {"edges.csv": "source,target,weight\n0,1,2\n", "edge_weight.npy": np.ones(1)}
+    ),
+    "import_graph, no array": lambda t: imports(t, {"edge_index.npy": "letters"}),
+    "import_graph, half an edge": lambda t: imports(t, {"edges.csv": "source,target\na,b\nb,\n"}),
+    "import_graph, an endless id": lambda t: imports(
+        t, {"edges.csv": f"source,target\na,{'b' * 2000}\n"}
+    ),
+    "import_graph, an unknown node": lambda t: imports(
+        t, {"edges.csv": "source,target\na,c\n", "node_id.csv": "id\na\nb\n"}
+    ),
+    "open_graph, a graph folder made undirected": lambda t: graph_folder(t, undirected=True),
+    "open_graph, columns of a graph folder": lambda t: graph_folder(t, columns={"source": "a"}),
     "planted_to_disk, no nodes": lambda t: planted_to_disk(t.path, 0),
     "planted_to_disk, features of another type": lambda t: planted_to_disk(
         t.path, 9, dtype=torch.bfloat16

@@ -1,5 +1,7 @@
 """Errors of ``gas.graph``: adjacencies, edges, parts."""
 
+import json
+
 import numpy as np
 import torch
 from scipy import sparse
@@ -67,9 +69,79 @@ def cluster(data=None, num_parts=2):
     return gas.cluster(data or ring(), num_parts, log=False)
 
 
+def folder(t, **changes):
+    return gas.cluster(ring(**changes), 2, log=False, out=t.path / "graph")
+
+
+def changed_folder(t):
+    folder(t)
+    (t.path / "graph" / "graph.json").write_text("[]")
+    gas.open_graph(t.path / "graph")
+
+
+def unfinished_folder(t, by="gas.cluster"):
+    (t.path / "graph").mkdir()
+    mark = {"format": "unfinished gas graph", "by": by, "files": []}
+    (t.path / "graph" / "unfinished.json").write_text(json.dumps(mark))
+
+
+def taken_up(t):
+    unfinished_folder(t, "somebody else")
+    folder(t)
+
+
+def opened_unfinished(t):
+    unfinished_folder(t)
+    gas.open_graph(t.path / "graph")
+
+
+def folder_that_is_a_file(t):
+    (t.path / "graph").touch()
+    folder(t)
+
+
+def folder_on_a_full_disk(t):
+    t.patch.setattr("gas.graph.folder.new.free_disk", lambda _: 10)
+    folder(t)
+
+
+def other_weights(t):
+    adj_t = torch.eye(4).to_sparse_csr()
+    folder(t, edge_index=None, adj_t=adj_t, edge_weight=torch.rand(4))
+
+
+def twice_in_json(t):
+    folder(t)
+    (t.path / "graph" / "graph.json").write_text('{"a": 1, "a": 2}')
+    gas.open_graph(t.path / "graph")
+
+
+def nan_in_json(t):
+    folder(t)
+    (t.path / "graph" / "graph.json").write_text("NaN")
+    gas.open_graph(t.path / "graph")
+
+
 NOT_A_NUMBER = torch.tensor([[1.0], [float("nan")], [1.0], [1.0]])
 
 CASES = {
+    "a graph folder, damaged": changed_folder,
+    "a graph folder, a name twice": twice_in_json,
+    "a graph folder, not a number": nan_in_json,
+    "a graph folder, unfinished": opened_unfinished,
+    "cluster, out= and in_place=": lambda t: gas.cluster(
+        ring(), 2, log=False, out=t.path / "graph", in_place=True
+    ),
+    "cluster, out= is a file": folder_that_is_a_file,
+    "cluster, out= holds a graph": lambda t: [folder(t), folder(t)],
+    "cluster, out= is somebody else's": taken_up,
+    "cluster, out= on a full disk": folder_on_a_full_disk,
+    "cluster, out= of a name": lambda t: folder(t, col=torch.ones(1)),
+    "cluster, out= of an object": lambda t: folder(t, odd=object()),
+    "cluster, out= of infinity": lambda t: folder(t, odd=float("inf")),
+    "cluster, out= of an array of objects": lambda t: folder(t, odd=np.array([None])),
+    "cluster, out= of another layout": lambda t: folder(t, odd=torch.eye(4).to_sparse_csc()),
+    "cluster, out= of two kinds of weights": other_weights,
     "cluster, sparse features in three dimensions": lambda t: features(
         torch.ones(4, 2, 2).to_sparse()
     ),

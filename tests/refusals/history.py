@@ -4,11 +4,15 @@ import copy
 import errno
 import os
 import pickle
+import sys
+import types
+from typing import ClassVar
 
 import torch
 
 import gas
 from gas.history import memory, store
+from gas.history.rocks import open_rows, write_rows
 from refusals import Model, raising
 
 ids = torch.tensor
@@ -135,8 +139,50 @@ def impossible_ages(t):
     gas.History(4, 2, store="disk", path=path)
 
 
+class Rows(dict):
+    """A database that is there as long as a case."""
+
+    there: ClassVar = {}
+
+    def __new__(cls, path, _):
+        return cls.there.setdefault(path, super().__new__(cls))
+
+    def __init__(self, path, _):
+        if path.endswith("broken"):
+            raise Exception("Corruption")
+
+    def close(self):
+        pass
+
+
+def rocks(t, name="db", rows=4, **options):
+    """Features in a database that is made up: the package needn't be there."""
+    made_up = types.ModuleType("rocksdict")
+    made_up.Rdict, made_up.Options = Rows, lambda raw_mode: None
+    t.patch.setitem(sys.modules, "rocksdict", made_up)
+    return open_rows(t.path / name, rows, 3, **options)
+
+
+def rocks_elsewhere(t):
+    x = rocks(t)
+    t.patch.setattr("os.getpid", lambda: -1)
+    x[:]
+
+
+def no_rocks(t):
+    t.without_package("rocksdict")
+    open_rows(t.path / "db", 4, 3)
+
+
 CASES = {
     "History, ages that can't be": impossible_ages,
+    "open_rows, without rocksdict": no_rocks,
+    "open_rows, no database": lambda t: rocks(t, "broken"),
+    "open_rows, other rows": lambda t: [rocks(t), rocks(t, rows=5)],
+    "open_rows, read by another process": rocks_elsewhere,
+    "open_rows, pickled": lambda t: pickle.dumps(rocks(t).store),
+    "write_rows, of something else": lambda t: write_rows(ROWS, ids([0]), ROWS[:1]),
+    "write_rows, too few": lambda t: write_rows(rocks(t), ids([0, 1]), ROWS[:1]),
     "gas.History, a negative size": lambda t: gas.History(-1, 3),
     "gas.History, no whole width": lambda t: gas.History(4, 2.5),
     "gas.History, an unknown type": lambda t: history(dtype="int4"),

@@ -38,6 +38,7 @@ def cut_before_a_change():
 
 
 CASES = {
+    "SubgraphLoader, a folder of something else": lambda t: gas.SubgraphLoader(t.path),
     "SubData, rows that were changed": lambda t: cut_before_a_change(),
     "SubgraphLoader, no parts": lambda t: gas.SubgraphLoader(ring()),
     "SubData, what its graph doesn't have": lambda t: next(iter(load())).z,

@@ -1,0 +1,168 @@
+"""Edges sorted by destination, and then by source, that needn't fit memory.
+
+They are written to one file as they come, while edges into each node are counted. Ranges of
+destinations whose edges fit are then a file each, which is sorted in memory. Of a destination
+that has more edges, ranges of sources are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+# Bytes of an edge while it is sorted, besides three copies of itself: keys, orders, flags.
+SORT_BYTES = 64
+FILE_BYTES = 1 << 20  # What is read of a file at once, at most.
+Progress = Callable[[int], None]
+
+
+def edge_type(num_nodes: int, weighted: bool, width: int, undirected: bool) -> np.dtype:
+    """What is written of an edge."""
+    index = "<i4" if num_nodes < 2**31 else "<i8"
+    fields: list[tuple[str, str] | tuple[str, str, tuple[int]]] = [("dst", index), ("src", index)]
+    fields += [("weight", "<f4")] if weighted else []
+    fields += [("attr", "<f4", (width,))] if width else []
+    return np.dtype(fields + ([("added", "?")] if undirected else []))
+
+
+class EdgeSorter:
+    """Sorts the edges of a file.
+
+    Args:
+        folder: Where files may lie, called ``edges-*.part``.
+        kind: What is written of an edge, from :func:`edge_type`.
+        num_nodes: The number of nodes.
+        memory: How many bytes sorting may take.
+        progress: Told how many edges have been sorted.
+        announce: Told the names of files before they are begun.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        kind: np.dtype,
+        num_nodes: int,
+        memory: int,
+        progress: Progress,
+        announce: Callable[[list[str]], None],
+    ) -> None:
+        self._folder, self._kind, self._num_nodes = folder, kind, num_nodes
+        self.capacity = max(16, memory // (3 * kind.itemsize + SORT_BYTES))
+        self._step = max(1, min(FILE_BYTES, memory // 4) // kind.itemsize)
+        self._progress = progress
+        self._announce = announce
+        self._number = 0
+
+    def sorted(self, file: Path, counts: np.ndarray) -> Iterator[np.ndarray]:
+        """The edges in order, some at a time; of equal ones, those that came first.
+
+        An edge that was added as the reverse of another is left out where it was there already.
+
+        Args:
+            file: The file, which stays.
+            counts: The number of edges into each node, of shape ``[N]``.
+        """
+        yield from self._by(file, "dst", counts, keep=True)
+
+    def _by(
+        self, file: Path, key: str, counts: np.ndarray, keep: bool = False
+    ) -> Iterator[np.ndarray]:
+        """The edges of a file in order; by ranges of ids, which have so many of them."""
+        total = int(counts.sum())
+        if total <= self.capacity:
+            yield self._in_memory(np.fromfile(file, self._kind))
+            if not keep:
+                file.unlink()
+            return
+        bounds = self._bounds(counts)
+        files = self._new_files(len(bounds) - 1)
+        for block in self._blocks(file):
+            which = np.searchsorted(bounds, block[key], side="right") - 1
+            order = np.argsort(which, kind="stable")
+            ends = np.searchsorted(which[order], np.arange(len(files) + 1))
+            for part, begin, end in zip(files, ends[:-1], ends[1:], strict=True):
+                if end > begin:
+                    with part.open("ab") as stream:
+                        block[order[begin:end]].tofile(stream)
+        if not keep:
+            file.unlink()
+        for part, begin, end in zip(files, bounds[:-1], bounds[1:], strict=True):
+            if not part.exists():
+                continue
+            if int(counts[begin:end].sum()) <= self.capacity:
+                yield self._in_memory(np.fromfile(part, self._kind))
+                part.unlink()
+            elif key == "dst":  # One node, which has more edges.
+                yield from self._by(part, "src", self._sources(part))
+            else:
+                yield from self._alike(part)
+
+    def _bounds(self, counts: np.ndarray) -> np.ndarray:
+        """Where ranges of ids begin, of as many edges as can be sorted at once, or of one id."""
+        ends, bounds = counts.cumsum(), [0]
+        while bounds[-1] < len(counts):
+            begin = bounds[-1]
+            before = int(ends[begin - 1]) if begin else 0
+            end = int(np.searchsorted(ends, before + self.capacity, side="right"))
+            bounds.append(max(end, begin + 1))
+        return np.array(bounds)
+
+    def _sources(self, file: Path) -> np.ndarray:
+        counts = np.zeros(self._num_nodes, np.int64)
+        for block in self._blocks(file):
+            np.add.at(counts, block["src"], 1)
+        return counts
+
+    def _blocks(self, file: Path) -> Iterator[np.ndarray]:
+        with file.open("rb") as stream:
+            while True:
+                block = np.fromfile(stream, self._kind, self._step)
+                if not len(block):
+                    return
+                yield block
+
+    def _in_memory(self, edges: np.ndarray) -> np.ndarray:
+        order = np.lexsort((edges["src"], edges["dst"]))
+        edges = edges[order]
+        del order
+        if "added" in edges.dtype.names:  # type: ignore[operator]
+            edges = edges[~self._needless(edges)]
+        self._progress(len(edges))
+        return edges
+
+    @staticmethod
+    def _needless(edges: np.ndarray) -> np.ndarray:
+        """Which edges, in order, were added though they are there."""
+        starts = np.ones(len(edges), bool)
+        starts[1:] = is_new(edges)
+        if not len(edges):
+            return starts
+        given = np.bitwise_or.reduceat(~edges["added"], np.flatnonzero(starts))
+        return edges["added"] & given[np.cumsum(starts) - 1]
+
+    def _alike(self, file: Path) -> Iterator[np.ndarray]:
+        """Edges between the same two nodes, in the order in which they came."""
+        undirected = "added" in self._kind.names  # type: ignore[operator]
+        given = undirected and any(bool((~b["added"]).any()) for b in self._blocks(file))
+        for block in self._blocks(file):
+            if given:
+                block = block[~block["added"]]
+            self._progress(len(block))
+            yield block
+        file.unlink()
+
+    def _new_files(self, count: int) -> list[Path]:
+        """Names for files; what an interrupted import has left under them goes."""
+        numbers = range(self._number, self._number + count)
+        self._number += count
+        files = [self._folder / f"edges-{number}.part" for number in numbers]
+        self._announce([file.name for file in files])
+        return files
+
+
+def is_new(edges: np.ndarray) -> np.ndarray:
+    """Which edges, in order, aren't those before; of shape ``[edges - 1]``."""
+    before, after = edges[:-1], edges[1:]
+    return (before["src"] != after["src"]) | (before["dst"] != after["dst"])

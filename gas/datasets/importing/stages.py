@@ -1,0 +1,488 @@
+"""``import_graph``: from tables and arrays into a graph folder, in stages."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+from tqdm import tqdm
+
+from gas.datasets.arrays import check_classes
+from gas.datasets.folder import add_masks, check_columns, check_node_columns, files_of
+from gas.datasets.importing.ids import Ids, distinct_ids
+from gas.datasets.importing.sorting import EdgeSorter, edge_type, is_new
+from gas.datasets.importing.streams import EdgeStream, Ends, feature_blocks
+from gas.datasets.masks import with_masks
+from gas.datasets.nodes import NodeFile, Nodes, merge, read_nodes
+from gas.datasets.stores import import_stores, stores_of
+from gas.datasets.tables import format_of
+from gas.graph.cluster import cluster
+from gas.graph.edges import check_finite, check_weight
+from gas.graph.folder import Array, Description, GrowingArray, NewFolder, Sparse, open_folder
+from gas.graph.folder.description import COL, ROWPTR, WEIGHT, name_of
+from gas.graph.folder.npy import array_of
+from gas.history.codec import Codec
+from gas.native import transfer
+from gas.native.checks import check_integer
+from gas.native.memory import bytes_of
+from gas.native.sparse_rows import is_sparse, parts
+
+LEAST_MEMORY = 1 << 20
+MOST_SMALL = 2**31 - 1
+EDGES, INTO = "edges.part", "edges-into.part"  # As they came, and how many lead to each node.
+ROLES = ("node_id", "nodes", "x", "y", "split")
+
+
+def import_graph(
+    source: Any,
+    out: str | Path,
+    *,
+    undirected: bool = False,
+    columns: Mapping[str, str] | None = None,
+    num_splits: int | None = 1,
+    dtype: Codec | torch.dtype | str | None = None,
+    memory: int | str = "1GB",
+    check: bool = True,
+    log: bool = True,
+) -> Data:
+    """Imports a graph that needn't fit memory, from tables and arrays into a graph folder.
+
+    It reads what :func:`gas.open_graph` reads, but for ``.npz`` and ``.pt`` files of whole graphs,
+    and makes the same graph of it, of one part::
+
+        gas.datasets.import_graph("tables", "graph", memory="2GB")
+        gas.cluster(gas.open_graph("graph"), num_parts=400, model=model, out="parts")
+
+    Edges and features are read some at a time, and edges are sorted by destination on the disk,
+    which needs room for them twice: ``memory`` is for that. On top come 24 bytes for each node, its
+    id (8 bytes; of text, those of the longest one, once more while they are sorted), label and
+    masks, and what Python and PyTorch take anyhow. Duplicate edges and loops are counted and stay.
+
+    An import that was interrupted, or killed, goes on after the last stage that it had finished
+    when it is called again, and writes the same files as one that wasn't.
+
+    Args:
+        source: The folder of tables and arrays, or a file of edges; see :func:`gas.open_graph`. Or
+            PyG's ``(feature_store, graph_store)``, or an object that is both, such as a ``Data``:
+            of one type of nodes and edges. Those give all edges at once; rows of tensors are asked
+            for some at a time. None of the options is for them, but ``out`` and ``log``.
+        out: The graph folder, which isn't there yet, or empty, or was left unfinished.
+        undirected: See :func:`gas.open_graph`. (default: ``False``)
+        columns: See :func:`gas.open_graph`.
+        num_splits: See :func:`gas.open_graph`. (default: ``1``)
+        dtype: How features are stored; see :func:`gas.encode`. Sparse ones stay as they are.
+            (default: as float32)
+        memory: How many bytes reading and sorting may take, as a number or like ``"2GB"``.
+            (default: ``"1GB"``)
+        check: Refuse NaN and infinite features. (default: ``True``)
+        log: Report progress on standard error. (default: ``True``)
+
+    Returns:
+        The graph, mapped, as :func:`gas.open_graph` returns it; ``imported`` says how many edges
+        were read, and how many of all are duplicates and loops.
+
+    Raises:
+        ImportError: If a table is to be read and pyarrow is missing.
+        ValueError: If the files hold no graph, or have changed since they were first read.
+    """
+    stores = stores_of(source)
+    if stores is not None:
+        if undirected or columns or dtype is not None:
+            raise ValueError(
+                "'undirected', 'columns' or 'dtype' is given with PyG's stores, which are written "
+                "as they are: leave it out"
+            )
+        if isinstance(source, Data):  # Which has attributes of edges, too.
+            return cluster(source, 1, out=out, log=log)
+        return import_stores(*stores, NewFolder(out, "gas.datasets.import_graph, from stores"))
+    if not isinstance(source, str | Path):
+        raise ValueError(
+            f"'source' is a {type(source).__name__}, expected a path, or PyG's "
+            "(feature_store, graph_store)"
+        )
+    path, size = Path(source), bytes_of("memory", memory)
+    check_integer("memory", size, LEAST_MEMORY, expected="1 MiB at least, such as '1GB'")
+    if num_splits is not None:
+        check_integer("num_splits", num_splits, 1)
+    if not path.exists():
+        raise ValueError(f"'source' is {str(path)!r}, but there is no such file or folder")
+    check_columns(columns or {})
+    codec = None if dtype is None else Codec.of(dtype)
+    folder = NewFolder(out, "gas.datasets.import_graph")
+    options = {
+        "undirected": undirected,
+        "columns": dict(columns or {}),
+        "num_splits": num_splits,
+        "dtype": None if codec is None else codec.name,
+        "check": check,
+    }
+    _Import(folder, path, files_of(path), options, codec, size, log).run()
+    return open_folder(folder.path, check=False)
+
+
+class _Import:
+    """One import: its stages, each of which writes some files and says what it has found."""
+
+    STAGES = ("nodes", "edges", "order", "features")
+
+    def __init__(
+        self,
+        folder: NewFolder,
+        path: Path,
+        files: dict[str, Path],
+        options: dict[str, Any],
+        codec: Codec | None,
+        memory: int,
+        log: bool,
+    ) -> None:
+        self.folder, self.path, self.files, self.options = folder, path, files, options
+        self.columns, self.codec, self.memory, self.log = options["columns"], codec, memory, log
+        self.found: dict[str, dict[str, Any]] = folder.mark.get("stages", {})
+        self.at_once = max(1024, min(1 << 20, memory // 512))  # Edges that are read at a time.
+
+    def run(self) -> None:
+        """Does what hasn't been done, and makes the folder whole."""
+        source = {"options": self.options, "files": self._seen()}
+        begun = self.folder.mark.get("source"), self.found
+        if not all(isinstance(said, dict) for said in begun):
+            self.found = {}
+            self.folder.begin([], 0, source=source, stages={})
+        self._check_source(source)
+        if self.found and self.log:
+            print(f"{self.folder.path}: going on after {', '.join(self.found)}", file=sys.stderr)
+        for stage in self.STAGES:
+            if stage not in self.found:
+                self.found[stage] = getattr(self, f"_{stage}")()
+                self.folder.note(stages=self.found)
+        self._check_source({"options": self.options, "files": self._seen()})
+        self._finish()
+
+    def _seen(self) -> dict[str, list[int]]:
+        """What would tell that a file has changed."""
+        about = {file.name: file.stat() for file in self.files.values()}
+        return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in sorted(about.items())}
+
+    def _check_source(self, source: dict[str, Any]) -> None:
+        before = self.folder.mark["source"]
+        if before != source:
+            old = before.get("files", {})
+            changed = [name for name, seen in source["files"].items() if old.get(name) != seen]
+            what = f"{self.path}: {changed[0]} has" if changed else "the options, or files, have"
+            raise ValueError(
+                f"{what} changed since the import into {self.folder.path} began: remove that "
+                "folder, and import anew"
+            )
+
+    def _announce(self, names: Iterable[str]) -> None:
+        """Says which files are ours, and removes what was left of them."""
+        names = list(names)
+        self.folder.note(files=sorted({*self.folder.mark["files"], *names}))
+        for name in names:
+            (self.folder.path / name).unlink(missing_ok=True)
+
+    def _write(self, key: str, value: Any, found: dict[str, Any]) -> None:
+        """Writes an array that is in memory."""
+        array: Array | Sparse
+        if is_sparse(value):
+            names = ("rowptr", "col", "value")
+            made = []
+            for name, part in zip(names, parts(value), strict=True):
+                file = f"{key}.{name}.npy"
+                made.append(Array(file, name_of(part.dtype), tuple(part.shape)))
+                self._announce([file])
+                self.folder.write(made[-1], [array_of(part)])
+            array = Sparse(tuple(value.shape), *made)
+        else:
+            if isinstance(value, Tensor):
+                array = Array(f"{key}.npy", name_of(value.dtype), tuple(value.shape))
+                value = array_of(value)
+            else:
+                is_text = value.dtype.kind == "U"
+                kind = f"<U{max(value.dtype.itemsize // 4, 1)}" if is_text else value.dtype.name
+                array = Array(f"{key}.npy", kind, value.shape, numpy=True)
+            self._announce([array.file])
+            self.folder.write(array, [value])
+        found[key] = array.to_json()
+
+    def _bar(self, what: str, unit: str, total: int | None) -> Any:
+        return tqdm(
+            desc=what, unit=f" {unit}", total=total, disable=not self.log, unit_scale=True,
+            mininterval=0.5,
+        )  # fmt: skip
+
+    # Stages ---------------------------------------------------------------------------------------
+
+    def _read(self, role: str) -> NodeFile:
+        return read_nodes(self.files[role], role, self.columns, features=False)
+
+    def _nodes(self) -> dict[str, Any]:
+        """Reads what there is of nodes, but for their features."""
+        read = {role: self._read(role) for role in ROLES if role in self.files}
+        check_node_columns(list(read.values()), self.columns, self.path)
+        data = Data()
+        nodes = merge(list(read.values()), data)
+        if nodes is None:
+            with self._bar("Nodes", "edges", None) as bar:
+                nodes = distinct_ids(self._all_ids(bar))
+        if nodes.num_nodes == 0:
+            raise ValueError(f"{self.path} has no nodes, expected at least one")
+        data.num_nodes = nodes.num_nodes
+        add_masks(self.files, nodes, data)
+        features = self._features_of(read, nodes, "x" in data)
+        if "y" in data:
+            check_classes(data.y)
+            with_masks(data, self.options["num_splits"])
+        arrays: dict[str, Any] = {}
+        if nodes.ids is not None:
+            self._write("node_id", nodes.ids, arrays)
+        attributes = {}
+        for key, value in data:
+            if isinstance(value, Tensor):
+                self._write(key, value, arrays)
+            elif key != "num_nodes":
+                attributes[key] = value
+        return {
+            "num_nodes": nodes.num_nodes,
+            "file": nodes.file,
+            "arrays": arrays,
+            "attributes": attributes,
+            "features": features,
+        }
+
+    def _features_of(
+        self, read: dict[str, NodeFile], nodes: Nodes, there: bool
+    ) -> dict[str, Any] | None:
+        """The file that has features, and in which of its columns."""
+        is_array = "x" in read and format_of(self.files["x"]) == ".npy"
+        roles = [role for role in read if read[role].features or (role == "x" and is_array)]
+        if len(roles) + there > 1:
+            name = read[roles[0]].name
+            raise ValueError(f"'x' is in {name}, and in another file as well: take one of them out")
+        if not roles:
+            return None
+        file = read[roles[0]]
+        if file.num_rows != nodes.num_nodes:
+            raise ValueError(
+                f"{file.name} has {file.num_rows} rows, but {nodes.file} has {nodes.num_nodes} "
+                "nodes: expected one row per node"
+            )
+        return {"role": roles[0], "names": list(file.features)}
+
+    def _all_ids(self, bar: Any) -> Iterator[np.ndarray]:
+        for block in EdgeStream(self.files, self.columns, self.at_once).blocks():
+            yield block.source.distinct
+            yield block.target.distinct
+            bar.update(_size(block.source))
+
+    def _known_nodes(self) -> Nodes:
+        """The nodes, as the first stage has found them."""
+        found = self.found["nodes"]
+        said = found["arrays"].get("node_id")
+        ids = None if said is None else np.load(self.folder.path / said["file"], mmap_mode="r")
+        return Nodes(found["num_nodes"], ids, found["file"])
+
+    def _edges(self) -> dict[str, Any]:
+        """Reads edges, and writes them down as they come."""
+        nodes, undirected = self._known_nodes(), self.options["undirected"]
+        ids = Ids(nodes.ids, nodes.num_nodes)
+        stream = EdgeStream(self.files, self.columns, self.at_once)
+        counts = np.zeros(nodes.num_nodes, np.int64)
+        kind, first, width = None, 0, 0
+        self._announce([EDGES, INTO])
+        with (
+            (self.folder.path / EDGES).open("xb") as file,
+            self._bar("Reading edges", "edges", stream.num_edges) as bar,
+        ):
+            for block in stream.blocks():
+                src, dst = (
+                    self._rows(ids, nodes, ends, stream.file.name)
+                    for ends in (block.source, block.target)
+                )
+                if kind is None:
+                    width = 0 if block.attr is None else block.attr.shape[1]
+                    kind = edge_type(nodes.num_nodes, stream.has_weight, width, undirected)
+                edges = np.zeros(len(src), kind)
+                edges["src"], edges["dst"] = src, dst
+                if block.weight is not None:
+                    check_weight(torch.from_numpy(block.weight), first)
+                    edges["weight"] = block.weight
+                if block.attr is not None:
+                    edges["attr"] = block.attr
+                edges.tofile(file)
+                np.add.at(counts, dst, 1)
+                if undirected:
+                    edges["src"], edges["dst"], edges["added"] = dst, src, True
+                    edges.tofile(file)
+                    np.add.at(counts, src, 1)
+                first += len(src)
+                bar.update(len(src))
+            file.flush()
+            os.fsync(file.fileno())
+        with (self.folder.path / INTO).open("xb") as file:
+            counts.tofile(file)
+            os.fsync(file.fileno())
+        about = {"weighted": stream.has_weight, "width": width, "flat": stream.is_flat}
+        return {"read": first, **about}
+
+    @staticmethod
+    def _rows(ids: Ids, nodes: Nodes, ends: Ends, file: str) -> np.ndarray:
+        rows = ids.rows(ends.distinct)
+        nodes.check(ends.distinct, rows >= 0, file)
+        return rows[ends.codes]
+
+    def _order(self) -> dict[str, Any]:
+        """Sorts edges, and writes rows, columns, weights and attributes."""
+        about, num_nodes = self.found["edges"], self.found["nodes"]["num_nodes"]
+        weighted, width = about["weighted"], about["width"]
+        kind = edge_type(num_nodes, weighted, width, self.options["undirected"])
+        counts = np.fromfile(self.folder.path / INTO, np.int64)
+        small = max(num_nodes, int(counts.sum())) <= MOST_SMALL
+        index = np.dtype(np.int32 if small else np.int64)
+        shapes: dict[str, tuple[str, np.dtype, tuple[int, ...]]] = {COL: ("src", index, ())}
+        if weighted:
+            shapes[WEIGHT] = ("weight", np.dtype(np.float32), ())
+        if width:
+            shapes["edge_attr"] = ("attr", np.dtype(np.float32), () if about["flat"] else (width,))
+        self._announce([f"{key}.npy" for key in (ROWPTR, *shapes)])
+        into = np.zeros(num_nodes, np.int64)
+        duplicates = loops = 0
+        last = None
+        growing = {
+            key: GrowingArray(self.folder.path / f"{key}.npy", dtype, shape)
+            for key, (_, dtype, shape) in shapes.items()
+        }
+        with self._bar("Sorting edges", "edges", int(counts.sum())) as bar:
+            sorter = EdgeSorter(
+                self.folder.path, kind, num_nodes, self.memory // 2, bar.update, self._announce
+            )
+            for edges in sorter.sorted(self.folder.path / EDGES, counts):
+                for key, (field, _, _) in shapes.items():
+                    growing[key].append(edges[field])
+                np.add.at(into, edges["dst"], 1)
+                duplicates += int((~is_new(edges)).sum())
+                loops += int((edges["src"] == edges["dst"]).sum())
+                if last is not None and len(edges):
+                    duplicates += int(not is_new(np.concatenate([last, edges[:1]]))[0])
+                last = edges[-1:].copy() if len(edges) else last
+        for array in growing.values():
+            array.close()
+        num_edges = growing[COL].num_rows
+        rowptr = np.zeros(num_nodes + 1, np.int64)
+        np.cumsum(into, out=rowptr[1:])
+        arrays = {ROWPTR: Array(f"{ROWPTR}.npy", index.name, (num_nodes + 1,))}
+        self.folder.write(arrays[ROWPTR], [rowptr.astype(index)])
+        for key, (_, dtype, shape) in shapes.items():
+            arrays[key] = Array(f"{key}.npy", dtype.name, (num_edges, *shape))
+        return {
+            "num_edges": num_edges,
+            "duplicates": duplicates,
+            "loops": loops,
+            "arrays": {key: array.to_json() for key, array in arrays.items()},
+        }
+
+    def _features(self) -> dict[str, Any]:
+        """Reads features, and writes each row where its node is."""
+        about = self.found["nodes"]["features"]
+        if about is None:
+            return {"arrays": {}}
+        file, nodes = self.files[about["role"]], self._known_nodes()
+        first = next(feature_blocks(file, self.columns, about["names"], 1), None)
+        width = 0 if first is None else first.shape[1]
+        at_once = max(1, self.memory // 16 // max(1, 4 * width))
+        array = Array("x.npy", "float32", (nodes.num_nodes, width))
+        if self.codec is not None:
+            shape = (nodes.num_nodes, self.codec.columns(width))
+            array = Array("x.npy", name_of(self.codec.dtype), shape, self.codec.name, width)
+        self._announce([array.file])
+        with self._bar("Features", "nodes", nodes.num_nodes) as bar:
+            blocks = feature_blocks(file, self.columns, about["names"], at_once)
+            stored = self._stored(blocks, bar)
+            rows = self._places(about["role"], nodes)
+            if rows is None:
+                self.folder.write(array, stored)
+            else:
+                _write_at(self.folder.path / array.file, array, rows, stored)
+        return {"arrays": {"x": array.to_json()}}
+
+    def _stored(self, blocks: Iterable[np.ndarray], bar: Any) -> Iterator[np.ndarray]:
+        """Features as they are stored."""
+        first = 0
+        for block in blocks:
+            x = torch.from_numpy(block)
+            if self.options["check"]:
+                check_finite(Data(x=x), first)
+            yield block if self.codec is None else array_of(_encoded(x, self.codec, first))
+            first += len(block)
+            bar.update(len(block))
+
+    def _places(self, role: str, nodes: Nodes) -> np.ndarray | None:
+        """The row of the node that each row of a file is about; ``None`` if they are in order."""
+        ids = self._read(role).ids
+        if ids is None or nodes.ids is None:
+            return None
+        rows = Ids(nodes.ids, nodes.num_nodes).rows(ids)
+        nodes.check(ids, rows >= 0, self.files[role].name)
+        return None if bool((rows == np.arange(len(rows))).all()) else rows
+
+    def _finish(self) -> None:
+        nodes, order = self.found["nodes"], self.found["order"]
+        num_nodes, num_edges = nodes["num_nodes"], order["num_edges"]
+        arrays = {**order["arrays"], **nodes["arrays"], **self.found["features"]["arrays"]}
+        self._write("perm", torch.arange(num_nodes), arrays)
+        self._write("parts", torch.tensor([0, num_nodes]), arrays)
+        counted = {key: order[key] for key in ("duplicates", "loops")}
+        imported = {"edges": self.found["edges"]["read"], **counted}
+        if self.log:
+            print(
+                f"{self.path}: {num_nodes:,} nodes, {imported['edges']:,} edges read, "
+                f"{num_edges:,} written, of which {counted['duplicates']:,} are duplicates and "
+                f"{counted['loops']:,} loops",
+                file=sys.stderr,
+            )
+        for file in self.folder.path.glob("edges*.part"):
+            file.unlink()
+        attributes = {**nodes["attributes"], "imported": imported}
+        said = Description(num_nodes, num_edges, {}, attributes)
+        self.folder.finish(said, arrays)
+
+
+def _size(ends: Ends) -> int:
+    return len(ends.distinct) if isinstance(ends.codes, slice) else len(ends.codes)
+
+
+def _encoded(x: Tensor, codec: Codec, first: int) -> Tensor:
+    """Rows as a codec stores them.
+
+    Raises:
+        ValueError: If a finite value becomes infinite.
+    """
+    if codec.name in transfer.CODECS:
+        stored = transfer.encode_torch(codec.name, x)
+    else:
+        stored = x.to(codec.dtype)
+    if stored.is_floating_point() and bool((stored.isinf() & x.isfinite()).any()):
+        row = first + int((stored.isinf() & x.isfinite()).nonzero()[0, 0])
+        raise ValueError(
+            f"'x' holds a value in row {row} that {codec} can't, which ends at "
+            f"{torch.finfo(codec.dtype).max:g}: scale the features, or choose another 'dtype'"
+        )
+    return stored
+
+
+def _write_at(path: Path, array: Array, rows: np.ndarray, blocks: Iterable[np.ndarray]) -> None:
+    """Writes rows to their places in a file, durably."""
+    mapped = np.lib.format.open_memmap(path, "w+", array.numpy_dtype, array.shape)
+    first = 0
+    for block in blocks:
+        mapped[rows[first : first + len(block)]] = block
+        first += len(block)
+    mapped.flush()
+    with path.open("rb") as file:
+        os.fsync(file.fileno())

@@ -1,0 +1,232 @@
+"""Graph folders as PyG's stores, which its loaders sample from; and PyG's stores as a source."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, EdgeAttr, FeatureStore, GraphStore, TensorAttr
+from torch_geometric.data.graph_store import EdgeLayout
+
+from gas.datasets.roles import leave_out
+from gas.graph.edges import Edges, is_row_per_node, read_edges, read_rows, to_csr
+from gas.graph.folder import Array, Description, NewFolder, open_folder, opened
+from gas.graph.folder.description import COL, KEY, ROWPTR, TORCH_TYPES, name_of
+from gas.graph.folder.npy import array_of
+from gas.graph.permute import PARTS
+from gas.native.encoded_rows import EncodedRows
+from gas.native.sparse_rows import gather_sparse_rows, is_sparse
+
+PERM = "perm"
+BLOCK_BYTES = 1 << 24  # Of features that a store is asked for at a time.
+
+
+class FolderStore(FeatureStore, GraphStore):
+    """A graph folder as PyG's ``FeatureStore`` and ``GraphStore`` in one, to be read.
+
+    PyG's loaders sample from it; features are read where they lie, a batch's rows alone::
+
+        store = gas.datasets.FolderStore("graph")
+        loader = NeighborLoader((store, store), num_neighbors=[10, 10], batch_size=512)
+
+    Nodes and edges have no type (``None``). Edges are given by destination, ``"csc"``; PyG's
+    samplers need ids of int64: where the folder has int32, they are copied once, 8 bytes an edge.
+
+    Args:
+        graph: The path of the folder, or what :func:`gas.open_graph` has returned for it.
+
+    Raises:
+        ValueError: If there is no graph folder, or the graph has no edges.
+    """
+
+    def __init__(self, graph: str | Path | Data) -> None:
+        FeatureStore.__init__(self)
+        GraphStore.__init__(self)
+        data = opened(graph, "graph")
+        csr, _ = read_rows(data, edge_weight=False)
+        num_nodes = csr.rowptr.numel() - 1
+        keys = [key for key, _ in data if key != PERM and is_row_per_node(data, key)]
+        attr = EdgeAttr(None, EdgeLayout.CSC, True, (num_nodes, num_nodes))
+        self.__dict__.update(_data=data, _csr=csr, _ids=None, _keys=keys, _edge_attr=attr)
+
+    def get_all_tensor_attrs(self) -> list[TensorAttr]:
+        """The tensors with a row for each node."""
+        return [TensorAttr(group_name=None, attr_name=key) for key in self._keys]
+
+    def _get_tensor(self, attr: TensorAttr) -> Tensor | None:
+        if attr.group_name is not None or attr.attr_name not in self._keys:
+            return None
+        value, index = self._data[attr.attr_name], attr.index
+        if index is None or (isinstance(index, slice) and index == slice(None)):
+            return value
+        if is_sparse(value):
+            return gather_sparse_rows(value, torch.arange(value.size(0))[index].view(-1))
+        return value[index]
+
+    def _get_tensor_size(self, attr: TensorAttr) -> tuple[int, ...] | None:
+        known = attr.group_name is None and attr.attr_name in self._keys
+        return tuple(self._data[attr.attr_name].shape) if known else None
+
+    def get_all_edge_attrs(self) -> list[EdgeAttr]:
+        """How edges are held."""
+        return [copy.copy(self._edge_attr)]
+
+    def _get_edge_index(self, edge_attr: EdgeAttr) -> tuple[Tensor, Tensor] | None:
+        if edge_attr.edge_type is not None or edge_attr.layout != EdgeLayout.CSC:
+            return None
+        if self._ids is None:
+            self.__dict__["_ids"] = self._csr.col.long(), self._csr.rowptr.long()
+        return self._ids
+
+    def _put_tensor(self, tensor: Any, attr: TensorAttr) -> bool:
+        raise _read_only(f"the tensor {attr.attr_name!r}")
+
+    def _remove_tensor(self, attr: TensorAttr) -> bool:
+        raise _read_only(f"the tensor {attr.attr_name!r}")
+
+    def _put_edge_index(self, edge_index: Any, edge_attr: EdgeAttr) -> bool:
+        raise _read_only("edges")
+
+    def _remove_edge_index(self, edge_attr: EdgeAttr) -> bool:
+        raise _read_only("edges")
+
+    def __repr__(self) -> str:
+        num_nodes, _ = self._edge_attr.size
+        return f"{type(self).__name__}({num_nodes} nodes, {self._csr.col.numel()} edges)"
+
+
+def _read_only(what: str) -> ValueError:
+    return ValueError(
+        f"{what} can't be written or removed: a graph folder is as it was written; write another, "
+        "gas.cluster(data, num_parts, out=folder)"
+    )
+
+
+# As a source --------------------------------------------------------------------------------------
+
+
+def stores_of(source: Any) -> tuple[FeatureStore, GraphStore] | None:
+    """A pair of PyG's stores, or one object that is both; ``None`` for anything else."""
+    if isinstance(source, FeatureStore) and isinstance(source, GraphStore):
+        return source, source
+    if isinstance(source, tuple) and len(source) == 2:
+        features, graph = source
+        if isinstance(features, FeatureStore) and isinstance(graph, GraphStore):
+            return features, graph
+    return None
+
+
+def import_stores(features: FeatureStore, graph: GraphStore, folder: NewFolder) -> Data:
+    """Writes the graph of PyG's stores into a folder; see :func:`gas.datasets.import_graph`.
+
+    Edges are in memory, as a store gives them; rows of tensors are asked for some at a time.
+
+    Raises:
+        ValueError: If there are several types of nodes or edges, or tensors don't fit.
+    """
+    edges = _edges(features, graph)
+    csr, num_nodes = to_csr(edges, small=True), edges.num_nodes
+    index = "int32" if csr.col.dtype == torch.int32 else "int64"
+    arrays = {
+        ROWPTR: Array(f"{ROWPTR}.npy", index, (num_nodes + 1,)),
+        COL: Array(f"{COL}.npy", index, (csr.col.numel(),)),
+    }
+    tensors: dict[str, TensorAttr] = {}
+    for attr in features.get_all_tensor_attrs():
+        key = attr.attr_name
+        array = _described(features, attr, num_nodes)
+        if array is not None:
+            arrays[key], tensors[key] = array, attr
+    left = [attr for attr in features.get_all_tensor_attrs() if attr.attr_name not in arrays]
+    leave_out([f"the tensor {attr.attr_name!r} of {attr.group_name}" for attr in left], "'source'")
+    arrays[PERM] = Array(f"{PERM}.npy", "int64", (num_nodes,))
+    arrays[PARTS] = Array(f"{PARTS}.npy", "int64", (2,))
+    said = Description(num_nodes, csr.col.numel(), dict(arrays), {})
+    folder.begin((array.file for array in arrays.values()), said.nbytes)
+    whole = {
+        ROWPTR: csr.rowptr.to(csr.col.dtype),
+        COL: csr.col,
+        PERM: torch.arange(num_nodes),
+        PARTS: torch.tensor([0, num_nodes]),
+    }
+    for key, ids in whole.items():
+        folder.write(arrays[key], [array_of(ids)])
+    for key, attr in tensors.items():
+        folder.write(arrays[key], _rows(features, attr, arrays[key]))
+    folder.finish(said)
+    return open_folder(folder.path, check=False)
+
+
+def _edges(features: FeatureStore, graph: GraphStore) -> Edges:
+    """The edges of the one type that there is."""
+    attrs = graph.get_all_edge_attrs()
+    kinds = {attr.edge_type for attr in attrs}
+    groups = {attr.group_name for attr in features.get_all_tensor_attrs()}
+    groups = {group for group in groups if not isinstance(group, tuple)}
+    if len(kinds) != 1 or len(groups) > 1:
+        raise ValueError(
+            f"'source' has the types of edges {sorted(map(str, kinds))} and of nodes "
+            f"{sorted(map(str, groups))}, expected one of each: gas trains on one graph"
+        )
+    by_layout = {attr.layout: attr for attr in attrs}
+    layout = next(kind for kind in (EdgeLayout.COO, EdgeLayout.CSC, EdgeLayout.CSR)
+                  if kind in by_layout)  # fmt: skip
+    attr = by_layout[layout]
+    row, col = graph.get_edge_index(attr)
+    if layout == EdgeLayout.CSC:
+        col = torch.repeat_interleave(torch.arange(col.numel() - 1), col.diff().long())
+    elif layout == EdgeLayout.CSR:
+        row = torch.repeat_interleave(torch.arange(row.numel() - 1), row.diff().long())
+    sizes = [size[0] for size in map(features.get_tensor_size, _nodes(features)) if size]
+    sizes += [size for size in attr.size or () if size is not None]
+    return read_edges(torch.stack([row.long(), col.long()]), max(sizes, default=None))
+
+
+def _nodes(features: FeatureStore) -> Iterator[TensorAttr]:
+    """The tensors of nodes, whole."""
+    for attr in features.get_all_tensor_attrs():
+        if not isinstance(attr.group_name, tuple):
+            yield _at(attr, None)
+
+
+def _at(attr: TensorAttr, index: Any) -> TensorAttr:
+    """Some rows of a tensor."""
+    attr = copy.copy(attr)
+    attr.index = index
+    return attr
+
+
+def _described(features: FeatureStore, attr: TensorAttr, num_nodes: int) -> Array | None:
+    """How a tensor of nodes is stored; those of edges, whose order nobody knows, are left out."""
+    key = attr.attr_name
+    if isinstance(attr.group_name, tuple) or key in (PERM, PARTS):
+        return None
+    shape = features.get_tensor_size(_at(attr, None))
+    first = features.get_tensor(_at(attr, torch.arange(min(1, num_nodes))))
+    if isinstance(first, EncodedRows):
+        first = first.decoded()
+    first = torch.as_tensor(first)
+    fits = shape is not None and len(shape) > 0 and shape[0] == num_nodes
+    is_dense = first.layout == torch.strided and name_of(first.dtype) in TORCH_TYPES
+    if not fits or not is_dense or KEY.fullmatch(str(key)) is None or key in (ROWPTR, COL):
+        found = f"{first.layout} of {first.dtype} and shape {shape and list(shape)}"
+        raise ValueError(
+            f"the tensor {key!r} of 'source' is {found}, expected a dense one with a row for each "
+            f"of {num_nodes} nodes, and a name of letters, digits and _: leave it out"
+        )
+    assert shape is not None
+    return Array(f"{key}.npy", name_of(first.dtype), tuple(shape))
+
+
+def _rows(features: FeatureStore, attr: TensorAttr, array: Array) -> Iterator[np.ndarray]:
+    """All rows of a tensor, some at a time."""
+    num_rows = array.shape[0]
+    step = max(1, BLOCK_BYTES * num_rows // max(1, array.nbytes))
+    for first in range(0, num_rows, step):
+        index = torch.arange(first, min(first + step, num_rows))
+        yield array_of(torch.as_tensor(features.get_tensor(_at(attr, index))))

@@ -1,0 +1,20 @@
+"""Graph folders: a clustered graph on disk, in plain arrays that are mapped, and a description."""
+
+from gas.graph.folder.description import NAME, Array, Description, Sparse
+from gas.graph.folder.new import NewFolder
+from gas.graph.folder.npy import GrowingArray
+from gas.graph.folder.opening import is_graph_folder, open_folder, opened
+from gas.graph.folder.writing import GraphWriter
+
+__all__ = [
+    "NAME",
+    "Array",
+    "Description",
+    "GraphWriter",
+    "GrowingArray",
+    "NewFolder",
+    "Sparse",
+    "is_graph_folder",
+    "open_folder",
+    "opened",
+]

@@ -1,0 +1,329 @@
+"""What ``graph.json`` says of a graph folder: its arrays, their files, types and shapes.
+
+It may come from anywhere: whatever it says is checked, and nothing is allocated for it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+import torch
+
+from gas.history.codec import NAMES as CODECS
+from gas.history.codec import Codec
+
+FORMAT, VERSION = "gas graph", 1
+NAME = "graph.json"
+MOST = 2**62  # Of anything that is counted: sums of it fit 64 bits.
+MOST_DIMS = 32
+CSR = "csr"  # The codec of sparse features.
+INDEX_TYPES = ("int32", "int64")
+TORCH_TYPES = (
+    *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
+    *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
+)
+# Names of files and of attributes: what every system and PyG can hold.
+FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,150}\.npy")
+KEY = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}")
+TEXT = re.compile(r"<U([1-9][0-9]{0,5})")
+ROWPTR, COL, WEIGHT = "rowptr", "col", "edge_weight"  # The arrays of the adjacency.
+TAKEN = ("adj_t", "edge_index", "num_nodes")  # What opening sets.
+
+
+class Array(NamedTuple):
+    """One array in a file.
+
+    * ``file``: the file's name.
+    * ``dtype``: the type of the elements: PyTorch's name of it, or ``<U12`` for text of up to 12
+      letters. NumPy has no bfloat16: such files hold uint16.
+    * ``shape``: the shape of what is stored.
+    * ``codec``: how rows are encoded, see :class:`gas.history.Codec`; ``None`` for numbers.
+    * ``width``: of encoded rows, how many values each has.
+    * ``numpy``: whether it is opened as a NumPy array, not as a tensor.
+    """
+
+    file: str
+    dtype: str
+    shape: tuple[int, ...]
+    codec: str | None = None
+    width: int | None = None
+    numpy: bool = False
+
+    @property
+    def numpy_dtype(self) -> np.dtype:
+        """The type that the file has."""
+        return np.dtype("uint16" if self.dtype == "bfloat16" else self.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its elements."""
+        size = self.numpy_dtype.itemsize
+        for length in self.shape:
+            size *= length
+        return size
+
+    def to_json(self) -> dict[str, Any]:
+        """What ``graph.json`` says of it."""
+        said: dict[str, Any] = {"file": self.file, "dtype": self.dtype, "shape": list(self.shape)}
+        if self.codec is not None:
+            said |= {"codec": self.codec, "width": self.width}
+        return said | ({"numpy": True} if self.numpy else {})
+
+
+class Sparse(NamedTuple):
+    """A sparse matrix: compressed rows in three arrays."""
+
+    shape: tuple[int, ...]
+    rowptr: Array
+    col: Array
+    value: Array
+
+    def to_json(self) -> dict[str, Any]:
+        """What ``graph.json`` says of it."""
+        parts = {name: getattr(self, name).to_json() for name in ("rowptr", "col", "value")}
+        return {"codec": CSR, "shape": list(self.shape), **parts}
+
+
+class Description(NamedTuple):
+    """What ``graph.json`` says.
+
+    ``arrays`` has ``rowptr`` and ``col``, perhaps ``edge_weight``, and tensors by the names of
+    their attributes; ``attributes`` what isn't an array.
+    """
+
+    num_nodes: int
+    num_edges: int
+    arrays: dict[str, Array | Sparse]
+    attributes: dict[str, Any]
+
+    def files(self) -> Iterator[tuple[str, Array]]:
+        """Every array that has a file, and what it is called."""
+        for key, array in self.arrays.items():
+            if isinstance(array, Array):
+                yield key, array
+            else:
+                for name in ("rowptr", "col", "value"):
+                    yield f"{key}.{name}", getattr(array, name)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all arrays."""
+        return sum(array.nbytes for _, array in self.files())
+
+    def to_json(self) -> dict[str, Any]:
+        """The whole description."""
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "num_nodes": self.num_nodes,
+            "num_edges": self.num_edges,
+            "arrays": {key: array.to_json() for key, array in self.arrays.items()},
+            "attributes": self.attributes,
+        }
+
+
+def refuse(path: Path, what: str, found: object, expected: str) -> NoReturn:
+    """Raises ``ValueError``: of a file of a folder that isn't what it should be."""
+    shown = found if isinstance(found, str) else repr(found)
+    shown = shown if len(shown) <= 120 else f"{shown[:100]} ..."
+    raise ValueError(f"{path}: {what} is {shown}, expected {expected}")
+
+
+def read_json(path: Path) -> Any:
+    """Reads a file of JSON in which every name is there once, and every number is one.
+
+    Raises:
+        ValueError: If it is something else.
+    """
+    try:
+        return json.loads(
+            path.read_bytes().decode(), object_pairs_hook=_each_once, parse_constant=_no_constant
+        )
+    except (ValueError, RecursionError) as error:
+        refuse(path, "its text", str(error), "JSON, as gas writes it: write the folder again")
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(n for n in names if names.count(n) > 1)!r} twice")
+    return found
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name}, which is no number")
+
+
+def read_description(path: Path) -> Description:
+    """Reads ``graph.json``, and checks all that it says by itself.
+
+    Raises:
+        ValueError: Naming what is wrong, and what was expected.
+    """
+    said = _fields(path, "it", read_json(path), ("format", "version"), None)
+    if said["format"] != FORMAT:
+        refuse(path, "'format'", said["format"], repr(FORMAT))
+    if said["version"] != VERSION or isinstance(said["version"], bool):
+        refuse(path, "'version'", said["version"], f"{VERSION}, which this version of gas reads")
+    wanted = ("format", "version", "num_nodes", "num_edges", "arrays", "attributes")
+    said = _fields(path, "it", said, wanted, ())
+    num_nodes, num_edges = (_count(path, f"'{key}'", said[key]) for key in wanted[2:4])
+    arrays: dict[str, Array | Sparse] = {}
+    for key, value in _names(path, "'arrays'", said["arrays"]).items():
+        arrays[key] = _array_or_matrix(path, f"'arrays.{key}'", value)
+    attributes = _names(path, "'attributes'", said["attributes"])
+    both = attributes.keys() & {*arrays, ROWPTR, COL, WEIGHT}
+    if both:
+        refuse(path, f"'attributes.{min(both)}'", "there", "one that 'arrays' doesn't have")
+    found = Description(num_nodes, num_edges, arrays, attributes)
+    _check_files(path, found)
+    _check_sizes(path, found)
+    return found
+
+
+def _fields(
+    path: Path, what: str, value: Any, needed: tuple[str, ...], others: tuple[str, ...] | None
+) -> dict[str, Any]:
+    """An object of JSON with these fields, and of others at most these."""
+    if not isinstance(value, dict):
+        refuse(path, what, value, "an object of JSON")
+    missing = [name for name in needed if name not in value]
+    if missing:
+        refuse(path, what, f"without {missing[0]!r}", f"an object with {', '.join(needed)}")
+    unknown = [] if others is None else [name for name in value if name not in needed + others]
+    if unknown:
+        refuse(path, what, f"with {unknown[0]!r}", f"only {', '.join(needed + others)}")  # type: ignore[operator]
+    return value
+
+
+def _names(path: Path, what: str, value: Any) -> dict[str, Any]:
+    """An object of JSON whose fields are names of attributes."""
+    for name in _fields(path, what, value, (), None):
+        if KEY.fullmatch(name) is None or name in TAKEN:
+            refuse(path, f"a name in {what}", repr(name), "letters, digits and _, of an attribute")
+    return value
+
+
+def _count(path: Path, what: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST:
+        refuse(path, what, value, "a whole number, not negative and at most 2^62")
+    return value
+
+
+def _shape(path: Path, what: str, value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list) or len(value) > MOST_DIMS:
+        refuse(path, what, value, f"a list of at most {MOST_DIMS} lengths")
+    return tuple(_count(path, f"a length in {what}", length) for length in value)
+
+
+def _array_or_matrix(path: Path, what: str, value: Any) -> Array | Sparse:
+    is_matrix = isinstance(value, dict) and value.get("codec") == CSR
+    return _matrix(path, what, value) if is_matrix else _array(path, what, value)
+
+
+def _matrix(path: Path, what: str, value: Any) -> Sparse:
+    parts = ("rowptr", "col", "value")
+    said = _fields(path, what, value, ("codec", "shape", *parts), ())
+    shape = _shape(path, f"{what}.shape", said["shape"])
+    rowptr, col, values = (_array(path, f"{what}.{part}", said[part]) for part in parts)
+    if len(shape) != 2:
+        refuse(path, f"{what}.shape", list(shape), "[rows, columns]")
+    _check_is(path, f"{what}.rowptr", rowptr, INDEX_TYPES, (shape[0] + 1,))
+    _check_is(path, f"{what}.col", col, (rowptr.dtype,), col.shape[:1] or (0,))
+    floats = ("float32", "float64", "float16", "bfloat16")
+    _check_is(path, f"{what}.value", values, floats, col.shape)
+    return Sparse(shape, rowptr, col, values)
+
+
+def _array(path: Path, what: str, value: Any) -> Array:
+    said = _fields(path, what, value, ("file", "dtype", "shape"), ("codec", "width", "numpy"))
+    file, dtype = said["file"], said["dtype"]
+    if not isinstance(file, str) or FILE_NAME.fullmatch(file) is None:
+        refuse(path, f"{what}.file", file, "the name of an .npy file in the folder")
+    is_text = isinstance(dtype, str) and TEXT.fullmatch(dtype) is not None
+    if not is_text and dtype not in TORCH_TYPES:
+        refuse(path, f"{what}.dtype", dtype, f"one of {', '.join(TORCH_TYPES)}, or <U and a number")
+    is_numpy = said.get("numpy", False)
+    if not isinstance(is_numpy, bool) or (is_text and not is_numpy):
+        refuse(path, f"{what}.numpy", is_numpy, "true for an array of NumPy's, such as of text")
+    array = Array(file, dtype, _shape(path, f"{what}.shape", said["shape"]), numpy=is_numpy)
+    codec = said.get("codec")
+    if codec is None:
+        if "width" in said:
+            refuse(path, f"{what}.width", said["width"], "none without a 'codec'")
+        return array
+    if codec not in CODECS or is_numpy:
+        refuse(path, f"{what}.codec", codec, f"one of {', '.join((*CODECS, CSR))}, of a tensor")
+    width = _count(path, f"{what}.width", said.get("width"))
+    stored = Codec(codec)
+    columns = stored.columns(width)
+    if len(array.shape) != 2 or array.shape[1] != columns or dtype != name_of(stored.dtype):
+        expected = f"{name_of(stored.dtype)} of shape [rows, {columns}]"
+        found = f"{dtype} of shape {list(array.shape)}"
+        refuse(path, what, found, f"{expected}, rows of {width} values as {codec}")
+    return array._replace(codec=codec, width=width)
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """What PyTorch calls a type."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _check_is(
+    path: Path, what: str, array: Array | Sparse, dtypes: tuple[str, ...], shape: tuple[int, ...]
+) -> None:
+    """Refuses another array than a plain tensor of these types and this shape."""
+    plain = isinstance(array, Array) and array.codec is None and not array.numpy
+    if not plain or array.dtype not in dtypes or array.shape != shape:  # type: ignore[union-attr]
+        kind = f"{array.dtype} " if isinstance(array, Array) else ""
+        found = f"{kind}of shape {list(array.shape)}"
+        refuse(
+            path,
+            what,
+            found,
+            f"a tensor of {' or '.join(dtypes)}, of shape {list(shape)}, as it is",
+        )
+
+
+def _check_files(path: Path, said: Description) -> None:
+    """Refuses arrays that share a file; names that differ in capitals are one to some systems."""
+    taken: dict[str, str] = {}
+    for key, array in said.files():
+        other = taken.setdefault(array.file.lower(), key)
+        if other != key:
+            refuse(path, f"the file of {key!r}", array.file, f"another than that of {other!r}")
+
+
+def _check_sizes(path: Path, said: Description) -> None:
+    """Refuses arrays that don't fit the numbers of nodes and edges."""
+    arrays, num_nodes, num_edges = said.arrays, said.num_nodes, said.num_edges
+    for key in (ROWPTR, COL):
+        if key not in arrays:
+            refuse(path, "'arrays'", f"without {key!r}", "the rows and columns of the adjacency")
+    _check_is(path, "'rowptr'", arrays[ROWPTR], INDEX_TYPES, (num_nodes + 1,))
+    rowptr = arrays[ROWPTR]
+    assert isinstance(rowptr, Array)
+    _check_is(path, "'col'", arrays[COL], (rowptr.dtype,), (num_edges,))
+    if WEIGHT in arrays:
+        real = tuple(t for t in TORCH_TYPES if "complex" not in t and t != "bool")
+        _check_is(path, f"'{WEIGHT}'", arrays[WEIGHT], real, (num_edges,))
+    if "perm" in arrays:
+        _check_is(path, "'perm'", arrays["perm"], ("int64",), (num_nodes,))
+    if "parts" in arrays:
+        shape = arrays["parts"].shape
+        shape = shape if len(shape) == 1 and shape[0] >= 2 else (2,)
+        _check_is(path, "'parts'", arrays["parts"], ("int64",), shape)
+    for key, array in arrays.items():
+        per_node = key in ("x", "y", "n_id") or key.endswith("_mask")
+        per_edge = key in ("edge_attr", "edge_type")
+        rows = num_nodes if per_node else num_edges
+        is_by_row = (per_node or per_edge) and len(array.shape) > 0
+        if is_by_row and array.shape[0] != rows:
+            one = "node" if per_node else "edge"
+            refuse(path, f"'{key}'", f"of shape {list(array.shape)}", f"{rows} rows, one per {one}")

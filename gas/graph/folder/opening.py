@@ -1,0 +1,178 @@
+"""Opening a graph folder: checked, and mapped into memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from gas.graph.folder.description import (
+    COL,
+    NAME,
+    ROWPTR,
+    WEIGHT,
+    Array,
+    Description,
+    Sparse,
+    read_description,
+    refuse,
+)
+from gas.graph.folder.new import MARK
+from gas.graph.folder.npy import check_inside, map_array, tensor_of
+from gas.graph.layout import no_values
+from gas.history.codec import Codec
+from gas.history.disk import DiskStore
+from gas.history.encoded import Encoded
+from gas.history.store import TableStore
+from gas.native.graph import rises
+from gas.native.sparse_rows import sparse_csr
+
+BLOCK = 1 << 22  # Ids that are looked at at a time.
+
+
+def is_graph_folder(path: str | Path) -> bool:
+    """Whether a path is a folder with a ``graph.json``.
+
+    Raises:
+        ValueError: If it is one that was left unfinished.
+    """
+    folder = Path(path)
+    if (folder / NAME).is_file():
+        return True
+    if (folder / MARK).is_file():
+        raise ValueError(
+            f"{str(path)!r} is a graph folder that was left unfinished: do again what wrote it, or "
+            "remove it"
+        )
+    return False
+
+
+def opened(graph: Any, name: str = "data") -> Any:
+    """A graph that may be given as the path of its folder; anything else as it is.
+
+    Args:
+        graph: A ``Data``, or a path.
+        name: What the error calls it. (default: ``"data"``)
+
+    Raises:
+        ValueError: If there is no graph folder, or it is damaged.
+    """
+    if not isinstance(graph, str | Path):
+        return graph
+    if not is_graph_folder(graph):
+        raise ValueError(
+            f"'{name}' is {str(graph)!r}, which has no {NAME}: expected a folder that "
+            "gas.cluster(data, num_parts, out=folder) has written; tables and arrays are read by "
+            "gas.open_graph(path)"
+        )
+    return open_folder(graph)
+
+
+def open_folder(folder: str | Path, check: bool = True) -> Data:
+    """Maps the graph of a folder into memory; see :func:`gas.open_graph`.
+
+    Args:
+        folder: The folder.
+        check: Look at every id of the edges, and of ``perm``. (default: ``True``)
+
+    Raises:
+        ValueError: If a file isn't what it should be, naming it.
+    """
+    folder = Path(folder)
+    path = folder / NAME
+    check_inside(path)
+    said = read_description(path)
+    arrays = {key: map_array(folder, array) for key, array in said.files()}
+    _check_content(folder, said, arrays, check)
+    data = Data()
+    for key, array in said.arrays.items():
+        if key not in (ROWPTR, COL, WEIGHT):
+            data[key] = _value(key, array, arrays)
+    for key, value in said.attributes.items():
+        data[key] = value
+    rowptr, col = (_tensor(key, said, arrays) for key in (ROWPTR, COL))
+    weight = _tensor(WEIGHT, said, arrays) if WEIGHT in arrays else no_values(said.num_edges)
+    data.adj_t = sparse_csr(rowptr, col, weight, said.num_nodes)
+    data.num_nodes = said.num_nodes
+    return data
+
+
+def _tensor(key: str, said: Description, arrays: dict[str, np.ndarray]) -> Tensor:
+    array = said.arrays[key]
+    assert isinstance(array, Array)
+    return tensor_of(arrays[key], array)
+
+
+def _value(key: str, array: Array | Sparse, arrays: dict[str, np.ndarray]) -> Any:
+    """What an attribute is: a tensor, a sparse matrix, encoded rows, or a NumPy array."""
+    if isinstance(array, Sparse):
+        rowptr, col, value = (
+            tensor_of(arrays[f"{key}.{name}"], getattr(array, name))
+            for name in ("rowptr", "col", "value")
+        )
+        return sparse_csr(rowptr, col, value, array.shape[1])
+    if array.numpy:
+        return arrays[key]
+    tensor = tensor_of(arrays[key], array)
+    if array.codec is None:
+        return tensor
+    like = torch.empty(0, array.width or 0)
+    return Encoded.of(MappedStore(tensor), Codec(array.codec), like, "disk")
+
+
+class MappedStore(TableStore):
+    """Rows of a graph folder; copies of them lie in temporary files."""
+
+    tier = "disk"
+
+    def clone(self) -> DiskStore:
+        """See :class:`gas.history.Store`."""
+        twin = DiskStore(self.num_rows, self.columns, self.dtype)
+        twin.table.copy_(self.table)
+        return twin
+
+
+# What the arrays hold -----------------------------------------------------------------------------
+
+
+def _check_content(
+    folder: Path, said: Description, arrays: dict[str, np.ndarray], check: bool
+) -> None:
+    """Refuses pointers that don't rise, and ids that point nowhere."""
+    ends = {ROWPTR: (COL, said.num_edges), "parts": (None, said.num_nodes)}
+    ids = {COL: said.num_nodes}
+    for key, array in said.arrays.items():
+        if isinstance(array, Sparse):
+            ends[f"{key}.rowptr"] = f"{key}.col", array.col.shape[0]
+            ids[f"{key}.col"] = array.shape[1]
+    files = {key: folder / array.file for key, array in said.files()}
+    for key, (_, end) in ends.items():
+        if key in arrays and not rises(torch.from_numpy(arrays[key]), end):
+            found = f"from {arrays[key][0]} to {arrays[key][-1]}"
+            refuse(files[key], f"'{key}'", found, f"numbers that rise from 0 to {end}, never fall")
+    if not check:
+        return
+    for key, size in ids.items():
+        _check_ids(files[key], key, arrays[key], size)
+    if "perm" in arrays:
+        _check_ids(files["perm"], "perm", arrays["perm"], said.num_nodes)
+        seen = np.zeros(said.num_nodes, bool)
+        for first in range(0, said.num_nodes, BLOCK):
+            seen[arrays["perm"][first : first + BLOCK]] = True
+        if not seen.all():
+            found = f"without {int(seen.argmin())}"
+            refuse(files["perm"], "'perm'", found, "every row exactly once")
+
+
+def _check_ids(path: Path, key: str, ids: np.ndarray, size: int) -> None:
+    """Refuses ids outside ``[0, size)``."""
+    for first in range(0, len(ids), BLOCK):
+        block = ids[first : first + BLOCK]
+        low, high = int(block.min()), int(block.max())
+        if low < 0 or high >= size:
+            at = first + int((block == (low if low < 0 else high)).argmax())
+            refuse(path, f"'{key}'", f"{ids[at]} at {at}", f"ids in [0, {size})")

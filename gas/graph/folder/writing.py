@@ -1,0 +1,250 @@
+"""Writing a clustered graph into a folder, array by array: it needn't fit memory twice."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from gas.graph.edges import is_row_per_edge, is_row_per_node, read_graph, to_csr
+from gas.graph.folder.description import (
+    COL,
+    KEY,
+    ROWPTR,
+    TAKEN,
+    TORCH_TYPES,
+    WEIGHT,
+    Array,
+    Description,
+    Sparse,
+    name_of,
+)
+from gas.graph.folder.new import NewFolder
+from gas.graph.folder.npy import array_of
+from gas.graph.permute import PARTS, is_node_list, renumbered
+from gas.history.encoded import Encoded
+from gas.native.memory import human
+from gas.native.sparse_rows import gather_sparse_rows, is_sparse, parts
+
+PERM = "perm"
+BLOCK_BYTES = 1 << 24  # What is renumbered at a time.
+MOST_SMALL = 2**31 - 1
+
+
+class GraphWriter:
+    """Writes a graph with its nodes renumbered. What can't be written is refused by making one.
+
+    Args:
+        folder: Where to.
+        data: The graph, with a row for each node and edge as they are before.
+
+    Raises:
+        ValueError: If an attribute can't be written, naming it; nothing has been written then.
+    """
+
+    def __init__(self, folder: NewFolder, data: Data) -> None:
+        self._folder, self._data = folder, data
+        self._edges = read_graph(data)
+        num_nodes, num_edges = self._edges.num_nodes, self._edges.src.numel()
+        small = max(num_nodes, num_edges) <= MOST_SMALL
+        self._index_type = torch.int32 if small else torch.int64
+        index = name_of(self._index_type)
+        arrays: dict[str, Array | Sparse] = {
+            ROWPTR: Array(f"{ROWPTR}.npy", index, (num_nodes + 1,)),
+            COL: Array(f"{COL}.npy", index, (num_edges,)),
+        }
+        weight = self._edges.weight
+        if weight is not None:
+            arrays[WEIGHT] = Array(f"{WEIGHT}.npy", name_of(weight.dtype), (num_edges,))
+        _check_weights(data, weight)
+        attributes: dict[str, Any] = {}
+        left_out = (*TAKEN, PERM, PARTS, WEIGHT)
+        for key, value in data:
+            if key in left_out:
+                continue
+            if KEY.fullmatch(key) is None or key in (ROWPTR, COL):
+                raise ValueError(
+                    f"'data' has an attribute {key!r}, which a graph folder can't have: rename it, "
+                    "to a word of letters, digits and _ that isn't 'rowptr' or 'col'"
+                )
+            if isinstance(value, Tensor | np.ndarray):
+                file = _file_of(key, {array.file for _, array in _files(arrays)})
+                arrays[key] = _described(key, value, file)
+            else:
+                attributes[key] = _plain(key, value)
+        arrays[PERM] = Array(f"{PERM}.npy", "int64", (num_nodes,))
+        self._said = Description(num_nodes, num_edges, arrays, attributes)
+
+    def write(
+        self, perm: Tensor, ptr: Tensor, before: Tensor | None = None, log: bool = True
+    ) -> None:
+        """Writes everything.
+
+        Args:
+            perm: The row of ``data`` that each node was, of shape ``[N]``, int64.
+            ptr: The parts, of shape ``[num_parts + 1]``.
+            before: The row that each node of ``data`` was even before. (default: its own)
+            log: Report progress on standard error. (default: ``True``)
+        """
+        start = time.perf_counter()
+        arrays = {**self._said.arrays, PARTS: Array(f"{PARTS}.npy", "int64", (ptr.numel(),))}
+        said = self._said._replace(arrays=arrays)
+        self._folder.begin((array.file for _, array in said.files()), said.nbytes)
+        new_id = torch.empty_like(perm)
+        new_id[perm] = torch.arange(perm.numel())
+        e_id = self._write_edges(said, new_id)
+        for key, array in arrays.items():
+            if key in (PERM, PARTS):
+                first = perm if before is None else before[perm]
+                _write(self._folder, array, first if key == PERM else ptr, None)
+            elif key not in (ROWPTR, COL, WEIGHT):
+                _write(self._folder, array, *self._renumbered(key, perm, new_id, e_id))
+        self._folder.finish(said)
+        if log:
+            took = f"{human(said.nbytes)} [{time.perf_counter() - start:.2f} s]"
+            print(f"Wrote the graph into {self._folder.path}: {took}", file=sys.stderr)
+
+    def _write_edges(self, said: Description, new_id: Tensor) -> Tensor | None:
+        """Writes rows, columns and weights; returns which edge each was."""
+        src, dst, weight, _ = self._edges
+        new = self._edges._replace(src=new_id[src.cpu()], dst=new_id[dst.cpu()])
+        csr = to_csr(new, small=self._index_type == torch.int32)
+        del new
+        rowptr, col = said.arrays[ROWPTR], said.arrays[COL]
+        _write(self._folder, rowptr, csr.rowptr.to(self._index_type), None)
+        _write(self._folder, col, csr.col, None)
+        if weight is not None:
+            _write(self._folder, said.arrays[WEIGHT], weight, csr.e_id)
+        return csr.e_id
+
+    def _renumbered(
+        self, key: str, perm: Tensor, new_id: Tensor, e_id: Tensor | None
+    ) -> tuple[Any, Tensor | None]:
+        """An attribute, and the order in which its rows are written."""
+        data, value = self._data, self._data[key]
+        if key == "edge_label_index":
+            return new_id[value.long().cpu()], None
+        if is_node_list(key, value):
+            return renumbered(key, value, new_id), None
+        if is_row_per_node(data, key):
+            return value, perm
+        return value, e_id if is_row_per_edge(data, key) else None
+
+
+def _check_weights(data: Data, weight: Tensor | None) -> None:
+    """Refuses weights beside an ``adj_t`` that has others, or none: they'd be lost."""
+    other = data.get(WEIGHT)
+    if "adj_t" not in data or other is None:
+        return
+    if weight is None or not torch.equal(weight.view(-1), other.view(-1)):
+        raise ValueError(
+            "'data' has an 'adj_t' and an 'edge_weight' that isn't its values: delete one of them"
+        )
+
+
+def _files(arrays: dict[str, Array | Sparse]) -> Iterator[tuple[str, Array]]:
+    return Description(0, 0, arrays, {}).files()
+
+
+def _file_of(key: str, taken: set[str]) -> str:
+    """A name for a file that is another's nowhere, also where capitals don't count."""
+    lower, name, number = {file.lower() for file in taken}, key, 1
+    while f"{name}.npy".lower() in lower | {f"{PERM}.npy", f"{PARTS}.npy", f"{WEIGHT}.npy"}:
+        number += 1
+        name = f"{key}-{number}"
+    return f"{name}.npy"
+
+
+def _described(key: str, value: Tensor | np.ndarray, file: str) -> Array | Sparse:
+    """How an array or a tensor is stored."""
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind == "U":
+            return Array(file, f"<U{max(value.dtype.itemsize // 4, 1)}", value.shape, numpy=True)
+        if value.dtype.name in TORCH_TYPES:
+            return Array(file, value.dtype.name, value.shape, numpy=True)
+        raise _unwritable(key, f"an array of {value.dtype}", "numbers or text")
+    shape = tuple(value.shape)
+    if isinstance(value, Encoded):
+        store = value.store
+        stored = (store.num_rows, store.columns)
+        return Array(file, name_of(store.dtype), stored, value.codec.name, value.size(1))
+    if is_sparse(value) and value.dim() == 2:
+        stem = file.removesuffix(".npy")
+        made = (
+            Array(f"{stem}.{name}.npy", name_of(part.dtype), tuple(part.shape))
+            for name, part in zip(("rowptr", "col", "value"), parts(value), strict=True)
+        )
+        return Sparse(shape, *made)
+    dtype = name_of(value.dtype)
+    if value.layout != torch.strided or dtype not in TORCH_TYPES:
+        raise _unwritable(key, f"{value.layout} of {value.dtype}", "a dense tensor of numbers")
+    return Array(file, dtype, shape)
+
+
+def _unwritable(key: str, found: str, expected: str) -> ValueError:
+    return ValueError(
+        f"'{key}' is {found}, which can't be written into a graph folder: make it {expected}, or "
+        "delete it"
+    )
+
+
+def _plain(key: str, value: Any) -> Any:
+    """A value as JSON holds it: tuples are lists there, and names of things are text."""
+    value = value.item() if isinstance(value, np.generic) else value
+    if isinstance(value, list | tuple):
+        return [_plain(key, part) for part in value]
+    if isinstance(value, dict) and all(isinstance(name, str) for name in value):
+        return {name: _plain(key, part) for name, part in value.items()}
+    try:
+        if value is None or isinstance(value, bool | int | float | str):
+            return json.loads(json.dumps(value, allow_nan=False))
+    except ValueError:  # NaN and the infinite.
+        raise _unwritable(key, repr(value), "a finite number") from None
+    raise _unwritable(
+        key, f"of type {type(value).__name__}", "a tensor, or text and numbers"
+    ) from None
+
+
+def _write(folder: NewFolder, array: Array | Sparse, value: Any, index: Tensor | None) -> None:
+    """Writes rows of a tensor in the order of an index, or as they are."""
+    if isinstance(array, Sparse):
+        count = parts(value)[0].diff()
+        count = count if index is None else count[index.long()]
+        ptr = torch.nn.functional.pad(count.cumsum(0), (1, 0))
+        _write(folder, array.rowptr, ptr.to(parts(value)[0].dtype), None)
+        for number, part in ((1, array.col), (2, array.value)):
+            rows = (gather_sparse_rows(value, ids) for ids in _blocks(value, index))
+            folder.write(part, (array_of(parts(block)[number]) for block in rows))
+    elif isinstance(value, np.ndarray):
+        folder.write(array, [value])
+    elif isinstance(value, Encoded):
+        folder.write(array, (array_of(_stored(value, ids)) for ids in _blocks(value, index)))
+    elif value.dim() == 0:
+        folder.write(array, [array_of(value)])
+    else:
+        value = value.detach()
+        folder.write(array, (array_of(value[ids]) for ids in _blocks(value, index)))
+
+
+def _stored(value: Encoded, index: Tensor) -> Tensor:
+    """Rows as they are encoded, of shape ``[n, columns]``."""
+    out = torch.empty(index.numel(), value.store.columns, dtype=value.store.dtype)
+    value.store.read(index, out)
+    return out
+
+
+def _blocks(value: Tensor, index: Tensor | None) -> Iterator[Tensor]:
+    """The rows to read, some at a time."""
+    num_rows = value.size(0) if index is None else index.numel()
+    width = value.numel() // max(value.size(0), 1) if value.layout == torch.strided else 1
+    step = max(1, BLOCK_BYTES // max(1, width * value.element_size()))
+    for first in range(0, num_rows, step):
+        last = min(first + step, num_rows)
+        yield torch.arange(first, last) if index is None else index[first:last].long()
