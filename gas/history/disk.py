@@ -117,10 +117,17 @@ def _release(process: int, file: int | None, directory: str | None) -> None:
 
 
 def _open(path: Path, header: bytes, num_bytes: int) -> tuple[int, bool]:
-    """Opens a file that matches, or makes one; says whether it existed."""
+    """Opens a file that matches, or makes one; says whether it existed.
+
+    A new file gets its name when its header has reached the disk: a process that is killed before
+    leaves none.
+    """
+    unfinished = path.with_name(f".{path.name}.new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        is_new = not path.exists()
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        file = os.open(unfinished if is_new else path, flags, 0o644)
     except OSError as error:
         raise type(error)(
             error.errno, f"histories can't be stored here ({error.strerror}): choose a 'path' that "
@@ -130,31 +137,41 @@ def _open(path: Path, header: bytes, num_bytes: int) -> tuple[int, bool]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise ValueError(
-                f"'path' {str(path)!r} is in use: two models can't share the file of a history"
-            ) from error
-        size = os.fstat(file).st_size
+            raise _in_use(path) from error
+        size = 0 if is_new else os.fstat(file).st_size
         if size:
             _check_header(path, os.pread(file, HEADER.size, 0), header, size, num_bytes)
             return file, True
-        _reserve(path, file, HEADER_BYTES + num_bytes)
+        if is_new and path.exists():  # Of another process, which was faster.
+            raise _in_use(path)
+        _reserve(path, unfinished if is_new else path, file, HEADER_BYTES + num_bytes)
         os.pwrite(file, header, 0)
+        os.fsync(file)
+        if is_new:
+            os.rename(unfinished, path)
     except BaseException:
         os.close(file)
         raise
     return file, False
 
 
-def _reserve(path: Path, file: int, num_bytes: int) -> None:
+def _in_use(path: Path) -> ValueError:
+    return ValueError(
+        f"'path' {str(path)!r} is in use: two models can't share the file of a history"
+    )
+
+
+def _reserve(path: Path, made: Path, file: int, num_bytes: int) -> None:
     """Takes the space now: a write to a mapped file on a full disk would end the program."""
     try:
+        os.ftruncate(file, 0)  # What a process that was killed had reserved.
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(file, 0, num_bytes)
         else:  # As on macOS.
             for start in range(0, num_bytes, ZEROS_BYTES):
                 os.pwrite(file, bytes(min(ZEROS_BYTES, num_bytes - start)), start)
     except OSError as error:
-        path.unlink()
+        made.unlink()
         if error.errno not in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
             raise
         raise OSError(

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from torch import Tensor
+
 from gas.checkpoint import checkpoints, finish, load, peek, prune, save
 from gas.native.checks import check_integer
 from gas.scalable.model import ScalableGNN
@@ -75,6 +77,7 @@ class Checkpoints:
         run: Run,
         progress: Progress,
         about: dict[str, Any],
+        perm: Tensor | None = None,
     ) -> None:
         """Says what belongs to the training, and goes on with it, if it had begun.
 
@@ -82,7 +85,7 @@ class Checkpoints:
             ValueError: If what had begun was another training, naming what differs.
         """
         self._parts = (model, optimizer, loader if hasattr(loader, "state_dict") else None)
-        self._run, self._progress, self._about = run, progress, about
+        self._run, self._progress, self._about, self._perm = run, progress, about, perm
         if not self.resumes:
             return
         found = peek(self.folder, "about").get("about")
@@ -135,6 +138,7 @@ class Checkpoints:
             run=self._run,
             progress=self._progress,
             about=self._about,
+            perm=self._perm,  # Which rows of the graph as it was given the parts have.
         )
         self._saved, self._last = now, time.monotonic()
 

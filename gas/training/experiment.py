@@ -407,7 +407,7 @@ class Experiment:
         batches, micro_batches = self._batches(model, augmentation)
         progress = Progress()
         if checkpoints is not None:
-            checkpoints.start(model, optimizer, batches, run, progress, about)
+            checkpoints.start(model, optimizer, batches, run, progress, about, self.graph.perm)
 
         def epoch() -> float:
             return train_epoch(

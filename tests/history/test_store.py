@@ -392,3 +392,23 @@ def test_pulled_memory_is_used_again():
 def test_address_space_of_this_test_is_unlimited():
     """Else the tests above would look at that limit, and not at what they should."""
     assert resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY
+
+
+def test_what_a_killed_process_left_is_made_anew(tmp_path, monkeypatch):
+    """A file has its name once it is whole; before, it is nobody's."""
+    path = tmp_path / "history"
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwrite", killed)
+        with pytest.raises(KeyboardInterrupt):
+            gas.History(5, 3, store="disk", path=path)
+    assert not path.exists()
+    assert (tmp_path / ".history.new").stat().st_size > 0
+    history = gas.History(6, 4, store="disk", path=path)  # Of another size, even.
+    assert not history.written.any()
+    assert not (history.emb != 0).any()
+    history.close()
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["history", "history.age"]
