@@ -9,6 +9,7 @@ import time
 
 import numpy as np
 import pytest
+import torch
 from conftest import ROOT, started
 
 import gas
@@ -413,3 +414,60 @@ def test_debug_shows_where(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "Traceback" in done.stderr
+
+
+@pytest.fixture
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def losses_of(folder):
+    return [run["loss"] for run in json.loads((folder / "metrics.json").read_text())["epochs"]]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        ["--runs", 2],
+        ["--augment", "mh_aug", "--reference-size", 60],
+        ["--store", "disk", "--path", "files"],
+        ["--memory", "2GB"],
+        ["--full-batch"],
+    ],
+    ids=lambda options: " ".join(map(str, options)),
+)
+def test_a_run_goes_on(tmp_path, run_script, one_thread, options):
+    command = [
+        SCRIPT, "--dataset", "planted:600", "--epochs", 4, "--hidden-channels", 8, *options,
+    ]  # fmt: skip
+    if "--memory" not in options:
+        command += ["--num-parts", 6, "--batch-size", 2]
+        whole = [option for option in command if option not in ("--path", "files")]
+        done = run_script(*whole, "--out", "whole")
+        assert done.code == 0, done.err
+    first = list(command)
+    first[first.index("--epochs") + 1] = 2
+    done = run_script(*first, "--out", "out", "--checkpoint-every", 1)
+    assert done.code == 0, done.err
+    for again in (["--out", "out"], ["--out", "out", "--checkpoint-every", 1]):
+        done = run_script(*command, *again)
+        assert done.code == 2
+        assert "has the checkpoints of a run: add --resume" in done.err
+    before = losses_of(tmp_path / "out")
+    done = run_script(*command, "--out", "out", "--resume")
+    assert done.code == 0, done.err
+    assert "Run 1 goes on from out/checkpoints/run0" in done.err
+    after = losses_of(tmp_path / "out")
+    assert [run[:2] for run in after] == before
+    if "--memory" not in options:
+        assert after == losses_of(tmp_path / "whole")
+    done = run_script(*command, "--out", "out", "--resume", "--model", "sage")
+    assert done.code != 0
+    assert "'model' is 'GCN', but now it is 'GraphSAGE'" in done.err
+    done = run_script(*command, "--out", "out", "--overwrite")
+    assert done.code == 0, done.err
+    assert not list((tmp_path / "out").glob("checkpoints/run0/checkpoint_*"))

@@ -199,8 +199,6 @@ def parse_args() -> argparse.Namespace:
         parser.error(f"argument --out is {args.out}, which is a file: name a folder")
     if args.resume and args.overwrite:
         parser.error("argument --resume goes on with what --overwrite would remove: leave one out")
-    if (args.out / "metrics.json").exists() and not (args.overwrite or args.resume):
-        parser.error(f"argument --out is {args.out}, which holds a run: add --overwrite")
     try:
         seconds_of(args.checkpoint_every or 1)
     except ValueError as error:
@@ -211,6 +209,8 @@ def parse_args() -> argparse.Namespace:
             f"argument --out is {args.out}, which has the checkpoints of a run: add --resume to go "
             "on with it, or --overwrite"
         )
+    if (args.out / "metrics.json").exists() and not (args.overwrite or args.resume):
+        parser.error(f"argument --out is {args.out}, which holds a run: add --overwrite")
     return args
 
 
