@@ -17,7 +17,7 @@ import shutil
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from gas.checkpoint.errors import CheckpointError
 from gas.checkpoint.tensors import Written, checksum, read_json
@@ -38,6 +38,19 @@ TEMPORARY = re.compile(r"\.checkpoint_(\d{6,18})\.writing")
 FILE = re.compile(r"(model|state|(view_\d+_)?history_\d+(_changes)?)\.safetensors")
 
 
+class Known(NamedTuple):
+    """A file that was written or read as a whole: which one it is, and what it holds."""
+
+    identity: tuple[int, ...]
+    written: Written
+
+
+def identity(path: Path) -> tuple[int, ...]:
+    """Tells a file from all others, by whatever name; a changed one, too."""
+    about = os.stat(path)
+    return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns
+
+
 class Writer:
     """A checkpoint while it is written; see :func:`writing`."""
 
@@ -45,21 +58,24 @@ class Writer:
         self.folder = folder
         self.files: dict[str, Written] = {}
 
-    def write(self, name: str, content: Callable[[BinaryIO], Written]) -> Written:
+    def write(self, name: str, content: Callable[[BinaryIO], Written]) -> Known:
         """Writes a file, and waits until it is on the disk."""
         with open(self.folder / name, "xb") as stream:
             self.files[name] = content(stream)
             _reach_disk(stream)
-        return self.files[name]
+        return Known(identity(self.folder / name), self.files[name])
 
-    def link(self, name: str, other: Path, written: Written) -> bool:
-        """Takes up a file of an earlier checkpoint, with known bytes; says whether it could."""
-        try:
-            os.link(other, self.folder / name)
-        except OSError:  # It is gone, or this disk has no links.
-            return False
-        self.files[name] = written
-        return True
+    def link(self, name: str, known: Known) -> bool:
+        """Takes up a file of an earlier checkpoint of the folder; says whether it could."""
+        for path in reversed(checkpoints(self.folder.parent)):
+            try:
+                if identity(path / name) == known.identity:
+                    os.link(path / name, self.folder / name)
+                    self.files[name] = known.written
+                    return True
+            except OSError:  # It has none, or is gone, or this disk has no links.
+                continue
+        return False
 
     def write_manifest(self, content: dict[str, Any]) -> None:
         """Writes what makes a checkpoint of the folder."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gas.checkpoint.errors import CheckpointError
-from gas.checkpoint.files import Writer
+from gas.checkpoint.files import Known, Writer, identity
 from gas.checkpoint.tensors import BLOCK, Blocks, TensorFile, Written, write_tensors
 from gas.history import History
 from gas.scalable.model import ScalableGNN
@@ -27,14 +27,14 @@ SHARE = 0.5  # Of rows; where more have changed, all are written.
 class _Base(NamedTuple):
     """A file that holds all rows of a history, as they were once."""
 
-    written: Written
+    file: Known
     changes: tuple[int, int]  # Of the history, then.
 
 
 # What is known of the last such file of each history of this process.
 _bases: weakref.WeakKeyDictionary[History, _Base] = weakref.WeakKeyDictionary()
 
-Saving = Callable[[Writer, "Path | None"], dict[str, Any]]
+Saving = Callable[[Writer], dict[str, Any]]
 
 
 def named(model: ScalableGNN) -> dict[str, History]:
@@ -47,7 +47,7 @@ def named(model: ScalableGNN) -> dict[str, History]:
 
 
 def saving(name: str, history: History, at_once: bool) -> Saving:
-    """What writes a history as it is now; it is given the checkpoint before, if there is one.
+    """What writes a history as it is now.
 
     Args:
         name: Of its files.
@@ -76,23 +76,20 @@ def saving(name: str, history: History, at_once: bool) -> Saving:
         blocks = _blocks(history, index) if pieces is None else iter(pieces)
         return Blocks(history.store.dtype, (size, history.store.columns), blocks)
 
-    def write(writer: Writer, before: Path | None) -> dict[str, Any]:
-        nonlocal changed, pieces
+    def write(writer: Writer) -> dict[str, Any]:
         whole, part = f"{name}.safetensors", f"{name}_changes.safetensors"
         if changed is not None and base is not None:
-            if before is not None and writer.link(whole, before / whole, base.written):
+            if writer.link(whole, base.file):
                 part_of = {"index": changed, "rows": rows(changed), "written_at": written_at}
                 writer.write(part, _writing(part_of, about))
                 return {**about, "files": [whole, part]}
             if pieces is not None:  # Of the changed rows alone, and the others have changed since.
                 raise OSError(
-                    f"{before} has gone while a checkpoint was written beside the training: save "
-                    "again"
+                    f"{whole} of an earlier checkpoint has gone from {writer.folder.parent}, which "
+                    "the rows that changed belong to: save again"
                 )
-        written = writer.write(
-            whole, _writing({"rows": rows(None), "written_at": written_at}, about)
-        )
-        _bases[history] = _Base(written, changes)
+        known = writer.write(whole, _writing({"rows": rows(None), "written_at": written_at}, about))
+        _bases[history] = _Base(known, changes)
         return {**about, "files": [whole]}
 
     return write
@@ -187,8 +184,10 @@ class Reading:
     def restore(self, history: History, written: Written) -> None:
         """Puts the rows into a history; ``written`` is what is known of their first file."""
         history.restore(self._rows(), self.written_at, self.pushes)
+        _bases.pop(history, None)
         if self.index is None:
-            _bases[history] = _Base(written, history.changes)
+            known = Known(identity(self.files[0].path), written)
+            _bases[history] = _Base(known, history.changes)
 
     def _rows(self) -> Iterator[tuple[Tensor, Tensor]]:
         for first, rows in self.files[0].blocks("rows"):

@@ -15,7 +15,7 @@ from torch.nn import Module
 
 import gas.checkpoint.generators as generators
 from gas.checkpoint import histories as stored
-from gas.checkpoint.files import checkpoints, next_number, prune, writing
+from gas.checkpoint.files import next_number, prune, writing
 from gas.checkpoint.tensors import write_tensors
 from gas.checkpoint.values import to_json
 from gas.native.checks import check_integer
@@ -148,10 +148,9 @@ def _write(
     tensors: Mapping[str, Tensor],
     parts: Mapping[str, stored.Saving],
 ) -> Path:
-    before = next(iter(reversed(checkpoints(folder))), None)
     number = next_number(folder)
     with writing(folder, number) as writer:
-        written = {name: part(writer, before) for name, part in parts.items()}
+        written = {name: part(writer) for name, part in parts.items()}
         writer.write(MODEL, lambda stream: write_tensors(stream, weights, {"format": "pt"}))
         writer.write(STATE, lambda stream: write_tensors(stream, tensors, {}))
         writer.write_manifest({"number": number, "histories": written, **manifest})

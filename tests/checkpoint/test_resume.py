@@ -139,6 +139,63 @@ def test_only_rows_that_changed_are_written_again(data, tmp_path):
     assert not (fifth / "history_0_changes.safetensors").exists()
 
 
+def test_rows_that_changed_belong_to_the_file_that_was_read(data, tmp_path):
+    """After an older checkpoint than the newest, and in another folder."""
+    model, *_ = training(data)
+    paths = []
+    for number in (1.0, 2.0, 3.0):
+        model.histories[0].push(torch.full((300, 16), number))
+        paths.append(gas.save(tmp_path / "run", model))
+    gas.load(paths[0], model)
+    model.histories[0].push(torch.full((2, 16), 7.0), torch.tensor([0, 1]))
+    expected = model.histories[0].emb.clone()
+    for folder in (tmp_path / "run", tmp_path / "other"):
+        path = gas.save(folder, model)
+        again, *_ = training(data)
+        gas.load(path, again)
+        assert torch.equal(again.histories[0].emb, expected)
+    again = training(data)[0]
+    gas.load(tmp_path / "run", again)
+    assert torch.equal(again.histories[0].emb, expected)
+
+
+class Mine(gas.history.Store):
+    """A store of a user's own, without a table."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.rows = torch.zeros(self.num_rows, self.columns, dtype=self.dtype)
+
+    def read(self, index, out):
+        out.copy_(self.rows[index])
+
+    def write(self, index, rows):
+        self.rows[index] = rows
+
+
+@pytest.mark.parametrize("store", [None, "disk", Mine])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, "int8"])
+def test_what_no_push_tells_is_written_whole(data, tmp_path, store, dtype):
+    model, *_ = training(data, store=store, dtype=dtype)
+    history = model.histories[0]
+    history.push(torch.ones(300, 16))
+    gas.save(tmp_path, model)
+    history.reset_parameters()
+    gas.save(tmp_path, model)
+    again, *_ = training(data, store=store, dtype=dtype)
+    gas.load(tmp_path, again)
+    assert not again.histories[0].emb.any()
+    assert not again.histories[0].written.any()
+    history.push(torch.full((1, 16), 2.0), torch.tensor([4]))
+    path = gas.save(tmp_path, model)
+    gas.load(path, again)
+    assert torch.equal(again.histories[0].emb, history.emb)
+    gas.load(tmp_path / "checkpoint_000001", model)
+    history.push(torch.full((1, 16), 3.0), torch.tensor([5]))
+    gas.load(gas.save(tmp_path, model), again)
+    assert torch.equal(again.histories[0].emb, history.emb)
+
+
 def test_background_copies_what_it_writes(data, tmp_path):
     model, *_ = training(data)
     model.histories[0].push(torch.ones(300, 16))
