@@ -139,6 +139,18 @@ def impossible_ages(t):
     gas.History(4, 2, store="disk", path=path)
 
 
+def another_is_faster(t):
+    """A file is there by the time that the new one is to get its name."""
+    opened = os.open
+
+    def slowly(*args):
+        (t.path / "history").write_bytes(b"")
+        return opened(*args)
+
+    t.patch.setattr("os.open", slowly)
+    gas.History(4, 2, store="disk", path=t.path / "history")
+
+
 class Rows(dict):
     """A database that is there as long as a case."""
 
@@ -176,6 +188,7 @@ def no_rocks(t):
 
 CASES = {
     "History, ages that can't be": impossible_ages,
+    "History, another process is faster": another_is_faster,
     "open_rows, without rocksdict": no_rocks,
     "open_rows, no database": lambda t: rocks(t, "broken"),
     "open_rows, other rows": lambda t: [rocks(t), rocks(t, rows=5)],
