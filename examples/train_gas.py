@@ -32,7 +32,13 @@ try:
     from tqdm import tqdm
 
     from gas.training import Experiment, Run, results
-    from gas.training.options import checkpoints_of, in_options, make_experiment, parse_args
+    from gas.training.options import (
+        checkpoints_of,
+        in_options,
+        make_experiment,
+        parse_args,
+        remove_checkpoints,
+    )
     from gas.training.report import EventWriter, metrics
 except KeyboardInterrupt:  # It takes seconds.
     sys.exit(130)
@@ -55,6 +61,7 @@ def main(args: argparse.Namespace, signals: Signals) -> None:
             raise ValueError("mini-batches don't give what the graph gives: see above")
     args.out.mkdir(parents=True, exist_ok=True)  # What can fail should fail before training.
     results.check_room(args.out, experiment)
+    remove_checkpoints(args)
 
     runs = train(args, experiment)
     signals.wait = True
@@ -152,7 +159,7 @@ def report(
         "model": args.model,
         "histories": {
             **{key: experiment.histories.get(key) for key in ("store", "dtype", "io")},
-            "micro_batches": 1 if experiment.plan is None else experiment.plan.micro_batches,
+            "micro_batches": experiment.micro_batches,
         },
         "features": {"store": args.feature_store, "dtype": args.feature_dtype},
         "plan": None if experiment.plan is None else experiment.plan.summary(),

@@ -95,11 +95,19 @@ def writing(folder: Path, number: int) -> Iterator[Writer]:
     Raises:
         OSError: If the disk is full, or the folder can't be written; no checkpoint has changed.
     """
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     name = f"checkpoint_{number:06}"
     temporary = folder / f".{name}.writing"
     try:
         temporary.mkdir()
+    except FileExistsError as error:
+        raise FileExistsError(
+            errno.EEXIST,
+            "another process is writing a checkpoint there: name another folder",
+            str(folder),
+        ) from error
+    try:
         with _locked(temporary):
             yield Writer(temporary)
             if not (temporary / MANIFEST).exists():
@@ -107,7 +115,8 @@ def writing(folder: Path, number: int) -> Iterator[Writer]:
             _folder_reaches_disk(temporary)
             os.rename(temporary, folder / name)
         _folder_reaches_disk(folder)
-        _folder_reaches_disk(folder.parent)  # Which may have got it just now.
+        for path in missing:  # Folders that were made for it.
+            _folder_reaches_disk(path.parent)
     except BaseException as error:
         with contextlib.suppress(OSError):
             _remove(temporary)
@@ -144,12 +153,28 @@ def next_number(folder: Path) -> int:
 
 def prune(folder: Path, keep: int) -> None:
     """Removes all checkpoints but the last ones, and what was left of others."""
-    whole = checkpoints(folder)
-    kept = set(whole[len(whole) - keep :] if keep < len(whole) else whole)
+    sweep(folder)
+    ours = [path for path in checkpoints(folder) if _is_ours(path)]
+    for path in ours[: max(0, len(ours) - keep)]:
+        with contextlib.suppress(OSError):  # Somebody put something into it.
+            if all(FILE.fullmatch(file.name) or file.name == MANIFEST for file in path.iterdir()):
+                path = path.rename(path.with_name(f".{path.name}.writing"))
+            _remove(path)
+
+
+def sweep(folder: Path) -> None:
+    """Removes checkpoints that were left unfinished, written or removed."""
     for _, path in _numbered(folder):
-        if path not in kept:
-            with contextlib.suppress(OSError):  # Somebody writes it, or put something into it.
+        if TEMPORARY.fullmatch(path.name):
+            with contextlib.suppress(OSError):  # Somebody writes it.
                 _remove(path)
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a manifest says that it is one of this format; others call their folders alike."""
+    with contextlib.suppress(OSError), (path / MANIFEST).open("rb") as stream:
+        return f'"format":"{FORMAT}"'.encode() in stream.read(200)
+    return False
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -232,7 +257,10 @@ def _locked(path: Path) -> Iterator[None]:
     handle = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
+        try:
+            yield
+        finally:
+            fcntl.flock(handle, fcntl.LOCK_UN)  # A process that was forked has the handle, too.
     finally:
         os.close(handle)
 

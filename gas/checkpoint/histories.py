@@ -52,18 +52,18 @@ def saving(name: str, history: History, at_once: bool) -> Saving:
     Args:
         name: Of its files.
         history: The history.
-        at_once: It will be called before the history changes: nothing is copied. (Else rows are
-            copied now, into memory.)
+        at_once: It will be called before the history changes: nothing is copied. (Else all rows
+            are copied now, into memory.)
     """
     history.wait()
     base = _bases.get(history)
     changes, every = history.changes, history.num_embeddings
     written_at = history.written_at if at_once else history.written_at.clone()
     changed = None
-    if base is not None and base.changes[0] == changes[0]:
+    if at_once and base is not None and base.changes[0] == changes[0]:
         later = (written_at > base.changes[1]).nonzero().view(-1)
         changed = later if later.numel() < SHARE * every else None
-    pieces = None if at_once else _pieces(history, changed)
+    pieces = None if at_once else _pieces(history)
     about = {
         "num_rows": every,
         "width": history.embedding_dim,
@@ -78,16 +78,10 @@ def saving(name: str, history: History, at_once: bool) -> Saving:
 
     def write(writer: Writer) -> dict[str, Any]:
         whole, part = f"{name}.safetensors", f"{name}_changes.safetensors"
-        if changed is not None and base is not None:
-            if writer.link(whole, base.file):
-                part_of = {"index": changed, "rows": rows(changed), "written_at": written_at}
-                writer.write(part, _writing(part_of, about))
-                return {**about, "files": [whole, part]}
-            if pieces is not None:  # Of the changed rows alone, and the others have changed since.
-                raise OSError(
-                    f"{whole} of an earlier checkpoint has gone from {writer.folder.parent}, which "
-                    "the rows that changed belong to: save again"
-                )
+        if changed is not None and base is not None and writer.link(whole, base.file):
+            part_of = {"index": changed, "rows": rows(changed), "written_at": written_at}
+            writer.write(part, _writing(part_of, about))
+            return {**about, "files": [whole, part]}
         known = writer.write(whole, _writing({"rows": rows(None), "written_at": written_at}, about))
         _bases[history] = _Base(known, changes)
         return {**about, "files": [whole]}
@@ -111,8 +105,8 @@ def _blocks(history: History, index: Tensor | None) -> Iterator[Tensor]:
             yield history.stored(index[first : first + step])
 
 
-def _pieces(history: History, index: Tensor | None) -> list[Tensor]:
-    return [block.clone() for block in _blocks(history, index)]
+def _pieces(history: History) -> list[Tensor]:
+    return [block.clone() for block in _blocks(history, None)]
 
 
 class Reading:

@@ -16,7 +16,7 @@ import gas.checkpoint.generators as generators
 from gas.checkpoint import histories as stored
 from gas.checkpoint.errors import CheckpointError
 from gas.checkpoint.files import MANIFEST, check_files, checkpoints, read_manifest
-from gas.checkpoint.saving import MODEL, STATE, finish_quietly, weights_of
+from gas.checkpoint.saving import MODEL, STATE, bare, finish_quietly, weights_of
 from gas.checkpoint.tensors import TensorFile, Written
 from gas.checkpoint.values import from_json
 from gas.scalable.model import ScalableGNN
@@ -68,13 +68,14 @@ def load(
     """
     folder = Path(folder).absolute()
     finish_quietly(folder)
+    model = None if model is None else bare(model)
     paths = [folder] if (folder / MANIFEST).exists() else checkpoints(folder)
     if not paths:
         raise _nothing(folder)
     try:
         found = _Found(paths[-1])
     except CheckpointError as error:
-        raise CheckpointError(f"{error}{_advice(paths[:-1])}") from error
+        raise CheckpointError(f"{error}{_advice(paths)}") from error
     return found.load(model, optimizer, loader, histories, random_state, objects)
 
 
@@ -87,7 +88,10 @@ def peek(folder: str | Path, *names: str) -> dict[str, Any]:
     paths = checkpoints(folder)
     if not paths:
         raise _nothing(Path(folder))
-    state = read_manifest(paths[-1]).get("state")
+    try:
+        state = read_manifest(paths[-1]).get("state")
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}{_advice(paths)}") from error
     state = state if isinstance(state, dict) else {}
     return {name: from_json(state[name], {}) for name in names if name in state}
 
@@ -99,15 +103,19 @@ def _nothing(folder: Path) -> CheckpointError:
     )
 
 
-def _advice(earlier: list[Path]) -> str:
-    """Which checkpoint can be read instead."""
-    for path in reversed(earlier):
+def _advice(paths: list[Path]) -> str:
+    """Which checkpoint can be read instead of the last."""
+    for path in reversed(paths[:-1]):
         try:
             _Found(path)
         except CheckpointError:
             continue
-        return f". The one before is sound: load {str(path)!r}"
+        return f". The one before is sound: load {str(path)!r}, or remove what is newer"
     return ""
+
+
+# What optimizers keep of a parameter that has its shape.
+LIKE_PARAMETERS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg")
 
 
 class _Found:
@@ -166,7 +174,9 @@ class _Found:
         # Nothing was changed so far.
         saved = self.values["objects"]
         given = {**objects, **({} if optimizer is None else {"optimizer": optimizer})}
-        _restore_all(given, {**saved, "optimizer": self.values["optimizer"]})
+        if loader is not None:
+            given["loader"] = loader
+        _restore_all(given, {**saved, **{k: self.values[k] for k in ("optimizer", "loader")}})
         if model is not None:
             plain = model.plain if isinstance(model, ScalableGNN) else model
             plain.load_state_dict(dict(weights))
@@ -176,8 +186,6 @@ class _Found:
             for name, history in stored.named(model).items():
                 about = self.manifest["files"][f"{name}.safetensors"]
                 readings[name].restore(history, Written(about["bytes"], about["crc32"]))
-        if loader is not None:
-            loader.load_state_dict(self.values["loader"])
         if random_state:
             generators.restore(self.values["random"])
         others = {name: value for name, value in saved.items() if name not in objects}
@@ -273,17 +281,18 @@ def _check_optimizer(optimizer: Any, state: Any) -> None:
         raise ValueError("'optimizer' is one of PyTorch's, but what was saved was none")
     sizes = [len(group["params"]) for group in groups]
     mine = [len(group["params"]) for group in optimizer.param_groups]
-    names = set(groups[0]) ^ set(optimizer.param_groups[0])
+    names = set(optimizer.defaults) - set(groups[0])
     if sizes != mine or names:
         raise ValueError(
             f"'optimizer' has groups of {mine} parameters"
-            f"{f', with and without {min(names)!r}' if names else ''}; {sizes} were saved: make it "
+            f"{f' and {min(names)!r}' if names else ''}; what was saved has groups of {sizes}"
+            f"{' without' if names else ''}: make it "
             "as it was when the checkpoint was written"
         )
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for number, parameter in enumerate(parameters):
         for key, value in state["state"].get(number, {}).items():
-            if isinstance(value, Tensor) and value.dim() and value.shape != parameter.shape:
+            if key in LIKE_PARAMETERS and value.shape != parameter.shape:
                 raise ValueError(
                     f"'optimizer' has parameter {number} of shape {list(parameter.shape)}, but "
                     f"{key!r} of {list(value.shape)} was saved: make it as it was"

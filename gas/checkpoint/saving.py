@@ -15,7 +15,7 @@ from torch.nn import Module
 
 import gas.checkpoint.generators as generators
 from gas.checkpoint import histories as stored
-from gas.checkpoint.files import next_number, prune, writing
+from gas.checkpoint.files import next_number, prune, sweep, writing
 from gas.checkpoint.tensors import write_tensors
 from gas.checkpoint.values import to_json
 from gas.native.checks import check_integer
@@ -91,6 +91,7 @@ def save(
         OSError: If the disk is full or the folder can't be written; what was there stays.
     """
     check_integer("keep", keep, 1)
+    model = bare(model)
     folder = Path(folder).absolute()
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"'folder' is {str(folder)!r}, which is a file: name a folder")
@@ -128,6 +129,18 @@ def save(
     return future
 
 
+def bare(model: Any) -> Any:
+    """A model as it was before ``torch.compile`` and DistributedDataParallel took it."""
+    wrappers = (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)
+    while True:
+        if isinstance(model, wrappers):
+            model = model.module
+        elif isinstance(getattr(model, "_orig_mod", None), Module):
+            model = model._orig_mod
+        else:
+            return model
+
+
 def weights_of(model: Module) -> Mapping[str, Tensor]:
     """The ``state_dict`` of a model; of a converted one, that of the module that it was made of."""
     found = (model.plain if isinstance(model, ScalableGNN) else model).state_dict()
@@ -148,6 +161,7 @@ def _write(
     tensors: Mapping[str, Tensor],
     parts: Mapping[str, stored.Saving],
 ) -> Path:
+    sweep(folder)  # It may be what fills the disk.
     number = next_number(folder)
     with writing(folder, number) as writer:
         written = {name: part(writer) for name, part in parts.items()}

@@ -7,6 +7,7 @@ keys of these; so do ``state_dict`` of optimizers, schedulers and augmentations.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -50,10 +51,12 @@ def to_json(value: Any, name: str, tensors: dict[str, Tensor], depth: int = 0) -
         items = [inner(position, item) for position, item in enumerate(value)]
         return {"$tuple": items} if isinstance(value, tuple) else items
     if isinstance(value, Mapping):
-        if all(isinstance(key, str) and not key.startswith("$") for key in value):
+        if not isinstance(value, Counter) and all(
+            isinstance(key, str) and not key.startswith("$") for key in value
+        ):
             return {key: inner(key, item) for key, item in value.items()}
         pairs = [[inner("key", key), inner(key, item)] for key, item in value.items()]
-        return {"$dict": pairs}
+        return {"$counter" if isinstance(value, Counter) else "$dict": pairs}
     raise ValueError(
         f"{name!r} is of the type {type(value).__name__}, which a checkpoint can't hold: expected "
         "numbers, text, tensors, and lists and dictionaries of these, or an object with a "
@@ -80,12 +83,12 @@ def from_json(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     if kind in ("$tensor", "$array") and isinstance(content, str) and content in tensors:
         found = tensors[content]
         return found if kind == "$tensor" else found.numpy()
-    if kind in ("$tuple", "$dict") and isinstance(content, list):
+    if kind in ("$tuple", "$dict", "$counter") and isinstance(content, list):
         items = [from_json(item, tensors) for item in content]
         if kind == "$tuple":
             return tuple(items)
         try:
-            return dict(items)
+            return Counter(dict(items)) if kind == "$counter" else dict(items)
         except (TypeError, ValueError) as error:
             raise CheckpointError("'$dict' holds what isn't pairs of keys and values") from error
     raise CheckpointError(f"{kind!r} is no value of a checkpoint, or what it names is missing")

@@ -25,18 +25,22 @@ class BatchOrder(Sampler[list[int]]):
         return len(cast(Sized, self.batches))
 
     def __iter__(self) -> Iterator[list[int]]:
+        if not hasattr(self.batches, "__len__"):  # It may never end.
+            yield from self.batches
+            return
         if not self.resumes or self.epoch is None:
-            self.epoch, self.done = [list(parts) for parts in self.batches], 0
+            self.epoch, self.done = [[int(part) for part in parts] for parts in self.batches], 0
         self.resumes = False
         yield from self.epoch[self.done :]
 
-    def end(self) -> None:
-        """The epoch has ended."""
-        self.epoch, self.done = None, 0
+    def end(self, before: tuple[list[list[int]] | None, int] = (None, 0)) -> None:
+        """The epoch has ended; that in which it was run, if there was one, goes on."""
+        self.epoch, self.done = before
+        self.resumes = False
 
     def state(self) -> dict[str, Any]:
         """What :meth:`restore` takes."""
-        return {"epoch": self.epoch, "done": self.done}
+        return {"epoch": self.epoch, "done": 0 if self.epoch is None else self.done}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Goes on in an epoch, if one had begun."""

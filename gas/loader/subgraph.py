@@ -232,11 +232,16 @@ class SubgraphLoader(DataLoader):
         self._check_sendable()
         epoch, order = self, self._order
         resumes = order.resumes
+        before = (None, 0) if resumes else (order.epoch, order.done)
         if isinstance(self._views, Views):
             epoch = self._with(self._views.run(again=resumes))
+        generator = cast("torch.Generator | None", self.generator)
+        drawn = None if generator is None else generator.get_state()
         # The rest of an epoch draws no random numbers: the whole has drawn them.
         with torch.random.fork_rng(devices=[], enabled=resumes):
             batches = DataLoader.__iter__(epoch)
+        if resumes and generator is not None and drawn is not None:
+            generator.set_state(drawn)
         mine = None
         try:
             for batch in batches:
@@ -246,7 +251,7 @@ class SubgraphLoader(DataLoader):
             mine = order.epoch
         finally:  # Whoever leaves the loop has ended the epoch, unless another has begun.
             if mine is order.epoch:
-                order.end()
+                order.end(before)
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint needs: the partition, how far the epoch is, and the augmentation.
@@ -258,7 +263,9 @@ class SubgraphLoader(DataLoader):
             "graph": self._graph_fingerprint(),
             "parts": self.ptr,
             "perm": self.data.get(PERM),
+            "batches": len(self._order) if hasattr(self._order.batches, "__len__") else None,
             "order": self._order.state(),
+            "generator": None if self.generator is None else self.generator.get_state(),
             "augmentation": None if augmentation is None else augmentation.state_dict(),
         }
 
@@ -276,7 +283,17 @@ class SubgraphLoader(DataLoader):
                 "'loader' has another graph, or other parts of it, than what was saved: cut the "
                 "graph as it was cut then, of which perm and parts were saved"
             )
+        if state["batches"] != mine["batches"]:
+            raise ValueError(
+                f"'loader' has {mine['batches']} mini-batches an epoch, but it had "
+                f"{state['batches']} when it was saved: choose 'batch_size' as it was then"
+            )
         check_order(state["order"], self.ptr.numel() - 1)
+        if (state["generator"] is None) != (self.generator is None):
+            raise ValueError(
+                f"'loader' has {'a' if state['generator'] is None else 'no'} generator, other than "
+                "what was saved: make it as it was"
+            )
         if (state["augmentation"] is None) != (self._augmentation is None):
             raise ValueError(
                 f"'loader' has {'an' if state['augmentation'] is None else 'no'} augmentation, "
@@ -294,7 +311,17 @@ class SubgraphLoader(DataLoader):
         self.check_state(state)
         if self._augmentation is not None:
             self._augmentation.load_state_dict(state["augmentation"])
+        if self.generator is not None:
+            self.generator.set_state(state["generator"])
         self._order.restore(state["order"])
+
+    def epoch_state(self) -> dict[str, Any]:
+        """How far the epoch is: its batches, and how many were handed out."""
+        return self._order.state()
+
+    def forget_epoch(self) -> None:
+        """The next epoch is a whole one, even after :meth:`load_state_dict`."""
+        self._order.end()
 
     @property
     def _augmentation(self) -> Augmentation | None:
@@ -312,7 +339,13 @@ class SubgraphLoader(DataLoader):
 
     def without_views(self) -> SubgraphLoader:
         """The same batches without views: the augmentation isn't run for them."""
-        return self if self._views is None else self._with(None)
+        if self._views is None and self.persistent_workers:
+            return self  # Which has them.
+        other = self._with(None)
+        # An epoch that is under way, or is to go on, is no business of theirs.
+        other._order = BatchOrder(self._order.batches)
+        other.__dict__["batch_sampler"] = other._order
+        return other
 
     def _with(self, views: EpochViews | None) -> SubgraphLoader:
         """The same loader with other views, which keeps the same batches."""

@@ -80,8 +80,8 @@ class PrefetchLoader:
         current = self._next(batches)
         if isinstance(self.loader, SubgraphLoader) and current is not None:
             # What the loader knows runs ahead of what is handed out.
-            order = self.loader.state_dict()["order"]
-            self._order = {**order, "done": order["done"] - 1}
+            order = self.loader.epoch_state()
+            self._order = {**order, "done": max(0, order["done"] - 1)}
         thread = None
         if model.device.type != "cpu" or has_idle_cores():
             thread = ThreadPoolExecutor(1, thread_name_prefix="gas-prefetch")

@@ -53,7 +53,7 @@ class Checkpoints:
     ) -> None:
         self.folder = Path(folder)
         self.seconds = seconds_of(every)
-        self.every = None if self.seconds else int(every)
+        self.every = None if self.seconds else int(every)  # Which was checked.
         check_integer("keep", keep, 1)
         self.keep, self.background = keep, background
         there = checkpoints(self.folder)
@@ -127,6 +127,8 @@ class Checkpoints:
 
     def write(self, background: bool | None = None) -> None:
         """Writes one, unless nothing has happened since the last."""
+        if background is None:
+            background = self.background and self.came is None
         now = (len(self._run), self._progress.steps)
         if now == self._saved:
             return
@@ -134,7 +136,7 @@ class Checkpoints:
             self.folder,
             *self._parts,
             keep=self.keep,
-            background=self.background if background is None else background,  # type: ignore[call-overload]
+            background=background,  # type: ignore[call-overload]
             run=self._run,
             progress=self._progress,
             about=self._about,
@@ -154,13 +156,18 @@ class Checkpoints:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        numbers = (signal.SIGINT, signal.SIGTERM)
+        numbers = [
+            number
+            for number in (signal.SIGINT, signal.SIGTERM)
+            if signal.getsignal(number) != signal.SIG_IGN
+        ]
         self._handlers = {number: signal.signal(number, self._hear) for number in numbers}
         try:
             yield
         finally:
             for number, handler in self._handlers.items():
                 signal.signal(number, handler)
+        self._leave()  # It came while the last one was written.
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         if self.came is None:
@@ -187,10 +194,10 @@ def seconds_of(every: int | str) -> float | None:
         ValueError: If it is neither.
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|min|h)", str(every).strip())
-    if found:
+    if found and float(found[1]) > 0:
         return float(found[1]) * UNITS[found[2]]
     try:
-        check_integer("every", int(every), 1)
+        check_integer("every", int(every) if isinstance(every, str) else every, 1)
     except ValueError as error:
         raise ValueError(
             f"'every' is {every!r}, expected a number of epochs, or a time such as '10min'"

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import json
+import zlib
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -373,10 +374,22 @@ class Experiment:
             "full_batch": self.full_batch,
             "evaluation": self.evaluation,
             "refresh": self.refresh,
-            "augmented": self.augment is not None,
+            "augmented": _plainly(self.augment),
+            "training": _plainly(self.training),
+            "prefetch": self.prefetch,
+            "memory_budget": self.memory_budget,
+            "graph": self._graph_in_words(),
             "seed": seed,
             "split": split,
         }
+
+    def _graph_in_words(self) -> str:
+        """Tells graphs from each other, by their sizes, labels and masks."""
+        crc = 0
+        for key in ("y", "train_mask", "val_mask", "test_mask"):
+            values = self.data[key].cpu().contiguous()
+            crc = zlib.crc32(values.view(-1).view(torch.uint8).numpy().data, crc)
+        return f"{self.graph.shown}, labels and masks {crc:08x}"
 
     @property
     def _refreshes_by_evaluating(self) -> bool:
@@ -468,6 +481,8 @@ class Experiment:
     ) -> tuple[Iterable[SubData], int]:
         """The batches of an epoch, and how many of them make a step."""
         graph, batches = self.graph, self.graph.loader
+        if batches is not None:
+            batches.forget_epoch()  # Of a run that went on from a checkpoint, to its end.
         micro_batches = self.micro_batches
         if graph.whole is not None and batches is None:
             return graph.whole, 1
@@ -516,6 +531,17 @@ class Experiment:
         if self.refresh != "none" and not refreshed:
             self._refresh(model)
         return out
+
+
+def _plainly(value: Any) -> Any:
+    """What an option is, in words that are the same in every process."""
+    if isinstance(value, partial):
+        return [_plainly(value.func), _plainly(value.keywords)]
+    if isinstance(value, dict):
+        return {key: _plainly(item) for key, item in value.items()}
+    if callable(value):
+        return getattr(value, "__qualname__", type(value).__name__)
+    return value if value is None or isinstance(value, (bool, int, float)) else str(value)
 
 
 def _check_labels(y: Tensor) -> None:

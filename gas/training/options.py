@@ -214,11 +214,15 @@ def parse_args() -> argparse.Namespace:
     return args
 
 
+def remove_checkpoints(args: argparse.Namespace) -> None:
+    """Removes those of the runs that are to be overwritten."""
+    for folder in args.out.glob("checkpoints/run*") if args.overwrite else ():
+        prune(folder, 0)
+
+
 def checkpoints_of(args: argparse.Namespace, number: int) -> Checkpoints | None:
     """When a run writes checkpoints, if it is to."""
     folder = args.out / f"checkpoints/run{number}"
-    if args.overwrite:
-        prune(folder, 0)
     if args.checkpoint_every is None and not args.resume:
         return None
     return Checkpoints(folder, args.checkpoint_every or 1, args.resume)

@@ -199,6 +199,7 @@ def test_what_no_push_tells_is_written_whole(data, tmp_path, store, dtype):
 def test_background_copies_what_it_writes(data, tmp_path):
     model, *_ = training(data)
     model.histories[0].push(torch.ones(300, 16))
+    gas.save(tmp_path / "other", model)  # Whose files this folder lacks.
     future = gas.save(tmp_path, model, background=True, rows=torch.zeros(3))
     model.histories[0].push(torch.full((300, 16), 2.0))
     with torch.no_grad():
@@ -260,6 +261,122 @@ def test_values_come_back_as_they_were(tmp_path):
         assert torch.equal(found[key], values[key])
         assert found[key].dtype == values[key].dtype
     assert "scheduler" in gas.load(tmp_path, model)  # As it was saved, without an object for it.
+
+
+def test_other_passes_over_a_loader_are_no_business_of_its_epoch(data, tmp_path):
+    """Inference on a loader whose epoch is to go on has all batches, and leaves the rest."""
+    whole = training(data)
+    expected = losses(*whole, 2)
+    parts = training(data)
+
+    before = losses(*parts, 1, 2, lambda: gas.save(tmp_path, *parts))
+    again = training(data)
+    gas.load(tmp_path, *again)
+    with torch.no_grad():
+        out = again[0].eval()(loader=again[2])
+        torch.testing.assert_close(out, parts[0].eval()(loader=parts[2]))
+    gas.load(tmp_path, *again)
+    assert before + losses(*again, 2) == expected
+
+    rest = [list(batch.n_id[: batch.batch_size]) for batch in training(data)[2]]
+    loader = training(data)[2]
+    for number, _ in enumerate(loader):
+        assert len(list(loader)) == len(rest)  # An epoch within one.
+        assert loader.state_dict()["order"]["done"] == number + 1
+    assert loader.state_dict()["order"] == {"epoch": None, "done": 0}
+
+
+def test_a_generator_of_its_own(data, tmp_path):
+    def parts():
+        model, optimizer, loader = training(data)
+        generator = torch.Generator().manual_seed(3)
+        loader = gas.SubgraphLoader(
+            loader.data, batch_size=2, shuffle=True, generator=generator, log=False
+        )
+        return model, optimizer, loader
+
+    expected = losses(*parts(), 3)
+    first = parts()
+    before = losses(*first, 3, 4, lambda: gas.save(tmp_path, *first))
+    again = parts()
+    gas.load(tmp_path, *again)
+    assert before + losses(*again, 2) == expected
+    with pytest.raises(ValueError, match="has no generator, other than"):
+        gas.load(tmp_path, None, None, training(data)[2])
+
+
+def test_a_compiled_model_is_the_model(data, tmp_path):
+    model, *_ = training(data)
+    model.histories[0].push(torch.ones(300, 16))
+    gas.save(tmp_path, torch.compile(model))
+    for wrap in (torch.compile, lambda model: model):
+        again, *_ = training(data)
+        torch.nn.init.zeros_(next(again.parameters()))
+        gas.load(tmp_path, wrap(again))
+        assert torch.equal(next(again.parameters()), next(model.parameters()))
+        assert torch.equal(again.histories[0].emb, torch.ones(300, 16))
+
+
+def test_folders_that_others_call_alike_stay(tmp_path):
+    model = torch.nn.Linear(2, 2)
+    for name, files in (
+        ("checkpoint_000000", ["model.safetensors"]),
+        ("checkpoint_000001", ["model.safetensors", "manifest.json"]),
+    ):
+        (tmp_path / name).mkdir()
+        for file in files:
+            (tmp_path / name / file).write_text("mine")
+    for _ in range(3):
+        gas.save(tmp_path, model, keep=1)
+    assert (tmp_path / "checkpoint_000000" / "model.safetensors").read_text() == "mine"
+    assert (tmp_path / "checkpoint_000001" / "manifest.json").read_text() == "mine"
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "checkpoint_000000", "checkpoint_000001", "checkpoint_000004",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: torch.optim.LBFGS(p, lr=0.1),
+        lambda p: torch.optim.Adafactor(p),
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    ],
+)
+def test_other_optimizers_and_schedulers(tmp_path, make):
+    def parts():
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 2)
+        optimizer = make(model.parameters())
+        schedulers = [
+            torch.optim.lr_scheduler.ConstantLR(optimizer, 0.5, 2),
+            torch.optim.lr_scheduler.MultiStepLR(optimizer, [1, 1, 3]),
+        ]
+        return (
+            model, optimizer,
+            torch.optim.lr_scheduler.SequentialLR(optimizer, schedulers, milestones=[2]),
+        )  # fmt: skip
+
+    def steps(model, optimizer, scheduler, number):
+        def closure():
+            optimizer.zero_grad()
+            loss = model(torch.ones(4, 3)).square().sum()
+            loss.backward()
+            return loss
+
+        found = []
+        for _ in range(number):
+            found.append(float(optimizer.step(closure)))
+            scheduler.step()
+        return found
+
+    expected = steps(*parts(), 8)
+    model, optimizer, scheduler = parts()
+    before = steps(model, optimizer, scheduler, 3)
+    gas.save(tmp_path, model, optimizer, scheduler=scheduler)
+    model, optimizer, scheduler = parts()
+    gas.load(tmp_path, model, optimizer, scheduler=scheduler)
+    assert before + steps(model, optimizer, scheduler, 5) == expected
 
 
 def test_nothing_changes_where_something_does_not_fit(data, tmp_path):
@@ -378,6 +495,39 @@ def test_a_signal_waits_for_a_checkpoint(tmp_path, number):
     run = Run()
     made.run(3, run=run, checkpoints=Checkpoints(tmp_path, resume=True))
     assert run.loss == expected.loss
+
+
+def test_a_run_after_one_that_had_nothing_left(tmp_path):
+    """The rest of an epoch isn't the next run's."""
+    made = experiment()
+    expected = made.run(4).loss
+    points = KilledAfter(6, tmp_path, "0.0001s", resume=True)
+    with pytest.raises(KilledError):
+        made.run(3, checkpoints=points)
+    made.settings = made.settings.but(epochs=1)
+    run = Run()
+    made.run(3, run=run, checkpoints=Checkpoints(tmp_path, resume=True))
+    assert len(run) == 1
+    made.settings = made.settings.but(epochs=4)
+    assert made.run(4).loss == expected
+
+
+@pytest.mark.parametrize("change", [{"scale_loss": True}, {"bank": "per_view"}])
+def test_other_options_are_refused(tmp_path, change):
+    experiment().run(3, checkpoints=Checkpoints(tmp_path))
+    with pytest.raises(ValueError, match="'training' is"):
+        experiment(training=change).run(3, checkpoints=Checkpoints(tmp_path, resume=True))
+
+
+def test_a_signal_while_the_last_one_is_written(tmp_path):
+    class Signalled(Checkpoints):
+        def end(self):
+            os.kill(os.getpid(), signal.SIGINT)
+            super().end()
+
+    with pytest.raises(KeyboardInterrupt):
+        experiment().run(3, checkpoints=Signalled(tmp_path))
+    assert len(checkpoints(tmp_path)) == 1
 
 
 def test_another_training_is_refused(tmp_path):

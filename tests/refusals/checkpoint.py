@@ -145,13 +145,13 @@ def full_disk(t):
     saved(t)
 
 
-def gone_meanwhile(t):
-    """The checkpoint before is removed while the next is written beside the training."""
-    model = filled()
-    path = saved(t, model)
-    model.histories[0].push(torch.ones(1, 2), torch.tensor([2]))
-    t.patch.setattr("gas.checkpoint.files.Writer.link", lambda *_: False)
-    save(path.parent, model, background=True).result()
+def another_process(t):
+    """It has made the folder, since this one has looked."""
+    saved(t)
+    t.patch.setattr("gas.checkpoint.saving.next_number", lambda folder: 2)
+    (t.path / "run" / ".checkpoint_000002.writing").mkdir()
+    t.patch.setattr("gas.checkpoint.saving.sweep", lambda folder: None)
+    saved(t)
 
 
 def no_manifest(t):
@@ -217,6 +217,7 @@ CASES = {
     ],
     "save, a model as its loader": lambda t: saved(t, loader=gcn()),
     "save, a loader without a state": lambda t: saved(t, loader=[1, 2]),
+    "save, while another process does": another_process,
     "save, none to keep": lambda t: saved(t, keep=0),
     "save, an object": lambda t: saved(t, thing=object()),
     "save, a list in itself": lambda t: saved(t, thing=itself()),
@@ -224,9 +225,12 @@ CASES = {
     "save, complex numbers": lambda t: saved(t, spectrum=torch.ones(2, dtype=torch.complex64)),
     "save, text in a state_dict": lambda t: saved(t, with_text()),
     "save, a full disk": full_disk,
-    "save, the checkpoint before goes": gone_meanwhile,
     "load, an empty folder": lambda t: load(t.path),
     "peek, an empty folder": lambda t: gas.checkpoint.peek(t.path),
+    "peek, a damaged manifest": lambda t: [
+        (saved(t) / "manifest.json").write_text("{}"),
+        gas.checkpoint.peek(t.path / "run", "number"),
+    ],
     "load, a manifest that is a folder": no_manifest,
     "load, a manifest that is too long": too_long,
     "load, no JSON": lambda t: text(t, "{"),
@@ -300,6 +304,14 @@ CASES = {
     ],
     "load, a loader without its augmentation": lambda t: [
         saved(t, loader=loader(epoch_transform=DropEdge(ring()))),
+        load(t.path / "run", None, None, loader()),
+    ],
+    "load, a loader of other mini-batches": lambda t: [
+        saved(t, loader=loader()),
+        load(t.path / "run", None, None, loader(batch_size=2)),
+    ],
+    "load, a loader without its generator": lambda t: [
+        saved(t, loader=loader(generator=torch.Generator())),
         load(t.path / "run", None, None, loader()),
     ],
     "load, a loader's order of other parts": other_order,

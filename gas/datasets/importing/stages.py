@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -36,6 +37,7 @@ from gas.native.sparse_rows import is_sparse, parts
 
 LEAST_MEMORY = 1 << 20
 MOST_SMALL = 2**31 - 1
+TEMPORARY = re.compile(r"edges(-into|-\d+)?\.part")
 EDGES, INTO = "edges.part", "edges-into.part"  # As they came, and how many lead to each node.
 ROLES = ("node_id", "nodes", "x", "y", "split")
 
@@ -446,8 +448,9 @@ class _Import:
                 f"{counted['loops']:,} loops",
                 file=sys.stderr,
             )
-        for file in self.folder.path.glob("edges*.part"):
-            file.unlink()
+        for file in self.folder.path.iterdir():
+            if TEMPORARY.fullmatch(file.name):
+                file.unlink()
         attributes = {**nodes["attributes"], "imported": imported}
         said = Description(num_nodes, num_edges, {}, attributes)
         self.folder.finish(said, arrays)
