@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
-import json
-import zlib
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -20,13 +17,13 @@ from gas import models
 from gas.augment import Augmentation, MHAug
 from gas.datasets.masks import check_parts
 from gas.graph.features import with_csr_features
-from gas.history import Codec
 from gas.loader import SubData, SubgraphLoader
 from gas.models.layered import check_features
 from gas.native.checks import check_integer
 from gas.scalable import PrefetchLoader, verify
 from gas.scalable.model import ScalableGNN
 from gas.scalable.verify import Verification
+from gas.training.about import about_of
 from gas.training.account import account_of
 from gas.training.checkpoints import Checkpoints
 from gas.training.freed import give_back_freed
@@ -352,44 +349,13 @@ class Experiment:
             if checkpoints is not None:
                 open_models.enter_context(checkpoints.heard())
             try:
-                about = self._about(seed, split)
+                about = about_of(self, seed, split)
                 self._run(model, apart, split, on_epoch, keep, run, checkpoints, about)
             finally:
                 run.peak_rss_bytes = run.peak_rss_bytes or peak_rss_bytes()
                 if not self.full_batch:
                     run.history_bytes = sum(history.store.nbytes for history in model.histories)
         return run
-
-    def _about(self, seed: int, split: int) -> dict[str, Any]:
-        """What a training has to have in common with its checkpoints to go on from them."""
-        settings = {**dataclasses.asdict(self.settings), "epochs": None}
-        return {
-            "model": self.cls.__name__,
-            "settings": json.loads(json.dumps(settings)),
-            "histories": {
-                "dtype": str(Codec.of(self.histories.get("dtype") or torch.float32)),
-                "store": str(self.histories.get("store")),
-            },
-            "micro_batches": self.micro_batches,
-            "full_batch": self.full_batch,
-            "evaluation": self.evaluation,
-            "refresh": self.refresh,
-            "augmented": _plainly(self.augment),
-            "training": _plainly(self.training),
-            "prefetch": self.prefetch,
-            "memory_budget": self.memory_budget,
-            "graph": self._graph_in_words(),
-            "seed": seed,
-            "split": split,
-        }
-
-    def _graph_in_words(self) -> str:
-        """Tells graphs from each other, by their sizes, labels and masks."""
-        crc = 0
-        for key in ("y", "train_mask", "val_mask", "test_mask"):
-            values = self.data[key].cpu().contiguous()
-            crc = zlib.crc32(values.view(-1).view(torch.uint8).numpy().data, crc)
-        return f"{self.graph.shown}, labels and masks {crc:08x}"
 
     @property
     def _refreshes_by_evaluating(self) -> bool:
@@ -531,17 +497,6 @@ class Experiment:
         if self.refresh != "none" and not refreshed:
             self._refresh(model)
         return out
-
-
-def _plainly(value: Any) -> Any:
-    """What an option is, in words that are the same in every process."""
-    if isinstance(value, partial):
-        return [_plainly(value.func), _plainly(value.keywords)]
-    if isinstance(value, dict):
-        return {key: _plainly(item) for key, item in value.items()}
-    if callable(value):
-        return getattr(value, "__qualname__", type(value).__name__)
-    return value if value is None or isinstance(value, (bool, int, float)) else str(value)
 
 
 def _check_labels(y: Tensor) -> None:
