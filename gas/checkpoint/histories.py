@@ -28,7 +28,8 @@ class _Base(NamedTuple):
     """A file that holds all rows of a history, as they were once."""
 
     file: Known
-    changes: tuple[int, int]  # Of the history, then.
+    by_others: tuple[int, int]  # What was done to the history then, but by pushes ...
+    pushes: int  # ... and by these.
 
 
 # What is known of the last such file of each history of this process.
@@ -57,18 +58,19 @@ def saving(name: str, history: History, at_once: bool) -> Saving:
     """
     history.wait()
     base = _bases.get(history)
-    changes, every = history.changes, history.num_embeddings
+    (_, pushes), every = history.changes, history.num_embeddings
+    by_others = _by_others(history)
     written_at = history.written_at if at_once else history.written_at.clone()
     changed = None
-    if at_once and base is not None and base.changes[0] == changes[0]:
-        later = (written_at > base.changes[1]).nonzero().view(-1)
+    if at_once and base is not None and base.by_others == _by_others(history):
+        later = (written_at > base.pushes).nonzero().view(-1)
         changed = later if later.numel() < SHARE * every else None
     pieces = None if at_once else _pieces(history)
     about = {
         "num_rows": every,
         "width": history.embedding_dim,
         "codec": str(history.codec),
-        "pushes": changes[1],
+        "pushes": pushes,
     }
 
     def rows(index: Tensor | None) -> Blocks:
@@ -83,10 +85,14 @@ def saving(name: str, history: History, at_once: bool) -> Saving:
             writer.write(part, _writing(part_of, about))
             return {**about, "files": [whole, part]}
         known = writer.write(whole, _writing({"rows": rows(None), "written_at": written_at}, about))
-        _bases[history] = _Base(known, changes)
+        _bases[history] = _Base(known, by_others, pushes)
         return {**about, "files": [whole]}
 
     return write
+
+
+def _by_others(history: History) -> tuple[int, int]:
+    return history.changes[0], history.num_resets
 
 
 def _writing(tensors: dict[str, Any], about: dict[str, Any]) -> Callable[[BinaryIO], Written]:
@@ -181,7 +187,7 @@ class Reading:
         _bases.pop(history, None)
         if self.index is None:
             known = Known(identity(self.files[0].path), written)
-            _bases[history] = _Base(known, history.changes)
+            _bases[history] = _Base(known, _by_others(history), self.pushes)
 
     def _rows(self) -> Iterator[tuple[Tensor, Tensor]]:
         for first, rows in self.files[0].blocks("rows"):

@@ -88,7 +88,7 @@ class History(torch.nn.Module):
                 )
         self._num_pushes = int(self._written_at.max()) if num_embeddings else 0
         self._num_unwritten = int((self._written_at == 0).sum())
-        self._num_resets = 0
+        self.num_resets = 0  # And restorations: what no push tells of a store without a table.
         self._warned = False
         self._closed = False
         self._dtype = self.codec.value_dtype  # What the model computes with, as far as is known.
@@ -134,7 +134,7 @@ class History(torch.nn.Module):
         self._written_at.zero_()
         self._num_pushes = 0
         self._num_unwritten = self.num_embeddings
-        self._num_resets += 1
+        self.num_resets += 1
         self._warned = False
 
     def wait(self) -> None:
@@ -211,7 +211,7 @@ class History(torch.nn.Module):
         self._written_at.copy_(written_at)
         self._num_pushes = num_pushes
         self._num_unwritten = int((written_at == 0).sum())
-        self._num_resets += 1
+        self.num_resets += 1
         self._warned = False
 
     @property
@@ -221,10 +221,9 @@ class History(torch.nn.Module):
 
     @property
     def changes(self) -> tuple[int, int]:
-        """Counts what was done to the table but by pushes, and pushes."""
+        """Counts what others did to the table, and pushes."""
         table = getattr(self.store, "table", None)
-        by_hand = 0 if table is None or table.is_inference() else table._version
-        return by_hand + self._num_resets, self._num_pushes
+        return 0 if table is None or table.is_inference() else table._version, self._num_pushes
 
     # Pushing --------------------------------------------------------------------------------------
 
