@@ -62,7 +62,7 @@ def saving(name: str, history: History, at_once: bool) -> Saving:
     by_others = _by_others(history)
     written_at = history.written_at if at_once else history.written_at.clone()
     changed = None
-    if at_once and base is not None and base.by_others == _by_others(history):
+    if at_once and base is not None and base.by_others == by_others:
         later = (written_at > base.pushes).nonzero().view(-1)
         changed = later if later.numel() < SHARE * every else None
     pieces = None if at_once else _pieces(history)

@@ -39,6 +39,13 @@ def save(
 ) -> Future[Path]: ...  # fmt: skip
 
 
+@overload
+def save(
+    folder: str | Path, model: Module, optimizer: Any = ..., loader: Any = ..., *,
+    keep: int = ..., histories: bool = ..., background: bool, **state: Any,
+) -> Path | Future[Path]: ...  # fmt: skip
+
+
 def save(
     folder: str | Path,
     model: Module,

@@ -12,6 +12,7 @@ import math
 import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -209,10 +210,10 @@ class TensorFile:
                     self._read_into(stream, rows)
                 yield first, rows
 
-    def _read_into(self, stream: BinaryIO, out: Tensor) -> None:
+    def _read_into(self, stream: BufferedReader, out: Tensor) -> None:
         wanted = out.view(-1).view(torch.uint8).numpy().data
         while wanted:
-            read = stream.readinto(wanted[:BLOCK])  # type: ignore[attr-defined]
+            read = stream.readinto(wanted[:BLOCK])
             if not read:
                 raise self._error("ended while it was read")
             wanted = wanted[read:]

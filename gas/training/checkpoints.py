@@ -136,7 +136,7 @@ class Checkpoints:
             self.folder,
             *self._parts,
             keep=self.keep,
-            background=background,  # type: ignore[call-overload]
+            background=background,
             run=self._run,
             progress=self._progress,
             about=self._about,

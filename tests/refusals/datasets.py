@@ -135,6 +135,16 @@ def import_that_changed(t):
     imports(t, {"edges.csv": "source,target\na,b\n"})
 
 
+def import_of_a_cut_off_file(t):
+    with t.patch.context() as patch:
+        patch.setattr("gas.datasets.importing.stages._Import._order", raising(OSError("full")))
+        with contextlib.suppress(OSError):
+            imports(t)
+    part = t.path / "graph" / "edges.part"
+    part.write_bytes(part.read_bytes()[:-1])
+    gas.datasets.import_graph(t.path / "tables", t.path / "graph", log=False)
+
+
 def stores(t, kinds=(None,), x=ONES, name="x", **options):
     """Imports PyG's stores of two nodes."""
     features, graph = MyFeatureStore(), MyGraphStore()
@@ -157,6 +167,7 @@ def graph_folder(t, **options):
 
 EDGES_OF_0_AND_1 = "source,target\n0,1\n1,0\n"
 CASES = {
+    "import_graph, goes on after its file was cut off": import_of_a_cut_off_file,
     "import_graph, stores of several types": lambda t: stores(t, [("a", "to", "b"), None]),
     "import_graph, a tensor with a wrong name": lambda t: stores(t, name="an x"),
     "import_graph, options for stores": lambda t: stores(t, undirected=True),

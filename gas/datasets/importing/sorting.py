@@ -63,7 +63,16 @@ class EdgeSorter:
         Args:
             file: The file, which stays.
             counts: The number of edges into each node, of shape ``[N]``.
+
+        Raises:
+            ValueError: If the file has another number of edges.
         """
+        found, wanted = file.stat().st_size, int(counts.sum()) * self._kind.itemsize
+        if found != wanted:
+            raise ValueError(
+                f"{file} has {found:,} bytes, expected {wanted:,}: it was changed since the import "
+                "was interrupted; remove its folder to start over"
+            )
         yield from self._by(file, "dst", counts, keep=True)
 
     def _by(
