@@ -7,11 +7,14 @@ neighbours inside it; every node of the halo has as many inside it, too, so that
 to intra-connectivity is the number of halo nodes over that of in-batch nodes. It goes from 0 to 3.
 
 The overhead is the time of an epoch over that with ``io="none"``, which moves nothing. ``serial``
-moves rows when the model asks for them, ``concurrent`` starts when the model is called, and
-``prefetch`` one batch earlier. ``disk`` is a file whose pages are in memory; for ``cold disk`` the
-system is told to forget them before every epoch. All four modes of a row are measured in turn; an
-overhead is the median over rounds of the ratio within a round. Widths are compared with float32,
-codecs at one width and the largest halo.
+moves rows when the model asks for them, ``concurrent`` starts when the model is called,
+``prefetch`` one batch earlier, and ``expected`` has the system read ahead what the next batch will
+pull (of packed rows alone), so that rows are those of ``serial``. ``disk`` is a file whose pages
+are in memory; for ``cold disk`` the system is told to forget them before every epoch; ``packed`` is
+what ``model.pack`` makes of it. All modes of a row are measured in turn; an overhead is the median
+over rounds of the ratio within a round. How fast the disk is, is measured in the same run: files
+that the system has forgotten, read from the beginning to the end, a MiB at a time. Widths are
+compared with float32, codecs at one width and the largest halo.
 """
 
 from __future__ import annotations
@@ -20,7 +23,9 @@ import argparse
 import ctypes
 import itertools
 import os
+import shutil
 import statistics
+import tempfile
 import time
 import warnings
 from collections.abc import Callable
@@ -34,6 +39,7 @@ from tqdm import tqdm
 import gas
 from gas.graph.layout import find_layout
 from gas.history import DiskStore
+from gas.history.packing import Packing
 from gas.loader import SubData
 from gas.native.graph import coo_to_csr
 
@@ -41,7 +47,8 @@ NUM_LAYERS = 4
 BATCH_NODES = 4000
 NUM_BATCHES = 4
 NUM_NODES = 50 * BATCH_NODES
-MODES = ("none", "serial", "concurrent", "prefetch")
+AHEAD = ("expected", "prefetch")
+MODES = ("none", "serial", "concurrent", "expected", "prefetch")
 MADV_DONTNEED = 4
 
 
@@ -93,21 +100,82 @@ def make_cold(model: GIN) -> None:
         history.wait()
         store = history.store
         assert isinstance(store, DiskStore)
-        store.flush()
         address = ctypes.c_void_p(store.table.data_ptr())
         if ctypes.CDLL(None).madvise(address, ctypes.c_size_t(store.nbytes), MADV_DONTNEED):
             raise OSError("madvise failed")
         file = os.open(store.path, os.O_RDONLY)
-        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        forget(file)
         os.close(file)
+        if store.packed is not None:
+            forget(store.packed.file)
+
+
+def forget(file: int) -> None:
+    os.fsync(file)
+    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def pack(model: GIN, batches: list[SubData]) -> None:
+    """What ``model.pack`` does, of these batches; the other parts of the graph read nothing."""
+    halos = [batch.n_id[batch.batch_size :] for batch in batches]
+    halos += [torch.empty(0, dtype=torch.long)] * (NUM_NODES // BATCH_NODES - len(batches))
+    packing = Packing(torch.arange(0, NUM_NODES + 1, BATCH_NODES), halos)
+    for history in model.histories:
+        history.pack(packing)
+
+
+def read_all_halos(model: GIN, batches: list[SubData]) -> tuple[float, int]:
+    """Seconds to pull what all batches pull, without computing, and the bytes that are read."""
+    make_cold(model)
+    before = sum(history.store.packed.moved_bytes for history in model.histories)
+    start = time.perf_counter()
+    model.expect(batches[0].batch_size, batches[0].n_id)
+    for batch, following in zip(batches, [*batches[1:], None], strict=True):
+        if following is not None:  # As PrefetchLoader does.
+            model.expect(following.batch_size, following.n_id)
+        own, halo = batch.n_id[: batch.batch_size], batch.n_id[batch.batch_size :]
+        for pull in [history.start_pull(halo, 0, own) for history in model.histories]:
+            pull.wait()
+    seconds = time.perf_counter() - start
+    return seconds, sum(h.store.packed.moved_bytes for h in model.histories) - before
+
+
+def read_in_order(file: int, num_bytes: int) -> float:
+    """Seconds to read so many bytes of a file that the system has forgotten, a MiB at a time."""
+    forget(file)
+    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+    buffer, begin = bytearray(1 << 20), 0
+    start = time.perf_counter()
+    while begin < num_bytes:
+        begin += os.preadv(file, [buffer], begin)
+    return time.perf_counter() - start
+
+
+def bandwidth(model: GIN, batches: list[SubData], folder: str, rounds: int = 9) -> dict[str, float]:
+    """How fast packed rows are pulled, beside a plain read of as many bytes, in turn."""
+    model.io = "concurrent"
+    _, num_bytes = read_all_halos(model, batches)
+    rates: dict[str, list[float]] = {"pulled": [], "in_order": []}
+    with tempfile.TemporaryFile(dir=folder) as stream:
+        for _ in range(-(-num_bytes // 2**20)):
+            stream.write(os.urandom(2**20))
+        stream.flush()
+        for _ in range(rounds if num_bytes else 0):
+            rates["pulled"].append(num_bytes / read_all_halos(model, batches)[0])
+            rates["in_order"].append(num_bytes / read_in_order(stream.fileno(), num_bytes))
+    if not num_bytes:
+        return {}
+    shares = [a / b for a, b in zip(rates["pulled"], rates["in_order"], strict=True)]
+    medians = {name: statistics.median(values) for name, values in rates.items()}
+    return {"bytes": num_bytes, "share": statistics.median(shares), **medians}
 
 
 def run_epoch(model: GIN, batches: list[SubData], mode: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # That "none" is wrong.
-        model.io = "concurrent" if mode == "prefetch" else mode
+        model.io = "concurrent" if mode in AHEAD else mode
     model.prefetch = int(mode == "prefetch")
-    loader = gas.PrefetchLoader(batches, model) if mode == "prefetch" else batches
+    loader = gas.PrefetchLoader(batches, model) if mode in AHEAD else batches
     for batch, *args in loader:
         model(batch.x, batch.adj_t, *args).sum().backward()
     for history in model.histories:
@@ -164,7 +232,7 @@ def plot(cases: list[dict[str, object]]) -> None:
     for (row, store), (column, width) in itertools.product(enumerate(stores), enumerate(columns)):
         axis = axes[row][column]
         lines = [case for case in chosen if key(case) == (store, width)]
-        for mode, style in zip(MODES[1:], ("o-", "s-", "^-"), strict=True):
+        for mode, style in zip(MODES[1:], ("o-", "s-", "d-", "^-"), strict=True):
             overhead = [100 * c["overhead"][mode] for c in lines]
             axis.plot([c["ratio"] for c in lines], overhead, style, label=mode, markersize=4)
         axis.axhline(0, color="grey", linewidth=0.5)
@@ -181,6 +249,7 @@ def table_of(cases: list[dict[str, object]], device: str) -> str:
     """The table; tiers that need a GPU are listed as not measured where there is none."""
     rows = []
     for case in cases:
+        rates = case.get("bandwidth")
         overheads = [f"{100 * case['overhead'][mode]:+.0f} %" for mode in MODES[1:]]
         moved = (NUM_LAYERS - 1) * BATCH_NODES * (1 + case["ratio"]) * case["row_bytes"] / 2**20
         rows.append(
@@ -192,11 +261,13 @@ def table_of(cases: list[dict[str, object]], device: str) -> str:
                 f"{moved:.1f} MiB",
                 f"{1000 * case['seconds']['none'] / NUM_BATCHES:.1f} ms",
                 *overheads,
+                f"{rates['pulled'] / 2**20:.0f} MiB/s" if rates else "",
+                f"{100 * rates['share']:.0f} %" if rates else "",
             ]
         )
     header = [
         "store", "codec", "width", "inter / intra", "moved per batch", "batch, io=none",
-        "serial", "concurrent", "prefetch",
+        *MODES[1:], "read", "of the disk",
     ]  # fmt: skip
     if device == "cpu":
         rows += [[store, *["not measured"] * (len(header) - 1)] for store in ("device", "pinned")]
@@ -210,7 +281,10 @@ def main() -> None:
     parser.add_argument("--widths", type=int, nargs="*", default=[16, 64, 256])
     parser.add_argument("--ratios", type=float, nargs="*", default=[0, 1, 2, 3])
     parser.add_argument("--codecs", nargs="*", default=["float32", "bfloat16", "float16", "int8"])
-    parser.add_argument("--stores", nargs="*", default=["host", "disk", "cold disk"])
+    parser.add_argument(
+        "--stores", nargs="*", default=["host", "disk", "cold disk", "packed", "cold packed"]
+    )
+    parser.add_argument("--folder", help="where files lie (default: that of temporary files)")
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -221,15 +295,22 @@ def main() -> None:
     cases: list[dict[str, object]] = []
     for store, (width, codec, ratio) in tqdm(list(itertools.product(args.stores, settings))):
         torch.manual_seed(0)
-        model = GIN(width, store=store.removeprefix("cold "), dtype=codec)
+        folder = tempfile.mkdtemp(prefix="gas-io-", dir=args.folder)
+        place = "host" if store == "host" else "disk"
+        model = GIN(width, store=place, dtype=codec, path=None if store == "host" else folder)
         for history in model.histories:
             history.push(torch.randn(NUM_NODES, width))
         model = model.to(device)
         batches = [batch.to(device) for batch in make_batches(width, ratio, args.degree)]
-        prepare = (lambda model=model: make_cold(model)) if store == "cold disk" else None
+        if "packed" in store:
+            pack(model, batches)
+        prepare = (lambda model=model: make_cold(model)) if "cold" in store else None
         measured = measure(model, batches, args.seconds, prepare)
+        if store == "cold packed":
+            measured["bandwidth"] = bandwidth(model, batches, folder)
         row_bytes = model.histories[0].codec.row_bytes(width)
         model.close()
+        shutil.rmtree(folder)
         cases.append(
             {
                 "store": store,

@@ -9,6 +9,7 @@
 #include "transfer/codec.h"
 #include "transfer/engine.h"
 #include "transfer/rows.h"
+#include "transfer/segments.h"
 
 namespace {
 
@@ -46,6 +47,9 @@ void bind_transfer(py::module_& m) {
   using gas::Table;
 
   define(m, "gather_rows", gas::gather_rows, Release());
+  define(m, "read_segments", gas::read_segments, Release());
+  define(m, "write_segments_int32", gas::write_segments<int32_t>, Release());
+  define(m, "write_segments_int64", gas::write_segments<int64_t>, Release());
 #ifdef GAS_WITH_CUDA
   define(m, "cuda_gather_rows", gas::cuda::gather_rows);
   define(m, "cuda_scatter_rows", gas::cuda::scatter_rows);

@@ -37,7 +37,7 @@ class BatchPulls:
         self._copies: dict[History, list[Tensor]] = {}  # For those who read after the first.
         self._stored: dict[History, StoredRows] = {}
         self._batch_size = batch_size
-        self._halo = n_id[batch_size:]
+        self._own, self._halo = n_id[:batch_size], n_id[batch_size:]
         self._limit = len(self._waiting) if limit is None else limit
         try:
             self._start()
@@ -48,7 +48,7 @@ class BatchPulls:
     def _start(self) -> None:
         while self._waiting and len(self._started) < self._limit:
             history = self._waiting.popleft()
-            self._started[history] = history.start_pull(self._halo, self._batch_size)
+            self._started[history] = history.start_pull(self._halo, self._batch_size, self._own)
 
     def tensor(self, history: History, own: Tensor) -> Tensor:
         """The batch's own rows and its halo's, in a tensor that is the caller's."""
@@ -78,7 +78,7 @@ class BatchPulls:
         if pull is None:  # In another order than the model's histories, again, or later.
             if history in self._waiting:
                 self._waiting.remove(history)
-            rows = history.start_pull(self._halo, self._batch_size).wait()
+            rows = history.start_pull(self._halo, self._batch_size, self._own).wait()
         else:
             rows = pull.wait()
             del self._started[history]

@@ -20,10 +20,11 @@ from torch import Tensor
 from gas.history.codec import Codec
 from gas.history.engine import TransferEngine
 from gas.history.host import HostLink, Pull, Where, as_index
+from gas.history.packing import Plan
 from gas.history.store import Store, TableStore
 from gas.native import device as kernels
 from gas.native.engine import By
-from gas.native.transfer import Job
+from gas.native.transfer import Job, Table
 
 CHUNK_BYTES = 1 << 20  # Of a pinned buffer: large enough for the bus, small enough to overlap.
 
@@ -83,7 +84,14 @@ class CudaLink(HostLink):
         """See :class:`HostLink`: on a stream of its own."""
         return True
 
-    def pull(self, index: Tensor, space: int, dtype: torch.dtype, ahead: bool = False) -> Pull:
+    def pull(
+        self,
+        index: Tensor,
+        space: int,
+        dtype: torch.dtype,
+        ahead: bool = False,
+        own: Tensor | None = None,
+    ) -> Pull:
         """See :meth:`HostLink.pull`; the result is on the device."""
         encoded = self._encoded(dtype)
         out_dtype = torch.float32 if encoded else self.codec.dtype
@@ -100,7 +108,8 @@ class CudaLink(HostLink):
                 return Pull(self.engine, None, out, self.stream.record_event())
         event = torch.cuda.Event()
         index = index.to("cpu", copy=True)
-        job = Job.calling(lambda: self._pull_staged(index, out[space:], encoded, event))
+        plan = self._plan(index, own)
+        job = Job.calling(lambda: self._pull_staged(index, plan, out[space:], encoded, event))
         ticket = self.engine.jobs.submit(self.lane, job, By.WORKERS)
         return Pull(self.engine, ticket, out, event)
 
@@ -154,14 +163,20 @@ class CudaLink(HostLink):
     # Through pinned buffers; these run in a worker -----------------------------------------------
 
     def _pull_staged(
-        self, index: Tensor, out: Tensor, encoded: bool, event: torch.cuda.Event
+        self, index: Tensor, plan: Plan | None, out: Tensor, encoded: bool, event: torch.cuda.Event
     ) -> None:
+        packed = None
+        if plan is not None and self._packed is not None:
+            packed, index = self._packed.stage(plan), plan.places
         with torch.cuda.stream(self.stream):
             rows = torch.empty(
                 index.numel(), self.store.columns, dtype=self.store.dtype, device=self.device
             )
         for begin, end, buffer, free in self._chunks(index.numel()):
-            self._read_stored(index[begin:end], buffer)
+            if packed is not None:
+                Table(packed).pull(index[begin:end], buffer).run()
+            else:
+                self._read_stored(index[begin:end], buffer)
             with torch.cuda.stream(self.stream):
                 rows[begin:end].copy_(buffer, non_blocking=True)
                 free.record(self.stream)
@@ -170,6 +185,11 @@ class CudaLink(HostLink):
             event.record(self.stream)
 
     def _push_staged(self, rows: Tensor, where: Where) -> None:
+        if self._packed is not None:
+            with torch.cuda.stream(self.stream):
+                on_host = rows.cpu()
+            self._packed.write(where, on_host)
+            return
         index = as_index(where)
         for begin, end, buffer, free in self._chunks(rows.size(0)):
             with torch.cuda.stream(self.stream):

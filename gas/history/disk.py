@@ -16,7 +16,10 @@ from typing import NoReturn
 import numpy as np
 import torch
 
+from gas.history.packed import PackedRows
+from gas.history.packing import Packing
 from gas.history.store import TableStore
+from gas.native.buffers import BufferPool
 
 try:
     import fcntl
@@ -93,8 +96,32 @@ class DiskStore(TableStore):
         if self._file is not None:
             os.fsync(self._file)
 
+    def pack(self, packing: Packing, pool: BufferPool) -> None:
+        """Copies rows to where few reads find those of a mini-batch.
+
+        Args:
+            packing: What is copied; what was copied before is given up.
+            pool: Gives memory to stage rows in.
+
+        Raises:
+            MemoryError: If there is no room for the rows that are kept in memory.
+            OSError: If the disk has no room for the copies.
+        """
+        assert self._file is not None
+        file = self._file, HEADER_BYTES
+        packed = PackedRows(self.table, packing, self.path.parent, pool, file)
+        self.unpack()
+        self.packed = packed
+
+    def unpack(self) -> None:
+        """Gives up what :meth:`pack` has copied."""
+        if self.packed is not None:
+            self.packed.close()
+            self.packed = None
+
     def close(self) -> None:
         """Closes the file, and removes it if it is temporary."""
+        self.unpack()
         self.table = torch.empty(0, self.columns, dtype=self.dtype)
         self._finalizer()
         self._file = None

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from gas.history.codec import Codec
+from gas.history.packed import PackedRows
+from gas.history.packing import Packing
 from gas.history.store import Store, StoreFactory, TableStore
 from gas.history.tiers import check_tier, default_tier, make_store, pick_tier
-from gas.native import transfer
+from gas.native import buffers, transfer
 from gas.native.checks import check_index, check_range
 from gas.native.dropout import dropout, gather_decode_dropout, gather_dropout
 from gas.native.encoded_rows import EncodedRows
@@ -166,7 +168,32 @@ class Encoded(EncodedRows):
     @property
     def plain(self) -> Tensor | None:
         """See :class:`EncodedRows`: the table, where it holds float32 or float64."""
-        return self._table if self.codec.dtype == self.dtype else None
+        table = self._table
+        if table is None or self.packed is not None or self.codec.dtype != self.dtype:
+            return None
+        return table
+
+    @property
+    def packed(self) -> PackedRows | None:
+        """Copies of rows for those who read a mini-batch's; see :meth:`gas.ScalableGNN.pack`."""
+        return self.store.packed if isinstance(self.store, TableStore) else None
+
+    def pack(self, packing: Packing, folder: str | Path) -> None:
+        """Copies rows to where few reads find those of a mini-batch.
+
+        Args:
+            packing: What is copied.
+            folder: Where the copies lie, in a file without a name.
+
+        Raises:
+            MemoryError: If there is no room for the rows that are kept in memory.
+            OSError: If the disk has no room for the copies.
+        """
+        assert isinstance(self.store, TableStore)
+        packed = PackedRows(self.store.table, packing, folder, buffers.SHARED)
+        if self.store.packed is not None:
+            self.store.packed.close()
+        self.store.packed = packed
 
     @property
     def in_memory(self) -> list[Tensor]:
@@ -179,6 +206,11 @@ class Encoded(EncodedRows):
         check_index("index", index)
         index, name, width = index.cpu(), self.codec.name, self.size(1)
         table = self._table
+        if self.packed is not None:
+            check_range("index", index, self.size(0))
+            plan = self.packed.packing.plan(index)
+            if plan is not None:
+                table, index = self.packed.stage(plan), plan.places
         if table is None:
             check_range("index", index, self.size(0))
             rows = self._stored(index)
@@ -190,6 +222,12 @@ class Encoded(EncodedRows):
         if p:
             return gather_decode_dropout(table, name, width, index, p, seed)
         return transfer.gather_decode(table, name, width, index)
+
+    def expect(self, index: Tensor) -> None:
+        """See :class:`EncodedRows`: of those that lie packed."""
+        plan = None if self.packed is None else self.packed.packing.plan(index.cpu())
+        if plan is not None and self.packed is not None:
+            self.packed.expect(plan)
 
     def rearranged(self, index: Tensor) -> Encoded:
         """See :class:`EncodedRows`."""

@@ -16,6 +16,7 @@ from gas.history.cuda import CudaLink
 from gas.history.disk import DiskStore
 from gas.history.engine import TransferEngine
 from gas.history.host import HostLink, Pull, Where
+from gas.history.packing import Packing
 from gas.history.rows import StoredRows
 from gas.history.store import StoreFactory, TableStore
 from gas.history.tiers import make_store
@@ -225,6 +226,53 @@ class History(torch.nn.Module):
         table = getattr(self.store, "table", None)
         return 0 if table is None or table.is_inference() else table._version, self._num_pushes
 
+    # On disk --------------------------------------------------------------------------------------
+
+    def pack(self, packing: Packing) -> None:
+        """Arranges the rows of a ``"disk"`` store; see :meth:`gas.ScalableGNN.pack`.
+
+        Args:
+            packing: Which rows the batches read.
+
+        Raises:
+            ValueError: If the store isn't on disk, or the packing is of another graph.
+            MemoryError: If there is no room for the rows that are kept in memory.
+            OSError: If the disk has no room for the copies.
+        """
+        store = self.check_packs(packing.num_rows)
+        self._link.wait()
+        store.pack(packing, self.engine.pool)
+
+    def unpack(self) -> None:
+        """Gives up what :meth:`pack` has arranged."""
+        if isinstance(self.store, DiskStore):
+            self._link.wait()
+            self.store.unpack()
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether :meth:`pack` has arranged the rows."""
+        return isinstance(self.store, DiskStore) and self.store.packed is not None
+
+    def check_packs(self, num_nodes: int) -> DiskStore:
+        """The store, if its rows can be packed for a graph of so many nodes.
+
+        Raises:
+            ValueError: If not.
+        """
+        self._check_open()
+        if not isinstance(self.store, DiskStore):
+            raise ValueError(
+                f"'store' is {self.store.tier!r}, but only rows on disk are packed: make the "
+                "model with store='disk', or leave pack() out"
+            )
+        if num_nodes != self.num_embeddings:
+            raise ValueError(
+                f"'loader' has a graph of {num_nodes} nodes, but the histories are for "
+                f"{self.num_embeddings}: use model.for_graph(num_nodes), which shares the weights"
+            )
+        return self.store
+
     # Pushing --------------------------------------------------------------------------------------
 
     @torch.no_grad()
@@ -352,7 +400,7 @@ class History(torch.nn.Module):
         return out.to(self.codec.value_dtype)
 
     @torch.no_grad()
-    def start_pull(self, n_id: Tensor, space: int = 0) -> Pull:
+    def start_pull(self, n_id: Tensor, space: int = 0, own: Tensor | None = None) -> Pull:
         """Begins to read rows; ``wait()`` on what is returned yields them.
 
         They are those at this call: pushes that follow are not seen.
@@ -361,8 +409,20 @@ class History(torch.nn.Module):
             n_id: The nodes to read, of shape ``[n]``, int64.
             space: The result has this many rows in front, with unspecified values: of shape
                 ``[space + n, embedding_dim]``. (default: ``0``)
+            own: The batch's own nodes, if ``n_id`` is its halo: what :meth:`gas.ScalableGNN.pack`
+                has arranged is found by them. (default: rows are read where they lie)
         """
-        return self._start(n_id, space, self._dtype, ahead=self.engine.io == "concurrent")
+        return self._start(n_id, space, self._dtype, self.engine.io == "concurrent", own)
+
+    def expect(self, n_id: Tensor, own: Tensor) -> None:
+        """Has the system read ahead what a pull will need, if :meth:`pack` has arranged it.
+
+        Args:
+            n_id: The halo of a batch, of shape ``[n]``, int64.
+            own: The batch's own nodes.
+        """
+        if not self._closed and self.engine.io != "none":
+            self._link.expect(n_id, own)
 
     @property
     def pulls_beside(self) -> bool:
@@ -396,7 +456,14 @@ class History(torch.nn.Module):
         pushes = version[1]
         return self._num_pushes != pushes and bool((self._written_at[index.cpu()] > pushes).any())
 
-    def _start(self, n_id: Tensor, space: int, dtype: torch.dtype, ahead: bool = False) -> Pull:
+    def _start(
+        self,
+        n_id: Tensor,
+        space: int,
+        dtype: torch.dtype,
+        ahead: bool = False,
+        own: Tensor | None = None,
+    ) -> Pull:
         self._check_open()
         check_index("n_id", n_id)
         if self._device.type == "cpu":
@@ -404,7 +471,7 @@ class History(torch.nn.Module):
         elif n_id.device.type == "cpu":  # Ids on a device are checked by the loader alone.
             check_range("n_id", n_id, self.num_embeddings)
         self._warn_unwritten(n_id)
-        pull = self._link.pull(n_id, space, dtype, ahead)
+        pull = self._link.pull(n_id, space, dtype, ahead, own)
         if self.engine.io != "none":
             self._count_moved(n_id.numel())
         return pull

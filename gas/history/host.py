@@ -12,6 +12,8 @@ from torch import Tensor
 from gas.history.codec import Codec
 from gas.history.cores import has_idle_cores
 from gas.history.engine import TransferEngine
+from gas.history.packed import PackedRows
+from gas.history.packing import Plan
 from gas.history.store import Store, TableStore
 from gas.native import transfer
 from gas.native.engine import By
@@ -110,7 +112,14 @@ class HostLink:
         self.wait()
         return self._rows, index.contiguous()
 
-    def pull(self, index: Tensor, space: int, dtype: torch.dtype, ahead: bool = False) -> Pull:
+    def pull(
+        self,
+        index: Tensor,
+        space: int,
+        dtype: torch.dtype,
+        ahead: bool = False,
+        own: Tensor | None = None,
+    ) -> Pull:
         """Starts to read rows, in a tensor with ``space`` rows in front of them.
 
         Args:
@@ -119,6 +128,7 @@ class HostLink:
             dtype: What the caller computes with. The result has it where that is natively done,
                 and the type of the stored values otherwise.
             ahead: Whether a worker may begin at once. (default: only who waits does the work)
+            own: The batch's own rows, if ``index`` is its halo; what lies packed is found by them.
         """
         encoded = self._encoded(dtype)
         out_dtype = torch.float32 if encoded else self.codec.dtype
@@ -127,13 +137,16 @@ class HostLink:
             return Pull(self.engine, None, out)
         rows = out[space:]
         index = index.clone() if ahead else index.contiguous()  # It may be changed until then.
-        if self._native:
+        plan = self._plan(index, own)
+        if plan is not None:
+            job = Job.calling(lambda: self._gather(plan, rows, encoded))
+        elif self._native:
             job = self._table(encoded).pull(index, rows)
         else:
             job = Job.calling(lambda: self._read(index, rows, encoded))
         by = By.WAITERS
         if ahead and self.beside:
-            by = By.ANYONE if self._native else By.WORKERS
+            by = By.ANYONE if self._native and plan is None else By.WORKERS
         ticket = self.engine.jobs.submit(self.lane, job, by)
         return Pull(self.engine, ticket, out)
 
@@ -148,7 +161,9 @@ class HostLink:
         if later:
             x = self.engine.pool.take(x.size(0), self.width, x.dtype).copy_(x)
             where = where.clone() if isinstance(where, Tensor) else where
-        if not self._native:
+        if self._packed is not None:
+            job = Job.calling(lambda: self._write_packed(x, where, encoded))
+        elif not self._native:
             job = Job.calling(lambda: self._write(x, where, encoded))
         elif isinstance(where, Tensor):
             job = self._table(encoded).push(x, where)
@@ -184,10 +199,26 @@ class HostLink:
     def beside(self) -> bool:
         """Whether work beside the computation is of use.
 
-        Moving rows of memory or of a mapped file takes a core, so one has to be idle. A store of
-        the user's may wait for something else.
+        Moving rows of memory or of a file takes a core, so one has to be idle. A store of the
+        user's may wait for something else.
         """
         return not self._native or has_idle_cores()
+
+    @property
+    def _packed(self) -> PackedRows | None:
+        return self.store.packed if isinstance(self.store, TableStore) else None
+
+    def expect(self, index: Tensor, own: Tensor) -> None:
+        """Has the system read ahead what a pull of these rows will need, if they lie packed."""
+        plan = self._plan(index, own)
+        if plan is not None and self._packed is not None:
+            self._packed.expect(plan)
+
+    def _plan(self, index: Tensor, own: Tensor | None) -> Plan | None:
+        """How to read a batch's rows, where they lie packed."""
+        if self._packed is None:
+            return None
+        return self._packed.packing.plan(index.cpu(), None if own is None else own.cpu())
 
     def _encoded(self, dtype: torch.dtype) -> bool:
         """Whether rows pass a codec on their way to or from values of a dtype."""
@@ -206,6 +237,23 @@ class HostLink:
         rows = torch.empty(shape, dtype=self.store.dtype, device="cpu")
         self.store.read(index, rows)
         out.copy_(transfer.decode_torch(self.codec.name, rows, self.width) if encoded else rows)
+
+    def _gather(self, plan: Plan, out: Tensor, encoded: bool) -> None:
+        """Stages packed rows, and decodes what of them is asked for."""
+        assert self._packed is not None
+        if plan.in_order and not encoded:
+            self._packed.stage(plan, out)
+            return
+        codec = (self.codec.name, self.width) if encoded else ()
+        Table(self._packed.stage(plan), *codec).pull(plan.places, out).run()
+
+    def _write_packed(self, x: Tensor, where: Where, encoded: bool) -> None:
+        assert self._packed is not None
+        rows = x
+        if encoded:
+            rows = self.engine.pool.take(x.size(0), self.store.columns, self.store.dtype)
+            Table(rows, self.codec.name, self.width).push_ranges(x, [0], [x.size(0)]).run()
+        self._packed.write(where, rows)
 
     def _write(self, x: Tensor, where: Where, encoded: bool) -> None:
         rows = transfer.encode_torch(self.codec.name, x) if encoded else x

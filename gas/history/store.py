@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gas.history.memory import check_fits
+from gas.history.packed import PackedRows
 from gas.native.buffers import zeros
 
 
@@ -63,6 +64,9 @@ class TableStore(Store):
 
     Unless a subclass overrides ``read`` or ``write``, rows are moved natively.
     """
+
+    packed: PackedRows | None = None
+    """Copies of rows, for those who read a mini-batch's; see :meth:`gas.ScalableGNN.pack`."""
 
     def __init__(self, table: Tensor) -> None:
         if not table.is_contiguous():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 import sys
 import zlib
@@ -27,11 +28,12 @@ from gas.graph.edges import (
     read_rows,
 )
 from gas.graph.features import with_csr_features
-from gas.graph.folder import opened
+from gas.graph.folder import mapped_rows, opened
 from gas.graph.layout import default_layout, find_layout
 from gas.graph.permute import PARTS
 from gas.graph.report import check_ptr
 from gas.graph.versions import GraphVersions
+from gas.history.encoded import Encoded
 from gas.loader.batch import GRAPH_SIZE, SubData, empty_graph
 from gas.loader.kept import KeptBatches
 from gas.loader.order import BatchOrder, check_order
@@ -357,6 +359,25 @@ class SubgraphLoader(DataLoader):
     def kept_batches(self) -> list[SubData]:
         """The batches that are kept for the next epoch, themselves: not to be changed."""
         return self._kept.batches()
+
+    def halos(self) -> Iterator[Tensor]:
+        """The halo of every part, in order, each of shape ``[h]``, int64."""
+        for begin, end in itertools.pairwise(self._bounds):
+            yield self._relabel(torch.arange(begin, end)).n_id[end - begin :]
+
+    def mapped_features(self) -> Encoded | None:
+        """The features of nodes, if they are read from a file."""
+        self._follow()
+        return mapped_rows(self.data.get("x"))
+
+    def use_features(self, x: Tensor) -> None:
+        """Reads the features of nodes from another tensor of the same values.
+
+        ``data`` is then a graph of its own: assign to ``loader.data`` what is to be seen.
+        """
+        self.data = self._first = copy.copy(self.data)
+        self.data.x = x
+        self._look()
 
     def forget_edges(self) -> None:
         """Lets go of the graph's edges and weights, of which the loader has a copy of its own.

@@ -165,6 +165,13 @@ def attributes(data: Data) -> Iterator[tuple[str, Any]]:
     return mapping.unread() if isinstance(mapping, Attributes) else iter(mapping.items())
 
 
+def expect_rows(data: Data) -> None:
+    """Has the system read ahead rows that weren't read, where they lie packed on disk."""
+    for _, rows in attributes(data):
+        if isinstance(rows, UnreadRows) and isinstance(rows.table, EncodedRows):
+            rows.table.expect(rows.index)
+
+
 def read_all(data: Data) -> None:
     """Reads all rows of a graph that weren't read."""
     for _ in data:

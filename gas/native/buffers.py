@@ -106,16 +106,16 @@ class BufferPool:
         return BufferPool, (self._most_idle_bytes,)
 
 
-_SHARED = BufferPool(MOST_IDLE_BYTES)
+SHARED = BufferPool(MOST_IDLE_BYTES)
 
 
 def idle_bytes() -> int:
     """The memory of the process that all models share, and none uses now."""
-    return _SHARED.idle_bytes
+    return SHARED.idle_bytes
 
 
 def empty(rows: int, width: int, like: Tensor) -> Tensor:
     """A tensor of shape ``[rows, width]`` with unspecified values, of the type of another."""
     if like.device.type != "cpu" or rows * width * like.element_size() < LARGE_BYTES:
         return like.new_empty(rows, width)
-    return _SHARED.take(rows, width, like.dtype)
+    return SHARED.take(rows, width, like.dtype)

@@ -63,6 +63,13 @@ class EncodedRows(Tensor):
         """
         raise NotImplementedError
 
+    def expect(self, index: Tensor) -> None:
+        """Has the system read ahead rows that will be read, where that is of use.
+
+        Args:
+            index: The rows, of shape ``[n]``, int64.
+        """
+
     def rearranged(self: Self, index: Tensor) -> Self:
         """Copies rows as they are encoded, to a place of the same kind.
 

@@ -48,6 +48,7 @@ from gas.scalable.exchange import exchange_in_graph, exchange_now
 from gas.scalable.inference import layer_wise
 from gas.scalable.memory import parts_within
 from gas.scalable.one_batch import OneBatch
+from gas.scalable.pack import Packed, pack
 from gas.scalable.run import pulls_of, run
 from gas.scalable.views import run_views
 
@@ -519,6 +520,67 @@ class ScalableGNN(torch.nn.Module):
     def _given(self, batch: SubData) -> tuple[Tensor | Features, Any, dict[str, Any]]:
         """What ``forward`` is given of a batch; the features where they lie, if it takes them."""
         return self.inputs_of(batch.data)
+
+    # On disk --------------------------------------------------------------------------------------
+
+    def pack(
+        self, loader: SubgraphLoader, memory: int | str = 0, path: str | Path | None = None
+    ) -> Packed:
+        """Arranges rows on disk by what a loader's batches read, so that few long reads find them.
+
+        A batch's halo is spread over the whole graph: where rows have to be read from a disk, each
+        costs a page of 4 KiB. Afterwards the files of ``store="disk"`` have beside them, in files
+        without a name, a copy of every row for each part that reads it, those of a part together;
+        whoever pushes a row writes its copies. So are features ``x`` of a graph folder, or of
+        ``gas.encode(..., store="disk")``. Rows that most parts read can be kept in memory. Results
+        are equal, bit by bit::
+
+            model = gas.models.GCN(..., store="disk", path="/fast/disk")
+            loader = gas.SubgraphLoader("graph", batch_size=4, shuffle=True)
+            print(model.pack(loader, memory="2GB"))
+
+        It pays where the files are larger than memory. Copies take about as much disk as rows times
+        the nodes of a part's halo over its own, and pushes write as much more. Batches of other
+        parts are read as before. A copy of the model, and histories that are made later, aren't
+        packed; calling it again replaces what was arranged.
+
+        Args:
+            loader: Its parts are what is arranged for, however batches combine them.
+            memory: The bytes of rows kept in memory, of all histories and features together, as a
+                number or like ``"2GB"``: those that most parts read. :func:`gas.plan` says what is
+                left, ``plan.hot_bytes``. (default: ``0``)
+            path: A directory for copies of features, as large as they. (default: that of temporary
+                files)
+
+        Returns:
+            What was arranged: its bytes, and the share of rows that is found in memory.
+
+        Raises:
+            ValueError: If histories aren't on disk, or the graph has another number of nodes.
+            MemoryError: If there is no room for ``memory`` bytes.
+            OSError: If the disk has no room for the copies.
+        """
+        return pack(list(self._all_histories()), loader, memory, path)
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether :meth:`pack` has arranged the histories."""
+        return any(history.is_packed for history in self.histories)
+
+    def expect(self, batch_size: int, n_id: Tensor) -> None:
+        """Has the system read ahead what a batch will pull of packed histories.
+
+        Nothing waits for it; rows are those at the time when they are pulled. Calling the model
+        does it, and :class:`gas.PrefetchLoader` for the next batch.
+
+        Args:
+            batch_size: See :meth:`__call__`.
+            n_id: See :meth:`__call__`.
+        """
+        if self.is_packed:
+            own, halo = n_id[:batch_size], n_id[batch_size:]
+            for history in self.histories:
+                history.expect(halo, own)
 
     # Graphs ---------------------------------------------------------------------------------------
 

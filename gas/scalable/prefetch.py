@@ -12,7 +12,7 @@ from gas.history.batch import BatchPulls
 from gas.history.cores import has_idle_cores
 from gas.loader import SubgraphLoader
 from gas.loader.batch import SubData
-from gas.loader.unread import read_all
+from gas.loader.unread import expect_rows, read_all
 from gas.scalable.inference import without_views
 from gas.scalable.model import ScalableGNN
 
@@ -90,7 +90,10 @@ class PrefetchLoader:
         pulls: deque[BatchPulls] = deque()  # Of the current batch and the one after it.
 
         def prepare() -> None:
-            if thread is None:
+            if thread is None and model.is_packed:
+                begun = self._begin(batches)  # So that the disk has time.
+                ahead.append(lambda: self._finish(begun))
+            elif thread is None:
                 ahead.append(lambda: self._next(batches))
             else:
                 ahead.append(thread.submit(self._next, batches, computed).result)
@@ -120,7 +123,17 @@ class PrefetchLoader:
                 thread.shutdown(cancel_futures=True)
 
     def _next(self, batches: Iterator[SubData], computed: Iterable[SubData] = ()) -> SubData | None:
+        return self._finish(self._begin(batches), computed)
+
+    def _begin(self, batches: Iterator[SubData]) -> SubData | None:
+        """Cuts the next batch; has the system read ahead what lies on disk."""
         batch = next(batches, None)
+        if batch is not None:
+            self.model.expect(batch.batch_size, batch.n_id)
+            expect_rows(batch.data)
+        return batch
+
+    def _finish(self, batch: SubData | None, computed: Iterable[SubData] = ()) -> SubData | None:
         if batch is None:
             return None
         read_all(batch.data)  # Here, and as they are now.

@@ -213,6 +213,7 @@ def pulls_of(model: ScalableGNN, batch_size: int, n_id: Tensor) -> BatchPulls | 
     """The pulls of a batch, under way; ``None`` where each is to begin when it is needed."""
     pulls = model._take_ahead(n_id)
     if pulls is None and model.io == "concurrent":
+        model.expect(batch_size, n_id)
         ahead = [history for history in model.histories if history.pulls_beside]
         pulls = BatchPulls(ahead, batch_size, n_id, model.pool_size) if ahead else None
     return pulls

@@ -3,6 +3,7 @@
 import importlib
 from types import SimpleNamespace
 
+import numpy as np
 import torch
 
 from gas import native
@@ -10,6 +11,7 @@ from gas.native import openmp
 from gas.native.engine import By, Engine
 from gas.native.graph import Relabeler, coo_to_csr, relabel_one_hop, undirected
 from gas.native.rows import gather_rows
+from gas.native.segments import read_segments
 from gas.native.transfer import Job, Table
 from refusals import raising
 
@@ -25,6 +27,13 @@ def importing(t, module=None, error=None):
 def twin(t, function):
     t.without_extension()
     return function()
+
+
+def cut_off(t):
+    path = t.path / "segments"
+    path.write_bytes(b"abc")
+    with path.open("rb") as stream:
+        read_segments(stream.fileno(), 0, np.array([0, 3]), 8, THREE)
 
 
 def closed_engine(t, use, extension=True):
@@ -55,6 +64,8 @@ def table(**options):
 ROWPTR, COL = ids([0, 1, 2]), ids([1, 0])
 
 CASES = {
+    "a file of segments, cut off": lambda t: cut_off(t),
+    "a file of segments, cut off, the twin": lambda t: twin(t, lambda: cut_off(t)),
     "import gas, never built": lambda t: importing(t, error=ModuleNotFoundError("gas._C")),
     "import gas, built for another system": lambda t: importing(t, error=ImportError("no GLIBC")),
     "import gas, built from other sources": lambda t: importing(

@@ -1,5 +1,7 @@
 """Errors of ``gas.scalable``: calls of a model, and what its forward does."""
 
+import errno
+import os
 import sys
 import threading
 
@@ -37,6 +39,13 @@ def plain_dropout(t):
             return super().forward(torch.nn.functional.dropout(x), adj_t, *args)
 
     Dropping()(first_batch(ring(x=torch.ones(4, 2).to_sparse())))
+
+
+def packed_on_a_full_disk(t):
+    model = Model(store="disk", path=t.path)
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    t.patch.setattr("os.posix_fallocate", raising(full), raising=False)
+    model.pack(load())
 
 
 def twice(model, h, *args):
@@ -173,6 +182,11 @@ def nothing_free(t):
 
 
 CASES = {
+    "model.pack, histories in memory": lambda t: Model().pack(load()),
+    "model.pack, another graph": lambda t: Model(5, store="disk").pack(load()),
+    "model.pack, the graph itself": lambda t: Model(store="disk").pack(ring()),
+    "model.pack, memory": lambda t: Model(store="disk").pack(load(), "much"),
+    "model.pack, a full disk": packed_on_a_full_disk,
     "model, what PyTorch can't do with sparse features": plain_dropout,
     "model.at, no batch": lambda t: Model().at(5),
     "gas.verify, a model of PyG": lambda t: gas.verify(torch.nn.Linear(2, 2), ring()),

@@ -3,7 +3,7 @@
 from gas.graph.folder.description import NAME, Array, Description, Sparse
 from gas.graph.folder.new import NewFolder
 from gas.graph.folder.npy import GrowingArray
-from gas.graph.folder.opening import is_graph_folder, open_folder, opened
+from gas.graph.folder.opening import is_graph_folder, mapped_rows, open_folder, opened
 from gas.graph.folder.writing import GraphWriter
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "NewFolder",
     "Sparse",
     "is_graph_folder",
+    "mapped_rows",
     "open_folder",
     "opened",
 ]

@@ -32,6 +32,7 @@ from gas.native.graph import rises
 from gas.native.sparse_rows import sparse_csr
 
 BLOCK = 1 << 22  # Ids that are looked at at a time.
+MAPPED = "_gas_mapped"  # What a tensor has that lies in a file of a folder.
 
 
 def is_graph_folder(path: str | Path) -> bool:
@@ -119,9 +120,23 @@ def _value(key: str, array: Array | Sparse, arrays: dict[str, np.ndarray]) -> An
         return arrays[key]
     tensor = tensor_of(arrays[key], array)
     if array.codec is None:
+        setattr(tensor, MAPPED, True)
         return tensor
     like = torch.empty(0, array.width or 0)
     return Encoded.of(MappedStore(tensor), Codec(array.codec), like, "disk")
+
+
+def mapped_rows(x: Any) -> Encoded | None:
+    """Features that are read from a file, as rows that may be packed; ``None`` if they aren't."""
+    if isinstance(x, Encoded):
+        return x if isinstance(x.store, TableStore) and x.store.tier == "disk" else None
+    if (
+        not getattr(x, MAPPED, False)
+        or x.dim() != 2
+        or x.dtype not in (torch.float32, torch.float64)
+    ):
+        return None
+    return Encoded.of(MappedStore(x), Codec.of(x.dtype), x, "disk")
 
 
 class MappedStore(TableStore):

@@ -1,0 +1,211 @@
+"""Copies of a table's rows, where few long reads find what a mini-batch's halo needs.
+
+The halo of a batch is spread over the whole table: its rows, of 256 bytes, lie on nearly as many
+pages of 4 KiB. So those that a part's halo has lie together in a second file, once for each part
+that reads them; who writes a row writes its copies. Those that most parts read are kept in memory.
+The table itself stays complete.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gas.history.memory import check_fits
+from gas.history.packing import Packing, Plan
+from gas.native.buffers import BufferPool
+from gas.native.segments import padded, read_bytes, read_segments, write_bytes, write_segments
+from gas.native.transfer import Table
+
+
+class PackedRows:
+    """The copies that a packing asks for.
+
+    Args:
+        table: All rows, contiguous, of shape ``[N, columns]``, mapped from a file.
+        packing: What is copied.
+        folder: Where the copies lie, in a file without a name.
+        pool: Gives memory to stage rows in.
+        file: The file of the table, and where its rows begin there. (default: it is only read,
+            where it is mapped)
+
+    Raises:
+        MemoryError: If there is no room for the rows that are kept in memory.
+        OSError: If the disk has no room for the copies.
+    """
+
+    def __init__(
+        self,
+        table: Tensor,
+        packing: Packing,
+        folder: str | Path,
+        pool: BufferPool,
+        file: tuple[int, int] | None = None,
+    ) -> None:
+        self.table = table
+        self.packing = packing
+        self._rows_file = file
+        self._row_bytes = table.size(1) * table.element_size()
+        sizes = padded(np.diff(packing.starts) * self._row_bytes)
+        self._offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        check_fits(len(packing.hot) * self._row_bytes)
+        self.hot = torch.empty(len(packing.hot), table.size(1), dtype=table.dtype)
+        self.moved_bytes = 0
+        """The bytes read from files so far, those between rows included."""
+        self.hot_rows_read = 0
+        """How many rows were found in memory so far."""
+        self.rows_read = 0
+        """How many rows were asked for so far."""
+        self._pool = pool
+        self._stale = set(range(len(packing.bounds) - 1))  # Parts whose copies are to be made.
+        self._version = table._version
+        self.file = _unnamed_file(Path(folder), int(self._offsets[-1]))
+        self._finalizer = weakref.finalize(self, os.close, self.file)
+        self._catch_up()
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the copies on disk, those between segments included."""
+        return int(self._offsets[-1])
+
+    def close(self) -> None:
+        """Gives up the copies."""
+        self._finalizer()
+        self.hot = self.hot[:0]
+
+    # Reading --------------------------------------------------------------------------------------
+
+    def stage(self, plan: Plan, out: Tensor | None = None) -> Tensor:
+        """Reads what a plan says into memory, of shape ``[plan.num_rows, columns]``.
+
+        Args:
+            plan: What to read.
+            out: Where to. (default: memory that is used again)
+        """
+        self._catch_up()
+        if out is None:
+            out = self._take(plan.num_rows)
+        at = plan.hot.numel()
+        if at:
+            Table(self.hot).pull(plan.hot, out[:at]).run()
+        for first, end in plan.ranges:
+            self._read_range(first, end, out[at : at + end - first])
+            at += end - first
+        for first, end in plan.runs:
+            starts = self.packing.starts[first : end + 1]
+            to = out[at : at + int(starts[-1] - starts[0])]
+            offset = int(self._offsets[first])
+            self.moved_bytes += read_segments(self.file, offset, starts, self._row_bytes, to)
+            at += to.size(0)
+        self.rows_read += plan.index.numel()
+        self.hot_rows_read += plan.hot.numel()
+        return out
+
+    def _take(self, num_rows: int) -> Tensor:
+        return self._pool.take(num_rows, self.table.size(1), self.table.dtype)
+
+    def _read_range(self, first: int, end: int, out: Tensor) -> None:
+        """Reads rows of the table that follow one another."""
+        if self._rows_file is None:
+            out.copy_(self.table[first:end])
+        else:
+            file, start = self._rows_file
+            read_bytes(file, start + first * self._row_bytes, out)
+        self.moved_bytes += (end - first) * self._row_bytes
+
+    def expect(self, plan: Plan) -> None:
+        """Has the system begin to read what a plan says, without waiting for it."""
+        if not hasattr(os, "posix_fadvise"):
+            return
+        where = [(self.file, self._offsets[a], self._offsets[b]) for a, b in plan.runs]
+        if self._rows_file is not None:
+            file, start = self._rows_file
+            size = self._row_bytes
+            where += [(file, start + a * size, start + b * size) for a, b in plan.ranges]
+        for file, first, end in where:
+            os.posix_fadvise(file, int(first), int(end - first), os.POSIX_FADV_WILLNEED)
+
+    # Writing --------------------------------------------------------------------------------------
+
+    def write(self, where: Tensor | Sequence[tuple[int, int]], rows: Tensor) -> None:
+        """Writes rows and their copies.
+
+        Args:
+            where: The rows, of shape ``[n]``, or ranges of them, as the first and their number.
+            rows: What is stored of them, contiguous, of shape ``[n, columns]``.
+        """
+        assert self._rows_file is not None
+        if isinstance(where, Tensor):
+            Table(self.table).push(rows, where).run()
+            self._stale.update(self.packing.parts_with(where))
+            return
+        file, start = self._rows_file
+        begin = 0
+        for first, size in where:
+            new = rows[begin : begin + size]
+            write_bytes(file, start + first * self._row_bytes, new)
+            whole, cut = self.packing.parts_of(first, first + size)
+            for part in whole:
+                low, high = self.packing.bounds[part : part + 2]
+                self._copy(part, new[low - first : high - first])
+                self._stale.discard(part)
+            self._stale.update(cut)
+            begin += size
+
+    def _catch_up(self) -> None:
+        """Copies what was written by others, or in parts."""
+        if self._version != self.table._version:  # Somebody has changed the table in place.
+            self._version = self.table._version
+            self._stale.update(range(len(self.packing.bounds) - 1))
+        while self._stale:
+            part = min(self._stale)
+            first, end = self.packing.bounds[part : part + 2]
+            rows = self._take(end - first)
+            self._read_range(first, end, rows)
+            self._copy(part, rows)
+            self._stale.discard(part)
+
+    def _copy(self, part: int, rows: Tensor) -> None:
+        """Writes the copies of a part's own rows."""
+        packing = self.packing
+        base = packing.bounds[part]
+        low, high = packing.hot_of(part)
+        if high > low:
+            hot = torch.from_numpy(packing.hot[low:high] - base)
+            Table(rows).pull(hot, self.hot[low:high]).run()
+        segments = packing.segments_of(part)
+        starts, ends = packing.starts[segments], packing.starts[segments + 1]
+        offsets = self._offsets[segments]
+        write_segments(self.file, rows, packing.rows, base, starts, ends, offsets)
+
+
+def _unnamed_file(folder: Path, num_bytes: int) -> int:
+    """A file that is gone when it is closed, with room for so many bytes."""
+    file, name = tempfile.mkstemp(prefix=".gas-packed-", dir=folder)
+    os.unlink(name)
+    try:
+        if num_bytes and hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file, 0, num_bytes)
+        if hasattr(os, "posix_fadvise"):  # What is read is known: nothing beside it is wanted.
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
+    except OSError as error:
+        os.close(file)
+        if error.errno not in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
+            raise
+        raise OSError(
+            error.errno,
+            f"the disk has no room for {num_bytes:,} bytes of packed rows "
+            f"({shutil.disk_usage(folder).free:,} are free): give more 'memory', cut the graph "
+            "into fewer parts, or leave the rows unpacked",
+            str(folder),
+        ) from error
+    return file

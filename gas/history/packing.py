@@ -1,0 +1,234 @@
+"""Which rows mini-batches read, so that stores can keep them where few reads find them."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+KEPT = 4  # Plans of the last batches, for the other histories of a model.
+UNKNOWN, HOT = -1, -2  # Of a row's place; slots of hot rows count down from there.
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """How the rows of a batch are staged: read, in turn, into memory, where they are gathered.
+
+    * ``index``: the rows, of shape ``[n]``, int64;
+    * ``hot``: slots of those in memory, of shape ``[num_hot]``, int64, which come first;
+    * ``ranges``: rows of the table itself, as pairs of the first and the end, then;
+    * ``runs``: segments of copies, as pairs of the first and the end, at last;
+    * ``num_rows``: how many rows are staged;
+    * ``places``: which of them each of ``index`` is, of shape ``[n]``, int64; ``in_order``: whether
+      they are staged as they are asked for.
+    """
+
+    index: Tensor
+    hot: Tensor
+    ranges: list[tuple[int, int]]
+    runs: list[tuple[int, int]]
+    num_rows: int
+    places: Tensor
+    in_order: bool
+
+
+class Packing:
+    """The halo of every part, in segments: the rows of one part that the halo of another has.
+
+    A store that packs has, beside its rows, a copy of each segment: those of one reader lie
+    together, in the order of the rows. Rows that most parts read may be kept in memory instead,
+    and aren't in any segment.
+
+    It takes four bytes for each row of the graph and of the halos.
+
+    Args:
+        bounds: Where parts begin and end, of shape ``[num_parts + 1]``, int64.
+        halos: The halo of every part, in order: rows outside the part, each of shape ``[h]``.
+        num_hot: How many rows are kept in memory: those in most halos. (default: ``0``)
+    """
+
+    def __init__(self, bounds: Tensor, halos: Iterable[Tensor], num_hot: int = 0) -> None:
+        self.bounds: list[int] = bounds.tolist()
+        self.num_rows = self.bounds[-1]
+        self._starts = {first: part for part, first in enumerate(self.bounds[:-1])}
+        dtype = np.int32 if self.num_rows < 2**31 else np.int64
+        rows = [np.sort(halo.numpy()).astype(dtype) for halo in halos]
+        read = np.zeros(self.num_rows, np.int32)  # By how many parts.
+        for halo in rows:
+            read[halo] += 1
+        self.halo_rows = int(read.sum(dtype=np.int64))
+        self.hot = self._most_read(read, num_hot)
+        self.hot_reads = int(read[self.hot].sum(dtype=np.int64))
+        # Where each row is staged, while a plan is made.
+        self._place = np.full(self.num_rows, UNKNOWN, dtype)
+        self._place[self.hot] = HOT - np.arange(len(self.hot), dtype=dtype)
+        rows = [halo[self._place[halo] == UNKNOWN] for halo in rows]
+        self._cut(rows)
+        self._lock = threading.Lock()
+        self._plans: OrderedDict[tuple[int, ...], Plan] = OrderedDict()
+
+    @staticmethod
+    def _most_read(read: np.ndarray, num_hot: int) -> np.ndarray:
+        """The rows that most parts read, in order; none that no part does."""
+        num_hot = min(num_hot, int((read > 0).sum()))
+        if num_hot == 0:
+            return np.zeros(0, np.int64)
+        return np.sort(np.argpartition(-read, num_hot - 1)[:num_hot])
+
+    def _cut(self, halos: Sequence[np.ndarray]) -> None:
+        """Notes where segments begin and end, and who writes them."""
+        num_parts = len(self.bounds) - 1
+        starts, writers, self._first_of = [], [], [0]
+        before = 0
+        for halo in halos:
+            cuts = np.searchsorted(halo, self.bounds)
+            filled = np.nonzero(np.diff(cuts))[0]
+            starts.append(before + cuts[filled])
+            writers.append(filled)
+            before += len(halo)
+            self._first_of.append(self._first_of[-1] + len(filled))
+        none = [np.zeros(0, np.int64)]
+        self.rows = np.concatenate([*halos, np.zeros(0, self._place.dtype)])
+        self.starts = np.concatenate([*none, *starts, [before]])
+        self.writers = np.concatenate([*none, *writers])
+        order = np.argsort(self.writers, kind="stable")
+        ends = np.searchsorted(self.writers[order], np.arange(num_parts + 1))
+        self._written_by = [order[a:b] for a, b in itertools.pairwise(ends)]
+        hot_ends = np.searchsorted(self.hot, self.bounds)
+        self._hot_of = list(itertools.pairwise(hot_ends.tolist()))
+
+    @property
+    def num_segments(self) -> int:
+        """The number of segments."""
+        return len(self.writers)
+
+    @property
+    def copied_rows(self) -> int:
+        """The rows of all segments."""
+        return len(self.rows)
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that this takes, without plans."""
+        return self.rows.nbytes + self._place.nbytes + self.hot.nbytes + 3 * self.starts.nbytes
+
+    # Writing --------------------------------------------------------------------------------------
+
+    def parts_of(self, first: int, end: int) -> tuple[range, list[int]]:
+        """The parts that lie in a range of rows, and those of which it has only some rows."""
+        low = int(np.searchsorted(self.bounds, first, "left"))
+        high = max(low, int(np.searchsorted(self.bounds, end, "right")) - 1)
+        cut = []
+        if first < end:
+            of_first = int(np.searchsorted(self.bounds, first, "right")) - 1
+            of_last = int(np.searchsorted(self.bounds, end - 1, "right")) - 1
+            cut = [part for part in {of_first, of_last} if not low <= part < high]
+        return range(low, high), cut
+
+    def parts_with(self, index: Tensor) -> list[int]:
+        """The parts that have some rows."""
+        parts = np.searchsorted(self.bounds, index.numpy(), "right") - 1
+        return np.unique(parts).tolist()
+
+    def segments_of(self, part: int) -> np.ndarray:
+        """The segments of a part's own rows, one for each part that reads some."""
+        return self._written_by[part]
+
+    def hot_of(self, part: int) -> tuple[int, int]:
+        """The slots of a part's own rows that are kept in memory: the first and the end."""
+        return self._hot_of[part]
+
+    # Reading --------------------------------------------------------------------------------------
+
+    def plan(self, index: Tensor, own: Tensor | None = None) -> Plan | None:
+        """How to read the rows of a batch, or ``None`` if it isn't one of whole parts.
+
+        Args:
+            index: The rows, of shape ``[n]``, int64: the halo's or, without ``own``, the batch's
+                own and then the halo's.
+            own: The batch's own rows, which aren't read. (default: they are)
+        """
+        parts, size = self._parts(index if own is None else own)
+        if not parts or (own is not None and size < own.numel()):
+            return None
+        with self._lock:
+            key = (own is None, *parts)
+            plan = self._plans.get(key)
+            if plan is None or not torch.equal(plan.index, index):
+                plan = self._plan(index, parts, size if own is None else 0)
+                if plan is None:
+                    return None
+                self._plans[key] = plan
+            self._plans.move_to_end(key)
+            while len(self._plans) > KEPT:
+                self._plans.popitem(last=False)
+        return plan
+
+    def _parts(self, index: Tensor) -> tuple[list[int], int]:
+        """The whole parts with which some rows begin, and how many rows they are."""
+        rows, at, parts = index.numpy(), 0, []
+        while at < len(rows):
+            part = self._starts.get(int(rows[at]))
+            if part is None or part in parts:
+                break
+            size = self.bounds[part + 1] - self.bounds[part]
+            if at + size > len(rows) or rows[at + size - 1] != self.bounds[part + 1] - 1:
+                break
+            parts.append(part)
+            at += size
+        return parts, at
+
+    def _plan(self, index: Tensor, parts: list[int], own: int) -> Plan | None:
+        rows = index.numpy()
+        ranges = [(self.bounds[p], self.bounds[p + 1]) for p in parts] if own else []
+        runs = list(self._runs(parts))
+        places = np.empty(len(rows), np.int64)
+        places[:own] = np.arange(own)
+        staged = own
+        for first, end in runs:
+            copies = self.rows[self.starts[first] : self.starts[end]]
+            self._place[copies] = np.arange(staged, staged + len(copies))
+            staged += len(copies)
+        halo = self._place[rows[own:]]
+        for first, end in runs:
+            self._place[self.rows[self.starts[first] : self.starts[end]]] = UNKNOWN
+        if (halo == UNKNOWN).any():
+            return None  # It has a larger halo, such as that of another graph.
+        if staged >= self.num_rows + own:  # All rows are fewer.
+            ranges, runs, staged = [(0, self.num_rows)], [], self.num_rows
+            return self._finished(index, index.clone(), ranges, runs, staged)
+        places[own:] = halo
+        return self._finished(index, torch.from_numpy(places), ranges, runs, staged)
+
+    def _runs(self, parts: list[int]) -> Iterable[tuple[int, int]]:
+        """The segments that some parts read, but for those that they themselves write."""
+        for part in parts:
+            first, end = self._first_of[part], self._first_of[part + 1]
+            own = np.nonzero(np.isin(self.writers[first:end], parts))[0]
+            for stop in (*(first + own).tolist(), end):
+                if stop > first:
+                    yield first, stop
+                first = stop + 1
+
+    @staticmethod
+    def _finished(
+        index: Tensor,
+        places: Tensor,
+        ranges: list[tuple[int, int]],
+        runs: list[tuple[int, int]],
+        staged: int,
+    ) -> Plan:
+        """Puts the hot rows in front of the others."""
+        is_hot = places <= HOT
+        hot = HOT - places[is_hot]
+        places += hot.numel()
+        places[is_hot] = torch.arange(hot.numel())
+        staged += hot.numel()
+        in_order = staged == index.numel() and torch.equal(places, torch.arange(staged))
+        return Plan(index.clone(), hot, ranges, runs, staged, places, in_order)

@@ -1,0 +1,155 @@
+"""Segments of a file: pieces of a table's rows, each of which begins at a page of 4096 bytes."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gas import native
+
+PAGE = 4096
+MOST_PIECES = 1000  # Of one call of the system, which takes 1,024.
+
+
+def padded(num_bytes: np.ndarray) -> np.ndarray:
+    """What segments of so many bytes take in a file."""
+    return -(-num_bytes // PAGE) * PAGE
+
+
+def read_segments(file: int, offset: int, starts: np.ndarray, row_bytes: int, out: Tensor) -> int:
+    """Reads segments that follow one another in a file, without what is between them.
+
+    Args:
+        file: Its descriptor.
+        offset: Where the first begins.
+        starts: The number of rows before each, and at their end, of shape ``[n + 1]``, int64.
+        row_bytes: The bytes of a row.
+        out: Where rows go, contiguous: as many as the segments have.
+
+    Returns:
+        The bytes that were read, those between segments included.
+
+    Raises:
+        OSError: If the disk says so, or the file has ended.
+    """
+    assert out.is_contiguous()
+    assert out.nbytes == (starts[-1] - starts[0]) * row_bytes
+    n = len(starts) - 1
+    if native.C is not None:
+        starts = np.ascontiguousarray(starts)
+        address = starts.ctypes.data
+        return _checked(native.C.read_segments(file, offset, address, n, row_bytes, out.data_ptr()))
+    memory, begin, total = bytes_of(out), 0, 0
+    trash = np.empty(PAGE, np.uint8)
+    sizes = np.diff(starts) * row_bytes
+    for first in range(0, n, MOST_PIECES // 2):
+        pieces, read = [], 0
+        for size in sizes[first : first + MOST_PIECES // 2].tolist():
+            between = -size % PAGE
+            pieces += [memory[begin : begin + size], trash[:between]]
+            begin += size
+            read += size + between
+        _move_all(os.preadv, file, pieces, offset + total)
+        total += read
+    return total
+
+
+def write_segments(
+    file: int,
+    rows: Tensor,
+    ids: np.ndarray,
+    base: int,
+    starts: np.ndarray,
+    ends: np.ndarray,
+    offsets: np.ndarray,
+) -> None:
+    """Writes segments of rows, each to its place in a file.
+
+    Args:
+        file: Its descriptor.
+        rows: Rows, contiguous, of shape ``[N, columns]``.
+        ids: The rows of all segments, plus ``base``, int32 or int64.
+        base: What is subtracted of them.
+        starts: Where those of each segment begin in ``ids``, of shape ``[n]``, int64.
+        ends: Where they end.
+        offsets: Where each segment begins in the file, in bytes.
+
+    Raises:
+        OSError: If the disk says so.
+    """
+    row_bytes = rows.size(1) * rows.element_size()
+    if native.C is not None:
+        starts, ends, offsets = map(np.ascontiguousarray, (starts, ends, offsets))
+        write = getattr(native.C, f"write_segments_{ids.dtype.name}")
+        addresses = [array.ctypes.data for array in (starts, ends, offsets)]
+        _checked(
+            write(file, rows.data_ptr(), row_bytes, ids.ctypes.data, base, *addresses, len(starts))
+        )
+        return
+    for first, end, offset in zip(starts.tolist(), ends.tolist(), offsets.tolist(), strict=True):
+        index = torch.from_numpy(ids[first:end].astype(np.int64) - base)
+        memory = bytes_of(rows[index])
+        _move_all(os.pwritev, file, [memory, np.zeros(-len(memory) % PAGE, np.uint8)], offset)
+
+
+def read_bytes(file: int, offset: int, out: Tensor) -> None:
+    """Reads a contiguous tensor from a file.
+
+    Raises:
+        OSError: If the disk says so, or the file has ended.
+    """
+    _move_all(os.preadv, file, [bytes_of(out)], offset)
+
+
+def write_bytes(file: int, offset: int, rows: Tensor) -> None:
+    """Writes a contiguous tensor to a file.
+
+    Raises:
+        OSError: If the disk says so.
+    """
+    _move_all(os.pwritev, file, [bytes_of(rows)], offset)
+
+
+def bytes_of(rows: Tensor) -> np.ndarray:
+    """The memory of a contiguous tensor."""
+    return rows.view(-1).view(torch.uint8).numpy() if rows.numel() else np.empty(0, np.uint8)
+
+
+def _checked(result: int) -> int:
+    if result < 0:
+        raise _failed(-result)
+    return result
+
+
+def _failed(number: int) -> OSError:
+    return OSError(number, f"rows on disk can't be moved ({os.strerror(number)})")
+
+
+class _Move(Protocol):
+    """``os.preadv`` or ``os.pwritev``."""
+
+    def __call__(self, file: int, pieces: Any, offset: int, /) -> int: ...
+
+
+def _move_all(
+    call: _Move,
+    file: int,
+    pieces: list[np.ndarray],
+    offset: int,
+) -> None:
+    """Reads or writes pieces that follow one another in a file, all of each."""
+    pieces = [piece for piece in pieces if len(piece)]
+    while pieces:
+        done = call(file, pieces, offset)
+        if done == 0:
+            raise _failed(errno.EIO)
+        offset += done
+        while pieces and done >= len(pieces[0]):
+            done -= len(pieces.pop(0))
+        if done:
+            pieces[0] = pieces[0][done:]

@@ -1,0 +1,82 @@
+"""Arranging rows on disk by what mini-batches read; see :meth:`gas.ScalableGNN.pack`."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gas.history import History
+from gas.history.packing import Packing
+from gas.history.store import TableStore
+from gas.loader import SubgraphLoader
+from gas.native.memory import bytes_of, human
+
+
+@dataclass(frozen=True)
+class Packed:
+    """What :meth:`gas.ScalableGNN.pack` has arranged.
+
+    * ``num_segments``: pieces of which the halos of all parts consist; ``copied_rows``: their rows;
+    * ``disk_bytes``: of the copies on disk, of all histories and features;
+    * ``hot_rows``: rows of each that are kept in memory; ``memory_bytes``: what they and the
+      positions of the others take there;
+    * ``hit_rate``: the share of the rows of all parts' halos that is found in memory.
+    """
+
+    num_segments: int
+    copied_rows: int
+    disk_bytes: int
+    hot_rows: int
+    memory_bytes: int
+    hit_rate: float
+
+    def __str__(self) -> str:
+        return (
+            f"{human(self.disk_bytes)} of copies on disk, in {self.num_segments:,} pieces, and "
+            f"{self.hot_rows:,} rows of each table in memory ({human(self.memory_bytes)}), which "
+            f"are {self.hit_rate:.0%} of those that halos have"
+        )
+
+
+def pack(
+    histories: Sequence[History],
+    loader: SubgraphLoader,
+    memory: int | str,
+    path: str | Path | None,
+) -> Packed:
+    """Packs histories, and features that are read from a file, as a loader's batches read them."""
+    if not isinstance(loader, SubgraphLoader):
+        raise TypeError(
+            f"'loader' is a {type(loader).__name__}, expected a SubgraphLoader: its parts are what "
+            "is arranged for"
+        )
+    limit = bytes_of("memory", memory) if memory else 0
+    for history in histories:
+        history.check_packs(loader.num_nodes)
+    table = loader.mapped_features()
+    row_bytes = sum(history.codec.row_bytes(history.embedding_dim) for history in histories)
+    if table is not None:
+        row_bytes += table.store.columns * table.store.dtype.itemsize
+    packing = Packing(loader.ptr, loader.halos(), limit // max(1, row_bytes))
+    try:
+        for history in histories:
+            history.pack(packing)
+        if table is not None:
+            table.pack(packing, tempfile.gettempdir() if path is None else path)
+            loader.use_features(table)
+    except BaseException:
+        for history in histories:
+            history.unpack()
+        raise
+    stores = [*(history.store for history in histories), *([] if table is None else [table.store])]
+    packed = [store.packed for store in stores if isinstance(store, TableStore) and store.packed]
+    return Packed(
+        packing.num_segments,
+        packing.copied_rows,
+        sum(one.nbytes for one in packed),
+        len(packing.hot),
+        packing.nbytes + sum(one.hot.nbytes for one in packed),
+        packing.hot_reads / max(1, packing.halo_rows),
+    )
