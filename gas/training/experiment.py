@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import sys
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -79,6 +80,10 @@ class Experiment:
             was chosen is in ``plan``; see :func:`gas.plan`. (default: what settings say)
         micro_batches: How many mini-batches make a step of the optimizer; see
             :func:`gas.training.train_epoch`. (default: ``1``, or as ``memory`` asks for)
+        pack: Arrange histories on disk, and features there, by what batches read, with so many
+            bytes of rows in memory: a number, or like ``"2GB"``, or ``"auto"``, what ``memory``
+            leaves. It does nothing where ``memory`` or ``store="auto"`` found that histories fit
+            memory. See :meth:`gas.ScalableGNN.pack`. (default: don't)
         augment: Makes an augmentation of a graph, such as
             ``functools.partial(gas.MHAug, mu_e=0.3, ...)``; each run has its own. Batches then have
             views; see ``view_loss`` of :func:`gas.training.train_epoch`. MH-Aug takes its entropies
@@ -114,6 +119,7 @@ class Experiment:
         memory_budget: int | None = None,
         memory: int | str | None = None,
         micro_batches: int = 1,
+        pack: int | str | None = None,
         augment: Callable[[Data], Augmentation] | None = None,
         patience: int | None = None,
         keep_edges: bool = True,
@@ -148,10 +154,12 @@ class Experiment:
         self.refresh = refresh
         self.prefetch = prefetch
         self.memory_budget = memory_budget
+        self.pack = pack
         self.augment = augment
         self.patience = patience
         self.keep_edges = keep_edges
         self.libraries = libraries
+        self.log = log
         self.device = device
         self.training = training or {}
         self.histories = histories
@@ -379,6 +387,7 @@ class Experiment:
             lr=settings.lr,
             fused=True,  # A small model's step takes a third of the time.
         )
+        self._pack(model)
         resumes = checkpoints is not None and checkpoints.resumes
         if not self.full_batch and not resumes:
             self._refresh(model)  # So that the first epoch reads real embeddings.
@@ -432,6 +441,24 @@ class Experiment:
             run.peak_rss_bytes = peak_rss_bytes()
             outputs = [] if run.best is None else [run.best.out]
             run.memory = account_of(self, model, apart, optimizer, self.libraries, outputs)
+
+    def _pack(self, model: ScalableGNN) -> None:
+        """Arranges what lies on disk by what batches read."""
+        loader, histories = self.graph.loader, model.histories
+        chosen = self.plan is not None or self.histories.get("store") == "auto"
+        if self.pack is None or loader is None or not histories:
+            return
+        if chosen and histories[0].store.tier != "disk":
+            return
+        memory = self.pack
+        if memory == "auto":
+            memory = 0 if self.plan is None else self.plan.hot_bytes
+        packed = model.pack(loader, memory, self.histories.get("path"))
+        if self.log:
+            print(f"Packed: {packed}", file=sys.stderr)
+        x = loader.mapped_features()
+        if x is not None and x.packed is not None and self.graph.inference is not None:
+            self.graph.inference.use_features(x)
 
     def _make_augmentation(self) -> Augmentation | None:
         """An augmentation of the graph, where the model computes."""

@@ -22,7 +22,7 @@ from gas.history import encode
 from gas.history.codec import NAMES as CODECS
 from gas.history.engine import MODES
 from gas.history.tiers import TIERS
-from gas.native.memory import resident_bytes
+from gas.native.memory import bytes_of, resident_bytes
 from gas.scalable import BANKS
 from gas.training.checkpoints import Checkpoints, seconds_of
 from gas.training.experiment import EVALUATIONS, MODELS, REFRESHES, Experiment
@@ -39,8 +39,8 @@ NEEDS = {
 }
 FEATURE_CODECS = tuple(name for name in CODECS if name != "float64")
 NOT_FULL_BATCH = (
-    "num_parts", "batch_size", "partition", "store", "dtype", "path", "io", "prefetch", "refresh",
-    "memory", "memory_budget", "skip_unlabelled", "scale_loss", "verify",
+    "num_parts", "batch_size", "partition", "store", "dtype", "path", "pack", "io", "prefetch",
+    "refresh", "memory", "memory_budget", "skip_unlabelled", "scale_loss", "verify",
 )  # fmt: skip
 DEFAULTS = {"num_steps": 12, "drop": 0.3, "bank": "original", "partition": "metis",
             "dtype": "float32", "io": "concurrent"}  # fmt: skip
@@ -131,6 +131,14 @@ def make_parser() -> argparse.ArgumentParser:
     group.add_argument("--store", default=None, choices=TIERS, help="of histories")
     group.add_argument("--dtype", choices=CODECS, help="of stored histories (float32)")
     group.add_argument("--path", type=Path, help="folder of --store disk (a temporary one)")
+    group.add_argument(
+        "--pack",
+        nargs="?",
+        const="auto",
+        metavar="SIZE",
+        help="arrange what --store disk holds by what batches read, with so much of it in memory, "
+        "such as 2GB (what --memory leaves, or none)",
+    )
     group.add_argument("--io", choices=MODES, help="(concurrent)")
     group.add_argument("--prefetch", action="store_true", help="start pulls a batch ahead")
     group.add_argument(
@@ -187,6 +195,13 @@ def parse_args() -> argparse.Namespace:
         is_open = name == "dtype" and args.memory is not None
         if getattr(args, name) is None and not is_open:
             setattr(args, name, value)
+    if args.pack is not None and args.store not in ("disk", "auto") and args.memory is None:
+        parser.error("argument --pack does nothing without --store disk: add it")
+    if args.pack not in (None, "auto"):
+        try:
+            bytes_of("--pack", args.pack)
+        except ValueError as error:
+            parser.error(f"argument {error}")
     pairs = [pair.partition("=") for pair in args.columns or ()]
     if not all(name for _, _, name in pairs):
         parser.error("argument --columns expects ROLE=NAME, such as source=payer")
@@ -319,6 +334,7 @@ def make_experiment(args: argparse.Namespace, files: Path) -> Experiment:
         memory_budget=None if args.memory_budget is None else int(args.memory_budget * 2**20),
         memory=None if args.full_batch else args.memory,
         micro_batches=micro_batches,
+        pack=None if args.full_batch else args.pack,
         augment=augment,
         patience=args.patience,
         keep_edges=False,

@@ -76,6 +76,14 @@ class Plan:
     why: str
     candidates: list[Candidate] = field(repr=False)
 
+    @property
+    def hot_bytes(self) -> int:
+        """Of what is predicted to be left of the memory, half: for ``model.pack(loader, memory)``.
+
+        0 where histories fit memory. The other half is for what packed rows pass through.
+        """
+        return (self.memory - self.peak_bytes) // 2 if self.store == "disk" else 0
+
     def summary(self) -> dict[str, Any]:
         """What was chosen and predicted, without the candidates, for JSON."""
         return {key: value for key, value in vars(self).items() if key != "candidates"}

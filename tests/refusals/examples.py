@@ -58,6 +58,10 @@ CASES = {
         t, "train_gas.py", "--bank", "per_view"
     ),
     "train_gas.py --path, without --store": lambda t: run(t, "train_gas.py", "--path", t.path),
+    "train_gas.py --pack, without --store": lambda t: run(t, "train_gas.py", "--pack"),
+    "train_gas.py --pack, no size": lambda t: run(
+        t, "train_gas.py", "--store", "disk", "--pack", "much"
+    ),
     "train_gas.py --columns, no role": lambda t: run(t, "train_gas.py", "--columns", "payer"),
     "train_gas.py --store device, without one": lambda t: run(
         t, "train_gas.py", "--dataset", "planted:60", "--store", "device"

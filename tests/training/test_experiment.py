@@ -240,6 +240,28 @@ def test_augmentation_takes_entropies_from_evaluations(monkeypatch):
     assert gas.training.report.metrics([run, again])["chain"]["steps"]["mean"] == 150
 
 
+@pytest.mark.parametrize("evaluation", ["full", "layerwise"])
+@pytest.mark.parametrize("pack", [0, "1kB", "auto"])
+def test_packed(pack, evaluation):
+    data = graph()
+    data.x = gas.encode(data.x, "float32", store="disk")
+    plain = make(data=data, store="disk", evaluation=evaluation).run(0)
+    experiment = make(data=data, store="disk", pack=pack, evaluation=evaluation)
+    for _ in range(2):
+        packed = experiment.run(0)
+        assert packed.loss == plain.loss
+        assert packed.val_acc == plain.val_acc
+    assert experiment.graph.loader.mapped_features().packed.rows_read
+
+
+def test_packing_what_was_found_to_fit_memory():
+    data = graph()
+    run = make(data=data, store="auto", pack="auto").run(0)
+    assert run.loss == make(data=data).run(0).loss
+    with pytest.raises(ValueError, match="only rows on disk are packed"):
+        make(data=data, store="host", pack="auto").run(0)
+
+
 def test_augmentation_within_a_memory_budget():
     experiment = make(augment=gas.augment.DropEdge, memory_budget=1 << 30)
     assert len(experiment.run(0).loss) == 3

@@ -217,6 +217,8 @@ def test_less_exact_rows_come_last(data):
     on_disk = plan(data, gcn(), least - 50_000, dtype="float32")
     assert on_disk.store == "disk"
     assert "histories" not in on_disk.components
+    assert on_disk.hot_bytes == (on_disk.memory - on_disk.peak_bytes) // 2 > 0
+    assert found.hot_bytes == 0
 
 
 @pytest.mark.usefixtures("quiet")
