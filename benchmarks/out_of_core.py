@@ -8,10 +8,10 @@ own that starts with nothing of the files in the system's memory: with everythin
 limit; then, in a group of processes whose memory, with what the system keeps of files for it, is
 limited: packed (``model.pack``); packed with rows that most parts read in memory; that again,
 killed twice in the middle of an epoch and resumed from the last checkpoint; and histories and
-features in mapped files as they are, for one epoch, which takes long enough. All take the same
-steps, on as many threads: losses and predictions have to be equal, bit by bit. What is read is
-counted by the system, beneath its cache; how fast the disk is, is measured between the ways, by a
-plain read of a file that isn't in memory.
+features in mapped files as they are, for one epoch, which takes long enough, or until
+``--most`` seconds have gone. All take the same steps, on as many threads: losses and predictions
+have to be equal, bit by bit. What is read is counted by the system, beneath its cache; how fast the
+disk is, is measured between the ways, by a plain read of a file that isn't in memory.
 
 The limit needs Linux's control groups and the right to make one; without it, nothing is measured.
 """
@@ -30,6 +30,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Iterator
@@ -189,8 +190,11 @@ def run(args: argparse.Namespace, way: str, limit: int, seed: int) -> dict[str, 
                 if group is not None:
                     (group / "cgroup.procs").write_text(str(os.getpid()))
 
+            started = time.perf_counter()
             process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=join)
             killed = False
+            timer = threading.Timer(args.most, process.terminate)
+            timer.start()
             for line in process.stdout or ():
                 said = json.loads(line)
                 if "epoch" in said:
@@ -204,13 +208,17 @@ def run(args: argparse.Namespace, way: str, limit: int, seed: int) -> dict[str, 
                     killed = True
                     break
             process.wait()
+            timer.cancel()
+            seconds = time.perf_counter() - started
             rest["peak"] = peak_of(group)
         if not killed:
             break
     for path in args.folder.glob("histories-*"):
         shutil.rmtree(path, ignore_errors=True)
     shutil.rmtree(args.folder / "checkpoints", ignore_errors=True)
-    if process.returncode:
+    if process.returncode == -signal.SIGTERM:
+        rest["stopped"] = seconds
+    elif process.returncode:
         rest["failed"] = process.returncode
     return {"way": way, "epochs": [epochs[number] for number in sorted(epochs)], **rest}
 
@@ -275,7 +283,8 @@ def table_of(found: list[dict[str, Any]], args: argparse.Namespace) -> str:
     first, rows = seconds(found[0]), []
     for one in found:
         if "failed" in one or not one["epochs"]:
-            rows.append([NAMES[one["way"]], f"failed ({one.get('failed')})", *[""] * 8])
+            what = f"more than {one['stopped']:.0f} s" if "stopped" in one else "failed"
+            rows.append([NAMES[one["way"]], what, *[""] * 8])
             continue
         later = after_first(one)
         read, written = (
@@ -315,6 +324,7 @@ def main() -> None:
     parser.add_argument("--parts", type=int, default=128)
     parser.add_argument("--batch-size", type=int, default=1)
     parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--most", type=float, default=900, help="seconds for each way")
     parser.add_argument("--ways", nargs="*", choices=WAYS, default=list(WAYS))
     parser.add_argument("--hot", type=int, help="bytes (default: a tenth of the limit)")
     parser.add_argument("--folder", type=Path, help="(default: a temporary one)")

@@ -69,6 +69,7 @@ int64_t write_segments(int file, const char* rows, int64_t row_bytes, const Id* 
   std::vector<iovec> pieces;
   for (int64_t i = 0; i < n; ++i) {
     const int64_t bytes = (ends[i] - starts[i]) * row_bytes;
+    if (bytes == 0) continue;
     segment.resize(static_cast<size_t>(std::max<int64_t>(segment.size(), padded(bytes))));
     char* out = segment.data();
     for (int64_t j = starts[i]; j < ends[i]; ++j, out += row_bytes) {

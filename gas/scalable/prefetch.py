@@ -22,10 +22,11 @@ class PrefetchLoader:
 
     The next batch is cut from the graph, with the transpose that the model's layers have needed so
     far, and moved to the model's device by a thread beside the computation, unless that computation
-    keeps all cores busy. For a model with ``prefetch=1``, the
-    pulls of its halo begin as well, before the current batch pushes anything: those rows can be one
-    step older than without prefetching, and are the same in every run. Nothing is prepared beyond
-    the end of an epoch; leaving the loop takes back what was begun::
+    keeps all cores busy. What it will read of packed rows (:meth:`gas.ScalableGNN.pack`) the system
+    is told in any case. For a model with ``prefetch=1``, the pulls of its halo begin as well,
+    before the current batch pushes anything: those rows can be one step older than without
+    prefetching, and are the same in every run. Nothing is prepared beyond the end of an epoch;
+    leaving the loop takes back what was begun::
 
         for batch, *args in gas.PrefetchLoader(loader, model):
             out = model(batch.x, batch.adj_t, *args)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gas.graph.layout import layout_of
+from gas.history.packing import Packing
 from gas.history.store import TableStore
 from gas.loader import SubgraphLoader
 from gas.loader.batch import SubData, tensors
@@ -114,12 +115,17 @@ def account_of(
     account.enter("kept batches", (t for data, n_id in kept for t in (*_given(data), n_id)))
     every = [*whole, *(data for data, _ in kept)]
     account.enter("transposes", (t for data in every for t in tensors(data)))
+    packings: set[Packing] = set()
     for one in (model, apart):
         for history in one.histories:
             store = history.store
             if isinstance(store, TableStore) and store.tier != "disk":
                 account.enter("histories", [store.table])
             account.enter("ages of histories", [history._written_at])
+            if isinstance(store, TableStore) and store.packed is not None:
+                account.enter("packed rows in memory", [store.packed.hot])
+                packings.add(store.packed.packing)
+    account.enter("positions of packed rows", sum(packing.nbytes for packing in packings))
     account.enter("parameters and optimizer", model.parameters())
     gradients = sum(parameter.nbytes for parameter in model.parameters())
     account.enter("parameters and optimizer", gradients)
