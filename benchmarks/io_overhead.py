@@ -121,7 +121,7 @@ def pack(model: GIN, batches: list[SubData]) -> None:
     halos += [torch.empty(0, dtype=torch.long)] * (NUM_NODES // BATCH_NODES - len(batches))
     packing = Packing(torch.arange(0, NUM_NODES + 1, BATCH_NODES), halos)
     for history in model.histories:
-        history.pack(packing)
+        history.pack(history.packed_by(packing))
 
 
 def read_all_halos(model: GIN, batches: list[SubData]) -> tuple[float, int]:

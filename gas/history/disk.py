@@ -96,32 +96,25 @@ class DiskStore(TableStore):
         if self._file is not None:
             os.fsync(self._file)
 
-    def pack(self, packing: Packing, pool: BufferPool) -> None:
-        """Copies rows to where few reads find those of a mini-batch.
+    def packed_by(self, packing: Packing, pool: BufferPool) -> PackedRows:
+        """Copies rows to where few reads find those of a mini-batch: to be set as ``packed``.
 
         Args:
-            packing: What is copied; what was copied before is given up.
+            packing: What is copied.
             pool: Gives memory to stage rows in.
 
         Raises:
-            MemoryError: If there is no room for the rows that are kept in memory.
             OSError: If the disk has no room for the copies.
         """
         assert self._file is not None
         file = self._file, HEADER_BYTES
-        packed = PackedRows(self.table, packing, self.path.parent, pool, file)
-        self.unpack()
-        self.packed = packed
-
-    def unpack(self) -> None:
-        """Gives up what :meth:`pack` has copied."""
-        if self.packed is not None:
-            self.packed.close()
-            self.packed = None
+        return PackedRows(self.table, packing, self.path.parent, pool, file)
 
     def close(self) -> None:
         """Closes the file, and removes it if it is temporary."""
-        self.unpack()
+        if self.packed is not None:
+            self.packed.close()
+            self.packed = None
         self.table = torch.empty(0, self.columns, dtype=self.dtype)
         self._finalizer()
         self._file = None
@@ -241,8 +234,9 @@ def _check_header(path: Path, found: bytes, wanted: bytes, size: int, num_bytes:
 
 def _map(file: int, num_rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
     num_bytes = num_rows * columns * dtype.itemsize
-    if num_bytes == 0:
-        return torch.zeros(num_rows, columns, dtype=dtype)
-    mapped = mmap.mmap(file, HEADER_BYTES + num_bytes)
-    rows = np.frombuffer(mapped, dtype=np.uint8, offset=HEADER_BYTES)
-    return torch.from_numpy(rows).view(dtype).view(num_rows, columns)
+    with torch.inference_mode(False):  # Whose tensors don't tell that they have changed.
+        if num_bytes == 0:
+            return torch.zeros(num_rows, columns, dtype=dtype)
+        mapped = mmap.mmap(file, HEADER_BYTES + num_bytes)
+        rows = np.frombuffer(mapped, dtype=np.uint8, offset=HEADER_BYTES)
+        return torch.from_numpy(rows).view(dtype).view(num_rows, columns)

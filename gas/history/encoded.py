@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -178,22 +178,23 @@ class Encoded(EncodedRows):
         """Copies of rows for those who read a mini-batch's; see :meth:`gas.ScalableGNN.pack`."""
         return self.store.packed if isinstance(self.store, TableStore) else None
 
-    def pack(self, packing: Packing, folder: str | Path) -> None:
-        """Copies rows to where few reads find those of a mini-batch.
+    @property
+    def _version(self) -> int:  # type: ignore[override]
+        table = self._table if self.packed is not None else None
+        return 0 if table is None or table.is_inference() else table._version
+
+    def packed_by(self, packing: Packing, folder: str | Path) -> PackedRows:
+        """Copies rows to where few reads find those of a mini-batch; nothing has changed then.
 
         Args:
             packing: What is copied.
             folder: Where the copies lie, in a file without a name.
 
         Raises:
-            MemoryError: If there is no room for the rows that are kept in memory.
             OSError: If the disk has no room for the copies.
         """
         assert isinstance(self.store, TableStore)
-        packed = PackedRows(self.store.table, packing, folder, buffers.SHARED)
-        if self.store.packed is not None:
-            self.store.packed.close()
-        self.store.packed = packed
+        return PackedRows(self.store.table, packing, folder, buffers.SHARED)
 
     @property
     def in_memory(self) -> list[Tensor]:
@@ -206,11 +207,11 @@ class Encoded(EncodedRows):
         check_index("index", index)
         index, name, width = index.cpu(), self.codec.name, self.size(1)
         table = self._table
-        if self.packed is not None:
-            check_range("index", index, self.size(0))
-            plan = self.packed.packing.plan(index)
+        packed = self.packed  # Which another thread may replace.
+        if packed is not None:
+            plan = packed.packing.plan(index)
             if plan is not None:
-                table, index = self.packed.stage(plan), plan.places
+                table, index = packed.stage(plan), plan.places
         if table is None:
             check_range("index", index, self.size(0))
             rows = self._stored(index)
@@ -223,11 +224,20 @@ class Encoded(EncodedRows):
             return gather_decode_dropout(table, name, width, index, p, seed)
         return transfer.gather_decode(table, name, width, index)
 
+    def pack(self, packed: PackedRows) -> None:
+        """Reads rows by their copies from now on.
+
+        Args:
+            packed: From :meth:`packed_by`.
+        """
+        cast(TableStore, self.store).packed = packed
+
     def expect(self, index: Tensor) -> None:
         """See :class:`EncodedRows`: of those that lie packed."""
-        plan = None if self.packed is None else self.packed.packing.plan(index.cpu())
-        if plan is not None and self.packed is not None:
-            self.packed.expect(plan)
+        packed = self.packed
+        plan = None if packed is None else packed.packing.plan(index.cpu())
+        if packed is not None and plan is not None:
+            packed.expect(plan)
 
     def rearranged(self, index: Tensor) -> Encoded:
         """See :class:`EncodedRows`."""

@@ -6,7 +6,7 @@ import copy
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from gas.history.cuda import CudaLink
 from gas.history.disk import DiskStore
 from gas.history.engine import TransferEngine
 from gas.history.host import HostLink, Pull, Where
+from gas.history.packed import PackedRows
 from gas.history.packing import Packing
 from gas.history.rows import StoredRows
 from gas.history.store import StoreFactory, TableStore
@@ -111,8 +112,8 @@ class History(torch.nn.Module):
     def emb(self) -> Tensor:
         """Every row, of shape ``[N, embedding_dim]``.
 
-        The table itself, which may be changed in place; a copy where rows are stored as ``int8`` or
-        in a store without a table.
+        The table itself, which may be changed in place, where it is packed by operators of PyTorch
+        alone; a copy where rows are stored as ``int8`` or in a store without a table.
         """
         self._check_open()
         self._link.wait()
@@ -228,26 +229,31 @@ class History(torch.nn.Module):
 
     # On disk --------------------------------------------------------------------------------------
 
-    def pack(self, packing: Packing) -> None:
-        """Arranges the rows of a ``"disk"`` store; see :meth:`gas.ScalableGNN.pack`.
+    def packed_by(self, packing: Packing) -> PackedRows:
+        """Copies rows of a ``"disk"`` store to where few reads find those of a mini-batch.
 
         Args:
             packing: Which rows the batches read.
 
+        Returns:
+            What :meth:`pack` takes; until then nothing has changed.
+
         Raises:
             ValueError: If the store isn't on disk, or the packing is of another graph.
-            MemoryError: If there is no room for the rows that are kept in memory.
             OSError: If the disk has no room for the copies.
         """
         store = self.check_packs(packing.num_rows)
         self._link.wait()
-        store.pack(packing, self.engine.pool)
+        return store.packed_by(packing, self.engine.pool)
 
-    def unpack(self) -> None:
-        """Gives up what :meth:`pack` has arranged."""
-        if isinstance(self.store, DiskStore):
-            self._link.wait()
-            self.store.unpack()
+    def pack(self, packed: PackedRows) -> None:
+        """Reads and writes rows by their copies from now on; see :meth:`gas.ScalableGNN.pack`.
+
+        Args:
+            packed: From :meth:`packed_by`; those before are given up.
+        """
+        self._link.wait()
+        cast(DiskStore, self.store).packed = packed
 
     @property
     def is_packed(self) -> bool:
@@ -261,9 +267,9 @@ class History(torch.nn.Module):
             ValueError: If not.
         """
         self._check_open()
-        if not isinstance(self.store, DiskStore):
+        if not isinstance(self.store, DiskStore) or not self.store.direct:
             raise ValueError(
-                f"'store' is {self.store.tier!r}, but only rows on disk are packed: make the "
+                f"'store' is {self.store!r}, but only rows of a DiskStore are packed: make the "
                 "model with store='disk', or leave pack() out"
             )
         if num_nodes != self.num_embeddings:

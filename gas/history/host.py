@@ -137,9 +137,9 @@ class HostLink:
             return Pull(self.engine, None, out)
         rows = out[space:]
         index = index.clone() if ahead else index.contiguous()  # It may be changed until then.
-        plan = self._plan(index, own)
-        if plan is not None:
-            job = Job.calling(lambda: self._gather(plan, rows, encoded))
+        packed, plan = self._packed, self._plan(index, own)
+        if packed is not None and plan is not None:
+            job = Job.calling(lambda: self._gather(packed, plan, rows, encoded))
         elif self._native:
             job = self._table(encoded).pull(index, rows)
         else:
@@ -238,14 +238,13 @@ class HostLink:
         self.store.read(index, rows)
         out.copy_(transfer.decode_torch(self.codec.name, rows, self.width) if encoded else rows)
 
-    def _gather(self, plan: Plan, out: Tensor, encoded: bool) -> None:
+    def _gather(self, packed: PackedRows, plan: Plan, out: Tensor, encoded: bool) -> None:
         """Stages packed rows, and decodes what of them is asked for."""
-        assert self._packed is not None
         if plan.in_order and not encoded:
-            self._packed.stage(plan, out)
+            packed.stage(plan, out)
             return
         codec = (self.codec.name, self.width) if encoded else ()
-        Table(self._packed.stage(plan), *codec).pull(plan.places, out).run()
+        Table(packed.stage(plan), *codec).pull(plan.places, out).run()
 
     def _write_packed(self, x: Tensor, where: Where, encoded: bool) -> None:
         assert self._packed is not None

@@ -8,10 +8,12 @@ The table itself stays complete.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
 import tempfile
+import threading
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,11 +22,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gas.history.memory import check_fits
 from gas.history.packing import Packing, Plan
 from gas.native.buffers import BufferPool
 from gas.native.segments import padded, read_bytes, read_segments, write_bytes, write_segments
 from gas.native.transfer import Table
+
+AHEAD = 1 << 20  # Bytes that the system is asked to read at once: what devices take in one go.
 
 
 class PackedRows:
@@ -39,7 +42,6 @@ class PackedRows:
             where it is mapped)
 
     Raises:
-        MemoryError: If there is no room for the rows that are kept in memory.
         OSError: If the disk has no room for the copies.
     """
 
@@ -57,8 +59,10 @@ class PackedRows:
         self._row_bytes = table.size(1) * table.element_size()
         sizes = padded(np.diff(packing.starts) * self._row_bytes)
         self._offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-        check_fits(len(packing.hot) * self._row_bytes)
-        self.hot = torch.empty(len(packing.hot), table.size(1), dtype=table.dtype)
+        self._process = os.getpid()
+        with torch.inference_mode(False):  # Whose tensors couldn't be written to outside of it.
+            size = len(packing.hot), table.size(1)
+            self.hot = torch.empty(size, dtype=table.dtype, device="cpu")
         self.moved_bytes = 0
         """The bytes read from files so far, those between rows included."""
         self.hot_rows_read = 0
@@ -67,10 +71,16 @@ class PackedRows:
         """How many rows were asked for so far."""
         self._pool = pool
         self._stale = set(range(len(packing.bounds) - 1))  # Parts whose copies are to be made.
-        self._version = table._version
+        self._version = self._changes
+        self._lock = threading.Lock()
         self.file = _unnamed_file(Path(folder), int(self._offsets[-1]))
         self._finalizer = weakref.finalize(self, os.close, self.file)
         self._catch_up()
+
+    @property
+    def _changes(self) -> int:
+        """Counts what others did to the table; nothing does of one made in inference mode."""
+        return 0 if self.table.is_inference() else self.table._version
 
     @property
     def nbytes(self) -> int:
@@ -131,8 +141,11 @@ class PackedRows:
             file, start = self._rows_file
             size = self._row_bytes
             where += [(file, start + a * size, start + b * size) for a, b in plan.ranges]
-        for file, first, end in where:
-            os.posix_fadvise(file, int(first), int(end - first), os.POSIX_FADV_WILLNEED)
+        with contextlib.suppress(OSError):  # It is only advice.
+            for file, first, end in where:
+                for start in range(int(first), int(end), AHEAD):  # Of more it would read a part.
+                    size = min(AHEAD, int(end) - start)
+                    os.posix_fadvise(file, start, size, os.POSIX_FADV_WILLNEED)
 
     # Writing --------------------------------------------------------------------------------------
 
@@ -144,35 +157,43 @@ class PackedRows:
             rows: What is stored of them, contiguous, of shape ``[n, columns]``.
         """
         assert self._rows_file is not None
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                "packed rows were written in a process that was forked from the one that packed "
+                "them, which wouldn't know: call model.pack(loader) in the process that trains"
+            )
         if isinstance(where, Tensor):
+            self._stale.update(self.packing.parts_with(where))  # Whatever becomes of the writing.
             Table(self.table).push(rows, where).run()
-            self._stale.update(self.packing.parts_with(where))
             return
         file, start = self._rows_file
         begin = 0
         for first, size in where:
             new = rows[begin : begin + size]
-            write_bytes(file, start + first * self._row_bytes, new)
             whole, cut = self.packing.parts_of(first, first + size)
+            self._stale.update(whole, cut)
+            write_bytes(file, start + first * self._row_bytes, new)
             for part in whole:
                 low, high = self.packing.bounds[part : part + 2]
                 self._copy(part, new[low - first : high - first])
                 self._stale.discard(part)
-            self._stale.update(cut)
             begin += size
 
     def _catch_up(self) -> None:
         """Copies what was written by others, or in parts."""
-        if self._version != self.table._version:  # Somebody has changed the table in place.
-            self._version = self.table._version
-            self._stale.update(range(len(self.packing.bounds) - 1))
-        while self._stale:
-            part = min(self._stale)
-            first, end = self.packing.bounds[part : part + 2]
-            rows = self._take(end - first)
-            self._read_range(first, end, rows)
-            self._copy(part, rows)
-            self._stale.discard(part)
+        if not self._stale and self._version == self._changes:
+            return
+        with self._lock:  # Features are read by several threads.
+            if self._version != self._changes:  # Somebody has changed the table in place.
+                self._stale.update(range(len(self.packing.bounds) - 1))
+                self._version = self._changes
+            while self._stale:
+                part = min(self._stale)
+                first, end = self.packing.bounds[part : part + 2]
+                rows = self._take(end - first)
+                self._read_range(first, end, rows)
+                self._copy(part, rows)
+                self._stale.discard(part)
 
     def _copy(self, part: int, rows: Tensor) -> None:
         """Writes the copies of a part's own rows."""
@@ -196,7 +217,8 @@ def _unnamed_file(folder: Path, num_bytes: int) -> int:
         if num_bytes and hasattr(os, "posix_fallocate"):
             os.posix_fallocate(file, 0, num_bytes)
         if hasattr(os, "posix_fadvise"):  # What is read is known: nothing beside it is wanted.
-            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
     except OSError as error:
         os.close(file)
         if error.errno not in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -45,7 +46,8 @@ class Packing:
     together, in the order of the rows. Rows that most parts read may be kept in memory instead,
     and aren't in any segment.
 
-    It takes four bytes for each row of the graph and of the halos.
+    It takes four bytes for each row of the graph and of the halos, some three times as much while
+    it is made, and plans of the last batches.
 
     Args:
         bounds: Where parts begin and end, of shape ``[num_parts + 1]``, int64.
@@ -57,7 +59,7 @@ class Packing:
         self.bounds: list[int] = bounds.tolist()
         self.num_rows = self.bounds[-1]
         self._starts = {first: part for part, first in enumerate(self.bounds[:-1])}
-        dtype = np.int32 if self.num_rows < 2**31 else np.int64
+        dtype = np.int32 if 2 * self.num_rows < 2**31 else np.int64
         rows = [np.sort(halo.numpy()).astype(dtype) for halo in halos]
         read = np.zeros(self.num_rows, np.int32)  # By how many parts.
         for halo in rows:
@@ -70,8 +72,14 @@ class Packing:
         self._place[self.hot] = HOT - np.arange(len(self.hot), dtype=dtype)
         rows = [halo[self._place[halo] == UNKNOWN] for halo in rows]
         self._cut(rows)
+        self._start()
+
+    def _start(self) -> None:
+        """Begins without plans, in a process of its own."""
+        self._process = os.getpid()
         self._lock = threading.Lock()
         self._plans: OrderedDict[tuple[int, ...], Plan] = OrderedDict()
+        self._place[self.rows] = UNKNOWN
 
     @staticmethod
     def _most_read(read: np.ndarray, num_hot: int) -> np.ndarray:
@@ -157,6 +165,11 @@ class Packing:
         parts, size = self._parts(index if own is None else own)
         if not parts or (own is not None and size < own.numel()):
             return None
+        rows = index.numpy()
+        if len(rows) and (rows.min() < 0 or rows.max() >= self.num_rows):
+            return None  # Whoever reads them otherwise says which.
+        if os.getpid() != self._process:  # Forked, maybe while another thread had the lock.
+            self._start()
         with self._lock:
             key = (own is None, *parts)
             plan = self._plans.get(key)
@@ -178,7 +191,7 @@ class Packing:
             if part is None or part in parts:
                 break
             size = self.bounds[part + 1] - self.bounds[part]
-            if at + size > len(rows) or rows[at + size - 1] != self.bounds[part + 1] - 1:
+            if not np.array_equal(rows[at : at + size], np.arange(first := rows[at], first + size)):
                 break
             parts.append(part)
             at += size
@@ -191,16 +204,18 @@ class Packing:
         places = np.empty(len(rows), np.int64)
         places[:own] = np.arange(own)
         staged = own
-        for first, end in runs:
-            copies = self.rows[self.starts[first] : self.starts[end]]
-            self._place[copies] = np.arange(staged, staged + len(copies))
-            staged += len(copies)
-        halo = self._place[rows[own:]]
-        for first, end in runs:
-            self._place[self.rows[self.starts[first] : self.starts[end]]] = UNKNOWN
+        try:
+            for first, end in runs:
+                copies = self.rows[self.starts[first] : self.starts[end]]
+                self._place[copies] = np.arange(staged, staged + len(copies))
+                staged += len(copies)
+            halo = self._place[rows[own:]]
+        finally:
+            for first, end in runs:
+                self._place[self.rows[self.starts[first] : self.starts[end]]] = UNKNOWN
         if (halo == UNKNOWN).any():
             return None  # It has a larger halo, such as that of another graph.
-        if staged >= self.num_rows + own:  # All rows are fewer.
+        if staged >= self.num_rows:  # All rows are fewer.
             ranges, runs, staged = [(0, self.num_rows)], [], self.num_rows
             return self._finished(index, index.clone(), ranges, runs, staged)
         places[own:] = halo
@@ -228,7 +243,9 @@ class Packing:
         is_hot = places <= HOT
         hot = HOT - places[is_hot]
         places += hot.numel()
-        places[is_hot] = torch.arange(hot.numel())
+        places[is_hot] = torch.arange(hot.numel(), device="cpu")
         staged += hot.numel()
-        in_order = staged == index.numel() and torch.equal(places, torch.arange(staged))
+        in_order = staged == index.numel() and torch.equal(
+            places, torch.arange(staged, device="cpu")
+        )
         return Plan(index.clone(), hot, ranges, runs, staged, places, in_order)

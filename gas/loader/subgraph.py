@@ -375,9 +375,11 @@ class SubgraphLoader(DataLoader):
 
         ``data`` is then a graph of its own: assign to ``loader.data`` what is to be seen.
         """
-        self.data = self._first = copy.copy(self.data)
-        self.data.x = x
-        self._look()
+        self._follow()
+        if x is not self.data.x:
+            self.data = copy.copy(self.data)
+            self.data.x = x
+            self._look()
 
     def forget_edges(self) -> None:
         """Lets go of the graph's edges and weights, of which the loader has a copy of its own.

@@ -542,7 +542,8 @@ class ScalableGNN(torch.nn.Module):
         It pays where the files are larger than memory. Copies take about as much disk as rows times
         the nodes of a part's halo over its own, and pushes write as much more. Batches of other
         parts are read as before. A copy of the model, and histories that are made later, aren't
-        packed; calling it again replaces what was arranged.
+        packed. Calling it again replaces what was arranged, once there was room for both. Where
+        features were packed, ``loader.data`` is a graph of its own: go on with the loader, or that.
 
         Args:
             loader: Its parts are what is arranged for, however batches combine them.
@@ -556,7 +557,8 @@ class ScalableGNN(torch.nn.Module):
             What was arranged: its bytes, and the share of rows that is found in memory.
 
         Raises:
-            ValueError: If histories aren't on disk, or the graph has another number of nodes.
+            ValueError: If histories aren't on disk, the graph has another number of nodes, or
+                ``path`` is no directory; nothing has changed then, nor after the others.
             MemoryError: If there is no room for ``memory`` bytes.
             OSError: If the disk has no room for the copies.
         """
@@ -578,6 +580,7 @@ class ScalableGNN(torch.nn.Module):
             n_id: See :meth:`__call__`.
         """
         if self.is_packed:
+            n_id = n_id.cpu()
             own, halo = n_id[:batch_size], n_id[batch_size:]
             for history in self.histories:
                 history.expect(halo, own)

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from gas.history import History
 from gas.history.packing import Packing
-from gas.history.store import TableStore
 from gas.loader import SubgraphLoader
-from gas.native.memory import bytes_of, human
+from gas.native.memory import bytes_of, free_memory, human
 
 
 @dataclass(frozen=True)
@@ -52,31 +51,41 @@ def pack(
             f"'loader' is a {type(loader).__name__}, expected a SubgraphLoader: its parts are what "
             "is arranged for"
         )
-    limit = bytes_of("memory", memory) if memory else 0
+    limit = 0 if memory in (0, "0") else bytes_of("memory", memory)
+    folder = Path(tempfile.gettempdir() if path is None else path)
+    if not folder.is_dir():
+        raise ValueError(
+            f"'path' is {str(path)!r}, which is no directory: make it, or name another"
+        )
     for history in histories:
         history.check_packs(loader.num_nodes)
     table = loader.mapped_features()
+    if table is None and not histories:
+        raise ValueError(
+            "'loader' has no features on disk, and the model has no histories: there is nothing to "
+            "pack"
+        )
     row_bytes = sum(history.codec.row_bytes(history.embedding_dim) for history in histories)
     if table is not None:
         row_bytes += table.store.columns * table.store.dtype.itemsize
     packing = Packing(loader.ptr, loader.halos(), limit // max(1, row_bytes))
-    try:
-        for history in histories:
-            history.pack(packing)
-        if table is not None:
-            table.pack(packing, tempfile.gettempdir() if path is None else path)
-            loader.use_features(table)
-    except BaseException:
-        for history in histories:
-            history.unpack()
-        raise
-    stores = [*(history.store for history in histories), *([] if table is None else [table.store])]
-    packed = [store.packed for store in stores if isinstance(store, TableStore) and store.packed]
+    if len(packing.hot) * row_bytes > free_memory():
+        raise MemoryError(
+            f"'memory' is {human(limit)}, but {human(free_memory())} are free: give less"
+        )
+    made = [history.packed_by(packing) for history in histories]
+    features = None if table is None else table.packed_by(packing, folder)
+    for history, packed in zip(histories, made, strict=True):  # Now that there was room for all.
+        history.pack(packed)
+    if table is not None and features is not None:
+        table.pack(features)
+        made.append(features)
+        loader.use_features(table)
     return Packed(
         packing.num_segments,
         packing.copied_rows,
-        sum(one.nbytes for one in packed),
+        sum(one.nbytes for one in made),
         len(packing.hot),
-        packing.nbytes + sum(one.hot.nbytes for one in packed),
+        packing.nbytes + sum(one.hot.nbytes for one in made),
         packing.hot_reads / max(1, packing.halo_rows),
     )

@@ -125,6 +125,11 @@ def account_of(
             if isinstance(store, TableStore) and store.packed is not None:
                 account.enter("packed rows in memory", [store.packed.hot])
                 packings.add(store.packed.packing)
+    for loader in loaders:
+        x = loader.mapped_features()
+        if x is not None and x.packed is not None:
+            account.enter("packed rows in memory", [x.packed.hot])
+            packings.add(x.packed.packing)
     account.enter("positions of packed rows", sum(packing.nbytes for packing in packings))
     account.enter("parameters and optimizer", model.parameters())
     gradients = sum(parameter.nbytes for parameter in model.parameters())

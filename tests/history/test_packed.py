@@ -67,7 +67,7 @@ def test_rows_are_those_of_the_table(hot, size, columns, tmp_path, backend):
     store = DiskStore(NODES, columns, torch.float32, tmp_path / "rows")
     store.table.copy_(torch.randn(NODES, columns))
     before = store.table.clone()
-    store.pack(packing, BufferPool())
+    store.packed = store.packed_by(packing, BufferPool())
     for batch in loader:
         own, halo = batch.n_id[: batch.batch_size], batch.n_id[batch.batch_size :]
         for index, plan in (
@@ -273,13 +273,15 @@ def test_batches_of_a_graph_folder(options, tmp_path):
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "int8"])
 def test_features(dtype, backend):
-    data = graph()
-    data.x = gas.encode(data.x, dtype, store="disk")
-    plain, packed = loader_of(data), loader_of(data)
+    unpacked = graph()
+    data = copy.copy(unpacked)
+    unpacked.x, data.x = (gas.encode(data.x, dtype, store="disk") for _ in range(2))
+    plain, packed = loader_of(unpacked), loader_of(data)
     model = model_of(data)
     model.pack(packed, "2kB")
-    assert packed.data is not data
-    assert data.x.packed is packed.data.x.packed is not None
+    assert packed.data is data
+    assert data.x.packed is not None
+    assert unpacked.x.packed is None
     for batch, other in zip(plain, packed, strict=True):
         assert torch.equal(batch.x, other.x)
         dropped = []
@@ -288,8 +290,16 @@ def test_features(dtype, backend):
             rows = gas.nn.dropout(one.features(), 0.5, True)
             dropped.append(rows if isinstance(rows, torch.Tensor) else rows.tensor())
         assert torch.equal(*dropped)
-    assert torch.equal(packed.data.x[torch.tensor([3, 1])], data.x[torch.tensor([3, 1])])
     assert data.x.packed.rows_read > NODES
+    first, end = data.parts[3:5].tolist()
+    for index in ([3, 1], [first, *[2] * (end - first - 2), end - 1], [first, first + 1]):
+        index = torch.tensor(index)
+        assert torch.equal(data.x[index], unpacked.x[index])
+    for index in ([-1], [NODES], [*range(first, end), NODES + 5]):
+        with pytest.raises(IndexError):
+            data.x.read(torch.tensor(index))
+    batch = packed.cut([1])
+    assert torch.equal(batch.x, plain.cut([1]).x)
     model.close()
 
 
@@ -318,13 +328,15 @@ CHANGES = {
 @pytest.mark.filterwarnings("ignore:A history was read before")
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("memory", [0, "1kB"])
-def test_whoever_changes_rows_changes_their_copies(change, memory):
+@pytest.mark.parametrize("inference", [False, True])
+def test_whoever_changes_rows_changes_their_copies(change, memory, inference):
     data = graph()
-    model, loader = model_of(data), loader_of(data, 1)
-    model.pack(loader, memory)
-    for history in model.histories:
-        CHANGES[change](history, torch.randn(NODES, 7))
-    found = [torch.equal(a, b) for a, b in every_halo(model, loader)]
+    with torch.inference_mode(inference):  # Whose tensors have no version.
+        model, loader = model_of(data), loader_of(data, 1)
+        model.pack(loader, memory)
+        for history in model.histories:
+            CHANGES[change](history, torch.randn(NODES, 7))
+        found = [torch.equal(a, b) for a, b in every_halo(model, loader)]
     assert len(found) == PARTS * 2
     assert all(found)
     model.close()
@@ -387,6 +399,99 @@ def test_a_full_disk(monkeypatch):
     assert not model.is_packed
     assert all(torch.equal(a, b) for a, b in every_halo(model, loader))
     assert all(torch.equal(h.emb, x) for h, x in zip(model.histories, before, strict=True))
+    model.close()
+
+
+def test_a_push_that_fails(monkeypatch, backend):
+    """Copies of what was written are made when they are read."""
+    data = graph()
+    model, loader = model_of(data, io="serial"), loader_of(data, 1)
+    model.pack(loader)
+    for where_fails in ("gas.history.packed.write_segments", "gas.history.packed.write_bytes"):
+        with monkeypatch.context() as patch:
+            patch.setattr(where_fails, failing)
+            with pytest.raises(OSError, match="broken"):
+                model.histories[0].push(torch.randn(NODES, 7))
+        assert all(torch.equal(a, b) for a, b in every_halo(model, loader))
+    model.close()
+
+
+def failing(*_):
+    raise OSError(errno.EIO, "broken")
+
+
+@pytest.mark.parametrize("where", [None, torch.arange(NODES)])
+def test_a_forked_process_may_not_push(where, monkeypatch):
+    data = graph()
+    model, loader = model_of(data, io="serial"), loader_of(data, 1)
+    model.pack(loader)
+    own = os.getpid()
+    with monkeypatch.context() as patch:
+        patch.setattr("gas.history.packed.os.getpid", lambda: own + 1)
+        with pytest.raises(RuntimeError, match="in the process that trains"):
+            model.histories[0].push(torch.randn(NODES, 7), where)
+    assert all(torch.equal(a, b) for a, b in every_halo(model, loader))
+    model.close()
+
+
+def test_packing_again_fails(monkeypatch, tmp_path):
+    """What was packed before is kept."""
+    data = graph()
+    data.x = gas.encode(data.x, "float32", store="disk")
+    model, loader = model_of(data), loader_of(data, 1)
+    model.pack(loader, "1kB")
+    before = [h.store.packed for h in model.histories], data.x.packed
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", failing)
+        with pytest.raises(OSError, match="broken"):
+            model.pack(loader)
+    with pytest.raises(ValueError, match="'path' is .*, which is no directory"):
+        model.pack(loader, path=tmp_path / "nowhere")
+    assert before == ([h.store.packed for h in model.histories], data.x.packed)
+    assert all(torch.equal(a, b) for a, b in every_halo(model, loader))
+    model.close()
+
+
+class Negative(DiskStore):
+    """Rows of the user's, which aren't those of the table."""
+
+    def read(self, index, out):
+        super().read(index, out)
+        out.neg_()
+
+
+def test_a_store_with_a_read_of_its_own():
+    data = graph()
+    model = model_of(data, store=lambda *args: Negative(*args))
+    with pytest.raises(ValueError, match="only rows of a DiskStore are packed"):
+        model.pack(loader_of(data))
+    model.close()
+
+
+@pytest.mark.parametrize("cache", [False, True])
+def test_features_that_change(cache, tmp_path):
+    graph(out=tmp_path / "graph")
+    data = gas.open_graph(tmp_path / "graph", log=False)
+    loader = loader_of(data, 1, cache=cache)
+    model = model_of(data)
+    model.pack(loader)
+    before = [batch.x.clone() for batch in sorted(loader, key=lambda batch: int(batch.n_id[0]))]
+    data.x.mul_(2)
+    after = [batch.x for batch in sorted(loader, key=lambda batch: int(batch.n_id[0]))]
+    assert all(torch.equal(2 * a, b) for a, b in zip(before, after, strict=True))
+    model.close()
+
+
+def test_another_default_device():
+    data = graph()
+    model, loader = model_of(data), loader_of(data, 1)
+    model.pack(loader, "1kB")
+    batch = loader.cut([1])
+    own, halo = batch.n_id[: batch.batch_size], batch.n_id[batch.batch_size :]
+    history = model.histories[0]
+    history.push(torch.randn(NODES, 7))
+    with torch.device("meta"):
+        assert torch.equal(history.start_pull(halo, 0, own).wait(), history.store.table[halo])
     model.close()
 
 

@@ -48,6 +48,18 @@ def packed_on_a_full_disk(t):
     model.pack(load())
 
 
+def packed_without_memory(t):
+    t.patch.setattr("gas.scalable.pack.free_memory", lambda: 10)
+    Model(store="disk").pack(load(), "1GB")
+
+
+def pushed_by_another_process(t):
+    model = Model(store="disk", io="serial")
+    model.pack(load())
+    t.patch.setattr("gas.history.packed.os.getpid", lambda: 0)
+    model.histories[0].push(X)
+
+
 def twice(model, h, *args):
     model.push_and_pull(model.histories[0], h, *args)
     return model.push_and_pull(model.histories[0], h, *args)
@@ -187,6 +199,10 @@ CASES = {
     "model.pack, the graph itself": lambda t: Model(store="disk").pack(ring()),
     "model.pack, memory": lambda t: Model(store="disk").pack(load(), "much"),
     "model.pack, a full disk": packed_on_a_full_disk,
+    "model.pack, more memory than there is": packed_without_memory,
+    "model.pack, path": lambda t: Model(store="disk").pack(load(), path=t.path / "nowhere"),
+    "model.pack, nothing on disk": lambda t: gas.models.GraphSAGE(4, 2, 2, 2, 1).pack(load()),
+    "model.pack, pushed by a forked process": pushed_by_another_process,
     "model, what PyTorch can't do with sparse features": plain_dropout,
     "model.at, no batch": lambda t: Model().at(5),
     "gas.verify, a model of PyG": lambda t: gas.verify(torch.nn.Linear(2, 2), ring()),

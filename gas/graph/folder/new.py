@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
@@ -138,9 +137,14 @@ def write_json(path: Path, content: Any) -> None:
 
 def sync_folder(path: Path) -> None:
     """Makes the names in a folder durable, where the system can."""
-    with contextlib.suppress(OSError):  # Windows can't open a folder.
+    try:
         handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+    except OSError:  # Windows can't open a folder.
+        return
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # Of a file system that has none.
+            raise
+    finally:
+        os.close(handle)

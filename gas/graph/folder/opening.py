@@ -129,7 +129,10 @@ def _value(key: str, array: Array | Sparse, arrays: dict[str, np.ndarray]) -> An
 def mapped_rows(x: Any) -> Encoded | None:
     """Features that are read from a file, as rows that may be packed; ``None`` if they aren't."""
     if isinstance(x, Encoded):
-        return x if isinstance(x.store, TableStore) and x.store.tier == "disk" else None
+        store = x.store
+        return (
+            x if isinstance(store, TableStore) and store.direct and store.tier == "disk" else None
+        )
     if (
         not getattr(x, MAPPED, False)
         or x.dim() != 2
