@@ -258,7 +258,7 @@ def test_packing_what_was_found_to_fit_memory():
     data = graph()
     run = make(data=data, store="auto", pack="auto").run(0)
     assert run.loss == make(data=data).run(0).loss
-    with pytest.raises(ValueError, match="only rows on disk are packed"):
+    with pytest.raises(ValueError, match="only rows of a DiskStore are packed"):
         make(data=data, store="host", pack="auto").run(0)
 
 
