@@ -17,6 +17,7 @@ import gas
 from gas.datasets import import_graph
 from gas.datasets.importing.ids import Ids, distinct_ids
 from gas.datasets.importing.sorting import EdgeSorter, edge_type, is_new
+from gas.graph.folder import NewFolder
 from gas.history import Codec
 
 pytestmark = pytest.mark.requires("pyarrow")
@@ -336,6 +337,37 @@ def test_it_goes_on(where, when, undirected, tmp_path, monkeypatch):
     assert done == list(importer.STAGES)[stages.index(where) :]
     assert content(tmp_path / "graph") == content(tmp_path / "whole")
     assert not list((tmp_path / "graph").glob("*.part"))
+
+
+def test_two_at_once(tmp_path, monkeypatch):
+    example(tmp_path / "tables")
+    importer = gas.datasets.importing.stages._Import
+    features, refused = importer._features, []
+
+    def meanwhile(self):
+        with pytest.raises(ValueError, match="which another process is writing"):
+            import_graph(tmp_path / "tables", tmp_path / "graph", log=False)
+        refused.append(True)
+        return features(self)
+
+    monkeypatch.setattr(importer, "_features", meanwhile)
+    import_graph(tmp_path / "tables", tmp_path / "graph", log=False)
+    assert refused
+    monkeypatch.undo()
+    import_graph(tmp_path / "tables", tmp_path / "whole", log=False)
+    assert content(tmp_path / "graph") == content(tmp_path / "whole")
+    with pytest.raises(ValueError, match=r"holds graph\.json"):
+        import_graph(tmp_path / "tables", tmp_path / "graph", log=False)
+
+
+def test_nothing_is_left_where_nothing_was_written(tmp_path):
+    with pytest.raises(KeyError), NewFolder(tmp_path / "graph", "somebody").alone():
+        raise KeyError
+    assert not (tmp_path / "graph").exists()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(KeyError), NewFolder(tmp_path / "empty", "somebody").alone():
+        raise KeyError
+    assert (tmp_path / "empty").exists()
 
 
 def test_a_killed_process(tmp_path):

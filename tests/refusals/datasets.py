@@ -135,6 +135,16 @@ def import_that_changed(t):
     imports(t, {"edges.csv": "source,target\na,b\n"})
 
 
+def import_into_one_folder(t):
+    """While another import is at it."""
+
+    def meanwhile(*_):
+        gas.datasets.import_graph(t.path / "tables", t.path / "graph", log=False)
+
+    t.patch.setattr("gas.datasets.importing.stages._Import._order", meanwhile)
+    imports(t)
+
+
 def import_of_a_cut_off_file(t):
     with t.patch.context() as patch:
         patch.setattr("gas.datasets.importing.stages._Import._order", raising(OSError("full")))
@@ -167,6 +177,7 @@ def graph_folder(t, **options):
 
 EDGES_OF_0_AND_1 = "source,target\n0,1\n1,0\n"
 CASES = {
+    "import_graph, while another is at it": import_into_one_folder,
     "import_graph, goes on after its file was cut off": import_of_a_cut_off_file,
     "import_graph, stores of several types": lambda t: stores(t, [("a", "to", "b"), None]),
     "import_graph, a tensor with a wrong name": lambda t: stores(t, name="an x"),

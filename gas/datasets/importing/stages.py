@@ -146,11 +146,20 @@ class _Import:
     ) -> None:
         self.folder, self.path, self.files, self.options = folder, path, files, options
         self.columns, self.codec, self.memory, self.log = options["columns"], codec, memory, log
-        self.found: dict[str, dict[str, Any]] = folder.mark.get("stages", {})
+        self.found: dict[str, dict[str, Any]] = {}
         self.at_once = max(1024, min(1 << 20, memory // 512))  # Edges that are read at a time.
 
     def run(self) -> None:
-        """Does what hasn't been done, and makes the folder whole."""
+        """Does what hasn't been done, and makes the folder whole.
+
+        Raises:
+            ValueError: If another process is at it.
+        """
+        with self.folder.alone():
+            self._run()
+
+    def _run(self) -> None:
+        self.found = self.folder.mark.get("stages", {})
         source = {"options": self.options, "files": self._seen()}
         begun = self.folder.mark.get("source"), self.found
         if not all(isinstance(said, dict) for said in begun):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,11 @@ from gas.graph.folder.description import NAME, Array, Description, read_json
 from gas.graph.folder.npy import write_array
 from gas.history.memory import free_disk
 from gas.native.memory import human
+
+try:
+    import fcntl
+except ImportError:  # Windows: nobody is kept out.
+    fcntl = None  # type: ignore[assignment]
 
 MARK = "unfinished.json"  # There as long as graph.json isn't; lists the files that are ours.
 MARK_FORMAT = "unfinished gas graph"
@@ -39,6 +45,11 @@ class NewFolder:
 
     def __init__(self, path: str | Path, by: str) -> None:
         self.path, self.by = Path(path), by
+        self._look()
+
+    def _look(self) -> None:
+        """Reads what was left, and refuses anything else."""
+        path = self.path
         self.mark: dict[str, Any] = {}
         if not self.path.is_dir():
             if self.path.exists() or self.path.is_symlink():
@@ -53,6 +64,31 @@ class NewFolder:
             raise ValueError(
                 f"'out' is {str(path)!r}, which holds {found}: name a new folder, or an empty one"
             )
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """In this context no other process, or thread, writes into the folder by this function.
+
+        Raises:
+            ValueError: If one does, or has finished it since.
+        """
+        is_new = not self.path.exists()
+        self.path.mkdir(parents=True, exist_ok=True)
+        with contextlib.ExitStack() as stack:
+            if is_new:  # If nothing comes of it.
+                stack.callback(_remove_empty, self.path)
+            if fcntl is not None:  # Not on Windows.
+                handle = os.open(self.path, os.O_RDONLY)
+                stack.callback(os.close, handle)
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError as error:
+                    raise ValueError(
+                        f"'out' is {str(self.path)!r}, which another process is writing: wait for "
+                        "it, or name another folder"
+                    ) from error
+            self._look()
+            yield
 
     def _read_mark(self) -> dict[str, Any]:
         """What an unfinished folder says of itself."""
@@ -116,6 +152,11 @@ class NewFolder:
         write_json(self.path / NAME, said if arrays is None else {**said, "arrays": arrays})
         (self.path / MARK).unlink()
         sync_folder(self.path)
+
+
+def _remove_empty(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.rmdir()
 
 
 def _new(name: str) -> str:
