@@ -102,7 +102,7 @@ def _uncut(data: Data) -> Data:
     """The graph of a folder as it was before it was cut into parts, with a list of edges."""
     perm = data.get("perm")
     data = with_edge_index(data)
-    for key in ("perm", "parts"):
+    for key in ("perm", "parts", "shards"):
         if key in data:
             del data[key]
     if perm is None or torch.equal(perm, torch.arange(perm.numel())):

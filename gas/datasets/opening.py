@@ -16,6 +16,7 @@ from gas.datasets.masks import with_masks
 from gas.graph.edges import check_edge_rows, check_finite, read_graph
 from gas.graph.features import with_csr_features
 from gas.graph.folder import is_graph_folder, open_folder
+from gas.graph.shards import SHARD, SHARDS, shard_of
 from gas.native.checks import check_integer
 from gas.native.sparse_rows import is_sparse
 
@@ -26,6 +27,7 @@ def open_graph(
     undirected: bool = False,
     columns: Mapping[str, str] | None = None,
     num_splits: int | None = 1,
+    shard: int | None = None,
     check: bool = True,
     log: bool = True,
 ) -> Data:
@@ -67,6 +69,9 @@ def open_graph(
         num_splits: How many random splits are made up where labels come without a split; masks are
             ``[N]`` for one, ``[N, num_splits]`` for several. ``None``: 20 up to 100,000 nodes, else
             one. (default: ``1``)
+        shard: Read the local graph of one process into memory, and no more, of a graph folder that
+            ``gas.cluster(..., shards=W)`` has written: that of the process with this number, from
+            0; see :func:`gas.graph.shards.shard_of`. (default: the whole graph)
         check: Refuse NaN and infinite features; of a graph folder, look at every id instead.
             (default: ``True``)
         log: Report what was found on standard error. (default: ``True``)
@@ -96,10 +101,17 @@ def open_graph(
                 f"{given!r} is given with the graph folder {str(path)!r}, which is as it was "
                 "written: leave it out"
             )
-        data = open_folder(path, check)
+        data = open_folder(path, check and shard is None)  # Of a shard, its own are looked at.
+        if shard is not None:
+            data = shard_of(data, shard)
         if log:
             print(_folder_summary(path, data), file=sys.stderr)
         return data
+    if shard is not None:
+        raise ValueError(
+            f"'shard' is {shard}, but {str(path)!r} is no graph folder: write one, "
+            "gas.cluster(data, num_parts, shards=2, out=folder), and open that"
+        )
     archive = path.suffix in (".npz", ".pt")
     data = load_graph(path) if archive else read_folder(path, columns or {})
     data = with_csr_features(data)
@@ -124,7 +136,9 @@ def open_graph(
 
 def _folder_summary(path: Path, data: Data) -> str:
     parts = "" if "parts" not in data else f", {data.parts.numel() - 1} parts"
-    return f"{path}: {data.num_nodes:,} nodes, {data.num_edges:,} edges{parts}, mapped"
+    shards = "" if SHARDS not in data else f" in {data[SHARDS].numel() - 1} shards"
+    how = "mapped" if SHARD not in data else str(data[SHARD])
+    return f"{path}: {data.num_nodes:,} nodes, {data.num_edges:,} edges{parts}{shards}, {how}"
 
 
 def _summary(path: Path, data: Data, one_way: float) -> list[str]:

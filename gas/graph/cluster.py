@@ -17,8 +17,9 @@ from gas.graph.features import with_csr_features
 from gas.graph.folder.new import NewFolder
 from gas.graph.folder.opening import open_folder
 from gas.graph.folder.writing import PERM, GraphWriter
-from gas.graph.partition import find_parts
-from gas.graph.permute import PARTS, permute
+from gas.graph.partition import find_parts, find_shards, shared_equally
+from gas.graph.permute import PARTS, SHARD, SHARDS, permute
+from gas.native.checks import check_integer
 from gas.native.memory import bytes_of
 
 
@@ -35,6 +36,7 @@ class Model(Protocol):
 def cluster(
     data: Data,
     num_parts: int | str,
+    shards: int = 1,
     *,
     model: Model | None = None,
     memory: int | str | None = None,
@@ -58,7 +60,10 @@ def cluster(
         data: The graph; it is not modified. Its features ``x`` may be sparse, a matrix of
             ``torch.sparse`` or SciPy.
         num_parts: The number of parts, between 1 and the number of nodes. No part is empty.
-            ``"auto"``: few enough for ``memory``.
+            ``"auto"``: few enough for ``memory``. A multiple of ``shards``.
+        shards: How many processes are to train, each on a graph of its own: the graph is cut into
+            so many shards, and each of these into equally many parts, so that few edges run
+            between processes. (default: ``1``)
         model: Whose transform of the whole graph is applied first, such as the normalisation of
             :class:`gas.models.GCN`; give the graph as it was before. (default: no transform)
         memory: With ``num_parts="auto"``, how many bytes a mini-batch of one part may take in
@@ -83,10 +88,12 @@ def cluster(
         The graph with its nodes, masks, lists of node ids (``train_idx``, ...) and edges
         renumbered, and ``parts``, of shape ``[num_parts + 1]``: part ``p`` is the nodes
         ``parts[p]`` to ``parts[p + 1] - 1``; and ``perm``, of shape ``[N]``: the row of ``data``
-        that each node was. With ``out`` it is what :func:`gas.open_graph` returns for that folder:
-        mapped, with an ``adj_t`` of compressed rows, whose values are the weights, in place of
-        ``edge_index`` and ``edge_weight``, and attributes of edges in the order of that. A graph of
-        one part may be cut again; ``perm`` is then of the graph before that.
+        that each node was. With several shards it has ``shards``, of shape ``[shards + 1]``: the
+        first row of each; see :func:`gas.graph.shards.shard_of`. With ``out`` it is what
+        :func:`gas.open_graph` returns for that folder: mapped, with an ``adj_t`` of compressed
+        rows, whose values are the weights, in place of ``edge_index`` and ``edge_weight``, and
+        attributes of edges in the order of that. A graph of one part may be cut again; ``perm`` is
+        then of the graph before that.
 
     Raises:
         ValueError: If the graph or an argument is unusable, or the graph is clustered already; if
@@ -99,6 +106,7 @@ def cluster(
             f"'num_parts' is {num_parts!r} and 'memory' {memory}: expected num_parts='auto' with "
             "both 'memory', the bytes of a mini-batch, and 'model', or a number of parts alone"
         )
+    check_integer("shards", shards, 1)
     if memory is not None:
         memory = bytes_of("memory", memory)
     if in_place and out is not None:
@@ -118,17 +126,28 @@ def cluster(
     edges = given or read_graph(data, edge_weight=False)
     writer = None if folder is None else GraphWriter(folder, data)
 
-    def parts_of(num_parts: Any, log: bool) -> tuple[Tensor, Tensor]:
-        return find_parts(edges, num_parts, recursive, log, edge_weight, method, seed, cache)
+    def parts_of(num_parts: Any, log: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+        options = recursive, log, edge_weight, method, seed, cache
+        if shards == 1:
+            return *find_parts(edges, num_parts, *options), None
+        return find_shards(edges, num_parts, shards, *options)
 
     def cut(num_parts: Any, log: bool = False, in_place: bool = False) -> Data:
-        perm, parts = parts_of(num_parts, log)
+        perm, parts, bounds = parts_of(num_parts, log)
         out = permute(data, perm, log, in_place=in_place)
         out[PERM], out[PARTS] = perm if before is None else before[perm], parts
+        if bounds is not None:
+            out[SHARDS] = bounds
+        return out
+
+    def tried(num_parts: int) -> Data:
+        out = cut(shared_equally(num_parts, shards, edges.num_nodes))
+        if SHARDS in out:  # All processes are to find the same, so each looks at all parts.
+            del out[SHARDS]
         return out
 
     if isinstance(memory, int) and model is not None:
-        num_parts = model.parts_within(memory, cut)
+        num_parts = shared_equally(model.parts_within(memory, tried), shards, edges.num_nodes)
         if log:
             print(f"{num_parts} parts", file=sys.stderr)
     if writer is None or folder is None:
@@ -144,11 +163,14 @@ def _uncut(data: Data) -> tuple[Data, Tensor | None]:
         ValueError: If it has several parts.
     """
     parts, perm = data.get(PARTS), data.get(PERM)
-    if parts is None and perm is None:
+    of_shards = SHARD if SHARD in data else SHARDS if SHARDS in data else None
+    if parts is None and perm is None and of_shards is None:
         return data, None
-    if perm is None or not isinstance(parts, Tensor) or parts.numel() != 2:
+    is_whole = perm is not None and isinstance(parts, Tensor) and parts.numel() == 2
+    if of_shards is not None or not is_whole:
+        found = of_shards or (PARTS if PARTS in data else PERM)
         raise ValueError(
-            f"'data' has {(PARTS if PARTS in data else PERM)!r} already, which gas.cluster sets: "
+            f"'data' has {found!r} already, which gas.cluster sets: "
             "pass the graph as it was before, or rename the attribute"
         )
     data = copy.copy(data)
@@ -157,5 +179,14 @@ def _uncut(data: Data) -> tuple[Data, Tensor | None]:
 
 
 def in_first_order(data: Data, rows: Tensor) -> Tensor:
-    """Rows of a clustered graph's nodes, of shape ``[N, ...]``, as the graph was before."""
+    """Rows of a clustered graph's nodes, of shape ``[N, ...]``, as the graph was before.
+
+    Raises:
+        ValueError: If it is the graph of one process, which lacks the other nodes.
+    """
+    if SHARD in data:
+        raise ValueError(
+            "'data' is the graph of one process, a shard of a graph, which has no rows for the "
+            "nodes of others: pass the whole graph, to a process of its own"
+        )
     return torch.empty_like(rows).index_copy_(0, data[PERM].to(rows.device), rows)

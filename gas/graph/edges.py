@@ -85,11 +85,16 @@ def read_edges(adj: Any, num_nodes: int | None = None, name: str = "edge_index")
 
 def _checked(edges: Edges, name: str) -> Edges:
     for ids in (edges.src, edges.dst):
-        _check_ids(ids, edges.num_nodes, name)
+        check_ids(ids, edges.num_nodes, name)
     return edges
 
 
-def _check_ids(ids: Tensor, num_nodes: int, name: str) -> None:
+def check_ids(ids: Tensor, num_nodes: int, name: str) -> None:
+    """Refuses ids of nodes that aren't there.
+
+    Raises:
+        ValueError: Naming one.
+    """
     if ids.numel() == 0:
         return
     low, high = (int(v) for v in torch.aminmax(ids))
@@ -158,7 +163,7 @@ def read_rows(data: Data, edge_weight: bool = True) -> tuple[CSR, Tensor | None]
         if layout.name == "csr" and size is not None and size[0] == size[1]:
             rowptr, col, weight = layout.parts(adj_t)
             _check_fits(data, size[0])
-            _check_ids(col, size[0], "adj_t")
+            check_ids(col, size[0], "adj_t")
             check_nodes(data, size[0])
             check_weight(weight)
             if rises(rowptr, col.numel()) and sorted_rows(rowptr, col):

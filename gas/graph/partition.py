@@ -8,6 +8,7 @@ contiguous range of rows, so a push is one copy per part.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import sys
 import tempfile
@@ -136,6 +137,72 @@ def find_parts(
     ptr = torch.zeros(num_parts + 1, dtype=torch.long)
     torch.cumsum(torch.bincount(part, minlength=num_parts), 0, out=ptr[1:])
     return torch.sort(part, stable=True).indices, ptr
+
+
+def find_shards(
+    edges: Edges,
+    num_parts: int,
+    shards: int,
+    recursive: bool,
+    log: bool,
+    edge_weight: Tensor | None,
+    method: str,
+    seed: int,
+    cache: bool | str | Path,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Cuts a graph twice: into shards, then each of these into as many parts as the others.
+
+    A single cut into parts would leave open which of them a process is to have, so that few edges
+    run between processes. Parts of a shard are those of the edges within it.
+
+    ``num_parts`` are those of all shards together; see :func:`metis` for the rest.
+
+    Returns:
+        ``perm`` and ``ptr`` as of :func:`metis`, and the first row of every shard, of shape
+        ``[shards + 1]``.
+
+    Raises:
+        ValueError: If the parts don't divide among the shards, or a shard has fewer nodes than
+            parts.
+    """
+    _check_num_parts(num_parts, edges.num_nodes)
+    if num_parts % shards:
+        raise ValueError(
+            f"'num_parts' is {num_parts}, which {shards} shards can't share equally: expected a "
+            f"multiple of 'shards', such as {_next_multiple(num_parts, shards)}"
+        )
+    options = recursive, log, edge_weight, method, seed, cache
+    perm, bounds = find_parts(edges, shards, *options)
+    weight = None if edge_weight is None else whole_weights(edge_weight, edges.src.numel())
+    new_id = torch.empty_like(perm)
+    new_id[perm] = torch.arange(perm.numel())
+    src, dst = new_id[edges.src.cpu()], new_id[edges.dst.cpu()]
+    perms, ptrs = [], [torch.zeros(1, dtype=torch.long)]
+    each = num_parts // shards
+    for shard, (begin, end) in enumerate(itertools.pairwise(bounds.tolist())):
+        if end - begin < each:
+            raise ValueError(
+                f"'num_parts' is {num_parts}, {each} for each shard, but shard {shard} has "
+                f"{end - begin} nodes: ask for fewer parts, or fewer 'shards'"
+            )
+        inside = ((src >= begin) & (src < end) & (dst >= begin) & (dst < end)).nonzero().view(-1)
+        own = Edges(src[inside] - begin, dst[inside] - begin, None, end - begin)
+        # Where no edge matters, all are alike.
+        heavy = None if weight is None or not bool(weight[inside].any()) else weight[inside]
+        order, ptr = find_parts(own, each, recursive, log, heavy, method, seed, cache)
+        perms.append(perm[begin:end][order])
+        ptrs.append(ptr[1:] + begin)
+    return torch.cat(perms), torch.cat(ptrs), bounds
+
+
+def shared_equally(num_parts: int, shards: int, num_nodes: int) -> int:
+    """A number of parts that shards can share: the next one, if there are as many nodes."""
+    parts = _next_multiple(num_parts, shards)
+    return parts if parts <= num_nodes else max(num_nodes // shards, 1) * shards
+
+
+def _next_multiple(number: int, of: int) -> int:
+    return -(-number // of) * of
 
 
 def _compute(

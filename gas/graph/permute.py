@@ -21,6 +21,8 @@ from gas.native.encoded_rows import is_encoded
 BLOCK = 2**20  # Ids that are looked up at once.
 LINE_BYTES = 64  # Of a row, what a cache reads at once.
 PARTS = "parts"  # The attribute that gas.cluster adds.
+SHARDS = "shards"  # What it adds of a graph for several processes: the first row of each one's.
+SHARD = "shard"  # What the local graph of a process has, a gas.graph.shards.Shard.
 # Lists of node ids; "train_idx" is OGB's, the others are as common.
 NODE_LISTS = re.compile(r"(train|val|valid|validation|test|unlabell?ed)_(idx|index|ids?|nodes?)")
 
@@ -32,7 +34,7 @@ def permute(data: Data, perm: Tensor, log: bool = True, *, in_place: bool = Fals
     renumbered. The columns of ``edge_index`` keep their order, so edge-level tensors stay as they
     are; the entries of an ``adj_t`` are sorted by row and column again, and edge-level tensors
     with them. Node ids in tensors named ``train_idx``, ``val_index``, ``test_nodes`` and so on are
-    renumbered; those under other names, and lists, stay as they are. Parts of
+    renumbered; those under other names, and lists, stay as they are. Parts and shards of
     :func:`gas.cluster` would fit no more, and are left out.
 
     Args:
@@ -45,9 +47,16 @@ def permute(data: Data, perm: Tensor, log: bool = True, *, in_place: bool = Fals
             ``adj_t``, and what shares memory are made anew nevertheless. (default: ``False``)
 
     Raises:
-        ValueError: If ``perm`` is not a permutation of the nodes.
+        ValueError: If ``perm`` is not a permutation of the nodes, or ``data`` a shard.
     """
     start = time.perf_counter()
+    from gas.graph.shards import Shard  # Which are made of graphs that were renumbered here.
+
+    if isinstance(data.get(SHARD), Shard):
+        raise ValueError(
+            "'data' is the graph of one process, a shard of a graph, whose rows are where the "
+            "others expect them: renumber the whole graph, before gas.cluster cuts it"
+        )
     data = with_csr_features(data)
     edges = read_graph(data)
     num_nodes = edges.num_nodes
@@ -63,8 +72,9 @@ def permute(data: Data, perm: Tensor, log: bool = True, *, in_place: bool = Fals
 
     writable = _writable(data, perm) if in_place else frozenset[str]()
     out = copy.copy(data)
-    if PARTS in out:
-        del out[PARTS]
+    for key in (PARTS, SHARDS):
+        if key in out:
+            del out[key]
     for key, value in data:
         if key in ("edge_index", "edge_label_index"):
             ids = value.as_tensor() if isinstance(value, EdgeIndex) else value

@@ -17,7 +17,9 @@ from gas.history.rows import first_rows
 from gas.loader.unread import OwnRows, UnreadRows, add_unread, attributes, read_all, unread
 from gas.native.sparse_rows import is_sparse, parts
 
+DRAWN = "drawn"  # An attribute of n_id: which random numbers its views are of.
 GRAPH_SIZE = "graph_size"  # An attribute of n_id: of how many nodes the graph is.
+# And "shard", of a graph that is one process's: ids are its rows.
 
 
 class SubData(NamedTuple):

@@ -14,6 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
 from torch_geometric.data import Data
 
 from gas.augment import Augmentation, Views
@@ -30,11 +31,12 @@ from gas.graph.edges import (
 from gas.graph.features import with_csr_features
 from gas.graph.folder import mapped_rows, opened
 from gas.graph.layout import default_layout, find_layout
-from gas.graph.permute import PARTS
+from gas.graph.permute import PARTS, SHARD, SHARDS
 from gas.graph.report import check_ptr
+from gas.graph.shards import Shard, local_graph
 from gas.graph.versions import GraphVersions
 from gas.history.encoded import Encoded
-from gas.loader.batch import GRAPH_SIZE, SubData, empty_graph
+from gas.loader.batch import DRAWN, GRAPH_SIZE, SubData, empty_graph
 from gas.loader.kept import KeptBatches
 from gas.loader.order import BatchOrder, check_order
 from gas.loader.unread import UnreadRows, add_unread, read_all, rows_of
@@ -55,9 +57,12 @@ class SubgraphLoader(DataLoader):
             of its features and attributes are seen from the next epoch on; those of its edges are
             refused. Sparse features ``x`` stay so: batches have a ``torch.sparse_csr`` matrix of
             their nodes' rows. Where they have to be made CSR, the loader works on a graph of its
-            own: assign to ``loader.data`` then.
-        ptr: The parts, of shape ``[num_parts + 1]``, from :func:`gas.metis`.
-            (default: ``data.parts``, which :func:`gas.cluster` has set)
+            own: assign to ``loader.data`` then. So it does where processes of
+            ``torch.distributed`` share a graph that was cut into ``shards``: each has the batches
+            of its own, and ids of nodes and edges are those of the local graph that
+            :func:`gas.graph.shards.shard_of` makes. Such a local graph may be given, too.
+        ptr: The parts, of shape ``[num_parts + 1]``, from :func:`gas.metis`; of the shard's own
+            nodes, where there is one. (default: ``data.parts``, which :func:`gas.cluster` has set)
         batch_size: Parts per mini-batch; a batch lists them in increasing order. (default: ``1``)
         bipartite: Make the adjacency ``[batch_size, batch_size + halo]``; otherwise square, with
             empty halo rows. The layout ``"edge_index"`` has no such shape. (default: ``True``)
@@ -83,7 +88,9 @@ class SubgraphLoader(DataLoader):
             (default: nothing)
         like: Another loader of the same graph, whose copy of edges and weights is shared.
             (default: a copy of its own)
-        **kwargs: Further arguments of ``torch.utils.data.DataLoader``, such as ``shuffle``.
+        **kwargs: Further arguments of ``torch.utils.data.DataLoader``, such as ``shuffle``, or
+            ``sampler=DistributedSampler(range(num_parts))``, which gives each process some of the
+            parts; a graph with ``shards`` refuses that, where each has those of its own.
 
     Raises:
         ValueError: If the graph, ``ptr`` or an option is unusable, naming the argument; when an
@@ -109,11 +116,22 @@ class SubgraphLoader(DataLoader):
     ) -> None:
         _check_batch_size(batch_size)
         data = opened(data)
+        again = _made_of(kwargs)
+        if again is not None:
+            like, layout, edge_weight, cache = again, again.layout, again.edge_weight, again.cache
         if layout is None:
             layout = default_layout(data.get("adj_t"), is_clustered=ptr is None)
-        ptr = _parts(data, ptr)
+        is_transformed = epoch_transform is not None or graph_transform is not None
+        if is_transformed and shard_in(data) is not None:
+            name = "graph_transform" if epoch_transform is None else "epoch_transform"
+            raise ValueError(
+                f"'{name}' is given with the graph of one process, a shard, which lacks the edges "
+                "of other nodes: pass the whole graph, which every process cuts for itself; or "
+                "normalise before it is cut, gas.cluster(data, num_parts, shards, model=model)"
+            )
+        if not is_transformed:  # Whole graphs are.
+            data = local_graph(data)
         if like is not None:
-            is_transformed = epoch_transform is not None or graph_transform is not None
             _check_like(like, data, edge_weight, is_transformed)
         self._first = data
         data = with_csr_features(data)
@@ -126,12 +144,20 @@ class SubgraphLoader(DataLoader):
                 )
             self._views = views = Views(epoch_transform, data, graph_transform)
             data = views.graph
+        elif again is not None:  # Whose graph has been transformed.
+            self._views = again._views
         elif graph_transform is not None:
             data = graph_transform(copy.copy(data))
+        data = local_graph(data)
+        ptr = _parts(data, ptr)
+        self.shard: Shard | None = shard_in(data)
+        """Which nodes and edges of the whole graph those are that it loads, if not all."""
         self._layout = find_layout(layout)
         relabel = like._relabel if like is not None else _relabeler(data, edge_weight)
         num_nodes = relabel.num_nodes
-        check_ptr(ptr, num_nodes)
+        check_ptr(ptr, num_nodes if self.shard is None else self.shard.num_own)
+        if self.shard is not None:
+            _check_undivided(kwargs)
         if check:
             check_finite(data)
 
@@ -140,14 +166,16 @@ class SubgraphLoader(DataLoader):
         self.data = data
         self.ptr = ptr
         self.bipartite = bipartite
-        self.layout = layout
+        self.log = log
+        self.layout: str = layout
+        self.edge_weight: bool = edge_weight
+        self.cache: bool | None = cache
         self.num_nodes: int = num_nodes
         self._relabel: Relabeler = relabel
         self._rowptr = self._relabel.rowptr
         self._weighted = self._relabel.weight is not None
         self._weight_key = "edge_weight" if self._weighted and data.get("adj_t") is None else None
         self._bounds: list[int] = ptr.tolist()
-        self._edge_weight = edge_weight
         self._copied = {"edge_index", "adj_t", *(["edge_weight"] if edge_weight else [])}
         self._look()
 
@@ -158,10 +186,9 @@ class SubgraphLoader(DataLoader):
             **kwargs,
         )
         self._order = BatchOrder(cast(Any, self.batch_sampler))
-        self.__dict__["batch_sampler"] = self._order  # Which PyTorch lets nobody change.
         self._fingerprint: int | None = None
         in_order = isinstance(self.sampler, torch.utils.data.SequentialSampler)
-        fixed = "batch_sampler" not in kwargs and (batch_size == 1 or in_order)
+        fixed = kwargs.get("batch_sampler") is None and (batch_size == 1 or in_order)
         self._cache_features = bool(cache)
         self._kept = KeptBatches(_cache_limit(cache, fixed))
 
@@ -197,11 +224,16 @@ class SubgraphLoader(DataLoader):
             left out. ``n_id`` holds the nodes' ids in the graph.
 
         Raises:
-            ValueError: If a node is named twice, or there is no hop.
+            ValueError: If a node is named twice, or there is no hop, or the graph is a shard.
             IndexError: If a node doesn't exist.
             MemoryError: If there are more nodes and edges than ``most``, before features are read.
         """
         check_integer("num_hops", num_hops, 1)
+        if self.shard is not None:
+            raise ValueError(
+                "'loader' has a shard of a graph, whose replicas of nodes have no edges into them: "
+                "make a loader of the whole graph, in a process of its own"
+            )
         check_range("nodes", nodes, self.num_nodes)
         self._follow()
         for _ in range(num_hops - 1):
@@ -221,6 +253,11 @@ class SubgraphLoader(DataLoader):
         return data
 
     @property
+    def num_own(self) -> int:
+        """How many nodes its parts have, the first of the graph: all, but for those of a shard."""
+        return self._bounds[-1]
+
+    @property
     def degree(self) -> Tensor:
         """The number of edges into each node, of shape ``[num_nodes]``."""
         return self._rowptr.diff()
@@ -228,6 +265,11 @@ class SubgraphLoader(DataLoader):
     def edges_per_part(self) -> Tensor:
         """The number of edges into the nodes of each part, of shape ``[num_parts]``."""
         return self._rowptr[self.ptr].diff()
+
+    @property
+    def _index_sampler(self) -> BatchOrder:
+        """What PyTorch draws batches from; ``batch_sampler`` is what others know and replace."""
+        return self._order
 
     def __iter__(self) -> Iterator[SubData]:  # type: ignore[override]
         self._follow()
@@ -346,7 +388,6 @@ class SubgraphLoader(DataLoader):
         other = self._with(None)
         # An epoch that is under way, or is to go on, is no business of theirs.
         other._order = BatchOrder(self._order.batches)
-        other.__dict__["batch_sampler"] = other._order
         return other
 
     def _with(self, views: EpochViews | None) -> SubgraphLoader:
@@ -395,7 +436,8 @@ class SubgraphLoader(DataLoader):
 
     def _look(self) -> None:
         """Notes which tensors the graph has."""
-        keys = [key for key in self.data.keys() if key != PARTS]  # noqa: SIM118
+        ours = {PARTS, SHARDS} | ({SHARD} if shard_in(self.data) is not None else set())
+        keys = [key for key in self.data.keys() if key not in ours]  # noqa: SIM118  # A graph iterates pairs.
         self._node_keys = [key for key in keys if is_row_per_node(self.data, key)]
         self._edge_keys = [key for key in keys if is_row_per_edge(self.data, key)]
         rows = {*self._node_keys, *self._edge_keys, *ADJACENCY_KEYS}
@@ -451,6 +493,10 @@ class SubgraphLoader(DataLoader):
     def _signed(self, batch: SubData) -> SubData:
         """Notes the graph's size beside the ids; on their way from a worker they would lose it."""
         setattr(batch.n_id, GRAPH_SIZE, self.num_nodes)
+        if self.shard is not None:
+            setattr(batch.n_id, SHARD, self.shard)
+            chain = self._augmentation
+            setattr(batch.n_id, DRAWN, 0 if chain is None else chain.drawn())
         return batch
 
     def _collate(self, parts: list[int]) -> SubData:
@@ -513,7 +559,10 @@ class SubgraphLoader(DataLoader):
             value = self.data[key]
             batch.data[key] = copy_of(value) if isinstance(value, Tensor) else value
         if self._views is not None:
-            batch.data.views = self._views.cut(batch.data, batch.n_id, self._weighted)
+            n_id, e_id, shard = batch.n_id, batch.data.e_id, self.shard
+            if shard is not None:  # The views are those of the whole graph.
+                n_id, e_id = shard.nodes[n_id], shard.edges[e_id]
+            batch.data.views = self._views.cut(batch.data, n_id, self._weighted, e_id)
 
     def _set_adjacency(
         self,
@@ -575,9 +624,10 @@ class EvalSubgraphLoader(SubgraphLoader):
         data = opened(data)
         if kwargs.get("layout") is None:
             kwargs["layout"] = default_layout(data.get("adj_t"), is_clustered=ptr is None)
-        ptr = _parts(data, ptr)
-        data = with_csr_features(data)
-        check_ptr(ptr, data.num_nodes)
+        mine = local_graph(data)
+        ptr, shard = _parts(mine, ptr), shard_in(mine)
+        num_nodes = with_csr_features(mine).num_nodes if shard is None else shard.num_own
+        check_ptr(ptr, num_nodes)
         ptr = torch.unique_consecutive(torch.cat([ptr[::batch_size], ptr[-1:]]))
         super().__init__(data, ptr, 1, bipartite, log, **kwargs)
 
@@ -595,6 +645,26 @@ def _parts(data: Data, ptr: Tensor | None) -> Tensor:
     return parts
 
 
+def shard_in(data: Data) -> Shard | None:
+    """The shard that a graph is, if it isn't a whole one."""
+    shard = data.get(SHARD)
+    return shard if isinstance(shard, Shard) else None
+
+
+def _made_of(options: dict[str, Any]) -> SubgraphLoader | None:
+    """Which loader is made anew with another sampler, as Lightning does, if it is.
+
+    What makes it knows attributes of the ``DataLoader``, and the arguments that its constructor
+    names, as far as they are attributes, too. It can't give all, but the loader itself.
+    """
+    loader = getattr(options.get("collate_fn"), "__self__", None)
+    if not isinstance(loader, SubgraphLoader):
+        return None
+    for name in ("dataset", "collate_fn"):
+        options.pop(name, None)
+    return loader
+
+
 def _relabeler(data: Data, edge_weight: bool) -> Relabeler:
     (rowptr, col, e_id), weight = read_rows(data, edge_weight)
     return Relabeler(rowptr, col, e_id, weight)
@@ -602,12 +672,24 @@ def _relabeler(data: Data, edge_weight: bool) -> Relabeler:
 
 def _check_like(like: SubgraphLoader, data: Data, edge_weight: bool, is_transformed: bool) -> None:
     is_same = data is like.data or data is like._first
-    if is_transformed or not is_same or like._edge_weight != edge_weight:
+    if is_transformed or not is_same or like.edge_weight != edge_weight:
         raise ValueError(
             "'like' is a loader of another graph, or with another 'edge_weight', or the graph is "
             "transformed: pass a loader of the same 'data', or leave 'like' out"
         )
     like._follow()
+
+
+def _check_undivided(options: Mapping[str, Any]) -> None:
+    """Refuses to share out the parts of one process among all of them once more."""
+    samplers = options.get("sampler"), getattr(options.get("batch_sampler"), "sampler", None)
+    if any(isinstance(sampler, DistributedSampler) for sampler in samplers):
+        raise ValueError(
+            "'sampler' is a DistributedSampler, but the graph has 'shards', and each process has "
+            "the parts of its own already: use shuffle=True instead, and "
+            "Trainer(use_distributed_sampler=False) with Lightning; or take the shards away, "
+            "del data.shards"
+        )
 
 
 def _check_batch_size(batch_size: int) -> None:

@@ -232,6 +232,8 @@ CASES = {
         t, {"edges.csv": "source,target\na,c\n", "node_id.csv": "id\na\nb\n"}
     ),
     "open_graph, a graph folder made undirected": lambda t: graph_folder(t, undirected=True),
+    "open_graph, a shard of a graph without": lambda t: graph_folder(t, shard=0),
+    "open_graph, a shard of tables": lambda t: opening(t, options={"shard": 0}),
     "open_graph, columns of a graph folder": lambda t: graph_folder(t, columns={"source": "a"}),
     "planted_to_disk, no nodes": lambda t: planted_to_disk(t.path, 0),
     "planted_to_disk, features of another type": lambda t: planted_to_disk(

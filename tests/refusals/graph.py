@@ -9,8 +9,10 @@ from torch_geometric.data import Data
 
 import gas
 from gas.graph.adjacency import Adjacency
+from gas.graph.cluster import in_first_order
 from gas.graph.layout import find_layout
-from refusals import HALVES, Model, load, ring
+from gas.graph.shards import shard_of
+from refusals import HALVES, Model, load, ring, sharded
 
 RING = ring().edge_index
 ROWPTR, COL = torch.tensor([0, 1, 2]), torch.tensor([0, 1])
@@ -63,6 +65,28 @@ def without_torch_sparse(t):
 
 def permute(perm, data=None):
     return gas.permute(data or ring(), perm, log=False)
+
+
+def lopsided(t, num_parts):
+    """METIS leaves one shard with less than its share."""
+    data = ring(x=None, y=None, train_mask=None, num_nodes=7)
+    t.patch.setattr(
+        "gas.graph.partition.random_parts", lambda nodes, parts, _: torch.arange(nodes) // 5
+    )
+    gas.cluster(data, num_parts, 2, method="random", log=False)
+
+
+def with_bounds(bounds):
+    data = sharded()
+    data.shards = torch.tensor(bounds)
+    return data
+
+
+def three_processes(t):
+    t.patch.setattr("torch.distributed.is_initialized", lambda: True)
+    t.patch.setattr("torch.distributed.get_world_size", lambda: 3)
+    t.patch.setattr("torch.distributed.get_rank", lambda: 0)
+    gas.SubgraphLoader(sharded(), log=False)
 
 
 def cluster(data=None, num_parts=2):
@@ -158,6 +182,21 @@ CASES = {
     ),
     "cluster, no bytes": lambda t: gas.cluster(ring(), "auto", memory=0, model=Model(), log=False),
     "gas.cluster, a clustered graph": lambda t: cluster(cluster()),
+    "gas.cluster, shards": lambda t: cluster(sharded()),
+    "gas.cluster, a shard": lambda t: cluster(shard_of(sharded(), 0)),
+    "gas.cluster, no shard": lambda t: gas.cluster(ring(), 2, 0, log=False),
+    "gas.cluster, parts that shards can't share": lambda t: gas.cluster(ring(), 3, 2, log=False),
+    "gas.cluster, more parts than nodes in a shard": lambda t: lopsided(t, 6),
+    "gas.permute, a shard": lambda t: permute(torch.arange(4), shard_of(sharded(), 0)),
+    "shard_of, a graph without shards": lambda t: shard_of(cluster(), 0),
+    "shard_of, a shard too many": lambda t: shard_of(sharded(), 2),
+    "shard_of, a negative shard": lambda t: shard_of(sharded(), -1),
+    "shard_of, another shard": lambda t: shard_of(shard_of(sharded(), 0), 1),
+    "shard_of, bounds of other parts": lambda t: shard_of(with_bounds([0, 1, 4]), 0),
+    "shard_of, bounds that end early": lambda t: shard_of(with_bounds([0, 2]), 0),
+    "shard_of, pairs of nodes": lambda t: shard_of(sharded(edge_label_index=RING), 0),
+    "in_first_order, a shard": lambda t: in_first_order(shard_of(sharded(), 0), torch.ones(4, 2)),
+    "a local graph, for another number of processes": three_processes,
     "gas.cluster, a list of other nodes": lambda t: cluster(ring(train_idx=torch.tensor([4]))),
     "gas.metis, an unknown method": lambda t: metis(method="scotch"),
     "gas.metis, no parts": lambda t: metis(num_parts=0),

@@ -3,11 +3,15 @@
 import threading
 
 import torch
+from torch.utils.data.distributed import DistributedSampler
+from torch_geometric.transforms import GCNNorm
 
 import gas
 from gas.augment import DropEdge
-from refusals import HALVES, load, ring
+from gas.graph.shards import shard_of
+from refusals import HALVES, load, ring, sharded
 
+SHARED_OUT = DistributedSampler(range(1), num_replicas=2, rank=0)
 FIRST = torch.tensor([0])
 
 
@@ -17,6 +21,10 @@ def evaluation(**options):
 
 def augmented(**options):
     return load(epoch_transform=DropEdge(ring(), 0.5), **options)
+
+
+def local(**options):
+    return gas.SubgraphLoader(shard_of(sharded(), 0), log=False, **options)
 
 
 def changed(key, **options):
@@ -60,6 +68,15 @@ CASES = {
     "SubgraphLoader, edges changed afterwards": lambda t: changed("edge_index"),
     "SubgraphLoader, features changed, with workers that stay": lambda t: changed(
         "x", num_workers=1, persistent_workers=True
+    ),
+    "SubgraphLoader.neighbourhood, of a shard": lambda t: local().neighbourhood(FIRST, 1),
+    "SubgraphLoader, views of a shard": lambda t: local(epoch_transform=DropEdge(ring(), 0.5)),
+    "SubgraphLoader, a shard and a transform": lambda t: local(graph_transform=GCNNorm()),
+    "SubgraphLoader, parts that aren't a shard's": lambda t: local(ptr=HALVES),
+    "SubgraphLoader, parts of one process shared out again": lambda t: gas.SubgraphLoader(
+        shard_of(gas.cluster(ring(), 2, shards=2, method="random", log=False), 0),
+        sampler=SHARED_OUT,
+        log=False,
     ),
     "SubgraphLoader, like that of another graph": lambda t: load(like=load()),
     "EvalSubgraphLoader, shuffled": lambda t: evaluation(shuffle=True),

@@ -315,10 +315,11 @@ def _check_sizes(path: Path, said: Description) -> None:
         _check_is(path, f"'{WEIGHT}'", arrays[WEIGHT], real, (num_edges,))
     if "perm" in arrays:
         _check_is(path, "'perm'", arrays["perm"], ("int64",), (num_nodes,))
-    if "parts" in arrays:
-        shape = arrays["parts"].shape
-        shape = shape if len(shape) == 1 and shape[0] >= 2 else (2,)
-        _check_is(path, "'parts'", arrays["parts"], ("int64",), shape)
+    for key in ("parts", "shards"):
+        if key in arrays:
+            shape = arrays[key].shape
+            shape = shape if len(shape) == 1 and shape[0] >= 2 else (2,)
+            _check_is(path, f"'{key}'", arrays[key], ("int64",), shape)
     for key, array in arrays.items():
         per_node = key in ("x", "y", "n_id") or key.endswith("_mask")
         per_edge = key in ("edge_attr", "edge_type")

@@ -20,7 +20,7 @@ from gas.native.memory import human
 
 try:
     import fcntl
-except ImportError:  # Windows: nobody is kept out.
+except ImportError:  # Windows: nobody is kept out. mypy takes a name to be a module for ever.
     fcntl = None  # type: ignore[assignment]
 
 MARK = "unfinished.json"  # There as long as graph.json isn't; lists the files that are ours.
@@ -49,11 +49,10 @@ class NewFolder:
 
     def _look(self) -> None:
         """Reads what was left, and refuses anything else."""
-        path = self.path
         self.mark: dict[str, Any] = {}
         if not self.path.is_dir():
             if self.path.exists() or self.path.is_symlink():
-                raise ValueError(f"'out' is {str(path)!r}, which is a file: name a folder")
+                raise ValueError(f"'out' is {str(self.path)!r}, which is a file: name a folder")
             return
         names = {entry.name for entry in self.path.iterdir()} - {_new(MARK)}
         if MARK in names and NAME not in names:
@@ -62,7 +61,8 @@ class NewFolder:
         if NAME in names or names:
             found = NAME if NAME in names else min(names)
             raise ValueError(
-                f"'out' is {str(path)!r}, which holds {found}: name a new folder, or an empty one"
+                f"'out' is {str(self.path)!r}, which holds {found}: name a new folder, or an empty "
+                "one"
             )
 
     @contextlib.contextmanager

@@ -130,14 +130,10 @@ def mapped_rows(x: Any) -> Encoded | None:
     """Features that are read from a file, as rows that may be packed; ``None`` if they aren't."""
     if isinstance(x, Encoded):
         store = x.store
-        return (
-            x if isinstance(store, TableStore) and store.direct and store.tier == "disk" else None
-        )
-    if (
-        not getattr(x, MAPPED, False)
-        or x.dim() != 2
-        or x.dtype not in (torch.float32, torch.float64)
-    ):
+        is_mapped = isinstance(store, TableStore) and store.direct and store.tier == "disk"
+        return x if is_mapped else None
+    is_matrix = getattr(x, MAPPED, False) and x.dim() == 2
+    if not is_matrix or x.dtype not in (torch.float32, torch.float64):
         return None
     return Encoded.of(MappedStore(x), Codec.of(x.dtype), x, "disk")
 
@@ -162,6 +158,7 @@ def _check_content(
 ) -> None:
     """Refuses pointers that don't rise, and ids that point nowhere."""
     ends = {ROWPTR: (COL, said.num_edges), "parts": (None, said.num_nodes)}
+    ends["shards"] = None, said.num_nodes
     ids = {COL: said.num_nodes}
     for key, array in said.arrays.items():
         if isinstance(array, Sparse):

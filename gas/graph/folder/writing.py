@@ -28,7 +28,7 @@ from gas.graph.folder.description import (
 )
 from gas.graph.folder.new import NewFolder
 from gas.graph.folder.npy import array_of
-from gas.graph.permute import PARTS, is_node_list, renumbered
+from gas.graph.permute import PARTS, SHARDS, is_node_list, renumbered
 from gas.history.encoded import Encoded
 from gas.native.memory import human
 from gas.native.sparse_rows import gather_sparse_rows, is_sparse, parts
@@ -83,27 +83,37 @@ class GraphWriter:
         self._said = Description(num_nodes, num_edges, arrays, attributes)
 
     def write(
-        self, perm: Tensor, ptr: Tensor, before: Tensor | None = None, log: bool = True
+        self,
+        perm: Tensor,
+        ptr: Tensor,
+        shards: Tensor | None = None,
+        before: Tensor | None = None,
+        log: bool = True,
     ) -> None:
         """Writes everything.
 
         Args:
             perm: The row of ``data`` that each node was, of shape ``[N]``, int64.
             ptr: The parts, of shape ``[num_parts + 1]``.
+            shards: The first row of each shard, of shape ``[shards + 1]``. (default: no shards)
             before: The row that each node of ``data`` was even before. (default: its own)
             log: Report progress on standard error. (default: ``True``)
         """
         start = time.perf_counter()
-        arrays = {**self._said.arrays, PARTS: Array(f"{PARTS}.npy", "int64", (ptr.numel(),))}
+        first = perm if before is None else before[perm]
+        found = {PERM: first, PARTS: ptr} | ({} if shards is None else {SHARDS: shards})
+        arrays = {
+            **self._said.arrays,
+            **{key: Array(f"{key}.npy", "int64", tuple(of.shape)) for key, of in found.items()},
+        }
         said = self._said._replace(arrays=arrays)
         self._folder.begin((array.file for _, array in said.files()), said.nbytes)
         new_id = torch.empty_like(perm)
         new_id[perm] = torch.arange(perm.numel())
         e_id = self._write_edges(said, new_id)
         for key, array in arrays.items():
-            if key in (PERM, PARTS):
-                first = perm if before is None else before[perm]
-                _write(self._folder, array, first if key == PERM else ptr, None)
+            if key in found:
+                _write(self._folder, array, found[key], None)
             elif key not in (ROWPTR, COL, WEIGHT):
                 _write(self._folder, array, *self._renumbered(key, perm, new_id, e_id))
         self._folder.finish(said)
@@ -156,7 +166,8 @@ def _files(arrays: dict[str, Array | Sparse]) -> Iterator[tuple[str, Array]]:
 def _file_of(key: str, taken: set[str]) -> str:
     """A name for a file that is another's nowhere, also where capitals don't count."""
     lower, name, number = {file.lower() for file in taken}, key, 1
-    while f"{name}.npy".lower() in lower | {f"{PERM}.npy", f"{PARTS}.npy", f"{WEIGHT}.npy"}:
+    ours = {f"{own}.npy" for own in (PERM, PARTS, SHARDS, WEIGHT)}
+    while f"{name}.npy".lower() in lower | ours:
         number += 1
         name = f"{key}-{number}"
     return f"{name}.npy"

@@ -1,0 +1,299 @@
+"""Shards: which process has which nodes of a graph, and the local graph that is made of them.
+
+:func:`gas.cluster` cuts a graph into shards, each one range of rows. A process works on a local
+graph: the nodes of its shard, every edge into them, and *replicas* of the nodes of other shards
+that these edges come from. Replicas have features and history rows, but no edges into them.
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+import zlib
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from gas.graph.edges import check_ids, is_row_per_edge, is_row_per_node, read_graph
+from gas.graph.features import rearranged, with_csr_features
+from gas.graph.folder.writing import PERM
+from gas.graph.layout import LAYOUTS, Layout, find_layout, layout_of, no_values
+from gas.graph.permute import PARTS, SHARD, SHARDS, is_node_list
+from gas.graph.versions import GraphVersions
+from gas.history.encoded import Encoded
+from gas.native.checks import check_integer
+from gas.native.graph import BLOCK, coo_to_csr
+from gas.native.sparse_rows import is_sparse
+
+__all__ = ["SHARD", "SHARDS", "Shard", "local_graph", "shard_of"]
+
+
+@dataclass(frozen=True, eq=False)
+class Shard:
+    """Which rows and edges of a whole graph a local graph has; the attribute ``shard`` of it.
+
+    Tensors are int64, and on the CPU.
+
+    * ``rank``: which shard it is, the rank of its process.
+    * ``bounds``: the first row of every shard in the whole graph, of shape ``[W + 1]``.
+    * ``replicas``: the nodes of other shards that have an edge into a node of this one, each once:
+      rows of the whole graph, increasing, of shape ``[R]``.
+    * ``edges``: which edge of the whole graph each local edge is, of shape ``[E]``, as ``e_id`` of
+      mini-batches of the whole graph counts them.
+    * ``fingerprint``: tells whether others have cut the same graph in the same way.
+    """
+
+    rank: int
+    bounds: Tensor
+    replicas: Tensor
+    edges: Tensor
+    fingerprint: int
+
+    @property
+    def num_ranks(self) -> int:
+        """The number of shards, W."""
+        return self.bounds.numel() - 1
+
+    @cached_property
+    def begin(self) -> int:
+        """The first of its rows in the whole graph."""
+        return int(self.bounds[self.rank])
+
+    @cached_property
+    def end(self) -> int:
+        """The row after its last."""
+        return int(self.bounds[self.rank + 1])
+
+    @property
+    def num_own(self) -> int:
+        """How many nodes it has, without replicas: the first rows of the local graph."""
+        return self.end - self.begin
+
+    @cached_property
+    def num_nodes(self) -> int:
+        """The number of nodes of the whole graph."""
+        return int(self.bounds[-1])
+
+    @cached_property
+    def nodes(self) -> Tensor:
+        """The row of the whole graph of each local row, of shape ``[num_own + R]``."""
+        return torch.cat([torch.arange(self.begin, self.end), self.replicas])
+
+    @cached_property
+    def replica_ptr(self) -> Tensor:
+        """Whose replicas are whose, of shape ``[W + 1]``.
+
+        Those of the shard ``r`` are ``replicas[replica_ptr[r] : replica_ptr[r + 1]]``.
+        """
+        return torch.searchsorted(self.replicas, self.bounds)
+
+    def __repr__(self) -> str:
+        return (
+            f"Shard({self.rank} of {self.num_ranks}, nodes={self.num_own}, "
+            f"replicas={self.replicas.numel()}, edges={self.edges.numel()})"
+        )
+
+
+def shard_of(data: Data, rank: int) -> Data:
+    """The local graph of a process.
+
+    Of a graph folder, the edges of its rows and what these and its replicas have are read; besides
+    them only ``perm``, for the fingerprint.
+
+    Args:
+        data: The whole graph, from :func:`gas.cluster` with ``shards``.
+        rank: Which shard, from 0.
+
+    Returns:
+        A graph with a row for each node of the shard, in order, then for each replica, in memory;
+        the edges into the shard's nodes, a list of them in the order that it had; and ``shard``, a
+        :class:`Shard`. Masks, attributes named ``*_mask``, are false for replicas, and lists of
+        nodes name the shard's alone: the others are those of other processes. ``parts`` are those
+        of the shard, of which the last ends where replicas begin. ``perm`` has a row of the
+        original graph for each node and replica. A graph that is such a one already is returned
+        as it is.
+
+    Raises:
+        ValueError: If the graph has no shards, or no such one.
+    """
+    check_integer("rank", rank, 0)
+    known = data.get(SHARD)
+    if isinstance(known, Shard):
+        if known.rank != rank:
+            raise ValueError(
+                f"'data' is the shard {known.rank} of a graph, expected the shard {rank}: pass "
+                "the whole graph, or the shard that is meant"
+            )
+        return data
+    bounds = _bounds(data)
+    if rank >= bounds.numel() - 1:
+        raise ValueError(
+            f"'rank' is {rank}, but the graph has {bounds.numel() - 1} shards: expected a number "
+            f"from 0 to {bounds.numel() - 2}"
+        )
+    if not is_sparse(data.get("x")):  # Those that are CSR are read row by row.
+        data = with_csr_features(data)
+    begin, end = bounds[rank : rank + 2].tolist()
+    dst, src, weight, edges, layout = _edges_into(data, begin, end)
+    is_own = (src >= begin) & (src < end)
+    replicas = torch.unique(src[~is_own])
+    src = torch.where(is_own, src - begin, end - begin + torch.searchsorted(replicas, src))
+    num_nodes = end - begin + replicas.numel()
+    if layout is not None:  # Columns of a matrix are in order, as gas.permute has them.
+        rowptr, col, order = coo_to_csr(dst - begin, src, num_nodes)
+        src, dst, edges = src[order], dst[order], edges[order]
+        if weight is not None:
+            weight = weight[order]
+        elif layout.name == "csr":
+            weight = no_values(edges.numel())
+        if is_sparse(data.adj_t):
+            index = data.adj_t.col_indices().dtype
+            rowptr, col = rowptr.to(index), col.to(index)
+    shard = Shard(rank, bounds, replicas, edges, _fingerprint(data, bounds))
+
+    out = copy.copy(data)
+    del out[SHARDS]
+    for key, value in data:
+        if key == "edge_index":
+            out[key] = torch.stack([src, dst - begin])
+        elif key not in (SHARDS, "adj_t"):
+            out[key] = _own(data, key, value, shard)
+    if layout is not None:
+        out.adj_t = layout.make(rowptr, col, weight, num_nodes)
+    out.num_nodes = num_nodes
+    out[SHARD] = shard
+    return out
+
+
+def _bounds(data: Data) -> Tensor:
+    """The first row of every shard of a whole graph."""
+    bounds, parts = data.get(SHARDS), data.get(PARTS)
+    if bounds is None or parts is None or PERM not in data:
+        raise ValueError(
+            "'data' has no 'shards': cut it for as many processes as there are, "
+            "data = gas.cluster(data, num_parts, shards=2)"
+        )
+    bounds, parts = bounds.cpu(), parts.cpu()
+    among = bool(torch.isin(bounds, parts).all()) and bool((bounds.diff() >= 0).all())
+    if not among or int(bounds[0]) != 0 or int(bounds[-1]) != data.num_nodes:
+        raise ValueError(
+            f"'shards' is {bounds.tolist()}, expected rows that rise from 0 to the number of "
+            f"nodes, {data.num_nodes}, at each of which one of 'parts' begins: cut the graph anew"
+        )
+    return bounds
+
+
+def _edges_into(
+    data: Data, begin: int, end: int
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Layout | None]:
+    """The edges into some rows: destinations, sources, weights, which edges these are.
+
+    The last is the layout of the matrix that they are to be held in, if they are in one.
+    """
+    adj_t = data.get("adj_t")
+    layout = None if adj_t is None else layout_of(adj_t, "adj_t")
+    if layout is not None and layout.name == "csr" and "edge_index" not in data:
+        rowptr, col, weight = layout.parts(adj_t)
+        rowptr = rowptr[begin : end + 1].long()
+        first, last = int(rowptr[0]), int(rowptr[-1])
+        src = col[first:last].long()
+        check_ids(src, data.num_nodes, "adj_t")
+        dst = torch.repeat_interleave(torch.arange(begin, end), rowptr.diff())
+        weight = None if weight is None else weight[first:last]
+        return dst, src, weight, torch.arange(first, last), layout
+    whole = read_graph(data)
+    edges = ((whole.dst >= begin) & (whole.dst < end)).nonzero().view(-1)
+    weight = None if whole.weight is None else whole.weight[edges]
+    if layout is not None and layout.name not in LAYOUTS:
+        layout = find_layout("csr")
+    return whole.dst[edges], whole.src[edges], weight, edges, layout
+
+
+def _own(data: Data, key: str, value: Any, shard: Shard) -> Any:
+    """What a local graph has of an attribute."""
+    if key == PARTS:
+        parts = value.cpu()
+        return parts[(parts >= shard.begin) & (parts <= shard.end)] - shard.begin
+    if key == "edge_label_index":
+        raise ValueError(
+            f"'{key}' holds pairs of nodes, of which those of several shards have no process: "
+            "delete it"
+        )
+    if is_node_list(key, value):
+        ids = value.long()
+        return ids[(ids >= shard.begin) & (ids < shard.end)] - shard.begin
+    if is_row_per_node(data, key):
+        rows = _in_memory(value, shard.nodes)
+        if key.endswith("_mask"):
+            rows[shard.num_own :] = False
+        return rows
+    return _in_memory(value, shard.edges) if is_row_per_edge(data, key) else value
+
+
+def _in_memory(value: Tensor, index: Tensor) -> Tensor:
+    """Rows of a tensor, in its form; those of a file are of one no longer."""
+    if isinstance(value, Encoded) and value.store.tier == "disk":
+        value = Encoded.of(value.store, value.codec, value, "host")
+    return rearranged(value, index)
+
+
+def _fingerprint(data: Data, bounds: Tensor) -> int:
+    crc = 0
+    edges = data.get("edge_index")  # Those of a graph folder are the same file.
+    listed = [] if edges is None else list(edges)
+    for ids in (bounds, data[PARTS], data[PERM], torch.tensor([data.num_edges]), *listed):
+        for block in ids.split(BLOCK):
+            crc = zlib.crc32(block.cpu().contiguous().numpy().data, crc)
+    return crc
+
+
+# One per process ----------------------------------------------------------------------------------
+
+
+class _Made(NamedTuple):
+    """The local graph that was last made of a graph, which is kept while that lives."""
+
+    of: weakref.ref[Data]
+    versions: GraphVersions
+    local: Data
+
+
+_last: _Made | None = None  # For the loaders that are made of one graph.
+
+
+def _forget(whole: weakref.ref[Data]) -> None:
+    global _last
+    if _last is not None and _last.of is whole:
+        _last = None
+
+
+def local_graph(data: Data) -> Data:
+    """The graph that this process works on: its shard, where processes share one.
+
+    Processes are those of ``torch.distributed``. In a single one a graph with shards is a whole
+    graph like any other.
+
+    Raises:
+        ValueError: If there is another number of processes than of shards.
+    """
+    group = torch.distributed
+    if SHARDS not in data or SHARD in data or PARTS not in data:
+        return data
+    if not (group.is_available() and group.is_initialized()) or group.get_world_size() == 1:
+        return data
+    num_ranks, rank = group.get_world_size(), group.get_rank()
+    if num_ranks != data[SHARDS].numel() - 1:
+        raise ValueError(
+            f"'data' is cut into {data[SHARDS].numel() - 1} shards, but there are {num_ranks} "
+            f"processes: cut it with shards={num_ranks}, or start as many processes as shards"
+        )
+    global _last
+    last = _last  # Which another thread may replace.
+    is_same = last is not None and last.of() is data and not last.versions.changed(data)
+    if last is None or not is_same or last.local[SHARD].rank != rank:
+        last = _last = _Made(weakref.ref(data, _forget), GraphVersions(data), shard_of(data, rank))
+    return last.local
