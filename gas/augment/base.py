@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -156,6 +157,10 @@ class Augmentation(BaseTransform):
 
     def _seeds(self, count: int) -> list[int]:
         return torch.empty(count, dtype=torch.int64).random_(generator=self.generator).tolist()
+
+    def drawn(self) -> int:
+        """Tells random numbers from each other: alike after the same ones of the same seed."""
+        return zlib.crc32(self.generator.get_state().numpy().data)
 
     # Graphs -------------------------------------------------------------------------------------
 

@@ -45,12 +45,15 @@ class EpochViews(NamedTuple):
     edge_keys: Sequence[str]
     """Names of edge-level tensors."""
 
-    def cut(self, batch: Data, n_id: Tensor, weighted: bool = True) -> list[Data]:
+    def cut(
+        self, batch: Data, n_id: Tensor, weighted: bool = True, e_id: Tensor | None = None
+    ) -> list[Data]:
         """The views of a batch; see :meth:`Views.cut`."""
-        view = _cut(self.previous, batch, n_id, weighted, self.edge_keys)
+        ids = n_id, batch.e_id if e_id is None else e_id
+        view = _cut(self.previous, batch, *ids, weighted, self.edge_keys)
         if self.current is self.previous:  # A chain that stayed: one transpose serves both.
             return [view, copy_graph(view)]
-        return [view, _cut(self.current, batch, n_id, weighted, self.edge_keys)]
+        return [view, _cut(self.current, batch, *ids, weighted, self.edge_keys)]
 
 
 class Views:
@@ -117,7 +120,9 @@ class Views:
                 self.augmentation.run()
             return self._read_states()
 
-    def cut(self, batch: Data, n_id: Tensor, weighted: bool = True) -> list[Data]:
+    def cut(
+        self, batch: Data, n_id: Tensor, weighted: bool = True, e_id: Tensor | None = None
+    ) -> list[Data]:
         """The views of a batch: ``x``, the adjacency, ``e_id`` and edge-level tensors of their own.
 
         Everything else is the batch's.
@@ -127,9 +132,11 @@ class Views:
                 edges in the order of ``e_id``.
             n_id: The nodes of its features, of shape ``[nodes]``.
             weighted: Whether the values of ``adj_t`` are ``edge_weight``. (default: ``True``)
+            e_id: Which edges of :attr:`graph` those of a batch are that was cut from a part of it,
+                of shape ``[E]``, int64. (default: ``batch.e_id``)
         """
         epoch = self._epoch or self._read_states()
-        return epoch.cut(batch, n_id, weighted)
+        return epoch.cut(batch, n_id, weighted, e_id)
 
     # States ---------------------------------------------------------------------------------------
 
@@ -206,20 +213,25 @@ class Views:
 
 
 def _cut(
-    state: _State, batch: Data, n_id: Tensor, weighted: bool, edge_keys: Sequence[str]
+    state: _State,
+    batch: Data,
+    n_id: Tensor,
+    e_id: Tensor,
+    weighted: bool,
+    edge_keys: Sequence[str],
 ) -> Data:
     key = "adj_t" if batch.get("adj_t") is not None else "edge_index"
     if isinstance(batch[key], Adjacency):
-        entry, rowptr = kept_entries(batch[key].rowptr, batch.e_id, state.edges)
+        entry, rowptr = kept_entries(batch[key].rowptr, e_id, state.edges)
     else:
-        entry, rowptr = state.edges.index_select(0, batch.e_id).nonzero().view(-1), None
+        entry, rowptr = state.edges.index_select(0, e_id).nonzero().view(-1), None
     view = batch.__class__()
     view.x = mask_features(batch.x, state.nodes.index_select(0, n_id), state.scale)
     view.e_id = batch.e_id.index_select(0, entry)
     view.num_nodes = batch.num_nodes
     value = None
     if state.weight is not None:
-        view.edge_weight = gather_rows(state.weight, view.e_id)
+        view.edge_weight = gather_rows(state.weight, e_id.index_select(0, entry))
         value = view.edge_weight.view(-1) if weighted else None
     for other, rows in batch:
         if other not in view and other not in ("edge_index", "adj_t", "views"):

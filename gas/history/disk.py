@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import mmap
 import os
 import platform
@@ -16,6 +15,7 @@ from typing import NoReturn
 import numpy as np
 import torch
 
+from gas.history.memory import DISK_FULL
 from gas.history.packed import PackedRows
 from gas.history.packing import Packing
 from gas.history.store import TableStore
@@ -177,7 +177,9 @@ def _open(path: Path, header: bytes, num_bytes: int) -> tuple[int, bool]:
 
 def _in_use(path: Path) -> ValueError:
     return ValueError(
-        f"'path' {str(path)!r} is in use: two models can't share the file of a history"
+        f"'path' {str(path)!r} is in use: two models can't share the file of a history. Processes "
+        "that train together share a path if torch.distributed.init_process_group is called before "
+        "the model is made"
     )
 
 
@@ -192,7 +194,7 @@ def _reserve(path: Path, made: Path, file: int, num_bytes: int) -> None:
                 os.pwrite(file, bytes(min(ZEROS_BYTES, num_bytes - start)), start)
     except OSError as error:
         made.unlink()
-        if error.errno not in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
+        if error.errno not in DISK_FULL:
             raise
         raise OSError(
             error.errno,

@@ -179,7 +179,8 @@ class Encoded(EncodedRows):
         return self.store.packed if isinstance(self.store, TableStore) else None
 
     @property
-    def _version(self) -> int:  # type: ignore[override]
+    def _version(self) -> int:  # type: ignore[override]  # An attribute of tensors.
+        """How often the table was changed in place, as a mapped one may be beneath its copies."""
         table = self._table if self.packed is not None else None
         return 0 if table is None or table.is_inference() else table._version
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from gas.history.codec import Codec
+from gas.history.disk import DiskStore
 from gas.history.engine import TransferEngine
 from gas.history.history import History
 from gas.history.memory import check_fits, check_fits_disk
@@ -29,8 +30,13 @@ class HistoryFactory:
     store: str | StoreFactory | None
     path: str | Path | None
 
-    def make(self, num_nodes: int, engine: TransferEngine) -> list[History]:
+    def make(self, num_nodes: int, engine: TransferEngine, folder: str = "") -> list[History]:
         """Makes a history for every width.
+
+        Args:
+            num_nodes: The number of rows of each.
+            engine: Moves them.
+            folder: Where their files are in ``path``. (default: ``""``, in ``path`` itself)
 
         Raises:
             MemoryError: If there is no room for all of them; none has been made then.
@@ -44,8 +50,9 @@ class HistoryFactory:
             print(f"Histories: store={store!r}, because {why}", file=sys.stderr)
         tier = default_tier(self.device) if store is None else store
         files: list[Path | None] = [None] * len(self.widths)
-        if tier == "disk" and self.path is not None:
-            files = [Path(self.path) / f"history_{layer}" for layer in range(len(self.widths))]
+        place = None if self.path is None else _own_folder(self.path) / folder
+        if tier == "disk" and place is not None:
+            files = [place / f"history_{layer}" for layer in range(len(self.widths))]
         if tier == "device":
             check_fits(sum(num_bytes), torch.device(self.device or "cuda"))
         elif tier in ("host", "pinned"):
@@ -72,11 +79,20 @@ class HistoryFactory:
             raise
         if any(getattr(history.store, "resumed", False) for history in made):
             print(
-                f"Histories: going on with the rows in {self.path}. If they are of another graph "
+                f"Histories: going on with the rows in {place}. If they are of another graph "
                 "of the same size, name another 'path', or call model.reset_parameters()",
                 file=sys.stderr,
             )
         return made
+
+    def discard(self, histories: Sequence[History]) -> None:
+        """Closes histories; files that were made for them go, those found there stay."""
+        for history in histories:
+            store = history.store
+            history.close()
+            if self.path is not None and isinstance(store, DiskStore) and not store.resumed:
+                store.path.unlink()
+                store.path.with_name(f"{store.path.name}.age").unlink()
 
     def clone(self, histories: Sequence[History], engine: TransferEngine) -> list[History]:
         """Makes histories with the rows of others, as far as those were written.
@@ -90,3 +106,11 @@ class HistoryFactory:
             for rows in old.written.nonzero().view(-1).split(ROWS):
                 new.push(old.pull(rows), rows)
         return made
+
+
+def _own_folder(path: str | Path) -> Path:
+    """Where this process has its files: processes that train together are given the same path."""
+    group = torch.distributed
+    if not (group.is_available() and group.is_initialized()) or group.get_world_size() == 1:
+        return Path(path)
+    return Path(path) / f"rank_{group.get_rank()}"

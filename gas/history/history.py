@@ -42,7 +42,8 @@ class History(torch.nn.Module):
             function ``(num_rows, columns, dtype) -> Store``. (default: ``"device"`` where
             ``device`` is one, else ``"pinned"`` with CUDA and ``"host"`` without)
         path: The file of a ``"disk"`` store; an existing one is opened with its rows. Their ages
-            are kept beside it, in a file of the same name and ``.age``. (default: a temporary one)
+            are kept beside it, in a file of the same name and ``.age``. Every process needs one
+            of its own. (default: a temporary one)
         engine: Moves the rows; the histories of a model share one. (default: one of its own, which
             moves rows when they are asked for)
 
@@ -91,6 +92,7 @@ class History(torch.nn.Module):
         self._num_pushes = int(self._written_at.max()) if num_embeddings else 0
         self._num_unwritten = int((self._written_at == 0).sum())
         self.num_resets = 0  # And restorations: what no push tells of a store without a table.
+        self._num_received = 0
         self._warned = False
         self._closed = False
         self._dtype = self.codec.value_dtype  # What the model computes with, as far as is known.
@@ -175,7 +177,7 @@ class History(torch.nn.Module):
         """Whether each row was ever pushed, of shape ``[N]``, bool."""
         return self._written_at > 0
 
-    # Checkpoints ----------------------------------------------------------------------------------
+    # Rows as they are stored ----------------------------------------------------------------------
 
     def stored(self, index: Tensor) -> Tensor:
         """Rows as they are stored, of shape ``[n, columns]``, on the CPU; not to be written to.
@@ -216,16 +218,57 @@ class History(torch.nn.Module):
         self.num_resets += 1
         self._warned = False
 
+    def read_stored(self, index: Tensor, out: Tensor) -> None:
+        """Copies rows as they are stored.
+
+        Args:
+            index: The rows, of shape ``[n]``, int64, on the CPU.
+            out: Where to, of shape ``[n, columns]``, on the CPU.
+        """
+        self.wait()
+        self._link.read_stored(index, out)
+
+    @torch.no_grad()
+    def receive(
+        self, rows: Tensor, ranges: Sequence[tuple[int, int]], pushes: int, is_stored: bool
+    ) -> None:
+        """Takes rows that another process has pushed; it is no push of this one.
+
+        Args:
+            rows: The rows, of shape ``[n, columns]`` or ``[n, embedding_dim]``, on the CPU.
+            ranges: First and number of each range that they fill, in turn.
+            pushes: How many pushes there were when the other pushed; ages count from there.
+            is_stored: Whether they are encoded already, as this history stores rows.
+        """
+        self.wait()
+        if is_stored:
+            self._link.store_rows(rows, ranges)
+        else:
+            self._link.push(rows, ranges)
+        self._num_received += 1
+        written_at = self._written_at.numpy()
+        for first, size in ranges:
+            mine = written_at[first : first + size]
+            if self._num_unwritten:
+                self._num_unwritten -= int((mine == 0).sum())
+            mine[:] = max(pushes, 1)
+
+    @property
+    def num_pushes(self) -> int:
+        """How many pushes there were."""
+        return self._num_pushes
+
     @property
     def written_at(self) -> Tensor:
         """The push that wrote each row, counted from 1, or 0 for none, of shape ``[N]``, int32."""
         return self._written_at
 
     @property
-    def changes(self) -> tuple[int, int]:
-        """Counts what others did to the table, and pushes."""
+    def changes(self) -> tuple[int, int, int]:
+        """Counts what others did to the table, pushes, and what came from other processes."""
         table = getattr(self.store, "table", None)
-        return 0 if table is None or table.is_inference() else table._version, self._num_pushes
+        by_hand = 0 if table is None or table.is_inference() else table._version
+        return by_hand, self._num_pushes, self._num_received
 
     # On disk --------------------------------------------------------------------------------------
 
@@ -455,11 +498,11 @@ class History(torch.nn.Module):
         self._warn_unwritten(n_id)
         return StoredRows(self, *where, self.changes)
 
-    def has_changed(self, index: Tensor, version: tuple[int, int]) -> bool:
+    def has_changed(self, index: Tensor, version: tuple[int, int, int]) -> bool:
         """Whether rows of the table may have changed since it had a version."""
-        if self._closed or self.changes[0] != version[0]:
+        by_hand, pushes, received = version
+        if self._closed or self.changes[0] != by_hand or self._num_received != received:
             return True
-        pushes = version[1]
         return self._num_pushes != pushes and bool((self._written_at[index.cpu()] > pushes).any())
 
     def _start(

@@ -181,6 +181,25 @@ class HostLink:
             self.engine.jobs.wait(self._pushes.popleft())
         self._pushes.append(self.engine.jobs.submit(self.lane, job, By.WORKERS, detached=True))
 
+    def read_stored(self, index: Tensor, out: Tensor) -> None:
+        """Copies rows as they are stored; nothing may be under way."""
+        if self._native:
+            Table(self._rows).pull(index.contiguous(), out).run()
+        else:
+            self.store.read(index, out)
+
+    def store_rows(self, rows: Tensor, ranges: Sequence[tuple[int, int]]) -> None:
+        """Stores rows that are encoded already, at once; nothing may be under way."""
+        rows = rows.contiguous()
+        if self._packed is not None:
+            self._packed.write(ranges, rows)
+        elif self._native:
+            offset, count = [first for first, _ in ranges], [size for _, size in ranges]
+            Table(self._rows).push_ranges(rows, offset, count).run()
+        else:
+            self.store.write(as_index(ranges), rows)
+            self.catch_up()
+
     def catch_up(self) -> None:
         """Says that the caller has changed the table, or may have."""
 

@@ -11,6 +11,9 @@ import torch
 
 from gas.native.memory import free_memory, human
 
+# What the system says of a disk, a file or a user's share that is full.
+DISK_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+
 
 def free_disk(path: Path) -> int:
     """The bytes that are free where ``path`` is, or will be."""

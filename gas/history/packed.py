@@ -9,7 +9,6 @@ The table itself stays complete.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import shutil
 import tempfile
@@ -22,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gas.history.memory import DISK_FULL
 from gas.history.packing import Packing, Plan
 from gas.native.buffers import BufferPool
 from gas.native.segments import padded, read_bytes, read_segments, write_bytes, write_segments
@@ -221,7 +221,7 @@ def _unnamed_file(folder: Path, num_bytes: int) -> int:
                 os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
     except OSError as error:
         os.close(file)
-        if error.errno not in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
+        if error.errno not in DISK_FULL:
             raise
         raise OSError(
             error.errno,

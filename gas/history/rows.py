@@ -40,7 +40,7 @@ class StoredRows:
     history: History
     table: Tensor
     index: Tensor
-    version: tuple[int, int]
+    version: tuple[int, int, int]
     _pulled: Tensor | None = None
 
     def check(self) -> None:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,6 +20,9 @@ from gas.history.batch import BatchPulls
 from gas.history.rows import Rows, first_rows
 from gas.loader.batch import GRAPH_SIZE
 from gas.native.checks import check_integer
+
+if TYPE_CHECKING:
+    from gas.scalable.ranks import Ranks
 
 BANKS = ("original", "per_view")
 # What ``forward`` and ``forward_layer`` are given by position.
@@ -129,6 +132,7 @@ class Call:
     * ``bank``: other histories than the model's, to be used in their place.
     * ``sweep``: layer-wise inference by whole forward passes.
     * ``compiled``: forward is compiled. Graphs can't ask whether rows in a history have changed.
+    * ``ranks``: whom the pushed rows are sent to.
     * ``histories``: the model's.
     * ``pushed``: the histories that were filled; ``held_back``: pushes, until forward has ended.
     """
@@ -140,6 +144,7 @@ class Call:
     bank: Mapping[History, History] = field(default_factory=dict)
     sweep: Sweep | None = None
     compiled: bool = False
+    ranks: Ranks | None = None
     histories: Sequence[History] = ()
     pushed: list[History] = field(default_factory=list)
     held_back: list[Callable[[], None]] | None = None

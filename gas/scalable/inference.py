@@ -14,6 +14,7 @@ from gas.history import History
 from gas.history.features import Features
 from gas.loader.batch import SubData
 from gas.scalable.call import Reached, Sweep, adjacency, check_graph, named_arguments
+from gas.scalable.ranks import of_one_shard
 from gas.scalable.run import exact, run_sweep, taken
 
 if TYPE_CHECKING:
@@ -41,8 +42,12 @@ def run_layers(
     device: torch.device,
     dtype: Callable[[Tensor | Features], torch.dtype],
     forward_layer: Callable[[int, Tensor | Features, SubData, dict[str, Any]], Tensor],
+    swept: Callable[[int], None],
 ) -> Outputs:
-    """One sweep per layer, each computing that layer alone, of rows of the type ``dtype(x)``."""
+    """One sweep per layer, each computing that layer alone, of rows of the type ``dtype(x)``.
+
+    ``swept(layer)`` is called once the history of a layer has been filled.
+    """
     states: dict[tuple[int, ...], dict[str, Any]] = {}  # By batch: the order may change.
     for layer in range(len(histories) + 1):
         for batch in loader:
@@ -58,22 +63,28 @@ def run_layers(
                 )
             else:
                 yield batch, out
+        if layer < len(histories):
+            swept(layer)
 
 
 def run_forwards(
-    loader: Iterable[SubData], num_histories: int, forward: Callable[[SubData, Sweep], Tensor]
+    loader: Iterable[SubData],
+    num_histories: int,
+    forward: Callable[[SubData, Sweep], Tensor],
+    swept: Callable[[int], None],
 ) -> Outputs:
     """One sweep per layer, each running ``forward`` from the start up to that layer."""
     for layer in range(num_histories):
         for batch in loader:
             with contextlib.suppress(Reached):  # Or an error: it fills too few of them.
                 forward(batch, Sweep(layer))
+        swept(layer)
     for batch in loader:
         yield batch, forward(batch, Sweep(num_histories))[: batch.batch_size]
 
 
 def assemble(outputs: Outputs, num_nodes: int) -> Tensor:
-    """Puts the outputs of batches into one new tensor on the CPU."""
+    """Puts the outputs of batches, of the first so many nodes, into one new tensor on the CPU."""
     out: Tensor | None = None
     done = torch.zeros(num_nodes, dtype=torch.bool)
     for batch, rows in outputs:
@@ -92,8 +103,18 @@ def assemble(outputs: Outputs, num_nodes: int) -> Tensor:
 
 
 @torch.no_grad()
-def layer_wise(model: ScalableGNN, loader: Iterable[SubData]) -> Tensor:
-    """Every node's output, of shape ``[num_nodes, out_channels]``; see :class:`gas.ScalableGNN`."""
+def layer_wise(model: ScalableGNN, loader: Iterable[SubData], gather: bool = True) -> Tensor:
+    """Every node's output, of shape ``[num_nodes, out_channels]``; see :class:`gas.ScalableGNN`.
+
+    On a rank without ``gather``, of its own nodes alone.
+    """
+    ranks, shard = model.ranks, getattr(loader, "shard", None)
+    if ranks is not None:
+        ranks.bind(model, shard)
+        ranks.forget()
+        ranks.share_buffers(model)
+    elif shard is not None:
+        raise of_one_shard("'loader'")
     graph = getattr(loader, "num_nodes", model.num_nodes)
     if graph != model.num_nodes:
         raise ValueError(
@@ -103,15 +124,23 @@ def layer_wise(model: ScalableGNN, loader: Iterable[SubData]) -> Tensor:
     loader = without_views(loader)
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
+
+    def swept(layer: int) -> None:
+        if ranks is not None:
+            ranks.swept(model.histories[layer], layer)
+
     try:
         if model.has_forward_layer:
             run = partial(_run_layer, model)
             outs = run_layers(
-                loader, model.histories, model.device, partial(compute_dtype, model), run
+                loader, model.histories, model.device, partial(compute_dtype, model), run, swept
             )
         else:
-            outs = run_forwards(loader, len(model.histories), partial(run_sweep, model))
-        return assemble(outs, model.num_nodes)
+            outs = run_forwards(loader, len(model.histories), partial(run_sweep, model), swept)
+        if ranks is None:
+            return assemble(outs, model.num_nodes)
+        own = assemble(outs, model.num_nodes if shard is None else shard.num_own)
+        return ranks.every_row(own) if gather else own
     finally:
         for module, mode in modes:
             module.training = mode

@@ -138,11 +138,17 @@ def batch_bytes(model: ScalableGNN, batch: SubData, training: bool = True) -> Ba
 
 def backward(model: ScalableGNN, outs: Sequence[Tensor]) -> None:
     """A backward pass that leaves the gradients of the parameters as they are."""
+    gradients(model, outs)
+
+
+def gradients(model: ScalableGNN, outs: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    """The gradients of the parameters that want one, of some loss; their own stay as they are."""
     loss = torch.stack([out.square().mean() for out in outs]).sum()
     loss = loss + getattr(model, "reg_loss", 0.0)
     wanted = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if wanted and loss.requires_grad:
-        torch.autograd.grad(loss, wanted, allow_unused=True)
+    if not wanted or not loss.requires_grad:
+        return [None] * len(wanted)
+    return torch.autograd.grad(loss, wanted, allow_unused=True)
 
 
 def _storages(values: Iterable[Any]) -> Iterator[torch.UntypedStorage]:

@@ -22,6 +22,7 @@ from torch_geometric.transforms import BaseTransform
 
 from gas.graph.cluster import PERM, in_first_order
 from gas.graph.folder import opened
+from gas.graph.shards import SHARD
 from gas.history import Codec, History, TransferEngine
 from gas.history.batch import BatchPulls
 from gas.history.engine import check_io
@@ -49,6 +50,7 @@ from gas.scalable.inference import layer_wise
 from gas.scalable.memory import parts_within
 from gas.scalable.one_batch import OneBatch
 from gas.scalable.pack import Packed, pack
+from gas.scalable.ranks import Ranks, check_connected
 from gas.scalable.run import pulls_of, run
 from gas.scalable.views import run_views
 
@@ -86,7 +88,8 @@ class ScalableGNN(torch.nn.Module):
             or a function; see :class:`gas.History`. ``"auto"`` says on standard error what it
             picked. (default: the CPU's memory, pinned where there is a GPU, or ``device``)
         path: A directory for ``store="disk"``; histories found there are opened with their rows.
-            (default: a temporary directory)
+            Where ``torch.distributed`` has been initialised with several processes, each has its
+            files in ``rank_0``, ``rank_1``, ... of it. (default: a temporary directory)
         io: ``"serial"`` moves rows when the forward pass asks for them. ``"concurrent"`` starts the
             pulls of all histories when the model is called, so that they run beside the
             computation where it leaves a core or the store is slow; results are equal, bit by bit.
@@ -150,9 +153,10 @@ class ScalableGNN(torch.nn.Module):
         self._takes_fused: bool | None = None  # Not looked at yet.
         self._is_proven = False  # A batch has gone through forward and filled every history.
         self._ahead: list[tuple[Tensor, BatchPulls]] = []
+        self.ranks: Ranks | None = None
 
-    def _make_histories(self) -> Sequence[History]:
-        made = torch.nn.ModuleList(self._factory.make(self.num_nodes, self._engine))
+    def _make_histories(self, folder: str = "") -> Sequence[History]:
+        made = torch.nn.ModuleList(self._factory.make(self.num_nodes, self._engine, folder))
         return cast("Sequence[History]", made)
 
     def _all_histories(self) -> Iterator[History]:
@@ -238,6 +242,8 @@ class ScalableGNN(torch.nn.Module):
         """Writes what is under way, closes the stores and ends the transfer engine's workers."""
         with contextlib.ExitStack() as everything:  # What fails keeps nothing from being closed.
             everything.callback(self._engine.close)
+            if self.ranks is not None:
+                everything.callback(self.ranks.close)
             for history in self._all_histories():
                 everything.callback(history.close)
 
@@ -247,6 +253,7 @@ class ScalableGNN(torch.nn.Module):
             "_ahead": [],
             "_calls": Calls(),
             "_watch": None,
+            "ranks": None,
         }  # Those are this model's.
 
     @property
@@ -267,6 +274,8 @@ class ScalableGNN(torch.nn.Module):
 
     def reset_parameters(self) -> None:
         """Forgets the histories; subclasses reset their parameters as well."""
+        if self.ranks is not None:
+            self.ranks.forget()
         for history in self._all_histories():
             history.reset_parameters()
 
@@ -281,7 +290,10 @@ class ScalableGNN(torch.nn.Module):
         """
         if loader is None:
             return [measure(layer, history) for layer, history in enumerate(self.histories)]
+        if self.ranks is not None:
+            self.ranks.bind(self, getattr(loader, SHARD, None))
         exact = self.for_graph(self.num_nodes)
+        exact.ranks = self.ranks
         try:
             layer_wise(exact, loader)
             pairs = zip(self.histories, exact.histories, strict=True)
@@ -307,8 +319,9 @@ class ScalableGNN(torch.nn.Module):
         loader: Iterable[SubData] | None = None,
         fill: bool = False,
         push: bool = True,
+        views: str | None = None,
         **kwargs: Any,
-    ) -> Tensor:
+    ) -> Any:
         """Runs the model on a mini-batch, on the full graph, or layer by layer over a loader.
 
         * ``model(batch)`` returns the ``[batch_size, out_channels]`` outputs of the in-batch nodes;
@@ -335,10 +348,15 @@ class ScalableGNN(torch.nn.Module):
             push: Write the rows of a mini-batch to the histories. Without, nothing is changed, for
                 explanations, perturbed inputs or several passes with dropout; the halo's rows are
                 read as they are, however old. (default: ``True``)
+            views: Also run the views of a mini-batch, with these histories: it is
+                :meth:`views` for what wraps the model, such as ``DistributedDataParallel``.
+                (default: no views)
             **kwargs: Passed on to ``forward``, such as ``edge_weight``.
         """
         if loader is not None:
             return self._infer(loader, x, adj_t, fill, push, kwargs)
+        if views is not None:
+            return self.views(cast(SubData, x), views)
         call, args, kwargs = self._arrange(
             x, adj_t, batch_size, n_id, offset, count, fill, push, kwargs
         )
@@ -373,22 +391,35 @@ class ScalableGNN(torch.nn.Module):
     ) -> tuple[Call, tuple[Any, ...], dict[str, Any]]:
         """What a call does, and the arguments of ``forward``."""
         features: Tensor | Features | None
+        whole = None
         if isinstance(x, SubData):
             if adj_t is not None or batch_size is not None or n_id is not None:
                 raise ValueError(
                     "a mini-batch brings its own adjacency and ids: pass nothing else with it, "
                     "model(batch)"
                 )
-            batch = x.to(self.device)
+            whole = batch = x.to(self.device)
             features, adj_t, given = self._given(batch)
             batch_size, n_id, offset, count = batch[1:]
             kwargs = {**given, **kwargs}
         else:
             # A full batch looks at all of them.
             features, kwargs = decoded(x), {name: decoded(value) for name, value in kwargs.items()}
-        check_call(features, batch_size, n_id, fill, self.num_nodes, self.buffer_size)
         call = Call(batch=n_id is not None, fill=fill, pushes=push)
+        if self.ranks is not None and fill:
+            raise ValueError(
+                "'fill' is True, but other ranks have the rest of the graph: model(loader=loader) "
+                "fills the histories of all"
+            )
+        if self.ranks is not None and n_id is not None:
+            self.ranks.bind_to(self, n_id)
+        elif n_id is not None and push:
+            check_connected(n_id)
+        check_call(features, batch_size, n_id, fill, self.num_nodes, self.buffer_size)
         if batch_size is not None and n_id is not None:
+            if self.ranks is not None and push:
+                self.ranks.begin(n_id, offset, count, whole)
+                call.ranks = self.ranks
             call.pulls = pulls_of(self, batch_size, n_id)
         return call, (features, adj_t, batch_size, n_id, offset, count), kwargs
 
@@ -491,6 +522,8 @@ class ScalableGNN(torch.nn.Module):
         later would see what was pushed until then. :class:`gas.PrefetchLoader` calls this; without
         it, calling the model starts the pulls.
         """
+        if self.ranks is not None:
+            self.ranks.bind_to(self, batch.n_id)
         check_halo(batch.batch_size, batch.n_id, self.buffer_size)
         pulls = BatchPulls(self.histories, batch.batch_size, batch.n_id)
         self._ahead.append((batch.n_id, pulls))
@@ -562,6 +595,8 @@ class ScalableGNN(torch.nn.Module):
             MemoryError: If there is no room for ``memory`` bytes.
             OSError: If the disk has no room for the copies.
         """
+        if self.ranks is not None:
+            self.ranks.bind(self, loader.shard)
         return pack(list(self._all_histories()), loader, memory, path)
 
     @property
@@ -598,6 +633,11 @@ class ScalableGNN(torch.nn.Module):
         Args:
             data: The graph; it is not modified.
         """
+        if self.transform is not None and SHARD in data:
+            raise ValueError(
+                "'data' is a shard, which doesn't know all neighbours of its replicas: prepare the "
+                "whole graph, gas.cluster(data, num_parts, shards=2, model=model)"
+            )
         return data if self.transform is None else self.transform(copy.copy(data))
 
     def parts_within(self, memory: int, cut: Callable[[int], Data]) -> int:
@@ -613,7 +653,12 @@ class ScalableGNN(torch.nn.Module):
         return parts_within(self, memory, cut)
 
     def predict(
-        self, graph: Data | SubgraphLoader | str | Path, batch_size: int = 1, **kwargs: Any
+        self,
+        graph: Data | SubgraphLoader | str | Path,
+        batch_size: int = 1,
+        *,
+        gather: bool = True,
+        **kwargs: Any,
     ) -> Tensor:
         """Every node's output, in the order of the graph that :func:`gas.cluster` was given.
 
@@ -623,6 +668,9 @@ class ScalableGNN(torch.nn.Module):
         Args:
             graph: What :func:`gas.cluster` has returned, a loader of it, or the path of its folder.
             batch_size: Parts per mini-batch. (default: ``1``)
+            gather: Of a model of :func:`gas.distribute`, return the outputs of all nodes on every
+                rank; without, each has those of its own nodes, of shape ``[num_own,
+                out_channels]``, in the order of the loader. (default: ``True``)
             **kwargs: Further arguments of :class:`gas.EvalSubgraphLoader`, such as ``layout``.
 
         Returns:
@@ -640,13 +688,18 @@ class ScalableGNN(torch.nn.Module):
                 f"{', '.join(map(repr, kwargs))} given with a loader, which has its own: pass the "
                 "graph, model.predict(graph, ...)"
             )
-        data = graph if isinstance(graph, Data) else graph.data
+        data = loader.data
         if PERM not in data:
             raise ValueError(
                 "the graph has no 'perm', by which its nodes find back to their order: use "
                 "gas.cluster(data, num_parts), or model(loader=loader), in the order of the loader"
             )
-        return in_first_order(data, layer_wise(self, loader))
+        out = layer_wise(self, loader, gather)
+        if not gather and self.ranks is not None:
+            return out
+        if self.ranks is not None:
+            data = Data(perm=self.ranks.every_row(data[PERM][: loader.num_own]))
+        return in_first_order(data, out)
 
     # Layer-wise inference -------------------------------------------------------------------------
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
+from torch import Tensor
 
 from gas.history import History
 from gas.history.packing import Packing
@@ -68,7 +72,7 @@ def pack(
     row_bytes = sum(history.codec.row_bytes(history.embedding_dim) for history in histories)
     if table is not None:
         row_bytes += table.store.columns * table.store.dtype.itemsize
-    packing = Packing(loader.ptr, loader.halos(), limit // max(1, row_bytes))
+    packing = Packing(*_read_by(loader), limit // max(1, row_bytes))
     if len(packing.hot) * row_bytes > free_memory():
         raise MemoryError(
             f"'memory' is {human(limit)}, but {human(free_memory())} are free: give less"
@@ -89,3 +93,16 @@ def pack(
         packing.nbytes + sum(one.hot.nbytes for one in made),
         packing.hot_reads / max(1, packing.halo_rows),
     )
+
+
+def _read_by(loader: SubgraphLoader) -> tuple[Tensor, Iterable[Tensor]]:
+    """The parts of a loader, and which rows each reads.
+
+    The replicas of a shard are parts, too, one of each other rank, which read nothing.
+    """
+    if loader.shard is None:
+        return loader.ptr, loader.halos()
+    ends = torch.cat([loader.ptr, loader.num_own + loader.shard.replica_ptr])
+    bounds = ends.unique_consecutive()
+    others = [torch.empty(0, dtype=torch.long)] * (bounds.numel() - loader.ptr.numel())
+    return bounds, itertools.chain(loader.halos(), others)

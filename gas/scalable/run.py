@@ -113,6 +113,8 @@ def _run_uncompiled(model: ScalableGNN, *args: Any, **kwargs: Any) -> Tensor:
 def _fail(around: _Around, error: BaseException) -> None:
     """Ends a forward pass that didn't; says in words what PyTorch says in others."""
     around.stack.close()
+    if around.call.ranks is not None:
+        around.call.ranks.fail()
     if isinstance(error, RuntimeError) and lacks_product(around.adj_t, error):
         raise RuntimeError(
             "'adj_t' is a torch.sparse_csr matrix, which PyTorch can't multiply by "
@@ -135,7 +137,10 @@ def _end(around: _Around, out: Any, where: tuple[Any, ...]) -> Any:
         if call.batch or call.fill:
             call.finish(len(model.histories))
             model._is_proven = True
-    return first_rows(out, where[0]) if isinstance(out, Tensor) else out
+        if call.ranks is not None:
+            call.ranks.end(model.histories)
+    out = first_rows(out, where[0]) if isinstance(out, Tensor) else out
+    return out if call.ranks is None else call.ranks.weighed(out)
 
 
 def run_sweep(model: ScalableGNN, batch: SubData, sweep: Sweep) -> Tensor:

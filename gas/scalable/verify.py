@@ -22,6 +22,7 @@ from gas.native.checks import check_integer
 from gas.native.memory import free_memory
 from gas.scalable.inference import assemble, layer_wise
 from gas.scalable.memory import activation_bytes
+from gas.scalable.ranks import check_alone
 
 if TYPE_CHECKING:
     from gas.scalable.model import ScalableGNN
@@ -127,6 +128,7 @@ def verify(
             f"'model' is a {type(model).__name__}, expected a gas.ScalableGNN, such as "
             "gas.to_scalable(net, data) makes"
         )
+    check_alone(model, "gas.verify")
     loader = _loader(opened(graph, "graph"), batch_size, kwargs)
     check_integer("seed", seed, 0)
     if num_nodes is not None:

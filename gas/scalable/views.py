@@ -13,6 +13,7 @@ from gas.history import History
 from gas.history.batch import BatchPulls
 from gas.loader.batch import SubData
 from gas.scalable.call import BANKS, Call, check_call
+from gas.scalable.ranks import check_connected
 from gas.scalable.run import pulls_of, run
 
 if TYPE_CHECKING:
@@ -30,24 +31,37 @@ def run_views(model: ScalableGNN, batch: SubData, bank: str) -> tuple[Tensor, ..
         )
     data, batch_size, n_id = batch.to(model.device)[:3]
     inputs = [model.inputs_of(view) for view in (data, *data.views)]
+    if model.ranks is not None:
+        model.ranks.bind_to(model, n_id)
+    else:
+        check_connected(n_id)
     for x, _, _ in inputs:
         check_call(x, batch_size, n_id, False, model.num_nodes, model.buffer_size)
 
+    ranks = model.ranks
+    if ranks is not None:
+        if bank != "original":
+            raise ValueError(
+                "'bank' is 'per_view', but histories of views aren't sent to other ranks: use "
+                "bank='original'"
+            )
+        ranks.begin(batch.n_id, batch.offset, batch.count, batch)
     calls = [Call(batch=True, pushes=False) for _ in data.views]
     if bank == "per_view":
         for number, call in enumerate(calls):
             call.bank, call.pushes = _bank_of(model, number), True
     pulls = pulls_of(model, batch_size, n_id)
-    own = Call(batch=True, pulls=pulls)
+    own = Call(batch=True, pulls=pulls, ranks=ranks)
     if bank == "original":
         pulls = pulls or BatchPulls([], batch_size, n_id)
         pulls.readers += len(calls)
         for call in (own, *calls):
             call.pulls = pulls
-    return tuple(
+    outs = tuple(
         run(model, call, x, adj_t, *batch[1:], **kwargs)
         for call, (x, adj_t, kwargs) in zip([own, *calls], inputs, strict=True)
     )
+    return outs if ranks is None else (outs[0], *map(ranks.weighed, outs[1:]))
 
 
 def _bank_of(model: ScalableGNN, number: int) -> dict[History, History]:

@@ -1,0 +1,217 @@
+"""The processes that train together, and collectives that say who didn't come."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import time
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.futures import Future
+
+SOURCE = re.compile(r"^\[\S+\] ")  # Where in gloo an error was found.
+FAILED = "failed: "
+GRACE = 3.0  # Seconds in which the others say that they failed, too.
+
+
+class RankError(RuntimeError):
+    """The processes can't go on together; the message names the rank, the step and the cause."""
+
+
+class Group:
+    """The processes of ``torch.distributed``, with a group of their own for rows of histories.
+
+    It is one of gloo, which moves host memory, where rows are. Gradients go by another one of it,
+    and those on a device by the group that the program has made. Making one, and calling its
+    methods, has to be done by all ranks in the same order.
+
+    Args:
+        timeout: After how many seconds a process that doesn't come is given up.
+            (default: as long as ``init_process_group`` was told)
+
+    Raises:
+        RuntimeError: If ``torch.distributed`` hasn't been initialised.
+    """
+
+    def __init__(self, timeout: float | None = None) -> None:
+        if not (dist.is_available() and dist.is_initialized()):
+            raise RuntimeError(
+                "torch.distributed has no processes yet: call "
+                "torch.distributed.init_process_group('gloo') first, in a script that torchrun "
+                "starts"
+            )
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        limit = _timeout() if timeout is None else timedelta(seconds=timeout)
+        self._group, self.gradients = (
+            dist.new_group(backend="gloo", timeout=limit) for _ in range(2)
+        )
+        self._seen = dist.PrefixStore("gas", dist.distributed_c10d._get_default_store())
+        self.waited = 0.0
+        """Seconds that this process has waited for others."""
+
+    def close(self) -> None:
+        """Gives the groups back. Nothing can be sent afterwards."""
+        for group in (self._group, self.gradients):
+            with contextlib.suppress(Exception):  # All groups may have been given back.
+                dist.destroy_process_group(group)
+
+    # What goes around ---------------------------------------------------------------------------
+
+    def start_all_to_all(
+        self, out: Tensor, x: Tensor, out_sizes: Sequence[int], sizes: Sequence[int]
+    ) -> dist.Work:
+        """Begins to send ``sizes[r]`` rows of ``x`` to each rank, and to receive ``out``."""
+        work = dist.all_to_all_single(
+            out, x, list(out_sizes), list(sizes), group=self._group, async_op=True
+        )
+        assert work is not None
+        return work
+
+    def wait(self, work: dist.Work, what: str) -> None:
+        """Waits for what has begun.
+
+        Args:
+            work: From :meth:`start_all_to_all`.
+            what: In words, for the error.
+
+        Raises:
+            RankError: If a process has gone, or doesn't come in time.
+        """
+        with self.named(what):
+            start = time.perf_counter()
+            work.wait()
+            self.waited += time.perf_counter() - start
+
+    def start_sum(self, x: Tensor, what: str, is_last: bool) -> Future[Tensor]:
+        """Begins to add up ``x``, in place, over all ranks; ``what`` it is, in words.
+
+        It counts as waiting if it ``is_last``: nothing is computed meanwhile.
+        """
+        group = self.gradients if x.device.type == "cpu" else None
+        work = dist.all_reduce(x, group=group, async_op=True)
+        assert work is not None
+        start = time.perf_counter()
+
+        def done(future: Future[Any]) -> Tensor:
+            if is_last:
+                self.waited += time.perf_counter() - start
+            with self.named(what):
+                return future.value()[0]
+
+        return work.get_future().then(done)
+
+    def gather(self, x: Tensor, what: str) -> list[Tensor]:
+        """The tensors of all ranks, which may have other numbers of rows; each gets all."""
+        start = time.perf_counter()
+        with self.named(what):
+            sizes = [torch.zeros(1, dtype=torch.long) for _ in range(self.size)]
+            dist.all_gather(sizes, torch.tensor([x.size(0)]), group=self._group)
+            rows = [int(size) for size in sizes]
+            mine = x.new_zeros(max(rows), *x.shape[1:])
+            mine[: x.size(0)] = x
+            outs = [torch.empty_like(mine) for _ in rows]
+            dist.all_gather(outs, mine, group=self._group)
+            self.waited += time.perf_counter() - start
+            return [out[:n] for out, n in zip(outs, rows, strict=True)]
+
+    def gather_json(self, value: Any, what: str) -> list[Any]:
+        """What every rank has given, numbers and text alone."""
+        sent = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        return [json.loads(bytes(x.tolist())) for x in self.gather(sent, what)]
+
+    def broadcast(self, x: Tensor, what: str) -> None:
+        """Gives ``x`` the values that it has on rank 0."""
+        with self.named(what):
+            here = x.detach().cpu().contiguous()
+            dist.broadcast(here, 0, group=self._group)
+            x.detach().copy_(here)
+
+    def check_alike(self, mine: dict[str, Any]) -> None:
+        """Refuses to go on where ranks differ in what has to be alike.
+
+        Args:
+            mine: What it is, by names; numbers and text.
+
+        Raises:
+            RankError: On every rank, naming the first rank that differs from rank 0.
+        """
+        found = self.gather_json(mine, "comparing the ranks")
+        for rank, other in enumerate(found):
+            for name, first in found[0].items():
+                if other[name] != first:
+                    raise RankError(
+                        f"rank {rank} has {name} {other[name]}, but rank 0 has {first}: start all "
+                        "ranks with the same program, packages, graph and options"
+                    )
+
+    # Who didn't come ----------------------------------------------------------------------------
+
+    def report(self, step: int) -> None:
+        """Lets others know, if they ask, which step this rank has begun."""
+        self._tell(f"has begun step {step}")
+
+    def _tell(self, what: str) -> None:
+        with contextlib.suppress(Exception):  # It matters only where something else fails, too.
+            self._seen.set(str(self.rank), f"{what}\n{time.time()}")
+
+    @contextlib.contextmanager
+    def named(self, what: str) -> Iterator[None]:
+        """Says which rank failed in here, and who didn't answer."""
+        try:
+            yield
+        except RuntimeError as error:
+            if isinstance(error, RankError):
+                raise
+            self._tell(f"{FAILED}{what}")
+            reason = SOURCE.sub("", str(error).strip()).split("\n")[0].split(". ")[0]
+            raise RankError(
+                f"rank {self.rank} of {self.size} can't go on: {what} failed ({reason}). "
+                f"{self._who(what)} Once the cause is gone, torchrun --max-restarts has all ranks "
+                "start again, from their newest checkpoint"
+            ) from error
+
+    def _who(self, what: str) -> str:
+        """Which ranks didn't say that they failed, too, or failed in something else."""
+        silent, others = set(range(self.size)) - {self.rank}, []
+        last = dict.fromkeys(silent, "hasn't begun a step")
+        end = time.monotonic() + GRACE
+        while silent and time.monotonic() < end:
+            for rank in sorted(silent):
+                try:
+                    if not self._seen.check([str(rank)]):
+                        continue
+                    told, when = self._seen.get(str(rank)).decode().split("\n")
+                except Exception as error:  # Whoever keeps the store has gone, or was never there.
+                    reason = str(error).splitlines()[0]
+                    return f"Who is missing isn't known: rank 0 or torchrun has gone ({reason})."
+                if told.startswith(FAILED):
+                    silent.discard(rank)
+                    others.append((rank, told.removeprefix(FAILED)))
+                else:
+                    last[rank] = f"{told} {time.time() - float(when):.0f} s ago"
+            time.sleep(0.1)  # The others fail when their own time is up.
+        if silent:
+            named = ", ".join(f"rank {rank} ({last[rank]})" for rank in sorted(silent))
+            return f"No answer came from {named}: it hangs, is slow or was killed; see its output."
+        for rank, other in others:
+            if other != what:
+                return (
+                    f"Rank {rank} was at something else, {other}: all ranks have to do the same, "
+                    "with as many mini-batches each."
+                )
+        return "All ranks have answered: the first error of another one is the cause."
+
+
+def _timeout() -> timedelta | None:
+    """That of the group that the program has made, as far as it can be asked."""
+    world: Any = dist.group.WORLD
+    try:
+        return world._get_backend(torch.device("cpu")).options._timeout
+    except (AttributeError, RuntimeError):
+        return None

@@ -1,0 +1,187 @@
+"""``distribute``: one model on many ranks."""
+
+# No annotations from the future: DistributedDataParallel looks at those of a hook.
+import importlib.metadata
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.futures import Future
+from torch.nn import Module
+from torch.nn.parallel import DistributedDataParallel
+from torch_geometric.data import Data
+
+from gas.distributed import Group
+from gas.graph.shards import SHARD, local_graph
+from gas.history import Codec
+from gas.loader.batch import SubData
+from gas.scalable.model import ScalableGNN
+from gas.scalable.ranks import Ranks, Traffic, Weight
+
+
+class Distributed(DistributedDataParallel):
+    """A model on one of many ranks; made by :func:`gas.distribute`.
+
+    It is PyTorch's ``DistributedDataParallel``; what that lacks, such as ``predict``, is looked up
+    in the model itself, ``module``.
+    """
+
+    module: ScalableGNN
+
+    def __init__(self, model: ScalableGNN, **kwargs: Any) -> None:
+        assert model.ranks is not None
+        if model.device.type == "cpu":  # Which has a time-out of ours.
+            kwargs.setdefault("process_group", model.ranks.group.gradients)
+        super().__init__(model, **kwargs)
+        self.register_comm_hook(model.ranks, average_gradients)
+        self._is_made = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Sets what the model has, such as ``io``, there."""
+        model = self.__dict__.get("_modules", {}).get("module")
+        if (
+            "_is_made" in self.__dict__
+            and name not in self.__dict__
+            and (name in model.__dict__ or isinstance(getattr(type(model), name, None), property))
+        ):
+            setattr(model, name, value)
+        else:
+            super().__setattr__(name, value)
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            "a distributed model can't be copied or pickled, because its connections can't: copy "
+            "model.module, and distribute the copy"
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("module"), name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """See :class:`gas.ScalableGNN`; layer-wise inference is the model's own."""
+        if kwargs.get("loader") is not None:
+            return self.module(*args, **kwargs)
+        return super().__call__(*args, **kwargs)
+
+    def views(self, batch: SubData, bank: str = "original") -> tuple[Tensor, ...]:
+        """See :meth:`gas.ScalableGNN.views`."""
+        return super().__call__(batch, views=bank)
+
+    @property
+    def traffic(self) -> Traffic:
+        """What this rank has sent of its histories so far, and how long it has waited."""
+        assert self.module.ranks is not None
+        return self.module.ranks.traffic(self.module.histories)
+
+
+def average_gradients(ranks: Ranks, bucket: dist.GradBucket) -> Future[Tensor]:
+    """The mean of the ranks' gradients; an error names the rank that didn't come.
+
+    It is a communication hook of ``DistributedDataParallel``.
+    """
+    gradient = bucket.buffer().div_(ranks.group.size)
+    return ranks.group.start_sum(gradient, "averaging the gradients", bucket.is_last())
+
+
+def distribute(
+    model: Module,
+    graph: Data | None = None,
+    *,
+    overlap: bool = False,
+    dtype: Codec | torch.dtype | str | None = None,
+    weight: Weight = "train_mask",
+    timeout: float | None = None,
+    wrap: bool = True,
+    **kwargs: Any,
+) -> Any:
+    """Trains a model on many processes, each with a shard of the graph and its histories.
+
+    The processes are those of ``torch.distributed``, which ``torchrun`` starts; the loop stays as
+    it is::
+
+        torch.distributed.init_process_group("gloo")
+        graph = gas.cluster(data, num_parts=40, shards=torch.distributed.get_world_size())
+        model = gas.distribute(gas.to_scalable(net, data))
+        for batch in gas.SubgraphLoader(graph, batch_size=5, shuffle=True):
+            loss = ...  # Of model(batch).
+            loss.backward()  # Which averages the gradients of all processes.
+            optimizer.step()
+        pred = model.predict(graph)  # Of all nodes, on every process.
+
+    A rank owns the rows of its shard, and has replicas of the rows of others that its own nodes
+    read. After each step the rows of its batch go to those who hold replicas of them. A step of W
+    ranks is one step of one process that computes W batches, which all see the histories as they
+    were when the step began, and takes the mean of their gradients, weighted by labelled nodes.
+
+    Where the graph has no ``shards``, such as under a ``DistributedSampler`` of parts, every rank
+    has all rows, and those of every batch go to all ranks. Some parts that the sampler repeats, to
+    give all ranks equally many, may be in batches of two ranks in one step, which push them both:
+    ranks then have the rows of one or of the other.
+
+    Args:
+        model: The model, a :class:`gas.ScalableGNN`, of the whole graph or of a shard; all ranks
+            begin with the weights of rank 0.
+        graph: What the loaders will load; the ranks then compare it at once.
+            (default: with the first mini-batch)
+        overlap: Let rows take until the next step has ended: they travel beside all of it, and are
+            seen one step later. (default: ``False``, they travel beside the backward pass)
+        dtype: How rows travel; see :class:`gas.History`. (default: as they are stored)
+        weight: What a batch counts for the mean of the gradients: the name of a mask, whose
+            in-batch nodes count; a function of a batch; or ``None``, all batches alike. A loss is
+            a mean over those nodes; that of a batch without any isn't looked at, be it NaN. All
+            in-batch nodes count where the graph has no ``train_mask``, and of a batch that is
+            passed in pieces, ``model(batch.x, batch.adj_t, *args)``. The gradient of a batch is
+            multiplied at the model's outputs, so that several batches may be added up before a
+            step; what is computed with ``push=False``, and of a full batch, counts alike on all
+            ranks. (default: ``"train_mask"``)
+        timeout: After how many seconds a rank that doesn't come is given up, with an error that
+            names it. (default: as long as ``init_process_group`` was told)
+        wrap: Return the model in ``DistributedDataParallel``; without, it is only connected, for
+            what wraps it itself, such as Lightning. (default: ``True``)
+        **kwargs: Further arguments of ``DistributedDataParallel``.
+
+    Returns:
+        The model in :class:`torch.nn.parallel.DistributedDataParallel`, which also has what it has
+        itself, such as ``predict``; or the model.
+
+    Raises:
+        RankError: A ``RuntimeError``: if ranks differ in the program, packages or graph, or one
+            doesn't come; on every rank, naming it. In a backward pass it comes as a plain
+            ``RuntimeError`` that quotes it.
+        RuntimeError: If ``torch.distributed`` hasn't been initialised.
+        ValueError: If the model is none, or is distributed already.
+    """
+    if not isinstance(model, ScalableGNN) or model.ranks is not None:
+        what = "distributed already" if hasattr(model, "ranks") else f"a {type(model).__name__}"
+        raise ValueError(
+            f"'model' is {what}, expected a gas.ScalableGNN: make one with "
+            "gas.to_scalable(model, data), and distribute it once"
+        )
+    if timeout is not None and not timeout > 0:
+        raise ValueError(f"'timeout' is {timeout}, expected seconds above 0")
+    codec = None if dtype is None else Codec.of(dtype)
+    group = Group(timeout)
+    group.check_alike(_about(model, overlap, codec, weight))
+    model.ranks = Ranks(group, overlap, codec, weight)
+    if graph is not None:
+        model.ranks.bind(model, local_graph(graph).get(SHARD))
+    return Distributed(model, **kwargs) if wrap else model
+
+
+def _about(
+    model: ScalableGNN, overlap: bool, codec: Codec | None, weight: Weight
+) -> dict[str, Any]:
+    """What has to be alike on all ranks."""
+    return {
+        "gas": importlib.metadata.version("gas"),
+        "PyTorch": torch.__version__,
+        "a model of class": type(model).__name__,
+        "parameters": str([list(p.shape) for p in model.parameters()]),
+        "overlap": overlap,
+        "dtype": str(codec),
+        "weight": "a function" if callable(weight) else str(weight),
+    }

@@ -1,0 +1,153 @@
+"""W ranks are one process that computes W mini-batches a step; inference over ranks is exact."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from processes import run_on
+from torch_geometric.data import Data
+from torch_geometric.nn import GAT, GCN, GraphSAGE
+
+import gas
+
+PARTS, NODES, CLASSES = 8, 60, 3
+NETS = {"GCN": GCN, "GraphSAGE": GraphSAGE, "GAT": GAT}
+CASES = [(name, overlap) for name in NETS for overlap in (False, True)]
+EPOCHS = 3
+CLOSE = {"rtol": 1e-9, "atol": 1e-11}
+
+
+def graph_data(seed=0):
+    """A directed graph with duplicates and self-loops, of which few nodes have a label."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def rand(*size):
+        return torch.rand(*size, generator=generator, dtype=torch.float64)
+
+    data = Data(
+        x=rand(NODES, 5) - 0.5,
+        edge_index=torch.randint(NODES, (2, 4 * NODES), generator=generator),
+        y=torch.randint(CLASSES, (NODES,), generator=generator),
+        train_mask=rand(NODES) < 0.3,
+    )
+    return data
+
+
+def net_of(name, data):
+    torch.manual_seed(1)
+    return NETS[name](data.num_features, 4, 3, CLASSES).double()
+
+
+def clustered(data, model, num_ranks):
+    options = {"method": "random", "log": False, "cache": False}
+    return gas.cluster(data, PARTS, model=model, shards=num_ranks, **options)
+
+
+def distributed_curve(rank, name, num_ranks, overlap, epochs):
+    """The weights after every step, and what is inferred and stored in the end."""
+    data = graph_data()
+    net = net_of(name, data)
+    model = gas.to_scalable(net, data, dtype=torch.float64)
+    graph = clustered(data, model, num_ranks)
+    if rank:  # Weights are those of rank 0.
+        torch.nn.init.zeros_(next(model.parameters()).data)
+    wrapped = gas.distribute(model, overlap=overlap)
+    loader = gas.SubgraphLoader(graph, batch_size=1, log=False)
+    optimizer = torch.optim.Adam(wrapped.parameters(), lr=0.02)
+    curve = []
+    for _ in range(epochs):
+        for batch in loader:
+            own = batch.own
+            optimizer.zero_grad()
+            out = wrapped(batch)
+            F.cross_entropy(out[own.train_mask], own.y[own.train_mask]).backward()
+            optimizer.step()
+            curve.append(torch.cat([p.detach().view(-1).clone() for p in model.parameters()]))
+    traffic = wrapped.traffic
+    pred = wrapped.predict(graph)
+    net.eval()
+    with torch.no_grad():
+        exact = net(data.x, data.edge_index)
+    return {"curve": torch.stack(curve), "pred": pred, "exact": exact, "traffic": traffic}
+
+
+def reference_curve(name, num_ranks, overlap, epochs):
+    """The same in one process, with a set of all histories for each rank."""
+    data = graph_data()
+    model = gas.to_scalable(net_of(name, data), data, dtype=torch.float64)
+    graph = clustered(data, model, num_ranks)
+    del graph.shards
+    loader = gas.SubgraphLoader(graph, batch_size=1, log=False)
+    twins = [model.for_graph(NODES) for _ in range(num_ranks)]
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    curve, under_way = [], []
+    steps = PARTS // num_ranks
+    for _ in range(epochs):
+        for step in range(steps):
+            while len(under_way) > overlap:
+                for sender, rows, values in under_way.pop(0):
+                    for twin in twins:
+                        if twin is not sender:
+                            for history, value in zip(twin.histories, values, strict=True):
+                                history.push(value, rows)
+            optimizer.zero_grad()
+            total, labelled, sent = 0.0, 0, []
+            for rank, twin in enumerate(twins):
+                batch = loader.cut([rank * steps + step])
+                own = batch.own
+                out = twin(batch)
+                total = total + F.cross_entropy(
+                    out[own.train_mask], own.y[own.train_mask], reduction="sum"
+                )
+                labelled += int(own.train_mask.sum())
+                rows = batch.n_id[: batch.batch_size]
+                sent.append((twin, rows, [h.pull(rows) for h in twin.histories]))
+            under_way.append(sent)
+            if labelled:
+                (total / labelled).backward()
+            else:
+                (total * 0).backward()
+            optimizer.step()
+            curve.append(torch.cat([p.detach().view(-1).clone() for p in model.parameters()]))
+    return torch.stack(curve)
+
+
+def every_curve(rank, num_ranks):
+    return {case: distributed_curve(rank, case[0], num_ranks, case[1], EPOCHS) for case in CASES}
+
+
+@pytest.fixture(scope="module", params=[1, 2, 4])
+def curves(request, tmp_path_factory):
+    """What is found on every rank in every case; to start processes takes long."""
+    folder = tmp_path_factory.mktemp("ranks")
+    return request.param, run_on(request.param, every_curve, folder, request.param)
+
+
+@pytest.mark.filterwarnings("ignore:A history was read before it was filled")
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_ranks_are_one_process_with_as_many_batches(case, curves):
+    num_ranks, found = curves
+    want = reference_curve(case[0], num_ranks, case[1], EPOCHS)
+    for each in (of_rank[case] for of_rank in found):
+        torch.testing.assert_close(each["curve"], want, **CLOSE)
+        assert torch.equal(each["curve"], found[0][case]["curve"])
+    assert not torch.allclose(want[0], want[-1])
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_inference_over_ranks_is_the_full_batch(case, curves):
+    _, found = curves
+    for each in (of_rank[case] for of_rank in found):
+        torch.testing.assert_close(each["pred"], each["exact"], **CLOSE)
+        assert torch.equal(each["pred"], found[0][case]["pred"])
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_what_is_sent_is_little_more_than_has_to_be(case, curves):
+    num_ranks, found = curves
+    for traffic in (of_rank[case]["traffic"] for of_rank in found):
+        steps = PARTS // num_ranks
+        assert traffic.steps == EPOCHS * steps
+        # A header of six numbers for each rank, and in each message at most 2 numbers and padding.
+        extra = traffic.steps * (num_ranks - 1) * (6 * 8 + 16 + 16)
+        assert 0 <= traffic.sent_bytes - EPOCHS * traffic.bound_bytes <= extra
+        assert (traffic.bound_bytes > 0) == (num_ranks > 1)
