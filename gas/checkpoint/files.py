@@ -4,6 +4,9 @@ A folder has ``checkpoint_000001``, ``checkpoint_000002`` and so on. One is writ
 that begins with a dot; when all its files, and at last its manifest, have reached the disk, it gets
 its name, which has to reach the disk, too. Old ones lose their manifest first: a folder without one
 is none. What this hasn't written is never deleted.
+
+Of many processes each has a series of its own, ``ranks_2/0/checkpoint_000001`` and so on, and
+``newest.json`` names the one that all of them have completed.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from gas.checkpoint.errors import CheckpointError
 from gas.checkpoint.tensors import Written, checksum, read_json
+from gas.history.memory import DISK_FULL
 from gas.native.memory import human
 
 try:
@@ -31,11 +35,34 @@ except ImportError:  # Windows: two that write into one folder aren't kept apart
 POSIX = fcntl is not None
 MANIFEST = "manifest.json"
 FORMAT, VERSION = "gas checkpoint", 1
+NEWEST = "newest.json"
+FORMAT_OF_RANKS = "gas checkpoint of ranks"
 MOST_MANIFEST = 1 << 30
 NAME = re.compile(r"checkpoint_(\d{6,18})")
+OF_RANKS = re.compile(r"ranks_([1-9]\d{0,8})")
 TEMPORARY = re.compile(r"\.checkpoint_(\d{6,18})\.writing")
 # What its folder holds, beside the manifest.
 FILE = re.compile(r"(model|state|(view_\d+_)?history_\d+(_changes)?)\.safetensors")
+
+
+class Newest(NamedTuple):
+    """What ``newest.json`` names: a checkpoint of as many processes."""
+
+    world_size: int
+    number: int
+
+
+class Source(NamedTuple):
+    """Where a checkpoint is read from: one, or those of all ranks; of one, ``world_size`` is 0."""
+
+    root: Path
+    world_size: int
+    name: str
+
+    def path(self, rank: int) -> Path:
+        """The checkpoint of a rank."""
+        folder = of_rank(self.root, self.world_size, rank) if self.world_size else self.root
+        return folder / self.name
 
 
 class Known(NamedTuple):
@@ -120,7 +147,7 @@ def writing(folder: Path, number: int) -> Iterator[Writer]:
     except BaseException as error:
         with contextlib.suppress(OSError):
             _remove(temporary)
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if isinstance(error, OSError) and error.errno in DISK_FULL:
             raise OSError(
                 error.errno,
                 f"the disk has no room for a checkpoint ({human(shutil.disk_usage(folder).free)} "
@@ -148,7 +175,84 @@ def _numbered(folder: Path) -> list[tuple[str, Path]]:
 
 def next_number(folder: Path) -> int:
     """A number that no checkpoint has, complete or not, larger than all."""
-    return 1 + max((int(number) for number, _ in _numbered(folder)), default=0)
+    newest = read_newest(folder)
+    numbers = [0 if newest is None else newest.number]
+    return 1 + max([*numbers, *(int(number) for number, _ in _numbered(folder))])
+
+
+def of_rank(folder: Path, world_size: int, rank: int) -> Path:
+    """Where a rank has its checkpoints."""
+    return folder / f"ranks_{world_size}" / str(rank)
+
+
+def read_newest(folder: Path) -> Newest | None:
+    """The newest checkpoint that all ranks have completed, if there is one.
+
+    Raises:
+        CheckpointError: If ``newest.json`` can't be read, or is none of ours.
+    """
+    file = folder / NEWEST
+
+    def error(what: str) -> CheckpointError:
+        return CheckpointError(f"{file} {what}: it is damaged, or not of gas")
+
+    try:
+        text = file.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as reason:
+        raise error(f"can't be read ({reason})") from reason
+    found = read_json(text, error)
+    found = found if isinstance(found, dict) else {}
+    newest = Newest(*(found.get(key, 0) for key in Newest._fields))
+    if found.get("format") != FORMAT_OF_RANKS or any(type(n) is not int or n < 1 for n in newest):
+        raise error("doesn't say which checkpoint is the newest")
+    if found.get("version") != VERSION:
+        raise CheckpointError(
+            f"{file} is of version {found.get('version')!r}, and this gas reads version {VERSION}: "
+            "use the gas that wrote it, or a newer one"
+        )
+    return newest
+
+
+def find_source(folder: Path) -> Source | None:
+    """What is read of a folder: the newest of its checkpoints; or the one that it is.
+
+    That of a rank stands for those of all.
+
+    Raises:
+        CheckpointError: If ``newest.json`` can't be read.
+    """
+    if (folder / MANIFEST).exists():
+        ranks = OF_RANKS.fullmatch(folder.parents[1].name) if len(folder.parents) > 2 else None
+        if ranks is not None and folder.parent.name.isdecimal() and NAME.fullmatch(folder.name):
+            return Source(folder.parents[2], int(ranks[1]), folder.name)
+        return Source(folder.parent, 0, folder.name)
+    newest, others = read_newest(folder), checkpoints(folder)
+    name = others[-1].name if others else ""
+    if newest is not None and (not others or number_of(others[-1]) < newest.number):
+        return Source(folder, newest.world_size, f"checkpoint_{newest.number:06}")
+    return Source(folder, 0, name) if others else None
+
+
+def number_of(path: Path) -> int:
+    """The number in the name of a checkpoint."""
+    return int(path.name.removeprefix("checkpoint_"))
+
+
+def write_newest(folder: Path, newest: Newest) -> None:
+    """Names the checkpoint that all ranks have completed; the one before was named until now.
+
+    Raises:
+        OSError: If the disk is full, or the folder can't be written.
+    """
+    about = {"format": FORMAT_OF_RANKS, "version": VERSION, **newest._asdict()}
+    temporary = folder / f".{NEWEST}.writing"
+    with open(temporary, "wb") as stream:
+        stream.write(json.dumps(about).encode())
+        _reach_disk(stream)
+    os.replace(temporary, folder / NEWEST)
+    _folder_reaches_disk(folder)
 
 
 def prune(folder: Path, keep: int) -> None:
@@ -156,10 +260,21 @@ def prune(folder: Path, keep: int) -> None:
     sweep(folder)
     ours = [path for path in checkpoints(folder) if _is_ours(path)]
     for path in ours[: max(0, len(ours) - keep)]:
-        with contextlib.suppress(OSError):  # Somebody put something into it.
-            if all(FILE.fullmatch(file.name) or file.name == MANIFEST for file in path.iterdir()):
-                path = path.rename(path.with_name(f".{path.name}.writing"))
-            _remove(path)
+        _discard(path)
+
+
+def drop(folder: Path, after: int) -> None:
+    """Removes checkpoints that not all ranks have completed, those with larger numbers."""
+    for path in checkpoints(folder):
+        if number_of(path) > after and _is_ours(path):
+            _discard(path)
+
+
+def _discard(path: Path) -> None:
+    with contextlib.suppress(OSError):  # Somebody put something into it.
+        if all(FILE.fullmatch(file.name) or file.name == MANIFEST for file in path.iterdir()):
+            path = path.rename(path.with_name(f".{path.name}.writing"))
+        _remove(path)
 
 
 def sweep(folder: Path) -> None:

@@ -28,7 +28,7 @@ class _Base(NamedTuple):
     """A file that holds all rows of a history, as they were once."""
 
     file: Known
-    by_others: tuple[int, int]  # What was done to the history then, but by pushes ...
+    by_others: tuple[int, int, int]  # What was done to the history then, but by pushes ...
     pushes: int  # ... and by these.
 
 
@@ -58,7 +58,7 @@ def saving(name: str, history: History, at_once: bool) -> Saving:
     """
     history.wait()
     base = _bases.get(history)
-    (_, pushes), every = history.changes, history.num_embeddings
+    pushes, every = history.num_pushes, history.num_embeddings
     by_others = _by_others(history)
     written_at = history.written_at if at_once else history.written_at.clone()
     changed = None
@@ -91,8 +91,9 @@ def saving(name: str, history: History, at_once: bool) -> Saving:
     return write
 
 
-def _by_others(history: History) -> tuple[int, int]:
-    return history.changes[0], history.num_resets
+def _by_others(history: History) -> tuple[int, int, int]:
+    by_hand, _, received = history.changes
+    return by_hand, received, history.num_resets
 
 
 def _writing(tensors: dict[str, Any], about: dict[str, Any]) -> Callable[[BinaryIO], Written]:
@@ -123,15 +124,18 @@ class Reading:
         name: Of the history.
         about: What the manifest says of it.
         history: What will take its rows, or one like it.
+        num_rows: How many rows it has. (default: as many as ``history``)
 
     Raises:
         CheckpointError: If its files aren't what it says.
         ValueError: If it is another history's.
     """
 
-    def __init__(self, path: Path, name: str, about: Any, history: History) -> None:
+    def __init__(
+        self, path: Path, name: str, about: Any, history: History, num_rows: int | None = None
+    ) -> None:
         found = about if isinstance(about, dict) else {}
-        size = history.num_embeddings
+        size = history.num_embeddings if num_rows is None else num_rows
         wanted = {"num_rows": size, "width": history.embedding_dim, "codec": str(history.codec)}
         for key, value in wanted.items():
             if found.get(key) != value:
@@ -142,7 +146,7 @@ class Reading:
                 )
         names, pushes = found.get("files"), found.get("pushes")
         whole, part = f"{name}.safetensors", f"{name}_changes.safetensors"
-        if names not in ([whole], [whole, part]) or not _is_count(pushes):
+        if names not in ([whole], [whole, part]) or not is_count(pushes):
             raise CheckpointError(f"{path} doesn't say how {name!r} was written: it is damaged")
         self.pushes = cast(int, pushes)
         self.files = [TensorFile(path / file) for file in names]
@@ -183,13 +187,14 @@ class Reading:
 
     def restore(self, history: History, written: Written) -> None:
         """Puts the rows into a history; ``written`` is what is known of their first file."""
-        history.restore(self._rows(), self.written_at, self.pushes)
+        history.restore(self.rows(), self.written_at, self.pushes)
         _bases.pop(history, None)
         if self.index is None:
             known = Known(identity(self.files[0].path), written)
             _bases[history] = _Base(known, _by_others(history), self.pushes)
 
-    def _rows(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def rows(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Which rows, and what is stored of them; the last is right of one that comes twice."""
         for first, rows in self.files[0].blocks("rows"):
             yield torch.arange(first, first + rows.size(0)), rows
         if self.index is not None:
@@ -197,5 +202,6 @@ class Reading:
                 yield self.index[first : first + rows.size(0)], rows
 
 
-def _is_count(value: Any) -> bool:
+def is_count(value: Any) -> bool:
+    """Whether it is a number of pushes or rows."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -15,10 +16,18 @@ from torch.nn import Module
 import gas.checkpoint.generators as generators
 from gas.checkpoint import histories as stored
 from gas.checkpoint.errors import CheckpointError
-from gas.checkpoint.files import MANIFEST, check_files, checkpoints, read_manifest
+from gas.checkpoint.files import (
+    MANIFEST,
+    Source,
+    check_files,
+    checkpoints,
+    find_source,
+    read_manifest,
+)
 from gas.checkpoint.saving import MODEL, STATE, bare, finish_quietly, weights_of
 from gas.checkpoint.tensors import TensorFile, Written
 from gas.checkpoint.values import from_json
+from gas.history import History
 from gas.scalable.model import ScalableGNN
 from gas.scalable.views import set_banks
 
@@ -45,14 +54,22 @@ def load(
     ``prefetch=1`` model, the first one then reads rows that are one step newer than they would have
     been; everything else goes on bit by bit.
 
+    Of a model that :func:`gas.distribute` has connected, every rank calls it, and goes on with what
+    it has written itself, rows that were on their way included. Where there is another number of
+    ranks, or the graph is cut otherwise, histories are found by the nodes' ids in the graph that
+    :func:`gas.cluster` was given, with their ages; the loader begins an epoch, and random numbers
+    go on as they are, with a warning. So does a model of one process on the whole graph go on with
+    what many have written, and the other way round. Without a model, it is rank 0's.
+
     Args:
         folder: The folder of a training's checkpoints, of which the newest complete one is read; or
-            one checkpoint.
+            one checkpoint, such as that of a rank, which stands for those of all.
         model: Gets the weights, and the histories. A plain module gets the weights of the model
             that was made of it by :func:`gas.to_scalable`, and the other way round.
             (default: none)
         optimizer: Made for ``model``, of the same class as before. (default: none)
-        loader: Of the same graph, cut in the same way. (default: none)
+        loader: Of the same graph, cut in the same way, or, by many ranks, otherwise. These need it
+            for histories, unless :func:`gas.distribute` was given the graph. (default: none)
         histories: Load the histories. (default: ``True``)
         random_state: Set the random numbers of Python, NumPy and PyTorch. (default: ``True``)
         **objects: What was saved by ``state_dict()``, under the same names.
@@ -64,30 +81,41 @@ def load(
         CheckpointError: A ``ValueError``: if there is no checkpoint, or it is damaged, of something
             else, or of a newer version; it says why, and which one before it is sound.
         ValueError: If it is that of another model, optimizer, graph or partition. Nothing was
-            changed in either case.
+            changed in either case. Where that is so on one rank, all raise it, and it names the
+            rank.
+        RankError: A ``RuntimeError``: if a rank has gone, or doesn't come in time.
     """
     folder = Path(folder).absolute()
     finish_quietly(folder)
     model = None if model is None else bare(model)
+    is_rank = isinstance(model, ScalableGNN) and model.ranks is not None
+    source = None if is_rank else find_source(folder)
+    if is_rank or (source is not None and source.world_size):
+        from gas.checkpoint.ranks import load_on_ranks  # Which needs this.
+
+        return load_on_ranks(folder, model, optimizer, loader, histories, random_state, objects)
     paths = [folder] if (folder / MANIFEST).exists() else checkpoints(folder)
     if not paths:
-        raise _nothing(folder)
+        raise nothing(folder)
     try:
-        found = _Found(paths[-1])
+        found = Found(paths[-1])
     except CheckpointError as error:
         raise CheckpointError(f"{error}{_advice(paths)}") from error
-    return found.load(model, optimizer, loader, histories, random_state, objects)
+    return found.prepare(model, optimizer, loader, histories, random_state, objects)()
 
 
 def peek(folder: str | Path, *names: str) -> dict[str, Any]:
-    """What was saved by some names in the newest checkpoint; nothing else is read.
+    """What was saved by some names in the newest checkpoint, of rank 0; nothing else is read.
 
     Raises:
         CheckpointError: If there is none, or it is damaged.
     """
-    paths = checkpoints(folder)
+    folder = Path(folder).absolute()
+    source = find_source(folder)
+    of_ranks = source is not None and source.world_size
+    paths = [cast(Source, source).path(0)] if of_ranks else checkpoints(folder)
     if not paths:
-        raise _nothing(Path(folder))
+        raise nothing(folder)
     try:
         state = read_manifest(paths[-1]).get("state")
     except CheckpointError as error:
@@ -96,7 +124,8 @@ def peek(folder: str | Path, *names: str) -> dict[str, Any]:
     return {name: from_json(state[name], {}) for name in names if name in state}
 
 
-def _nothing(folder: Path) -> CheckpointError:
+def nothing(folder: Path) -> CheckpointError:
+    """The error of a folder without one."""
     return CheckpointError(
         f"'folder' is {str(folder)!r}, which has no complete checkpoint: expected a folder that "
         "gas.save has written to"
@@ -107,19 +136,26 @@ def _advice(paths: list[Path]) -> str:
     """Which checkpoint can be read instead of the last."""
     for path in reversed(paths[:-1]):
         try:
-            _Found(path)
+            Found(path)
         except CheckpointError:
             continue
         return f". The one before is sound: load {str(path)!r}, or remove what is newer"
     return ""
 
 
+# Puts what was stored into each history.
+Restores = Mapping[str, Callable[[History], None]]
+
 # What optimizers keep of a parameter that has its shape.
 LIKE_PARAMETERS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg")
 
 
-class _Found:
-    """A checkpoint whose files are what was written."""
+class Found:
+    """A checkpoint whose files are what was written.
+
+    Raises:
+        CheckpointError: If they aren't.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -138,7 +174,7 @@ class _Found:
         try:
             self.values = {
                 key: from_json(manifest.get(key), values)
-                for key in ("optimizer", "loader", "random")
+                for key in ("optimizer", "loader", "random", "ranks")
             }
             for key in ("objects", "state"):
                 self.values[key] = {k: from_json(v, values) for k, v in manifest[key].items()}
@@ -151,7 +187,7 @@ class _Found:
             if name not in self.manifest["files"]:
                 raise CheckpointError(f"{self.path / MANIFEST} names no file {name}: it is damaged")
 
-    def load(
+    def prepare(
         self,
         model: Module | None,
         optimizer: Any,
@@ -159,10 +195,14 @@ class _Found:
         histories: bool,
         random_state: bool,
         objects: dict[str, Any],
-    ) -> dict[str, Any]:
-        """See :func:`load`."""
+        num_rows: int | None = None,
+    ) -> Callable[[], dict[str, Any]]:
+        """Checks everything; what it returns changes what is given; see :func:`load`.
+
+        The histories of the model will have ``num_rows`` rows by then, or as many as now.
+        """
         try:
-            weights, readings = self._check(model, optimizer, loader, histories, objects)
+            weights, restores = self._check(model, optimizer, loader, histories, objects, num_rows)
         except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
             raise CheckpointError(
                 f"{self.path} holds what no checkpoint has ({type(error).__name__}: {error}): it "
@@ -170,8 +210,19 @@ class _Found:
             ) from error
         if random_state:
             self._check_random()
+        given = (model, optimizer, loader, objects)
+        return lambda: self._load(*given, weights, restores if histories else None, random_state)
 
-        # Nothing was changed so far.
+    def _load(
+        self,
+        model: Module | None,
+        optimizer: Any,
+        loader: Any,
+        objects: dict[str, Any],
+        weights: Mapping[str, Tensor],
+        restores: Restores | None,
+        random_state: bool,
+    ) -> dict[str, Any]:
         saved = self.values["objects"]
         given = {**objects, **({} if optimizer is None else {"optimizer": optimizer})}
         if loader is not None:
@@ -180,12 +231,11 @@ class _Found:
         if model is not None:
             plain = model.plain if isinstance(model, ScalableGNN) else model
             plain.load_state_dict(dict(weights))
-        if histories and isinstance(model, ScalableGNN):
-            views = {name.split("_")[1] for name in readings if name.startswith("view_")}
+        if restores is not None and isinstance(model, ScalableGNN):
+            views = {name.split("_")[1] for name in restores if name.startswith("view_")}
             set_banks(model, len(views))
             for name, history in stored.named(model).items():
-                about = self.manifest["files"][f"{name}.safetensors"]
-                readings[name].restore(history, Written(about["bytes"], about["crc32"]))
+                restores[name](history)
         if random_state:
             generators.restore(self.values["random"])
         others = {name: value for name, value in saved.items() if name not in objects}
@@ -198,14 +248,15 @@ class _Found:
         loader: Any,
         histories: bool,
         objects: dict[str, Any],
-    ) -> tuple[Mapping[str, Tensor], Mapping[str, stored.Reading]]:
+        num_rows: int | None,
+    ) -> tuple[Mapping[str, Tensor], Restores]:
         """What the model is to get; all that is given fits."""
         weights: Mapping[str, Tensor] = {}
-        readings: dict[str, stored.Reading] = {}
+        restores: Restores = {}
         if model is not None:
             weights = self._weights_for(model)
             if histories and isinstance(model, ScalableGNN):
-                readings = self._histories_for(model)
+                restores = self._histories_for(model, num_rows)
         saved = self.values["objects"]
         for name, value in (("optimizer", optimizer), ("loader", loader), *objects.items()):
             given = saved.get(name) if name in objects else self.values[name]
@@ -215,7 +266,7 @@ class _Found:
             _check_optimizer(optimizer, self.values["optimizer"])
         if loader is not None and hasattr(loader, "check_state"):
             loader.check_state(self.values["loader"])
-        return weights, readings
+        return weights, restores
 
     def _weights_for(self, model: Module) -> Mapping[str, Tensor]:
         """The weights, which fit the model."""
@@ -236,7 +287,7 @@ class _Found:
                 )
         return {name: file.read(name) for name in file}
 
-    def _histories_for(self, model: ScalableGNN) -> dict[str, stored.Reading]:
+    def _histories_for(self, model: ScalableGNN, num_rows: int | None) -> Restores:
         """The histories, which fit the model."""
         found: dict[str, Any] = self.manifest["histories"]
         each = dict(enumerate(model.histories))
@@ -250,13 +301,19 @@ class _Found:
                 "views included: make the model as it was, or pass histories=False, which loads "
                 "the rest"
             )
-        readings = {
-            name: stored.Reading(self.path, name, found[name], each[number])
-            for name, number in names.items()
-        }
-        for reading in readings.values():
-            self._check_named(*(file.path.name for file in reading.files))
-        return readings
+        restores: dict[str, Callable[[History], None]] = {}
+        for name, number in names.items():
+            reading = self.read_history(name, each[number], num_rows)
+            file = self.manifest["files"][f"{name}.safetensors"]
+            written = Written(file["bytes"], file["crc32"])
+            restores[name] = partial(reading.restore, written=written)
+        return restores
+
+    def read_history(self, name: str, like: History, num_rows: int | None) -> stored.Reading:
+        """Looks at what was stored of a history; see :class:`.histories.Reading`."""
+        reading = stored.Reading(self.path, name, self.manifest["histories"][name], like, num_rows)
+        self._check_named(*(file.path.name for file in reading.files))
+        return reading
 
     def _check_random(self) -> None:
         try:

@@ -73,6 +73,10 @@ def save(
     in ``manifest.json``. A checkpoint is complete or not there, whenever the process is killed or
     the power fails. Nothing in it is code. :func:`gas.load` reads it.
 
+    Of a model that :func:`gas.distribute` has connected, every rank calls it. Each writes what it
+    has, into ``ranks_2/0/checkpoint_000001`` and so on; ``newest.json`` names the one that all have
+    completed, and is written last. The folder is one that all ranks see.
+
     Args:
         folder: The folder of a training's checkpoints, which is made.
         model: The model.
@@ -85,7 +89,7 @@ def save(
         histories: Write the histories; without, they have to be filled again. (default: ``True``)
         background: Copy what is to be written into memory, write it beside the training, and return
             a ``concurrent.futures.Future`` of the path. The next checkpoint of the folder waits for
-            it, and raises what went wrong. (default: ``False``)
+            it, and raises what went wrong. Not for many ranks. (default: ``False``)
         **state: Anything else, under names of its own, which :func:`gas.load` returns: numbers,
             text, tensors, and lists and dictionaries of these. Of what has ``state_dict()``, such
             as a scheduler, that; of a ``torch.Generator``, its state.
@@ -95,38 +99,33 @@ def save(
 
     Raises:
         ValueError: If something can't be held by a checkpoint, naming it; nothing was written.
-        OSError: If the disk is full or the folder can't be written; what was there stays.
+        OSError: If the disk is full or the folder can't be written; what was there stays. Where
+            that is so on one rank, all raise it, and it names the rank.
+        RankError: A ``RuntimeError``: if a rank has gone, or doesn't come in time.
     """
     check_integer("keep", keep, 1)
     model = bare(model)
     folder = Path(folder).absolute()
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"'folder' is {str(folder)!r}, which is a file: name a folder")
+    if isinstance(model, ScalableGNN) and model.ranks is not None:
+        from gas.checkpoint.ranks import save_on_ranks  # Which needs this.
+
+        if background:
+            raise ValueError(
+                "'background' is True, but the model is one of many ranks, which wait for each "
+                "other when they write a checkpoint: leave it out"
+            )
+        return save_on_ranks(folder, model, optimizer, loader, keep, histories, state)
+    content = Content(folder, model, optimizer, loader, state)
     finish(folder)
-    if isinstance(loader, Module):
-        raise ValueError("'loader' is a model: expected what loads its mini-batches")
-    tensors: dict[str, Tensor] = {}
-    manifest = {
-        "torch": torch.__version__,
-        "optimizer": _state_of("optimizer", optimizer, tensors),
-        "loader": _state_of("loader", loader, tensors),
-        "random": to_json(generators.states(), "random", tensors),
-        "objects": {k: _state_of(k, v, tensors) for k, v in state.items() if _is_object(v)},
-        "state": {k: to_json(v, k, tensors) for k, v in state.items() if not _is_object(v)},
-    }
-    weights = {key: value.detach().cpu() for key, value in weights_of(model).items()}
     if background:
-        tensors = {key: value.cpu().clone() for key, value in tensors.items()}
-        weights = {key: value.clone() for key, value in weights.items()}
-    parts = {}
-    if histories and isinstance(model, ScalableGNN):
-        parts = {
-            name: stored.saving(name, history, not background)
-            for name, history in stored.named(model).items()
-        }
+        content.copy()
+    parts = histories_of(model, not background) if histories else {}
 
     def write() -> Path:
-        return _write(folder, keep, manifest, weights, tensors, parts)
+        sweep(folder)  # It may be what fills the disk.
+        path = content.write(folder, next_number(folder), parts)
+        prune(folder, keep)
+        return path
 
     if not background:
         return write()
@@ -134,6 +133,59 @@ def save(
     _under_way[folder] = future
     threading.Thread(target=_settle, args=(future, write), name="gas-checkpoint").start()
     return future
+
+
+class Content:
+    """What a checkpoint holds beside histories, before it is written.
+
+    Raises:
+        ValueError: If a checkpoint can't hold it.
+    """
+
+    def __init__(
+        self, folder: Path, model: Module, optimizer: Any, loader: Any, state: Mapping[str, Any]
+    ) -> None:
+        if folder.exists() and not folder.is_dir():
+            raise ValueError(f"'folder' is {str(folder)!r}, which is a file: name a folder")
+        if isinstance(loader, Module):
+            raise ValueError("'loader' is a model: expected what loads its mini-batches")
+        self.tensors: dict[str, Tensor] = {}
+        self.manifest: dict[str, Any] = {"torch": torch.__version__}
+        self.add("optimizer", _state_of("optimizer", optimizer))
+        self.add("loader", _state_of("loader", loader))
+        self.add("random", generators.states())
+        objects = {k: _state_of(k, v) for k, v in state.items() if _is_object(v)}
+        values = {k: v for k, v in state.items() if not _is_object(v)}
+        for key, each in (("objects", objects), ("state", values)):
+            self.manifest[key] = {k: to_json(v, k, self.tensors) for k, v in each.items()}
+        self.weights = {key: value.detach().cpu() for key, value in weights_of(model).items()}
+
+    def add(self, name: str, value: Any) -> None:
+        """Adds an entry to the manifest, whose tensors go to their file."""
+        self.manifest[name] = to_json(value, name, self.tensors)
+
+    def copy(self) -> None:
+        """Copies all tensors, so that they are written as they are now."""
+        self.tensors = {key: value.cpu().clone() for key, value in self.tensors.items()}
+        self.weights = {key: value.clone() for key, value in self.weights.items()}
+
+    def write(self, folder: Path, number: int, parts: Mapping[str, stored.Saving]) -> Path:
+        """Writes a checkpoint, with what writes its histories."""
+        with writing(folder, number) as writer:
+            written = {name: part(writer) for name, part in parts.items()}
+            writer.write(
+                MODEL, lambda stream: write_tensors(stream, self.weights, {"format": "pt"})
+            )
+            writer.write(STATE, lambda stream: write_tensors(stream, self.tensors, {}))
+            writer.write_manifest({"number": number, "histories": written, **self.manifest})
+        return folder / f"checkpoint_{number:06}"
+
+
+def histories_of(model: Module, at_once: bool) -> dict[str, stored.Saving]:
+    """What writes the histories of a model, by their names; see :func:`.histories.saving`."""
+    if not isinstance(model, ScalableGNN):
+        return {}
+    return {k: stored.saving(k, history, at_once) for k, history in stored.named(model).items()}
 
 
 def bare(model: Any) -> Any:
@@ -158,25 +210,6 @@ def weights_of(model: Module) -> Mapping[str, Tensor]:
             "expected tensors; pass other things by names of their own"
         )
     return found
-
-
-def _write(
-    folder: Path,
-    keep: int,
-    manifest: dict[str, Any],
-    weights: Mapping[str, Tensor],
-    tensors: Mapping[str, Tensor],
-    parts: Mapping[str, stored.Saving],
-) -> Path:
-    sweep(folder)  # It may be what fills the disk.
-    number = next_number(folder)
-    with writing(folder, number) as writer:
-        written = {name: part(writer) for name, part in parts.items()}
-        writer.write(MODEL, lambda stream: write_tensors(stream, weights, {"format": "pt"}))
-        writer.write(STATE, lambda stream: write_tensors(stream, tensors, {}))
-        writer.write_manifest({"number": number, "histories": written, **manifest})
-    prune(folder, keep)
-    return folder / f"checkpoint_{number:06}"
 
 
 def _settle(future: Future[Path], write: Callable[[], Path]) -> None:
@@ -205,14 +238,14 @@ def _is_object(value: Any) -> bool:
     return isinstance(value, torch.Generator) or hasattr(value, "state_dict")
 
 
-def _state_of(name: str, value: Any, tensors: dict[str, Tensor]) -> Any:
+def _state_of(name: str, value: Any) -> Any:
     if value is None:
         return None
     if isinstance(value, torch.Generator):
-        return to_json(value.get_state(), name, tensors)
+        return value.get_state()
     if not hasattr(value, "state_dict"):
         raise ValueError(
             f"'{name}' is a {type(value).__name__}, which has no state_dict(): leave it out, and "
             "pass what is to be kept of it by names of its own"
         )
-    return to_json(value.state_dict(), name, tensors)
+    return value.state_dict()

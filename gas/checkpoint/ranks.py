@@ -1,0 +1,310 @@
+"""Checkpoints of a model on many ranks: all have completed one, or it doesn't count.
+
+Each rank has a series of its own, and writes the next of it as one process does. Once all have said
+that theirs has reached the disk, rank 0 names it in ``newest.json``, which replaces the one before
+at once. Nothing that it names is removed before another is named.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from torch.nn import Module
+
+from gas.checkpoint.errors import CheckpointError
+from gas.checkpoint.files import (
+    MANIFEST,
+    OF_RANKS,
+    Newest,
+    Source,
+    checkpoints,
+    drop,
+    find_source,
+    next_number,
+    number_of,
+    of_rank,
+    prune,
+    read_newest,
+    sweep,
+    write_newest,
+)
+from gas.checkpoint.loading import Found, nothing
+from gas.checkpoint.moving import Graph, Into, Moving, Saved, plain
+from gas.checkpoint.saving import Content, histories_of
+from gas.checkpoint.together import together
+from gas.distributed import Group, RankError
+from gas.scalable.model import ScalableGNN
+from gas.scalable.ranks import Ranks
+
+
+def _no_loader() -> ValueError:
+    return ValueError(
+        "'loader' isn't given, which tells which nodes this rank has: pass it, give the graph to "
+        "gas.distribute(model, graph), or pass histories=False, which leaves them out"
+    )
+
+
+# Saving -------------------------------------------------------------------------------------------
+
+
+def save_on_ranks(
+    folder: Path,
+    model: ScalableGNN,
+    optimizer: Any,
+    loader: Any,
+    keep: int,
+    histories: bool,
+    state: Mapping[str, Any],
+) -> Path:
+    """See :func:`gas.save`."""
+    ranks = cast(Ranks, model.ranks)
+    group, graph = ranks.group, Graph.of(loader)
+    mine = of_rank(folder, group.size, group.rank)
+
+    def gather() -> tuple[Content, int, int]:
+        if histories and ranks.exchange is None and graph is None:
+            raise _no_loader()
+        newest = read_newest(folder)
+        number = max(next_number(folder), next_number(mine))
+        content = Content(folder, model, optimizer, loader, state)
+        return content, number, 0 if newest is None else newest.number
+
+    content, number, newest = together(group, "preparing a checkpoint", gather)
+    told = group.gather_json([number, newest], "numbering a checkpoint")
+    number, newest = max(each for each, _ in told), told[0][1]
+
+    def write() -> Path:
+        if histories and graph is not None:
+            ranks.bind(model, graph.shard)
+        content.add("ranks", _about(ranks, graph, histories))
+        sweep(mine)
+        if newest:
+            drop(mine, newest)  # What not all ranks have completed.
+        return content.write(mine, number, histories_of(model, True) if histories else {})
+
+    try:
+        path = together(group, "writing a checkpoint", write)
+    except (ValueError, OSError):  # All ranks know; without an answer, the others may go on.
+        drop(mine, number - 1)
+        raise
+
+    def name() -> None:
+        if group.rank == 0:
+            write_newest(folder, Newest(group.size, number))
+
+    together(group, "naming a checkpoint", name)
+    prune(mine, keep)
+    if group.rank == 0 and len(checkpoints(mine)) >= keep:
+        for other in _of_other_sizes(folder, group.size):
+            prune(other, 0)
+            with contextlib.suppress(OSError):  # It isn't empty, or not the last one.
+                other.rmdir()
+                other.parent.rmdir()
+    return path
+
+
+def _about(ranks: Ranks, graph: Graph | None, histories: bool) -> dict[str, Any]:
+    """What others need to know of the rank's checkpoint."""
+    group, exchange = ranks.group, ranks.exchange
+    found: dict[str, Any] = {"rank": group.rank, "world_size": group.size}
+    if exchange is not None or graph is not None:
+        shard = exchange.shard if exchange is not None else cast(Graph, graph).shard
+        found["cut"] = None if shard is None else shard.fingerprint
+    if graph is not None:
+        found |= {"perm": graph.own, "sum": graph.sum}
+    if histories and exchange is not None:
+        found["exchange"] = exchange.state_dict()
+    return found
+
+
+def _of_other_sizes(folder: Path, world_size: int) -> Iterator[Path]:
+    """Folders of ranks when there were more or fewer."""
+    for path in folder.iterdir():
+        match = OF_RANKS.fullmatch(path.name)
+        if match is not None and int(match[1]) != world_size and path.is_dir():
+            yield from (of_rank(folder, int(match[1]), rank) for rank in range(int(match[1])))
+
+
+# Loading ------------------------------------------------------------------------------------------
+
+
+def load_on_ranks(
+    folder: Path,
+    model: Module | None,
+    optimizer: Any,
+    loader: Any,
+    histories: bool,
+    random_state: bool,
+    objects: dict[str, Any],
+) -> dict[str, Any]:
+    """See :func:`gas.load`."""
+    ranks = model.ranks if isinstance(model, ScalableGNN) else None
+    group = None if ranks is None else ranks.group
+    histories = histories and isinstance(model, ScalableGNN)
+    source = _source(folder, group)
+    into = Into(model, ranks, Graph.of(loader), histories)
+
+    def prepare() -> _Plan:
+        return _plan(source, into, optimizer, loader, random_state, objects)
+
+    plan = together(group, "reading a checkpoint", prepare)
+    sums = [plan.sum] if group is None else group.gather_json(plan.sum, "comparing graphs")
+    if plan.sum_then is not None and None not in sums and sum(sums) % (1 << 63) != plan.sum_then:
+        raise _other_graph(source)
+
+    # What was given is as it was so far, on all ranks.
+    if ranks is not None and histories:
+        exchange = ranks.bind(cast(ScalableGNN, model), into.shard)
+        each = cast(ScalableGNN, model).histories
+        state = plan.exchange or {"arriving": []}
+        together(group, "reading a checkpoint", lambda: _checked(exchange.restore, state, each))
+    result = together(group, "going on from a checkpoint", plan.load)
+    if plan.text and (group is None or group.rank == 0):
+        warnings.warn(plan.text, stacklevel=3)
+    return result
+
+
+def _source(folder: Path, group: Group | None) -> Source:
+    """What is read: on all ranks what rank 0 has found, wherever they see it."""
+
+    def find() -> Source:
+        found = find_source(folder) if group is None or group.rank == 0 else Source(folder, 0, "")
+        if found is None:
+            raise nothing(folder)
+        return found
+
+    found = together(group, "looking for a checkpoint", find)
+    if group is None:
+        return found
+    _, world_size, name = group.gather_json([None, *found[1:]], "looking for a checkpoint")[0]
+    here = find_source(folder) if (folder / MANIFEST).exists() else None
+    return Source(folder if here is None else here.root, world_size, name)
+
+
+class _Plan(NamedTuple):
+    """What has been checked on one rank, and changes what was given."""
+
+    load: Callable[[], dict[str, Any]]
+    exchange: Any = None  # The state of it; none, nothing is on its way.
+    text: str = ""  # Of a warning.
+    sum: int | None = None  # Of this rank's graph.
+    sum_then: int | None = None  # Of all that were saved.
+
+
+def _plan(
+    source: Source,
+    into: Into,
+    optimizer: Any,
+    loader: Any,
+    random_state: bool,
+    objects: dict[str, Any],
+) -> _Plan:
+    if into.ranks is not None and into.histories and not into.is_known:
+        raise _no_loader()
+    given = (into.model, optimizer)
+    if into.model is not None and max(source.world_size, 1) == into.size:
+        rank = 0 if into.ranks is None else into.ranks.group.rank
+        found = _read(source, rank)
+        cut = None if into.shard is None else into.shard.fingerprint
+        if found.about.get("cut", cut) == cut or not into.is_known:
+            sums = [found.about.get("sum"), None if into.graph is None else into.graph.sum]
+            if None not in sums and sums[0] != sums[1]:
+                raise _other_graph(source)
+            num_rows = into.num_rows if into.histories else None
+            load = found.files.prepare(
+                *given, loader, into.histories, random_state, objects, num_rows
+            )
+            return _Plan(load, found.about.get("exchange"))
+    sources = [_read(source, rank) for rank in range(max(source.world_size, 1))]
+    load = sources[0].files.prepare(*given, None, False, False, objects)
+    moving = Moving(sources, into) if into.histories else None
+
+    def go_on() -> dict[str, Any]:
+        state = load()
+        if moving is not None:
+            moving.restore(cast(ScalableGNN, into.model))
+        forget = getattr(plain(loader), "forget_epoch", None)
+        if forget is not None:
+            forget()
+        return state
+
+    if not into.histories and loader is None:
+        return _Plan(go_on)
+    then = [n for found in sources if isinstance(n := found.about.get("sum"), int)]
+    sum_then = sum(then) % (1 << 63) if len(then) == len(sources) else None
+    mine = None if into.graph is None else into.graph.sum
+    return _Plan(go_on, None, _warning(len(sources), into.size), mine, sum_then)
+
+
+def _other_graph(source: Source) -> ValueError:
+    return ValueError(
+        f"'loader' has another graph than {source.root} was saved with, of as many nodes: load the "
+        "graph as it was then, in however many shards"
+    )
+
+
+def _warning(before: int, now: int) -> str:
+    how = f"by {before} processes" if before != now else "of a graph that was cut otherwise"
+    return (
+        f"the checkpoint was written {how}: histories go on by the nodes' ids; the loader begins "
+        "an epoch, and random numbers go on as they are"
+    )
+
+
+def _read(source: Source, rank: int) -> Saved:
+    """Reads what a rank has saved.
+
+    Raises:
+        CheckpointError: If it is damaged or missing, naming the rank.
+    """
+    path = source.path(rank)
+    try:
+        files = Found(path)
+        about = files.values["ranks"]
+        is_its_own = isinstance(about, dict) and (about.get("rank"), about.get("world_size")) == (
+            rank,
+            source.world_size,
+        )
+        if source.world_size and not is_its_own:
+            raise CheckpointError(f"{path} was saved by another rank: it is damaged")
+    except CheckpointError as error:
+        if not source.world_size:
+            raise
+        raise CheckpointError(
+            f"{error}. It is what rank {rank} of {source.world_size} has saved"
+            f"{_advice(source, path)}"
+        ) from error
+    if isinstance(about, dict):
+        return Saved(files, about)
+    state = files.values["loader"]  # One process has saved it.
+    perm = state.get("perm") if isinstance(state, dict) else None
+    return Saved(files, {"cut": None, "perm": perm})
+
+
+def _advice(source: Source, path: Path) -> str:
+    """Which checkpoint of all ranks may be read instead."""
+    ranks = [of_rank(source.root, source.world_size, rank) for rank in range(source.world_size)]
+    names = [{found.name for found in checkpoints(folder)} for folder in ranks]
+    paths = [ranks[0] / name for name in set.intersection(*names)]
+    before = [found for found in paths if number_of(found) < number_of(path)]
+    if not before:
+        return ""
+    return f". All ranks have one before it: load {str(max(before, key=number_of))!r}"
+
+
+def _checked(restore: Callable[[Any, Any], None], state: Any, histories: Any) -> None:
+    """Restores what was on its way, of whatever form the state is.
+
+    Raises:
+        CheckpointError: If it isn't what was saved.
+    """
+    try:
+        restore(state, histories)
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as e:
+        if isinstance(e, RankError):
+            raise
+        raise CheckpointError(f"{e}: choose 'dtype' of gas.distribute as it was then") from e
