@@ -11,8 +11,8 @@ from gas.graph import PartitionReport, cluster, drop_edges, metis, partition_rep
 from gas.history import History, encode
 from gas.loader import EvalSubgraphLoader, SubData, SubgraphLoader
 from gas.nn import fuse
-from gas.scalable import PrefetchLoader, ScalableGNN, prefetch, verify
-from gas.training import compute_micro_f1, plan
+from gas.scalable import PrefetchLoader, ScalableGNN, distribute, prefetch, verify
+from gas.training import compute_micro_f1, plan, simulate
 
 dropout = drop_edges  # As scripts for the first system call it.
 
@@ -36,6 +36,7 @@ __all__ = [
     "augment",
     "cluster",
     "compute_micro_f1",
+    "distribute",
     "drop_edges",
     "dropout",
     "encode",
@@ -50,6 +51,7 @@ __all__ = [
     "permute",
     "plan",
     "save",
+    "simulate",
     "to_scalable",
     "verify",
 ]

@@ -5,6 +5,7 @@ from gas.training import results
 from gas.training.checkpoints import Checkpoints
 from gas.training.experiment import MODELS, Experiment
 from gas.training.loop import FullBatch, Run, fit, loss_of, mean_age, split_mask, train_epoch
+from gas.training.machine import Machine
 from gas.training.memory import activation_bytes, plan_micro_batches
 from gas.training.metrics import (
     METRICS,
@@ -15,7 +16,10 @@ from gas.training.metrics import (
     score,
 )
 from gas.training.planner import Candidate, Plan, plan
+from gas.training.replicas import partition_statistics
 from gas.training.settings import Settings
+from gas.training.simulator import Simulation, simulate
+from gas.training.split import PartitionStatistics
 
 __all__ = [
     "Candidate",
@@ -24,9 +28,12 @@ __all__ = [
     "FullBatch",
     "METRICS",
     "MODELS",
+    "Machine",
+    "PartitionStatistics",
     "Plan",
     "Run",
     "Settings",
+    "Simulation",
     "activation_bytes",
     "compute_micro_f1",
     "compute_r2",
@@ -35,11 +42,13 @@ __all__ = [
     "loss_of",
     "mean_age",
     "metric_of",
+    "partition_statistics",
     "plan",
     "plan_micro_batches",
     "results",
     "score",
     "share_cores",
+    "simulate",
     "split_mask",
     "train_epoch",
 ]

@@ -120,7 +120,7 @@ def measure(
         store: Where.
     """
     first = cut()
-    with _apart(model, first.n_id.numel(), codec, store) as twin:
+    with apart(model, first.n_id.numel(), codec, store) as twin:
         size, nodes = first.batch_size, torch.arange(first.n_id.numel())
 
         def alone(batch: SubData) -> SubData:
@@ -167,7 +167,7 @@ def _usual(seconds: Sequence[float]) -> float:
 
 
 @contextlib.contextmanager
-def _apart(
+def apart(
     model: ScalableGNN, num_nodes: int, codec: Codec, store: str | StoreFactory | None
 ) -> Iterator[ScalableGNN]:
     """The same model with histories of another kind, that are filled, for so many nodes."""

@@ -157,6 +157,13 @@ def train_epoch(
     """
     if micro_batches < 1:
         raise ValueError(f"'micro_batches' is {micro_batches}, expected at least 1")
+    ranks = getattr(model, "ranks", None)
+    if ranks is not None and (micro_batches > 1 or scale_loss):
+        raise ValueError(
+            f"'micro_batches' is {micro_batches} and 'scale_loss' {scale_loss}, but the model is "
+            "distributed, whose ranks weigh a step by its labelled nodes and make it together: "
+            "leave both out, and choose 'batch_size'"
+        )
     model.train()
     per_step = _labels_per_step(loader, split, micro_batches) if scale_loss else None
     device = model.device
@@ -171,10 +178,12 @@ def train_epoch(
             follow_cores()
             index = _train_index(batch, split)
             count = index.numel()
-            views = bank if count > 0 and "views" in batch.data else None
-            if count > 0 or refresh_unlabelled:
+            has_views = (count > 0 or ranks is not None) and "views" in batch.data
+            views = bank if has_views else None
+            if count > 0 or refresh_unlabelled or ranks is not None:
                 batch = batch.to(device)
-                with torch.set_grad_enabled(count > 0), _autocast(device, autocast):
+                trains = count > 0 or ranks is not None
+                with torch.set_grad_enabled(trains), _autocast(device, autocast):
                     outs = _forward(model, batch, full_batch, edge_dropout, views)
             if count > 0:
                 index = index.to(device, non_blocking=True)
@@ -194,9 +203,11 @@ def train_epoch(
                 elif per_step is not None:
                     objective = objective * (count / per_step)
                 objective.backward()
+            elif ranks is not None:  # The others wait for a gradient, which isn't looked at.
+                torch.stack([out.sum() for out in outs]).mul(0.0).sum().backward()
             if number % micro_batches and number < _length(loader):
                 continue
-            if of_step > 0:
+            if of_step > 0 or (ranks is not None and ranks.is_labelled):
                 _step(model, optimizer, grad_norm, per_step or of_step, micro_batches)
             of_step = 0
             done.batches, done.steps = number, done.steps + 1
@@ -206,6 +217,8 @@ def train_epoch(
                 break
     if of_step > 0:  # Of a loader without a length.
         _step(model, optimizer, grad_norm, per_step or of_step, micro_batches)
+    if ranks is not None:
+        return ranks.mean(float(done.loss), done.labelled)
     return float(done.loss) / max(done.labelled, 1)
 
 
@@ -231,8 +244,13 @@ def _forward(
         rows = {key: value for key, value in kwargs.items() if is_row_per_edge(batch.data, key)}
         adj_t, rows = drop_edges_and_rows(adj_t, rows, edge_dropout)
         kwargs = {**kwargs, **rows}
-    args: tuple[Any, ...] = () if full_batch else batch[1:]
-    return (model(x, adj_t, *args, **kwargs),)
+    if full_batch:
+        return (model(x, adj_t, **kwargs),)
+    fewer = copy.copy(batch.data)
+    fewer["adj_t" if "adj_t" in fewer else "edge_index"] = adj_t
+    for key, value in kwargs.items():
+        fewer[key] = value
+    return (model(batch._replace(data=fewer)),)
 
 
 def _step(

@@ -197,7 +197,7 @@ def parse_args() -> argparse.Namespace:
             setattr(args, name, value)
     if args.pack is not None and args.store not in ("disk", "auto") and args.memory is None:
         parser.error("argument --pack does nothing without --store disk: add it")
-    if args.pack not in (None, "auto"):
+    if args.pack not in (None, "auto", "0"):
         try:
             bytes_of("--pack", args.pack)
         except ValueError as error:

@@ -241,7 +241,7 @@ def test_augmentation_takes_entropies_from_evaluations(monkeypatch):
 
 
 @pytest.mark.parametrize("evaluation", ["full", "layerwise"])
-@pytest.mark.parametrize("pack", [0, "1kB", "auto"])
+@pytest.mark.parametrize("pack", [0, "0", "1kB", "auto"])
 def test_packed(pack, evaluation):
     data = graph()
     data.x = gas.encode(data.x, "float32", store="disk")

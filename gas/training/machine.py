@@ -1,0 +1,308 @@
+"""What a machine takes for a model's mini-batches and messages: measured, or given by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+from gas.history.cores import share_cores
+from gas.loader import SubData, SubgraphLoader
+from gas.scalable.live import batch_bytes, gradients
+from gas.scalable.memory import left_alone
+from gas.scalable.model import ScalableGNN
+from gas.training.cost import Linear, apart
+from gas.training.local_ranks import measure_ranks
+from gas.training.sample import Shape
+
+SIZES = 5  # Of mini-batches that are measured: of 1, 2, 4, ... parts.
+PER_SIZE = 4  # Mini-batches of each size.
+ROUNDS = 3
+COPIED = 2**26  # Bytes.
+COPIES = 5
+POSITIVE = ("bandwidth", "copy_bandwidth", "local_bandwidth")
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """What one rank takes for the mini-batches of one model, and what messages take.
+
+    Seconds are those of a batch cut, run forward and backward, history traffic in the rank's own
+    memory included. A step of a batch takes ``seconds_per_step`` and, for each of its nodes, halo
+    nodes and edges, ``seconds_per_row``, ``seconds_per_halo_row`` and ``seconds_per_edge``.
+
+    Args:
+        seconds_per_row: For a node of a batch.
+        seconds_per_edge: For an edge.
+        bandwidth: Bytes per second that a host sends to others, and receives at the same time.
+        latency: Seconds from sending a message to its arrival, without its bytes.
+        seconds_per_halo_row: For a node of a batch's halo. (default: ``0.0``)
+        seconds_per_step: For a step, however small, with that of the optimizer.
+            (default: ``0.0``)
+        copy_bandwidth: Bytes per second that a core gathers into messages, sends, receives and
+            scatters from them. (default: ``5000000000.0``; an assumption)
+        seconds_per_exchange: Of a core, for a step with other ranks, whatever it sends.
+            (default: ``0.0``)
+        ranks_per_host: Ranks that share a host's link. (default: ``1``)
+        local_bandwidth: Bytes per second between ranks of a host. (default: ``copy_bandwidth``)
+        backward_share: The part of a step's time that is the backward pass, beside which rows
+            travel. (default: ``0.5``; an assumption)
+        bytes_per_row: What a batch holds at its peak, activations included, for a node.
+            (default: ``0.0``)
+        bytes_per_halo_row: For a node of its halo. (default: ``0.0``)
+        bytes_per_edge: For an edge. (default: ``0.0``)
+        bytes_per_step: However small it is. (default: ``0.0``)
+        widths: The histories of the model that these numbers are of; :func:`gas.simulate` refuses a
+            model of others. (default: any)
+        measured_fields: Which of these were measured. (default: ``()``)
+        fit_error: The largest relative error of predicted seconds among the mini-batches that were
+            measured. (default: none was)
+
+    Raises:
+        ValueError: If a number can't be, naming it.
+    """
+
+    seconds_per_row: float
+    seconds_per_edge: float
+    bandwidth: float
+    latency: float
+    seconds_per_halo_row: float = 0.0
+    seconds_per_step: float = 0.0
+    copy_bandwidth: float = 5e9
+    seconds_per_exchange: float = 0.0
+    ranks_per_host: int = 1
+    local_bandwidth: float | None = None
+    backward_share: float = 0.5
+    bytes_per_row: float = 0.0
+    bytes_per_halo_row: float = 0.0
+    bytes_per_edge: float = 0.0
+    bytes_per_step: float = 0.0
+    widths: tuple[int, ...] | None = None
+    measured_fields: tuple[str, ...] = ()
+    fit_error: float | None = None
+
+    def __post_init__(self) -> None:
+        numbers = {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if field.name.startswith(("seconds", "bytes", "latency"))
+        }
+        for name, value in numbers.items():
+            if not 0 <= value < math.inf:
+                raise ValueError(f"'{name}' is {value}, expected a number from 0 on")
+        for name in POSITIVE:
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(
+                    f"'{name}' is {value}, expected bytes per second, more than 0: 10 Gbit/s are "
+                    "1.25e9; math.inf for what takes no time"
+                )
+        if not 0 <= self.backward_share <= 1:
+            raise ValueError(f"'backward_share' is {self.backward_share}, expected it in [0, 1]")
+        if self.ranks_per_host < 1:
+            raise ValueError(f"'ranks_per_host' is {self.ranks_per_host}, expected at least 1")
+
+    @staticmethod
+    def measured(
+        model: ScalableGNN,
+        loader: SubgraphLoader,
+        bandwidth: float,
+        latency: float,
+        *,
+        ranks: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> Machine:
+        """Measures what mini-batches of a model take on this machine, on the CPU.
+
+        Some of 1, 2, 4, ... parts are trained on in turn, as an epoch would: cut, run forward and
+        backward, and a step of Adam on a copy of the parameters, with histories of the loader's
+        graph. The coefficients are those of least squares, none negative. What nodes take and what
+        edges take is told apart only if parts differ in edges per node. The link isn't measured: it
+        is what is given. Nothing is changed, but it takes some seconds; beside other processes, it
+        finds what they leave.
+
+        Args:
+            model: The model, on the CPU.
+            loader: Mini-batches of a graph of the kind that is simulated.
+            bandwidth: Bytes per second of a host's link.
+            latency: Seconds of a message without bytes.
+            ranks: Also start two local processes, for some half a minute, and measure what sending
+                and receiving take of a core: ``copy_bandwidth`` and ``seconds_per_exchange``.
+                Without, rows are gathered in memory alone. (default: ``False``)
+            clock: Tells the seconds. With one thread, ``time.process_time`` counts this process
+                alone, beside busy others. (default: ``time.perf_counter``)
+
+        Returns:
+            A machine; ``dataclasses.replace`` changes what isn't measured.
+
+        Raises:
+            ValueError: If the model isn't on the CPU, or the graph has fewer than 4 parts.
+            RuntimeError: If the two processes fail.
+        """
+        check_model(model)
+        if model.device.type != "cpu":
+            raise ValueError(
+                f"'model' is on {model.device}, but what is measured is time on the host: measure "
+                "with the model on the CPU, or give Machine(...) the seconds of a profile"
+            )
+        num_parts = loader.ptr.numel() - 1
+        if num_parts < 4:
+            raise ValueError(
+                f"'loader' has {num_parts} parts, expected at least 4: mini-batches of several "
+                "sizes are made of them; cut the graph into more"
+            )
+        chosen = _some_parts(num_parts)
+        codec, store = model._factory.codec, model._factory.store
+        with apart(model, loader.num_nodes, codec, store) as twin, left_alone(twin):
+            shapes, seconds = _timed(twin, loader, chosen, clock)
+            held = [_held(twin, loader.cut(parts)) for parts in chosen]
+        fit = Linear(shapes, seconds)
+        per_step, per_row, per_halo_row, per_edge = fit.coefficients.tolist()
+        sizes = Linear(shapes, held).coefficients.tolist()
+        names = ("step", "row", "halo_row", "edge")
+        fields = {f"bytes_per_{name}": size for name, size in zip(names, sizes, strict=True)}
+        measured = [*(f"seconds_per_{name}" for name in names), *fields, "copy_bandwidth"]
+        if ranks:
+            wanted = [p.numel() for p in model.parameters() if p.requires_grad]
+            cost = measure_ranks(widths_of(model), wanted)
+            fields |= {
+                "copy_bandwidth": cost.bandwidth,
+                "seconds_per_exchange": cost.seconds_per_exchange,
+            }
+            measured.append("seconds_per_exchange")
+        else:
+            fields["copy_bandwidth"] = _copy_bandwidth(clock)
+        return Machine(
+            per_row,
+            per_edge,
+            bandwidth,
+            latency,
+            per_halo_row,
+            per_step,
+            **fields,
+            widths=widths_of(model),
+            measured_fields=tuple(measured),
+            fit_error=_worst(fit, shapes, seconds),
+        )
+
+    def step(self, rows: float, halo_rows: float, edges: float, steps: float = 1) -> float:
+        """Seconds of some steps whose batches have so many rows and edges together."""
+        return (
+            steps * self.seconds_per_step
+            + rows * self.seconds_per_row
+            + halo_rows * self.seconds_per_halo_row
+            + edges * self.seconds_per_edge
+        )
+
+    def batch_bytes(self, rows: float, halo_rows: float, edges: float) -> float:
+        """Bytes of a batch, with what is computed of it, at its peak."""
+        return (
+            self.bytes_per_step
+            + rows * self.bytes_per_row
+            + halo_rows * self.bytes_per_halo_row
+            + edges * self.bytes_per_edge
+        )
+
+    def link_seconds(self, num_bytes: float, num_ranks: int) -> float:
+        """Seconds to send so many bytes from each rank, to all others alike, without latency."""
+        on_host = min(self.ranks_per_host, num_ranks)
+        if num_ranks == 1:
+            return 0.0
+        away = (num_ranks - on_host) / (num_ranks - 1)
+        local = self.local_bandwidth or self.copy_bandwidth
+        return max(num_bytes * away * on_host / self.bandwidth, num_bytes * (1 - away) / local)
+
+    def ring_seconds(self, num_bytes: float, num_ranks: int) -> float:
+        """Seconds to sum so many bytes of each rank on all of them, in a ring, without latency."""
+        slowest = self.bandwidth
+        if num_ranks <= self.ranks_per_host:
+            slowest = self.local_bandwidth or self.copy_bandwidth
+        return 2 * (num_ranks - 1) / num_ranks * num_bytes / slowest
+
+
+def check_model(model: object) -> None:
+    """Refuses what has no histories.
+
+    Raises:
+        ValueError: If it is no :class:`gas.ScalableGNN`.
+    """
+    if not isinstance(model, ScalableGNN):
+        raise ValueError(
+            f"'model' is a {type(model).__name__}, expected a gas.ScalableGNN, whose histories are "
+            "what ranks send each other: gas.to_scalable(model, data) makes one"
+        )
+
+
+def widths_of(model: ScalableGNN) -> tuple[int, ...]:
+    """The widths of a model's histories."""
+    return tuple(history.embedding_dim for history in model.histories)
+
+
+def _some_parts(num_parts: int) -> list[list[int]]:
+    """Parts of mini-batches to measure, chosen at random, of all sizes in turn."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = [2**i for i in range(SIZES) if 2**i <= num_parts]
+    return [
+        torch.randperm(num_parts, generator=generator)[:size].tolist()
+        for _ in range(PER_SIZE)
+        for size in sizes
+    ]
+
+
+def _timed(
+    model: ScalableGNN, loader: SubgraphLoader, chosen: list[list[int]], clock: Callable[[], float]
+) -> tuple[list[Shape], list[float]]:
+    """What each mini-batch takes to be trained on after the others: the median of some rounds."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    copies = [torch.nn.Parameter(p.detach().clone()) for p in parameters]
+    optimizer = torch.optim.Adam(copies) if copies else None
+    shapes, rounds = [], []
+    model.train()
+    with share_cores() as follow:
+        for number in range(1 + ROUNDS):  # The first loads what it takes.
+            seconds = []
+            for parts in chosen:
+                follow()
+                start = clock()
+                batch = loader.cut(parts)
+                outs = (model(batch),)
+                for copied, gradient in zip(copies, gradients(model, outs), strict=True):
+                    copied.grad = gradient
+                if optimizer is not None:
+                    optimizer.step()
+                del outs
+                seconds.append(clock() - start)
+                if number == 0:
+                    shapes.append(Shape.of(batch))
+                del batch
+            rounds.append(seconds)
+    return shapes, [statistics.median(each) for each in zip(*rounds[1:], strict=True)]
+
+
+def _held(model: ScalableGNN, batch: SubData) -> float:
+    """The bytes of a batch, of the one before, which lives as long, and of what is computed."""
+    io, model.io = model.io, "serial"  # What other threads make isn't seen.
+    found = batch_bytes(model, batch)
+    model.io = io
+    return float(2 * found.batch + found.peak)
+
+
+def _worst(fit: Linear, shapes: list[Shape], seconds: list[float]) -> float:
+    errors = (abs(fit(s) - t) / t for s, t in zip(shapes, seconds, strict=True) if t > 0)
+    return max(errors, default=0.0)
+
+
+def _copy_bandwidth(clock: Callable[[], float]) -> float:
+    """Bytes per second that rows of 1 KiB are gathered with."""
+    rows = torch.zeros(COPIED // 1024, 256)
+    out, index = torch.empty_like(rows), torch.randperm(rows.size(0))
+    seconds = []
+    for _ in range(COPIES):
+        start = clock()
+        torch.index_select(rows, 0, index, out=out)
+        seconds.append(clock() - start)
+    return COPIED / max(min(seconds), 1e-9)
