@@ -161,7 +161,7 @@ def limited(num_bytes: int | None) -> Iterator[Path | None]:
             with contextlib.suppress(OSError):
                 group.rmdir()
                 break
-            time.sleep(0.1)
+            time.sleep(0.1)  # The system removes a process from its group a little after its end.
 
 
 def peak_of(group: Path | None) -> int | None:
@@ -202,6 +202,7 @@ def run(args: argparse.Namespace, way: str, limit: int, seed: int) -> dict[str, 
                 else:
                     rest.update(said)
                 if way == "killed" and rest["kills"] < 2 and "epoch" in said:
+                    # Anywhere in the next epoch.
                     time.sleep(chance.uniform(0.1, 0.9) * said["seconds"])
                     process.send_signal(signal.SIGKILL)
                     rest["kills"] += 1

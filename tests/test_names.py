@@ -12,9 +12,9 @@ import gas
 
 NAMES = {
     "gas": """EvalSubgraphLoader History MHAug PartitionReport PrefetchLoader ScalableGNN SubData
-        SubgraphLoader augment cluster compute_micro_f1 drop_edges dropout encode fuse gen_masks
-        get_data load metis models open_graph partition_report permute plan save to_scalable
-        verify __version__""",
+        SubgraphLoader augment cluster compute_micro_f1 distribute drop_edges dropout encode fuse
+        gen_masks get_data load metis models open_graph partition_report permute plan save simulate
+        to_scalable verify __version__""",
     "gas.augment": """Augmentation DropEdge MHAug MaskFeatures PUBLISHED Statistics Views entropy
         mh_aug_loss""",
     "gas.datasets": """FolderStore dataset_key dataset_names gen_masks get_data import_graph
@@ -32,9 +32,10 @@ NAMES = {
     "gas.prefetch": "PrefetchLoader",
     "gas.scalable": "ScalableGNN",
     "gas.subgraph": "CSR LAYOUTS Edges drop_edges read_edges read_graph to_csr",
-    "gas.training": """Candidate Experiment FullBatch METRICS MODELS Plan Run Settings
-        activation_bytes compute_micro_f1 compute_r2 compute_roc_auc fit loss_of mean_age metric_of
-        plan plan_micro_batches report score split_mask train_epoch""",
+    "gas.training": """Candidate Experiment FullBatch METRICS MODELS Machine PartitionStatistics
+        Plan Run Settings Simulation activation_bytes compute_micro_f1 compute_r2 compute_roc_auc
+        fit loss_of mean_age metric_of partition_statistics plan plan_micro_batches report score
+        simulate split_mask train_epoch""",
 }
 
 

@@ -4,6 +4,7 @@ import argparse
 import re
 import runpy
 import shlex
+import socket
 import sys
 import textwrap
 
@@ -90,6 +91,11 @@ def planned(namespace, printed):
     assert len(namespace["loader"]) == 8 * namespace["plan"].micro_batches
 
 
+def on_ranks(namespace, printed):
+    assert namespace["pred"].shape == (2000, namespace["out_channels"])
+    assert "Traffic(rank=0, steps=24" in printed
+
+
 def chain(namespace, printed):
     assert "steps=12" in printed
 
@@ -108,6 +114,7 @@ CHECKS = {
     ("docs/training.md", 0): experiment,
     ("docs/training.md", 2): planned,
     ("docs/training.md", 3): has_shape("pred", 600, 16),
+    ("docs/distributed.md", 0): on_ranks,
     ("docs/augmentation.md", 0): chain,
     ("docs/augmentation.md", 1): chain_with_histories,
 }
@@ -118,8 +125,20 @@ NEEDS = {
     ("docs/data.md", 5): ["pyarrow", "safetensors"],
     ("docs/ecosystem.md", 0): ["one_graph"],
     ("docs/ecosystem.md", 2): ["lightning"],
-    ("docs/ecosystem.md", 3): ["huggingface_hub"],
+    ("docs/ecosystem.md", 3): ["lightning"],
+    ("docs/ecosystem.md", 4): ["huggingface_hub"],
 }
+
+
+@pytest.fixture
+def _one_process(monkeypatch):
+    """What torchrun tells a process that is alone."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    about = {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    for name, value in about.items():
+        monkeypatch.setenv(name, str(value))
 
 
 @pytest.mark.parametrize(
@@ -131,8 +150,10 @@ NEEDS = {
 )
 @pytest.mark.filterwarnings("ignore:.*LeafSpec")  # Lightning's, as the next.
 @pytest.mark.filterwarnings("ignore:.*does not have many workers")
-def test_block_runs_alone(file, number, tmp_path, monkeypatch, capsys):
+def test_block_runs_alone(file, number, tmp_path, monkeypatch, capsys, request):
     monkeypatch.chdir(tmp_path)
+    if file == "docs/distributed.md":
+        request.getfixturevalue("_one_process")
     namespace = {"__name__": "block"}
     exec(compile(python_blocks(file)[number], f"{file}, block {number}", "exec"), namespace)
     printed = capsys.readouterr().out
@@ -184,6 +205,8 @@ def words_of(line):
         return "examples/train_gas.py", shlex.split(" ".join(given))
     if words and re.fullmatch(r"(\S*/)?python3?", words[0]):
         words = words[1:]
+    if words and words[0] == "torchrun":  # With options of its own.
+        words = words[next((i for i, word in enumerate(words) if word.endswith(".py")), 0) :]
     if words and re.fullmatch(r"(examples|benchmarks)/\w+\.py", words[0]):
         return words[0], words[1:]
     return None

@@ -53,6 +53,11 @@ def ring(**changes):
     return Data.from_dict({k: v for k, v in {**parts, **changes}.items() if v is not None})
 
 
+def sharded(**changes):
+    """The ring in two shards of one part each."""
+    return gas.cluster(ring(**changes), 2, 2, method="random", log=False)
+
+
 HALVES = torch.tensor([0, 2, 4])
 
 

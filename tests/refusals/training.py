@@ -1,5 +1,6 @@
 """Errors of ``gas.training``."""
 
+import subprocess
 from types import SimpleNamespace
 
 import torch
@@ -10,13 +11,17 @@ from gas.augment import DropEdge
 from gas.training import (
     Experiment,
     FullBatch,
+    Machine,
+    PartitionStatistics,
     Settings,
     fit,
+    partition_statistics,
     plan_micro_batches,
     results,
     score,
     train_epoch,
 )
+from gas.training.local_ranks import measure_ranks
 from gas.training.report import EventWriter
 from refusals import load, ring
 
@@ -83,6 +88,28 @@ def full_disk(t):
     results.check_room(t.path, experiment())
 
 
+def statistics(**changes):
+    counts = dict.fromkeys(("num_parts", "replicas", "pairs", "halo", "ranges"), 2)
+    return PartitionStatistics(
+        **{"num_nodes": 4, "num_edges": 8, "num_ranks": 2, "cut": 4} | counts | changes
+    )
+
+
+def machine(**changes):
+    given = {"seconds_per_row": 1e-6, "seconds_per_edge": 1e-7, "bandwidth": 1e9, "latency": 0}
+    return Machine(**given | changes)
+
+
+def ranks_that_fail(t):
+    failed = subprocess.CompletedProcess([], 1, "", "no port is free")
+    t.patch.setattr("subprocess.run", lambda *_, **__: failed)
+    measure_ranks([4], [2])
+
+
+def simulate(partition=None, model=None, given=None, **options):
+    return gas.simulate(partition or statistics(), model or gcn(), given or machine(), **options)
+
+
 SEVERAL = torch.ones(4, 3, dtype=torch.bool)
 
 
@@ -125,6 +152,32 @@ CASES = {
     "plan, no way to store rows": lambda t: plan(dtype=[]),
     "plan, a model elsewhere": lambda t: plan(model=gcn().to("meta")),
     "plan, nothing fits": nothing_fits,
+    "simulate, a number of ranks": lambda t: simulate(4),
+    "simulate, a graph without shards": lambda t: simulate(ring()),
+    "simulate, the shards of two ranks as text": lambda t: simulate(ring(shards="2")),
+    "simulate, a shard without nodes": lambda t: simulate(ring(shards=torch.tensor([0, 4, 4]))),
+    "partition_statistics, a part in two shards": lambda t: partition_statistics(
+        ring(shards=torch.tensor([0, 2, 4]), parts=torch.tensor([0, 1, 4]))
+    ),
+    "simulate, a model without histories": lambda t: simulate(model=torch.nn.Linear(2, 2)),
+    "simulate, bytes per second as the machine": lambda t: simulate(given=1e9),
+    "simulate, a machine measured with another model": lambda t: simulate(
+        given=machine(widths=(3,))
+    ),
+    "simulate, no parts per batch": lambda t: simulate(batch_size=0),
+    "PartitionStatistics, more ranks than nodes": lambda t: statistics(num_ranks=5),
+    "PartitionStatistics, a balance below 1": lambda t: statistics(sent_balance=0.5),
+    "PartitionStatistics, a negative spread": lambda t: statistics(part_spread=-1.0),
+    "scaled, from one number of ranks": lambda t: statistics().scaled(ranks=4),
+    "Machine, negative seconds": lambda t: machine(seconds_per_edge=-1.0),
+    "Machine, no bandwidth": lambda t: machine(bandwidth=0),
+    "Machine, twice the time for messages": lambda t: machine(backward_share=2),
+    "Machine, no rank on a host": lambda t: machine(ranks_per_host=0),
+    "Machine.measured, a model elsewhere": lambda t: Machine.measured(
+        gcn().to("meta"), load(), 1e9, 0
+    ),
+    "Machine.measured, local processes that fail": ranks_that_fail,
+    "Machine.measured, two parts": lambda t: Machine.measured(gcn(), load(), 1e9, 0),
     "Experiment, memory in full batch": lambda t: experiment(full_batch=True, memory="1GB"),
     "Experiment, memory and a budget": lambda t: experiment(memory="1GB", memory_budget=10),
     "Settings, no parts": lambda t: Settings(num_parts=0),

@@ -1,0 +1,585 @@
+"""What many ranks would take: what is cut in generated graphs, and what follows for larger ones.
+
+    python benchmarks/ranks.py                          # graphs of 10 million edges, half an hour
+    python benchmarks/ranks.py --large --root data      # and one of 100 million, up to 8 GiB
+    python benchmarks/ranks.py --only tables            # what was measured, told again
+
+* *Counted*: planted graphs (communities; 30 % of the edges run anywhere) and R-MAT graphs (those of
+  Graph500: a law of degrees, no communities), 20 edges per node, are cut by KaMinPar into 4 to
+  1,024 shards, and what is cut is counted. Shards have as many nodes each; those of "R-MAT,
+  weighed" as many edges plus 20 times the nodes.
+* *Held out*: the power law of ``PartitionStatistics.scaled`` is fitted to 4, 16 and 64 shards, and
+  compared with what was counted for 256 and 1,024, and for the larger graph.
+* *Measured*: mini-batches of a GCN of 3 layers of 256, on 128 features, on one core of this
+  machine, in CPU time, of two planted graphs side by side, whose parts differ in edges per node.
+* *Validated*: local processes train, and their CPU time and bytes stand beside those predicted.
+* *Extrapolated*: ``gas.simulate`` of graphs that nobody cut, on 1 to 64 machines with one rank
+  each. What is assumed of links and accelerators stands beside.
+
+Results of earlier runs are kept for what ``--only`` leaves out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from common import RESULTS, load, markdown, save
+from gas.planted import planted_partition
+from hundred_million import alone
+from torch import Tensor
+from torch_geometric.data import Data
+
+import gas
+from gas.datasets import open_mapped, planted_to_disk
+from gas.graph.edges import Edges
+from gas.graph.partitioners import undirected_graph
+from gas.native.memory import human
+from gas.training import Machine, PartitionStatistics, partition_statistics, train_epoch
+from gas.training.report import peak_rss_bytes, write_json
+
+RANKS = (2, 4, 8, 16, 32, 64, 256, 1024)
+LARGE_RANKS = (4, 64, 1024)
+FITTED = (4, 16, 64)
+NODES, LARGE_NODES = 500_000, 5_000_000
+AVG_DEGREE = 20
+PART_NODES, PARTS_PER_BATCH = 3125, 8
+KINDS = ("planted", "R-MAT", "R-MAT, weighed")
+QUADRANTS = (0.57, 0.19, 0.19)  # Of R-MAT, as Graph500 has them; the rest is the fourth.
+
+# What is simulated.
+GRAPHS = {"papers100M": (111_000_000, 1_600_000_000), "10 billion": (694_000_000, 10_000_000_000)}
+FEATURES, WIDTH, LAYERS, CLASSES = 128, 256, 3, 172
+MACHINES = (1, 2, 4, 8, 16, 32, 64)
+SHOWN = (1, 4, 16, 64)  # The others are in the JSON file.
+LINKS = {"10 Gbit/s": 1.25e9, "100 Gbit/s": 12.5e9}
+DEGREES = (4, 25)  # Of the two graphs whose mini-batches are measured; papers100M: 14.4.
+LATENCY = 25e-6  # Assumed, of a message between hosts.
+FASTER, COPIES = 100, 500e9  # Assumed, of an accelerator: times faster than measured; bytes/s.
+VALIDATED_RANKS, VALIDATED_NODES, VALIDATED_PARTS, VALIDATED_EPOCHS = (
+    (1, 2, 4),
+    (40_000, 200_000),
+    64,
+    3,
+)
+RESULT = "result: "
+STEPS = ("statistics", "large", "machine", "validation", "tables")
+
+
+# Graphs -------------------------------------------------------------------------------------------
+
+
+def rmat(num_nodes: int, num_edges: int, seed: int = 0) -> Data:
+    """Draws an undirected R-MAT graph (Chakrabarti, Zhan, Faloutsos, SDM 2004), ids shuffled.
+
+    Every bit of both ends is drawn by the quadrants' probabilities; ends beyond ``num_nodes`` are
+    drawn again by taking the remainder. Both directions are stored.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    a, b, c = QUADRANTS
+    src = torch.zeros(num_edges // 2, dtype=torch.long)
+    dst = torch.zeros_like(src)
+    for _ in range(math.ceil(math.log2(num_nodes))):
+        drawn = torch.rand(src.numel(), generator=generator)
+        src = src * 2 + (drawn >= a + b)
+        dst = dst * 2 + (((drawn >= a) & (drawn < a + b)) | (drawn >= a + b + c))
+    shuffled = torch.randperm(num_nodes, generator=generator)
+    src, dst = shuffled[src % num_nodes], shuffled[dst % num_nodes]
+    edge_index = torch.stack([torch.cat([src, dst]), torch.cat([dst, src])])
+    return Data(edge_index=edge_index, num_nodes=num_nodes)
+
+
+def planted(num_nodes: int) -> Data:
+    data = planted_partition(num_nodes, AVG_DEGREE, num_features=1)
+    return Data(edge_index=data.edge_index, num_nodes=num_nodes)
+
+
+def weighed_parts(edge_index: Tensor, num_nodes: int, num_parts: int) -> tuple[Tensor, Tensor]:
+    """:func:`gas.metis` by KaMinPar, in which a node weighs its edges and as many as the mean."""
+    import kaminpar
+
+    src, dst = edge_index
+    graph = undirected_graph(Edges(src, dst, None, num_nodes))
+    weight = torch.bincount(dst, minlength=num_nodes) + AVG_DEGREE
+    no_edge_weights, small_ids = 1, 8
+    header = np.array([no_edge_weights | small_ids, num_nodes, graph.col.numel()], dtype=np.uint64)
+    offsets = graph.rowptr.numpy() * 4 + (len(header) + num_nodes + 1) * 8
+    with tempfile.TemporaryDirectory() as folder:
+        with open(f"{folder}/graph.parhip", "wb") as stream:
+            for array in (header, offsets, graph.col.numpy(), weight.numpy()):
+                array.tofile(stream)
+        loaded = kaminpar.load_graph(stream.name, kaminpar.GraphFileFormat.PARHIP, False)
+    kaminpar.reseed(0)
+    partitioner = kaminpar.KaMinPar(torch.get_num_threads(), kaminpar.default_context())
+    part = torch.tensor(partitioner.compute_partition(loaded, num_parts, 0.03), dtype=torch.long)
+    ptr = torch.zeros(num_parts + 1, dtype=torch.long)
+    ptr[1:] = torch.bincount(part, minlength=num_parts).cumsum(0)
+    return part.sort(stable=True).indices, ptr
+
+
+def count(data: Data, num_shards: int, weighed: bool = False) -> dict[str, Any]:
+    """Cuts a graph and counts; and, with one shard of many parts, what parts are like."""
+    start = time.perf_counter()
+    num_nodes, edge_index = data.num_nodes, data.edge_index
+    parts = max(1, num_nodes // PART_NODES) if num_shards == 1 else num_shards
+    if weighed:
+        perm, ptr = weighed_parts(edge_index, num_nodes, parts)
+    else:
+        perm, ptr = gas.metis(
+            edge_index, parts, num_nodes=num_nodes, method="kaminpar", cache=False, log=False
+        )
+    cut_seconds, start = time.perf_counter() - start, time.perf_counter()
+    new = torch.empty(num_nodes, dtype=torch.int32)
+    new[perm] = torch.arange(num_nodes, dtype=torch.int32)
+    del perm
+    graph = Data(adj_t=_rows(edge_index, new), num_nodes=num_nodes, parts=ptr)
+    graph.shards = torch.tensor([0, num_nodes]) if num_shards == 1 else ptr
+    found = dataclasses.asdict(partition_statistics(graph))
+    return {
+        "statistics": found,
+        "cut_seconds": cut_seconds,
+        "count_seconds": time.perf_counter() - start,
+        "peak_bytes": peak_rss_bytes(),
+    }
+
+
+def _rows(edge_index: Tensor, new: Tensor) -> Tensor:
+    """The renumbered graph as compressed rows, columns in order, in little more than its memory."""
+    num_nodes, num_edges = new.numel(), edge_index.size(1)
+    key = torch.empty(num_edges, dtype=torch.long)
+    for begin in range(0, num_edges, 2**24):
+        some = slice(begin, begin + 2**24)
+        key[some] = new[edge_index[1, some]].long() * num_nodes + new[edge_index[0, some]]
+    key.numpy().sort()
+    rowptr = torch.searchsorted(key, torch.arange(num_nodes + 1) * num_nodes)
+    col = key.remainder_(num_nodes).int()
+    value = torch.ones(1).expand(num_edges)
+    warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta state")
+    return torch.sparse_csr_tensor(
+        rowptr, col, value, (num_nodes, num_nodes), check_invariants=False
+    )
+
+
+# Steps, each in a process of its own --------------------------------------------------------------
+
+
+def count_small(kind: str, num_nodes: int) -> dict[str, Any]:
+    data = planted(num_nodes) if kind == "planted" else rmat(num_nodes, num_nodes * AVG_DEGREE)
+    weighed = kind.endswith("weighed")
+    return {str(ranks): count(data, ranks, weighed) for ranks in (1, *RANKS)}
+
+
+def count_large(folder: str, ranks: int) -> dict[str, Any]:
+    return count(open_mapped(folder), ranks)
+
+
+def make_large(folder: str) -> dict[str, Any]:
+    planted_to_disk(folder, LARGE_NODES, AVG_DEGREE, num_features=1)
+    return {}
+
+
+def model_of(num_nodes: int = 1) -> gas.ScalableGNN:
+    return gas.models.GCN(num_nodes, FEATURES, WIDTH, CLASSES, LAYERS, 0.5)
+
+
+def measure(num_nodes: int) -> dict[str, Any]:
+    """A machine with the measured part of it; what is said of the link is replaced later."""
+    torch.set_num_threads(1)
+    half = num_nodes // 2
+    one, other = (planted_partition(half, degree, num_features=FEATURES) for degree in DEGREES)
+    data = Data(
+        x=torch.cat([one.x, other.x]),
+        edge_index=torch.cat([one.edge_index, other.edge_index + half], dim=1),
+    )
+    model = model_of(num_nodes)
+    graph = gas.cluster(
+        data, num_nodes // PART_NODES, model=model, method="kaminpar", log=False, cache=False
+    )
+    loader = gas.SubgraphLoader(graph, layout="fused", log=False)
+    measured = Machine.measured(model, loader, 1e9, 0.0, ranks=True, clock=time.process_time)
+    return dataclasses.asdict(measured)
+
+
+# Validation ---------------------------------------------------------------------------------------
+
+
+def validated(num_ranks: int, num_nodes: int) -> tuple[Data, gas.ScalableGNN]:
+    """The graph, in shards, and the model that local processes train."""
+    data = planted_partition(num_nodes, AVG_DEGREE)
+    data.train_mask = torch.ones(data.num_nodes, dtype=torch.bool)
+    torch.manual_seed(0)
+    model = gas.models.GCN(data.num_nodes, data.num_features, 128, int(data.y.max()) + 1, 3, 0.3)
+    options = {"model": model, "shards": num_ranks, "method": "kaminpar", "log": False}
+    return gas.cluster(data, VALIDATED_PARTS, **options), model
+
+
+def worker(num_nodes: int) -> None:
+    """One of the processes that ``torchrun`` starts: trains, and prints what that took."""
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo")
+    rank, num_ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    if rank > 0:  # The first keeps the parts that the others find.
+        torch.distributed.barrier()
+    graph, model = validated(num_ranks, num_nodes)
+    if rank == 0:
+        torch.distributed.barrier()
+    loader = gas.SubgraphLoader(graph, shuffle=True, layout="fused", log=False, cache=False)
+    model = gas.distribute(model, graph)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=True)
+    warnings.filterwarnings("ignore", "A history was read before it was filled")
+    train_epoch(model, loader, optimizer)
+    sent, waited = model.traffic.sent_bytes, model.traffic.waited_seconds
+    cpu, wall = time.process_time(), time.perf_counter()
+    for _ in range(VALIDATED_EPOCHS):
+        train_epoch(model, loader, optimizer)
+    found = {
+        "cpu_seconds": time.process_time() - cpu,
+        "wall_seconds": time.perf_counter() - wall,
+        "waited_seconds": model.traffic.waited_seconds - waited,
+        "sent_bytes": model.traffic.sent_bytes - sent,
+    }
+    found = {key: value / VALIDATED_EPOCHS for key, value in found.items()}
+    every: list[Any] = [None] * num_ranks
+    torch.distributed.all_gather_object(every, found)
+    if rank == 0:
+        print(f"{RESULT}{json.dumps(every)}", flush=True)
+    torch.distributed.destroy_process_group()
+
+
+def launch(num_ranks: int, num_nodes: int) -> list[dict[str, float]]:
+    """What every process took and sent in an epoch."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", str(num_ranks), __file__, "--worker", str(num_nodes)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    told = [line for line in done.stdout.splitlines() if line.startswith(RESULT)]
+    if not told:
+        raise RuntimeError(done.stderr)
+    return json.loads(told[0].removeprefix(RESULT))
+
+
+def predict(num_ranks: int, num_nodes: int, machine: dict[str, Any] | None) -> dict[str, Any]:
+    """What is predicted for local processes of one thread; measures the machine if need be."""
+    torch.set_num_threads(1)
+    graph, model = validated(num_ranks, num_nodes)
+    if machine is None:
+        loader = gas.SubgraphLoader(graph, layout="fused", log=False, cache=False)
+        known = Machine.measured(model, loader, 1e9, 0.0, ranks=True, clock=time.process_time)
+        machine = dataclasses.asdict(known)
+    known = Machine(**{**machine, "widths": tuple(machine["widths"])})
+    if num_ranks == 1:
+        graph.shards = torch.tensor([0, graph.num_nodes])
+    found = gas.simulate(graph, model, known)
+    rows = found.total_history_bytes / num_ranks
+    sending = 2 * rows / known.copy_bandwidth
+    if num_ranks > 1:
+        sending += known.seconds_per_exchange * found.steps
+    return {
+        "machine": machine,
+        "cpu_seconds": found.mean_compute_seconds + sending,
+        "most_cpu_seconds": found.compute_seconds + found.copy_seconds,
+        "history_bytes": rows,
+        "sent_bytes": rows + found.header_bytes,
+        "statistics": dataclasses.asdict(found.statistics),
+    }
+
+
+def validate(memory: int) -> list[dict[str, Any]]:
+    results: list[dict[str, Any]] = []
+    for num_nodes in VALIDATED_NODES:
+        machine = None
+        for num_ranks in VALIDATED_RANKS:
+            predicted = alone(memory, predict, num_ranks, num_nodes, machine)
+            if "not_measured" in predicted:
+                return [predicted]
+            machine = predicted["machine"]
+            found = launch(num_ranks, num_nodes)
+            known = {"ranks": num_ranks, "nodes": num_nodes}
+            results.append(known | {"predicted": predicted, "found": found})
+    return results
+
+
+# Tables -------------------------------------------------------------------------------------------
+
+
+def of(found: dict[str, Any]) -> PartitionStatistics:
+    return PartitionStatistics(**found["statistics"])
+
+
+def counted_rows(name: str, edges: str, found: dict[str, Any]) -> list[list[str]]:
+    rows = []
+    for ranks, one in found.items():
+        if "not_measured" in one:
+            rows.append([name, edges, ranks, f"not measured: {one['not_measured']}", *[""] * 7])
+        elif ranks != "1":
+            s = of(one)
+            rows.append(
+                [
+                    name,
+                    edges,
+                    f"{s.num_ranks:,}",
+                    f"{100 * s.cut / s.num_edges:.1f} %",
+                    f"{s.replicas_per_node:.2f}",
+                    f"{100 * s.pairs / (s.num_ranks * (s.num_ranks - 1)):.0f} %",
+                    f"{s.rows_balance:.2f}",
+                    f"{s.edges_balance:.2f}",
+                    f"{s.replicas_balance:.2f}",
+                    f"{s.sent_balance:.2f}",
+                    f"{one['cut_seconds']:.0f} s",
+                ]
+            )
+    return rows
+
+
+def held_out_rows(name: str, small: dict[str, Any], large: dict[str, Any]) -> list[list[str]]:
+    """Replicas as the law of few ranks has them, beside those that were counted."""
+    fitted = [of(small[str(ranks)]) for ranks in FITTED]
+    rows = []
+    for edges, found in (("10M", small), ("100M", large)):
+        for ranks, one in found.items():
+            if ranks == "1" or "not_measured" in one or (found is small and int(ranks) in FITTED):
+                continue
+            s = of(one)
+            law = fitted[0].scaled(nodes=s.num_nodes, ranks=int(ranks), others=fitted[1:])
+            error = law.replicas / s.replicas - 1
+            rows.append(
+                [
+                    name,
+                    edges,
+                    ranks,
+                    f"{s.replicas_per_node:.2f}",
+                    f"{law.replicas_per_node:.2f}",
+                    f"{100 * error:+.0f} %",
+                ]
+            )
+    return rows
+
+
+def base_of(found: dict[str, Any]) -> tuple[PartitionStatistics, list[PartitionStatistics]]:
+    """Statistics of shards with parts, to extrapolate from, and the others.
+
+    Shards were cut alone, and parts alone: a part is taken to have rows for as many ranks as its
+    shard has, which is the most there can be.
+    """
+    counted = [of(found[str(ranks)]) for ranks in RANKS]
+    parts, first = of(found["1"]), counted[0]
+    base = dataclasses.replace(
+        first,
+        num_parts=parts.num_parts,
+        halo=parts.halo,
+        part_spread=parts.part_spread,
+        ranges=parts.num_parts * first.pairs // first.num_ranks,
+        feature_bytes=4 * FEATURES,
+    )
+    return base, counted[1:]
+
+
+def simulations(statistics: dict[str, Any], measured: dict[str, Any]) -> list[dict[str, Any]]:
+    """An epoch of every graph on every number of machines, links and processors."""
+    model, results = model_of(), []
+    known = Machine(**{**measured, "widths": tuple(measured["widths"])})
+    processors = {
+        "1 core, measured": known,
+        f"{FASTER} times as fast, assumed": dataclasses.replace(
+            known,
+            **{name: getattr(known, name) / FASTER for name in known.measured_fields
+               if name.startswith("seconds")},
+            copy_bandwidth=COPIES,
+        ),
+    }  # fmt: skip
+    for graph, (nodes, edges) in GRAPHS.items():
+        for kind, found in statistics.items():
+            base, others = base_of(found)
+            for ranks in MACHINES:
+                s = base.scaled(nodes=nodes, edges=edges, ranks=ranks, others=others)
+                for processor, machine in processors.items():
+                    for link, bandwidth in LINKS.items():
+                        given = dataclasses.replace(machine, bandwidth=bandwidth, latency=LATENCY)
+                        options = {"batch_size": PARTS_PER_BATCH, "overlap": True}
+                        one = gas.simulate(s, model, given, **options)
+                        results.append(
+                            {
+                                "graph": graph,
+                                "kind": kind,
+                                "machines": ranks,
+                                "processor": processor,
+                                "link": link,
+                                "epoch_seconds": one.epoch_seconds,
+                                "speed_up": one.speed_up,
+                                "limit": one.limit,
+                                "hidden_seconds": one.hidden_seconds,
+                                "history_seconds": one.history_seconds,
+                                "parts_of_time": one.parts_of_time,
+                                "sent_bytes": one.sent_bytes,
+                                "total_history_bytes": one.total_history_bytes,
+                                "replicas_per_node": s.replicas_per_node,
+                                "memory": one.memory,
+                                "memory_bytes": one.memory_bytes,
+                                "steps": one.steps,
+                            }
+                        )
+    return results
+
+
+def simulated_rows(results: list[dict[str, Any]]) -> list[list[str]]:
+    """A row for some numbers of machines, with the links side by side."""
+    found: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
+    for one in results:
+        if one["machines"] in SHOWN:
+            key = tuple(one[name] for name in ("graph", "kind", "processor", "machines"))
+            found.setdefault(key, {})[one["link"]] = one
+    rows = []
+    for (graph, kind, processor, machines), links in found.items():
+        one = links[next(iter(LINKS))]
+        epochs = [
+            f"{links[link]['epoch_seconds']:,.{0 if links[link]['epoch_seconds'] > 20 else 1}f} s, "
+            f"{links[link]['speed_up']:.1f} ({links[link]['limit']})"
+            for link in LINKS
+        ]
+        replicas, sent = f"{one['replicas_per_node']:.1f}", human(one["sent_bytes"])
+        memory = human(one["memory_bytes"])
+        rows.append(
+            [graph, kind, processor.split(",")[0], machines, *epochs, replicas, sent, memory]
+        )
+    return rows
+
+
+def tables(content: dict[str, Any]) -> tuple[str, list[dict[str, Any]]]:
+    """All tables, and what was simulated for the last."""
+    statistics, large = content.get("statistics", {}), content.get("large", {})
+    texts = []
+    rows = [row for kind, found in statistics.items() for row in counted_rows(kind, "10M", found)]
+    rows += counted_rows("planted", "100M", large)
+    header = [
+        "graph", "edges", "shards", "edges cut", "replicas per node", "pairs that talk",
+        "rows, largest / mean", "edges", "replicas", "rows sent", "cut in",
+    ]  # fmt: skip
+    texts.append(f"**Counted.** Shards cut by KaMinPar.\n\n{markdown(header, rows)}")
+    rows = [
+        row
+        for kind, found in statistics.items()
+        for row in held_out_rows(kind, found, large if kind == "planted" else {})
+    ]
+    header = ["graph", "edges", "shards", "replicas per node, counted", "by the law", "error"]
+    fitted = ", ".join(map(str, FITTED))
+    texts.append(
+        f"**Held out.** A law fitted to {fitted} shards of 10 million edges, beside what was "
+        f"counted.\n\n{markdown(header, rows)}"
+    )
+    results: list[dict[str, Any]] = []
+    if "machine" in content and statistics:
+        known = content["machine"]
+        rows = [
+            [name, f"{known[name]:.3g}"]
+            for name in (*known["measured_fields"], "fit_error")
+        ]  # fmt: skip
+        texts.append(
+            f"**Measured** on one core of this machine, in CPU time: a GCN of {LAYERS} layers of "
+            f"{WIDTH}, {FEATURES} features, parts of {PART_NODES:,} nodes.\n\n"
+            f"{markdown(['', 'value'], rows)}"
+        )
+        results = simulations(statistics, known)
+        header = [
+            "graph", "cut as", "processor", "machines",
+            *(f"{link}: epoch, speed-up (limited by)" for link in LINKS), "replicas per node",
+            "sent by a rank", "memory of a rank",
+        ]  # fmt: skip
+        assumed = (
+            f"Assumed: links of {' and '.join(LINKS)} per machine, {1e6 * LATENCY:.0f} µs a "
+            f"message, one rank per machine; the accelerator: {FASTER} times as fast as measured "
+            f"here, {COPIES / 1e9:.0f} GB/s copied. {PARTS_PER_BATCH} parts per mini-batch; rows "
+            "travel beside a whole step (overlap=True); histories are float32."
+        )
+        sizes = "; ".join(
+            f"{name}: {nodes / 1e6:,.0f} million nodes, {edges / 1e9:.1f} billion edges"
+            for name, (nodes, edges) in GRAPHS.items()
+        )
+        texts.append(
+            f"**Extrapolated**, from what was counted in graphs of 10 million edges: no such graph "
+            f"was cut. {sizes}. {assumed}\n\n{markdown(header, simulated_rows(results))}"
+        )
+    texts.append(validation_text(content.get("validation")))
+    return "\n\n".join(texts), results
+
+
+def validation_text(found: list[dict[str, Any]] | None) -> str:
+    if not found or "not_measured" in found[0]:
+        return "**Validation** against local processes: not measured."
+    rows = []
+    for one in found:
+        predicted, ranks = one["predicted"], one["found"]
+        cpu = [rank["cpu_seconds"] for rank in ranks]
+        mean, sent = sum(cpu) / len(cpu), sum(rank["sent_bytes"] for rank in ranks) / len(ranks)
+        rows.append(
+            [
+                f"{one['nodes']:,}",
+                one["ranks"],
+                f"{predicted['cpu_seconds']:.2f} s",
+                f"{mean:.2f} s",
+                f"{100 * (predicted['cpu_seconds'] / mean - 1):+.0f} %",
+                f"{predicted['most_cpu_seconds']:.2f} s",
+                f"{max(cpu):.2f} s",
+                f"{predicted['sent_bytes']:,.0f}",
+                f"{sent:,.0f}",
+            ]
+        )
+    header = [
+        "nodes", "processes", "CPU time, mean of ranks, predicted", "measured", "error",
+        "slowest rank, predicted", "measured", "bytes sent, mean of ranks, predicted", "measured",
+    ]  # fmt: skip
+    return (
+        "**Validated** against local processes of one thread each: a GCN of 3 layers of 128 on a "
+        f"planted graph, 20 edges per node, in {VALIDATED_PARTS} parts, one per "
+        "mini-batch; of a rank and epoch. CPU time, because there are fewer cores than processes. "
+        "The machine was measured in one process, and what sending takes in two."
+        f"\n\n{markdown(header, rows)}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--root", default="data", help="where the larger graph is kept, 1.7 GB")
+    parser.add_argument("--only", nargs="*", choices=STEPS, default=STEPS)
+    parser.add_argument("--large", action="store_true", help="100 million edges, too")
+    parser.add_argument("--memory", type=float, default=8.0, help="GiB that a process may take")
+    parser.add_argument(
+        "--worker", type=int, help="be one process of a validation, of so many nodes"
+    )
+    args = parser.parse_args()
+    if args.worker:
+        worker(args.worker)
+        return
+
+    memory, content = int(args.memory * 2**30), load("ranks")
+    content = {key: content[key] for key in STEPS if key in content}
+    if "statistics" in args.only:
+        found = {kind: alone(memory, count_small, kind, NODES) for kind in KINDS}
+        content["statistics"] = found
+    if args.large and "large" in args.only:
+        folder = Path(args.root) / f"planted_ranks_{LARGE_NODES}"
+        if not folder.exists():
+            alone(memory, make_large, str(folder))
+        content["large"] = {}
+        for ranks in LARGE_RANKS:
+            content["large"][str(ranks)] = alone(memory, count_large, str(folder), ranks)
+            write_json(RESULTS / "ranks.json", content)  # It takes minutes: what is done is kept.
+    if "validation" in args.only:
+        content["validation"] = validate(memory)
+    if "machine" in args.only:
+        content["machine"] = alone(memory, measure, 64 * PART_NODES)
+    text, results = tables(content)
+    save("ranks", content | {"simulated": results}, text)
+
+
+if __name__ == "__main__":
+    main()
