@@ -1,4 +1,4 @@
-"""What a step with other ranks takes of a core besides the mini-batch: measured on two of them.
+"""What a step with other ranks takes of a core besides the mini-batch: measured on some of them.
 
 Run by torchrun as a module, it prints what :func:`measure_ranks` returns.
 """
@@ -24,7 +24,7 @@ from torch_geometric.data import Data
 from gas.loader import SubData, SubgraphLoader
 from gas.scalable import ScalableGNN, distribute
 
-NODES = 256, 65536  # Of graphs in which each node is a replica on the other rank.
+NODES = 128, 32768  # Of each rank, each a replica on another one.
 STEPS, ROUNDS = 20, 3
 MARK = "gas.training.local_ranks: "
 
@@ -54,10 +54,11 @@ class _Rows(ScalableGNN):
         return torch.stack([weight.sum() for weight in self.weights]).sum().view(1, 1)
 
 
-def measure_ranks(widths: Sequence[int], sizes: Sequence[int]) -> RankCost:
-    """Starts two processes of one thread each, which takes some ten seconds.
+def measure_ranks(num_ranks: int, widths: Sequence[int], sizes: Sequence[int]) -> RankCost:
+    """Starts some processes of one thread each, which takes ten seconds.
 
     Args:
+        num_ranks: How many, at least 2.
         widths: Of the histories, which store float32.
         sizes: The number of elements of each parameter.
 
@@ -65,21 +66,23 @@ def measure_ranks(widths: Sequence[int], sizes: Sequence[int]) -> RankCost:
         RuntimeError: If the processes fail, with what they say.
     """
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", "2", "--module", __name__, json.dumps([[*widths], [*sizes]])]
+    command += ["--nproc-per-node", str(num_ranks), "--module", __name__]
+    command += [json.dumps([[*widths], [*sizes]])]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     told = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
     if done.returncode or not told:
-        raise RuntimeError(f"two local processes could not be measured: {done.stderr.strip()}")
+        raise RuntimeError(
+            f"{num_ranks} local processes could not be measured: {done.stderr.strip()}"
+        )
     return RankCost(*json.loads(told[0].removeprefix(MARK)))
 
 
-def _seconds(num_nodes: int, widths: Sequence[int], sizes: Sequence[int]) -> tuple[float, int]:
-    """What a step takes more of a core with another rank than without, and the bytes it moves."""
-    node = torch.arange(num_nodes)
-    half = num_nodes // 2
-    bounds = torch.tensor([0, half, num_nodes])
-    edges = torch.stack([node, (node + half) % num_nodes])
+def _seconds(num_own: int, widths: Sequence[int], sizes: Sequence[int]) -> tuple[float, int]:
+    """What a step takes more of a core with other ranks than without, and the bytes it moves."""
+    num_nodes = num_own * dist.get_world_size()
+    node, bounds = torch.arange(num_nodes), torch.arange(0, num_nodes + 1, num_own)
+    edges = torch.stack([node, (node + num_own) % num_nodes])
     x = torch.ones(num_nodes, 1)
     graph = Data(x=x, edge_index=edges, perm=node, parts=bounds, shards=bounds)
     loader = SubgraphLoader(graph, log=False, layout="csr")
@@ -88,8 +91,7 @@ def _seconds(num_nodes: int, widths: Sequence[int], sizes: Sequence[int]) -> tup
     alone = _steps(local, batch._replace(n_id=batch.n_id.clone()))  # Which knows of no shard.
     model = distribute(_Rows(num_nodes, widths, sizes), graph)
     together = _steps(model, batch)
-    moved = 2 * half * sum(4 * width for width in widths)
-    return together - alone, moved
+    return together - alone, 2 * num_own * sum(4 * width for width in widths)
 
 
 def _steps(model: torch.nn.Module, batch: SubData) -> float:
@@ -110,7 +112,7 @@ def _main() -> None:
     per_byte = max(0.0, many - few) / (moved - moved_few) if widths else 0.0
     found = torch.tensor([few - moved_few * per_byte, per_byte], dtype=torch.double)
     dist.all_reduce(found)
-    per_step, per_byte = (found / 2).tolist()
+    per_step, per_byte = (found / dist.get_world_size()).tolist()
     if dist.get_rank() == 0:
         print(MARK + json.dumps([max(0.0, per_step), 1 / per_byte if per_byte else math.inf]))
     with contextlib.suppress(RuntimeError):

@@ -7,11 +7,13 @@ import math
 import statistics
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 
 from gas.history.cores import share_cores
 from gas.loader import SubData, SubgraphLoader
+from gas.native.checks import check_integer
 from gas.scalable.live import batch_bytes, gradients
 from gas.scalable.memory import left_alone
 from gas.scalable.model import ScalableGNN
@@ -19,8 +21,10 @@ from gas.training.cost import Linear, apart
 from gas.training.local_ranks import measure_ranks
 from gas.training.sample import Shape
 
+T = TypeVar("T")
+
 SIZES = 5  # Of mini-batches that are measured: of 1, 2, 4, ... parts.
-PER_SIZE = 4  # Mini-batches of each size.
+WARM, PER_SIZE = 2, 4  # Mini-batches of each size, the first not counted.
 ROUNDS = 3
 COPIED = 2**26  # Bytes.
 COPIES = 5
@@ -113,26 +117,28 @@ class Machine:
         bandwidth: float,
         latency: float,
         *,
-        ranks: bool = False,
+        ranks: int = 0,
         clock: Callable[[], float] = time.perf_counter,
     ) -> Machine:
         """Measures what mini-batches of a model take on this machine, on the CPU.
 
-        Some of 1, 2, 4, ... parts are trained on in turn, as an epoch would: cut, run forward and
-        backward, and a step of Adam on a copy of the parameters, with histories of the loader's
-        graph. The coefficients are those of least squares, none negative. What nodes take and what
-        edges take is told apart only if parts differ in edges per node. The link isn't measured: it
-        is what is given. Nothing is changed, but it takes some seconds; beside other processes, it
-        finds what they leave.
+        Some of 1, 2, 4, ... parts are trained on, one size after the other, as an epoch would: cut,
+        run forward and backward, and a step of Adam on a copy of the parameters, with histories of
+        the loader's graph. The coefficients are those of least squares, none negative. What nodes
+        take and what edges take is told apart only if parts differ in edges per node. The link
+        isn't measured: it is what is given. Nothing is changed, but it takes some seconds; beside
+        other processes, it finds what they leave: of ranks that share caches and memory, measure as
+        many at once.
 
         Args:
             model: The model, on the CPU.
             loader: Mini-batches of a graph of the kind that is simulated.
             bandwidth: Bytes per second of a host's link.
             latency: Seconds of a message without bytes.
-            ranks: Also start two local processes, for some half a minute, and measure what sending
-                and receiving take of a core: ``copy_bandwidth`` and ``seconds_per_exchange``.
-                Without, rows are gathered in memory alone. (default: ``False``)
+            ranks: Also start so many local processes, for some half a minute, and measure what
+                sending and receiving take of a core: ``copy_bandwidth`` and
+                ``seconds_per_exchange``. Without, rows are gathered in memory alone.
+                (default: ``0``)
             clock: Tells the seconds. With one thread, ``time.process_time`` counts this process
                 alone, beside busy others. (default: ``time.perf_counter``)
 
@@ -140,10 +146,13 @@ class Machine:
             A machine; ``dataclasses.replace`` changes what isn't measured.
 
         Raises:
-            ValueError: If the model isn't on the CPU, or the graph has fewer than 4 parts.
-            RuntimeError: If the two processes fail.
+            ValueError: If the model isn't on the CPU, the graph has fewer than 4 parts, or
+                ``ranks`` is no number of several processes.
+            RuntimeError: If the processes fail.
         """
         check_model(model)
+        if ranks:
+            check_integer("ranks", ranks, 2)
         if model.device.type != "cpu":
             raise ValueError(
                 f"'model' is on {model.device}, but what is measured is time on the host: measure "
@@ -159,7 +168,7 @@ class Machine:
         codec, store = model._factory.codec, model._factory.store
         with apart(model, loader.num_nodes, codec, store) as twin, left_alone(twin):
             shapes, seconds = _timed(twin, loader, chosen, clock)
-            held = [_held(twin, loader.cut(parts)) for parts in chosen]
+            held = [_held(twin, loader.cut(parts)) for parts in _counted(chosen)]
         fit = Linear(shapes, seconds)
         per_step, per_row, per_halo_row, per_edge = fit.coefficients.tolist()
         sizes = Linear(shapes, held).coefficients.tolist()
@@ -168,7 +177,7 @@ class Machine:
         measured = [*(f"seconds_per_{name}" for name in names), *fields, "copy_bandwidth"]
         if ranks:
             wanted = [p.numel() for p in model.parameters() if p.requires_grad]
-            cost = measure_ranks(widths_of(model), wanted)
+            cost = measure_ranks(ranks, widths_of(model), wanted)
             fields |= {
                 "copy_bandwidth": cost.bandwidth,
                 "seconds_per_exchange": cost.seconds_per_exchange,
@@ -243,14 +252,22 @@ def widths_of(model: ScalableGNN) -> tuple[int, ...]:
 
 
 def _some_parts(num_parts: int) -> list[list[int]]:
-    """Parts of mini-batches to measure, chosen at random, of all sizes in turn."""
+    """Parts of mini-batches to measure, chosen at random, those of a size together.
+
+    Memory and caches are then as they are in an epoch: after one 16 times as large, the same
+    mini-batch takes up to 1.8 times as long.
+    """
     generator = torch.Generator().manual_seed(0)
-    sizes = [2**i for i in range(SIZES) if 2**i <= num_parts]
     return [
-        torch.randperm(num_parts, generator=generator)[:size].tolist()
-        for _ in range(PER_SIZE)
-        for size in sizes
-    ]
+        torch.randperm(num_parts, generator=generator)[: 2**i].tolist()
+        for i in range(SIZES) if 2**i <= num_parts
+        for _ in range(WARM + PER_SIZE)
+    ]  # fmt: skip
+
+
+def _counted(measured: list[T]) -> list[T]:
+    """Without the first of every size."""
+    return [one for i, one in enumerate(measured) if i % (WARM + PER_SIZE) >= WARM]
 
 
 def _timed(
@@ -260,11 +277,11 @@ def _timed(
     parameters = [p for p in model.parameters() if p.requires_grad]
     copies = [torch.nn.Parameter(p.detach().clone()) for p in parameters]
     optimizer = torch.optim.Adam(copies) if copies else None
-    shapes, rounds = [], []
+    rounds = []
     model.train()
     with share_cores() as follow:
-        for number in range(1 + ROUNDS):  # The first loads what it takes.
-            seconds = []
+        for _ in range(1 + ROUNDS):  # The first loads what it takes.
+            shapes, seconds = [], []
             for parts in chosen:
                 follow()
                 start = clock()
@@ -276,11 +293,11 @@ def _timed(
                     optimizer.step()
                 del outs
                 seconds.append(clock() - start)
-                if number == 0:
-                    shapes.append(Shape.of(batch))
+                shapes.append(Shape.of(batch))
                 del batch
-            rounds.append(seconds)
-    return shapes, [statistics.median(each) for each in zip(*rounds[1:], strict=True)]
+            rounds.append(_counted(seconds))
+    medians = [statistics.median(each) for each in zip(*rounds[1:], strict=True)]
+    return _counted(shapes), medians
 
 
 def _held(model: ScalableGNN, batch: SubData) -> float:

@@ -103,7 +103,7 @@ def machine(**changes):
 def ranks_that_fail(t):
     failed = subprocess.CompletedProcess([], 1, "", "no port is free")
     t.patch.setattr("subprocess.run", lambda *_, **__: failed)
-    measure_ranks([4], [2])
+    measure_ranks(2, [4], [2])
 
 
 def simulate(partition=None, model=None, given=None, **options):
@@ -177,6 +177,7 @@ CASES = {
         gcn().to("meta"), load(), 1e9, 0
     ),
     "Machine.measured, local processes that fail": ranks_that_fail,
+    "Machine.measured, one rank": lambda t: Machine.measured(gcn(), load(), 1e9, 0, ranks=1),
     "Machine.measured, two parts": lambda t: Machine.measured(gcn(), load(), 1e9, 0),
     "Experiment, memory in full batch": lambda t: experiment(full_batch=True, memory="1GB"),
     "Experiment, memory and a budget": lambda t: experiment(memory="1GB", memory_budget=10),

@@ -416,8 +416,9 @@ def test_what_cannot_be_simulated():
         partition_statistics(Data(edge_index=graph.edge_index, num_nodes=60))
 
 
-def test_what_ranks_take_of_a_core_is_measured():
-    cost = measure_ranks([64, 32], [64 * 32, 32])
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_what_ranks_take_of_a_core_is_measured(num_ranks):
+    cost = measure_ranks(num_ranks, [64, 32], [64 * 32, 32])
     assert 1e-4 < cost.seconds_per_exchange < 1
     assert 1e7 < cost.bandwidth < 1e12
 
