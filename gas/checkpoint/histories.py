@@ -18,9 +18,11 @@ from torch import Tensor
 from gas.checkpoint.errors import CheckpointError
 from gas.checkpoint.files import Known, Writer, identity
 from gas.checkpoint.tensors import BLOCK, Blocks, TensorFile, Written, write_tensors
+from gas.hetero import HeteroModel
 from gas.history import History
 from gas.scalable.model import ScalableGNN
 
+MODELS = (ScalableGNN, HeteroModel)  # What has histories.
 SHARE = 0.5  # Of rows; where more have changed, all are written.
 
 
@@ -38,7 +40,7 @@ _bases: weakref.WeakKeyDictionary[History, _Base] = weakref.WeakKeyDictionary()
 Saving = Callable[[Writer], dict[str, Any]]
 
 
-def named(model: ScalableGNN) -> dict[str, History]:
+def named(model: ScalableGNN | HeteroModel) -> dict[str, History]:
     """The histories of a model, those of views included, by the names of their files."""
     found = {f"history_{number}": history for number, history in enumerate(model.histories)}
     for view, bank in enumerate(model.view_histories or ()):

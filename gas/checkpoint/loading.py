@@ -27,6 +27,7 @@ from gas.checkpoint.files import (
 from gas.checkpoint.saving import MODEL, STATE, bare, finish_quietly, weights_of
 from gas.checkpoint.tensors import TensorFile, Written
 from gas.checkpoint.values import from_json
+from gas.hetero import HeteroModel
 from gas.history import History
 from gas.scalable.model import ScalableGNN
 from gas.scalable.views import set_banks
@@ -229,11 +230,12 @@ class Found:
             given["loader"] = loader
         _restore_all(given, {**saved, **{k: self.values[k] for k in ("optimizer", "loader")}})
         if model is not None:
-            plain = model.plain if isinstance(model, ScalableGNN) else model
+            plain = model.plain if isinstance(model, stored.MODELS) else model
             plain.load_state_dict(dict(weights))
-        if restores is not None and isinstance(model, ScalableGNN):
+        if restores is not None and isinstance(model, stored.MODELS):
             views = {name.split("_")[1] for name in restores if name.startswith("view_")}
-            set_banks(model, len(views))
+            if isinstance(model, ScalableGNN):
+                set_banks(model, len(views))
             for name, history in stored.named(model).items():
                 restores[name](history)
         if random_state:
@@ -255,7 +257,7 @@ class Found:
         restores: Restores = {}
         if model is not None:
             weights = self._weights_for(model)
-            if histories and isinstance(model, ScalableGNN):
+            if histories and isinstance(model, stored.MODELS):
                 restores = self._histories_for(model, num_rows)
         saved = self.values["objects"]
         for name, value in (("optimizer", optimizer), ("loader", loader), *objects.items()):
@@ -287,7 +289,7 @@ class Found:
                 )
         return {name: file.read(name) for name in file}
 
-    def _histories_for(self, model: ScalableGNN, num_rows: int | None) -> Restores:
+    def _histories_for(self, model: ScalableGNN | HeteroModel, num_rows: int | None) -> Restores:
         """The histories, which fit the model."""
         found: dict[str, Any] = self.manifest["histories"]
         each = dict(enumerate(model.histories))

@@ -183,7 +183,7 @@ class Content:
 
 def histories_of(model: Module, at_once: bool) -> dict[str, stored.Saving]:
     """What writes the histories of a model, by their names; see :func:`.histories.saving`."""
-    if not isinstance(model, ScalableGNN):
+    if not isinstance(model, stored.MODELS):
         return {}
     return {k: stored.saving(k, history, at_once) for k, history in stored.named(model).items()}
 
@@ -202,7 +202,7 @@ def bare(model: Any) -> Any:
 
 def weights_of(model: Module) -> Mapping[str, Tensor]:
     """The ``state_dict`` of a model; of a converted one, that of the module that it was made of."""
-    found = (model.plain if isinstance(model, ScalableGNN) else model).state_dict()
+    found = (model.plain if isinstance(model, stored.MODELS) else model).state_dict()
     others = [key for key, value in found.items() if not isinstance(value, Tensor)]
     if others:
         raise ValueError(

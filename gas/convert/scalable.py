@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 from torch.nn import Module
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import MessagePassing
 
 from gas.convert.kinds import EDGES, OTHER, ROWS, Values, check_rows, kinds_of, row_dim
@@ -44,6 +44,7 @@ from gas.convert.trial import SAMPLES, Inputs, trial_of, try_out
 from gas.convert.twin import twin
 from gas.graph.features import with_csr_features
 from gas.graph.layout import layout_of
+from gas.hetero import HeteroModel, to_typed
 from gas.history.rows import Rows
 from gas.loader import SubgraphLoader
 from gas.nn import fuse
@@ -56,9 +57,23 @@ RESERVED = frozenset(
 )
 
 
+@overload
+def to_scalable(net: Module, data: HeteroData, **kwargs: Any) -> HeteroModel: ...
+
+
+@overload
 def to_scalable(
-    net: Module, data: Data | None = None, *, num_nodes: int | None = None, **kwargs: Any
-) -> Converted:
+    net: Module, data: Data | None = ..., *, num_nodes: int | None = ..., **kwargs: Any
+) -> Converted: ...
+
+
+def to_scalable(
+    net: Module,
+    data: Data | HeteroData | None = None,
+    *,
+    num_nodes: int | None = None,
+    **kwargs: Any,
+) -> Converted | HeteroModel:
     """Makes a model with histories of an ordinary module, such as any of PyG's models.
 
     The model has the parameters of ``net``, not copies of them. A history stands on every
@@ -84,6 +99,8 @@ def to_scalable(
     Raises:
         ValueError: If ``net`` can't be followed, or isn't exact on mini-batches, naming the layer.
     """
+    if isinstance(data, HeteroData):
+        return to_typed(net, data, **kwargs)
     if data is not None and not isinstance(data, Data):
         raise ValueError(f"'data' is a {type(data).__name__}, expected a torch_geometric.data.Data")
     if isinstance(net, ScalableGNN):

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
 from gas.graph.edges import check_edge_rows, read_graph, with_edge_index
 from gas.graph.features import with_csr_features
@@ -19,6 +19,7 @@ from gas.graph.folder.opening import open_folder
 from gas.graph.folder.writing import PERM, GraphWriter
 from gas.graph.partition import find_parts, find_shards, shared_equally
 from gas.graph.permute import PARTS, SHARD, SHARDS, permute
+from gas.graph.typed import cluster_typed
 from gas.native.checks import check_integer
 from gas.native.memory import bytes_of
 
@@ -58,7 +59,10 @@ def cluster(
 
     Args:
         data: The graph; it is not modified. Its features ``x`` may be sparse, a matrix of
-            ``torch.sparse`` or SciPy.
+            ``torch.sparse`` or SciPy. A ``HeteroData`` is cut as one graph; each part gets about
+            equally many nodes of every type, and of those in its ``train_mask``. Each type then has
+            ``parts`` and ``perm``. ``shards``, ``"auto"``, ``edge_weight``, ``in_place`` and
+            ``out`` aren't there for it.
         num_parts: The number of parts, between 1 and the number of nodes. No part is empty.
             ``"auto"``: few enough for ``memory``. A multiple of ``shards``.
         shards: How many processes are to train, each on a graph of its own: the graph is cut into
@@ -114,6 +118,11 @@ def cluster(
             "'in_place' is True, but the graph is written into 'out', not into memory: leave one "
             "of them out"
         )
+    if isinstance(data, HeteroData):
+        others: dict[str, Any] = {"shards": shards > 1, "memory": memory, "out": out}
+        others |= {"edge_weight": edge_weight, "in_place": in_place}
+        how = recursive, method, seed, cache, log
+        return cluster_typed(data, num_parts, others, *how)
     folder = None if out is None else NewFolder(out, "gas.cluster")
     data, before = _uncut(data)
     data = with_csr_features(data)

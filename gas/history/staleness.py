@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from gas.history.history import History
 
@@ -26,6 +27,13 @@ class Staleness(NamedTuple):
     error: float | None
 
 
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    """``|found - expected| / |expected|``, Frobenius norms."""
+    true = expected.double().cpu()
+    norm = torch.linalg.vector_norm(true).clamp(min=1e-300)
+    return float(torch.linalg.vector_norm(found.double().cpu() - true) / norm)
+
+
 def measure(layer: int, history: History, exact: History | None = None) -> Staleness:
     """Measures a history, against another that holds the exact embeddings if there is one."""
     age = history.age[history.written]
@@ -33,7 +41,5 @@ def measure(layer: int, history: History, exact: History | None = None) -> Stale
     unwritten = 1 - age.numel() / max(history.num_embeddings, 1)
     error = None
     if exact is not None:
-        true = exact.emb.double()
-        norm = torch.linalg.vector_norm(true).clamp(min=1e-300)
-        error = float(torch.linalg.vector_norm(history.emb.double() - true) / norm)
+        error = relative_error(history.emb, exact.emb)
     return Staleness(layer, mean, largest, unwritten, error)

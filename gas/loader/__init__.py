@@ -2,5 +2,6 @@
 
 from gas.loader.batch import SubData
 from gas.loader.subgraph import EvalSubgraphLoader, SubgraphLoader
+from gas.loader.typed import HeteroLoader
 
-__all__ = ["EvalSubgraphLoader", "SubData", "SubgraphLoader"]
+__all__ = ["EvalSubgraphLoader", "HeteroLoader", "SubData", "SubgraphLoader"]

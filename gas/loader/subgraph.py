@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
 from gas.augment import Augmentation, Views
 from gas.augment.views import EpochViews
-from gas.graph.cluster import PERM
 from gas.graph.copies import copy_of, without_edges
 from gas.graph.edges import (
     check_finite,
@@ -38,7 +37,8 @@ from gas.graph.versions import GraphVersions
 from gas.history.encoded import Encoded
 from gas.loader.batch import DRAWN, GRAPH_SIZE, SubData, empty_graph
 from gas.loader.kept import KeptBatches
-from gas.loader.order import BatchOrder, check_order
+from gas.loader.order import BatchOrder
+from gas.loader.state import check_state, state_of
 from gas.loader.unread import UnreadRows, add_unread, read_all, rows_of
 from gas.native.checks import check_integer, check_range
 from gas.native.graph import Relabeler
@@ -96,6 +96,13 @@ class SubgraphLoader(DataLoader):
         ValueError: If the graph, ``ptr`` or an option is unusable, naming the argument; when an
             epoch begins, if the graph has an attribute that workers can't send.
     """
+
+    def __new__(cls, data: Any = None, *args: Any, **kwargs: Any) -> SubgraphLoader:
+        """Of a typed graph it makes a :class:`gas.loader.HeteroLoader`."""
+        from gas.loader.typed import HeteroLoader  # Which is one of these.
+
+        is_typed = cls is SubgraphLoader and isinstance(data, HeteroData)
+        return super().__new__(HeteroLoader if is_typed else cls)
 
     def __init__(
         self,
@@ -302,16 +309,7 @@ class SubgraphLoader(DataLoader):
 
         Within a loop over the loader, the batches that it has handed out are done.
         """
-        augmentation = self._augmentation
-        return {
-            "graph": self._graph_fingerprint(),
-            "parts": self.ptr,
-            "perm": self.data.get(PERM),
-            "batches": len(self._order) if hasattr(self._order.batches, "__len__") else None,
-            "order": self._order.state(),
-            "generator": None if self.generator is None else self.generator.get_state(),
-            "augmentation": None if augmentation is None else augmentation.state_dict(),
-        }
+        return state_of(self)
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Refuses the state of another graph or partition.
@@ -319,32 +317,7 @@ class SubgraphLoader(DataLoader):
         Raises:
             ValueError: Saying what differs.
         """
-        mine = self.state_dict()
-        if not isinstance(state, Mapping) or state.keys() != mine.keys():
-            raise ValueError("'loader' is a SubgraphLoader, but what was saved was none")
-        if state["graph"] != mine["graph"] or not torch.equal(state["parts"], mine["parts"]):
-            raise ValueError(
-                "'loader' has another graph, or other parts of it, than what was saved: cut the "
-                "graph as it was cut then, of which perm and parts were saved"
-            )
-        if state["batches"] != mine["batches"]:
-            raise ValueError(
-                f"'loader' has {mine['batches']} mini-batches an epoch, but it had "
-                f"{state['batches']} when it was saved: choose 'batch_size' as it was then"
-            )
-        check_order(state["order"], self.ptr.numel() - 1)
-        if (state["generator"] is None) != (self.generator is None):
-            raise ValueError(
-                f"'loader' has {'a' if state['generator'] is None else 'no'} generator, other than "
-                "what was saved: make it as it was"
-            )
-        if (state["augmentation"] is None) != (self._augmentation is None):
-            raise ValueError(
-                f"'loader' has {'an' if state['augmentation'] is None else 'no'} augmentation, "
-                "other than what was saved: make it as it was"
-            )
-        if self._augmentation is not None:
-            self._augmentation.check_state(state["augmentation"])
+        check_state(self, state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from a state: the next epoch is the rest of the one that had begun, if one had.

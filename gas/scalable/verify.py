@@ -7,15 +7,17 @@ import copy
 import io
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
 from gas.graph.folder import opened
+from gas.history import History
+from gas.history.staleness import relative_error
 from gas.loader import EvalSubgraphLoader, SubgraphLoader
 from gas.loader.batch import SubData
 from gas.native.checks import check_integer
@@ -123,6 +125,8 @@ def verify(
         ValueError: If the graph isn't that of the histories, or an argument is unusable.
         MemoryError: If not even a neighbourhood fits.
     """
+    if hasattr(model, "verified"):  # Of typed graphs.
+        return cast(Any, model).verified(graph, batch_size, num_nodes, tolerance, **kwargs)
     if not hasattr(model, "for_graph"):
         raise ValueError(
             f"'model' is a {type(model).__name__}, expected a gas.ScalableGNN, such as "
@@ -135,9 +139,7 @@ def verify(
         most = loader.num_nodes
         check_integer("num_nodes", num_nodes, 1, most, f"between 1 and the graph's {most} nodes")
     if tolerance is None:
-        tolerance = max(
-            (_TOLERANCES.get(h.codec.name, 1e-5) for h in model.histories), default=1e-5
-        )
+        tolerance = tolerance_of(model.histories)
     with contextlib.ExitStack() as after:
         for module in model.modules():
             after.callback(setattr, module, "training", module.training)
@@ -162,10 +164,15 @@ def verify(
                 reference += f" ({larger} with too large ones passed over)"
         batches = _InOrder(loader)
         found = _by_mini_batches(stale, batches, nodes)
-        errors = [_error(rows, true) for rows, true in zip(found, expected, strict=True)]
-        inferred = _error(_of(layer_wise(stale, batches), nodes), expected[-1])
+        errors = [relative_error(rows, true) for rows, true in zip(found, expected, strict=True)]
+        inferred = relative_error(_of(layer_wise(stale, batches), nodes), expected[-1])
         errors[-1] = math.nan if math.isnan(inferred) else max(inferred, errors[-1])
     return Verification(tuple(errors), tolerance, reference)
+
+
+def tolerance_of(histories: Iterable[History]) -> float:
+    """The largest relative error that counts as exact with such histories."""
+    return max((_TOLERANCES.get(h.codec.name, 1e-5) for h in histories), default=1e-5)
 
 
 def _loader(
@@ -288,9 +295,3 @@ def _by_mini_batches(
 
 def _of(rows: Tensor, nodes: Tensor | None) -> Tensor:
     return rows if nodes is None else rows[nodes]
-
-
-def _error(found: Tensor, expected: Tensor) -> float:
-    true = expected.double().cpu()
-    norm = torch.linalg.vector_norm(true).clamp(min=1e-300)
-    return float(torch.linalg.vector_norm(found.double().cpu() - true) / norm)

@@ -1,0 +1,230 @@
+"""Typed graphs, PyG's ``HeteroData``: read as one graph, cut into parts, renumbered per type.
+
+Nodes of all types are numbered one type after the other where an algorithm wants a single graph; a
+part then has one range of rows in every type.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch_geometric.data import HeteroData
+
+from gas.graph.balance import balanced
+from gas.graph.edges import Edges, check_ids
+from gas.graph.features import rearranged
+from gas.graph.partition import find_parts
+from gas.graph.permute import PARTS, is_node_list, renumbered
+from gas.graph.report import check_ptr
+
+PERM = "perm"
+EdgeType = tuple[str, str, str]
+
+
+class Types(NamedTuple):
+    """The types of a graph, in the order in which its nodes and edges are numbered as one.
+
+    * ``nodes``, ``edges``: the types.
+    * ``first_node``, ``first_edge``: the first of each, then how many there are, of shape
+      ``[types + 1]``.
+    """
+
+    nodes: tuple[str, ...]
+    edges: tuple[EdgeType, ...]
+    first_node: Tensor
+    first_edge: Tensor
+
+    @property
+    def num_nodes(self) -> dict[str, int]:
+        """How many nodes each type has."""
+        return dict(zip(self.nodes, self.first_node.diff().tolist(), strict=True))
+
+    def ends(self) -> list[tuple[int, int]]:
+        """The positions of the source's and the destination's type, for every type of edges."""
+        place = {name: i for i, name in enumerate(self.nodes)}
+        return [(place[src], place[dst]) for src, _, dst in self.edges]
+
+
+def name_of(kind: EdgeType) -> str:
+    """How messages call a type of edges."""
+    return f"('{kind[0]}', '{kind[1]}', '{kind[2]}')"
+
+
+def types_of(data: HeteroData) -> Types:
+    """The types of a graph, which is checked.
+
+    Raises:
+        ValueError: If it has no nodes or edges, edges of types that have no nodes, or ids that
+            don't exist, naming the type.
+    """
+    sizes: dict[str, int] = {}
+    for name in data.node_types:
+        store = data[name]
+        known = [v.size(0) for k, v in store.items() if isinstance(v, Tensor) and _per_node(k, v)]
+        if "num_nodes" not in store and not known:
+            raise ValueError(
+                f"data['{name}'] has neither features nor 'num_nodes': set data['{name}'].num_nodes"
+            )
+        sizes[name] = int(store["num_nodes"] if "num_nodes" in store else known[0])
+        for key in ("x", "y"):
+            value = store.get(key)
+            if isinstance(value, Tensor) and value.size(0) != sizes[name]:
+                raise ValueError(
+                    f"data['{name}'].{key} has {value.size(0)} rows, but there are {sizes[name]} "
+                    "nodes of that type: expected one row per node"
+                )
+    if not sizes or not data.edge_types:
+        raise ValueError("'data' has no types of nodes, or none of edges")
+    counts = []
+    for kind in data.edge_types:
+        src, _, dst = kind
+        for name in (src, dst):
+            if name not in sizes:
+                raise ValueError(
+                    f"data[{name_of(kind)}] joins nodes of type '{name}', which the graph doesn't "
+                    f"have ({', '.join(sizes)})"
+                )
+        edge_index = data[kind].get("edge_index")
+        if not isinstance(edge_index, Tensor) or edge_index.dim() != 2 or edge_index.size(0) != 2:
+            raise ValueError(
+                f"data[{name_of(kind)}] has no 'edge_index' of shape [2, E], by which typed graphs "
+                "are read: set it, torch.empty(2, 0, dtype=torch.long) for no edges, in place of "
+                "'adj_t'"
+            )
+        for ids, name in zip(edge_index, (src, dst), strict=True):
+            check_ids(ids, sizes[name], f"data[{name_of(kind)}].edge_index, of '{name}',")
+        counts.append(edge_index.size(1))
+    nodes, edges = tuple(sizes), tuple(data.edge_types)
+    return Types(nodes, edges, _first(list(sizes.values())), _first(counts))
+
+
+def _per_node(key: str, value: Tensor) -> bool:
+    return value.dim() > 0 and (key in ("x", "y", "n_id") or key.endswith("_mask"))
+
+
+def _first(counts: list[int]) -> Tensor:
+    return torch.tensor([0, *counts]).cumsum(0)
+
+
+def as_one(data: HeteroData, types: Types) -> Edges:
+    """All edges, of nodes that are numbered as one."""
+    first = types.first_node
+    pairs = [
+        data[kind].edge_index.cpu().long() + torch.stack([first[src], first[dst]])[:, None]
+        for kind, (src, dst) in zip(types.edges, types.ends(), strict=True)
+    ]
+    src, dst = torch.cat(pairs, dim=1)
+    return Edges(src, dst, None, int(first[-1]))
+
+
+def cluster_typed(
+    data: HeteroData,
+    num_parts: Any,
+    others: Mapping[str, Any],
+    recursive: bool,
+    method: str,
+    seed: int,
+    cache: bool | str | Path,
+    log: bool,
+) -> HeteroData:
+    """:func:`gas.cluster` of a typed graph; ``others`` are arguments that aren't there for one."""
+    for name, value in others.items():
+        if value is not None and value is not False:
+            raise ValueError(
+                f"{name!r} is given, which gas.cluster doesn't have for typed graphs: leave it out"
+            )
+    types = types_of(data)
+    taken = [name for name in types.nodes if PARTS in data[name] or PERM in data[name]]
+    if taken:
+        raise ValueError(
+            f"data['{taken[0]}'] has '{PARTS}' or '{PERM}' already, which gas.cluster sets: pass "
+            "the graph as it was before, or rename the attribute"
+        )
+    edges = as_one(data, types)
+    perm, ptr = find_parts(edges, num_parts, recursive, log, None, method, seed, cache)
+    part = torch.empty_like(perm)
+    part[perm] = torch.repeat_interleave(ptr.diff())
+    if method != "random":
+        part = balanced(part, ptr.numel() - 1, _classes(data, types), edges)
+    start = time.perf_counter()
+    out = _permuted(data, types, part, ptr.numel() - 1)
+    if log:
+        print(f"Permuted the graph [{time.perf_counter() - start:.2f} s]", file=sys.stderr)
+    return out
+
+
+def _classes(data: HeteroData, types: Types) -> Tensor:
+    """What parts get equally many of: nodes of a type, labelled ones apart, of shape ``[N]``."""
+    found = []
+    for number, (name, size) in enumerate(types.num_nodes.items()):
+        mask = data[name].get("train_mask")
+        labelled = torch.zeros(size, dtype=torch.long)
+        if isinstance(mask, Tensor) and mask.size(0) == size:
+            labelled = mask.view(size, -1).any(dim=1).cpu().long()
+        found.append(2 * number + labelled)
+    return torch.cat(found)
+
+
+def _permuted(data: HeteroData, types: Types, part: Tensor, num_parts: int) -> HeteroData:
+    """The graph with the nodes of each part in one range of every type."""
+    out = copy.copy(data)
+    new_ids = {}
+    for number, (name, size) in enumerate(types.num_nodes.items()):
+        first = int(types.first_node[number])
+        mine = part[first : first + size]
+        perm = mine.sort(stable=True).indices
+        new_id = new_ids[name] = torch.empty_like(perm)
+        new_id[perm] = torch.arange(size)
+        store = out[name]
+        for key, value in list(data[name].items()):
+            if is_node_list(key, value):
+                store[key] = renumbered(key, value, new_id)
+            elif is_node_row(data, name, key, size):
+                store[key] = rearranged(value, perm)
+        store.num_nodes = size
+        store[PERM] = perm
+        store[PARTS] = _first(torch.bincount(mine, minlength=num_parts).tolist())
+    for kind in types.edges:
+        store = out[kind]
+        for key in ("edge_index", "edge_label_index"):
+            if key in store:
+                src, dst = store[key].long().cpu()
+                store[key] = torch.stack([new_ids[kind[0]][src], new_ids[kind[2]][dst]])
+    return out
+
+
+def is_node_row(data: HeteroData, name: str, key: str, size: int) -> bool:
+    """Whether ``data[name][key]`` has a row for each of so many nodes."""
+    value = data[name][key]
+    is_rows = isinstance(value, Tensor) and value.dim() > 0 and value.size(0) == size
+    return is_rows and key not in (PARTS, "num_nodes")
+
+
+def is_edge_row(data: HeteroData, kind: EdgeType, key: str, size: int) -> bool:
+    """Whether ``data[kind][key]`` has a row for each of so many edges."""
+    value = data[kind][key]
+    is_rows = isinstance(value, Tensor) and value.dim() > 0 and value.size(0) == size
+    return is_rows and key not in ("edge_index", "edge_label_index")
+
+
+def parts_of(data: HeteroData, types: Types) -> list[Tensor]:
+    """The parts of each type, each of shape ``[num_parts + 1]``.
+
+    Raises:
+        ValueError: If it has none.
+    """
+    found = [data[name].get(PARTS) for name in types.nodes]
+    if any(not isinstance(parts, Tensor) for parts in found):
+        raise ValueError("the graph has no 'parts': cut it, data = gas.cluster(data, num_parts)")
+    for parts, size in zip(found, types.num_nodes.values(), strict=True):
+        if parts.numel() != found[0].numel():
+            raise ValueError("the types of the graph have different numbers of 'parts'")
+        check_ptr(parts, size)
+    return found

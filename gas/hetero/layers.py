@@ -1,0 +1,162 @@
+"""The message passing layers that a module of typed graphs calls: looked at, one call at a time.
+
+Modules of typed graphs hold their features in dictionaries and loop over them, which can't be
+traced as that of one type can. What is done around a layer is therefore done when it is called:
+which types its rows are of says the ``edge_index`` that it is given, one of the batch's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.overrides import TorchFunctionMode
+from torch_geometric.nn import MessagePassing
+
+from gas.graph.typed import EdgeType
+
+
+class Layer(NamedTuple):
+    """A call of a layer: which it is of the calls, from 0, and the layer's name."""
+
+    number: int
+    name: str
+
+
+class Visitor(Protocol):
+    """What is done around layers."""
+
+    def source(self, layer: Layer, kind: str, x: Tensor) -> Tensor:
+        """What the layer is given for rows of a type that it sends messages from."""
+
+    def output(self, layer: Layer, kind: str, out: Tensor) -> Tensor:
+        """What the layer is taken to return for rows of a type."""
+
+
+@contextlib.contextmanager
+def around_layers(
+    net: Module, edge_index: Mapping[EdgeType, Tensor], visitor: Visitor
+) -> Iterator[None]:
+    """In this context a visitor sees every message passing layer that a module calls.
+
+    Raises:
+        ValueError: When a layer is given edges, or returns something, that can't be followed.
+    """
+    state = _State({id(edges): kind for kind, edges in edge_index.items()}, visitor)
+    with contextlib.ExitStack() as hooks:
+        for name, layer in net.named_modules():
+            if isinstance(layer, MessagePassing):
+                before, after = partial(state.before, name), partial(state.after, name)
+                hooks.callback(layer.register_forward_pre_hook(before, with_kwargs=True).remove)
+                hooks.callback(layer.register_forward_hook(after).remove)
+        yield
+
+
+@functools.lru_cache(maxsize=128)
+def _parameters(layer: type[MessagePassing]) -> tuple[str, ...]:
+    """What a layer's forward takes; to look takes long."""
+    return tuple(inspect.signature(layer.forward).parameters)[1:]
+
+
+class _State:
+    """What is known while a module runs."""
+
+    def __init__(self, kinds: dict[int, EdgeType], visitor: Visitor) -> None:
+        self._kinds, self._visitor = kinds, visitor
+        self._calls = 0
+        self._running: list[tuple[Layer, EdgeType | None]] = []
+
+    def before(
+        self, name: str, layer: MessagePassing, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        call = Layer(self._calls, name)
+        if self._running:  # A layer in a layer, which sees what that was given.
+            self._running.append((call, None))
+            return args, kwargs
+        given = dict(zip(_parameters(layer.__class__), args, strict=False)) | kwargs
+        first, *_ = given
+        edges = given.get("edge_index", given.get("edge_index_dict"))
+        x = given[first]
+        self._calls += 1
+        if isinstance(edges, Mapping):
+            kind = None
+            sources = {self._kind(name, layer, each)[0] for each in edges.values()}
+            x = {
+                key: self._visitor.source(call, key, value) if key in sources else value
+                for key, value in x.items()
+            }
+        else:
+            kind = self._kind(name, layer, edges)
+            if isinstance(x, tuple | list):
+                x = (self._visitor.source(call, kind[0], x[0]), *x[1:])
+            else:
+                x = self._visitor.source(call, kind[0], x)
+        self._running.append((call, kind))
+        if first in kwargs:
+            return args, {**kwargs, first: x}
+        return (x, *args[1:]), kwargs
+
+    def after(self, name: str, layer: Module, _: tuple[Any, ...], out: Any) -> Any:
+        call, kind = self._running.pop()
+        if self._running:
+            return out
+        if kind is not None and isinstance(out, Tensor):
+            return self._visitor.output(call, kind[2], out)
+        if kind is None and isinstance(out, dict):
+            return {
+                key: self._visitor.output(call, key, value) if isinstance(value, Tensor) else value
+                for key, value in out.items()
+            }
+        what = "a dictionary of tensors" if kind is None else "one tensor"
+        raise ValueError(
+            f"'{name}' ({type(layer).__name__}) returns a {type(out).__name__}, expected {what}, "
+            "with a row for each node"
+        )
+
+    def _kind(self, name: str, layer: Module, edges: Any) -> EdgeType:
+        kind = self._kinds.get(id(edges))
+        if kind is None:
+            raise ValueError(
+                f"'{name}' ({type(layer).__name__}) is given other edges than those of the graph: "
+                "what changes edges belongs to the graph, before it is cut into parts"
+            )
+        return kind
+
+
+class Dropouts(TorchFunctionMode):
+    """Notes what was dropped out of what, so that histories get rows as they were before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._found: dict[int, tuple[Tensor, Tensor, float]] = {}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        if func is torch.nn.functional.dropout:
+            p, training, inplace = (
+                kwargs.get(name, args[place] if len(args) > place else default)
+                for place, (name, default) in enumerate(
+                    (("p", 0.5), ("training", True), ("inplace", False)), start=1
+                )
+            )
+            if training and p > 0 and not inplace:
+                x = args[0] if args else kwargs["input"]
+                self._found[id(out)] = out, x, p  # Kept, as are its id.
+        return out
+
+    def before(self, x: Tensor) -> tuple[Tensor, float]:
+        """What a tensor was before dropout, and how much was dropped; itself and 0 if nothing."""
+        if id(x) not in self._found:
+            return x, 0.0
+        _, whole, p = self._found[id(x)]
+        return whole, p

@@ -1,0 +1,166 @@
+"""Mini-batches of typed graphs: PyG's ``HeteroData`` of some parts and their one-hop halo."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+
+from gas.graph.edges import check_finite
+from gas.graph.permute import PARTS
+from gas.graph.typed import PERM, as_one, is_edge_row, is_node_row, parts_of, types_of
+from gas.loader.batch import SubData
+from gas.loader.subgraph import SubgraphLoader
+
+TYPE, ROW = "type_of_node", "row_of_node"
+OURS = (PARTS, PERM, "num_nodes", "edge_index")
+
+
+class HeteroLoader(SubgraphLoader):
+    """Loads mini-batches of a typed graph: some parts of it, with their halo.
+
+    ``gas.SubgraphLoader(graph)`` makes one if ``graph`` is a ``HeteroData`` of :func:`gas.cluster`.
+    A batch is a ``HeteroData``, too. In each type the in-batch nodes come first, then those of the
+    halo, from which an edge of any type leads to an in-batch node:
+
+    * ``batch['paper'].batch_size``: how many of them are in-batch nodes, which may be none;
+    * ``batch['paper'].n_id``: their rows in the graph, of shape ``[batch_size + halo]``;
+    * ``batch['paper'].offset``, ``.count``: the in-batch nodes are the rows ``offset[i]`` to
+      ``offset[i] + count[i] - 1`` of each part ``i``, of shape ``[parts]``;
+    * ``batch['author', 'writes', 'paper'].edge_index``: every edge into an in-batch node, of shape
+      ``[2, E]``; ``.e_id``: its position in the graph, of shape ``[E]``;
+    * ``x``, ``y``, ``train_mask``, ``edge_attr`` and whatever else has a row per node or edge.
+
+    Args:
+        data: The graph, from :func:`gas.cluster`. It is never modified, and features are read from
+            it when a batch is made.
+        ptr: Is refused; parts are the graph's.
+        batch_size: Parts per mini-batch. (default: ``1``)
+        bipartite: Is refused if given; convolutions of several types take ``edge_index``.
+            (default: ``True``)
+        log: Report progress on standard error. (default: ``True``)
+        layout: ``"edge_index"``. (default: ``"edge_index"``)
+        check: Refuse NaN and infinite features. (default: ``False``)
+        **kwargs: ``cache``, and arguments of ``torch.utils.data.DataLoader``, such as ``shuffle``;
+            see :class:`gas.SubgraphLoader`.
+
+    Raises:
+        ValueError: If the graph or an option is unusable, naming it.
+    """
+
+    def __init__(
+        self,
+        data: HeteroData,
+        ptr: Tensor | None = None,
+        batch_size: int = 1,
+        bipartite: bool = True,
+        log: bool = True,
+        *,
+        layout: str | None = None,
+        check: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        if layout not in (None, "edge_index"):
+            raise ValueError(
+                f"'layout' is {layout!r}, but mini-batches of a typed graph have 'edge_index', "
+                "which layers of several types take: leave it out"
+            )
+        for name in ("epoch_transform", "graph_transform", "like"):
+            if kwargs.get(name) is not None:
+                raise ValueError(
+                    f"{name!r} is given, which looks at one type of nodes and edges: leave it out, "
+                    "or make the graph homogeneous, data.to_homogeneous()"
+                )
+        if ptr is not None or not bipartite:
+            name = "bipartite" if ptr is None else "ptr"
+            raise ValueError(
+                f"{name!r} is given, but of a typed graph the parts are those that gas.cluster has "
+                "set, and edges are an edge_index: leave it out"
+            )
+        self.typed = data
+        """The graph whose mini-batches these are."""
+        self.types = types_of(data)
+        parts = parts_of(data, self.types)
+        if check:
+            for name in self.types.nodes:
+                check_finite(Data(x=data[name].get("x")))
+        self._parts = torch.stack(parts)
+        one, sizes = _one_graph(data, self.types, self._parts)
+        super().__init__(
+            one, sizes, batch_size, log=log, layout="edge_index", edge_weight=False, **kwargs
+        )
+
+    def cut(self, parts: Sequence[int]) -> HeteroData:
+        """The mini-batch of some parts, in increasing order.
+
+        Raises:
+            ValueError: If a part doesn't exist, or is named twice.
+        """
+        return self._typed(super().cut(parts))
+
+    def _collate(self, parts: list[int]) -> HeteroData:
+        return self._typed(super()._collate(parts))
+
+    def _signed(self, batch: Any) -> Any:
+        return batch  # Which knows the graph that it is of by its types.
+
+    def _typed(self, batch: SubData) -> HeteroData:
+        """Sorts the nodes and edges of a mini-batch by their types."""
+        out = HeteroData()
+        kind, row = batch.data[TYPE], batch.data[ROW]
+        parts = torch.searchsorted(self.ptr, batch.offset, right=True) - 1
+        local = torch.empty_like(row)
+        for number, (name, size) in enumerate(self.types.num_nodes.items()):
+            where = (kind == number).nonzero().view(-1)
+            local[where] = torch.arange(where.numel())
+            n_id, store = row[where], out[name]
+            for key in self.typed[name]:
+                if key in OURS:
+                    continue
+                value = self.typed[name][key]
+                is_row = is_node_row(self.typed, name, key, size)
+                store[key] = value[n_id] if is_row else value
+            store.num_nodes, store.n_id = n_id.numel(), n_id
+            store.batch_size = int((where < batch.batch_size).sum())
+            begin, end = self._parts[number, parts], self._parts[number, parts + 1]
+            store.offset, store.count = begin, end - begin
+        ends, e_id = local[batch.data.edge_index], batch.data.e_id
+        of = torch.searchsorted(self.types.first_edge, e_id, right=True) - 1
+        sizes = torch.bincount(of, minlength=len(self.types.edges)).tolist()
+        chosen_edges = of.argsort(stable=True).split(sizes)
+        for number, which in enumerate(chosen_edges):
+            self._add_edges(out, number, ends[:, which], e_id[which])
+        return out
+
+    def _add_edges(self, out: HeteroData, number: int, edge_index: Tensor, e_id: Tensor) -> None:
+        name = self.types.edges[number]
+        first, last = self.types.first_edge[number : number + 2].tolist()
+        store, e_id = out[name], e_id - first
+        for key in self.typed[name]:
+            if key in OURS:
+                continue
+            value = self.typed[name][key]
+            is_row = is_edge_row(self.typed, name, key, last - first)
+            store[key] = value[e_id] if is_row else value
+        store.edge_index, store.e_id = edge_index, e_id
+
+
+def _one_graph(data: HeteroData, types: Any, parts: Tensor) -> tuple[Data, Tensor]:
+    """The graph as one, its nodes by part, then by type; and its parts."""
+    edges = as_one(data, types)
+    sizes = parts.diff()
+    part = torch.cat([torch.repeat_interleave(size) for size in sizes])
+    kind = torch.repeat_interleave(types.first_node.diff())
+    order = part.sort(stable=True).indices
+    place = torch.empty_like(order)
+    place[order] = torch.arange(order.numel())
+    one = Data(edge_index=torch.stack([place[edges.src], place[edges.dst]]))
+    one.num_nodes = order.numel()
+    row = torch.cat([torch.arange(size) for size in types.first_node.diff().tolist()])
+    one[TYPE], one[ROW] = kind[order].short(), row[order]
+    ptr = torch.zeros(sizes.size(1) + 1, dtype=torch.long)
+    ptr[1:] = sizes.sum(0).cumsum(0)
+    return one, ptr
