@@ -102,7 +102,9 @@ def to_scalable(
     if isinstance(data, HeteroData):
         return to_typed(net, data, **kwargs)
     if data is not None and not isinstance(data, Data):
-        raise ValueError(f"'data' is a {type(data).__name__}, expected a torch_geometric.data.Data")
+        raise ValueError(
+            f"'data' is a {type(data).__name__}, expected a torch_geometric.data.Data or HeteroData"
+        )
     if isinstance(net, ScalableGNN):
         raise ValueError(f"{type(net).__name__} is a ScalableGNN already: use it as it is")
     _check_layers(net)

@@ -99,7 +99,7 @@ def types_of(data: HeteroData) -> Types:
                 "'adj_t'"
             )
         for ids, name in zip(edge_index, (src, dst), strict=True):
-            check_ids(ids, sizes[name], f"data[{name_of(kind)}].edge_index, of '{name}',")
+            check_ids(ids, sizes[name], f"edge_index of {name_of(kind)}")
         counts.append(edge_index.size(1))
     nodes, edges = tuple(sizes), tuple(data.edge_types)
     return Types(nodes, edges, _first(list(sizes.values())), _first(counts))

@@ -49,7 +49,9 @@ def to_typed(net: Module, data: HeteroData, **options: Any) -> HeteroModel:
         reason = why_inexact(layer)
         if reason:
             raise ValueError(
-                f"'{name}' ({type(layer).__name__}) isn't exact on mini-batches: it {reason}"
+                f"'{name}' ({type(layer).__name__}) isn't exact on mini-batches: it "
+                f"{reason.split(': ')[0]}. Use one that looks at the edges into a node alone, such "
+                "as SAGEConv, GATConv or GraphConv, or a norm of each node"
             )
         if isinstance(layer, MessagePassing) and getattr(layer, "cached", False):
             raise ValueError(

@@ -160,7 +160,8 @@ CASES = {
     "a layer that is random": lambda t: convert(
         lambda net, x, edge_index: net.conv(net.noise(x), edge_index), noise=Noise()
     ),
-    "typed data": lambda t: gas.to_scalable(pyg.GCN(2, 2, 2), HeteroData()),
+    "typed data without types": lambda t: gas.to_scalable(pyg.GCN(2, 2, 2), HeteroData()),
+    "edges in place of data": lambda t: gas.to_scalable(pyg.GCN(2, 2, 2), torch.zeros(2, 0)),
     "a number of nodes in a product": lambda t: convert(
         lambda net, x, edge_index: net.conv(x, edge_index) / x.size(0) ** 0.5
     ),
