@@ -273,6 +273,11 @@ class HeteroModel(Module):
                 module.training = mode
 
     def _loader(self, graph: HeteroData | HeteroLoader, batch_size: int) -> HeteroLoader:
+        if not isinstance(graph, HeteroData | HeteroLoader):
+            raise ValueError(
+                f"'graph' is a {type(graph).__name__}, expected a HeteroData that gas.cluster has "
+                "returned, or a loader of it"
+            )
         loader = graph
         if not isinstance(loader, HeteroLoader):
             loader = HeteroLoader(loader, batch_size=batch_size, log=False)

@@ -595,6 +595,11 @@ class EvalSubgraphLoader(SubgraphLoader):
             raise ValueError("'shuffle' is True, but evaluation has a fixed order: leave it out")
         _check_batch_size(batch_size)
         data = opened(data)
+        if isinstance(data, HeteroData):
+            raise ValueError(
+                "'data' is a HeteroData: pass gas.SubgraphLoader(graph), or the graph itself, to "
+                "model.predict"
+            )
         if kwargs.get("layout") is None:
             kwargs["layout"] = default_layout(data.get("adj_t"), is_clustered=ptr is None)
         mine = local_graph(data)

@@ -37,6 +37,11 @@ class PrefetchLoader:
     """
 
     def __init__(self, loader: Iterable[SubData], model: ScalableGNN) -> None:
+        if not hasattr(model, "expect"):
+            raise ValueError(
+                f"'model' is a {type(model).__name__}, expected a gas.ScalableGNN: for others, "
+                "such as those of typed graphs, loop over the loader itself"
+            )
         self.loader = loader
         self.model = model
         self._order: dict[str, Any] | None = None  # Of the epoch that is under way.

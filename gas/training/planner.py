@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
 from gas.graph.copies import without_edges
 from gas.history import Codec
@@ -188,6 +188,11 @@ def plan(
         ValueError: If an argument is unusable, naming it.
         MemoryError: If nothing fits; it says what takes most.
     """
+    if isinstance(data, HeteroData):
+        raise ValueError(
+            "'data' is a HeteroData, of which gas.plan knows nothing: cut it into some parts, and "
+            "into more if a mini-batch doesn't fit"
+        )
     limit = bytes_of("memory", memory)
     num_nodes = data.num_nodes
     check_integer("steps", steps, 1)

@@ -212,5 +212,9 @@ CASES = {
     "predict, another graph": lambda t: make().predict(
         cut(typed(lambda d: setattr(d["a"], "x", torch.ones(5, 2))))
     ),
+    "predict, a path": lambda t: make().predict("graph"),
+    "EvalSubgraphLoader": lambda t: gas.EvalSubgraphLoader(cut()),
+    "PrefetchLoader": lambda t: list(gas.PrefetchLoader(load(), make())),
+    "plan": lambda t: gas.plan(typed(), make(), "1GB"),
     "verify, some nodes": lambda t: gas.verify(make(), cut(), num_nodes=2),
 }
