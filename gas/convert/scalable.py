@@ -41,13 +41,13 @@ from gas.convert.trace import (
     trace,
 )
 from gas.convert.trial import SAMPLES, Inputs, trial_of, try_out
-from gas.convert.twin import twin
 from gas.graph.features import with_csr_features
 from gas.graph.layout import layout_of
 from gas.hetero import HeteroModel, to_typed
 from gas.history.rows import Rows
 from gas.loader import SubgraphLoader
 from gas.nn import fuse
+from gas.nn.twin import twin
 from gas.scalable.model import ScalableGNN
 
 OWN = 31  # In-batch nodes of the mini-batches on which layers are tried.

@@ -16,6 +16,8 @@ from gas.graph.typed import cluster_typed, is_edge_row, is_node_row, types_of
 from gas.hetero.model import HeteroModel, with_ids
 from gas.hetero.plan import EDGES, Plan, given, inputs_of, plan_of
 from gas.loader.typed import HeteroLoader
+from gas.nn import fuse
+from gas.nn.twin import twin
 from gas.scalable.exact import why_inexact
 
 SMALLEST = 23  # Nodes of a type of the small graph; those of the next have two more.
@@ -63,13 +65,13 @@ def to_typed(net: Module, data: HeteroData, **options: Any) -> HeteroModel:
         torch.manual_seed(0)
         small = _small(data, inputs)
         _initialise(net, small, inputs)
-        trial = _trial(net)
+        trial = fuse(_trial(net))
         sizes = types_of(small).num_nodes
         num_parts = min(PARTS, sum(sizes.values()))
         graph = _as(cluster_typed(small, num_parts, {}, False, "random", 0, False, False), DOUBLE)
         plan, expected, rows = plan_of(trial, with_ids(graph), inputs)
         is_narrow = _try_out(trial, plan, graph, sizes, expected, rows)
-    return HeteroModel(net, plan, types.num_nodes, is_narrow, **options)
+    return HeteroModel(fuse(twin(net)), plan, types.num_nodes, is_narrow, **options)
 
 
 def _small(data: HeteroData, inputs: Mapping[str, str]) -> HeteroData:

@@ -12,7 +12,7 @@ import functools
 import inspect
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch_geometric.nn import MessagePassing
 
 from gas.graph.typed import EdgeType
+from gas.nn.conv import FusedConv
 
 
 class Layer(NamedTuple):
@@ -35,6 +36,9 @@ class Visitor(Protocol):
 
     def source(self, layer: Layer, kind: str, x: Tensor) -> Tensor:
         """What the layer is given for rows of a type that it sends messages from."""
+
+    def fused(self, kind: EdgeType, edges: Tensor, x: Any) -> tuple[Any, Any]:
+        """The features and edges of a layer of :mod:`gas.nn`, which takes an adjacency."""
 
     def output(self, layer: Layer, kind: str, out: Tensor) -> Tensor:
         """What the layer is taken to return for rows of a type."""
@@ -82,8 +86,8 @@ class _State:
             return args, kwargs
         given = dict(zip(_parameters(layer.__class__), args, strict=False)) | kwargs
         first, *_ = given
-        edges = given.get("edge_index", given.get("edge_index_dict"))
-        x = given[first]
+        second = "edge_index" if "edge_index" in given else "edge_index_dict"
+        x, edges = given[first], cast(Any, given.get(second))
         self._calls += 1
         if isinstance(edges, Mapping):
             kind = None
@@ -98,10 +102,12 @@ class _State:
                 x = (self._visitor.source(call, kind[0], x[0]), *x[1:])
             else:
                 x = self._visitor.source(call, kind[0], x)
+            others = [value for value in given.values() if value is not None]
+            if isinstance(layer, FusedConv) and len(others) == 2:
+                x, edges = self._visitor.fused(kind, edges, x)
         self._running.append((call, kind))
-        if first in kwargs:
-            return args, {**kwargs, first: x}
-        return (x, *args[1:]), kwargs
+        new = {**given, first: x, second: edges}
+        return tuple(new.pop(name) for name in list(new)[: len(args)]), new
 
     def after(self, name: str, layer: Module, _: tuple[Any, ...], out: Any) -> Any:
         call, kind = self._running.pop()

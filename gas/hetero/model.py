@@ -17,7 +17,8 @@ from torch.nn.functional import dropout
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch_geometric.data import HeteroData
 
-from gas.graph.typed import PERM
+from gas.graph.adjacency import Adjacency
+from gas.graph.typed import PERM, EdgeType
 from gas.hetero.layers import Dropouts, Layer, around_layers
 from gas.hetero.plan import EDGES, Place, Plan, given
 from gas.history import Codec, History, TransferEngine
@@ -37,8 +38,8 @@ class HeteroModel(Module):
     """What :func:`gas.to_scalable` makes of a module of typed graphs.
 
     A batch computes its own nodes exactly, of every type, and reads the embeddings of its halo from
-    histories, without gradient. ``net`` is the module, with its own parameters; what it computes
-    after a layer it computes for in-batch nodes alone::
+    histories, without gradient. ``net`` is the module, with the same parameters and layers of
+    :mod:`gas.nn`; what it computes after a layer it computes for in-batch nodes alone::
 
         model = gas.to_scalable(net, data)
         graph = gas.cluster(data, num_parts=40)
@@ -395,6 +396,9 @@ class _Nothing:
     def source(self, layer: Layer, kind: str, x: Tensor) -> Tensor:
         return x
 
+    def fused(self, kind: EdgeType, edges: Tensor, x: Any) -> tuple[Any, Any]:
+        return x, edges
+
     def output(self, layer: Layer, kind: str, out: Tensor) -> Tensor:
         return out
 
@@ -420,6 +424,7 @@ class _Batch:
         self.dropouts: Dropouts | None = None
         self._pulls = {kind: self._start(kind) for kind in model.num_nodes}
         self._joined: dict[int, tuple[Tensor, Tensor]] = {}
+        self._adjacencies: dict[tuple[EdgeType, int], Adjacency] = {}
 
     def _start(self, kind: str) -> BatchPulls:
         places = zip(self.model.plan.places, self.model.histories, strict=True)
@@ -488,6 +493,19 @@ class _Batch:
         if self._push:
             history, size = self.model.histories[position], store.batch_size
             history.push(own, store.n_id[:size], store.offset, store.count)
+
+    def fused(self, kind: EdgeType, edges: Tensor, x: Any) -> tuple[Any, Any]:
+        """See :class:`gas.hetero.layers.Visitor`."""
+        if isinstance(x, Tensor):
+            x = x, first_rows(x, self._batch[kind[2]].batch_size) if self.model.is_narrow else x
+        rows = self._batch[kind[2]].batch_size if x[1] is None else x[1].size(0)
+        if (kind, rows) not in self._adjacencies:
+            src, dst = edges
+            rowptr = dst.new_zeros(rows + 1)
+            rowptr[1:] = torch.bincount(dst, minlength=rows).cumsum(0)
+            made = Adjacency.trusted(rowptr.int(), src.int(), None, x[0].size(0))
+            self._adjacencies[kind, rows] = made
+        return x, self._adjacencies[kind, rows]
 
     def output(self, layer: Layer, kind: str, out: Tensor) -> Tensor:
         """See :class:`gas.hetero.layers.Visitor`."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch_geometric.data import HeteroData
 
+from gas.graph.typed import EdgeType
 from gas.hetero.layers import Layer, around_layers
 
 EDGES = "edge_index"
@@ -152,6 +153,9 @@ class _Finder:
             self.rows.append(x)
         self.reads[layer.number, kind] = self._known[id(x)][1]
         return x
+
+    def fused(self, kind: EdgeType, edges: Tensor, x: Any) -> tuple[Any, Any]:
+        return x, edges
 
     def output(self, layer: Layer, kind: str, out: Tensor) -> Tensor:
         self._note(layer)

@@ -53,7 +53,7 @@ def loader_of(graph, **options):
 @pytest.mark.parametrize("name", NETS)
 @pytest.mark.parametrize(("num_parts", "batch_size"), [(1, 1), (4, 1), (9, 4)])
 def test_sweeps_and_inference_equal_the_whole_graph(name, num_parts, batch_size):
-    data, net, model, graph = converted(name, num_parts=num_parts)
+    data, _, model, graph = converted(name, num_parts=num_parts)
     assert isinstance(model, HeteroModel)
     expected = flat(whole(model, data))
     torch.testing.assert_close(flat(model.predict(graph, batch_size)), expected)
@@ -61,7 +61,7 @@ def test_sweeps_and_inference_equal_the_whole_graph(name, num_parts, batch_size)
     assert found
     assert max(found.errors) < 1e-12
     assert len(found.errors) == len(model.histories) + 1
-    net.eval()
+    model.eval()
     for _ in range(model.plan.num_levels):
         for batch in loader_of(graph, batch_size=batch_size, shuffle=True):
             model(batch)
@@ -90,19 +90,10 @@ def test_histories_are_the_rows_of_a_full_batch_after_inference(name):
 
 @pytest.mark.parametrize("name", NETS)
 def test_one_part_has_the_gradients_of_a_full_batch(name):
-    _data, net, model, graph = converted(name, num_parts=1)
-    net.train()
-    twin = copy.deepcopy(net)
+    _, net, model, graph = converted(name, num_parts=1)
+    twin = copy.deepcopy(net).eval()
     (batch,) = list(loader_of(graph))
-    for module in (net, twin):
-        for layer in module.modules():
-            if isinstance(layer, torch.nn.Dropout):
-                layer.p = 0.0
-        if isinstance(module, Convs):
-            module.p = 0.0
-    if name == "to_hetero":
-        net.eval(), twin.eval()
-    flat(model(batch)).square().sum().backward()
+    flat(model.eval()(batch)).square().sum().backward()
     model.net = twin
     flat(model.full_batch(graph)).square().sum().backward()
     for mine, true in zip(net.parameters(), twin.parameters(), strict=True):
@@ -125,6 +116,9 @@ class Detached:
         own[self.batch[kind].n_id[: self.batch[kind].batch_size]] = True
         return torch.where(own, x, x.detach())
 
+    def fused(self, kind, edges, x):
+        return x, edges
+
     def output(self, layer, kind, out):
         return out
 
@@ -132,7 +126,7 @@ class Detached:
 @pytest.mark.parametrize("name", NETS)
 def test_a_batch_has_the_gradient_of_the_whole_graph_with_the_halo_detached(name):
     _, net, model, graph = converted(name, num_parts=3)
-    net.eval()
+    model.eval()
     model.predict(graph)
     for batch in loader_of(graph):
         net.zero_grad()
@@ -142,8 +136,8 @@ def test_a_batch_has_the_gradient_of_the_whole_graph_with_the_halo_detached(name
         net.zero_grad()
         visitor = Detached(model, batch)
         arguments = given(with_ids(graph), model.plan.inputs)
-        with around_layers(net, arguments[edges_of(model)], visitor):
-            full = net(**arguments)
+        with around_layers(model.net, arguments[edges_of(model)], visitor):
+            full = model.net(**arguments)
         full = full if isinstance(full, dict) else {model.plan.output: full}
         own = {k: batch[k].n_id[: batch[k].batch_size] for k in full}
         sum(full[k][own[k]].square().sum() for k in full if full[k] is not None).backward()
@@ -165,12 +159,13 @@ class Alone(gas.ScalableGNN):
 
     def __init__(self, num_nodes, convs):
         super().__init__(num_nodes, 16, len(convs))
-        self.convs = convs
+        self.convs = gas.fuse(convs)
 
-    def forward(self, x, edge_index, *args):
+    def forward(self, x, adj_t, *args):
         for conv, history in zip(self.convs[:-1], self.histories, strict=True):
-            x = self.push_and_pull(history, conv(x, edge_index).relu(), *args)
-        return self.convs[-1](x, edge_index)
+            x = conv((x, x[: args[0]]), adj_t).relu()
+            x = self.push_and_pull(history, x, *args)
+        return self.convs[-1]((x, x[: args[0]]), adj_t)
 
 
 class Typed(torch.nn.Module):
@@ -202,16 +197,16 @@ def test_one_type_and_one_relation_are_a_graph_of_one_type_bit_by_bit():
     graphs = [gas.cluster(each, 6, log=False, method="random") for each in (data, typed)]
     assert torch.equal(graphs[0].perm, graphs[1]["n"].perm)
     loaders = [
-        gas.SubgraphLoader(graphs[0], batch_size=2, layout="edge_index", log=False),
+        gas.SubgraphLoader(graphs[0], batch_size=2, layout="fused", log=False),
         gas.SubgraphLoader(graphs[1], batch_size=2, log=False),
     ]
     optimizers = [torch.optim.Adam(each.parameters(), 0.01) for each in (one, other)]
-    one.predict(graphs[0], layout="edge_index")
+    one.predict(graphs[0])
     other.predict(graphs[1])
     for _ in range(3):
         for mine, its in zip(*loaders, strict=True):
             own = mine.batch_size
-            assert torch.equal(mine.edge_index, its["n", "to", "n"].edge_index)
+            assert torch.equal(mine.adj_t.to_edge_index()[0], its["n", "to", "n"].edge_index)
             losses = [
                 F.cross_entropy(one(mine), mine.y[:own]),
                 F.cross_entropy(other(its), its["n"].y[: its["n"].batch_size]),
@@ -224,7 +219,7 @@ def test_one_type_and_one_relation_are_a_graph_of_one_type_bit_by_bit():
     for mine, its in zip(one.histories, other.histories, strict=True):
         assert torch.equal(mine.emb, its.emb)
         assert torch.equal(mine.age, its.age)
-    assert torch.equal(one.predict(graphs[0], layout="edge_index"), other.predict(graphs[1]))
+    assert torch.equal(one.predict(graphs[0]), other.predict(graphs[1]))
 
 
 # What a graph may lack ----------------------------------------------------------------------------
@@ -241,7 +236,7 @@ def test_types_without_features_have_embeddings_with_sparse_gradients():
     graph = gas.cluster(data, 4, log=False, method="random")
     assert gas.verify(model, graph)
     model.predict(graph)
-    net.train()
+    model.train()
     batch = loader_of(graph).cut([1])
     model(batch).sum().backward()
     grad = net.tables["author"].weight.grad
@@ -284,7 +279,7 @@ def test_histories_hold_rows_as_they_were_before_dropout():
     model.eval()(batch)
     expected = [history.emb.clone() for history in model.histories]
     assert expected
-    net.train()
+    model.train()
     dropped = model(batch)
     for mine, true in zip(model.histories, expected, strict=True):
         assert torch.equal(mine.emb, true)
@@ -308,7 +303,7 @@ def test_rows_of_the_halo_are_dropped_out_as_well():
     model = gas.to_scalable(net, data)
     graph = gas.cluster(data, 4, log=False, method="random")
     model.predict(graph)
-    net.train()
+    model.train()
     seen = []
 
     def look(layer, args):
@@ -326,8 +321,8 @@ def test_rows_of_the_halo_are_dropped_out_as_well():
 def test_batch_norm_counts_the_batchs_own_rows():
     _, net, model, graph = converted("HeteroConv-SAGE", num_parts=3)
     model.predict(graph)
-    net.train()
-    net.norms["venue"].eval()  # Of which a part may have one.
+    model.train()
+    model.net.norms["venue"].eval()  # Of which a part may have one.
     seen = []
     net.norms["paper"].register_forward_pre_hook(lambda _, args: seen.append(len(args[0])))
     batch = loader_of(graph).cut([0])
@@ -336,9 +331,9 @@ def test_batch_norm_counts_the_batchs_own_rows():
 
 
 def test_training_lowers_the_loss_and_push_false_writes_nothing():
-    _, net, model, graph = converted("to_hetero", torch.float32)
+    _, _, model, graph = converted("to_hetero", torch.float32)
     model.predict(graph)
-    net.train()
+    model.train()
     torch.manual_seed(0)
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
     losses = []
@@ -506,9 +501,9 @@ def test_a_module_that_takes_another_way_is_refused():
     model = gas.to_scalable(net, data)
     graph = gas.cluster(data, 4, log=False, method="random")
     model.predict(graph)
-    net.eval()
-    net.convs = net.convs[:1]
-    net.convs.append(HeteroConv({kind: gat() for kind in list(data.edge_types)[:2]}))
+    model.eval()
+    model.net.convs = net.convs[:1]
+    model.net.convs.append(HeteroConv({kind: gat() for kind in list(data.edge_types)[:2]}))
     with pytest.raises(RuntimeError, match="as it did when it was converted"):
         model(loader_of(graph).cut([0]))
 
