@@ -46,6 +46,8 @@ def to_typed(net: Module, data: HeteroData, **options: Any) -> HeteroModel:
     Raises:
         ValueError: If ``net`` can't be followed, or isn't exact on mini-batches.
     """
+    if isinstance(net, HeteroModel):
+        raise ValueError("'net' is a HeteroModel already: use it as it is, or convert its 'net'")
     types = types_of(data)
     for name, layer in net.named_modules():
         reason = why_inexact(layer)

@@ -103,7 +103,7 @@ class _Mark(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, level: int) -> Tensor:
         ctx.level = level
-        return x.view_as(x)
+        return x.clone()  # Which may be changed in place.
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:

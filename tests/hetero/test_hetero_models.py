@@ -17,7 +17,7 @@ from hetero.graphs import (
     sage,
 )
 from torch_geometric.data import Data, HeteroData
-from torch_geometric.nn import GCNConv, HANConv, HeteroConv, SAGEConv, to_hetero
+from torch_geometric.nn import GCNConv, HANConv, HeteroConv, Linear, SAGEConv, to_hetero
 
 import gas
 from gas.hetero import HeteroModel
@@ -295,6 +295,35 @@ class Plain(torch.nn.Module):
 
     def forward(self, x, edge_index):
         return self.second(self.dropout(self.first(x, edge_index)), edge_index)
+
+
+class InPlace(torch.nn.Module):
+    """Two layers, one shared, with dropout that changes its input."""
+
+    def __init__(self, data):
+        super().__init__()
+        self.encoders = torch.nn.ModuleDict({kind: Linear(-1, 16) for kind in data.node_types})
+        self.conv = HeteroConv({kind: sage() for kind in data.edge_types})
+
+    def forward(self, x_dict, edge_index_dict):
+        x_dict = {kind: self.encoders[kind](x) for kind, x in x_dict.items()}
+        for _ in range(2):
+            x_dict = self.conv(x_dict, edge_index_dict)
+            x_dict = {
+                kind: F.dropout(x.add_(1.0), 0.5, self.training, inplace=True)
+                for kind, x in x_dict.items()
+            }
+        return x_dict
+
+
+def test_changes_in_place_and_a_layer_that_is_called_twice():
+    data = bibliography()
+    model = gas.to_scalable(InPlace(data), data)
+    graph = gas.cluster(data, 4, log=False, method="random")
+    assert gas.verify(model, graph)
+    model.predict(graph)
+    model.train()
+    flat(model(loader_of(graph).cut([0]))).sum().backward()
 
 
 def test_rows_of_the_halo_are_dropped_out_as_well():

@@ -86,12 +86,11 @@ def call(change=None, **options):
     make(**options).eval()(batch)
 
 
-def later(between=None, instead=None, change=None):
+def later(instead):
     """A module that does something else after it was converted."""
-    net = Net()
-    model = make(net)
+    model = make()
     model.predict(cut())
-    net.between, net.instead = between or net.between, instead
+    model.net.instead = instead
     model.eval()(load().cut([0]))
 
 
@@ -101,10 +100,9 @@ def twice(net, x, edges):
 
 
 def reads_others():
-    net = Net(instead=twice)
-    model = make(net)
+    model = make(Net(instead=twice))
     model.predict(cut())
-    net.instead = lambda net, x, edges: {
+    model.net.instead = lambda net, x, edges: {
         "p": net.second(h := net.first(x, edges), edges) + net.second(h * 2, edges)
     }
     model.eval()(load().cut([0]))
@@ -172,6 +170,7 @@ CASES = {
     "to_scalable, a layer that caches": lambda t: make(
         Net(layer=GCNConv, normalize=False, cached=True)
     ),
+    "to_scalable, a model already": lambda t: make(make()),
     "to_scalable, an unknown attribute": lambda t: make(Wants()),
     "to_scalable, no edges": lambda t: make(Edgeless()),
     "to_scalable, no layer": lambda t: instead(lambda net, x, edges: {"p": x}),
