@@ -78,7 +78,7 @@ UNREACHED = [
     ("native/encoded_rows.py", "raise NotImplementedError", "of a method that subclasses write"),
     ("convert/model.py", "raise AssertionError", "a stage of inference pushes nothing itself"),
     ("convert/scalable.py", "raise AssertionError", "stands for histories where none are read"),
-    ("hetero/model.py", "raise _Reached", "ends forward early; never leaves the package"),
+    ("hetero/passes.py", "raise Reached", "ends forward early; never leaves the package"),
     ("scalable/call.py", "raise Reached", "ends forward early; never leaves the package"),
     ("checkpoint/files.py", "raise AssertionError", "who writes one writes its manifest"),
     ("training/checkpoints.py", "raise SystemExit", "a signal, as tests/checkpoint has it"),

@@ -1,0 +1,170 @@
+"""What is done around the layers of a typed module: in a full batch, a mini-batch, a sweep."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import dropout
+from torch_geometric.data import HeteroData
+
+from gas.graph.adjacency import Adjacency
+from gas.graph.typed import EdgeType
+from gas.hetero.layers import Dropouts, Layer
+from gas.hetero.plan import Place
+from gas.history.batch import BatchPulls
+from gas.history.rows import first_rows
+
+if TYPE_CHECKING:
+    from gas.hetero.model import HeteroModel
+
+
+class Reached(BaseException):
+    """Ends a forward pass when all histories of a level have been written."""
+
+
+class FullBatch:
+    """A full batch: layers see what they are given."""
+
+    def source(self, layer: Layer, kind: str, x: Tensor) -> Tensor:
+        """See :class:`gas.hetero.layers.Visitor`."""
+        return x
+
+    def fused(self, kind: EdgeType, edges: Tensor, x: Any) -> tuple[Any, Any]:
+        """See :class:`gas.hetero.layers.Visitor`."""
+        return x, edges
+
+    def output(self, layer: Layer, kind: str, out: Tensor) -> Tensor:
+        """See :class:`gas.hetero.layers.Visitor`."""
+        return out
+
+
+class Filling(FullBatch):
+    """A full batch that writes the histories."""
+
+    def __init__(self, model: HeteroModel) -> None:
+        self._model = model
+
+    def source(self, layer: Layer, kind: str, x: Tensor) -> Tensor:
+        """See :class:`gas.hetero.layers.Visitor`."""
+        position = self._model.plan.reads.get((layer.number, kind))
+        if position is not None:
+            self._model.histories[position].push(x)
+        return x
+
+
+class MiniBatch:
+    """A mini-batch: pushes its own rows and pulls those of its halo, once for each history."""
+
+    def __init__(self, model: HeteroModel, batch: HeteroData, push: bool = True) -> None:
+        self.model, self._batch, self._push = model, batch, push
+        self.dropouts: Dropouts | None = None
+        self._pulls = {kind: self._start(kind) for kind in model.num_nodes}
+        self._joined: dict[int, tuple[Tensor, Tensor]] = {}
+        self._adjacencies: dict[tuple[EdgeType, int], Adjacency] = {}
+
+    def _start(self, kind: str) -> BatchPulls:
+        places = zip(self.model.plan.places, self.model.histories, strict=True)
+        mine = [h for place, h in places if place.kind == kind and self._reads(place)]
+        ahead = [h for h in mine if self.model.io == "concurrent" and h.pulls_beside]
+        store = self._batch[kind]
+        return BatchPulls(ahead, store.batch_size, store.n_id)
+
+    def _reads(self, place: Place) -> bool:
+        """Whether a history is read."""
+        return True
+
+    def cancel(self) -> None:
+        """Takes back the pulls that nobody waited for."""
+        for pulls in self._pulls.values():
+            pulls.cancel()
+
+    def source(self, layer: Layer, kind: str, x: Tensor) -> Tensor:
+        """See :class:`gas.hetero.layers.Visitor`."""
+        position = self.model.plan.reads.get((layer.number, kind))
+        self._check(layer)
+        if position is None:
+            return x
+        if position not in self._joined:
+            self._joined[position] = x, self._exchange(position, kind, x)
+        before, joined = self._joined[position]
+        if before is not x:
+            raise RuntimeError(
+                f"'{layer.name}' reads other rows of '{kind}' than an earlier layer, but read the "
+                "same when the module was converted: it depends on what is in the graph"
+            )
+        return joined
+
+    def check_all_read(self) -> None:
+        """Refuses a pass that left out a history, whose rows would stay as they are."""
+        for position, place in enumerate(self.model.plan.places):
+            if position not in self._joined:
+                raise RuntimeError(
+                    f"the module didn't call '{place.layer}' with rows of '{place.kind}', as it "
+                    "did when it was converted: it depends on what is in the graph"
+                )
+
+    def _check(self, layer: Layer) -> None:
+        names = self.model.plan.layers
+        if layer.number >= len(names) or names[layer.number] != layer.name:
+            raise RuntimeError(
+                f"the module called '{layer.name}' as its layer {layer.number}, which it didn't "
+                f"when it was converted ({', '.join(names)}): it depends on what is in the graph"
+            )
+
+    def _exchange(self, position: int, kind: str, x: Tensor) -> Tensor:
+        """The rows of a layer's input: the batch's own, and the halo's of the history."""
+        history, store = self.model.histories[position], self._batch[kind]
+        own = first_rows(x, store.batch_size)
+        assert self.dropouts is not None
+        whole, p = self.dropouts.before(x)
+        self._store(position, first_rows(whole, store.batch_size).detach(), store)
+        if not self._reads(self.model.plan.places[position]):
+            return torch.cat([own, own.new_zeros(store.n_id.numel() - len(own), own.size(1))])
+        out = self._pulls[kind].tensor(history, own)
+        if p == 0.0:
+            return out
+        return torch.cat([own, dropout(out[store.batch_size :].detach(), p)])
+
+    def _store(self, position: int, own: Tensor, store: Any) -> None:
+        if self._push:
+            history, size = self.model.histories[position], store.batch_size
+            history.push(own, store.n_id[:size], store.offset, store.count)
+
+    def fused(self, kind: EdgeType, edges: Tensor, x: Any) -> tuple[Any, Any]:
+        """See :class:`gas.hetero.layers.Visitor`."""
+        if isinstance(x, Tensor):
+            x = x, first_rows(x, self._batch[kind[2]].batch_size) if self.model.is_narrow else x
+        rows = self._batch[kind[2]].batch_size if x[1] is None else x[1].size(0)
+        if (kind, rows) not in self._adjacencies:
+            src, dst = edges
+            rowptr = dst.new_zeros(rows + 1)
+            rowptr[1:] = torch.bincount(dst, minlength=rows).cumsum(0)
+            made = Adjacency.trusted(rowptr.int(), src.int(), None, x[0].size(0))
+            self._adjacencies[kind, rows] = made
+        return x, self._adjacencies[kind, rows]
+
+    def output(self, layer: Layer, kind: str, out: Tensor) -> Tensor:
+        """See :class:`gas.hetero.layers.Visitor`."""
+        return first_rows(out, self._batch[kind].batch_size) if self.model.is_narrow else out
+
+
+class Sweep(MiniBatch):
+    """Layer-wise inference: writes the histories of one level, those of lower ones being exact."""
+
+    def __init__(self, model: HeteroModel, batch: HeteroData, level: int) -> None:
+        self._level = level
+        super().__init__(model, batch)
+        self._left = sum(place.level == level for place in model.plan.places)
+
+    def _reads(self, place: Place) -> bool:
+        return place.level < self._level
+
+    def _store(self, position: int, own: Tensor, store: Any) -> None:
+        if self.model.plan.places[position].level != self._level:
+            return
+        super()._store(position, own, store)
+        self._left -= 1
+        if not self._left:
+            raise Reached
