@@ -113,7 +113,7 @@ CHECKS = {
     ("docs/models.md", 2): cheaper_inference,
     ("docs/training.md", 0): experiment,
     ("docs/training.md", 2): planned,
-    ("docs/training.md", 3): has_shape("pred", 600, 16),
+    ("docs/training.md", 4): has_shape("pred", 600, 16),
     ("docs/distributed.md", 0): on_ranks,
     ("docs/augmentation.md", 0): chain,
     ("docs/augmentation.md", 1): chain_with_histories,

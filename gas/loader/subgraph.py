@@ -217,6 +217,33 @@ class SubgraphLoader(DataLoader):
         self._add_others(batch)
         return self._signed(batch)
 
+    def around(self, nodes: Tensor) -> SubData:
+        """The mini-batch of some nodes, whatever their parts: its halo is what edges lead from.
+
+        ``model(loader.around(nodes))`` computes these nodes alone, with rows of histories for their
+        neighbours, in a time that doesn't depend on the size of the graph; and writes theirs.
+
+        Args:
+            nodes: Their rows in ``loader.data``, of shape ``[B]``, each listed once.
+
+        Raises:
+            IndexError: If a node doesn't exist.
+            ValueError: If there is none, or one is listed twice.
+        """
+        check_range("nodes", nodes, self.num_own)
+        if nodes.numel() == 0:
+            raise ValueError("'nodes' is empty, expected at least one node")
+        self._follow()
+        data, n_id = self._cut_nodes(nodes, self.bipartite)
+        starts = torch.ones(nodes.numel(), dtype=torch.bool)
+        starts[1:] = nodes.diff() != 1
+        first = starts.nonzero().view(-1)
+        count = torch.diff(first, append=first.new_tensor([nodes.numel()]))
+        batch = SubData(data, nodes.numel(), n_id, nodes[first], count)
+        self._add_rows(batch)
+        self._add_others(batch)
+        return self._signed(batch)
+
     def neighbourhood(self, nodes: Tensor, num_hops: int, most: int | None = None) -> Data:
         """The surroundings of some nodes, a graph of its own: what a full batch of them reads.
 

@@ -101,6 +101,13 @@ class HeteroLoader(SubgraphLoader):
         """
         return self._typed(super().cut(parts))
 
+    def around(self, nodes: Tensor) -> HeteroData:
+        """Is refused: chosen nodes are those of graphs of one type."""
+        raise ValueError(
+            "'nodes' of a typed graph can't be chosen: cut the parts that have them, "
+            "loader.cut(parts)"
+        )
+
     def _collate(self, parts: list[int]) -> HeteroData:
         return self._typed(super()._collate(parts))
 

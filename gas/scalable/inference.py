@@ -14,6 +14,7 @@ from gas.history import History
 from gas.history.features import Features
 from gas.loader.batch import SubData
 from gas.scalable.call import Reached, Sweep, adjacency, check_graph, named_arguments
+from gas.scalable.chosen import made_exact
 from gas.scalable.ranks import of_one_shard
 from gas.scalable.run import exact, run_sweep, taken
 
@@ -138,7 +139,9 @@ def layer_wise(model: ScalableGNN, loader: Iterable[SubData], gather: bool = Tru
         else:
             outs = run_forwards(loader, len(model.histories), partial(run_sweep, model), swept)
         if ranks is None:
-            return assemble(outs, model.num_nodes)
+            out = assemble(outs, model.num_nodes)
+            made_exact(model)
+            return out
         own = assemble(outs, model.num_nodes if shard is None else shard.num_own)
         return ranks.every_row(own) if gather else own
     finally:

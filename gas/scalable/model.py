@@ -44,6 +44,7 @@ from gas.scalable.call import (
     check_halo,
     named_arguments,
 )
+from gas.scalable.chosen import ChosenNodes, predict_nodes
 from gas.scalable.exact import Watch
 from gas.scalable.exchange import exchange_in_graph, exchange_now
 from gas.scalable.inference import layer_wise
@@ -153,6 +154,7 @@ class ScalableGNN(torch.nn.Module):
         self._takes_fused: bool | None = None  # Not looked at yet.
         self._is_proven = False  # A batch has gone through forward and filled every history.
         self._ahead: list[tuple[Tensor, BatchPulls]] = []
+        self._chosen: ChosenNodes | None = None
         self.ranks: Ranks | None = None
 
     def _make_histories(self, folder: str = "") -> Sequence[History]:
@@ -251,6 +253,7 @@ class ScalableGNN(torch.nn.Module):
         return {
             **super().__getstate__(),
             "_ahead": [],
+            "_chosen": None,
             "_calls": Calls(),
             "_watch": None,
             "ranks": None,
@@ -658,6 +661,7 @@ class ScalableGNN(torch.nn.Module):
         batch_size: int = 1,
         *,
         gather: bool = True,
+        nodes: Tensor | None = None,
         **kwargs: Any,
     ) -> Tensor:
         """Every node's output, in the order of the graph that :func:`gas.cluster` was given.
@@ -671,6 +675,11 @@ class ScalableGNN(torch.nn.Module):
             gather: Of a model of :func:`gas.distribute`, return the outputs of all nodes on every
                 rank; without, each has those of its own nodes, of shape ``[num_own,
                 out_channels]``, in the order of the loader. (default: ``True``)
+            nodes: Only these nodes' outputs, of shape ``[B, out_channels]``, by their ids in that
+                graph: from one mini-batch around them, with rows of histories for their neighbours,
+                which stay as they are. Exact if nothing has changed since all were predicted;
+                otherwise a warning says how old the rows are. The first call makes a loader of the
+                graph, which the next ones take, or give your own. (default: all)
             **kwargs: Further arguments of :class:`gas.EvalSubgraphLoader`, such as ``layout``.
 
         Returns:
@@ -678,8 +687,11 @@ class ScalableGNN(torch.nn.Module):
 
         Raises:
             ValueError: If the graph isn't clustered.
+            IndexError: If one of ``nodes`` doesn't exist.
         """
         graph = opened(graph, "graph")
+        if nodes is not None:
+            return predict_nodes(self, graph, nodes, kwargs)
         loader = graph
         if isinstance(graph, Data):
             loader = EvalSubgraphLoader(graph, None, batch_size, log=False, **kwargs)

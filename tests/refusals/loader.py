@@ -59,6 +59,7 @@ CASES = {
         load(batch_size=2, shuffle=True, cache=True)
     ),
     "SubgraphLoader, what workers can't send": lambda t: with_a_lock(num_workers=1),
+    "SubgraphLoader.around, no nodes": lambda t: load().around(torch.arange(0)),
     "SubgraphLoader.cut, no parts": lambda t: load().cut([]),
     "SubgraphLoader.cut, a part twice": lambda t: load().cut([1, 1]),
     "SubgraphLoader.cut, a part too many": lambda t: load().cut([2]),

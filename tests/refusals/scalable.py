@@ -30,6 +30,15 @@ def predict(graph, **options):
     return Model().predict(graph, **options)
 
 
+def stale_prediction():
+    graph = ring(parts=HALVES, perm=torch.arange(4))
+    model = Model()
+    model.predict(graph)
+    for batch in load(graph):
+        model(batch)
+    model.predict(graph, nodes=torch.tensor([1]))
+
+
 def plain_dropout(t):
     """Whose words are those of PyTorch, in every version."""
     t.patch.setattr("torch.nn.functional.dropout", raising(NotImplementedError("no SparseCsr")))
@@ -211,6 +220,13 @@ CASES = {
     ),
     "a mini-batch and an adjacency": lambda t: Model()(first_batch(), first_batch().adj_t),
     "predict, a graph that isn't clustered": lambda t: predict(ring(parts=HALVES)),
+    "predict, chosen nodes and a layout": lambda t: predict(
+        ring(parts=HALVES, perm=torch.arange(4)), nodes=torch.tensor([1]), layout="csr"
+    ),
+    "predict, chosen nodes of a graph that isn't clustered": lambda t: predict(
+        ring(parts=HALVES), nodes=torch.tensor([1])
+    ),
+    "predict, chosen nodes by rows of other weights": lambda t: stale_prediction(),
     "predict, a loader and a layout": lambda t: predict(load(), layout="csr"),
     "verify, a list of batches": lambda t: gas.verify(Model(), list(load())),
     "verify, a loader and its options": lambda t: gas.verify(Model(), load(), 2, layout="csr"),

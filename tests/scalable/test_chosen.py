@@ -1,0 +1,124 @@
+"""Outputs of chosen nodes: those of all nodes, from one mini-batch around a few."""
+
+import copy
+import time
+import warnings
+
+import pytest
+import torch
+from conftest import random_graph
+from torch_geometric.nn import GAT, GraphSAGE
+
+import gas
+
+LAYOUTS = ("fused", "csr", "edge_index")
+NODES = torch.tensor([7, 140, 3, 7, 55])
+
+
+def made(layer=GraphSAGE, num_parts=6, num_layers=3, **options):
+    data = random_graph(150, 900)
+    torch.manual_seed(0)
+    net = layer(data.num_features, 16, num_layers, 4, dropout=0.5, norm="batch_norm")
+    model = gas.to_scalable(net, data, **options)
+    graph = gas.cluster(data, num_parts, model=model, log=False, method="random")
+    return data, model, graph
+
+
+@pytest.mark.parametrize("layer", [GraphSAGE, GAT])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("num_layers", [1, 3])
+def test_they_are_those_of_all(layer, layout, num_layers):
+    _, model, graph = made(layer, num_layers=num_layers)
+    every = model.train().predict(graph)
+    before = [(h.emb.clone(), h.age) for h in model.histories]
+    loader = gas.SubgraphLoader(graph, layout=layout, log=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.testing.assert_close(model.predict(loader, nodes=NODES), every[NODES])
+        torch.testing.assert_close(model.predict(graph, nodes=NODES), every[NODES])
+        torch.testing.assert_close(model.predict(graph, nodes=NODES[:1]), every[NODES[:1]])
+    assert model.training
+    for history, (rows, age) in zip(model.histories, before, strict=True):
+        assert torch.equal(history.emb, rows)
+        assert torch.equal(history.age, age)
+
+
+def test_a_batch_around_nodes_is_one_of_them():
+    _, model, graph = made()
+    model.predict(graph)
+    loader = gas.SubgraphLoader(graph, log=False, layout="edge_index")
+    nodes = torch.tensor([4, 5, 6, 30, 31, 2])
+    batch = loader.around(nodes)
+    assert torch.equal(batch.n_id[:6], nodes)
+    assert (batch.offset.tolist(), batch.count.tolist()) == ([4, 30, 2], [3, 2, 1])
+    src, dst = graph.edge_index
+    inside = torch.isin(dst, nodes)
+    assert sorted(batch.e_id.tolist()) == inside.nonzero().view(-1).tolist()
+    assert set(batch.n_id.tolist()) == {*nodes.tolist(), *src[inside].tolist()}
+    assert torch.equal(batch.x, graph.x[batch.n_id])
+    twin = copy.deepcopy(model).eval()
+    expected = [history.emb.clone() for history in twin.histories]
+    for history in twin.histories:
+        history.emb[nodes] = 0
+    out = twin(batch)
+    assert out.shape == (6, 4)
+    for history, rows in zip(twin.histories, expected, strict=True):
+        torch.testing.assert_close(history.emb, rows)  # Written again, each to its own row.
+
+
+def test_training_on_batches_around_nodes():
+    _, model, graph = made()
+    model.predict(graph)
+    loader = gas.SubgraphLoader(graph, log=False)
+    model.train()
+    model(loader.around(torch.arange(10, 30))).sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_rows_that_are_not_exact_are_told_with_their_age():
+    _, model, graph = made()
+    loader = gas.SubgraphLoader(graph, log=False)
+    model.predict(graph)
+    model.eval()
+    for batch in loader:
+        model(batch)
+    with pytest.warns(UserWarning, match=r"are up to \d+ pushes old, and something has changed"):
+        model.predict(graph, nodes=NODES)
+    every = model.predict(graph)
+    with torch.no_grad():
+        next(model.parameters()).mul_(1.5)
+    with pytest.warns(UserWarning, match="makes them so"):
+        stale = model.predict(graph, nodes=NODES)
+    assert not torch.equal(stale, every[NODES])
+
+
+def test_it_takes_no_longer_in_a_larger_graph():
+    """As far as can be told beside other work: by three orders of magnitude fewer edges."""
+    data = random_graph(60_000, 600_000)
+    model = gas.to_scalable(GraphSAGE(data.num_features, 16, 2, 4), data)
+    graph = gas.cluster(data, 4, log=False, method="random")
+    start = time.process_time()
+    model.predict(graph)
+    whole = time.process_time() - start
+    model.predict(graph, nodes=NODES)
+    start = time.process_time()
+    for _ in range(5):
+        model.predict(graph, nodes=NODES)
+    assert (time.process_time() - start) / 5 < whole / 10
+
+
+def test_what_cannot_be_chosen():
+    data, model, graph = made()
+    model.predict(graph)
+    with pytest.raises(IndexError, match="'nodes'"):
+        model.predict(graph, nodes=torch.tensor([150]))
+    with pytest.raises(ValueError, match="'layout' is given"):
+        model.predict(graph, nodes=NODES, layout="csr")
+    loader = gas.SubgraphLoader(graph, log=False)
+    with pytest.raises(ValueError, match="'nodes' is empty"):
+        loader.around(NODES[:0])
+    with pytest.raises(ValueError, match="node id 7 is listed twice"):
+        loader.around(NODES)
+    plain = gas.SubgraphLoader(data, torch.tensor([0, 150]), log=False)
+    with pytest.raises(ValueError, match="the graph has no 'perm', by which nodes are found"):
+        model.predict(plain, nodes=NODES)
