@@ -70,8 +70,8 @@ def _report(model: ScalableGNN, halo: Tensor) -> None:
         return
     ages = [h.num_pushes - int(h.written_at[halo.cpu()].min()) for h in model.histories]
     warnings.warn(
-        f"the outputs of chosen nodes read rows of histories that are up to {max(ages)} pushes old, "
-        "and something has changed since they were exact: model.predict(graph) makes them so",
+        f"the outputs of chosen nodes read rows of histories up to {max(ages)} pushes old, and "
+        "something has changed since they were exact: model.predict(graph) makes them so",
         stacklevel=4,
     )
 
