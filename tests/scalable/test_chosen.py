@@ -82,7 +82,9 @@ def test_rows_that_are_not_exact_are_told_with_their_age():
     model.eval()
     for batch in loader:
         model(batch)
-    with pytest.warns(UserWarning, match=r"of histories up to \d+ pushes old, and something has changed"):
+    with pytest.warns(
+        UserWarning, match=r"of histories up to \d+ pushes old, and something has changed"
+    ):
         model.predict(graph, nodes=NODES)
     every = model.predict(graph)
     with torch.no_grad():
