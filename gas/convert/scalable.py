@@ -183,9 +183,9 @@ def _convert(
 ) -> Converted:
     name = type(net).__name__
     device = next((p.device for p in net.parameters()), torch.device("cpu"))
-    torch.manual_seed(0)  # Of the trial; whoever calls has the generator as it was.
     if any(torch.nn.parameter.is_lazy(p) for p in net.parameters()):
         try_out(net, inputs, data, wanted, device)  # Lazy ones are initialised by running it.
+    torch.manual_seed(0)  # Of the trial; whoever calls has the generator as it was.
     mine = trial_of(net)
     graphs, expected, inputs = try_out(mine, inputs, data, wanted, device)
     order = [key for key in wanted if key in inputs.names or key == inputs.edges]

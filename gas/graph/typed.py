@@ -25,6 +25,7 @@ from gas.graph.permute import PARTS, is_node_list, renumbered
 from gas.graph.report import check_ptr
 
 PERM = "perm"
+OURS = (PARTS, PERM, "n_id", "e_id", "batch_size", "offset", "count")
 EdgeType = tuple[str, str, str]
 
 
@@ -73,6 +74,12 @@ def types_of(data: HeteroData) -> Types:
                 f"data['{name}'] has neither features nor 'num_nodes': set data['{name}'].num_nodes"
             )
         sizes[name] = int(store["num_nodes"] if "num_nodes" in store else known[0])
+        x = store.get("x")
+        if isinstance(x, Tensor) and x.layout != torch.strided:
+            raise ValueError(
+                f"data['{name}'].x is a sparse matrix, which typed graphs don't take: make it "
+                "dense, x.to_dense()"
+            )
         for key in ("x", "y"):
             value = store.get(key)
             if isinstance(value, Tensor) and value.size(0) != sizes[name]:
@@ -141,12 +148,13 @@ def cluster_typed(
                 f"{name!r} is given, which gas.cluster doesn't have for typed graphs: leave it out"
             )
     types = types_of(data)
-    taken = [name for name in types.nodes if PARTS in data[name] or PERM in data[name]]
-    if taken:
-        raise ValueError(
-            f"data['{taken[0]}'] has '{PARTS}' or '{PERM}' already, which gas.cluster sets: pass "
-            "the graph as it was before, or rename the attribute"
-        )
+    for store in data.stores[1:]:
+        taken = [key for key in OURS if key in store]
+        if taken:
+            raise ValueError(
+                f"data['{store._key}'] has '{taken[0]}' already, which gas.cluster or a "
+                "mini-batch sets: pass the graph as it was before, or rename the attribute"
+            )
     edges = as_one(data, types)
     perm, ptr = find_parts(edges, num_parts, recursive, log, None, method, seed, cache)
     part = torch.empty_like(perm)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.nn import Module
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch_geometric.data import HeteroData
 from torch_geometric.nn import HANConv, MessagePassing
 
 from gas.graph.typed import cluster_typed, is_edge_row, is_node_row, types_of
-from gas.hetero.model import HeteroModel, with_ids
+from gas.hetero.model import HeteroModel, evaluating, with_ids
 from gas.hetero.plan import EDGES, Plan, given, inputs_of, plan_of
 from gas.loader.typed import HeteroLoader
 from gas.nn import fuse
@@ -63,46 +66,53 @@ def to_typed(net: Module, data: HeteroData, **options: Any) -> HeteroModel:
                 "of the first edges that it is given: build it with cached=False"
             )
     inputs = inputs_of(net, data)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
+        _initialise(net, _small(data, inputs), inputs)
+        torch.default_generator.manual_seed(0)  # That of a GPU stays as it is.
         small = _small(data, inputs)
-        _initialise(net, small, inputs)
         trial = fuse(_trial(net))
         sizes = types_of(small).num_nodes
         num_parts = min(PARTS, sum(sizes.values()))
         graph = _as(cluster_typed(small, num_parts, {}, False, "random", 0, False, False), DOUBLE)
         plan, expected, rows = plan_of(trial, with_ids(graph), inputs)
-        is_narrow = _try_out(trial, plan, graph, sizes, expected, rows)
-    return HeteroModel(fuse(twin(net)), plan, types.num_nodes, is_narrow, **options)
+        is_narrow, norms = _try_out(trial, plan, graph, sizes, expected, rows)
+    model = HeteroModel(fuse(twin(net)), plan, types.num_nodes, is_narrow, **options)
+    model.norms_of_halo = norms
+    return model
 
 
 def _small(data: HeteroData, inputs: Mapping[str, str]) -> HeteroData:
     """A random graph of the same types, with as wide attributes of those that are read."""
     out, types = HeteroData(), types_of(data)
-    keys = {key for key in inputs.values() if key != EDGES}
+    keys = {key for key in inputs.values() if key not in (EDGES, "num_nodes")}
 
     def like(value: Tensor, size: int) -> Tensor:
+        if not value.size(0):
+            return value.new_zeros(size, *value.shape[1:])
         if value.is_floating_point():
             return torch.randn(size, *value.shape[1:], dtype=value.dtype)
         return value[torch.randint(value.size(0), (size,))].cpu()
 
     for number, (kind, most) in enumerate(types.num_nodes.items()):
-        size = min(SMALLEST + 2 * number, most)
+        size = SMALLEST + 2 * number
+        if "n_id" in inputs.values():  # Of tables that have no more rows.
+            size = min(size, most)
         out[kind].num_nodes = size
         for key in keys & set(data[kind].keys()):
             value = data[kind][key]
             out[kind][key] = like(value, size) if is_node_row(data, kind, key, most) else value
+    for key in keys & set(data._global_store.keys()):
+        out[key] = data[key]
     for relation in types.edges:
         ends = out[relation[0]].num_nodes, out[relation[2]].num_nodes
         size = DEGREE * max(ends) if min(ends) else 0
         store = out[relation]
-        store.edge_index = torch.stack([torch.randint(max(end, 1), (size,)) for end in ends])
+        src, dst = (torch.randint(max(end, 1), (size,)) for end in ends)
+        store.edge_index = torch.stack([src, dst.sort().values])  # As those of mini-batches are.
         num_edges = data[relation].edge_index.size(1)
         for key in keys & set(data[relation].keys()):
             value = data[relation][key]
             is_row = is_edge_row(data, relation, key, num_edges)
-            if is_row and not num_edges and not value.is_floating_point():
-                value = value.new_zeros(1, *value.shape[1:])
             store[key] = like(value, size) if is_row else value
     return out
 
@@ -115,10 +125,10 @@ def _as(data: HeteroData, dtype: torch.dtype) -> HeteroData:
 
 
 def _initialise(net: Module, small: HeteroData, inputs: Mapping[str, str]) -> None:
-    """Initialises lazy parameters, by running the module."""
+    """Initialises lazy parameters, by running the module, which changes nothing else."""
     if any(torch.nn.parameter.is_lazy(p) for p in net.parameters()):
         device = next((p.device for p in net.parameters()), torch.device("cpu"))
-        with torch.no_grad():
+        with torch.no_grad(), evaluating(net):
             net(**given(with_ids(small).to(device), inputs))
 
 
@@ -139,13 +149,19 @@ def _try_out(
     num_nodes: dict[str, int],
     expected: Any,
     rows: list[Tensor],
-) -> bool:
-    """Whether what layers return can be cut to in-batch nodes; refuses what isn't exact."""
+) -> tuple[bool, frozenset[str]]:
+    """Whether what layers return can be cut to in-batch nodes; refuses what isn't exact.
+
+    Also which batch norms are given rows of the halo.
+    """
     failed: Exception | None = None
     for is_narrow in (True, False):
         model = HeteroModel(trial, plan, num_nodes, is_narrow, dtype=DOUBLE, io="serial")
         try:
-            out = model.swept(HeteroLoader(graph, log=False))
+            loader = HeteroLoader(graph, log=False)
+            with torch.no_grad():
+                out = model.swept(loader)
+                norms = _norms_of_halo(model, loader)
             histories = [history.emb.clone() for history in model.histories]
         except Exception as error:  # Of whatever the module does of rows that it didn't expect.
             failed = failed or error
@@ -154,13 +170,33 @@ def _try_out(
             model.close()
         found = [*histories, *_flat(out)]
         names = [f"what '{p.layer}' reads of '{p.kind}'" for p in plan.places]
-        names += [f"the output for {kind!r}" for kind in _kinds(out)]
+        names += [f"the output for {kind!r}" if kind else "the output" for kind in _kinds(out)]
         for name, mine, true in zip(names, found, [*rows, *_flat(expected)], strict=True):
             _check_close(trial, name, mine, true)
-        return is_narrow
+        return is_narrow, norms
     raise ValueError(
         f"{type(trial).__name__} can't be run on mini-batches: {type(failed).__name__}: {failed}"
     ) from failed
+
+
+def _norms_of_halo(model: HeteroModel, loader: HeteroLoader) -> frozenset[str]:
+    """The batch norms that are given as many rows as a batch has of a type, halo included."""
+    found: set[str] = set()
+    sizes: set[int] = set()
+
+    def look(name: str, _: Module, args: tuple[Any, ...]) -> None:
+        if args[0].size(0) in sizes:
+            found.add(name)
+
+    norms = [(n, each) for n, each in model.net.named_modules() if isinstance(each, _BatchNorm)]
+    with contextlib.ExitStack() as hooks:
+        for name, norm in norms:
+            hooks.callback(norm.register_forward_pre_hook(partial(look, name)).remove)
+        for batch in cast("Iterable[HeteroData]", loader):
+            sizes = {batch[kind].n_id.numel() for kind in model.num_nodes}
+            sizes -= {batch[kind].batch_size for kind in model.num_nodes}
+            model(batch)
+    return frozenset(found)
 
 
 def _kinds(out: Any) -> list[str | None]:
@@ -174,7 +210,11 @@ def _flat(out: Any) -> list[Tensor]:
 def _check_close(trial: Module, name: str, found: Tensor, expected: Tensor) -> None:
     if found.shape == expected.shape and torch.allclose(found, expected, TOLERANCE, TOLERANCE):
         return
-    why = "a layer before looks at more than the edges into a node, such as at degrees or means"
+    why = (
+        "a layer before looks at more than the edges into a node, such as at degrees or means; or "
+        "rows are detached, or computed without gradient, between layers, which hides where "
+        "histories have to stand"
+    )
     if any(isinstance(layer, HANConv) for layer in trial.modules()):
         why = (
             "HANConv weighs the relations of a type by means over all of its nodes; use HGTConv, "

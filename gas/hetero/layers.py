@@ -136,6 +136,9 @@ class _State:
         return kind
 
 
+TRAIN = {torch.nn.functional.dropout: "training", torch.dropout: "train"}
+
+
 class Dropouts(TorchFunctionMode):
     """Notes what was dropped out of what, so that histories get rows as they were before."""
 
@@ -148,11 +151,11 @@ class Dropouts(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        if func is torch.nn.functional.dropout:
+        if func in TRAIN:
             p, training, inplace = (
                 kwargs.get(name, args[place] if len(args) > place else default)
                 for place, (name, default) in enumerate(
-                    (("p", 0.5), ("training", True), ("inplace", False)), start=1
+                    (("p", 0.5), (TRAIN[func], True), ("inplace", False)), start=1
                 )
             )
             if training and p > 0 and not inplace:

@@ -13,7 +13,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from torch.nn import Module
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch_geometric.data import HeteroData
 
 from gas.graph.typed import PERM
@@ -166,7 +165,7 @@ class HeteroModel(Module):
 
     def _run(self, batch: HeteroData, visitor: MiniBatch) -> Output:
         try:
-            with self._norms_watched(batch), Dropouts() as visitor.dropouts:
+            with self._norms_watched(), Dropouts() as visitor.dropouts:
                 out = self._compute(batch.to(self.device), visitor)
             visitor.check_all_read()
         finally:
@@ -194,6 +193,13 @@ class HeteroModel(Module):
                     f"'batch' has no in-batch nodes of type '{kind}': pass what "
                     "gas.SubgraphLoader(graph) yields, or call model.full_batch(data)"
                 )
+            for name, kinds in self.plan.kinds.items():
+                key = self.plan.inputs[name]
+                if kind in kinds and key not in batch[kind]:
+                    raise ValueError(
+                        f"'batch' has no {key!r} of type '{kind}', with which the module was "
+                        "converted"
+                    )
             n_id = batch[kind].n_id
             if n_id.numel() and int(n_id.max()) >= size:
                 raise ValueError(
@@ -201,25 +207,25 @@ class HeteroModel(Module):
                     f"are for {size}: convert the module with the graph that it is trained on"
                 )
 
-    @contextlib.contextmanager
-    def _norms_watched(self, batch: HeteroData) -> Iterator[None]:
-        """Refuses batch norms in training that are given rows of the halo."""
-        own = {batch[kind].batch_size for kind in self.num_nodes}
-        every = {batch[kind].n_id.numel() for kind in self.num_nodes} - own
+    norms_of_halo: frozenset[str] = frozenset()
+    """Batch norms that are given rows of the halo, such as those of encoders."""
 
-        def check(name: str, layer: Module, args: tuple[Any, ...]) -> None:
-            if layer.training and args[0].size(0) in every:
+    @contextlib.contextmanager
+    def _norms_watched(self) -> Iterator[None]:
+        """Refuses batch norms in training that are given rows of the halo."""
+
+        def check(name: str, layer: Module, _: tuple[Any, ...]) -> None:
+            if layer.training:
                 raise ValueError(
-                    f"'{name}' is a batch norm that is given rows of the halo, which are none of "
-                    "the batch's own: put it behind a layer whose output isn't added to its input, "
-                    "or use LayerNorm"
+                    f"'{name}' is a batch norm that is given rows of the halo, as it stands before "
+                    "the first layer, or behind one whose input is added to its output: use "
+                    "LayerNorm there"
                 )
 
         with contextlib.ExitStack() as hooks:
-            for name, norm in self.net.named_modules():
-                if isinstance(norm, _BatchNorm):
-                    hook = norm.register_forward_pre_hook(partial(check, name))
-                    hooks.callback(hook.remove)
+            for name in self.norms_of_halo:
+                norm = self.net.get_submodule(name)
+                hooks.callback(norm.register_forward_pre_hook(partial(check, name)).remove)
             yield
 
     # Layer-wise inference -------------------------------------------------------------------------
@@ -259,17 +265,12 @@ class HeteroModel(Module):
         return {kind: in_first_order(loader.typed, kind, rows) for kind, rows in out.items()}
 
     def _layer_wise(self, loader: HeteroLoader) -> Output:
-        modes = [(module, module.training) for module in self.modules()]
-        self.eval()
-        try:
+        with evaluating(self):
             for level in range(self.plan.num_levels):
                 for batch in self._in_order(loader):
                     with contextlib.suppress(Reached):
                         self._run(batch, Sweep(self, batch, level))
             return self._assembled(loader, partial(Sweep, level=self.plan.num_levels))
-        finally:
-            for module, mode in modes:
-                module.training = mode
 
     def _loader(self, graph: HeteroData | HeteroLoader, batch_size: int) -> HeteroLoader:
         if not isinstance(graph, HeteroData | HeteroLoader):
@@ -331,11 +332,8 @@ class HeteroModel(Module):
                 "it out"
             )
         loader = self._loader(graph, batch_size or 1)
-        modes = [(module, module.training) for module in self.modules()]
         with contextlib.ExitStack() as after:
-            for module, mode in modes:
-                after.callback(setattr, module, "training", mode)
-            self.eval()
+            after.enter_context(evaluating(self))
             exact, stale = (after.enter_context(contextlib.closing(self._twin())) for _ in "es")
             expected = exact.full_batch(loader.typed, fill=True)
             swept = stale.swept(loader)
@@ -343,13 +341,17 @@ class HeteroModel(Module):
             errors = [relative_error(mine.emb, true.emb) for mine, true in pairs]
             outs = [_joined(out) for out in (swept, stale._layer_wise(loader))]
             errors.append(max(relative_error(out, _joined(expected)) for out in outs))
-        return Verification(tuple(errors), tolerance or tolerance_of(self.histories))
+        if tolerance is None:
+            tolerance = tolerance_of(self.histories)
+        return Verification(tuple(errors), tolerance)
 
     def _twin(self) -> HeteroModel:
         """This model with histories of its own, in memory where these are on disk."""
-        return HeteroModel(
+        twin = HeteroModel(
             self.net, self.plan, self.num_nodes, self.is_narrow, io=self.io, **self._options
         )
+        twin.norms_of_halo = self.norms_of_halo
+        return twin
 
     def __repr__(self) -> str:
         lines = [f"{type(self.net).__name__}: {len(self.histories)} histories"]
@@ -359,6 +361,18 @@ class HeteroModel(Module):
                 f"{place.width} wide, read by '{place.layer}'"
             )
         return "\n  ".join(lines)
+
+
+@contextlib.contextmanager
+def evaluating(module: Module) -> Iterator[None]:
+    """In this context a module is in evaluation mode, with all below it."""
+    modes = [(each, each.training) for each in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for each, mode in modes:
+            each.training = mode
 
 
 def with_ids(data: HeteroData) -> HeteroData:

@@ -139,6 +139,9 @@ class MiniBatch:
         rows = self._batch[kind[2]].batch_size if x[1] is None else x[1].size(0)
         if (kind, rows) not in self._adjacencies:
             src, dst = edges
+            if bool((dst[1:] < dst[:-1]).any()):  # Somebody has changed the batch.
+                dst, order = dst.sort(stable=True)
+                src = src[order]
             rowptr = dst.new_zeros(rows + 1)
             rowptr[1:] = torch.bincount(dst, minlength=rows).cumsum(0)
             made = Adjacency.trusted(rowptr.int(), src.int(), None, x[0].size(0))

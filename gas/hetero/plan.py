@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch_geometric.data import HeteroData
 
-from gas.graph.typed import EdgeType
+from gas.graph.typed import PERM, EdgeType
 from gas.hetero.layers import Layer, around_layers
 
 EDGES = "edge_index"
@@ -36,6 +36,7 @@ class Plan:
     """What a module does of a typed graph.
 
     * ``inputs``: what ``forward`` takes, by the names of its parameters: attributes of the graph.
+    * ``kinds``: the types that each of these is given for.
     * ``places``: the histories.
     * ``reads``: which of them a call of a layer reads for a type, by the call's number.
     * ``layers``: the layers in the order of their calls.
@@ -43,6 +44,7 @@ class Plan:
     """
 
     inputs: Mapping[str, str]
+    kinds: Mapping[str, frozenset[Any]]
     places: tuple[Place, ...]
     reads: Mapping[tuple[int, str], int]
     layers: tuple[str, ...]
@@ -81,11 +83,16 @@ def inputs_of(net: Module, data: HeteroData) -> dict[str, str]:
     return found
 
 
-def given(data: HeteroData, inputs: Mapping[str, str]) -> dict[str, dict[Any, Any]]:
-    """The arguments of ``forward``, each a dictionary by type."""
+def given(data: HeteroData, inputs: Mapping[str, str]) -> dict[str, Any]:
+    """The arguments of ``forward``: dictionaries by type, and what the whole graph has.
+
+    ``n_id`` are ids in the graph that was cut, whatever its parts are.
+    """
     return {
-        name: {
-            kind: store[key]
+        name: data[key]
+        if key in data._global_store
+        else {
+            kind: store[PERM if key == "n_id" and PERM in store else key]
             for kind, store in zip(_kinds(data), data.stores[1:], strict=True)
             if key in store
         }
@@ -191,18 +198,27 @@ def plan_of(net: Module, data: HeteroData, inputs: Mapping[str, str]) -> tuple[P
     sizes = {kind: data[kind].num_nodes for kind in data.node_types}
     with torch.enable_grad():
         for values in arguments.values():
-            for kind, value in values.items():
+            for kind, value in values.items() if isinstance(values, dict) else ():
                 if isinstance(value, Tensor) and value.is_floating_point():
                     values[kind] = value.detach().clone().requires_grad_()
         finder = _Finder(sizes)
         edges = next(arguments[name] for name, key in inputs.items() if key == EDGES)
         with around_layers(net, edges, finder):
-            out = net(**arguments)
+            try:
+                out = net(**arguments)
+            except (ValueError, KeyboardInterrupt):
+                raise
+            except Exception as error:
+                raise ValueError(
+                    f"{type(net).__name__} can't be run on a small random graph of the same types: "
+                    f"{type(error).__name__}: {error}"
+                ) from error
     if not finder.layers:
         raise ValueError(f"{type(net).__name__} calls no message passing layer")
     layers, places = tuple(finder.layers), tuple(finder.places)
     kind = _output_kind(net, out, sizes)
-    return Plan(inputs, places, finder.reads, layers, kind), out, finder.rows
+    kinds = {name: frozenset(v) for name, v in arguments.items() if isinstance(v, dict)}
+    return Plan(inputs, kinds, places, finder.reads, layers, kind), out, finder.rows
 
 
 def _output_kind(net: Module, out: Any, sizes: Mapping[str, int]) -> str | None:

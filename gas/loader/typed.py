@@ -11,12 +11,12 @@ from torch_geometric.data import Data, HeteroData
 
 from gas.graph.edges import check_finite
 from gas.graph.permute import PARTS
-from gas.graph.typed import PERM, as_one, is_edge_row, is_node_row, parts_of, types_of
+from gas.graph.typed import as_one, is_edge_row, is_node_row, parts_of, types_of
 from gas.loader.batch import SubData
 from gas.loader.subgraph import SubgraphLoader
 
 TYPE, ROW = "type_of_node", "row_of_node"
-OURS = (PARTS, PERM, "num_nodes", "edge_index")
+OURS = (PARTS, "num_nodes", "edge_index")
 
 
 class HeteroLoader(SubgraphLoader):
@@ -28,6 +28,7 @@ class HeteroLoader(SubgraphLoader):
 
     * ``batch['paper'].batch_size``: how many of them are in-batch nodes, which may be none;
     * ``batch['paper'].n_id``: their rows in the graph, of shape ``[batch_size + halo]``;
+    * ``batch['paper'].perm``: their rows in the graph that :func:`gas.cluster` was given;
     * ``batch['paper'].offset``, ``.count``: the in-batch nodes are the rows ``offset[i]`` to
       ``offset[i] + count[i] - 1`` of each part ``i``, of shape ``[parts]``;
     * ``batch['author', 'writes', 'paper'].edge_index``: every edge into an in-batch node, of shape
@@ -117,6 +118,8 @@ class HeteroLoader(SubgraphLoader):
     def _typed(self, batch: SubData) -> HeteroData:
         """Sorts the nodes and edges of a mini-batch by their types."""
         out = HeteroData()
+        for key, value in self.typed._global_store.items():
+            out[key] = value
         kind, row = batch.data[TYPE], batch.data[ROW]
         parts = torch.searchsorted(self.ptr, batch.offset, right=True) - 1
         local = torch.empty_like(row)

@@ -241,7 +241,12 @@ def test_types_without_features_have_embeddings_with_sparse_gradients():
     model(batch).sum().backward()
     grad = net.tables["author"].weight.grad
     assert grad.is_sparse
-    assert set(grad.coalesce().indices()[0].tolist()) <= set(batch["author"].n_id.tolist())
+    assert set(grad.coalesce().indices()[0].tolist()) <= set(batch["author"].perm.tolist())
+    n_id = {kind: torch.arange(size) for kind, size in SIZES.items()}
+    expected = net.eval()(data.x_dict, data.edge_index_dict, n_id)
+    for num_parts in (1, 7):  # However it is cut: tables are of the nodes of `data`.
+        graph = gas.cluster(data, num_parts, log=False)
+        torch.testing.assert_close(model.predict(graph), expected)
 
 
 def test_a_batch_without_nodes_of_a_type():

@@ -145,7 +145,7 @@ def test_options_of_graphs_of_one_type_are_refused(data, options, name):
 def test_graphs_that_cannot_be(data):
     with pytest.raises(ValueError, match="has no 'parts': cut it"):
         gas.SubgraphLoader(data, log=False)
-    with pytest.raises(ValueError, match="has 'parts' or 'perm' already"):
+    with pytest.raises(ValueError, match="has 'parts' already"):
         clustered(clustered(data))
     with pytest.raises(ValueError, match="'shards' is given, which gas.cluster doesn't have"):
         clustered(data, 4, shards=2)

@@ -119,7 +119,7 @@ def shrinks(net, x, edges):
 
 
 def fails(net, x, edges):
-    if x.size(0) != 8:
+    if x.size(0) != 23:  # Of the small graph.
         raise RuntimeError("of another size")
     return {"p": net.second(net.first(x, edges), edges)}
 
@@ -157,6 +157,7 @@ CASES = {
     "cluster, edges without ids": lambda t: cut(
         typed(lambda d: d[CITES].__delattr__("edge_index"))
     ),
+    "cluster, sparse features": lambda t: changed("p", "x", torch.eye(8).to_sparse()),
     "cluster, an id too large": lambda t: changed(CITES, "edge_index", LARGER),
     "cluster, twice": lambda t: cut(cut()),
     "cluster, shards": lambda t: cut(shards=2),
@@ -189,6 +190,7 @@ CASES = {
     "to_scalable, a mean of all nodes": lambda t: make(Net(lambda x: x - x.mean(0))),
     "to_scalable, HANConv": lambda t: make(Attended()),
     "to_scalable, only of one size": lambda t: instead(fails),
+    "to_scalable, never": lambda t: instead(lambda net, x, edges: x.nothing),
     "to_scalable, returns a list": lambda t: instead(lambda net, x, edges: [net.first(x, edges)]),
     "to_scalable, returns a sum": lambda t: instead(
         lambda net, x, edges: net.first(x, edges).sum(0)
@@ -199,6 +201,7 @@ CASES = {
     "model, a graph of one type": lambda t: make()(Data()),
     "model, no mini-batch": lambda t: make()(typed()),
     "model, a batch of another graph": lambda t: call(lambda b: setattr(b["p"], "n_id", LARGER[0])),
+    "model, a batch without features": lambda t: call(lambda b: b["p"].pop("x")),
     "model, a layer more": lambda t: later(
         instead=lambda net, x, edges: {
             "p": net.first(net.second(net.first(x, edges), edges), edges)
