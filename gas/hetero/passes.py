@@ -138,13 +138,14 @@ class MiniBatch:
             x = x, first_rows(x, self._batch[kind[2]].batch_size) if self.model.is_narrow else x
         rows = self._batch[kind[2]].batch_size if x[1] is None else x[1].size(0)
         if (kind, rows) not in self._adjacencies:
-            src, dst = edges
+            src, dst = edges.contiguous()
             if bool((dst[1:] < dst[:-1]).any()):  # Somebody has changed the batch.
                 dst, order = dst.sort(stable=True)
                 src = src[order]
-            rowptr = dst.new_zeros(rows + 1)
-            rowptr[1:] = torch.bincount(dst, minlength=rows).cumsum(0)
-            made = Adjacency.trusted(rowptr.int(), src.int(), None, x[0].size(0))
+            # Of edges into the halo, which somebody has added, no row is wanted.
+            rowptr = torch.searchsorted(dst, torch.arange(rows + 1, device=dst.device))
+            src = src[: int(rowptr[-1])]
+            made = Adjacency(rowptr.int(), src.int(), None, x[0].size(0))
             self._adjacencies[kind, rows] = made
         return x, self._adjacencies[kind, rows]
 

@@ -515,7 +515,7 @@ def test_a_rank_is_killed_at_any_moment(tmp_path):
                 processes[victim].join(60)
             else:
                 told = steps.get(timeout=60)[1]
-                time.sleep(draw.uniform(0, 0.1))
+                time.sleep(draw.uniform(0, 0.1))  # Anywhere in what follows that step.
                 processes[victim].kill()
             time.sleep(draw.uniform(0, 0.05))  # The other one may get further.
         assert processes[victim].exitcode == -signal.SIGKILL

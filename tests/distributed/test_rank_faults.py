@@ -115,7 +115,7 @@ def test_kill_9_of_a_random_rank(tmp_path, monkeypatch):
                 continue
             before = newest.read_text()
             while newest.read_text() == before and process.poll() is None:  # It has gone on.
-                time.sleep(0.01)
+                time.sleep(0.01)  # Until another checkpoint is there.
                 ready = [pid for pid in workers(process.pid) if pid not in seen]
             time.sleep(drawn.uniform(0, 0.3))
             seen.update(ready)

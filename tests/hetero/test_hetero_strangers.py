@@ -56,6 +56,21 @@ def test_edges_of_a_batch_may_be_changed(how):
     torch.testing.assert_close(flat(model(batch)), flat(expected))
 
 
+def test_edges_into_the_halo_and_from_nowhere():
+    data = bibliography()
+    model = gas.to_scalable(Two(data), data).eval()
+    graph = cut(data)
+    model.predict(graph)
+    batch, kind = batch_of(graph), ("paper", "cites", "paper")
+    expected = flat(model(batch, push=False))
+    size, edges = batch["paper"].num_nodes, batch[kind].edge_index
+    batch[kind].edge_index = torch.cat([edges, torch.tensor([[0], [size - 1]])], dim=1)
+    assert torch.equal(flat(model(batch, push=False)), expected)
+    batch[kind].edge_index = torch.cat([torch.tensor([[size], [0]]), edges], dim=1)
+    with pytest.raises(IndexError):
+        model(batch, push=False)
+
+
 def test_lazy_weights_are_those_of_the_users_seed():
     weights = []
     for seed in (1, 2, 1):

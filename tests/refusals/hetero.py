@@ -174,6 +174,7 @@ CASES = {
     ),
     "to_scalable, a model already": lambda t: make(make()),
     "to_scalable, an unknown attribute": lambda t: make(Wants()),
+    "to_scalable, no rows are moved": lambda t: make(io="none"),
     "to_scalable, no edges": lambda t: make(Edgeless()),
     "to_scalable, no layer": lambda t: instead(lambda net, x, edges: {"p": x}),
     "to_scalable, other edges": lambda t: instead(
