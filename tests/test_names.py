@@ -23,7 +23,7 @@ NAMES = {
     "gas.history": """Codec DiskStore Encoded History MemoryStore Pull Store TableStore
         TransferEngine encode pick_tier""",
     "gas.hetero": "HeteroModel to_typed",
-    "gas.loader": "EvalSubgraphLoader HeteroLoader SubData SubgraphLoader",
+    "gas.loader": "EvalSubgraphLoader HeteroLoader LinkLoader SubData SubgraphLoader",
     "gas.models": "APPNP GAT GCN GCN2 GIN PNA PNA_JK GraphSAGE",
     "gas.nn": """Adjacency Dropout EdgeConv GATConv GATv2Conv GCN2Conv GCNConv GINConv GMMConv
         GraphConv Linear SAGEConv SimpleConv dropout edge_conv fuse gat_attention gatv2_attention
@@ -34,9 +34,9 @@ NAMES = {
     "gas.scalable": "ScalableGNN",
     "gas.subgraph": "CSR LAYOUTS Edges drop_edges read_edges read_graph to_csr",
     "gas.training": """Candidate Experiment FullBatch METRICS MODELS Machine PartitionStatistics
-        Plan Run Settings Simulation activation_bytes compute_micro_f1 compute_r2 compute_roc_auc
-        fit loss_of mean_age metric_of partition_statistics plan plan_micro_batches report score
-        simulate split_mask train_epoch""",
+        Plan Run Settings Simulation activation_bytes compute_hits compute_micro_f1 compute_mrr
+        compute_r2 compute_roc_auc fit link_loss loss_of mean_age metric_of partition_statistics
+        plan plan_micro_batches rank_links report score simulate split_mask train_epoch""",
 }
 
 

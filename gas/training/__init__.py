@@ -4,6 +4,7 @@ from gas.history.cores import share_cores
 from gas.training import results
 from gas.training.checkpoints import Checkpoints
 from gas.training.experiment import MODELS, Experiment
+from gas.training.links import compute_hits, compute_mrr, link_loss, rank_links
 from gas.training.loop import FullBatch, Run, fit, loss_of, mean_age, split_mask, train_epoch
 from gas.training.machine import Machine
 from gas.training.memory import activation_bytes, plan_micro_batches
@@ -35,16 +36,20 @@ __all__ = [
     "Settings",
     "Simulation",
     "activation_bytes",
+    "compute_hits",
     "compute_micro_f1",
+    "compute_mrr",
     "compute_r2",
     "compute_roc_auc",
     "fit",
+    "link_loss",
     "loss_of",
     "mean_age",
     "metric_of",
     "partition_statistics",
     "plan",
     "plan_micro_batches",
+    "rank_links",
     "results",
     "score",
     "share_cores",

@@ -1,0 +1,120 @@
+"""Pairs of nodes that are to be told apart from others: which of them a graph joins by edges."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from gas.graph.edges import check_ids, read_graph, to_csr, with_edge_index
+
+PAIRS = "edge_label_index"  # PyG's name, and that of their labels:
+LABELS = "edge_label"
+BLOCK = 1 << 22  # Edges that are looked up at a time.
+
+
+def has_entry(rowptr: Tensor, col: Tensor, row: Tensor, value: Tensor) -> Tensor:
+    """Whether compressed rows have some entries: a binary search in each of their rows.
+
+    Args:
+        rowptr: First entry of each row, of shape ``[rows + 1]``.
+        col: Columns, which rise in each row, of shape ``[E]``.
+        row: The row to look in, of shape ``[K]``, int64.
+        value: The column to look for, of shape ``[K]``, int64.
+
+    Returns:
+        Of shape ``[K]``, bool.
+    """
+    low, end = rowptr[row], rowptr[row + 1]
+    high = end
+    for _ in range(int((end - low).max()).bit_length() if row.numel() else 0):
+        middle = (low + high) // 2
+        searched = low < high
+        below = searched & (col[middle.clamp(max=col.numel() - 1)] < value)
+        low = torch.where(below, middle + 1, low)
+        high = torch.where(searched & ~below, middle, high)
+    found = low < end
+    return found & (col[low.clamp(max=max(col.numel() - 1, 0))] == value if col.numel() else found)
+
+
+def joined(rowptr: Tensor, col: Tensor, pairs: Tensor) -> Tensor:
+    """Whether an edge joins the nodes of pairs ``[2, K]``, in either direction; ``[K]``, bool."""
+    src, dst = pairs
+    return has_entry(rowptr, col, dst, src) | has_entry(rowptr, col, src, dst)
+
+
+def read_pairs(data: Data, num_nodes: int) -> Tensor:
+    """The pairs of nodes of ``data.edge_label_index``, of shape ``[2, K]``, int64.
+
+    Raises:
+        ValueError: If there are none, or they are no pairs of nodes.
+    """
+    pairs = data.get(PAIRS)
+    if pairs is None:
+        raise ValueError(
+            "the graph has no 'edge_label_index', the pairs of nodes to learn from: split its "
+            "edges, torch_geometric.transforms.RandomLinkSplit(disjoint_train_ratio=0.3), or set "
+            "data.edge_label_index, before gas.cluster, which renumbers them"
+        )
+    is_tensor = isinstance(pairs, Tensor)
+    are_ids = is_tensor and pairs.dtype in (torch.int64, torch.int32)
+    if not are_ids or pairs.dim() != 2 or pairs.size(0) != 2 or pairs.size(1) == 0:
+        what = f"{pairs.dtype} of shape {list(pairs.shape)}" if is_tensor else type(pairs).__name__
+        raise ValueError(f"'{PAIRS}' is {what}, expected ids of nodes of shape [2, K], K > 0")
+    check_ids(pairs, num_nodes, PAIRS)
+    return pairs.long()
+
+
+def without_links(data: Data, edge_label_index: Tensor | None = None) -> Data:
+    """A graph without the edges that are to be predicted, in both directions.
+
+    A model that is given an edge as a path of messages needn't learn to predict it. Take them out
+    before the graph is normalised and cut::
+
+        train = gas.graph.without_links(data, positives)
+        graph = gas.cluster(train, num_parts=40, model=model)
+        loader = gas.loader.LinkLoader(graph, batch_size=10, shuffle=True)
+
+    ``torch_geometric.transforms.RandomLinkSplit`` with a ``disjoint_train_ratio`` draws such edges.
+
+    Args:
+        data: The graph; it is not modified.
+        edge_label_index: The pairs of nodes that are to be told, of shape ``[2, K]``.
+            (default: ``data.edge_label_index``)
+
+    Returns:
+        The other edges with their attributes, self-loops included, and ``edge_label_index``.
+
+    Raises:
+        ValueError: If the pairs aren't of the graph's nodes, or no edge is left.
+    """
+    out = copy.copy(with_edge_index(data))
+    edges = read_graph(out)
+    if edge_label_index is not None:
+        out[PAIRS] = edge_label_index
+    pairs = read_pairs(out, edges.num_nodes)
+    if "edge_index" not in out:
+        raise ValueError(
+            "'data' has an 'adj_t' that isn't torch.sparse_csr, and no 'edge_index': take the "
+            "edges out before T.ToSparseTensor"
+        )
+    src, dst = edges.src, edges.dst
+    told = to_csr(edges._replace(src=pairs[0], dst=pairs[1], weight=None))
+    blocks = zip(src.split(BLOCK), dst.split(BLOCK), strict=True)
+    taken = torch.cat([joined(told.rowptr, told.col, torch.stack(each)) for each in blocks])
+    kept = ~taken | (src == dst)
+    if not bool(kept.any()):
+        raise ValueError(
+            f"'{PAIRS}' has every edge of the graph, so that none is left to pass messages: tell "
+            "some of them, torch_geometric.transforms.RandomLinkSplit(disjoint_train_ratio=0.3)"
+        )
+    labels = {key: out[key] for key in (PAIRS, LABELS) if key in out}
+    for key in labels:  # Of which there may be as many as edges.
+        del out[key]
+    out = out.edge_subgraph(kept)
+    out.num_nodes = edges.num_nodes
+    for key, value in labels.items():
+        out[key] = value
+    return out

@@ -1,0 +1,288 @@
+"""Pairs of nodes, with the mini-batches that compute both of their ends."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.sampler import NegativeSampling
+
+from gas.graph.edges import Edges, to_csr
+from gas.graph.folder import opened
+from gas.graph.links import LABELS, PAIRS, joined, read_pairs
+from gas.loader.batch import SubData
+from gas.loader.subgraph import SubgraphLoader
+
+TRIES = 10  # To draw a pair that no edge joins.
+NOT_THERE = ("epoch_transform", "graph_transform", "persistent_workers", "cache")
+
+
+class LinkLoader(SubgraphLoader):
+    """Loads pairs of nodes, such as edges to predict, and pairs that no edge joins.
+
+    The pairs are those of ``data.edge_label_index``, which :func:`gas.cluster` renumbers, and whose
+    edges the graph must not have, see :func:`gas.graph.without_links`. A mini-batch is some parts
+    of the graph, as that of :class:`SubgraphLoader`, with every pair whose first node is in them.
+    Nodes of other parts that are in one of its pairs become in-batch nodes, too, so that both ends
+    of every pair are computed, with gradients, from the newest weights. An epoch has every pair
+    once; a batch may have none. It has, by PyG's names, in rows of what the model returns:
+
+    * ``edge_label_index``, of shape ``[2, K]``, the given pairs, then the drawn ones, and
+      ``edge_label``, of shape ``[K]``, which is 0 for the latter;
+    * for triplets instead ``src_index``, ``dst_pos_index``, each of shape ``[K]``, and
+      ``dst_neg_index``, of shape ``[K]``, or ``[K, amount]`` where there are several;
+    * ``input_id``, of shape ``[K]``: which of ``data.edge_label_index`` the given pairs are.
+
+    Args:
+        data: The graph, from :func:`gas.cluster` or :func:`gas.permute`; see
+            :class:`SubgraphLoader`. A new ``edge_label_index`` is seen from the next epoch on.
+        ptr: See :class:`SubgraphLoader`.
+        batch_size: Parts per mini-batch. (default: ``1``)
+        bipartite: See :class:`SubgraphLoader`. (default: ``True``)
+        log: Report progress on standard error. (default: ``True``)
+        neg_sampling: ``"binary"`` draws pairs with a first node of the batch's parts; ``"triplet"``
+            draws other second nodes for each given pair; ``NegativeSampling(mode, amount)`` of PyG
+            how many of them for each given pair; ``None`` none. Nodes that an edge or a given pair
+            joins, in either direction, are drawn again, up to ten times. (default: ``"binary"``)
+        neg_pool: Where second nodes are drawn from, each as likely: ``"graph"``, all nodes, or
+            ``"batch"``, those of the batch's parts, so that no further node has to be computed.
+            (default: ``"graph"``)
+        **kwargs: Further arguments of :class:`SubgraphLoader`, such as ``shuffle``. Views, kept
+            batches and workers that stay aren't there.
+
+    Raises:
+        ValueError: If the graph, its pairs or an option are unusable, naming the argument; or edges
+            of the graph are among the pairs.
+    """
+
+    def __init__(
+        self,
+        data: Data | str | Path,
+        ptr: Tensor | None = None,
+        batch_size: int = 1,
+        bipartite: bool = True,
+        log: bool = True,
+        *,
+        neg_sampling: NegativeSampling | str | None = "binary",
+        neg_pool: str = "graph",
+        **kwargs: Any,
+    ) -> None:
+        data = opened(data)
+        if isinstance(data, HeteroData):
+            raise ValueError(
+                "'data' is a HeteroData, whose pairs of nodes aren't loaded by gas: make it "
+                "homogeneous, data.to_homogeneous(), or use LinkNeighborLoader of PyG"
+            )
+        for name in NOT_THERE:
+            if kwargs.get(name):
+                raise ValueError(
+                    f"'{name}' is {kwargs[name]!r}, which batches of pairs don't have: leave it out"
+                )
+        if neg_pool not in ("graph", "batch"):
+            raise ValueError(f"'neg_pool' is {neg_pool!r}, expected 'graph' or 'batch'")
+        self.neg_sampling = _negatives(neg_sampling)
+        self.neg_pool = neg_pool
+        self._seed, self._round = int(torch.randint(2**62, ())), 0
+        kwargs["cache"] = False  # The next epoch draws others.
+        super().__init__(data, ptr, batch_size, bipartite, log, **kwargs)
+
+    def _look(self) -> None:
+        """Notes which tensors the graph has, and which pairs."""
+        super()._look()
+        self._node_keys, self._edge_keys, self._other_keys = (
+            [key for key in keys if key not in (PAIRS, LABELS)]
+            for keys in (self._node_keys, self._edge_keys, self._other_keys)
+        )
+        pairs = read_pairs(self.data, self.num_nodes)
+        label = _labels(self.data, pairs, self.neg_sampling)
+        _check_apart(self._rowptr, self._relabel.col, pairs)
+        part = torch.searchsorted(self.ptr, pairs[0], right=True) - 1
+        order = part.argsort(stable=True)
+        self._pairs, self._label, self._input_id = pairs[:, order], label[order], order
+        first = torch.searchsorted(part[order], torch.arange(self.ptr.numel()))
+        self._pair_bounds: list[int] = first.tolist()
+        told = to_csr(Edges(pairs[0], pairs[1], None, self.num_nodes), small=True)
+        self._told = told.rowptr, told.col
+
+    def __iter__(self) -> Iterator[SubData]:  # type: ignore[override]
+        if not self._order.resumes:
+            self._round += 1
+        return super().__iter__()
+
+    def without_views(self) -> SubgraphLoader:
+        """The mini-batches of the parts alone, without pairs, in order."""
+        return SubgraphLoader(
+            self.data,
+            self.ptr,
+            self.batch_size or 1,
+            self.bipartite,
+            log=False,
+            layout=self.layout,
+            edge_weight=self.edge_weight,
+            cache=False,
+            like=self,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint needs, which random numbers the pairs are drawn by among it."""
+        pairs = zlib.crc32(self._pairs.contiguous().numpy().data)
+        drawn = {"pairs": pairs, "seed": self._seed, "round": self._round}
+        return {**super().state_dict(), "drawn": drawn}
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Refuses the state of another graph, partition or list of pairs.
+
+        Raises:
+            ValueError: Saying what differs.
+        """
+        super().check_state(state)
+        if state["drawn"]["pairs"] != self.state_dict()["drawn"]["pairs"]:
+            raise ValueError(
+                "'loader' has other pairs of nodes, 'edge_label_index', than what was saved: split "
+                "the edges as they were split then"
+            )
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from a state; see :meth:`SubgraphLoader.load_state_dict`."""
+        super().load_state_dict(state)
+        self._seed, self._round = state["drawn"]["seed"], state["drawn"]["round"]
+
+    def _collate(self, parts: list[int]) -> SubData:
+        key = sorted(parts)
+        seed = hashlib.blake2b(repr((self._seed, self._round, key)).encode(), digest_size=8)
+        generator = torch.Generator().manual_seed(int.from_bytes(seed.digest(), "little"))
+        with torch.inference_mode(False), torch.no_grad():
+            nodes = _ranges(self._bounds, key)
+            which = _ranges(self._pair_bounds, key)
+            pairs = self._pairs[:, which]
+            src, dst = self._draw(pairs, nodes, generator)
+            is_own = torch.zeros(len(self._bounds) - 1, dtype=torch.bool)
+            is_own[key] = True
+            ends = torch.cat([pairs.reshape(-1), src, dst]).unique()
+            others = ends[~is_own[torch.searchsorted(self.ptr, ends, right=True) - 1]]
+            nodes = torch.cat([nodes, others])
+            batch = self.around(nodes)
+            rows, place = nodes.sort()
+            given, src, dst = (
+                place[torch.searchsorted(rows, ids.contiguous())] for ids in (pairs, src, dst)
+            )
+            _add_pairs(batch.data, given, self._label[which], src, dst, self.neg_sampling)
+            batch.data.input_id = self._input_id[which]
+        return batch
+
+    def _draw(
+        self, pairs: Tensor, nodes: Tensor, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Draws pairs that no edge joins: their first and their second nodes, each ``[M]``."""
+        sampling = self.neg_sampling
+        if sampling is None or not pairs.numel():
+            return nodes[:0], nodes[:0]
+
+        def drawn(size: int, among: Tensor | None) -> Tensor:
+            limit = self.num_own if among is None else among.numel()
+            index = torch.randint(limit, (size,), generator=generator)
+            return index if among is None else among[index]
+
+        pool = nodes if self.neg_pool == "batch" else None
+        if sampling.is_triplet():
+            src = pairs[0].repeat_interleave(int(sampling.amount))
+        else:
+            src = drawn(math.ceil(pairs.size(1) * sampling.amount), nodes)
+        dst = drawn(src.numel(), pool)
+        for _ in range(TRIES):
+            ends = torch.stack([src, dst])
+            known = joined(self._rowptr, self._relabel.col, ends) | joined(*self._told, ends)
+            again = (known | (src == dst)).nonzero().view(-1)
+            if not again.numel():
+                break
+            dst[again] = drawn(again.numel(), pool)
+            if sampling.is_binary():
+                src[again] = drawn(again.numel(), nodes)
+        return src, dst
+
+
+def _ranges(bounds: Sequence[int], parts: Sequence[int]) -> Tensor:
+    return torch.cat([torch.arange(bounds[part], bounds[part + 1]) for part in parts])
+
+
+def _add_pairs(
+    data: Data,
+    given: Tensor,
+    label: Tensor,
+    src: Tensor,
+    dst: Tensor,
+    sampling: NegativeSampling | None,
+) -> None:
+    """Adds pairs to a batch by PyG's names."""
+    if sampling is not None and sampling.is_triplet():
+        data.src_index, data.dst_pos_index = given
+        several = sampling.amount > 1
+        data.dst_neg_index = dst.view(-1, int(sampling.amount)) if several else dst
+        return
+    data[PAIRS] = torch.cat([given, torch.stack([src, dst])], dim=1)
+    data[LABELS] = torch.cat([label, label.new_zeros(src.numel(), *label.shape[1:])])
+
+
+def _negatives(sampling: NegativeSampling | str | None) -> NegativeSampling | None:
+    """What is to be drawn.
+
+    Raises:
+        ValueError: If there is no such way, or nodes have weights.
+    """
+    if isinstance(sampling, str) and sampling in ("binary", "triplet"):
+        return NegativeSampling(sampling)
+    if sampling is not None and not isinstance(sampling, NegativeSampling):
+        raise ValueError(
+            f"'neg_sampling' is {sampling!r}, expected 'binary', 'triplet', None, or a "
+            "NegativeSampling of torch_geometric.sampler"
+        )
+    if sampling is not None and not (sampling.src_weight is None and sampling.dst_weight is None):
+        raise ValueError(
+            "'neg_sampling' has weights of nodes, but each is drawn as likely here: leave them out"
+        )
+    return sampling
+
+
+def _labels(data: Data, pairs: Tensor, sampling: NegativeSampling | None) -> Tensor:
+    """The labels of the given pairs.
+
+    Raises:
+        ValueError: If they don't fit the pairs, or what is drawn.
+    """
+    label = data.get(LABELS)
+    if label is None:
+        return torch.ones(pairs.size(1))
+    if not isinstance(label, Tensor) or label.dim() == 0 or label.size(0) != pairs.size(1):
+        what = list(label.shape) if isinstance(label, Tensor) else type(label).__name__
+        raise ValueError(
+            f"'{LABELS}' is {what}, expected one label for each of the {pairs.size(1)} pairs"
+        )
+    if sampling is not None and sampling.is_triplet() and bool((label == 0).any()):
+        raise ValueError(
+            f"'{LABELS}' has zeros, but the pairs of triplets are those that are linked: leave the "
+            "others out, RandomLinkSplit(add_negative_train_samples=False)"
+        )
+    return label
+
+
+def _check_apart(rowptr: Tensor, col: Tensor, pairs: Tensor) -> None:
+    """Refuses pairs that the graph joins by an edge: messages would tell what is asked.
+
+    Raises:
+        ValueError: Saying how many.
+    """
+    shared = int((joined(rowptr, col, pairs) & (pairs[0] != pairs[1])).sum())
+    if shared:
+        raise ValueError(
+            f"{shared} of {pairs.size(1)} pairs of '{PAIRS}' are edges of the graph, along which "
+            "messages would tell the answer: take them out before gas.cluster, "
+            "gas.graph.without_links(data), or split data.coalesce(), which has each edge once, by "
+            "RandomLinkSplit(disjoint_train_ratio=0.3)"
+        )

@@ -1,0 +1,78 @@
+"""Ranks of links: by enumeration, filtered or not, with ties, in blocks."""
+
+import pytest
+import torch
+from conftest import ROOT
+
+from gas.training import compute_hits, compute_mrr, links, rank_links
+
+
+def enumerated(scores, pairs, known):
+    """The mean of the best and the worst rank that equal scores allow, pair by pair."""
+    linked = {tuple(pair) for pair in known.t().tolist() + pairs.t().tolist()}
+    ranks = []
+    for src, dst in pairs.t().tolist():
+        others = [
+            float(scores[src, node])
+            for node in range(scores.size(1))
+            if node not in (src, dst) and (src, node) not in linked
+        ]
+        mine = float(scores[src, dst])
+        best = 1 + sum(score > mine for score in others)
+        worst = 1 + sum(score >= mine for score in others)
+        ranks.append((best + worst) / 2)
+    return torch.tensor(ranks, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("bytes_held", [1, 500, 1 << 26])
+@pytest.mark.parametrize("filtered", [False, True])
+def test_ranks_are_those_of_enumeration(filtered, bytes_held, monkeypatch):
+    monkeypatch.setattr(links, "BLOCK_BYTES", bytes_held)
+    out = torch.randint(-2, 3, (40, 3)).float()  # Whole numbers: equal scores, exact sums.
+    pairs = torch.randint(40, (2, 70))
+    pairs[0, :30] = 5  # A hub.
+    known = torch.randint(40, (2, 200)) if filtered else torch.empty(2, 0, dtype=torch.long)
+    ranks = rank_links(out, pairs, known=known if filtered else None)
+    assert torch.equal(ranks, enumerated(out @ out.t(), pairs, known))
+
+
+def test_a_score_of_ones_own():
+    out = torch.randn(30, 4)
+    pairs = torch.randint(30, (2, 20))
+
+    def nearer(src, every):
+        return -torch.cdist(src, every).round(decimals=3)
+
+    none = torch.empty(2, 0, dtype=torch.long)
+    expected = enumerated(nearer(out, out), pairs, none)
+    torch.testing.assert_close(rank_links(out, pairs, score=nearer), expected)
+
+
+def test_memory_does_not_grow_with_the_square_of_nodes(monkeypatch):
+    """Never are more scores made at once than fit the block."""
+    monkeypatch.setattr(links, "BLOCK_BYTES", 4 * 10 * 500)
+    sizes = []
+
+    def score(src, every):
+        sizes.append(src.size(0) * every.size(0))
+        return src @ every.t()
+
+    rank_links(torch.randn(500, 2), torch.randint(500, (2, 900)), score=score)
+    assert max(sizes) == 10 * 500
+
+
+def test_means_over_ranks():
+    ranks = torch.tensor([1.0, 2.0, 4.0, 10.5])
+    assert compute_mrr(ranks) == pytest.approx((1 + 1 / 2 + 1 / 4 + 1 / 10.5) / 4)
+    assert [compute_hits(ranks, k) for k in (1, 3, 10, 11)] == [0.25, 0.5, 0.75, 1.0]
+    assert compute_mrr(ranks[:0]) == compute_hits(ranks[:0], 3) == 0.0
+
+
+@pytest.mark.parametrize("loss", ["binary", "triplet"])
+def test_the_example(run_script, loss):
+    options = ["--dataset", "planted:600", "--epochs", "15", "--num-parts", "8", "--loss", loss]
+    done = run_script(ROOT / "examples" / "train_links.py", *options)
+    assert done.code == 0, done.err
+    test = float(done.out.split("test: MRR ")[1].split(",")[0])
+    chance = float(done.out.split("about ")[1].split(".)")[0])
+    assert test > 1.5 * chance
