@@ -22,6 +22,7 @@ NAMES = {
     "gas.graph_file": "load_graph",
     "gas.history": """Codec DiskStore Encoded History MemoryStore Pull Store TableStore
         TransferEngine encode pick_tier""",
+    "gas.growing": "GrowingGraph",
     "gas.hetero": "HeteroModel to_typed",
     "gas.loader": "EvalSubgraphLoader HeteroLoader LinkLoader SubData SubgraphLoader",
     "gas.models": "APPNP GAT GCN GCN2 GIN PNA PNA_JK GraphSAGE",

@@ -9,34 +9,11 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gas.graph.edges import check_ids, read_graph, to_csr, with_edge_index
+from gas.graph.entries import has_entry
 
 PAIRS = "edge_label_index"  # PyG's name, and that of their labels:
 LABELS = "edge_label"
 BLOCK = 1 << 22  # Edges that are looked up at a time.
-
-
-def has_entry(rowptr: Tensor, col: Tensor, row: Tensor, value: Tensor) -> Tensor:
-    """Whether compressed rows have some entries: a binary search in each of their rows.
-
-    Args:
-        rowptr: First entry of each row, of shape ``[rows + 1]``.
-        col: Columns, which rise in each row, of shape ``[E]``.
-        row: The row to look in, of shape ``[K]``, int64.
-        value: The column to look for, of shape ``[K]``, int64.
-
-    Returns:
-        Of shape ``[K]``, bool.
-    """
-    low, end = rowptr[row], rowptr[row + 1]
-    high = end
-    for _ in range(int((end - low).max()).bit_length() if row.numel() else 0):
-        middle = (low + high) // 2
-        searched = low < high
-        below = searched & (col[middle.clamp(max=col.numel() - 1)] < value)
-        low = torch.where(below, middle + 1, low)
-        high = torch.where(searched & ~below, middle, high)
-    found = low < end
-    return found & (col[low.clamp(max=max(col.numel() - 1, 0))] == value if col.numel() else found)
 
 
 def joined(rowptr: Tensor, col: Tensor, pairs: Tensor) -> Tensor:

@@ -119,6 +119,24 @@ class DiskStore(TableStore):
         self._finalizer()
         self._file = None
 
+    def grow(self, num_rows: int) -> None:
+        """See :class:`Store`. Copies of rows, ``packed``, are given up.
+
+        Raises:
+            OSError: If the disk has no room; nothing has changed then.
+        """
+        assert self._file is not None
+        if self.packed is not None:
+            self.packed.close()
+            self.packed = None
+        element = self.dtype.itemsize
+        _extend(self._file, self.path, HEADER_BYTES + num_rows * self.columns * element)
+        named = self.content.encode()
+        header = HEADER.pack(MAGIC, VERSION, num_rows, self.columns, element, named)
+        os.pwrite(self._file, header, 0)
+        self.table = _map(self._file, num_rows, self.columns, self.dtype)
+        self.num_rows = num_rows
+
     def clone(self) -> DiskStore:
         """A copy in a temporary file."""
         twin = DiskStore(self.num_rows, self.columns, self.dtype, content=self.content)
@@ -187,13 +205,23 @@ def _reserve(path: Path, made: Path, file: int, num_bytes: int) -> None:
     """Takes the space now: a write to a mapped file on a full disk would end the program."""
     try:
         os.ftruncate(file, 0)  # What a process that was killed had reserved.
+        _extend(file, path, num_bytes)
+    except OSError:
+        made.unlink()
+        raise
+
+
+def _extend(file: int, path: Path, num_bytes: int) -> None:
+    """Makes a file so long, with zeros at its end."""
+    before = os.fstat(file).st_size
+    try:
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(file, 0, num_bytes)
         else:  # As on macOS.
-            for start in range(0, num_bytes, ZEROS_BYTES):
+            for start in range(before, num_bytes, ZEROS_BYTES):
                 os.pwrite(file, bytes(min(ZEROS_BYTES, num_bytes - start)), start)
     except OSError as error:
-        made.unlink()
+        os.ftruncate(file, before)
         if error.errno not in DISK_FULL:
             raise
         raise OSError(

@@ -52,6 +52,10 @@ class Store(abc.ABC):
         """An independent copy, in the same tier."""
         raise NotImplementedError(f"{type(self).__name__} can't be copied: it has no clone()")
 
+    def grow(self, num_rows: int) -> None:
+        """Adds rows of zeros at the end, until there are so many."""
+        raise NotImplementedError(f"{type(self).__name__} can't grow: it has no grow()")
+
     def __repr__(self) -> str:
         return (
             f"{type(self).__name__}({self.num_rows}, {self.columns}, dtype={self.dtype}, "
@@ -131,6 +135,13 @@ class MemoryStore(TableStore):
         )
         twin.table.copy_(self.table)
         return twin
+
+    def grow(self, num_rows: int) -> None:
+        """See :class:`Store`."""
+        is_pinned = self.tier == "pinned"
+        longer = MemoryStore(num_rows, self.columns, self.dtype, self.table.device, is_pinned)
+        longer.table[: self.num_rows] = self.table
+        self.table, self.num_rows = longer.table, num_rows
 
 
 StoreFactory = Callable[[int, int, torch.dtype], Store]

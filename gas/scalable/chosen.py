@@ -55,10 +55,16 @@ _exact: weakref.WeakKeyDictionary[ScalableGNN, Any] = weakref.WeakKeyDictionary(
 
 def made_exact(model: ScalableGNN) -> None:
     """Notes that the histories are what the model gives, as it is now."""
-    _exact[model] = _state_of(model)
+    _exact[model] = state_of(model)
 
 
-def _state_of(model: ScalableGNN) -> Any:
+def is_exact(model: ScalableGNN) -> bool:
+    """Whether nothing has changed since the histories were made exact."""
+    return _exact.get(model) == state_of(model)
+
+
+def state_of(model: ScalableGNN) -> Any:
+    """Tells weights and histories from what they are after any change."""
     tensors = [*model.parameters(), *model.buffers()]
     changes = [history.changes for history in model.histories]
     return [(id(tensor), tensor._version) for tensor in tensors], changes
@@ -66,7 +72,7 @@ def _state_of(model: ScalableGNN) -> Any:
 
 def _report(model: ScalableGNN, halo: Tensor) -> None:
     """Warns of rows that were read and aren't exact, with their age."""
-    if not model.histories or not halo.numel() or _exact.get(model) == _state_of(model):
+    if not model.histories or not halo.numel() or is_exact(model):
         return
     ages = [h.num_pushes - int(h.written_at[halo.cpu()].min()) for h in model.histories]
     warnings.warn(

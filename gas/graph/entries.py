@@ -1,0 +1,125 @@
+"""Compressed rows whose columns rise: entries found, added and taken out, without sorting anew."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gas.native.graph import coo_to_csr
+
+
+def first_entry(
+    rowptr: Tensor, col: Tensor, row: Tensor, value: Tensor, after: bool = False
+) -> Tensor:
+    """The first entry of rows whose column is at least some value: a binary search in each.
+
+    Args:
+        rowptr: First entry of each row, of shape ``[rows + 1]``.
+        col: Columns, which rise in each row, of shape ``[E]``.
+        row: The row to look in, of shape ``[K]``, int64.
+        value: The column to look for, of shape ``[K]``, int64.
+        after: The first entry whose column is greater. (default: ``False``)
+
+    Returns:
+        Of shape ``[K]``, int64; the end of the row where there is none.
+    """
+    low, high = rowptr[row].long(), rowptr[row + 1].long()
+    longest = int((high - low).max()) if row.numel() else 0
+    for _ in range(longest.bit_length()):
+        middle = (low + high) // 2
+        found = col[middle.clamp(max=col.numel() - 1)]
+        below = (low < high) & ((found <= value) if after else (found < value))
+        high = torch.where(below | (low >= high), high, middle)
+        low = torch.where(below, middle + 1, low)
+    return low
+
+
+def has_entry(rowptr: Tensor, col: Tensor, row: Tensor, value: Tensor) -> Tensor:
+    """Whether rows have entries of some columns, of shape ``[K]``; see :func:`first_entry`."""
+    at = first_entry(rowptr, col, row, value)
+    if not col.numel():
+        return torch.zeros_like(row, dtype=torch.bool)
+    return (at < rowptr[row + 1]) & (col[at.clamp(max=col.numel() - 1)] == value)
+
+
+def every_entry(rowptr: Tensor, col: Tensor, row: Tensor, value: Tensor) -> Tensor:
+    """The positions of all entries of some rows and columns, equal ones included."""
+    begin = first_entry(rowptr, col, row, value)
+    count = first_entry(rowptr, col, row, value, after=True) - begin
+    before = count.cumsum(0) - count
+    return torch.arange(int(count.sum())) + torch.repeat_interleave(begin - before, count)
+
+
+def rows_of(rowptr: Tensor, entry: Tensor) -> Tensor:
+    """The row of each entry, of shape ``[K]``."""
+    return torch.searchsorted(rowptr, entry, right=True) - 1
+
+
+def with_entries(
+    rowptr: Tensor, col: Tensor, row: Tensor, new_col: Tensor, num_rows: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Adds entries, and rows without any at the end; equal ones come after those that were there.
+
+    Args:
+        rowptr: First entry of each row, of shape ``[rows + 1]``.
+        col: Columns, which rise in each row, of shape ``[E]``.
+        row: The row of each new entry, of shape ``[K]``, int64.
+        new_col: Its column, of shape ``[K]``, int64.
+        num_rows: The number of rows then.
+
+    Returns:
+        ``rowptr``, ``col``, and for each entry its position in the old ones, followed by the new.
+    """
+    longer = torch.cat([rowptr, rowptr[-1:].expand(num_rows + 1 - rowptr.numel())])
+    added, new_col, order = coo_to_csr(row.contiguous(), new_col.contiguous(), num_rows)
+    row = row[order]
+    at = first_entry(longer, col, row, new_col, after=True) + torch.arange(row.numel())
+    is_old = torch.ones(col.numel() + row.numel(), dtype=torch.bool)
+    is_old[at] = False
+    source = torch.empty(is_old.numel(), dtype=torch.long)
+    source[is_old] = torch.arange(col.numel())
+    source[at] = col.numel() + order
+    out = torch.empty(is_old.numel(), dtype=col.dtype)
+    out[is_old] = col
+    out[at] = new_col.to(col.dtype)
+    return longer + added, out, source
+
+
+def without_entries(rowptr: Tensor, col: Tensor, entry: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Takes entries out.
+
+    Returns:
+        ``rowptr``, ``col``, and the positions of those that stay.
+    """
+    stays = torch.ones(col.numel(), dtype=torch.bool)
+    stays[entry] = False
+    taken = torch.bincount(rows_of(rowptr, entry.unique()), minlength=rowptr.numel() - 1)
+    fewer = rowptr.clone()
+    fewer[1:] -= taken.cumsum(0)
+    return fewer, col[stays], stays.nonzero().view(-1)
+
+
+def changed_rows(
+    before: tuple[Tensor, Tensor, Tensor | None], after: tuple[Tensor, Tensor, Tensor | None]
+) -> Tensor:
+    """Rows that differ in an entry or its weight, new ones included.
+
+    Args:
+        before: ``rowptr``, ``col`` and weights, or ``None``.
+        after: The same, with as many rows or more at the end.
+
+    Returns:
+        Their numbers, rising.
+    """
+    (old_ptr, old_col, old_weight), (new_ptr, new_col, new_weight) = before, after
+    num_old, num_new = old_ptr.numel() - 1, new_ptr.numel() - 1
+    size = new_ptr.diff()
+    is_alike = torch.zeros(num_new, dtype=torch.bool)
+    is_alike[:num_old] = size[:num_old] == old_ptr.diff()
+    old_at = torch.repeat_interleave(is_alike[:num_old], old_ptr.diff())
+    new_at = torch.repeat_interleave(is_alike, size)
+    differs = old_col[old_at] != new_col[new_at]
+    if old_weight is not None and new_weight is not None:
+        differs |= old_weight[old_at] != new_weight[new_at]
+    is_alike[rows_of(new_ptr, new_at.nonzero().view(-1)[differs])] = False
+    return (~is_alike).nonzero().view(-1)

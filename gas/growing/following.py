@@ -1,0 +1,138 @@
+"""A model whose histories follow a graph that grows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gas.graph.entries import rows_of
+from gas.history.store import Store
+from gas.loader import SubgraphLoader
+from gas.scalable import ScalableGNN
+from gas.scalable.chosen import ChosenNodes, is_exact, made_exact, state_of
+
+
+class Following:
+    """The histories of a model, and which of their rows have other neighbours than they were of.
+
+    Args:
+        model: The model, or ``None``.
+
+    Raises:
+        ValueError: If it is no model of one graph in one process.
+    """
+
+    def __init__(self, model: ScalableGNN | None) -> None:
+        if model is not None and not isinstance(model, ScalableGNN):
+            raise ValueError(
+                f"'model' is a {type(model).__name__}, expected a ScalableGNN: convert it, "
+                "gas.to_scalable(net, data)"
+            )
+        self.model = model
+        self.changed = torch.empty(0, dtype=torch.long)
+        """Rows with other neighbours than when histories were refreshed."""
+        self._exact_but: Any = None  # What an exact model was when the first of them changed.
+
+    def check(self) -> None:
+        """Refuses a model that can't follow now.
+
+        Raises:
+            ValueError: If it is one of several ranks, or its histories can't grow.
+        """
+        if self.model is None:
+            return
+        if self.model.ranks is not None:
+            raise ValueError(
+                "'model' is one of several ranks, whose graphs don't grow: use it in one process"
+            )
+        for history in self.model.histories:
+            if type(history.store).grow is Store.grow:
+                raise ValueError(
+                    f"'store' is a {type(history.store).__name__}, which can't grow: write its "
+                    "grow(num_rows), or use store='host' or 'disk'"
+                )
+
+    def extend(self, num_nodes: int) -> None:
+        """Gives the histories rows for new nodes, until there are so many."""
+        model = self.model
+        if model is None:
+            return
+        if is_exact(model):
+            self._exact_but = state_of(model)
+        was_exact = self._exact_but == state_of(model)
+        for history in model._all_histories():
+            history.grow(num_nodes)
+        model.num_nodes = num_nodes
+        self._exact_but = state_of(model) if was_exact else None
+
+    def mark(self, changed: Tensor, loader: SubgraphLoader) -> None:
+        """Makes rows the oldest that are computed from what has changed.
+
+        Args:
+            changed: Rows of nodes whose edges have changed, new ones among them.
+            loader: Of the graph as it is now.
+        """
+        model = self.model
+        if model is None:
+            return
+        was_exact = self._exact_but == state_of(model)
+        self.changed = torch.cat([self.changed, changed]).unique()
+        model._ahead = []
+        model._chosen = ChosenNodes(loader)
+        rows = changed
+        for layer, history in enumerate(model.histories):
+            history.mark_stale(rows)
+            for bank in model.view_histories or ():
+                bank[layer].mark_stale(rows)
+            rows = reached(loader, rows)
+        self._exact_but = state_of(model) if was_exact else None
+
+    @torch.no_grad()
+    def refresh(self, loader: SubgraphLoader, size: int, every: Callable[[], Any]) -> Tensor:
+        """Writes the rows that are stale, and those that were computed from them.
+
+        Args:
+            loader: Of the graph as it is now.
+            size: How many nodes to compute at a time.
+            every: Writes all rows.
+
+        Returns:
+            The rows of nodes whose outputs are others.
+        """
+        model = self.model
+        if model is None:
+            raise ValueError("'model' is missing: pass it to GrowingGraph(data, num_parts, model=)")
+        was_exact, rows = self._exact_but == state_of(model), self.changed
+        modes = [(module, module.training) for module in model.modules()]
+        model.eval()
+        try:
+            for _ in model.histories:  # A sweep makes one more of them right.
+                if 2 * rows.numel() > loader.num_nodes:
+                    every()
+                    rows = torch.arange(loader.num_nodes)
+                    break
+                for nodes in rows.split(size) if rows.numel() else ():
+                    model(loader.around(nodes))
+                rows = reached(loader, rows)
+        finally:
+            for module, mode in modes:
+                module.training = mode
+        self.changed = self.changed[:0]
+        self._exact_but = None
+        if was_exact:
+            made_exact(model)
+        return rows
+
+
+def reached(loader: SubgraphLoader, rows: Tensor) -> Tensor:
+    """Some nodes, and all to which an edge leads from them; rising."""
+    if not rows.numel():
+        return rows
+    is_reached = torch.zeros(loader.num_nodes, dtype=torch.bool)
+    is_reached[rows] = True
+    entry = is_reached[loader._relabel.col].nonzero().view(-1)
+    is_reached[rows_of(loader._rowptr, entry)] = True
+    return is_reached.nonzero().view(-1)

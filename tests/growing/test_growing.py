@@ -1,0 +1,331 @@
+"""Graphs that grow: what they are, and what histories and outputs are, against graphs made anew."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import ROOT, random_graph
+from torch_geometric.data import Data
+from torch_geometric.nn import GCN, GATConv, GINEConv, GraphSAGE
+
+import gas
+from gas.growing import GrowingGraph
+
+NUM_NODES = 60
+
+
+class WithEdges(torch.nn.Module):
+    """Takes features of edges."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = GINEConv(torch.nn.Linear(5, 8), edge_dim=3)
+        self.last = GINEConv(torch.nn.Linear(8, 4), edge_dim=3)
+
+    def forward(self, x, edge_index, edge_attr):
+        return self.last(self.first(x, edge_index, edge_attr).relu(), edge_index, edge_attr)
+
+
+class Attention(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(
+            [GATConv(5, 4, heads=2), GATConv(8, 4, heads=2), GATConv(8, 4)]
+        )
+
+    def forward(self, x, edge_index):
+        for layer in self.layers[:-1]:
+            x = layer(x, edge_index).relu()
+        return self.layers[-1](x, edge_index)
+
+
+NETS = {
+    "sage": lambda: GraphSAGE(5, 8, num_layers=3, out_channels=4),
+    "gcn": lambda: GCN(5, 8, num_layers=3, out_channels=4),  # By degrees: weights follow.
+    "gat": Attention,  # Self-loops of the whole graph.
+    "gine": WithEdges,
+}
+
+
+def whole(kind="sage", num_edges=200):
+    data = random_graph(NUM_NODES, num_edges=num_edges) if num_edges else random_graph(NUM_NODES)
+    if kind == "gine":
+        data.edge_attr = torch.randn(data.num_edges, 3)
+    return data
+
+
+def run(net, data):
+    args = (data.x, data.edge_index) + ((data.edge_attr,) if "edge_attr" in data else ())
+    with torch.no_grad():
+        return net.eval()(*args)
+
+
+class Replay:
+    """A graph that is changed beside one that is made anew."""
+
+    def __init__(self, data, live):
+        self.data, self.live = copy.copy(data), live
+
+    def add(self, count, num_edges):
+        total = self.data.num_nodes + count
+        nodes = {
+            key: torch.randn(count, 5) if key == "x" else torch.randint(3, (count,))
+            for key in ("x", "y")
+        }
+        edge_index = torch.randint(total, (2, num_edges))
+        edges = {}
+        if "edge_attr" in self.data:
+            edges["edge_attr"] = torch.randn(num_edges, 3)
+        new = self.live.update(nodes if count else None, edge_index, edges)
+        assert new.tolist() == list(range(total - count, total))
+        self.data.edge_index = torch.cat([self.data.edge_index, edge_index], 1)
+        for key, rows in {**(nodes if count else {}), **edges}.items():
+            self.data[key] = torch.cat([self.data[key], rows])
+        masks = {k: v for k, v in self.data if k.endswith("_mask")}
+        for key, mask in masks.items():
+            self.data[key] = torch.nn.functional.pad(mask, (0, count))
+        self.data.num_nodes = total
+
+    def remove(self, number):
+        which = torch.randperm(self.data.num_edges)[:number]
+        pairs = self.data.edge_index[:, which]
+        self.live.update(remove=pairs)
+        taken = {tuple(pair) for pair in pairs.t().tolist()}
+        kept = [k for k, e in enumerate(self.data.edge_index.t().tolist()) if tuple(e) not in taken]
+        self.data.edge_index = self.data.edge_index[:, kept]
+        if "edge_attr" in self.data:
+            self.data.edge_attr = self.data.edge_attr[kept]
+
+
+def made(kind="sage", **options):
+    data = whole(kind)
+    net = NETS[kind]().eval()
+    model = gas.to_scalable(net, data, **options).eval()
+    live = GrowingGraph(data, 5, model=model, log=False)
+    model.predict(live.graph)
+    return net, model, Replay(data, live)
+
+
+def hidden_states(model, data):
+    """The histories after inference on a graph that was cut anew, by the ids of its data."""
+    other = model.for_graph(data.num_nodes)
+    graph = gas.cluster(data, 4, model=model, log=False)
+    other.predict(graph)
+    return [history.emb[graph.perm.argsort()] for history in other.histories]
+
+
+@pytest.mark.parametrize("kind", NETS)
+def test_it_is_the_graph_that_is_made_anew(kind):
+    """Every node, edge and attribute, after additions and removals in turn."""
+    torch.manual_seed(1)
+    net, model, replay = made(kind)
+    for change in ((0, 7), (6, 20), None, (1, 0), (14, 40), None):
+        replay.remove(9) if change is None else replay.add(*change)
+        live, data = replay.live, replay.data
+        graph = live.graph
+        assert live.num_nodes == data.num_nodes
+        assert torch.equal(graph.x[graph.perm.argsort()], data.x)
+        assert torch.equal(graph.train_mask[graph.perm.argsort()], data.train_mask)
+        assert int(graph.parts[-1]) == data.num_nodes
+        assert (graph.parts.diff() > 0).all()
+        assert (graph.parts.diff() <= 2 * (-(-NUM_NODES // 5))).all()
+        out = model.predict(graph)
+        torch.testing.assert_close(out, run(net, data), rtol=1e-5, atol=1e-5)
+        seen = torch.cat([batch.n_id[: batch.batch_size] for batch in live.loader(log=False)])
+        assert torch.equal(seen.sort().values, torch.arange(data.num_nodes))
+
+
+@pytest.mark.parametrize("store", ["host", "disk"])
+@pytest.mark.parametrize("kind", NETS)
+def test_a_refresh_makes_histories_exact_and_computes_no_other_rows(kind, store):
+    torch.manual_seed(2)
+    net, model, replay = made(kind, store=store)
+    graph = replay.live.graph
+    for change in ((1, 2), None, (0, 1)):
+        before = [history.written_at.clone() for history in model.histories]
+        out = run(net, replay.data)
+        replay.remove(1) if change is None else replay.add(*change)
+        assert replay.live.stale.numel()
+        ids = replay.live.refresh()
+        assert not replay.live.stale.numel()
+        mine = [history.emb[graph.perm.argsort()] for history in model.histories]
+        for one, other in zip(mine, hidden_states(model, replay.data), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+        for history, old in zip(model.histories, before, strict=True):
+            assert history.num_embeddings == replay.data.num_nodes
+            is_same = history.written_at[: old.numel()] == old
+            assert is_same.any() or kind in ("sage", "gcn", "gat")  # Three layers reach nearly all.
+        now = run(net, replay.data)
+        size = out.size(0)
+        differs = (now[:size] - out).abs().amax(1) > 1e-6
+        others = set(differs.nonzero().view(-1).tolist()) | set(range(size, now.size(0)))
+        assert others <= set(ids.tolist())
+        few = torch.arange(0, replay.data.num_nodes, 7)
+        torch.testing.assert_close(  # No warning: they are exact.
+            model.predict(graph, nodes=few), now[few], rtol=1e-5, atol=1e-5
+        )
+
+
+def ring_of(num_nodes):
+    node = torch.arange(num_nodes)
+    data = Data(x=torch.randn(num_nodes, 5), edge_index=torch.stack([node, (node + 1) % num_nodes]))
+    data.train_mask = torch.ones(num_nodes, dtype=torch.bool)
+    data.y = torch.zeros(num_nodes, dtype=torch.long)
+    return data
+
+
+def test_only_rows_within_reach_are_written():
+    """In a ring of one direction, an edge into node 50 changes one row of the first history more
+    than of the second, and so on."""
+    data = ring_of(200)
+    model = gas.to_scalable(GraphSAGE(5, 8, num_layers=3, out_channels=4), data)
+    live = GrowingGraph(data, 4, model=model, log=False)
+    model.predict(live.graph)
+    pushes = [history.num_pushes for history in model.histories]
+    live.update(edge_index=torch.tensor([[7], [50]]))
+    assert live.stale.tolist() == [50]
+    row_of = live.graph.perm.argsort()
+    marked = [(history.written_at == 1).nonzero().view(-1) for history in model.histories]
+    assert set(row_of[50:51].tolist()) <= set(marked[0].tolist())
+    assert set(row_of[50:52].tolist()) <= set(marked[1].tolist())
+    assert live.refresh().tolist() == [50, 51, 52]
+    for history, many in zip(model.histories, pushes, strict=True):
+        written = live.graph.perm[(history.written_at > many).nonzero().view(-1)]
+        assert written.sort().values.tolist() == [50, 51]
+
+
+def outs(model, loader):
+    return [(model(batch), batch.own.y) for batch in loader]
+
+
+def test_new_rows_are_warned_about_once():
+    _, model, replay = made()
+    data, live = replay.data, replay.live
+    new = live.update(
+        {"x": torch.randn(2, 5), "y": torch.zeros(2, dtype=torch.long)},
+        torch.tensor([[60, 61, 0], [0, 1, 60]]),
+    )
+    assert [int((history.age == -1).sum()) for history in model.histories] == [2, 2]
+    loader = live.loader(log=False, batch_size=2)
+    with pytest.warns(UserWarning, match="read before it was filled"):
+        outs(model, loader)
+    outs(model, loader)
+    live.update({"x": torch.randn(1, 5), "y": torch.zeros(1, dtype=torch.long)})
+    assert new.tolist() == [60, 61]
+    assert data.num_nodes == 60
+
+
+def test_training_writes_what_is_stale():
+    """Batches of the new graph are those of a graph that was made so: equal losses."""
+    _, model, replay = made()
+    replay.add(10, 60)
+    live, data = replay.live, replay.data
+    twin = copy.deepcopy(model)
+    graph = live.graph
+    anew = gas.permute(data, graph.perm, log=False)
+    loaders = [
+        live.loader(batch_size=2, log=False),
+        gas.SubgraphLoader(anew, graph.parts, batch_size=2, log=False, layout="fused"),
+    ]
+    losses = []
+    for net, loader in zip((model, twin), loaders, strict=True):
+        for history in net.histories:
+            history.reset_parameters()
+        with pytest.warns(UserWarning, match="read before"):
+            found = outs(net, loader)
+        losses.append(torch.stack([F.cross_entropy(out, y) for out, y in found]))
+    assert torch.equal(*losses)
+
+
+def test_an_old_loader_is_refused_and_a_new_one_follows():
+    _, model, replay = made()
+    loader = replay.live.loader(log=False)
+    batch = next(iter(loader))
+    replay.add(0, 3)
+    with pytest.raises(ValueError, match="make a new loader"):
+        next(iter(loader))
+    replay.add(2, 3)
+    with pytest.raises(ValueError, match="60 nodes"):
+        model(batch)
+    assert sum(b.batch_size for b in replay.live.loader(log=False)) == 62
+
+
+def test_nothing_changes_where_something_is_wrong():
+    _, model, replay = made("gine")
+    live = replay.live
+    before = copy.copy(live.graph)
+    edge = torch.tensor([[0], [1]])
+    attr = {"edge_attr": torch.zeros(1, 3)}
+    for options in (
+        {"edge_index": edge},
+        {"edge_index": edge + 60, "edges": attr},
+        {"nodes": {"x": torch.zeros(2, 5)}},
+        {"nodes": {"x": torch.zeros(2, 4), "y": torch.zeros(2)}},
+        {"remove": torch.tensor([[0], [0]])},
+    ):
+        with pytest.raises(ValueError, match=r"edge|nodes|remove"):
+            live.update(**options)
+    assert live.num_nodes == model.num_nodes == 60
+    assert all(before[key] is live.graph[key] for key in ("x", "adj_t", "parts", "perm"))
+
+
+def test_a_graph_without_a_model():
+    data = whole()
+    live = GrowingGraph(data, 3, log=False)
+    live.update(edge_index=torch.tensor([[0], [59]]))
+    assert live.graph.num_edges == data.num_edges + 1
+
+
+def test_files_of_histories_grow_and_are_opened_again(tmp_path):
+    data = whole()
+    net = GraphSAGE(5, 8, num_layers=2, out_channels=4)
+    model = gas.to_scalable(net, data, store="disk", path=tmp_path)
+    live = GrowingGraph(data, 3, model=model, log=False)
+    model.predict(live.graph)
+    replay = Replay(data, live)
+    replay.add(5, 10)
+    live.refresh()
+    rows, ages = model.histories[0].emb.clone(), model.histories[0].written_at.clone()
+    model.close()
+    again = gas.History(65, 8, store="disk", path=tmp_path / "history_0")
+    assert torch.equal(again.emb, rows)
+    assert torch.equal(again.written_at, ages)
+    again.close()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
+def test_rounded_rows_stay_as_they_are(dtype):
+    history = gas.History(10, 6, dtype=dtype)
+    x = torch.randn(10, 6)
+    history.push(x)
+    before = history.pull()
+    history.grow(13)
+    assert torch.equal(history.pull(torch.arange(10)), before)
+    assert history.age.tolist() == [0] * 10 + [-1] * 3
+    history.push(torch.ones(3, 6), torch.arange(10, 13))
+    assert history.pull(torch.arange(10, 13)).float().allclose(torch.ones(3, 6), atol=0.02)
+
+
+def test_checkpoints_have_rows_that_were_marked(tmp_path):
+    """A row that changed since the last checkpoint is written, however old it counts."""
+    _, model, replay = made()
+    for number in range(3):
+        gas.save(tmp_path, model)
+        for history in model.histories:
+            history.push(torch.full((1, 8), float(number)), torch.tensor([5]))
+            history.mark_stale(torch.tensor([5]))
+    gas.save(tmp_path, model)
+    other = gas.to_scalable(NETS["sage"](), replay.data)
+    gas.load(tmp_path, other)
+    assert torch.equal(other.histories[0].pull(torch.tensor([5])), torch.full((1, 8), 2.0))
+
+
+def test_the_example(run_script):
+    options = ["--dataset", "planted:600", "--arrivals", "2", "--epochs", "10", "--num-parts", "6"]
+    done = run_script(ROOT / "examples" / "grow_graph.py", *options)
+    assert done.code == 0, done.err
+    rows = [line.split("|") for line in done.out.splitlines() if "%" in line]
+    scores = [[float(cell.split("%")[0]) for cell in row[1:]] for row in rows]
+    assert len(scores) == 2
+    assert all(score > 40 for row in scores for score in row)  # Of 16 classes.
