@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gas.chosen import ChosenNodes, is_exact, made_exact, state_of
 from gas.graph.entries import rows_of
 from gas.history.store import Store
 from gas.loader import SubgraphLoader
 from gas.scalable import ScalableGNN
-from gas.scalable.chosen import ChosenNodes, is_exact, made_exact, state_of
 
 
 class Following:

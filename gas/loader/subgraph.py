@@ -121,7 +121,7 @@ class SubgraphLoader(DataLoader):
         like: SubgraphLoader | None = None,
         **kwargs: Any,
     ) -> None:
-        _check_batch_size(batch_size)
+        check_batch_size(batch_size)
         data = opened(data)
         again = _made_of(kwargs)
         if again is not None:
@@ -156,7 +156,7 @@ class SubgraphLoader(DataLoader):
         elif graph_transform is not None:
             data = graph_transform(copy.copy(data))
         data = local_graph(data)
-        ptr = _parts(data, ptr)
+        ptr = parts_in(data, ptr)
         self.shard: Shard | None = shard_in(data)
         """Which nodes and edges of the whole graph those are that it loads, if not all."""
         self._layout = find_layout(layout)
@@ -594,50 +594,7 @@ class SubgraphLoader(DataLoader):
         )
 
 
-class EvalSubgraphLoader(SubgraphLoader):
-    """Loads the mini-batches of a partitioned graph in order, for evaluation.
-
-    Consecutive parts are joined, so every batch is one range of nodes; the batches are fixed.
-
-    Args:
-        data: The graph, from :func:`gas.cluster` or :func:`gas.permute`, or the path of a graph
-            folder.
-        ptr: See :class:`SubgraphLoader`.
-        batch_size: Parts per mini-batch. (default: ``1``)
-        bipartite: See :class:`SubgraphLoader`. (default: ``True``)
-        log: Report progress on standard error. (default: ``True``)
-        **kwargs: Further arguments of :class:`SubgraphLoader`, ``shuffle`` excepted.
-    """
-
-    def __init__(
-        self,
-        data: Data | str | Path,
-        ptr: Tensor | None = None,
-        batch_size: int = 1,
-        bipartite: bool = True,
-        log: bool = True,
-        **kwargs: Any,
-    ) -> None:
-        if kwargs.pop("shuffle", False):
-            raise ValueError("'shuffle' is True, but evaluation has a fixed order: leave it out")
-        _check_batch_size(batch_size)
-        data = opened(data)
-        if isinstance(data, HeteroData):
-            raise ValueError(
-                "'data' is a HeteroData: pass gas.SubgraphLoader(graph), or the graph itself, to "
-                "model.predict"
-            )
-        if kwargs.get("layout") is None:
-            kwargs["layout"] = default_layout(data.get("adj_t"), is_clustered=ptr is None)
-        mine = local_graph(data)
-        ptr, shard = _parts(mine, ptr), shard_in(mine)
-        num_nodes = with_csr_features(mine).num_nodes if shard is None else shard.num_own
-        check_ptr(ptr, num_nodes)
-        ptr = torch.unique_consecutive(torch.cat([ptr[::batch_size], ptr[-1:]]))
-        super().__init__(data, ptr, 1, bipartite, log, **kwargs)
-
-
-def _parts(data: Data, ptr: Tensor | None) -> Tensor:
+def parts_in(data: Data, ptr: Tensor | None) -> Tensor:
     """The parts that a loader was given, or those of its graph."""
     if ptr is not None:
         return ptr
@@ -697,7 +654,8 @@ def _check_undivided(options: Mapping[str, Any]) -> None:
         )
 
 
-def _check_batch_size(batch_size: int) -> None:
+def check_batch_size(batch_size: int) -> None:
+    """Refuses what is no number of parts."""
     check_integer("batch_size", batch_size, 1, expected="a whole number of parts, at least 1")
 
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
+from gas.chosen import made_exact
 from gas.history import History
 from gas.history.features import Features
 from gas.loader.batch import SubData
 from gas.scalable.call import Reached, Sweep, adjacency, check_graph, named_arguments
-from gas.scalable.chosen import made_exact
 from gas.scalable.ranks import of_one_shard
 from gas.scalable.run import exact, run_sweep, taken
 

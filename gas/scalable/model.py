@@ -20,6 +20,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
 
+from gas.chosen import ChosenNodes, predict_nodes
 from gas.graph.cluster import PERM, in_first_order
 from gas.graph.folder import opened
 from gas.graph.shards import SHARD
@@ -44,7 +45,6 @@ from gas.scalable.call import (
     check_halo,
     named_arguments,
 )
-from gas.scalable.chosen import ChosenNodes, predict_nodes
 from gas.scalable.exact import Watch
 from gas.scalable.exchange import exchange_in_graph, exchange_now
 from gas.scalable.inference import layer_wise
