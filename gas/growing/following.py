@@ -107,8 +107,11 @@ class Following:
             raise ValueError("'model' is missing: pass it to GrowingGraph(data, num_parts, model=)")
         was_exact, rows = self._exact_but == state_of(model), self.changed
         modes = [(module, module.training) for module in model.modules()]
+        warned = [history._warned for history in model.histories]
         model.eval()
         try:
+            for history in model.histories:  # New rows are read before the sweep that writes them.
+                history._warned = True
             for _ in model.histories:  # A sweep makes one more of them right.
                 if 2 * rows.numel() > loader.num_nodes:
                     every()
@@ -120,6 +123,8 @@ class Following:
         finally:
             for module, mode in modes:
                 module.training = mode
+            for history, before in zip(model.histories, warned, strict=True):
+                history._warned = before
         self.changed = self.changed[:0]
         self._exact_but = None
         if was_exact:

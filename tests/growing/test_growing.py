@@ -167,6 +167,22 @@ def test_a_refresh_makes_histories_exact_and_computes_no_other_rows(kind, store)
         )
 
 
+def test_a_refresh_in_several_batches_warns_of_nothing():
+    """Where new nodes are each other's halo."""
+    _, model, replay = made()
+    replay.live._part_size = 2
+    replay.add(9, 3)
+    new = torch.arange(60, 69)
+    edges = torch.stack([new, new.roll(1)])
+    replay.live.update(edge_index=edges)
+    replay.data.edge_index = torch.cat([replay.data.edge_index, edges], 1)
+    replay.live.refresh()
+    graph = replay.live.graph
+    mine = [history.emb[graph.perm.argsort()] for history in model.histories]
+    for one, other in zip(mine, hidden_states(model, replay.data), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
 def ring_of(num_nodes):
     node = torch.arange(num_nodes)
     data = Data(x=torch.randn(num_nodes, 5), edge_index=torch.stack([node, (node + 1) % num_nodes]))
