@@ -26,7 +26,7 @@ def first_entry(
     low, high = rowptr[row].long(), rowptr[row + 1].long()
     longest = int((high - low).max()) if row.numel() else 0
     for _ in range(longest.bit_length()):
-        middle = (low + high) // 2
+        middle = (low + high) >> 1
         found = col[middle.clamp(max=col.numel() - 1)]
         below = (low < high) & ((found <= value) if after else (found < value))
         high = torch.where(below | (low >= high), high, middle)

@@ -23,6 +23,8 @@ from gas.history.store import StoreFactory, TableStore
 from gas.history.tiers import make_store
 from gas.native.checks import check_index, check_integer, check_range
 
+SHORT = 8  # Rows of a range, on average, below which its rows are moved one by one.
+
 
 class History(torch.nn.Module):
     """A table with the last embedding that was pushed for every node.
@@ -396,7 +398,7 @@ class History(torch.nn.Module):
         if (offset is None) != (count is None):
             raise ValueError("'offset' and 'count' describe ranges together: pass both or neither")
         where: Where
-        if offset is not None and count is not None:
+        if offset is not None and count is not None and not _are_short(n_id, offset, count):
             where = self._ranges(x, n_id, offset, count)
         elif n_id is not None:
             check_index("n_id", n_id)
@@ -613,3 +615,17 @@ class History(torch.nn.Module):
         if isinstance(self.store, TableStore) and self.store.tier == "device":
             place = f"device={self.store.table.device}"
         return f"{self.num_embeddings}, {self.embedding_dim}, dtype={self.codec}, {place}"
+
+
+def _are_short(
+    n_id: Tensor | None, offset: Tensor | Sequence[int], count: Tensor | Sequence[int]
+) -> bool:
+    """Whether ranges of rows, which are those of ``n_id``, are moved faster one row at a time."""
+    if n_id is None or not isinstance(offset, Tensor) or not isinstance(count, Tensor):
+        return False
+    few = offset.numel() * SHORT < n_id.numel()
+    if few or n_id.device.type != "cpu" or offset.shape != count.shape or bool((count < 0).any()):
+        return False
+    before = count.cumsum(0) - count
+    rows = torch.repeat_interleave(offset - before, count)
+    return torch.equal(rows + torch.arange(rows.numel()), n_id)

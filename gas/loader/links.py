@@ -196,10 +196,11 @@ class LinkLoader(SubgraphLoader):
         else:
             src = drawn(math.ceil(pairs.size(1) * sampling.amount), nodes)
         dst = drawn(src.numel(), pool)
+        again = torch.arange(src.numel())
         for _ in range(TRIES):
-            ends = torch.stack([src, dst])
+            ends = torch.stack([src[again], dst[again]])
             known = joined(self._rowptr, self._relabel.col, ends) | joined(*self._told, ends)
-            again = (known | (src == dst)).nonzero().view(-1)
+            again = again[known | (ends[0] == ends[1])]
             if not again.numel():
                 break
             dst[again] = drawn(again.numel(), pool)

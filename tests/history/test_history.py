@@ -195,3 +195,25 @@ def test_bad_sizes(arguments, message):
         gas.History(*arguments)
     with pytest.raises(ValueError, match="'dtype' is torch.int64"):
         gas.History(4, 4, dtype=torch.int64)
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_many_short_ranges_are_the_rows_that_they_name(shift):
+    """Ranges of a row or two are moved one by one; those that aren't ``n_id`` are refused."""
+    history, other = gas.History(50, 4), gas.History(50, 4)
+    offset, count = torch.tensor([3, 9, 20, 41]), torch.tensor([1, 2, 1, 0])
+    n_id = torch.tensor([3, 9, 10, 20])
+    x = torch.randn(4, 4)
+    if shift:
+        with pytest.raises(ValueError, match="disagree"):
+            history.push(x, n_id + shift, offset, count)
+        assert not history.written.any()
+        return
+    history.push(x, n_id, offset, count)
+    other.push(x, n_id)
+    assert torch.equal(history.emb, other.emb)
+    assert torch.equal(history.age, other.age)
+    with pytest.raises(IndexError, match="outside"):
+        history.push(
+            x, torch.tensor([3, 9, 10, 50]), torch.tensor([3, 9, 50]), torch.tensor([1, 2, 1])
+        )
