@@ -23,7 +23,7 @@ NAMES = {
     "gas.history": """Codec DiskStore Encoded History MemoryStore Pull Store TableStore
         TransferEngine encode pick_tier""",
     "gas.hetero": "HeteroModel to_typed",
-    "gas.loader": "EvalSubgraphLoader HeteroLoader SubData SubgraphLoader",
+    "gas.loader": "EvalSubgraphLoader HeteroLoader PartSampler SubData SubgraphLoader",
     "gas.models": "APPNP GAT GCN GCN2 GIN PNA PNA_JK GraphSAGE",
     "gas.nn": """Adjacency Dropout EdgeConv GATConv GATv2Conv GCN2Conv GCNConv GINConv GMMConv
         GraphConv Linear SAGEConv SimpleConv dropout edge_conv fuse gat_attention gatv2_attention
