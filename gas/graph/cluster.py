@@ -91,7 +91,9 @@ def cluster(
             this returns. (default: none)
         balance: What every part gets about equally many of: ``"train_mask"``, or the name of
             another mask, for the nodes in it and those of each class in ``y``; or classes of nodes,
-            by name or as a tensor, see :func:`gas.metis`. (default: nodes)
+            by name or as a tensor, see :func:`gas.metis`. Where many nodes are in the mask and
+            neighbours have the same class, classes cost many more cut edges: pass
+            ``data.train_mask`` itself, which balances the mask alone. (default: nodes)
 
     Returns:
         The graph with its nodes, masks, lists of node ids (``train_idx``, ...) and edges

@@ -89,8 +89,8 @@ class SubgraphLoader(DataLoader):
         like: Another loader of the same graph, whose copy of edges and weights is shared.
             (default: a copy of its own)
         **kwargs: Further arguments of ``torch.utils.data.DataLoader``, such as ``shuffle``, or
-            ``sampler=DistributedSampler(range(num_parts))``, which gives each process some of the
-            parts; a graph with ``shards`` refuses that, where each has those of its own.
+            ``sampler``: a :class:`gas.loader.PartSampler`; ``DistributedSampler(range(num_parts))``
+            gives each process some of the parts, which a graph with ``shards`` does by itself.
 
     Raises:
         ValueError: If the graph, ``ptr`` or an option is unusable, naming the argument; when an

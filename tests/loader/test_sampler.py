@@ -363,12 +363,14 @@ def test_all_labelled_parts_once_are_scaled_as_without_a_sampler():
 # Checkpoints --------------------------------------------------------------------------------------
 
 
-def training(**options):
+def training(ahead=False, **options):
     graph, model = made()
     torch.manual_seed(3)
     generator = torch.Generator().manual_seed(7) if options.pop("own", False) else None
     loader, sampler = loader_of(graph, generator=generator, **options)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    if ahead:
+        loader = gas.PrefetchLoader(loader, model)
     return (model, optimizer, loader), graph, sampler
 
 
@@ -393,13 +395,13 @@ def curve(parts, graph, sampler, epochs, stop=None, save=None):
     return found
 
 
-@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize(("own", "ahead"), [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize(
     "options",
     [{}, {"every": 4}, {"by": "staleness", "share": 0.4}, {"by": "loss", "share": 0.6, "every": 2}],
 )
-def test_goes_on_bit_by_bit(options, own, tmp_path):
-    options = {**options, "own": own}
+def test_goes_on_bit_by_bit(options, own, ahead, tmp_path):
+    options = {**options, "own": own, "ahead": ahead}
     expected = curve(*training(**options), epochs=5)
     for stop in (1, 2, 3, 5):
         parts, graph, sampler = training(**options)
