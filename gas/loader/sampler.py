@@ -44,7 +44,8 @@ class PartSampler(Sampler[int]):
     checkpoint of the loader has the sampler's state.
 
     Args:
-        data: The graph, from :func:`gas.cluster`, with ``train_mask``.
+        data: The graph, from :func:`gas.cluster`, with ``train_mask``, of which it takes note: make
+            another sampler for other labels.
         by: ``"labels"``, ``"staleness"`` or ``"loss"``. (default: ``"labels"``)
         share: How many of the parts to draw in an epoch, above 0 and at most 1; rounded up.
             (default: ``1.0``)

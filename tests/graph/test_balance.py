@@ -69,6 +69,21 @@ def test_without_edges_nodes_go_anywhere():
     assert int(torch.bincount(found, minlength=4).max()) == 4
 
 
+@pytest.mark.parametrize(
+    ("outer", "leaves", "to"), [([(0, 5), (0, 7), (0, 8)], 0, 2), ([], 4, None), ([(2, 6)], 2, 1)]
+)
+def test_who_leaves_and_where_to(outer, leaves, to):
+    """One of five nodes, four of which are joined: where most of its neighbours are, if anywhere.
+
+    Where no part has a neighbour, the one with fewest edges leaves.
+    """
+    part, zeros = torch.tensor([0, 0, 0, 0, 0, 1, 1, 2, 2]), torch.zeros(9, dtype=torch.long)
+    pairs = torch.tensor([*itertools.combinations(range(4), 2), *outer]).T
+    found = balanced(part, 3, zeros, Edges(*pairs, None, 9))
+    assert (found != part).nonzero().view(-1).tolist() == [leaves]
+    assert to is None or int(found[leaves]) == to
+
+
 def test_it_cuts_fewer_edges_than_chance_would():
     edges, _block = blocks(3200, 16)
     classes = torch.arange(3200) % 7 // 3

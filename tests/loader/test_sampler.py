@@ -140,6 +140,21 @@ def test_the_stalest_come_and_each_as_often(share):
         assert int(count.max() - count.min()) <= 1
 
 
+@pytest.mark.parametrize(("by", "epochs"), [("staleness", 4), ("labels", 1)])
+def test_weights_make_up_for_the_share(by, epochs):
+    """Of losses that are 1, the weighted sum of an epoch is 1: on average over a turn of all."""
+    graph, _ = made(labelled_parts=range(0, PARTS, 3))
+    loader, sampler = loader_of(graph, batch_size=1, by=by, share=0.25)
+    assert len(loader) == (3 if by == "staleness" else 1)
+    total = sum(float(sampler.weight(b).sum()) for _ in range(epochs) for b in loader)
+    number = int(graph.train_mask.sum())
+    if by == "staleness":
+        assert total / epochs == pytest.approx(1)
+    else:
+        (part,) = sampler.age.eq(0).nonzero().view(-1).tolist()
+        assert total == pytest.approx(4 * int(sampler.labelled[part]) / number)
+
+
 # By loss ------------------------------------------------------------------------------------------
 
 
@@ -248,11 +263,11 @@ def sampler_scores(sampler):
 def test_a_part_with_more_loss_comes_more_often_and_none_never():
     _, _, _, sampler = told(share=0.2)
     count = torch.zeros(PARTS)
-    for _ in range(4000):
+    for _ in range(2000):
         count[list(sampler)] += 1
     chance = sampler._chance
     labelled = sampler.labelled > 0
-    assert torch.allclose(count[labelled] / 4000, chance[labelled].float(), atol=0.03)
+    assert torch.allclose(count[labelled] / 2000, chance[labelled].float(), atol=0.045)
     loss = torch.arange(PARTS) + 0.1
     score = (loss * sampler.labelled)[labelled]
     by_loss = (1 - LEAST) * score / score.sum() + LEAST / 5
@@ -403,7 +418,7 @@ def curve(parts, graph, sampler, epochs, stop=None, save=None):
 def test_goes_on_bit_by_bit(options, own, ahead, tmp_path):
     options = {**options, "own": own, "ahead": ahead}
     expected = curve(*training(**options), epochs=5)
-    for stop in (1, 2, 3, 5):
+    for stop in (2, 5):
         parts, graph, sampler = training(**options)
         folder = tmp_path / str(stop)
         before = curve(parts, graph, sampler, 5, stop, lambda p=parts, f=folder: gas.save(f, *p))
