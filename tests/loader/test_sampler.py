@@ -309,6 +309,18 @@ def test_a_loss_for_each_labelled_node_of_each_part():
     list(sampler)  # Goes on.
 
 
+def test_batches_of_other_ranges_than_parts_are_refused():
+    """One begins where a part does, but has two; the other has as many nodes as a part."""
+    graph, _ = made()
+    sampler = PartSampler(graph)
+    joined = next(iter(gas.EvalSubgraphLoader(graph, batch_size=2, log=False)))
+    loader = gas.SubgraphLoader(graph, log=False)
+    shifted = loader.around(torch.arange(1, 1 + int(graph.parts[1])))
+    for batch in (joined, shifted):
+        with pytest.raises(ValueError, match=r"which aren't parts of the sampler's graph"):
+            sampler.weight(batch)
+
+
 def steps(model, graph, loader, sampler):
     """An epoch as a program writes it, and the parameters after it."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
