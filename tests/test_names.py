@@ -24,7 +24,8 @@ NAMES = {
         TransferEngine encode pick_tier""",
     "gas.growing": "GrowingGraph",
     "gas.hetero": "HeteroModel to_typed",
-    "gas.loader": "EvalSubgraphLoader HeteroLoader LinkLoader SubData SubgraphLoader",
+    "gas.loader": """EvalSubgraphLoader HeteroLoader LinkLoader PartSampler SubData
+        SubgraphLoader""",
     "gas.models": "APPNP GAT GCN GCN2 GIN PNA PNA_JK GraphSAGE",
     "gas.nn": """Adjacency Dropout EdgeConv GATConv GATv2Conv GCN2Conv GCNConv GINConv GMMConv
         GraphConv Linear SAGEConv SimpleConv dropout edge_conv fuse gat_attention gatv2_attention

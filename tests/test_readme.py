@@ -91,6 +91,13 @@ def planned(namespace, printed):
     assert len(namespace["loader"]) == 8 * namespace["plan"].micro_batches
 
 
+def parts_by_loss(namespace, printed):
+    assert "PartSampler(by='labels', " in printed
+    sampler = namespace["sampler"]
+    reported = ~sampler.state_dict()["loss"].isnan()
+    assert 0 < int(reported.sum()) < int((sampler.labelled > 0).sum())
+
+
 def on_ranks(namespace, printed):
     assert namespace["pred"].shape == (2000, namespace["out_channels"])
     assert "Traffic(rank=0, steps=24" in printed
@@ -113,7 +120,8 @@ CHECKS = {
     ("docs/models.md", 2): cheaper_inference,
     ("docs/training.md", 0): experiment,
     ("docs/training.md", 2): planned,
-    ("docs/training.md", 4): has_shape("pred", 600, 16),
+    ("docs/training.md", 4): parts_by_loss,
+    ("docs/training.md", 5): has_shape("pred", 600, 16),
     ("docs/distributed.md", 0): on_ranks,
     ("docs/augmentation.md", 0): chain,
     ("docs/augmentation.md", 1): chain_with_histories,

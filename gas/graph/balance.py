@@ -1,4 +1,4 @@
-"""Parts with about equally many nodes of each class, such as of each type.
+"""Parts with about equally many nodes of each class: of each type, labelled, of each label.
 
 The METIS that Python has takes one weight per node; this moves nodes from parts that have too many
 of a class to those that have room, along the edges that keep the cut small.
@@ -7,15 +7,64 @@ of a class to those that have room, along the edges that keep the cut small.
 from __future__ import annotations
 
 import math
+import warnings
 
 import torch
 from torch import Tensor
+from torch_geometric.data import Data
 
 from gas.graph.edges import Edges
 from gas.graph.partitioners import undirected_graph
 
 SPARE = 0.1  # A part may have so much more of a class than the mean.
 ROUNDS = 8
+
+
+def classes_in(data: Data, balance: object) -> Tensor:
+    """The classes that :func:`gas.cluster` is to balance, of shape ``[N, K]``.
+
+    Of a mask these are whether a node is in it, and for those that are, their labels.
+
+    Raises:
+        ValueError: If the graph has no such attribute.
+    """
+    if not isinstance(balance, str):
+        return check_classes(balance, int(data.num_nodes or 0))
+    value = data.get(balance)
+    if not isinstance(value, Tensor):
+        raise ValueError(
+            f"'balance' is {balance!r}, which the graph doesn't have: expected the name of a mask "
+            "or of classes, such as 'train_mask', or a tensor of them"
+        )
+    classes = check_classes(value, int(data.num_nodes or 0))
+    if value.dtype != torch.bool:
+        return classes
+    mask, y = value.cpu().view(value.size(0), -1).any(dim=1), data.get("y")
+    if not isinstance(y, Tensor) or y.is_floating_point() or y.numel() != mask.numel():
+        return mask.long()[:, None]  # No single label for each.
+    labels = y.cpu().view(-1).unique(return_inverse=True)[1]
+    return torch.stack([mask.long(), torch.where(mask, labels + 1, 0)], dim=1)
+
+
+def check_classes(classes: object, num_nodes: int) -> Tensor:
+    """Classes of nodes as whole numbers from 0, of shape ``[N, K]``.
+
+    Raises:
+        ValueError: If they aren't one or several whole numbers, or booleans, for each node.
+    """
+    if not isinstance(classes, Tensor) or classes.is_floating_point() or classes.is_complex():
+        what = classes.dtype if isinstance(classes, Tensor) else f"a {type(classes).__name__}"
+        raise ValueError(
+            f"'balance' is {what}, expected a tensor of whole numbers, the class of each node, or "
+            "of booleans"
+        )
+    if classes.dim() not in (1, 2) or classes.size(0) != num_nodes or not classes[:1].numel():
+        raise ValueError(
+            f"'balance' has shape {list(classes.shape)}, expected a class for each node, "
+            f"[{num_nodes}], or several, [{num_nodes}, K]"
+        )
+    columns = classes.cpu().view(num_nodes, -1).unbind(1)
+    return torch.stack([each.unique(return_inverse=True)[1] for each in columns], dim=1)
 
 
 def balanced(part: Tensor, num_parts: int, classes: Tensor, edges: Edges) -> Tensor:
@@ -27,42 +76,63 @@ def balanced(part: Tensor, num_parts: int, classes: Tensor, edges: Edges) -> Ten
     Args:
         part: The part of each node, of shape ``[N]``.
         num_parts: The number of parts.
-        classes: The class of each node, from 0, of shape ``[N]``.
+        classes: The class of each node, from 0, of shape ``[N]``; or of shape ``[N, K]``, one of
+            each of ``K`` ways to divide the nodes. All are met where each way divides further what
+            another has divided; otherwise they may contradict each other, of which a warning tells.
         edges: The graph.
 
     Returns:
         The part of each node, of shape ``[N]``.
     """
-    part, num_classes = part.clone(), int(classes.max()) + 1 if classes.numel() else 0
-    if num_parts == 1 or num_classes == 0:
+    part = part.clone()
+    if num_parts == 1 or classes.numel() == 0:
         return part
-    mean = torch.bincount(classes, minlength=num_classes).double() / num_parts
+    columns = classes.view(part.numel(), -1)
+    sizes = columns.amax(0) + 1
+    order = sizes.argsort(stable=True)  # Those that divide furthest are last.
+    columns, sizes = columns[:, order], sizes[order]
+    columns = columns + (sizes.cumsum(0) - sizes)  # No two ways have a class in common.
+    num_classes = int(sizes.sum())
+    mean = torch.bincount(columns.reshape(-1), minlength=num_classes).double() / num_parts
     most = (mean * (1 + SPARE)).ceil().long()
     graph = undirected_graph(edges._replace(weight=None))
 
     def room() -> Tensor:
-        found = torch.bincount(part * num_classes + classes, minlength=num_parts * num_classes)
+        cell = part[:, None] * num_classes + columns
+        found = torch.bincount(cell.view(-1), minlength=num_parts * num_classes)
         return most - found.view(num_parts, num_classes)
 
     for _ in range(ROUNDS):
         left = room()
-        nodes = (left[part, classes] < 0).nonzero().view(-1)
+        nodes = (left[part[:, None], columns] < 0).any(dim=1).nonzero().view(-1)
         if nodes.numel() == 0:
             return part
-        nodes, target, gain = _best(graph.rowptr, graph.col, part, nodes, left, classes)
-        leaves = _ranked(part[nodes] * num_classes + classes[nodes], gain)
-        wanted = leaves < -left[part[nodes], classes[nodes]]
+        nodes, target, gain = _best(graph.rowptr, graph.col, part, nodes, left, columns)
+        wanted = torch.zeros_like(nodes, dtype=torch.bool)
+        for kind in columns[nodes].unbind(1):
+            leaves = _ranked(part[nodes] * num_classes + kind, gain)
+            wanted |= leaves < -left[part[nodes], kind]
         nodes, target, gain = nodes[wanted], target[wanted], gain[wanted]
-        enters = _ranked(target * num_classes + classes[nodes], gain)
-        fits = enters < left[target, classes[nodes]]
+        fits = torch.ones_like(nodes, dtype=torch.bool)
+        for kind in columns[nodes].unbind(1):
+            enters = _ranked(target * num_classes + kind, gain)
+            fits &= enters < left[target, kind]
         if not bool(fits.any()):
             break
         part[nodes[fits]] = target[fits]
-    return _spread(part, classes, room())
+    part = _spread(part, columns, room(), graph.rowptr.diff())
+    over = -int(room().min())
+    if over > 0:
+        warnings.warn(
+            f"no way was found to balance all classes at once: a part has {over} too many of one; "
+            "give fewer columns of 'balance', or fewer parts",
+            stacklevel=5,
+        )
+    return part
 
 
 def _best(
-    rowptr: Tensor, col: Tensor, part: Tensor, nodes: Tensor, room: Tensor, classes: Tensor
+    rowptr: Tensor, col: Tensor, part: Tensor, nodes: Tensor, room: Tensor, columns: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The nodes that have a neighbour where there is room, the best such part, and the gain."""
     num_parts = room.size(0)
@@ -71,7 +141,10 @@ def _best(
     first = torch.repeat_interleave(rowptr[nodes] - (count.cumsum(0) - count), count)
     near = part[col[torch.arange(row.numel()) + first].long()]
     own = torch.bincount(row[near == part[nodes][row]], minlength=nodes.numel())
-    row, near = (each[room[near, classes[nodes][row]] > 0] for each in (row, near))
+    fits = torch.ones_like(row, dtype=torch.bool)
+    for kind in columns[nodes].unbind(1):
+        fits &= room[near, kind[row]] > 0
+    row, near = row[fits], near[fits]
     pairs, edges = torch.unique(row * num_parts + near, return_counts=True)
     row, near = pairs // num_parts, pairs % num_parts
     order = (row * (math.ceil(int(edges.max())) + 1) - edges).argsort() if edges.numel() else row
@@ -94,14 +167,34 @@ def _ranked(group: Tensor, gain: Tensor) -> Tensor:
     return torch.empty_like(place).index_copy_(0, order, place - first)
 
 
-def _spread(part: Tensor, classes: Tensor, room: Tensor) -> Tensor:
-    """Moves what parts have too many of to wherever there is room."""
-    for kind in range(room.size(1)):
-        mine = room[:, kind]
-        nodes = ((classes == kind) & (mine[part] < 0)).nonzero().view(-1)
-        gain = torch.zeros_like(nodes)
-        over = nodes[_ranked(part[nodes], gain) < -mine[part[nodes]]]
-        places = torch.repeat_interleave(mine.clamp(min=0))
-        chosen = torch.linspace(0, max(0, places.numel() - 1), over.numel()).long()
-        part[over] = places[chosen]
+def _spread(part: Tensor, columns: Tensor, room: Tensor, degree: Tensor) -> Tensor:
+    """Moves what parts have too many of to wherever there is room, nodes with few edges first.
+
+    It begins with what divides furthest. Where a part has more of a class than another, it has so
+    of one that divides it further, too: moving one of these leaves in order what already is.
+    """
+    kinds, kind = columns.unique(dim=0, return_inverse=True)
+    num_parts, num_columns = room.size(0), columns.size(1)
+    cell = part * kinds.size(0) + kind
+    count = torch.bincount(cell, minlength=num_parts * kinds.size(0)).view(num_parts, -1)
+    for column in reversed(range(num_columns)):
+        for mine in kinds[:, column].unique().tolist():
+            own = (kinds[:, column] == mine).nonzero().view(-1)
+            while int(room[:, mine].min()) < 0:
+                src = int(room[:, mine].argmin())
+                # How many of each kind every part can take.
+                takes = room[:, kinds[own][:, column:]].amin(dim=2)
+                takes = torch.minimum(takes, count[src, own])
+                best = int(takes.argmax())
+                dst, which = best // own.numel(), int(own[best % own.numel()])
+                size = min(int(takes.max()), -int(room[src, mine]))
+                if size <= 0:
+                    break
+                there = ((part == src) & (kind == which)).nonzero().view(-1)
+                moved = there[degree[there].argsort(stable=True)[:size]]
+                part[moved] = dst
+                count[src, which] -= size
+                count[dst, which] += size
+                room[src, kinds[which]] += size
+                room[dst, kinds[which]] -= size
     return part

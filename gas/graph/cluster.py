@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
+from gas.graph.balance import classes_in
 from gas.graph.edges import check_edge_rows, read_graph, with_edge_index
 from gas.graph.features import with_csr_features
 from gas.graph.folder.new import NewFolder
@@ -49,6 +50,7 @@ def cluster(
     log: bool = True,
     in_place: bool = False,
     out: str | Path | None = None,
+    balance: str | Tensor | None = None,
 ) -> Data:
     """Cuts a graph into parts for mini-batches, and renumbers its nodes so that each is one range.
 
@@ -61,8 +63,8 @@ def cluster(
         data: The graph; it is not modified. Its features ``x`` may be sparse, a matrix of
             ``torch.sparse`` or SciPy. A ``HeteroData`` is cut as one graph; each part gets about
             equally many nodes of every type, and of those in its ``train_mask``. Each type then has
-            ``parts`` and ``perm``. ``shards``, ``"auto"``, ``edge_weight``, ``in_place`` and
-            ``out`` aren't there for it.
+            ``parts`` and ``perm``. ``shards``, ``"auto"``, ``edge_weight``, ``in_place``, ``out``
+            and ``balance`` aren't there for it.
         num_parts: The number of parts, between 1 and the number of nodes. No part is empty.
             ``"auto"``: few enough for ``memory``. A multiple of ``shards``.
         shards: How many processes are to train, each on a graph of its own: the graph is cut into
@@ -87,6 +89,11 @@ def cluster(
         out: A folder to write the graph into, array by array, instead of into memory; it isn't
             there yet, or empty, or was left unfinished by another such call. It is durable when
             this returns. (default: none)
+        balance: What every part gets about equally many of: ``"train_mask"``, or the name of
+            another mask, for the nodes in it and those of each class in ``y``; or classes of nodes,
+            by name or as a tensor, see :func:`gas.metis`. Where many nodes are in the mask and
+            neighbours have the same class, classes cost many more cut edges: pass
+            ``data.train_mask`` itself, which balances the mask alone. (default: nodes)
 
     Returns:
         The graph with its nodes, masks, lists of node ids (``train_idx``, ...) and edges
@@ -120,11 +127,12 @@ def cluster(
         )
     if isinstance(data, HeteroData):
         others: dict[str, Any] = {"shards": shards > 1, "memory": memory, "out": out}
-        others |= {"edge_weight": edge_weight, "in_place": in_place}
+        others |= {"edge_weight": edge_weight, "in_place": in_place, "balance": balance}
         how = recursive, method, seed, cache, log
         return cluster_typed(data, num_parts, others, *how)
     folder = None if out is None else NewFolder(out, "gas.cluster")
     data, before = _uncut(data)
+    classes = None if balance is None else classes_in(data, balance)
     data = with_csr_features(data)
     check_edge_rows(data, data.num_edges)  # A transform may add edges that have none.
     given = None if edge_weight is None else read_graph(data, edge_weight=False)
@@ -136,7 +144,7 @@ def cluster(
     writer = None if folder is None else GraphWriter(folder, data)
 
     def parts_of(num_parts: Any, log: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-        options = recursive, log, edge_weight, method, seed, cache
+        options = recursive, log, edge_weight, method, seed, cache, classes
         if shards == 1:
             return *find_parts(edges, num_parts, *options), None
         return find_shards(edges, num_parts, shards, *options)

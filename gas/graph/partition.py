@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gas.graph.balance import balanced, check_classes
 from gas.graph.edges import Edges, read_edges
 from gas.graph.partitioners import (
     kaminpar_parts,
@@ -48,6 +49,7 @@ def metis(
     method: str = "metis",
     seed: int = 0,
     cache: bool | str | Path = True,
+    balance: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Partitions a graph into parts of about equal size with few edges between them.
 
@@ -72,6 +74,10 @@ def metis(
         seed: Seed of the partitioner. (default: ``0``)
         cache: Whether to cache results, or the folder to cache them in. (default: ``True``, in
             ``$GAS_CACHE_DIR`` or ``~/.cache/gas``)
+        balance: A class of each node, of shape ``[N]``, whole numbers or booleans, such as
+            ``data.train_mask``; or several, of shape ``[N, K]``. No part gets more nodes, or more
+            of a class, than 1.1 times the mean, rounded up: nodes are moved for it after the
+            graph was cut. (default: nodes of all classes together, about)
 
     Returns:
         ``perm`` of shape ``[N]``: the old id of every new node, for :func:`gas.permute`; and
@@ -91,6 +97,7 @@ def metis(
         method,
         seed,
         cache,
+        balance,
     )
 
 
@@ -103,6 +110,7 @@ def find_parts(
     method: str,
     seed: int,
     cache: bool | str | Path,
+    balance: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """:func:`metis` of edges that were read, whose own weights it doesn't look at."""
     if method not in METHODS:
@@ -115,6 +123,7 @@ def find_parts(
     weight = None if edge_weight is None else whole_weights(edge_weight, edges.src.numel())
     edges = Edges(edges.src.cpu(), edges.dst.cpu(), weight, edges.num_nodes)
     _check_num_parts(num_parts, edges.num_nodes)
+    classes = None if balance is None else check_classes(balance, edges.num_nodes)
     if num_parts == 1:
         return torch.arange(edges.num_nodes), torch.tensor([0, edges.num_nodes])
 
@@ -134,6 +143,12 @@ def find_parts(
     else:
         part = _compute(edges, num_parts, recursive, method, seed, log, file_of)
 
+    if classes is not None:  # What is cached is what the partitioner has found.
+        before, every = part, torch.zeros(edges.num_nodes, 1, dtype=torch.long)
+        part = balanced(before, num_parts, torch.cat([every, classes], dim=1), edges)
+        if log:
+            moved = int((part != before).sum())
+            print(f"Moved {moved:,} nodes to balance the parts", file=sys.stderr)
     ptr = torch.zeros(num_parts + 1, dtype=torch.long)
     torch.cumsum(torch.bincount(part, minlength=num_parts), 0, out=ptr[1:])
     return torch.sort(part, stable=True).indices, ptr
@@ -149,6 +164,7 @@ def find_shards(
     method: str,
     seed: int,
     cache: bool | str | Path,
+    balance: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Cuts a graph twice: into shards, then each of these into as many parts as the others.
 
@@ -172,7 +188,7 @@ def find_shards(
             f"multiple of 'shards', such as {_next_multiple(num_parts, shards)}"
         )
     options = recursive, log, edge_weight, method, seed, cache
-    perm, bounds = find_parts(edges, shards, *options)
+    perm, bounds = find_parts(edges, shards, *options, balance)
     weight = None if edge_weight is None else whole_weights(edge_weight, edges.src.numel())
     new_id = torch.empty_like(perm)
     new_id[perm] = torch.arange(perm.numel())
@@ -189,7 +205,8 @@ def find_shards(
         own = Edges(src[inside] - begin, dst[inside] - begin, None, end - begin)
         # Where no edge matters, all are alike.
         heavy = None if weight is None or not bool(weight[inside].any()) else weight[inside]
-        order, ptr = find_parts(own, each, recursive, log, heavy, method, seed, cache)
+        classes = None if balance is None else balance[perm[begin:end]]
+        order, ptr = find_parts(own, each, recursive, log, heavy, method, seed, cache, classes)
         perms.append(perm[begin:end][order])
         ptrs.append(ptr[1:] + begin)
     return torch.cat(perms), torch.cat(ptrs), bounds

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sized
 from typing import Any, cast
 
+import torch
+from torch import Tensor
 from torch.utils.data import Sampler
+
+from gas.loader.sampler import PartSampler
 
 
 class BatchOrder(Sampler[list[int]]):
@@ -13,10 +17,21 @@ class BatchOrder(Sampler[list[int]]):
 
     Args:
         batches: Draws an epoch: lists of parts.
+        ptr: The parts of the graph, of shape ``[num_parts + 1]``.
+
+    Raises:
+        ValueError: If they are drawn by a sampler of other parts.
     """
 
-    def __init__(self, batches: Iterable[list[int]]) -> None:
+    def __init__(self, batches: Iterable[list[int]], ptr: Tensor) -> None:
         self.batches = batches
+        sampler = getattr(batches, "sampler", None)
+        self.sampler = sampler if isinstance(sampler, PartSampler) else None  # Which has a state.
+        if self.sampler is not None and not torch.equal(self.sampler.ptr, ptr.cpu()):
+            raise ValueError(
+                f"'sampler' is {self.sampler}, of other parts than the {ptr.numel() - 1} of the "
+                "graph: make it of the same graph, PartSampler(graph)"
+            )
         self.epoch: list[list[int]] | None = None  # That has begun.
         self.done = 0  # Of its batches.
         self.resumes = False  # Whether the next epoch is the rest of this one.
@@ -42,8 +57,10 @@ class BatchOrder(Sampler[list[int]]):
         """What :meth:`restore` takes."""
         return {"epoch": self.epoch, "done": 0 if self.epoch is None else self.done}
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Goes on in an epoch, if one had begun."""
+    def restore(self, state: dict[str, Any], of_sampler: dict[str, Any] | None = None) -> None:
+        """Goes on in an epoch, if one had begun, and with the state of the sampler of parts."""
+        if self.sampler is not None and of_sampler is not None:
+            self.sampler.load_state_dict(of_sampler)
         self.epoch, self.done = state["epoch"], state["done"]
         self.resumes = self.epoch is not None
 

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 def state_of(loader: SubgraphLoader) -> dict[str, Any]:
     """The partition, how far the epoch is, and the augmentation."""
     augmentation, order = loader._augmentation, loader._order
+    # Without a key where it has none, as checkpoints were before there were such samplers.
+    sampler = {} if order.sampler is None else {"sampler": order.sampler.state_dict()}
     return {
+        **sampler,
         "graph": loader._graph_fingerprint(),
         "parts": loader.ptr,
         "perm": loader.data.get(PERM),
@@ -34,14 +37,22 @@ def check_state(loader: SubgraphLoader, state: Mapping[str, Any]) -> None:
     Raises:
         ValueError: Saying what differs.
     """
-    mine = loader.state_dict()
-    if not isinstance(state, Mapping) or state.keys() != mine.keys():
+    mine, sampler = loader.state_dict(), loader._order.sampler
+    may = {"sampler"}
+    if not isinstance(state, Mapping) or state.keys() - may != mine.keys() - may:
         raise ValueError("'loader' is a SubgraphLoader, but what was saved was none")
     if state["graph"] != mine["graph"] or not torch.equal(state["parts"], mine["parts"]):
         raise ValueError(
             "'loader' has another graph, or other parts of it, than what was saved: cut the "
             "graph as it was cut then, of which perm and parts were saved"
         )
+    if (state.get("sampler") is None) != (sampler is None):
+        raise ValueError(
+            f"'loader' has {'no' if sampler is None else 'a'} PartSampler, other than what was "
+            "saved: make it as it was"
+        )
+    if sampler is not None:
+        sampler.check_state(state["sampler"])
     if state["batches"] != mine["batches"]:
         raise ValueError(
             f"'loader' has {mine['batches']} mini-batches an epoch, but it had "

@@ -89,8 +89,8 @@ class SubgraphLoader(DataLoader):
         like: Another loader of the same graph, whose copy of edges and weights is shared.
             (default: a copy of its own)
         **kwargs: Further arguments of ``torch.utils.data.DataLoader``, such as ``shuffle``, or
-            ``sampler=DistributedSampler(range(num_parts))``, which gives each process some of the
-            parts; a graph with ``shards`` refuses that, where each has those of its own.
+            ``sampler``: a :class:`gas.loader.PartSampler`; ``DistributedSampler(range(num_parts))``
+            gives each process some of the parts, which a graph with ``shards`` does by itself.
 
     Raises:
         ValueError: If the graph, ``ptr`` or an option is unusable, naming the argument; when an
@@ -192,7 +192,7 @@ class SubgraphLoader(DataLoader):
             collate_fn=self._collate,
             **kwargs,
         )
-        self._order = BatchOrder(cast(Any, self.batch_sampler))
+        self._order = BatchOrder(cast(Any, self.batch_sampler), ptr)
         self._fingerprint: int | None = None
         in_order = isinstance(self.sampler, torch.utils.data.SequentialSampler)
         fixed = kwargs.get("batch_sampler") is None and (batch_size == 1 or in_order)
@@ -357,7 +357,7 @@ class SubgraphLoader(DataLoader):
             self._augmentation.load_state_dict(state["augmentation"])
         if self.generator is not None:
             self.generator.set_state(state["generator"])
-        self._order.restore(state["order"])
+        self._order.restore(state["order"], state.get("sampler"))
 
     def epoch_state(self) -> dict[str, Any]:
         """How far the epoch is: its batches, and how many were handed out."""
@@ -387,7 +387,7 @@ class SubgraphLoader(DataLoader):
             return self  # Which has them.
         other = self._with(None)
         # An epoch that is under way, or is to go on, is no business of theirs.
-        other._order = BatchOrder(self._order.batches)
+        other._order = BatchOrder(self._order.batches, self.ptr)
         return other
 
     def _with(self, views: EpochViews | None) -> SubgraphLoader:

@@ -23,6 +23,7 @@ from gas.graph.versions import Versions
 from gas.history.cores import share_cores
 from gas.loader import EvalSubgraphLoader
 from gas.loader.batch import SubData, tensors
+from gas.loader.sampler import PartSampler, sampler_of
 from gas.scalable.model import ScalableGNN
 from gas.training.metrics import is_real, metric_of, score
 from gas.training.run import Best, Progress, Run
@@ -134,7 +135,9 @@ def train_epoch(
             memory of one: the gradient is that of the mean over all their labelled nodes.
             (default: ``1``)
         scale_loss: Weigh each step by its number of labelled nodes, relative to the mean over the
-            epoch's steps, so that every labelled node counts alike. Needs a loader with a length.
+            epoch's steps, so that every labelled node counts alike; with a
+            :class:`gas.loader.PartSampler`, by its weights, too, as is always so where that draws
+            parts by their loss. Needs a loader with a length.
             (default: a step is the mean over its labelled nodes, however few)
         edge_dropout: Drop each edge of a batch with this probability; see :func:`gas.drop_edges`.
             (default: ``0.0``)
@@ -165,7 +168,11 @@ def train_epoch(
             "leave both out, and choose 'batch_size'"
         )
     model.train()
-    per_step = _labels_per_step(loader, split, micro_batches) if scale_loss else None
+    sampler = sampler_of(loader)
+    if sampler is not None and not scale_loss and sampler.by != "loss":
+        sampler = None  # Whose weights don't matter.
+    scales = scale_loss or sampler is not None
+    per_step = _labels_per_step(loader, split, micro_batches) if scales else None
     device = model.device
     done = Progress() if progress is None else progress
     done.loss = torch.as_tensor(done.loss, dtype=torch.float32, device=device)
@@ -190,14 +197,16 @@ def train_epoch(
                 y = batch.data.y[: batch.batch_size]
                 if autocast is not None:
                     outs = tuple(out.float() for out in outs)
-                if views is None:
-                    loss = loss_fn(outs[0][index], y[index])
+                if sampler is not None:
+                    loss, weighted = _by_parts(sampler, batch, loss_fn, outs, y, index, views)
+                elif views is None:
+                    loss = weighted = loss_fn(outs[0][index], y[index])
                 else:
-                    loss = view_loss(*outs, y, index)
+                    loss = weighted = view_loss(*outs, y, index)
                 done.loss = done.loss + loss.detach() * count
                 done.labelled += count
                 of_step += count
-                objective = loss + getattr(model, "reg_loss", 0.0)
+                objective = weighted + getattr(model, "reg_loss", 0.0)
                 if micro_batches > 1:
                     objective = objective * count  # Divided by those of all, once they are known.
                 elif per_step is not None:
@@ -220,6 +229,40 @@ def train_epoch(
     if ranks is not None:
         return ranks.mean(float(done.loss), done.labelled)
     return float(done.loss) / max(done.labelled, 1)
+
+
+def _by_parts(
+    sampler: PartSampler,
+    batch: SubData,
+    loss_fn: Callable[[Tensor, Tensor], Tensor],
+    outs: tuple[Tensor, ...],
+    y: Tensor,
+    index: Tensor,
+    views: str | None,
+) -> tuple[Tensor, Tensor]:
+    """The mean loss of a batch's labelled nodes, plain and by the weights of their parts."""
+    if views is not None:
+        raise ValueError(
+            f"the loader has {sampler}, which weighs parts by themselves, but its batches have "
+            "views, whose loss is that of all parts together: leave 'epoch_transform' out, or take "
+            "by='labels' without 'scale_loss'"
+        )
+    counts = sampler.labelled_in(batch)
+    if sum(counts) != index.numel():
+        raise ValueError(
+            f"the mini-batch has {index.numel()} labelled nodes, but the loader's {sampler} knows "
+            f"of {sum(counts)}, in the split {sampler.split}: choose 'split' as the sampler's, and "
+            "make another if 'train_mask' has changed"
+        )
+    rows = [
+        loss_fn(out, target).expand(target.size(0))
+        for out, target in zip(outs[0][index].split(counts), y[index].split(counts), strict=True)
+        if target.size(0)
+    ]
+    loss = torch.cat(rows)
+    sampler.report(batch, loss)
+    weight = sampler.weight(batch).to(loss.device) * sampler.labelled.sum()
+    return loss.mean(), (weight * loss).mean()
 
 
 def _forward(

@@ -1,5 +1,6 @@
 """Errors of ``gas.graph``: adjacencies, edges, parts."""
 
+import itertools
 import json
 
 import numpy as np
@@ -148,7 +149,23 @@ def nan_in_json(t):
 
 NOT_A_NUMBER = torch.tensor([[1.0], [float("nan")], [1.0], [1.0]])
 
+
+def contradictory_classes():
+    pairs = torch.arange(5).repeat(10, 1)
+    for column, (one, other) in zip(pairs, itertools.combinations(range(5), 2), strict=True):
+        column[other] = one
+    path = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 4]])
+    metis(path, 4, num_nodes=5, method="random", balance=pairs.T)
+
+
 CASES = {
+    "cluster, balanced by what isn't there": lambda t: gas.cluster(
+        ring(), 2, log=False, balance="val_mask"
+    ),
+    "cluster, balanced by numbers": lambda t: gas.cluster(ring(), 2, log=False, balance="x"),
+    "metis, balanced by a list": lambda t: metis(balance=[0, 1, 0, 1]),
+    "metis, balanced by too few": lambda t: metis(balance=torch.ones(3, dtype=torch.bool)),
+    "metis, balanced by what contradicts itself": lambda t: contradictory_classes(),
     "a graph folder, damaged": changed_folder,
     "a graph folder, a name twice": twice_in_json,
     "a graph folder, not a number": nan_in_json,

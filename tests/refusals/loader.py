@@ -9,6 +9,7 @@ from torch_geometric.transforms import GCNNorm
 import gas
 from gas.augment import DropEdge
 from gas.graph.shards import shard_of
+from gas.loader import PartSampler
 from refusals import HALVES, load, ring, sharded
 
 SHARED_OUT = DistributedSampler(range(1), num_replicas=2, rank=0)
@@ -45,7 +46,60 @@ def cut_before_a_change():
     return batch.x
 
 
+def clustered(**changes):
+    data = ring(**changes)
+    return gas.cluster(data, 2, method="random", log=False)
+
+
+def sampled(data=None, **options):
+    return PartSampler(clustered() if data is None else data, **options)
+
+
+def with_sampler(sampler, **options):
+    return gas.SubgraphLoader(clustered(), sampler=sampler, log=False, **options)
+
+
+def saved(sampler, other):
+    with_sampler(other).load_state_dict(with_sampler(sampler).state_dict())
+
+
+def told(loss):
+    sampler = sampled(by="loss", share=0.5)
+    sampler.report(with_sampler(sampler).cut([1]), loss)
+    list(sampler)
+
+
+NO_LABELS = torch.zeros(4, dtype=torch.bool)
 CASES = {
+    "PartSampler, by chance": lambda t: sampled(by="chance"),
+    "PartSampler, more than all parts": lambda t: sampled(share=2),
+    "PartSampler, all parts by loss": lambda t: sampled(by="loss"),
+    "PartSampler, every part never": lambda t: sampled(every=0),
+    "PartSampler, every tenth by staleness": lambda t: sampled(by="staleness", every=10),
+    "PartSampler, no parts": lambda t: sampled(ring()),
+    "PartSampler, a graph of several processes": lambda t: sampled(sharded()),
+    "PartSampler, no mask": lambda t: sampled(clustered(train_mask=None)),
+    "PartSampler, a mask of another graph": lambda t: sampled(
+        clustered(train_mask=None).update({"train_mask": torch.ones(3, dtype=torch.bool)})
+    ),
+    "PartSampler, no labelled node": lambda t: sampled(clustered(train_mask=NO_LABELS)),
+    "PartSampler.weight, a batch of some nodes": lambda t: sampled().weight(
+        load().around(torch.tensor([1]))
+    ),
+    "PartSampler.report, losses of all nodes": lambda t: told(torch.ones(4)),
+    "PartSampler.report, a loss that is no number": lambda t: told(torch.full((2,), torch.nan)),
+    "SubgraphLoader, a sampler of other parts": lambda t: load(
+        ptr=torch.tensor([0, 1, 4]), sampler=sampled()
+    ),
+    "SubgraphLoader, the state of a loader without a sampler": lambda t: with_sampler(
+        sampled()
+    ).load_state_dict(with_sampler(None).state_dict()),
+    "SubgraphLoader, the state of another sampler": lambda t: saved(
+        sampled(every=2), sampled(every=3)
+    ),
+    "SubgraphLoader, the state of a sampler with a generator": lambda t: saved(
+        sampled(generator=torch.Generator()), sampled()
+    ),
     "SubgraphLoader, a folder of something else": lambda t: gas.SubgraphLoader(t.path),
     "SubData, rows that were changed": lambda t: cut_before_a_change(),
     "SubgraphLoader, no parts": lambda t: gas.SubgraphLoader(ring()),

@@ -8,6 +8,7 @@ import torch
 import gas
 from gas import models
 from gas.augment import DropEdge
+from gas.loader import PartSampler
 from gas.training import (
     Experiment,
     FullBatch,
@@ -126,7 +127,23 @@ def resumed(t, seed, **options):
     small.run(seed, checkpoints=checkpoints(t.path / "run", **options))
 
 
+def by_loss(graph=None, of=None, views=False):
+    graph = gas.cluster(ring(), 2, method="random", log=False) if graph is None else graph
+    sampler = PartSampler(graph if of is None else of, by="loss", share=0.5)
+    options = {"epoch_transform": DropEdge(graph, 0.5)} if views else {}
+    train(gas.SubgraphLoader(graph, sampler=sampler, log=False, **options))
+
+
+def other_labels():
+    graph = gas.cluster(ring(), 2, method="random", log=False)
+    before = graph.clone()
+    graph.train_mask = torch.tensor([True, False, True, False])
+    by_loss(graph, before)
+
+
 CASES = {
+    "train_epoch, parts by loss and views": lambda t: by_loss(views=True),
+    "train_epoch, parts by the loss of other labels": lambda t: other_labels(),
     "Experiment, checkpoints without resume": lambda t: resumed(t, 0),
     "Experiment, checkpoints of another seed": lambda t: resumed(t, 1, resume=True),
     "Experiment, checkpoints every fortnight": lambda t: resumed(t, 0, every="fortnight"),
