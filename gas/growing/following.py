@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -138,6 +139,6 @@ def reached(loader: SubgraphLoader, rows: Tensor) -> Tensor:
         return rows
     is_reached = torch.zeros(loader.num_nodes, dtype=torch.bool)
     is_reached[rows] = True
-    entry = is_reached[loader._relabel.col].nonzero().view(-1)
-    is_reached[rows_of(loader._rowptr, entry)] = True
+    leads = is_reached.index_select(0, loader._relabel.col)
+    is_reached[rows_of(loader._rowptr, torch.from_numpy(np.flatnonzero(leads.numpy())))] = True
     return is_reached.nonzero().view(-1)

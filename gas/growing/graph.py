@@ -167,18 +167,16 @@ class GrowingGraph:
 
         taken = self._entries(_ids("remove", remove, before), row_of)
         changed = [torch.arange(before, total), row_of[added[1]], rows_of(self._rowptr, taken)]
-        rowptr, col, kept = without_entries(self._rowptr, self._col, taken)
+        rowptr, col, mine = self._rowptr, self._col, self._edges
+        if taken.numel():
+            rowptr, col, kept = without_entries(rowptr, col, taken)
+            mine = {key: value[kept] for key, value in mine.items()}
         src, dst = row_of[added]
         rowptr, col, source = with_entries(rowptr, col, dst, src, total)
-        mine = (
-            {k: value[kept] for k, value in self._edges.items()}
-            if remove is not None
-            else self._edges
-        )
-        merged = {k: torch.cat([value, new_edges[k]])[source] for k, value in mine.items()}
-        longer = {
-            k: torch.cat([value, new_nodes[k]]) for k, value in self._nodes.items() if k != PERM
-        }
+        merged = {key: torch.cat([value, new_edges[key]])[source] for key, value in mine.items()}
+        longer = dict(self._nodes)
+        if count:
+            longer |= {key: torch.cat([longer[key], rows]) for key, rows in new_nodes.items()}
         longer[PERM] = perm
         prepared = self._prepared(rowptr, col, merged, longer)
         rows = torch.cat(changed).unique()

@@ -233,8 +233,10 @@ class History(torch.nn.Module):
         """
         check_integer("num_embeddings", num_embeddings, self.num_embeddings)
         self.wait()
-        self.store.grow(num_embeddings)
         more = num_embeddings - self.num_embeddings
+        if not more:
+            return
+        self.store.grow(num_embeddings)
         if self._ages is not None:
             self._ages.grow(num_embeddings)
             self._written_at = self._ages.table.view(-1)
@@ -243,7 +245,7 @@ class History(torch.nn.Module):
         self.num_embeddings = num_embeddings
         self._num_unwritten += more
         self._num_received += 1  # Whoever has read rows, or copied them, looks again.
-        self._warned = self._warned and not more
+        self._warned = False
         self._link = self._make_link()
 
     def mark_stale(self, index: Tensor) -> None:
