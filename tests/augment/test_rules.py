@@ -242,6 +242,65 @@ def test_batches_of_a_clustered_graph():
         assert torch.equal(target[rest].argmax(1), batch.own.y[rest])
 
 
+def rules_with(**changes):
+    data = graph()
+    for key in ("y", "x"):
+        if key in changes:
+            data[key] = changes.pop(key)
+    rules = changes.pop("rules", [Rule(mask_of(COVERS[0]), LABELS[0])])
+    masks = {name: mask_of(nodes) for name, nodes in MASKS.items()} | changes
+    return RuleOversampling(data, rules, masks.pop("train_mask"), masks.pop("held_out"), **masks)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rules": []}, r"'rules' is \[\], expected a list of gas.augment.Rule"),
+        ({"rules": [("x > 0", 1)]}, "'rules' is .*, expected a list of gas.augment.Rule"),
+        ({"rules": [Rule(mask_of([1, 5]), 3)], "num_classes": 3}, "'rules.0..label' is 3"),
+        ({"rules": [Rule(mask_of([1, 5]), -1)]}, "'rules.0..label' is -1"),
+        ({"rules": [Rule(mask_of([1, 5]), [0.0] * 3)]}, "'rules.0..label' is .*0.0"),
+        ({"rules": [Rule(mask_of([1, 5]), [2.0, -1, 0])]}, "'rules.0..label' is .*-1"),
+        ({"rules": [Rule(torch.ones(N), 1)]}, "'rules.0..covers' is torch.float32"),
+        ({"y": graph().y.float()}, "'y' is torch.float32"),
+        ({"y": graph().y[:, None]}, r"'y' is torch.int64 of shape \[12, 1\]"),
+        ({"y": graph().y[:8]}, r"'y' is torch.int64 of shape \[8\]"),
+        ({"y": graph().y - 1}, "'y' has the classes -1 to 1 where it is read"),
+        ({"num_classes": 2, "rules": [Rule(mask_of([1, 5]), 1)]}, "'y' has the classes 0 to 2"),
+        ({"held_out": mask_of([4, 5, 7])}, "'train_mask' and 'held_out' share 1 nodes"),
+        ({"pool": mask_of([5, 9])}, "'pool' and 'held_out' share 1 nodes"),
+        ({"held_out": mask_of([7, 8])}, "'held_out' has no node that a rule covers"),
+        ({"held_out": mask_of([5, 6])}, "'held_out' has no node that no rule covers"),
+        ({"pool": mask_of([0, 11])}, "'pool' has no node that a rule covers"),
+        ({"conflicts": "remove"}, "'conflicts' is 'remove', expected one of relabel, drop, keep"),
+    ],
+)
+def test_arguments_that_cannot_be_used(changes, message):
+    rules_with()
+    with pytest.raises(ValueError, match=message):
+        rules_with(**changes)
+
+
+@pytest.mark.parametrize("shape", [(N,), (N - 1, C), (N + 1, C), (N, C - 1), (N, C + 1)])
+def test_outputs_of_something_else(shape):
+    rules = make()
+    with pytest.raises(ValueError, match="'out' has shape .*expected the outputs of all nodes"):
+        rules.update(torch.zeros(shape))
+    assert float(rules.state_dict()["best"]) == -1
+
+
+def test_how_many_examples():
+    """Of five training nodes."""
+    for fraction, quota, sizes in ((0.4, 1.0, [2, 2, 1, 0]), (0.6, 0.4, [2, 0, 0, 0])):
+        rules = make(fraction=fraction, quota=quota)
+        for size in sizes:
+            rules.load_state_dict({**rules.state_dict(), "best": torch.tensor(0.0).double()})
+            rules.run()
+            assert int(rules.state_dict()["tried"].sum()) == size
+            assert rules.update(outputs([0, 0, 0, 0, 0, 2, 2, 1, 2, 0, 0, 0])) == (size > 0)
+        assert rules.num_examples == sum(sizes)
+
+
 SCRIPT = ROOT / "examples" / "train_rules.py"
 
 
