@@ -15,8 +15,8 @@ NAMES = {
         SubgraphLoader augment cluster compute_micro_f1 distribute drop_edges dropout encode fuse
         gen_masks get_data load metis models open_graph partition_report permute plan save simulate
         to_scalable verify __version__""",
-    "gas.augment": """Augmentation DropEdge MHAug MaskFeatures PUBLISHED Statistics Views entropy
-        mh_aug_loss""",
+    "gas.augment": """Augmentation DropEdge MHAug MaskFeatures PUBLISHED Rule RuleOversampling
+        Statistics Views entropy mh_aug_loss""",
     "gas.datasets": """FolderStore dataset_key dataset_names gen_masks get_data import_graph
         index2mask open_mapped planted_to_disk""",
     "gas.graph_file": "load_graph",

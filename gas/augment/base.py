@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import copy
 import zlib
-from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
 
+from gas.augment.resumable import Resumable
 from gas.augment.units import GraphState, Units, check_mask, mask_features
 from gas.graph.edges import is_row_per_edge
 from gas.native.checks import check_integer
 
 
-class Augmentation(BaseTransform):
+class Augmentation(Resumable, BaseTransform):
     """Base class of augmentations of one graph by masks; the graph itself is never modified.
 
     Calling it draws new masks and returns an augmented copy of the graph: edges are dropped, and
@@ -45,18 +44,10 @@ class Augmentation(BaseTransform):
         generator: torch.Generator | None = None,
     ) -> None:
         check_integer("num_steps", num_steps, 0)
-        if generator is not None and generator.device.type != "cpu":
-            raise ValueError(
-                f"'generator' is on {generator.device}, expected one of the CPU, which serves "
-                "graphs on every device: torch.Generator()"
-            )
         self.units = Units(data, undirected)
         self.undirected = undirected
         self.num_steps = num_steps
-        if generator is None:
-            seed = int(torch.empty((), dtype=torch.int64).random_())
-            generator = torch.Generator().manual_seed(seed)
-        self.generator = generator
+        super().__init__(generator)
         self._current = self._previous = self._all_kept()
 
     # Masks --------------------------------------------------------------------------------------
@@ -226,50 +217,6 @@ class Augmentation(BaseTransform):
             "previous_nodes": self._previous.node_mask,
             "generator": self.generator.get_state(),
         }
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Goes on from a state.
-
-        Raises:
-            ValueError: If it is the state of another graph or class; nothing has changed then.
-        """
-        self.check_state(state)
-        mine = self.state_dict()
-        self._load({key: value.to(mine[key].device) for key, value in state.items()})
-
-    def check_state(self, state: Mapping[str, Tensor]) -> None:
-        """Refuses the state of another graph or class.
-
-        Raises:
-            ValueError: Saying what differs.
-        """
-        mine = self.state_dict()
-        if state.keys() != mine.keys():
-            raise ValueError(
-                f"'state' has the entries {sorted(state)}, expected {sorted(mine)}: it was saved "
-                "from another class"
-            )
-        for key, tensor in mine.items():
-            fits = state[key].dtype == tensor.dtype
-            if key not in self._any_length:
-                fits = fits and state[key].shape == tensor.shape
-            if not fits:
-                raise ValueError(
-                    f"'state' has '{key}' of {state[key].dtype} and shape "
-                    f"{list(state[key].shape)}, expected {tensor.dtype} of shape "
-                    f"{list(tensor.shape)}: it was saved for another graph"
-                )
-
-    def __getstate__(self) -> dict[str, Any]:
-        # PyTorch's generators don't survive the way to a process that was spawned.
-        return {**self.__dict__, "generator": self.generator.get_state().numpy()}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        generator = torch.Generator()
-        generator.set_state(torch.from_numpy(state["generator"]))
-        self.__dict__.update(state, generator=generator)
-
-    _any_length: tuple[str, ...] = ()  # Entries of the state that grow.
 
     def _load(self, state: dict[str, Tensor]) -> None:
         self._move(GraphState(self.units, state["edges"].clone(), state["nodes"].clone()))

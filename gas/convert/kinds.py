@@ -14,7 +14,7 @@ from torch.nn import Module
 from gas.convert.layers import is_close
 from gas.convert.sample import copied
 from gas.convert.trace import is_layer, module_of
-from gas.scalable.exact import why_inexact
+from gas.nn.inexact import why_inexact
 
 ROWS = "rows"  # Of nodes: a tensor with a row for each, or how many there are.
 EDGES = "edges"

@@ -32,7 +32,7 @@ from gas.convert.scope import (
     weights,
 )
 from gas.nn.conv import FusedConv
-from gas.scalable.exact import why_inexact
+from gas.nn.inexact import why_inexact
 
 WEIGHT = "edge_weight"
 
@@ -203,7 +203,8 @@ def find_form(
             continue
         if all(_is_exact(call, form, expected, value_of, scope) for scope in scopes):
             return form
-    reason = why_inexact(call.layer) or (
+    reasons = (why_inexact(part) for part in call.layer.modules())
+    reason = next(filter(None, reasons), "") or (
         "needs more of the graph than a node's own edges and their other ends: take another layer"
     )
     raise ValueError(

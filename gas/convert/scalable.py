@@ -47,6 +47,7 @@ from gas.hetero import HeteroModel, to_typed
 from gas.history.rows import Rows
 from gas.loader import SubgraphLoader
 from gas.nn import fuse
+from gas.nn.inexact import why_never
 from gas.nn.twin import twin
 from gas.scalable.model import ScalableGNN
 
@@ -163,6 +164,10 @@ def _has_forward(net: Module) -> bool:
 
 
 def _check_layers(net: Module) -> None:
+    for name, layer in net.named_modules():
+        if reason := why_never(layer):
+            where = f"'{name}' ({type(layer).__name__})" if name else type(layer).__name__
+            raise ValueError(f"{where} isn't exact on mini-batches: it {reason}")
     layers = [item for item in net.named_modules() if isinstance(item[1], MessagePassing)]
     if not layers:
         raise ValueError(f"{type(net).__name__} has no message passing layer")
@@ -192,6 +197,9 @@ def _convert(
     fixed = {key: default for key, default in wanted.items() if key not in order}
 
     graph = trace(mine, inputs.method, order, fixed)
+    for node in list(graph.nodes):
+        if node.op == "placeholder" and not node.users and node.target in inputs.names:
+            graph.erase_node(node)  # Taken by forward, and read by nobody.
     weighted = [
         str(node.target) for node in graph.nodes
         if inputs.by_value and is_layer(mine, node) and _lacks_weight(mine, node)

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 import torch_geometric.nn as pyg
 from torch import Tensor
-from torch.fx import Graph, GraphModule, Node, Tracer
+from torch.fx import Graph, GraphModule, Node, Proxy, Tracer
 from torch.nn import Module
 from torch_geometric.nn import MessagePassing
 
 from gas.nn import SimpleConv
+from gas.nn.inexact import BY_TIME
 
 ADJACENCY = ("edge_index", "adj_t", "adj")
 # Layers that propagate several times and transform nothing in between, taken apart into hops.
@@ -64,6 +65,15 @@ class _Tracer(Tracer):
         self._modes = torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")
         self.traced_func_name = method
         self._inputs, self._fixed = inputs, fixed
+        self.failed = ""  # In which part of the module, if in one.
+
+    def call_module(self, m: Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        """Remembers the innermost module that can't be followed."""
+        try:
+            return super().call_module(m, forward, args, kwargs)
+        except Exception:
+            self.failed = self.failed or f" in '{self.path_of_module(m)}' ({type(m).__name__})"
+            raise
 
     def is_leaf_module(self, m: Module, module_qualified_name: str) -> bool:
         if isinstance(m, (*UNROLLED, torch.nn.Sequential)):
@@ -142,21 +152,29 @@ def trace(net: Module, method: str, inputs: Sequence[str], fixed: dict[str, Any]
     modes = [(module, module.training) for module in net.modules()]
     graphs: list[Graph] = []
     constants: list[dict[str, Tensor]] = []
+    sizes: list[int] = []
+    tracer = _Tracer(method, inputs, fixed)
     try:
         with _unrolling(net):
             for training in (True, False):
                 net.train(training)
-                graphs.append(_Tracer(method, inputs, fixed).trace(net))
+                tracer = _Tracer(method, inputs, fixed)
+                graphs.append(tracer.trace(net))
+                sizes.append(len(graphs[0].nodes))
                 constants.append(_take_constants(net))
     except Exception as error:
+        if graphs:
+            _check_states(net, sizes[0], graphs)
         raise ValueError(
-            f"{type(net).__name__}.{method} can't be followed: {type(error).__name__}: {error}. "
-            "What it does must not depend on values of tensors: subclass gas.ScalableGNN instead, "
-            "and call push_and_pull after every layer but the last"
+            f"{type(net).__name__}.{method} can't be followed{tracer.failed}: "
+            f"{type(error).__name__}: {error}. What it does must not depend on values of "
+            "tensors: subclass gas.ScalableGNN instead, and call push_and_pull after every layer "
+            "but the last"
         ) from error
     finally:
         for module, mode in modes:
             module.training = mode
+    _check_states(net, sizes[0], graphs)
     _mark_training(f"{type(net).__name__}.{method}", *graphs)
     for name, value in constants[0].items():
         if not torch.equal(value, constants[1][name]):
@@ -164,6 +182,32 @@ def trace(net: Module, method: str, inputs: Sequence[str], fixed: dict[str, Any]
         setattr(net, name, value)
     _check_dropout(net, graphs[0])
     return graphs[0]
+
+
+def _kept(net: Module) -> str:
+    """Which module keeps what a trace has computed, and in which attribute; empty if none does."""
+    for name, module in net.named_modules():
+        for key, value in (*vars(module).items(), *module._buffers.items()):
+            if isinstance(value, Proxy):
+                where = f"'{name}' ({type(module).__name__})" if name else type(module).__name__
+                return f"{where} keeps '{key}'"
+    return ""
+
+
+def _check_states(net: Module, size: int, graphs: Sequence[Graph]) -> None:
+    """Refuses a trace that has read what the one before has kept; that one had ``size`` nodes.
+
+    Raises:
+        ValueError: Naming the module and the attribute.
+    """
+    first, *rest = graphs
+    read = not rest or len(first.nodes) > size or any(
+        argument.graph is not rest[0] for node in rest[0].nodes for argument in node.all_input_nodes
+    )  # fmt: skip
+    if read and (kept := _kept(net)):
+        raise ValueError(
+            f"{kept} of one call for the next, and mini-batches come after one another: {BY_TIME}"
+        )
 
 
 def _check_dropout(net: Module, graph: Graph) -> None:

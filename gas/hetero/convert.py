@@ -20,8 +20,8 @@ from gas.hetero.model import HeteroModel, evaluating, with_ids
 from gas.hetero.plan import EDGES, Plan, given, inputs_of, plan_of
 from gas.loader.typed import HeteroLoader
 from gas.nn import fuse
+from gas.nn.inexact import why_inexact
 from gas.nn.twin import twin
-from gas.scalable.exact import why_inexact
 
 SMALLEST = 23  # Nodes of a type of the small graph; those of the next have two more.
 DEGREE = 3

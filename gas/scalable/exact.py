@@ -1,80 +1,40 @@
-"""What isn't exact on a mini-batch: refused, or made to look at the in-batch rows alone.
-
-A batch knows all edges into its own nodes, and nothing else of its halo: neither degrees nor second
-neighbours. A layer that needs them computes something else than on the whole graph, without a word.
-"""
+"""What isn't exact on a mini-batch: refused, or made to look at the in-batch rows alone."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
-import torch_geometric.nn as pyg
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-NORMALISE = (
-    "normalise the whole graph before it is cut into parts, T.GCNNorm()(data), and build the layer "
-    "with normalize=False"
-)
-BY_MEAN = "leave 'symnorm' out of its aggregators"
-UNROLL = "propagate once per layer, with push_and_pull in between"
-BY_NODE = "use a norm that treats each node alike, such as BatchNorm or LayerNorm(mode='node')"
+from gas.nn.inexact import why_inexact
 
-
-def _degrees(layer: Any) -> str:
-    if not layer.normalize:
-        return ""
-    return f"normalises by the degrees of the batch, not of the graph: {NORMALISE}"
-
-
-def _hops(layer: Any, hops: int) -> str:
-    return f"propagates {hops} times within the batch: {UNROLL}" if hops > 1 else ""
-
-
-def _whole_graph(layer: Any) -> str:
-    return f"normalises by the statistics of the batch's nodes, halo included: {BY_NODE}"
-
-
-# By class of PyG: why a layer isn't exact on batches, and the cure; empty for one that is.
-INEXACT: dict[type[torch.nn.Module], Callable[[Any], str]] = {
-    pyg.GCNConv: _degrees,
-    pyg.GCN2Conv: _degrees,
-    pyg.LGConv: _degrees,
-    pyg.FAConv: _degrees,
-    pyg.PDNConv: _degrees,
-    pyg.TAGConv: lambda layer: _degrees(layer) or _hops(layer, layer.K),
-    pyg.APPNP: lambda layer: _degrees(layer) or _hops(layer, layer.K),
-    pyg.SGConv: lambda _: "normalises by the degrees of the batch: use gas.models.GCN",
-    pyg.SSGConv: lambda _: "normalises by the degrees of the batch: use gas.models.APPNP",
-    pyg.ARMAConv: lambda _: "normalises by the degrees of the batch: use gas.models.GCN",
-    pyg.EGConv: lambda layer: (
-        f"normalises by the degrees of the batch: {BY_MEAN}"
-        if "symnorm" in layer.aggregators
-        else ""
-    ),
-    pyg.ChebConv: lambda _: "needs the Laplacian of the whole graph: use gas.models.GCN",
-    pyg.GraphNorm: _whole_graph,
-    pyg.PairNorm: _whole_graph,
-    pyg.DiffGroupNorm: _whole_graph,
-    pyg.MeanSubtractionNorm: _whole_graph,
-    pyg.InstanceNorm: _whole_graph,
-    pyg.GraphSizeNorm: _whole_graph,
-    pyg.LayerNorm: lambda layer: _whole_graph(layer) if layer.mode == "graph" else "",
-}
-
-
-def why_inexact(layer: torch.nn.Module) -> str:
-    """Why a layer's result on a mini-batch differs from that on the graph; empty if it doesn't."""
-    reasons = (INEXACT[cls](layer) for cls in type(layer).__mro__ if cls in INEXACT)
-    return next(reasons, "")
+# What looks along a sequence, which may be one of nodes by mistake.
+SEQUENTIAL = (torch.nn.MultiheadAttention, torch.nn.RNNBase)
 
 
 def _refuse(name: str, reason: str, layer: torch.nn.Module, _: Any) -> None:
     raise ValueError(f"'{name}' ({type(layer).__name__}) isn't exact on mini-batches: it {reason}")
+
+
+def _refuse_nodes(
+    name: str, sizes: tuple[int, int], layer: Any, args: tuple[Any, ...], given: dict[str, Any]
+) -> None:
+    """Refuses a sequence of the batch's nodes; a batch of as many sequences is one for each."""
+    x = next(iter((*args, *given.values())), None)
+    if not isinstance(x, Tensor) or x.dim() not in (2, 3):
+        return
+    along = 1 if x.dim() == 3 and layer.batch_first else 0
+    if x.size(along) in sizes and (x.dim() == 2 or x.size(1 - along) not in sizes):
+        reason = (
+            f"goes along the {x.size(along)} nodes of the batch, as along a sequence: give each "
+            "node's own sequence, [num_nodes, length, channels] with batch_first=True"
+        )
+        _refuse(name, reason, layer, args)
 
 
 class Watch:
@@ -90,6 +50,9 @@ class Watch:
             for name, layer in model.named_modules()
             if (reason := why_inexact(layer))
         ]
+        self._sequential = [
+            (name, layer) for name, layer in model.named_modules() if isinstance(layer, SEQUENTIAL)
+        ]
         self._norms = [layer for layer in model.modules() if isinstance(layer, _BatchNorm)]
         # Norms that were given a batch's own rows, or rows of edges, by the kind of batch.
         self._at_ease: set[tuple[Hashable, torch.nn.Module]] = set()
@@ -102,7 +65,8 @@ class Watch:
             num_rows: See :meth:`batch`.
             kind: See :meth:`batch`.
         """
-        return bool(self._inexact) or (num_rows > batch_size and bool(self._uneasy(kind)))
+        norms = num_rows > batch_size and bool(self._uneasy(kind))
+        return bool(self._inexact) or bool(self._sequential) or norms
 
     def _uneasy(self, kind: Hashable) -> list[torch.nn.Module]:
         """Norms in training that may be given rows of the halo."""
@@ -125,6 +89,10 @@ class Watch:
             for name, layer, reason in self._inexact:
                 refuse = partial(_refuse, name, reason)
                 hooks.callback(layer.register_forward_pre_hook(refuse).remove)
+            for name, layer in self._sequential:
+                refuse = partial(_refuse_nodes, name, (batch_size, num_rows))
+                hook = layer.register_forward_pre_hook(refuse, with_kwargs=True)
+                hooks.callback(hook.remove)
             for layer, spare in zip(norms, spares, strict=False):
                 hooks.callback(layer.register_forward_pre_hook(spare.before).remove)
                 hooks.callback(layer.register_forward_hook(spare.after).remove)

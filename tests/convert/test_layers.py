@@ -75,23 +75,32 @@ EXACT = {
     "LGConv": lambda: pyg.LGConv(),
     "PointGNNConv": lambda: pyg.PointGNNConv(mlp(W, 3), mlp(W + 3, W), mlp(W, W)),
     "EGConv": lambda: pyg.EGConv(W, W, ["mean", "max"], num_heads=2),
+    "GatedGraphConv": lambda: pyg.GatedGraphConv(W, 1),
     "AntiSymmetricConv": lambda: pyg.AntiSymmetricConv(W),
 }
 REFUSED = {
     "ChebConv": (lambda: pyg.ChebConv(W, W, 2), "needs the Laplacian"),
-    "GatedGraphConv": (lambda: pyg.GatedGraphConv(W, 2), "more of the graph"),
+    "GatedGraphConv": (lambda: pyg.GatedGraphConv(W, 2), "propagates 2 times within the batch"),
     "ARMAConv": (lambda: pyg.ARMAConv(W, W), "degrees of the batch"),
     "EGConv-symnorm": (lambda: pyg.EGConv(W, W, num_heads=2), "leave 'symnorm' out"),
     "PDNConv": (lambda: pyg.PDNConv(W, W, 2, 4), "degrees of the batch"),
-    "MixHopConv": (lambda: pyg.MixHopConv(W, W // 2, [1, 2]), "more of the graph"),
-    "HypergraphConv": (lambda: pyg.HypergraphConv(W, W), "."),
+    "MixHopConv": (lambda: pyg.MixHopConv(W, W // 2, [1, 2]), "and propagates several times"),
+    "HypergraphConv": (lambda: pyg.HypergraphConv(W, W), "to hyperedges and back"),
     "GCNConv-cached": (lambda: pyg.GCNConv(W, W, cached=True), "cached=True"),
-    "reversed": (lambda: pyg.SAGEConv(W, W, flow="target_to_source"), "more of the graph"),
-    "DirGNNConv": (lambda: pyg.DirGNNConv(pyg.SAGEConv(W, W)), "the model's own 'edge_index'"),
+    "reversed": (lambda: pyg.SAGEConv(W, W, flow="target_to_source"), "edges out of a node"),
+    "DirGNNConv": (
+        lambda: pyg.DirGNNConv(pyg.SAGEConv(W, W)),
+        r"'layer' \(DirGNNConv\).*edges out",
+    ),
     "PANConv": (lambda: pyg.PANConv(W, W, 2), "."),
     "DNAConv": (lambda: pyg.DNAConv(W), "."),
     "MeshCNNConv": (lambda: pyg.MeshCNNConv(W, W), "."),
-    "GPSConv": (lambda: pyg.GPSConv(W, pyg.SAGEConv(W, W)), "."),
+    "GPSConv": (lambda: pyg.GPSConv(W, pyg.SAGEConv(W, W)), r"'layer' \(GPSConv\).* all nodes"),
+    "GPSConv-performer": (
+        lambda: pyg.GPSConv(W, pyg.GINEConv(mlp(W, W)), attn_type="performer"),
+        r"'layer' \(GPSConv\).* all nodes",
+    ),
+    "GPSConv-global": (lambda: pyg.GPSConv(W, None), r"'layer' \(GPSConv\).* all nodes"),
 }
 # Of point clouds, which have no edges; of typed graphs; of packages that aren't installed.
 ELSEWHERE = [

@@ -7,7 +7,7 @@ import torch_geometric.transforms as T
 from torch_geometric.data import Data
 
 import gas
-from gas.augment import DropEdge, MaskFeatures, Views, mh_aug_loss
+from gas.augment import DropEdge, MaskFeatures, Rule, RuleOversampling, Views, mh_aug_loss
 from refusals import load, ring
 
 PAPER = dict(
@@ -89,6 +89,19 @@ def without_light(data):
     data.edge_index, data.edge_weight = data.edge_index[:, keep], weight[keep]
 
 
+def rules(covers=(0, 1), label=1, **options):
+    """Rules on two nodes that are trained on, and two by which they are judged."""
+    given = {"train_mask": mask(0, 2), "held_out": mask(1, 3), **options}
+    masks = given.pop("train_mask"), given.pop("held_out")
+    data = given.pop("data", ring())
+    listed = given.pop("rules", [Rule(mask(*covers), label)])
+    return RuleOversampling(data, listed, *masks, **given)
+
+
+def mask(*nodes):
+    return torch.zeros(4, dtype=torch.bool).index_fill_(0, torch.tensor(nodes), True)
+
+
 LOOPED = T.AddSelfLoops()(ring())
 WEIGHTED = T.GCNNorm()(ring())
 
@@ -142,5 +155,28 @@ CASES = {
     "Views, a transform that sorts edges": lambda t: views(Shuffled(turned)),
     "Views, a transform that reads features": lambda t: views(Shuffled(by_features)),
     "Views, a transform that draws weights": lambda t: views(Shuffled(drawn)),
+    "RuleOversampling, no rules": lambda t: rules(rules=[]),
+    "RuleOversampling, a pair in place of a rule": lambda t: rules(rules=[(0, 1)]),
+    "RuleOversampling, a rule that covers something else": lambda t: rules(
+        rules=[Rule(lambda data: data.x[:, 0], 1)]
+    ),
+    "RuleOversampling, a class too many": lambda t: rules(label=2, num_classes=2),
+    "RuleOversampling, probabilities of other classes": lambda t: rules(
+        label=[0.5, 0.5], num_classes=3
+    ),
+    "RuleOversampling, no labels": lambda t: rules(data=ring(y=None)),
+    "RuleOversampling, several labels": lambda t: rules(data=ring(y=torch.ones(4, 2))),
+    "RuleOversampling, a label that is missing": lambda t: rules(
+        data=ring(y=torch.tensor([-1, 0, 1, 0]))
+    ),
+    "RuleOversampling, ids in place of a mask": lambda t: rules(train_mask=torch.tensor([0, 2])),
+    "RuleOversampling, trained on and held out": lambda t: rules(train_mask=mask(0, 1)),
+    "RuleOversampling, nobody held out is covered": lambda t: rules(covers=(0, 2)),
+    "RuleOversampling, everybody held out is covered": lambda t: rules(covers=(0, 1, 3)),
+    "RuleOversampling, nothing to draw from": lambda t: rules(covers=(1,)),
+    "RuleOversampling, an unknown way": lambda t: rules(conflicts="remove"),
+    "RuleOversampling, a fraction above 1": lambda t: rules(fraction=1.5),
+    "RuleOversampling, a negative quota": lambda t: rules(quota=-1),
+    "RuleOversampling, outputs of a batch": lambda t: rules().update(torch.ones(2, 2)),
     "Views, a transform that removes edges": lambda t: views(Shuffled(without_light)).run(),
 }

@@ -117,7 +117,47 @@ class Hooked(nn.Module):
         return self.conv(x, edge_index)
 
 
+class Carried(nn.Module):
+    """Adds what it has given before."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.state = pyg.SAGEConv(2, 2), None
+
+    def forward(self, x, edge_index):
+        h = self.conv(x, edge_index)
+        self.state = h if self.state is None else h + self.state.detach()
+        return self.state
+
+
+class Branching(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = pyg.SAGEConv(2, 2)
+
+    def forward(self, x, edge_index):
+        return self.conv(x, edge_index) if x.sum() > 0 else x
+
+
+class TwoHops(pyg.MessagePassing):
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=self.propagate(edge_index, x=x))
+
+
 CASES = {
+    "attention to all nodes": lambda t: convert(
+        lambda net, x, edge_index: net.part(net.conv(x, edge_index), edge_index),
+        part=pyg.GPSConv(2, pyg.SAGEConv(2, 2)),
+    ),
+    "a memory from call to call": lambda t: convert(
+        lambda net, x, edge_index: net.part(net.conv(x, edge_index), edge_index), part=Carried()
+    ),
+    "a branch by values, inside": lambda t: convert(
+        lambda net, x, edge_index: net.part(net.conv(x, edge_index), edge_index), part=Branching()
+    ),
+    "a layer of two hops of one's own": lambda t: convert(
+        lambda net, x, edge_index: net.part(net.conv(x, edge_index), edge_index), part=TwoHops()
+    ),
     "a module with hooks": lambda t: gas.to_scalable(Hooked(), ring()),
     "a part with hooks, which is taken apart": lambda t: convert(
         lambda net, x, edge_index: net.part(net.conv(x, edge_index), edge_index), part=Hooked()

@@ -168,6 +168,17 @@ def layer(module, layout="edge_index"):
     call(WithLayer(module), batch, adj_t=adj)
 
 
+class AlongNodes(torch.nn.Module):
+    """Attention from each node to every other."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = torch.nn.MultiheadAttention(2, 1)
+
+    def forward(self, x):
+        return self.attention(x, x, x)[0]
+
+
 class Halves(gas.ScalableGNN):
     """A product in 16 bits."""
 
@@ -265,6 +276,14 @@ CASES = {
     "a layer that propagates at once, SGConv": lambda t: layer(pyg.SGConv(2, 2)),
     "a layer that needs the Laplacian": lambda t: layer(pyg.ChebConv(2, 2, 2)),
     "a norm of the whole graph": lambda t: layer(pyg.PairNorm()),
+    "a layer that attends to all nodes": lambda t: layer(pyg.GPSConv(2, pyg.SAGEConv(2, 2))),
+    "a layer of hops with weights between": lambda t: layer(pyg.GatedGraphConv(2, 2)),
+    "a layer of edges both ways": lambda t: layer(pyg.DirGNNConv(pyg.SAGEConv(2, 2))),
+    "a layer of edges backwards": lambda t: layer(pyg.SAGEConv(2, 2, flow="target_to_source")),
+    "a layer of edges in their order": lambda t: layer(
+        pyg.SAGEConv(2, 2, pyg.aggr.GRUAggregation(2, 2))
+    ),
+    "nodes as a sequence": lambda t: layer(AlongNodes()),
     "inference, a loader of another graph": lambda t: inference(
         evaluation(larger(), torch.tensor([0, 3, 6]))
     ),
