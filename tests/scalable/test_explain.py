@@ -1,10 +1,11 @@
 """PyG's explainers and captum on mini-batches, which write nothing to the histories."""
 
 import copy
+import re
 
 import pytest
 import torch
-from conftest import random_graph
+from conftest import ROOT, random_graph
 from torch_geometric.explain import CaptumExplainer, Explainer, GNNExplainer
 from torch_geometric.nn import GATConv, GraphConv, GraphSAGE, SAGEConv
 
@@ -186,3 +187,18 @@ def test_masks_of_edges_are_not_forgotten():
     assert conv.path == "fused"
     conv.explain = True
     assert "masks its edges" in conv._unsupported({})
+
+
+@pytest.mark.requires("captum")
+@pytest.mark.requires("matplotlib")
+def test_the_example(run_script, tmp_path):
+    """Friends and words that were drawn for the club count, and the picture is there."""
+    script = ROOT / "examples" / "explain_node.py"
+    done = run_script(script, "--person", "Luca Kaya", "--out", "luca.png")
+    assert done.code == 0, done.err
+    shares = [float(found) for found in re.findall(r"than others: ([\d.]+) % of pairs", done.out)]
+    assert len(shares) == 2
+    assert min(shares) > 85
+    assert re.search(r"Luca Kaya is put into (\w+), and is of \1, because of", done.out)
+    assert "Warning" not in done.err
+    assert (tmp_path / "luca.png").stat().st_size > 50_000
