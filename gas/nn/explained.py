@@ -14,7 +14,28 @@ EMBEDDINGS = get_embeddings.__module__
 ATTENTION = "torch_geometric.explain.algorithm.attention_explainer"
 
 
-def check_attention(model: torch.nn.Module, edges: Any) -> None:
+def prepare_layers(model: torch.nn.Module, edges: Any) -> None:
+    """What is done before a model runs that somebody may explain.
+
+    Raises:
+        ValueError: If AttentionExplainer looks, and wouldn't see the attention of these edges.
+    """
+    _forget_parameters(model)
+    _check_attention(model, edges)
+
+
+def _forget_parameters(model: torch.nn.Module) -> None:
+    """Makes the mask of GNNExplainer, which has gone, none of a layer's parameters any more.
+
+    PyG would make a parameter of the next explainer's mask, and captum find no gradient of its own.
+    """
+    for layer in model.modules():
+        if isinstance(layer, MessagePassing) and layer._parameters.get("_edge_mask", 0) is None:
+            del layer._parameters["_edge_mask"]
+            layer._edge_mask = None
+
+
+def _check_attention(model: torch.nn.Module, edges: Any) -> None:
     """Refuses edges of which AttentionExplainer wouldn't see the attention, or that of others.
 
     Raises:

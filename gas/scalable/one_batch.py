@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from gas.loader.batch import SubData
-from gas.nn.explained import check_attention, with_embeddings
+from gas.nn.explained import prepare_layers, with_embeddings
 
 if TYPE_CHECKING:
     from gas.scalable.model import ScalableGNN
@@ -40,7 +40,7 @@ class OneBatch(nn.Module):
             edge_index: Its edges, in the loader's layout.
             **kwargs: In place of what the batch has for ``forward``, such as ``edge_weight``.
         """
-        check_attention(self.model, edge_index)
+        prepare_layers(self.model, edge_index)
         _, _, given = self.model.inputs_of(self.batch.data)
         out = self.model(x, edge_index, *self.batch[1:], push=False, **{**given, **kwargs})
         return with_embeddings(self.model, self.batch, out)

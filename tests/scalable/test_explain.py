@@ -119,6 +119,26 @@ def test_explanations_of_one_part_are_those_of_the_module(kind, algorithm):
     assert torch.allclose(masks[0][1], masks[1][1], atol=1e-5)
 
 
+@pytest.mark.requires("captum")
+@pytest.mark.filterwarnings("ignore:Input Tensor 0 did not already require gradients")
+@pytest.mark.parametrize("kind", ["sage", "written"])
+def test_one_explainer_after_another(kind):
+    """GNNExplainer leaves an empty parameter in each layer, after which PyG's own net fails."""
+    data = random_graph()
+    _, model = made(kind, data)
+    batch = next(iter(batches(model, data, 4)))
+    module, names = model.at(batch), [name for name, _ in model.named_parameters()]
+    masks = []
+    for algorithm in ("Saliency", GNNExplainer(epochs=2), "Saliency"):
+        if isinstance(algorithm, str):
+            algorithm = CaptumExplainer(algorithm)
+        found = explainer(module, algorithm)(batch.x, batch.edge_index, index=3)
+        masks.append((found.node_mask, found.edge_mask))
+        assert [name for name, _ in model.named_parameters()] == names
+    assert torch.equal(masks[0][0], masks[2][0])
+    assert torch.equal(masks[0][1], masks[2][1])
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS[1:])
 @pytest.mark.parametrize("kind", ["sage", "weighted"])
 def test_around_a_node_and_its_neighbours_are_those_of_the_graph(kind, algorithm):

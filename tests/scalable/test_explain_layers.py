@@ -6,12 +6,13 @@ import pytest
 import torch
 from conftest import random_graph
 from torch_geometric.explain import AttentionExplainer, Explainer, PGExplainer
-from torch_geometric.nn import GAT, GATConv, GraphSAGE, SAGEConv
+from torch_geometric.nn import GAT, GATConv, GATv2Conv, GraphSAGE, SAGEConv, TransformerConv
 from torch_geometric.transforms import RemoveSelfLoops
 from torch_geometric.utils import get_embeddings
 
 import gas
 
+ATTENTION = {"gat": GATConv, "gatv2": GATv2Conv, "transformer": TransformerConv}
 CONFIG = {"mode": "multiclass_classification", "task_level": "node", "return_type": "raw"}
 
 # PyG's PGExplainer.train makes a number of a loss.
@@ -23,9 +24,10 @@ class Net(torch.nn.Module):
 
     def __init__(self, kind, loops=True):
         super().__init__()
-        if kind == "gat":
-            self.first = GATConv(5, 4, heads=2, add_self_loops=loops)
-            self.last = GATConv(8, 3, add_self_loops=loops)
+        if kind in ATTENTION:
+            options = {} if kind == "transformer" else {"add_self_loops": loops}
+            self.first = ATTENTION[kind](5, 4, heads=2, **options)
+            self.last = ATTENTION[kind](8, 3, **options)
         else:
             self.first, self.last = SAGEConv(5, 8), SAGEConv(8, 3)
 
@@ -140,11 +142,13 @@ def test_pg_explainer_of_one_network_for_all_batches():
     assert found.edge_mask.count_nonzero() > 0
 
 
-@pytest.mark.parametrize("loops", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "loops"), [("gat", True), ("gat", False), ("gatv2", True), ("transformer", True)]
+)
 @pytest.mark.parametrize("by", ["conversion", "hand"])
-def test_attention_on_batches_is_that_on_the_graph(by, loops):
+def test_attention_on_batches_is_that_on_the_graph(by, kind, loops):
     """Of every edge, by its id: a node has all of its edges in its batch."""
-    net, model, graph, loader = made("gat", by, 4, loops)
+    net, model, graph, loader = made(kind, by, 4, loops)
     full = attention(net, graph.x, graph.edge_index)
     before = state_of(model)
     batches = [*loader, loader.around(torch.tensor([11, 3, 30]))]
