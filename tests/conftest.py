@@ -72,6 +72,7 @@ REQUIREMENTS = {
         "this version of PyTorch breaks graphs where others don't",
     ),
     "captum": (_installed("captum"), "captum is not installed"),
+    "pyro": (_installed("pyro"), "pyro-ppl is not installed"),
     "lightning": (_installed("lightning"), "lightning is not installed"),
     "huggingface_hub": (
         _installed("huggingface_hub") and _installed("safetensors"),

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gas.loader.batch import SubData
+from gas.nn.explained import prepare_layers, with_embeddings
 
 if TYPE_CHECKING:
     from gas.scalable.model import ScalableGNN
 
 
-class OneBatch(torch.nn.Module):
+class OneBatch(nn.Module):
     """What :meth:`gas.ScalableGNN.at` returns: ``model(batch, push=False)`` of other features.
 
-    * ``model``: the model, whose parameters and mode it has.
-    * ``batch``: the mini-batch, which has the rest of what ``forward`` takes.
-
-    Its outputs are those of the in-batch nodes, so ``index=`` of an explainer counts these.
+    Its outputs are those of the in-batch nodes, so ``index=`` of an explainer counts these. It has
+    the parameters and the mode of ``model``, and what else ``forward`` takes of ``batch``.
     """
+
+    training = property(lambda self: self.model.training, lambda *_: None)  # The model's.
 
     def __init__(self, model: ScalableGNN, batch: SubData) -> None:
         if not isinstance(batch, SubData):
@@ -31,7 +31,6 @@ class OneBatch(torch.nn.Module):
         super().__init__()
         self.model = model
         self.batch = batch.to(model.device)
-        self.training = model.training  # Who restores it afterwards restores the model's.
 
     def forward(self, x: Tensor, edge_index: Any, **kwargs: Any) -> Tensor:
         """The outputs of the in-batch nodes, of shape ``[batch_size, out_channels]``.
@@ -41,6 +40,7 @@ class OneBatch(torch.nn.Module):
             edge_index: Its edges, in the loader's layout.
             **kwargs: In place of what the batch has for ``forward``, such as ``edge_weight``.
         """
+        prepare_layers(self.model, edge_index)
         _, _, given = self.model.inputs_of(self.batch.data)
-        where = self.batch[1:]
-        return self.model(x, edge_index, *where, push=False, **{**given, **kwargs})
+        out = self.model(x, edge_index, *self.batch[1:], push=False, **{**given, **kwargs})
+        return with_embeddings(self.model, self.batch, out)

@@ -8,6 +8,8 @@ import threading
 import torch
 import torch_geometric.nn as pyg
 from torch.utils.checkpoint import checkpoint
+from torch_geometric.explain import AttentionExplainer, Explainer
+from torch_geometric.utils import get_embeddings
 
 import gas
 from gas.augment import DropEdge
@@ -28,6 +30,26 @@ def call(model=None, batch=None, **changes):
 
 def predict(graph, **options):
     return Model().predict(graph, **options)
+
+
+def attention(layout):
+    """Of a graph with two self-loops, one in each half."""
+    loops = torch.tensor([[0, 1, 2, 3, 0, 2], [1, 0, 3, 2, 0, 2]])
+    data = ring(edge_index=loops, parts=HALVES, perm=torch.arange(4))
+    model = gas.to_scalable(pyg.GAT(2, 2, num_layers=1), data)
+    batch = next(iter(gas.SubgraphLoader(data, layout=layout, log=False)))
+    config = dict(mode="regression", task_level="node", return_type="raw")
+    explain = Explainer(
+        model.at(batch), AttentionExplainer(), "model", config, edge_mask_type="object"
+    )
+    explain(batch.x, batch.edge_index if layout == "edge_index" else batch.adj_t)
+
+
+def embeddings_of_one_layer():
+    data = ring(parts=HALVES, perm=torch.arange(4))
+    model = gas.to_scalable(pyg.GraphSAGE(2, 2, num_layers=1), data)
+    batch = next(iter(gas.SubgraphLoader(data, layout="edge_index", log=False)))
+    get_embeddings(model.at(batch), batch.x, batch.edge_index)
 
 
 def stale_prediction():
@@ -225,6 +247,9 @@ CASES = {
     "model.pack, pushed by a forked process": pushed_by_another_process,
     "model, what PyTorch can't do with sparse features": plain_dropout,
     "model.at, no batch": lambda t: Model().at(5),
+    "model.at, AttentionExplainer of a matrix": lambda t: attention("fused"),
+    "model.at, AttentionExplainer of self-loops": lambda t: attention("edge_index"),
+    "model.at, PGExplainer without histories": lambda t: embeddings_of_one_layer(),
     "gas.verify, a model of PyG": lambda t: gas.verify(torch.nn.Linear(2, 2), ring()),
     "cluster, memory for less than a node": lambda t: gas.cluster(
         ring(), "auto", memory=8, model=Model(), log=False

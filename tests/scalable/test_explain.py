@@ -1,10 +1,11 @@
 """PyG's explainers and captum on mini-batches, which write nothing to the histories."""
 
 import copy
+import re
 
 import pytest
 import torch
-from conftest import random_graph
+from conftest import ROOT, random_graph
 from torch_geometric.explain import CaptumExplainer, Explainer, GNNExplainer
 from torch_geometric.nn import GATConv, GraphConv, GraphSAGE, SAGEConv
 
@@ -76,7 +77,10 @@ ALGORITHMS = [
 
 
 def rows_of(model):
-    return [copy.deepcopy((history.emb, history.age)) for history in model.histories]
+    return [
+        copy.deepcopy((history.emb, history.age, history.written_at, history.num_pushes))
+        for history in model.histories
+    ]
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -84,18 +88,19 @@ def rows_of(model):
 def test_explanations_of_a_batch(kind, algorithm):
     data = random_graph()
     _, model = made(kind, data)
-    before = None
-    for batch in batches(model, data, 4):
-        before = before or rows_of(model)
+    loader = batches(model, data, 4)
+    before = rows_of(model)
+    for batch in [*loader, loader.around(torch.tensor([40, 3, 8, 11]))]:
         found = explainer(model.at(batch), algorithm())(batch.x, batch.edge_index, index=3)
         assert found.node_mask.shape == batch.x.shape
         assert found.edge_mask.shape == (batch.edge_index.size(1),)
         assert found.edge_mask.abs().sum() > 0
         assert torch.equal(found.target, model(batch, push=False).argmax(dim=-1))
         assert not model.training
-    for (emb, age), history in zip(before, model.histories, strict=True):
-        assert torch.equal(emb, history.emb)
-        assert torch.equal(age, history.age)
+    for (*tensors, num_pushes), history in zip(before, model.histories, strict=True):
+        now = history.emb, history.age, history.written_at
+        assert all(map(torch.equal, tensors, now))
+        assert num_pushes == history.num_pushes
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -112,6 +117,44 @@ def test_explanations_of_one_part_are_those_of_the_module(kind, algorithm):
         masks.append((found.node_mask, found.edge_mask))
     assert torch.allclose(masks[0][0], masks[1][0], atol=1e-5)
     assert torch.allclose(masks[0][1], masks[1][1], atol=1e-5)
+
+
+@pytest.mark.requires("captum")
+@pytest.mark.filterwarnings("ignore:Input Tensor 0 did not already require gradients")
+@pytest.mark.parametrize("kind", ["sage", "written"])
+def test_one_explainer_after_another(kind):
+    """GNNExplainer leaves an empty parameter in each layer, after which PyG's own net fails."""
+    data = random_graph()
+    _, model = made(kind, data)
+    batch = next(iter(batches(model, data, 4)))
+    module, names = model.at(batch), [name for name, _ in model.named_parameters()]
+    masks = []
+    for algorithm in ("Saliency", GNNExplainer(epochs=2), "Saliency"):
+        if isinstance(algorithm, str):
+            algorithm = CaptumExplainer(algorithm)
+        found = explainer(module, algorithm)(batch.x, batch.edge_index, index=3)
+        masks.append((found.node_mask, found.edge_mask))
+        assert [name for name, _ in model.named_parameters()] == names
+    assert torch.equal(masks[0][0], masks[2][0])
+    assert torch.equal(masks[0][1], masks[2][1])
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS[1:])
+@pytest.mark.parametrize("kind", ["sage", "weighted"])
+def test_around_a_node_and_its_neighbours_are_those_of_the_graph(kind, algorithm):
+    """Two layers read no further: every attribution is that on the whole graph."""
+    data = random_graph()
+    net, model = made(kind, data)
+    loader = batches(model, data, 4)
+    graph, node = loader.data, torch.tensor([17])
+    batch = loader.around(loader.neighbourhood(node, num_hops=1).n_id)
+    weight = {"edge_weight": graph.edge_weight} if kind == "weighted" else {}
+    full = explainer(net, algorithm())(graph.x, graph.edge_index, index=17, **weight)
+    found = explainer(model.at(batch), algorithm())(batch.x, batch.edge_index, index=0)
+    assert torch.allclose(found.node_mask, full.node_mask[batch.n_id], atol=1e-5)
+    assert torch.allclose(found.edge_mask, full.edge_mask[batch.e_id], atol=1e-5)
+    for mask in ("node_mask", "edge_mask"):
+        assert full[mask].count_nonzero() == found[mask].count_nonzero() > 0
 
 
 def test_arguments_in_place_of_the_batchs():
@@ -164,3 +207,18 @@ def test_masks_of_edges_are_not_forgotten():
     assert conv.path == "fused"
     conv.explain = True
     assert "masks its edges" in conv._unsupported({})
+
+
+@pytest.mark.requires("captum")
+@pytest.mark.requires("matplotlib")
+def test_the_example(run_script, tmp_path):
+    """Friends and words that were drawn for the club count, and the picture is there."""
+    script = ROOT / "examples" / "explain_node.py"
+    done = run_script(script, "--person", "Luca Kaya", "--out", "luca.png")
+    assert done.code == 0, done.err
+    shares = [float(found) for found in re.findall(r"than others: ([\d.]+) % of pairs", done.out)]
+    assert len(shares) == 2
+    assert min(shares) > 85
+    assert re.search(r"Luca Kaya is put into (\w+), and is of \1, because of", done.out)
+    assert "Warning" not in done.err
+    assert (tmp_path / "luca.png").stat().st_size > 50_000
