@@ -116,8 +116,8 @@ class Detached:
         own[self.batch[kind].n_id[: self.batch[kind].batch_size]] = True
         return torch.where(own, x, x.detach())
 
-    def fused(self, kind, edges, x):
-        return x, edges
+    def fused(self, call):
+        return call.x, call.edges[call.kind]
 
     def output(self, layer, kind, out):
         return out
