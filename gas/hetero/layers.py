@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch_geometric.nn import MessagePassing
 
 from gas.graph.typed import EdgeType
+from gas.hetero.semantic import HANConv
 from gas.nn.conv import FusedConv
 
 
@@ -67,6 +68,9 @@ class Visitor(Protocol):
     def fused(self, call: FusedCall) -> tuple[Any, Any]:
         """The features and edges of a layer of :mod:`gas.nn`, which takes an adjacency."""
 
+    def mean(self, layer: Layer, kind: str, rows: Tensor) -> Tensor:
+        """The mean over all nodes of a type, for a layer that asks for it."""
+
     def output(self, layer: Layer, kind: str, out: Tensor) -> Tensor:
         """What the layer is taken to return for rows of a type."""
 
@@ -87,6 +91,8 @@ def around_layers(
                 before, after = partial(state.before, name), partial(state.after, name)
                 hooks.callback(layer.register_forward_pre_hook(before, with_kwargs=True).remove)
                 hooks.callback(layer.register_forward_hook(after).remove)
+                if isinstance(layer, HANConv):
+                    hooks.callback(layer.__dict__.pop, "mean_over_nodes", None)
         yield
 
 
@@ -117,6 +123,8 @@ class _State:
         second = "edge_index" if "edge_index" in given else "edge_index_dict"
         x, edges = given[first], cast(Any, given.get(second))
         self._calls += 1
+        if isinstance(layer, HANConv):
+            layer.__dict__["mean_over_nodes"] = partial(self._visitor.mean, call)
         if isinstance(edges, Mapping):
             kind = None
             sources = {self._kind(name, layer, each)[0] for each in edges.values()}

@@ -13,6 +13,7 @@ from gas.graph.adjacency import Adjacency
 from gas.graph.typed import EdgeType
 from gas.hetero.layers import Dropouts, FusedCall, Layer
 from gas.hetero.plan import Place
+from gas.hetero.semantic import mean_of
 from gas.history.batch import BatchPulls
 from gas.history.rows import first_rows
 from gas.nn.relations import multiplied_together
@@ -36,6 +37,10 @@ class FullBatch:
         """See :class:`gas.hetero.layers.Visitor`."""
         return call.x, call.edges[call.kind]
 
+    def mean(self, layer: Layer, kind: str, rows: Tensor) -> Tensor:
+        """See :class:`gas.hetero.layers.Visitor`."""
+        return mean_of(kind, rows)
+
     def output(self, layer: Layer, kind: str, out: Tensor) -> Tensor:
         """See :class:`gas.hetero.layers.Visitor`."""
         return out
@@ -54,6 +59,11 @@ class Filling(FullBatch):
             self._model.histories[position].push(x)
         return x
 
+    def mean(self, layer: Layer, kind: str, rows: Tensor) -> Tensor:
+        """See :class:`gas.hetero.layers.Visitor`."""
+        self._model.histories[self._model.plan.means[layer.number, kind]].push(rows)
+        return super().mean(layer, kind, rows)
+
 
 class MiniBatch:
     """A mini-batch: pushes its own rows and pulls those of its halo, once for each history."""
@@ -68,7 +78,9 @@ class MiniBatch:
         self._firsts: dict[tuple[str, int], tuple[Tensor, Tensor]] = {}  # By id; the tensor, too.
 
     def _start(self, kind: str) -> BatchPulls:
-        places = zip(self.model.plan.places, self.model.histories, strict=True)
+        plan = self.model.plan
+        joined = set(range(len(plan.places))) - set(plan.means.values())
+        places = [(plan.places[i], self.model.histories[i]) for i in sorted(joined)]
         mine = [h for place, h in places if place.kind == kind and self._reads(place)]
         ahead = [h for h in mine if self.model.io == "concurrent" and h.pulls_beside]
         store = self._batch[kind]
@@ -163,6 +175,28 @@ class MiniBatch:
         if key not in self._firsts:
             self._firsts[key] = x, first_rows(x, self._size(kind))
         return self._firsts[key][1]
+
+    def mean(self, layer: Layer, kind: str, rows: Tensor) -> Tensor:
+        """The batch's own rows, with gradient, and those that all others had last, without."""
+        position = self.model.plan.means.get((layer.number, kind))
+        if position is None:
+            raise RuntimeError(
+                f"'{layer.name}' weighs several relations into '{kind}', which it didn't when the "
+                "module was converted: it depends on what is in the graph"
+            )
+        history, store = self.model.histories[position], self._batch[kind]
+        own = first_rows(rows, store.batch_size)
+        self._joined[position] = own, own
+        if not self._reads(self.model.plan.places[position]):
+            self._store(position, own.detach(), store)
+            return mean_of(kind, own)
+        n_id = store.n_id[: store.batch_size]
+        total = self.model.totals.of(position, history)
+        others = total - history.pull(n_id).to(total).sum(0)
+        self._store(position, own.detach(), store)
+        stored = history.pull(n_id).to(total).sum(0)  # As they were rounded.
+        self.model.totals.set(position, history, others + stored)
+        return (others.to(own) + own.sum(0)) / self.model.num_nodes[kind]
 
     def output(self, layer: Layer, kind: str, out: Tensor) -> Tensor:
         """See :class:`gas.hetero.layers.Visitor`."""
