@@ -39,6 +39,7 @@ def time_in_turn(
     calls: int = 1,
     slow_seconds: float = math.inf,
     slow_repeats: int = 1,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, dict[str, float]]:
     """Times functions A B A B ..., so that a machine whose speed drifts is fair to all.
 
@@ -50,6 +51,8 @@ def time_in_turn(
         slow_seconds: A function whose first round takes longer is slow: it is timed from that round
             on, without warm-up. (default: no limit)
         slow_repeats: Timed rounds of slow functions. (default: ``1``)
+        clock: Seconds; ``time.process_time`` leaves out what other processes take. (default:
+            ``time.perf_counter``)
 
     Returns:
         For each name the median, minimum and maximum in seconds, and the number of timed rounds.
@@ -60,10 +63,10 @@ def time_in_turn(
         for name, function in contenders.items():
             if name in slow and len(times[name]) >= slow_repeats:
                 continue
-            start = time.perf_counter()
+            start = clock()
             for _ in range(calls):
                 function()
-            seconds = (time.perf_counter() - start) / calls
+            seconds = (clock() - start) / calls
             if number == 0 and seconds > slow_seconds:
                 slow.add(name)
             if number >= warm_up or name in slow:

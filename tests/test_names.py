@@ -29,7 +29,7 @@ NAMES = {
     "gas.models": "APPNP GAT GCN GCN2 GIN PNA PNA_JK GraphSAGE",
     "gas.nn": """Adjacency Dropout EdgeConv GATConv GATv2Conv GCN2Conv GCNConv GINConv GMMConv
         GraphConv Linear SAGEConv SimpleConv dropout edge_conv fuse gat_attention gatv2_attention
-        gaussian_mixture linear spmm""",
+        gaussian_mixture linear relations spmm""",
     "gas.partition": "PartitionReport metis partition_report permute",
     "gas.planted": "planted_partition",
     "gas.prefetch": "PrefetchLoader",

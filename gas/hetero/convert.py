@@ -13,11 +13,12 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch_geometric.data import HeteroData
-from torch_geometric.nn import HANConv, MessagePassing
+from torch_geometric.nn import MessagePassing
 
 from gas.graph.typed import cluster_typed, is_edge_row, is_node_row, types_of
 from gas.hetero.model import HeteroModel, evaluating, with_ids
 from gas.hetero.plan import EDGES, Plan, given, inputs_of, plan_of
+from gas.hetero.semantic import ask_for_means
 from gas.loader.typed import HeteroLoader
 from gas.nn import fuse
 from gas.nn.inexact import why_inexact
@@ -70,13 +71,13 @@ def to_typed(net: Module, data: HeteroData, **options: Any) -> HeteroModel:
         _initialise(net, _small(data, inputs), inputs)
         torch.default_generator.manual_seed(0)  # That of a GPU stays as it is.
         small = _small(data, inputs)
-        trial = fuse(_trial(net))
+        trial = ask_for_means(fuse(_trial(net)))
         sizes = types_of(small).num_nodes
         num_parts = min(PARTS, sum(sizes.values()))
         graph = _as(cluster_typed(small, num_parts, {}, False, "random", 0, False, False), DOUBLE)
         plan, expected, rows = plan_of(trial, with_ids(graph), inputs)
         is_narrow, norms = _try_out(trial, plan, graph, sizes, expected, rows)
-    model = HeteroModel(fuse(twin(net)), plan, types.num_nodes, is_narrow, **options)
+    model = HeteroModel(ask_for_means(fuse(twin(net))), plan, types.num_nodes, is_narrow, **options)
     model.norms_of_halo = norms
     return model
 
@@ -215,11 +216,6 @@ def _check_close(trial: Module, name: str, found: Tensor, expected: Tensor) -> N
         "rows are detached, or computed without gradient, between layers, which hides where "
         "histories have to stand"
     )
-    if any(isinstance(layer, HANConv) for layer in trial.modules()):
-        why = (
-            "HANConv weighs the relations of a type by means over all of its nodes; use HGTConv, "
-            "or HeteroConv with GATConv"
-        )
     raise ValueError(
         f"{type(trial).__name__} isn't exact on mini-batches: {name} differs from a full batch, "
         f"once all histories have been filled. {why[0].upper()}{why[1:]}"

@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch_geometric.nn import MessagePassing
 
 from gas.graph.typed import EdgeType
+from gas.hetero.semantic import HANConv
 from gas.nn.conv import FusedConv
 
 
@@ -31,14 +32,44 @@ class Layer(NamedTuple):
     name: str
 
 
+class FusedCall(NamedTuple):
+    """A call of a layer of :mod:`gas.nn`.
+
+    * ``number``: which it is of the calls.
+    * ``layer``: the layer.
+    * ``kind``: its relation.
+    * ``edges``: the edges of all relations.
+    * ``x``: rows of the nodes where its edges start, or of these and of those where they end.
+    """
+
+    number: int
+    layer: FusedConv
+    kind: EdgeType
+    edges: Mapping[EdgeType, Tensor]
+    x: Any
+
+    @property
+    def source(self) -> Tensor:
+        """Rows of the nodes where edges start."""
+        return self.x[0] if isinstance(self.x, tuple) else self.x
+
+    @property
+    def target(self) -> Tensor | None:
+        """Rows of the nodes where edges end, if they have some."""
+        return self.x[1] if isinstance(self.x, tuple) else self.x
+
+
 class Visitor(Protocol):
     """What is done around layers."""
 
     def source(self, layer: Layer, kind: str, x: Tensor) -> Tensor:
         """What the layer is given for rows of a type that it sends messages from."""
 
-    def fused(self, kind: EdgeType, edges: Tensor, x: Any) -> tuple[Any, Any]:
+    def fused(self, call: FusedCall) -> tuple[Any, Any]:
         """The features and edges of a layer of :mod:`gas.nn`, which takes an adjacency."""
+
+    def mean(self, layer: Layer, kind: str, rows: Tensor) -> Tensor:
+        """The mean over all nodes of a type, for a layer that asks for it."""
 
     def output(self, layer: Layer, kind: str, out: Tensor) -> Tensor:
         """What the layer is taken to return for rows of a type."""
@@ -53,13 +84,15 @@ def around_layers(
     Raises:
         ValueError: When a layer is given edges, or returns something, that can't be followed.
     """
-    state = _State({id(edges): kind for kind, edges in edge_index.items()}, visitor)
+    state = _State(edge_index, visitor)
     with contextlib.ExitStack() as hooks:
         for name, layer in net.named_modules():
             if isinstance(layer, MessagePassing):
                 before, after = partial(state.before, name), partial(state.after, name)
                 hooks.callback(layer.register_forward_pre_hook(before, with_kwargs=True).remove)
                 hooks.callback(layer.register_forward_hook(after).remove)
+                if isinstance(layer, HANConv):
+                    hooks.callback(layer.__dict__.pop, "mean_over_nodes", None)
         yield
 
 
@@ -72,8 +105,9 @@ def _parameters(layer: type[MessagePassing]) -> tuple[str, ...]:
 class _State:
     """What is known while a module runs."""
 
-    def __init__(self, kinds: dict[int, EdgeType], visitor: Visitor) -> None:
-        self._kinds, self._visitor = kinds, visitor
+    def __init__(self, edge_index: Mapping[EdgeType, Tensor], visitor: Visitor) -> None:
+        self._edges, self._visitor = edge_index, visitor
+        self._kinds = {id(edges): kind for kind, edges in edge_index.items()}
         self._calls = 0
         self._running: list[tuple[Layer, EdgeType | None]] = []
 
@@ -89,6 +123,8 @@ class _State:
         second = "edge_index" if "edge_index" in given else "edge_index_dict"
         x, edges = given[first], cast(Any, given.get(second))
         self._calls += 1
+        if isinstance(layer, HANConv):
+            layer.__dict__["mean_over_nodes"] = partial(self._visitor.mean, call)
         if isinstance(edges, Mapping):
             kind = None
             sources = {self._kind(name, layer, each)[0] for each in edges.values()}
@@ -104,7 +140,8 @@ class _State:
                 x = self._visitor.source(call, kind[0], x)
             others = [value for value in given.values() if value is not None]
             if isinstance(layer, FusedConv) and len(others) == 2:
-                x, edges = self._visitor.fused(kind, edges, x)
+                fused = FusedCall(call.number, layer, kind, self._edges, x)
+                x, edges = self._visitor.fused(fused)
         self._running.append((call, kind))
         new = {**given, first: x, second: edges}
         return tuple(new.pop(name) for name in list(new)[: len(args)]), new

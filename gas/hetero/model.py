@@ -19,6 +19,7 @@ from gas.graph.typed import PERM
 from gas.hetero.layers import Dropouts, around_layers
 from gas.hetero.passes import Filling, FullBatch, MiniBatch, Reached, Sweep
 from gas.hetero.plan import EDGES, Plan, given
+from gas.hetero.semantic import Totals
 from gas.history import Codec, History, TransferEngine
 from gas.history.engine import check_io
 from gas.history.factory import HistoryFactory
@@ -93,6 +94,7 @@ class HeteroModel(Module):
             made |= zip(mine, factory.make(size, self._engine, f"type_{number}"), strict=True)
         ours = torch.nn.ModuleList(made[i] for i in range(len(plan.places)))
         self.histories = cast("Sequence[History]", ours)
+        self.totals = Totals()  # Of those whose mean is read.
 
     view_histories: None = None  # Views are of graphs of one type.
 
@@ -359,6 +361,7 @@ class HeteroModel(Module):
             lines.append(
                 f"history {number}: {self.num_nodes[place.kind]} nodes of '{place.kind}', "
                 f"{place.width} wide, read by '{place.layer}'"
+                + (" as a mean" if number in self.plan.means.values() else "")
             )
         return "\n  ".join(lines)
 

@@ -11,10 +11,12 @@ from torch_geometric.data import HeteroData
 
 from gas.graph.adjacency import Adjacency
 from gas.graph.typed import EdgeType
-from gas.hetero.layers import Dropouts, Layer
+from gas.hetero.layers import Dropouts, FusedCall, Layer
 from gas.hetero.plan import Place
+from gas.hetero.semantic import mean_of
 from gas.history.batch import BatchPulls
 from gas.history.rows import first_rows
+from gas.nn.relations import multiplied_together
 
 if TYPE_CHECKING:
     from gas.hetero.model import HeteroModel
@@ -31,9 +33,13 @@ class FullBatch:
         """See :class:`gas.hetero.layers.Visitor`."""
         return x
 
-    def fused(self, kind: EdgeType, edges: Tensor, x: Any) -> tuple[Any, Any]:
+    def fused(self, call: FusedCall) -> tuple[Any, Any]:
         """See :class:`gas.hetero.layers.Visitor`."""
-        return x, edges
+        return call.x, call.edges[call.kind]
+
+    def mean(self, layer: Layer, kind: str, rows: Tensor) -> Tensor:
+        """See :class:`gas.hetero.layers.Visitor`."""
+        return mean_of(kind, rows)
 
     def output(self, layer: Layer, kind: str, out: Tensor) -> Tensor:
         """See :class:`gas.hetero.layers.Visitor`."""
@@ -53,6 +59,11 @@ class Filling(FullBatch):
             self._model.histories[position].push(x)
         return x
 
+    def mean(self, layer: Layer, kind: str, rows: Tensor) -> Tensor:
+        """See :class:`gas.hetero.layers.Visitor`."""
+        self._model.histories[self._model.plan.means[layer.number, kind]].push(rows)
+        return super().mean(layer, kind, rows)
+
 
 class MiniBatch:
     """A mini-batch: pushes its own rows and pulls those of its halo, once for each history."""
@@ -62,10 +73,14 @@ class MiniBatch:
         self.dropouts: Dropouts | None = None
         self._pulls = {kind: self._start(kind) for kind in model.num_nodes}
         self._joined: dict[int, tuple[Tensor, Tensor]] = {}
-        self._adjacencies: dict[tuple[EdgeType, int], Adjacency] = {}
+        # Of relations that are multiplied together, by their numbers of rows.
+        self._adjacencies: dict[tuple[Any, ...], dict[EdgeType, Adjacency]] = {}
+        self._firsts: dict[tuple[str, int], tuple[Tensor, Tensor]] = {}  # By id; the tensor, too.
 
     def _start(self, kind: str) -> BatchPulls:
-        places = zip(self.model.plan.places, self.model.histories, strict=True)
+        plan = self.model.plan
+        joined = set(range(len(plan.places))) - set(plan.means.values())
+        places = [(plan.places[i], self.model.histories[i]) for i in sorted(joined)]
         mine = [h for place, h in places if place.kind == kind and self._reads(place)]
         ahead = [h for h in mine if self.model.io == "concurrent" and h.pulls_beside]
         store = self._batch[kind]
@@ -132,22 +147,56 @@ class MiniBatch:
             history, size = self.model.histories[position], store.batch_size
             history.push(own, store.n_id[:size], store.offset, store.count)
 
-    def fused(self, kind: EdgeType, edges: Tensor, x: Any) -> tuple[Any, Any]:
+    def fused(self, call: FusedCall) -> tuple[Any, Any]:
         """See :class:`gas.hetero.layers.Visitor`."""
-        if isinstance(x, Tensor):
-            x = x, first_rows(x, self._batch[kind[2]].batch_size) if self.model.is_narrow else x
-        rows = self._batch[kind[2]].batch_size if x[1] is None else x[1].size(0)
-        if (kind, rows) not in self._adjacencies:
-            src, dst = edges.contiguous()
-            if bool((dst[1:] < dst[:-1]).any()):  # Somebody has changed the batch.
-                dst, order = dst.sort(stable=True)
-                src = src[order]
-            # Of edges into the halo, which somebody has added, no row is wanted.
-            rowptr = torch.searchsorted(dst, torch.arange(rows + 1, device=dst.device))
-            src = src[: int(rowptr[-1])]
-            made = Adjacency(rowptr.int(), src.int(), None, x[0].size(0))
-            self._adjacencies[kind, rows] = made
-        return x, self._adjacencies[kind, rows]
+        source, target, kind = call.source, call.target, call.kind
+        if target is not None:
+            target = self._cut(kind[2], target)
+        sizes = {kind: self._batch[kind[2]].batch_size if target is None else target.size(0)}
+        if sizes[kind] == self._size(kind[2]):  # Of others nobody knows with what they are summed.
+            kinds = self.model.plan.shared.get(call.number, (kind,))
+            sizes = {each: self._size(each[2]) for each in kinds}
+        key = tuple(sizes.items())
+        if key not in self._adjacencies:
+            adjs = [adjacency_of(call.edges[k], n, source.size(0)) for k, n in sizes.items()]
+            together = zip(sizes, multiplied_together(adjs), strict=True)
+            self._adjacencies[key] = dict(together)
+        adj = self._adjacencies[key][kind]
+        return ((source, target) if call.layer.takes_pairs else source), adj
+
+    def _size(self, kind: str) -> int:
+        """How many rows of a type layers compute."""
+        store = self._batch[kind]
+        return store.batch_size if self.model.is_narrow else store.n_id.numel()
+
+    def _cut(self, kind: str, x: Tensor) -> Tensor:
+        """Those of its rows; once of each tensor, so that its gradient is put together once."""
+        key = kind, id(x)
+        if key not in self._firsts:
+            self._firsts[key] = x, first_rows(x, self._size(kind))
+        return self._firsts[key][1]
+
+    def mean(self, layer: Layer, kind: str, rows: Tensor) -> Tensor:
+        """The batch's own rows, with gradient, and those that all others had last, without."""
+        position = self.model.plan.means.get((layer.number, kind))
+        if position is None:
+            raise RuntimeError(
+                f"'{layer.name}' weighs several relations into '{kind}', which it didn't when the "
+                "module was converted: it depends on what is in the graph"
+            )
+        history, store = self.model.histories[position], self._batch[kind]
+        own = first_rows(rows, store.batch_size)
+        self._joined[position] = own, own
+        if not self._reads(self.model.plan.places[position]):
+            self._store(position, own.detach(), store)
+            return mean_of(kind, own)
+        n_id = store.n_id[: store.batch_size]
+        total = self.model.totals.of(position, history)
+        others = total - history.pull(n_id).to(total).sum(0)
+        self._store(position, own.detach(), store)
+        stored = history.pull(n_id).to(total).sum(0)  # As they were rounded.
+        self.model.totals.set(position, history, others + stored)
+        return (others.to(own) + own.sum(0)) / self.model.num_nodes[kind]
 
     def output(self, layer: Layer, kind: str, out: Tensor) -> Tensor:
         """See :class:`gas.hetero.layers.Visitor`."""
@@ -172,3 +221,14 @@ class Sweep(MiniBatch):
         self._left -= 1
         if not self._left:
             raise Reached
+
+
+def adjacency_of(edges: Tensor, num_rows: int, num_cols: int) -> Adjacency:
+    """The edges into the first rows; of those into the halo, which somebody has added, is none."""
+    src, dst = edges.contiguous()
+    if bool((dst[1:] < dst[:-1]).any()):  # Somebody has changed the batch.
+        dst, order = dst.sort(stable=True)
+        src = src[order]
+    rowptr = torch.searchsorted(dst, torch.arange(num_rows + 1, device=dst.device))
+    src = src[: int(rowptr[-1])]
+    return Adjacency(rowptr.int(), src.int(), None, num_cols)

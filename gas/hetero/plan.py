@@ -13,7 +13,9 @@ from torch.nn import Module
 from torch_geometric.data import HeteroData
 
 from gas.graph.typed import PERM, EdgeType
-from gas.hetero.layers import Layer, around_layers
+from gas.hetero.layers import FusedCall, Layer, around_layers
+from gas.hetero.semantic import mean_of
+from gas.nn.sum_convs import SumConv
 
 EDGES = "edge_index"
 DICT = "_dict"
@@ -22,7 +24,8 @@ DICT = "_dict"
 class Place(NamedTuple):
     """A history: of which type, how wide, and of which level.
 
-    Those of a level depend on those of lower ones alone. ``layer`` is the first that reads it.
+    Those of a level depend on those of lower ones alone. ``layer`` is the first that reads it, or
+    the one that reads its mean.
     """
 
     kind: str
@@ -41,6 +44,9 @@ class Plan:
     * ``reads``: which of them a call of a layer reads for a type, by the call's number.
     * ``layers``: the layers in the order of their calls.
     * ``output``: the type that the output has rows of; ``None`` if it is a dictionary by type.
+    * ``shared``: of a call of a layer that sums the same rows as others do, in the same way, the
+      relations over which that is done, its own included.
+    * ``means``: the history of what a call of a layer takes the mean of over all nodes of a type.
     """
 
     inputs: Mapping[str, str]
@@ -49,6 +55,8 @@ class Plan:
     reads: Mapping[tuple[int, str], int]
     layers: tuple[str, ...]
     output: str | None
+    shared: Mapping[int, tuple[EdgeType, ...]]
+    means: Mapping[tuple[int, str], int]
 
     @property
     def num_levels(self) -> int:
@@ -139,8 +147,10 @@ class _Finder:
         self._levels: dict[int, int] = {}  # Of each call.
         self.places: list[Place] = []
         self.reads: dict[tuple[int, str], int] = {}
+        self.means: dict[tuple[int, str], int] = {}
         self.layers: list[str] = []
         self.rows: list[Tensor] = []
+        self._summed: dict[tuple[int, str], tuple[Any, dict[int, EdgeType]]] = {}
 
     def source(self, layer: Layer, kind: str, x: Tensor) -> Tensor:
         self._note(layer)
@@ -161,8 +171,27 @@ class _Finder:
         self.reads[layer.number, kind] = self._known[id(x)][1]
         return x
 
-    def fused(self, kind: EdgeType, edges: Tensor, x: Any) -> tuple[Any, Any]:
-        return x, edges
+    def fused(self, call: FusedCall) -> tuple[Any, Any]:
+        if isinstance(call.layer, SumConv) and call.layer.sums_given:
+            key = id(call.source), call.layer._reduce
+            _, calls = self._summed.setdefault(key, (call.source, {}))
+            calls[call.number] = call.kind
+        return call.x, call.edges[call.kind]
+
+    @property
+    def shared(self) -> dict[int, tuple[EdgeType, ...]]:
+        """See :class:`Plan`."""
+        groups = [
+            (calls, tuple(dict.fromkeys(calls.values()))) for _, calls in self._summed.values()
+        ]
+        return {call: kinds for calls, kinds in groups for call in calls if len(kinds) > 1}
+
+    def mean(self, layer: Layer, kind: str, rows: Tensor) -> Tensor:
+        level = _level(rows)
+        self.means[layer.number, kind] = len(self.places)
+        self.places.append(Place(kind, rows.size(1), level, layer.name))
+        self.rows.append(rows)
+        return _Mark.apply(mean_of(kind, rows), level + 2)  # What depends on it is a level higher.
 
     def output(self, layer: Layer, kind: str, out: Tensor) -> Tensor:
         self._note(layer)
@@ -218,7 +247,8 @@ def plan_of(net: Module, data: HeteroData, inputs: Mapping[str, str]) -> tuple[P
     layers, places = tuple(finder.layers), tuple(finder.places)
     kind = _output_kind(net, out, sizes)
     kinds = {name: frozenset(v) for name, v in arguments.items() if isinstance(v, dict)}
-    return Plan(inputs, kinds, places, finder.reads, layers, kind), out, finder.rows
+    plan = Plan(inputs, kinds, places, finder.reads, layers, kind, finder.shared, finder.means)
+    return plan, out, finder.rows
 
 
 def _output_kind(net: Module, out: Any, sizes: Mapping[str, int]) -> str | None:

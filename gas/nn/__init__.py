@@ -8,6 +8,7 @@ from gas.nn.edge_conv import EdgeConv, edge_conv
 from gas.nn.fuse import fuse
 from gas.nn.gcn import GCN2Conv, GCNConv
 from gas.nn.mixture import GMMConv, gaussian_mixture
+from gas.nn.relations import relations
 from gas.nn.sparse_features import Linear, linear
 from gas.nn.spmm import spmm
 from gas.nn.sum_convs import GINConv, GraphConv, SAGEConv, SimpleConv
@@ -33,5 +34,6 @@ __all__ = [
     "gatv2_attention",
     "gaussian_mixture",
     "linear",
+    "relations",
     "spmm",
 ]

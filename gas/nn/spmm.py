@@ -20,7 +20,7 @@ NONE = [None] * len(Matrix._fields)  # The gradients towards a matrix.
 
 
 @custom_op("gas::multiply", "gas.nn.spmm")
-def _multiply(
+def multiply(
     matrix: Sequence[Tensor],
     weight: Tensor | None,
     x: Tensor,
@@ -30,13 +30,14 @@ def _multiply(
     transposed: bool,
     num_rows: int | None,
 ) -> Tensor:
+    """See :func:`gas.native.sparse.multiply`."""
     # The rows of a batch's halo are those of `other` at `place`, behind the rows of `x`.
     m = Matrix(*matrix)
     how = mean, transposed, num_rows
     return kernels.multiply(m, weight, x.contiguous(), *how, other, place)
 
 
-@_multiply.register_fake
+@multiply.register_fake
 def _(
     matrix: Sequence[Tensor],
     weight: Tensor | None,
@@ -79,7 +80,7 @@ def _dot_rows_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _dot_rows_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     *parts, a, b = ctx.saved_tensors
     grads = [
-        _multiply(parts, grad.contiguous(), other, None, None, False, transposed, None)
+        multiply(parts, grad.contiguous(), other, None, None, False, transposed, None)
         if needed
         else None
         for needed, other, transposed in zip(
@@ -111,14 +112,14 @@ def _multiply_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     if needs_x:
         back = not ctx.transposed
         rows = ctx.num_rows if back else None
-        grad_x = _multiply(parts, weight, grad, None, None, False, back, rows)
+        grad_x = multiply(parts, weight, grad, None, None, False, back, rows)
     if needs_weight:
         pair = (x, grad) if ctx.transposed else (grad, x)
         grad_weight = _dot_rows(parts, *pair)
     return NONE, grad_weight, grad_x, None, None, None, None, None
 
 
-_multiply.register_autograd(_multiply_backward, setup_context=_multiply_setup)
+multiply.register_autograd(_multiply_backward, setup_context=_multiply_setup)
 
 
 @custom_op("gas::extreme", "gas.nn.spmm")
@@ -245,7 +246,7 @@ def spmm(
             x = x.tensor()  # Its gradient needs the rows again, when they may have changed.
         else:
             x, other, place = x.parts()
-    return _multiply(adj.matrix_for(x), weight, x, other, place, reduce == "mean", False, None)
+    return multiply(adj.matrix_for(x), weight, x, other, place, reduce == "mean", False, None)
 
 
 def check_features(

@@ -26,7 +26,14 @@ class SumConv(FusedConv):
     def _aggregate(self, adj: Adjacency, x: Tensor | Rows) -> Tensor:
         if self._reduce in ("max", "min"):
             adj = adj.unweighted()
+        elif adj.sums_of is not None and isinstance(x, Tensor) and self.sums_given:
+            return adj.sums_of(x, self._reduce)
         return spmm(adj, x, reduce=self._reduce)
+
+    @property
+    def sums_given(self) -> bool:
+        """Whether what is summed are rows as they are given, which several layers may share."""
+        return self._reduce in ("sum", "mean")
 
 
 def _sum_of_transformed(
@@ -66,6 +73,11 @@ class SAGEConv(SumConv, pyg.SAGEConv):
 
     def _aggregate(self, adj: Adjacency, x: Tensor | Rows) -> Tensor:
         return super()._aggregate(adj.unweighted(), x)
+
+    @property
+    def sums_given(self) -> bool:
+        """See :class:`SumConv`."""
+        return super().sums_given and not self.project
 
 
 class GINConv(SumConv, pyg.GINConv):

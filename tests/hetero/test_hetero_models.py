@@ -17,7 +17,7 @@ from hetero.graphs import (
     sage,
 )
 from torch_geometric.data import Data, HeteroData
-from torch_geometric.nn import GCNConv, HANConv, HeteroConv, Linear, SAGEConv, to_hetero
+from torch_geometric.nn import GCNConv, HeteroConv, Linear, SAGEConv, to_hetero
 
 import gas
 from gas.hetero import HeteroModel
@@ -116,8 +116,8 @@ class Detached:
         own[self.batch[kind].n_id[: self.batch[kind].batch_size]] = True
         return torch.where(own, x, x.detach())
 
-    def fused(self, kind, edges, x):
-        return x, edges
+    def fused(self, call):
+        return call.x, call.edges[call.kind]
 
     def output(self, layer, kind, out):
         return out
@@ -448,15 +448,6 @@ class Centred(torch.nn.Module):
         return self.convs[1](x_dict, edge_index_dict)
 
 
-class Attended(torch.nn.Module):
-    def __init__(self, data):
-        super().__init__()
-        self.conv = HANConv(dict(zip(SIZES, (8, 5, 3), strict=True)), 8, data.metadata())
-
-    def forward(self, x_dict, edge_index_dict):
-        return self.conv(x_dict, edge_index_dict)
-
-
 class Cut(torch.nn.Module):
     """Leaves out edges of its own choice."""
 
@@ -502,7 +493,6 @@ class Summed(Normalised):
     ("net", "text"),
     [
         (Centred, "isn't exact on mini-batches: what 'convs.1.* differs from a full batch"),
-        (Attended, "isn't exact.* HANConv weighs the relations of a type by means"),
         (Cut, "'conv' .* is given other edges than those of the graph"),
         (Normalised, "'conv' .* isn't exact on mini-batches: it normalises by the degrees"),
         (lambda _: Wants(), "takes 'pos_dict', but no type of the graph has 'pos'"),

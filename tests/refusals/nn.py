@@ -19,6 +19,10 @@ ELU = torch.nn.ELU(-0.5)
 SPARSE = ADJ.to_torch_sparse()
 
 
+TYPED = {("a", "to", "b"): torch.tensor([[0, 1], [0, 1]])}
+WEIGHTED = adjacency(torch.ones(3))
+
+
 def gat(source=SCORES, target=SCORES[:2], **options):
     gat_attention(ADJ, HEADS, source, target, **options)
 
@@ -53,6 +57,10 @@ CASES = {
     "linear, weights of other features": lambda t: nn.linear(SPARSE, torch.ones(2, 4)),
     "linear, features in another layout": lambda t: nn.linear(X.to_sparse_coo(), X),
     "dropout, features in another layout": lambda t: nn.dropout(X.to_sparse_coo()),
+    "relations, a type without a number of nodes": lambda t: nn.relations(TYPED, {"a": 2}),
+    "relations, values": lambda t: nn.relations({("a", "to", "b"): WEIGHTED}, {"a": 3, "b": 2}),
+    "relations, a source that isn't there": lambda t: nn.relations(TYPED, {"a": 1, "b": 2}),
+    "relations, a target that isn't there": lambda t: nn.relations(TYPED, {"a": 2, "b": 1}),
     "spmm, an edge_index": lambda t: spmm(ring().edge_index, X),
     "spmm, features of the own rows alone": lambda t: spmm(ADJ, OWN),
     "spmm, features in three dimensions": lambda t: spmm(ADJ, HEADS),

@@ -1,0 +1,160 @@
+"""Relations of a typed graph that start at nodes of one type: their sums are one product."""
+
+from __future__ import annotations
+
+import weakref
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gas.graph.adjacency import Adjacency
+from gas.graph.csr import by_row
+from gas.graph.layout import layout_of
+from gas.graph.typed import EdgeType, name_of
+from gas.native.buffers import empty
+from gas.native.checks import check_range
+from gas.native.custom_op import is_transformed
+from gas.native.matrix import Matrix
+from gas.nn.spmm import check_features, multiply, spmm
+
+
+def relations(
+    edge_index_dict: Mapping[EdgeType, Tensor], num_nodes_dict: Mapping[str, int]
+) -> dict[EdgeType, Adjacency]:
+    """The edges of a whole typed graph, as layers of :mod:`gas.nn` in PyG's ``HeteroConv`` take it.
+
+    Relations that start at the same type are multiplied together: the first layer that sums rows
+    does so for all of these relations, and the others, which are given the same rows, find their
+    sums made. Give those alone whose layers are called. Sums are the same, bit by bit; gradients
+    are added up in another order. Graphs of :func:`gas.to_scalable` need none of this, it is done
+    in their mini-batches::
+
+        net = gas.fuse(HeteroConv({kind: SAGEConv((-1, -1), 64) for kind in data.edge_types}))
+        edges = gas.nn.relations(data.edge_index_dict, data.num_nodes_dict)
+        out_dict = net(data.x_dict, edges)
+
+    Args:
+        edge_index_dict: The edges of each relation, of shape ``[2, E]``, sources first.
+        num_nodes_dict: The number of nodes of each type.
+
+    Raises:
+        ValueError: If edges have values, or no number of nodes is given for one of their types.
+        IndexError: If an edge names a node that isn't there.
+    """
+    made: dict[str, dict[EdgeType, Adjacency]] = defaultdict(dict)
+    for kind, edges in edge_index_dict.items():
+        for end in (kind[0], kind[2]):
+            if end not in num_nodes_dict:
+                raise ValueError(
+                    f"'num_nodes_dict' has no '{end}', where relation {name_of(kind)} starts or "
+                    "ends: pass data.num_nodes_dict"
+                )
+        made[kind[0]][kind] = _adjacency(kind, edges, num_nodes_dict)
+    together = {
+        kind: adj
+        for same in made.values()
+        for kind, adj in zip(same, multiplied_together(list(same.values())), strict=True)
+    }
+    return {kind: together[kind] for kind in edge_index_dict}
+
+
+def _adjacency(kind: EdgeType, edges: Any, sizes: Mapping[str, int]) -> Adjacency:
+    name = f"edge_index_dict[{name_of(kind)}]"
+    layout = layout_of(edges, name)
+    if layout.value(edges) is not None:
+        raise ValueError(
+            f"'{name}' has values, which relations that are multiplied together don't: leave them "
+            "out, or make one of gas.nn.Adjacency for each relation"
+        )
+    row, col = layout.entries(edges)
+    check_range(name, row, sizes[kind[2]])
+    check_range(name, col, sizes[kind[0]])
+    rowptr, order = by_row(row, sizes[kind[2]])
+    return Adjacency(rowptr, col[order], None, sizes[kind[0]])
+
+
+def multiplied_together(adjs: Sequence[Adjacency]) -> Sequence[Adjacency]:
+    """The same edges, without values; layers sum over all of them at once.
+
+    Args:
+        adjs: With the same number of columns.
+    """
+    if len(adjs) < 2:
+        return [adj.unweighted() for adj in adjs]
+    group, made = _Group(adjs), [adj.with_value(None) for adj in adjs]
+    for number, adj in enumerate(made):
+        adj.sums_of = partial(group.sums_of, number)
+    return made
+
+
+class _Group:
+    """Adjacencies below one another, and those sums that nobody has asked for yet."""
+
+    def __init__(self, adjs: Sequence[Adjacency]) -> None:
+        self._adjs = [adj.unweighted() for adj in adjs]
+        self._stacked: Adjacency | None = None
+        self._of: weakref.ref[Tensor] | None = None
+        self._how: tuple[Any, ...] = ()
+        self._sums: dict[int, Tensor] = {}
+
+    def sums_of(self, number: int, x: Tensor, reduce: str) -> Tensor:
+        """:func:`gas.nn.spmm` by one of the adjacencies."""
+        if torch.compiler.is_compiling() or is_transformed(x) or x.is_inference():
+            return spmm(self._adjs[number], x, reduce=reduce)  # Of which nobody counts changes.
+        how = x._version, torch.is_grad_enabled() and x.requires_grad, reduce
+        is_same = self._of is not None and self._of() is x and self._how == how
+        if not is_same or number not in self._sums:
+            self._of, self._sums = None, {}
+            self._sums = dict(enumerate(self._multiply(x, reduce)))
+            self._of, self._how = weakref.ref(x), how
+        return self._sums.pop(number)  # Somebody's own now, who may change it in place.
+
+    def _multiply(self, x: Tensor, reduce: str) -> tuple[Tensor, ...]:
+        if self._stacked is None:
+            self._stacked = _stack(self._adjs)
+        adj, sizes = self._stacked, [adj.size(0) for adj in self._adjs]
+        check_features(adj, x, 2)
+        return _Multiply.apply(x, adj.matrix_for(x), sizes, reduce == "mean")
+
+
+def _stack(adjs: Sequence[Adjacency]) -> Adjacency:
+    """The rows of several adjacencies, below one another."""
+    pointers, first = [adjs[0].rowptr[:1]], 0
+    for adj in adjs:
+        pointers.append(adj.rowptr[1:] + first)
+        first += adj.num_entries
+    col = torch.cat([adj.col for adj in adjs])
+    return Adjacency.trusted(torch.cat(pointers), col, None, adjs[0].size(1))
+
+
+class _Multiply(torch.autograd.Function):
+    """A product, cut into the rows of each relation; the gradient is one product, too."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, matrix: Matrix, sizes: list[int], mean: bool
+    ) -> tuple[Tensor, ...]:
+        ctx.matrix, ctx.sizes, ctx.mean, ctx.num_rows = matrix, sizes, mean, x.size(0)
+        out = multiply(matrix, None, x, None, None, mean, False, None)
+        return torch.unsafe_split_with_sizes(out, sizes)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        by: Sequence[Tensor] = ()
+        if ctx.mean:
+            degree = ctx.matrix.rowptr.diff().clamp(min=1).to(grads[0].dtype)
+            by = degree[:, None].split(ctx.sizes)
+        if torch.is_grad_enabled():  # Somebody wants a further derivative.
+            grad = torch.cat([g / b for g, b in zip(grads, by, strict=True)] if by else grads)
+        else:
+            grad = empty(sum(ctx.sizes), grads[0].size(1), grads[0])
+            for g, b, out in zip(grads, by, grad.split(ctx.sizes), strict=ctx.mean):
+                torch.div(g, b, out=out)
+            if not ctx.mean:
+                torch.cat(grads, out=grad)
+        back = multiply(ctx.matrix, None, grad, None, None, False, True, ctx.num_rows)
+        return back, None, None, None
