@@ -155,7 +155,7 @@ def contenders(case: Case, train: Data, seed: int) -> dict[str, Contender]:
 def ranks(net: torch.nn.Module, data: Data) -> Tensor:
     net.eval()
     out = net(data.x, data.edge_index)
-    return rank_links(out, data.edge_label_index, known=data.edge_index)
+    return rank_links(out, data.edge_label_index, known=data.edge_index, undirected=True)
 
 
 def scores(contender: Contender, val: Data, test: Data, epochs: int) -> dict[str, float]:

@@ -64,8 +64,10 @@ def main() -> None:
 
     # Evaluated on more edges than are trained on: the same weights, histories of their own.
     def evaluate(data, others) -> str:
-        out = model.for_graph(data.num_nodes).predict(gas.cluster(data, args.num_parts, log=False))
-        ranks = rank_links(out, data.edge_label_index, known=others)
+        out = model.for_graph(data.num_nodes).predict(
+            gas.cluster(data, args.num_parts, model=model, log=False)
+        )
+        ranks = rank_links(out, data.edge_label_index, known=others, undirected=True)
         hits = ", ".join(f"Hits@{k} {compute_hits(ranks, k):.4f}" for k in (10, 50))
         return f"MRR {compute_mrr(ranks):.4f}, {hits}"
 

@@ -12,11 +12,16 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gas.graph.cluster import PERM
+from gas.graph.folder.opening import MAPPED
+from gas.graph.permute import PARTS
+from gas.graph.versions import version
 from gas.loader import SubgraphLoader
 from gas.native.checks import check_range
 
 if TYPE_CHECKING:
     from gas.scalable.model import ScalableGNN
+
+_Seen = dict[str, tuple["weakref.ref[Tensor]", int]]
 
 
 class ChosenNodes:
@@ -45,22 +50,23 @@ class ChosenNodes:
         finally:
             for module, mode in modes:
                 module.training = mode
-        _report(model, batch.n_id[batch.batch_size :])
+        _report(model, self.loader.data, batch.n_id[batch.batch_size :])
         return out.cpu()[place]
 
 
-# What each model computed with when its histories were last made exact.
-_exact: weakref.WeakKeyDictionary[ScalableGNN, Any] = weakref.WeakKeyDictionary()
+# What each model computed with, and on which graph, when its histories were last made exact.
+_exact: weakref.WeakKeyDictionary[ScalableGNN, tuple[Any, _Seen]] = weakref.WeakKeyDictionary()
 
 
-def made_exact(model: ScalableGNN) -> None:
-    """Notes that the histories are what the model gives, as it is now."""
-    _exact[model] = state_of(model)
+def made_exact(model: ScalableGNN, graph: Data | None) -> None:
+    """Notes that histories are what the model gives, as it is now, on a graph, if it is known."""
+    _exact[model] = state_of(model), {} if graph is None else _seen(graph)
 
 
-def is_exact(model: ScalableGNN) -> bool:
-    """Whether nothing has changed since the histories were made exact."""
-    return _exact.get(model) == state_of(model)
+def is_exact(model: ScalableGNN, graph: Data) -> bool:
+    """Whether neither model nor graph have changed since the histories were made exact."""
+    state, seen = _exact.get(model, (None, {}))
+    return state is not None and state == state_of(model) and _is_seen(graph, seen)
 
 
 def state_of(model: ScalableGNN) -> Any:
@@ -70,9 +76,30 @@ def state_of(model: ScalableGNN) -> Any:
     return [(id(tensor), tensor._version) for tensor in tensors], changes
 
 
-def _report(model: ScalableGNN, halo: Tensor) -> None:
+def _seen(graph: Data) -> _Seen:
+    """The tensors that outputs may depend on, as they are now, without keeping them.
+
+    Those of a graph folder are others each time it is opened, and aren't looked at.
+    """
+    tensors = {key: value for key, value in graph.to_dict().items() if isinstance(value, Tensor)}
+    if any(hasattr(value, MAPPED) for value in tensors.values()):
+        return {}
+    return {
+        key: (weakref.ref(value), version(value))
+        for key, value in tensors.items()
+        if key not in ("y", PERM, PARTS) and not key.endswith("_mask")
+    }
+
+
+def _is_seen(graph: Data, seen: _Seen) -> bool:
+    now = _seen(graph)
+    both = ((now[key], seen[key]) for key in now.keys() & seen.keys())
+    return all(new[0]() is old[0]() and new[1] == old[1] for new, old in both)
+
+
+def _report(model: ScalableGNN, graph: Data, halo: Tensor) -> None:
     """Warns of rows that were read and aren't exact, with their age."""
-    if not model.histories or not halo.numel() or is_exact(model):
+    if not model.histories or not halo.numel() or is_exact(model, graph):
         return
     ages = [h.num_pushes - int(h.written_at[halo.cpu()].min()) for h in model.histories]
     warnings.warn(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -102,18 +104,18 @@ def without_entries(rowptr: Tensor, col: Tensor, entry: Tensor) -> tuple[Tensor,
 
 
 def changed_rows(
-    before: tuple[Tensor, Tensor, Tensor | None], after: tuple[Tensor, Tensor, Tensor | None]
+    before: tuple[Tensor, Tensor, Sequence[Tensor]], after: tuple[Tensor, Tensor, Sequence[Tensor]]
 ) -> Tensor:
-    """Rows that differ in an entry or its weight, new ones included.
+    """Rows that differ in an entry or what it has, new ones included.
 
     Args:
-        before: ``rowptr``, ``col`` and weights, or ``None``.
+        before: ``rowptr``, ``col``, and tensors with a row for each entry, such as weights.
         after: The same, with as many rows or more at the end.
 
     Returns:
         Their numbers, rising.
     """
-    (old_ptr, old_col, old_weight), (new_ptr, new_col, new_weight) = before, after
+    (old_ptr, old_col, old_values), (new_ptr, new_col, new_values) = before, after
     num_old, num_new = old_ptr.numel() - 1, new_ptr.numel() - 1
     size = new_ptr.diff()
     is_alike = torch.zeros(num_new, dtype=torch.bool)
@@ -121,7 +123,11 @@ def changed_rows(
     old_at = torch.repeat_interleave(is_alike[:num_old], old_ptr.diff())
     new_at = torch.repeat_interleave(is_alike, size)
     differs = old_col[old_at] != new_col[new_at]
-    if old_weight is not None and new_weight is not None:
-        differs |= old_weight[old_at] != new_weight[new_at]
+    for old, new in zip(old_values, new_values, strict=True):
+        differs |= (
+            (old[old_at] != new[new_at]).flatten(1).any(1)
+            if old.dim() > 1
+            else (old[old_at] != new[new_at])
+        )
     is_alike[rows_of(new_ptr, new_at.nonzero().view(-1)[differs])] = False
     return (~is_alike).nonzero().view(-1)

@@ -71,6 +71,8 @@ def without_links(data: Data, edge_label_index: Tensor | None = None) -> Data:
     edges = read_graph(out)
     if edge_label_index is not None:
         out[PAIRS] = edge_label_index
+        if LABELS in out and edge_label_index is not data.get(PAIRS):
+            del out[LABELS]  # Of other pairs.
     pairs = read_pairs(out, edges.num_nodes)
     if "edge_index" not in out:
         raise ValueError(
@@ -82,7 +84,7 @@ def without_links(data: Data, edge_label_index: Tensor | None = None) -> Data:
     blocks = zip(src.split(BLOCK), dst.split(BLOCK), strict=True)
     taken = torch.cat([joined(told.rowptr, told.col, torch.stack(each)) for each in blocks])
     kept = ~taken | (src == dst)
-    if not bool(kept.any()):
+    if kept.numel() and not bool(kept.any()):
         raise ValueError(
             f"'{PAIRS}' has every edge of the graph, so that none is left to pass messages: tell "
             "some of them, torch_geometric.transforms.RandomLinkSplit(disjoint_train_ratio=0.3)"

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch_geometric.data import Data
 
 from gas.chosen import ChosenNodes, is_exact, made_exact, state_of
 from gas.graph.entries import rows_of
@@ -27,14 +28,14 @@ class Following:
     """
 
     def __init__(self, model: ScalableGNN | None) -> None:
+        model = getattr(model, "_orig_mod", model)  # Of what torch.compile returns.
         if model is not None and not isinstance(model, ScalableGNN):
             raise ValueError(
                 f"'model' is a {type(model).__name__}, expected a ScalableGNN: convert it, "
                 "gas.to_scalable(net, data)"
             )
         self.model = model
-        self.changed = torch.empty(0, dtype=torch.long)
-        """Rows with other neighbours than when histories were refreshed."""
+        self.changed = torch.empty(0, dtype=torch.long)  # Rows, since the last refresh.
         self._exact_but: Any = None  # What an exact model was when the first of them changed.
 
     def check(self) -> None:
@@ -50,40 +51,69 @@ class Following:
                 "'model' is one of several ranks, whose graphs don't grow: use it in one process"
             )
         for history in self.model.histories:
-            if type(history.store).grow is Store.grow:
+            if type(history.store).resize is Store.resize:
                 raise ValueError(
                     f"'store' is a {type(history.store).__name__}, which can't grow: write its "
-                    "grow(num_rows), or use store='host' or 'disk'"
+                    "resize(num_rows), or use store='host' or 'disk'"
                 )
 
-    def extend(self, num_nodes: int) -> None:
-        """Gives the histories rows for new nodes, until there are so many."""
+    def check_size(self, data: Data) -> None:
+        """Refuses a graph that isn't the model's.
+
+        Raises:
+            ValueError: If it has another number of nodes.
+        """
+        if self.model is not None and data.num_nodes != self.model.num_nodes:
+            raise ValueError(
+                f"'model' has histories of {self.model.num_nodes} nodes, but the graph has "
+                f"{data.num_nodes}: use model.for_graph(num_nodes), which shares the weights"
+            )
+
+    def extend(self, num_nodes: int, graph: Data) -> None:
+        """Gives the histories rows for new nodes, until there are so many.
+
+        Args:
+            num_nodes: How many.
+            graph: As it was before.
+        """
         model = self.model
         if model is None:
             return
-        if is_exact(model):
-            self._exact_but = state_of(model)
-        was_exact = self._exact_but == state_of(model)
-        for history in model._all_histories():
-            history.grow(num_nodes)
+        self.changed = self.stale(graph)
+        was_exact = is_exact(model, graph) or self._exact_but == state_of(model)
+        before = model.num_nodes
+        try:
+            for history in model._all_histories():
+                history.resize(num_nodes)
+        except BaseException:
+            for history in model._all_histories():
+                history.resize(before)
+            raise
         model.num_nodes = num_nodes
         self._exact_but = state_of(model) if was_exact else None
 
-    def mark(self, changed: Tensor, loader: SubgraphLoader) -> None:
+    def stale(self, graph: Data) -> Tensor:
+        """Rows with other neighbours than when all, or these, were made exact."""
+        is_fresh = self.model is not None and is_exact(self.model, graph)
+        return self.changed[:0] if is_fresh else self.changed
+
+    def note(self, changed: Tensor) -> None:
+        """Remembers rows with other neighbours than before."""
+        self.changed = torch.cat([self.changed, changed]).unique()
+
+    def mark(self, loader: SubgraphLoader) -> None:
         """Makes rows the oldest that are computed from what has changed.
 
         Args:
-            changed: Rows of nodes whose edges have changed, new ones among them.
             loader: Of the graph as it is now.
         """
         model = self.model
         if model is None:
             return
         was_exact = self._exact_but == state_of(model)
-        self.changed = torch.cat([self.changed, changed]).unique()
         model._ahead = []
         model._chosen = ChosenNodes(loader)
-        rows = changed
+        rows = self.changed
         for layer, history in enumerate(model.histories):
             history.mark_stale(rows)
             for bank in model.view_histories or ():
@@ -91,6 +121,7 @@ class Following:
             rows = reached(loader, rows)
         self._exact_but = state_of(model) if was_exact else None
 
+    @torch.inference_mode(False)
     @torch.no_grad()
     def refresh(self, loader: SubgraphLoader, size: int, every: Callable[[], Any]) -> Tensor:
         """Writes the rows that are stale, and those that were computed from them.
@@ -103,10 +134,10 @@ class Following:
         Returns:
             The rows of nodes whose outputs are others.
         """
-        model = self.model
+        model, rows = self.model, self.stale(loader.data)
         if model is None:
-            raise ValueError("'model' is missing: pass it to GrowingGraph(data, num_parts, model=)")
-        was_exact, rows = self._exact_but == state_of(model), self.changed
+            return rows
+        was_exact = is_exact(model, loader.data) or self._exact_but == state_of(model)
         modes = [(module, module.training) for module in model.modules()]
         warned = [history._warned for history in model.histories]
         model.eval()
@@ -129,7 +160,7 @@ class Following:
         self.changed = self.changed[:0]
         self._exact_but = None
         if was_exact:
-            made_exact(model)
+            made_exact(model, loader.data)
         return rows
 
 

@@ -29,8 +29,8 @@ from gas.graph.entries import (
 )
 from gas.graph.layout import no_values
 from gas.graph.permute import PARTS
-from gas.growing.following import Following
-from gas.loader import SubgraphLoader
+from gas.growing.following import Following, reached
+from gas.loader import SubData, SubgraphLoader
 from gas.native.checks import check_integer
 from gas.native.sparse_rows import sparse_csr
 
@@ -87,6 +87,7 @@ class GrowingGraph:
             )
         self._following = Following(model)
         self._following.check()
+        self._following.check_size(data)
         raw = cluster(data, num_parts, **kwargs)
         (rowptr, col, e_id), weight = read_rows(raw)
         keys = [key for key in raw.keys() if key not in EDGES]  # noqa: SIM118  # It iterates pairs.
@@ -107,9 +108,15 @@ class GrowingGraph:
         self._parts = raw[PARTS]
         self._part_size = -(-int(self._parts[-1]) // num_parts)
         self._fills_last = False  # Whether the last part is of new nodes.
-        self.graph = Data()
-        """What :func:`gas.cluster` returns: the same object after updates, with other tensors."""
-        self._publish(self._prepared(rowptr, col, edges, self._nodes))
+        self.graph: Data
+        """The graph as it is now, clustered, with an ``adj_t`` of compressed rows.
+
+        What is assigned to it stays after updates. An update makes another one; this has no edges
+        any more then.
+        """
+        graph = self._prepared(rowptr, col, edges, self._nodes)
+        graph[PARTS] = self._parts
+        self._publish(graph, SubgraphLoader(graph, log=False, cache=False))
 
     @property
     def num_nodes(self) -> int:
@@ -122,9 +129,10 @@ class GrowingGraph:
         Args:
             **kwargs: See :class:`gas.SubgraphLoader`.
         """
-        if kwargs.get("edge_weight", True):
+        others = ("graph_transform", "epoch_transform")
+        if kwargs.get("edge_weight", True) and not any(kwargs.get(name) for name in others):
             kwargs = {"like": self._base, **kwargs}
-        return SubgraphLoader(self.graph, **kwargs)
+        return _LiveLoader(self.graph, **kwargs)
 
     def update(
         self,
@@ -155,10 +163,21 @@ class GrowingGraph:
             OSError: If the disk has no room for the histories.
         """
         self._following.check()
+        with torch.inference_mode(False):  # Its tensors would be of no use to a later training.
+            return self._update(nodes, edge_index, edges or {}, remove)
+
+    def _update(
+        self,
+        nodes: Mapping[str, Tensor] | Data | int | None,
+        edge_index: Tensor | None,
+        edges: Mapping[str, Tensor],
+        remove: Tensor | None,
+    ) -> Tensor:
+        self._take_up()
         new_nodes, count = self._check_nodes(nodes)
         before, total = self.num_nodes, self.num_nodes + count
         added = _ids("edge_index", edge_index, total)
-        new_edges = _rows("edges", edges or {}, self._edges, added.size(1))
+        new_edges = _rows("edges", edges, self._edges, added.size(1))
         if WEIGHT in new_edges:
             check_weight(new_edges[WEIGHT])
         perm = torch.cat([self._nodes[PERM], torch.arange(before, total)])
@@ -178,24 +197,32 @@ class GrowingGraph:
         if count:
             longer |= {key: torch.cat([longer[key], rows]) for key, rows in new_nodes.items()}
         longer[PERM] = perm
-        prepared = self._prepared(rowptr, col, merged, longer)
+        raw = rowptr, col, merged, longer
+        parts, fills_last = self._more_parts(count)
+        graph = self._prepared(*raw)
+        graph[PARTS] = parts
         rows = torch.cat(changed).unique()
-        if self._transforms:  # Which may change rows that are far from those.
-            rows = changed_rows(_parts_of(self.graph), _parts_of(prepared))
+        base = SubgraphLoader(graph, log=False, cache=False)
+        if self._transforms:  # Which may change what is far from those.
+            rows = torch.cat([rows, _differing(self._base, base)]).unique()
 
-        self._following.extend(total)
-        self._rowptr, self._col, self._edges, self._nodes = rowptr, col, merged, longer
-        self._add_parts(count)
-        self._publish(prepared)
-        self._following.mark(rows, self._base)
+        self._following.extend(total, self.graph)  # All that can fail has been done.
+        self._rowptr, self._col, self._edges, self._nodes = raw
+        self._parts, self._fills_last = parts, fills_last
+        self._following.note(rows)
+        self._publish(graph, base)
+        self._following.mark(base)
         return torch.arange(before, total)
 
-    def refresh(self) -> Tensor:
+    def refresh(self, **kwargs: Any) -> Tensor:
         """Writes the rows of histories that updates have made stale, and no others.
 
         They are computed in evaluation mode, in mini-batches around them, layer by layer: as far as
         the histories were exact before, they are again, like after ``model.predict(live.graph)``,
         which it is where more than half of the rows are stale.
+
+        Args:
+            **kwargs: What the model's mini-batches need, such as ``layout``; see :meth:`loader`.
 
         Returns:
             The ids of nodes whose outputs are others than before, of shape ``[n]``, rising.
@@ -203,16 +230,21 @@ class GrowingGraph:
         Raises:
             ValueError: If there is no model.
         """
-        model = self._following.model
-        rows = self._following.refresh(
-            self._base, self._part_size, lambda: model is not None and model.predict(self.graph)
-        )
+        following, model = self._following, self._following.model
+        if model is None:
+            raise ValueError("'model' is missing: pass it to GrowingGraph(data, num_parts, model=)")
+        loader = self.loader(**{"log": False, "cache": False, **kwargs})
+
+        def every() -> None:
+            model.predict(self.graph, **kwargs)
+
+        rows = following.refresh(loader, self._part_size, every)
         return self.graph[PERM][rows].sort().values
 
     @property
     def stale(self) -> Tensor:
         """The ids of nodes whose edges have changed since the last refresh, of shape ``[n]``."""
-        return self.graph[PERM][self._following.changed].sort().values
+        return self.graph[PERM][self._following.stale(self.graph)].sort().values
 
     @property
     def _transforms(self) -> bool:
@@ -225,6 +257,7 @@ class GrowingGraph:
         """The graph as the model's layers take it, as compressed rows."""
         data = Data.from_dict({**self._others, **nodes})
         _set_edges(data, rowptr, col, edges)
+        _check_kinds(data, nodes, edges)
         model = self._following.model
         if model is None or model.transform is None:
             return data
@@ -240,24 +273,47 @@ class GrowingGraph:
         _set_edges(prepared, rowptr, col, found if weight is None else {**found, WEIGHT: weight})
         return prepared
 
-    def _publish(self, prepared: Data) -> None:
-        for key in list(self.graph.keys()):
-            del self.graph[key]
-        for key, value in prepared:
-            self.graph[key] = value
-        self.graph[PARTS] = self._parts
-        self._base = SubgraphLoader(self.graph, log=False, cache=False)
+    def _publish(self, graph: Data, base: SubgraphLoader) -> None:
+        """Takes a graph for the one that there is."""
+        old = getattr(self, "graph", None)
+        self.graph, self._base, self._published = graph, base, graph.to_dict()
+        if old is not None:  # Whoever has it, or a loader of it, is told so.
+            del old.adj_t
 
-    def _add_parts(self, count: int) -> None:
-        """Fills the last part, if it is of new nodes, then makes others."""
-        ends = self._parts.tolist()
+    def _take_up(self) -> None:
+        """Keeps what somebody has assigned to ``graph`` since the last update.
+
+        Raises:
+            ValueError: If it is something that the next graph can't have.
+        """
+        for key, value in self.graph.to_dict().items():
+            before = self._published.get(key)
+            if value is before:
+                continue
+            is_ours = key in (*EDGES, PERM) or is_row_per_edge(self.graph, key)
+            if is_ours or (before is not None and self._all().get(key) is not before):
+                raise ValueError(
+                    f"'{key}' of the graph was replaced, which an update makes anew: give new "
+                    "edges to update(), and change the others before GrowingGraph is made"
+                )
+            if is_row_per_node(self.graph, key):
+                self._nodes[key] = value
+            else:
+                self._others[key] = value
+
+    def _all(self) -> dict[str, Any]:
+        return {**self._others, **self._nodes, **self._edges}
+
+    def _more_parts(self, count: int) -> tuple[Tensor, bool]:
+        """The parts, of which the last is filled, if it is one of new nodes, and further ones."""
+        ends, fills_last = self._parts.tolist(), self._fills_last
         total = ends[-1] + count
-        if count and self._fills_last:
+        if count and fills_last:
             ends[-1] = min(ends[-2] + self._part_size, total)
         while ends[-1] < total:
             ends.append(min(ends[-1] + self._part_size, total))
-            self._fills_last = True
-        self._parts = torch.tensor(ends)
+            fills_last = True
+        return torch.tensor(ends), fills_last
 
     def _check_nodes(
         self, nodes: Mapping[str, Tensor] | Data | int | None
@@ -292,6 +348,24 @@ class GrowingGraph:
         return every_entry(self._rowptr, self._col, dst, src)
 
 
+def _check_kinds(data: Data, nodes: Mapping[str, Any], edges: Mapping[str, Tensor]) -> None:
+    """Refuses attributes that would be taken for something else, by their number of rows.
+
+    Raises:
+        ValueError: Naming one.
+    """
+    for key in data.keys():  # noqa: SIM118
+        if key in EDGES:
+            continue
+        are = is_row_per_node(data, key), is_row_per_edge(data, key)
+        if are != (key in nodes, key in edges):
+            raise ValueError(
+                f"'{key}' has {len(data[key])} rows, and the graph would have {data.num_nodes} "
+                f"nodes and {data.num_edges} edges, so that nobody knew of what they are: take it "
+                "out of the graph, or add one node more"
+            )
+
+
 def _set_edges(data: Data, rowptr: Tensor, col: Tensor, edges: Mapping[str, Tensor]) -> None:
     weight, num_nodes = edges.get(WEIGHT), rowptr.numel() - 1
     value = no_values(col.numel()) if weight is None else weight
@@ -302,9 +376,30 @@ def _set_edges(data: Data, rowptr: Tensor, col: Tensor, edges: Mapping[str, Tens
             data[key] = rows
 
 
-def _parts_of(graph: Data) -> tuple[Tensor, Tensor, Tensor | None]:
-    (rowptr, col, _), weight = read_rows(graph)
-    return rowptr, col, weight
+class _LiveLoader(SubgraphLoader):
+    """Refuses to go on with an epoch once the graph is another one."""
+
+    def _signed(self, batch: SubData) -> SubData:
+        self._follow()
+        return super()._signed(batch)
+
+
+def _differing(before: SubgraphLoader, after: SubgraphLoader) -> Tensor:
+    """Rows of nodes whose edges, or what these have, or whose neighbours' features differ."""
+    keys = sorted(before._edge_keys)
+    sides = []
+    for loader in (before, after):
+        relabel = loader._relabel
+        values = [loader.data[key] for key in keys]
+        values += [] if relabel.weight is None else [relabel.weight]
+        sides.append((loader._rowptr, relabel.col, values))
+    rows = changed_rows(*sides)
+    for key in before._node_keys:
+        old, new = before.data[key], after.data[key]
+        if old is not new and key != PERM:
+            differs = (old != new[: old.size(0)]).view(old.size(0), -1).any(1)
+            rows = torch.cat([rows, reached(after, differs.nonzero().view(-1))])
+    return rows
 
 
 def _ids(name: str, pairs: Tensor | None, num_nodes: int) -> Tensor:
@@ -340,7 +435,9 @@ def _rows(
         if not isinstance(rows, Tensor) or list(rows.shape) != shape:
             found: Any = list(rows.shape) if isinstance(rows, Tensor) else type(rows).__name__
             raise ValueError(f"{key!r} of '{name}' is {found}, expected a tensor of shape {shape}")
-    return {
-        key: given[key].to(value.dtype) if key in given else value[:0]
-        for key, value in table.items()
-    }
+        if rows.dtype != table[key].dtype:
+            raise ValueError(
+                f"{key!r} of '{name}' is {rows.dtype}, expected {table[key].dtype}, as the graph "
+                f"has it: pass {key}.to({table[key].dtype})"
+            )
+    return {key: given.get(key, value[:0]) for key, value in table.items()}

@@ -119,7 +119,7 @@ class DiskStore(TableStore):
         self._finalizer()
         self._file = None
 
-    def grow(self, num_rows: int) -> None:
+    def resize(self, num_rows: int) -> None:
         """See :class:`Store`. Copies of rows, ``packed``, are given up.
 
         Raises:
@@ -130,7 +130,12 @@ class DiskStore(TableStore):
             self.packed.close()
             self.packed = None
         element = self.dtype.itemsize
-        _extend(self._file, self.path, HEADER_BYTES + num_rows * self.columns * element)
+        num_bytes = HEADER_BYTES + num_rows * self.columns * element
+        if num_rows < self.num_rows:
+            self.table = self.table[:num_rows]
+            os.ftruncate(self._file, num_bytes)
+        else:
+            _extend(self._file, self.path, num_bytes)
         named = self.content.encode()
         header = HEADER.pack(MAGIC, VERSION, num_rows, self.columns, element, named)
         os.pwrite(self._file, header, 0)

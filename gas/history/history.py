@@ -220,44 +220,48 @@ class History(torch.nn.Module):
         self.num_resets += 1
         self._warned = False
 
-    def grow(self, num_embeddings: int) -> None:
-        """Adds rows that nobody has written yet, at the end.
+    def resize(self, num_embeddings: int) -> None:
+        """Adds rows at the end, which nobody has written yet, or takes rows away there.
 
         Args:
-            num_embeddings: How many rows it has then, no fewer than before.
+            num_embeddings: How many rows it has then.
 
         Raises:
-            ValueError: If there are more already.
+            ValueError: If it is no number of rows.
             MemoryError: If there is no room for them.
             OSError: If the disk has no room for them.
         """
-        check_integer("num_embeddings", num_embeddings, self.num_embeddings)
+        check_integer("num_embeddings", num_embeddings, 0)
         self.wait()
         more = num_embeddings - self.num_embeddings
         if not more:
             return
-        self.store.grow(num_embeddings)
+        self.store.resize(num_embeddings)
         if self._ages is not None:
-            self._ages.grow(num_embeddings)
+            self._ages.resize(num_embeddings)
             self._written_at = self._ages.table.view(-1)
         else:
-            self._written_at = torch.nn.functional.pad(self._written_at, (0, more))
+            with torch.inference_mode(False):
+                self._written_at = torch.nn.functional.pad(self._written_at, (0, more))
         self.num_embeddings = num_embeddings
-        self._num_unwritten += more
+        self._num_unwritten = int((self._written_at == 0).sum())
         self._num_received += 1  # Whoever has read rows, or copied them, looks again.
         self._warned = False
         self._link = self._make_link()
 
     def mark_stale(self, index: Tensor) -> None:
-        """Makes rows as old as any, so that they count as the first to be written again.
+        """Makes rows as old as any other, so that they count as the first to be written again.
 
         Args:
             index: The rows, of shape ``[n]``, int64; those that nobody has written stay so.
         """
         self.wait()
         check_range("index", index, self.num_embeddings)
+        if self._num_pushes == 1:  # Then all that was written is as old: there is nothing below 1.
+            self._written_at *= 2
+            self._num_pushes = 2
         self._written_at[index] = self._written_at[index].clamp(max=1)
-        self._num_received += 1  # See grow().
+        self._num_received += 1  # See resize().
 
     def read_stored(self, index: Tensor, out: Tensor) -> None:
         """Copies rows as they are stored.

@@ -52,9 +52,9 @@ class Store(abc.ABC):
         """An independent copy, in the same tier."""
         raise NotImplementedError(f"{type(self).__name__} can't be copied: it has no clone()")
 
-    def grow(self, num_rows: int) -> None:
-        """Adds rows of zeros at the end, until there are so many."""
-        raise NotImplementedError(f"{type(self).__name__} can't grow: it has no grow()")
+    def resize(self, num_rows: int) -> None:
+        """Adds rows of zeros at the end, or takes rows away there, until there are so many."""
+        raise NotImplementedError(f"{type(self).__name__} can't grow: it has no resize()")
 
     def __repr__(self) -> str:
         return (
@@ -136,12 +136,13 @@ class MemoryStore(TableStore):
         twin.table.copy_(self.table)
         return twin
 
-    def grow(self, num_rows: int) -> None:
+    def resize(self, num_rows: int) -> None:
         """See :class:`Store`."""
-        is_pinned = self.tier == "pinned"
-        longer = MemoryStore(num_rows, self.columns, self.dtype, self.table.device, is_pinned)
-        longer.table[: self.num_rows] = self.table
-        self.table, self.num_rows = longer.table, num_rows
+        with torch.inference_mode(False):  # Whose tensors don't tell that they have changed.
+            is_pinned, kept = self.tier == "pinned", min(num_rows, self.num_rows)
+            other = MemoryStore(num_rows, self.columns, self.dtype, self.table.device, is_pinned)
+            other.table[:kept] = self.table[:kept]
+        self.table, self.num_rows = other.table, num_rows
 
 
 StoreFactory = Callable[[int, int, torch.dtype], Store]

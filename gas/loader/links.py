@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import math
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +50,11 @@ class LinkLoader(SubgraphLoader):
         log: Report progress on standard error. (default: ``True``)
         neg_sampling: ``"binary"`` draws pairs with a first node of the batch's parts; ``"triplet"``
             draws other second nodes for each given pair; ``NegativeSampling(mode, amount)`` of PyG
-            how many of them for each given pair; ``None`` none. Nodes that an edge or a given pair
-            joins, in either direction, are drawn again, up to ten times. (default: ``"binary"``)
+            how many of them for each given pair whose label isn't 0; ``None`` none. No edge and no
+            given pair joins what is drawn, in either direction. (default: ``"binary"``)
         neg_pool: Where second nodes are drawn from, each as likely: ``"graph"``, all nodes, or
-            ``"batch"``, those of the batch's parts, so that no further node has to be computed.
-            (default: ``"graph"``)
+            ``"batch"``, those of the batch's parts, so that no further node has to be computed;
+            from all nodes where ten draws from these were joined. (default: ``"graph"``)
         **kwargs: Further arguments of :class:`SubgraphLoader`, such as ``shuffle``. Views, kept
             batches and workers that stay aren't there.
 
@@ -89,32 +90,36 @@ class LinkLoader(SubgraphLoader):
             raise ValueError(f"'neg_pool' is {neg_pool!r}, expected 'graph' or 'batch'")
         self.neg_sampling = _negatives(neg_sampling)
         self.neg_pool = neg_pool
-        self._seed, self._round = int(torch.randint(2**62, ())), 0
+        generator = kwargs.get("generator")
+        self._seed, self._round = int(torch.randint(2**62, (), generator=generator)), 0
         kwargs["cache"] = False  # The next epoch draws others.
         super().__init__(data, ptr, batch_size, bipartite, log, **kwargs)
 
     def _look(self) -> None:
         """Notes which tensors the graph has, and which pairs."""
+        pairs = read_pairs(self.data, self.num_nodes)  # What is refused is looked at anew.
+        label = _labels(self.data, pairs, self.neg_sampling)
+        _check_apart(self._rowptr, self._relabel.col, pairs)
         super()._look()
         self._node_keys, self._edge_keys, self._other_keys = (
             [key for key in keys if key not in (PAIRS, LABELS)]
             for keys in (self._node_keys, self._edge_keys, self._other_keys)
         )
-        pairs = read_pairs(self.data, self.num_nodes)
-        label = _labels(self.data, pairs, self.neg_sampling)
-        _check_apart(self._rowptr, self._relabel.col, pairs)
         part = torch.searchsorted(self.ptr, pairs[0], right=True) - 1
         order = part.argsort(stable=True)
         self._pairs, self._label, self._input_id = pairs[:, order], label[order], order
+        self._linked = (self._label.view(order.numel(), -1) != 0).any(1)  # Others are of no edge.
         first = torch.searchsorted(part[order], torch.arange(self.ptr.numel()))
         self._pair_bounds: list[int] = first.tolist()
         told = to_csr(Edges(pairs[0], pairs[1], None, self.num_nodes), small=True)
         self._told = told.rowptr, told.col
 
-    def __iter__(self) -> Iterator[SubData]:  # type: ignore[override]
-        if not self._order.resumes:
-            self._round += 1
-        return super().__iter__()
+    def _epoch(self, resumes: bool) -> LinkLoader:
+        """Itself, as it draws in one epoch, whatever begins beside that."""
+        self._round += not resumes
+        epoch = copy.copy(self)
+        epoch.collate_fn = epoch._collate
+        return epoch
 
     def without_views(self) -> SubgraphLoader:
         """The mini-batches of the parts alone, without pairs, in order."""
@@ -132,9 +137,15 @@ class LinkLoader(SubgraphLoader):
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint needs, which random numbers the pairs are drawn by among it."""
-        pairs = zlib.crc32(self._pairs.contiguous().numpy().data)
-        drawn = {"pairs": pairs, "seed": self._seed, "round": self._round}
-        return {**super().state_dict(), "drawn": drawn}
+        label = self._label.contiguous().numpy()
+        pairs = zlib.crc32(label.tobytes(), zlib.crc32(self._pairs.contiguous().numpy().data))
+        how = None if self.neg_sampling is None else self.neg_sampling.mode.value
+        amount = 0 if self.neg_sampling is None else self.neg_sampling.amount
+        drawn = {"pairs": pairs, "how": f"{how}, {amount}, {self.neg_pool}"}
+        return {
+            **super().state_dict(),
+            "drawn": {**drawn, "seed": self._seed, "round": self._round},
+        }
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Refuses the state of another graph, partition or list of pairs.
@@ -143,10 +154,16 @@ class LinkLoader(SubgraphLoader):
             ValueError: Saying what differs.
         """
         super().check_state(state)
-        if state["drawn"]["pairs"] != self.state_dict()["drawn"]["pairs"]:
+        mine, other = self.state_dict()["drawn"], state["drawn"]
+        if other["pairs"] != mine["pairs"]:
             raise ValueError(
-                "'loader' has other pairs of nodes, 'edge_label_index', than what was saved: split "
-                "the edges as they were split then"
+                "'loader' has other pairs of nodes, 'edge_label_index', or other labels than what "
+                "was saved: split the edges as they were split then"
+            )
+        if other["how"] != mine["how"]:
+            raise ValueError(
+                f"'loader' draws other pairs ({mine['how']}) than what was saved "
+                f"({other['how']}): choose 'neg_sampling' and 'neg_pool' as they were"
             )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -161,14 +178,14 @@ class LinkLoader(SubgraphLoader):
         with torch.inference_mode(False), torch.no_grad():
             nodes = _ranges(self._bounds, key)
             which = _ranges(self._pair_bounds, key)
-            pairs = self._pairs[:, which]
-            src, dst = self._draw(pairs, nodes, generator)
+            pairs, linked = self._pairs[:, which], self._linked[which]
+            src, dst = self._draw(pairs[:, linked], nodes, generator)
             is_own = torch.zeros(len(self._bounds) - 1, dtype=torch.bool)
             is_own[key] = True
             ends = torch.cat([pairs.reshape(-1), src, dst]).unique()
             others = ends[~is_own[torch.searchsorted(self.ptr, ends, right=True) - 1]]
             nodes = torch.cat([nodes, others])
-            batch = self.around(nodes)
+            batch = self._around(nodes)
             rows, place = nodes.sort()
             given, src, dst = (
                 place[torch.searchsorted(rows, ids.contiguous())] for ids in (pairs, src, dst)
@@ -197,16 +214,40 @@ class LinkLoader(SubgraphLoader):
             src = drawn(math.ceil(pairs.size(1) * sampling.amount), nodes)
         dst = drawn(src.numel(), pool)
         again = torch.arange(src.numel())
-        for _ in range(TRIES):
+        for number in range(2 * TRIES):
             ends = torch.stack([src[again], dst[again]])
             known = joined(self._rowptr, self._relabel.col, ends) | joined(*self._told, ends)
             again = again[known | (ends[0] == ends[1])]
             if not again.numel():
-                break
-            dst[again] = drawn(again.numel(), pool)
+                return src, dst
+            # A part may be one community, all of whose nodes are joined.
+            dst[again] = drawn(again.numel(), pool if number < TRIES else None)
             if sampling.is_binary():
                 src[again] = drawn(again.numel(), nodes)
+        if sampling.is_binary():
+            left = torch.ones_like(src, dtype=torch.bool)
+            left[again] = False
+            return src[left], dst[left]
+        for place in again.tolist():  # Of nodes that are joined with nearly all.
+            dst[place] = self._other(src[place], generator)
         return src, dst
+
+    def _other(self, node: Tensor, generator: torch.Generator) -> Tensor:
+        """Any node that isn't joined with one.
+
+        Raises:
+            ValueError: If all are.
+        """
+        every = torch.arange(self.num_own)
+        ends = torch.stack([node.expand_as(every), every])
+        known = joined(self._rowptr, self._relabel.col, ends) | joined(*self._told, ends)
+        free = (~known & (every != node)).nonzero().view(-1)
+        if not free.numel():
+            raise ValueError(
+                f"'neg_sampling' is 'triplet', but the node {int(node)} of the graph is joined "
+                "with all others, so that no triplet has it: take its pairs out, or draw 'binary'"
+            )
+        return free[torch.randint(free.numel(), (), generator=generator)]
 
 
 def _ranges(bounds: Sequence[int], parts: Sequence[int]) -> Tensor:

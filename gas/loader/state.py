@@ -40,7 +40,7 @@ def check_state(loader: SubgraphLoader, state: Mapping[str, Any]) -> None:
     mine, sampler = loader.state_dict(), loader._order.sampler
     may = {"sampler"}
     if not isinstance(state, Mapping) or state.keys() - may != mine.keys() - may:
-        raise ValueError("'loader' is a SubgraphLoader, but what was saved was none")
+        raise ValueError(f"'loader' is a {type(loader).__name__}, but what was saved was none")
     if state["graph"] != mine["graph"] or not torch.equal(state["parts"], mine["parts"]):
         raise ValueError(
             "'loader' has another graph, or other parts of it, than what was saved: cut the "

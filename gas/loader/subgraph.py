@@ -234,6 +234,9 @@ class SubgraphLoader(DataLoader):
         if nodes.numel() == 0:
             raise ValueError("'nodes' is empty, expected at least one node")
         self._follow()
+        return self._around(nodes)
+
+    def _around(self, nodes: Tensor) -> SubData:
         data, n_id = self._cut_nodes(nodes, self.bipartite)
         starts = torch.ones(nodes.numel(), dtype=torch.bool)
         starts[1:] = nodes.diff() != 1
@@ -308,11 +311,10 @@ class SubgraphLoader(DataLoader):
     def __iter__(self) -> Iterator[SubData]:  # type: ignore[override]
         self._follow()
         self._check_sendable()
-        epoch, order = self, self._order
+        order = self._order
         resumes = order.resumes
         before = (None, 0) if resumes else (order.epoch, order.done)
-        if isinstance(self._views, Views):
-            epoch = self._with(self._views.run(again=resumes))
+        epoch = self._epoch(resumes)
         generator = cast("torch.Generator | None", self.generator)
         drawn = None if generator is None else generator.get_state()
         # The rest of an epoch draws no random numbers: the whole has drawn them.
@@ -330,6 +332,12 @@ class SubgraphLoader(DataLoader):
         finally:  # Whoever leaves the loop has ended the epoch, unless another has begun.
             if mine is order.epoch:
                 order.end(before)
+
+    def _epoch(self, resumes: bool) -> SubgraphLoader:
+        """What cuts the mini-batches of an epoch that begins, or goes on."""
+        if isinstance(self._views, Views):
+            return self._with(self._views.run(again=resumes))
+        return self
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint needs: the partition, how far the epoch is, and the augmentation.

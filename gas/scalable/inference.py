@@ -140,7 +140,7 @@ def layer_wise(model: ScalableGNN, loader: Iterable[SubData], gather: bool = Tru
             outs = run_forwards(loader, len(model.histories), partial(run_sweep, model), swept)
         if ranks is None:
             out = assemble(outs, model.num_nodes)
-            made_exact(model)
+            made_exact(model, getattr(loader, "data", None))
             return out
         own = assemble(outs, model.num_nodes if shard is None else shard.num_own)
         return ranks.every_row(own) if gather else own

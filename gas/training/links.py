@@ -12,12 +12,14 @@ from gas.graph.edges import Edges, check_ids, to_csr
 from gas.loader import SubData
 
 BLOCK_BYTES = 1 << 26  # Of scores that are held at once.
+SORTED = 16  # Links of a node from which on its scores are sorted.
 
 
 def link_loss(out: Tensor, batch: SubData) -> Tensor:
     """The loss of the dot products of nodes, of a mini-batch of :class:`gas.loader.LinkLoader`.
 
-    Of given and drawn pairs it is the binary cross entropy with ``edge_label``; of triplets it is
+    Of given and drawn pairs it is the binary cross entropy with ``edge_label``, where categories
+    from 1 on, as PyG numbers those of links, count as 1; of triplets it is
     the Bayesian personalised ranking loss ``-log sigmoid(positive - negative)`` (Rendle et al.,
     "BPR: Bayesian Personalized Ranking from Implicit Feedback", UAI 2009, equation 4.1 without the
     regulariser), the mean over all negatives. Where a batch has no pair it is 0.
@@ -43,7 +45,7 @@ def link_loss(out: Tensor, batch: SubData) -> Tensor:
         )
     src, dst = batch.data.edge_label_index
     scores = (out[src] * out[dst]).sum(-1)
-    label = batch.data.edge_label.to(scores.dtype)
+    label = batch.data.edge_label.to(scores.dtype).clamp(0, 1)
     return F.binary_cross_entropy_with_logits(scores, label, reduction="sum") / max(len(label), 1)
 
 
@@ -52,6 +54,7 @@ def rank_links(
     edge_label_index: Tensor,
     *,
     known: Tensor | None = None,
+    undirected: bool = False,
     score: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> Tensor:
     """The ranks of links among all nodes: how many second nodes score higher than the true one.
@@ -66,6 +69,8 @@ def rank_links(
             training graph, of shape ``[2, E]``; those of ``edge_label_index`` never are ("filtered"
             in Bordes et al., "Translating Embeddings for Modeling Multi-relational Data", NeurIPS
             2013). A node isn't its own rival either. (default: none)
+        undirected: Both directions of a link are links, though lists may have one. (default:
+            ``False``)
         score: Gives the scores ``[B, num_nodes]`` of ``B`` first nodes ``[B, C]`` with all nodes
             ``[num_nodes, C]``, higher ones for links. (default: dot products)
 
@@ -81,9 +86,15 @@ def rank_links(
         if not isinstance(pairs, Tensor) or pairs.dim() != 2 or pairs.size(0) != 2:
             what = list(pairs.shape) if isinstance(pairs, Tensor) else type(pairs).__name__
             raise ValueError(f"'{name}' is {what}, expected pairs of nodes of shape [2, K]")
+        if pairs.dtype not in (torch.int64, torch.int32):
+            raise ValueError(f"'{name}' is {pairs.dtype}, expected ids of nodes: {name}.long()")
         check_ids(pairs.long(), num_nodes, name)
+    if not out.is_floating_point():
+        raise ValueError(f"'out' is {out.dtype}, expected outputs of floating-point type")
     src, dst = edge_label_index.long().cpu()
     left_out = torch.cat([pairs.long().cpu() for pairs in lists], dim=1)
+    if undirected:
+        left_out = torch.cat([left_out, left_out.flip(0)], dim=1)
     rivals = to_csr(Edges(left_out[1], left_out[0], None, num_nodes))  # A row has its links.
     ranks = torch.empty(src.numel(), dtype=torch.float64)
     first, group = src.unique(return_inverse=True)
@@ -105,11 +116,28 @@ def rank_links(
                 (hidden, rivals.col[entry].to(scores.device)), scores.new_tensor(-torch.inf)
             )
             scores[torch.arange(nodes.numel()), nodes] = -torch.inf
-            for each in range(0, which.numel(), size):  # As many rows, if there are hubs.
-                mine, of = own[each : each + size].unsqueeze(1), row[each : each + size]
-                above = (scores[of] > mine).sum(1) + 0.5 * (scores[of] == mine).sum(1)
-                ranks[which[each : each + size]] = 1 + above.cpu().double()
+            ranks[which] = 1 + _above(scores, row, own).cpu()
     return ranks
+
+
+def _above(scores: Tensor, row: Tensor, own: Tensor) -> Tensor:
+    """How many scores of its row are above each score, equal ones counting half.
+
+    Args:
+        scores: Of shape ``[B, N]``.
+        row: Rising, of shape ``[K]``.
+        own: Of shape ``[K]``.
+    """
+    found = []
+    for number, mine in enumerate(own.split(torch.bincount(row, minlength=len(scores)).tolist())):
+        if mine.numel() < SORTED:
+            each = scores[number] - mine[:, None]
+            found.append((each > 0).sum(1) + 0.5 * (each == 0).sum(1))
+        else:  # A hub's: once sorted, whole row by whole row needn't be looked at.
+            rising = scores[number].sort().values
+            above = rising.numel() - torch.searchsorted(rising, mine, right=True)
+            found.append(0.5 * (above + rising.numel() - torch.searchsorted(rising, mine)))
+    return torch.cat(found).double() if found else own.double()
 
 
 def _entries(rowptr: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:

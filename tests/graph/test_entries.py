@@ -83,8 +83,11 @@ def test_rows_that_differ_are_found(weighted):
     if weights is not None:
         weights[int(later[7])] += 1
         expected |= {int(torch.searchsorted(later, later[7], right=True)) - 1}
+    values, after = (
+        ([weight, weight[:, None]], [weights, weights[:, None]]) if weighted else ([], [])
+    )
     same = int(later[5])  # Another column, as many entries.
     cols[same] = 8 - cols[same] if cols[same] != 4 else 0
     expected |= {int(torch.searchsorted(later, same, right=True)) - 1}
-    assert set(changed_rows((rowptr, col, weight), (later, cols, weights)).tolist()) == expected
-    assert changed_rows((rowptr, col, weight), (rowptr, col, weight)).numel() == 0
+    assert set(changed_rows((rowptr, col, values), (later, cols, after)).tolist()) == expected
+    assert changed_rows((rowptr, col, values), (rowptr, col, values)).numel() == 0

@@ -5,12 +5,15 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+import torch_geometric.transforms as T
 from conftest import ROOT, random_graph
 from torch_geometric.data import Data
-from torch_geometric.nn import GCN, GATConv, GINEConv, GraphSAGE
+from torch_geometric.nn import GCN, GATConv, GINEConv, GraphSAGE, SAGEConv
+from torch_geometric.utils import coalesce
 
 import gas
 from gas.growing import GrowingGraph
+from gas.history import MemoryStore
 
 NUM_NODES = 60
 
@@ -141,13 +144,12 @@ def test_it_is_the_graph_that_is_made_anew(kind):
 def test_a_refresh_makes_histories_exact_and_computes_no_other_rows(kind, store):
     torch.manual_seed(2)
     net, model, replay = made(kind, store=store)
-    graph = replay.live.graph
     for change in ((1, 2), None, (0, 1)):
         before = [history.written_at.clone() for history in model.histories]
         out = run(net, replay.data)
         replay.remove(1) if change is None else replay.add(*change)
         assert replay.live.stale.numel()
-        ids = replay.live.refresh()
+        ids, graph = replay.live.refresh(), replay.live.graph
         assert not replay.live.stale.numel()
         mine = [history.emb[graph.perm.argsort()] for history in model.histories]
         for one, other in zip(mine, hidden_states(model, replay.data), strict=True):
@@ -316,7 +318,7 @@ def test_rounded_rows_stay_as_they_are(dtype):
     x = torch.randn(10, 6)
     history.push(x)
     before = history.pull()
-    history.grow(13)
+    history.resize(13)
     assert torch.equal(history.pull(torch.arange(10)), before)
     assert history.age.tolist() == [0] * 10 + [-1] * 3
     history.push(torch.ones(3, 6), torch.arange(10, 13))
@@ -345,3 +347,188 @@ def test_the_example(run_script):
     scores = [[float(cell.split("%")[0]) for cell in row[1:]] for row in rows]
     assert len(scores) == 2
     assert all(score > 40 for row in scores for score in row)  # Of 16 classes.
+
+
+def all_exact(replay, net, model):
+    """What chosen nodes and all get, without a warning, is what the graph has that is made anew."""
+    expected = run(net, replay.data)
+    for out in (
+        torch.cat([model.predict(replay.live.graph, nodes=torch.tensor([n])) for n in range(60)]),
+        model.predict(replay.live.graph)[:60],
+    ):
+        torch.testing.assert_close(out, expected[:60], rtol=1e-5, atol=1e-5)
+
+
+class WithLoops(gas.ScalableGNN):
+    """By hand; a transform gives edges, and what these have."""
+
+    transform = T.AddRemainingSelfLoops(attr="edge_attr", fill_value=1.0)
+
+    def __init__(self):
+        super().__init__(60, 8, 2)
+        self.first = GATConv(5, 8, edge_dim=3, add_self_loops=False)
+        self.last = GATConv(8, 4, edge_dim=3, add_self_loops=False)
+
+    def forward(self, x, edge_index, *args, edge_attr=None):
+        x = self.first(x, edge_index, edge_attr).relu()
+        x = self.push_and_pull(self.histories[0], x, *args)
+        return self.last(x, edge_index, edge_attr)
+
+
+class WithDegrees(gas.ScalableGNN):
+    """By hand; a transform gives features that neighbours' edges change."""
+
+    transform = T.LocalDegreeProfile()
+
+    def __init__(self):
+        super().__init__(60, 8, 2)
+        self.first, self.last = SAGEConv(10, 8), SAGEConv(8, 4)
+
+    def forward(self, x, edge_index, *args):
+        x = self.push_and_pull(self.histories[0], self.first(x, edge_index).relu(), *args)
+        return self.last(x, edge_index)
+
+
+@pytest.mark.parametrize("cls", [WithLoops, WithDegrees])
+def test_whatever_a_transform_makes_counts_as_changed(cls):
+    data = whole("gine" if cls is WithLoops else "sage")
+    data.edge_index, attr = coalesce(data.edge_index, data.get("edge_attr"), reduce="max")
+    if attr is not None:
+        data.edge_attr = attr
+    model = cls().eval()
+    live = GrowingGraph(data, 5, model=model, log=False)
+    model.predict(live.graph, layout="edge_index")
+    edge = data.edge_index[:, :1] if cls is WithLoops else torch.tensor([[7], [50]])
+    if cls is WithLoops:  # The same edge, with another attribute.
+        live.update(edge_index=edge, edges={"edge_attr": torch.full((1, 3), 5.0)}, remove=edge)
+        data.edge_attr[0] = 5.0
+    else:
+        live.update(edge_index=edge)
+        data.edge_index = torch.cat([data.edge_index, edge], 1)
+    live.refresh(layout="edge_index")
+    after = cls.transform(copy.copy(data))
+    args = (after.x, after.edge_index)
+    with torch.no_grad():
+        kwargs = {"edge_attr": after.edge_attr} if cls is WithLoops else {}
+        expected = model(*args, **kwargs)
+    out = [model(b, push=False) for b in live.loader(layout="edge_index", log=False)]
+    torch.testing.assert_close(
+        torch.cat(out)[live.graph.perm.argsort()], expected, rtol=1e-5, atol=1e-5
+    )
+
+
+def test_an_epoch_that_is_under_way_ends_or_keeps_its_graph():
+    """No batch has edges of before the update, and attributes of after it."""
+    _, _, replay = made("gine")
+    live, data = replay.live, copy.copy(replay.data)
+    loader = gas.SubgraphLoader(live.graph, log=False)
+    perm, epochs = live.graph.perm, [iter(live.loader(log=False)), iter(loader)]
+    assert all(next(epoch) for epoch in epochs)
+    replay.add(0, 4)
+    with pytest.raises(ValueError, match="make a new loader"):
+        next(epochs[0])
+    for batch in epochs[1]:
+        where = torch.isin(data.edge_index[1], perm[batch.n_id[: batch.batch_size]])
+        mine, theirs = batch.edge_attr.sum(1), data.edge_attr.sum(1)[where]
+        assert torch.equal(mine.sort().values, theirs.sort().values)
+    with pytest.raises(ValueError, match="make a new loader"):
+        next(iter(loader))
+
+
+@pytest.mark.parametrize("stage", ["cluster", "loader", "histories"])
+def test_an_update_that_fails_has_changed_nothing(stage, monkeypatch):
+    net, model, replay = made()
+    live, calls = replay.live, []
+
+    def fail(*args, **kwargs):
+        calls.append(args)
+        if stage != "histories" or len(calls) == 2:
+            raise KeyboardInterrupt
+        return resize(*args, **kwargs)
+
+    resize = MemoryStore.resize
+    nodes = {"x": torch.zeros(2, 5), "y": torch.zeros(2, dtype=torch.long)}
+    edges = torch.tensor([[60, 7, 3], [7, 8, 9]])
+    with monkeypatch.context() as patch:
+        if stage == "histories":
+            patch.setattr(MemoryStore, "resize", fail)
+        elif stage == "loader":
+            patch.setattr("gas.growing.graph.SubgraphLoader", fail)
+        else:
+            patch.setattr(live, "_prepared", fail)
+        with pytest.raises(KeyboardInterrupt):
+            live.update(nodes, edges)
+    assert live.num_nodes == live.graph.num_nodes == 60
+    assert [history.num_embeddings for history in model.histories] == [60, 60]
+    model.predict(live.graph)
+    all_exact(replay, net, model)
+    live.update(nodes, edges)
+    replay.data.edge_index = torch.cat([replay.data.edge_index, edges], 1)
+    replay.data.x = torch.cat([replay.data.x, nodes["x"]])
+    replay.data.num_nodes = 62
+    live.refresh()
+    all_exact(replay, net, model)
+
+
+@pytest.mark.parametrize("store", ["host", "disk"])
+def test_updates_in_inference_mode_are_of_use_to_training(store):
+    net, model, replay = made("gcn", store=store)
+    with torch.inference_mode():
+        replay.add(1, 3)
+        replay.live.refresh()
+    all_exact(replay, net, model)
+    model.train()
+    for batch in replay.live.loader(log=False):
+        model(batch).sum().backward()
+    replay.add(0, 2)
+
+
+def test_inference_for_all_is_a_refresh():
+    net, model, replay = made()
+    replay.add(0, 2)
+    model.predict(replay.live.graph)
+    assert replay.live.stale.numel() == 0
+    assert replay.live.refresh().numel() == 0
+    all_exact(replay, net, model)
+
+
+def test_what_is_assigned_to_the_graph_stays():
+    _, _, replay = made("gcn")
+    live = replay.live
+    live.graph.train_mask = torch.ones(60, dtype=torch.bool)
+    live.graph.weight = torch.arange(60)
+    live.graph.y[3] = 77
+    replay.live.update(
+        {"x": torch.zeros(1, 5), "y": torch.tensor([1]), "weight": torch.tensor([60])}
+    )
+    assert live.graph.train_mask.tolist() == [True] * 60 + [False]
+    assert live.graph.weight.tolist() == list(range(61))
+    assert live.graph.y[3] == 77
+    live.graph.val_mask = torch.ones(61, dtype=torch.bool)
+    assert all(bool(batch.own.val_mask.all()) for batch in live.loader(log=False))
+
+
+def test_outputs_of_chosen_nodes_are_of_this_graph_or_a_warning_tells():
+    """Also for a model that doesn't follow, and for features that were changed in place."""
+    data = whole()
+    model = gas.to_scalable(NETS["sage"](), data).eval()
+    live = GrowingGraph(data, 5, log=False)
+    few = torch.arange(5)
+    model.predict(live.graph)
+    model.predict(live.graph, nodes=few)
+    live.update(edge_index=torch.tensor([[7], [3]]))
+    with pytest.warns(UserWarning, match="something has changed"):
+        model.predict(live.graph, nodes=few)
+    model.predict(live.graph)
+    model.predict(live.graph, nodes=few)
+    live.graph.x += 1
+    with pytest.warns(UserWarning, match="something has changed"):
+        model.predict(live.graph, nodes=few)
+
+
+def test_rows_that_are_stale_are_older_than_others():
+    """Also where all were written at once."""
+    history = gas.History(4, 2)
+    history.push(torch.ones(4, 2))
+    history.mark_stale(torch.tensor([2]))
+    assert history.age.tolist()[2] > max(history.age[[0, 1, 3]].tolist())

@@ -313,3 +313,136 @@ def test_a_folder_has_its_pairs(tmp_path):
         for batch in LinkLoader(tmp_path / "graph", batch_size=2, log=False)
     )
     assert sorted(told) == sorted(data.edge_label_index.t().tolist())
+
+
+def test_pairs_that_change_within_an_epoch_are_of_the_next():
+    data = split_graph()
+    graph, loader = made(data, num_parts=6, neg_sampling=None)
+    before = graph.edge_label_index
+    for number, batch in enumerate(loader):
+        assert torch.equal(batch.n_id[batch.edge_label_index], before[:, batch.input_id])
+        assert batch.edge_label.numel() == batch.edge_label_index.size(1)
+        if number == 1:
+            graph.edge_label_index, graph.edge_label = before[:, :4], torch.full((4,), 3.0)
+    assert sum(batch.input_id.numel() for batch in loader) == 4
+
+
+def test_pairs_that_were_refused_are_refused_again():
+    data = split_graph()
+    graph, loader = made(data)
+    graph.edge_label_index, graph.edge_label = graph.edge_index[:, :5], torch.ones(5)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="are edges of the graph"):
+            next(iter(loader))
+
+
+@pytest.mark.parametrize("as_folder", [False, True])
+@pytest.mark.parametrize("like", ["nodes", "edges"])
+def test_labels_stay_with_their_pairs_however_many_there_are(like, as_folder, tmp_path):
+    """As many pairs as nodes, or edges, whose rows are in another order afterwards."""
+    data = random_graph(30, num_edges=80)
+    data.edge_index = coalesce(data.edge_index, num_nodes=30)
+    joined = torch.zeros(30, 30, dtype=torch.bool)
+    joined[data.edge_index[0], data.edge_index[1]] = True
+    free = (~(joined | joined.t())).nonzero()
+    size = 30 if like == "nodes" else data.num_edges
+    data.edge_label_index = free[torch.randperm(len(free))[:size]].t().contiguous()
+    data.edge_label = torch.arange(1, size + 1)
+    out = tmp_path / "graph" if as_folder else None
+    graph = gas.cluster(data, 4, log=False, out=out)
+    for batch in LinkLoader(graph, neg_sampling=None, log=False):
+        pairs = graph.perm[batch.n_id[batch.edge_label_index]]
+        assert torch.equal(pairs, data.edge_label_index[:, batch.edge_label - 1])
+
+
+def test_categories_of_links_are_links():
+    data = split_graph()
+    data.edge_label = torch.randint(1, 4, (data.edge_label_index.size(1),))
+    model = gas.to_scalable(GraphSAGE(data.num_features, 8, num_layers=1, out_channels=4), data)
+    _, loader = made(data)
+    for batch in loader:
+        out = model(batch)
+        loss = link_loss(out, batch)
+        batch.data.edge_label = batch.edge_label.clamp(max=1)
+        assert torch.equal(loss, link_loss(out, batch))
+        assert loss > 0
+
+
+@pytest.mark.parametrize("mode", ["binary", "triplet"])
+def test_a_batch_that_is_a_community_has_negatives_of_elsewhere(mode):
+    """All nodes of a part are joined: none of its links, and no node with itself, is drawn."""
+    groups = [torch.combinations(torch.arange(8 * k, 8 * k + 8)).t() for k in range(3)]
+    pairs = torch.cat(groups, 1)
+    data = random_graph(24)
+    told = torch.arange(pairs.size(1)) % 3 == 0
+    rest = pairs[:, ~told]
+    data.edge_index = torch.cat([rest, rest.flip(0)], 1)
+    data.edge_label_index = pairs[:, told]
+    loader = LinkLoader(
+        data, torch.tensor([0, 8, 16, 24]), neg_sampling=mode, neg_pool="batch", log=False
+    )
+    count = 0
+    for batch in loader:
+        if mode == "binary":
+            src, dst = batch.n_id[batch.edge_label_index[:, batch.edge_label == 0]]
+        else:
+            src, dst = batch.n_id[torch.stack([batch.src_index, batch.dst_neg_index])]
+        assert (src // 8 != dst // 8).all()
+        count += src.numel()
+    assert count == int(told.sum())
+
+
+def test_a_node_that_is_joined_with_nearly_all_gets_the_one_that_is_left():
+    size = 400
+    data = random_graph(size)
+    others = torch.arange(1, size - 2)
+    data.edge_index = torch.stack([others, torch.zeros_like(others)])
+    data.edge_label_index = torch.tensor([[0], [size - 1]])
+    (batch,) = LinkLoader(data, torch.tensor([0, size]), neg_sampling="triplet", log=False)
+    assert batch.n_id[batch.dst_neg_index].tolist() == [size - 2]
+
+
+def test_pairs_that_are_labelled_0_get_no_others():
+    """As RandomLinkSplit draws some by itself, unless it is told not to."""
+    data = split_graph()
+    size = data.edge_label_index.size(1)
+    free = torch.stack([torch.zeros(40, dtype=torch.long), torch.arange(20, 60)])
+    free = free[:, [(0, int(d)) not in linked(data) for d in free[1]]]
+    data.edge_label_index = torch.cat([data.edge_label_index, free], 1)
+    data.edge_label = torch.cat([torch.ones(size), torch.zeros(free.size(1))])
+    _, loader = made(data, batch_size=2)
+    counts = [
+        (int((b.edge_label > 0).sum()), b.edge_label.numel(), b.input_id.numel()) for b in loader
+    ]
+    assert sum(linked for linked, _, _ in counts) == size
+    assert all(total - given == linked for linked, total, given in counts)
+
+
+def test_a_generator_governs_what_is_drawn():
+    data = split_graph()
+    graph = gas.cluster(data, 4, log=False)
+    draws = []
+    for state in (1, 2):
+        torch.manual_seed(state)
+        generator = torch.Generator().manual_seed(7)
+        loader = LinkLoader(graph, shuffle=True, generator=generator, log=False)
+        draws.append([batch.n_id[batch.edge_label_index] for batch in loader])
+    assert all(torch.equal(one, two) for one, two in zip(*draws, strict=True))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_look_at_the_loader_within_an_epoch_changes_nothing(workers):
+    torch.manual_seed(3)
+    data = split_graph()
+    graph = gas.cluster(data, 4, log=False)
+    epochs = []
+    for peeks in (False, True):
+        torch.manual_seed(5)
+        loader = LinkLoader(graph, log=False, num_workers=workers)
+        found = []
+        for batch in loader:
+            found.append(batch.n_id[batch.edge_label_index])
+            if peeks:
+                next(iter(loader))
+        epochs.append(found)
+    assert all(torch.equal(one, two) for one, two in zip(*epochs, strict=True))

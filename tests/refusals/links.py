@@ -47,6 +47,14 @@ CASES = {
     ),
     "without_links, every edge": lambda t: without_links(ring(), ring().edge_index),
     "link_loss, a batch of no pairs": lambda t: link_loss(ROWS, next(iter(load()))),
+    "LinkLoader, a state of other draws": lambda t: links().load_state_dict(
+        links(neg_pool="batch").state_dict()
+    ),
+    "LinkLoader, a triplet of a node that all know": lambda t: next(
+        iter(links(ring(edge_label_index=torch.tensor([[0], [2]])), neg_sampling="triplet"))
+    ),
+    "rank_links, whole outputs": lambda t: rank_links(ROWS.long(), PAIR),
+    "rank_links, broken ids": lambda t: rank_links(ROWS, PAIR.float()),
     "rank_links, pairs of three": lambda t: rank_links(ROWS, torch.ones(3, 2).long()),
     "rank_links, scores that are NaN": lambda t: rank_links(ROWS * torch.nan, PAIR),
     "rank_links, scores of some": lambda t: rank_links(

@@ -76,3 +76,18 @@ def test_the_example(run_script, loss):
     test = float(done.out.split("test: MRR ")[1].split(",")[0])
     chance = float(done.out.split("about ")[1].split(".)")[0])
     assert test > 1.5 * chance
+
+
+def test_both_directions_of_undirected_links_are_left_out():
+    """A model that ranks every link above all others has the rank 1 for each."""
+    links_ = torch.tensor([[0, 1, 2, 0], [1, 2, 3, 2]])
+    scores = torch.full((5, 5), -1.0)
+    scores[links_[0], links_[1]] = 1.0
+    scores[links_[1], links_[0]] = 1.0
+
+    def known(src, every):
+        return scores[src[:, 0].long()]
+
+    nodes = torch.arange(5.0)[:, None]
+    assert rank_links(nodes, links_, score=known, undirected=True).tolist() == [1.0] * 4
+    assert rank_links(nodes, links_, score=known).max() > 1
