@@ -116,7 +116,8 @@ class GrowingGraph:
         """
         graph = self._prepared(rowptr, col, edges, self._nodes)
         graph[PARTS] = self._parts
-        self._publish(graph, SubgraphLoader(graph, log=False, cache=False))
+        self.graph, self._published = graph, graph.to_dict()
+        self._base = SubgraphLoader(graph, log=False, cache=False)
 
     @property
     def num_nodes(self) -> int:
@@ -197,9 +198,8 @@ class GrowingGraph:
         if count:
             longer |= {key: torch.cat([longer[key], rows]) for key, rows in new_nodes.items()}
         longer[PERM] = perm
-        raw = rowptr, col, merged, longer
         parts, fills_last = self._more_parts(count)
-        graph = self._prepared(*raw)
+        graph = self._prepared(rowptr, col, merged, longer)
         graph[PARTS] = parts
         rows = torch.cat(changed).unique()
         base = SubgraphLoader(graph, log=False, cache=False)
@@ -207,10 +207,11 @@ class GrowingGraph:
             rows = torch.cat([rows, _differing(self._base, base)]).unique()
 
         self._following.extend(total, self.graph)  # All that can fail has been done.
-        self._rowptr, self._col, self._edges, self._nodes = raw
-        self._parts, self._fills_last = parts, fills_last
+        old, raw = self.graph, {"_rowptr": rowptr, "_col": col, "_edges": merged, "_nodes": longer}
+        raw |= {"_parts": parts, "_fills_last": fills_last, "graph": graph, "_base": base}
+        vars(self).update(raw, _published=graph.to_dict())  # At once, whatever interrupts it.
         self._following.note(rows)
-        self._publish(graph, base)
+        del old.adj_t  # Whoever has it, or a loader of it, is told so.
         self._following.mark(base)
         return torch.arange(before, total)
 
@@ -272,13 +273,6 @@ class GrowingGraph:
                 del prepared[key]
         _set_edges(prepared, rowptr, col, found if weight is None else {**found, WEIGHT: weight})
         return prepared
-
-    def _publish(self, graph: Data, base: SubgraphLoader) -> None:
-        """Takes a graph for the one that there is."""
-        old = getattr(self, "graph", None)
-        self.graph, self._base, self._published = graph, base, graph.to_dict()
-        if old is not None:  # Whoever has it, or a loader of it, is told so.
-            del old.adj_t
 
     def _take_up(self) -> None:
         """Keeps what somebody has assigned to ``graph`` since the last update.
