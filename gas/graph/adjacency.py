@@ -155,7 +155,7 @@ class Adjacency:
         self._start(_Structure(rowptr, col, num_cols), value)
 
     sums_of: Callable[[Tensor, str], Tensor] | None = None
-    """Sums or means over the rows of a tensor, made with those of others; see gas.nn.relations."""
+    """Sums or means over the rows of a tensor, made with those of others; see gas.nn.hetero."""
 
     def _start(self, structure: _Structure, value: Tensor | None) -> None:
         self._structure = structure

@@ -16,7 +16,7 @@ from gas.hetero.plan import Place
 from gas.hetero.semantic import mean_of
 from gas.history.batch import BatchPulls
 from gas.history.rows import first_rows
-from gas.nn.relations import multiplied_together
+from gas.nn.hetero import multiplied_together
 
 if TYPE_CHECKING:
     from gas.hetero.model import HeteroModel

@@ -7,8 +7,8 @@ from gas.nn.dropout import Dropout, dropout
 from gas.nn.edge_conv import EdgeConv, edge_conv
 from gas.nn.fuse import fuse
 from gas.nn.gcn import GCN2Conv, GCNConv
+from gas.nn.hetero import relations
 from gas.nn.mixture import GMMConv, gaussian_mixture
-from gas.nn.relations import relations
 from gas.nn.sparse_features import Linear, linear
 from gas.nn.spmm import spmm
 from gas.nn.sum_convs import GINConv, GraphConv, SAGEConv, SimpleConv

@@ -9,7 +9,7 @@ from torch import nn
 from torch_geometric.nn import GCNConv, HeteroConv, SAGEConv
 
 import gas
-from gas.nn.relations import _Multiply
+from gas.nn.hetero import _Multiply
 
 
 def counted(monkeypatch):

@@ -10,7 +10,7 @@ from torch_geometric.nn import GINConv, GraphConv, HeteroConv, SAGEConv, SimpleC
 
 import gas
 from gas.nn import Adjacency, relations, spmm
-from gas.nn.relations import _Multiply, multiplied_together
+from gas.nn.hetero import _Multiply, multiplied_together
 
 SIZES = {"a": 17, "b": 40, "c": 1, "nobody": 3}
 WIDTHS = {"a": 5, "b": 8, "c": 3, "nobody": 2}
