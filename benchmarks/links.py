@@ -10,6 +10,8 @@ evaluated in full batch.
 
 * ``gas``: ``LinkLoader``, converted by ``to_scalable``; second nodes drawn from the whole graph.
 * ``gas, in-batch``: drawn from the parts of the batch.
+* ``gas, few parts``: an eighth as many parts, and of these in a batch: fewer communities.
+* ``gas, random parts``: parts of nodes from anywhere.
 * ``gas, full batch``, ``PyG, full batch``: as many steps an epoch, each with the whole graph and as
   many pairs as gas has in a batch; one of them through the layers of ``gas.nn``.
 * ``LinkNeighborLoader``: as many steps an epoch, 10 neighbours of every node and layer.
@@ -53,7 +55,7 @@ class Case:
     batch_size: int
 
 
-CASES = (Case("FacebookPagePage", 64, 64, 8), Case("planted:50000", 64, 64, 8))
+CASES = (Case("FacebookPagePage", 64, 512, 64), Case("planted:20000", 64, 512, 64))
 
 
 @dataclass
@@ -75,10 +77,17 @@ def step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
     optimizer.step()
 
 
-def make_gas(case: Case, train: Data, net: torch.nn.Module, pool: str) -> Contender:
+def make_gas(
+    case: Case,
+    train: Data,
+    net: torch.nn.Module,
+    pool: str = "graph",
+    join: int = 1,
+    method: str = "metis",
+) -> Contender:
     model = gas.to_scalable(net, train)
-    graph = gas.cluster(train, case.num_parts, model=model, log=False)
-    size = case.batch_size
+    graph = gas.cluster(train, case.num_parts // join, model=model, log=False, method=method)
+    size = case.batch_size // join
     loader = LinkLoader(graph, batch_size=size, shuffle=True, log=False, neg_pool=pool)
     optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
     model.predict(graph)
@@ -141,8 +150,10 @@ def contenders(case: Case, train: Data, seed: int) -> dict[str, Contender]:
         return copy.deepcopy(first)
 
     found = {
-        "gas": make_gas(case, train, net(), "graph"),
-        "gas, in-batch": make_gas(case, train, net(), "batch"),
+        "gas": make_gas(case, train, net()),
+        "gas, in-batch": make_gas(case, train, net(), pool="batch"),
+        "gas, few parts": make_gas(case, train, net(), join=8),
+        "gas, random parts": make_gas(case, train, net(), method="random"),
         "gas, full batch": make_full_batch(case, train, net(), fused=True),
         "PyG, full batch": make_full_batch(case, train, net(), fused=False),
     }
