@@ -90,7 +90,7 @@ class GrowingGraph:
         self._following.check_size(data)
         raw = cluster(data, num_parts, **kwargs)
         (rowptr, col, e_id), weight = read_rows(raw)
-        keys = [key for key in raw.keys() if key not in EDGES]  # noqa: SIM118  # It iterates pairs.
+        keys = [key for key, _ in raw if key not in EDGES]
         edges = {key: raw[key] for key in keys if is_row_per_edge(raw, key)}
         if e_id is not None:
             edges = {key: value[e_id] for key, value in edges.items()}
@@ -264,7 +264,7 @@ class GrowingGraph:
             return data
         prepared = copy.copy(model.prepare(with_edge_index(data)))
         (rowptr, col, e_id), weight = read_rows(prepared)
-        keys = [key for key in prepared.keys() if key not in EDGES]  # noqa: SIM118
+        keys = [key for key, _ in prepared if key not in EDGES]
         found = {key: prepared[key] for key in keys if is_row_per_edge(prepared, key)}
         if e_id is not None:
             found = {key: value[e_id] for key, value in found.items()}
@@ -348,7 +348,7 @@ def _check_kinds(data: Data, nodes: Mapping[str, Any], edges: Mapping[str, Tenso
     Raises:
         ValueError: Naming one.
     """
-    for key in data.keys():  # noqa: SIM118
+    for key, _ in data:
         if key in EDGES:
             continue
         are = is_row_per_node(data, key), is_row_per_edge(data, key)
