@@ -18,7 +18,7 @@ def rows_of(text):
 
 
 def test_the_example(run_script, tmp_path):
-    done = run_script(SCRIPT, "--epochs", 30, "--steps", 300)
+    done = run_script(SCRIPT)
     assert done.code == 0, done.err
     assert "Warning" not in done.err
     rows = rows_of(done.out)
