@@ -1,14 +1,14 @@
-"""Is training slower than in another version of gas? Epochs of both in turn, in processes side by side.
+"""Is training slower than in another version of gas? Epochs of both, in turn.
 
-    git worktree add ../other COMMIT                   # and build its extension there
+    git worktree add ../other COMMIT                # and build its extension there
     python benchmarks/versions.py --other ../other --root data
 
 The same script runs in both, with what both know. A set is three processes on one core, of which
 one at a time trains an epoch: the other version, the same once more, and this one. Its ratios are
 those of median times on the processor. Processes of one version differ by more than the versions
-may, and by how much the second column says, whose true value is 1; therefore many sets are run,
-and the median of their ratios is given with an interval that covers it in 95 % of cases (from the
-order of the ratios, without an assumption of their distribution).
+may; by how much, the other version over itself says, whose true ratio is 1. Therefore many sets are
+run, and the median of their ratios is given with an interval that covers it in 95 % of cases (from
+the order of the ratios, without an assumption of their distribution).
 """
 
 from __future__ import annotations
