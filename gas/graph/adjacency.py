@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gas.graph.csr import by_row, row_ids
-from gas.native.custom_op import custom_op, learns
+from gas.native.custom_op import custom_op, is_transformed, learns
 from gas.native.matrix import Matrix, transpose
 from gas.native.sparse_rows import sparse_csr
 
@@ -29,10 +29,17 @@ def _(rowptr: Tensor, col: Tensor, num_cols: int, kept: int) -> tuple[Tensor, Te
     return rowptr.new_empty(num_cols + 1), torch.empty_like(col), torch.empty_like(col)
 
 
-def _lasting() -> contextlib.AbstractContextManager[None]:
-    """Makes tensors of use to training, though it were in inference mode that they are needed."""
+def _lasting(value: Tensor | None = None) -> contextlib.AbstractContextManager[None]:
+    """Makes tensors of use to training, though it were in inference mode that they are needed.
+
+    Nor do they belong to a transform such as :func:`torch.func.grad`, which ends before them,
+    unless they are made of a value that it holds.
+    """
     if torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
         return _outside_inference()
+    within = torch._C._functorch.peek_interpreter_stack() is not None
+    if within and (value is None or not is_transformed(value)):
+        return torch._C._DisableFuncTorch()
     return contextlib.nullcontext()
 
 
@@ -281,7 +288,7 @@ class Adjacency:
             return make() if kept is None or value is not None else kept[2]
         version = 0 if value is None else value._version
         if kept is None or kept[0] is not value or kept[1] != version:
-            with _lasting():
+            with _lasting(value):
                 kept = value, version, make()
             self._kept[key] = kept
         return kept[2]
@@ -342,7 +349,7 @@ class Adjacency:
             function: Such as a move; it doesn't change what is in a tensor.
             keep: Whether it leaves values as precise as they are. (default: ``True``)
         """
-        with _lasting():
+        with _lasting(self.value):
             structure = self._structure.apply(function)
             value = None if self.value is None else function(self.value)
             if structure is self._structure and value is self.value:

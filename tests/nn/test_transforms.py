@@ -5,7 +5,18 @@ import torch
 from adjacencies import make_adjacency
 from torch.autograd import forward_ad, gradgradcheck
 
-from gas.nn import dropout, edge_conv, gat_attention, gatv2_attention, gaussian_mixture, spmm
+from gas.nn import (
+    GATConv,
+    GATv2Conv,
+    GCNConv,
+    SAGEConv,
+    dropout,
+    edge_conv,
+    gat_attention,
+    gatv2_attention,
+    gaussian_mixture,
+    spmm,
+)
 
 ADJ = make_adjacency(7, 19, 40)
 
@@ -213,3 +224,28 @@ def test_dropout_of_a_negated_view():
     x.requires_grad_()
     dropout(x).backward(torch._neg_view(torch.ones(8, 8)))
     assert set(x.grad.unique().tolist()) == {0, -2}
+
+
+LAYERS = {
+    "GCNConv": lambda: GCNConv(4, 3),
+    "SAGEConv": lambda: SAGEConv(4, 3),
+    "GATConv": lambda: GATConv(4, 3, heads=2),
+    "GATv2Conv": lambda: GATv2Conv(4, 3),
+}
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("samples", [1, 2])
+def test_a_transform_comes_first(layer, samples):
+    """What a layer makes of the edges within a transform is of use after it."""
+    conv, adj, x = LAYERS[layer](), make_adjacency(9, 9, 30), torch.randn(samples, 9, 4)
+
+    def loss(x, adj=adj):
+        return conv(x, adj).pow(2).sum()
+
+    found = torch.vmap(torch.func.grad(loss))(x)
+    after = torch.vmap(torch.func.grad(loss))(x)  # Of what was made then.
+    for one, *grads in zip(x, found, after, strict=True):
+        leaf = one.clone().requires_grad_()
+        wanted = [torch.autograd.grad(loss(leaf, each), leaf)[0] for each in (adj, adj.clone())]
+        assert all(torch.allclose(a, b, atol=1e-6) for a in grads for b in wanted)
