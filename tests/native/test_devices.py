@@ -1,6 +1,8 @@
 """Kernels are launched on the device of their tensors, whichever is the current one."""
 
 import contextlib
+import sys
+import threading
 import types
 
 import pytest
@@ -65,3 +67,26 @@ def test_on_every_device():
         kernels.scatter_rows(table, index[:2], rows[:2] + 1)
         assert torch.equal(rows.cpu(), wanted[[3, 0, 0]])
         assert torch.equal(table[[3, 0]].cpu(), wanted[[3, 0]] + 1)
+
+
+@pytest.mark.requires("cuda_kernels")
+def test_launches_let_other_threads_run():
+    """Without rows nothing is launched, which needs no device."""
+    kernel, matrix = native.C.multiply_float32, native.C.Sparse(0, 0, 0, 0, 0)
+    stream = native.C.Stream(0, lambda size: pytest.fail("no scratch is needed"))
+    lock, ran = threading.Lock(), threading.Event()
+    thread = threading.Thread(target=lambda: (lock.acquire(), ran.set()))
+    interval = sys.getswitchinterval()
+    lock.acquire()
+    thread.start()
+    try:
+        sys.setswitchinterval(1000)  # Nobody is asked to give up the GIL.
+        lock.release()
+        for _ in range(300_000):
+            kernel(matrix, 0, (0, 0, 0, 0, 0), 8, False, 0, stream)
+            if ran.is_set():
+                break
+        assert ran.is_set()
+    finally:
+        sys.setswitchinterval(interval)
+        thread.join()
