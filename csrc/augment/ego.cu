@@ -23,12 +23,12 @@ struct EgoHop : Reduction {
   const double* x;
   double* out;
 
-  __device__ Own own(const Lane& lane, int64_t row) const {
+  __device__ Own own(const Lane& lane, int32_t row) const {
     Own own = read<V>(x + row * kSides + lane.column);
     for (int j = 0; j < V; ++j) own.v[j] *= loops[row];
     return own;
   }
-  __device__ Item fetch(const Lane& lane, int64_t e, int64_t col) const {
+  __device__ Item fetch(const Lane& lane, uint32_t e, int32_t col) const {
     const bool edge = kept[m.place(e)] != 0;
     return {read<V>(x + col * kSides + lane.column), edge};
   }
@@ -37,7 +37,7 @@ struct EgoHop : Reduction {
       part.sum[j] += item.kept || lane.column + j > 0 ? item.x.v[j] : 0.0;
     }
   }
-  __device__ void finish(const Lane& lane, int64_t row, Own own, const Part& part) const {
+  __device__ void finish(const Lane& lane, int32_t row, Own own, const Part& part) const {
     for (int j = 0; j < V; ++j) own.v[j] += part.sum[j];
     write(out + row * kSides + lane.column, own);
   }

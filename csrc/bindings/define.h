@@ -71,12 +71,12 @@ void define(py::module_& m, const std::string& name, R (*function)(Parameters...
 using Release = py::call_guard<py::gil_scoped_release>;
 
 // Binds gas::function and, if the module is built with CUDA, gas::cuda::function under one name.
-// The last argument decides: a number of threads, or a stream. Kernels are only launched, with
-// scratch from Python, and keep the GIL.
+// The last argument decides: a number of threads, or a stream. Neither holds the GIL: a launch waits
+// where too many are queued, and scratch from Python takes it for as long as that needs.
 #ifdef GAS_WITH_CUDA
 #define GAS_DEFINE(m, name, ...)                    \
   define(m, name, gas::__VA_ARGS__, Release());     \
-  define(m, name, gas::cuda::__VA_ARGS__)
+  define(m, name, gas::cuda::__VA_ARGS__, Release())
 #else
 #define GAS_DEFINE(m, name, ...) define(m, name, gas::__VA_ARGS__, Release())
 #endif

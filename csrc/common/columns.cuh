@@ -16,8 +16,8 @@ constexpr int kAhead = 4;  // Entries that a lane reads before it adds the first
 
 struct Lane {
   int64_t column;  // The first of its columns in a row, head * width + ...
-  int64_t head;
-  int64_t tile;   // Of the head.
+  int head;
+  int tile;       // Of the head.
   int rank;       // In the team.
   bool used;      // One without columns reads the first of its head, and writes nothing.
   bool leads;     // The first of its head in the team.
@@ -30,7 +30,7 @@ struct Columns {
   int vector;
   int head_lanes;  // Of a team, for a head: a power of two.
   int team;        // A power of two.
-  int64_t head_tiles, tiles;
+  int head_tiles, tiles;
 
   Columns(int64_t heads, int64_t width, int vector) : heads(heads), width(width), vector(vector) {
     const auto up = [](int64_t n) {  // To a power of two, at most a warp.
@@ -42,17 +42,17 @@ struct Columns {
     head_lanes = up(vectors);
     team = static_cast<int>(std::min<int64_t>(kWarp, int64_t{head_lanes} * up(heads)));
     const int team_heads = team / head_lanes;
-    head_tiles = std::max<int64_t>(1, (vectors + head_lanes - 1) / head_lanes);
-    tiles = head_tiles * ((heads + team_heads - 1) / team_heads);
+    head_tiles = static_cast<int>(std::max<int64_t>(1, (vectors + head_lanes - 1) / head_lanes));
+    tiles = head_tiles * static_cast<int>((heads + team_heads - 1) / team_heads);
   }
 
-  __device__ Lane lane(int64_t tile) const {
+  __device__ Lane lane(int tile) const {
     Lane lane;
     lane.rank = static_cast<int>(threadIdx.x) % team;
     const int in_head = lane.rank % head_lanes;
     lane.tile = tile % head_tiles;
     lane.head = tile / head_tiles * (team / head_lanes) + lane.rank / head_lanes;
-    const int64_t in_width = (lane.tile * head_lanes + in_head) * vector;
+    const int64_t in_width = int64_t{lane.tile * head_lanes + in_head} * vector;
     lane.used = lane.head < heads && in_width < width;
     lane.leads = in_head == 0;
     if (lane.head >= heads) lane.head = 0;
@@ -76,8 +76,8 @@ struct Columns {
   template <typename Body>
   __device__ void for_other_tiles(const Lane& lane, const Body& body) const {
     if (head_tiles == 1) return;
-    for (int64_t tile = 0; tile < head_tiles; ++tile) {
-      const int64_t in_width = (tile * head_lanes + lane.rank % head_lanes) * vector;
+    for (int tile = 0; tile < head_tiles; ++tile) {
+      const int64_t in_width = int64_t{tile * head_lanes + lane.rank % head_lanes} * vector;
       if (tile != lane.tile && in_width < width) body(lane.head * width + in_width);
     }
   }

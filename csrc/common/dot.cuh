@@ -20,7 +20,7 @@ __device__ typename Sum<T>::type dot_of(const Pack<T, V>& a, const Pack<T, V>& b
 // lane gets them all.
 template <int V, typename T>
 __device__ void dot_ahead(const Lane& lane, int team, int64_t width, const T* a, const T* b,
-                          const int32_t* col, int64_t e, int64_t end,
+                          const int32_t* col, uint32_t e, uint32_t end,
                           typename Sum<T>::type (&found)[kAhead]) {
   for (auto& sum : found) sum = 0;
   for (int64_t at = lane.rank * V; at < width; at += team * V) {

@@ -15,6 +15,7 @@
 namespace gas::cuda {
 
 constexpr int kThreads = 256;  // Of a block.
+constexpr int kBlocks = 2;     // That a multiprocessor has registers for: 128 for each thread.
 constexpr int kWarp = 32;
 
 // Blocks for `items` threads; kernels loop over what a full grid leaves.

@@ -1,9 +1,9 @@
 // What every operator does with the rows of a matrix on a CUDA device.
 //
 // Teams of lanes take chunks of rows. What they found of rows that are cut is left in scratch, and
-// a second kernel joins that in order. All follows from sizes that the host knows and from row
-// pointers that only the device reads: nothing waits, there are no atomics, and results are the
-// same in every run and on every device.
+// is joined in order: of hubs first by groups of neighbouring chunks, then by the teams of a block.
+// All follows from sizes that the host knows and from row pointers that only the device reads:
+// nothing waits, there are no atomics, and results are the same in every run and on every device.
 //
 // An `Op` says how: a Reduction with a Part (what a lane adds up), an Item (what it reads for an
 // entry), and
@@ -29,7 +29,8 @@
 
 namespace gas::cuda {
 
-constexpr int kJoined = 32;  // Chunks that a block looks through for cut rows.
+constexpr int kGroup = 32;  // Chunks that a team joins of a hub, before a block joins the groups.
+constexpr int kAlone = 16;  // Chunks of a row that a team joins by itself.
 
 struct Nothing {};
 
@@ -47,9 +48,13 @@ struct Sums {
 struct Reduction {
   Sparse m;
 
+  // Entries that a lane reads before it adds the first. An Op of large Items reads fewer, so that
+  // they stay in the registers that kBlocks leaves.
+  static constexpr int kAhead = cuda::kAhead;
+
   // What a lane reads of a row.
   using Own = Nothing;
-  __device__ Own own(const Lane&, int64_t) const { return {}; }
+  __device__ Own own(const Lane&, int32_t) const { return {}; }
 
   // Makes a part of no entries out of zeros.
   template <typename Part>
@@ -74,17 +79,19 @@ constexpr int kTotalsOf = 0;
 template <typename Op>
 constexpr int kTotalsOf<Op, std::void_t<decltype(Op::kTotals)>> = Op::kTotals;
 
+// What was found of cut rows.
 template <typename Part>
 struct Cut {
-  int32_t* row;  // [chunks]: the row whose first piece is in the chunk, or -1.
-  Part* parts;   // [chunks, 2, tiles, team]
-};
+  // [chunks, 2, tiles, team]: of each chunk a later piece, after the first of another row. No more
+  // than 2 * Chunks::kMostLanes: 92 MB for attention, however wide, 160 MB in the worst case.
+  Part* parts;
+  int group;  // Chunks joined beforehand, where a row has all of them: 1 for none.
 
-template <typename Part>
-__device__ Part& part_of(const Cut<Part>& cut, int64_t chunk, bool later, const Columns& columns,
-                         int64_t tile, int rank) {
-  return cut.parts[((2 * chunk + later) * columns.tiles + tile) * columns.team + rank];
-}
+  __device__ Part& of(int32_t chunk, bool later, const Columns& columns, int tile, int rank) const {
+    const int64_t at = 2 * int64_t{chunk} + !later;
+    return parts[(at * columns.tiles + tile) * columns.team + rank];
+  }
+};
 
 // What Ops with totals write: [chunks, count].
 template <typename A>
@@ -93,31 +100,46 @@ struct Totals {
   int64_t count;
 };
 
+// What a thread is, in a grid of a team for each chunk and tile.
+struct Thread {
+  int tile, team, teams;  // `teams` of a block.
+  int32_t chunk;          // May be behind the last.
+
+  __device__ explicit Thread(const Columns& columns) {
+    const auto tiles = static_cast<unsigned>(columns.tiles);
+    const auto block = static_cast<int32_t>(blockIdx.x / tiles);
+    tile = static_cast<int>(blockIdx.x % tiles);
+    team = static_cast<int>(threadIdx.x) / columns.team;
+    teams = kThreads / columns.team;
+    chunk = block * teams + team;
+  }
+};
+
 template <typename Op, typename Part, typename A>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kBlocks)
     reduce_chunks(Op op, Chunks chunks, Columns columns, Cut<Part> cut, Totals<A> totals) {
-  const int64_t tile = blockIdx.x % columns.tiles, block = blockIdx.x / columns.tiles;
-  const int64_t chunk = (block * kThreads + threadIdx.x) / columns.team;
-  if (chunk >= chunks.count) return;
-  const Lane lane = columns.lane(tile);
-  int64_t cut_row = -1;
+  constexpr int kAhead = Op::kAhead;
+  const Thread at(columns);
+  if (at.chunk >= chunks.count) return;
+  const Lane lane = columns.lane(at.tile);
   [[maybe_unused]] A total[kTotalsOf<Op> + 1] = {};
-  for_pieces(op.m, chunks, chunk, [&](int64_t row, int64_t begin, int64_t end, Piece piece) {
+  for_pieces(op.m, chunks, at.chunk, [&](int32_t row, int32_t begin, int32_t end, Piece piece) {
     const typename Op::Own own = op.own(lane, row);
     Part part{};
     op.start(part);
-    for (int64_t e = begin; e < end; e += kAhead) {
-      int64_t cols[kAhead];
+    const uint32_t stop = end;  // Unsigned: four behind the last there may be is no int32.
+    for (uint32_t e = begin; e < stop; e += kAhead) {
+      int32_t cols[kAhead];
       typename Op::Item items[kAhead];
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {  // The last again, rather than a branch before a load.
-        cols[i] = op.m.col[min(e + i, end - 1)];
+        cols[i] = op.m.col[min(e + i, stop - 1)];
       }
 #pragma unroll
-      for (int i = 0; i < kAhead; ++i) items[i] = op.fetch(lane, min(e + i, end - 1), cols[i]);
+      for (int i = 0; i < kAhead; ++i) items[i] = op.fetch(lane, min(e + i, stop - 1), cols[i]);
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {
-        if (e + i >= end) continue;
+        if (e + i >= stop) continue;
         if constexpr (kTotalsOf<Op> > 0) {
           op.add(lane, own, part, items[i], total);
         } else {
@@ -126,71 +148,109 @@ __global__ void __launch_bounds__(kThreads)
       }
     }
     if (piece == Piece::kWhole) return op.finish(lane, row, own, part);
-    if (piece == Piece::kFirst) cut_row = row;
-    part_of(cut, chunk, piece == Piece::kLater, columns, tile, lane.rank) = part;
+    cut.of(at.chunk, piece == Piece::kLater, columns, at.tile, lane.rank) = part;
   });
-  if (cut.row != nullptr && tile == 0 && lane.rank == 0) {
-    cut.row[chunk] = static_cast<int32_t>(cut_row);
-  }
-  if constexpr (kTotalsOf<Op> > 0) op.close(lane, total, totals.sums + chunk * totals.count);
+  if constexpr (kTotalsOf<Op> > 0) op.close(lane, total, totals.sums + at.chunk * totals.count);
 }
 
-// A block joins a row: each team some neighbouring pieces, then the first team what those found.
+// Joins what was found in the chunks [begin, end) of a row that begins in `first`.
 template <typename Op, typename Part>
-__global__ void __launch_bounds__(kThreads)
+__device__ Part join_pieces(const Op& op, const Columns& columns, const Cut<Part>& cut, int tile,
+                            int rank, int32_t first, int32_t begin, int32_t end) {
+  Part part{};
+  op.start(part);
+  while (begin < end) {
+    op.join(part, cut.of(begin, begin > first, columns, tile, rank));
+    const bool joined = begin > first && begin % cut.group == 0 && begin + cut.group <= end;
+    begin += joined ? cut.group : 1;
+  }
+  return part;
+}
+
+// A team joins the later pieces of the row that has all chunks of its group, in the place of the
+// first of them.
+template <typename Op, typename Part>
+__global__ void __launch_bounds__(kThreads, kBlocks)
+    join_groups(Op op, Chunks chunks, Columns columns, Cut<Part> cut) {
+  const Thread at(columns);
+  const int32_t begin = at.chunk * kGroup;
+  if (begin >= chunks.count) return;
+  const int32_t row = chunks.start[begin] - 1;
+  if (row < 0 || begin + kGroup - 1 > chunks.last(op.m, row)) return;
+  const int rank = columns.lane(at.tile).rank;
+  cut.group = 1;
+  cut.of(begin, true, columns, at.tile, rank) =
+      join_pieces(op, columns, cut, at.tile, rank, -1, begin, begin + kGroup);
+}
+
+// A team joins the row that is cut in its chunk; those of many pieces, all teams of its block.
+template <typename Op, typename Part>
+__global__ void __launch_bounds__(kThreads, kBlocks)
     join_chunks(Op op, Chunks chunks, Columns columns, Cut<Part> cut) {
   __shared__ Part found[kThreads];
-  const int64_t tile = blockIdx.x % columns.tiles, block = blockIdx.x / columns.tiles;
-  const Lane lane = columns.lane(tile);
-  const int team = static_cast<int>(threadIdx.x) / columns.team, teams = kThreads / columns.team;
-  const int64_t stop = min((block + 1) * kJoined, chunks.count);
-  for (int64_t chunk = block * kJoined; chunk < stop; ++chunk) {
-    const int64_t row = cut.row[chunk];
+  __shared__ int32_t long_rows[kThreads];  // Of each team, or -1.
+  const Thread at(columns);
+  const Lane lane = columns.lane(at.tile);
+  int32_t row = at.chunk < chunks.count ? chunks.cut_row(op.m, at.chunk) : -1;
+  if (row >= 0) {
+    const int32_t end = chunks.last(op.m, row) + 1;
+    if (end - at.chunk <= kAlone) {
+      op.finish(lane, row, op.own(lane, row),
+                join_pieces(op, columns, cut, at.tile, lane.rank, at.chunk, at.chunk, end));
+      row = -1;
+    }
+  }
+  if (lane.rank == 0) long_rows[at.team] = row;
+  if (__syncthreads_or(row >= 0) == 0) return;
+  for (int i = 0; i < at.teams; ++i) {
+    row = long_rows[i];
     if (row < 0) continue;
-    const int64_t pieces = (op.m.rowptr[row + 1] + row) / chunks.size - chunk + 1;
-    const int64_t each = (pieces + teams - 1) / teams, end = min((team + 1) * each, pieces);
-    Part part{};
-    op.start(part);
-    for (int64_t i = team * each; i < end; ++i) {
-      op.join(part, part_of(cut, chunk + i, i > 0, columns, tile, lane.rank));
-    }
-    found[threadIdx.x] = part;
-    __syncthreads();
-    if (team == 0) {
-      for (int64_t other = 1; other * each < pieces; ++other) {
-        op.join(part, found[other * columns.team + lane.rank]);
+    const int32_t first = at.chunk - at.team + i, end = chunks.last(op.m, row) + 1;
+    const int32_t before = first / cut.group, groups = (end - 1) / cut.group - before + 1;
+    const int32_t each = (groups + at.teams - 1) / at.teams * cut.group;
+    const int32_t begin = before * cut.group + at.team * each;
+    found[threadIdx.x] = join_pieces(op, columns, cut, at.tile, lane.rank, first,
+                                     max(begin, first), min(begin + each, end));
+    for (int step = 1; step < at.teams; step *= 2) {
+      __syncthreads();
+      if (at.team % (2 * step) == 0) {
+        op.join(found[threadIdx.x], found[threadIdx.x + step * columns.team]);
       }
-      op.finish(lane, row, op.own(lane, row), part);
     }
+    if (at.team == 0) op.finish(lane, row, op.own(lane, row), found[threadIdx.x]);
     __syncthreads();
   }
 }
 
-// Reduces every row of op.m. An Op with totals leaves their sums in
-// totals.sums, if there are any rows and columns.
+// Reduces every row of op.m. An Op with totals leaves their sums in totals.sums, if there are any
+// rows and columns.
 template <typename Op, typename A = float>
 void reduce_rows(const char* what, const Op& op, const Columns& columns, const Stream& stream,
                  const Totals<A>& totals = {nullptr, 0}) {
   using Part = typename Op::Part;
-  const Chunks chunks(op.m, columns.team);
-  if (chunks.count == 0 || columns.heads * columns.width == 0) return;
-  Cut<Part> cut{nullptr, nullptr};
+  if (columns.heads * columns.width == 0) return;
+  const int64_t lanes = int64_t{columns.team} * columns.tiles;
+  Chunks chunks(op.m, lanes);
+  if (chunks.count == 0) return;
   const bool may_cut = op.m.entries > chunks.size;
-  if (may_cut) {
-    const int64_t parts = 2 * chunks.count * columns.tiles * columns.team;
-    const int64_t row_bytes = (chunks.count * 4 + kVectorBytes - 1) / kVectorBytes * kVectorBytes;
-    const int64_t part_bytes = parts * static_cast<int64_t>(sizeof(Part));
-    char* scratch = stream.scratch<char>(row_bytes + part_bytes);
-    cut = {reinterpret_cast<int32_t*>(scratch), reinterpret_cast<Part*>(scratch + row_bytes)};
-  }
+  const int64_t before = start_bytes(chunks);
+  const int64_t parts = may_cut ? 2 * chunks.count * lanes : 0;
+  char* scratch = stream.scratch<char>(before + parts * static_cast<int64_t>(sizeof(Part)));
+  start_chunks(what, op.m, chunks, scratch, stream);
+  const auto blocks = [&](int64_t n) { return blocks_of_teams(n, columns.team) * columns.tiles; };
   Totals<A> of_chunks{nullptr, totals.count};
   if (totals.count > 0) of_chunks.sums = stream.scratch<A>(chunks.count * totals.count);
-  const int64_t blocks = (chunks.count * columns.team + kThreads - 1) / kThreads;
-  launch(what, reduce_chunks<Op, Part, A>, blocks * columns.tiles, stream.raw, op, chunks, columns,
+  // Without groups, a team of the block that joins a hub has the pieces of two groups at most.
+  const bool grouped = chunks.count > 2 * kGroup * kThreads / columns.team;
+  const Cut<Part> cut{reinterpret_cast<Part*>(scratch + before), grouped ? kGroup : 1};
+  launch(what, reduce_chunks<Op, Part, A>, blocks(chunks.count), stream.raw, op, chunks, columns,
          cut, of_chunks);
+  if (may_cut && grouped) {
+    launch(what, join_groups<Op, Part>, blocks((chunks.count + kGroup - 1) / kGroup), stream.raw,
+           op, chunks, columns, cut);
+  }
   if (may_cut) {
-    launch(what, join_chunks<Op, Part>, (chunks.count + kJoined - 1) / kJoined * columns.tiles,
-           stream.raw, op, chunks, columns, cut);
+    launch(what, join_chunks<Op, Part>, blocks(chunks.count), stream.raw, op, chunks, columns, cut);
   }
   sum_columns(what, of_chunks.sums, chunks.count, totals.count, totals.sums, stream);
 }

@@ -34,11 +34,11 @@ struct Attend : Reduction {
   T* out;
   AttentionState<T> state;
 
-  __device__ Own own(const Lane& lane, int64_t row) const {
+  __device__ Own own(const Lane& lane, int32_t row) const {
     return target[row * how.heads + lane.head];
   }
   __device__ void start(Part& part) const { part.maximum = kLowest; }
-  __device__ Item fetch(const Lane& lane, int64_t e, int64_t from) const {
+  __device__ Item fetch(const Lane& lane, uint32_t e, int32_t from) const {
     return {read<V>(x + from * how.heads * how.width + lane.column),
             source[from * how.heads + lane.head], kept<A>(how, e, lane.head)};
   }
@@ -74,7 +74,7 @@ struct Attend : Reduction {
       part.positive[j] += later.positive[j] * scale;
     }
   }
-  __device__ void finish(const Lane& lane, int64_t row, Own, const Part& part) const {
+  __device__ void finish(const Lane& lane, int32_t row, Own, const Part& part) const {
     if (!lane.used) return;
     const A scale = inverse_or_zero(part.total);
     const int64_t at = row * how.heads * how.width + lane.column;
@@ -161,10 +161,10 @@ struct AttendBackward : Reduction {
   A* grad_source;  // [tiles of a head, rows, heads], to be added up
   int head_lanes;
 
-  __device__ Own own(const Lane& lane, int64_t row) const {
+  __device__ Own own(const Lane& lane, int32_t row) const {
     return source[row * how.heads + lane.head];
   }
-  __device__ Item fetch(const Lane& lane, int64_t e, int64_t to) const {
+  __device__ Item fetch(const Lane& lane, uint32_t e, int32_t to) const {
     return {read<V>(grad + to * how.heads * how.width + lane.column),
             read<kPacked>(packed + (to * how.heads + lane.head) * kPacked),
             kept<A>(how, m.entry[e], lane.head)};
@@ -188,7 +188,7 @@ struct AttendBackward : Reduction {
       part.bent[j] += later.bent[j];
     }
   }
-  __device__ void finish(const Lane& lane, int64_t row, Own, const Part& part) const {
+  __device__ void finish(const Lane& lane, int32_t row, Own, const Part& part) const {
     const int64_t at = row * how.heads * how.width + lane.column;
     A dot = 0;
     if (lane.used) {

@@ -28,7 +28,7 @@ struct Attend : Reduction {
   struct Own {
     Pack<T, V> target;
     Pack<A, V> att;
-    int64_t row;
+    int32_t row;
   };
   struct Part {
     A maximum, total, sum[V];
@@ -36,7 +36,7 @@ struct Attend : Reduction {
   struct Item {
     Pack<T, V> source;
     A keep;
-    int64_t from;
+    int32_t from;
   };
   static constexpr A kLowest = std::numeric_limits<A>::lowest();
 
@@ -46,11 +46,11 @@ struct Attend : Reduction {
   A* maximum;
   A* total;
 
-  __device__ Own own(const Lane& lane, int64_t row) const {
+  __device__ Own own(const Lane& lane, int32_t row) const {
     return {columns.at<V>(layer.target, row, lane.column), read<V>(layer.att + lane.column), row};
   }
   __device__ void start(Part& part) const { part.maximum = kLowest; }
-  __device__ Item fetch(const Lane& lane, int64_t e, int64_t from) const {
+  __device__ Item fetch(const Lane& lane, uint32_t e, int32_t from) const {
     return {columns.at<V>(layer.source, from, lane.column), kept<A>(layer.how, e, lane.head), from};
   }
   __device__ void raise(Part& part, A most) const {
@@ -80,7 +80,7 @@ struct Attend : Reduction {
     part.total += later.total * scale;
     for (int j = 0; j < V; ++j) part.sum[j] += later.sum[j] * scale;
   }
-  __device__ void finish(const Lane& lane, int64_t row, const Own&, const Part& part) const {
+  __device__ void finish(const Lane& lane, int32_t row, const Own&, const Part& part) const {
     if (!lane.used) return;
     const A scale = inverse_or_zero(part.total);
     Pack<T, V> result;
@@ -125,18 +125,19 @@ __global__ void __launch_bounds__(kThreads)
 // The gradients towards destinations and att. Reads what forward reads.
 template <typename T, int V>
 struct TargetBackward : Reduction {
+  static constexpr int kAhead = sizeof(T) == 4 ? 4 : 2;
   using A = typename Sum<T>::type;
   struct Own {
     Pack<T, V> target, grad;
     Pack<A, V> att;
     Pack<A, kPacked> packed;
-    int64_t row;
+    int32_t row;
   };
   using Part = Sums<A, V>;  // Of leaky' times the gradient towards scores.
   struct Item {
     Pack<T, V> source;
     A keep;
-    int64_t from;
+    int32_t from;
   };
   static constexpr int kTotals = V;  // The sums of leaky times that gradient.
 
@@ -146,12 +147,12 @@ struct TargetBackward : Reduction {
   const A* packed;
   T* grad_target;
 
-  __device__ Own own(const Lane& lane, int64_t row) const {
+  __device__ Own own(const Lane& lane, int32_t row) const {
     return {columns.at<V>(layer.target, row, lane.column), columns.at<V>(grad, row, lane.column),
             read<V>(layer.att + lane.column),
             read<kPacked>(packed + (row * columns.heads + lane.head) * kPacked), row};
   }
-  __device__ Item fetch(const Lane& lane, int64_t e, int64_t from) const {
+  __device__ Item fetch(const Lane& lane, uint32_t e, int32_t from) const {
     return {columns.at<V>(layer.source, from, lane.column), kept<A>(layer.how, e, lane.head), from};
   }
   __device__ void add(const Lane& lane, const Own& own, Part& part, const Item& item,
@@ -179,7 +180,7 @@ struct TargetBackward : Reduction {
       totals[j] += through * raw;
     }
   }
-  __device__ void finish(const Lane& lane, int64_t row, const Own& own, const Part& part) const {
+  __device__ void finish(const Lane& lane, int32_t row, const Own& own, const Part& part) const {
     if (!lane.used) return;
     Pack<T, V> result;
     for (int j = 0; j < V; ++j) store(&result.v[j], part.sum[j] * own.att.v[j]);
@@ -195,11 +196,12 @@ struct TargetBackward : Reduction {
 // (2 * width * sizeof(T) + 4 * sizeof(A)) + 8 bytes.
 template <typename T, int V>
 struct SourceBackward : Reduction {
+  static constexpr int kAhead = 2;
   using A = typename Sum<T>::type;
   struct Own {
     Pack<T, V> source;
     Pack<A, V> att;
-    int64_t row;
+    int32_t row;
   };
   struct Part {
     A sum[V], bent[V];  // Of keep a G, and of leaky' times the gradient towards scores.
@@ -208,7 +210,7 @@ struct SourceBackward : Reduction {
     Pack<T, V> target, grad;
     Pack<A, kPacked> packed;
     A keep;
-    int64_t to;
+    int32_t to;
   };
 
   AttentionV2<T> layer;
@@ -217,10 +219,10 @@ struct SourceBackward : Reduction {
   const A* packed;
   T* grad_source;
 
-  __device__ Own own(const Lane& lane, int64_t row) const {
+  __device__ Own own(const Lane& lane, int32_t row) const {
     return {columns.at<V>(layer.source, row, lane.column), read<V>(layer.att + lane.column), row};
   }
-  __device__ Item fetch(const Lane& lane, int64_t e, int64_t to) const {
+  __device__ Item fetch(const Lane& lane, uint32_t e, int32_t to) const {
     return {columns.at<V>(layer.target, to, lane.column), columns.at<V>(grad, to, lane.column),
             read<kPacked>(packed + (to * columns.heads + lane.head) * kPacked),
             kept<A>(layer.how, m.entry[e], lane.head), to};
@@ -254,7 +256,7 @@ struct SourceBackward : Reduction {
       part.bent[j] += later.bent[j];
     }
   }
-  __device__ void finish(const Lane& lane, int64_t row, const Own& own, const Part& part) const {
+  __device__ void finish(const Lane& lane, int32_t row, const Own& own, const Part& part) const {
     if (!lane.used) return;
     Pack<T, V> result;
     for (int j = 0; j < V; ++j) {

@@ -21,10 +21,10 @@ struct ActivateEdges : Reduction {
   T* out;
   T* slopes;
 
-  __device__ Own own(const Lane& lane, int64_t row) const {
+  __device__ Own own(const Lane& lane, int32_t row) const {
     return read<V>(target + row * how.width + lane.column);
   }
-  __device__ Item fetch(const Lane& lane, int64_t, int64_t from) const {
+  __device__ Item fetch(const Lane& lane, uint32_t, int32_t from) const {
     return read<V>(source + from * how.width + lane.column);
   }
   __device__ void add(const Lane&, const Own& own, Part& part, const Item& item) const {
@@ -42,7 +42,7 @@ struct ActivateEdges : Reduction {
     part.values.add(later.values);
     part.slopes.add(later.slopes);
   }
-  __device__ void finish(const Lane& lane, int64_t row, const Own&, const Part& part) const {
+  __device__ void finish(const Lane& lane, int32_t row, const Own&, const Part& part) const {
     if (!lane.used) return;
     const int64_t at = row * how.width + lane.column;
     const A scale = m.scale<A>(row, how.mean);
@@ -67,10 +67,10 @@ struct ActivateBackward : Reduction {
   const T* grad;
   T* out;
 
-  __device__ Own own(const Lane& lane, int64_t row) const {
+  __device__ Own own(const Lane& lane, int32_t row) const {
     return read<V>(source + row * how.width + lane.column);
   }
-  __device__ Item fetch(const Lane& lane, int64_t, int64_t to) const {
+  __device__ Item fetch(const Lane& lane, uint32_t, int32_t to) const {
     const int64_t at = to * how.width + lane.column;
     return {read<V>(target + at), read<V>(grad + at)};
   }
@@ -84,7 +84,7 @@ struct ActivateBackward : Reduction {
       }
     });
   }
-  __device__ void finish(const Lane& lane, int64_t row, const Own&, const Part& part) const {
+  __device__ void finish(const Lane& lane, int32_t row, const Own&, const Part& part) const {
     if (lane.used) write_sums(out + row * how.width + lane.column, part, A{1});
   }
 };

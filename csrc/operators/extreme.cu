@@ -26,7 +26,7 @@ struct FindExtreme : Reduction {
   __device__ void start(Part& part) const {
     for (int j = 0; j < V; ++j) part.entry[j] = -1;
   }
-  __device__ Item fetch(const Lane& lane, int64_t e, int64_t col) const {
+  __device__ Item fetch(const Lane& lane, uint32_t e, int32_t col) const {
     return {read<V>(x + col * width + lane.column), static_cast<int32_t>(e)};
   }
   __device__ void take(Part& part, int j, T value, int32_t entry) const {
@@ -42,7 +42,7 @@ struct FindExtreme : Reduction {
   __device__ void join(Part& part, const Part& later) const {
     for (int j = 0; j < V; ++j) take(part, j, later.best[j], later.entry[j]);
   }
-  __device__ void finish(const Lane& lane, int64_t row, const Own&, const Part& part) const {
+  __device__ void finish(const Lane& lane, int32_t row, const Own&, const Part& part) const {
     if (!lane.used) return;
     for (int j = 0; j < V; ++j) {
       out[row * width + lane.column + j] = part.best[j];
@@ -67,7 +67,7 @@ struct SpreadExtreme : Reduction {
   int64_t width;
   T* out;
 
-  __device__ Item fetch(const Lane& lane, int64_t e, int64_t col) const {
+  __device__ Item fetch(const Lane& lane, uint32_t e, int32_t col) const {
     const int64_t at = col * width + lane.column;
     return {read<V>(grad + at), read<V>(from + at), m.entry[e]};
   }
@@ -76,7 +76,7 @@ struct SpreadExtreme : Reduction {
       part.sum[j] += item.from.v[j] == item.entry ? load(item.grad.v[j]) : A{0};
     }
   }
-  __device__ void finish(const Lane& lane, int64_t row, const Own&, const Part& part) const {
+  __device__ void finish(const Lane& lane, int32_t row, const Own&, const Part& part) const {
     if (lane.used) write_sums(out + row * width + lane.column, part, A{1});
   }
 };

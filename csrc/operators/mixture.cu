@@ -24,16 +24,16 @@ struct Weights {
   // Zero beyond the last dimension, where a kernel gives no weight to what is zero.
   struct Edge {
     A u[kDims];
-    int64_t entry;
+    int32_t entry;
   };
   struct Kernel {
     Gaussian<A> d[kDims];
-    int64_t number;
+    int32_t number;
   };
 
   __device__ Edge edge(const Sparse& m, int64_t e) const {
     Edge edge{};
-    edge.entry = m.place(e);
+    edge.entry = static_cast<int32_t>(m.place(e));
     for (int d = 0; d < kDims; ++d) {
       if (first + d < dims) edge.u[d] = pseudo[edge.entry * dims + first + d];
     }
@@ -42,7 +42,7 @@ struct Weights {
   __device__ Gaussian<A> gaussian(int64_t kernel, int64_t d) const {
     return read<2>(gaussians + (kernel * dims + d) * 2);
   }
-  __device__ Kernel kernel(int64_t number) const {
+  __device__ Kernel kernel(int32_t number) const {
     Kernel kernel{};
     kernel.number = number;
     for (int d = 0; d < kDims; ++d) {
@@ -105,15 +105,15 @@ struct Spread : Reduction {
   bool mean;
   T* out;
 
-  __device__ Own own(const Lane& lane, int64_t) const { return weights.kernel(lane.head); }
-  __device__ Item fetch(const Lane& lane, int64_t e, int64_t from) const {
+  __device__ Own own(const Lane& lane, int32_t) const { return weights.kernel(lane.head); }
+  __device__ Item fetch(const Lane& lane, uint32_t e, int32_t from) const {
     return {read<V>(x + (from - lane.head) * width + lane.column), weights.edge(m, e)};
   }
   __device__ void add(const Lane&, const Own& own, Part& part, const Item& item) const {
     const A weight = weights(item.edge, own);
     for (int j = 0; j < V; ++j) part.sum[j] += weight * load(item.x.v[j]);
   }
-  __device__ void finish(const Lane& lane, int64_t row, const Own&, const Part& part) const {
+  __device__ void finish(const Lane& lane, int32_t row, const Own&, const Part& part) const {
     if (!lane.used) return;
     write_sums(out + row * kernels * width + lane.column, part, m.scale<A>(row, mean));
   }
@@ -122,11 +122,12 @@ struct Spread : Reduction {
 // Reads, for each entry, kernels * width * sizeof(T) + dims * sizeof(A) + 4 to 8 bytes.
 template <typename T, int V>
 struct Collapse : Reduction {
+  static constexpr int kAhead = sizeof(T) == 8 ? 2 : 4;
   using A = typename Sum<T>::type;
   using Part = Sums<A, V>;
   struct Item {
     typename Weights<A>::Edge edge;
-    int64_t from;
+    int32_t from;
   };
 
   Weights<A> weights;
@@ -135,7 +136,7 @@ struct Collapse : Reduction {
   bool mean;
   T* out;
 
-  __device__ Item fetch(const Lane&, int64_t e, int64_t from) const {
+  __device__ Item fetch(const Lane&, uint32_t e, int32_t from) const {
     return {weights.edge(m, e), from};
   }
   __device__ void add(const Lane& lane, const Own&, Part& part, const Item& item) const {
@@ -154,7 +155,7 @@ struct Collapse : Reduction {
       }
     }
   }
-  __device__ void finish(const Lane& lane, int64_t row, const Own&, const Part& part) const {
+  __device__ void finish(const Lane& lane, int32_t row, const Own&, const Part& part) const {
     if (lane.used) write_sums(out + row * width + lane.column, part, m.scale<A>(row, mean));
   }
 };
@@ -165,17 +166,18 @@ struct Collapse : Reduction {
 // the others' columns too. Reads what the spread reads.
 template <typename T, int V>
 struct MixtureBackward : Reduction {
+  static constexpr int kAhead = sizeof(T) == 8 ? 1 : 2;
   using A = typename Sum<T>::type;
   using Part = Sums<A, V>;
   struct Own {
     Pack<T, V> own;
     typename Weights<A>::Kernel kernel;
-    int64_t row;
+    int32_t row;
   };
   struct Item {
     Pack<T, V> other;
     typename Weights<A>::Edge edge;
-    int64_t from;
+    int32_t from;
   };
   static constexpr int kTotals = 2 * kDims;
 
@@ -188,10 +190,10 @@ struct MixtureBackward : Reduction {
   __device__ int64_t place_of_other(const Lane& lane, int64_t row, int64_t column) const {
     return (row - lane.head) * columns.width + column;
   }
-  __device__ Own own(const Lane& lane, int64_t row) const {
+  __device__ Own own(const Lane& lane, int32_t row) const {
     return {columns.at<V>(table, row, lane.column), weights.kernel(lane.head), row};
   }
-  __device__ Item fetch(const Lane& lane, int64_t e, int64_t from) const {
+  __device__ Item fetch(const Lane& lane, uint32_t e, int32_t from) const {
     return {read<V>(other + place_of_other(lane, from, lane.column)), weights.edge(m, e), from};
   }
   __device__ void add(const Lane& lane, const Own& own, Part& part, const Item& item,
@@ -210,7 +212,7 @@ struct MixtureBackward : Reduction {
       totals[2 * d + 1] += c * gap * gap;
     }
   }
-  __device__ void finish(const Lane& lane, int64_t row, const Own&, const Part& part) const {
+  __device__ void finish(const Lane& lane, int32_t row, const Own&, const Part& part) const {
     if (lane.used && out != nullptr) write_sums(out + columns.place(row, lane.column), part, A{1});
   }
   __device__ void close(const Lane& lane, const A* totals, A* into) const {
@@ -239,19 +241,19 @@ __global__ void __launch_bounds__(kThreads)
 
 // Reads, for each entry, width * sizeof(T) bytes for each kernel, and writes dims * sizeof(A).
 template <typename T, int V>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, sizeof(T) == 8 ? 1 : kBlocks)
     coordinates_backward(Sparse m, Chunks chunks, Columns columns, int64_t kernels,
                          Weights<typename Sum<T>::type> all, const T* own, const T* other,
                          typename Sum<T>::type* grad) {
   using A = typename Sum<T>::type;
-  const int64_t chunk = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / columns.team;
+  const int32_t chunk = chunk_of_team(columns.team);
   if (chunk >= chunks.count) return;
   const Lane lane = columns.lane(0);
   const int64_t width = columns.width;
-  for_pieces(m, chunks, chunk, [&](int64_t row, int64_t begin, int64_t end, Piece) {
+  for_pieces(m, chunks, chunk, [&](int32_t row, uint32_t begin, uint32_t end, Piece) {
     Weights<A> weights = all;
     for (; weights.first < weights.dims; weights.first += kDims) {
-      for (int64_t e = begin; e < end; e += kAhead) {
+      for (uint32_t e = begin; e < end; e += kAhead) {
         typename Weights<A>::Edge edges[kAhead];
         A to_edge[kAhead][kDims] = {};
 #pragma unroll
@@ -325,10 +327,9 @@ void mixture_backward(const Sparse& matrix,
     auto weights = weights_of(mixture, stream);
     const Columns row(1, width, V), columns(kernels, width, V);
     if (grad.pseudo != nullptr && matrix.entries * dims > 0) {
-      const Chunks chunks(matrix, row.team);
-      launch(what, coordinates_backward<T, V>,
-             (chunks.count * row.team + kThreads - 1) / kThreads, stream.raw, matrix, chunks, row,
-             kernels, weights, own, other, grad.pseudo);
+      const Chunks chunks = started_chunks(what, matrix, row.team, stream);
+      launch(what, coordinates_backward<T, V>, blocks_of_teams(chunks.count, row.team), stream.raw,
+             matrix, chunks, row, kernels, weights, own, other, grad.pseudo);
     }
     if (kernels * width == 0) return;
     const int64_t n = kernels * MixtureBackward<T, V>::kTotals;

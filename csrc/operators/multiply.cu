@@ -29,7 +29,7 @@ struct Multiply : Reduction {
     const int64_t i = col - x.num_own;
     return x.other + (x.place == nullptr ? i : x.place[i]) * width;
   }
-  __device__ Item fetch(const Lane& lane, int64_t e, int64_t col) const {
+  __device__ Item fetch(const Lane& lane, uint32_t e, int32_t col) const {
     Item item{read<V>(source(col) + lane.column), A{1}};
     if (weight != nullptr) item.weight = load(weight[m.place(e)]);
     return item;
@@ -37,7 +37,7 @@ struct Multiply : Reduction {
   __device__ void add(const Lane&, const Own&, Part& part, const Item& item) const {
     for (int j = 0; j < V; ++j) part.sum[j] += item.weight * load(item.x.v[j]);
   }
-  __device__ void finish(const Lane& lane, int64_t row, const Own&, const Part& part) const {
+  __device__ void finish(const Lane& lane, int32_t row, const Own&, const Part& part) const {
     if (lane.used) write_sums(out + row * width + lane.column, part, m.scale<A>(row, mean));
   }
 };
@@ -48,12 +48,12 @@ template <typename T, int V>
 __global__ void __launch_bounds__(kThreads)
     dot_chunks(Sparse m, Chunks chunks, Columns columns, const T* a, const T* b, T* out) {
   using A = typename Sum<T>::type;
-  const int64_t chunk = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / columns.team;
+  const int32_t chunk = chunk_of_team(columns.team);
   if (chunk >= chunks.count) return;
   const Lane lane = columns.lane(0);
   const int64_t width = columns.width;
-  for_pieces(m, chunks, chunk, [&](int64_t row, int64_t begin, int64_t end, Piece) {
-    for (int64_t e = begin; e < end; e += kAhead) {
+  for_pieces(m, chunks, chunk, [&](int32_t row, uint32_t begin, uint32_t end, Piece) {
+    for (uint32_t e = begin; e < end; e += kAhead) {
       A dot[kAhead];
       dot_ahead<V>(lane, columns.team, width, a + row * width, b, m.col, e, end, dot);
 #pragma unroll
@@ -83,9 +83,9 @@ void dot_rows(const Sparse& matrix, const T* a, const T* b, int64_t width, T* ou
   with_vectors<T>(width, {a, b}, [&](auto vector) {
     constexpr int V = decltype(vector)::value;
     const Columns columns(1, width, V);
-    const Chunks chunks(matrix, columns.team);
-    launch("dot_rows", dot_chunks<T, V>, (chunks.count * columns.team + kThreads - 1) / kThreads,
-           stream.raw, matrix, chunks, columns, a, b, out);
+    const Chunks chunks = started_chunks("dot_rows", matrix, columns.team, stream);
+    launch("dot_rows", dot_chunks<T, V>, blocks_of_teams(chunks.count, columns.team), stream.raw,
+           matrix, chunks, columns, a, b, out);
   });
 }
 

@@ -35,7 +35,7 @@
 #define __global__
 #define __device__
 #define __shared__ static  // Of the one block that runs.
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 
 struct Place {
   unsigned x;
@@ -194,6 +194,18 @@ T exchange(unsigned mask, T value, unsigned from) {
 }  // namespace on_host
 
 inline void __syncthreads() { on_host::block->wait(on_host::block->all, on_host::block->alive); }
+
+// Whether the predicate of any thread is true. The next call's predicates are collected behind a
+// barrier that all have passed.
+inline int __syncthreads_or(int predicate) {
+  static bool any;
+  __syncthreads();
+  any = false;
+  __syncthreads();
+  if (predicate != 0) any = true;
+  __syncthreads();
+  return any;
+}
 
 template <typename T>
 T __shfl_xor_sync(unsigned mask, T value, int step) {

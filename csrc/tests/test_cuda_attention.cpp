@@ -2,6 +2,8 @@
 // functions for the CPU beside them.
 #include "operators/attention.cu"
 
+#include <utility>
+
 #include "cuda_data.h"
 
 namespace {
@@ -139,6 +141,27 @@ void test_large_scores() {
   for (int64_t i = 0; i < found.out.n; ++i) CHECK(std::abs(found.out[i] - wanted.out[i]) < 2e-3);
 }
 
+// However many columns there are, no more is asked for than a few lanes for each of a large device.
+void test_scratch() {
+  struct Asked {
+    int64_t bytes;
+  };
+  const gas::cuda::Stream stream{0, [](int64_t bytes) -> uintptr_t { throw Asked{bytes}; }};
+  for (const auto& [heads, width] : {std::pair{1, 8}, std::pair{8, 64}, std::pair{8, 256}}) {
+    for (const int64_t entries : {int64_t{1} << 15, int64_t{1} << 20, int64_t{1} << 30}) {
+      const gas::Sparse m{50000, entries, nullptr, nullptr, nullptr};
+      int64_t bytes = 0;
+      try {
+        gas::cuda::attention<float>(m, how(heads, width, 0), nullptr, nullptr, nullptr, nullptr, {},
+                                    stream);
+      } catch (const Asked& asked) {
+        bytes = asked.bytes;
+      }
+      CHECK(bytes > 0 && bytes < 100e6);
+    }
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -147,4 +170,5 @@ int main() {
   test_all<double>(random);
   test_all<gas::bfloat16>(random);
   test_large_scores();
+  test_scratch();
 }

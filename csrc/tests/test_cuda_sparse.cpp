@@ -14,7 +14,11 @@ void test_pieces(const Graph& g, int64_t size) {
   using gas::cuda::Piece;
   gas::cuda::Chunks chunks(g.forward(), 1);
   chunks.size = size;
-  chunks.count = (g.num_rows + g.entries() + size - 1) / size;
+  chunks.count = static_cast<int32_t>((g.num_rows + g.entries() + size - 1) / size);
+  Scratch scratch;
+  const auto stream = scratch.stream();
+  gas::cuda::start_chunks("test", g.forward(), chunks,
+                          stream.scratch<char>(gas::cuda::start_bytes(chunks)), stream);
   int64_t row = -1, entry = 0;
   for (int64_t chunk = 0; chunk < chunks.count; ++chunk) {
     int64_t work = 0;
@@ -29,7 +33,7 @@ void test_pieces(const Graph& g, int64_t size) {
       entry = end;
       work += end - begin;
     };
-    gas::cuda::for_pieces(g.forward(), chunks, chunk, body);
+    gas::cuda::for_pieces(g.forward(), chunks, static_cast<int32_t>(chunk), body);
     CHECK(work < 2 * size);
   }
   CHECK(row == g.num_rows - 1 && entry == g.entries());
@@ -126,7 +130,33 @@ void test_all(std::mt19937& random) {
   test<T>(make_graph(0, 0, degrees, random), 8, 0, random);
   CHECK(on_host::launches == before);
   test<T>(g, 0, 0, random);
-  CHECK(on_host::launches == before + 4);  // Of the dot products, which are zero.
+  CHECK(on_host::launches == before + 2 * 4);  // Of the dot products, which are zero.
+}
+
+// Hubs of so many pieces that groups of them are joined first, by teams of all lanes of a warp.
+void test_hubs(std::mt19937& random) {
+  using T = float;
+  constexpr int64_t kWidth = 32, kShift = 1;
+  const Graph g = make_graph(7, 5, {3, 17500, 0, 40, 600, 2100, 1}, random);
+  const int64_t launches = on_host::launches;
+  const auto x = numbers<T>(g.num_cols * kWidth, kShift, random);
+  const auto exact_x = exact(x);
+  // The first rows alone, too: there are more entries than theirs then.
+  for (const int64_t rows : {g.num_rows, int64_t{2}, int64_t{6}}) {
+    gas::Sparse m = g.forward();
+    m.num_rows = rows;
+    Table<double> wanted(rows * kWidth, 0);
+    gas::multiply<double>(m, nullptr, gas::in_one_table(exact_x.data()), kWidth, false,
+                          wanted.data(), 1);
+    const auto found = in_both_orders([&](const gas::cuda::Stream& stream) {
+      Table<T> sum(rows * kWidth, kShift);
+      gas::cuda::multiply<T>(m, nullptr, gas::in_one_table(x.data()), kWidth, false, sum.data(),
+                             stream);
+      return sum;
+    });
+    check_near(found, wanted);
+  }
+  CHECK(on_host::launches == launches + 3 * 2 * 4);  // Starts, chunks, groups, and the rest.
 }
 
 void test_nan_and_signs() {
@@ -156,5 +186,6 @@ int main() {
   test_all<float>(random);
   test_all<double>(random);
   test_all<gas::bfloat16>(random);
+  test_hubs(random);
   test_nan_and_signs();
 }

@@ -7,6 +7,7 @@ but for sums over neighbours, which are added up in another order.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import warnings
 from types import ModuleType
@@ -75,6 +76,20 @@ def run(name: str, device: torch.device, *arguments: object) -> None:
         scratch.append(torch.empty(size, dtype=torch.uint8, device=device))
         return scratch[-1].data_ptr()
 
-    with torch.cuda.device(device):
+    with _on(device):
         stream = torch.cuda.current_stream().cuda_stream
         getattr(C, name)(*arguments, C.Stream(stream, allocate))
+
+
+def launch(name: str, device: torch.device, *arguments: object) -> None:
+    """Calls a function of csrc/ that needs no scratch on the current stream of a CUDA device."""
+    with _on(device):
+        getattr(C, name)(*arguments, torch.cuda.current_stream().cuda_stream)
+
+
+_HERE = contextlib.nullcontext()
+
+
+def _on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Makes a CUDA device the current one if it isn't: kernels run on no other's streams."""
+    return _HERE if torch.cuda.current_device() == device.index else torch.cuda.device(device)

@@ -24,10 +24,6 @@ def _row_bytes(table: Tensor) -> int:
     return math.prod(table.shape[1:]) * table.element_size()
 
 
-def _stream(device: torch.device) -> int:
-    return torch.cuda.current_stream(device).cuda_stream
-
-
 def gather_rows(table: Tensor, index: Tensor) -> Tensor:
     """``table[index]`` on the device of ``index``.
 
@@ -38,13 +34,14 @@ def gather_rows(table: Tensor, index: Tensor) -> Tensor:
     if not reads_host_memory():
         return table.index_select(0, index)
     out = torch.empty(index.numel(), *table.shape[1:], dtype=table.dtype, device=index.device)
-    native.C.cuda_gather_rows(
+    native.launch(
+        "cuda_gather_rows",
+        index.device,
         table.data_ptr(),
         _row_bytes(table),
         index.data_ptr(),
         index.numel(),
         out.data_ptr(),
-        _stream(index.device),
     )
     return out
 
@@ -60,13 +57,14 @@ def scatter_rows(table: Tensor, index: Tensor, rows: Tensor) -> None:
     if not reads_host_memory():
         table.index_copy_(0, index, rows)
         return
-    native.C.cuda_scatter_rows(
+    native.launch(
+        "cuda_scatter_rows",
+        index.device,
         rows.data_ptr(),
         _row_bytes(table),
         index.data_ptr(),
         index.numel(),
         table.data_ptr(),
-        _stream(index.device),
     )
 
 
@@ -76,9 +74,8 @@ def encode(codec: str, x: Tensor) -> Tensor:
         return encode_torch(codec, x)
     n, width = x.shape
     rows = torch.empty(n, stored_columns(codec, width), dtype=torch.uint8, device=x.device)
-    native.C.cuda_encode_int8(
-        x.data_ptr(), n, width, rows.size(1), rows.data_ptr(), _stream(x.device)
-    )
+    address = x.data_ptr(), n, width, rows.size(1), rows.data_ptr()
+    native.launch("cuda_encode_int8", x.device, *address)
     return rows
 
 
@@ -87,11 +84,5 @@ def decode(codec: str, rows: Tensor, out: Tensor) -> None:
     if codec != "int8" or not reads_host_memory():
         out.copy_(decode_torch(codec, rows, out.size(1)))
         return
-    native.C.cuda_decode_int8(
-        rows.data_ptr(),
-        rows.size(0),
-        out.size(1),
-        rows.size(1),
-        out.data_ptr(),
-        _stream(out.device),
-    )
+    address = rows.data_ptr(), rows.size(0), out.size(1), rows.size(1), out.data_ptr()
+    native.launch("cuda_decode_int8", out.device, *address)
