@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -122,6 +122,20 @@ class _Structure:
         if known is not None:
             back = map(_plain, known[0][2:])
             self.known = Matrix(self.rowptr, self.col, *back), known[1]
+
+
+class Uses(NamedTuple):
+    """What layers have asked an adjacency for.
+
+    * ``transpose``: the transpose, at least of the columns that are rows, too.
+    * ``is_whole``: of all columns.
+    * ``with_self_loops``: what they have asked the one with self-loops for; ``None`` if they
+      haven't asked for it.
+    """
+
+    transpose: bool
+    is_whole: bool
+    with_self_loops: Uses | None
 
 
 class Adjacency:
@@ -253,15 +267,19 @@ class Adjacency:
             return self.matrix
         return self._structure.get(x.size(0) if learns(x) else 0)
 
-    def prepare_as(self, other: Adjacency) -> None:
-        """Makes what another one, of a batch of the same graph, was asked for: transposes."""
-        mine, theirs = self._structure, other._structure
-        if theirs.known is not None:
-            kept = theirs.known[1]
-            if kept > 0:
-                mine.get(self.size(0) if kept <= other.size(0) else self.size(1))
-        if theirs.with_self_loops is not None:
-            self.with_self_loops().prepare_as(theirs.with_self_loops)
+    @property
+    def uses(self) -> Uses:
+        """What it was asked for."""
+        known, looped = self._structure.known, self._structure.with_self_loops
+        kept = 0 if known is None else known[1]
+        return Uses(kept > 0, kept > self.size(0), None if looped is None else looped.uses)
+
+    def prepare(self, uses: Uses) -> None:
+        """Makes what another one, of a batch of the same graph, was asked for."""
+        if uses.transpose:
+            self._structure.get(self.size(1) if uses.is_whole else self.size(0))
+        if uses.with_self_loops is not None:
+            self.with_self_loops().prepare(uses.with_self_loops)
 
     def keep(self, key: Any, make: Callable[[], Adjacency]) -> Adjacency:
         """What ``make()`` makes of it: once, and anew when its values have changed.
