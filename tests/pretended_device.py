@@ -91,6 +91,11 @@ def _waits(func, args, kwargs):
     return name in WAITS
 
 
+def _pinned(tensor):
+    tensor.is_pretended = True
+    return tensor
+
+
 class Stream:
     """A stream that notes what it is told to do."""
 
@@ -110,6 +115,7 @@ class Pretended(TorchFunctionMode):
     """In its context, and in that of threads of :attr:`pool`, there is the device.
 
     * ``waits``: what made the host wait, and where.
+    * ``pinned``: what was copied to pinned memory.
     * ``log``: copies to the device, ``("copy", stream, "pinned" or "pageable", its tensor)``; what
       streams record and wait for, ``("record", stream, event)``, ``("wait", stream, event)``; and
       whose use of memory is noted, ``("use", stream, tensor)``.
@@ -117,7 +123,7 @@ class Pretended(TorchFunctionMode):
 
     def __init__(self, monkeypatch):
         super().__init__()
-        self.waits, self.log = [], []
+        self.waits, self.log, self.pinned = [], [], []
         self.computes, self.copies = Stream(self, "computes"), Stream(self, "copies")
         self._local = threading.local()
         pretended = self
@@ -160,9 +166,12 @@ class Pretended(TorchFunctionMode):
         if isinstance(first, Tensor) and name == "to":
             return self._to(func, *args, **kwargs)
         if isinstance(first, Tensor) and name == "pin_memory":
-            pinned = first.clone()
-            pinned.is_pretended = True
-            return pinned
+            if hasattr(first, "is_pretended"):
+                return first
+            self.pinned.append(first)
+            return _pinned(first.clone())
+        if kwargs.pop("pin_memory", False):
+            return _pinned(func(*args, **kwargs))
         if isinstance(first, There) and name in ("cpu", "tolist", "numpy"):
             self.wait(name)
             return func(first.on_host.clone(), *args[1:], **kwargs)

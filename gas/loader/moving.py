@@ -57,14 +57,27 @@ class Sent(NamedTuple):
 
 
 def send(batch: SubData, device: torch.device) -> Sent:
-    """Begins to move a batch, from whatever thread; what wasn't read of it is read."""
-    read_all(batch.data)
-    if device.type != "cuda" or devices(batch.data) <= {device}:
+    """Begins to move a batch, from whatever thread, with its rows as they are now."""
+    if not _is_far(batch, device):
+        read_all(batch.data)
         return Sent(batch.to(device), None)
     stream = _copies(device)
     with torch.cuda.stream(stream):
-        batch = batch._replace(data=apply(batch.data, _pinned)).to(device, non_blocking=True)
-        return Sent(batch, stream.record_event())
+        return Sent(moved(batch, device), stream.record_event())
+
+
+def moved(batch: SubData, device: torch.device) -> SubData:
+    """A batch for the current stream, which copies it in its turn; the host doesn't wait."""
+    if not _is_far(batch, device):
+        return batch.to(device)
+    read_all(batch.data, pinned=True)
+    batch = batch._replace(data=apply(batch.data, _pinned))
+    return batch.to(device, non_blocking=True)
+
+
+def _is_far(batch: SubData, device: torch.device) -> bool:
+    """Whether a batch has to be copied to a GPU."""
+    return device.type == "cuda" and not devices(batch.data) <= {device}
 
 
 @functools.cache

@@ -153,10 +153,11 @@ class PrefetchLoader:
     def _finish(self, batch: SubData | None, uses: Uses | None = None) -> Sent | None:
         if batch is None:
             return None
-        adj = batch.data.get("adj_t")
-        if isinstance(adj, Adjacency) and uses is not None:
-            adj.prepare(uses)  # On the CPU, and moved along.
-        return send(batch, self.model.device)  # With rows as they are now.
+        graphs = (batch.data, *(batch.data.get("views") or ()))
+        for adj in (graph.get("adj_t") for graph in graphs):
+            if isinstance(adj, Adjacency) and uses is not None:
+                adj.prepare(uses)  # On the CPU, and moved along.
+        return send(batch, self.model.device)
 
     def __repr__(self) -> str:
         return f"PrefetchLoader({self.loader!r})"

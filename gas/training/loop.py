@@ -23,6 +23,7 @@ from gas.graph.versions import Versions
 from gas.history.cores import share_cores
 from gas.loader import EvalSubgraphLoader
 from gas.loader.batch import SubData, tensors
+from gas.loader.moving import moved
 from gas.loader.sampler import PartSampler, sampler_of
 from gas.scalable.model import ScalableGNN
 from gas.training.metrics import is_real, metric_of, score
@@ -189,7 +190,7 @@ def train_epoch(
             has_views = (count > 0 or ranks is not None) and "views" in batch.data
             views = bank if has_views else None
             if count > 0 or refresh_unlabelled or ranks is not None:
-                batch = batch.to(device)
+                batch = moved(batch, device)
                 trains = count > 0 or ranks is not None
                 with torch.set_grad_enabled(trains), _autocast(device, autocast):
                     outs = _forward(model, batch, full_batch, edge_dropout, views)
@@ -262,7 +263,7 @@ def _by_parts(
     ]
     loss = torch.cat(rows)
     sampler.report(batch, loss)
-    weight = sampler.weight(batch).to(loss.device) * sampler.labelled.sum()
+    weight = sampler.weight(batch).to(loss.device, non_blocking=True) * sampler.labelled.sum()
     return loss.mean(), (weight * loss).mean()
 
 

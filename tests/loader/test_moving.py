@@ -65,6 +65,16 @@ def test_what_streams_do(device, layout):
     assert not any(isinstance(tensor, There) for tensor in held(batch.data))
 
 
+def test_features_are_read_into_pinned_memory(device):
+    batch = next(iter(loaded()))
+    with device:
+        moved = send(batch, DEVICE).receive(DEVICE)
+    assert {entry[2] for entry in device.log if entry[0] == "copy"} == {"pinned"}
+    assert len(device.pinned) > 5
+    assert all(tensor.dim() == 1 for tensor in device.pinned)
+    assert torch.equal(moved.x.on_host, batch.x)
+
+
 def test_what_is_there_already_is_not_copied(device):
     batch = make_batch()
     with device:

@@ -1,20 +1,22 @@
 """Nothing that a training step does on a device makes the host wait for it."""
 
 import contextlib
+import itertools
 
 import pytest
 import torch
-from conftest import clustered_graph
+from conftest import random_graph
 from pretended_device import DEVICE, Pretended
 from torch_geometric.transforms import GCNNorm
 from torch_geometric.utils import degree
 
 import gas
 from gas import nn
+from gas.augment import DropEdge
 from gas.native.matrix import transpose
 from gas.training.loop import train_epoch
 
-NODES = 200
+NODES, PTR = 200, torch.arange(0, 201, 20)
 PNA = {"aggregators": ["mean", "max"], "scalers": ["identity", "attenuation"]}
 MODELS = {
     "GCN": (gas.models.GCN, (5, 8, 3, 3), {"batch_norm": True, "residual": True}),
@@ -68,8 +70,7 @@ class Model(gas.ScalableGNN):
 
 @pytest.fixture(scope="module")
 def graph():
-    data, ptr = clustered_graph(10, num_nodes=NODES, num_edges=1200)
-    return GCNNorm()(data), ptr
+    return GCNNorm()(random_graph(NODES, 1200)), PTR
 
 
 @pytest.fixture
@@ -91,18 +92,17 @@ def make(name, data, **kwargs):
     return model
 
 
-def run(model, loader, device=None):
+def run(model, loader, device=None, **kwargs):
     """Trains for two epochs; what made the host wait in the second."""
     with contextlib.nullcontext() if device is None else device:
         if device is not None:
             device.move(model)
         torch.manual_seed(1)
-        batches = gas.PrefetchLoader(loader, model)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, foreach=False)
         for _ in range(2):  # The first batches show what layers ask for.
             waits = [] if device is None else device.waits
             waits.clear()
-            train_epoch(model, batches, optimizer)
+            train_epoch(model, loader, optimizer, **kwargs)
     return list(waits)
 
 
@@ -111,17 +111,41 @@ def values(model):
     return {key: getattr(value, "on_host", value) for key, value in state.items()}
 
 
-@pytest.mark.parametrize("prefetch", [0, 1])
-@pytest.mark.parametrize("name", [*LAYERS, *MODELS])
-def test_an_epoch(graph, device, name, prefetch):
-    model, twin = (make(name, graph[0], prefetch=prefetch) for _ in range(2))
-    loader = gas.SubgraphLoader(*graph, batch_size=3, layout="fused", log=False)
-    waits = run(model, loader, device)
+def assert_for_the_loss(waits):
     assert len(waits) == 1
-    assert "train_epoch" in waits[0][-1]  # For the loss, at the end.
+    assert "train_epoch" in waits[0][-1]
+
+
+def loaded(graph, **kwargs):
+    return gas.SubgraphLoader(*graph, batch_size=3, layout="fused", log=False, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("name", "prefetch"),
+    [*itertools.product([*LAYERS, *MODELS], [0]), ("GATConv", 1), ("GCN", 1), ("GraphSAGE", None)],
+)
+def test_an_epoch_waits_for_its_loss_alone(graph, device, name, prefetch):
+    model, twin = (make(name, graph[0], prefetch=prefetch or 0) for _ in range(2))
+    for one, there in ((model, device), (twin, None)):
+        loader = loaded(graph)
+        waits = run(one, loader if prefetch is None else gas.PrefetchLoader(loader, one), there)
+        if there is not None:
+            assert_for_the_loss(waits)
     assert all(getattr(layer, "path", "fused") == "fused" for layer in model.modules())
-    run(twin, loader)
     torch.testing.assert_close(values(model), values(twin))
+
+
+@pytest.mark.parametrize("name", ["GCN", "GraphSAGE", "GAT"])
+def test_dropout(graph, device, name):
+    model = make(name, graph[0], dropout=0.5)
+    assert_for_the_loss(run(model, gas.PrefetchLoader(loaded(graph), model), device))
+
+
+def test_views(device):
+    data = random_graph(NODES, 1200)
+    model = make("GATConv", data)
+    loader = loaded((data, PTR), epoch_transform=DropEdge(data))
+    assert_for_the_loss(run(model, gas.PrefetchLoader(loader, model), device))
 
 
 @pytest.mark.parametrize("name", ["SAGEConv", "SAGEConv max", "GATConv without loops", "GCN"])
