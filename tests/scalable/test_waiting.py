@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import warnings
 
 import pytest
 import torch
@@ -179,3 +180,27 @@ def test_a_transpose_that_is_made_on_the_device(device, kept):
         kept_entries = int(wanted[0][-1])
         assert mine.on_host.dtype == torch.int32
         assert torch.equal(mine.on_host[:kept_entries], other[:kept_entries])
+
+
+@pytest.mark.requires("cuda")
+@pytest.mark.parametrize("prefetch", [0, 1])
+@pytest.mark.parametrize("name", [*LAYERS, *MODELS])
+def test_no_step_waits_for_a_real_device(graph, name, prefetch):
+    model = make(name, graph[0], prefetch=prefetch).cuda()
+    batches = gas.PrefetchLoader(loaded(graph), model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+    def epoch():
+        for batch in batches:
+            optimizer.zero_grad()
+            (model(batch).pow(2).mean() + getattr(model, "reg_loss", 0.0)).backward()
+            optimizer.step()
+
+    epoch()  # Layers show what they ask for, and libraries allocate.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # That it is a prototype.
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        epoch()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
