@@ -117,8 +117,8 @@ def assert_for_the_loss(waits):
     assert "train_epoch" in waits[0][-1]
 
 
-def loaded(graph, **kwargs):
-    return gas.SubgraphLoader(*graph, batch_size=3, layout="fused", log=False, **kwargs)
+def loaded(graph, layout="fused", **kwargs):
+    return gas.SubgraphLoader(*graph, batch_size=3, layout=layout, log=False, **kwargs)
 
 
 @pytest.mark.parametrize(
@@ -140,6 +140,14 @@ def test_an_epoch_waits_for_its_loss_alone(graph, device, name, prefetch):
 def test_dropout(graph, device, name):
     model = make(name, graph[0], dropout=0.5)
     assert_for_the_loss(run(model, gas.PrefetchLoader(loaded(graph), model), device))
+
+
+@pytest.mark.parametrize("name", ["GCN", "GraphSAGE", "GIN", "GAT", "APPNP", "GCN2"])
+def test_layers_of_pyg(graph, device, name):
+    model = make(name, graph[0])
+    loader = loaded(graph, layout="edge_index")
+    assert_for_the_loss(run(model, gas.PrefetchLoader(loader, model), device))
+    assert not any(getattr(layer, "path", "") == "fused" for layer in model.modules())
 
 
 def test_views(device):
