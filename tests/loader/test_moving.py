@@ -31,7 +31,7 @@ def loaded(layout="fused", num_edges=1200):
 def make_batch(layout="fused"):
     batch = next(iter(loaded(layout)))
     if layout == "fused":
-        batch.adj_t.prepare(Uses(True, False, Uses(True, True, None)))
+        batch.adj_t.prepare(Uses(True, False, Uses(True, True)))
     batch.data.several = [torch.rand(3), {"inner": torch.rand(2)}]
     assert batch.x.size(1) == 5  # Read, for both.
     batch.data.views = [copy.copy(batch.data)]

@@ -1,6 +1,7 @@
 """Nothing that a training step does on a device makes the host wait for it."""
 
 import contextlib
+import copy
 import itertools
 import warnings
 
@@ -82,12 +83,14 @@ def device(monkeypatch):
 def make(name, data, **kwargs):
     torch.manual_seed(0)
     if name in LAYERS:
-        model = Model(LAYERS[name], **kwargs)
-    else:
-        cls, args, options = MODELS[name]
-        if "aggregators" in options:
-            options = {**options, "deg": degree(data.edge_index[1], NODES)}
-        model = cls(NODES, *args, **options, **kwargs)
+        return filled(Model(LAYERS[name], **kwargs))
+    cls, args, options = MODELS[name]
+    if "aggregators" in options:
+        options = {**options, "deg": degree(data.edge_index[1], NODES)}
+    return filled(cls(NODES, *args, **options, **kwargs))
+
+
+def filled(model):
     for history in model.histories:
         history.push(torch.randn(NODES, history.embedding_dim))
     return model
@@ -148,6 +151,19 @@ def test_layers_of_pyg(graph, device, name):
     loader = loaded(graph, layout="edge_index")
     assert_for_the_loss(run(model, gas.PrefetchLoader(loader, model), device))
     assert not any(getattr(layer, "path", "") == "fused" for layer in model.modules())
+
+
+def test_a_normalisation(device):
+    """Of a whole graph, which comes as one batch."""
+    data, ptr = random_graph(NODES, 1200), torch.tensor([0, NODES])
+    model = filled(Model(nn.GCNConv))
+    models = model, copy.deepcopy(model)
+    for model, there in zip(models, (device, None), strict=True):
+        loader = gas.SubgraphLoader(data, ptr, layout="fused", log=False)
+        waits = run(model, gas.PrefetchLoader(loader, model), there)
+        if there is not None:
+            assert_for_the_loss(waits)
+    torch.testing.assert_close(*map(values, models))
 
 
 def test_views(device):
