@@ -71,7 +71,7 @@ class UnreadRows:
             with torch.inference_mode(False), torch.no_grad():
                 if pinned and _is_copied(table):
                     shape = (index.numel(), *table.shape[1:])
-                    out = torch.empty(shape, dtype=table.dtype, pin_memory=True)
+                    out = torch.empty(shape, dtype=table.dtype, device="cpu", pin_memory=True)
                     self._rows = gather_rows(table, index, out)
                 else:
                     self._rows = rows_of(table, index)

@@ -207,6 +207,7 @@ def test_a_transpose_that_is_made_on_the_device(device, kept):
 
 
 @pytest.mark.requires("cuda")
+@pytest.mark.requires("cuda_kernels")
 @pytest.mark.parametrize("prefetch", [0, 1])
 @pytest.mark.parametrize("name", [*LAYERS, *MODELS])
 def test_no_step_waits_for_a_real_device(graph, name, prefetch):
