@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -131,6 +131,31 @@ class _Structure:
             self.known = Matrix(self.rowptr, self.col, *back), known[1]
 
 
+class Uses(NamedTuple):
+    """What layers have asked an adjacency for.
+
+    * ``transpose``: the transpose, at least of the columns that are rows, too.
+    * ``is_whole``: of all columns.
+    * ``with_self_loops``: what they have asked the one with self-loops for; ``None`` if they
+      haven't asked for it.
+    * ``kept``: the keys of others that were made of it, by what, and what was asked of those.
+    """
+
+    transpose: bool = False
+    is_whole: bool = False
+    with_self_loops: Uses | None = None
+    kept: tuple[tuple[Any, Callable[[Adjacency], Adjacency], Uses], ...] = ()
+
+
+class _Kept(NamedTuple):
+    """What was made of an adjacency, of which values, and how often those had been changed."""
+
+    value: Tensor | None
+    version: int
+    adj: Adjacency
+    make: Callable[[Adjacency], Adjacency]
+
+
 class Adjacency:
     """A sparse matrix of edges, rows being destinations, as operators of :mod:`gas.nn` take it.
 
@@ -167,8 +192,7 @@ class Adjacency:
     def _start(self, structure: _Structure, value: Tensor | None) -> None:
         self._structure = structure
         self.value = value
-        # With the values that each was made of, and how often those had been changed.
-        self._kept: dict[Any, tuple[Tensor | None, int, Adjacency]] = {}
+        self._kept: dict[Any, _Kept] = {}
 
     @classmethod
     def _of_structure(cls, structure: _Structure, value: Tensor | None) -> Adjacency:
@@ -260,38 +284,55 @@ class Adjacency:
             return self.matrix
         return self._structure.get(x.size(0) if learns(x) else 0)
 
-    def prepare_as(self, other: Adjacency) -> None:
-        """Makes what another one, of a batch of the same graph, was asked for: transposes."""
-        mine, theirs = self._structure, other._structure
-        if theirs.known is not None:
-            kept = theirs.known[1]
-            if kept > 0:
-                mine.get(self.size(0) if kept <= other.size(0) else self.size(1))
-        if theirs.with_self_loops is not None:
-            self.with_self_loops().prepare_as(theirs.with_self_loops)
+    @property
+    def uses(self) -> Uses:
+        """What it was asked for."""
+        known, looped = self._structure.known, self._structure.with_self_loops
+        columns = 0 if known is None else known[1]
+        return Uses(
+            columns > 0,
+            columns > self.size(0),
+            None if looped is None else looped.uses,
+            tuple((key, kept.make, kept.adj.uses) for key, kept in self._kept.items()),
+        )
 
-    def keep(self, key: Any, make: Callable[[], Adjacency]) -> Adjacency:
-        """What ``make()`` makes of it: once, and anew when its values have changed.
+    def prepare(self, uses: Uses) -> None:
+        """Makes what another one, of a batch of the same graph, was asked for."""
+        if uses.transpose:
+            self._structure.get(self.size(1) if uses.is_whole else self.size(0))
+        if uses.with_self_loops is not None:
+            self.with_self_loops().prepare(uses.with_self_loops)
+        for key, make, others in uses.kept:
+            self.keep(key, make).prepare(others)
+
+    def keep(self, key: Any, make: Callable[[Adjacency], Adjacency]) -> Adjacency:
+        """What ``make`` makes of it: once, and anew when its values have changed.
 
         What is made of values that take a gradient isn't kept: it has a graph of its own.
 
         Args:
             key: What tells it from others.
-            make: Makes it of ``self``.
+            make: Makes it of an adjacency.
         """
         self._structure.check()
         value = self.value
         if value is not None and value.requires_grad:
-            return make()
+            return make(self)
         kept = self._kept.get(key)
         if torch.compiler.is_compiling():  # It can't count changes of values.
-            return make() if kept is None or value is not None else kept[2]
+            return make(self) if kept is None or value is not None else kept.adj
         version = 0 if value is None else value._version
+<<<<<<< HEAD
         if kept is None or kept[0] is not value or kept[1] != version:
             with _lasting(value):
                 kept = value, version, make()
+=======
+        if kept is None or kept.value is not value or kept.version != version:
+            with _lasting():
+                kept = _Kept(value, version, make(self), make)
+>>>>>>> hB
             self._kept[key] = kept
-        return kept[2]
+        return kept.adj
 
     def degree(self) -> Tensor:
         """The number of entries of each row, of shape ``[rows]``, int32."""
@@ -356,9 +397,9 @@ class Adjacency:
                 return self
             twin = self._of_structure(structure, value)
             version, new = (0 if v is None else v._version for v in (self.value, twin.value))
-            for key, (old, then, made) in list(self._kept.items()):
+            for key, (old, then, made, make) in list(self._kept.items()):
                 if keep and old is self.value and then == version:
-                    twin._kept[key] = twin.value, new, made.apply(function)
+                    twin._kept[key] = _Kept(twin.value, new, made.apply(function), make)
         return twin
 
     def to(self, *args: Any, **kwargs: Any) -> Adjacency:
@@ -434,8 +475,8 @@ class Adjacency:
     def tensors(self) -> list[Tensor]:
         """The tensors it is made of, and those of what is kept, each once."""
         found = {id(t): t for t in (*self._structure.tensors(), *self._given())}
-        for _, _, made in list(self._kept.values()):
-            found.update((id(t), t) for t in made.tensors())
+        for kept in list(self._kept.values()):
+            found.update((id(t), t) for t in kept.adj.tensors())
         return list(found.values())
 
     def __getstate__(self) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -85,11 +85,26 @@ class SubData(NamedTuple):
             return self
 
         def move(value: Any) -> Any:
-            if isinstance(value, Data):  # It would move itself, and be another's.
-                return copy.copy(value).apply(move)
             return value.to(device=device, non_blocking=non_blocking)
 
-        return self._replace(data=copy.copy(self.data).apply(move, *names))
+        return self._replace(data=apply(self.data, move, *names))
+
+
+def apply(data: Data, function: Callable[[Any], Any], *names: str) -> Data:
+    """A graph of what a function makes of tensors and adjacencies, those of its views included.
+
+    Args:
+        data: The graph.
+        function: What to do with each.
+        *names: The attributes. (default: all)
+    """
+
+    def each(value: Any) -> Any:
+        if isinstance(value, Data):  # It would change itself, and is another's.
+            return copy.copy(value).apply(each)
+        return function(value)
+
+    return copy.copy(data).apply(each, *names)
 
 
 def empty_graph(data: Data) -> Data:

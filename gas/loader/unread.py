@@ -25,6 +25,12 @@ def rows_of(table: Tensor, index: Tensor) -> Tensor:
     return gather_sparse_rows(table, index) if is_sparse(table) else gather_rows(table, index)
 
 
+def _is_copied(table: Tensor) -> bool:
+    """Whether rows are read as they lie in the host's memory."""
+    is_plain = not isinstance(table, EncodedRows) and table.layout == torch.strided
+    return is_plain and table.device.type == "cpu"
+
+
 class UnreadRows:
     """Rows of a graph's tensor, which are read when they are asked for.
 
@@ -51,13 +57,24 @@ class UnreadRows:
                 f"the batch was cut: read batch.{self.name} before, or cut the batch anew"
             )
 
-    def read(self) -> Tensor:
-        """A copy of the rows, of shape ``[n, ...]``, made once."""
+    def read(self, pinned: bool = False) -> Tensor:
+        """A copy of the rows, of shape ``[n, ...]``, made once.
+
+        Args:
+            pinned: Whether to make it in pinned memory, if rows are copied as they are.
+                (default: ``False``)
+        """
         if self._rows is None:
             self.check()
+            table, index = self.table, self.index
             # Tensors made in inference mode would be of no use to training.
             with torch.inference_mode(False), torch.no_grad():
-                self._rows = rows_of(self.table, self.index)
+                if pinned and _is_copied(table):
+                    shape = (index.numel(), *table.shape[1:])
+                    out = torch.empty(shape, dtype=table.dtype, device="cpu", pin_memory=True)
+                    self._rows = gather_rows(table, index, out)
+                else:
+                    self._rows = rows_of(table, index)
         return self._rows
 
     @property
@@ -172,7 +189,15 @@ def expect_rows(data: Data) -> None:
             rows.table.expect(rows.index)
 
 
-def read_all(data: Data) -> None:
-    """Reads all rows of a graph that weren't read."""
-    for _ in data:
+def read_all(data: Data, pinned: bool = False) -> None:
+    """Reads all rows of a graph that weren't read.
+
+    Args:
+        data: The graph.
+        pinned: See :meth:`UnreadRows.read`. (default: ``False``)
+    """
+    for _, rows in attributes(data):
+        if isinstance(rows, UnreadRows):
+            rows.read(pinned)
+    for _ in data:  # Takes them for what they stand for.
         pass

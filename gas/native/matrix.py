@@ -42,7 +42,7 @@ class Matrix(NamedTuple):
     def row(self) -> Tensor:
         """The row of every entry, of shape ``[entries]``, int64."""
         rows = torch.arange(self.num_rows, device=self.rowptr.device)
-        return torch.repeat_interleave(rows, self.rowptr.diff())
+        return torch.repeat_interleave(rows, self.rowptr.diff(), output_size=self.col.numel())
 
 
 def run(name: str, x: Tensor, *arguments: object) -> None:
@@ -101,15 +101,14 @@ def transpose(
 def _transpose_torch(
     rowptr: Tensor, col: Tensor, num_cols: int, kept: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    check_range("col", col, num_cols)
-    entry = torch.sort(col, stable=True).indices
+    if col.is_cpu:  # Looking would make the host wait for a device.
+        check_range("col", col, num_cols)
+    ordered, entry = torch.sort(col, stable=True)
     rows = torch.arange(rowptr.numel() - 1, dtype=torch.int32, device=col.device)
-    row = torch.repeat_interleave(rows, rowptr.diff())
-    t_rowptr = rowptr.new_zeros(num_cols + 1)
-    count = torch.bincount(col, minlength=num_cols)
-    count[kept:] = 0
-    t_rowptr[1:] = torch.cumsum(count, 0).to(torch.int32)
-    return t_rowptr, row[entry], entry.to(torch.int32)
+    row = torch.repeat_interleave(rows, rowptr.diff(), output_size=col.numel())
+    first = torch.arange(num_cols + 1, dtype=torch.int32, device=col.device).clamp_(max=kept)
+    t_rowptr = torch.searchsorted(ordered, first, out_int32=True)
+    return t_rowptr.to(rowptr.dtype), row[entry], entry.to(torch.int32)
 
 
 def sum_type(x: Tensor) -> torch.dtype:

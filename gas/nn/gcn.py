@@ -116,7 +116,7 @@ def normalised(
             "T.GCNNorm()(data), and build the layer with normalize=False"
         )
 
-    def make() -> Adjacency:
+    def make(adj: Adjacency) -> Adjacency:
         edge_index, weight = gcn_norm(
             *adj.to_edge_index(), adj.size(0), improved, add_self_loops, dtype=dtype
         )

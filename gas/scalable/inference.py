@@ -14,6 +14,7 @@ from gas.chosen import made_exact
 from gas.history import History
 from gas.history.features import Features
 from gas.loader.batch import SubData
+from gas.loader.moving import moved
 from gas.scalable.call import Reached, Sweep, adjacency, check_graph, named_arguments
 from gas.scalable.ranks import of_one_shard
 from gas.scalable.run import exact, run_sweep, taken
@@ -53,7 +54,7 @@ def run_layers(
     for layer in range(len(histories) + 1):
         for batch in loader:
             state = states.setdefault(tuple(batch.offset.tolist()), {})
-            batch = batch.to(device)
+            batch = moved(batch, device)
             x = batch.features()
             if layer > 0:
                 x = histories[layer - 1].pull(batch.n_id).to(device, dtype(x))

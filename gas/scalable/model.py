@@ -34,6 +34,7 @@ from gas.history.staleness import Staleness, measure
 from gas.history.store import StoreFactory
 from gas.loader import EvalSubgraphLoader, SubgraphLoader
 from gas.loader.batch import SubData
+from gas.loader.moving import moved
 from gas.native.checks import check_integer
 from gas.native.compiler import apart, between
 from gas.native.encoded_rows import decoded
@@ -401,7 +402,7 @@ class ScalableGNN(torch.nn.Module):
                     "a mini-batch brings its own adjacency and ids: pass nothing else with it, "
                     "model(batch)"
                 )
-            whole = batch = x.to(self.device)
+            whole = batch = moved(x, self.device)
             features, adj_t, given = self._given(batch)
             batch_size, n_id, offset, count = batch[1:]
             kwargs = {**given, **kwargs}

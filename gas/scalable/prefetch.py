@@ -7,12 +7,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
-from gas.graph.adjacency import Adjacency
+import torch
+
+from gas.graph.adjacency import Adjacency, Uses
 from gas.history.batch import BatchPulls
 from gas.history.cores import has_idle_cores
 from gas.loader import SubgraphLoader
 from gas.loader.batch import SubData
-from gas.loader.unread import expect_rows, read_all
+from gas.loader.moving import Sent, send
+from gas.loader.unread import expect_rows
 from gas.scalable.inference import without_views
 from gas.scalable.model import ScalableGNN
 
@@ -22,11 +25,12 @@ class PrefetchLoader:
 
     The next batch is cut from the graph, with the transpose that the model's layers have needed so
     far, and moved to the model's device by a thread beside the computation, unless that computation
-    keeps all cores busy. What it will read of packed rows (:meth:`gas.ScalableGNN.pack`) the system
-    is told in any case. For a model with ``prefetch=1``, the pulls of its halo begin as well,
-    before the current batch pushes anything: those rows can be one step older than without
-    prefetching, and are the same in every run. Nothing is prepared beyond the end of an epoch;
-    leaving the loop takes back what was begun::
+    keeps all cores busy. A GPU copies it from pinned memory, on a stream of its own, for which the
+    stream waits that is current when the batch is handed out. What it will read of packed rows
+    (:meth:`gas.ScalableGNN.pack`) the system is told in any case. For a model with ``prefetch=1``,
+    the pulls of its halo begin as well, before the current batch pushes anything: those rows can be
+    one step older than without prefetching, and are the same in every run. Nothing is prepared
+    beyond the end of an epoch; leaving the loop takes back what was begun::
 
         for batch, *args in gas.PrefetchLoader(loader, model):
             out = model(batch.x, batch.adj_t, *args)
@@ -45,6 +49,8 @@ class PrefetchLoader:
         self.loader = loader
         self.model = model
         self._order: dict[str, Any] | None = None  # Of the epoch that is under way.
+        # What layers asked an adjacency for, by whether gradients were taken.
+        self._uses: dict[bool, Uses] = {}
 
     def __len__(self) -> int:
         return len(cast(Sized, self.loader))
@@ -82,17 +88,16 @@ class PrefetchLoader:
     def _prepared(self) -> Iterator[SubData]:
         model = self.model
         batches = iter(self.loader)
+        is_beside = model.device.type != "cpu" or has_idle_cores()
+        learns = torch.is_grad_enabled()
         # The first batch is cut here: a sampler draws its random numbers in the caller's thread.
-        current = self._next(batches)
-        if isinstance(self.loader, SubgraphLoader) and current is not None:
+        sent = self._next(batches, self._uses.get(learns) if is_beside else None)
+        if isinstance(self.loader, SubgraphLoader) and sent is not None:
             # What the loader knows runs ahead of what is handed out.
             order = self.loader.epoch_state()
             self._order = {**order, "done": max(0, order["done"] - 1)}
-        thread = None
-        if model.device.type != "cpu" or has_idle_cores():
-            thread = ThreadPoolExecutor(1, thread_name_prefix="gas-prefetch")
-        ahead: deque[Callable[[], SubData | None]] = deque()
-        computed: deque[SubData] = deque(maxlen=1)
+        thread = ThreadPoolExecutor(1, thread_name_prefix="gas-prefetch") if is_beside else None
+        ahead: deque[Callable[[], Sent | None]] = deque()
         pulls: deque[BatchPulls] = deque()  # Of the current batch and the one after it.
 
         def prepare() -> None:
@@ -102,34 +107,40 @@ class PrefetchLoader:
             elif thread is None:
                 ahead.append(lambda: self._next(batches))
             else:
-                ahead.append(thread.submit(self._next, batches, computed).result)
+                ahead.append(thread.submit(self._next, batches, self._uses.get(learns)).result)
 
         try:
-            if current is not None:
+            if sent is not None:
                 prepare()
-            while current is not None:
+            while sent is not None:
+                current = sent.receive(model.device)
                 if not model.prefetch:
                     yield current
-                    computed.append(current)
-                following = ahead.popleft()()
-                if following is not None:
+                    self._note(current, learns)
+                sent = ahead.popleft()()
+                if sent is not None:
                     prepare()
                 if model.prefetch:
-                    if following is not None:
-                        pulls.append(model.start_pulls(following))
+                    if sent is not None:
+                        pulls.append(model.start_pulls(sent.batch))
                     yield current
-                    computed.append(current)
+                    self._note(current, learns)
                     while len(pulls) > 1:  # A batch that was skipped needs no rows.
                         model.cancel_pulls(pulls.popleft())
-                current = following
         finally:
             for started in pulls:
                 model.cancel_pulls(started)
             if thread is not None:
                 thread.shutdown(cancel_futures=True)
 
-    def _next(self, batches: Iterator[SubData], computed: Iterable[SubData] = ()) -> SubData | None:
-        return self._finish(self._begin(batches), computed)
+    def _note(self, computed: SubData, learns: bool) -> None:
+        """Notes what layers have asked a batch's adjacency for; the next ones have it ready."""
+        adj = computed.data.get("adj_t")
+        if isinstance(adj, Adjacency):
+            self._uses[learns] = adj.uses
+
+    def _next(self, batches: Iterator[SubData], uses: Uses | None = None) -> Sent | None:
+        return self._finish(self._begin(batches), uses)
 
     def _begin(self, batches: Iterator[SubData]) -> SubData | None:
         """Cuts the next batch; has the system read ahead what lies on disk."""
@@ -139,16 +150,14 @@ class PrefetchLoader:
             expect_rows(batch.data)
         return batch
 
-    def _finish(self, batch: SubData | None, computed: Iterable[SubData] = ()) -> SubData | None:
+    def _finish(self, batch: SubData | None, uses: Uses | None = None) -> Sent | None:
         if batch is None:
             return None
-        read_all(batch.data)  # Here, and as they are now.
-        batch = batch.to(self.model.device)
-        for other in tuple(computed):
-            adj, like = batch.data.get("adj_t"), other.data.get("adj_t")
-            if isinstance(adj, Adjacency) and isinstance(like, Adjacency):
-                adj.prepare_as(like)
-        return batch
+        graphs = (batch.data, *(batch.data.get("views") or ()))
+        for adj in (graph.get("adj_t") for graph in graphs):
+            if isinstance(adj, Adjacency) and uses is not None:
+                adj.prepare(uses)  # On the CPU, and moved along.
+        return send(batch, self.model.device)
 
     def __repr__(self) -> str:
         return f"PrefetchLoader({self.loader!r})"

@@ -20,6 +20,7 @@ from gas.graph.adjacency import Adjacency
 from gas.history.batch import BatchPulls
 from gas.history.rows import Rows, first_rows
 from gas.loader.batch import SubData
+from gas.loader.moving import moved
 from gas.native.compiler import apart, between, is_compiling
 from gas.native.sparse_rows import is_sparse
 from gas.nn.conv import FusedConv
@@ -146,7 +147,7 @@ def _end(around: _Around, out: Any, where: tuple[Any, ...]) -> Any:
 def run_sweep(model: ScalableGNN, batch: SubData, sweep: Sweep) -> Tensor:
     """Runs forward up to the history that a sweep of layer-wise inference fills."""
     check_graph(batch.n_id, model.num_nodes)
-    x, adj_t, kwargs = model.inputs_of(batch.to(model.device).data)
+    x, adj_t, kwargs = model.inputs_of(moved(batch, model.device).data)
     if not model._is_proven:
         with model.without_histories():  # A wrong model should be found before they change.
             model(x, adj_t, *batch[1:], **kwargs)

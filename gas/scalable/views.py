@@ -12,6 +12,7 @@ from torch import Tensor
 from gas.history import History
 from gas.history.batch import BatchPulls
 from gas.loader.batch import SubData
+from gas.loader.moving import moved
 from gas.scalable.call import BANKS, Call, check_call
 from gas.scalable.ranks import check_connected
 from gas.scalable.run import pulls_of, run
@@ -29,7 +30,7 @@ def run_views(model: ScalableGNN, batch: SubData, bank: str) -> tuple[Tensor, ..
             "'batch' has no views: load with gas.SubgraphLoader(..., epoch_transform=...), an "
             "augmentation such as gas.MHAug"
         )
-    data, batch_size, n_id = batch.to(model.device)[:3]
+    data, batch_size, n_id = moved(batch, model.device)[:3]
     inputs = [model.inputs_of(view) for view in (data, *data.views)]
     if model.ranks is not None:
         model.ranks.bind_to(model, n_id)

@@ -23,6 +23,7 @@ from gas.graph.versions import Versions
 from gas.history.cores import share_cores
 from gas.loader import EvalSubgraphLoader
 from gas.loader.batch import SubData, tensors
+from gas.loader.moving import moved
 from gas.loader.sampler import PartSampler, sampler_of
 from gas.scalable.model import ScalableGNN
 from gas.training.metrics import is_real, metric_of, score
@@ -174,8 +175,9 @@ def train_epoch(
     scales = scale_loss or sampler is not None
     per_step = _labels_per_step(loader, split, micro_batches) if scales else None
     device = model.device
+    mask = _train_mask(loader, split)
     done = Progress() if progress is None else progress
-    done.loss = torch.as_tensor(done.loss, dtype=torch.float32, device=device)
+    done.loss = torch.as_tensor(done.loss, dtype=torch.float32).to(device, non_blocking=True)
     of_step = 0  # Labelled nodes of the step so far.
     optimizer.zero_grad()
     with share_cores(leave_cores) as follow_cores:
@@ -183,12 +185,12 @@ def train_epoch(
             if max_steps is not None and done.steps >= max_steps:  # Before a checkpoint.
                 break
             follow_cores()
-            index = _train_index(batch, split)
+            index = _train_index(batch, split, mask)
             count = index.numel()
             has_views = (count > 0 or ranks is not None) and "views" in batch.data
             views = bank if has_views else None
             if count > 0 or refresh_unlabelled or ranks is not None:
-                batch = batch.to(device)
+                batch = moved(batch, device)
                 trains = count > 0 or ranks is not None
                 with torch.set_grad_enabled(trains), _autocast(device, autocast):
                     outs = _forward(model, batch, full_batch, edge_dropout, views)
@@ -261,7 +263,7 @@ def _by_parts(
     ]
     loss = torch.cat(rows)
     sampler.report(batch, loss)
-    weight = sampler.weight(batch).to(loss.device) * sampler.labelled.sum()
+    weight = sampler.weight(batch).to(loss.device, non_blocking=True) * sampler.labelled.sum()
     return loss.mean(), (weight * loss).mean()
 
 
@@ -314,9 +316,25 @@ def _step(
     optimizer.zero_grad()
 
 
-def _train_index(batch: SubData, split: int) -> Tensor:
-    """The in-batch nodes to train on, of shape ``[labelled]``."""
-    mask = split_mask(batch.data.train_mask[: batch.batch_size], split)
+def _train_mask(loader: Iterable[SubData], split: int) -> Tensor | None:
+    """Which nodes of the graph to train on, of shape ``[N]``, if a loader has that on the host."""
+    data = getattr(getattr(loader, "loader", loader), "data", None)  # Of a PrefetchLoader.
+    mask = data.get("train_mask") if isinstance(data, Data) else None
+    if not isinstance(mask, Tensor) or mask.device.type != "cpu":
+        return None
+    return split_mask(mask, split)
+
+
+def _train_index(batch: SubData, split: int, mask: Tensor | None) -> Tensor:
+    """The in-batch nodes to train on, of shape ``[labelled]``.
+
+    Of a batch on a device they are found by the graph's mask, for which nobody waits.
+    """
+    own, nodes = batch.data.train_mask[: batch.batch_size], batch.n_id[: batch.batch_size]
+    if own.device.type == "cpu" or mask is None or nodes.device != mask.device:
+        mask = split_mask(own, split)
+    else:
+        mask = mask[nodes]
     return mask.nonzero().view(-1)
 
 

@@ -10,6 +10,7 @@ from torch_geometric.nn import GCNConv
 from torch_geometric.utils import to_dense_adj
 
 import gas
+from gas.graph.adjacency import Uses
 from gas.nn import Adjacency, spmm
 from gas.nn import GCNConv as FusedGCNConv
 
@@ -265,6 +266,19 @@ def test_a_copy_takes_along_what_is_kept():
     theirs, ours = layers()
     x = torch.randn(3, 4)
     assert torch.allclose(ours(x, adj.clone()), theirs(x, *adj.to_edge_index()), atol=1e-6)
+
+
+def test_another_has_what_one_was_asked_for():
+    adj, other = warm(weights()), make(weights())
+    other.prepare(adj.uses)
+    assert other.uses == adj.uses
+    made = other.tensors()
+    assert len(made) == len(adj.tensors()) > 15
+    _, ours = layers()
+    ours(torch.randn(3, 4, requires_grad=True), other).sum().backward()
+    _ = other.matrix, other.with_self_loops().matrix, other.unweighted().matrix
+    assert [id(tensor) for tensor in other.tensors()] == [id(tensor) for tensor in made]
+    assert make().uses == Uses()
 
 
 def test_where_it_is_already_it_stays():

@@ -1,0 +1,107 @@
+"""Batches on their way to a CUDA device, beside the computation there.
+
+A batch is copied to pinned memory, from which a GPU copies by itself, and to the device on a stream
+of its own, so that it waits for no computation, and the host for no copy. What that takes:
+
+* The pinned copies are let go of at once. They are of PyTorch's allocator of pinned memory, for
+  which a copy with ``non_blocking=True`` notes the stream that it runs on: the memory is handed
+  out again once that stream has come past the copy. (It does so for its own memory alone; what
+  others have pinned would have to be kept until then.)
+* The computation's stream waits for an event behind the copies.
+* The memory on the device belongs to the stream of the copies, which may use it again as soon as
+  nobody refers to it. ``record_stream`` puts that off until the computation has come past what it
+  was given by then.
+* That stream is one for all loaders, or each would have its own blocks of freed memory.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gas.graph.adjacency import Adjacency
+from gas.graph.layout import layout_of
+from gas.loader.batch import SubData, apply, devices
+from gas.loader.unread import read_all
+from gas.native.sparse_rows import is_sparse, parts, sparse_csr
+
+
+class Sent(NamedTuple):
+    """A batch on its way.
+
+    * ``batch``: its tensors are there, and what is in them will be.
+    * ``event``: follows the copies; ``None`` if there is nothing to wait for.
+    """
+
+    batch: SubData
+    event: torch.cuda.Event | None
+
+    def receive(self, device: torch.device) -> SubData:
+        """The batch for the current stream, which waits for it; the host doesn't."""
+        if self.event is not None:
+            stream = torch.cuda.current_stream(device)
+            stream.wait_event(self.event)
+
+            def record(value: Any) -> Any:
+                for tensor in _memory(value):
+                    if tensor.is_cuda:
+                        tensor.record_stream(stream)
+                return value
+
+            apply(self.batch.data, record)
+        return self.batch
+
+
+def send(batch: SubData, device: torch.device) -> Sent:
+    """Begins to move a batch, from whatever thread, with its rows as they are now."""
+    if not _is_far(batch, device):
+        read_all(batch.data)
+        return Sent(batch.to(device), None)
+    stream = _copies(device)
+    with torch.cuda.stream(stream):
+        return Sent(moved(batch, device), stream.record_event())
+
+
+def moved(batch: SubData, device: torch.device) -> SubData:
+    """A batch for the current stream, which copies it in its turn; the host doesn't wait."""
+    if not _is_far(batch, device):
+        return batch.to(device)
+    read_all(batch.data, pinned=True)
+    batch = batch._replace(data=apply(batch.data, _pinned))
+    return batch.to(device, non_blocking=True)
+
+
+def _is_far(batch: SubData, device: torch.device) -> bool:
+    """Whether a batch has to be copied to a GPU."""
+    return device.type == "cuda" and not devices(batch.data) <= {device}
+
+
+@functools.cache
+def _copies(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
+def _pinned(value: Any) -> Any:
+    """A copy in pinned memory of what lies in the host's and has no gradient to hand on."""
+    if isinstance(value, Adjacency):
+        return value.apply(_pinned)
+    if is_sparse(value):
+        rowptr, col, entries = map(_pinned, parts(value))
+        return sparse_csr(rowptr, col, entries, value.size(1))
+    if isinstance(value, Tensor):
+        is_plain = value.layout == torch.strided and not value.requires_grad
+        return value.pin_memory() if is_plain and value.device.type == "cpu" else value
+    return value.pin_memory()
+
+
+def _memory(value: Any) -> Sequence[Tensor]:
+    """The dense tensors that an attribute is made of."""
+    if is_sparse(value):
+        return parts(value)
+    if isinstance(value, Tensor) and value.layout == torch.strided:
+        return [value]
+    return layout_of(value).tensors(value)

@@ -1,0 +1,231 @@
+"""Nothing that a training step does on a device makes the host wait for it."""
+
+import contextlib
+import copy
+import itertools
+import warnings
+
+import pytest
+import torch
+from conftest import random_graph
+from pretended_device import DEVICE, Pretended
+from torch_geometric.transforms import GCNNorm
+from torch_geometric.utils import degree
+
+import gas
+from gas import nn
+from gas.augment import DropEdge
+from gas.native.matrix import transpose
+from gas.training.loop import train_epoch
+
+NODES, PTR = 200, torch.arange(0, 201, 20)
+PNA = {"aggregators": ["mean", "max"], "scalers": ["identity", "attenuation"]}
+MODELS = {
+    "GCN": (gas.models.GCN, (5, 8, 3, 3), {"batch_norm": True, "residual": True}),
+    "GCN linear": (gas.models.GCN, (5, 8, 3, 3), {"linear": True}),
+    "GraphSAGE": (gas.models.GraphSAGE, (5, 8, 3, 3), {"batch_norm": True}),
+    "GraphSAGE max": (gas.models.GraphSAGE, (5, 8, 3, 3), {"aggr": "max"}),
+    "GIN": (gas.models.GIN, (5, 8, 3, 3), {"batch_norm": True, "noise": 0.1}),
+    "GAT": (gas.models.GAT, (5, 4, 2, 3, 2, 3), {}),
+    "APPNP": (gas.models.APPNP, (5, 8, 3, 3), {}),
+    "GCN2": (gas.models.GCN2, (5, 8, 3, 3), {}),
+    "PNA": (gas.models.PNA, (5, 8, 3, 3), PNA),
+    "PNA_JK": (gas.models.PNA_JK, (5, 8, 3, 3), {**PNA, "batch_norm": True}),
+}
+
+
+def perceptron(i, o):
+    return torch.nn.Sequential(torch.nn.Linear(i, o), torch.nn.ReLU())
+
+
+LAYERS = {
+    "GCNConv": lambda i, o: nn.GCNConv(i, o, normalize=False),
+    "SAGEConv": nn.SAGEConv,
+    "SAGEConv max": lambda i, o: nn.SAGEConv(i, o, aggr="max"),
+    "GraphConv": nn.GraphConv,
+    "GINConv": lambda i, o: nn.GINConv(perceptron(i, o), train_eps=True),
+    "GATConv": lambda i, o: nn.GATConv(i, o, dropout=0.3),
+    "GATConv without loops": lambda i, o: nn.GATConv(i, o, add_self_loops=False),
+    "GATv2Conv": lambda i, o: nn.GATv2Conv(i, o, dropout=0.3),
+    "EdgeConv": lambda i, o: nn.EdgeConv(perceptron(2 * i, o)),
+    "EdgeConv mean": lambda i, o: nn.EdgeConv(perceptron(2 * i, o), aggr="mean"),
+    "GMMConv": lambda i, o: nn.GMMConv(i, o, 1, 3),
+}
+
+
+class Model(gas.ScalableGNN):
+    """Two layers, as a user puts them together."""
+
+    def __init__(self, layer, **kwargs):
+        super().__init__(NODES, 8, 2, **kwargs)
+        self.convs = torch.nn.ModuleList([layer(5, 8), layer(8, 3)])
+
+    def forward(self, x, adj_t, batch_size, *args):
+        h = self._conv(0, x, adj_t, batch_size).relu()
+        h = self.push_and_pull(self.histories[0], h, batch_size, *args)
+        return self._conv(1, h, adj_t, batch_size)
+
+    def _conv(self, layer, x, adj_t, batch_size):
+        conv = self.convs[layer]
+        return conv(x if isinstance(conv, nn.GCNConv) else (x, x[:batch_size]), adj_t)
+
+
+@pytest.fixture(scope="module")
+def graph():
+    return GCNNorm()(random_graph(NODES, 1200)), PTR
+
+
+@pytest.fixture
+def device(monkeypatch):
+    return Pretended(monkeypatch)
+
+
+def make(name, data, **kwargs):
+    torch.manual_seed(0)
+    if name in LAYERS:
+        return filled(Model(LAYERS[name], **kwargs))
+    cls, args, options = MODELS[name]
+    if "aggregators" in options:
+        options = {**options, "deg": degree(data.edge_index[1], NODES)}
+    return filled(cls(NODES, *args, **options, **kwargs))
+
+
+def filled(model):
+    for history in model.histories:
+        history.push(torch.randn(NODES, history.embedding_dim))
+    return model
+
+
+def run(model, loader, device=None, **kwargs):
+    """Trains for two epochs; what made the host wait in the second."""
+    with contextlib.nullcontext() if device is None else device:
+        if device is not None:
+            device.move(model)
+        torch.manual_seed(1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, foreach=False)
+        for _ in range(2):  # The first batches show what layers ask for.
+            waits = [] if device is None else device.waits
+            waits.clear()
+            train_epoch(model, loader, optimizer, **kwargs)
+    return list(waits)
+
+
+def values(model):
+    state = {**model.state_dict(), **{f"history {i}": h.emb for i, h in enumerate(model.histories)}}
+    return {key: getattr(value, "on_host", value) for key, value in state.items()}
+
+
+def assert_for_the_loss(waits):
+    assert len(waits) == 1
+    assert "train_epoch" in waits[0][-1]
+
+
+def loaded(graph, layout="fused", **kwargs):
+    return gas.SubgraphLoader(*graph, batch_size=3, layout=layout, log=False, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("name", "prefetch"),
+    [*itertools.product([*LAYERS, *MODELS], [0]), ("GATConv", 1), ("GCN", 1), ("GraphSAGE", None)],
+)
+def test_an_epoch_waits_for_its_loss_alone(graph, device, name, prefetch):
+    model, twin = (make(name, graph[0], prefetch=prefetch or 0) for _ in range(2))
+    for one, there in ((model, device), (twin, None)):
+        loader = loaded(graph)
+        waits = run(one, loader if prefetch is None else gas.PrefetchLoader(loader, one), there)
+        if there is not None:
+            assert_for_the_loss(waits)
+    assert all(getattr(layer, "path", "fused") == "fused" for layer in model.modules())
+    torch.testing.assert_close(values(model), values(twin))
+
+
+@pytest.mark.parametrize("name", ["GCN", "GraphSAGE", "GAT"])
+def test_dropout(graph, device, name):
+    model = make(name, graph[0], dropout=0.5)
+    assert_for_the_loss(run(model, gas.PrefetchLoader(loaded(graph), model), device))
+
+
+@pytest.mark.parametrize("name", ["GCN", "GraphSAGE", "GIN", "GAT", "APPNP", "GCN2"])
+def test_layers_of_pyg(graph, device, name):
+    model = make(name, graph[0])
+    loader = loaded(graph, layout="edge_index")
+    assert_for_the_loss(run(model, gas.PrefetchLoader(loader, model), device))
+    assert not any(getattr(layer, "path", "") == "fused" for layer in model.modules())
+
+
+def test_a_normalisation(device):
+    """Of a whole graph, which comes as one batch."""
+    data, ptr = random_graph(NODES, 1200), torch.tensor([0, NODES])
+    model = filled(Model(nn.GCNConv))
+    models = model, copy.deepcopy(model)
+    for model, there in zip(models, (device, None), strict=True):
+        loader = gas.SubgraphLoader(data, ptr, layout="fused", log=False)
+        waits = run(model, gas.PrefetchLoader(loader, model), there)
+        if there is not None:
+            assert_for_the_loss(waits)
+    torch.testing.assert_close(*map(values, models))
+
+
+def test_views(device):
+    data = random_graph(NODES, 1200)
+    model = make("GATConv", data)
+    loader = loaded((data, PTR), epoch_transform=DropEdge(data))
+    assert_for_the_loss(run(model, gas.PrefetchLoader(loader, model), device))
+
+
+@pytest.mark.parametrize("name", ["SAGEConv", "SAGEConv max", "GATConv without loops", "GCN"])
+def test_a_batch_that_nobody_has_prepared(graph, device, name):
+    """What its layers ask for is made on the device."""
+    model, twin = (make(name, graph[0]) for _ in range(2))
+    batch = next(iter(gas.SubgraphLoader(*graph, batch_size=3, layout="fused", log=False)))
+    expected = torch.autograd.grad(twin(batch).sum(), list(twin.parameters()))
+    with device:
+        device.move(model)
+        there = batch.to(model.device)
+        device.waits.clear()
+        found = torch.autograd.grad(model(there).sum(), list(model.parameters()))
+        assert not device.waits
+    for mine, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine.on_host, other)
+
+
+@pytest.mark.parametrize("kept", [0, 40, 75])
+def test_a_transpose_that_is_made_on_the_device(device, kept):
+    """The operator itself, into which a pretended device doesn't see."""
+    col = torch.randint(75, (300,), dtype=torch.int32)
+    rowptr = torch.arange(0, 301, 10, dtype=torch.int32)
+    wanted = transpose(rowptr, col, 75, kept)
+    with device:
+        found = transpose(rowptr.to(DEVICE), col.to(DEVICE), 75, kept)
+        device.waits[:2] = []
+        assert not device.waits
+    assert torch.equal(found[0].on_host, wanted[0])
+    for mine, other in zip(found[1:], wanted[1:], strict=True):
+        kept_entries = int(wanted[0][-1])
+        assert mine.on_host.dtype == torch.int32
+        assert torch.equal(mine.on_host[:kept_entries], other[:kept_entries])
+
+
+@pytest.mark.requires("cuda")
+@pytest.mark.requires("cuda_kernels")
+@pytest.mark.parametrize("prefetch", [0, 1])
+@pytest.mark.parametrize("name", [*LAYERS, *MODELS])
+def test_no_step_waits_for_a_real_device(graph, name, prefetch):
+    model = make(name, graph[0], prefetch=prefetch).cuda()
+    batches = gas.PrefetchLoader(loaded(graph), model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+    def epoch():
+        for batch in batches:
+            optimizer.zero_grad()
+            (model(batch).pow(2).mean() + getattr(model, "reg_loss", 0.0)).backward()
+            optimizer.step()
+
+    epoch()  # Layers show what they ask for, and libraries allocate.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # That it is a prototype.
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        epoch()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
