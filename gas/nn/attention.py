@@ -15,6 +15,7 @@ from gas.native.attention import Dropout
 from gas.native.custom_op import custom_op, learns
 from gas.native.matrix import Matrix
 from gas.nn.conv import FusedConv, is_front, put_together, row_by_row
+from gas.nn.half import HALF, type_of_messages, wide
 from gas.nn.spmm import NONE, check_features, check_tensors
 
 
@@ -142,7 +143,7 @@ def gat_attention(
     Args:
         adj: The edges, of shape ``[rows, cols]``; values are ignored.
         x: Features of the sources, of shape ``[cols, heads, width]``, float32, float64, or
-            bfloat16, which is added up in float32.
+            bfloat16 or float16, which are added up in float32.
         source: Scores of the sources, of shape ``[cols, heads]``.
         target: Scores of the destinations, of shape ``[rows, heads]``.
         negative_slope: Of the leaky ReLU below zero, at least 0. (default: ``0.2``)
@@ -150,7 +151,8 @@ def gat_attention(
         training: Whether to drop at all. (default: ``True``)
 
     Returns:
-        Of shape ``[rows, heads, width]``.
+        Of shape ``[rows, heads, width]`` and the type of ``x``; of float16, the type of a message,
+        which is that of the scores if that is wider.
 
     Raises:
         ValueError: If shapes, types or numbers don't fit, naming the argument.
@@ -167,12 +169,14 @@ def gat_attention(
     if negative_slope < 0:
         raise ValueError(f"'negative_slope' is {negative_slope}, expected at least 0")
     check_dropout(dropout)
-    kind = torch.float32 if x.dtype == torch.bfloat16 else x.dtype
+    kind = type_of_messages(x, source, target)
+    x = x.to(wide(kind)) if x.dtype == HALF else x
     p = dropout if training else 0.0
     seed = draw_seed(p)
     keep_state = learns(x, source, target)
-    source, target = source.to(kind), target.to(kind)
-    return _attention(adj.matrix, x, source, target, negative_slope, p, seed, keep_state)[0]
+    source, target = source.to(wide(kind)), target.to(wide(kind))
+    out = _attention(adj.matrix, x, source, target, negative_slope, p, seed, keep_state)[0]
+    return out.to(kind)
 
 
 def check_dropout(dropout: float) -> None:
