@@ -132,7 +132,8 @@ def gatv2_attention(
         target: Features of the destinations, of shape ``[rows, heads, width]``, of the same type.
         att: What scores are made with, of shape ``[heads, width]``.
         negative_slope: Of the leaky ReLU below zero. (default: ``0.2``)
-        dropout: Probability of dropping an attention weight, in ``[0, 1)``. (default: ``0.0``)
+        dropout: Probability of dropping an attention weight, in ``[0, 1)``; ``torch.manual_seed``
+            makes it repeatable on every device. (default: ``0.0``)
         training: Whether to drop at all. (default: ``True``)
 
     Returns:
@@ -141,6 +142,7 @@ def gatv2_attention(
 
     Raises:
         ValueError: If shapes, types or numbers don't fit, naming the argument.
+        RuntimeError: See :func:`gas.nn.gat_attention`.
     """
     check_features(adj, source, 3, "source")
     check_tensors(adj, target=target, att=att)
@@ -158,7 +160,8 @@ def gatv2_attention(
         source, target = source.to(wide(kind)), target.to(wide(kind))
     att = att.to(wide(kind))
     p = dropout if training else 0.0
-    out = _attention(adj.matrix, source, target, att, negative_slope, p, draw_seed(p))[0]
+    seed = draw_seed(p, source.device)
+    out = _attention(adj.matrix, source, target, att, negative_slope, p, seed)[0]
     return out.to(kind)
 
 
