@@ -203,7 +203,9 @@ def spmm(
 
     Deterministic: each row of the output, and of the gradient, is added up in one order. Of
     :class:`gas.history.Rows` those of the halo get no gradient, and none is computed; sums and
-    means read them where they are stored, unless ``weight`` takes a gradient.
+    means read them where they are stored, unless ``weight`` takes a gradient. On a GPU of a kind
+    where :func:`gas.native.costs.measure` has found cuSPARSE faster, that adds up sums in float32,
+    unless ``torch.use_deterministic_algorithms`` is set.
 
     Args:
         adj: The edges, of shape ``[rows, cols]``.
