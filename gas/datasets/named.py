@@ -23,8 +23,8 @@ from gas.datasets.tables import PARQUET, TEXT, format_of
 from gas.graph.edges import check_finite, read_graph, with_edge_index
 from gas.graph.features import to_csr_features
 from gas.graph.folder import is_graph_folder
-from gas.graph.partition import cache_dir
 from gas.graph.permute import permute
+from gas.native.cache import cache_dir
 from gas.native.sparse_rows import accept_beta_state, is_sparse
 
 

@@ -32,6 +32,7 @@ from gas.graph.partitioners import (
     undirected_graph,
     whole_weights,
 )
+from gas.native.cache import cache_dir
 from gas.native.checks import check_integer
 
 METHODS = ("metis", "kaminpar", "random", "auto")
@@ -275,13 +276,6 @@ def _fill_empty(part: Tensor, num_parts: int) -> Tensor:
 
 
 # Cache --------------------------------------------------------------------------------------------
-
-
-def cache_dir() -> Path:
-    """Where results are kept between runs: ``$GAS_CACHE_DIR``, or ``gas`` in the user's cache."""
-    if "GAS_CACHE_DIR" in os.environ:
-        return Path(os.environ["GAS_CACHE_DIR"])
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gas"
 
 
 def _hash(edges: Edges, *settings: object) -> str:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gas import native
+from gas.native import costs
 from gas.native.transfer import decode_torch, encode_torch, stored_columns
 
 
@@ -31,7 +32,7 @@ def gather_rows(table: Tensor, index: Tensor) -> Tensor:
         table: Contiguous, on that device or in pinned host memory.
         index: The rows, of shape ``[n]``, int64, on the device.
     """
-    if not reads_host_memory():
+    if not reads_host_memory() or costs.moves_by_torch("gather", table):
         return table.index_select(0, index)
     out = torch.empty(index.numel(), *table.shape[1:], dtype=table.dtype, device=index.device)
     native.launch(
@@ -54,7 +55,7 @@ def scatter_rows(table: Tensor, index: Tensor, rows: Tensor) -> None:
         index: The rows, of shape ``[n]``, int64, on the device.
         rows: Their values, contiguous, of the table's dtype, on the device.
     """
-    if not reads_host_memory():
+    if not reads_host_memory() or costs.moves_by_torch("scatter", table):
         table.index_copy_(0, index, rows)
         return
     native.launch(

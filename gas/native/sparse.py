@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 
 from gas import native
+from gas.native import costs
 from gas.native.buffers import empty
 from gas.native.matrix import Matrix, address, forward_of, run, sum_type, transpose_of
+from gas.native.sparse_rows import sparse_csr
 
 
 def multiply(
@@ -37,6 +39,8 @@ def multiply(
         if other is not None:
             x = torch.cat([x, other if place is None else other[place]])
         return _multiply_torch(m, weight, x, mean, transposed)[:num_rows]
+    if other is None and not (mean or transposed) and costs.sums_by_torch(weight, x):
+        return _multiply_sparse(m, weight, x)
     if num_rows is None:
         num_rows = m.num_cols if transposed else m.num_rows
     matrix = transpose_of(m, num_rows) if transposed else forward_of(m)
@@ -45,6 +49,13 @@ def multiply(
     rows = x.data_ptr(), x.size(0), address(other), address(place), num_others
     run("multiply", x, matrix, address(weight), rows, x.size(1), mean, out.data_ptr())
     return out
+
+
+def _multiply_sparse(m: Matrix, weight: Tensor | None, x: Tensor) -> Tensor:
+    """``A x`` by PyTorch's product of a sparse matrix, on CUDA that of cuSPARSE."""
+    value = x.new_ones(m.col.numel()) if weight is None else weight
+    with torch.autocast(x.device.type, enabled=False):  # It would multiply in a shorter type.
+        return sparse_csr(m.rowptr, m.col, value, x.size(0)) @ x
 
 
 def _multiply_torch(

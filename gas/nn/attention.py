@@ -15,6 +15,7 @@ from gas.native.attention import Dropout
 from gas.native.custom_op import custom_op, learns
 from gas.native.matrix import Matrix
 from gas.nn.conv import FusedConv, is_front, put_together, row_by_row
+from gas.nn.half import HALF, type_of_messages, wide
 from gas.nn.spmm import NONE, check_features, check_tensors
 
 
@@ -142,18 +143,21 @@ def gat_attention(
     Args:
         adj: The edges, of shape ``[rows, cols]``; values are ignored.
         x: Features of the sources, of shape ``[cols, heads, width]``, float32, float64, or
-            bfloat16, which is added up in float32.
+            bfloat16 or float16, which are added up in float32.
         source: Scores of the sources, of shape ``[cols, heads]``.
         target: Scores of the destinations, of shape ``[rows, heads]``.
         negative_slope: Of the leaky ReLU below zero, at least 0. (default: ``0.2``)
-        dropout: Probability of dropping an attention weight, in ``[0, 1)``. (default: ``0.0``)
+        dropout: Probability of dropping an attention weight, in ``[0, 1)``; ``torch.manual_seed``
+            makes it repeatable on every device. (default: ``0.0``)
         training: Whether to drop at all. (default: ``True``)
 
     Returns:
-        Of shape ``[rows, heads, width]``.
+        Of shape ``[rows, heads, width]`` and the type of ``x``; of float16, the type of a message,
+        which is that of the scores if that is wider.
 
     Raises:
         ValueError: If shapes, types or numbers don't fit, naming the argument.
+        RuntimeError: If a CUDA graph is captured that would drop the same weights at every replay.
     """
     check_features(adj, x, 3)
     check_tensors(adj, source=source, target=target)
@@ -167,12 +171,14 @@ def gat_attention(
     if negative_slope < 0:
         raise ValueError(f"'negative_slope' is {negative_slope}, expected at least 0")
     check_dropout(dropout)
-    kind = torch.float32 if x.dtype == torch.bfloat16 else x.dtype
+    kind = type_of_messages(x, source, target)
+    x = x.to(wide(kind)) if x.dtype == HALF else x
     p = dropout if training else 0.0
-    seed = draw_seed(p)
+    seed = draw_seed(p, x.device)
     keep_state = learns(x, source, target)
-    source, target = source.to(kind), target.to(kind)
-    return _attention(adj.matrix, x, source, target, negative_slope, p, seed, keep_state)[0]
+    source, target = source.to(wide(kind)), target.to(wide(kind))
+    out = _attention(adj.matrix, x, source, target, negative_slope, p, seed, keep_state)[0]
+    return out.to(kind)
 
 
 def check_dropout(dropout: float) -> None:
@@ -181,9 +187,28 @@ def check_dropout(dropout: float) -> None:
         raise ValueError(f"'dropout' is {dropout}, expected a probability in [0, 1)")
 
 
-def draw_seed(p: float) -> Tensor:
-    """A seed of dropout's generator, int64; 0, without drawing, if nothing is dropped."""
-    return torch.randint(2**63 - 1, ()) if p > 0 else torch.zeros((), dtype=torch.int64)
+def draw_seed(p: float, device: torch.device) -> Tensor:
+    """A seed of dropout's generator, int64; 0, without drawing, if nothing is dropped.
+
+    It is drawn by the CPU's generator, and stays there: to read it waits for nobody.
+
+    Args:
+        p: The probability of dropping.
+        device: Where it will be used.
+
+    Raises:
+        RuntimeError: If a CUDA graph is captured, in which a seed would stay the same for ever.
+    """
+    if p == 0:
+        return torch.zeros((), dtype=torch.int64, device="cpu")
+    on_cuda = device.type == "cuda" and not torch.compiler.is_compiling()
+    if on_cuda and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            f"'dropout' is {p} while a CUDA graph is captured, every replay of which would drop "
+            "the same attention weights: leave it out, dropout=0, or use PyG's layer on "
+            "adj.to_edge_index()"
+        )
+    return torch.randint(2**63 - 1, (), device="cpu")
 
 
 class GATConv(FusedConv, pyg.GATConv):

@@ -16,6 +16,7 @@ from gas.native.custom_op import custom_op
 from gas.native.matrix import Matrix
 from gas.nn.attention import check_dropout, draw_seed, why_not_fused
 from gas.nn.conv import FusedConv, is_front, put_together, row_by_row
+from gas.nn.half import HALF, type_of_messages, wide
 from gas.nn.spmm import NONE, check_features, check_tensors
 
 
@@ -127,18 +128,21 @@ def gatv2_attention(
     Args:
         adj: The edges, of shape ``[rows, cols]``; values are ignored.
         source: Features of the sources, of shape ``[cols, heads, width]``, float32, float64, or
-            bfloat16, which is added up in float32.
+            bfloat16 or float16, which are added up in float32.
         target: Features of the destinations, of shape ``[rows, heads, width]``, of the same type.
         att: What scores are made with, of shape ``[heads, width]``.
         negative_slope: Of the leaky ReLU below zero. (default: ``0.2``)
-        dropout: Probability of dropping an attention weight, in ``[0, 1)``. (default: ``0.0``)
+        dropout: Probability of dropping an attention weight, in ``[0, 1)``; ``torch.manual_seed``
+            makes it repeatable on every device. (default: ``0.0``)
         training: Whether to drop at all. (default: ``True``)
 
     Returns:
-        Of shape ``[rows, heads, width]``.
+        Of shape ``[rows, heads, width]`` and the type of ``source``; of float16, the type of a
+        message, which is that of ``att`` if that is wider.
 
     Raises:
         ValueError: If shapes, types or numbers don't fit, naming the argument.
+        RuntimeError: See :func:`gas.nn.gat_attention`.
     """
     check_features(adj, source, 3, "source")
     check_tensors(adj, target=target, att=att)
@@ -151,9 +155,14 @@ def gatv2_attention(
     if att.shape != shape[1:]:
         raise ValueError(f"'att' has shape {list(att.shape)}, expected {list(shape[1:])}")
     check_dropout(dropout)
-    att = att.to(torch.float32 if source.dtype == torch.bfloat16 else source.dtype)
+    kind = type_of_messages(source, att)
+    if source.dtype == HALF:
+        source, target = source.to(wide(kind)), target.to(wide(kind))
+    att = att.to(wide(kind))
     p = dropout if training else 0.0
-    return _attention(adj.matrix, source, target, att, negative_slope, p, draw_seed(p))[0]
+    seed = draw_seed(p, source.device)
+    out = _attention(adj.matrix, source, target, att, negative_slope, p, seed)[0]
+    return out.to(kind)
 
 
 class GATv2Conv(FusedConv, pyg.GATv2Conv):

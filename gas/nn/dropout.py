@@ -84,7 +84,7 @@ def _is_native(x: Tensor | Rows) -> bool:
 
 
 def _seed() -> int:
-    return int(torch.empty((), dtype=torch.int64).random_())
+    return int(torch.empty((), dtype=torch.int64, device="cpu").random_())
 
 
 class Dropout(torch.nn.Dropout):

@@ -15,6 +15,7 @@ from gas.native import edge_conv as kernels
 from gas.native.custom_op import custom_op, learns
 from gas.native.matrix import Matrix
 from gas.nn.conv import REDUCES, FusedConv, row_by_row
+from gas.nn.half import HALF
 from gas.nn.sparse_features import LINEAR_LAYERS
 from gas.nn.spmm import NONE, check_features, check_tensors, spmm
 
@@ -159,15 +160,15 @@ def edge_conv(
     Args:
         adj: The edges, of shape ``[rows, cols]``; values are ignored.
         target: Of the destinations, of shape ``[rows, width]``, of the type of ``source``.
-        source: Of the sources, of shape ``[cols, width]``, float32, float64, or bfloat16, which is
-            added up in float32.
+        source: Of the sources, of shape ``[cols, width]``, float32, float64, or bfloat16 or
+            float16, which are added up in float32.
         activation: A module ``ReLU``, ``LeakyReLU``, ``ELU``, ``Sigmoid``, ``Tanh`` or
             ``Identity`` of ``torch.nn``. (default: none)
         reduce: ``"sum"``, ``"mean"``, ``"max"`` or ``"min"``; nodes without edges get zero. Of
             equal extremes, the first takes the gradient. (default: ``"max"``)
 
     Returns:
-        Of shape ``[rows, width]``.
+        Of shape ``[rows, width]`` and the type of ``source``.
 
     Raises:
         ValueError: If shapes, types, or the activation don't fit, naming the argument.
@@ -181,6 +182,8 @@ def edge_conv(
             f"'target' is {target.dtype} of shape {list(target.shape)}, expected {source.dtype} of "
             f"shape [{adj.size(0)}, {source.size(1)}]: a row for each row of 'adj'"
         )
+    if source.dtype == HALF:
+        return edge_conv(adj, target.float(), source.float(), activation, reduce).to(HALF)
     name, parameter = activation_of(activation, reduce)
     if reduce in ("sum", "mean") and name != "identity":
         keep_state = learns(target)

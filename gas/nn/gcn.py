@@ -14,6 +14,7 @@ from gas.graph.adjacency import Adjacency
 from gas.history.rows import Rows
 from gas.native.sparse_rows import is_sparse
 from gas.nn.conv import put_together, row_by_row
+from gas.nn.half import HALF, type_of_messages
 from gas.nn.sparse_features import is_linear
 from gas.nn.spmm import spmm
 from gas.nn.sum_convs import SumConv
@@ -67,7 +68,9 @@ class GCNConv(SumConv, pyg.GCNConv):
             out = spmm(edge_index, self.lin(x))
             return out if self.bias is None else out + self.bias
         if aggregates_first(edge_index, x, self.out_channels):
-            return with_bias(self.lin, spmm(edge_index, x), self.bias)
+            out = with_bias(self.lin, spmm(edge_index, x), self.bias)
+            value = edge_index.value  # Of messages, where autocast makes the linear layer float16.
+            return out if value is None else out.to(type_of_messages(out, value))
         out = spmm(edge_index, row_by_row(self.lin, x))
         return out if self.bias is None else out + self.bias
 
@@ -117,9 +120,10 @@ def normalised(
         )
 
     def make(adj: Adjacency) -> Adjacency:
+        kind = torch.float32 if dtype == HALF else dtype  # In which degrees end at 65,504.
         edge_index, weight = gcn_norm(
-            *adj.to_edge_index(), adj.size(0), improved, add_self_loops, dtype=dtype
+            *adj.to_edge_index(), adj.size(0), improved, add_self_loops, dtype=kind
         )
-        return Adjacency.of(edge_index, adj.size(0), weight)
+        return Adjacency.of(edge_index, adj.size(0), weight.to(dtype))
 
     return adj.keep((improved, add_self_loops, dtype), make)

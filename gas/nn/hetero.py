@@ -19,6 +19,7 @@ from gas.native.buffers import empty
 from gas.native.checks import check_range
 from gas.native.custom_op import is_transformed
 from gas.native.matrix import Matrix
+from gas.nn.half import HALF
 from gas.nn.spmm import check_features, multiply, spmm
 
 
@@ -105,6 +106,8 @@ class _Group:
         """:func:`gas.nn.spmm` by one of the adjacencies."""
         if torch.compiler.is_compiling() or is_transformed(x) or x.is_inference():
             return spmm(self._adjs[number], x, reduce=reduce)  # Of which nobody counts changes.
+        if x.dtype == HALF:  # Which no kernel computes in.
+            return spmm(self._adjs[number], x, reduce=reduce)
         how = x._version, torch.is_grad_enabled() and x.requires_grad, reduce
         is_same = self._of is not None and self._of() is x and self._how == how
         if not is_same or number not in self._sums:

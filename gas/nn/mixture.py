@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 import torch_geometric.nn as pyg
 from torch import Tensor
 
@@ -16,6 +15,7 @@ from gas.native.custom_op import custom_op
 from gas.native.matrix import Matrix
 from gas.native.mixture import Mixture
 from gas.nn.conv import FusedConv, put_together, row_by_row
+from gas.nn.half import HALF, type_of_messages, wide
 from gas.nn.spmm import NONE, check_features, check_tensors
 
 
@@ -183,7 +183,7 @@ def gaussian_mixture(
     Args:
         adj: The edges, of shape ``[rows, cols]``; values are ignored.
         x: Features of the sources, of shape ``[cols, kernels, width]`` or ``[cols, width]``,
-            float32, float64, or bfloat16, which is added up in float32.
+            float32, float64, or bfloat16 or float16, which are added up in float32.
         pseudo: Coordinates of the edges, of shape ``[E, dims]``, in the order of the entries of
             ``adj``; gradients reach them.
         mu: The means, of shape ``[kernels, dims]``.
@@ -191,7 +191,8 @@ def gaussian_mixture(
         reduce: ``"sum"``, or ``"mean"`` over the number of edges. (default: ``"mean"``)
 
     Returns:
-        Of shape ``[rows, width]``, or ``[rows, kernels, width]``.
+        Of shape ``[rows, width]``, or ``[rows, kernels, width]``, and the type of ``x``; of
+        float16, the type of a message, which is that of the Gaussians if that is wider.
 
     Raises:
         ValueError: If shapes or types don't fit, naming the argument.
@@ -210,10 +211,11 @@ def gaussian_mixture(
             f"'pseudo' has shape {list(pseudo.shape)}, expected [{adj.num_entries}, {mu.size(1)}]: "
             "coordinates of each edge"
         )
-    kind = torch.float32 if x.dtype == torch.bfloat16 else x.dtype
-    mixture = pseudo.to(kind), mu.to(kind), sigma.to(kind)
+    kind = type_of_messages(x, pseudo, mu, sigma)
+    x = x.to(wide(kind)) if x.dtype == HALF else x
+    mixture = pseudo.to(wide(kind)), mu.to(wide(kind)), sigma.to(wide(kind))
     operator = _spread if x.dim() == 2 else _collapse
-    return operator(adj.matrix, x, *mixture, reduce == "mean", False)
+    return operator(adj.matrix, x, *mixture, reduce == "mean", False).to(kind)
 
 
 class GMMConv(FusedConv, pyg.GMMConv):
@@ -252,6 +254,7 @@ class GMMConv(FusedConv, pyg.GMMConv):
                 edge_index, put_together(source), *mixture
             )  # [rows, kernels, in]
             out = sums.flatten(1) @ weight.transpose(0, 1).flatten(0, 1)
+            out = out.to(type_of_messages(out, *mixture[:3]))  # Autocast may have made it float16.
         else:
             transformed = row_by_row(lambda rows: rows @ self.g, source).view(
                 -1, self.kernel_size, self.out_channels

@@ -23,8 +23,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``x W^T + b``, as ``torch.nn.functional.linear``, of sparse features by their non-zeros.
 
     Deterministic, forward and backward: the gradient towards ``weight`` is a product by the
-    transpose, which is made once for a matrix. Types that :func:`spmm` doesn't know, such as
-    float16, are computed in float32.
+    transpose, which is made once for a matrix. float16 is computed in float32.
 
     Args:
         x: Features, of shape ``[N, F]``, a ``torch.sparse_csr`` matrix; a dense tensor of any shape

@@ -15,6 +15,7 @@ from gas.native import sparse as kernels
 from gas.native.custom_op import custom_op
 from gas.native.matrix import TYPES, Matrix
 from gas.nn.conv import REDUCES
+from gas.nn.half import HALF, type_of_messages, wide
 
 NONE = [None] * len(Matrix._fields)  # The gradients towards a matrix.
 
@@ -202,12 +203,14 @@ def spmm(
 
     Deterministic: each row of the output, and of the gradient, is added up in one order. Of
     :class:`gas.history.Rows` those of the halo get no gradient, and none is computed; sums and
-    means read them where they are stored, unless ``weight`` takes a gradient.
+    means read them where they are stored, unless ``weight`` takes a gradient. On a GPU of a kind
+    where :func:`gas.native.costs.measure` has found cuSPARSE faster, that adds up sums in float32,
+    unless ``torch.use_deterministic_algorithms`` is set.
 
     Args:
         adj: The edges, of shape ``[rows, cols]``.
-        x: Features of the sources, of shape ``[cols, width]``, float32, float64, or bfloat16, which
-            is added up in float32; a tensor or :class:`gas.history.Rows`.
+        x: Features of the sources, of shape ``[cols, width]``, float32, float64, or bfloat16 or
+            float16, which are added up in float32; a tensor or :class:`gas.history.Rows`.
         weight: The weight of each edge, of shape ``[E]``, of the type of ``x``; gradients reach it.
             (default: ``adj.value``; none for ``"max"`` and ``"min"``)
         reduce: ``"sum"``, ``"mean"`` (over the number of edges), ``"max"`` or ``"min"``; nodes
@@ -215,7 +218,8 @@ def spmm(
             (default: ``"sum"``)
 
     Returns:
-        Of shape ``[rows, width]``.
+        Of shape ``[rows, width]`` and the type of ``x``; of float16, the type of a message, which
+        is that of an edge's weight if that is wider.
 
     Raises:
         ValueError: If shapes or types don't fit, naming the argument.
@@ -223,6 +227,16 @@ def spmm(
     if reduce not in REDUCES:
         raise ValueError(f"'reduce' is {reduce!r}, expected one of {', '.join(REDUCES)}")
     check_features(adj, x, 2, takes_rows=True)
+    if x.dtype == HALF:
+        kind = HALF
+        if weight is not None:
+            check_tensors(adj, weight=weight)
+            kind = type_of_messages(x, weight)
+            weight = weight.to(wide(kind))
+        elif adj.value is not None and reduce in ("sum", "mean"):
+            kind = type_of_messages(x, adj.value)
+        x = (x.tensor() if isinstance(x, Rows) else x).to(wide(kind))
+        return spmm(adj, x, weight, reduce).to(kind)
     if reduce in ("max", "min"):
         if weight is not None:
             raise ValueError(f"'weight' is given, but reduce={reduce!r} has no use for it")
@@ -269,8 +283,8 @@ def check_features(
             f"of the {adj.size(1)} columns of 'adj'"
         )
     check_tensors(adj, **{name: x.stored() if isinstance(x, Rows) else x})
-    if x.dtype not in TYPES:
-        names = ", ".join(TYPES.values())
+    if x.dtype not in TYPES and x.dtype != HALF:
+        names = ", ".join((*TYPES.values(), "float16"))
         raise ValueError(f"'{name}' has dtype {x.dtype}, expected one of {names}")
 
 

@@ -11,6 +11,7 @@ from torch_geometric.utils import to_torch_csr_tensor, to_undirected
 
 import gas
 from gas.graph import partition, partitioners
+from gas.native.cache import cache_dir
 
 METHODS = ["metis", "random", pytest.param("kaminpar", marks=pytest.mark.requires("kaminpar"))]
 
@@ -113,7 +114,7 @@ def test_the_cache_needs_no_home(monkeypatch, tmp_path):
 
     monkeypatch.setattr(partition.Path, "home", homeless)
     monkeypatch.setenv("GAS_CACHE_DIR", str(tmp_path))
-    assert partition.cache_dir() == tmp_path
+    assert cache_dir() == tmp_path
 
 
 def test_sizes_of_edge_index_and_numpy_integers():

@@ -1,11 +1,14 @@
 """Errors of ``gas.nn``: operators, convolutions, dropout."""
 
+from unittest import mock
+
 import torch
 from torch.autograd import forward_ad
 
 from gas import nn
 from gas.history.rows import Rows
 from gas.nn import gat_attention, gatv2_attention, gaussian_mixture, spmm
+from gas.nn.attention import draw_seed
 from gas.nn.edge_conv import activation_of, edge_conv
 from refusals import adjacency, ring
 
@@ -36,6 +39,11 @@ def second_derivative():
     out = gat_attention(ADJ, x, SCORES, SCORES[:2]).pow(2).sum()
     (grad,) = torch.autograd.grad(out, x, create_graph=True)
     grad.pow(2).sum().backward()
+
+
+def captured():
+    with mock.patch("torch.cuda.is_current_stream_capturing", return_value=True):
+        draw_seed(0.5, torch.device("cuda"))
 
 
 def forward_mode():
@@ -83,6 +91,7 @@ CASES = {
     "gat_attention, scores of more heads": lambda t: gat(target=torch.ones(2, 2)),
     "gat_attention, a slope below 0": lambda t: gat(negative_slope=-0.1),
     "gat_attention, every edge dropped": lambda t: gat(dropout=1.0),
+    "gat_attention, dropout in a CUDA graph": lambda t: captured(),
     "gatv2_attention, features without heads": lambda t: gatv2_attention(ADJ, X, OWN, X[0]),
     "gatv2_attention, targets of all nodes": lambda t: gatv2_attention(ADJ, HEADS, HEADS, X[:1]),
     "gatv2_attention, a vector of another width": lambda t: gatv2_attention(

@@ -1,0 +1,42 @@
+"""Whether a GPU moves and adds up rows faster by our kernels or by PyTorch's, by the size of rows.
+
+    python benchmarks/costs.py                # the table that is kept
+    python benchmarks/costs.py --device cpu --megabytes 1   # a rehearsal: both ways are the same
+
+What is found is kept in gas's cache, too: from then on gas takes the faster ways on such a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+
+from common import markdown, mean_time, save
+
+from gas.native import costs
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--megabytes", type=int, default=512, help="of the largest tables")
+    parser.add_argument("--name", default="costs", help="of the results")
+    args = parser.parse_args()
+    timer = partial(mean_time, at_least=0.01) if args.device == "cpu" else None
+    found = costs.measure(args.device, args.megabytes << 20, timer)
+    header = ["operation", "bytes of a row, or width", "gas", "PyTorch", "PyTorch over gas"]
+    rows = [
+        (
+            operation,
+            size,
+            *(f"{1e6 * seconds[way]:.1f} us" for way in costs.WAYS),
+            f"{seconds['torch'] / seconds['gas']:.2f}x",
+        )
+        for operation, sizes in found.items()
+        for size, seconds in sizes.items()
+    ]
+    save(args.name, {"device": args.device, "seconds": found}, markdown(header, rows))
+
+
+if __name__ == "__main__":
+    main()
