@@ -29,8 +29,8 @@ from tqdm import tqdm
 import gas
 
 # Of a table, and of the rows that a call moves: several times what the caches hold.
-TABLE_BYTES = {"cpu": 512 * 2**20, "cuda": 2 * 2**30}
-MOVED_BYTES = {"cpu": 64 * 2**20, "cuda": 256 * 2**20}
+TABLE_BYTES = {"cpu": 512 * 2**20, "cuda": 2**30}
+MOVED_BYTES = {"cpu": 64 * 2**20, "cuda": 128 * 2**20}
 PARTS = 8  # As many ranges as a batch has parts.
 GOAL, GOAL_BYTES = 0.85, 512  # Of the bandwidth of a copy, for rows of so many bytes and more.
 

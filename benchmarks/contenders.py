@@ -134,14 +134,17 @@ def own_model(case: Case, graph: Graph, store: str | None = None) -> gas.Scalabl
 
 def with_histories(case: Case, graph: Graph, model: gas.ScalableGNN) -> Contender:
     data, ptr, _ = graph
-    loader: Any
     options: dict[str, Any] = {"log": False, "layout": "fused"}
     loader = gas.SubgraphLoader(data, ptr, case.batch_size, shuffle=True, **options)
     model(loader=gas.EvalSubgraphLoader(data, ptr, case.batch_size, **options))  # No cold start.
-    if model.device.type == "cuda":
-        loader = gas.PrefetchLoader(loader, model)
+    batches = ahead(loader, model)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=True)
-    return Contender(model, loader, lambda: train_epoch(model, loader, optimizer))
+    return Contender(model, batches, lambda: train_epoch(model, batches, optimizer))
+
+
+def ahead(loader: gas.SubgraphLoader, model: gas.ScalableGNN) -> Any:
+    """Batches of a model on a device are cut and moved there beside the computation."""
+    return gas.PrefetchLoader(loader, model) if model.device.type == "cuda" else loader
 
 
 def make_gas(case: Case, graph: Graph, device: str = "cpu", store: str | None = None) -> Contender:

@@ -57,7 +57,7 @@ AHEAD = ("expected", "prefetch")
 MODES = ("none", "serial", "concurrent", "expected", "prefetch")
 ON_DEVICE = ("none", "serial", "concurrent", "prefetch")  # Where nothing is packed.
 # Batches are trained on so many times in an epoch: on a device one is over before a thread starts.
-TIMES = {"cpu": 1, "cuda": 8}
+TIMES = {"cpu": 1, "cuda": 4}
 MADV_DONTNEED = 4
 
 

@@ -3,13 +3,13 @@
     python benchmarks/memory.py --root data
     python benchmarks/memory.py --device cuda --quick    # a minute, on generated graphs
 
-Every number is the median of some processes, each of which trains for one epoch; slow ones run
-once. In host memory it is the growth of the resident set: the peak over what was resident before,
-when the graph, the model, the loader and gas's histories were all in place, and a small graph had
-been trained on, so that libraries had been loaded. Resident memory is what the system gave, so it
-includes what the allocator keeps of freed blocks. On CUDA it is all that PyTorch has allocated on
-the device at the peak, but for the workspaces of libraries: the graph only for the full batch, and
-never the histories, which stay in host memory; gas has the next batch there as well.
+Every number is the median of some trainings of one epoch; slow ones run once. In host memory each
+has a process of its own, and the number is the growth of the resident set: the peak over what was
+resident before, when the graph, the model, the loader and gas's histories were all in place, and a
+small graph had been trained on, so that libraries had been loaded. Resident memory is what the
+system gave, so it includes what the allocator keeps of freed blocks. On CUDA it is all that PyTorch
+has allocated on the device at the peak, but for the workspaces of libraries: the graph only for the
+full batch, of gas the next batch as well, and never the histories, which stay in host memory.
 
 Percentages are edges used: those over which an epoch aggregates, of all edges into the nodes that
 its steps compute. The rest were not sampled, or leave the batch. gas uses every edge; behind those
@@ -41,7 +41,7 @@ from typing import Any
 import torch
 import torch_geometric.transforms as T
 from common import add_options, markdown, read_options, save
-from contenders import MAKERS, Case, Contender, Graph, own_model, prepare
+from contenders import MAKERS, Case, Contender, Graph, ahead, own_model, prepare
 from torch_geometric.data import Data
 from tqdm import tqdm
 
@@ -62,7 +62,7 @@ PARTS_PER_BATCH = 2
 LEAST_STEPS, MOST_STEPS = 100, 1000
 
 
-# One measurement, in a process of its own ---------------------------------------------------------
+# One measurement ----------------------------------------------------------------------------------
 
 
 def train(path: str, method: str, case: Case, device: str, least_steps: int) -> int:
@@ -87,6 +87,16 @@ def train(path: str, method: str, case: Case, device: str, least_steps: int) -> 
     return peak_rss_bytes() - before
 
 
+def alone(path: str, method: str, case: Case, device: str, least_steps: int) -> int:
+    """Trains in a process of its own; on a device there are exact counts without one."""
+    job = path, method, case, device, least_steps
+    if device == "cuda":
+        return train(*job)
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=spawn) as process:
+        return process.submit(train, *job).result()
+
+
 def make_some_steps(case: Case, graph: Graph, device: str = "cpu") -> Contender:
     """gas, for so many steps at most; it begins with zeros, which take as much memory."""
     model = own_model(case, graph).to(device)
@@ -95,9 +105,10 @@ def make_some_steps(case: Case, graph: Graph, device: str = "cpu") -> Contender:
     loader = gas.SubgraphLoader(
         graph.data, graph.ptr, case.batch_size, shuffle=True, layout="fused", log=False
     )
+    batches = ahead(loader, model)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=True)
     return Contender(
-        model, loader, lambda: train_epoch(model, loader, optimizer, max_steps=MOST_STEPS)
+        model, batches, lambda: train_epoch(model, batches, optimizer, max_steps=MOST_STEPS)
     )
 
 
@@ -139,10 +150,7 @@ def measure(
     try:
         while len(values) < args.repeats and seconds < args.slow_seconds:
             start = time.perf_counter()
-            spawn = multiprocessing.get_context("spawn")
-            with ProcessPoolExecutor(1, mp_context=spawn) as process:
-                job = process.submit(train, path, method, case, device, least_steps)
-                values.append(job.result())
+            values.append(alone(path, method, case, device, least_steps))
             seconds = time.perf_counter() - start
     except Exception as error:  # Absent packages, and processes that ran out of memory.
         if method == "gas":

@@ -191,7 +191,6 @@ def test_bandwidth_on_a_device(results, script, monkeypatch):
 @pytest.mark.requires("cuda")
 def test_memory_on_a_device(results, script, monkeypatch):
     bench = script("memory")
-    monkeypatch.setattr(bench, "ProcessPoolExecutor", Inline)
     monkeypatch.setattr(bench, "QUICK", (bench.Case("planted:2000", 2, 64, 5, 2, 0.3),))
     monkeypatch.setattr(bench, "LEAST_STEPS", 4)
     found, _ = results("memory", "--device", "cuda", "--sizes", "2000", "--ring-sizes", "2000")
