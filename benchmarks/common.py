@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import datetime
 import importlib
@@ -15,9 +16,43 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from gas.training.report import machine, write_json
 
 RESULTS = Path(__file__).resolve().parent / "results"
+
+
+def add_options(parser: argparse.ArgumentParser, name: str) -> None:
+    """Adds the options that all scripts have in common which also measure a CUDA device."""
+    parser.set_defaults(script=name)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--quick", action="store_true", help="only what takes about a minute")
+    parser.add_argument(
+        "--name",
+        help="of the results, or a path for them elsewhere (default: of script and options)",
+    )
+
+
+def read_options(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """Reads a command line with these options, and what follows from them."""
+    args = parser.parse_args()
+    if args.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: PyTorch finds no CUDA device")
+    if args.name is None:
+        parts = {
+            "large": vars(args).get("large"),
+            "quick": args.quick,
+            "cuda": args.device == "cuda",
+        }
+        args.name = "_".join([args.script, *(part for part, given in parts.items() if given)])
+    return args
+
+
+def synchronize(device: str) -> None:
+    """Waits until a device has done everything; the CPU has."""
+    if device == "cuda":
+        torch.cuda.synchronize()
 
 
 def imports(package: str) -> bool:
@@ -40,6 +75,7 @@ def time_in_turn(
     slow_seconds: float = math.inf,
     slow_repeats: int = 1,
     clock: Callable[[], float] = time.perf_counter,
+    device: str = "cpu",
 ) -> dict[str, dict[str, float]]:
     """Times functions A B A B ..., so that a machine whose speed drifts is fair to all.
 
@@ -53,6 +89,8 @@ def time_in_turn(
         slow_repeats: Timed rounds of slow functions. (default: ``1``)
         clock: Seconds; ``time.process_time`` leaves out what other processes take. (default:
             ``time.perf_counter``)
+        device: What the functions compute on; a round ends when it has done everything.
+            (default: ``"cpu"``)
 
     Returns:
         For each name the median, minimum and maximum in seconds, and the number of timed rounds.
@@ -63,9 +101,11 @@ def time_in_turn(
         for name, function in contenders.items():
             if name in slow and len(times[name]) >= slow_repeats:
                 continue
+            synchronize(device)
             start = clock()
             for _ in range(calls):
                 function()
+            synchronize(device)
             seconds = (clock() - start) / calls
             if number == 0 and seconds > slow_seconds:
                 slow.add(name)
@@ -105,7 +145,7 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def save(name: str, content: dict[str, Any], table: str) -> None:
-    """Writes ``results/NAME.json`` and ``results/NAME.md`` and prints the table."""
+    """Writes ``NAME.json`` and ``NAME.md``, in ``results`` unless NAME is a path, and prints."""
     where = machine()
     date = datetime.date.today().isoformat()
     write_json(RESULTS / f"{name}.json", {"machine": where, "date": date, **content})

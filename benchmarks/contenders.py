@@ -17,12 +17,19 @@ steps per epoch. Those of PyG multiply by a ``torch.sparse_csr`` matrix, pyg_aut
 * ``pyg_autoscale``: what gas does, in the package ``torch_geometric_autoscale``.
 
 NeighborLoader needs pyg-lib or torch-sparse, GraphSAINT needs torch-sparse.
+
+On a CUDA device (``DEVICE_MAKERS``) gas prepares batches ahead, with histories in pinned memory or
+on the device; PyG's loaders do so in the process that trains, and in several others; and PyG's full
+batch runs under ``torch.compile`` as well, which takes no sparse matrix, so by its ``edge_index``.
 """
 
 from __future__ import annotations
 
+import functools
+import gc
 import itertools
 import math
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -30,6 +37,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 import torch_geometric.transforms as T
+from common import imports, synchronize
 from torch_geometric.data import Data
 from torch_geometric.loader import (
     ClusterData,
@@ -40,7 +48,8 @@ from torch_geometric.loader import (
 from torch_geometric.nn import GCNConv
 
 import gas
-from gas.datasets import get_data
+from gas.datasets import get_data, planted_partition
+from gas.datasets.masks import with_masks
 from gas.training import FullBatch, split_mask, train_epoch
 
 FAN_OUT = 10
@@ -80,7 +89,13 @@ class Contender(NamedTuple):
 
 
 def prepare(root: str, case: Case) -> Graph:
-    """Reads, normalises, partitions and permutes the graph of a case."""
+    """Reads, normalises, partitions and permutes the graph of a case.
+
+    A generated graph has its communities for parts where METIS isn't installed.
+    """
+    kind, _, size = case.dataset.partition(":")
+    if kind == "planted" and not imports("pymetis"):
+        return in_communities(int(size), case.num_parts)
     data, _, out_channels = get_data(root, case.dataset)
     return partition(data, case, out_channels)
 
@@ -89,13 +104,23 @@ def partition(data: Data, case: Case, out_channels: int) -> Graph:
     """Normalises, partitions and permutes a graph."""
     data = T.GCNNorm()(data)
     perm, ptr = gas.metis(data.edge_index, case.num_parts, num_nodes=data.num_nodes, log=False)
-    data = gas.permute(data, perm, log=False)
+    return normalised(gas.permute(data, perm, log=False), ptr, out_channels)
+
+
+def in_communities(num_nodes: int, num_parts: int) -> Graph:
+    """A generated graph whose parts are ranges of communities: nothing needs to be cut."""
+    data = with_masks(planted_partition(num_nodes, shuffle=False), num_splits=1)
+    ptr = torch.arange(num_parts + 1) * num_nodes // num_parts
+    return normalised(T.GCNNorm()(data), ptr, int(data.y.max()) + 1)
+
+
+def normalised(data: Data, ptr: torch.Tensor, out_channels: int) -> Graph:
     # Loaders slice whatever a graph has: it has what training needs, and one split.
     kept = {key: data[key] for key in ("x", "y", "edge_index", "edge_weight")}
     return Graph(Data(**kept, train_mask=split_mask(data.train_mask, 0)), ptr, out_channels)
 
 
-def own_model(case: Case, graph: Graph) -> gas.ScalableGNN:
+def own_model(case: Case, graph: Graph, store: str | None = None) -> gas.ScalableGNN:
     return gas.models.GCN(
         graph.data.num_nodes,
         graph.data.num_features,
@@ -103,6 +128,7 @@ def own_model(case: Case, graph: Graph) -> gas.ScalableGNN:
         graph.out_channels,
         case.num_layers,
         case.dropout,
+        store=store,
     )
 
 
@@ -111,17 +137,23 @@ def with_histories(case: Case, graph: Graph, model: gas.ScalableGNN) -> Contende
     options: dict[str, Any] = {"log": False, "layout": "fused"}
     loader = gas.SubgraphLoader(data, ptr, case.batch_size, shuffle=True, **options)
     model(loader=gas.EvalSubgraphLoader(data, ptr, case.batch_size, **options))  # No cold start.
+    batches = ahead(loader, model)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=True)
-    return Contender(model, loader, lambda: train_epoch(model, loader, optimizer))
+    return Contender(model, batches, lambda: train_epoch(model, batches, optimizer))
 
 
-def make_gas(case: Case, graph: Graph, device: str = "cpu") -> Contender:
-    return with_histories(case, graph, own_model(case, graph).to(device))
+def ahead(loader: gas.SubgraphLoader, model: gas.ScalableGNN) -> Any:
+    """Batches of a model on a device are cut and moved there beside the computation."""
+    return gas.PrefetchLoader(loader, model) if model.device.type == "cuda" else loader
+
+
+def make_gas(case: Case, graph: Graph, device: str = "cpu", store: str | None = None) -> Contender:
+    return with_histories(case, graph, own_model(case, graph, store).to(device))
 
 
 def make_converted(case: Case, graph: Graph, device: str = "cpu") -> Contender:
-    net = PlainGCN(widths_of(case, graph), case.dropout).to(device)
-    return with_histories(case, graph, gas.to_scalable(net, graph.data))
+    net = PlainGCN(widths_of(case, graph), case.dropout)
+    return with_histories(case, graph, gas.to_scalable(net, graph.data).to(device))
 
 
 def make_own_full_batch(case: Case, graph: Graph, device: str = "cpu") -> Contender:
@@ -154,6 +186,17 @@ class PlainGCN(torch.nn.Module):
         return self.convs[-1](F.dropout(x, self.dropout, self.training), adj_t)
 
 
+class EdgeGCN(PlainGCN):
+    """The same on an ``edge_index``: ``torch.compile`` takes no sparse matrix."""
+
+    def forward(
+        self, x: torch.Tensor, edge_index: torch.Tensor, weight: torch.Tensor
+    ) -> torch.Tensor:
+        for conv in self.convs[:-1]:
+            x = conv(F.dropout(x, self.dropout, self.training), edge_index, weight).relu()
+        return self.convs[-1](F.dropout(x, self.dropout, self.training), edge_index, weight)
+
+
 def widths_of(case: Case, graph: Graph) -> list[int]:
     hidden = [case.hidden_channels] * (case.num_layers - 1)
     return [graph.data.num_features, *hidden, graph.out_channels]
@@ -167,7 +210,6 @@ def plain_training(case: Case, graph: Graph, batches: Iterable[Data], device: st
     def epoch() -> None:
         model.train()
         for batch in batches:
-            batch = batch.to(device)
             seeds = batch.get("batch_size")
             mask = batch.train_mask[:seeds]
             if not mask.any():
@@ -184,12 +226,50 @@ def make_full_batch(case: Case, graph: Graph, device: str = "cpu") -> Contender:
     return plain_training(case, graph, [FullBatch(graph.data, device).data], device)
 
 
+def make_compiled(
+    case: Case, graph: Graph, device: str = "cpu", backend: str = "inductor"
+) -> Contender:
+    model = EdgeGCN(widths_of(case, graph), case.dropout).to(device)
+    compiled = torch.compile(model, backend=backend)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=True)
+    data = graph.data.clone().to(device)
+    index = data.train_mask.nonzero().view(-1)
+
+    def epoch() -> None:
+        model.train()
+        optimizer.zero_grad()
+        out = compiled(data.x, data.edge_index, data.edge_weight)
+        F.cross_entropy(out[index], data.y[index]).backward()
+        optimizer.step()
+
+    return Contender(model, [data], epoch)
+
+
 def to_adj_t(batch: Data) -> Data:
     """Gives a batch the layout of the full batch: a product that stores no message per edge."""
     return T.ToSparseTensor(attr="edge_weight", layout=torch.sparse_csr)(batch)
 
 
-def make_neighbor(case: Case, graph: Graph, device: str = "cpu") -> Contender:
+class Moved:
+    """The batches of a loader of PyG, on the device before they are sorted into matrices."""
+
+    def __init__(self, loader: Iterable[Data], device: str) -> None:
+        self.loader = loader
+        self.device = device
+
+    def __iter__(self) -> Any:
+        return (to_adj_t(batch.to(self.device, non_blocking=True)) for batch in self.loader)
+
+
+def beside(workers: int, device: str) -> dict[str, Any]:
+    """Options of a loader of PyG with processes of its own."""
+    pins = device == "cuda"
+    return (
+        {"num_workers": workers, "persistent_workers": True, "pin_memory": pins} if workers else {}
+    )
+
+
+def make_neighbor(case: Case, graph: Graph, device: str = "cpu", workers: int = 0) -> Contender:
     mask = graph.data.train_mask
     loader = NeighborLoader(
         graph.data,
@@ -197,10 +277,10 @@ def make_neighbor(case: Case, graph: Graph, device: str = "cpu") -> Contender:
         input_nodes=mask,
         batch_size=math.ceil(int(mask.sum()) / case.num_steps),
         shuffle=True,
-        transform=to_adj_t,
+        **beside(workers, device),
     )
     next(iter(loader))  # It misses its packages here, not before.
-    return plain_training(case, graph, loader, device)
+    return plain_training(case, graph, Moved(loader, device), device)
 
 
 class Clusters(ClusterData):
@@ -214,22 +294,15 @@ class Clusters(ClusterData):
         return torch.repeat_interleave(torch.arange(self.num_parts), self.ptr.diff())
 
 
-class Transformed:
-    """A loader with a transform, for loaders that take none."""
-
-    def __init__(self, loader: Iterable[Data], transform: Callable[[Data], Data]) -> None:
-        self.loader = loader
-        self.transform = transform
-
-    def __iter__(self) -> Any:
-        return map(self.transform, self.loader)
-
-
-def make_cluster(case: Case, graph: Graph, device: str = "cpu") -> Contender:
-    clusters = Clusters(graph.data, graph.ptr)
-    loader = ClusterLoader(clusters, batch_size=case.batch_size, shuffle=True)
+def make_cluster(case: Case, graph: Graph, device: str = "cpu", workers: int = 0) -> Contender:
+    loader = ClusterLoader(
+        Clusters(graph.data, graph.ptr),
+        batch_size=case.batch_size,
+        shuffle=True,
+        **beside(workers, device),
+    )
     next(iter(loader))
-    return plain_training(case, graph, Transformed(loader, to_adj_t), device)
+    return plain_training(case, graph, Moved(loader, device), device)
 
 
 def make_saint(case: Case, graph: Graph, device: str = "cpu") -> Contender:
@@ -246,7 +319,7 @@ def make_saint(case: Case, graph: Graph, device: str = "cpu") -> Contender:
     roots = math.ceil(nodes / (case.num_layers + 1))
     visited = next(iter(walk(roots))).num_nodes  # Fewer nodes than steps, because walks meet.
     loader = walk(math.ceil(roots * nodes / visited))
-    return plain_training(case, graph, Transformed(loader, to_adj_t), device)
+    return plain_training(case, graph, Moved(loader, device), device)
 
 
 def make_autoscale(case: Case, graph: Graph) -> Contender:
@@ -305,14 +378,51 @@ MAKERS: dict[str, Callable[..., Contender]] = {
 }
 
 
-def make_all(case: Case, graph: Graph) -> tuple[dict[str, Contender], dict[str, str]]:
-    """Makes the contenders; returns those that can be made, and why others can't."""
+# Processes of a loader of PyG; the other cores are for what trains.
+WORKERS = max(1, min(8, (os.cpu_count() or 2) // 2))
+
+DEVICE_MAKERS: dict[str, Callable[..., Contender]] = {
+    "gas": functools.partial(make_gas, store="pinned"),
+    "gas, histories on the device": functools.partial(make_gas, store="device"),
+    "gas, converted": make_converted,
+    "gas full batch": make_own_full_batch,
+    "PyG full batch": make_full_batch,
+    "PyG full batch, compiled": make_compiled,
+    "NeighborLoader": make_neighbor,
+    "NeighborLoader, workers": functools.partial(make_neighbor, workers=WORKERS),
+    "ClusterLoader": make_cluster,
+    "ClusterLoader, workers": functools.partial(make_cluster, workers=WORKERS),
+    "GraphSAINT": make_saint,
+}
+
+
+def makers(device: str) -> dict[str, Callable[..., Contender]]:
+    """What makes each contender on a device."""
+    return MAKERS if device == "cpu" else DEVICE_MAKERS
+
+
+def make_all(
+    case: Case, graph: Graph, device: str = "cpu"
+) -> tuple[dict[str, Contender], dict[str, str]]:
+    """Makes the contenders; returns those that can be made, and why others can't.
+
+    Each trains for an epoch on a device, so that one that needs too much of its memory is known.
+    """
     contenders, reasons = {}, {}
-    for name, make in MAKERS.items():
+    for name, make in makers(device).items():
         try:
-            contenders[name] = make(case, graph)
+            # Not kept before it has run: nothing of one that failed may take memory from others.
+            contender = make(case, graph) if device == "cpu" else make(case, graph, device)
+            if device != "cpu":
+                contender.epoch()
+                synchronize(device)
+            contenders[name] = contender
         except Exception as error:  # Whatever a package that is absent or broken leads to.
             if name == "gas":
                 raise
             reasons[name] = f"{type(error).__name__}: {error}"
+        contender = None
+        if device == "cuda":
+            gc.collect()
+            torch.cuda.empty_cache()
     return contenders, reasons

@@ -1,10 +1,12 @@
 """What reading and writing histories adds to a training epoch: Figure 4 of GNNAutoScale.
 
     python benchmarks/io_overhead.py
+    python benchmarks/io_overhead.py --device cuda --quick    # a minute
 
-A GIN of 4 layers trains on batches of 4,000 nodes. Every node of a batch has the same number of
-neighbours inside it; every node of the halo has as many inside it, too, so that the ratio of inter-
-to intra-connectivity is the number of halo nodes over that of in-batch nodes. It goes from 0 to 3.
+A GIN of 4 layers trains on batches of 4,000 nodes, or ``--nodes``. Every node of a batch has the
+same number of neighbours inside it; every node of the halo has as many inside it, too, so that the
+ratio of inter- to intra-connectivity is the number of halo nodes over that of in-batch nodes. It
+goes from 0 to 3.
 
 The overhead is the time of an epoch over that with ``io="none"``, which moves nothing. ``serial``
 moves rows when the model asks for them, ``concurrent`` starts when the model is called,
@@ -15,6 +17,10 @@ what ``model.pack`` makes of it. All modes of a row are measured in turn; an ove
 over rounds of the ratio within a round. How fast the disk is, is measured in the same run: files
 that the system has forgotten, read from the beginning to the end, a MiB at a time. Widths are
 compared with float32, codecs at one width and the largest halo.
+
+On a CUDA device the layers are those of ``gas.nn``: the faster they are, the more histories add.
+Batches are moved there beforehand (``batches``: there), or by ``gas.PrefetchLoader`` in all modes,
+``none`` included (moved).
 """
 
 from __future__ import annotations
@@ -29,9 +35,10 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
-from common import RESULTS, imports, markdown, save
+from common import RESULTS, add_options, imports, markdown, read_options, save, synchronize
 from torch_geometric.data import Data
 from torch_geometric.nn import GINConv
 from tqdm import tqdm
@@ -44,19 +51,21 @@ from gas.loader import SubData
 from gas.native.graph import coo_to_csr
 
 NUM_LAYERS = 4
-BATCH_NODES = 4000
 NUM_BATCHES = 4
-NUM_NODES = 50 * BATCH_NODES
+GRAPH_BATCHES = 50  # As large as the graph.
 AHEAD = ("expected", "prefetch")
 MODES = ("none", "serial", "concurrent", "expected", "prefetch")
+ON_DEVICE = ("none", "serial", "concurrent", "prefetch")  # Where nothing is packed.
+# Batches are trained on so many times in an epoch: on a device one is over before a thread starts.
+TIMES = {"cpu": 1, "cuda": 4}
 MADV_DONTNEED = 4
 
 
 class GIN(gas.ScalableGNN):
     """A graph isomorphism network as wide at the input and output as inside."""
 
-    def __init__(self, width: int, **kwargs: object) -> None:
-        super().__init__(NUM_NODES, width, NUM_LAYERS, **kwargs)
+    def __init__(self, num_nodes: int, width: int, **kwargs: object) -> None:
+        super().__init__(num_nodes, width, NUM_LAYERS, **kwargs)
         self.convs = torch.nn.ModuleList(
             GINConv(
                 torch.nn.Sequential(
@@ -73,24 +82,26 @@ class GIN(gas.ScalableGNN):
         return self.convs[-1]((x, x[: args[0]]), adj_t)
 
 
-def make_batches(width: int, ratio: float, degree: int) -> list[SubData]:
-    """Batches whose halo is spread over the whole graph."""
-    halo = round(ratio * BATCH_NODES)
+def make_batches(
+    nodes: int, width: int, ratio: float, degree: int, layout: str = "csr"
+) -> list[SubData]:
+    """Batches of so many nodes, whose halo is spread over the whole graph."""
+    halo = round(ratio * nodes)
     batches = []
     for number in range(NUM_BATCHES):
-        first = number * BATCH_NODES
-        elsewhere = torch.randperm(NUM_NODES - BATCH_NODES)[:halo].sort().values
-        elsewhere += BATCH_NODES * (elsewhere >= first)
-        inside = torch.randint(BATCH_NODES, (BATCH_NODES, degree))
-        into = torch.randint(BATCH_NODES, (halo * degree,))
-        row = torch.cat([torch.arange(BATCH_NODES).repeat_interleave(degree), into])
-        col = torch.arange(BATCH_NODES, BATCH_NODES + halo).repeat_interleave(degree)
-        rowptr, col, _ = coo_to_csr(row, torch.cat([inside.view(-1), col]), BATCH_NODES)
-        adj_t = find_layout("csr").make(rowptr, col, None, BATCH_NODES + halo)
-        data = Data(x=torch.randn(BATCH_NODES + halo, width), adj_t=adj_t)
-        n_id = torch.cat([torch.arange(first, first + BATCH_NODES), elsewhere])
-        offset, count = torch.tensor([first]), torch.tensor([BATCH_NODES])
-        batches.append(SubData(data, BATCH_NODES, n_id, offset, count))
+        first = number * nodes
+        elsewhere = torch.randperm((GRAPH_BATCHES - 1) * nodes)[:halo].sort().values
+        elsewhere += nodes * (elsewhere >= first)
+        inside = torch.randint(nodes, (nodes, degree))
+        into = torch.randint(nodes, (halo * degree,))
+        row = torch.cat([torch.arange(nodes).repeat_interleave(degree), into])
+        col = torch.arange(nodes, nodes + halo).repeat_interleave(degree)
+        rowptr, col, _ = coo_to_csr(row, torch.cat([inside.view(-1), col]), nodes)
+        adj_t = find_layout(layout).make(rowptr, col, None, nodes + halo)
+        data = Data(x=torch.randn(nodes + halo, width), adj_t=adj_t)
+        n_id = torch.cat([torch.arange(first, first + nodes), elsewhere])
+        offset, count = torch.tensor([first]), torch.tensor([nodes])
+        batches.append(SubData(data, nodes, n_id, offset, count))
     return batches
 
 
@@ -118,8 +129,9 @@ def forget(file: int) -> None:
 def pack(model: GIN, batches: list[SubData]) -> None:
     """What ``model.pack`` does, of these batches; the other parts of the graph read nothing."""
     halos = [batch.n_id[batch.batch_size :] for batch in batches]
-    halos += [torch.empty(0, dtype=torch.long)] * (NUM_NODES // BATCH_NODES - len(batches))
-    packing = Packing(torch.arange(0, NUM_NODES + 1, BATCH_NODES), halos)
+    halos += [torch.empty(0, dtype=torch.long)] * (GRAPH_BATCHES - len(batches))
+    nodes = batches[0].batch_size
+    packing = Packing(torch.arange(0, GRAPH_BATCHES * nodes + 1, nodes), halos)
     for history in model.histories:
         history.pack(history.packed_by(packing))
 
@@ -175,23 +187,27 @@ def run_epoch(model: GIN, batches: list[SubData], mode: str) -> None:
         warnings.simplefilter("ignore")  # That "none" is wrong.
         model.io = "concurrent" if mode in AHEAD else mode
     model.prefetch = int(mode == "prefetch")
-    loader = gas.PrefetchLoader(batches, model) if mode in AHEAD else batches
+    there = batches[0].data.x.device == model.device
+    loader = gas.PrefetchLoader(batches, model) if mode in AHEAD or not there else batches
     for batch, *args in loader:
         model(batch.x, batch.adj_t, *args).sum().backward()
     for history in model.histories:
         history.wait()
-    if model.device.type == "cuda":
-        torch.cuda.synchronize()
+    synchronize(model.device.type)
 
 
 def measure(
-    model: GIN, batches: list[SubData], seconds: float, prepare: Callable[[], None] | None
+    model: GIN,
+    batches: list[SubData],
+    seconds: float,
+    prepare: Callable[[], None] | None,
+    modes: tuple[str, ...] = MODES,
 ) -> dict[str, object]:
     """The seconds of an epoch in every mode, in turn for some time, and overheads over "none"."""
-    times: dict[str, list[float]] = {mode: [] for mode in MODES}
+    times: dict[str, list[float]] = {mode: [] for mode in modes}
     end = None
     while end is None or time.perf_counter() < end or len(times["none"]) < 5:
-        for mode in MODES:
+        for mode in modes:
             if prepare is not None and mode != "none":
                 prepare()
             start = time.perf_counter()
@@ -207,12 +223,12 @@ def measure(
             mode: statistics.median(
                 a / b - 1 for a, b in zip(times[mode], times["none"], strict=True)
             )
-            for mode in MODES[1:]
+            for mode in modes[1:]
         },
     }
 
 
-def plot(cases: list[dict[str, object]]) -> None:
+def plot(cases: list[dict[str, object]], name: str) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -221,7 +237,7 @@ def plot(cases: list[dict[str, object]]) -> None:
     def key(case: dict[str, object]) -> tuple[object, ...]:
         return case["store"], case["width"]
 
-    chosen = [case for case in cases if case["codec"] == "float32"]
+    chosen = [case for case in cases if case["codec"] == "float32" and case["batches"] == "there"]
     panels = sorted({key(case) for case in chosen}, key=str)
     columns = sorted({width for _, width in panels})
     stores = list(dict.fromkeys(case["store"] for case in chosen))
@@ -232,7 +248,7 @@ def plot(cases: list[dict[str, object]]) -> None:
     for (row, store), (column, width) in itertools.product(enumerate(stores), enumerate(columns)):
         axis = axes[row][column]
         lines = [case for case in chosen if key(case) == (store, width)]
-        for mode, style in zip(MODES[1:], ("o-", "s-", "d-", "^-"), strict=True):
+        for mode, style in zip(lines[0]["overhead"], ("o-", "s-", "d-", "^-"), strict=False):
             overhead = [100 * c["overhead"][mode] for c in lines]
             axis.plot([c["ratio"] for c in lines], overhead, style, label=mode, markersize=4)
         axis.axhline(0, color="grey", linewidth=0.5)
@@ -242,89 +258,154 @@ def plot(cases: list[dict[str, object]]) -> None:
         if column == 0:
             axis.set_ylabel("overhead, %")
     axes[0][0].legend(fontsize=8)
-    figure.savefig(RESULTS / "io_overhead.png", dpi=130)
+    figure.savefig(RESULTS / f"{name}.png", dpi=130)
 
 
-def table_of(cases: list[dict[str, object]], device: str) -> str:
-    """The table; tiers that need a GPU are listed as not measured where there is none."""
+def table_of(cases: list[dict[str, object]]) -> str:
+    """The table; columns that no case has something to say of are left out."""
     rows = []
     for case in cases:
         rates = case.get("bandwidth")
-        overheads = [f"{100 * case['overhead'][mode]:+.0f} %" for mode in MODES[1:]]
-        moved = (NUM_LAYERS - 1) * BATCH_NODES * (1 + case["ratio"]) * case["row_bytes"] / 2**20
+        overheads = {mode: f"{100 * share:+.0f} %" for mode, share in case["overhead"].items()}
+        moved = (NUM_LAYERS - 1) * case["nodes"] * (1 + case["ratio"]) * case["row_bytes"] / 2**20
         rows.append(
-            [
-                case["store"],
-                case["codec"],
-                case["width"],
-                f"{case['ratio']:g}",
-                f"{moved:.1f} MiB",
-                f"{1000 * case['seconds']['none'] / NUM_BATCHES:.1f} ms",
-                *overheads,
-                f"{rates['pulled'] / 2**20:.0f} MiB/s" if rates else "",
-                f"{100 * rates['share']:.0f} %" if rates else "",
-            ]
+            {
+                "store": case["store"],
+                "codec": case["codec"],
+                "nodes": f"{case['nodes']:,}",
+                "width": case["width"],
+                "inter / intra": f"{case['ratio']:g}",
+                "batches": case["batches"],
+                "moved per batch": f"{moved:.1f} MiB",
+                "batch, io=none": f"{1000 * case['seconds']['none'] / case['batch_count']:.2f} ms",
+                **overheads,
+                "read": f"{rates['pulled'] / 2**20:.0f} MiB/s" if rates else "",
+                "of the disk": f"{100 * rates['share']:.0f} %" if rates else "",
+            }
         )
-    header = [
-        "store", "codec", "width", "inter / intra", "moved per batch", "batch, io=none",
-        *MODES[1:], "read", "of the disk",
-    ]  # fmt: skip
-    if device == "cpu":
-        rows += [[store, *["not measured"] * (len(header) - 1)] for store in ("device", "pinned")]
-    return markdown(header, rows)
+    header = [key for key in rows[0] if any(row[key] != "" for row in rows)]
+    return markdown(header, [[row[key] for key in header] for row in rows])
+
+
+def goal(cases: list[dict[str, object]]) -> str:
+    """How far pinned memory is from what it is to reach; nothing where there is none."""
+    found = [
+        case["overhead"]["concurrent"]
+        for case in cases
+        if case["store"] == "pinned" and case["codec"] == "float32" and case["ratio"] <= 2
+    ]
+    if not found:
+        return ""
+    return (
+        f"\n\nPinned, float32, up to 2 and concurrent: {100 * max(found):+.1f} % at most. The goal "
+        "is 5 %."
+    )
+
+
+class Setting(NamedTuple):
+    """What a row is of."""
+
+    store: str
+    width: int
+    codec: str
+    ratio: float
+    nodes: int
+    batches: str = "there"
+
+
+def settings_of(args: argparse.Namespace) -> list[Setting]:
+    """The rows: codecs are compared at one width, widths with one codec."""
+    if args.quick:
+        return quick_settings(args)
+    middle = args.widths[len(args.widths) // 2]
+    kinds = [(w, "float32", ratio) for w in args.widths for ratio in args.ratios]
+    kinds += [(middle, codec, args.ratios[-1]) for codec in args.codecs if codec != "float32"]
+    ways = ("there", "moved") if args.device == "cuda" else ("there",)
+    return [
+        Setting(store, *kind, nodes, way)
+        for store, nodes, kind, way in itertools.product(args.stores, args.nodes, kinds, ways)
+    ]
+
+
+def quick_settings(args: argparse.Namespace) -> list[Setting]:
+    """Rows of one width, and a few of larger batches and those that a loader moves."""
+    if args.device == "cpu":
+        return [Setting(store, 16, "float32", 1.0, 400) for store in ("host", "packed")]
+    stores = ("device", "pinned", "host")
+    rows = [
+        Setting(store, 256, "float32", ratio, 4000) for store in stores for ratio in (0.0, 1.0, 2.0)
+    ]
+    rows += [Setting("pinned", 64, "float32", 2.0, 4000), Setting("pinned", 256, "int8", 2.0, 4000)]
+    rows += [Setting("pinned", 256, "float32", 2.0, 32_000, way) for way in ("there", "moved")]
+    return rows + [Setting("disk", 256, "float32", 1.0, 4000)]
+
+
+def make_model(setting: Setting, device: str, folder: str) -> GIN:
+    """A model whose histories have been written."""
+    files = setting.store not in ("device", "pinned", "host")
+    place, path = ("disk", folder) if files else (setting.store, None)
+    num_nodes = GRAPH_BATCHES * setting.nodes
+    model = GIN(num_nodes, setting.width, store=place, dtype=setting.codec, path=path)
+    if device == "cuda":
+        model = gas.nn.fuse(model)
+    model = model.to(device)
+    rows = torch.randn(num_nodes, setting.width, device=device)
+    for history in model.histories:
+        history.push(rows)
+        history.wait()
+    return model
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--seconds", type=float, default=6, help="for each row")
-    parser.add_argument("--degree", type=int, default=5, help="the paper's is 60")
+    add_options(parser, "io_overhead")
+    parser.add_argument("--seconds", type=float, help="for each row (default: 6, --quick 1)")
+    parser.add_argument("--degree", type=int, help="(default: 5, on a device 60 as the paper's)")
+    parser.add_argument("--nodes", type=int, nargs="*", default=[4000], help="of a batch")
     parser.add_argument("--widths", type=int, nargs="*", default=[16, 64, 256])
-    parser.add_argument("--ratios", type=float, nargs="*", default=[0, 1, 2, 3])
+    parser.add_argument("--ratios", type=float, nargs="*", help="(default: 0 1 2 3)")
     parser.add_argument("--codecs", nargs="*", default=["float32", "bfloat16", "float16", "int8"])
-    parser.add_argument(
-        "--stores", nargs="*", default=["host", "disk", "cold disk", "packed", "cold packed"]
-    )
+    parser.add_argument("--stores", nargs="*", help="(default: all that the device can have)")
     parser.add_argument("--folder", help="where files lie (default: that of temporary files)")
-    args = parser.parse_args()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    args = read_options(parser)
+    device, times = args.device, TIMES[args.device]
+    degree = args.degree or (60 if device == "cuda" else 5)
+    seconds = args.seconds or (1.0 if args.quick else 6.0)
+    args.ratios = args.ratios or [0.0, 1.0, 2.0, 3.0]
+    files = ["disk", "cold disk", "packed", "cold packed"]
+    args.stores = args.stores or [
+        *(["device", "pinned"] if device == "cuda" else []),
+        "host",
+        *files,
+    ]
 
-    # Codecs are compared at one width, widths with one codec.
-    middle = args.widths[len(args.widths) // 2]
-    settings = [(w, "float32", ratio) for w in args.widths for ratio in args.ratios]
-    settings += [(middle, codec, args.ratios[-1]) for codec in args.codecs if codec != "float32"]
     cases: list[dict[str, object]] = []
-    for store, (width, codec, ratio) in tqdm(list(itertools.product(args.stores, settings))):
+    for setting in tqdm(settings_of(args)):
         torch.manual_seed(0)
         folder = tempfile.mkdtemp(prefix="gas-io-", dir=args.folder)
-        place = "host" if store == "host" else "disk"
-        model = GIN(width, store=place, dtype=codec, path=None if store == "host" else folder)
-        for history in model.histories:
-            history.push(torch.randn(NUM_NODES, width))
-        model = model.to(device)
-        batches = [batch.to(device) for batch in make_batches(width, ratio, args.degree)]
+        store, layout = setting.store, "csr" if device == "cpu" else "fused"
+        model = make_model(setting, device, folder)
+        batches = make_batches(setting.nodes, setting.width, setting.ratio, degree, layout)
+        if setting.batches == "there":
+            batches = [batch.to(device) for batch in batches]
         if "packed" in store:
             pack(model, batches)
         prepare = (lambda model=model: make_cold(model)) if "cold" in store else None
-        measured = measure(model, batches, args.seconds, prepare)
+        modes = MODES if device == "cpu" or "packed" in store else ON_DEVICE
+        measured = measure(model, batches * times, seconds, prepare, modes)
         if store == "cold packed":
             measured["bandwidth"] = bandwidth(model, batches, folder)
-        row_bytes = model.histories[0].codec.row_bytes(width)
+        row_bytes = model.histories[0].codec.row_bytes(setting.width)
         model.close()
         shutil.rmtree(folder)
+        batch_count = len(batches) * times
         cases.append(
-            {
-                "store": store,
-                "codec": codec,
-                "width": width,
-                "ratio": ratio,
-                "row_bytes": row_bytes,
-                **measured,
-            }
+            {**setting._asdict(), "row_bytes": row_bytes, "batch_count": batch_count, **measured}
         )
-    content = {"degree": args.degree, "num_layers": NUM_LAYERS, "device": device, "cases": cases}
-    save("io_overhead", content, table_of(cases, device))
-    if imports("matplotlib"):
-        plot(cases)
+    content = {"degree": degree, "num_layers": NUM_LAYERS, "device": device, "cases": cases}
+    save(args.name, content, f"{table_of(cases)}{goal(cases)}")
+    if imports("matplotlib") and not args.quick:
+        plot(cases, args.name)
 
 
 if __name__ == "__main__":

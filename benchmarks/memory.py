@@ -1,14 +1,15 @@
 """Peak memory of a training epoch: as models get deeper, and as the graph grows.
 
     python benchmarks/memory.py --root data
+    python benchmarks/memory.py --device cuda --quick    # a minute, on generated graphs
 
-Every number is the median of some processes, each of which trains for one epoch; slow ones run
-once. In host memory it is the growth of the resident set: the peak over what was resident before,
-when the graph, the model, the loader and gas's histories were all in place, and a small graph had
-been trained on, so that libraries had been loaded. Resident memory is what the system gave, so it
-includes what the allocator keeps of freed blocks. On CUDA it is all that PyTorch has allocated on
-the device at the peak: the graph only for the full batch, and never the histories, which stay in
-host memory.
+Every number is the median of some trainings of one epoch; slow ones run once. In host memory each
+has a process of its own, and the number is the growth of the resident set: the peak over what was
+resident before, when the graph, the model, the loader and gas's histories were all in place, and a
+small graph had been trained on, so that libraries had been loaded. Resident memory is what the
+system gave, so it includes what the allocator keeps of freed blocks. On CUDA it is all that PyTorch
+has allocated on the device at the peak, but for the workspaces of libraries: the graph only for the
+full batch, of gas the next batch as well, and never the histories, which stay in host memory.
 
 Percentages are edges used: those over which an epoch aggregates, of all edges into the nodes that
 its steps compute. The rest were not sampled, or leave the batch. gas uses every edge; behind those
@@ -39,8 +40,8 @@ from typing import Any
 
 import torch
 import torch_geometric.transforms as T
-from common import markdown, save
-from contenders import MAKERS, Case, Contender, Graph, own_model, prepare
+from common import add_options, markdown, read_options, save
+from contenders import MAKERS, Case, Contender, Graph, ahead, own_model, prepare
 from torch_geometric.data import Data
 from tqdm import tqdm
 
@@ -49,19 +50,19 @@ from gas.training import train_epoch
 from gas.training.report import peak_rss_bytes, reset_peak_rss
 
 METHODS = ("PyG full batch", "gas full batch", "NeighborLoader", "ClusterLoader", "gas")
-DEVICES = ("cpu", "cuda")
 SMALL = Case("planted:2000", 2, 128, 64, 4, 0.3)
 CASES = (
     Case("FacebookPagePage", 2, 128, 64, 4, 0.3),
     Case("planted:200000", 2, 128, 64, 8, 0.3),
 )
+QUICK = (Case("planted:20000", 2, 128, 64, 8, 0.3),)
 NODES_PER_PART = 250
 PARTS_PER_BATCH = 2
 # As graphs grow, so do epochs: all train until the allocator has settled, and not much longer.
 LEAST_STEPS, MOST_STEPS = 100, 1000
 
 
-# One measurement, in a process of its own ---------------------------------------------------------
+# One measurement ----------------------------------------------------------------------------------
 
 
 def train(path: str, method: str, case: Case, device: str, least_steps: int) -> int:
@@ -70,6 +71,9 @@ def train(path: str, method: str, case: Case, device: str, least_steps: int) -> 
     torch.manual_seed(0)
     make = BY_SIZE[method] if least_steps > 1 else MAKERS[method]
     make(case, small, device).epoch()
+    if device == "cuda":
+        gc.collect()
+        workspaces = torch.cuda.memory_allocated()  # Of libraries, which keep them.
     contender = make(case, graph, device)
     release()
     if device == "cuda":
@@ -79,8 +83,18 @@ def train(path: str, method: str, case: Case, device: str, least_steps: int) -> 
     for _ in range(0, least_steps, case.num_steps):
         contender.epoch()
     if device == "cuda":
-        return torch.cuda.max_memory_allocated()
+        return torch.cuda.max_memory_allocated() - workspaces
     return peak_rss_bytes() - before
+
+
+def alone(path: str, method: str, case: Case, device: str, least_steps: int) -> int:
+    """Trains in a process of its own; on a device there are exact counts without one."""
+    job = path, method, case, device, least_steps
+    if device == "cuda":
+        return train(*job)
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=spawn) as process:
+        return process.submit(train, *job).result()
 
 
 def make_some_steps(case: Case, graph: Graph, device: str = "cpu") -> Contender:
@@ -91,9 +105,10 @@ def make_some_steps(case: Case, graph: Graph, device: str = "cpu") -> Contender:
     loader = gas.SubgraphLoader(
         graph.data, graph.ptr, case.batch_size, shuffle=True, layout="fused", log=False
     )
+    batches = ahead(loader, model)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=True)
     return Contender(
-        model, loader, lambda: train_epoch(model, loader, optimizer, max_steps=MOST_STEPS)
+        model, batches, lambda: train_epoch(model, batches, optimizer, max_steps=MOST_STEPS)
     )
 
 
@@ -130,17 +145,12 @@ def measure(
     least_steps: int = 1,
 ) -> dict[str, Any]:
     """One cell, or the reason why there is none."""
-    if device == "cuda" and not torch.cuda.is_available():
-        return {"not_measured": "no CUDA device"}
     values: list[int] = []
     seconds = 0.0
     try:
         while len(values) < args.repeats and seconds < args.slow_seconds:
             start = time.perf_counter()
-            spawn = multiprocessing.get_context("spawn")
-            with ProcessPoolExecutor(1, mp_context=spawn) as process:
-                job = process.submit(train, path, method, case, device, least_steps)
-                values.append(job.result())
+            values.append(alone(path, method, case, device, least_steps))
             seconds = time.perf_counter() - start
     except Exception as error:  # Absent packages, and processes that ran out of memory.
         if method == "gas":
@@ -204,20 +214,19 @@ def cut_ring(num_nodes: int, num_parts: int) -> Graph:
 def by_depth(args: argparse.Namespace, small: Graph) -> tuple[list[dict[str, Any]], str]:
     """Peak memory of every method as the model gets deeper."""
     results, rows = [], []
-    for case in CASES:
+    for case in QUICK if args.quick else CASES:
         if args.datasets is not None and case.dataset not in args.datasets:
             continue
         graph = prepare(args.root, case)
         with stored(graph, small) as path:
-            for device in DEVICES:
-                for depth in tqdm(args.layers, desc=f"{case.dataset}, {device}"):
-                    deep = replace(case, num_layers=depth)
-                    cells = {
-                        method: measure(args, path, graph, method, deep, device)
-                        for method in METHODS
-                    }
-                    results.append({"device": device, "settings": vars(deep), "methods": cells})
-                    rows.append([case.dataset, device, depth, *depth_row(cells)])
+            for depth in tqdm(args.layers, desc=f"{case.dataset}, {args.device}"):
+                deep = replace(case, num_layers=depth)
+                cells = {
+                    method: measure(args, path, graph, method, deep, args.device)
+                    for method in METHODS
+                }
+                results.append({"device": args.device, "settings": vars(deep), "methods": cells})
+                rows.append([case.dataset, args.device, depth, *depth_row(cells)])
     header = ["graph", "device", "layers", *METHODS, "gas, with histories", "over gas full batch"]
     return results, markdown(header, rows)
 
@@ -229,38 +238,34 @@ def depth_row(cells: dict[str, dict[str, Any]]) -> list[str]:
         else f"{mebibytes(cell['peak_bytes'])}, {cell['edges_used']:.0%}"
         for cell in cells.values()
     ]
-    own = cells["gas"]
-    if "not_measured" in own:
-        return [*row, "not measured", "not measured"]
+    own, whole = cells["gas"], cells["gas full batch"]
     bytes_of_all = own["peak_bytes"] + own["history_bytes"]
-    ratio = bytes_of_all / cells["gas full batch"]["peak_bytes"]
-    return [*row, mebibytes(bytes_of_all), f"{ratio:.2f}x"]
+    if "not_measured" in whole:
+        return [*row, mebibytes(bytes_of_all), "not measured"]
+    return [*row, mebibytes(bytes_of_all), f"{bytes_of_all / whole['peak_bytes']:.2f}x"]
 
 
 def by_size(args: argparse.Namespace, small: Graph) -> tuple[list[dict[str, Any]], str]:
     """Peak memory of gas as the graph grows, while its parts and batches don't."""
     results, rows = [], []
-    first: dict[tuple[str, str], float] = {}
+    first: dict[str, float] = {}
+    device = args.device
     for kind, all_sizes in (("planted", args.sizes), ("ring", args.ring_sizes)):
         for size in tqdm(all_sizes, desc=kind):
             parts = max(size // NODES_PER_PART, 1)
             case = Case(f"{kind}:{size}", 3, 128, parts, PARTS_PER_BATCH, 0.3)
             graph = cut_ring(size, parts) if kind == "ring" else prepare("", case)
             with stored(graph, small) as path:
-                for device in DEVICES:
-                    cell = measure(args, path, graph, "gas", case, device, LEAST_STEPS)
-                    if "peak_bytes" in cell:
-                        base = first.setdefault((kind, device), cell["peak_bytes"])
-                        cell["ratio_over_smallest"] = cell["peak_bytes"] / base
-                    results.append({"device": device, "settings": vars(case), "gas": cell})
-                    rows.append([kind, f"{size:,}", device, *size_row(cell)])
+                cell = measure(args, path, graph, "gas", case, device, LEAST_STEPS)
+            base = first.setdefault(kind, cell["peak_bytes"])
+            cell["ratio_over_smallest"] = cell["peak_bytes"] / base
+            results.append({"device": device, "settings": vars(case), "gas": cell})
+            rows.append([kind, f"{size:,}", device, *size_row(cell)])
     header = ["graph", "nodes", "device", "gas", "over smallest", "largest batch + halo, nodes"]
     return results, markdown([*header, "histories", "graph"], rows)
 
 
 def size_row(cell: dict[str, Any]) -> list[str]:
-    if "not_measured" in cell:
-        return ["not measured"] * 5
     return [
         mebibytes(cell["peak_bytes"]),
         f"{cell['ratio_over_smallest']:.2f}x",
@@ -272,6 +277,7 @@ def size_row(cell: dict[str, Any]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    add_options(parser, "memory")
     parser.add_argument("--root", default="data")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--slow-seconds", type=float, default=30.0)
@@ -280,13 +286,16 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="*", default=sizes)
     parser.add_argument("--ring-sizes", type=int, nargs="*", default=[*sizes, 1_000_000, 5_000_000])
     parser.add_argument("--datasets", nargs="*", help="a part of the cases")
-    args = parser.parse_args()
+    args = read_options(parser)
+    if args.quick:  # Most of the time is that of starting processes.
+        args.repeats, args.layers = 1, args.layers[:1]
+        args.sizes, args.ring_sizes = args.sizes[:2], args.ring_sizes[:2]
 
     small = prepare(args.root, SMALL)
     depths, depth_table = by_depth(args, small)
     sizes, size_table = by_size(args, small)
     content = {"median_of": args.repeats, "by_depth": depths, "by_size": sizes}
-    save("memory", content, f"{depth_table}\n\n{size_table}")
+    save(args.name, content, f"{depth_table}\n\n{size_table}")
 
 
 if __name__ == "__main__":

@@ -61,6 +61,8 @@ def planted_partition(
     exponent: float = 2.5,
     noise: float = 4.0,
     seed: int = 0,
+    *,
+    shuffle: bool = True,
 ) -> Data:
     """Draws an undirected graph with planted communities and power-law degrees.
 
@@ -82,6 +84,8 @@ def planted_partition(
         noise: Standard deviation of the features around their class mean, whose elements have a
             standard deviation of 1. (default: ``4.0``)
         seed: Seed of the generator. (default: ``0``)
+        shuffle: Number the nodes at random. Otherwise those of a community follow one another, so
+            that ranges of nodes are good parts without a partitioner. (default: ``True``)
 
     Returns:
         A graph with ``x``, ``y`` and ``edge_index``, self-loops and duplicates possible.
@@ -98,7 +102,9 @@ def planted_partition(
     drawn = (uniform(num_pairs), uniform(num_pairs), uniform(num_pairs))
     src, dst = communities.draw(drawn, mixing)
 
-    shuffled = torch.randperm(num_nodes, generator=generator)
+    shuffled = torch.randperm(num_nodes, generator=generator)  # Drawn in any case.
+    if not shuffle:
+        shuffled = torch.arange(num_nodes)
     edge_index = shuffled[torch.stack([torch.cat([src, dst]), torch.cat([dst, src])])]
     y = torch.empty(num_nodes, dtype=torch.long)
     classes = torch.randperm(number, generator=generator) % num_classes

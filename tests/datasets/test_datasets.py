@@ -310,6 +310,19 @@ def test_planted_graphs():
     assert same > 0.6  # Of 16 classes.
 
 
+def test_planted_graphs_in_the_order_of_communities():
+    sorted_, shuffled = (planted_partition(5000, shuffle=shuffle) for shuffle in (False, True))
+    src, dst = sorted_.edge_index
+    number = torch.arange(25).repeat_interleave(200)  # Ranges of nodes, as parts.
+    assert (number[src] == number[dst]).float().mean() > 0.5
+    # The same edges but for the names of nodes.
+    degrees = [torch.bincount(data.edge_index[0]).sort().values for data in (sorted_, shuffled)]
+    assert torch.equal(*degrees)
+    for data, parts in ((sorted_, 25), (shuffled, 0)):
+        runs = (data.y[1:] != data.y[:-1]).sum()  # Labels follow communities.
+        assert (runs <= parts) == (parts > 0)
+
+
 @pytest.mark.parametrize("num_nodes", [1, 2, 50])
 def test_small_planted_graphs(num_nodes):
     data, features, _ = gas.get_data("data", f"planted:{num_nodes}")

@@ -1,0 +1,298 @@
+"""Benchmarks that measure devices: all of them run, with their smallest settings."""
+
+import argparse
+import functools
+import importlib
+import json
+import sys
+
+import pytest
+import torch
+from conftest import ROOT
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture
+def script(monkeypatch):
+    """Imports a script of ``benchmarks``, as it finds its neighbours; without METIS."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    monkeypatch.setitem(sys.modules, "pymetis", None)
+    monkeypatch.setitem(sys.modules, "torch_sparse", None)
+    return importlib.import_module
+
+
+@pytest.fixture
+def results(script, monkeypatch, tmp_path):
+    """Runs a script with a command line; returns its results and its table."""
+
+    def run(name, *args):
+        monkeypatch.setattr(sys, "argv", [name, "--quick", "--name", str(tmp_path / name), *args])
+        script(name).main()
+        table = (tmp_path / f"{name}.md").read_text()
+        return json.loads((tmp_path / f"{name}.json").read_text()), table
+
+    return run
+
+
+class Inline:
+    """In place of a process of its own, which takes seconds to start."""
+
+    def __init__(self, *args, **kwargs):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *args):
+        pass
+
+    def submit(self, function, *args):
+        value = function(*args)
+        return type("Job", (), {"result": lambda self: value})()
+
+
+def test_epoch_time(results, script, monkeypatch):
+    small = script("contenders").Case("planted:600", 2, 8, 6, 2, 0.3)
+    monkeypatch.setitem(script("epoch_time").QUICK, "cpu", small)
+    found, table = results("epoch_time", "--repeats", "1")
+    case = found["cases"]["planted:600"]
+    makers = script("contenders").MAKERS
+    assert {*case["seconds"], *case["not_measured"]} == set(makers)
+    assert {"gas", "gas, converted", "ClusterLoader", "PyG full batch"} <= set(case["seconds"])
+    assert case["nodes"] == 600
+    assert "| planted:600 | GCN 2x8, 6 / 2 | " in table
+    assert case["not_measured"]
+    assert all(f" {name} was not measured: " in table for name in case["not_measured"])
+
+
+def test_epoch_time_of_a_large_graph(results, script, monkeypatch):
+    bench = script("epoch_time")
+    assert bench.LARGE.dataset == "planted:2000000"
+    monkeypatch.setattr(bench, "LARGE_QUICK", bench.Case("planted:700", 3, 16, 7, 2, 0.3))
+    found, _ = results("epoch_time", "--large", "--repeats", "1")
+    assert found["cases"]["planted:700"]["edges"] > 20 * 700
+
+
+def test_io_overhead(results):
+    found, table = results("io_overhead", "--seconds", "0.01")
+    assert [case["store"] for case in found["cases"]] == ["host", "packed"]
+    for case in found["cases"]:
+        assert list(case["overhead"]) == ["serial", "concurrent", "expected", "prefetch"]
+        assert case["row_bytes"] == 64
+    assert "| host | float32 | 400 | 16 | 1 | there | 0.1 MiB | " in table
+
+
+def test_io_overhead_of_batches_that_a_loader_moves(script, tmp_path):
+    bench = script("io_overhead")
+    setting = bench.Setting("host", 16, "float32", 2.0, 50, "moved")
+    model = bench.make_model(setting, "cpu", str(tmp_path))
+    batches = bench.make_batches(50, 16, 2.0, 3, "fused")
+    assert batches[0].data.adj_t.num_entries == 50 * 3 * 3
+    assert batches[0].n_id.numel() == 150
+    found = bench.measure(model, batches * 2, 0.01, None, bench.ON_DEVICE)
+    assert list(found["overhead"]) == ["serial", "concurrent", "prefetch"]
+    case = {**setting._asdict(), "row_bytes": 64, "batch_count": 8, **found}
+    assert "The goal" not in bench.goal([case])
+    pinned = {**case, "store": "pinned", "overhead": {"concurrent": 0.031}}
+    beyond = {**pinned, "ratio": 3.0, "overhead": {"concurrent": 0.4}}
+    assert "+3.1 % at most" in bench.goal([case, pinned, beyond])
+    assert "| 2 | moved | " in bench.table_of([case])
+
+
+def test_rows_of_a_device(script):
+    bench = script("io_overhead")
+    args = argparse.Namespace(
+        quick=False, device="cuda", widths=[16], ratios=[0.0, 1.0], codecs=["float32", "int8"],
+        stores=["device", "host"], nodes=[100],
+    )  # fmt: skip
+    rows = bench.settings_of(args)
+    assert len(rows) == 2 * 3 * 2  # Stores; ratios and a codec; ways of batches.
+    assert {row.batches for row in rows} == {"there", "moved"}
+    args.quick = True
+    assert {row.store for row in bench.settings_of(args)} == {"device", "pinned", "host", "disk"}
+
+
+def test_bandwidth(results, script, monkeypatch):
+    bench = script("bandwidth")
+    monkeypatch.setitem(bench.TABLE_BYTES, "cpu", 2**20)
+    monkeypatch.setitem(bench.MOVED_BYTES, "cpu", 2**18)
+    found, table = results("bandwidth", "--repeats", "1")
+    assert len(found["cases"]) == 7
+    assert all(speed > 0 for case in found["cases"] for speed in case["gb_per_s"].values())
+    assert "| 512 | float32 | sorted | " in table
+    speed = bench.measure_device("host", 128, "float32", False, 1, "cpu")
+    assert len(bench.device_row_of(speed)) == len(bench.DEVICE_HEADER)
+    speed = {"pull, ids there": 9.0, "copy in": 10.0}
+    case = {"store": "pinned", "codec": "float32", "width": 128, "gb_per_s": speed}
+    narrow = {**case, "width": 64, "gb_per_s": {**speed, "pull, ids there": 1.0}}
+    assert ": 90% of a copy at least. The goal is 85%." in bench.goal([case, narrow])
+    assert bench.goal([narrow]) == ""
+
+
+def test_memory(results, script, monkeypatch):
+    bench = script("memory")
+    monkeypatch.setattr(bench, "ProcessPoolExecutor", Inline)
+    monkeypatch.setattr(bench, "QUICK", (bench.Case("planted:500", 2, 8, 5, 2, 0.3),))
+    monkeypatch.setattr(bench, "SMALL", bench.Case("planted:200", 2, 8, 5, 2, 0.3))
+    monkeypatch.setattr(bench, "LEAST_STEPS", 4)
+    sizes = ["--sizes", "500", "1000", "--ring-sizes", "500"]
+    found, table = results("memory", *sizes)
+    (depth,) = found["by_depth"]
+    assert depth["methods"]["gas"]["edges_used"] == 1
+    assert depth["methods"]["gas"]["history_bytes"] == 500 * 8 * 4
+    assert depth["methods"]["ClusterLoader"]["edges_used"] < 1
+    assert "peak_bytes" in depth["methods"]["gas full batch"]
+    assert [size["settings"]["num_parts"] for size in found["by_size"]] == [2, 4, 2]
+    assert "| planted:500 | cpu | 2 | " in table
+
+
+# On a device --------------------------------------------------------------------------------------
+
+
+@pytest.mark.requires("cuda")
+def test_epoch_time_on_a_device(results, script, monkeypatch):
+    small = script("contenders").Case("planted:3000", 3, 16, 8, 2, 0.3)
+    monkeypatch.setitem(script("epoch_time").QUICK, "cuda", small)
+    makers = script("contenders").DEVICE_MAKERS
+    monkeypatch.delitem(makers, "PyG full batch, compiled")  # Takes half a minute.
+    found, _ = results("epoch_time", "--device", "cuda", "--repeats", "1")
+    case = found["cases"]["planted:3000"]
+    assert {*case["seconds"], *case["not_measured"]} == set(makers)
+    missing = {name for name in makers if name.startswith(("NeighborLoader", "GraphSAINT"))}
+    assert set(case["not_measured"]) <= missing
+    assert found["machine"]["gpu"] is not None
+
+
+@pytest.mark.requires("cuda")
+def test_io_overhead_on_a_device(results, script, monkeypatch):
+    bench = script("io_overhead")
+    rows = [
+        bench.Setting(store, 16, "float32", 1.0, 200, way)
+        for store in ("device", "pinned", "host", "disk")
+        for way in ("there", "moved")
+    ]
+    monkeypatch.setattr(bench, "quick_settings", lambda args: rows)
+    found, table = results("io_overhead", "--device", "cuda", "--seconds", "0.01")
+    assert [case["store"] for case in found["cases"]] == [row.store for row in rows]
+    assert "Pinned, float32, up to 2 and concurrent: " in table
+
+
+@pytest.mark.requires("cuda")
+def test_bandwidth_on_a_device(results, script, monkeypatch):
+    bench = script("bandwidth")
+    monkeypatch.setitem(bench.TABLE_BYTES, "cuda", 2**22)
+    monkeypatch.setitem(bench.MOVED_BYTES, "cuda", 2**20)
+    found, table = results("bandwidth", "--device", "cuda", "--repeats", "1")
+    assert {case["store"] for case in found["cases"]} == {"device", "pinned", "host"}
+    assert "| 512 | float32 | random | pinned | " in table
+
+
+@pytest.mark.requires("cuda")
+def test_memory_on_a_device(results, script, monkeypatch):
+    bench = script("memory")
+    monkeypatch.setattr(bench, "QUICK", (bench.Case("planted:2000", 2, 64, 5, 2, 0.3),))
+    monkeypatch.setattr(bench, "LEAST_STEPS", 4)
+    found, _ = results("memory", "--device", "cuda", "--sizes", "2000", "--ring-sizes", "2000")
+    (depth,) = found["by_depth"]
+    features = 2000 * 64 * 4
+    assert depth["methods"]["gas full batch"]["peak_bytes"] > 2 * features
+    assert depth["methods"]["gas"]["peak_bytes"] > 0
+
+
+# What they share ----------------------------------------------------------------------------------
+
+
+def test_contenders_of_a_device(script):
+    contenders = script("contenders")
+    case = contenders.Case("planted:600", 2, 8, 6, 2, 0.3)
+    graph = contenders.prepare("", case)
+    for name, make in contenders.DEVICE_MAKERS.items():
+        options = {}
+        if isinstance(make, functools.partial):
+            make, options = make.func, {**make.keywords}
+        options.pop("store", None)  # Needs a device.
+        if "workers" in options:
+            options["workers"] = 0
+        if "compiled" in name:
+            options["backend"] = "eager"
+        try:
+            contender = make(case, graph, "cpu", **options)
+        except ImportError:
+            assert name.startswith(("NeighborLoader", "GraphSAINT"))
+            continue
+        before = [weight.clone() for weight in contender.model.parameters()]
+        contender.epoch()
+        after = contender.model.parameters()
+        assert not any(torch.equal(*pair) for pair in zip(before, after, strict=True)), name
+
+
+def test_contenders_that_fail_when_they_train(script, monkeypatch):
+    contenders = script("contenders")
+    case = contenders.Case("planted:600", 2, 8, 6, 2, 0.3)
+    graph = contenders.prepare("", case)
+
+    def fails(case, graph, device):
+        contender = contenders.make_full_batch(case, graph)
+        return contender._replace(epoch=lambda: torch.empty(2**60))
+
+    made = {"gas": lambda *_: contenders.make_gas(case, graph), "too large": fails}
+    monkeypatch.setattr(contenders, "DEVICE_MAKERS", made)
+    found, reasons = contenders.make_all(case, graph, "a device")
+    assert list(found) == ["gas"]
+    assert reasons["too large"].startswith("RuntimeError: ")
+
+
+def test_communities_are_parts_without_metis(script):
+    contenders = script("contenders")
+    graph = contenders.prepare("", contenders.Case("planted:3000", 2, 8, 5, 1, 0.0))
+    assert graph.ptr.tolist() == [0, 600, 1200, 1800, 2400, 3000]
+    part = torch.bucketize(graph.data.edge_index, graph.ptr[1:], right=True)
+    assert (part[0] == part[1]).float().mean() > 0.6
+    assert graph.out_channels == 16
+    assert 0.45 < graph.data.train_mask.float().mean() < 0.55
+
+
+def test_rounds_end_when_a_device_has_done_everything(script, monkeypatch):
+    common, log = script("common"), []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: log.append("wait"))
+
+    def clock():
+        log.append("clock")
+        return 0.0
+
+    common.time_in_turn({"f": lambda: log.append("f")}, 1, 0, 2, clock=clock, device="cuda")
+    assert log == ["wait", "clock", "f", "f", "wait", "clock"]
+    log.clear()
+    common.time_in_turn({"f": lambda: None}, 1, 0)
+    assert log == []
+
+
+@pytest.mark.parametrize(
+    ("args", "name"),
+    [
+        ([], "script"),
+        (["--quick"], "script_quick"),
+        (["--large", "--device", "cuda"], "script_large_cuda"),
+        (["--quick", "--name", "mine"], "mine"),
+    ],
+)
+def test_names_of_results(script, monkeypatch, args, name):
+    common = script("common")
+    parser = argparse.ArgumentParser()
+    common.add_options(parser, "script")
+    parser.add_argument("--large", action="store_true")
+    monkeypatch.setattr(sys, "argv", ["script.py", *args])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert common.read_options(parser).name == name
+
+
+def test_a_device_that_is_not_there(script, monkeypatch, capsys):
+    common = script("common")
+    parser = argparse.ArgumentParser()
+    common.add_options(parser, "script")
+    monkeypatch.setattr(sys, "argv", ["script.py", "--device", "cuda"])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit):
+        common.read_options(parser)
+    assert "PyTorch finds no CUDA device" in capsys.readouterr().err
