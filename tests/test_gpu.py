@@ -6,10 +6,12 @@ import runpy
 import subprocess
 import sys
 import time
+import warnings
 from types import SimpleNamespace
 
 import pytest
-from conftest import ROOT
+import torch
+from conftest import ROOT, no_sync
 
 SCRIPT = ROOT / "benchmarks" / "gpu.py"
 
@@ -223,3 +225,25 @@ def test_without_a_device(monkeypatch, capsys, gpu):
         with pytest.raises(SystemExit) as stopped:
             gpu.main()
         assert message in f"{stopped.value} {capsys.readouterr().err}"
+
+
+def test_no_sync_ends_with_its_block(monkeypatch):
+    """Whatever went wrong in it, and although PyTorch says that it is a prototype."""
+    modes = [0]
+
+    def set_mode(mode):
+        warnings.warn("a prototype feature", UserWarning, stacklevel=2)
+        modes.append(mode)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: modes[-1])
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", set_mode)
+
+    def waits():
+        with no_sync():
+            assert modes == [0, "error"]
+            raise RuntimeError("called a synchronizing CUDA operation")
+
+    with pytest.raises(RuntimeError, match="called a synchronizing"):
+        waits()
+    assert modes == [0, "error", 0]
