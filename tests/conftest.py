@@ -141,7 +141,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    rehearsed = item.config.getoption("rehearse") and "device" in getattr(item, "fixturenames", ())
+    given = item.callspec.params if hasattr(item, "callspec") else {}  # Not by the fixture.
+    on_any = "device" in getattr(item, "fixturenames", ()) and "device" not in given
+    rehearsed = on_any and item.config.getoption("rehearse")
     for marker in item.iter_markers("requires"):
         if rehearsed and marker.args[0] in ("cuda", "cuda_kernels"):
             continue
