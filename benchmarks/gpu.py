@@ -42,9 +42,9 @@ TAIL = 15  # Lines that are shown of a step that failed.
 BENCHMARKS: dict[str, tuple[int, str, tuple[str, ...]]] = {
     "io_overhead": (120, "io_overhead.py", ("--quick",)),
     "operators": (150, "operators.py", ("--quick",)),
-    "bandwidth": (90, "bandwidth.py", ("--quick",)),
+    "bandwidth": (120, "bandwidth.py", ("--quick",)),
     "epoch_time": (120, "epoch_time.py", ("--quick",)),
-    "memory": (90, "memory.py", ("--quick",)),
+    "memory": (150, "memory.py", ("--quick",)),
     "epoch_time_large": (300, "epoch_time.py", ("--large",)),
 }
 
