@@ -15,13 +15,18 @@ CORES := $(shell getconf _NPROCESSORS_ONLN)
 # The interface's number is read from the module that checks it.
 SOURCES := $(shell find csrc -type f) $(shell grep -rl --include='*.py' '^INTERFACE = ' gas)
 
-.PHONY: train test lint mutants cpp-test install clean
+.PHONY: train test gpu lint mutants cpp-test install clean
 
 train: $(VENV)/installed
 	$(BIN)/python examples/train_gas.py --overwrite $(ARGS)
 
 test: install
 	$(BIN)/python -m pytest -n $(CORES) --maxprocesses 8 --dist worksteal $(ARGS)
+
+# With what $(PYTHON) has: PyTorch, PyG, pybind11, pytest-xdist; and CMake and nvcc. Where there is no
+# GPU, make gpu ARGS=--rehearse takes the same steps on the CPU.
+gpu:
+	$(PYTHON) benchmarks/gpu.py $(ARGS)
 
 lint: install
 	$(BIN)/ruff format --check .

@@ -4,6 +4,9 @@
 ``GAS_TEST_EXPECT`` lists requirements that must not be missing, separated by spaces: CI sets it. A
 skip for any other reason is a failure. ``--requiring NAME`` runs only the tests that need it.
 
+``pytest -m cuda`` runs the tests that need a GPU. ``--rehearse`` has those that take the fixture
+``device`` run on the CPU in its place, so that no slip of theirs costs time on a device.
+
 ``pytest -n 2`` runs tests in processes of one thread; tests about threads set them themselves.
 
 New memory is poisoned: what was not written is NaN, or -1, in tensors, arrays and C++ alike, and
@@ -32,6 +35,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -99,10 +103,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=sorted(REQUIREMENTS),
         help="run only the tests that are skipped where this is missing (can be repeated)",
     )
+    parser.addoption(
+        "--rehearse",
+        action="store_true",
+        help="run tests with the fixture 'device' on the CPU, where there is no CUDA device",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "requires(name): skip where a requirement is missing")
+    config.addinivalue_line("markers", "cuda: needs a CUDA device (by requires('cuda'))")
+    config.addinivalue_line("markers", "sanitized: small enough to run under compute-sanitizer")
     missing = [
         REQUIREMENTS[name][1]
         for name in os.environ.get("GAS_TEST_EXPECT", "").split()
@@ -112,7 +123,11 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError("GAS_TEST_EXPECT is not met: " + "; ".join(missing))
 
 
+@pytest.hookimpl(tryfirst=True)  # Before -m chooses.
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if any(marker.args[0] == "cuda" for marker in item.iter_markers("requires")):
+            item.add_marker("cuda")
     chosen = config.getoption("requiring")
     if not chosen:
         return
@@ -126,7 +141,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    given = item.callspec.params if hasattr(item, "callspec") else {}  # Not by the fixture.
+    on_any = "device" in getattr(item, "fixturenames", ()) and "device" not in given
+    rehearsed = on_any and item.config.getoption("rehearse")
     for marker in item.iter_markers("requires"):
+        if rehearsed and marker.args[0] in ("cuda", "cuda_kernels"):
+            continue
         present, reason = REQUIREMENTS[marker.args[0]]
         if not present:
             pytest.skip(reason)
@@ -142,6 +162,32 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
             report.outcome = "failed"
             report.longrepr = f"skipped although nothing is missing: {reason}"
     return report
+
+
+@pytest.fixture
+def device() -> torch.device:
+    """What a test of a device runs on: a CUDA device, or the CPU in a rehearsal."""
+    return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def _set_sync_debug_mode(mode: str | int) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # It says once that it is a prototype.
+        torch.cuda.set_sync_debug_mode(mode)
+
+
+@contextlib.contextmanager
+def no_sync() -> Iterator[None]:
+    """Raises in this context where PyTorch has the host wait for a device, in any thread."""
+    if not torch.cuda.is_available():  # A rehearsal.
+        yield
+        return
+    before = torch.cuda.get_sync_debug_mode()
+    _set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        _set_sync_debug_mode(before)
 
 
 @pytest.fixture(autouse=True)
@@ -267,8 +313,11 @@ def random_graph(
     )
 
 
-def clustered_graph(num_parts: int = 6, **kwargs: Any) -> tuple[Data, Tensor]:
+def clustered_graph(
+    num_parts: int = 6, method: str = "metis", **kwargs: Any
+) -> tuple[Data, Tensor]:
     """A :func:`random_graph` in parts: permuted, and where they begin."""
     data = random_graph(**kwargs)
-    perm, ptr = gas.metis(data.edge_index, num_parts, num_nodes=data.num_nodes, log=False)
+    options: dict[str, Any] = {"num_nodes": data.num_nodes, "log": False, "method": method}
+    perm, ptr = gas.metis(data.edge_index, num_parts, **options)
     return gas.permute(data, perm, log=False), ptr

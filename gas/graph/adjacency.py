@@ -322,15 +322,9 @@ class Adjacency:
         if torch.compiler.is_compiling():  # It can't count changes of values.
             return make(self) if kept is None or value is not None else kept.adj
         version = 0 if value is None else value._version
-<<<<<<< HEAD
-        if kept is None or kept[0] is not value or kept[1] != version:
-            with _lasting(value):
-                kept = value, version, make()
-=======
         if kept is None or kept.value is not value or kept.version != version:
-            with _lasting():
+            with _lasting(value):
                 kept = _Kept(value, version, make(self), make)
->>>>>>> hB
             self._kept[key] = kept
         return kept.adj
 

@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 import torch
-from augment_graphs import PAPER, chain_on
-from conftest import random_graph
+from augment_graphs import PAPER, SETTINGS, chain_on, follow, make_chain, same
+from conftest import no_sync, random_graph
 from scipy import stats
 from torch_geometric.data import Data
 
@@ -175,53 +175,82 @@ def test_kernels_take_what_their_twins_on_the_cpu_take(monkeypatch):
     assert called == ["draw_subset", "draw_subset", "ego_hop", "ego_hop"]
 
 
+SIZES = [0, 1, pytest.param(257, marks=pytest.mark.sanitized), 100_003]
+
+
 @pytest.mark.requires("cuda")
-@pytest.mark.parametrize("size", [0, 1, 257, 100_003, 20_000_000])
-def test_subsets_on_a_device_equal_their_twin(size):
-    there = torch.device("cuda", 0)
+@pytest.mark.parametrize("size", SIZES)
+def test_subsets_on_a_device_equal_their_twin(size, device):
     for k in sorted({0, min(1, size), size // 3, max(size - 1, 0), size}):
         for seed in (0, 2**63 - 1):
-            drawn = kernels.subset(size, whole(k).to(there), seed, there)
-            assert drawn.device == there
+            drawn = kernels.subset(size, whole(k).to(device), seed, device)
+            assert drawn.device == device
             wanted = kernels._subset_torch(size, whole(k), seed, CPU, None)
             assert torch.equal(drawn.cpu(), wanted)
         among = kernels._subset_torch(size, whole(k), 4, CPU, None)
         for few in sorted({0, min(1, k), k // 2, k}):
             for seed in (4, 5):
-                drawn = kernels.subset(size, whole(few).to(there), seed, there, among.to(there))
+                args = whole(few).to(device), seed, device, among.to(device)
+                drawn = kernels.subset(size, *args)
                 wanted = kernels._subset_torch(size, whole(few), seed, CPU, among)
                 assert torch.equal(drawn.cpu(), wanted)
 
 
 @pytest.mark.requires("cuda")
+def test_a_large_subset_on_a_device(device):
+    """Of more blocks than a device holds; its twin takes seconds, so one draw among another."""
+    size, k, few = 20_000_000, 6_666_667, 1_234_567
+    among = kernels.subset(size, whole(k).to(device), 4, device)
+    assert int(among.sum()) == k
+    drawn = kernels.subset(size, whole(few).to(device), 5, device, among)
+    wanted = kernels._subset_torch(size, whole(few), 5, CPU, among.cpu())
+    assert torch.equal(drawn.cpu(), wanted)
+
+
+@pytest.mark.requires("cuda")
 @pytest.mark.parametrize("undirected", [False, True])
 @pytest.mark.parametrize("num_nodes", [5, 3000])  # Hubs that many threads share, or none.
-def test_ego_hop_on_a_device_equals_its_twin(num_nodes, undirected):
+@pytest.mark.sanitized
+def test_ego_hop_on_a_device_equals_its_twin(num_nodes, undirected, device):
     data = random_graph(num_nodes, 30_000, directed=not undirected)
     graph = chain_on(data, undirected=undirected).units.graph
-    there = kernels.EgoGraph(*(None if t is None else t.cuda() for t in graph))
+    there = kernels.EgoGraph(*(None if t is None else t.to(device) for t in graph))
     size = graph.col.numel() if graph.unit is None else graph.col.numel() // 2
     kept = torch.rand(size) < 0.5
     x = torch.randint(1000, (num_nodes, 2)).double()
     wanted = kernels._ego_hop_torch(graph, kept, x)
-    shifted = torch.empty(2 * num_nodes + 1, dtype=torch.double, device="cuda")[1:].view(-1, 2)
-    for on_device in (x.cuda(), shifted.copy_(x)):  # Aligned to vectors, or not.
-        assert torch.equal(kernels.ego_hop(there, kept.cuda(), on_device).cpu(), wanted)
+    shifted = torch.empty(2 * num_nodes + 1, dtype=torch.double, device=device)[1:].view(-1, 2)
+    for on_device in (x.to(device), shifted.copy_(x)):  # Aligned to vectors, or not.
+        assert torch.equal(kernels.ego_hop(there, kept.to(device), on_device).cpu(), wanted)
 
 
 @pytest.mark.requires("cuda")
-def test_kernels_never_wait_for_the_device():
-    chain = chain_on(random_graph(3000, 30_000).to("cuda"))
-    graph, device = chain.units.graph, chain.units.device
-    k = whole(1000).cuda()
-    kept = kernels.subset(chain.units.size, k, 1, device)
-    x = torch.ones(3000, 2, dtype=torch.double, device="cuda")
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        kernels.subset(chain.units.size, k / 2, 2, device, kept, k)
+@pytest.mark.parametrize("undirected", [False, True])
+def test_a_chain_on_a_device_takes_the_same_steps(undirected, device):
+    data = random_graph(300, 3000, directed=not undirected)
+    logits = torch.randn(300, 3)
+    masks = []
+    for place in (CPU, device):
+        chain = make_chain(data.clone().to(place), undirected=undirected, **SETTINGS)
+        chain.update_entropy(logits.to(place))
+        masks.append([mask.cpu() for mask in follow(chain, 20)])
+        assert chain.edge_mask.device == place
+    assert same(*masks)
+    assert not same(masks[0][:2], masks[0][-2:])  # It did move.
+
+
+@pytest.mark.requires("cuda")
+def test_kernels_never_wait_for_the_device(device):
+    units = chain_on(random_graph(3000, 30_000)).units
+    graph = kernels.EgoGraph(*(None if t is None else t.to(device) for t in units.graph))
+    k = whole(1000).to(device)
+    kept = kernels.subset(units.size, k, 1, device)
+    x = torch.ones(3000, 2, dtype=torch.double, device=device)
+    half = k / 2
+    kernels.ego_hop(graph, kept, x)
+    with no_sync():
+        kernels.subset(units.size, half, 2, device, kept, k)
         kernels.ego_hop(graph, kept, x)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("share", [0.0, 0.6, 1.0])
