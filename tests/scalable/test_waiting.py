@@ -173,6 +173,37 @@ def test_views(device):
     assert_for_the_loss(run(model, gas.PrefetchLoader(loader, model), device))
 
 
+@pytest.mark.parametrize(
+    "waits",
+    [
+        lambda x: x.sum().item(),
+        lambda x: bool(x.any()),
+        lambda x: x.tolist(),
+        lambda x: x.cpu(),
+        lambda x: x[x > 1],
+        lambda x: x.nonzero(),
+        lambda x: x.unique(),
+        lambda x: torch.bincount(x),
+        lambda x: torch.repeat_interleave(x, x),
+        lambda x: torch.equal(x, x),
+        lambda x: torch.tensor([1], device=x.device),
+        lambda x: torch.ones(3).to(x.device),
+        lambda x: x.masked_select(x > 1),
+    ],
+)
+def test_what_the_pretended_device_notes(device, waits):
+    with device:
+        x = torch.arange(3).to(DEVICE, non_blocking=True)
+        index = torch.zeros(2, dtype=torch.long, device=DEVICE)
+        torch.repeat_interleave(x, x, output_size=3)
+        torch.where(x > 1, x[index].sum(), 0).to(torch.float64)
+        assert not device.waits
+        waits(x)
+        assert device.waits
+        with pytest.raises(RuntimeError, match="expected all tensors to be on the same device"):
+            x + torch.ones(3)
+
+
 @pytest.mark.parametrize("name", ["SAGEConv", "SAGEConv max", "GATConv without loops", "GCN"])
 def test_a_batch_that_nobody_has_prepared(graph, device, name):
     """What its layers ask for is made on the device."""
