@@ -4,6 +4,7 @@ import argparse
 import functools
 import importlib
 import json
+import re
 import sys
 
 import pytest
@@ -70,7 +71,10 @@ def test_epoch_time_of_a_large_graph(results, script, monkeypatch):
     bench = script("epoch_time")
     assert bench.LARGE.dataset == "planted:2000000"
     monkeypatch.setattr(bench, "LARGE_QUICK", bench.Case("planted:700", 3, 16, 7, 2, 0.3))
-    found, _ = results("epoch_time", "--large", "--repeats", "1")
+    some = ["PyG full batch", "ClusterLoader"]
+    found, table = results("epoch_time", "--large", "--repeats", "1", "--contenders", *some)
+    assert list(found["cases"]["planted:700"]["seconds"]) == ["gas", *some]
+    assert "| gas | PyG full batch | ClusterLoader |" in table
     assert found["cases"]["planted:700"]["edges"] > 20 * 700
 
 
@@ -326,7 +330,7 @@ def test_contenders_of_a_device(script):
         assert not any(torch.equal(*pair) for pair in zip(before, after, strict=True)), name
 
 
-def test_contenders_that_fail_when_they_train(script, monkeypatch):
+def test_contenders_that_fail_when_they_train(script, monkeypatch, capsys):
     contenders = script("contenders")
     case = contenders.Case("planted:600", 2, 8, 6, 2, 0.3)
     graph = contenders.prepare("", case)
@@ -340,6 +344,7 @@ def test_contenders_that_fail_when_they_train(script, monkeypatch):
     found, reasons = contenders.make_all(case, graph, "a device")
     assert list(found) == ["gas"]
     assert reasons["too large"].startswith("RuntimeError: ")
+    assert re.fullmatch(r"gas: made in .* s, first epoch .* s\n", capsys.readouterr().err)
 
 
 def test_communities_are_parts_without_metis(script):
