@@ -30,7 +30,9 @@ import gc
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterable
+import sys
+import time
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -402,20 +404,31 @@ def makers(device: str) -> dict[str, Callable[..., Contender]]:
 
 
 def make_all(
-    case: Case, graph: Graph, device: str = "cpu"
+    case: Case, graph: Graph, device: str = "cpu", names: Collection[str] = ()
 ) -> tuple[dict[str, Contender], dict[str, str]]:
     """Makes the contenders; returns those that can be made, and why others can't.
 
-    Each trains for an epoch on a device, so that one that needs too much of its memory is known.
+    Each trains for an epoch on a device, so that one that needs too much of its memory is known;
+    how long that took is said at once, for a device that is taken away. Of some ``names``, those
+    and gas are made.
     """
     contenders, reasons = {}, {}
     for name, make in makers(device).items():
+        if names and name not in ("gas", *names):
+            continue
+        start = time.perf_counter()
         try:
             # Not kept before it has run: nothing of one that failed may take memory from others.
             contender = make(case, graph) if device == "cpu" else make(case, graph, device)
             if device != "cpu":
+                made = time.perf_counter()
                 contender.epoch()
                 synchronize(device)
+                seconds = made - start, time.perf_counter() - made
+                print(
+                    f"{name}: made in {seconds[0]:.1f} s, first epoch {seconds[1]:.2f} s",
+                    file=sys.stderr,
+                )
             contenders[name] = contender
         except Exception as error:  # Whatever a package that is absent or broken leads to.
             if name == "gas":

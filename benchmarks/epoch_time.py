@@ -102,12 +102,17 @@ def main() -> None:
     parser.add_argument("--slow-seconds", type=float, default=20.0)
     parser.add_argument("--slow-repeats", type=int, default=1)
     parser.add_argument("--datasets", nargs="*", help="a part of the cases")
+    parser.add_argument("--contenders", nargs="*", default=[], help="some of them, and gas")
     parser.add_argument("--large", action="store_true", help="2 million nodes, 40 million edges")
     args = read_options(parser)
     short = args.quick or args.large
     least = args.repeats or (3 if short else 7)
     beside = args.device == "cpu" and not short
-    names = makers(args.device)
+    names = [
+        name
+        for name in makers(args.device)
+        if not args.contenders or name in ("gas", *args.contenders)
+    ]
 
     results: dict[str, object] = {}
     unmeasured: dict[str, str] = {}
@@ -117,7 +122,7 @@ def main() -> None:
         start = time.perf_counter()
         graph = graph_of(args, case)
         prepared = time.perf_counter() - start
-        contenders, reasons = make_all(case, graph, args.device)
+        contenders, reasons = make_all(case, graph, args.device, args.contenders)
         repeats = least if short or graph.data.num_nodes > 100_000 else 3 * least
         times = time_in_turn(
             {name: contender.epoch for name, contender in contenders.items()},

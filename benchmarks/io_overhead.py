@@ -237,7 +237,8 @@ def plot(cases: list[dict[str, object]], name: str) -> None:
     def key(case: dict[str, object]) -> tuple[object, ...]:
         return case["store"], case["width"]
 
-    chosen = [case for case in cases if case["codec"] == "float32" and case["batches"] == "there"]
+    of_all = {"codec": "float32", "batches": "there", "nodes": cases[0]["nodes"]}
+    chosen = [case for case in cases if of_all.items() <= case.items()]
     panels = sorted({key(case) for case in chosen}, key=str)
     columns = sorted({width for _, width in panels})
     stores = list(dict.fromkeys(case["store"] for case in chosen))

@@ -4,6 +4,7 @@ import argparse
 import functools
 import importlib
 import json
+import re
 import sys
 
 import pytest
@@ -70,7 +71,10 @@ def test_epoch_time_of_a_large_graph(results, script, monkeypatch):
     bench = script("epoch_time")
     assert bench.LARGE.dataset == "planted:2000000"
     monkeypatch.setattr(bench, "LARGE_QUICK", bench.Case("planted:700", 3, 16, 7, 2, 0.3))
-    found, _ = results("epoch_time", "--large", "--repeats", "1")
+    some = ["PyG full batch", "ClusterLoader"]
+    found, table = results("epoch_time", "--large", "--repeats", "1", "--contenders", *some)
+    assert list(found["cases"]["planted:700"]["seconds"]) == ["gas", *some]
+    assert "| gas | PyG full batch | ClusterLoader |" in table
     assert found["cases"]["planted:700"]["edges"] > 20 * 700
 
 
@@ -145,6 +149,105 @@ def test_memory(results, script, monkeypatch):
     assert "peak_bytes" in depth["methods"]["gas full batch"]
     assert [size["settings"]["num_parts"] for size in found["by_size"]] == [2, 4, 2]
     assert "| planted:500 | cpu | 2 | " in table
+
+
+# As on a device: all that needs none of what its rows take ----------------------------------------
+
+
+@pytest.fixture
+def as_on_a_device(script, monkeypatch):
+    """Lets a script measure a device which is the CPU; returns the script."""
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+
+    def pretend(name):
+        bench = script(name)
+        read = script("common").read_options
+
+        def read_options(parser):
+            args = read(parser)
+            args.device = "cuda"
+            return args
+
+        monkeypatch.setattr(bench, "read_options", read_options)
+        return bench
+
+    return pretend
+
+
+def here(make):
+    """A maker of a contender, or of what else there is on a device, which makes it on the CPU."""
+    return lambda case, graph, device="cpu": make(case, graph)
+
+
+def test_table_of_epochs(results, script, monkeypatch, as_on_a_device):
+    bench, contenders = as_on_a_device("epoch_time"), script("contenders")
+    small = contenders.Case("planted:600", 2, 8, 6, 2, 0.3)
+    monkeypatch.setitem(bench.QUICK, "cuda", small)
+    makers = {name: here(contenders.MAKERS[name]) for name in ("gas", "ClusterLoader")}
+    monkeypatch.setattr(contenders, "DEVICE_MAKERS", {**makers, "broken": lambda: None})
+    found, table = results("epoch_time", "--repeats", "2")
+    assert found["device"] == "cuda"
+    assert set(found["cases"]["planted:600"]["seconds"]) == set(makers)
+    assert "| gas | ClusterLoader | broken |" in table
+    assert "| not measured |" in table
+    assert "busy" not in table
+
+
+def test_table_of_overheads(results, monkeypatch, as_on_a_device):
+    bench = as_on_a_device("io_overhead")
+    make_model = bench.make_model
+
+    def on_host(setting, device, folder):
+        return bench.gas.nn.fuse(make_model(setting._replace(store="host"), "cpu", folder))
+
+    rows = [bench.Setting(store, 8, "float32", 1.0, 40) for store in ("pinned", "device")]
+    rows.append(rows[0]._replace(batches="moved"))
+    monkeypatch.setattr(bench, "make_model", on_host)
+    monkeypatch.setattr(bench, "quick_settings", lambda args: rows)
+    monkeypatch.setattr(bench.SubData, "to", lambda batch, *_, **__: batch)
+    found, table = results("io_overhead", "--seconds", "0.01")
+    assert [case["batches"] for case in found["cases"]] == ["there", "there", "moved"]
+    assert found["degree"] == 60
+    assert found["cases"][0]["batch_count"] == 16
+    assert "| batch, io=none | serial | concurrent | prefetch |" in table
+    assert "% at most. The goal is 5 %." in table
+
+
+def test_table_of_bandwidths(results, monkeypatch, as_on_a_device):
+    bench = as_on_a_device("bandwidth")
+    on_device = bench.measure_device
+    monkeypatch.setitem(bench.TABLE_BYTES, "cpu", 2**20)
+    monkeypatch.setitem(bench.MOVED_BYTES, "cpu", 2**18)
+
+    def measure(store, *args):
+        assert args[-1] == "cuda"
+        return on_device("host", *args[:-1], "cpu")
+
+    monkeypatch.setattr(bench, "measure_device", measure)
+    found, table = results("bandwidth", "--repeats", "1")
+    assert [case["store"] for case in found["cases"]] == ["device"] * 4 + ["pinned"] * 4 + [
+        "host"
+    ] * 4
+    assert "| bytes of a row | stored as | index | store |" in table
+    assert "| 2048 | float32 | random | pinned | " in table
+    assert "The goal is 85%." in table
+
+
+def test_table_of_memory(results, script, monkeypatch, as_on_a_device):
+    bench, contenders = as_on_a_device("memory"), script("contenders")
+    for name, value in (("memory_allocated", 1024), ("max_memory_allocated", 2**20 + 1024)):
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
+    for name, make in contenders.MAKERS.items():
+        monkeypatch.setitem(bench.MAKERS, name, here(make))
+    monkeypatch.setitem(bench.BY_SIZE, "gas", here(contenders.make_gas))
+    monkeypatch.setattr(bench, "QUICK", (bench.Case("planted:500", 2, 8, 5, 2, 0.3),))
+    monkeypatch.setattr(bench, "SMALL", bench.Case("planted:200", 2, 8, 5, 2, 0.3))
+    monkeypatch.setattr(bench, "LEAST_STEPS", 4)
+    found, table = results("memory", "--sizes", "500", "--ring-sizes", "500")
+    assert found["by_depth"][0]["methods"]["gas"]["peak_bytes"] == 2**20
+    assert "| planted:500 | cuda | 2 | 1.0 MiB, 100% | 1.0 MiB, 100% | " in table
+    assert "| ring | 500 | cuda | 1.0 MiB | 1.00x | " in table
 
 
 # On a device --------------------------------------------------------------------------------------
@@ -227,7 +330,7 @@ def test_contenders_of_a_device(script):
         assert not any(torch.equal(*pair) for pair in zip(before, after, strict=True)), name
 
 
-def test_contenders_that_fail_when_they_train(script, monkeypatch):
+def test_contenders_that_fail_when_they_train(script, monkeypatch, capsys):
     contenders = script("contenders")
     case = contenders.Case("planted:600", 2, 8, 6, 2, 0.3)
     graph = contenders.prepare("", case)
@@ -241,6 +344,7 @@ def test_contenders_that_fail_when_they_train(script, monkeypatch):
     found, reasons = contenders.make_all(case, graph, "a device")
     assert list(found) == ["gas"]
     assert reasons["too large"].startswith("RuntimeError: ")
+    assert re.fullmatch(r"gas: made in .* s, first epoch .* s\n", capsys.readouterr().err)
 
 
 def test_communities_are_parts_without_metis(script):
