@@ -45,7 +45,7 @@ struct Multiply : Reduction {
 // Reads width * sizeof(T) + 4 bytes for each entry and writes sizeof(T); a row of `a` stays in the
 // cache.
 template <typename T, int V>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kBlocks)
     dot_chunks(Sparse m, Chunks chunks, Columns columns, const T* a, const T* b, T* out) {
   using A = typename Sum<T>::type;
   const int32_t chunk = chunk_of_team(columns.team);
