@@ -191,14 +191,14 @@ def test_steps(gpu, tmp_path, rehearse):
         assert ("--rehearse" in command) == rehearse
     (sanitized,) = todo["racecheck"].commands
     assert (sanitized[:3] == ["compute-sanitizer", "--tool", "racecheck"]) != rehearse
-    for name, (_, script, given) in gpu.BENCHMARKS.items():
-        ((_, path, *options),) = todo[name].commands
+    for name, (_, script, *given) in gpu.BENCHMARKS.items():
+        ((_, _, *options),) = todo[name].commands
         assert options[:2] == ["--device", "cpu" if rehearse else "cuda"]
         assert options[2:4] == ["--name", str(tmp_path / name)]
-        assert options.count("--quick") == (rehearse or "--quick" in given)
+        assert options[4:] == list(given[rehearse])
         source = (ROOT / "benchmarks" / script).read_text()
         if "add_options(" in source:  # Which has the options of all.
-            assert all(f'"{option}"' in source for option in given if option != "--quick"), path
+            assert all(f'"{option}"' in source for option in options[4:] if option != "--quick")
 
 
 def test_the_tests_for_sanitizers_are_found(gpu, tmp_path):
