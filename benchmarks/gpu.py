@@ -41,6 +41,7 @@ QUICK = ("--quick",)
 # Of each step the seconds that it may take, its script, and what that is given besides --device and
 # --name: on a device, and in a rehearsal.
 BENCHMARKS: dict[str, tuple[int, str, tuple[str, ...], tuple[str, ...]]] = {
+    "costs": (60, "costs.py", (), ("--megabytes", "1")),  # From here on gas takes the faster ways.
     "io_overhead": (120, "io_overhead.py", QUICK, QUICK),
     "operators": (150, "operators.py", QUICK, QUICK),
     "bandwidth": (120, "bandwidth.py", QUICK, QUICK),

@@ -138,6 +138,7 @@ class Pretended(TorchFunctionMode):
         monkeypatch.setattr("gas.loader.moving._copies", lambda device: self.copies)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: self.current)
         monkeypatch.setattr(torch.cuda, "stream", self._on)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
 
     @property
     def current(self):
