@@ -128,6 +128,7 @@ class MemoryStore(TableStore):
             memory = pinned_zeros(num_bytes) if pin else zeros(num_bytes)
             table = torch.from_numpy(memory).view(dtype).view(num_rows, columns)
         else:
+            pin = pin and num_bytes > 0
             table = torch.zeros(num_rows, columns, dtype=dtype, device=device, pin_memory=pin)
         super().__init__(table)
 

@@ -1,6 +1,8 @@
 """Whatever a device does first, pulls and pushes have the results of doing them in turn."""
 
+import gc
 import random
+import weakref
 
 import pytest
 import torch
@@ -8,10 +10,11 @@ from streams import Machine, staged
 from torch.utils._python_dispatch import _disable_current_modes as aside
 
 import gas
-from gas.history import MemoryStore, TransferEngine
+from gas.history import MemoryStore, TableStore, TransferEngine
 from gas.history.batch import BatchPulls
 from gas.history.codec import Codec
 from gas.history.cuda import CudaLink
+from gas.native import device
 from gas.native.engine import Engine
 
 CPU = torch.device("cpu")
@@ -21,8 +24,12 @@ ROWS, WIDTH = 12, 4
 def make_link(machine, way, dtype="float32", engine=None):
     engine = engine or TransferEngine()
     codec = Codec.of(dtype)
-    kind = staged(machine) if way == "staged" else MemoryStore
-    link = CudaLink(kind(ROWS, codec.columns(WIDTH), codec.dtype), codec, WIDTH, engine, CPU)
+    shape = ROWS, codec.columns(WIDTH)
+    if way == "here":
+        store = TableStore(torch.zeros(shape, dtype=codec.dtype))
+    else:
+        store = (staged(machine) if way == "staged" else MemoryStore)(*shape, codec.dtype)
+    link = CudaLink(store, codec, WIDTH, engine, CPU)
     if way == "bus":  # The table is on "the device", which is the CPU.
         link.here = False
     return link
@@ -31,6 +38,14 @@ def make_link(machine, way, dtype="float32", engine=None):
 @pytest.fixture
 def machine(monkeypatch):
     monkeypatch.setattr("gas.history.cuda.CHUNK_BYTES", 3 * WIDTH * 4)  # Three rows.
+    scatter = device.scatter_rows
+
+    def checked(table, index, rows):
+        assert rows.is_contiguous()  # Kernels are given addresses.
+        assert rows.dtype == table.dtype
+        scatter(table, index, rows)
+
+    monkeypatch.setattr(device, "scatter_rows", checked)
     return Machine(monkeypatch)
 
 
@@ -183,14 +198,24 @@ def test_a_push_that_failed_leaves_its_buffers(machine, monkeypatch, pool_size):
     assert len(link._buffers) == link._num_buffers == (pool_size or 2)
 
 
-def test_memory_outlives_the_transfers_that_use_it(machine):
+def test_memory_outlives_the_transfers_that_use_it(machine, monkeypatch):
+    """Its last owner waits for them, and refers to it until then."""
     waited = []
 
     class Event:
         def synchronize(self):
-            waited.append(self)
+            waited.append(table() is not None)
 
-    link = make_link(machine, "bus")
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "is_pinned", lambda self: True)
+        patch.setattr(device, "reads_host_memory", lambda: True)
+        link = make_link(machine, "bus")
+    machine.memory.clear()  # Which keeps tensors alive.
+    table = weakref.ref(link.store.table)
     link._last |= {"pull": Event(), "push": Event()}
     link.wait()
-    assert len(waited) == 2
+    assert waited == [True] * 2
+    del link
+    gc.collect()
+    assert waited == [True] * 4
+    assert table() is None
