@@ -16,9 +16,11 @@ void test_rows(int64_t row_bytes, int64_t shift, int64_t blocks, std::mt19937& r
   for (int64_t i = 0; i < kPicked; ++i) index[i] = i * 7 % kRows;  // Each row once at most.
   gas::cuda::gather_rows(table.data(), row_bytes, index.data(), kPicked, rows.data(), blocks,
                          0);
+  CHECK(gridDim.x <= blocks);
   Table<char> back(kRows * row_bytes, shift);
   gas::cuda::scatter_rows(rows.data(), row_bytes, index.data(), kPicked, back.data(),
                           blocks, 0);
+  CHECK(gridDim.x <= blocks);
   std::vector<bool> picked(kRows);
   for (int64_t i = 0; i < kPicked; ++i) {
     picked[index[i]] = true;
@@ -31,7 +33,7 @@ void test_rows(int64_t row_bytes, int64_t shift, int64_t blocks, std::mt19937& r
 
 void test_int8(int64_t width, int64_t shift, bool in_order, int64_t blocks,
                std::mt19937& random) {
-  constexpr int64_t kRows = 11;
+  constexpr int64_t kRows = 60;
   auto x = numbers<float>(kRows * width, 0, random);
   for (int64_t j = 0; j < width; ++j) x[2 * width + j] = 0;
   x[3 * width] = INFINITY;
@@ -46,6 +48,7 @@ void test_int8(int64_t width, int64_t shift, bool in_order, int64_t blocks,
   for (int64_t i = 0; i < kRows; ++i) index[i] = in_order ? i : i * 3 % 7;
   gas::cuda::decode_int8(rows.data(), in_order ? nullptr : index.data(), kRows, width, row_bytes,
                          decoded.data(), blocks, 0);
+  CHECK(gridDim.x <= blocks);
   gas::decode_rows(gas::Codec::kInt8, rows.data(), width, index.data(), 0, kRows,
                    wanted_decoded.data());
   for (int64_t i = 0; i < decoded.n; ++i) {

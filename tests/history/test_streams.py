@@ -3,6 +3,7 @@
 import gc
 import random
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from gas.history.codec import Codec
 from gas.history.cuda import CudaLink
 from gas.native import device
 from gas.native.engine import Engine
+from gas.scalable.run import pulls_of
 
 CPU = torch.device("cpu")
 ROWS, WIDTH = 12, 4
@@ -152,6 +154,13 @@ def test_histories_share_two_streams_and_the_ids_of_a_batch(machine):
         pulls.tensor(history, torch.ones(2, WIDTH))
     assert before == len(machine.streams) == 3  # And the computation's.
     assert machine.id_copies == 1
+
+
+def test_layers_share_the_ids_even_where_no_pull_is_started():
+    model = SimpleNamespace(_take_ahead=lambda n_id: None, io="serial", device=torch.device("meta"))
+    assert pulls_of(model, 2, torch.arange(7)) is not None
+    model.device = CPU
+    assert pulls_of(model, 2, torch.arange(7)) is None  # Nothing is copied there.
 
 
 def test_a_table_on_the_device_is_read_in_place(machine):
