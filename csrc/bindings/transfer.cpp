@@ -8,6 +8,7 @@
 #include "bindings/define.h"
 #include "transfer/codec.h"
 #include "transfer/engine.h"
+#include "transfer/pinned.h"
 #include "transfer/rows.h"
 #include "transfer/segments.h"
 
@@ -51,10 +52,12 @@ void bind_transfer(py::module_& m) {
   define(m, "write_segments_int32", gas::write_segments<int32_t>, Release());
   define(m, "write_segments_int64", gas::write_segments<int64_t>, Release());
 #ifdef GAS_WITH_CUDA
-  define(m, "cuda_gather_rows", gas::cuda::gather_rows);
-  define(m, "cuda_scatter_rows", gas::cuda::scatter_rows);
-  define(m, "cuda_encode_int8", gas::cuda::encode_int8);
-  define(m, "cuda_decode_int8", gas::cuda::decode_int8);
+  define(m, "cuda_gather_rows", gas::cuda::gather_rows, Release());
+  define(m, "cuda_scatter_rows", gas::cuda::scatter_rows, Release());
+  define(m, "cuda_encode_int8", gas::cuda::encode_int8, Release());
+  define(m, "cuda_decode_int8", gas::cuda::decode_int8, Release());
+  define(m, "cuda_pin", gas::cuda::pin, Release());
+  define(m, "cuda_unpin", gas::cuda::unpin, Release());
 #endif
   py::enum_<By>(m, "By")
       .value("ANYONE", By::kAnyone)

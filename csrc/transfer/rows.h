@@ -25,12 +25,13 @@ namespace cuda {
 //
 // `index` and one of the tables are in device memory; the other table may be pinned host memory,
 // whose rows then cross the bus directly. Nothing waits for the host and indices are not checked
-// here: the loader checks them when it makes them. `stream` is a raw cudaStream_t. Throws
-// std::runtime_error when a launch fails.
+// here: the loader checks them when it makes them. At most `most_blocks` blocks of threads run, at
+// least one: those that read over the bus wait most of the time, and would keep others from every
+// multiprocessor. `stream` is a raw cudaStream_t. Throws std::runtime_error when a launch fails.
 void gather_rows(const char* src, int64_t row_bytes, const int64_t* index, int64_t n, char* dst,
-                 uintptr_t stream);
+                 int64_t most_blocks, uintptr_t stream);
 void scatter_rows(const char* src, int64_t row_bytes, const int64_t* index, int64_t n, char* dst,
-                  uintptr_t stream);
+                  int64_t most_blocks, uintptr_t stream);
 
 }  // namespace cuda
 }  // namespace gas

@@ -11,6 +11,7 @@ from torch import Tensor
 from gas.history.history import History
 from gas.history.host import Pull
 from gas.history.rows import Rows, StoredRows, join
+from gas.history.streams import Copies
 
 
 class BatchPulls:
@@ -38,6 +39,7 @@ class BatchPulls:
         self._stored: dict[History, StoredRows] = {}
         self._batch_size = batch_size
         self._own, self._halo = n_id[:batch_size], n_id[batch_size:]
+        self._ids: Copies = {}  # The halo's, once for all histories.
         self._limit = len(self._waiting) if limit is None else limit
         try:
             self._start()
@@ -48,7 +50,10 @@ class BatchPulls:
     def _start(self) -> None:
         while self._waiting and len(self._started) < self._limit:
             history = self._waiting.popleft()
-            self._started[history] = history.start_pull(self._halo, self._batch_size, self._own)
+            self._started[history] = self._start_one(history)
+
+    def _start_one(self, history: History) -> Pull:
+        return history.start_pull(self._halo, self._batch_size, self._own, self._ids)
 
     def tensor(self, history: History, own: Tensor) -> Tensor:
         """The batch's own rows and its halo's, in a tensor that is the caller's."""
@@ -63,7 +68,7 @@ class BatchPulls:
         stored = self._stored.get(history)
         pulled = history in self._started or history in self._copies
         if stored is None and in_place and not pulled:
-            stored = history.in_place(self._halo, own.dtype)
+            stored = history.in_place(self._halo, own.dtype, self._ids)
         if stored is None:
             return Rows(own, self._pull(history)[self._batch_size :].to(own))
         if self.readers > 1:
@@ -78,7 +83,7 @@ class BatchPulls:
         if pull is None:  # In another order than the model's histories, again, or later.
             if history in self._waiting:
                 self._waiting.remove(history)
-            rows = history.start_pull(self._halo, self._batch_size, self._own).wait()
+            rows = self._start_one(history).wait()
         else:
             rows = pull.wait()
             del self._started[history]

@@ -1,16 +1,29 @@
 """Rows on their way between a store and a computation on a CUDA device.
 
-Every history has a stream of its own: what is submitted to it happens in order, beside the streams
-of the computation and of other histories. The computation's stream waits for rows by an event, and
-a push waits for the computation by an event; the host waits for neither.
+A table on that device is read and written by the computation's own stream: a gather there takes no
+longer than a copy, and layers that take :class:`gas.history.rows.Rows` read the rows in place.
 
-A table on the device or in pinned memory is read and written by that stream alone. Rows of any
-other store pass through pinned buffers, chunk by chunk: a worker fills one while the bus empties
-the other. There the host waits for the worker, which has to read the rows itself.
+Rows of a table in pinned memory cross the bus beside the computation: pulls on one stream, pushes
+on another, which all histories of a model share (:class:`gas.history.streams.Streams`). For every
+history,
+
+* a pull waits for the last push before it, and so sees the rows of all of them;
+* a push waits for the computation of its rows, of which it has a copy, and for the last pull before
+  it, which has read the old rows by then;
+* the computation's stream waits for the pull whose rows it needs, and for no push;
+* the first of them after somebody else has changed the table waits for the stream that is current
+  then.
+
+All of these are events that streams wait for: the host waits for none.
+
+Rows of any other store pass through pinned buffers, chunk by chunk: a worker fills one while the
+bus empties the other. There the host waits for the worker, which has to read the rows itself, and
+the order of a history's pulls and pushes is that of its lane.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Iterator
 
@@ -18,10 +31,12 @@ import torch
 from torch import Tensor
 
 from gas.history.codec import Codec
+from gas.history.cores import num_cores
 from gas.history.engine import TransferEngine
 from gas.history.host import HostLink, Pull, Where, as_index
 from gas.history.packing import Plan
 from gas.history.store import Store, TableStore
+from gas.history.streams import Copies
 from gas.native import device as kernels
 from gas.native.engine import By
 from gas.native.transfer import Job, Table
@@ -42,47 +57,68 @@ class CudaLink(HostLink):
     ) -> None:
         super().__init__(store, codec, width, engine)
         self.device = device
-        self.stream = torch.cuda.Stream(device)
-        self.staged = not (
-            isinstance(store, TableStore)
-            and store.direct
-            and (
-                store.table.device == device
-                or (store.table.is_pinned() and kernels.reads_host_memory())
-            )
-        )
+        self.streams = engine.streams(device)
+        is_table = isinstance(store, TableStore) and store.direct
+        self.here = is_table and self._rows.device == device
+        over_bus = is_table and self._rows.is_pinned() and kernels.reads_host_memory()
+        self.staged = not self.here and not over_bus
         self._buffers: deque[tuple[Tensor, torch.cuda.Event]] = deque()
+        self._num_buffers = 0
+        # Workers of several histories run at a time: together they take no more than all cores.
+        self._threads = max(1, num_cores() // max(1, engine.jobs.threads))
         self._behind = True  # Whether the current stream may have changed the table.
+        self._users: set[torch.cuda.Stream] = set()  # Of a table on the device.
+        self._last: dict[str, torch.cuda.Event] = {}  # The last pull and push over the bus.
+        if self.here:
+            self._use(torch.cuda.current_stream(device))  # Where the table was made.
+        if over_bus:
+            # The memory of a table that nobody refers to any more may be gone at once.
+            done = weakref.finalize(self, _wait_for, self._last, self._rows)
+            done.atexit = False
 
     def wait(self) -> None:
         """Waits for everything that was submitted, the host too."""
         super().wait()
-        self.stream.synchronize()
+        _wait_for(self._last)
+        for stream in self._users:
+            stream.synchronize()
 
     def catch_up(self) -> None:
         """See :meth:`HostLink.catch_up`: the next transfer waits for the current stream."""
         self._behind = True
+        if self.here:
+            self._use(torch.cuda.current_stream(self.device))
 
-    def _follow(self) -> None:
+    def _use(self, stream: torch.cuda.Stream) -> None:
+        """Has a stream go on from where others have left a table on the device: mostly itself."""
+        for other in self._users - {stream}:
+            stream.wait_stream(other)
+        if stream not in self._users:
+            self._users.add(stream)
+            self._rows.record_stream(stream)
+
+    def _follow(self, stream: torch.cuda.Stream, other: str) -> None:
+        """Has a transfer over the bus wait for the last one of the other kind."""
         if self._behind:
-            self.stream.wait_stream(torch.cuda.current_stream(self.device))
+            stream.wait_stream(torch.cuda.current_stream(self.device))
             self._behind = False
+        if other in self._last:
+            stream.wait_event(self._last[other])
 
-    def in_place(self, index: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
+    def in_place(
+        self, index: Tensor, dtype: torch.dtype, copies: Copies | None = None
+    ) -> tuple[Tensor, Tensor] | None:
         """See :meth:`HostLink.in_place`: rows and ids on this device."""
-        here = not self.staged and self._rows.device == self.device
-        if not here or self.engine.io == "none" or self.codec.dtype != dtype:
+        if not self.here or self.engine.io == "none" or self.codec.dtype != dtype:
             return None
-        ids = self._on_device(index)
         current = torch.cuda.current_stream(self.device)
-        current.wait_stream(self.stream)  # For the ids, and for what was pushed.
-        ids.record_stream(current)
-        return self._rows, ids
+        self._use(current)
+        return self._rows, self.streams.ids(index, current, copies)
 
     @property
     def beside(self) -> bool:
-        """See :class:`HostLink`: on a stream of its own."""
-        return True
+        """See :class:`HostLink`: on a stream of its own, but for a table on the device."""
+        return not self.here
 
     def pull(
         self,
@@ -91,74 +127,80 @@ class CudaLink(HostLink):
         dtype: torch.dtype,
         ahead: bool = False,
         own: Tensor | None = None,
+        copies: Copies | None = None,
     ) -> Pull:
         """See :meth:`HostLink.pull`; the result is on the device."""
         encoded = self._encoded(dtype)
         out_dtype = torch.float32 if encoded else self.codec.dtype
-        self._follow()
-        ids = index if self.staged else self._on_device(index)
-        with torch.inference_mode(False), torch.cuda.stream(self.stream):  # Whose memory is used.
+        stream = torch.cuda.current_stream(self.device) if self.here else self.streams.pulls
+        with torch.inference_mode(False), torch.cuda.stream(stream):  # Whose memory is used.
             shape = (space + index.numel(), self.width)
             out = torch.empty(shape, dtype=out_dtype, device=self.device)
             if self.engine.io == "none":
-                return Pull(self.engine, None, out.zero_(), self.stream.record_event())
-            if not self.staged:
-                rows = kernels.gather_rows(self._rows, ids)
-                self._decode(rows, out[space:], encoded)
-                return Pull(self.engine, None, out, self.stream.record_event())
-        event = torch.cuda.Event()
-        index = index.to("cpu", copy=True)
-        plan = self._plan(index, own)
-        job = Job.calling(lambda: self._pull_staged(index, plan, out[space:], encoded, event))
-        ticket = self.engine.jobs.submit(self.lane, job, By.WORKERS)
-        return Pull(self.engine, ticket, out, event)
+                return Pull(self.engine, None, out.zero_(), stream.record_event())
+        if self.staged:
+            event = torch.cuda.Event()
+            index = index.to("cpu", copy=True)
+            plan = self._plan(index, own)
+            job = Job.calling(lambda: self._pull_staged(index, plan, out[space:], encoded, event))
+            ticket = self.engine.jobs.submit(self.lane, job, By.WORKERS)
+            return Pull(self.engine, ticket, out, event)
+        ids = self.streams.ids(index, stream, copies)
+        if self.here:
+            self._use(stream)
+        else:
+            self._follow(stream, "push")
+        with torch.cuda.stream(stream):
+            if encoded:
+                kernels.decode(self.codec.name, self._rows, out[space:], ids)
+            else:
+                kernels.gather_rows(self._rows, ids, out[space:])
+            arrived = stream.record_event()
+        if not self.here:
+            self._last["pull"] = arrived
+        return Pull(self.engine, None, out, arrived)
 
     def push(self, x: Tensor, where: Where) -> None:
         """See :meth:`HostLink.push`."""
         if self.engine.io == "none":
             return
+        current = torch.cuda.current_stream(self.device)
+        stream = current if self.here else self.streams.pushes
         # What is pushed is fixed here, on the computation's stream: it may change x afterwards.
-        self._follow()
         x = x.to(self.device)
         with torch.cuda.device(self.device):
             if self._encoded(x.dtype):
                 rows = kernels.encode(self.codec.name, x.float().contiguous())
             else:
-                rows = x.to(self.codec.dtype, copy=True, memory_format=torch.contiguous_format)
-        self.stream.wait_stream(torch.cuda.current_stream(self.device))
-        rows.record_stream(self.stream)
+                rows = x.to(self.codec.dtype)
+                if rows is x and not self.here:
+                    rows = x.clone(memory_format=torch.contiguous_format)
+                rows = rows.contiguous()
+        if not self.here:
+            rows.record_stream(stream)
         if self.staged:
-            job = Job.calling(lambda: self._push_staged(rows, where))
-            self._submit_push(job)
+            made = current.record_event()
+            self._submit_push(Job.calling(lambda: self._push_staged(rows, where, made)))
             return
-        ids = self._on_device(where) if isinstance(where, Tensor) else None
+        if not self.here:
+            stream.wait_stream(current)
+        ids = self.streams.ids(where, stream, None) if isinstance(where, Tensor) else None
+        if self.here:
+            self._use(stream)
+        else:
+            self._follow(stream, "pull")
         table = self._rows.data  # The history counts pushes; the tensor counts other changes.
-        with torch.cuda.stream(self.stream):
+        with torch.cuda.stream(stream):
             if ids is not None:
                 kernels.scatter_rows(table, ids, rows)
-                return
-            begin = 0
-            for first, size in where:
-                target = table[first : first + size]
-                target.copy_(rows[begin : begin + size], non_blocking=True)
-                begin += size
-
-    def _on_device(self, index: Tensor) -> Tensor:
-        """Row ids on the device, on this link's stream."""
-        if index.device.type == "cpu":
-            pinned = index.pin_memory()
-            with torch.cuda.stream(self.stream):
-                return pinned.to(self.device, non_blocking=True)
-        index = index.contiguous()
-        self.stream.wait_stream(torch.cuda.current_stream(self.device))
-        index.record_stream(self.stream)
-        return index
-
-    def _decode(self, rows: Tensor, out: Tensor, encoded: bool) -> None:
-        if encoded:
-            kernels.decode(self.codec.name, rows, out)
-        else:
-            out.copy_(rows)
+            else:
+                begin = 0
+                for first, size in where:
+                    target = table[first : first + size]
+                    target.copy_(rows[begin : begin + size], non_blocking=True)
+                    begin += size
+            if not self.here:
+                self._last["push"] = stream.record_event()
 
     # Through pinned buffers; these run in a worker -----------------------------------------------
 
@@ -168,53 +210,94 @@ class CudaLink(HostLink):
         packed = None
         if plan is not None and self._packed is not None:
             packed, index = self._packed.stage(plan), plan.places
-        with torch.cuda.stream(self.stream):
-            rows = torch.empty(
-                index.numel(), self.store.columns, dtype=self.store.dtype, device=self.device
-            )
-        for begin, end, buffer, free in self._chunks(index.numel()):
-            if packed is not None:
-                Table(packed).pull(index[begin:end], buffer).run()
-            else:
-                self._read_stored(index[begin:end], buffer)
-            with torch.cuda.stream(self.stream):
-                rows[begin:end].copy_(buffer, non_blocking=True)
-                free.record(self.stream)
-        with torch.cuda.stream(self.stream):
-            self._decode(rows, out, encoded)
-            event.record(self.stream)
+        stream = self.streams.pulls
+        rows = out
+        if encoded:
+            with torch.cuda.stream(stream):
+                shape = (index.numel(), self.store.columns)
+                rows = torch.empty(shape, dtype=self.store.dtype, device=self.device)
+        for begin, end in self._chunks(index.numel()):
+            buffer, free = self._buffer()
+            part = buffer[: end - begin]
+            try:
+                if packed is not None:
+                    Table(packed).pull(index[begin:end], part).run(self._threads)
+                else:
+                    self._read_stored(index[begin:end], part)
+                with torch.cuda.stream(stream):
+                    rows[begin:end].copy_(part, non_blocking=True)
+                    free.record(stream)
+            finally:
+                self._buffers.append((buffer, free))
+        with torch.cuda.stream(stream):
+            if encoded:
+                kernels.decode(self.codec.name, rows, out)
+            event.record(stream)
 
-    def _push_staged(self, rows: Tensor, where: Where) -> None:
+    def _push_staged(self, rows: Tensor, where: Where, made: torch.cuda.Event) -> None:
+        stream = self.streams.pushes
+        stream.wait_event(made)
         if self._packed is not None:
-            with torch.cuda.stream(self.stream):
+            with torch.cuda.stream(stream):
                 on_host = rows.cpu()
             self._packed.write(where, on_host)
             return
         index = as_index(where)
-        for begin, end, buffer, free in self._chunks(rows.size(0)):
-            with torch.cuda.stream(self.stream):
-                buffer.copy_(rows[begin:end], non_blocking=True)
-                free.record(self.stream)
-            free.synchronize()  # This worker waits, for one copy.
-            self.store.write(index[begin:end], buffer)
+        copied: deque[tuple[int, int, Tensor, torch.cuda.Event]] = deque()
+
+        def write_first() -> None:
+            begin, end, buffer, arrived = copied[0]
+            arrived.synchronize()  # This worker waits, for one copy, while the bus has the next.
+            self.store.write(index[begin:end], buffer[: end - begin])
+            copied.popleft()
+            self._buffers.append((buffer, arrived))
+
+        try:
+            for begin, end in self._chunks(rows.size(0)):
+                if len(copied) == self._most_buffers:
+                    write_first()
+                buffer, arrived = self._buffer()
+                copied.append((begin, end, buffer, arrived))
+                with torch.cuda.stream(stream):
+                    buffer[: end - begin].copy_(rows[begin:end], non_blocking=True)
+                    arrived.record(stream)
+            while copied:
+                write_first()
+        finally:  # What is left when something failed.
+            self._buffers.extend((buffer, arrived) for _, _, buffer, arrived in copied)
 
     def _read_stored(self, index: Tensor, out: Tensor) -> None:
         if self._native:
-            self._table(encoded=False).pull(index, out).run()
+            self._table(encoded=False).pull(index, out).run(self._threads)
         else:
             self.store.read(index, out)
 
-    def _chunks(self, n: int) -> Iterator[tuple[int, int, Tensor, torch.cuda.Event]]:
-        """Pieces of ``[0, n)``, each with a pinned buffer that no copy uses any more."""
-        columns, dtype = self.store.columns, self.store.dtype
-        size = max(1, CHUNK_BYTES // max(1, columns * dtype.itemsize))
-        for begin in range(0, n, size):
-            if len(self._buffers) < min(2, self.engine.pool_size or 2):
-                buffer = torch.empty(size, columns, dtype=dtype, pin_memory=True)
-                free = torch.cuda.Event()
-            else:
-                buffer, free = self._buffers.popleft()
-                free.synchronize()
-            end = min(n, begin + size)
-            yield begin, end, buffer[: end - begin], free
-            self._buffers.append((buffer, free))
+    @property
+    def _rows_of_buffer(self) -> int:
+        return max(1, CHUNK_BYTES // max(1, self.store.columns * self.store.dtype.itemsize))
+
+    @property
+    def _most_buffers(self) -> int:
+        return min(2, self.engine.pool_size or 2)
+
+    def _chunks(self, n: int) -> Iterator[tuple[int, int]]:
+        """Pieces of ``[0, n)`` that fit a buffer."""
+        size = self._rows_of_buffer
+        return ((begin, min(n, begin + size)) for begin in range(0, n, size))
+
+    def _buffer(self) -> tuple[Tensor, torch.cuda.Event]:
+        """A pinned buffer that no copy uses any more, and an event for its next one."""
+        if self._num_buffers < self._most_buffers:
+            shape = (self._rows_of_buffer, self.store.columns)
+            buffer = torch.empty(shape, dtype=self.store.dtype, pin_memory=True)
+            self._num_buffers += 1
+            return buffer, torch.cuda.Event()
+        buffer, free = self._buffers.popleft()
+        free.synchronize()
+        return buffer, free
+
+
+def _wait_for(events: dict[str, torch.cuda.Event], _table: Tensor | None = None) -> None:
+    """Has the host wait for events; until then there is a table."""
+    for event in events.values():
+        event.synchronize()

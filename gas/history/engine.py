@@ -5,7 +5,10 @@ from __future__ import annotations
 import itertools
 import weakref
 
+import torch
+
 from gas.history.cores import num_cores
+from gas.history.streams import Streams
 from gas.native.buffers import BufferPool
 from gas.native.engine import Engine
 
@@ -38,12 +41,19 @@ class TransferEngine:
         # Two lanes at least may wait for a disk or a network at the same time.
         self.jobs = Engine(threads=max(2, min(4, num_cores() // 4)))
         self._lanes = itertools.count()
+        self._streams: dict[torch.device, Streams] = {}
         # Before Python ends, the workers must: they write to memory that it frees.
         self._finalizer = weakref.finalize(self, self.jobs.close)
 
     def new_lane(self) -> int:
         """A lane of its own, for a history."""
         return next(self._lanes)
+
+    def streams(self, device: torch.device) -> Streams:
+        """The streams of all histories on a CUDA device."""
+        if device not in self._streams:
+            self._streams[device] = Streams(device)
+        return self._streams[device]
 
     def close(self) -> None:
         """Finishes pushes under way and ends the workers. Nothing can be moved afterwards."""

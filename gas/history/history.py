@@ -20,6 +20,7 @@ from gas.history.packed import PackedRows
 from gas.history.packing import Packing
 from gas.history.rows import StoredRows
 from gas.history.store import StoreFactory, TableStore
+from gas.history.streams import Copies
 from gas.history.tiers import make_store
 from gas.native.checks import check_index, check_integer, check_range
 
@@ -494,7 +495,13 @@ class History(torch.nn.Module):
         return out.to(self.codec.value_dtype)
 
     @torch.no_grad()
-    def start_pull(self, n_id: Tensor, space: int = 0, own: Tensor | None = None) -> Pull:
+    def start_pull(
+        self,
+        n_id: Tensor,
+        space: int = 0,
+        own: Tensor | None = None,
+        copies: Copies | None = None,
+    ) -> Pull:
         """Begins to read rows; ``wait()`` on what is returned yields them.
 
         They are those at this call: pushes that follow are not seen.
@@ -505,8 +512,11 @@ class History(torch.nn.Module):
                 ``[space + n, embedding_dim]``. (default: ``0``)
             own: The batch's own nodes, if ``n_id`` is its halo: what :meth:`gas.ScalableGNN.pack`
                 has arranged is found by them. (default: rows are read where they lie)
+            copies: Of ``n_id`` on devices; what is made is added, for the next history that is
+                given the same. (default: none are kept)
         """
-        return self._start(n_id, space, self._dtype, self.engine.io == "concurrent", own)
+        ahead = self.engine.io == "concurrent"
+        return self._start(n_id, space, self._dtype, ahead, own, copies)
 
     def expect(self, n_id: Tensor, own: Tensor) -> None:
         """Has the system read ahead what a pull will need, if :meth:`pack` has arranged it.
@@ -523,7 +533,9 @@ class History(torch.nn.Module):
         """Whether a pull that has been started runs beside the computation."""
         return self._link.beside
 
-    def in_place(self, n_id: Tensor, dtype: torch.dtype) -> StoredRows | None:
+    def in_place(
+        self, n_id: Tensor, dtype: torch.dtype, copies: Copies | None = None
+    ) -> StoredRows | None:
         """Rows where they lie, if they can be read there instead of being pulled.
 
         They can in memory of the device that the model computes on, if it computes in the type that
@@ -532,10 +544,11 @@ class History(torch.nn.Module):
         Args:
             n_id: The nodes that will be read, of shape ``[n]``, int64.
             dtype: What the caller computes with.
+            copies: See :meth:`start_pull`.
         """
         self._check_open()
         check_index("n_id", n_id)
-        where = self._link.in_place(n_id, dtype)
+        where = self._link.in_place(n_id, dtype, copies)
         if where is None:
             return None
         if n_id.device.type == "cpu":  # Ids on a device are checked by the loader alone.
@@ -557,6 +570,7 @@ class History(torch.nn.Module):
         dtype: torch.dtype,
         ahead: bool = False,
         own: Tensor | None = None,
+        copies: Copies | None = None,
     ) -> Pull:
         self._check_open()
         check_index("n_id", n_id)
@@ -565,7 +579,7 @@ class History(torch.nn.Module):
         elif n_id.device.type == "cpu":  # Ids on a device are checked by the loader alone.
             check_range("n_id", n_id, self.num_embeddings)
         self._warn_unwritten(n_id)
-        pull = self._link.pull(n_id, space, dtype, ahead, own)
+        pull = self._link.pull(n_id, space, dtype, ahead, own, copies)
         if self.engine.io != "none":
             self._count_moved(n_id.numel())
         return pull

@@ -15,6 +15,7 @@ from gas.history.engine import TransferEngine
 from gas.history.packed import PackedRows
 from gas.history.packing import Plan
 from gas.history.store import Store, TableStore
+from gas.history.streams import Copies
 from gas.native import transfer
 from gas.native.engine import By
 from gas.native.transfer import Job, Table
@@ -105,7 +106,9 @@ class HostLink:
         """Waits for everything that was submitted."""
         self.engine.jobs.wait_lane(self.lane)
 
-    def in_place(self, index: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
+    def in_place(
+        self, index: Tensor, dtype: torch.dtype, copies: Copies | None = None
+    ) -> tuple[Tensor, Tensor] | None:
         """The stored rows and ``index``, where values of a dtype can be read as they are stored."""
         if not self._in_memory or self.engine.io == "none" or self.codec.dtype != dtype:
             return None
@@ -119,6 +122,7 @@ class HostLink:
         dtype: torch.dtype,
         ahead: bool = False,
         own: Tensor | None = None,
+        copies: Copies | None = None,
     ) -> Pull:
         """Starts to read rows, in a tensor with ``space`` rows in front of them.
 
@@ -129,6 +133,7 @@ class HostLink:
                 and the type of the stored values otherwise.
             ahead: Whether a worker may begin at once. (default: only who waits does the work)
             own: The batch's own rows, if ``index`` is its halo; what lies packed is found by them.
+            copies: Of ``index`` on devices, those that are made included. (default: none are kept)
         """
         encoded = self._encoded(dtype)
         out_dtype = torch.float32 if encoded else self.codec.dtype

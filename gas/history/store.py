@@ -10,7 +10,8 @@ from torch import Tensor
 
 from gas.history.memory import check_fits
 from gas.history.packed import PackedRows
-from gas.native.buffers import zeros
+from gas.native.buffers import pinned_zeros, zeros
+from gas.native.device import reads_host_memory
 
 
 class Store(abc.ABC):
@@ -122,9 +123,12 @@ class MemoryStore(TableStore):
             self.tier = "pinned" if pin else "host"
         num_bytes = num_rows * columns * dtype.itemsize
         check_fits(num_bytes, device)
-        if self.tier == "host" and num_bytes > 0:
-            table = torch.from_numpy(zeros(num_bytes)).view(dtype).view(num_rows, columns)
+        is_direct = self.tier == "host" or (self.tier == "pinned" and reads_host_memory())
+        if is_direct and num_bytes > 0:
+            memory = pinned_zeros(num_bytes) if pin else zeros(num_bytes)
+            table = torch.from_numpy(memory).view(dtype).view(num_rows, columns)
         else:
+            pin = pin and num_bytes > 0
             table = torch.zeros(num_rows, columns, dtype=dtype, device=device, pin_memory=pin)
         super().__init__(table)
 

@@ -16,6 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gas import native
+from gas.native.memory import human
+
 SMALL_BYTES = 128 * 1024  # Below this, the C library uses memory again by itself.
 LARGE_BYTES = 32 << 20  # From this, it always gives memory back to the system.
 HUGE_BYTES = 4 << 20  # Two huge pages of 2 MiB: below, little is gained.
@@ -31,10 +34,43 @@ def zeros(num_bytes: int) -> np.ndarray:
     """
     if num_bytes < HUGE_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
         return np.zeros(num_bytes, dtype=np.uint8)
-    pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # A system that has none.
+    return _pages(num_bytes)
+
+
+def _pages(num_bytes: int) -> np.ndarray:
+    """Zeros in pages of their own."""
+    if hasattr(mmap, "MAP_ANONYMOUS"):
+        pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    else:  # Windows.
+        pages = mmap.mmap(-1, num_bytes)
+    with contextlib.suppress(OSError, AttributeError):  # A system that has no huge ones.
         pages.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(pages, dtype=np.uint8)
+
+
+def pinned_zeros(num_bytes: int) -> np.ndarray:
+    """New memory of the host that GPUs read and write over the bus, no more than was asked for.
+
+    PyTorch's allocator would take the next power of two. It would also wait for kernels that it
+    knows of before it gives the memory to somebody else; here, who has launched kernels refers to
+    the array until they have ended.
+
+    Raises:
+        MemoryError: If the system or CUDA refuses.
+    """
+    array = _pages(num_bytes)
+    address = array.ctypes.data
+    try:
+        native.C.cuda_pin(address, num_bytes)
+    except RuntimeError as error:
+        raise MemoryError(
+            f"'store' is 'pinned', but {human(num_bytes)} of memory can't be pinned, CUDA says "
+            f"{str(error)!r}: use store='host', or raise the limit of locked memory (ulimit -l)"
+        ) from error
+    # The pages are unmapped right after this, as the array's memory.
+    back = weakref.finalize(array, native.C.cuda_unpin, address)
+    back.atexit = False
+    return array
 
 
 class BufferPool:

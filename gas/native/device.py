@@ -1,12 +1,13 @@
 """Moving and encoding rows on a CUDA device, on the current stream; nothing waits for the host.
 
 Natively where the extension has CUDA, in torch elsewhere, with equal results. Indices are not
-checked: the loader checks them when it makes them.
+checked: the loader checks them when it makes them. The current device may be another one.
 """
 
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -14,6 +15,11 @@ from torch import Tensor
 from gas import native
 from gas.native import costs
 from gas.native.transfer import decode_torch, encode_torch, stored_columns
+
+MOST_BLOCKS = 65535  # For rows on the device: as many as there is work for.
+# Of 256 threads with up to 16 bytes each: over 500 KB on their way on a GPU of 132 multiprocessors,
+# several times what a bus of 64 GB/s holds in 2 microseconds. The rest of the GPU computes.
+BUS_BLOCKS_PER_PROCESSOR = 1
 
 
 def reads_host_memory() -> bool:
@@ -25,16 +31,30 @@ def _row_bytes(table: Tensor) -> int:
     return math.prod(table.shape[1:]) * table.element_size()
 
 
-def gather_rows(table: Tensor, index: Tensor) -> Tensor:
+@cache
+def _num_processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def _most_blocks(table: Tensor, device: torch.device) -> int:
+    """How many blocks may work on a table's rows at a time."""
+    if table.device.type != "cpu":
+        return MOST_BLOCKS
+    return BUS_BLOCKS_PER_PROCESSOR * _num_processors(device)
+
+
+def gather_rows(table: Tensor, index: Tensor, out: Tensor | None = None) -> Tensor:
     """``table[index]`` on the device of ``index``.
 
     Args:
         table: Contiguous, on that device or in pinned host memory.
         index: The rows, of shape ``[n]``, int64, on the device.
+        out: Where to write, contiguous, of the table's dtype. (default: a new tensor)
     """
+    if out is None:
+        out = table.new_empty(index.numel(), *table.shape[1:], device=index.device)
     if not reads_host_memory() or costs.moves_by_torch("gather", table):
-        return table.index_select(0, index)
-    out = torch.empty(index.numel(), *table.shape[1:], dtype=table.dtype, device=index.device)
+        return torch.index_select(table, 0, index, out=out)
     native.launch(
         "cuda_gather_rows",
         index.device,
@@ -43,6 +63,7 @@ def gather_rows(table: Tensor, index: Tensor) -> Tensor:
         index.data_ptr(),
         index.numel(),
         out.data_ptr(),
+        _most_blocks(table, index.device),
     )
     return out
 
@@ -66,6 +87,7 @@ def scatter_rows(table: Tensor, index: Tensor, rows: Tensor) -> None:
         index.data_ptr(),
         index.numel(),
         table.data_ptr(),
+        _most_blocks(table, index.device),
     )
 
 
@@ -75,15 +97,35 @@ def encode(codec: str, x: Tensor) -> Tensor:
         return encode_torch(codec, x)
     n, width = x.shape
     rows = torch.empty(n, stored_columns(codec, width), dtype=torch.uint8, device=x.device)
-    address = x.data_ptr(), n, width, rows.size(1), rows.data_ptr()
-    native.launch("cuda_encode_int8", x.device, *address)
+    native.launch(
+        "cuda_encode_int8", x.device, x.data_ptr(), n, width, rows.size(1), rows.data_ptr()
+    )
     return rows
 
 
-def decode(codec: str, rows: Tensor, out: Tensor) -> None:
-    """Decodes contiguous stored rows into contiguous float32 rows, of shape ``[n, width]``."""
+def decode(codec: str, rows: Tensor, out: Tensor, index: Tensor | None = None) -> None:
+    """Decodes stored rows into contiguous float32 rows, of shape ``[n, width]``, on a device.
+
+    Args:
+        codec: How they are encoded.
+        rows: Contiguous, on that device, or in pinned host memory with ``index``.
+        out: Where to write.
+        index: Which rows, of shape ``[n]``, int64, on the device. (default: all)
+    """
     if codec != "int8" or not reads_host_memory():
-        out.copy_(decode_torch(codec, rows, out.size(1)))
+        if index is not None:
+            rows = gather_rows(rows, index)
+        # A conversion between types of floating point needs no tensor in between.
+        out.copy_(decode_torch(codec, rows, out.size(1)) if codec == "int8" else rows)
         return
-    address = rows.data_ptr(), rows.size(0), out.size(1), rows.size(1), out.data_ptr()
-    native.launch("cuda_decode_int8", out.device, *address)
+    native.launch(
+        "cuda_decode_int8",
+        out.device,
+        rows.data_ptr(),
+        0 if index is None else index.data_ptr(),
+        out.size(0),
+        out.size(1),
+        rows.size(1),
+        out.data_ptr(),
+        _most_blocks(rows, out.device),
+    )

@@ -94,12 +94,12 @@ class Job:
 
         return Job(work if native.C is None else native.C.Job(work))
 
-    def run(self) -> None:
-        """Does the work."""
+    def run(self, threads: int | None = None) -> None:
+        """Does the work, with up to so many threads; as many as PyTorch without a number."""
         if native.C is None:
             self.work()
         else:
-            self.work.run(torch.get_num_threads())
+            self.work.run(torch.get_num_threads() if threads is None else threads)
 
 
 # Tables -------------------------------------------------------------------------------------------

@@ -222,4 +222,6 @@ def pulls_of(model: ScalableGNN, batch_size: int, n_id: Tensor) -> BatchPulls | 
         model.expect(batch_size, n_id)
         ahead = [history for history in model.histories if history.pulls_beside]
         pulls = BatchPulls(ahead, batch_size, n_id, model.pool_size) if ahead else None
+    if pulls is None and model.device.type != "cpu":  # The ids go to the device once.
+        pulls = BatchPulls([], batch_size, n_id)
     return pulls

@@ -27,6 +27,12 @@ def push(x=ROWS, *args, **where):
     history().push(x, *args, **where)
 
 
+def unpinned(t):
+    native = types.SimpleNamespace(WITH_CUDA=True, cuda_pin=raising(RuntimeError("out of memory")))
+    t.patch.setattr("gas.native.C", native)
+    store.MemoryStore(1000, 3, torch.float32, pin=True)
+
+
 def closed(use):
     table = history()
     table.close()
@@ -201,6 +207,7 @@ CASES = {
     "gas.History, an unknown type": lambda t: history(dtype="int4"),
     "gas.History, an unknown store": lambda t: history(store="tape"),
     "gas.History, pinned without a GPU": lambda t: history(store="pinned"),
+    "gas.History, memory that CUDA doesn't pin": unpinned,
     "gas.History, a disk on a system without POSIX": windows,
     "gas.History, a path for memory": lambda t: history(path="h"),
     "gas.History, a function that makes another store": lambda t: history(
