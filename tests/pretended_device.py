@@ -233,8 +233,8 @@ class _Link(HostLink):
     def push(self, x, where):
         super().push(x.on_host, where)
 
-    def in_place(self, index, dtype):
-        where = super().in_place(index, dtype)
+    def in_place(self, *args):
+        where = super().in_place(*args)
         return where and tuple(There(tensor, self.pretended) for tensor in where)
 
 

@@ -132,7 +132,7 @@ def _operations(
 
     for size in ROW_BYTES:
         num_rows = min(num_bytes // size, 1 << 24)
-        table = torch.zeros(num_rows, size // 4, device=device)
+        table = torch.rand(num_rows, size // 4, device=device)
         index = torch.randperm(num_rows, device=device)[: max(1, num_rows // 4)]
         rows = table[index]
         yield "gather", size, functools.partial(moves.gather_rows, table, index)
