@@ -27,6 +27,11 @@ def reads_host_memory() -> bool:
     return native.C is not None and native.C.WITH_CUDA
 
 
+def _launches(x: Tensor) -> bool:
+    """Whether there are kernels for a tensor: in a rehearsal without a device there are none."""
+    return x.is_cuda and reads_host_memory()
+
+
 def _row_bytes(table: Tensor) -> int:
     return math.prod(table.shape[1:]) * table.element_size()
 
@@ -53,7 +58,7 @@ def gather_rows(table: Tensor, index: Tensor, out: Tensor | None = None) -> Tens
     """
     if out is None:
         out = table.new_empty(index.numel(), *table.shape[1:], device=index.device)
-    if not reads_host_memory() or costs.moves_by_torch("gather", table):
+    if not _launches(index) or costs.moves_by_torch("gather", table):
         return torch.index_select(table, 0, index, out=out)
     native.launch(
         "cuda_gather_rows",
@@ -76,7 +81,7 @@ def scatter_rows(table: Tensor, index: Tensor, rows: Tensor) -> None:
         index: The rows, of shape ``[n]``, int64, on the device.
         rows: Their values, contiguous, of the table's dtype, on the device.
     """
-    if not reads_host_memory() or costs.moves_by_torch("scatter", table):
+    if not _launches(index) or costs.moves_by_torch("scatter", table):
         table.index_copy_(0, index, rows)
         return
     native.launch(
@@ -93,7 +98,7 @@ def scatter_rows(table: Tensor, index: Tensor, rows: Tensor) -> None:
 
 def encode(codec: str, x: Tensor) -> Tensor:
     """Encodes contiguous float32 rows of shape ``[n, width]``; see csrc/transfer/codec.h."""
-    if codec != "int8" or not reads_host_memory():
+    if codec != "int8" or not _launches(x):
         return encode_torch(codec, x)
     n, width = x.shape
     rows = torch.empty(n, stored_columns(codec, width), dtype=torch.uint8, device=x.device)
@@ -112,7 +117,7 @@ def decode(codec: str, rows: Tensor, out: Tensor, index: Tensor | None = None) -
         out: Where to write.
         index: Which rows, of shape ``[n]``, int64, on the device. (default: all)
     """
-    if codec != "int8" or not reads_host_memory():
+    if codec != "int8" or not _launches(out):
         if index is not None:
             rows = gather_rows(rows, index)
         # A conversion between types of floating point needs no tensor in between.
