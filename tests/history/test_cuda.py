@@ -68,12 +68,12 @@ def batches_of(kind, layout="fused"):
 def train(kind, place, layout="fused", epochs=2, watched=False, **options):
     """The losses and histories of some epochs; in the last one nothing waits, if it is watched."""
     model = make(kind, place, **options)
-    loader = batches_of(kind, layout)
+    batches = gas.PrefetchLoader(batches_of(kind, layout), model)  # Knows what layers ask for.
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     losses = []
     for epoch in range(epochs):
         with no_sync() if watched and epoch == epochs - 1 else contextlib.nullcontext():
-            for batch in gas.PrefetchLoader(loader, model):
+            for batch in batches:
                 optimizer.zero_grad()
                 loss = F.cross_entropy(model(batch), batch.y[: batch.batch_size])
                 loss.backward()

@@ -3,11 +3,10 @@
 import contextlib
 import copy
 import itertools
-import warnings
 
 import pytest
 import torch
-from conftest import random_graph
+from conftest import no_sync, random_graph
 from pretended_device import DEVICE, Pretended
 from torch_geometric.transforms import GCNNorm
 from torch_geometric.utils import degree
@@ -253,10 +252,5 @@ def test_no_step_waits_for_a_real_device(graph, name, prefetch):
             optimizer.step()
 
     epoch()  # Layers show what they ask for, and libraries allocate.
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # That it is a prototype.
-        torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_sync():
         epoch()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
