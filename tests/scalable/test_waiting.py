@@ -106,6 +106,8 @@ def run(model, loader, device=None, **kwargs):
             waits = [] if device is None else device.waits
             waits.clear()
             train_epoch(model, loader, optimizer, **kwargs)
+        if device is not None:  # Others wait for what is under way, sooner or later.
+            assert {entry[2] for entry in device.log if entry[0] == "copy"} == {"pinned"}
     return list(waits)
 
 
