@@ -119,7 +119,7 @@ EPOCHS = [
 
 
 @pytest.mark.requires("cuda")
-@pytest.mark.requires("native")
+@pytest.mark.requires("cuda_kernels")
 @pytest.mark.parametrize(("kind", "store", "io", "prefetch"), EPOCHS)
 def test_an_epoch_waits_for_nothing(kind, store, io, prefetch, device):
     """From the loader on: cutting, preparing and moving batches, and every step."""
@@ -147,7 +147,7 @@ def test_int8_equals_that_of_the_cpu(width, device):
 
 
 @pytest.mark.requires("cuda")
-@pytest.mark.requires("native")
+@pytest.mark.requires("cuda_kernels")
 @pytest.mark.parametrize("store", ["device", "pinned"])
 @pytest.mark.parametrize("kind", MODELS)
 def test_no_step_waits_for_the_device(kind, store, device):
