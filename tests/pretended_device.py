@@ -168,7 +168,9 @@ class Pretended(TorchFunctionMode):
             if hasattr(first, "is_pretended"):
                 return first
             self.pinned.append(first)
-            return _pinned(first.clone())
+            return _pinned(
+                torch.empty_strided(first.shape, first.stride(), dtype=first.dtype).copy_(first)
+            )
         if kwargs.pop("pin_memory", False):
             return _pinned(func(*args, **kwargs))
         if isinstance(first, There) and name in ("cpu", "tolist", "numpy"):

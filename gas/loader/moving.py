@@ -75,6 +75,16 @@ def moved(batch: SubData, device: torch.device) -> SubData:
     return batch.to(device, non_blocking=True)
 
 
+def moved_tensor(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor without gradient for the current stream, as :func:`moved`.
+
+    From memory that isn't pinned, even a copy that doesn't block may wait for what is under way.
+    """
+    if device.type != "cuda":
+        return tensor.to(device)
+    return _pinned(tensor).to(device, non_blocking=True)
+
+
 def _is_far(batch: SubData, device: torch.device) -> bool:
     """Whether a batch has to be copied to a GPU."""
     return device.type == "cuda" and not devices(batch.data) <= {device}
@@ -94,7 +104,10 @@ def _pinned(value: Any) -> Any:
         return sparse_csr(rowptr, col, entries, value.size(1))
     if isinstance(value, Tensor):
         is_plain = value.layout == torch.strided and not value.requires_grad
-        return value.pin_memory() if is_plain and value.device.type == "cpu" else value
+        if not is_plain or value.device.type != "cpu":
+            return value
+        # PyTorch can't pin elements that share memory, such as those of expand().
+        return (value.contiguous() if 0 in value.stride() else value).pin_memory()
     return value.pin_memory()
 
 

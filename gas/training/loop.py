@@ -23,7 +23,7 @@ from gas.graph.versions import Versions
 from gas.history.cores import share_cores
 from gas.loader import EvalSubgraphLoader
 from gas.loader.batch import SubData, tensors
-from gas.loader.moving import moved
+from gas.loader.moving import moved, moved_tensor
 from gas.loader.sampler import PartSampler, sampler_of
 from gas.scalable.model import ScalableGNN
 from gas.training.metrics import is_real, metric_of, score
@@ -177,7 +177,7 @@ def train_epoch(
     device = model.device
     mask = _train_mask(loader, split)
     done = Progress() if progress is None else progress
-    done.loss = torch.as_tensor(done.loss, dtype=torch.float32).to(device, non_blocking=True)
+    done.loss = moved_tensor(torch.as_tensor(done.loss, dtype=torch.float32), device)
     of_step = 0  # Labelled nodes of the step so far.
     optimizer.zero_grad()
     with share_cores(leave_cores) as follow_cores:
@@ -195,7 +195,7 @@ def train_epoch(
                 with torch.set_grad_enabled(trains), _autocast(device, autocast):
                     outs = _forward(model, batch, full_batch, edge_dropout, views)
             if count > 0:
-                index = index.to(device, non_blocking=True)
+                index = moved_tensor(index, device)
                 y = batch.data.y[: batch.batch_size]
                 if autocast is not None:
                     outs = tuple(out.float() for out in outs)
@@ -263,7 +263,7 @@ def _by_parts(
     ]
     loss = torch.cat(rows)
     sampler.report(batch, loss)
-    weight = sampler.weight(batch).to(loss.device, non_blocking=True) * sampler.labelled.sum()
+    weight = moved_tensor(sampler.weight(batch), loss.device) * sampler.labelled.sum()
     return loss.mean(), (weight * loss).mean()
 
 

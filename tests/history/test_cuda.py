@@ -68,12 +68,12 @@ def batches_of(kind, layout="fused"):
 def train(kind, place, layout="fused", epochs=2, watched=False, **options):
     """The losses and histories of some epochs; in the last one nothing waits, if it is watched."""
     model = make(kind, place, **options)
-    loader = batches_of(kind, layout)
+    batches = gas.PrefetchLoader(batches_of(kind, layout), model)  # Knows what layers ask for.
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     losses = []
     for epoch in range(epochs):
         with no_sync() if watched and epoch == epochs - 1 else contextlib.nullcontext():
-            for batch in gas.PrefetchLoader(loader, model):
+            for batch in batches:
                 optimizer.zero_grad()
                 loss = F.cross_entropy(model(batch), batch.y[: batch.batch_size])
                 loss.backward()
@@ -119,7 +119,7 @@ EPOCHS = [
 
 
 @pytest.mark.requires("cuda")
-@pytest.mark.requires("native")
+@pytest.mark.requires("cuda_kernels")
 @pytest.mark.parametrize(("kind", "store", "io", "prefetch"), EPOCHS)
 def test_an_epoch_waits_for_nothing(kind, store, io, prefetch, device):
     """From the loader on: cutting, preparing and moving batches, and every step."""
@@ -147,7 +147,7 @@ def test_int8_equals_that_of_the_cpu(width, device):
 
 
 @pytest.mark.requires("cuda")
-@pytest.mark.requires("native")
+@pytest.mark.requires("cuda_kernels")
 @pytest.mark.parametrize("store", ["device", "pinned"])
 @pytest.mark.parametrize("kind", MODELS)
 def test_no_step_waits_for_the_device(kind, store, device):

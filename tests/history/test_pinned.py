@@ -63,7 +63,7 @@ def test_no_rows_need_no_memory(runtime):
 
 
 @pytest.mark.requires("cuda")
-@pytest.mark.requires("native")
+@pytest.mark.requires("cuda_kernels")
 @pytest.mark.parametrize("num_rows", [10, 100_000])
 def test_pytorch_knows_that_the_memory_is_pinned(num_rows):
     history = gas.History(num_rows, 16, store="pinned").cuda()
@@ -77,7 +77,7 @@ def test_pytorch_knows_that_the_memory_is_pinned(num_rows):
 
 
 @pytest.mark.requires("cuda")
-@pytest.mark.requires("native")
+@pytest.mark.requires("cuda_kernels")
 def test_a_pinned_table_outlives_the_pull_that_reads_it():
     history = gas.History(500_000, 64, store="pinned").cuda()
     history.push(torch.full((500_000, 64), 3.0, device="cuda"))

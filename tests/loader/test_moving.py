@@ -100,6 +100,14 @@ def test_what_learns_is_copied_from_where_it_is(device):
         assert _pinned(batch.data.y).is_pretended
 
 
+def test_elements_that_share_memory(device):
+    one = torch.rand(3, 1)
+    with device:
+        for shared in (one.expand(3, 4), one[0].as_strided((5,), (0,))):
+            assert torch.equal(_pinned(shared), shared)
+        assert _pinned(one[:, 0]).is_pretended
+
+
 def test_sparse_features(device):
     x = torch.rand(4, 6).round().to_sparse_csr()
     with device:

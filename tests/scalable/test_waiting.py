@@ -3,11 +3,10 @@
 import contextlib
 import copy
 import itertools
-import warnings
 
 import pytest
 import torch
-from conftest import random_graph
+from conftest import no_sync, random_graph
 from pretended_device import DEVICE, Pretended
 from torch_geometric.transforms import GCNNorm
 from torch_geometric.utils import degree
@@ -107,6 +106,8 @@ def run(model, loader, device=None, **kwargs):
             waits = [] if device is None else device.waits
             waits.clear()
             train_epoch(model, loader, optimizer, **kwargs)
+        if device is not None:  # Others wait for what is under way, sooner or later.
+            assert {entry[2] for entry in device.log if entry[0] == "copy"} == {"pinned"}
     return list(waits)
 
 
@@ -253,10 +254,5 @@ def test_no_step_waits_for_a_real_device(graph, name, prefetch):
             optimizer.step()
 
     epoch()  # Layers show what they ask for, and libraries allocate.
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # That it is a prototype.
-        torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_sync():
         epoch()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
