@@ -189,6 +189,7 @@ def test_steps(gpu, tmp_path, rehearse):
         (command,) = todo[name].commands
         assert "tests/history/test_cuda.py" in command
         assert ("--rehearse" in command) == rehearse
+        assert ("GAS_TEST_EXPECT" in todo[name].environment) != rehearse  # Nothing is skipped.
     (sanitized,) = todo["racecheck"].commands
     assert (sanitized[:3] == ["compute-sanitizer", "--tool", "racecheck"]) != rehearse
     for name, (_, script, *given) in gpu.BENCHMARKS.items():
