@@ -43,7 +43,7 @@ QUICK = ("--quick",)
 BENCHMARKS: dict[str, tuple[int, str, tuple[str, ...], tuple[str, ...]]] = {
     "costs": (60, "costs.py", (), ("--megabytes", "1")),  # From here on gas takes the faster ways.
     "io_overhead": (120, "io_overhead.py", QUICK, QUICK),
-    "operators": (150, "operators.py", QUICK, QUICK),
+    "operators": (240, "operators.py", QUICK, QUICK),
     "bandwidth": (120, "bandwidth.py", QUICK, QUICK),
     "epoch_time": (120, "epoch_time.py", QUICK, QUICK),
     "memory": (150, "memory.py", QUICK, QUICK),

@@ -67,6 +67,28 @@ def test_epoch_time(results, script, monkeypatch):
     assert all(f" {name} was not measured: " in table for name in case["not_measured"])
 
 
+def test_operators_that_have_goals_come_first(results, script, monkeypatch, tmp_path):
+    """And are in the table of a run that is ended."""
+    cases = []
+
+    def measure(case, repeats, device, compiles):
+        cases.append(case)
+        if case[0] == "SAGEConv":
+            raise KeyboardInterrupt
+        return {"gas": {"forward": {"median": 0.1}, "both": {"median": 0.2}}}
+
+    monkeypatch.setattr(script("operators"), "measure", measure)
+    with pytest.raises(KeyboardInterrupt):
+        results("operators", "--nodes", "5000")
+    kinds = [(operator, kind, width) for operator, kind, _, _, width in cases]
+    products = [("spmm", kind, w) for kind in ("uniform", "hubs") for w in (16, 64, 256)]
+    others = [
+        (name, "uniform", w) for name in ("GATConv", "GATv2Conv", "GCNConv") for w in (64, 256)
+    ]
+    assert kinds == [*products, *others, ("SAGEConv", "uniform", 64)]
+    assert (tmp_path / "operators.md").read_text().count("| 100.0 ms |") == len(cases) - 1
+
+
 def test_epoch_time_of_a_large_graph(results, script, monkeypatch):
     bench = script("epoch_time")
     assert bench.LARGE.dataset == "planted:2000000"
