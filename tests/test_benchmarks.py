@@ -109,6 +109,23 @@ def test_io_overhead(results):
     assert "| host | float32 | 400 | 16 | 1 | there | 0.1 MiB | " in table
 
 
+def test_a_quick_io_overhead_that_is_ended(results, script, monkeypatch, tmp_path):
+    bench, rows = script("io_overhead"), []
+
+    def measure(*args):
+        if rows:
+            raise KeyboardInterrupt
+        rows.append(1)
+        return {"seconds": {"none": 1.0}, "overhead": {"serial": 0.5}}
+
+    monkeypatch.setattr(bench, "measure", measure)
+    with pytest.raises(KeyboardInterrupt):
+        results("io_overhead")
+    found = json.loads((tmp_path / "io_overhead.json").read_text())
+    assert [case["store"] for case in found["cases"]] == ["host"]
+    assert "| +50 % |" in (tmp_path / "io_overhead.md").read_text()
+
+
 def test_io_overhead_of_batches_that_a_loader_moves(script, tmp_path):
     bench = script("io_overhead")
     setting = bench.Setting("host", 16, "float32", 2.0, 50, "moved")
