@@ -381,6 +381,11 @@ def main() -> None:
     ]
 
     cases: list[dict[str, object]] = []
+
+    def write() -> None:
+        content = {"degree": degree, "num_layers": NUM_LAYERS, "device": device, "cases": cases}
+        save(args.name, content, f"{table_of(cases)}{goal(cases)}")
+
     for setting in tqdm(settings_of(args)):
         torch.manual_seed(0)
         folder = tempfile.mkdtemp(prefix="gas-io-", dir=args.folder)
@@ -403,8 +408,9 @@ def main() -> None:
         cases.append(
             {**setting._asdict(), "row_bytes": row_bytes, "batch_count": batch_count, **measured}
         )
-    content = {"degree": degree, "num_layers": NUM_LAYERS, "device": device, "cases": cases}
-    save(args.name, content, f"{table_of(cases)}{goal(cases)}")
+        if args.quick:  # A time limit may end it.
+            write()
+    write()
     if imports("matplotlib") and not args.quick:
         plot(cases, args.name)
 

@@ -16,7 +16,8 @@ is an error; a contender that fails is left out, and the reason noted.
 
 On a GPU a time is that of a call among ten, after which the host waits; memory is the peak of
 PyTorch's allocator in this process, and PyG's layers and its gather and scatter run compiled, too
-(``--compiled``), of which compiling takes most of the time. Results are saved after each operator.
+(``--compiled``), of which compiling takes most of the time. Results are saved after each operator,
+and at Ctrl-C.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ Step = Callable[[bool], object]  # Takes whether to run backward, too.
 GRAPHS = ("uniform", "hubs", "star")
 STAR = (20, 64)  # The degree and width that a star is measured with.
 LARGE = ("GATConv", "uniform", 20, 256)  # Measured in any case: 8 heads of 32.
+FIRST = ("spmm", "GATConv", "GATv2Conv")  # Of a quick run, which may be ended: what has goals.
 CALLS = 10  # Of a GPU, between two waits.
 # By kind of device: nodes, widths, and the most elements of edges x width.
 SIZES: dict[str, tuple[int, list[int], int]] = {
@@ -289,7 +291,7 @@ def main() -> None:
         default=["spmm", "GCNConv", "SAGEConv", "GATConv", "GATv2Conv", "EdgeConv", "GMMConv"],
     )
     parser.add_argument("--most-elements", type=int, help="of edges x width")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, help="(default: 5, with --quick 3)")
     parser.add_argument(
         "--compiled",
         action=argparse.BooleanOptionalAction,
@@ -298,7 +300,7 @@ def main() -> None:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="degree 20, no stars, convolutions of widths 64 and 256",
+        help="degree 20, no stars, convolutions of widths 64 and 256 on uniform graphs",
     )
     parser.add_argument("--name", help="of the results (default: operators, operators_cuda)")
     args = parser.parse_args()
@@ -307,25 +309,34 @@ def main() -> None:
     nodes, most_elements = args.nodes or nodes, args.most_elements or most_elements
     degrees = args.degrees or ([20] if args.quick else [5, 20, 100])
     compiles = args.device == "cuda" if args.compiled is None else args.compiled
+    repeats = args.repeats or (3 if args.quick else 5)
     name = args.name or ("operators" if args.device == "cpu" else "operators_cuda")
+    operators = args.operators
+    if args.quick:
+        operators = sorted(operators, key=lambda operator: operator not in FIRST)
 
-    results, rows = [], []
-    for operator in args.operators:
+    results: list[dict[str, Any]] = []
+    rows: list[list[Any]] = []
+    for operator in operators:
         of_operator = [64, 256] if args.quick and operator != "spmm" else widths
-        for kind, degree, width in itertools.product(
-            args.graphs, degrees, args.widths or of_operator
-        ):
-            if kind == "star" and ((degree, width) != STAR or args.quick):
-                continue
-            large = nodes * degree * width > most_elements
-            if large and (operator, kind, degree, width) != LARGE:
-                continue
-            case = (operator, kind, nodes, degree, width)
-            cell = measure(case, args.repeats, args.device, compiles)
-            results.append({"case": case, "contenders": cell})
-            rows.append([operator, kind, degree, width, *describe(cell)])
-            print(rows[-1], flush=True)
-        write(name, nodes, args.device, results, rows)
+        try:
+            for kind, degree, width in itertools.product(
+                args.graphs, degrees, args.widths or of_operator
+            ):
+                if kind == "star" and ((degree, width) != STAR or args.quick):
+                    continue
+                if kind == "hubs" and operator != "spmm" and args.quick:
+                    continue
+                large = nodes * degree * width > most_elements
+                if large and (operator, kind, degree, width) != LARGE:
+                    continue
+                case = (operator, kind, nodes, degree, width)
+                cell = measure(case, repeats, args.device, compiles)
+                results.append({"case": case, "contenders": cell})
+                rows.append([operator, kind, degree, width, *describe(cell)])
+                print(rows[-1], flush=True)
+        finally:  # Who is interrupted keeps what was measured.
+            write(name, nodes, args.device, results, rows)
 
 
 def write(

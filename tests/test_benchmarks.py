@@ -67,6 +67,28 @@ def test_epoch_time(results, script, monkeypatch):
     assert all(f" {name} was not measured: " in table for name in case["not_measured"])
 
 
+def test_operators_that_have_goals_come_first(results, script, monkeypatch, tmp_path):
+    """And are in the table of a run that is ended."""
+    cases = []
+
+    def measure(case, repeats, device, compiles):
+        cases.append(case)
+        if case[0] == "SAGEConv":
+            raise KeyboardInterrupt
+        return {"gas": {"forward": {"median": 0.1}, "both": {"median": 0.2}}}
+
+    monkeypatch.setattr(script("operators"), "measure", measure)
+    with pytest.raises(KeyboardInterrupt):
+        results("operators", "--nodes", "5000")
+    kinds = [(operator, kind, width) for operator, kind, _, _, width in cases]
+    products = [("spmm", kind, w) for kind in ("uniform", "hubs") for w in (16, 64, 256)]
+    others = [
+        (name, "uniform", w) for name in ("GATConv", "GATv2Conv", "GCNConv") for w in (64, 256)
+    ]
+    assert kinds == [*products, *others, ("SAGEConv", "uniform", 64)]
+    assert (tmp_path / "operators.md").read_text().count("| 100.0 ms |") == len(cases) - 1
+
+
 def test_epoch_time_of_a_large_graph(results, script, monkeypatch):
     bench = script("epoch_time")
     assert bench.LARGE.dataset == "planted:2000000"
@@ -85,6 +107,23 @@ def test_io_overhead(results):
         assert list(case["overhead"]) == ["serial", "concurrent", "expected", "prefetch"]
         assert case["row_bytes"] == 64
     assert "| host | float32 | 400 | 16 | 1 | there | 0.1 MiB | " in table
+
+
+def test_a_quick_io_overhead_that_is_ended(results, script, monkeypatch, tmp_path):
+    bench, rows = script("io_overhead"), []
+
+    def measure(*args):
+        if rows:
+            raise KeyboardInterrupt
+        rows.append(1)
+        return {"seconds": {"none": 1.0}, "overhead": {"serial": 0.5}}
+
+    monkeypatch.setattr(bench, "measure", measure)
+    with pytest.raises(KeyboardInterrupt):
+        results("io_overhead")
+    found = json.loads((tmp_path / "io_overhead.json").read_text())
+    assert [case["store"] for case in found["cases"]] == ["host"]
+    assert "| +50 % |" in (tmp_path / "io_overhead.md").read_text()
 
 
 def test_io_overhead_of_batches_that_a_loader_moves(script, tmp_path):

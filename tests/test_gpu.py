@@ -189,6 +189,7 @@ def test_steps(gpu, tmp_path, rehearse):
         (command,) = todo[name].commands
         assert "tests/history/test_cuda.py" in command
         assert ("--rehearse" in command) == rehearse
+        assert ("GAS_TEST_EXPECT" in todo[name].environment) != rehearse  # Nothing is skipped.
     (sanitized,) = todo["racecheck"].commands
     assert (sanitized[:3] == ["compute-sanitizer", "--tool", "racecheck"]) != rehearse
     for name, (_, script, *given) in gpu.BENCHMARKS.items():
@@ -198,7 +199,15 @@ def test_steps(gpu, tmp_path, rehearse):
         assert options[4:] == list(given[rehearse])
         source = (ROOT / "benchmarks" / script).read_text()
         if "add_options(" in source:  # Which has the options of all.
-            assert all(f'"{option}"' in source for option in options[4:] if option != "--quick")
+            named = [option for option in options[4:] if option.startswith("--")]
+            assert all(f'"{option}"' in source for option in named if option != "--quick")
+
+
+@pytest.mark.parametrize("make", [None, "/usr/bin/make"])
+def test_ninja_builds_where_make_is_missing(gpu, monkeypatch, make):
+    monkeypatch.setattr("shutil.which", lambda name, path=None: make if name == "make" else name)
+    configure = gpu.build({}, False, "python3").commands[0]
+    assert (configure[-2:] == ["-G", "Ninja"]) == (make is None)
 
 
 def test_the_tests_for_sanitizers_are_found(gpu, tmp_path):

@@ -193,7 +193,7 @@ def test_runs_where_its_tensors_are():
 def test_never_waits_for_the_device(device):
     adj = make_adjacency(*SHAPES["large hub"])
     _ = adj.matrix
-    there = adj.to(device)  # With the transpose: to make it there checks columns, and waits.
+    there = adj.to(device)  # With the transpose, as batches bring it.
     cases = [
         ([t.to(device) for t in tensors], f) for tensors, f in functions(adj, torch.float32, 16)
     ]

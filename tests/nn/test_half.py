@@ -38,7 +38,8 @@ def test_layers_give_what_those_of_pyg_give(name, kind, way, device):
     found = []
     for conv, edges in zip(pair(name), (adj.to_edge_index(), (adj, None)), strict=True):
         conv = conv.to(device, layer_type)
-        x = inputs.to(device, torch.float32 if way == "autocast" else kind).requires_grad_()
+        x = inputs.to(device, torch.float32 if way == "autocast" else kind, copy=True)
+        x.requires_grad_()  # A tensor for each: gradients of one would be added up.
         with torch.autocast(device, kind, enabled=way != "half layer"):
             out = call(conv, x, *edges)
         out.float().pow(2).sum().backward()
