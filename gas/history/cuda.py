@@ -180,6 +180,8 @@ class CudaLink(HostLink):
             rows.record_stream(stream)
         if self.staged:
             made = current.record_event()
+            if isinstance(where, Tensor):  # It may change, too.
+                where = where.to("cpu", copy=True)
             self._submit_push(Job.calling(lambda: self._push_staged(rows, where, made)))
             return
         if not self.here:

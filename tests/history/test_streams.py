@@ -95,6 +95,7 @@ class Program:
         self.link.push(x[::2].t().contiguous().t(), index)
         with aside():
             self.tables[self.number][[9, 3, 0, 4]] = 127.0
+            index.zero_()
         x.zero_()
 
     def wait(self):
