@@ -157,7 +157,7 @@ def sanitizer(tool: str, rehearse: bool, python: str) -> Step:
         command = ["compute-sanitizer", *options, *command]
     return Step(
         tool,
-        120,
+        180,
         (command,),
         {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", **expected(rehearse)},
         None if rehearse else "compute-sanitizer",
