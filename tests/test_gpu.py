@@ -192,6 +192,7 @@ def test_steps(gpu, tmp_path, rehearse):
         assert ("GAS_TEST_EXPECT" in todo[name].environment) != rehearse  # Nothing is skipped.
     (sanitized,) = todo["racecheck"].commands
     assert (sanitized[:3] == ["compute-sanitizer", "--tool", "racecheck"]) != rehearse
+    assert ("--kernel-name" in sanitized) != rehearse  # Until 2023.3 it was --kernel-regex.
     for name, (_, script, *given) in gpu.BENCHMARKS.items():
         ((_, _, *options),) = todo[name].commands
         assert options[:2] == ["--device", "cpu" if rehearse else "cuda"]
