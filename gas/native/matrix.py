@@ -76,7 +76,8 @@ def transpose(
     unspecified values.
 
     Raises:
-        IndexError: If a column is outside ``[0, num_cols)``.
+        IndexError: If a column is outside ``[0, num_cols)``. (On a device that is an assertion of
+            its own, which CUDA reports when the host waits.)
     """
     if not native.on_cpu(rowptr, col):  # On CUDA, too: a stable sort.
         return _transpose_torch(rowptr, col, num_cols, kept)
@@ -101,8 +102,11 @@ def transpose(
 def _transpose_torch(
     rowptr: Tensor, col: Tensor, num_cols: int, kept: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    if col.is_cpu:  # Looking would make the host wait for a device.
+    if col.is_cpu:
         check_range("col", col, num_cols)
+    else:  # Looking would make the host wait for a device, which looks itself.
+        inside = ((col >= 0) & (col < num_cols)).all()
+        torch._assert_async(inside, f"'col' has a column outside [0, {num_cols})")
     ordered, entry = torch.sort(col, stable=True)
     rows = torch.arange(rowptr.numel() - 1, dtype=torch.int32, device=col.device)
     row = torch.repeat_interleave(rows, rowptr.diff(), output_size=col.numel())

@@ -238,6 +238,13 @@ def test_a_transpose_that_is_made_on_the_device(device, kept):
         assert torch.equal(mine.on_host[:kept_entries], other[:kept_entries])
 
 
+@pytest.mark.parametrize("wrong", [-1, 5])
+def test_columns_are_looked_at_on_the_device(device, wrong):
+    rowptr, col = torch.tensor([0, 2], dtype=torch.int32), torch.tensor([4, wrong]).int()
+    with device, pytest.raises(RuntimeError, match=r"'col' has a column outside \[0, 5\)"):
+        transpose(rowptr.to(DEVICE), col.to(DEVICE), 5, 5)
+
+
 @pytest.mark.requires("cuda")
 @pytest.mark.requires("cuda_kernels")
 @pytest.mark.parametrize("prefetch", [0, 1])
