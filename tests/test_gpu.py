@@ -198,6 +198,8 @@ def test_steps(gpu, tmp_path, rehearse):
         assert options[:2] == ["--device", "cpu" if rehearse else "cuda"]
         assert options[2:4] == ["--name", str(tmp_path / name)]
         assert options[4:] == list(given[rehearse])
+        shares_costs = todo[name].environment == todo["costs"].environment
+        assert shares_costs == (name != "operators")  # Which are compared with PyTorch's.
         source = (ROOT / "benchmarks" / script).read_text()
         if "add_options(" in source:  # Which has the options of all.
             named = [option for option in options[4:] if option.startswith("--")]
