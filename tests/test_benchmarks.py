@@ -439,3 +439,13 @@ def test_a_device_that_is_not_there(script, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         common.read_options(parser)
     assert "PyTorch finds no CUDA device" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("sets", "low", "high"), [(6, 1, 6), (9, 2, 8), (24, 7, 18)])
+def test_the_interval_of_a_median(script, sets, low, high):
+    """By ranks, as tables of the binomial distribution have them."""
+    versions = script("versions")
+    ratios = [float(rank) for rank in range(sets, 0, -1)]
+    assert versions.median_of(ratios) == ((sets + 1) / 2, low, high)
+    with pytest.raises(SystemExit, match="are too few for an interval: take 6 or more"):
+        versions.median_of(ratios[:5])
