@@ -3,9 +3,11 @@
 import contextlib
 import copy
 import itertools
+from functools import partial
 
 import pytest
 import torch
+import torch_geometric.nn as pyg
 from conftest import no_sync, random_graph
 from pretended_device import DEVICE, Pretended
 from torch_geometric.transforms import GCNNorm
@@ -15,6 +17,8 @@ import gas
 from gas import nn
 from gas.augment import DropEdge
 from gas.native.matrix import transpose
+from gas.native.sparse_rows import sparse_csr
+from gas.nn import Adjacency
 from gas.training.loop import train_epoch
 
 NODES, PTR = 200, torch.arange(0, 201, 20)
@@ -146,12 +150,73 @@ def test_dropout(graph, device, name):
     assert_for_the_loss(run(model, gas.PrefetchLoader(loaded(graph), model), device))
 
 
-@pytest.mark.parametrize("name", ["GCN", "GraphSAGE", "GIN", "GAT", "APPNP", "GCN2"])
-def test_layers_of_pyg(graph, device, name):
-    model = make(name, graph[0])
-    loader = loaded(graph, layout="edge_index")
-    assert_for_the_loss(run(model, gas.PrefetchLoader(loader, model), device))
-    assert not any(getattr(layer, "path", "") == "fused" for layer in model.modules())
+def compare(models, device, loader, **kwargs):
+    """Trains a model on the device, and its twin on the CPU: they come to the same."""
+    for model, there in zip(models, (device, None), strict=True):
+        waits = run(model, gas.PrefetchLoader(loader(), model), there, **kwargs)
+        if there is not None:
+            assert_for_the_loss(waits)
+    torch.testing.assert_close(*map(values, models))
+
+
+@pytest.mark.parametrize("layout", ["edge_index", "csr"])
+@pytest.mark.parametrize("name", sorted(MODELS.keys() - {"GraphSAGE max"}))
+def test_layers_of_pyg(graph, device, name, layout):
+    models = [make(name, graph[0]) for _ in range(2)]
+    compare(models, device, lambda: loaded(graph, layout=layout))
+    assert not any(getattr(layer, "path", "") == "fused" for layer in models[0].modules())
+
+
+CONVERTED = {
+    "GCN": pyg.GCN,
+    "GraphSAGE": pyg.GraphSAGE,
+    "GIN": pyg.GIN,
+    "PNA": partial(pyg.PNA, aggregators=["max"], scalers=["linear"], deg=torch.tensor([1, 2, 3])),
+}
+
+
+@pytest.mark.parametrize("layout", ["edge_index", "csr", "fused"])
+@pytest.mark.parametrize("name", CONVERTED)
+def test_converted(device, name, layout):
+    data = random_graph(NODES, 1200)
+    models = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        models.append(filled(gas.to_scalable(CONVERTED[name](5, 8, 3, 3), data)))
+    graph = gas.cluster(data, 10, model=models[0], log=False)
+    compare(models, device, lambda: loaded((graph, None), layout=layout))
+
+
+@pytest.mark.parametrize("layout", ["edge_index", "csr"])
+def test_an_adjacency_of_a_graph_on_the_device(device, layout):
+    """Its own edges, in whatever order, and looked at by the device itself."""
+    adj = random_graph(NODES, 1200).edge_index
+    if layout == "csr":
+        adj = Adjacency.of(adj, NODES, torch.rand(1200)).to_torch_sparse()
+    wanted = Adjacency.of(adj, NODES)
+    with device:
+        there = adj.to(DEVICE)
+        device.waits.clear()
+        found = Adjacency.of(there, NODES)
+        assert not device.waits
+    for mine, other in zip(found.tensors(), wanted.tensors(), strict=True):
+        assert torch.equal(mine.on_host, other)
+
+
+@pytest.mark.parametrize(
+    ("adj", "fault"),
+    [
+        (torch.tensor([[0, 1], [1, 3]]), r"'row' has a row outside \[0, 3\)"),
+        (torch.tensor([[0, -1], [1, 2]]), r"'col' has a column outside \[0, 3\)"),
+        (sparse_csr(torch.tensor([0, 1, 3]), torch.tensor([0, 3, 1]), None, 3), "'col' has"),
+        (sparse_csr(torch.tensor([0, 2, 1]), torch.tensor([0]), None, 3), "'rowptr' does not rise"),
+        (sparse_csr(torch.tensor([0, 1, 1]), torch.tensor([0, 1]), None, 3), "'rowptr' does not"),
+        (sparse_csr(torch.tensor([1, 1, 2]), torch.tensor([0, 1]), None, 3), "'rowptr' does not"),
+    ],
+)
+def test_an_adjacency_is_looked_at_on_the_device(device, adj, fault):
+    with device, pytest.raises(RuntimeError, match=fault):
+        Adjacency.of(adj.to(DEVICE), 3)
 
 
 def test_a_normalisation(device):
