@@ -355,10 +355,25 @@ def drop_edges_and_rows(
     scale = 1.0 / (1.0 - p)
     layout = layout_of(adj)
     col, value = layout.entries(adj)[1], layout.value(adj)
-    entry = (torch.rand(col.numel(), device=col.device) >= p).nonzero().view(-1)
+    entry = _kept(col.numel(), p, col.device)
     if value is not None:
-        value = value[entry] * (1.0 if bool((value == 1).all()) else scale)
+        are_weights = (value != 1).any()
+        value = value[entry]
+        value = torch.where(are_weights, value * scale, value)
     attributes = {key: attribute[entry] for key, attribute in attributes.items()}
     if "edge_weight" in attributes:
         attributes["edge_weight"] = attributes["edge_weight"] * scale
     return layout.keep(adj, entry, value), attributes
+
+
+def _kept(num_edges: int, p: float, device: torch.device) -> Tensor:
+    """The positions of the edges that stay, each with probability ``1 - p``, increasing.
+
+    Of a device the host would wait to know how many they are: it draws that itself, and the device
+    as many of the edges.
+    """
+    if device.type == "cpu":
+        return (torch.rand(num_edges, device=device) >= p).nonzero().view(-1)
+    total = torch.tensor(num_edges, dtype=torch.float64, device="cpu")
+    num_kept = int(torch.binomial(total, torch.full_like(total, 1.0 - p)))
+    return torch.randperm(num_edges, device=device)[:num_kept].sort().values

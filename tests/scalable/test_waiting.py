@@ -16,6 +16,7 @@ from torch_geometric.utils import degree
 import gas
 from gas import nn
 from gas.augment import DropEdge
+from gas.graph.layout import _kept, drop_edges_and_rows, layout_of
 from gas.native.matrix import transpose
 from gas.native.sparse_rows import sparse_csr
 from gas.nn import Adjacency
@@ -230,6 +231,64 @@ def test_a_normalisation(device):
         if there is not None:
             assert_for_the_loss(waits)
     torch.testing.assert_close(*map(values, models))
+
+
+@pytest.mark.parametrize("layout", ["edge_index", "csr", "fused"])
+@pytest.mark.parametrize("name", ["GCN", "GraphSAGE", "GAT"])
+def test_dropped_edges(graph, device, name, layout):
+    model = make(name, graph[0])
+    loader = gas.PrefetchLoader(loaded(graph, layout=layout), model)
+    assert_for_the_loss(run(model, loader, device, edge_dropout=0.5))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("layout", ["edge_index", "csr", "fused"])
+def test_what_stays_of_a_device_s_edges(device, layout, weighted):
+    edge_index = random_graph(NODES, 1200).edge_index
+    number, weight = torch.arange(1200), torch.rand(1200)
+    adj, rows = edge_index, {"number": number, "edge_weight": weight}
+    if layout != "edge_index":  # Whose numbers are those of the entries.
+        adj = Adjacency.of(edge_index, NODES, weight if weighted else None)
+        edge_index, weight = adj.to_edge_index()
+        adj = adj if layout == "fused" else adj.to_torch_sparse()
+    with device:
+        there = {key: row.to(DEVICE) for key, row in rows.items()}
+        adj = adj.to(DEVICE)
+        device.waits.clear()
+        torch.manual_seed(0)
+        dropped, rows = drop_edges_and_rows(adj, there, 0.25)
+        torch.manual_seed(0)
+        again, _ = drop_edges_and_rows(adj, there, 0.25)
+        assert not device.waits
+        ends, value = layout_of(dropped).entries(dropped), layout_of(dropped).value(dropped)
+        for mine, other in zip(ends, layout_of(again).entries(again), strict=True):
+            assert torch.equal(mine, other)
+    kept = rows["number"].on_host
+    assert 800 < kept.numel() < 1000
+    assert bool((kept.diff() > 0).all())
+    dst, src = (end.on_host for end in ends)
+    assert torch.equal(torch.stack([src, dst]), edge_index[:, kept])
+    scaled = weight[kept] / 0.75 if weighted or layout == "edge_index" else None
+    found = rows["edge_weight"] if layout == "edge_index" else value
+    if layout == "csr" and not weighted:  # Which has values always.
+        scaled = torch.ones(kept.numel())
+    assert scaled is None if found is None else torch.allclose(found.on_host, scaled)
+
+
+@pytest.mark.parametrize("p", [0.2, 0.7])
+def test_how_many_edges_a_device_drops(device, p):
+    """As many, and each as often, as if every edge were drawn by itself."""
+    times, edges = 2000, 20
+    stays = torch.zeros(times, edges)
+    torch.manual_seed(0)
+    with device:
+        for row in stays:
+            row[_kept(edges, p, DEVICE).on_host] = 1
+    count = stays.sum(1)
+    assert count.var() / (edges * p * (1 - p)) == pytest.approx(1, abs=0.15)
+    error = (p * (1 - p) / times) ** 0.5
+    assert float((stays.mean(0) - (1 - p)).abs().max()) < 4 * error
+    assert stays.T.cov().fill_diagonal_(0).abs().max() < 5 * p * (1 - p) / times**0.5
 
 
 def test_views(device):
