@@ -234,6 +234,31 @@ def test_a_normalisation(device):
 
 
 @pytest.mark.parametrize("layout", ["edge_index", "csr", "fused"])
+@pytest.mark.parametrize("name", sorted(MODELS.keys() - {"GraphSAGE max"}))
+def test_sparse_features(graph, device, name, layout):
+    data = copy.copy(graph[0])
+    data.x = (data.x * (data.x > 0)).to_sparse_csr()
+    models = [make(name, data) for _ in range(2)]
+    compare(models, device, lambda: loaded((data, PTR), layout=layout))
+
+
+def test_dropout_of_sparse_features(graph, device):
+    data = copy.copy(graph[0])
+    data.x = (data.x * (data.x > 0)).to_sparse_csr()
+    model = filled(gas.models.GraphSAGE(NODES, 5, 5, 3, 3, dropout=0.5, residual=True))
+    assert_for_the_loss(run(model, gas.PrefetchLoader(loaded((data, PTR)), model), device))
+
+
+@pytest.mark.parametrize("layout", ["edge_index", "csr", "fused"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_encoded_features(graph, device, dtype, layout):
+    data = copy.copy(graph[0])
+    data.x = gas.encode(data.x, dtype)
+    models = [make("GraphSAGE", graph[0]) for _ in range(2)]
+    compare(models, device, lambda: loaded((data, PTR), layout=layout))
+
+
+@pytest.mark.parametrize("layout", ["edge_index", "csr", "fused"])
 @pytest.mark.parametrize("name", ["GCN", "GraphSAGE", "GAT"])
 def test_dropped_edges(graph, device, name, layout):
     model = make(name, graph[0])
