@@ -220,6 +220,18 @@ def test_an_adjacency_is_looked_at_on_the_device(device, adj, fault):
         Adjacency.of(adj.to(DEVICE), 3)
 
 
+@pytest.mark.parametrize("kwargs", [{"micro_batches": 2}, {"scale_loss": True}])
+@pytest.mark.parametrize("kind", ["labels", "numbers"])
+def test_steps_and_losses(graph, device, kwargs, kind):
+    data = copy.copy(graph[0])
+    data.y = torch.randint(2, (NODES, 3)) if kind == "labels" else torch.randn(NODES)
+    models = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        models.append(filled(gas.models.GraphSAGE(NODES, 5, 8, 3 if kind == "labels" else 1, 3)))
+    compare(models, device, lambda: loaded((data, PTR)), **kwargs)
+
+
 def test_a_normalisation(device):
     """Of a whole graph, which comes as one batch."""
     data, ptr = random_graph(NODES, 1200), torch.tensor([0, NODES])
@@ -316,10 +328,13 @@ def test_how_many_edges_a_device_drops(device, p):
     assert stays.T.cov().fill_diagonal_(0).abs().max() < 5 * p * (1 - p) / times**0.5
 
 
-def test_views(device):
+@pytest.mark.parametrize(
+    "make_chain", [DropEdge, partial(gas.MHAug, **gas.augment.PUBLISHED["cora"].chain)]
+)
+def test_views(device, make_chain):
     data = random_graph(NODES, 1200)
     model = make("GATConv", data)
-    loader = loaded((data, PTR), epoch_transform=DropEdge(data))
+    loader = loaded((data, PTR), epoch_transform=make_chain(data))
     assert_for_the_loss(run(model, gas.PrefetchLoader(loader, model), device))
 
 
