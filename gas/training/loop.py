@@ -153,12 +153,13 @@ def train_epoch(
         sampler = None  # Whose weights don't matter.
     scales = scale_loss or sampler is not None
     per_step = _labels_per_step(loader, split, micro_batches) if scales else None
+    device = model.device
     objective = Objective(
-        model, split, _train_mask(loader, split), full_batch, refresh_unlabelled, edge_dropout,
-        autocast, loss_fn, view_loss, bank, sampler,
+        model, device, split, _train_mask(loader, split), full_batch, refresh_unlabelled,
+        edge_dropout, autocast, loss_fn, view_loss, bank, sampler,
     )  # fmt: skip
     done = Progress() if progress is None else progress
-    done.loss = moved_tensor(torch.as_tensor(done.loss, dtype=torch.float32), model.device)
+    done.loss = moved_tensor(torch.as_tensor(done.loss, dtype=torch.float32), device)
     of_step = 0  # Labelled nodes of the step so far.
     optimizer.zero_grad()
     with share_cores(leave_cores) as follow_cores:

@@ -48,6 +48,7 @@ class Objective:
     """
 
     model: ScalableGNN
+    device: torch.device  # The model's, which takes a while to find.
     split: int
     mask: Tensor | None
     full_batch: bool
@@ -67,20 +68,20 @@ class Objective:
             ``None`` where there is nothing.
         """
         index = _labelled(batch, self.split, self.mask)
-        count, device = index.numel(), self.model.device
+        count = index.numel()
         is_ranked = getattr(self.model, "ranks", None) is not None
         trains = count > 0 or is_ranked
         if not trains and not self.refresh_unlabelled:
             return count, None, None
         has_views = trains and "views" in batch.data
-        batch = moved(batch, device)
-        with torch.set_grad_enabled(trains), _autocast(device, self.autocast):
+        batch = moved(batch, self.device)
+        with torch.set_grad_enabled(trains), _autocast(self.device, self.autocast):
             outs = self._forward(batch, has_views)
         if not trains:
             return count, None, None
         if count == 0:  # The others wait for a gradient, which isn't looked at.
             return count, None, torch.stack([out.sum() for out in outs]).mul(0.0).sum()
-        index = moved_tensor(index, device)
+        index = moved_tensor(index, self.device)
         y = batch.data.y[: batch.batch_size]
         if self.autocast is not None:
             outs = tuple(out.float() for out in outs)
