@@ -25,7 +25,8 @@ from gas.history.tiers import TIERS
 from gas.native.memory import bytes_of, resident_bytes
 from gas.scalable import BANKS
 from gas.training.checkpoints import Checkpoints, seconds_of
-from gas.training.experiment import EVALUATIONS, MODELS, REFRESHES, Experiment
+from gas.training.choices import EVALUATIONS, MODELS, REFRESHES
+from gas.training.experiment import Experiment
 from gas.training.freed import keep_little_freed
 from gas.training.metrics import METRICS
 from gas.training.settings import Settings
