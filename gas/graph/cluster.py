@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,7 +14,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from gas.graph.balance import classes_in
-from gas.graph.edges import check_edge_rows, read_graph, with_edge_index
+from gas.graph.edges import Edges, check_edge_rows, read_graph, with_edge_index
 from gas.graph.features import with_csr_features
 from gas.graph.folder.new import NewFolder
 from gas.graph.folder.opening import open_folder
@@ -112,19 +113,7 @@ def cluster(
         OSError: If the disk of ``out`` is too small.
         MemoryError: If ``memory`` is too little for one node.
     """
-    if (num_parts == "auto") != (memory is not None) or (memory is not None and model is None):
-        raise ValueError(
-            f"'num_parts' is {num_parts!r} and 'memory' {memory}: expected num_parts='auto' with "
-            "both 'memory', the bytes of a mini-batch, and 'model', or a number of parts alone"
-        )
-    check_integer("shards", shards, 1)
-    if memory is not None:
-        memory = bytes_of("memory", memory)
-    if in_place and out is not None:
-        raise ValueError(
-            "'in_place' is True, but the graph is written into 'out', not into memory: leave one "
-            "of them out"
-        )
+    memory = _check(num_parts, shards, model, memory, in_place, out)
     if isinstance(data, HeteroData):
         others: dict[str, Any] = {"shards": shards > 1, "memory": memory, "out": out}
         others |= {"edge_weight": edge_weight, "in_place": in_place, "balance": balance}
@@ -142,35 +131,83 @@ def cluster(
         data = data if prepared is listed else prepared
     edges = given or read_graph(data, edge_weight=False)
     writer = None if folder is None else GraphWriter(folder, data)
+    options = edge_weight, method, seed, cache, classes
+    ways = _Ways(data, before, edges, shards, recursive, options)
+    if isinstance(memory, int) and model is not None:
+        num_parts = ways.share(model.parts_within(memory, ways.tried))
+        if log:
+            print(f"{num_parts} parts", file=sys.stderr)
+    if writer is None or folder is None:
+        return ways.graph(num_parts, log, in_place)
+    writer.write(*ways.parts(num_parts, log), before, log)
+    return open_folder(folder.path, check=False)
 
-    def parts_of(num_parts: Any, log: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-        options = recursive, log, edge_weight, method, seed, cache, classes
-        if shards == 1:
-            return *find_parts(edges, num_parts, *options), None
-        return find_shards(edges, num_parts, shards, *options)
 
-    def cut(num_parts: Any, log: bool = False, in_place: bool = False) -> Data:
-        perm, parts, bounds = parts_of(num_parts, log)
-        out = permute(data, perm, log, in_place=in_place)
-        out[PERM], out[PARTS] = perm if before is None else before[perm], parts
+def _check(
+    num_parts: int | str,
+    shards: int,
+    model: Model | None,
+    memory: int | str | None,
+    in_place: bool,
+    out: str | Path | None,
+) -> int | None:
+    """The bytes of ``memory``, if it is given; refuses arguments that don't go together."""
+    if (num_parts == "auto") != (memory is not None) or (memory is not None and model is None):
+        raise ValueError(
+            f"'num_parts' is {num_parts!r} and 'memory' {memory}: expected num_parts='auto' with "
+            "both 'memory', the bytes of a mini-batch, and 'model', or a number of parts alone"
+        )
+    check_integer("shards", shards, 1)
+    limit = None if memory is None else bytes_of("memory", memory)
+    if in_place and out is not None:
+        raise ValueError(
+            "'in_place' is True, but the graph is written into 'out', not into memory: leave one "
+            "of them out"
+        )
+    return limit
+
+
+@dataclass(frozen=True)
+class _Ways:
+    """The ways to cut one graph, which differ in the number of parts.
+
+    ``before`` are the rows that its nodes were, ``edges`` those that tell which nodes go together,
+    ``options`` the further arguments of :func:`find_parts`.
+    """
+
+    data: Data
+    before: Tensor | None
+    edges: Edges
+    shards: int
+    recursive: bool
+    options: tuple[Any, ...]
+
+    def parts(self, num_parts: Any, log: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The order of nodes, the first of each part and, of several, of each shard."""
+        if self.shards == 1:
+            found = find_parts(self.edges, num_parts, self.recursive, log, *self.options)
+            return *found, None
+        return find_shards(self.edges, num_parts, self.shards, self.recursive, log, *self.options)
+
+    def graph(self, num_parts: Any, log: bool = False, in_place: bool = False) -> Data:
+        """The graph, renumbered."""
+        perm, parts, bounds = self.parts(num_parts, log)
+        out = permute(self.data, perm, log, in_place=in_place)
+        out[PERM], out[PARTS] = perm if self.before is None else self.before[perm], parts
         if bounds is not None:
             out[SHARDS] = bounds
         return out
 
-    def tried(num_parts: int) -> Data:
-        out = cut(shared_equally(num_parts, shards, edges.num_nodes))
+    def share(self, num_parts: int) -> int:
+        """A number of parts that the shards can share."""
+        return shared_equally(num_parts, self.shards, self.edges.num_nodes)
+
+    def tried(self, num_parts: int) -> Data:
+        """The graph in about so many parts, to measure mini-batches of it."""
+        out = self.graph(self.share(num_parts))
         if SHARDS in out:  # All processes are to find the same, so each looks at all parts.
             del out[SHARDS]
         return out
-
-    if isinstance(memory, int) and model is not None:
-        num_parts = shared_equally(model.parts_within(memory, tried), shards, edges.num_nodes)
-        if log:
-            print(f"{num_parts} parts", file=sys.stderr)
-    if writer is None or folder is None:
-        return cut(num_parts, log, in_place)
-    writer.write(*parts_of(num_parts, log), before, log)
-    return open_folder(folder.path, check=False)
 
 
 def _uncut(data: Data) -> tuple[Data, Tensor | None]:

@@ -33,10 +33,11 @@ from torch import Tensor
 from gas.history.codec import Codec
 from gas.history.cores import num_cores
 from gas.history.engine import TransferEngine
-from gas.history.host import HostLink, Pull, Where, as_index
+from gas.history.host import HostLink, Pull
 from gas.history.packing import Plan
 from gas.history.store import Store, TableStore
 from gas.history.streams import Copies
+from gas.history.where import Where, as_index
 from gas.native import device as kernels
 from gas.native.engine import By
 from gas.native.transfer import Job, Table

@@ -15,16 +15,15 @@ from gas.history.codec import Codec
 from gas.history.cuda import CudaLink
 from gas.history.disk import DiskStore
 from gas.history.engine import TransferEngine
-from gas.history.host import HostLink, Pull, Where
+from gas.history.host import HostLink, Pull
 from gas.history.packed import PackedRows
 from gas.history.packing import Packing
 from gas.history.rows import StoredRows
 from gas.history.store import StoreFactory, TableStore
 from gas.history.streams import Copies
 from gas.history.tiers import make_store
+from gas.history.where import rows_of
 from gas.native.checks import check_index, check_integer, check_range
-
-SHORT = 8  # Rows of a range, on average, below which its rows are moved one by one.
 
 
 class History(torch.nn.Module):
@@ -402,25 +401,7 @@ class History(torch.nn.Module):
             raise ValueError(
                 f"'x' has dtype {x.dtype}, expected a floating-point type: pass x.float()"
             )
-        if (offset is None) != (count is None):
-            raise ValueError("'offset' and 'count' describe ranges together: pass both or neither")
-        where: Where
-        if offset is not None and count is not None and not _are_short(n_id, offset, count):
-            where = self._ranges(x, n_id, offset, count)
-        elif n_id is not None:
-            check_index("n_id", n_id)
-            if n_id.size(0) != x.size(0):
-                raise ValueError(f"'x' has {x.size(0)} rows, but 'n_id' names {n_id.size(0)}")
-            where = n_id.cpu().contiguous()
-            check_range("n_id", where, self.num_embeddings)
-        elif x.size(0) != self.num_embeddings:
-            raise ValueError(
-                f"'x' has {x.size(0)} rows, but the history has {self.num_embeddings}: pass "
-                "'n_id' to say which rows these are"
-            )
-        else:
-            where = [(0, self.num_embeddings)]
-
+        where = rows_of(x.size(0), n_id, offset, count, self.num_embeddings)
         self._link.push(x.detach(), where)
         if self.engine.io == "none":
             return
@@ -438,40 +419,6 @@ class History(torch.nn.Module):
                 if self._num_unwritten:  # Of these rows alone: a table has many ranges.
                     self._num_unwritten -= int((rows == 0).sum())
                 rows[:] = self._num_pushes
-
-    def _ranges(
-        self,
-        x: Tensor,
-        n_id: Tensor | None,
-        offset: Tensor | Sequence[int],
-        count: Tensor | Sequence[int],
-    ) -> list[tuple[int, int]]:
-        first = offset.tolist() if isinstance(offset, Tensor) else list(offset)
-        size = count.tolist() if isinstance(count, Tensor) else list(count)
-        if len(first) != len(size) or sum(size) != x.size(0):
-            raise ValueError(
-                f"'x' has {x.size(0)} rows, but 'offset' and 'count' describe {sum(size)} rows in "
-                f"{len(first)} and {len(size)} ranges"
-            )
-        for begin, rows in zip(first, size, strict=True):
-            if begin < 0 or rows < 0 or begin + rows > self.num_embeddings:
-                raise IndexError(
-                    f"'offset' and 'count' hold the range {begin} to {begin + rows}, which is "
-                    f"outside [0, {self.num_embeddings})"
-                )
-        if n_id is not None and n_id.numel() != x.size(0):
-            raise ValueError(f"'x' has {x.size(0)} rows, but 'n_id' names {n_id.numel()}")
-        if n_id is not None and n_id.device.type == "cpu":
-            nodes = n_id.numpy()  # Whose elements are read faster, one at a time.
-            begin = 0
-            for rows, at in zip(size, first, strict=True):
-                if rows and (nodes[begin] != at or nodes[begin + rows - 1] != at + rows - 1):
-                    raise ValueError(
-                        f"'n_id' and the ranges disagree: row {begin} belongs to node "
-                        f"{nodes[begin]}, but 'offset' says {at}"
-                    )
-                begin += rows
-        return list(zip(first, size, strict=True))
 
     # Pulling --------------------------------------------------------------------------------------
 
@@ -635,17 +582,3 @@ class History(torch.nn.Module):
         if isinstance(self.store, TableStore) and self.store.tier == "device":
             place = f"device={self.store.table.device}"
         return f"{self.num_embeddings}, {self.embedding_dim}, dtype={self.codec}, {place}"
-
-
-def _are_short(
-    n_id: Tensor | None, offset: Tensor | Sequence[int], count: Tensor | Sequence[int]
-) -> bool:
-    """Whether ranges of rows, which are those of ``n_id``, are moved faster one row at a time."""
-    if n_id is None or not isinstance(offset, Tensor) or not isinstance(count, Tensor):
-        return False
-    few = offset.numel() * SHORT < n_id.numel()
-    if few or n_id.device.type != "cpu" or offset.shape != count.shape or bool((count < 0).any()):
-        return False
-    before = count.cumsum(0) - count
-    rows = torch.repeat_interleave(offset - before, count)
-    return torch.equal(rows + torch.arange(rows.numel()), n_id)

@@ -16,21 +16,12 @@ from gas.history.packed import PackedRows
 from gas.history.packing import Plan
 from gas.history.store import Store, TableStore
 from gas.history.streams import Copies
+from gas.history.where import Where, as_index
 from gas.native import transfer
 from gas.native.engine import By
 from gas.native.transfer import Job, Table
 
-# Rows of a table: by index, or ranges (first, count) that are filled in turn.
-Where = Tensor | Sequence[tuple[int, int]]
 PUSHES_UNDER_WAY = 2  # Of one history.
-
-
-def as_index(where: Where) -> Tensor:
-    """Ranges as the rows they hold, of shape ``[n]``, int64."""
-    if isinstance(where, Tensor):
-        return where
-    ranges = [torch.arange(first, first + size, device="cpu") for first, size in where]
-    return torch.cat([torch.arange(0, device="cpu"), *ranges])
 
 
 class Pull:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
+from torch_geometric.data import Data
 
 from gas.chosen import made_exact
+from gas.graph.cluster import PERM, in_first_order
 from gas.history import History
 from gas.history.features import Features
+from gas.loader import EvalSubgraphLoader
 from gas.loader.batch import SubData
 from gas.loader.moving import moved
 from gas.scalable.call import Reached, Sweep, adjacency, check_graph, named_arguments
@@ -148,6 +151,39 @@ def layer_wise(model: ScalableGNN, loader: Iterable[SubData], gather: bool = Tru
     finally:
         for module, mode in modes:
             module.training = mode
+
+
+def predict_every_node(
+    model: ScalableGNN,
+    graph: Any,
+    batch_size: int,
+    gather: bool,
+    options: Mapping[str, Any],
+) -> Tensor:
+    """Every node's output, in the order of the graph that was clustered.
+
+    See :meth:`gas.ScalableGNN.predict`.
+    """
+    loader = graph
+    if isinstance(graph, Data):
+        loader = EvalSubgraphLoader(graph, None, batch_size, log=False, **options)
+    elif options:
+        raise ValueError(
+            f"{', '.join(map(repr, options))} given with a loader, which has its own: pass the "
+            "graph, model.predict(graph, ...)"
+        )
+    data = loader.data
+    if PERM not in data:
+        raise ValueError(
+            "the graph has no 'perm', by which its nodes find back to their order: use "
+            "gas.cluster(data, num_parts), or model(loader=loader), in the order of the loader"
+        )
+    out = layer_wise(model, loader, gather)
+    if model.ranks is not None:
+        if not gather:
+            return out
+        data = Data(perm=model.ranks.every_row(data[PERM][: loader.num_own]))
+    return in_first_order(data, out)
 
 
 def _run_layer(

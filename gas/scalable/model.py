@@ -21,7 +21,6 @@ from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
 
 from gas.chosen import ChosenNodes, predict_nodes
-from gas.graph.cluster import PERM, in_first_order
 from gas.graph.folder import opened
 from gas.graph.shards import SHARD
 from gas.history import Codec, History, TransferEngine
@@ -32,28 +31,19 @@ from gas.history.features import Features
 from gas.history.rows import Rows
 from gas.history.staleness import Staleness, measure
 from gas.history.store import StoreFactory
-from gas.loader import EvalSubgraphLoader, SubgraphLoader
+from gas.loader import SubgraphLoader
 from gas.loader.batch import SubData
-from gas.loader.moving import moved
 from gas.native.checks import check_integer
 from gas.native.compiler import apart, between
-from gas.native.encoded_rows import decoded
-from gas.scalable.call import (
-    Call,
-    Calls,
-    adjacency,
-    check_call,
-    check_halo,
-    named_arguments,
-)
+from gas.scalable.call import Calls, adjacency, check_halo, named_arguments
 from gas.scalable.exact import Watch
 from gas.scalable.exchange import exchange_in_graph, exchange_now
-from gas.scalable.inference import layer_wise
+from gas.scalable.inference import layer_wise, predict_every_node
 from gas.scalable.memory import parts_within
 from gas.scalable.one_batch import OneBatch
 from gas.scalable.pack import Packed, pack
-from gas.scalable.ranks import Ranks, check_connected
-from gas.scalable.run import pulls_of, run
+from gas.scalable.ranks import Ranks
+from gas.scalable.run import arrange, run
 from gas.scalable.views import run_views
 
 Model = TypeVar("Model", bound="ScalableGNN")
@@ -127,17 +117,7 @@ class ScalableGNN(torch.nn.Module):
         for name, bound in (("pool_size", pool_size), ("buffer_size", buffer_size)):
             if bound is not None:
                 check_integer(name, bound, 1)
-        if isinstance(hidden_channels, Sequence):
-            widths = list(hidden_channels)
-        else:
-            widths = [hidden_channels] * (num_layers - 1)
-        for width in widths:
-            check_integer("hidden_channels", width, 0)
-        if len(widths) != num_layers - 1:
-            raise ValueError(
-                f"'hidden_channels' has {len(widths)} widths, expected one for each of the "
-                f"{num_layers - 1} histories of {num_layers} layers"
-            )
+        widths = _widths(hidden_channels, num_layers)
         check_integer("prefetch", prefetch, 0, 1, "0 or 1")
         self.num_nodes = num_nodes
         self.hidden_channels = hidden_channels
@@ -361,9 +341,8 @@ class ScalableGNN(torch.nn.Module):
             return self._infer(loader, x, adj_t, fill, push, kwargs)
         if views is not None:
             return self.views(cast(SubData, x), views)
-        call, args, kwargs = self._arrange(
-            x, adj_t, batch_size, n_id, offset, count, fill, push, kwargs
-        )
+        where = (batch_size, n_id, offset, count)
+        call, args, kwargs = arrange(self, x, adj_t, where, fill, push, kwargs)
         return run(self, call, *args, **kwargs)
 
     @apart
@@ -379,53 +358,6 @@ class ScalableGNN(torch.nn.Module):
         if x is not None or adj_t is not None or fill or kwargs or not push:
             raise ValueError("'loader' brings its own batches: pass nothing else with it")
         return layer_wise(self, loader)
-
-    @apart
-    def _arrange(
-        self,
-        x: Tensor | SubData | None,
-        adj_t: Any,
-        batch_size: int | None,
-        n_id: Tensor | None,
-        offset: Tensor | None,
-        count: Tensor | None,
-        fill: bool,
-        push: bool,
-        kwargs: dict[str, Any],
-    ) -> tuple[Call, tuple[Any, ...], dict[str, Any]]:
-        """What a call does, and the arguments of ``forward``."""
-        features: Tensor | Features | None
-        whole = None
-        if isinstance(x, SubData):
-            if adj_t is not None or batch_size is not None or n_id is not None:
-                raise ValueError(
-                    "a mini-batch brings its own adjacency and ids: pass nothing else with it, "
-                    "model(batch)"
-                )
-            whole = batch = moved(x, self.device)
-            features, adj_t, given = self._given(batch)
-            batch_size, n_id, offset, count = batch[1:]
-            kwargs = {**given, **kwargs}
-        else:
-            # A full batch looks at all of them.
-            features, kwargs = decoded(x), {name: decoded(value) for name, value in kwargs.items()}
-        call = Call(batch=n_id is not None, fill=fill, pushes=push)
-        if self.ranks is not None and fill:
-            raise ValueError(
-                "'fill' is True, but other ranks have the rest of the graph: model(loader=loader) "
-                "fills the histories of all"
-            )
-        if self.ranks is not None and n_id is not None:
-            self.ranks.bind_to(self, n_id)
-        elif n_id is not None and push:
-            check_connected(n_id)
-        check_call(features, batch_size, n_id, fill, self.num_nodes, self.buffer_size)
-        if batch_size is not None and n_id is not None:
-            if self.ranks is not None and push:
-                self.ranks.begin(n_id, offset, count, whole)
-                call.ranks = self.ranks
-            call.pulls = pulls_of(self, batch_size, n_id)
-        return call, (features, adj_t, batch_size, n_id, offset, count), kwargs
 
     def views(self, batch: SubData, bank: str = "original") -> tuple[Tensor, ...]:
         """Runs the model on a mini-batch and on each of its views.
@@ -693,26 +625,7 @@ class ScalableGNN(torch.nn.Module):
         graph = opened(graph, "graph")
         if nodes is not None:
             return predict_nodes(self, graph, nodes, kwargs)
-        loader = graph
-        if isinstance(graph, Data):
-            loader = EvalSubgraphLoader(graph, None, batch_size, log=False, **kwargs)
-        elif kwargs:
-            raise ValueError(
-                f"{', '.join(map(repr, kwargs))} given with a loader, which has its own: pass the "
-                "graph, model.predict(graph, ...)"
-            )
-        data = loader.data
-        if PERM not in data:
-            raise ValueError(
-                "the graph has no 'perm', by which its nodes find back to their order: use "
-                "gas.cluster(data, num_parts), or model(loader=loader), in the order of the loader"
-            )
-        out = layer_wise(self, loader, gather)
-        if not gather and self.ranks is not None:
-            return out
-        if self.ranks is not None:
-            data = Data(perm=self.ranks.every_row(data[PERM][: loader.num_own]))
-        return in_first_order(data, out)
+        return predict_every_node(self, graph, batch_size, gather, kwargs)
 
     # Layer-wise inference -------------------------------------------------------------------------
 
@@ -744,3 +657,19 @@ class ScalableGNN(torch.nn.Module):
     def has_forward_layer(self) -> bool:
         """Whether the model computes one layer alone, by :meth:`forward_layer`."""
         return type(self).forward_layer is not ScalableGNN.forward_layer
+
+
+def _widths(hidden_channels: int | Sequence[int], num_layers: int) -> list[int]:
+    """The width of every history."""
+    if isinstance(hidden_channels, Sequence):
+        widths = list(hidden_channels)
+    else:
+        widths = [hidden_channels] * (num_layers - 1)
+    for width in widths:
+        check_integer("hidden_channels", width, 0)
+    if len(widths) != num_layers - 1:
+        raise ValueError(
+            f"'hidden_channels' has {len(widths)} widths, expected one for each of the "
+            f"{num_layers - 1} histories of {num_layers} layers"
+        )
+    return widths

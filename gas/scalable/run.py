@@ -18,15 +18,18 @@ from torch_geometric.nn import MessagePassing
 
 from gas.graph.adjacency import Adjacency
 from gas.history.batch import BatchPulls
+from gas.history.features import Features
 from gas.history.rows import Rows, first_rows
 from gas.loader.batch import SubData
 from gas.loader.moving import moved
 from gas.native.compiler import apart, between, is_compiling
+from gas.native.encoded_rows import decoded
 from gas.native.sparse_rows import is_sparse
 from gas.nn.conv import FusedConv
 from gas.nn.fuse import fuse
-from gas.scalable.call import Call, Sweep, check_graph, lacks_product
+from gas.scalable.call import Call, Sweep, check_call, check_graph, lacks_product
 from gas.scalable.exact import Watch
+from gas.scalable.ranks import check_connected
 
 if TYPE_CHECKING:
     from gas.scalable.model import ScalableGNN
@@ -34,6 +37,57 @@ if TYPE_CHECKING:
 
 # How PyTorch calls what it can't do with a matrix of torch.sparse_csr.
 SPARSE = re.compile(r"sparse|layout|strides", re.IGNORECASE)
+
+
+@apart
+def arrange(
+    model: ScalableGNN,
+    x: Tensor | SubData | None,
+    adj_t: Any,
+    where: tuple[int | None, Tensor | None, Tensor | None, Tensor | None],
+    fill: bool,
+    push: bool,
+    kwargs: dict[str, Any],
+) -> tuple[Call, tuple[Any, ...], dict[str, Any]]:
+    """What a call of the model does, and the arguments of ``forward``.
+
+    See :meth:`gas.ScalableGNN.__call__`; ``where`` is ``batch_size``, ``n_id``, ``offset``,
+    ``count``.
+    """
+    batch_size, n_id, offset, count = where
+    features: Tensor | Features | None
+    whole = None
+    if isinstance(x, SubData):
+        if adj_t is not None or batch_size is not None or n_id is not None:
+            raise ValueError(
+                "a mini-batch brings its own adjacency and ids: pass nothing else with it, "
+                "model(batch)"
+            )
+        whole = batch = moved(x, model.device)
+        features, adj_t, given = model._given(batch)
+        batch_size, n_id, offset, count = batch[1:]
+        kwargs = {**given, **kwargs}
+    else:
+        # A full batch looks at all of them.
+        features, kwargs = decoded(x), {name: decoded(value) for name, value in kwargs.items()}
+    call = Call(batch=n_id is not None, fill=fill, pushes=push)
+    ranks = model.ranks
+    if ranks is not None and fill:
+        raise ValueError(
+            "'fill' is True, but other ranks have the rest of the graph: model(loader=loader) "
+            "fills the histories of all"
+        )
+    if ranks is not None and n_id is not None:
+        ranks.bind_to(model, n_id)
+    elif n_id is not None and push:
+        check_connected(n_id)
+    check_call(features, batch_size, n_id, fill, model.num_nodes, model.buffer_size)
+    if batch_size is not None and n_id is not None:
+        if ranks is not None and push:
+            ranks.begin(n_id, offset, count, whole)
+            call.ranks = ranks
+        call.pulls = pulls_of(model, batch_size, n_id)
+    return call, (features, adj_t, batch_size, n_id, offset, count), kwargs
 
 
 class _Around:

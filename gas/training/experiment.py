@@ -27,6 +27,13 @@ from gas.scalable.verify import Verification
 from gas.training.about import about_of
 from gas.training.account import account_of
 from gas.training.checkpoints import Checkpoints
+from gas.training.choices import (
+    MODELS,
+    check_augment,
+    check_labels,
+    check_modes,
+    check_predictable,
+)
 from gas.training.freed import give_back_freed
 from gas.training.graphs import prepare_graph, training_nodes
 from gas.training.loop import fit, split_mask, train_epoch
@@ -37,18 +44,6 @@ from gas.training.report import peak_rss_bytes, reset_peak_rss
 from gas.training.run import Progress, Run
 from gas.training.settings import Settings
 
-MODELS: dict[str, type[models.LayeredGNN]] = {
-    "appnp": models.APPNP,
-    "gat": models.GAT,
-    "gcn": models.GCN,
-    "gcn2": models.GCN2,
-    "gin": models.GIN,
-    "pna": models.PNA,
-    "pna_jk": models.PNA_JK,
-    "sage": models.GraphSAGE,
-}
-REFRESHES = ("none", "full", "layerwise")
-EVALUATIONS = ("full", "layerwise")
 MOST_FULL_NODES = 20_000  # Up to here the whole graph is evaluated as one batch.
 
 
@@ -134,18 +129,7 @@ class Experiment:
             evaluation = "full" if full_batch or small else "layerwise"
         refresh = refresh or ("none" if full_batch else evaluation)
         layout = layout or ("fused" if torch.device(device).type == "cpu" else "csr")
-        for name, value, known in (
-            ("model", model, tuple(MODELS)),
-            ("evaluation", evaluation, EVALUATIONS),
-            ("refresh", refresh, REFRESHES),
-        ):
-            if value not in known:
-                raise ValueError(f"'{name}' is {value!r}, expected one of {', '.join(known)}")
-        if full_batch and (refresh != "none" or evaluation != "full"):
-            raise ValueError(
-                "'full_batch' is True, which has no histories and no mini-batches: leave "
-                "'evaluation' and 'refresh' out"
-            )
+        check_modes(model, evaluation, refresh, full_batch)
         self.cls = MODELS[model]
         self.out_channels = out_channels
         self.settings = settings
@@ -170,7 +154,7 @@ class Experiment:
         inductive = settings.inductive if inductive is None else inductive
         data = with_csr_features(data)
         check_features(data.get("x"))
-        _check_labels(data.y)
+        check_labels(data.y)
         check_parts(data)
         self.plan: Plan | None = None
         if memory is not None:
@@ -182,7 +166,7 @@ class Experiment:
         self.settings = settings = settings.for_size(data.num_nodes)
         fill = evaluation if refresh == "none" else refresh
         if augment is not None:
-            self._check_augment(data, inductive)
+            check_augment(data, settings, full_batch, inductive)
         prepare = partial(
             prepare_graph, cls=self.cls, settings=settings, full_batch=full_batch, layout=layout,
             partition=partition, keep_edges=keep_edges, keep_raw=augment is not None,
@@ -207,16 +191,9 @@ class Experiment:
         log: bool,
     ) -> Plan:
         """What fits memory; takes up how histories are stored."""
-        for name, given, why in (
-            ("full_batch", self.full_batch, "has no mini-batches to choose"),
-            ("memory_budget", self.memory_budget is not None, "splits mini-batches itself"),
-            ("augment", self.augment is not None, "makes views, which aren't predicted"),
-            ("inductive", inductive, "evaluates another graph, which isn't predicted"),
-        ):
-            if given:
-                raise ValueError(
-                    f"'memory' is {memory!r}, but '{name}' is given, which {why}: leave one out"
-                )
+        check_predictable(
+            memory, self.full_batch, self.memory_budget, self.augment is not None, inductive
+        )
         dtype, store = self.histories.get("dtype"), self.histories.get("store")
         with torch.random.fork_rng():
             deg = None
@@ -246,27 +223,6 @@ class Experiment:
         if found.store == "host":
             self.histories.pop("path", None)
         return found
-
-    def _check_augment(self, data: Data, inductive: bool) -> None:
-        reason = ""
-        if self.full_batch:
-            reason = "'full_batch' has no mini-batches: use num_parts=1, which computes the same"
-        elif inductive:
-            reason = (
-                "'inductive' evaluates another graph than the one that is augmented: leave one out"
-            )
-        elif data.y.dim() != 1 or is_real(data.y):
-            reason = (
-                f"'data.y' is {data.y.dtype} of shape {list(data.y.shape)}, expected one class per "
-                "node: leave 'augment' out"
-            )
-        elif self.settings.edge_dropout > 0:
-            reason = (
-                f"'edge_dropout' is {self.settings.edge_dropout} and views lack edges already: "
-                "leave one out"
-            )
-        if reason:
-            raise ValueError(f"'augment' is given, but {reason}")
 
     def make_model(self, histories: bool = True) -> models.LayeredGNN:
         """A new model, with weights drawn from PyTorch's generator.
@@ -524,12 +480,3 @@ class Experiment:
         if self.refresh != "none" and not refreshed:
             self._refresh(model)
         return out
-
-
-def _check_labels(y: Tensor) -> None:
-    several = y.dim() == 2 and not is_real(y)
-    if several and bool(((y != 0) & (y != 1)).any()):
-        raise ValueError(
-            f"'data.y' has shape {list(y.shape)} and holds {float(y.max()):g}, expected 0 and 1 "
-            "for several labels, or real numbers of shape [N]"
-        )

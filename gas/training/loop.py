@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import math
 import statistics
@@ -11,22 +10,20 @@ from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.data import Data
 
 from gas.augment import mh_aug_loss
-from gas.graph.edges import is_row_per_edge
 from gas.graph.features import with_csr_features
-from gas.graph.layout import drop_edges_and_rows
 from gas.graph.versions import Versions
 from gas.history.cores import share_cores
 from gas.loader import EvalSubgraphLoader
 from gas.loader.batch import SubData, tensors
-from gas.loader.moving import moved, moved_tensor
-from gas.loader.sampler import PartSampler, sampler_of
+from gas.loader.moving import moved_tensor
+from gas.loader.sampler import sampler_of
 from gas.scalable.model import ScalableGNN
-from gas.training.metrics import is_real, metric_of, score
+from gas.training.metrics import metric_of, score
+from gas.training.objective import Objective, loss_of, split_mask
 from gas.training.run import Best, Progress, Run
 
 
@@ -76,24 +73,6 @@ class FullBatch:
         empty = torch.empty(0, dtype=torch.long)
         self._check()
         yield SubData(copy.copy(self.data), self.data.num_nodes, empty, empty, empty)
-
-
-def split_mask(mask: Tensor, split: int) -> Tensor:
-    """The mask of one split, of shape ``[N]``; runs beyond the last split start over."""
-    return mask if mask.dim() == 1 else mask[:, split % mask.size(1)]
-
-
-def loss_of(out: Tensor, y: Tensor) -> Tensor:
-    """The usual loss for targets ``y``, the mean over its rows.
-
-    Cross entropy for classes of shape ``[n]``, binary cross entropy for labels of shape ``[n, C]``,
-    squared error for real numbers of shape ``[n]`` or ``[n, 1]``.
-    """
-    if is_real(y):
-        return F.mse_loss(out.view(-1), y.view(-1).to(out.dtype))
-    if y.dim() == 2:
-        return F.binary_cross_entropy_with_logits(out, y.to(out.dtype))
-    return F.cross_entropy(out, y)
 
 
 def train_epoch(
@@ -175,7 +154,10 @@ def train_epoch(
     scales = scale_loss or sampler is not None
     per_step = _labels_per_step(loader, split, micro_batches) if scales else None
     device = model.device
-    mask = _train_mask(loader, split)
+    objective = Objective(
+        model, device, split, _train_mask(loader, split), full_batch, refresh_unlabelled,
+        edge_dropout, autocast, loss_fn, view_loss, bank, sampler,
+    )  # fmt: skip
     done = Progress() if progress is None else progress
     done.loss = moved_tensor(torch.as_tensor(done.loss, dtype=torch.float32), device)
     of_step = 0  # Labelled nodes of the step so far.
@@ -185,37 +167,17 @@ def train_epoch(
             if max_steps is not None and done.steps >= max_steps:  # Before a checkpoint.
                 break
             follow_cores()
-            index = _train_index(batch, split, mask)
-            count = index.numel()
-            has_views = (count > 0 or ranks is not None) and "views" in batch.data
-            views = bank if has_views else None
-            if count > 0 or refresh_unlabelled or ranks is not None:
-                batch = moved(batch, device)
-                trains = count > 0 or ranks is not None
-                with torch.set_grad_enabled(trains), _autocast(device, autocast):
-                    outs = _forward(model, batch, full_batch, edge_dropout, views)
-            if count > 0:
-                index = moved_tensor(index, device)
-                y = batch.data.y[: batch.batch_size]
-                if autocast is not None:
-                    outs = tuple(out.float() for out in outs)
-                if sampler is not None:
-                    loss, weighted = _by_parts(sampler, batch, loss_fn, outs, y, index, views)
-                elif views is None:
-                    loss = weighted = loss_fn(outs[0][index], y[index])
-                else:
-                    loss = weighted = view_loss(*outs, y, index)
-                done.loss = done.loss + loss.detach() * count
+            count, loss, minimised = objective(batch)
+            if loss is not None:
+                done.loss = done.loss + loss * count
                 done.labelled += count
                 of_step += count
-                objective = weighted + getattr(model, "reg_loss", 0.0)
-                if micro_batches > 1:
-                    objective = objective * count  # Divided by those of all, once they are known.
-                elif per_step is not None:
-                    objective = objective * (count / per_step)
-                objective.backward()
-            elif ranks is not None:  # The others wait for a gradient, which isn't looked at.
-                torch.stack([out.sum() for out in outs]).mul(0.0).sum().backward()
+            if minimised is not None:
+                if count > 0 and micro_batches > 1:
+                    minimised = minimised * count  # Divided by those of all, once they are known.
+                elif count > 0 and per_step is not None:
+                    minimised = minimised * (count / per_step)
+                minimised.backward()
             if number % micro_batches and number < _length(loader):
                 continue
             if of_step > 0 or (ranks is not None and ranks.is_labelled):
@@ -231,71 +193,6 @@ def train_epoch(
     if ranks is not None:
         return ranks.mean(float(done.loss), done.labelled)
     return float(done.loss) / max(done.labelled, 1)
-
-
-def _by_parts(
-    sampler: PartSampler,
-    batch: SubData,
-    loss_fn: Callable[[Tensor, Tensor], Tensor],
-    outs: tuple[Tensor, ...],
-    y: Tensor,
-    index: Tensor,
-    views: str | None,
-) -> tuple[Tensor, Tensor]:
-    """The mean loss of a batch's labelled nodes, plain and by the weights of their parts."""
-    if views is not None:
-        raise ValueError(
-            f"the loader has {sampler}, which weighs parts by themselves, but its batches have "
-            "views, whose loss is that of all parts together: leave 'epoch_transform' out, or take "
-            "by='labels' without 'scale_loss'"
-        )
-    counts = sampler.labelled_in(batch)
-    if sum(counts) != index.numel():
-        raise ValueError(
-            f"the mini-batch has {index.numel()} labelled nodes, but the loader's {sampler} knows "
-            f"of {sum(counts)}, in the split {sampler.split}: choose 'split' as the sampler's, and "
-            "make another if 'train_mask' has changed"
-        )
-    rows = [
-        loss_fn(out, target).expand(target.size(0))
-        for out, target in zip(outs[0][index].split(counts), y[index].split(counts), strict=True)
-        if target.size(0)
-    ]
-    loss = torch.cat(rows)
-    sampler.report(batch, loss)
-    weight = moved_tensor(sampler.weight(batch), loss.device) * sampler.labelled.sum()
-    return loss.mean(), (weight * loss).mean()
-
-
-def _forward(
-    model: ScalableGNN,
-    batch: SubData,
-    full_batch: bool,
-    edge_dropout: float,
-    views: str | None,
-) -> tuple[Tensor, ...]:
-    """The outputs of the in-batch nodes; with a bank of histories for ``views``, of these too."""
-    if views is not None and edge_dropout > 0:
-        raise ValueError(
-            f"'edge_dropout' is {edge_dropout}, but batches have views, which lack edges "
-            "already: use one of both"
-        )
-    if views is not None:
-        return model.views(batch, views)
-    if not full_batch and edge_dropout == 0:
-        return (model(batch),)
-    x, adj_t, kwargs = model.inputs_of(batch.data)
-    if edge_dropout > 0:
-        rows = {key: value for key, value in kwargs.items() if is_row_per_edge(batch.data, key)}
-        adj_t, rows = drop_edges_and_rows(adj_t, rows, edge_dropout)
-        kwargs = {**kwargs, **rows}
-    if full_batch:
-        return (model(x, adj_t, **kwargs),)
-    fewer = copy.copy(batch.data)
-    fewer["adj_t" if "adj_t" in fewer else "edge_index"] = adj_t
-    for key, value in kwargs.items():
-        fewer[key] = value
-    return (model(batch._replace(data=fewer)),)
 
 
 def _step(
@@ -325,19 +222,6 @@ def _train_mask(loader: Iterable[SubData], split: int) -> Tensor | None:
     return split_mask(mask, split)
 
 
-def _train_index(batch: SubData, split: int, mask: Tensor | None) -> Tensor:
-    """The in-batch nodes to train on, of shape ``[labelled]``.
-
-    Of a batch on a device they are found by the graph's mask, for which nobody waits.
-    """
-    own, nodes = batch.data.train_mask[: batch.batch_size], batch.n_id[: batch.batch_size]
-    if own.device.type == "cpu" or mask is None or nodes.device != mask.device:
-        mask = split_mask(own, split)
-    else:
-        mask = mask[nodes]
-    return mask.nonzero().view(-1)
-
-
 def _length(loader: Iterable[SubData]) -> float:
     return len(loader) if isinstance(loader, Sized) else math.inf
 
@@ -353,14 +237,6 @@ def _labels_per_step(loader: Iterable[SubData], split: int, micro_batches: int) 
         )
     steps = max(1, math.ceil(len(inner) / micro_batches))
     return int(split_mask(data.train_mask, split).sum()) / steps
-
-
-def _autocast(
-    device: torch.device, dtype: torch.dtype | None
-) -> contextlib.AbstractContextManager[Any]:
-    if dtype is None:
-        return contextlib.nullcontext()
-    return torch.autocast(device.type, dtype)
 
 
 def mean_age(model: ScalableGNN) -> float:

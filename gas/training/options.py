@@ -1,4 +1,4 @@
-"""The command line of ``examples/train_gas.py``: its options, and the experiment they describe."""
+"""The command line of ``examples/train_gas.py``: what it says, and the experiment it describes."""
 
 from __future__ import annotations
 
@@ -16,18 +16,14 @@ from torch_geometric.data import Data
 
 from gas.augment import PUBLISHED, Augmentation, DropEdge, MHAug, mh_aug_loss
 from gas.checkpoint import checkpoints, peek, prune
-from gas.datasets import dataset_key, dataset_names, get_data
-from gas.graph import LAYOUTS, METHODS
+from gas.datasets import dataset_key, get_data
 from gas.history import encode
-from gas.history.codec import NAMES as CODECS
-from gas.history.engine import MODES
 from gas.history.tiers import TIERS
 from gas.native.memory import bytes_of, resident_bytes
-from gas.scalable import BANKS
 from gas.training.checkpoints import Checkpoints, seconds_of
-from gas.training.experiment import EVALUATIONS, MODELS, REFRESHES, Experiment
+from gas.training.experiment import Experiment
 from gas.training.freed import keep_little_freed
-from gas.training.metrics import METRICS
+from gas.training.parser import make_parser
 from gas.training.settings import Settings
 
 # Options that do nothing without another: which, and the value that it needs.
@@ -37,141 +33,12 @@ NEEDS = {
     **dict.fromkeys(("kl", "entropy", "bank"), ("augment", None)),
     "path": ("store", ("disk", "auto")),
 }
-FEATURE_CODECS = tuple(name for name in CODECS if name != "float64")
 NOT_FULL_BATCH = (
     "num_parts", "batch_size", "partition", "store", "dtype", "path", "pack", "io", "prefetch",
     "refresh", "memory", "memory_budget", "skip_unlabelled", "scale_loss", "verify",
 )  # fmt: skip
 DEFAULTS = {"num_steps": 12, "drop": 0.3, "bank": "original", "partition": "metis",
             "dtype": "float32", "io": "concurrent"}  # fmt: skip
-
-
-def make_parser() -> argparse.ArgumentParser:
-    """The options."""
-    parser = argparse.ArgumentParser(
-        description="Trains a graph neural network with historical embeddings.",
-        epilog=f"data sets: {', '.join(dataset_names())}; planted:NUM_NODES; a folder of tables "
-        "(nodes.csv, edges.csv, ...; see gas.open_graph); a .pt or .npz file",
-    )
-    parser.add_argument("--dataset", default="planted:20000", help="name or path (%(default)s)")
-    parser.add_argument(
-        "--undirected",
-        action="store_true",
-        help="add the reverse of edges that lack it; augmentation drops both directions together",
-    )
-    parser.add_argument(
-        "--sparse-features",
-        action="store_true",
-        help="keep features sparse: pays where fewer than one in thirty is not zero",
-    )
-    parser.add_argument(
-        "--feature-dtype", choices=FEATURE_CODECS, help="how features are stored (as they are)"
-    )
-    parser.add_argument(
-        "--feature-store", choices=("host", "disk"), help="where: disk maps a temporary file"
-    )
-    parser.add_argument(
-        "--columns", nargs="+", metavar="ROLE=NAME", help="of tables, such as source=payer"
-    )
-    parser.add_argument("--root", default="data", help="folder of PyG's data sets (%(default)s)")
-    parser.add_argument("--model", choices=sorted(MODELS), help="(that of --config, or gcn)")
-    parser.add_argument("--config", type=Path, help="a YAML file of settings, as in benchmarks/")
-
-    group = parser.add_argument_group("settings, instead of those of the configuration")
-    group.add_argument("--num-layers", type=int)
-    group.add_argument("--hidden-channels", type=int)
-    group.add_argument("--dropout", type=float)
-    group.add_argument("--num-parts", type=int)
-    group.add_argument("--batch-size", type=int, help="parts per mini-batch")
-    group.add_argument("--epochs", type=int)
-    group.add_argument("--lr", type=float)
-    group.add_argument("--grad-norm", type=float, help="bound of gradient clipping")
-    group.add_argument("--edge-dropout", type=float)
-    group.add_argument("--metric", choices=METRICS, help="(what suits the targets)")
-
-    group = parser.add_argument_group("training")
-    group.add_argument("--seed", type=int, default=0, help="of the first run (%(default)s)")
-    group.add_argument("--runs", type=int, default=1)
-    group.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
-    group.add_argument("--full-batch", action="store_true", help="train without mini-batches")
-    group.add_argument(
-        "--inductive",
-        action="store_true",
-        default=None,
-        help="train on the graph of the training nodes alone",
-    )
-    group.add_argument("--patience", type=int, help="stop after epochs without a better validation")
-    group.add_argument("--scale-loss", action="store_true", help="weigh batches by their labels")
-    group.add_argument(
-        "--skip-unlabelled", action="store_true", help="batches without labels don't refresh"
-    )
-    group.add_argument("--memory-budget", type=float, help="MiB of a micro-batch's tensors")
-    group.add_argument(
-        "--memory",
-        metavar="SIZE",
-        help="what the process may take, such as 6GB: chooses parts, batches and histories, as far "
-        "as they aren't given",
-    )
-    group.add_argument("--autocast", action="store_true", help="compute in bfloat16")
-
-    group = parser.add_argument_group("checkpoints, in the folder checkpoints of --out")
-    group.add_argument(
-        "--checkpoint-every",
-        metavar="N",
-        help="epochs, or a time such as 10min, in the middle of an epoch if need be; and one when "
-        "SIGTERM or Ctrl-C comes (none; 1 with --resume)",
-    )
-    group.add_argument(
-        "--resume", action="store_true", help="go on from the newest ones, if there are any"
-    )
-
-    group = parser.add_argument_group("mini-batches and histories")
-    group.add_argument("--partition", choices=METHODS, help="(metis)")
-    group.add_argument("--layout", choices=LAYOUTS, help="(CPU: fused, else csr)")
-    group.add_argument("--store", default=None, choices=TIERS, help="of histories")
-    group.add_argument("--dtype", choices=CODECS, help="of stored histories (float32)")
-    group.add_argument("--path", type=Path, help="folder of --store disk (a temporary one)")
-    group.add_argument(
-        "--pack",
-        nargs="?",
-        const="auto",
-        metavar="SIZE",
-        help="arrange what --store disk holds by what batches read, with so much of it in memory, "
-        "such as 2GB (what --memory leaves, or none)",
-    )
-    group.add_argument("--io", choices=MODES, help="(concurrent)")
-    group.add_argument("--prefetch", action="store_true", help="start pulls a batch ahead")
-    group.add_argument(
-        "--eval",
-        choices=EVALUATIONS,
-        help="(full batch up to 20,000 nodes, and with --full-batch)",
-    )
-    group.add_argument(
-        "--verify", action="store_true", help="first compare mini-batches with the uncut graph"
-    )
-    group.add_argument(
-        "--refresh", choices=REFRESHES, help="all histories after each epoch (as --eval)"
-    )
-
-    group = parser.add_argument_group("augmentation, by views of the graph (see docs)")
-    group.add_argument("--augment", choices=("mh_aug", "drop_edge"))
-    group.add_argument("--num-steps", type=int, help="mh_aug: transitions per epoch (12)")
-    group.add_argument("--reference-size", type=int, help="mh_aug: temper to so many nodes")
-    group.add_argument("--drop", type=float, help="drop_edge: the probability (0.3)")
-    group.add_argument("--kl", type=float, help="weight of the divergence between both views")
-    group.add_argument("--entropy", type=float, help="weight of the entropy of predictions")
-    group.add_argument("--bank", choices=BANKS, help="of the views (original)")
-
-    group = parser.add_argument_group("input and output")
-    group.add_argument("--no-check", action="store_true", help="accept NaN and infinite features")
-    group.add_argument("--tensorboard", action="store_true", help="write events into --out")
-    group.add_argument(
-        "--memory-report", action="store_true", help="print who holds what of the memory"
-    )
-    group.add_argument("--out", type=Path, default=Path("runs"), help="folder (%(default)s)")
-    group.add_argument("--overwrite", action="store_true", help="the run that --out holds")
-    group.add_argument("--debug", action="store_true", help="show where an error comes from")
-    return parser
 
 
 def parse_args() -> argparse.Namespace:

@@ -16,11 +16,11 @@ from gas.graph.copies import without_edges
 from gas.history import Codec
 from gas.history.store import StoreFactory
 from gas.loader.batch import SubData, tensors
-from gas.loader.subgraph import CACHE_BYTES
 from gas.native.checks import check_integer
 from gas.native.memory import bytes_of, human, resident_bytes
 from gas.scalable.model import ScalableGNN
 from gas.training.account import MemoryAccount
+from gas.training.candidates import Candidate, Extra, Predictor, Way
 from gas.training.cost import Cost, Measured, measure, optimizer_seconds
 from gas.training.freed import give_back_freed
 from gas.training.sample import Sample, Shape
@@ -30,23 +30,7 @@ MOST_PARTS = 2048
 LEAST_NODES = 100  # Of a part.
 LEVELS = 4  # Numbers of mini-batches that some are measured of.
 MOST_EDGES = 3_000_000  # Of a mini-batch that is measured.
-# Of what a mini-batch takes: blocks that were freed, and that the C library keeps.
-FREED = 1.0
 SHOWN = 8  # Candidates in the table.
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A way to train, and what it is predicted to take; see :class:`Plan`."""
-
-    num_parts: int
-    batch_size: int
-    micro_batches: int
-    dtype: str
-    store: str
-    peak_bytes: int
-    epoch_seconds: float
-    components: dict[str, int] = field(repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -188,48 +172,28 @@ def plan(
         ValueError: If an argument is unusable, naming it.
         MemoryError: If nothing fits; it says what takes most.
     """
-    if isinstance(data, HeteroData):
-        raise ValueError(
-            "'data' is a HeteroData, of which gas.plan knows nothing: cut it into some parts, and "
-            "into more if a mini-batch doesn't fit"
-        )
-    limit = bytes_of("memory", memory)
-    num_nodes = data.num_nodes
-    check_integer("steps", steps, 1)
-    for name, value in (("num_parts", num_parts), ("batch_size", batch_size)):
-        if value is not None:
-            check_integer(name, value, 1, num_nodes)
-    if evaluation not in ("layerwise", "full", "none"):
-        raise ValueError(f"'evaluation' is {evaluation!r}, expected one of layerwise, full, none")
-    if model.device.type != "cpu":
-        raise ValueError(
-            f"'model' is on {model.device}, but what is predicted is memory of the host: plan with "
-            "the model on the CPU, or cut by a part's bytes, gas.cluster(data, 'auto', memory=...)"
-        )
+    limit = _check(data, model, memory, num_parts, batch_size, steps, evaluation)
     codecs, stores = _codecs(model, dtype), _stores(model, store)
-    ways = list(_ways(num_nodes, num_parts, batch_size, steps))
+    ways = list(_ways(data.num_nodes, num_parts, batch_size, steps))
     finest = max(way[0] for way in ways)
     sample = Sample(data, model, finest, layout, edge_weight, method, seed, cache, log)
     shapes = {way: sample.shapes(*way[:2]) for way in ways}
 
-    measured: dict[tuple[int, int], Measured] = {}
     pairs = _measured_pairs(shapes)
-    for pair in [pairs[-1], *pairs]:  # The first is measured twice: once to load what it takes.
-        cut = partial(_first_batch, sample, pair)
-        measured[pair] = measure(model, cut, codecs[0], stores[0])
+    measured = _measured(model, sample, pairs, codecs[0], stores[0])
     cost = Cost(list(measured.values()))
     stays = _stays(data, sample, model, cost, evaluation, keep_graph)
-    predictor = _Predictor(
+    predictor = Predictor(
         model, cost, stays, Shape(sample.num_nodes, 0, sample.num_edges), optimizer_seconds(model),
         evaluation, 1 + evaluate_apart,
     )  # fmt: skip
     compared = max(pairs, key=lambda pair: measured[pair].shape.edges)
 
-    def extra(codec: Codec, place: str | StoreFactory | None) -> _Extra:
+    def extra(codec: Codec, place: str | StoreFactory | None) -> Extra:
         if (codec, place) == (codecs[0], stores[0]):
-            return _Extra()
+            return Extra()
         other = measure(model, partial(_first_batch, sample, compared), codec, place)
-        return _Extra.between(measured[compared], other, exact=codec == codecs[0])
+        return Extra.between(measured[compared], other, exact=codec == codecs[0])
 
     seen: list[Candidate] = []
     for codec in codecs:
@@ -244,14 +208,51 @@ def plan(
         if fit:
             best = min(fit, key=_order)
             return _chosen(best, seen, limit, codecs[0].name)
-    least = min(seen, key=lambda one: one.peak_bytes)
-    most = max(least.components, key=lambda name: least.components[name])
-    raise MemoryError(
-        f"'memory' is {human(limit)}, but the least that training is predicted to take is "
-        f"{human(least.peak_bytes)}, with {least.num_parts} parts, {least.batch_size} per batch, "
-        f"and histories as {least.dtype} on {least.store}; most of it is {most}, "
-        f"{human(least.components[most])}: raise it, or make the model narrower"
-    )
+    raise _nothing_fits(seen, limit)
+
+
+def _check(
+    data: Data,
+    model: ScalableGNN,
+    memory: int | str,
+    num_parts: int | None,
+    batch_size: int | None,
+    steps: int,
+    evaluation: str,
+) -> int:
+    """The bytes of ``memory``; refuses what can't be planned."""
+    if isinstance(data, HeteroData):
+        raise ValueError(
+            "'data' is a HeteroData, of which gas.plan knows nothing: cut it into some parts, and "
+            "into more if a mini-batch doesn't fit"
+        )
+    limit = bytes_of("memory", memory)
+    check_integer("steps", steps, 1)
+    for name, value in (("num_parts", num_parts), ("batch_size", batch_size)):
+        if value is not None:
+            check_integer(name, value, 1, data.num_nodes)
+    if evaluation not in ("layerwise", "full", "none"):
+        raise ValueError(f"'evaluation' is {evaluation!r}, expected one of layerwise, full, none")
+    if model.device.type != "cpu":
+        raise ValueError(
+            f"'model' is on {model.device}, but what is predicted is memory of the host: plan with "
+            "the model on the CPU, or cut by a part's bytes, gas.cluster(data, 'auto', memory=...)"
+        )
+    return limit
+
+
+def _measured(
+    model: ScalableGNN,
+    sample: Sample,
+    pairs: list[tuple[int, int]],
+    codec: Codec,
+    store: str | StoreFactory | None,
+) -> dict[tuple[int, int], Measured]:
+    """What mini-batches take, by parts and parts per batch."""
+    found: dict[tuple[int, int], Measured] = {}
+    for pair in [pairs[-1], *pairs]:  # The first is measured twice: once to load what it takes.
+        found[pair] = measure(model, partial(_first_batch, sample, pair), codec, store)
+    return found
 
 
 def _first_batch(sample: Sample, pair: tuple[int, int]) -> SubData:
@@ -286,9 +287,6 @@ def _stores(
     if isinstance(store, str) and store not in ("host", "disk"):
         raise ValueError(f"'store' is {store!r}, expected host, disk, or a function")
     return [store]
-
-
-Way = tuple[int, int, int]  # Parts, parts per mini-batch, mini-batches per step.
 
 
 def _ways(
@@ -329,25 +327,6 @@ def _measured_pairs(
             pair for number in chosen for pair in (min(by_number[number]), max(by_number[number]))
         )
     )
-
-
-@dataclass(frozen=True)
-class _Extra:
-    """What rows take that are stored in another way: more than the first, for each of them."""
-
-    seconds: float = 0.0
-    bytes: float = 0.0
-
-    @staticmethod
-    def between(one: Measured, other: Measured, exact: bool) -> _Extra:
-        """The difference of two measurements of one mini-batch."""
-        rows = max(1.0, one.shape.own + one.shape.halo)
-        seconds = (other.step - one.step) / rows
-        # The same rows elsewhere are never read faster; what seems so is noise.
-        return _Extra(
-            max(0.0, seconds) if exact else seconds,
-            (other.training.peak - one.training.peak) / rows,
-        )
 
 
 def _stays(
@@ -392,81 +371,6 @@ def _libraries(model: ScalableGNN, given: int) -> int:
     return max(0, resident_bytes() - given - filled)
 
 
-@dataclass(frozen=True)
-class _Predictor:
-    """Makes candidates: what they take, from what mini-batches cost.
-
-    ``stays`` is what all of them hold, ``graph`` the size of the whole graph, ``per_step`` the
-    seconds of a step of the optimizer, ``sets`` the number of sets of histories.
-    """
-
-    model: ScalableGNN
-    cost: Cost
-    stays: dict[str, int]
-    graph: Shape
-    per_step: float
-    evaluation: str
-    sets: int
-
-    def __call__(
-        self,
-        way: Way,
-        shapes: tuple[Shape, Shape],
-        codec: Codec,
-        store: str | StoreFactory | None,
-        extra: _Extra,
-    ) -> Candidate:
-        (num_parts, batch_size, micro), (mean, largest), cost = way, shapes, self.cost
-        number = math.ceil(num_parts / batch_size)
-        between = number * cost.between(mean)
-        kept = batch_size == 1 and between <= CACHE_BYTES
-        components = dict(self.stays)
-        if batch_size == 1:
-            components["kept batches"] = int(min(between, CACHE_BYTES))
-        components |= self._histories(codec, store)
-        components |= self._batch(largest, extra)
-        seconds = cost.step(mean) + (0 if kept else cost.cut(mean))
-        seconds += extra.seconds * (mean.own + mean.halo)
-        return Candidate(
-            num_parts,
-            batch_size,
-            micro,
-            codec.name,
-            store if isinstance(store, str) else "custom",
-            sum(components.values()),
-            number * seconds + number / micro * self.per_step,
-            components,
-        )
-
-    def _histories(self, codec: Codec, store: str | StoreFactory | None) -> dict[str, int]:
-        widths = [history.embedding_dim for history in self.model.histories]
-        rows = self.sets * int(self.graph.own)
-        held = {"ages of histories": rows * 4 * len(widths)}
-        if store != "disk":
-            held["histories"] = rows * sum(map(codec.row_bytes, widths))
-        return held
-
-    def _batch(self, largest: Shape, extra: _Extra) -> dict[str, int]:
-        """What the largest mini-batch takes, or evaluation, if that is more."""
-        more = extra.bytes * (largest.own + largest.halo)
-        batch, kept = self.cost.batch(largest), self.cost.kept(largest) + more
-        peak = max(kept, self.cost.peak(largest) + more)
-        training, evaluating = 2 * batch + peak, 0.0
-        if self.evaluation == "full":
-            evaluating = self.cost.evaluation(self.graph)
-        elif self.evaluation == "layerwise":
-            evaluating = 2 * batch + self.cost.evaluation(largest) + more
-        evaluating += self.stays.get("outputs", 0)  # Beside those of the best epoch.
-        return {
-            "batch": int(batch),
-            "batch before": int(batch),
-            "activations": int(kept),
-            "gradients of activations": int(peak - kept),
-            "evaluation, beyond training": int(max(0, evaluating - training)),
-            "freed, not given back": int(FREED * max(training, evaluating)),
-        }
-
-
 def _chosen(best: Candidate, seen: list[Candidate], limit: int, first: str) -> Plan:
     """The plan, with its reasons."""
     fit = sorted((one for one in seen if one.peak_bytes <= limit), key=_order)
@@ -500,3 +404,15 @@ def _chosen(best: Candidate, seen: list[Candidate], limit: int, first: str) -> P
         why=why,
         candidates=[*fit, *rest],
     )  # fmt: skip
+
+
+def _nothing_fits(seen: list[Candidate], limit: int) -> MemoryError:
+    """The error that says what takes most."""
+    least = min(seen, key=lambda one: one.peak_bytes)
+    most = max(least.components, key=lambda name: least.components[name])
+    return MemoryError(
+        f"'memory' is {human(limit)}, but the least that training is predicted to take is "
+        f"{human(least.peak_bytes)}, with {least.num_parts} parts, {least.batch_size} per batch, "
+        f"and histories as {least.dtype} on {least.store}; most of it is {most}, "
+        f"{human(least.components[most])}: raise it, or make the model narrower"
+    )
