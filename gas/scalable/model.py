@@ -23,6 +23,7 @@ from torch_geometric.transforms import BaseTransform
 from gas.chosen import ChosenNodes, predict_nodes
 from gas.graph.cluster import PERM, in_first_order
 from gas.graph.folder import opened
+from gas.graph.folder.opening import check_is_graph
 from gas.graph.shards import SHARD
 from gas.history import Codec, History, TransferEngine
 from gas.history.batch import BatchPulls
@@ -691,6 +692,7 @@ class ScalableGNN(torch.nn.Module):
             IndexError: If one of ``nodes`` doesn't exist.
         """
         graph = opened(graph, "graph")
+        check_is_graph(graph, "graph")
         if nodes is not None:
             return predict_nodes(self, graph, nodes, kwargs)
         loader = graph

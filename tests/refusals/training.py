@@ -151,6 +151,7 @@ CASES = {
     "check_room, a full disk": full_disk,
     "score, an unknown metric": lambda t: score("f2", torch.ones(4, 2), torch.zeros(4)),
     "score, roc_auc of three classes": lambda t: score("roc_auc", torch.ones(4, 3), torch.zeros(4)),
+    "score, classes instead of outputs": lambda t: score("accuracy", torch.ones(4), torch.ones(4)),
     "score, roc_auc of class 2": lambda t: score("roc_auc", torch.ones(4), torch.full((4,), 2.0)),
     "train_epoch, no micro-batches": lambda t: train(micro_batches=0),
     "train_epoch, views and dropped edges": lambda t: train(with_views(), edge_dropout=0.5),
