@@ -164,7 +164,8 @@ class Experiment:
         self.training = training or {}
         self.histories = histories
 
-        if settings.metric == "r2" and data.y.dim() == 1 and not is_real(data.y):
+        y = data.get("y")
+        if settings.metric == "r2" and y is not None and y.dim() == 1 and not is_real(y):
             data, self.out_channels = copy.copy(data), 1
             data.y = data.y.float()
         inductive = settings.inductive if inductive is None else inductive
@@ -183,6 +184,9 @@ class Experiment:
         fill = evaluation if refresh == "none" else refresh
         if augment is not None:
             self._check_augment(data, inductive)
+        for name in ("train_mask", "val_mask", "test_mask"):
+            if data.get(name) is None:
+                raise ValueError(f"'data' has no {name!r}, by which models are trained and scored")
         prepare = partial(
             prepare_graph, cls=self.cls, settings=settings, full_batch=full_batch, layout=layout,
             partition=partition, keep_edges=keep_edges, keep_raw=augment is not None,
@@ -526,7 +530,9 @@ class Experiment:
         return out
 
 
-def _check_labels(y: Tensor) -> None:
+def _check_labels(y: Tensor | None) -> None:
+    if y is None:
+        raise ValueError("'data' has no 'y': expected classes [N], labels [N, C] or real numbers")
     several = y.dim() == 2 and not is_real(y)
     if several and bool(((y != 0) & (y != 1)).any()):
         raise ValueError(

@@ -185,6 +185,19 @@ def test_tensors_that_are_not_by_row_pass_through():
         assert batch.edge_label_index.shape == (2, data.num_edges)
 
 
+def test_rows_under_the_name_of_an_index():
+    """PyG's names with "index" go along the last dimension, which is that of the nodes here."""
+    data, ptr = make()
+    data.old_index, data.edge_color_index = torch.arange(60) * 10, torch.arange(data.num_edges)
+    perm = torch.randperm(60)
+    permuted = gas.permute(data, perm, log=False)
+    assert torch.equal(permuted.old_index, perm * 10)
+    assert torch.equal(permuted.edge_color_index, data.edge_color_index)
+    for batch, _, n_id, *_ in gas.SubgraphLoader(permuted, ptr, log=False):
+        assert torch.equal(batch.old_index, permuted.old_index[n_id])
+        assert torch.equal(batch.edge_color_index, batch.e_id)
+
+
 def test_what_is_not_by_row_is_a_copy():
     data, ptr = make()
     data.scale, data.prompt = torch.ones(3), torch.nn.Parameter(torch.ones(3))
