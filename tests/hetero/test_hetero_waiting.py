@@ -4,6 +4,7 @@ import contextlib
 
 import pytest
 import torch
+from conftest import no_sync
 from hetero.graphs import SIZES, WIDTHS, Embedded, bibliography, flat, net_of
 from pretended_device import DEVICE, Pretended
 from torch_geometric.nn import GATConv, HANConv, HeteroConv, Linear, SAGEConv
@@ -152,3 +153,19 @@ def test_where_a_batch_lies_then(device):
             assert all(batch[kind][key].is_cpu for key in ("n_id", "offset", "count"))
         assert batch["paper"].y.is_cuda
         assert all(batch[kind].edge_index.is_cuda for kind in batch.edge_types)
+
+
+@pytest.mark.requires("cuda")
+@pytest.mark.requires("cuda_kernels")
+@pytest.mark.parametrize("name", NETS)
+def test_no_step_waits_for_a_real_device(name):
+    model, loader = made(name)
+    model.cuda().eval()
+
+    def epoch():
+        for batch in loader:
+            flat(model(batch)).pow(2).mean().backward()
+
+    epoch()  # Libraries allocate.
+    with no_sync():
+        epoch()

@@ -409,17 +409,14 @@ def test_columns_are_looked_at_on_the_device(device, wrong):
         transpose(rowptr.to(DEVICE), col.to(DEVICE), 5, 5)
 
 
-@pytest.mark.requires("cuda")
-@pytest.mark.requires("cuda_kernels")
-@pytest.mark.parametrize("prefetch", [0, 1])
-@pytest.mark.parametrize("name", [*LAYERS, *MODELS])
-def test_no_step_waits_for_a_real_device(graph, name, prefetch):
-    model = make(name, graph[0], prefetch=prefetch).cuda()
-    batches = gas.PrefetchLoader(loaded(graph), model)
+def assert_no_step_waits_for_a_real_device(model, loader, drop=0.0):
+    batches = gas.PrefetchLoader(loader, model.cuda())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
     def epoch():
         for batch in batches:
+            if drop > 0:
+                batch.data.adj_t = gas.drop_edges(batch.data.adj_t, drop)
             optimizer.zero_grad()
             (model(batch).pow(2).mean() + getattr(model, "reg_loss", 0.0)).backward()
             optimizer.step()
@@ -427,3 +424,33 @@ def test_no_step_waits_for_a_real_device(graph, name, prefetch):
     epoch()  # Layers show what they ask for, and libraries allocate.
     with no_sync():
         epoch()
+
+
+@pytest.mark.requires("cuda")
+@pytest.mark.requires("cuda_kernels")
+@pytest.mark.parametrize("prefetch", [0, 1])
+@pytest.mark.parametrize("name", [*LAYERS, *MODELS])
+def test_no_step_waits_for_a_real_device(graph, name, prefetch):
+    model = make(name, graph[0], prefetch=prefetch)
+    assert_no_step_waits_for_a_real_device(model, loaded(graph))
+
+
+@pytest.mark.requires("cuda")
+@pytest.mark.requires("cuda_kernels")
+@pytest.mark.parametrize("layout", ["edge_index", "csr", "fused"])
+@pytest.mark.parametrize("name", ["GraphSAGE", "PNA"])
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_other_layouts_and_features_on_a_real_device(graph, name, layout, is_sparse):
+    data = copy.copy(graph[0])
+    if is_sparse:
+        data.x = (data.x * (data.x > 0)).to_sparse_csr()
+    loader = loaded((data, PTR), layout=layout)
+    assert_no_step_waits_for_a_real_device(make(name, data), loader)
+
+
+@pytest.mark.requires("cuda")
+@pytest.mark.requires("cuda_kernels")
+@pytest.mark.parametrize("layout", ["csr", "fused"])
+def test_dropped_edges_on_a_real_device(graph, layout):
+    model = make("GraphSAGE", graph[0])
+    assert_no_step_waits_for_a_real_device(model, loaded(graph, layout=layout), 0.5)
