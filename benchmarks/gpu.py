@@ -87,9 +87,10 @@ class Step:
 
 
 def build(found: dict[str, Any], rehearse: bool, python: str) -> Step:
-    """Compiles the extension for the device, in place; elsewhere in a rehearsal."""
+    """Compiles the extension for the device, in place; a rehearsal replaces none that is there."""
     folder = ROOT / "build" / ("gpu-rehearsal-cmake" if rehearse else "gpu-cmake")
-    library = folder / "lib" if rehearse else ROOT / "gas"
+    in_place = not (rehearse and any((ROOT / "gas").glob("_C.*")))
+    library = ROOT / "gas" if in_place else folder / "lib"
     with_cuda = not rehearse or shutil.which("nvcc", path=search_path()) is not None
     configure = [
         *("cmake", "-S", str(ROOT), "-B", str(folder), f"-DPython_EXECUTABLE={python}"),

@@ -79,9 +79,9 @@ def forward_backward(function: Callable[[Tensor], Tensor], x: Tensor) -> Step:
             with torch.no_grad():
                 function(x)
             return
-        x.grad = None
         out = function(x)
         out.backward(torch.ones_like(out))
+        x.grad = None  # It belongs to this step's memory, not to what was held before.
 
     return step
 

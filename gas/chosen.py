@@ -40,6 +40,8 @@ class ChosenNodes:
     @torch.no_grad()
     def predict(self, model: ScalableGNN, nodes: Tensor) -> Tensor:
         """See :meth:`gas.ScalableGNN.predict`."""
+        if not isinstance(nodes, Tensor):
+            raise ValueError(f"'nodes' is {nodes!r}, expected a tensor of ids, or a mask")
         check_range("nodes", nodes, self.row_of.numel())
         rows, place = self.row_of[nodes].unique(return_inverse=True)
         batch = self.loader.around(rows)

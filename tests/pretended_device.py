@@ -45,8 +45,10 @@ class There(Tensor):
 
     @staticmethod
     def __new__(cls, inner, pretended):
-        how = {"strides": inner.stride(), "storage_offset": inner.storage_offset()}
-        kind = {"dtype": inner.dtype, "layout": inner.layout, "device": "cpu"}
+        how = {}
+        if inner.layout == torch.strided:
+            how = {"strides": inner.stride(), "storage_offset": inner.storage_offset()}
+        kind = {"dtype": inner.dtype, "device": "cpu"}
         return Tensor._make_wrapper_subclass(cls, inner.size(), **how, **kind)
 
     def __init__(self, inner, pretended):
@@ -54,6 +56,8 @@ class There(Tensor):
 
     __torch_function__ = torch._C._disabled_torch_function_impl
     device = property(lambda self: DEVICE)
+    layout = property(lambda self: self.on_host.layout)
+    is_sparse_csr = property(lambda self: self.layout == torch.sparse_csr)
     is_cuda, is_cpu = True, False
 
     def data_ptr(self):
@@ -178,6 +182,14 @@ class Pretended(TorchFunctionMode):
             return func(first.on_host.clone(), *args[1:], **kwargs)
         if name == "new_tensor" and isinstance(first, There):
             self.wait(name)
+        if name == "sparse_csr_tensor" and not isinstance(first, There):
+            out = func(*args, **kwargs)
+            return _pinned(out) if all(hasattr(x, "is_pretended") for x in args) else out
+        # Which look at the layout where a pretended tensor can't say it.
+        if name == "to_dense" and isinstance(first, There):
+            return There(first.on_host.to_dense(), self)
+        if name == "_sparse_mm" and isinstance(first, There):
+            return torch.mm(*args)
         if name == "_parse_to":
             return func(*args, **kwargs)
         if kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "cuda":

@@ -178,13 +178,23 @@ def test_sources_tell_results_apart(gpu, tmp_path, monkeypatch):
 # The steps themselves -----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("is_built", [False, True])
+def test_a_rehearsal_replaces_no_extension(gpu, tmp_path, monkeypatch, is_built):
+    (tmp_path / "gas").mkdir()
+    if is_built:
+        (tmp_path / "gas" / "_C.so").touch()
+    monkeypatch.setitem(gpu.build.__globals__, "ROOT", tmp_path)
+    (configure, *_) = gpu.build({}, True, sys.executable).commands
+    assert (f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={tmp_path / 'gas'}" in configure) != is_built
+
+
 @pytest.mark.parametrize("rehearse", [False, True])
 def test_steps(gpu, tmp_path, rehearse):
     todo = {s.name: s for s in gpu.steps({"capability": "90"}, tmp_path, rehearse)}
     assert list(todo) == ["build", "tests", "memcheck", "racecheck", *gpu.BENCHMARKS]
     configure = " ".join(todo["build"].commands[0])
     assert "-DCMAKE_CUDA_ARCHITECTURES=90-real" in configure
-    assert (f"OUTPUT_DIRECTORY={ROOT / 'gas'}" in configure) != rehearse  # In place.
+    assert (f"OUTPUT_DIRECTORY={ROOT / 'gas'}" in configure) or rehearse  # In place.
     for name in ("tests", "memcheck", "racecheck"):
         (command,) = todo[name].commands
         assert "tests/history/test_cuda.py" in command

@@ -9,8 +9,8 @@ PYBIND11_MODULE(_C, m) {
 #else
   m.attr("WITH_CUDA") = false;
 #endif
-  define_struct<gas::Sparse, int64_t, int64_t, const int32_t*, const int32_t*, const int32_t*>(
-      m, "Sparse");
+  define_struct<gas::Sparse, int64_t, int64_t, const int32_t*, const int32_t*, const int32_t*,
+                const int32_t*>(m, "Sparse");
   define_struct<gas::cuda::Stream, uintptr_t, std::function<uintptr_t(int64_t)>>(m, "Stream");
   bind_graph(m);
   bind_transfer(m);

@@ -2,6 +2,7 @@
 #include "graph/csr.h"
 #include "graph/keep.h"
 #include "graph/relabel.h"
+#include "graph/starts.h"
 #include "graph/transpose.h"
 #include "graph/undirected.h"
 
@@ -20,6 +21,10 @@ void bind_graph(py::module_& m) {
   define(m, "kept_entries", gas::kept_entries, Release());
   define(m, "transpose", gas::transpose, Release());
   define(m, "undirected", gas::undirected, Release());
+#ifdef GAS_WITH_CUDA
+  m.attr("STEP") = gas::cuda::kStep;
+  define(m, "cuda_find_starts", gas::cuda::find_starts, Release());
+#endif
   py::class_<gas::Relabeler>(m, "Relabeler")
       .def(py::init<int64_t, bool>())
       .def(

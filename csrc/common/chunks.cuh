@@ -9,24 +9,35 @@
 
 #include "common/launch.cuh"
 #include "common/matrix.h"
-#include "common/stream.h"
+#include "graph/starts.h"
 
 namespace gas::cuda {
 
 struct Chunks {
   int64_t size;
   int32_t count;
-  const int32_t* start;  // [count + 1]: the first row that begins in each chunk, or behind it.
+  int32_t steps, each;  // Of the work on the matrix, and on a chunk.
 
   // Of all chunks together: they fill any device a few times. More would only add scratch, of which
   // each has two Parts.
   static constexpr int64_t kMostLanes = 1 << 20;
 
   // `lanes` work on a chunk.
-  Chunks(const Sparse& m, int64_t lanes) : size(32), start(nullptr) {
-    const int64_t work = m.num_rows + m.entries;
-    while (size * kMostLanes < work * lanes) size *= 2;
-    count = static_cast<int32_t>((work + size - 1) / size);
+  Chunks(const Sparse& m, int64_t lanes) : Chunks(m, kStep, steps_each(m, lanes)) {
+    if (count > 0 && m.start == nullptr) {
+      throw std::invalid_argument("a matrix on a device needs its starts");
+    }
+  }
+
+  Chunks(const Sparse& m, int64_t step, int32_t each)
+      : size(step * each),
+        count(static_cast<int32_t>(steps_of(m, size))),
+        steps(static_cast<int32_t>(steps_of(m, step))),
+        each(each) {}
+
+  // The first row that begins in a chunk or behind it. The starts may be those of more rows.
+  __device__ int32_t start(const Sparse& m, int32_t chunk) const {
+    return min(m.start[min(chunk * each, steps)], static_cast<int32_t>(m.num_rows));
   }
 
   // The last chunk that has work of a row.
@@ -36,54 +47,20 @@ struct Chunks {
 
   // The row that begins in a chunk and is cut, or -1: only the last that begins there can be.
   __device__ int32_t cut_row(const Sparse& m, int32_t chunk) const {
-    const int32_t row = start[chunk + 1] - 1;
-    if (row < start[chunk] || m.rowptr[row + 1] - m.rowptr[row] <= size) return -1;
+    const int32_t row = start(m, chunk + 1) - 1;
+    if (row < start(m, chunk) || m.rowptr[row + 1] - m.rowptr[row] <= size) return -1;
     return row;
+  }
+
+ private:
+  static int32_t steps_each(const Sparse& m, int64_t lanes) {
+    int32_t each = 1;
+    while (each * kStep * kMostLanes < (m.num_rows + m.entries) * lanes) each *= 2;
+    return each;
   }
 };
 
 enum class Piece { kWhole, kFirst, kLater };
-
-// A thread for each chunk: teams that search for themselves would wait for some 20 loads, one after
-// the other, which takes as long as the work of a small chunk.
-template <typename Row>
-__global__ void __launch_bounds__(kThreads) find_starts(Sparse m, Chunks chunks, Row* start) {
-  const int64_t step = int64_t{gridDim.x} * kThreads;
-  for (int64_t chunk = int64_t{blockIdx.x} * kThreads + threadIdx.x; chunk <= chunks.count;
-       chunk += step) {
-    const int64_t begin = chunk * chunks.size;
-    int64_t row = 0;
-    for (int64_t high = m.num_rows; row < high;) {
-      const int64_t middle = (row + high) / 2;
-      if (m.rowptr[middle] + middle < begin) {
-        row = middle + 1;
-      } else {
-        high = middle;
-      }
-    }
-    start[chunk] = static_cast<Row>(row);
-  }
-}
-
-// Bytes of chunks.start, such that what follows is aligned.
-inline int64_t start_bytes(const Chunks& chunks) {
-  return (chunks.count / 4 + 1) * int64_t{4 * sizeof(int32_t)};
-}
-
-// Finds chunks.start, in scratch of start_bytes.
-inline void start_chunks(const char* what, const Sparse& m, Chunks& chunks, void* scratch,
-                         const Stream& stream) {
-  auto* start = static_cast<int32_t*>(scratch);
-  launch(what, find_starts<int32_t>, blocks_for(int64_t{chunks.count} + 1), stream.raw, m, chunks,
-         start);
-  chunks.start = start;
-}
-
-inline Chunks started_chunks(const char* what, const Sparse& m, int team, const Stream& stream) {
-  Chunks chunks(m, team);
-  start_chunks(what, m, chunks, stream.scratch<char>(start_bytes(chunks)), stream);
-  return chunks;
-}
 
 // The number of a team in the grid.
 __device__ inline int32_t chunk_of_team(int team) {
@@ -102,8 +79,8 @@ template <typename Body>
 __device__ void for_pieces(const Sparse& m, const Chunks& chunks, int32_t chunk,
                            const Body& body) {
   const int64_t begin = chunk * chunks.size, end = begin + chunks.size;
-  const int32_t next = chunks.start[chunk + 1];
-  int32_t row = chunks.start[chunk], first = m.rowptr[row];
+  const int32_t next = chunks.start(m, chunk + 1);
+  int32_t row = chunks.start(m, chunk), first = m.rowptr[row];
   if (row > 0) {  // Entry e of a row is the work e + row + 1.
     const int64_t last = min(int64_t{first}, end - row);
     if (first - m.rowptr[row - 1] > chunks.size && begin - row < last) {

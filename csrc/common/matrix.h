@@ -15,6 +15,8 @@ struct Sparse {
   // [entries] or null: the place of each entry's weight. A transpose reads those of the matrix that
   // it was made from.
   const int32_t* entry;
+  // Of a matrix on a device, see graph/starts.h; else null.
+  const int32_t* start = nullptr;
 
   GAS_HOST_DEVICE GAS_INLINED int64_t place(int64_t e) const {
     return entry == nullptr ? e : entry[e];

@@ -175,7 +175,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   const Thread at(columns);
   const int32_t begin = at.chunk * kGroup;
   if (begin >= chunks.count) return;
-  const int32_t row = chunks.start[begin] - 1;
+  const int32_t row = chunks.start(op.m, begin) - 1;
   if (row < 0 || begin + kGroup - 1 > chunks.last(op.m, row)) return;
   const int rank = columns.lane(at.tile).rank;
   cut.group = 1;
@@ -230,19 +230,16 @@ void reduce_rows(const char* what, const Op& op, const Columns& columns, const S
   using Part = typename Op::Part;
   if (columns.heads * columns.width == 0) return;
   const int64_t lanes = int64_t{columns.team} * columns.tiles;
-  Chunks chunks(op.m, lanes);
+  const Chunks chunks(op.m, lanes);
   if (chunks.count == 0) return;
   const bool may_cut = op.m.entries > chunks.size;
-  const int64_t before = start_bytes(chunks);
-  const int64_t parts = may_cut ? 2 * chunks.count * lanes : 0;
-  char* scratch = stream.scratch<char>(before + parts * static_cast<int64_t>(sizeof(Part)));
-  start_chunks(what, op.m, chunks, scratch, stream);
+  Part* parts = may_cut ? stream.scratch<Part>(2 * chunks.count * lanes) : nullptr;
   const auto blocks = [&](int64_t n) { return blocks_of_teams(n, columns.team) * columns.tiles; };
   Totals<A> of_chunks{nullptr, totals.count};
   if (totals.count > 0) of_chunks.sums = stream.scratch<A>(chunks.count * totals.count);
   // Without groups, a team of the block that joins a hub has the pieces of two groups at most.
   const bool grouped = chunks.count > 2 * kGroup * kThreads / columns.team;
-  const Cut<Part> cut{reinterpret_cast<Part*>(scratch + before), grouped ? kGroup : 1};
+  const Cut<Part> cut{parts, grouped ? kGroup : 1};
   launch(what, reduce_chunks<Op, Part, A>, blocks(chunks.count), stream.raw, op, chunks, columns,
          cut, of_chunks);
   if (may_cut && grouped) {

@@ -327,7 +327,7 @@ void mixture_backward(const Sparse& matrix,
     auto weights = weights_of(mixture, stream);
     const Columns row(1, width, V), columns(kernels, width, V);
     if (grad.pseudo != nullptr && matrix.entries * dims > 0) {
-      const Chunks chunks = started_chunks(what, matrix, row.team, stream);
+      const Chunks chunks(matrix, row.team);
       launch(what, coordinates_backward<T, V>, blocks_of_teams(chunks.count, row.team), stream.raw,
              matrix, chunks, row, kernels, weights, own, other, grad.pseudo);
     }

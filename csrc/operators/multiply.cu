@@ -83,7 +83,7 @@ void dot_rows(const Sparse& matrix, const T* a, const T* b, int64_t width, T* ou
   with_vectors<T>(width, {a, b}, [&](auto vector) {
     constexpr int V = decltype(vector)::value;
     const Columns columns(1, width, V);
-    const Chunks chunks = started_chunks("dot_rows", matrix, columns.team, stream);
+    const Chunks chunks(matrix, columns.team);
     launch("dot_rows", dot_chunks<T, V>, blocks_of_teams(chunks.count, columns.team), stream.raw,
            matrix, chunks, columns, a, b, out);
   });

@@ -11,24 +11,36 @@
 #include "common/simd.h"
 #include "common/stream.h"
 #include "cuda_on_host.h"
+#include "graph/starts.cu"
 #include "graph/transpose.h"
 
 struct Graph {
   int64_t num_rows, num_cols;
-  std::vector<int32_t> rowptr, col, t_rowptr, t_col, t_entry;
+  std::vector<int32_t> rowptr, col, t_rowptr, t_col, t_entry, start, t_start;
 
   int64_t entries() const { return static_cast<int64_t>(col.size()); }
-  gas::Sparse forward() const { return {num_rows, entries(), rowptr.data(), col.data(), nullptr}; }
+  gas::Sparse forward() const {
+    return {num_rows, entries(), rowptr.data(), col.data(), nullptr, start.data()};
+  }
   gas::Sparse backward() const {
-    return {num_cols, entries(), t_rowptr.data(), t_col.data(), t_entry.data()};
+    return {num_cols, entries(), t_rowptr.data(), t_col.data(), t_entry.data(), t_start.data()};
   }
 };
+
+// Launches are counted of what is tested with them.
+inline std::vector<int32_t> starts_of(const gas::Sparse& m, int64_t step = gas::cuda::kStep) {
+  const int64_t before = on_host::launches;
+  std::vector<int32_t> start(gas::cuda::steps_of(m, step) + 1, -1);
+  gas::cuda::find_starts(m, step, start.data(), 0);
+  on_host::launches = before;
+  return start;
+}
 
 // With duplicate entries, and a row of each of `degrees`, again and again. Every third entry is of
 // column 0, a hub of the transpose.
 inline Graph make_graph(int64_t num_rows, int64_t num_cols, const std::vector<int64_t>& degrees,
                         std::mt19937& random) {
-  Graph g{num_rows, num_cols, {0}, {}, {}, {}, {}};
+  Graph g{num_rows, num_cols, {0}, {}, {}, {}, {}, {}, {}};
   for (int64_t r = 0; r < num_rows; ++r) {
     for (int64_t e = 0; num_cols > 0 && e < degrees[r % degrees.size()]; ++e) {
       g.col.push_back(e % 3 == 0 ? 0 : static_cast<int32_t>(random() % num_cols));
@@ -40,6 +52,8 @@ inline Graph make_graph(int64_t num_rows, int64_t num_cols, const std::vector<in
   g.t_entry.resize(g.col.size());
   gas::transpose(g.forward(), num_cols, num_cols, g.t_rowptr.data(), g.t_col.data(),
                  g.t_entry.data(), 1);
+  g.start = starts_of(g.forward());
+  g.t_start = starts_of(g.backward());
   return g;
 }
 

@@ -86,7 +86,9 @@ void test_all(std::mt19937& random) {
 void test_nan_stays() {
   const std::vector<float> target{0.5f}, source{std::nanf("")};
   const std::vector<int32_t> col{0}, rowptr{0, 1};
-  const gas::Sparse m{1, int64_t(col.size()), rowptr.data(), col.data(), nullptr};
+  gas::Sparse m{1, int64_t(col.size()), rowptr.data(), col.data(), nullptr};
+  const auto start = starts_of(m);
+  m.start = start.data();
   Scratch scratch;
   for (const auto f : {Activation::kRelu, Activation::kLeakyRelu, Activation::kElu,
                        Activation::kSigmoid, Activation::kTanh}) {

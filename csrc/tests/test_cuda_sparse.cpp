@@ -9,16 +9,17 @@
 
 namespace {
 
-// Every entry and every row is in one piece, in order, whatever the size of chunks.
-void test_pieces(const Graph& g, int64_t size) {
+// Every entry and every row is in one piece, in order, whatever the size of chunks. The starts are
+// those of all rows, of which these may be the first.
+void test_pieces(const Graph& g, int64_t num_rows, int64_t step, int32_t each) {
   using gas::cuda::Piece;
-  gas::cuda::Chunks chunks(g.forward(), 1);
-  chunks.size = size;
-  chunks.count = static_cast<int32_t>((g.num_rows + g.entries() + size - 1) / size);
-  Scratch scratch;
-  const auto stream = scratch.stream();
-  gas::cuda::start_chunks("test", g.forward(), chunks,
-                          stream.scratch<char>(gas::cuda::start_bytes(chunks)), stream);
+  gas::Sparse m = g.forward();
+  const auto start = starts_of(m, step);
+  m.start = start.data();
+  m.num_rows = num_rows;
+  const gas::cuda::Chunks chunks(m, step, each);
+  const int64_t size = chunks.size;
+  CHECK(size == step * each);
   int64_t row = -1, entry = 0;
   for (int64_t chunk = 0; chunk < chunks.count; ++chunk) {
     int64_t work = 0;
@@ -33,10 +34,10 @@ void test_pieces(const Graph& g, int64_t size) {
       entry = end;
       work += end - begin;
     };
-    gas::cuda::for_pieces(g.forward(), chunks, static_cast<int32_t>(chunk), body);
+    gas::cuda::for_pieces(m, chunks, static_cast<int32_t>(chunk), body);
     CHECK(work < 2 * size);
   }
-  CHECK(row == g.num_rows - 1 && entry == g.entries());
+  CHECK(row == num_rows - 1 && entry == g.rowptr[num_rows]);
 }
 
 template <typename T>
@@ -130,7 +131,7 @@ void test_all(std::mt19937& random) {
   test<T>(make_graph(0, 0, degrees, random), 8, 0, random);
   CHECK(on_host::launches == before);
   test<T>(g, 0, 0, random);
-  CHECK(on_host::launches == before + 2 * 4);  // Of the dot products, which are zero.
+  CHECK(on_host::launches == before + 2 * 2);  // Of the dot products, which are zero.
 }
 
 // Hubs of so many pieces that groups of them are joined first, by teams of all lanes of a warp.
@@ -156,14 +157,17 @@ void test_hubs(std::mt19937& random) {
     });
     check_near(found, wanted);
   }
-  CHECK(on_host::launches == launches + 3 * 2 * 4);  // Starts, chunks, groups, and the rest.
+  CHECK(on_host::launches == launches + 3 * 2 * 3);  // Chunks, groups, and the rest.
 }
 
 void test_nan_and_signs() {
   const float nan = std::nanf("");
   const std::vector<float> x{1.0f, nan, 3.0f, nan, 0.0f, -0.0f};
   const std::vector<int32_t> col{0, 1, 2, 3, 4, 5, 5, 4}, rowptr{0, 4, 6, 8};
-  const gas::Sparse m{3, int64_t(col.size()), rowptr.data(), col.data(), nullptr};
+  gas::Sparse m{3, int64_t(col.size()), rowptr.data(), col.data(), nullptr};
+  CHECK_THROWS(gas::cuda::Chunks(m, 1), std::invalid_argument);
+  const auto start = starts_of(m);
+  m.start = start.data();
   std::vector<float> out(3), wanted(3);
   std::vector<int32_t> from(3), wanted_from(3);
   Scratch scratch;
@@ -181,7 +185,13 @@ int main() {
   std::mt19937 random(1);
   for (const auto& [rows, cols] : {std::pair{60, 9}, std::pair{1, 1}, std::pair{0, 3}}) {
     const Graph g = make_graph(rows, cols, {0, 0, 0, 1, 70, 3, 8, 9, 2, 17, 0, 200}, random);
-    for (const int64_t size : {1, 2, 7, 8, 9, 64, 1000}) test_pieces(g, size);
+    for (const int64_t step : {1, 2, 7, 8, 9, 32, 1000}) {
+      for (const int32_t each : {1, 2, 4, 64}) {
+        for (const int64_t first : {int64_t{rows}, int64_t{rows / 2}}) {
+          test_pieces(g, first, step, each);
+        }
+      }
+    }
   }
   test_all<float>(random);
   test_all<double>(random);

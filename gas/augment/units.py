@@ -14,6 +14,7 @@ from gas.graph.edges import read_graph
 from gas.graph.versions import version
 from gas.native.augment import EgoGraph
 from gas.native.graph import coo_to_csr
+from gas.native.matrix import find_starts
 from gas.native.sparse_rows import is_sparse, parts, sparse_csr
 
 
@@ -55,7 +56,8 @@ class Units:
         loops = torch.bincount(edges.src[edges.src == edges.dst], minlength=self.num_nodes)
         rows = Adjacency(rowptr, col)
         unit = None if self._unit is None else self._unit.to(torch.int32)
-        self.graph = EgoGraph(rows.rowptr, rows.col, unit, loops.double() + 1)
+        start = find_starts(rows.rowptr, rows.num_entries)
+        self.graph = EgoGraph(rows.rowptr, rows.col, unit, loops.double() + 1, start)
 
     @property
     def device(self) -> torch.device:

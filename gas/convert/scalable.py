@@ -100,6 +100,7 @@ def to_scalable(
     Raises:
         ValueError: If ``net`` can't be followed, or isn't exact on mini-batches, naming the layer.
     """
+    _check_module(net)
     if isinstance(data, HeteroData):
         return to_typed(net, data, **kwargs)
     if data is not None and not isinstance(data, Data):
@@ -125,6 +126,11 @@ def to_scalable(
         if name not in (*names, edges) and default is inspect.Parameter.empty
     ]  # fmt: skip
     if missing:
+        if missing[0] in NOT_OURS:
+            raise ValueError(
+                f"{type(net).__name__}.{method} takes {missing[0]!r}, which is for many graphs or "
+                "samples of one: here nodes of one whole graph are trained on"
+            )
         raise ValueError(
             f"{type(net).__name__}.{method} takes {missing[0]!r}, which the graph doesn't have "
             f"({', '.join(sorted(data.keys()))}): name it as the attribute, or set the attribute"
@@ -163,6 +169,19 @@ def _has_forward(net: Module) -> bool:
     return type(net).forward is not Module.forward or "forward" in vars(net)
 
 
+def _check_module(net: Any) -> None:
+    if not isinstance(net, Module):
+        what = f"the class {net.__name__}" if isinstance(net, type) else f"a {type(net).__name__}"
+        raise ValueError(
+            f"'net' is {what}, expected a module, such as torch_geometric.nn.GraphSAGE(...)"
+        )
+    if "_orig_mod" in net._modules:
+        raise ValueError(
+            "'net' is compiled, and can't be followed: give the module as it was, and compile what "
+            "gas.to_scalable makes of it, torch.compile(model)"
+        )
+
+
 def _check_layers(net: Module) -> None:
     for name, layer in net.named_modules():
         if reason := why_never(layer):
@@ -171,6 +190,11 @@ def _check_layers(net: Module) -> None:
     layers = [item for item in net.named_modules() if isinstance(item[1], MessagePassing)]
     if not layers:
         raise ValueError(f"{type(net).__name__} has no message passing layer")
+    if isinstance(net, MessagePassing) and not isinstance(net, UNROLLED):
+        raise ValueError(
+            f"'net' is a layer, {type(net).__name__}, expected a module that calls layers: "
+            "torch_geometric.nn.Sequential('x, edge_index', [(net, 'x, edge_index -> x')])"
+        )
     for name, layer in layers:
         if getattr(layer, "cached", False):
             raise ValueError(

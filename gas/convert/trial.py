@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import inspect
 from collections.abc import Sequence
@@ -58,20 +57,35 @@ class Inputs:
 def _first_run(
     net: Module, inputs: Inputs, data: Data, wanted: dict[str, Any]
 ) -> tuple[Tensor, Inputs]:
-    """What the module gives; without attributes that it needn't have, if it can't take them.
+    """What the module gives; without features of edges, if PyG alone names them.
 
-    PyG's models have a parameter ``edge_attr`` whether or not their layers were built for any.
+    Raises:
+        ValueError: If it can't be run, naming an attribute without which it could.
     """
-    needed = [name for name in inputs.names if wanted[name] is inspect.Parameter.empty]
     try:
         return inputs.run(net, data), inputs
-    except ValueError:
-        if needed == list(inputs.names):
-            raise
-        fewer = replace(inputs, names=needed)
-        with contextlib.suppress(ValueError):
-            return fewer.run(net, data), fewer
+    except ValueError as error:
+        for name in inputs.names:
+            if wanted[name] is inspect.Parameter.empty:
+                continue
+            fewer = replace(inputs, names=[other for other in inputs.names if other != name])
+            try:
+                out = fewer.run(net, data)
+            except ValueError:
+                continue
+            if name == "edge_attr" and _has_no_use_for_edge_attr(net, inputs.method):
+                return out, fewer
+            raise ValueError(
+                f"{error}; without {name!r} it can: give it as the layers take it, or leave it "
+                f"out of the graph, del data.{name}"
+            ) from error
         raise
+
+
+def _has_no_use_for_edge_attr(net: Module, method: str) -> bool:
+    """PyG's models have the parameter, whether or not their layers were built for any."""
+    is_pyg = getattr(net, method).__module__.startswith("torch_geometric.")
+    return is_pyg and all(getattr(layer, "edge_dim", None) is None for layer in net.modules())
 
 
 def _matrix(data: Data) -> Tensor:

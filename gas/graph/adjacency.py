@@ -94,7 +94,7 @@ class _Structure:
                     back = self.rowptr.new_zeros(self.num_cols + 1), none, none
                 else:
                     back = _transpose(self.rowptr, self.col, self.num_cols, kept)
-            known = Matrix(self.rowptr, self.col, *back), kept
+                known = Matrix.of(self.rowptr, self.col, *back), kept
             if self.known is None or self.known[1] < kept:
                 self.known = known
         return known[0]
@@ -104,19 +104,23 @@ class _Structure:
         self.check()
         known = self.known
         rowptr, col = function(self.rowptr), function(self.col)
-        back = None if known is None else [function(part) for part in known[0][2:]]
+        back = None if known is None else [function(part) for part in known[0].back]
         if rowptr is self.rowptr and col is self.col:
             return self
         twin = _Structure(rowptr, col, self.num_cols)
         if known is not None and back is not None:
-            twin.known = Matrix(twin.rowptr, twin.col, *map(_plain, back)), known[1]
+            twin.known = Matrix.of(twin.rowptr, twin.col, *map(_plain, back)), known[1]
         if self.with_self_loops is not None:
             twin.with_self_loops = self.with_self_loops.apply(function)
         return twin
 
     def tensors(self) -> list[Tensor]:
         known, looped = self.known, self.with_self_loops
-        parts = [self.rowptr, self.col] if known is None else list(known[0])
+        parts = [self.rowptr, self.col]
+        if known is not None:
+            matrix = known[0]
+            starts = [start for start in (matrix.start, matrix.t_start) if start.numel() > 0]
+            parts += [*matrix.back, *starts]
         return parts if looped is None else [*parts, *looped.tensors()]
 
     def __getstate__(self) -> tuple[Any, ...]:
@@ -127,8 +131,9 @@ class _Structure:
         rowptr, col, num_cols, known = state
         _Structure.__init__(self, rowptr, col, num_cols)
         if known is not None:
-            back = map(_plain, known[0][2:])
-            self.known = Matrix(self.rowptr, self.col, *back), known[1]
+            with _lasting():
+                back = map(_plain, known[0].back)
+                self.known = Matrix.of(self.rowptr, self.col, *back), known[1]
 
 
 class Uses(NamedTuple):

@@ -17,7 +17,7 @@ from gas.graph.balance import classes_in
 from gas.graph.edges import Edges, check_edge_rows, read_graph, with_edge_index
 from gas.graph.features import with_csr_features
 from gas.graph.folder.new import NewFolder
-from gas.graph.folder.opening import open_folder
+from gas.graph.folder.opening import check_is_graph, open_folder
 from gas.graph.folder.writing import PERM, GraphWriter
 from gas.graph.partition import find_parts, find_shards, shared_equally
 from gas.graph.permute import PARTS, SHARD, SHARDS, permute
@@ -114,6 +114,13 @@ def cluster(
         MemoryError: If ``memory`` is too little for one node.
     """
     memory = _check(num_parts, shards, model, memory, in_place, out)
+    check_is_graph(data)
+    if model is not None and (isinstance(model, type) or not hasattr(model, "prepare")):
+        what = model if isinstance(model, type) else type(model)
+        raise ValueError(
+            f"'model' is {what.__name__}, expected a model with histories: one of gas.models, or "
+            "gas.to_scalable(net, data)"
+        )
     if isinstance(data, HeteroData):
         others: dict[str, Any] = {"shards": shards > 1, "memory": memory, "out": out}
         others |= {"edge_weight": edge_weight, "in_place": in_place, "balance": balance}

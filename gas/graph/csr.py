@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gas.native.checks import check_index
 from gas.native.graph import coo_to_csr
 
 
@@ -15,6 +16,17 @@ def row_ids(rowptr: Tensor, num_entries: int | None = None) -> Tensor:
 
 
 def by_row(row: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
-    """First entry of each row, of shape ``[rows + 1]``, and the entries in the order of rows."""
+    """First entry of each row, of shape ``[rows + 1]``, and the entries in the order of rows.
+
+    Raises:
+        IndexError: If a row is outside ``[0, num_rows)``. (On a device that is an assertion of its
+            own, which CUDA reports when the host waits.)
+    """
+    if not row.is_cpu:
+        check_index("row", row)
+        inside = ((row >= 0) & (row < num_rows)).all()
+        torch._assert_async(inside, f"'row' has a row outside [0, {num_rows})")
+        ordered, order = torch.sort(row, stable=True)
+        return torch.searchsorted(ordered, torch.arange(num_rows + 1, device=row.device)), order
     rowptr, order, _ = coo_to_csr(row, torch.arange(row.numel(), device=row.device), num_rows)
     return rowptr, order

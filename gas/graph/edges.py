@@ -324,4 +324,8 @@ def _sizes(data: Data) -> tuple[int, int] | None:
 def _by_row(data: Data, key: str) -> bool:
     named = key in ("edge_index", "adj_t", "num_nodes", "edge_label_index")
     named = named or (key == "edge_label" and "edge_label_index" in data)  # Of those pairs.
-    return not named and data.__cat_dim__(key, data[key]) == 0
+    if named or data[key].dim() == 0:
+        return False
+    # PyG's names with "index" go along the last dimension, which may be the only one.
+    dim = data.__cat_dim__(key, data[key])
+    return isinstance(dim, int) and dim % data[key].dim() == 0

@@ -276,16 +276,33 @@ def default_layout(adj: Any, is_clustered: bool = False) -> str:
     return "fused" if is_clustered else "csr"
 
 
+def looked_at(rowptr: Tensor, col: Tensor, value: Tensor | None, num_cols: int) -> Adjacency:
+    """An :class:`Adjacency` of rows and columns that others have made.
+
+    Raises:
+        ValueError: If rows don't rise from 0 to the number of entries.
+        IndexError: If a column is outside ``[0, num_cols)``. (On a device both are an assertion of
+            its own, which CUDA reports when the host waits.)
+    """
+    if col.is_cpu or torch.compiler.is_compiling():
+        return Adjacency(rowptr, col, value, num_cols)
+    rises = (rowptr[0] == 0) & (rowptr[-1] == col.numel()) & (rowptr.diff() >= 0).all()
+    torch._assert_async(rises, f"'rowptr' does not rise from 0 to {col.numel()}")
+    inside = ((col >= 0) & (col < num_cols)).all()
+    torch._assert_async(inside, f"'col' has a column outside [0, {num_cols})")
+    return Adjacency.trusted(rowptr, col, value, num_cols)
+
+
 def to_adjacency(
     adj: Any, num_nodes: int | None = None, edge_weight: Tensor | None = None
 ) -> Adjacency:
-    """See :meth:`Adjacency.of`."""
+    """See :meth:`Adjacency.of`; the host waits for a device where ``num_nodes`` is missing."""
     layout = layout_of(adj)
     if layout.name == "fused":
         return adj
     if layout.name in ("csr", "sparse_tensor"):
         rowptr, col, value = layout.parts(adj)
-        return Adjacency(rowptr, col, value, int(adj.size(1)))
+        return looked_at(rowptr, col, value, int(adj.size(1)))
     row, col = layout.entries(adj)
     size, value = layout.size(adj), layout.value(adj)
     if size is None:
@@ -293,7 +310,7 @@ def to_adjacency(
             num_nodes = int(adj.max()) + 1 if adj.numel() else 0
         size, value = (num_nodes, num_nodes), edge_weight
     rowptr, order = by_row(row, size[0])
-    return Adjacency(rowptr, col[order], None if value is None else value[order], size[1])
+    return looked_at(rowptr, col[order], None if value is None else value[order], size[1])
 
 
 # Dropping edges -----------------------------------------------------------------------------------
@@ -338,10 +355,25 @@ def drop_edges_and_rows(
     scale = 1.0 / (1.0 - p)
     layout = layout_of(adj)
     col, value = layout.entries(adj)[1], layout.value(adj)
-    entry = (torch.rand(col.numel(), device=col.device) >= p).nonzero().view(-1)
+    entry = _kept(col.numel(), p, col.device)
     if value is not None:
-        value = value[entry] * (1.0 if bool((value == 1).all()) else scale)
+        are_weights = (value != 1).any()
+        value = value[entry]
+        value = torch.where(are_weights, value * scale, value)
     attributes = {key: attribute[entry] for key, attribute in attributes.items()}
     if "edge_weight" in attributes:
         attributes["edge_weight"] = attributes["edge_weight"] * scale
     return layout.keep(adj, entry, value), attributes
+
+
+def _kept(num_edges: int, p: float, device: torch.device) -> Tensor:
+    """The positions of the edges that stay, each with probability ``1 - p``, increasing.
+
+    Of a device the host would wait to know how many they are: it draws that itself, and the device
+    as many of the edges.
+    """
+    if device.type == "cpu":
+        return (torch.rand(num_edges, device=device) >= p).nonzero().view(-1)
+    total = torch.tensor(num_edges, dtype=torch.float64, device="cpu")
+    num_kept = int(torch.binomial(total, torch.full_like(total, 1.0 - p)))
+    return torch.randperm(num_edges, device=device)[:num_kept].sort().values

@@ -15,6 +15,7 @@ from torch_geometric.data import Data
 
 from gas.graph.edges import is_row_per_edge, is_row_per_node, read_graph, to_csr
 from gas.graph.features import rearranged, with_csr_features
+from gas.graph.folder.opening import check_is_graph
 from gas.graph.layout import LAYOUTS, find_layout, layout_of
 from gas.native.encoded_rows import is_encoded
 
@@ -57,6 +58,7 @@ def permute(data: Data, perm: Tensor, log: bool = True, *, in_place: bool = Fals
             "'data' is the graph of one process, a shard of a graph, whose rows are where the "
             "others expect them: renumber the whole graph, before gas.cluster cuts it"
         )
+    check_is_graph(data)
     data = with_csr_features(data)
     edges = read_graph(data)
     num_nodes = edges.num_nodes

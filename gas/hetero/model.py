@@ -26,6 +26,7 @@ from gas.history.factory import HistoryFactory
 from gas.history.rows import first_rows
 from gas.history.staleness import Staleness, measure, relative_error
 from gas.history.store import StoreFactory
+from gas.loader.moving import moved_tensor
 from gas.loader.typed import HeteroLoader
 from gas.scalable.verify import Verification, tolerance_of
 
@@ -168,7 +169,7 @@ class HeteroModel(Module):
     def _run(self, batch: HeteroData, visitor: MiniBatch) -> Output:
         try:
             with self._norms_watched(), Dropouts() as visitor.dropouts:
-                out = self._compute(batch.to(self.device), visitor)
+                out = self._compute(self._moved(batch), visitor)
             visitor.check_all_read()
         finally:
             visitor.cancel()
@@ -176,6 +177,20 @@ class HeteroModel(Module):
         if isinstance(out, Tensor):
             return first_rows(out, sizes[str(self.plan.output)])
         return {k: first_rows(value, sizes[k]) for k, value in out.items() if value is not None}
+
+    def _moved(self, batch: HeteroData) -> HeteroData:
+        """A mini-batch itself, on the model's device; the host doesn't wait.
+
+        Ids stay where histories look, but for those that the module looks up.
+        """
+        device = self.device
+        read = () if PERM in batch.node_stores[0] else self.plan.inputs.values()
+        ids = {"n_id", "offset", "count"} - set(read)
+        for store in batch.stores:
+            keys = [key for key in store.keys() if "n_id" not in store or key not in ids]  # noqa: SIM118
+            if keys:  # Of none it would be all.
+                store.apply(lambda value: moved_tensor(value, device), *keys)
+        return batch
 
     def _compute(self, data: HeteroData, visitor: Any) -> Any:
         arguments = given(data, self.plan.inputs)

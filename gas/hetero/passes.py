@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +17,7 @@ from gas.hetero.plan import Place
 from gas.hetero.semantic import mean_of
 from gas.history.batch import BatchPulls
 from gas.history.rows import first_rows
+from gas.loader.moving import moved_tensor
 from gas.nn.hetero import multiplied_together
 
 if TYPE_CHECKING:
@@ -65,11 +67,25 @@ class Filling(FullBatch):
         return super().mean(layer, kind, rows)
 
 
+@dataclass(frozen=True)
+class OwnNodes:
+    """The nodes of a type in a mini-batch, as a loader names them; ids are on the CPU."""
+
+    batch_size: int
+    n_id: Tensor
+    offset: Tensor
+    count: Tensor
+
+
 class MiniBatch:
     """A mini-batch: pushes its own rows and pulls those of its halo, once for each history."""
 
     def __init__(self, model: HeteroModel, batch: HeteroData, push: bool = True) -> None:
-        self.model, self._batch, self._push = model, batch, push
+        self.model, self._push = model, push
+        # As they were given: then the batch is moved.
+        self._batch = {kind: _own_nodes(batch[kind]) for kind in model.num_nodes}
+        self._edges = {kind: batch[kind].get("edge_index") for kind in batch.edge_types}
+        self._has_loops = any(getattr(each, "add_self_loops", False) for each in model.modules())
         self.dropouts: Dropouts | None = None
         self._pulls = {kind: self._start(kind) for kind in model.num_nodes}
         self._joined: dict[int, tuple[Tensor, Tensor]] = {}
@@ -142,7 +158,7 @@ class MiniBatch:
             return out
         return torch.cat([own, dropout(out[store.batch_size :].detach(), p)])
 
-    def _store(self, position: int, own: Tensor, store: Any) -> None:
+    def _store(self, position: int, own: Tensor, store: OwnNodes) -> None:
         if self._push:
             history, size = self.model.histories[position], store.batch_size
             history.push(own, store.n_id[:size], store.offset, store.count)
@@ -158,11 +174,23 @@ class MiniBatch:
             sizes = {each: self._size(each[2]) for each in kinds}
         key = tuple(sizes.items())
         if key not in self._adjacencies:
-            adjs = [adjacency_of(call.edges[k], n, source.size(0)) for k, n in sizes.items()]
+            adjs = [self._adjacency(k, n, source) for k, n in sizes.items()]
             together = zip(sizes, multiplied_together(adjs), strict=True)
             self._adjacencies[key] = dict(together)
         adj = self._adjacencies[key][kind]
         return ((source, target) if call.layer.takes_pairs else source), adj
+
+    def _adjacency(self, kind: EdgeType, num_rows: int, source: Tensor) -> Adjacency:
+        """The edges of a relation where the rows are; made on the CPU, if that is where they were.
+
+        On a device the host would wait to know how many they are.
+        """
+        adj = adjacency_of(self._edges[kind], num_rows, source.size(0))
+        if adj.device == source.device:
+            return adj
+        if self._has_loops and kind[0] == kind[2]:
+            adj.with_self_loops()
+        return moved_tensor(adj, source.device)
 
     def _size(self, kind: str) -> int:
         """How many rows of a type layers compute."""
@@ -191,7 +219,7 @@ class MiniBatch:
             self._store(position, own.detach(), store)
             return mean_of(kind, own)
         n_id = store.n_id[: store.batch_size]
-        total = self.model.totals.of(position, history)
+        total = moved_tensor(self.model.totals.of(position, history), own.device)
         others = total - history.pull(n_id).to(total).sum(0)
         self._store(position, own.detach(), store)
         stored = history.pull(n_id).to(total).sum(0)  # As they were rounded.
@@ -214,13 +242,17 @@ class Sweep(MiniBatch):
     def _reads(self, place: Place) -> bool:
         return place.level < self._level
 
-    def _store(self, position: int, own: Tensor, store: Any) -> None:
+    def _store(self, position: int, own: Tensor, store: OwnNodes) -> None:
         if self.model.plan.places[position].level != self._level:
             return
         super()._store(position, own, store)
         self._left -= 1
         if not self._left:
             raise Reached
+
+
+def _own_nodes(store: Any) -> OwnNodes:
+    return OwnNodes(store.batch_size, store.n_id.cpu(), store.offset.cpu(), store.count.cpu())
 
 
 def adjacency_of(edges: Tensor, num_rows: int, num_cols: int) -> Adjacency:

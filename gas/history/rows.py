@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
-from gas.native.sparse_rows import first_sparse_rows, is_sparse
+from gas.native.sparse_rows import first_sparse_rows, is_sparse, parts, sparse_csr
 
 if TYPE_CHECKING:
     from gas.history.history import History
@@ -204,5 +205,27 @@ def first_rows(x: Tensor | Rows, num_rows: int | None) -> Tensor:
     if num_rows is None or x.size(0) == num_rows:
         return x  # The gradient of a slice, even of all rows, would be copied.
     if is_sparse(x):
-        return first_sparse_rows(x, num_rows)
+        pointers = _POINTERS.get(x)
+        if pointers is None:
+            return first_sparse_rows(x, num_rows)
+        size = int(pointers[num_rows])
+        rowptr, col, value = parts(x)
+        return sparse_csr(rowptr[: num_rows + 1], col[:size], value[:size], x.size(1))
     return x[:num_rows]
+
+
+# Where the rows of sparse matrices on a device begin, on the host, which would wait to be told.
+_POINTERS: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+
+def begin_alike(x: Tensor, other: Tensor) -> Tensor:
+    """A sparse matrix, which tells the host where rows begin if one that is like it does.
+
+    Args:
+        x: A ``torch.sparse_csr`` matrix.
+        other: One whose rows begin at the same entries, on the CPU or such a one itself.
+    """
+    pointers = other.crow_indices() if other.is_cpu else _POINTERS.get(other)
+    if pointers is not None and not x.is_cpu:
+        _POINTERS[x] = pointers
+    return x

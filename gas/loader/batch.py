@@ -13,7 +13,7 @@ from torch_geometric.data import Batch, Data
 from gas.graph.edges import is_row_per_node
 from gas.graph.layout import layout_of
 from gas.history.features import Features
-from gas.history.rows import first_rows
+from gas.history.rows import begin_alike, first_rows
 from gas.loader.unread import OwnRows, UnreadRows, add_unread, attributes, read_all, unread
 from gas.native.sparse_rows import is_sparse, parts
 
@@ -85,7 +85,8 @@ class SubData(NamedTuple):
             return self
 
         def move(value: Any) -> Any:
-            return value.to(device=device, non_blocking=non_blocking)
+            there = value.to(device=device, non_blocking=non_blocking)
+            return begin_alike(there, value) if is_sparse(value) else there
 
         return self._replace(data=apply(self.data, move, *names))
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,6 +28,8 @@ from gas.graph.layout import layout_of
 from gas.loader.batch import SubData, apply, devices
 from gas.loader.unread import read_all
 from gas.native.sparse_rows import is_sparse, parts, sparse_csr
+
+Held = TypeVar("Held", Tensor, Adjacency)
 
 
 class Sent(NamedTuple):
@@ -75,8 +77,8 @@ def moved(batch: SubData, device: torch.device) -> SubData:
     return batch.to(device, non_blocking=True)
 
 
-def moved_tensor(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor without gradient for the current stream, as :func:`moved`.
+def moved_tensor(tensor: Held, device: torch.device) -> Held:
+    """A tensor without gradient, or an adjacency, for the current stream, as :func:`moved`.
 
     From memory that isn't pinned, even a copy that doesn't block may wait for what is under way.
     """

@@ -29,6 +29,7 @@ from gas.graph.edges import (
 )
 from gas.graph.features import with_csr_features
 from gas.graph.folder import mapped_rows, opened
+from gas.graph.folder.opening import check_is_graph
 from gas.graph.layout import default_layout, find_layout
 from gas.graph.permute import PARTS, SHARD, SHARDS
 from gas.graph.report import check_ptr
@@ -123,6 +124,7 @@ class SubgraphLoader(DataLoader):
     ) -> None:
         check_batch_size(batch_size)
         data = opened(data)
+        check_is_graph(data)
         again = _made_of(kwargs)
         if again is not None:
             like, layout, edge_weight, cache = again, again.layout, again.edge_weight, again.cache
@@ -310,6 +312,7 @@ class SubgraphLoader(DataLoader):
 
     def __iter__(self) -> Iterator[SubData]:  # type: ignore[override]
         self._follow()
+        self._check_learnt()
         self._check_sendable()
         order = self._order
         resumes = order.resumes
@@ -451,6 +454,7 @@ class SubgraphLoader(DataLoader):
         rows = {*self._node_keys, *self._edge_keys, *ADJACENCY_KEYS}
         self._other_keys = [key for key in keys if key not in rows]
         self._versions = GraphVersions(self.data)
+        self._learnt = [key for key in keys if key in rows and _learns(self.data[key])]
 
     def _follow(self) -> None:
         """Takes up what was changed in the graph since; its edges were copied.
@@ -477,6 +481,26 @@ class SubgraphLoader(DataLoader):
         self._look()
         if self._cache_features or changed & edge_keys.union(self._edge_keys):
             self._kept.clear()
+
+    def _check_learnt(self) -> None:
+        """Refuses what is to learn, and would not.
+
+        Raises:
+            ValueError: Naming the attribute.
+        """
+        if not self._learnt or not torch.is_grad_enabled():
+            return
+        weight = self._weight_key or "adj_t"
+        if self._weighted and weight in self._learnt:
+            raise ValueError(
+                f"{weight!r} requires a gradient, but the loader has a copy of the weights: "
+                "detach() it, or compute weights in forward, of 'edge_attr'"
+            )
+        if self.num_workers:
+            raise ValueError(
+                f"{self._learnt[0]!r} requires a gradient, which workers can't send with their "
+                "batches: leave 'num_workers' out, or detach() it"
+            )
 
     def _check_sendable(self) -> None:
         """Refuses what workers can't send: PyTorch would print why, and wait for ever.
@@ -512,13 +536,14 @@ class SubgraphLoader(DataLoader):
         with torch.inference_mode(False), torch.no_grad():
             key = tuple(sorted(parts))
             batch = self._kept.take(key)
+            keeps_rows = self._cache_features and not self._learnt
             if batch is None:
                 batch = self._cut(key)
-                if self._cache_features:
+                if keeps_rows:
                     self._add_rows(batch)
                     read_all(batch.data)
                 batch = self._kept.keep(key, batch, self._node_keys)
-            if not self._cache_features:
+            if not keeps_rows:
                 self._add_rows(batch)
             self._add_others(batch)
         return batch
@@ -556,7 +581,8 @@ class SubgraphLoader(DataLoader):
                 if key == self._weight_key:  # Cut already, with the edges.
                     continue
                 table = self.data[key]
-                if key in FEATURES and not table.is_inference():  # Whose changes are counted.
+                later = key in FEATURES or table.requires_grad  # Not here, without gradient.
+                if later and not table.is_inference():  # Whose changes are counted.
                     add_unread(batch.data, key, UnreadRows(key, table, index, per_node))
                 else:
                     batch.data[key] = rows_of(table, index)
@@ -619,6 +645,10 @@ def shard_in(data: Data) -> Shard | None:
     """The shard that a graph is, if it isn't a whole one."""
     shard = data.get(SHARD)
     return shard if isinstance(shard, Shard) else None
+
+
+def _learns(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad
 
 
 def _made_of(options: dict[str, Any]) -> SubgraphLoader | None:

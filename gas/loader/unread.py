@@ -67,6 +67,8 @@ class UnreadRows:
         if self._rows is None:
             self.check()
             table, index = self.table, self.index
+            if self.is_learnt:
+                return table.index_select(0, index)  # For this copy of the batch, and its graph.
             # Tensors made in inference mode would be of no use to training.
             with torch.inference_mode(False), torch.no_grad():
                 if pinned and _is_copied(table):
@@ -89,7 +91,13 @@ class UnreadRows:
         """Whether they are rows of numbers that can be read where they lie."""
         table = self.table
         is_dense = table.layout == torch.strided and table.dim() == 2
-        return self._rows is None and is_dense and table.is_floating_point()
+        is_read = self._rows is not None or self.is_learnt
+        return not is_read and is_dense and table.is_floating_point()
+
+    @property
+    def is_learnt(self) -> bool:
+        """Whether whoever reads them now is to hand on a gradient."""
+        return self.table.requires_grad and torch.is_grad_enabled()
 
 
 class OwnRows:

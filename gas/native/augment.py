@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gas import native
 from gas.native.dropout import random_bits
+from gas.native.matrix import sparse
 
 DIGIT = 16  # Bits of a key that the twin looks at in one round.
 
@@ -132,13 +133,15 @@ class EgoGraph(NamedTuple):
 
     ``rowptr`` of shape ``[n + 1]`` and ``col`` of shape ``[E]``, int32, rows being destinations;
     ``unit`` of shape ``[E]``, int32: which mask entry decides about an edge, ``None`` for its own
-    position; ``loops`` of shape ``[n]``, float64: one more than the node's self-loops.
+    position; ``loops`` of shape ``[n]``, float64: one more than the node's self-loops. ``start`` is
+    what :func:`~gas.native.matrix.find_starts` finds.
     """
 
     rowptr: Tensor
     col: Tensor
     unit: Tensor | None
     loops: Tensor
+    start: Tensor
 
 
 def ego_hop(graph: EgoGraph, kept: Tensor, x: Tensor) -> Tensor:
@@ -152,9 +155,7 @@ def ego_hop(graph: EgoGraph, kept: Tensor, x: Tensor) -> Tensor:
     if not native.has_kernels(x, kept, graph.col):
         return _ego_hop_torch(graph, kept, x)
     out = torch.empty_like(x)
-    unit = 0 if graph.unit is None else graph.unit.data_ptr()
-    rows = graph.rowptr.data_ptr(), graph.col.data_ptr(), unit
-    matrix = native.C.Sparse(x.size(0), graph.col.numel(), *rows)
+    matrix = sparse(x.size(0), graph.rowptr, graph.col, graph.unit, graph.start)
     address = kept.data_ptr(), graph.loops.data_ptr(), x.data_ptr(), out.data_ptr()
     native.run("ego_hop", x.device, matrix, *address)
     return out

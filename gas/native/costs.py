@@ -141,7 +141,7 @@ def _operations(
     ints: dict[str, Any] = {"dtype": torch.int32, "device": device}
     rowptr = torch.arange(0, num_nodes * degree + 1, degree, **ints)
     col = torch.randint(num_nodes, (num_nodes * degree,), **ints)
-    matrix = Matrix(rowptr, col, torch.zeros_like(rowptr), col[:0], col[:0])
+    matrix = Matrix.of(rowptr, col, torch.zeros_like(rowptr), col[:0], col[:0])
     weight = torch.rand(col.numel(), device=device)
     for width in WIDTHS:
         x = torch.rand(num_nodes, width, device=device)

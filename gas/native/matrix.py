@@ -9,8 +9,39 @@ from torch import Tensor
 
 from gas import native
 from gas.native.checks import check_range
+from gas.native.custom_op import custom_op
 
 TYPES = {torch.float32: "float32", torch.float64: "float64", torch.bfloat16: "bfloat16"}
+
+
+@custom_op("gas::find_starts")
+def find_starts(rowptr: Tensor, num_entries: int) -> Tensor:
+    """Where the kernels of a device begin their chunks of a matrix's rows; see graph/starts.h.
+
+    Args:
+        rowptr: First entry of each row, of shape ``[rows + 1]``, int32.
+        num_entries: The number of entries.
+
+    Returns:
+        Of shape ``[ceil((rows + num_entries) / 32) + 1]``, int32, where there are such kernels;
+        empty elsewhere.
+    """
+    start = rowptr.new_empty(_num_starts(rowptr, num_entries))
+    if start.numel() > 0:
+        rows = native.C.Sparse(rowptr.numel() - 1, num_entries, rowptr.data_ptr(), 0, 0, 0)
+        native.launch("cuda_find_starts", rowptr.device, rows, native.C.STEP, start.data_ptr())
+    return start
+
+
+@find_starts.register_fake
+def _(rowptr: Tensor, num_entries: int) -> Tensor:
+    return rowptr.new_empty(_num_starts(rowptr, num_entries))
+
+
+def _num_starts(rowptr: Tensor, num_entries: int) -> int:
+    if rowptr.is_cpu or not native.has_kernels(rowptr):
+        return 0
+    return -(-(rowptr.numel() - 1 + num_entries) // native.C.STEP) + 1
 
 
 class Matrix(NamedTuple):
@@ -20,6 +51,8 @@ class Matrix(NamedTuple):
     ``t_rowptr`` of shape ``[cols + 1]``, ``t_col`` and ``t_entry``, the place of each entry in
     ``col``, of shape ``[entries]``. All int32. The transpose may lack the last columns: they are
     empty then, and elements that belong to no column have unspecified values.
+
+    ``start`` and ``t_start`` are what :func:`find_starts` finds.
     """
 
     rowptr: Tensor
@@ -27,6 +60,18 @@ class Matrix(NamedTuple):
     t_rowptr: Tensor
     t_col: Tensor
     t_entry: Tensor
+    start: Tensor
+    t_start: Tensor
+
+    @classmethod
+    def of(
+        cls, rowptr: Tensor, col: Tensor, t_rowptr: Tensor, t_col: Tensor, t_entry: Tensor
+    ) -> Matrix:
+        """One of rows and a transpose."""
+        starts = [col.new_empty(0)] * 2
+        if not col.is_cpu:
+            starts = [find_starts(rowptr, col.numel()), find_starts(t_rowptr, t_col.numel())]
+        return cls(rowptr, col, t_rowptr, t_col, t_entry, *starts)
 
     @property
     def num_rows(self) -> int:
@@ -37,6 +82,11 @@ class Matrix(NamedTuple):
     def num_cols(self) -> int:
         """The number of columns."""
         return self.t_rowptr.numel() - 1
+
+    @property
+    def back(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The transpose: ``t_rowptr``, ``t_col`` and ``t_entry``."""
+        return self.t_rowptr, self.t_col, self.t_entry
 
     @property
     def row(self) -> Tensor:
@@ -57,14 +107,25 @@ def address(tensor: Tensor | None) -> int:
 
 def forward_of(m: Matrix) -> object:
     """The matrix as kernels take it."""
-    return native.C.Sparse(m.num_rows, m.col.numel(), m.rowptr.data_ptr(), m.col.data_ptr(), 0)
+    return sparse(m.num_rows, m.rowptr, m.col, None, m.start)
 
 
 def transpose_of(m: Matrix, num_cols: int | None = None) -> object:
     """The transpose as kernels take it, or its first rows."""
     rows = m.num_cols if num_cols is None else num_cols
-    address = m.t_rowptr.data_ptr(), m.t_col.data_ptr(), m.t_entry.data_ptr()
-    return native.C.Sparse(rows, m.col.numel(), *address)
+    return sparse(rows, m.t_rowptr, m.t_col, m.t_entry, m.t_start)
+
+
+def sparse(
+    num_rows: int,
+    rowptr: Tensor,
+    col: Tensor,
+    entry: Tensor | None = None,
+    start: Tensor | None = None,
+) -> object:
+    """Rows as kernels take them."""
+    tensors = rowptr, col, entry, start
+    return native.C.Sparse(num_rows, col.numel(), *map(address, tensors))
 
 
 def transpose(
@@ -86,9 +147,8 @@ def transpose(
         torch.empty_like(col),
         torch.empty_like(col),
     )
-    matrix = native.C.Sparse(rowptr.numel() - 1, col.numel(), rowptr.data_ptr(), col.data_ptr(), 0)
     native.C.transpose(
-        matrix,
+        sparse(rowptr.numel() - 1, rowptr, col),
         num_cols,
         kept,
         t_rowptr.data_ptr(),

@@ -9,7 +9,9 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from gas.graph.adjacency import Adjacency
+from gas.graph.layout import looked_at
 from gas.graph.versions import version
+from gas.history.rows import begin_alike
 from gas.native.matrix import TYPES
 from gas.native.sparse_rows import is_sparse, parts, sparse_csr
 from gas.nn.spmm import spmm
@@ -64,7 +66,7 @@ def with_values(x: Tensor, value: Tensor) -> Tensor:
     """The same sparse features with other values, of shape ``[entries]``; one transpose serves."""
     known = _rows_of(x)
     rowptr, col, _ = parts(x)
-    out = sparse_csr(rowptr, col, value, x.size(1))
+    out = begin_alike(sparse_csr(rowptr, col, value, x.size(1)), x)
     _KNOWN[out] = known, version(out)
     return out
 
@@ -74,7 +76,7 @@ def _rows_of(x: Tensor) -> Adjacency:
     known = _KNOWN.get(x)
     if known is None or known[1] != version(x):
         rowptr, col, _ = parts(x)
-        known = Adjacency(rowptr, col, None, x.size(1)), version(x)
+        known = looked_at(rowptr, col, None, x.size(1)), version(x)
         _KNOWN[x] = known
     return known[0]
 

@@ -230,6 +230,11 @@ def check_call(
     buffer_size: int | None,
 ) -> None:
     """Refuses arguments of a model that don't describe one mini-batch, or one full batch."""
+    if isinstance(x, Data):
+        raise ValueError(
+            f"'x' is a {type(x).__name__}, expected features, model(data.x, data.edge_index), or a "
+            "mini-batch of gas.SubgraphLoader, model(batch); model.predict(graph) is for all nodes"
+        )
     if (batch_size is None) != (n_id is None):
         raise ValueError(
             "'batch_size' and 'n_id' describe a mini-batch together: pass all that the loader "

@@ -22,6 +22,7 @@ from torch_geometric.transforms import BaseTransform
 
 from gas.chosen import ChosenNodes, predict_nodes
 from gas.graph.folder import opened
+from gas.graph.folder.opening import check_is_graph
 from gas.graph.shards import SHARD
 from gas.history import Codec, History, TransferEngine
 from gas.history.batch import BatchPulls
@@ -623,6 +624,7 @@ class ScalableGNN(torch.nn.Module):
             IndexError: If one of ``nodes`` doesn't exist.
         """
         graph = opened(graph, "graph")
+        check_is_graph(graph, "graph")
         if nodes is not None:
             return predict_nodes(self, graph, nodes, kwargs)
         return predict_every_node(self, graph, batch_size, gather, kwargs)

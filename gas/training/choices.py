@@ -39,14 +39,23 @@ def check_modes(model: str, evaluation: str, refresh: str, full_batch: bool) -> 
         )
 
 
-def check_labels(y: Tensor) -> None:
-    """Refuses several labels per node that aren't 0 and 1."""
+def check_labels(y: Tensor | None) -> None:
+    """Refuses no labels, and several per node that aren't 0 and 1."""
+    if y is None:
+        raise ValueError("'data' has no 'y': expected classes [N], labels [N, C] or real numbers")
     several = y.dim() == 2 and not is_real(y)
     if several and bool(((y != 0) & (y != 1)).any()):
         raise ValueError(
             f"'data.y' has shape {list(y.shape)} and holds {float(y.max()):g}, expected 0 and 1 "
             "for several labels, or real numbers of shape [N]"
         )
+
+
+def check_splits(data: Data) -> None:
+    """Refuses a graph without masks of training, validation and test nodes."""
+    for name in ("train_mask", "val_mask", "test_mask"):
+        if data.get(name) is None:
+            raise ValueError(f"'data' has no {name!r}, by which models are trained and scored")
 
 
 def check_predictable(

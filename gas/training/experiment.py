@@ -33,6 +33,7 @@ from gas.training.choices import (
     check_labels,
     check_modes,
     check_predictable,
+    check_splits,
 )
 from gas.training.freed import give_back_freed
 from gas.training.graphs import prepare_graph, training_nodes
@@ -148,7 +149,8 @@ class Experiment:
         self.training = training or {}
         self.histories = histories
 
-        if settings.metric == "r2" and data.y.dim() == 1 and not is_real(data.y):
+        y = data.get("y")
+        if settings.metric == "r2" and y is not None and y.dim() == 1 and not is_real(y):
             data, self.out_channels = copy.copy(data), 1
             data.y = data.y.float()
         inductive = settings.inductive if inductive is None else inductive
@@ -167,6 +169,7 @@ class Experiment:
         fill = evaluation if refresh == "none" else refresh
         if augment is not None:
             check_augment(data, settings, full_batch, inductive)
+        check_splits(data)
         prepare = partial(
             prepare_graph, cls=self.cls, settings=settings, full_batch=full_batch, layout=layout,
             partition=partition, keep_edges=keep_edges, keep_raw=augment is not None,

@@ -216,6 +216,11 @@ def _step(
 def _train_mask(loader: Iterable[SubData], split: int) -> Tensor | None:
     """Which nodes of the graph to train on, of shape ``[N]``, if a loader has that on the host."""
     data = getattr(getattr(loader, "loader", loader), "data", None)  # Of a PrefetchLoader.
+    for name in ("y", "train_mask"):
+        if isinstance(data, Data) and data.get(name) is None:
+            raise ValueError(
+                f"the graph has no {name!r}, which says what to learn: set data.{name}"
+            )
     mask = data.get("train_mask") if isinstance(data, Data) else None
     if not isinstance(mask, Tensor) or mask.device.type != "cpu":
         return None

@@ -70,12 +70,24 @@ def compute_micro_f1(logits: Tensor, y: Tensor, mask: Tensor | None = None) -> f
 
     Args:
         logits: The model's outputs, of shape ``[N, C]``.
-        y: Classes of shape ``[N]``, or labels of shape ``[N, C]``, each 0 or 1.
+        y: Classes of shape ``[N]``, or ``[N, 1]`` if there are several outputs; or labels of shape
+            ``[N, C]``, each 0 or 1.
         mask: The nodes to count, of shape ``[N]``. (default: all)
 
     Returns:
         A fraction in ``[0, 1]``; 0 where nothing was counted.
+
+    Raises:
+        ValueError: If the shapes don't fit each other.
     """
+    if y.dim() == 2 and y.size(1) == 1 and logits.dim() == 2 and logits.size(1) > 1:
+        y = y.view(-1)
+    fits = logits.dim() == 2 and logits.shape[: y.dim()] == y.shape
+    if not fits or y.dim() == 0:
+        raise ValueError(
+            f"'logits' has shape {list(logits.shape)} and 'y' {list(y.shape)}, expected [N, C] and "
+            "classes [N], or labels [N, C]"
+        )
     if mask is not None:
         logits, y = logits[mask], y[mask]
     if y.dim() == 1:

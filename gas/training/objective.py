@@ -36,7 +36,7 @@ def loss_of(out: Tensor, y: Tensor) -> Tensor:
         return F.mse_loss(out.view(-1), y.view(-1).to(out.dtype))
     if y.dim() == 2:
         return F.binary_cross_entropy_with_logits(out, y.to(out.dtype))
-    return F.cross_entropy(out, y)
+    return F.cross_entropy(out, y.long())
 
 
 @dataclass(frozen=True)

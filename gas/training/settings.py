@@ -77,7 +77,13 @@ class Settings:
 
     @classmethod
     def default(cls, model: str) -> Settings:
-        """Settings to start from with a model, by its name."""
+        """Settings to start from with a model, by its name.
+
+        Raises:
+            ValueError: If there is no such model.
+        """
+        if model not in ARCHITECTURES:
+            raise ValueError(f"'model' is {model!r}, expected one of {', '.join(ARCHITECTURES)}")
         return cls(dict(ARCHITECTURES[model]))
 
     @classmethod

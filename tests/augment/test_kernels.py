@@ -13,6 +13,7 @@ import gas
 from gas import native
 from gas.native import augment as kernels
 from gas.native.dropout import random_bits
+from gas.native.matrix import find_starts
 
 CPU = torch.device("cpu")
 
@@ -169,10 +170,16 @@ def test_kernels_take_what_their_twins_on_the_cpu_take(monkeypatch):
         assert kernels.subset(0, whole(0), 2**63 - 1, CPU, among).numel() == 0
     index = torch.zeros(1, dtype=torch.int32)
     for unit in (None, index[1:]):
-        graph = kernels.EgoGraph(index, index[1:], unit, torch.empty(0, dtype=torch.double))
+        loops = torch.empty(0, dtype=torch.double)
+        graph = kernels.EgoGraph(index, index[1:], unit, loops, index[1:])
         x = torch.empty(0, 2, dtype=torch.double)
         assert kernels.ego_hop(graph, none, x).shape == x.shape
     assert called == ["draw_subset", "draw_subset", "ego_hop", "ego_hop"]
+
+
+def moved(graph, device):
+    *parts, _ = (None if t is None else t.to(device) for t in graph)
+    return kernels.EgoGraph(*parts, find_starts(parts[0], parts[1].numel()))
 
 
 SIZES = [0, 1, pytest.param(257, marks=pytest.mark.sanitized), 100_003]
@@ -214,7 +221,7 @@ def test_a_large_subset_on_a_device(device):
 def test_ego_hop_on_a_device_equals_its_twin(num_nodes, undirected, device):
     data = random_graph(num_nodes, 30_000, directed=not undirected)
     graph = chain_on(data, undirected=undirected).units.graph
-    there = kernels.EgoGraph(*(None if t is None else t.to(device) for t in graph))
+    there = moved(graph, device)
     size = graph.col.numel() if graph.unit is None else graph.col.numel() // 2
     kept = torch.rand(size) < 0.5
     x = torch.randint(1000, (num_nodes, 2)).double()
@@ -242,7 +249,7 @@ def test_a_chain_on_a_device_takes_the_same_steps(undirected, device):
 @pytest.mark.requires("cuda")
 def test_kernels_never_wait_for_the_device(device):
     units = chain_on(random_graph(3000, 30_000)).units
-    graph = kernels.EgoGraph(*(None if t is None else t.to(device) for t in units.graph))
+    graph = moved(units.graph, device)
     k = whole(1000).to(device)
     kept = kernels.subset(units.size, k, 1, device)
     x = torch.ones(3000, 2, dtype=torch.double, device=device)

@@ -228,6 +228,29 @@ def test_attributes_that_the_layers_cannot_take_are_left_out():
     assert torch.allclose(out, expected, atol=1e-5)
 
 
+class Optional(nn.Module):
+    """Takes weights and features of edges, if there are some."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = pyg.GraphConv(W, 8), pyg.GATv2Conv(8, 3, edge_dim=2)
+
+    def forward(self, x, edge_index, edge_weight=None, edge_attr=None):
+        return self.b(self.a(x, edge_index, edge_weight), edge_index, edge_attr)
+
+
+@pytest.mark.parametrize(("net", "attributes", "name"), [
+    (pyg.GCN(W, 8, 2, 3), dict(edge_weight=torch.rand(400).double()), "edge_weight"),
+    (pyg.GAT(W, 8, 2, 3, edge_dim=2), dict(edge_attr=torch.rand(400, 2).double()), "edge_attr"),
+    (pyg.GAT(W, 8, 2, 3, edge_dim=2), dict(edge_attr=torch.rand(400, 3)), "edge_attr"),
+    (Optional(), dict(edge_weight=torch.rand(400), edge_attr=torch.rand(400, 3)), "edge_attr"),
+])  # fmt: skip
+def test_attributes_that_do_not_fit_the_layers_are_not_left_out(net, attributes, name):
+    """The model was computed without them, weights included, and nobody said so."""
+    with pytest.raises(ValueError, match=f"without '{name}' it can: .*, del data.{name}"):
+        gas.to_scalable(net, graph(**attributes))
+
+
 def test_inference_is_linear_in_layers():
     """Each layer is computed once for every batch, not again for each history after it."""
     data, layers = graph(), 12

@@ -8,6 +8,7 @@ import torch_geometric.transforms as T
 from conftest import random_graph
 from loaders import LAYOUTS, dense_of, make
 from torch_geometric.data import Data
+from torch_geometric.nn import GraphSAGE
 from torch_geometric.utils import coalesce
 
 import gas
@@ -184,6 +185,19 @@ def test_tensors_that_are_not_by_row_pass_through():
         assert batch.edge_label_index.shape == (2, data.num_edges)
 
 
+def test_rows_under_the_name_of_an_index():
+    """PyG's names with "index" go along the last dimension, which is that of the nodes here."""
+    data, ptr = make()
+    data.old_index, data.edge_color_index = torch.arange(60) * 10, torch.arange(data.num_edges)
+    perm = torch.randperm(60)
+    permuted = gas.permute(data, perm, log=False)
+    assert torch.equal(permuted.old_index, perm * 10)
+    assert torch.equal(permuted.edge_color_index, data.edge_color_index)
+    for batch, _, n_id, *_ in gas.SubgraphLoader(permuted, ptr, log=False):
+        assert torch.equal(batch.old_index, permuted.old_index[n_id])
+        assert torch.equal(batch.edge_color_index, batch.e_id)
+
+
 def test_what_is_not_by_row_is_a_copy():
     data, ptr = make()
     data.scale, data.prompt = torch.ones(3), torch.nn.Parameter(torch.ones(3))
@@ -200,6 +214,51 @@ def test_features_with_gradients_and_strides():
     data.x = wide[:, ::2]
     for batch, _, n_id, *_ in gas.SubgraphLoader(data, ptr, log=False):
         assert torch.equal(batch.x, wide.detach()[n_id][:, ::2])
+
+
+@pytest.mark.parametrize("cache", [None, True])
+@pytest.mark.parametrize("layout", [*LAYOUTS, "fused"])
+def test_what_is_learnt_of_a_graph_gets_its_gradient(layout, cache):
+    """Features, and other attributes by row; each row once for every batch that has it."""
+    data, ptr = make()
+    names = ("x", "edge_attr", "pos")
+    data.pos, data.edge_attr = torch.randn(60, 2), data.edge_attr.float()
+    for name in names:
+        data[name] = torch.nn.Parameter(data[name])
+    loader = gas.SubgraphLoader(data, ptr, 2, layout=layout, cache=cache, log=False)
+    optimizer = torch.optim.SGD([data[name] for name in names], lr=0.1)
+    for _ in range(2):  # Kept batches, and values that have changed.
+        times = {name: torch.zeros(data[name].size(0)) for name in names}
+        before = [data[name].detach().clone() for name in names]
+        optimizer.zero_grad()
+        for batch in loader:
+            for name in names:
+                index = batch.data.e_id if name == "edge_attr" else batch.n_id
+                times[name].index_add_(0, index, torch.ones(index.numel()))
+                assert torch.equal(batch.data[name], data[name][index])
+                batch.data[name].sum().backward()
+        for name, value in zip(names, before, strict=True):
+            assert torch.equal(data[name].grad, times[name].view(-1, 1).expand_as(value))
+        optimizer.step()
+        assert not torch.equal(data.x, before[0])
+    with torch.no_grad():
+        assert not any(batch.x.requires_grad for batch in loader)
+
+
+@pytest.mark.parametrize("make_model", [
+    lambda data: gas.models.GraphSAGE(60, 5, 8, 3, num_layers=3),
+    lambda data: gas.to_scalable(GraphSAGE(5, 8, 3, 3), data),
+])  # fmt: skip
+def test_features_are_learnt_as_on_the_graph(make_model):
+    data = random_graph()
+    model = make_model(data).eval()
+    graph = gas.cluster(data, 4, model=model, log=False)
+    graph.x = torch.nn.Parameter(graph.x)
+    (batch,) = gas.SubgraphLoader(graph, batch_size=4, log=False)
+    model(batch).square().sum().backward()
+    found, graph.x.grad = graph.x.grad, None
+    model(graph.x, graph.edge_index).square().sum().backward()
+    assert torch.allclose(found, graph.x.grad, atol=1e-5)
 
 
 def test_graphs_without_features():

@@ -116,7 +116,7 @@ def matrix(rows, cols, entries):
     rowptr = torch.randint(entries + 1, (rows + 1,), dtype=torch.int32).sort().values
     rowptr[0], rowptr[-1] = 0, entries
     col = torch.randint(cols, (entries,), dtype=torch.int32)
-    return Matrix(rowptr, col, *transpose(rowptr, col, cols, cols))
+    return Matrix.of(rowptr, col, *transpose(rowptr, col, cols, cols))
 
 
 @pytest.mark.parametrize("shape", [(7, 5, 60), (3, 9, 0)])
@@ -149,7 +149,8 @@ def test_which_sums_ask(monkeypatch):
 
 @pytest.mark.requires("cuda")
 def test_both_ways_on_a_device(monkeypatch):
-    m = Matrix(*(part.cuda() for part in matrix(50, 40, 900)))
+    m = matrix(50, 40, 900)
+    m = Matrix.of(m.rowptr.cuda(), m.col.cuda(), *(part.cuda() for part in m.back))
     x, weight = torch.randn(40, 8, device="cuda"), torch.randn(900, device="cuda")
     index = torch.randperm(40, device="cuda")[:9]
     found = {}

@@ -10,6 +10,7 @@ import torch
 
 from gas import native
 from gas.native import device as kernels
+from gas.native.matrix import find_starts
 
 
 class Devices:
@@ -70,9 +71,25 @@ def test_on_every_device():
 
 
 @pytest.mark.requires("cuda_kernels")
+@pytest.mark.requires("cuda")
+@pytest.mark.sanitized
+@pytest.mark.parametrize("degrees", [[0, 3, 700, 0, 31, 32, 33], [0] * 100, [5], []])
+def test_where_chunks_start_on_a_device(degrees, device):
+    rowptr = torch.tensor([0, *degrees], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    entries, rows = sum(degrees), len(degrees)
+    start = find_starts(rowptr.to(device), entries)
+    if device.type == "cpu":
+        assert start.numel() == 0
+        return
+    begins = torch.arange(0, entries + rows + native.C.STEP, native.C.STEP)
+    wanted = torch.searchsorted(rowptr[:-1] + torch.arange(rows), begins)
+    assert start.tolist() == wanted.tolist()
+
+
+@pytest.mark.requires("cuda_kernels")
 def test_launches_let_other_threads_run():
     """Without rows nothing is launched, which needs no device."""
-    kernel, matrix = native.C.multiply_float32, native.C.Sparse(0, 0, 0, 0, 0)
+    kernel, matrix = native.C.multiply_float32, native.C.Sparse(0, 0, 0, 0, 0, 0)
     stream = native.C.Stream(0, lambda size: pytest.fail("no scratch is needed"))
     lock, ran = threading.Lock(), threading.Event()
     thread = threading.Thread(target=lambda: (lock.acquire(), ran.set()))

@@ -171,6 +171,15 @@ CASES = {
         lambda net, x, edge_index, pos: net.conv(x + pos, edge_index), "x, edge_index, pos"
     ),
     "an attribute that a call lacks": lambda t: without_batch(),
+    "a word of many graphs": lambda t: gas.to_scalable(
+        pyg.AttentiveFP(2, 2, 2, 2, 1, 1), ring(edge_attr=torch.ones(8, 2), batch=torch.zeros(4))
+    ),
+    "a class": lambda t: gas.to_scalable(pyg.GCN, ring()),
+    "a compiled module": lambda t: gas.to_scalable(torch.compile(pyg.GCN(2, 2, 2)), ring()),
+    "a layer": lambda t: gas.to_scalable(pyg.SAGEConv(2, 2), ring()),
+    "weights of another type": lambda t: gas.to_scalable(
+        pyg.GCN(2, 2, 2), ring(edge_weight=torch.ones(8).double())
+    ),
     "features of another width": lambda t: gas.to_scalable(pyg.GCN(3, 2, 2), ring()),
     "cached": lambda t: gas.to_scalable(pyg.GCN(2, 2, 2, cached=True), ring()),
     "a branch by values": lambda t: convert(branching),

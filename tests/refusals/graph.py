@@ -199,6 +199,11 @@ CASES = {
     ),
     "cluster, no bytes": lambda t: gas.cluster(ring(), "auto", memory=0, model=Model(), log=False),
     "gas.cluster, a clustered graph": lambda t: cluster(cluster()),
+    "gas.cluster, for a module without histories": lambda t: gas.cluster(
+        ring(), 2, model=torch.nn.Linear(2, 2)
+    ),
+    "gas.cluster, for a class": lambda t: gas.cluster(ring(), 2, model=gas.models.GCN),
+    "gas.cluster, tensors": lambda t: gas.cluster((ring().x, ring().edge_index), 2),
     "gas.cluster, shards": lambda t: cluster(sharded()),
     "gas.cluster, a shard": lambda t: cluster(shard_of(sharded(), 0)),
     "gas.cluster, no shard": lambda t: gas.cluster(ring(), 2, 0, log=False),

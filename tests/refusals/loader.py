@@ -134,6 +134,13 @@ CASES = {
         log=False,
     ),
     "SubgraphLoader, like that of another graph": lambda t: load(like=load()),
+    "SubgraphLoader, a list of graphs": lambda t: gas.SubgraphLoader([ring()]),
+    "SubgraphLoader, weights to learn": lambda t: next(
+        iter(load(ring(edge_weight=torch.nn.Parameter(torch.ones(8)))))
+    ),
+    "SubgraphLoader, features to learn, in workers": lambda t: next(
+        iter(load(ring(x=torch.nn.Parameter(torch.ones(4, 2))), num_workers=1))
+    ),
     "EvalSubgraphLoader, shuffled": lambda t: evaluation(shuffle=True),
     "EvalSubgraphLoader, no parts in a batch": lambda t: evaluation(batch_size=0),
 }

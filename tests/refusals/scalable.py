@@ -263,6 +263,11 @@ CASES = {
         ring(parts=HALVES), nodes=torch.tensor([1])
     ),
     "predict, chosen nodes by rows of other weights": lambda t: stale_prediction(),
+    "predict, chosen nodes in a list": lambda t: predict(
+        ring(parts=HALVES, perm=torch.arange(4)), nodes=[1, 2]
+    ),
+    "predict, features": lambda t: predict(ring().x),
+    "calling, a graph": lambda t: Model()(ring()),
     "predict, a loader and a layout": lambda t: predict(load(), layout="csr"),
     "verify, a list of batches": lambda t: gas.verify(Model(), list(load())),
     "verify, a loader and its options": lambda t: gas.verify(Model(), load(), 2, layout="csr"),

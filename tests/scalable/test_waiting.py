@@ -3,9 +3,11 @@
 import contextlib
 import copy
 import itertools
+from functools import partial
 
 import pytest
 import torch
+import torch_geometric.nn as pyg
 from conftest import no_sync, random_graph
 from pretended_device import DEVICE, Pretended
 from torch_geometric.transforms import GCNNorm
@@ -14,7 +16,10 @@ from torch_geometric.utils import degree
 import gas
 from gas import nn
 from gas.augment import DropEdge
+from gas.graph.layout import _kept, drop_edges_and_rows, layout_of
 from gas.native.matrix import transpose
+from gas.native.sparse_rows import sparse_csr
+from gas.nn import Adjacency
 from gas.training.loop import train_epoch
 
 NODES, PTR = 200, torch.arange(0, 201, 20)
@@ -146,12 +151,85 @@ def test_dropout(graph, device, name):
     assert_for_the_loss(run(model, gas.PrefetchLoader(loaded(graph), model), device))
 
 
-@pytest.mark.parametrize("name", ["GCN", "GraphSAGE", "GIN", "GAT", "APPNP", "GCN2"])
-def test_layers_of_pyg(graph, device, name):
-    model = make(name, graph[0])
-    loader = loaded(graph, layout="edge_index")
-    assert_for_the_loss(run(model, gas.PrefetchLoader(loader, model), device))
-    assert not any(getattr(layer, "path", "") == "fused" for layer in model.modules())
+def compare(models, device, loader, **kwargs):
+    """Trains a model on the device, and its twin on the CPU: they come to the same."""
+    for model, there in zip(models, (device, None), strict=True):
+        waits = run(model, gas.PrefetchLoader(loader(), model), there, **kwargs)
+        if there is not None:
+            assert_for_the_loss(waits)
+    torch.testing.assert_close(*map(values, models))
+
+
+@pytest.mark.parametrize("layout", ["edge_index", "csr"])
+@pytest.mark.parametrize("name", sorted(MODELS.keys() - {"GraphSAGE max"}))
+def test_layers_of_pyg(graph, device, name, layout):
+    models = [make(name, graph[0]) for _ in range(2)]
+    compare(models, device, lambda: loaded(graph, layout=layout))
+    assert not any(getattr(layer, "path", "") == "fused" for layer in models[0].modules())
+
+
+CONVERTED = {
+    "GCN": pyg.GCN,
+    "GraphSAGE": pyg.GraphSAGE,
+    "GIN": pyg.GIN,
+    "PNA": partial(pyg.PNA, aggregators=["max"], scalers=["linear"], deg=torch.tensor([1, 2, 3])),
+}
+
+
+@pytest.mark.parametrize("layout", ["edge_index", "csr", "fused"])
+@pytest.mark.parametrize("name", CONVERTED)
+def test_converted(device, name, layout):
+    data = random_graph(NODES, 1200)
+    models = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        models.append(filled(gas.to_scalable(CONVERTED[name](5, 8, 3, 3), data)))
+    graph = gas.cluster(data, 10, model=models[0], log=False)
+    compare(models, device, lambda: loaded((graph, None), layout=layout))
+
+
+@pytest.mark.parametrize("layout", ["edge_index", "csr"])
+def test_an_adjacency_of_a_graph_on_the_device(device, layout):
+    """Its own edges, in whatever order, and looked at by the device itself."""
+    adj = random_graph(NODES, 1200).edge_index
+    if layout == "csr":
+        adj = Adjacency.of(adj, NODES, torch.rand(1200)).to_torch_sparse()
+    wanted = Adjacency.of(adj, NODES)
+    with device:
+        there = adj.to(DEVICE)
+        device.waits.clear()
+        found = Adjacency.of(there, NODES)
+        assert not device.waits
+    for mine, other in zip(found.tensors(), wanted.tensors(), strict=True):
+        assert torch.equal(mine.on_host, other)
+
+
+@pytest.mark.parametrize(
+    ("adj", "fault"),
+    [
+        (torch.tensor([[0, 1], [1, 3]]), r"'row' has a row outside \[0, 3\)"),
+        (torch.tensor([[0, -1], [1, 2]]), r"'col' has a column outside \[0, 3\)"),
+        (sparse_csr(torch.tensor([0, 1, 3]), torch.tensor([0, 3, 1]), None, 3), "'col' has"),
+        (sparse_csr(torch.tensor([0, 2, 1]), torch.tensor([0]), None, 3), "'rowptr' does not rise"),
+        (sparse_csr(torch.tensor([0, 1, 1]), torch.tensor([0, 1]), None, 3), "'rowptr' does not"),
+        (sparse_csr(torch.tensor([1, 1, 2]), torch.tensor([0, 1]), None, 3), "'rowptr' does not"),
+    ],
+)
+def test_an_adjacency_is_looked_at_on_the_device(device, adj, fault):
+    with device, pytest.raises(RuntimeError, match=fault):
+        Adjacency.of(adj.to(DEVICE), 3)
+
+
+@pytest.mark.parametrize("kwargs", [{"micro_batches": 2}, {"scale_loss": True}])
+@pytest.mark.parametrize("kind", ["labels", "numbers"])
+def test_steps_and_losses(graph, device, kwargs, kind):
+    data = copy.copy(graph[0])
+    data.y = torch.randint(2, (NODES, 3)) if kind == "labels" else torch.randn(NODES)
+    models = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        models.append(filled(gas.models.GraphSAGE(NODES, 5, 8, 3 if kind == "labels" else 1, 3)))
+    compare(models, device, lambda: loaded((data, PTR)), **kwargs)
 
 
 def test_a_normalisation(device):
@@ -167,10 +245,96 @@ def test_a_normalisation(device):
     torch.testing.assert_close(*map(values, models))
 
 
-def test_views(device):
+@pytest.mark.parametrize("layout", ["edge_index", "csr", "fused"])
+@pytest.mark.parametrize("name", sorted(MODELS.keys() - {"GraphSAGE max"}))
+def test_sparse_features(graph, device, name, layout):
+    data = copy.copy(graph[0])
+    data.x = (data.x * (data.x > 0)).to_sparse_csr()
+    models = [make(name, data) for _ in range(2)]
+    compare(models, device, lambda: loaded((data, PTR), layout=layout))
+
+
+def test_dropout_of_sparse_features(graph, device):
+    data = copy.copy(graph[0])
+    data.x = (data.x * (data.x > 0)).to_sparse_csr()
+    model = filled(gas.models.GraphSAGE(NODES, 5, 5, 3, 3, dropout=0.5, residual=True))
+    assert_for_the_loss(run(model, gas.PrefetchLoader(loaded((data, PTR)), model), device))
+
+
+@pytest.mark.parametrize("layout", ["edge_index", "csr", "fused"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_encoded_features(graph, device, dtype, layout):
+    data = copy.copy(graph[0])
+    data.x = gas.encode(data.x, dtype)
+    models = [make("GraphSAGE", graph[0]) for _ in range(2)]
+    compare(models, device, lambda: loaded((data, PTR), layout=layout))
+
+
+@pytest.mark.parametrize("layout", ["edge_index", "csr", "fused"])
+@pytest.mark.parametrize("name", ["GCN", "GraphSAGE", "GAT"])
+def test_dropped_edges(graph, device, name, layout):
+    model = make(name, graph[0])
+    loader = gas.PrefetchLoader(loaded(graph, layout=layout), model)
+    assert_for_the_loss(run(model, loader, device, edge_dropout=0.5))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("layout", ["edge_index", "csr", "fused"])
+def test_what_stays_of_a_device_s_edges(device, layout, weighted):
+    edge_index = random_graph(NODES, 1200).edge_index
+    number, weight = torch.arange(1200), torch.rand(1200)
+    adj, rows = edge_index, {"number": number, "edge_weight": weight}
+    if layout != "edge_index":  # Whose numbers are those of the entries.
+        adj = Adjacency.of(edge_index, NODES, weight if weighted else None)
+        edge_index, weight = adj.to_edge_index()
+        adj = adj if layout == "fused" else adj.to_torch_sparse()
+    with device:
+        there = {key: row.to(DEVICE) for key, row in rows.items()}
+        adj = adj.to(DEVICE)
+        device.waits.clear()
+        torch.manual_seed(0)
+        dropped, rows = drop_edges_and_rows(adj, there, 0.25)
+        torch.manual_seed(0)
+        again, _ = drop_edges_and_rows(adj, there, 0.25)
+        assert not device.waits
+        ends, value = layout_of(dropped).entries(dropped), layout_of(dropped).value(dropped)
+        for mine, other in zip(ends, layout_of(again).entries(again), strict=True):
+            assert torch.equal(mine, other)
+    kept = rows["number"].on_host
+    assert 800 < kept.numel() < 1000
+    assert bool((kept.diff() > 0).all())
+    dst, src = (end.on_host for end in ends)
+    assert torch.equal(torch.stack([src, dst]), edge_index[:, kept])
+    scaled = weight[kept] / 0.75 if weighted or layout == "edge_index" else None
+    found = rows["edge_weight"] if layout == "edge_index" else value
+    if layout == "csr" and not weighted:  # Which has values always.
+        scaled = torch.ones(kept.numel())
+    assert scaled is None if found is None else torch.allclose(found.on_host, scaled)
+
+
+@pytest.mark.parametrize("p", [0.2, 0.7])
+def test_how_many_edges_a_device_drops(device, p):
+    """As many, and each as often, as if every edge were drawn by itself."""
+    times, edges = 2000, 20
+    stays = torch.zeros(times, edges)
+    torch.manual_seed(0)
+    with device:
+        for row in stays:
+            row[_kept(edges, p, DEVICE).on_host] = 1
+    count = stays.sum(1)
+    assert count.var() / (edges * p * (1 - p)) == pytest.approx(1, abs=0.15)
+    error = (p * (1 - p) / times) ** 0.5
+    assert float((stays.mean(0) - (1 - p)).abs().max()) < 4 * error
+    assert stays.T.cov().fill_diagonal_(0).abs().max() < 5 * p * (1 - p) / times**0.5
+
+
+@pytest.mark.parametrize(
+    "make_chain", [DropEdge, partial(gas.MHAug, **gas.augment.PUBLISHED["cora"].chain)]
+)
+def test_views(device, make_chain):
     data = random_graph(NODES, 1200)
     model = make("GATConv", data)
-    loader = loaded((data, PTR), epoch_transform=DropEdge(data))
+    loader = loaded((data, PTR), epoch_transform=make_chain(data))
     assert_for_the_loss(run(model, gas.PrefetchLoader(loader, model), device))
 
 

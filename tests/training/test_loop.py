@@ -97,6 +97,12 @@ def test_training_learns_and_repeats():
     assert len(curves[0].seconds) == 15
 
 
+def test_classes_of_any_type():
+    out, y = torch.randn(6, 3), torch.tensor([0, 1, 1, 0, 1, 0])
+    for dtype in (torch.bool, torch.int32, torch.uint8):
+        assert loss_of(out, y.to(dtype)) == loss_of(out, y)
+
+
 def test_clipping_bounds_the_step():
     data, _, model = make()
     loader = gas.SubgraphLoader(data, torch.tensor([0, 60]), log=False)

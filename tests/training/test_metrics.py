@@ -80,6 +80,13 @@ def test_micro_f1():
     assert compute_micro_f1(out, classes) == pytest.approx(2 / 3)
     assert compute_micro_f1(out, classes, torch.tensor([True, False, True])) == 1
     assert compute_micro_f1(out[:0], classes[:0]) == 0
+    assert compute_micro_f1(out, classes.view(-1, 1)) == pytest.approx(2 / 3)  # OGB's shape.
+    assert compute_micro_f1(out[:, :1], y[:, :1]) == pytest.approx(2 * 1 / (2 + 1))
+    for wrong in (y[:2], classes[:2], torch.ones(3, 3), classes[0]):
+        with pytest.raises(ValueError, match=r"'logits' has shape \[3, 2\] and 'y'"):
+            compute_micro_f1(out, wrong)
+    with pytest.raises(ValueError, match=r"'logits' has shape \[3\]"):  # Classes, not outputs.
+        compute_micro_f1(out.argmax(dim=-1), classes)
 
 
 def test_baseline_is_the_best_constant():

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
+from torch_geometric.data import Data, Dataset
 
 from gas.graph.folder.description import (
     COL,
@@ -71,6 +72,19 @@ def opened(graph: Any, name: str = "data") -> Any:
             "gas.open_graph(path)"
         )
     return open_folder(graph)
+
+
+def check_is_graph(graph: Any, name: str = "data") -> None:
+    """Refuses what is passed by mistake: tensors, tuples, a data set.
+
+    Raises:
+        ValueError: If it can't be a graph.
+    """
+    if graph is None or isinstance(graph, Tensor | Sequence | Dataset):
+        raise ValueError(
+            f"'{name}' is a {type(graph).__name__}, expected a graph: a torch_geometric.data.Data, "
+            "such as dataset[0]"
+        )
 
 
 def open_folder(folder: str | Path, check: bool = True) -> Data:
