@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
+from torch_geometric.data import Data
 
 from gas.chosen import made_exact
 from gas.history import History
@@ -110,6 +111,11 @@ def layer_wise(model: ScalableGNN, loader: Iterable[SubData], gather: bool = Tru
 
     On a rank without ``gather``, of its own nodes alone.
     """
+    if isinstance(loader, Data):
+        raise ValueError(
+            "'loader' is a graph, expected a gas.EvalSubgraphLoader or SubgraphLoader of it; "
+            "model.predict(graph) makes one"
+        )
     ranks, shard = model.ranks, getattr(loader, "shard", None)
     if ranks is not None:
         ranks.bind(model, shard)
