@@ -63,7 +63,8 @@ class SubData(NamedTuple):
         if not name.startswith("_") and name in self.data:
             return self.data[name]
         names = ", ".join(sorted(self.data.keys()))
-        raise AttributeError(f"a batch has no {name!r}; its graph has {names}")
+        how = "; layout='edge_index' of the loader gives it" if name == "edge_index" else ""
+        raise AttributeError(f"a batch has no {name!r}; its graph has {names}{how}")
 
     def features(self) -> Tensor | Features:
         """``data.x`` where it lies, for layers that take it; a tensor if it was read already."""

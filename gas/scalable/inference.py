@@ -113,6 +113,11 @@ def layer_wise(model: ScalableGNN, loader: Iterable[SubData], gather: bool = Tru
 
     On a rank without ``gather``, of its own nodes alone.
     """
+    if isinstance(loader, Data):
+        raise ValueError(
+            "'loader' is a graph, expected a gas.EvalSubgraphLoader or SubgraphLoader of it; "
+            "model.predict(graph) makes one"
+        )
     ranks, shard = model.ranks, getattr(loader, "shard", None)
     if ranks is not None:
         ranks.bind(model, shard)

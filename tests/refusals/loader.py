@@ -10,7 +10,7 @@ import gas
 from gas.augment import DropEdge
 from gas.graph.shards import shard_of
 from gas.loader import PartSampler
-from refusals import HALVES, load, ring, sharded
+from refusals import HALVES, first_batch, load, ring, sharded
 
 SHARED_OUT = DistributedSampler(range(1), num_replicas=2, rank=0)
 FIRST = torch.tensor([0])
@@ -134,6 +134,7 @@ CASES = {
         log=False,
     ),
     "SubgraphLoader, like that of another graph": lambda t: load(like=load()),
+    "a batch, edges of another layout": lambda t: first_batch().edge_index,
     "SubgraphLoader, a list of graphs": lambda t: gas.SubgraphLoader([ring()]),
     "SubgraphLoader, weights to learn": lambda t: next(
         iter(load(ring(edge_weight=torch.nn.Parameter(torch.ones(8)))))

@@ -267,6 +267,7 @@ CASES = {
         ring(parts=HALVES, perm=torch.arange(4)), nodes=[1, 2]
     ),
     "predict, features": lambda t: predict(ring().x),
+    "calling, a graph as a loader": lambda t: Model()(loader=ring()),
     "calling, a graph": lambda t: Model()(ring()),
     "predict, a loader and a layout": lambda t: predict(load(), layout="csr"),
     "verify, a list of batches": lambda t: gas.verify(Model(), list(load())),
