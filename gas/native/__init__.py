@@ -62,6 +62,11 @@ def has_kernels(*tensors: Tensor | None) -> bool:
     return C is not None and C.WITH_CUDA and len(devices) == 1 and devices.pop().type == "cuda"
 
 
+def computes_on(device: torch.device) -> bool:
+    """Whether operators run there by kernels of ours, or on the CPU, if need be, by their twins."""
+    return device.type == "cpu" or (device.type == "cuda" and C is not None and C.WITH_CUDA)
+
+
 def run(name: str, device: torch.device, *arguments: object) -> None:
     """Calls a function of csrc/ on the CPU, or on the current stream of a CUDA device.
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.utils import degree
 
-from gas import models
+from gas import models, native
 from gas.augment import Augmentation, MHAug
 from gas.datasets.masks import check_parts
 from gas.graph.features import with_csr_features
@@ -65,8 +65,8 @@ class Experiment:
         refresh: How all histories are made exact after each epoch: ``"full"``, ``"layerwise"``,
             or ``"none"``. They are filled before the first epoch in any case. (default: as
             ``evaluation``, at no further cost)
-        layout: See :class:`gas.SubgraphLoader`. (default: ``"fused"`` on the CPU, ``"csr"``
-            elsewhere)
+        layout: See :class:`gas.SubgraphLoader`. (default: ``"fused"`` on the CPU, and on a GPU that
+            the extension was compiled for; ``"csr"`` elsewhere)
         partition: See :func:`gas.metis`. (default: ``"metis"``)
         prefetch: Start pulls one batch ahead. (default: ``False``)
         memory_budget: Split mini-batches so that the tensors of one take at most this many bytes;
@@ -129,7 +129,7 @@ class Experiment:
             small = data.num_nodes <= MOST_FULL_NODES
             evaluation = "full" if full_batch or small else "layerwise"
         refresh = refresh or ("none" if full_batch else evaluation)
-        layout = layout or ("fused" if torch.device(device).type == "cpu" else "csr")
+        layout = layout or ("fused" if native.computes_on(torch.device(device)) else "csr")
         check_modes(model, evaluation, refresh, full_batch)
         self.cls = MODELS[model]
         self.out_channels = out_channels

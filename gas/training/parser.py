@@ -117,7 +117,7 @@ def _add_checkpoints(parser: argparse.ArgumentParser) -> None:
 def _add_batches(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("mini-batches and histories")
     group.add_argument("--partition", choices=METHODS, help="(metis)")
-    group.add_argument("--layout", choices=LAYOUTS, help="(CPU: fused, else csr)")
+    group.add_argument("--layout", choices=LAYOUTS, help="(fused, or csr where gas has no kernels)")
     group.add_argument("--store", default=None, choices=TIERS, help="of histories")
     group.add_argument("--dtype", choices=CODECS, help="of stored histories (float32)")
     group.add_argument("--path", type=Path, help="folder of --store disk (a temporary one)")

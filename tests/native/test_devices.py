@@ -86,6 +86,21 @@ def test_where_chunks_start_on_a_device(degrees, device):
     assert start.tolist() == wanted.tolist()
 
 
+@pytest.mark.parametrize(
+    ("device", "extension", "computes"),
+    [
+        ("cpu", None, True),
+        ("cuda", None, False),
+        ("cuda", types.SimpleNamespace(WITH_CUDA=False), False),
+        ("cuda:1", types.SimpleNamespace(WITH_CUDA=True), True),
+        ("meta", types.SimpleNamespace(WITH_CUDA=True), False),
+    ],
+)
+def test_where_operators_compute(monkeypatch, device, extension, computes):
+    monkeypatch.setattr(native, "C", extension)
+    assert native.computes_on(torch.device(device)) is computes
+
+
 @pytest.mark.requires("cuda_kernels")
 def test_launches_let_other_threads_run():
     """Without rows nothing is launched, which needs no device."""
