@@ -41,6 +41,7 @@ from gas.convert.trace import (
     trace,
 )
 from gas.convert.trial import SAMPLES, Inputs, trial_of, try_out
+from gas.graph.edges import check_nodes
 from gas.graph.features import with_csr_features
 from gas.graph.layout import layout_of
 from gas.hetero import HeteroModel, to_typed
@@ -111,6 +112,8 @@ def to_scalable(
         raise ValueError(f"{type(net).__name__} is a ScalableGNN already: use it as it is")
     _check_layers(net)
     data = _graph_of(net, data, num_nodes)
+    if "num_nodes" in data:
+        check_nodes(data, data.num_nodes)
     method = "forward" if _has_forward(net) else "encode"
     wanted = parameters(net, method)
     edges = adjacency_name(list(wanted))

@@ -72,7 +72,8 @@ def cluster(
             so many shards, and each of these into equally many parts, so that few edges run
             between processes. (default: ``1``)
         model: Whose transform of the whole graph is applied first, such as the normalisation of
-            :class:`gas.models.GCN`; give the graph as it was before. (default: no transform)
+            :class:`gas.models.GCN`; give the graph as it was before. What is returned is that
+            model's graph: another one would see its edges and weights. (default: no transform)
         memory: With ``num_parts="auto"``, how many bytes a mini-batch of one part may take in
             training, as a number or like ``"2GB"`` (10^9 bytes each; ``"2GiB"``: 2^30): its
             tensors, and what autograd keeps for the backward pass. It is measured, with ``model``,

@@ -31,9 +31,13 @@ def with_csr_features(data: Data) -> Data:
     """A graph whose sparse features are ready for mini-batches: itself, if they are already.
 
     Raises:
-        ValueError: If they are no matrix of numbers.
+        ValueError: If they are no matrix of numbers, or an array of NumPy.
     """
     x = data.get("x")
+    if isinstance(x, np.ndarray):
+        raise ValueError(
+            "'x' is an array of NumPy, expected a tensor: data.x = torch.from_numpy(data.x)"
+        )
     if not _is_matrix(x):
         return data
     made = to_csr_features(x)

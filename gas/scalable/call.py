@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 from torch_geometric.data import Data
 
 from gas.history import History
@@ -230,6 +231,11 @@ def check_call(
     buffer_size: int | None,
 ) -> None:
     """Refuses arguments of a model that don't describe one mini-batch, or one full batch."""
+    if isinstance(x, DataLoader):
+        raise ValueError(
+            f"'x' is a {type(x).__name__}, expected a mini-batch of it, model(batch); all of them "
+            "are model(loader=loader)"
+        )
     if isinstance(x, Data):
         raise ValueError(
             f"'x' is a {type(x).__name__}, expected features, model(data.x, data.edge_index), or a "

@@ -68,6 +68,8 @@ def arrange(
         batch_size, n_id, offset, count = batch[1:]
         kwargs = {**given, **kwargs}
     else:
+        if n_id is None and batch_size is None:
+            _check_whole(adj_t)
         # A full batch looks at all of them.
         features, kwargs = decoded(x), {name: decoded(value) for name, value in kwargs.items()}
     call = Call(batch=n_id is not None, fill=fill, pushes=push)
@@ -88,6 +90,15 @@ def arrange(
             call.ranks = ranks
         call.pulls = pulls_of(model, batch_size, n_id)
     return call, (features, adj_t, batch_size, n_id, offset, count), kwargs
+
+
+def _check_whole(adj_t: Any) -> None:
+    """Refuses the adjacency of a mini-batch whose ids were forgotten."""
+    if (isinstance(adj_t, Adjacency) or is_sparse(adj_t)) and adj_t.size(0) != adj_t.size(1):
+        raise ValueError(
+            f"'adj_t' has shape {list(adj_t.shape)}, that of a mini-batch, which comes with ids: "
+            "pass all that the loader yields, model(batch.x, batch.adj_t, *args), or model(batch)"
+        )
 
 
 class _Around:

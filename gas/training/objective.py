@@ -31,10 +31,18 @@ def loss_of(out: Tensor, y: Tensor) -> Tensor:
 
     Cross entropy for classes of shape ``[n]``, binary cross entropy for labels of shape ``[n, C]``,
     squared error for real numbers of shape ``[n]`` or ``[n, 1]``.
+
+    Raises:
+        ValueError: If labels have another shape than the outputs.
     """
     if is_real(y):
         return F.mse_loss(out.view(-1), y.view(-1).to(out.dtype))
     if y.dim() == 2:
+        if y.shape != out.shape:
+            raise ValueError(
+                f"'y' has shape {list(y.shape)}, but outputs have {list(out.shape)}: expected "
+                "labels [n, C], or classes [n], data.y = data.y.view(-1)"
+            )
         return F.binary_cross_entropy_with_logits(out, y.to(out.dtype))
     return F.cross_entropy(out, y.long())
 

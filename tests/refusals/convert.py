@@ -175,6 +175,10 @@ CASES = {
         pyg.AttentiveFP(2, 2, 2, 2, 1, 1), ring(edge_attr=torch.ones(8, 2), batch=torch.zeros(4))
     ),
     "a class": lambda t: gas.to_scalable(pyg.GCN, ring()),
+    "features of other nodes": lambda t: gas.to_scalable(pyg.GCN(2, 2, 2), ring(num_nodes=5)),
+    "features of NumPy": lambda t: gas.to_scalable(
+        pyg.GCN(2, 2, 2), ring(x=torch.ones(4, 2).numpy())
+    ),
     "a compiled module": lambda t: gas.to_scalable(torch.compile(pyg.GCN(2, 2, 2)), ring()),
     "a layer": lambda t: gas.to_scalable(pyg.SAGEConv(2, 2), ring()),
     "weights of another type": lambda t: gas.to_scalable(

@@ -269,6 +269,10 @@ CASES = {
     "predict, features": lambda t: predict(ring().x),
     "calling, a graph as a loader": lambda t: Model()(loader=ring()),
     "calling, a graph": lambda t: Model()(ring()),
+    "calling, a mini-batch without ids": lambda t: Model()(
+        first_batch().x, first_batch().data.adj_t
+    ),
+    "calling, a loader": lambda t: Model()(load(ring(parts=HALVES))),
     "predict, a loader and a layout": lambda t: predict(load(), layout="csr"),
     "verify, a list of batches": lambda t: gas.verify(Model(), list(load())),
     "verify, a loader and its options": lambda t: gas.verify(Model(), load(), 2, layout="csr"),
