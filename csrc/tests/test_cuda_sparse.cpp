@@ -185,8 +185,8 @@ int main() {
   std::mt19937 random(1);
   for (const auto& [rows, cols] : {std::pair{60, 9}, std::pair{1, 1}, std::pair{0, 3}}) {
     const Graph g = make_graph(rows, cols, {0, 0, 0, 1, 70, 3, 8, 9, 2, 17, 0, 200}, random);
-    for (const int64_t step : {1, 2, 7, 8, 9, 32, 1000}) {
-      for (const int32_t each : {1, 2, 4, 64}) {
+    for (const int64_t step : {1, 7, 8, 32}) {
+      for (const int32_t each : {1, 2, 64}) {
         for (const int64_t first : {int64_t{rows}, int64_t{rows / 2}}) {
           test_pieces(g, first, step, each);
         }
