@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gas.native.checks import check_index
+from gas.native.checks import assert_range, check_index
 from gas.native.graph import coo_to_csr
 
 
@@ -24,8 +24,7 @@ def by_row(row: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
     """
     if not row.is_cpu:
         check_index("row", row)
-        inside = ((row >= 0) & (row < num_rows)).all()
-        torch._assert_async(inside, f"'row' has a row outside [0, {num_rows})")
+        assert_range("row", row, num_rows, "row")
         ordered, order = torch.sort(row, stable=True)
         return torch.searchsorted(ordered, torch.arange(num_rows + 1, device=row.device)), order
     rowptr, order, _ = coo_to_csr(row, torch.arange(row.numel(), device=row.device), num_rows)

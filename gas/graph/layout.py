@@ -15,6 +15,7 @@ from torch_geometric.typing import WITH_TORCH_SPARSE, SparseTensor
 
 from gas.graph.adjacency import Adjacency
 from gas.graph.csr import by_row, row_ids
+from gas.native.checks import assert_range
 from gas.native.sparse_rows import sparse_csr
 
 
@@ -288,8 +289,7 @@ def looked_at(rowptr: Tensor, col: Tensor, value: Tensor | None, num_cols: int) 
         return Adjacency(rowptr, col, value, num_cols)
     rises = (rowptr[0] == 0) & (rowptr[-1] == col.numel()) & (rowptr.diff() >= 0).all()
     torch._assert_async(rises, f"'rowptr' does not rise from 0 to {col.numel()}")
-    inside = ((col >= 0) & (col < num_cols)).all()
-    torch._assert_async(inside, f"'col' has a column outside [0, {num_cols})")
+    assert_range("col", col, num_cols, "column")
     return Adjacency.trusted(rowptr, col, value, num_cols)
 
 

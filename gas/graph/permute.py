@@ -53,12 +53,12 @@ def permute(data: Data, perm: Tensor, log: bool = True, *, in_place: bool = Fals
     start = time.perf_counter()
     from gas.graph.shards import Shard  # Which are made of graphs that were renumbered here.
 
+    check_is_graph(data)
     if isinstance(data.get(SHARD), Shard):
         raise ValueError(
             "'data' is the graph of one process, a shard of a graph, whose rows are where the "
             "others expect them: renumber the whole graph, before gas.cluster cuts it"
         )
-    check_is_graph(data)
     data = with_csr_features(data)
     edges = read_graph(data)
     num_nodes = edges.num_nodes

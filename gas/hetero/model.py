@@ -187,7 +187,7 @@ class HeteroModel(Module):
         read = () if PERM in batch.node_stores[0] else self.plan.inputs.values()
         ids = {"n_id", "offset", "count"} - set(read)
         for store in batch.stores:
-            keys = [key for key in store.keys() if "n_id" not in store or key not in ids]  # noqa: SIM118
+            keys = [key for key in store if "n_id" not in store or key not in ids]
             if keys:  # Of none it would be all.
                 store.apply(lambda value: moved_tensor(value, device), *keys)
         return batch

@@ -59,7 +59,7 @@ def has_kernels(*tensors: Tensor | None) -> bool:
     if on_cpu(*tensors):
         return True
     devices = {t.device for t in tensors if t is not None}
-    return C is not None and C.WITH_CUDA and len(devices) == 1 and devices.pop().type == "cuda"
+    return C is not None and len(devices) == 1 and computes_on(devices.pop())
 
 
 def computes_on(device: torch.device) -> bool:

@@ -34,6 +34,12 @@ def check_index(name: str, index: Tensor) -> None:
         raise ValueError(f"'{name}' is {what}, expected a one-dimensional int64 tensor")
 
 
+def assert_range(name: str, index: Tensor, size: int, kind: str) -> None:
+    """:func:`check_range` on a device, an assertion of its own: the host doesn't wait."""
+    inside = ((index >= 0) & (index < size)).all()
+    torch._assert_async(inside, f"'{name}' has a {kind} outside [0, {size})")
+
+
 def check_range(name: str, index: Tensor, size: int) -> None:
     """Raises ``IndexError`` unless every index is in ``[0, size)``."""
     if index.numel() == 0:

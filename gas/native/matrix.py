@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gas import native
-from gas.native.checks import check_range
+from gas.native.checks import assert_range, check_range
 from gas.native.custom_op import custom_op
 
 TYPES = {torch.float32: "float32", torch.float64: "float64", torch.bfloat16: "bfloat16"}
@@ -165,8 +165,7 @@ def _transpose_torch(
     if col.is_cpu:
         check_range("col", col, num_cols)
     else:  # Looking would make the host wait for a device, which looks itself.
-        inside = ((col >= 0) & (col < num_cols)).all()
-        torch._assert_async(inside, f"'col' has a column outside [0, {num_cols})")
+        assert_range("col", col, num_cols, "column")
     ordered, entry = torch.sort(col, stable=True)
     rows = torch.arange(rowptr.numel() - 1, dtype=torch.int32, device=col.device)
     row = torch.repeat_interleave(rows, rowptr.diff(), output_size=col.numel())

@@ -34,7 +34,7 @@ SHOWN = 8  # Candidates in the table.
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Candidate):
     """How to train within some memory; made by :func:`gas.plan`.
 
     * ``num_parts``: for :func:`gas.cluster`; ``batch_size``: parts per mini-batch;
@@ -48,14 +48,6 @@ class Plan:
     ``print(plan)`` shows a table.
     """
 
-    num_parts: int
-    batch_size: int
-    micro_batches: int
-    dtype: str
-    store: str
-    peak_bytes: int
-    epoch_seconds: float
-    components: dict[str, int] = field(repr=False)
     memory: int
     why: str
     candidates: list[Candidate] = field(repr=False)
@@ -393,17 +385,11 @@ def _chosen(best: Candidate, seen: list[Candidate], limit: int, first: str) -> P
     if best.store == "disk" and any(one.store == "host" for one in seen):
         why += " Histories lie on the disk, because less fits with them in memory."
     return Plan(
-        **{
-            name: getattr(best, name)
-            for name in (
-                "num_parts", "batch_size", "micro_batches", "dtype", "store", "peak_bytes",
-                "epoch_seconds", "components",
-            )
-        },
+        **vars(best),
         memory=limit,
         why=why,
         candidates=[*fit, *rest],
-    )  # fmt: skip
+    )
 
 
 def _nothing_fits(seen: list[Candidate], limit: int) -> MemoryError:

@@ -247,6 +247,7 @@ CASES = {
     "gas.metis, a node too many": lambda t: metis(RING, num_nodes=3),
     "gas.metis, num_nodes is negative": lambda t: metis(RING, num_nodes=-4),
     "gas.permute, a list": lambda t: permute([0, 1, 2, 3]),
+    "gas.permute, a list of graphs": lambda t: permute(torch.arange(4), [ring()]),
     "gas.permute, for another graph": lambda t: permute(torch.arange(5)),
     "gas.permute, a node twice": lambda t: permute(torch.tensor([0, 1, 1, 3])),
     "gas.permute, no edges": lambda t: permute(torch.arange(4), Data(x=torch.ones(4, 2))),
