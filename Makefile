@@ -2,7 +2,8 @@
 #
 #   make train                    install, train on a generated graph, print a summary
 #   make train ARGS='--dataset Cora --root data'
-#   make test                     install, run the tests in as many processes as there are cores
+#   make test                     install, run the fast tests in as many processes as there are cores
+#   make test ARGS=--all          run the tests marked slow, too
 #
 # PYTHON (3.10 or later) and VENV can be set: make test PYTHON=python3.12
 # The extension is compiled for the GPUs of this machine; GAS_WITH_CUDA=ON: for those of others.
@@ -15,7 +16,7 @@ CORES := $(shell getconf _NPROCESSORS_ONLN)
 # The interface's number is read from the module that checks it.
 SOURCES := $(shell find csrc -type f) $(shell grep -rl --include='*.py' '^INTERFACE = ' gas)
 
-.PHONY: train test gpu lint mutants cpp-test install clean
+.PHONY: train test gpu lint hooks mutants regression cpp-test install clean
 
 train: $(VENV)/installed
 	$(BIN)/python examples/train_gas.py --overwrite $(ARGS)
@@ -32,6 +33,22 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+# Checks of the changed files before every commit: .pre-commit-config.yaml.
+hooks: install
+	$(BIN)/python -m pip install --quiet pre-commit
+	$(BIN)/pre-commit install
+
+# Is training slower than at a commit? make regression COMMIT=main [ARGS='--sets 24']
+REGRESSION := build/regression
+regression: install
+	@test -n "$(COMMIT)" || { echo "make regression: COMMIT is empty. Pass one, such as COMMIT=main."; exit 2; }
+	-git worktree remove --force $(REGRESSION) 2>/dev/null
+	git worktree add --quiet --detach $(REGRESSION) $(COMMIT)
+	$(BIN)/python -m pip install --quiet --no-deps --target $(REGRESSION)/installed ./$(REGRESSION)
+	$(BIN)/python benchmarks/versions.py --other $(REGRESSION)/installed --root build/data --limit 1.02 \
+	    --cases "planted:50000, GCN 3x64" "planted:50000, PyG's GraphSAGE 3x64" $(ARGS)
+	git worktree remove --force $(REGRESSION)
 
 # Do the tests notice? make mutants FILES="gas/nn/spmm.py gas/models/gcn2.py" [N=50] [SEED=0]
 mutants: install

@@ -1,4 +1,4 @@
-"""Parts that share out labelled nodes, and their classes: the balance, and the edges that it cuts.
+"""Balance of labelled nodes and classes over the parts, and the edges that it cuts.
 
     python benchmarks/balance.py --root data
     python benchmarks/balance.py --root data --seeds 1 --datasets planted:2000
@@ -33,12 +33,12 @@ WAYS = ("no", "labelled", "labelled, by class")
 
 
 def largest(part: Tensor, of: Tensor, num_parts: int) -> float:
-    """The most nodes of a set that a part has, over the mean."""
+    """Return the most nodes of a set that a part has, over the mean."""
     return int(torch.bincount(part[of], minlength=num_parts).max()) * num_parts / int(of.sum())
 
 
 def measure(data: Data, num_parts: int, way: str, seed: int) -> dict[str, float]:
-    """Cuts the graph in one way."""
+    """Cut the graph in one way."""
     balance = {"no": None, "labelled": data.train_mask}.get(way, "train_mask")
     gas.cluster(data, num_parts, seed=seed, log=False)  # METIS's result is cached then.
     start = time.perf_counter()

@@ -36,7 +36,7 @@ GOAL, GOAL_BYTES = 0.85, 512  # Of the bandwidth of a copy, for rows of so many 
 
 
 def ranges_of(n: int, num_rows: int) -> tuple[list[int], list[int]]:
-    """Offsets and counts of as many rows, spread over the table."""
+    """Return offsets and counts of as many rows, spread over the table."""
     return [i * (num_rows // PARTS) for i in range(PARTS)], [n // PARTS] * PARTS
 
 
@@ -46,18 +46,18 @@ def index_of(n: int, num_rows: int, ordered: bool) -> torch.Tensor:
 
 
 def sizes(width: int, device: str) -> tuple[int, int]:
-    """Rows of a table, and of a call: as many for each part."""
+    """Return rows of a table, and of a call: as many for each part."""
     part = MOVED_BYTES[device] // (4 * width * PARTS)
     return TABLE_BYTES[device] // (4 * width), part * PARTS
 
 
 def rates(times: dict[str, dict[str, float]], num_bytes: int) -> dict[str, float]:
-    """GB/s of every contender."""
+    """Return GB/s of every contender."""
     return {name: num_bytes / t["median"] / 1e9 for name, t in times.items()}
 
 
 def measure(width: int, codec: str, ordered: bool, repeats: int) -> dict[str, float]:
-    """GB/s of every contender in host memory, for rows of one width."""
+    """Return GB/s of every contender in host memory, for rows of one width."""
     num_rows, n = sizes(width, "cpu")
     history = gas.History(num_rows, width, dtype=codec)
     history.push(torch.randn(num_rows, width))
@@ -80,7 +80,7 @@ def measure(width: int, codec: str, ordered: bool, repeats: int) -> dict[str, fl
 def measure_device(
     store: str, width: int, codec: str, ordered: bool, repeats: int, device: str
 ) -> dict[str, float]:
-    """GB/s between a store and a device, and of plain copies that way."""
+    """Return GB/s between a store and a device, and of plain copies that way."""
     num_rows, n = sizes(width, device)
     history = gas.History(num_rows, width, dtype=codec, store=store).to(device)
     history.push(torch.randn(num_rows, width, device=device))
@@ -114,7 +114,7 @@ def measure_device(
 
 
 def row_of(speed: dict[str, float]) -> list[str]:
-    """Cells of the table of host memory."""
+    """Return a row of the table of host memory."""
     return [
         *(f"{speed[name]:.1f}" for name in ("copy", "pull")),
         f"{speed['pull'] / speed['copy']:.0%}",
@@ -129,7 +129,7 @@ def row_of(speed: dict[str, float]) -> list[str]:
 
 
 def device_row_of(speed: dict[str, float]) -> list[str]:
-    """Cells of the table of a device."""
+    """Return a row of the table of a device."""
     selected = speed.get("index_select")
     return [
         f"{speed['copy in']:.1f}",
@@ -157,7 +157,7 @@ DEVICE_HEADER = [
 
 
 def goal(results: list[dict[str, Any]]) -> str:
-    """How far pinned memory is from what it is to reach."""
+    """Compare pinned memory with its goal."""
     found = [
         case["gb_per_s"]["pull, ids there"] / case["gb_per_s"]["copy in"]
         for case in results

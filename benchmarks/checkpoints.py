@@ -1,4 +1,4 @@
-"""What checkpoints cost: writing them, beside the training too, and reading them.
+"""Cost of checkpoints: writing them, also during training, and reading them.
 
     python benchmarks/checkpoints.py
 
@@ -23,15 +23,15 @@ from typing import Any
 
 import torch
 from common import markdown, save
-from gas.planted import planted_partition
 from tqdm import tqdm
 
 import gas
+from gas.datasets.planted import planted_partition
 from gas.training import train_epoch
 
 
 def training(nodes: int, store: str) -> tuple[Any, ...]:
-    """A model, its optimizer and its loader."""
+    """Return a model, its optimizer and its loader."""
     torch.manual_seed(0)
     data = planted_partition(nodes)
     data.train_mask = torch.ones(nodes, dtype=torch.bool)
@@ -44,12 +44,12 @@ def training(nodes: int, store: str) -> tuple[Any, ...]:
 
 
 def size(path: Path) -> int:
-    """The bytes of a checkpoint that no other shares."""
+    """Return the bytes of a checkpoint that no other shares."""
     return sum(file.stat().st_size for file in path.iterdir() if file.stat().st_nlink == 1)
 
 
 def plain_copy(path: Path, to: Path) -> None:
-    """Reads the files of a checkpoint, and writes them to one that is synced."""
+    """Read the files of a checkpoint, and write them to one that is synced."""
     with to.open("wb") as out:
         for file in path.iterdir():
             with file.open("rb") as stream:
@@ -60,7 +60,7 @@ def plain_copy(path: Path, to: Path) -> None:
 
 
 def measure(nodes: int, store: str, repeats: int, folder: Path) -> dict[str, Any]:
-    """Seconds, the medians of some rounds, and bytes."""
+    """Return seconds, the medians of some rounds, and bytes."""
     model, optimizer, loader = parts = training(nodes, store)
     times: dict[str, list[float]] = {}
     numbers: dict[str, Any] = {"nodes": nodes, "store": store}

@@ -39,7 +39,7 @@ AROUND = "around the labelled nodes"
 
 
 def labelled(graph: Data, number: int, where: str, seed: int) -> torch.Tensor:
-    """A mask of some nodes, of shape ``[N]``."""
+    """Return a mask of some nodes, of shape ``[N]``."""
     generator = torch.Generator().manual_seed(seed)
     some = torch.ones(graph.num_nodes, dtype=torch.bool)
     if where != "anywhere":
@@ -55,7 +55,7 @@ def labelled(graph: Data, number: int, where: str, seed: int) -> torch.Tensor:
 
 
 class Contender:
-    """One way to train, with a model of its own."""
+    """A way to train, with a model of its own."""
 
     def __init__(self, graph: Data, batch_size: int, out: int, way: str, seed: int) -> None:
         torch.manual_seed(seed)
@@ -97,7 +97,7 @@ class Contender:
 def run(
     graph: Data, case: tuple[str, int, int], out: int, number: int, seed: int, epochs: int
 ) -> Any:
-    """Trains all contenders for the same time."""
+    """Train all contenders for the same time."""
     where, _, batch_size = case
     graph.train_mask = labelled(graph, number, where, seed)
     ways = [*WAYS, AROUND]
@@ -115,7 +115,7 @@ def run(
 
 
 def rows_of(found: dict[str, Any]) -> list[list[str]]:
-    """A row for each contender, of medians over seeds."""
+    """Return a row for each contender, of medians over seeds."""
     rows, runs = [], found["runs"]
     where, num_parts, batch_size = found["case"]
     for way in runs[0]:
@@ -133,7 +133,7 @@ def rows_of(found: dict[str, Any]) -> list[list[str]]:
 
 
 def table(content: dict[str, Any]) -> str:
-    """All rows as Markdown."""
+    """Return all rows as Markdown."""
     header = "labelled, parts / per batch|parts of an epoch|epoch|of all's|epochs|mean age, epochs"
     header += "|accuracy after equal time|over all parts', by seed (seeds that gain)"
     return markdown(header.split("|"), [r for each in content["found"] for r in rows_of(each)])

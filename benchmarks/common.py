@@ -1,4 +1,4 @@
-"""What the benchmarks share: timing in turn, tables, results with the machine described."""
+"""Helpers of the benchmarks: timing in turn, tables, results with the machine described."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from typing import Any
 
 import torch
 
-from gas.training.report import machine, write_json
+from gas.cli import machine
+from gas.io import write_json
 
 RESULTS = Path(__file__).resolve().parent / "results"
 
 
 def add_options(parser: argparse.ArgumentParser, name: str) -> None:
-    """Adds the options that all scripts have in common which also measure a CUDA device."""
+    """Add the options common to all scripts that can measure a CUDA device."""
     parser.set_defaults(script=name)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--quick", action="store_true", help="only what takes about a minute")
@@ -35,7 +36,7 @@ def add_options(parser: argparse.ArgumentParser, name: str) -> None:
 
 
 def read_options(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """Reads a command line with these options, and what follows from them."""
+    """Parse a command line with these options and their consequences."""
     args = parser.parse_args()
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: PyTorch finds no CUDA device")
@@ -50,13 +51,13 @@ def read_options(parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 
 def synchronize(device: str) -> None:
-    """Waits until a device has done everything; the CPU has."""
+    """Wait until a device has finished all work; nothing to do on the CPU."""
     if device == "cuda":
         torch.cuda.synchronize()
 
 
 def imports(package: str) -> bool:
-    """Whether a package that only some machines have can be imported.
+    """Return whether a package that only some machines have can be imported.
 
     Some are there, but their libraries don't fit this PyTorch: those raise OSError or RuntimeError.
     """
@@ -77,7 +78,7 @@ def time_in_turn(
     clock: Callable[[], float] = time.perf_counter,
     device: str = "cpu",
 ) -> dict[str, dict[str, float]]:
-    """Times functions A B A B ..., so that a machine whose speed drifts is fair to all.
+    """Time functions A B A B ..., so that a machine whose speed drifts is fair to all.
 
     Args:
         contenders: The functions by name.
@@ -119,7 +120,7 @@ def time_in_turn(
 
 @contextlib.contextmanager
 def busy_processes(number: int) -> Iterator[None]:
-    """Keeps so many cores busy with processes that only count."""
+    """Keep ``count`` cores busy with processes that compute nothing useful."""
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(number)]
     try:
         yield
@@ -130,7 +131,7 @@ def busy_processes(number: int) -> Iterator[None]:
 
 
 def mean_time(function: Callable[[], object], at_least: float) -> float:
-    """The mean time of a call in seconds, over calls that take ``at_least`` seconds together."""
+    """Return the mean seconds of a call, over calls that take ``at_least`` seconds together."""
     start, calls = time.perf_counter(), 0
     while calls == 0 or time.perf_counter() - start < at_least:
         function()
@@ -139,13 +140,13 @@ def mean_time(function: Callable[[], object], at_least: float) -> float:
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A Markdown table."""
+    """Return a Markdown table."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
 
 
 def save(name: str, content: dict[str, Any], table: str) -> None:
-    """Writes ``NAME.json`` and ``NAME.md``, in ``results`` unless NAME is a path, and prints."""
+    """Write ``NAME.json`` and ``NAME.md``, in ``results`` unless NAME is a path, and print."""
     where = machine()
     date = datetime.date.today().isoformat()
     write_json(RESULTS / f"{name}.json", {"machine": where, "date": date, **content})
@@ -160,6 +161,6 @@ def save(name: str, content: dict[str, Any], table: str) -> None:
 
 
 def load(name: str) -> dict[str, Any]:
-    """Reads ``results/NAME.json``; empty where there is none."""
+    """Read ``results/NAME.json``; return an empty dictionary if there is none."""
     path = RESULTS / f"{name}.json"
     return json.loads(path.read_text()) if path.exists() else {}

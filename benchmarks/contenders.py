@@ -52,7 +52,7 @@ from torch_geometric.nn import GCNConv
 import gas
 from gas.datasets import get_data, planted_partition
 from gas.datasets.masks import with_masks
-from gas.training import FullBatch, split_mask, train_epoch
+from gas.training import FullBatch, train_epoch
 
 FAN_OUT = 10
 
@@ -91,7 +91,7 @@ class Contender(NamedTuple):
 
 
 def prepare(root: str, case: Case) -> Graph:
-    """Reads, normalises, partitions and permutes the graph of a case.
+    """Read, normalises, partitions and permute the graph of a case.
 
     A generated graph has its communities for parts where METIS isn't installed.
     """
@@ -103,14 +103,14 @@ def prepare(root: str, case: Case) -> Graph:
 
 
 def partition(data: Data, case: Case, out_channels: int) -> Graph:
-    """Normalises, partitions and permutes a graph."""
+    """Normalise, partition and permute a graph."""
     data = T.GCNNorm()(data)
     perm, ptr = gas.metis(data.edge_index, case.num_parts, num_nodes=data.num_nodes, log=False)
     return normalised(gas.permute(data, perm, log=False), ptr, out_channels)
 
 
 def in_communities(num_nodes: int, num_parts: int) -> Graph:
-    """A generated graph whose parts are ranges of communities: nothing needs to be cut."""
+    """Generate a graph whose parts are ranges of communities, without METIS."""
     data = with_masks(planted_partition(num_nodes, shuffle=False), num_splits=1)
     ptr = torch.arange(num_parts + 1) * num_nodes // num_parts
     return normalised(T.GCNNorm()(data), ptr, int(data.y.max()) + 1)
@@ -119,7 +119,7 @@ def in_communities(num_nodes: int, num_parts: int) -> Graph:
 def normalised(data: Data, ptr: torch.Tensor, out_channels: int) -> Graph:
     # Loaders slice whatever a graph has: it has what training needs, and one split.
     kept = {key: data[key] for key in ("x", "y", "edge_index", "edge_weight")}
-    return Graph(Data(**kept, train_mask=split_mask(data.train_mask, 0)), ptr, out_channels)
+    return Graph(Data(**kept, train_mask=data.train_mask), ptr, out_channels)
 
 
 def own_model(case: Case, graph: Graph, store: str | None = None) -> gas.ScalableGNN:
@@ -145,7 +145,7 @@ def with_histories(case: Case, graph: Graph, model: gas.ScalableGNN) -> Contende
 
 
 def ahead(loader: gas.SubgraphLoader, model: gas.ScalableGNN) -> Any:
-    """Batches of a model on a device are cut and moved there beside the computation."""
+    """Cut batches and move them to the device during the computation."""
     return gas.PrefetchLoader(loader, model) if model.device.type == "cuda" else loader
 
 
@@ -189,7 +189,7 @@ class PlainGCN(torch.nn.Module):
 
 
 class EdgeGCN(PlainGCN):
-    """The same on an ``edge_index``: ``torch.compile`` takes no sparse matrix."""
+    """GCN on an ``edge_index``, as ``torch.compile`` takes no sparse matrix."""
 
     def forward(
         self, x: torch.Tensor, edge_index: torch.Tensor, weight: torch.Tensor
@@ -205,7 +205,7 @@ def widths_of(case: Case, graph: Graph) -> list[int]:
 
 
 def plain_training(case: Case, graph: Graph, batches: Iterable[Data], device: str) -> Contender:
-    """Trains as PyG's examples do; the loss is on the seeds, where a batch has them."""
+    """Train as PyG's examples do; the loss is on the seeds, where a batch has them."""
     model = PlainGCN(widths_of(case, graph), case.dropout).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=True)
 
@@ -248,12 +248,12 @@ def make_compiled(
 
 
 def to_adj_t(batch: Data) -> Data:
-    """Gives a batch the layout of the full batch: a product that stores no message per edge."""
+    """Convert a batch to the layout of the full batch, which stores no message per edge."""
     return T.ToSparseTensor(attr="edge_weight", layout=torch.sparse_csr)(batch)
 
 
 class Moved:
-    """The batches of a loader of PyG, on the device before they are sorted into matrices."""
+    """A PyG loader whose batches move to the device before they are sorted into matrices."""
 
     def __init__(self, loader: Iterable[Data], device: str) -> None:
         self.loader = loader
@@ -264,7 +264,7 @@ class Moved:
 
 
 def beside(workers: int, device: str) -> dict[str, Any]:
-    """Options of a loader of PyG with processes of its own."""
+    """Return the options of a PyG loader with worker processes."""
     pins = device == "cuda"
     return (
         {"num_workers": workers, "persistent_workers": True, "pin_memory": pins} if workers else {}
@@ -286,7 +286,7 @@ def make_neighbor(case: Case, graph: Graph, device: str = "cpu", workers: int = 
 
 
 class Clusters(ClusterData):
-    """PyG's clusters, made of parts that are there already."""
+    """PyG's ``ClusterData``, made of an existing partition."""
 
     def __init__(self, data: Data, ptr: torch.Tensor) -> None:
         self.ptr = ptr
@@ -357,7 +357,7 @@ def make_autoscale(case: Case, graph: Graph) -> Contender:
 
 
 def without_pinning() -> None:
-    """Lets pyg_autoscale run without CUDA, where it asks for pinned memory nevertheless."""
+    """Let pyg_autoscale run without CUDA, although it requests pinned memory."""
     if torch.cuda.is_available():
         return
     empty = torch.empty
@@ -399,14 +399,14 @@ DEVICE_MAKERS: dict[str, Callable[..., Contender]] = {
 
 
 def makers(device: str) -> dict[str, Callable[..., Contender]]:
-    """What makes each contender on a device."""
+    """Return the functions that make each contender on a device."""
     return MAKERS if device == "cpu" else DEVICE_MAKERS
 
 
 def make_all(
     case: Case, graph: Graph, device: str = "cpu", names: Collection[str] = ()
 ) -> tuple[dict[str, Contender], dict[str, str]]:
-    """Makes the contenders; returns those that can be made, and why others can't.
+    """Make the contenders; return them, and the reasons why others can't be made.
 
     Each trains for an epoch on a device, so that one that needs too much of its memory is known;
     how long that took is said at once, for a device that is taken away. Of some ``names``, those

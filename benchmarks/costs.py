@@ -1,4 +1,4 @@
-"""Whether a GPU moves and adds up rows faster by our kernels or by PyTorch's, by the size of rows.
+"""Our kernels against PyTorch's for moving and summing rows on a GPU, by the size of rows.
 
     python benchmarks/costs.py                # the table that is kept
     python benchmarks/costs.py --device cpu --megabytes 1   # a rehearsal: both ways are the same
@@ -13,7 +13,7 @@ from functools import partial
 
 from common import markdown, mean_time, save
 
-from gas.native import costs
+from gas.native import measure_costs
 
 
 def main() -> None:
@@ -23,13 +23,13 @@ def main() -> None:
     parser.add_argument("--name", default="costs", help="of the results")
     args = parser.parse_args()
     timer = partial(mean_time, at_least=0.01) if args.device == "cpu" else None
-    found = costs.measure(args.device, args.megabytes << 20, timer)
+    found = measure_costs.measure(args.device, args.megabytes << 20, timer)
     header = ["operation", "bytes of a row, or width", "gas", "PyTorch", "PyTorch over gas"]
     rows = [
         (
             operation,
             size,
-            *(f"{1e6 * seconds[way]:.1f} us" for way in costs.WAYS),
+            *(f"{1e6 * seconds[way]:.1f} us" for way in measure_costs.WAYS),
             f"{seconds['torch'] / seconds['gas']:.2f}x",
         )
         for operation, sizes in found.items()

@@ -72,11 +72,11 @@ TITLES = {"strong": "planted:200000, GCN 3x128", "weak": "planted:100000 a rank,
 
 
 def work(root: str, case: Case) -> None:
-    """What one rank does; the first writes what all have found."""
+    """Train on one rank; the first rank writes the results of all."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     torch.manual_seed(case.seed)
-    data, in_channels, out_channels = gas.get_data(root, case.dataset)
+    data, in_channels, out_channels = gas.get_data(root, case.dataset, split="all")
     for name in MASKS:
         data[name] = split_mask(data[name], case.seed)
     sizes = data.num_nodes, in_channels, case.hidden, out_channels, case.num_layers
@@ -124,7 +124,7 @@ def work(root: str, case: Case) -> None:
 
 
 def launch(root: str, case: Case) -> list[dict]:
-    """What every rank of a run has found."""
+    """Run all ranks and return their results."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "found.json"
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -136,7 +136,7 @@ def launch(root: str, case: Case) -> list[dict]:
 
 
 def timed(root: str, repeats: int) -> tuple[dict, str]:
-    """Times and bytes of every case."""
+    """Return times and bytes of every case."""
     runs = {(kind, name): [] for kind, cases in TIMED.items() for name in cases}
     for _ in tqdm(range(repeats)):
         for kind, name in runs:
@@ -178,7 +178,7 @@ def timed(root: str, repeats: int) -> tuple[dict, str]:
 
 
 def accuracies(root: str, seeds: int, epochs: int) -> tuple[dict, str]:
-    """Test accuracy at 1, 2 and 4 ranks, with as many steps."""
+    """Measure the test accuracy of 1, 2 and 4 ranks for the same number of steps."""
     gas.get_data(root, PAGES[0])  # Ranks would process what was downloaded all at once.
     results, rows = {}, []
     ways = [(ranks, overlap) for ranks in (1, 2, 4) for overlap in (False, True) if ranks > overlap]

@@ -10,7 +10,7 @@ whose first epoch takes longer than ``--slow-seconds`` is timed ``--slow-repeats
 NeighborLoader have the training nodes as seeds, those of GraphSAINT a sample of nodes; the others
 compute every node.
 
-Nobody trains on an empty machine: the last column is gas's epoch while two other processes
+Training often shares its machine: the last column is gas's epoch while two other processes
 keep cores busy, the worst of five runs of half a second or more, and in brackets how many epochs
 of one thread on the quiet machine it takes. On a device, that is left out, and all start from
 batches in host memory but the full batch.
@@ -58,7 +58,7 @@ BUSY, RUNS, RUN_SECONDS = 2, 5, 0.5
 
 
 def beside_busy(epoch: Callable[[], object]) -> dict[str, Any]:
-    """Seconds of an epoch of one thread when all is quiet, and of all threads when it isn't."""
+    """Measure an epoch of one thread on a quiet machine, and of all threads on a busy one."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     epoch()
@@ -85,7 +85,7 @@ def graph_of(args: argparse.Namespace, case: Case) -> Graph:
 
 
 def cell(name: str, times: dict[str, dict[str, float]], repeats: int) -> str:
-    """The time of one contender, and its ratio over gas."""
+    """Return the time of one contender, and its ratio over gas."""
     if name not in times:
         return "not measured"
     mark = "" if times[name]["rounds"] >= repeats else " *"

@@ -1,4 +1,4 @@
-"""Accuracy, bytes, error and time of an epoch by how features are stored: ``gas.encode``.
+"""Accuracy, bytes, error and time of an epoch by how features are stored: ``gas.quantize``.
 
     python benchmarks/features.py --root data
 
@@ -29,7 +29,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 import gas
-from gas.training import Experiment, Settings, split_mask
+from gas.cli import Experiment, Settings
 
 FILES = Path(__file__).resolve().parent
 GRAPHS = {
@@ -51,11 +51,11 @@ WAYS = {
 
 
 def encoded(data: Data, way: tuple[str, str] | None) -> Data:
-    """A graph with its features stored in a way."""
+    """Return a graph with its features stored in a way."""
     out = copy.copy(data)
     for key in ("x", "edge_attr") if way is not None else ():
         if key in out:
-            out[key] = gas.encode(out[key], *way)
+            out[key] = gas.quantize(out[key], *way)
     return out
 
 
@@ -73,8 +73,8 @@ def inferred(model: gas.ScalableGNN, graph: Graph) -> Tensor:
 
 
 def experiment_scores(root: str, name: str, epochs: int, seeds: int) -> dict[str, list[float]]:
-    """Test accuracies of the epochs that validation selects."""
-    data, _, out_channels = gas.get_data(root, name)
+    """Return the test accuracies of the epochs selected by validation."""
+    data, _, out_channels = gas.get_data(root, name, split="all")
     settings = Settings.load(FILES / GRAPHS[name][1])[0].but(epochs=epochs)
     scores: dict[str, list[float]] = {}
     for way, how in WAYS.items():
@@ -97,7 +97,7 @@ class Net(torch.nn.Module):
 
 
 def graph_with_edge_features() -> Graph:
-    """A planted graph; each edge has a noisy mean of its target's class."""
+    """Return a planted graph; each edge has a noisy mean of its target's class."""
     data, _, out_channels = gas.get_data("data", EDGES.dataset)
     random = torch.Generator().manual_seed(0)
     means = torch.randn(out_channels, 16, generator=random)
@@ -106,9 +106,8 @@ def graph_with_edge_features() -> Graph:
     perm, ptr = gas.metis(data.edge_index, EDGES.num_parts, num_nodes=data.num_nodes, log=False)
     data = gas.permute(data, perm, log=False)
     kept = {key: data[key] for key in ("x", "y", "edge_index", "edge_attr")}
-    masks = {f"{part}_mask": split_mask(data[f"{part}_mask"], 0) for part in ("train", "val")}
-    test = split_mask(data.test_mask, 0)
-    return Graph(Data(**kept, **masks, test_mask=test), ptr, out_channels)
+    masks = {f"{part}_mask": data[f"{part}_mask"] for part in ("train", "val")}
+    return Graph(Data(**kept, **masks, test_mask=data.test_mask), ptr, out_channels)
 
 
 def make_converted(graph: Graph) -> Contender:
@@ -139,7 +138,7 @@ def edge_scores(graphs: dict[str, Graph], epochs: int, seeds: int) -> dict[str, 
 def compare(
     graphs: dict[str, Graph], make: Callable[[Graph], Contender], repeats: int
 ) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
-    """Errors of the outputs, and seconds of an epoch."""
+    """Return errors of the outputs, and seconds of an epoch."""
     contenders = {}
     for way, graph in graphs.items():
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""One command for a GPU: build for it, test on it, sanitize, measure, and a table of it all.
+"""Build, test, sanitize and benchmark on a GPU, and write a table of the results.
 
     python benchmarks/gpu.py
     python benchmarks/gpu.py --rehearse
@@ -68,7 +68,7 @@ assert native.C.WITH_CUDA, "the extension was built without CUDA"
 
 @dataclass(frozen=True)
 class Step:
-    """What is run, in turn, and for how many seconds at most.
+    """A step of the run, with its time limit in seconds.
 
     * ``environment``: variables that it needs; ``program``: what has to be on the PATH.
     * ``after``: the step without which it can't be; ``refused``: why it can't be at all.
@@ -87,7 +87,7 @@ class Step:
 
 
 def build(found: dict[str, Any], rehearse: bool, python: str) -> Step:
-    """Compiles the extension for the device, in place; a rehearsal replaces none that is there."""
+    """Compile the extension for the device, in place; a rehearsal replaces none that is there."""
     folder = ROOT / "build" / ("gpu-rehearsal-cmake" if rehearse else "gpu-cmake")
     in_place = not (rehearse and any((ROOT / "gas").glob("_C.*")))
     library = ROOT / "gas" if in_place else folder / "lib"
@@ -118,7 +118,7 @@ def build(found: dict[str, Any], rehearse: bool, python: str) -> Step:
 
 
 def pytest(python: str, rehearse: bool, *arguments: str) -> list[str]:
-    """Runs the modules of tests that have some for a device; what ages or slows isn't an error."""
+    """Run the modules of tests that have some for a device; what ages or slows isn't an error."""
     modules = sorted(
         str(path.relative_to(ROOT))
         for path in (ROOT / "tests").rglob("test_*.py")
@@ -133,12 +133,12 @@ def pytest(python: str, rehearse: bool, *arguments: str) -> list[str]:
 
 
 def expected(rehearse: bool) -> dict[str, str]:
-    """What tests must find: skipped for want of a device, they would be none that failed."""
+    """Return the requirements that tests must not be skipped for."""
     return {} if rehearse else {"GAS_TEST_EXPECT": "native cuda cuda_kernels"}
 
 
 def tests(out: Path, rehearse: bool, python: str) -> Step:
-    """Every test that needs a device, in as many processes as half of the cores."""
+    """Run every test that needs a device, in half as many processes as cores."""
     workers = max(1, min(8, (os.cpu_count() or 1) // 2))
     arguments = ("-m", "cuda", "-n", str(workers), "--durations=15", f"--junitxml={out}/tests.xml")
     command = pytest(python, rehearse, *arguments)
@@ -146,7 +146,7 @@ def tests(out: Path, rehearse: bool, python: str) -> Step:
 
 
 def sanitizer(tool: str, rehearse: bool, python: str) -> Step:
-    """The tests that are small enough, under a tool of compute-sanitizer; our kernels alone.
+    """Return the tests that are small enough, under a tool of compute-sanitizer; our kernels alone.
 
     PyTorch gives every tensor memory of its own then: rows beyond it would be another's otherwise.
     """
@@ -166,7 +166,7 @@ def sanitizer(tool: str, rehearse: bool, python: str) -> Step:
 
 
 def benchmark(name: str, out: Path, rehearse: bool, python: str) -> Step:
-    """A script of this folder, whose results are put with the others.
+    """Return a script of this folder, whose results are put with the others.
 
     So are the costs, which lead to the faster ways; operators are compared with those of others,
     and not with themselves.
@@ -180,7 +180,7 @@ def benchmark(name: str, out: Path, rehearse: bool, python: str) -> Step:
 
 
 def steps(found: dict[str, Any], out: Path, rehearse: bool) -> list[Step]:
-    """All of them, in the order in which they are taken."""
+    """Return all of them, in the order in which they are taken."""
     python = sys.executable
     return [
         build(found, rehearse, python),
@@ -194,13 +194,13 @@ def steps(found: dict[str, Any], out: Path, rehearse: bool) -> list[Step]:
 
 
 def search_path() -> str:
-    """Where programs are looked for: also beside this Python, and where CUDA is installed."""
+    """Return PATH with the folders of this Python and of CUDA."""
     beside = str(Path(sys.executable).parent)
     return os.pathsep.join([beside, os.environ.get("PATH", os.defpath), CUDA])
 
 
 def environment(step: Step) -> dict[str, str]:
-    """The variables that a step sees: gas is imported from here."""
+    """Return the variables that a step sees: gas is imported from here."""
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
@@ -211,7 +211,7 @@ def environment(step: Step) -> dict[str, str]:
 
 
 def take(step: Step, seconds: float, log: Path) -> str:
-    """Takes a step; how it ended."""
+    """Run a step and return its outcome."""
     end = time.monotonic() + seconds
     with log.open("w") as stream:
         for command in step.commands:
@@ -238,7 +238,7 @@ def take(step: Step, seconds: float, log: Path) -> str:
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """Ends what is left of a step's processes: first as Ctrl-C does, at which pytest sums up."""
+    """Stop the remaining processes of a step, first by SIGINT, after which pytest sums up."""
     for number in (signal.SIGINT, signal.SIGKILL):
         try:
             os.killpg(process.pid, number)
@@ -253,7 +253,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def digest(rehearse: bool) -> str:
-    """Tells sources apart: results are those of these."""
+    """Return a hash of the sources, which results are valid for."""
     found = hashlib.sha256(b"rehearsal" if rehearse else b"")
     files = [ROOT / "CMakeLists.txt"]
     for folder in ("gas", "csrc", "tests", "benchmarks"):
@@ -265,7 +265,7 @@ def digest(rehearse: bool) -> str:
 
 
 def is_done(taken: dict[str, Any] | None, sources: str, name: str) -> bool:
-    """Whether a step has an outcome that another run wouldn't change."""
+    """Return whether a step has an outcome that another run wouldn't change."""
     if taken is None or taken["sources"] != sources:
         return False
     return taken["outcome"] == "ok" or (name != "build" and taken["outcome"].startswith("failed"))
@@ -280,7 +280,7 @@ def run(
     only: Sequence[str] = (),
     minutes: float | None = None,
 ) -> int:
-    """Takes the steps that aren't done; writes the summary after each. The exit status."""
+    """Take the steps that aren't done; write the summary after each. The exit status."""
     out.mkdir(parents=True, exist_ok=True)
     record = out / "steps.json"
     taken: dict[str, Any] = json.loads(record.read_text()) if record.exists() else {}
@@ -311,7 +311,7 @@ def run(
 
 
 def why_not(step: Step, taken: dict[str, Any], sources: str, left: float) -> str | None:
-    """Why a step can't be taken."""
+    """Return the reason why a step can't be taken."""
     if step.after is not None and not is_done(taken.get(step.after), sources, "build"):
         return f"not run: no {step.after} of these sources"
     if step.refused is not None:
@@ -322,14 +322,14 @@ def why_not(step: Step, taken: dict[str, Any], sources: str, left: float) -> str
 
 
 def write(path: Path, text: str) -> None:
-    """Writes a file as a whole: a run may be broken off at any time."""
+    """Write a file atomically, as a run may be interrupted at any time."""
     new = path.with_name(f".{path.name}")
     new.write_text(text)
     new.replace(path)
 
 
 def table(todo: Sequence[Step], taken: dict[str, Any], sources: str) -> str:
-    """The outcome of every step, as Markdown."""
+    """Return the outcome of every step, as Markdown."""
     lines = ["| step | at most, s | took, s | outcome |", "|---|---|---|---|"]
     for step in todo:
         found = taken.get(step.name)
@@ -344,7 +344,7 @@ def table(todo: Sequence[Step], taken: dict[str, Any], sources: str) -> str:
 def summary(
     todo: Sequence[Step], taken: dict[str, Any], out: Path, sources: str, machine: str
 ) -> str:
-    """The table, the machine, and the tables of the benchmarks."""
+    """Return the table, the machine, and the tables of the benchmarks."""
     parts = [table(todo, taken, sources), f"Machine: {machine}; sources {sources}"]
     for step in todo:
         path = out / f"{step.name}.md"
@@ -354,7 +354,7 @@ def summary(
 
 
 def look() -> dict[str, Any]:
-    """The device, and the versions of PyTorch and CUDA, as a process of its own sees them."""
+    """Describe the device, PyTorch and CUDA, from a process of its own."""
     done = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"PyTorch can't be used:\n{done.stderr}")

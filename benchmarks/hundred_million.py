@@ -32,9 +32,9 @@ from common import markdown, save
 from scaling import PART_NODES, PARTS_PER_BATCH, exponent
 
 import gas
+from gas.cli.report import peak_rss_bytes, reset_peak_rss
 from gas.datasets import open_mapped, planted_to_disk
 from gas.training import train_epoch
-from gas.training.report import peak_rss_bytes, reset_peak_rss
 
 try:
     import resource
@@ -51,7 +51,7 @@ EPOCHS = 2
 
 
 class Stages:
-    """How long each stage of a step took, and how much memory was resident at its peak."""
+    """Time and peak resident memory of each stage of a step."""
 
     def __init__(self) -> None:
         self.found: dict[str, dict[str, float]] = {}
@@ -74,7 +74,7 @@ def generate(folder: str, num_nodes: int) -> dict[str, Any]:
 
 
 def partition(folder: str, num_parts: int, method: str) -> dict[str, Any]:
-    """Cuts the graph, and keeps the parts beside it."""
+    """Cut the graph, and keep the parts beside it."""
     stages, data = Stages(), open_mapped(folder)
     with stages("partition"):
         perm, ptr = gas.metis(
@@ -95,7 +95,7 @@ def partition(folder: str, num_parts: int, method: str) -> dict[str, Any]:
 
 
 def train(folder: str, method: str) -> dict[str, Any]:
-    """Trains on the parts that ``method`` made."""
+    """Train on the parts that ``method`` made."""
     stages = Stages()
     with np.load(Path(folder) / f"{method}.npz") as parts:
         perm, ptr = torch.from_numpy(parts["perm"]), torch.from_numpy(parts["ptr"])
@@ -126,7 +126,7 @@ def train(folder: str, method: str) -> dict[str, Any]:
 
 
 def limited(memory: int) -> None:
-    """Lets a process have so many bytes; and lets the system end it before any other."""
+    """Limit the memory of a process, and let the system kill it before any other."""
     if resource is not None:
         resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
     with contextlib.suppress(OSError):
@@ -134,7 +134,7 @@ def limited(memory: int) -> None:
 
 
 def alone(memory: int, step: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
-    """What a step returns, or why it didn't."""
+    """Run a step in a process of its own; return its result, or the reason of its failure."""
     spawn = multiprocessing.get_context("spawn")
     try:
         with ProcessPoolExecutor(1, spawn, limited, (memory,)) as process:
@@ -147,7 +147,7 @@ def alone(memory: int, step: Callable[..., dict[str, Any]], *arguments: Any) -> 
 
 
 def measure(folder: Path, num_nodes: int, memory: int) -> dict[str, Any]:
-    """All steps for a graph of one size."""
+    """Return all steps for a graph of one size."""
     num_parts = max(1, round(num_nodes / PART_NODES))
     edges = num_nodes * AVG_DEGREE
     result: dict[str, Any] = {"nodes": num_nodes, "edges": edges, "parts": num_parts}
@@ -164,7 +164,7 @@ def measure(folder: Path, num_nodes: int, memory: int) -> dict[str, Any]:
 
 
 def seconds_of(cell: dict[str, Any]) -> float:
-    """The time of a step's last stage."""
+    """Return the time of a step's last stage."""
     return list(cell["stages"].values())[-1]["seconds"]
 
 
@@ -188,7 +188,7 @@ def row_of(result: dict[str, Any], step: str) -> list[str]:
 
 
 def stage_rows(result: dict[str, Any]) -> list[list[str]]:
-    """Where the memory of training goes, in the largest graph that was trained on."""
+    """Return the memory of each stage of training on the largest graph."""
     return [
         [
             f"{result['edges'] / 1e6:.1f}M",

@@ -1,4 +1,4 @@
-"""How fast tables and arrays become a graph folder, and the memory that takes.
+"""Speed and memory of importing tables and arrays into a graph folder.
 
     python benchmarks/importing.py
 
@@ -23,12 +23,12 @@ from typing import Any
 import numpy as np
 from common import markdown, save
 
+from gas.cli.report import peak_rss_bytes, reset_peak_rss
 from gas.datasets import import_graph, planted_to_disk
-from gas.training.report import peak_rss_bytes, reset_peak_rss
 
 
 def write_sources(folder: Path, num_nodes: int) -> int:
-    """Writes the edges as arrays, and as text; their number."""
+    """Write the edges as arrays, and as text; their number."""
     data = planted_to_disk(folder / "arrays", num_nodes, num_features=16)
     src, dst = data.edge_index.numpy()
     (folder / "text").mkdir()
@@ -41,7 +41,7 @@ def write_sources(folder: Path, num_nodes: int) -> int:
 
 
 def measure(source: Path, out: Path, memory: str) -> dict[str, float]:
-    """Imports once: seconds, and bytes of memory at most, beyond the libraries'."""
+    """Import once; return the seconds, and the peak bytes of memory beyond the libraries'."""
     reset_peak_rss()
     before = peak_rss_bytes()
     start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What reading and writing histories adds to a training epoch: Figure 4 of GNNAutoScale.
+"""I/O overhead of histories in a training epoch: Figure 4 of GNNAutoScale.
 
     python benchmarks/io_overhead.py
     python benchmarks/io_overhead.py --device cuda --quick    # a minute
@@ -62,7 +62,7 @@ MADV_DONTNEED = 4
 
 
 class GIN(gas.ScalableGNN):
-    """A graph isomorphism network as wide at the input and output as inside."""
+    """GIN with equal input, hidden and output widths."""
 
     def __init__(self, num_nodes: int, width: int, **kwargs: object) -> None:
         super().__init__(num_nodes, width, NUM_LAYERS, **kwargs)
@@ -85,7 +85,7 @@ class GIN(gas.ScalableGNN):
 def make_batches(
     nodes: int, width: int, ratio: float, degree: int, layout: str = "csr"
 ) -> list[SubData]:
-    """Batches of so many nodes, whose halo is spread over the whole graph."""
+    """Return batches of so many nodes, whose halo is spread over the whole graph."""
     halo = round(ratio * nodes)
     batches = []
     for number in range(NUM_BATCHES):
@@ -106,7 +106,7 @@ def make_batches(
 
 
 def make_cold(model: GIN) -> None:
-    """Writes what is only in memory, and has the system forget what it keeps of the files."""
+    """Write dirty pages, and drop the files from the page cache."""
     for history in model.histories:
         history.wait()
         store = history.store
@@ -127,7 +127,7 @@ def forget(file: int) -> None:
 
 
 def pack(model: GIN, batches: list[SubData]) -> None:
-    """What ``model.pack`` does, of these batches; the other parts of the graph read nothing."""
+    """Pack rows as ``model.pack`` does for these batches; other parts of the graph read nothing."""
     halos = [batch.n_id[batch.batch_size :] for batch in batches]
     halos += [torch.empty(0, dtype=torch.long)] * (GRAPH_BATCHES - len(batches))
     nodes = batches[0].batch_size
@@ -137,14 +137,14 @@ def pack(model: GIN, batches: list[SubData]) -> None:
 
 
 def read_all_halos(model: GIN, batches: list[SubData]) -> tuple[float, int]:
-    """Seconds to pull what all batches pull, without computing, and the bytes that are read."""
+    """Pull the halo of every batch without computing; return the seconds and the bytes read."""
     make_cold(model)
     before = sum(history.store.packed.moved_bytes for history in model.histories)
     start = time.perf_counter()
-    model.expect(batches[0].batch_size, batches[0].n_id)
+    gas.scalable.expect(model, batches[0].batch_size, batches[0].n_id)
     for batch, following in zip(batches, [*batches[1:], None], strict=True):
         if following is not None:  # As PrefetchLoader does.
-            model.expect(following.batch_size, following.n_id)
+            gas.scalable.expect(model, following.batch_size, following.n_id)
         own, halo = batch.n_id[: batch.batch_size], batch.n_id[batch.batch_size :]
         for pull in [history.start_pull(halo, 0, own) for history in model.histories]:
             pull.wait()
@@ -153,7 +153,7 @@ def read_all_halos(model: GIN, batches: list[SubData]) -> tuple[float, int]:
 
 
 def read_in_order(file: int, num_bytes: int) -> float:
-    """Seconds to read so many bytes of a file that the system has forgotten, a MiB at a time."""
+    """Read a file that is not in the page cache, a MiB at a time; return the seconds."""
     forget(file)
     os.posix_fadvise(file, 0, 0, os.POSIX_FADV_SEQUENTIAL)
     buffer, begin = bytearray(1 << 20), 0
@@ -164,7 +164,7 @@ def read_in_order(file: int, num_bytes: int) -> float:
 
 
 def bandwidth(model: GIN, batches: list[SubData], folder: str, rounds: int = 9) -> dict[str, float]:
-    """How fast packed rows are pulled, beside a plain read of as many bytes, in turn."""
+    """Measure pulls of packed rows against a plain read of as many bytes, in turn."""
     model.io = "concurrent"
     _, num_bytes = read_all_halos(model, batches)
     rates: dict[str, list[float]] = {"pulled": [], "in_order": []}
@@ -203,7 +203,7 @@ def measure(
     prepare: Callable[[], None] | None,
     modes: tuple[str, ...] = MODES,
 ) -> dict[str, object]:
-    """The seconds of an epoch in every mode, in turn for some time, and overheads over "none"."""
+    """Measure an epoch in every mode in turn, and the overheads over "none"."""
     times: dict[str, list[float]] = {mode: [] for mode in modes}
     end = None
     while end is None or time.perf_counter() < end or len(times["none"]) < 5:
@@ -263,7 +263,7 @@ def plot(cases: list[dict[str, object]], name: str) -> None:
 
 
 def table_of(cases: list[dict[str, object]]) -> str:
-    """The table; columns that no case has something to say of are left out."""
+    """Return the table; columns that no case has something to say of are left out."""
     rows = []
     for case in cases:
         rates = case.get("bandwidth")
@@ -289,7 +289,7 @@ def table_of(cases: list[dict[str, object]]) -> str:
 
 
 def goal(cases: list[dict[str, object]]) -> str:
-    """How far pinned memory is from what it is to reach; nothing where there is none."""
+    """Compare pinned memory with its goal; return nothing without pinned memory."""
     found = [
         case["overhead"]["concurrent"]
         for case in cases
@@ -304,7 +304,7 @@ def goal(cases: list[dict[str, object]]) -> str:
 
 
 class Setting(NamedTuple):
-    """What a row is of."""
+    """Settings of a row."""
 
     store: str
     width: int
@@ -315,7 +315,7 @@ class Setting(NamedTuple):
 
 
 def settings_of(args: argparse.Namespace) -> list[Setting]:
-    """The rows: codecs are compared at one width, widths with one codec."""
+    """Return the rows: codecs are compared at one width, widths with one codec."""
     if args.quick:
         return quick_settings(args)
     middle = args.widths[len(args.widths) // 2]
@@ -329,7 +329,7 @@ def settings_of(args: argparse.Namespace) -> list[Setting]:
 
 
 def quick_settings(args: argparse.Namespace) -> list[Setting]:
-    """Rows of one width, and a few of larger batches and those that a loader moves."""
+    """Return rows of one width, and a few of larger batches and those that a loader moves."""
     if args.device == "cpu":
         return [Setting(store, 16, "float32", 1.0, 400) for store in ("host", "packed")]
     stores = ("device", "pinned", "host")
@@ -342,7 +342,7 @@ def quick_settings(args: argparse.Namespace) -> list[Setting]:
 
 
 def make_model(setting: Setting, device: str, folder: str) -> GIN:
-    """A model whose histories have been written."""
+    """Return a model whose histories have been written."""
     files = setting.store not in ("device", "pinned", "host")
     place, path = ("disk", folder) if files else (setting.store, None)
     num_nodes = GRAPH_BATCHES * setting.nodes

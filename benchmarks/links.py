@@ -170,7 +170,7 @@ def ranks(net: torch.nn.Module, data: Data) -> Tensor:
 
 
 def scores(contender: Contender, val: Data, test: Data, epochs: int) -> dict[str, float]:
-    """Of the best of some epochs, by validation; every fifth is evaluated."""
+    """Return the scores of the epoch selected by validation; every fifth epoch is evaluated."""
     best, found = -1.0, {}
     for number in range(1, epochs + 1):
         contender.epoch()

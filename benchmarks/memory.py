@@ -46,8 +46,8 @@ from torch_geometric.data import Data
 from tqdm import tqdm
 
 import gas
+from gas.cli.report import peak_rss_bytes, reset_peak_rss
 from gas.training import train_epoch
-from gas.training.report import peak_rss_bytes, reset_peak_rss
 
 METHODS = ("PyG full batch", "gas full batch", "NeighborLoader", "ClusterLoader", "gas")
 SMALL = Case("planted:2000", 2, 128, 64, 4, 0.3)
@@ -66,7 +66,7 @@ LEAST_STEPS, MOST_STEPS = 100, 1000
 
 
 def train(path: str, method: str, case: Case, device: str, least_steps: int) -> int:
-    """Trains for an epoch, or for more of them to reach a number of steps; returns bytes."""
+    """Train for an epoch, or for more of them to reach a number of steps; return bytes."""
     graph, small = torch.load(path, weights_only=False)
     torch.manual_seed(0)
     make = BY_SIZE[method] if least_steps > 1 else MAKERS[method]
@@ -88,7 +88,7 @@ def train(path: str, method: str, case: Case, device: str, least_steps: int) -> 
 
 
 def alone(path: str, method: str, case: Case, device: str, least_steps: int) -> int:
-    """Trains in a process of its own; on a device there are exact counts without one."""
+    """Train in a process of its own; on a device there are exact counts without one."""
     job = path, method, case, device, least_steps
     if device == "cuda":
         return train(*job)
@@ -98,7 +98,7 @@ def alone(path: str, method: str, case: Case, device: str, least_steps: int) -> 
 
 
 def make_some_steps(case: Case, graph: Graph, device: str = "cpu") -> Contender:
-    """gas, for so many steps at most; it begins with zeros, which take as much memory."""
+    """Make a training function of gas with a limit of steps; histories start as zeros."""
     model = own_model(case, graph).to(device)
     for history in model.histories:
         history.push(torch.zeros(graph.data.num_nodes, case.hidden_channels))
@@ -116,7 +116,7 @@ BY_SIZE = {"gas": make_some_steps}
 
 
 def release() -> None:
-    """Gives freed memory back, or an epoch could use it and seem to need none."""
+    """Return freed memory to the system, so that an epoch can't reuse it unnoticed."""
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # Only glibc has it.
     if trim is not None:
@@ -128,7 +128,7 @@ def release() -> None:
 
 @contextmanager
 def stored(graph: Graph, small: Graph) -> Iterator[str]:
-    """Writes what processes read: they would count it as their own if they made it."""
+    """Write what processes read: they would count it as their own if they made it."""
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "graph.pt")
         torch.save((graph, small), path)
@@ -144,7 +144,7 @@ def measure(
     device: str,
     least_steps: int = 1,
 ) -> dict[str, Any]:
-    """One cell, or the reason why there is none."""
+    """Measure one cell; return it, or the reason of its absence."""
     values: list[int] = []
     seconds = 0.0
     try:
@@ -171,7 +171,7 @@ def measure(
 
 
 def count(contender: Contender) -> dict[str, Any]:
-    """The nodes of the largest batch, and the fraction of edges that an epoch uses."""
+    """Return the nodes of the largest batch, and the fraction of edges that an epoch uses."""
     nodes = used = available = 0
     for batch in contender.batches:
         data = batch.data if isinstance(batch, gas.SubData) else batch
@@ -189,7 +189,7 @@ def mebibytes(count: float) -> str:
 
 
 def ring(num_nodes: int, degree: int = 20, reach: int = 100) -> Data:
-    """A graph whose neighbourhoods are the same at any size: nodes in a ring, with near ones."""
+    """Make a ring with edges to near nodes: neighbourhoods are the same at any size."""
     generator = torch.Generator().manual_seed(0)
     src = torch.arange(num_nodes).repeat_interleave(degree // 2)
     step = torch.randint(1, reach + 1, src.shape, generator=generator)
@@ -203,7 +203,7 @@ def ring(num_nodes: int, degree: int = 20, reach: int = 100) -> Data:
 
 
 def cut_ring(num_nodes: int, num_parts: int) -> Graph:
-    """A normalised ring, and arcs of it, which no partition could better."""
+    """Return a normalised ring, and arcs of it, which no partition could better."""
     ptr = torch.arange(num_parts + 1) * num_nodes // num_parts
     return Graph(T.GCNNorm()(ring(num_nodes)), ptr, 16)
 
@@ -212,7 +212,7 @@ def cut_ring(num_nodes: int, num_parts: int) -> Graph:
 
 
 def by_depth(args: argparse.Namespace, small: Graph) -> tuple[list[dict[str, Any]], str]:
-    """Peak memory of every method as the model gets deeper."""
+    """Return peak memory of every method as the model gets deeper."""
     results, rows = [], []
     for case in QUICK if args.quick else CASES:
         if args.datasets is not None and case.dataset not in args.datasets:
@@ -246,7 +246,7 @@ def depth_row(cells: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def by_size(args: argparse.Namespace, small: Graph) -> tuple[list[dict[str, Any]], str]:
-    """Peak memory of gas as the graph grows, while its parts and batches don't."""
+    """Return peak memory of gas as the graph grows, while its parts and batches don't."""
     results, rows = [], []
     first: dict[str, float] = {}
     device = args.device

@@ -38,7 +38,7 @@ PUBLISHED = {
 
 
 def run(options: list[str], threads: int) -> dict[str, Any]:
-    """Runs the example and returns the figures it wrote."""
+    """Run the example and return the figures it wrote."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "metrics.json")
         command = [sys.executable, str(SCRIPT), *options, "--out", str(out)]

@@ -1,4 +1,4 @@
-"""What MH-Aug adds to a training epoch with histories, apart from its forward passes.
+"""Overhead of MH-Aug in a training epoch with histories, apart from its forward passes.
 
     python benchmarks/mh_aug_epoch.py
     python benchmarks/mh_aug_epoch.py --dataset planted:5000 --num-parts 16
@@ -25,11 +25,11 @@ from torch_geometric.transforms import GCNNorm
 import gas
 from gas.augment import PUBLISHED, mh_aug_loss
 from gas.datasets import get_data
-from gas.training import split_mask, train_epoch
+from gas.training import train_epoch
 
 
 class Repeated:
-    """A loader whose batches have themselves as views."""
+    """A loader whose views are the batches themselves."""
 
     def __init__(self, loader: gas.SubgraphLoader) -> None:
         self.loader = loader
@@ -56,7 +56,7 @@ def main() -> None:
     perm, ptr = gas.metis(data.edge_index, args.num_parts, num_nodes=data.num_nodes, log=False)
     data = gas.permute(data, perm, log=False)
     kept = {key: data[key] for key in ("x", "y", "edge_index")}
-    data = Data(**kept, train_mask=split_mask(data.train_mask, 0))
+    data = Data(**kept, train_mask=data.train_mask)
     whole = GCNNorm()(copy.copy(data))
     options = {"batch_size": args.batch_size, "shuffle": True, "log": False, "layout": "fused"}
     view_loss = partial(mh_aug_loss, **PUBLISHED["cora"].loss)

@@ -1,4 +1,4 @@
-"""Where the time of a step of MH-Aug goes: ours, and a transcription of the published step.
+"""Time of the phases of an MH-Aug step: ours, and a transcription of the published step.
 
     python benchmarks/mh_aug_profile.py --root data
     python benchmarks/mh_aug_profile.py --cases Cora --trace trace    # and a trace of each
@@ -36,7 +36,6 @@ from gas.augment import PUBLISHED, mh_aug_loss
 from gas.augment.loss import entropy
 from gas.datasets import get_data
 from gas.native.augment import ego_hop
-from gas.training import split_mask
 
 CASES = {  # And their edges.
     "Cora": 10_556,
@@ -56,7 +55,7 @@ FEW_STEPS, MANY_EDGES, MOST_EDGES = 2, 500_000, 5_000_000
 
 
 class Timer:
-    """Seconds of each phase, which are ranges of the profiler as well."""
+    """Timer of phases, which are ranges of the profiler as well; in seconds."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
@@ -180,7 +179,7 @@ class Ours:
 
 @contextmanager
 def watched(chain: gas.MHAug, phase: Timer) -> Iterator[None]:
-    """Times the parts of transitions: by wrapping methods of this one chain."""
+    """Time the parts of transitions, by wrapping the methods of this chain."""
     target = chain._target
     parts = (
         (chain._proposal, "draw", "delta"),
@@ -219,7 +218,7 @@ def train(outs: list[Tensor], data: Data, optimizer: torch.optim.Optimizer) -> N
 
 
 def effective_sample_size(values: Tensor) -> float:
-    """Of a series: its length over the integrated autocorrelation time (Geyer, 1992)."""
+    """Return a series' length over its integrated autocorrelation time (Geyer, 1992)."""
     x = values.double() - values.double().mean()
     n = x.numel()
     if float(x.square().sum()) == 0.0:
@@ -233,7 +232,7 @@ def effective_sample_size(values: Tensor) -> float:
 
 
 def measure_chain(data: Data, transitions: int, repeats: int, **options: Any) -> dict[str, float]:
-    """Acceptance, effective sample size, and the cost of a transition in passes over the rows."""
+    """Measure acceptance, effective sample size and the passes over the rows per transition."""
     chain = gas.MHAug(data, **CHAIN, **options)
     units = chain.units
     edges = torch.ones(units.size, dtype=torch.bool)
@@ -263,7 +262,7 @@ def measure_chain(data: Data, transitions: int, repeats: int, **options: Any) ->
 
 
 def phases_of(contender: Naive | Ours, steps: int, trace: Path | None) -> dict[str, float]:
-    """Seconds per step of each phase."""
+    """Return seconds per step of each phase."""
     contender.step(Timer())  # Warm-up.
     timer = Timer()
     for _ in range(steps):
@@ -295,7 +294,6 @@ def main() -> None:
         torch.manual_seed(0)
         random.seed(0)
         data, _, num_classes = get_data(args.root, case)
-        data.train_mask = split_mask(data.train_mask, 0)
         makers = {"published": Naive, "ours": Ours}
         if data.edge_index.size(1) > MOST_EDGES:
             makers = {}

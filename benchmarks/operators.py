@@ -41,8 +41,8 @@ from torch import Tensor
 from torch_geometric.utils import scatter
 
 from gas import nn
+from gas.cli.report import peak_rss_bytes, reset_peak_rss
 from gas.nn import Adjacency
-from gas.training.report import peak_rss_bytes, reset_peak_rss
 
 Step = Callable[[bool], object]  # Takes whether to run backward, too.
 GRAPHS = ("uniform", "hubs", "star")
@@ -58,7 +58,7 @@ SIZES: dict[str, tuple[int, list[int], int]] = {
 
 
 def make_graph(kind: str, nodes: int, degree: int) -> Tensor:
-    """An ``edge_index`` of ``nodes * degree`` edges."""
+    """Return an ``edge_index`` of ``nodes * degree`` edges."""
     generator = torch.Generator().manual_seed(0)
     size = nodes * degree
     src = torch.randint(nodes, (size,), generator=generator)
@@ -90,7 +90,7 @@ def forward_backward(function: Callable[[Tensor], Tensor], x: Tensor) -> Step:
 
 
 def compiled(function: Any) -> Any:
-    """Compiled anew for every shape, however many there are."""
+    """Compile a function anew for every shape, without a limit."""
     torch._dynamo.config.recompile_limit = 10_000
     torch._dynamo.config.accumulated_recompile_limit = 10_000
     return torch.compile(function, dynamic=False)
@@ -199,7 +199,7 @@ def convolutions(
 
 
 def dgl_graph(edge_index: Tensor, nodes: int) -> Any:
-    """A graph of DGL in all of its formats, edges in the same order."""
+    """Return a graph of DGL in all of its formats, edges in the same order."""
     import dgl
 
     graph = dgl.graph((edge_index[0], edge_index[1]), num_nodes=nodes)
@@ -216,7 +216,7 @@ def dgl_product(edge_index: Tensor, nodes: int, value: Tensor, x: Tensor) -> Ste
 
 
 def dgl_convolution(name: str, edge_index: Tensor, nodes: int, width: int) -> Step:
-    """DGL's layer of that name; its EdgeConv has no activation."""
+    """Make the layer of DGL with that name; its EdgeConv has no activation."""
     import dgl.nn.pytorch as dgl_nn
 
     graph = dgl_graph(edge_index, nodes)
@@ -254,7 +254,7 @@ def contenders(
 
 
 def peak_on_gpu(step: Step) -> int:
-    """The most that PyTorch's allocator gives out in one step, over what is in use before."""
+    """Return the peak of PyTorch's allocator in one step, over the memory in use before."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -264,7 +264,7 @@ def peak_on_gpu(step: Step) -> int:
 
 
 def peak(case: tuple[Any, ...], compiles: bool, name: str, threads: int) -> int:
-    """The growth of resident memory in one step, in bytes; in a process of its own."""
+    """Return the growth of resident memory in one step, in bytes; in a process of its own."""
     torch.set_num_threads(threads)
     step = contenders(*case, "cpu", compiles)[name]()
     step(True)

@@ -1,4 +1,4 @@
-"""Training where the memory of the process is a third of what it trains on.
+"""Training with a memory limit of a third of the data.
 
     python benchmarks/out_of_core.py --folder /large/disk
 
@@ -41,11 +41,11 @@ import torch
 from common import markdown, save
 
 import gas
+from gas.cli.report import peak_rss_bytes
 from gas.datasets import planted_to_disk
 from gas.graph.cluster import in_first_order
 from gas.native.memory import human
 from gas.training import train_epoch
-from gas.training.report import peak_rss_bytes
 
 WIDTH, FEATURES, LAYERS, DEGREE, MIXING = 128, 128, 3, 10, 0.1
 WAYS = ("memory", "packed", "hot", "killed", "mapped")
@@ -63,13 +63,13 @@ NAMES = {
 
 
 def counted(name: str) -> int:
-    """What the system has counted of this process's reading and writing."""
+    """Return the system's counters of this process's reading and writing."""
     lines = Path("/proc/self/io").read_text().splitlines()
     return int(dict(line.split(": ") for line in lines)[name])
 
 
 def work(args: argparse.Namespace) -> None:
-    """Trains, and prints a line of JSON after every epoch and at the end."""
+    """Train, and print a line of JSON after every epoch and at the end."""
     way, folder = args.way, Path(args.folder)
     data = gas.open_graph(folder / "graph", log=False)
     if way == "memory":
@@ -129,7 +129,7 @@ def work(args: argparse.Namespace) -> None:
 
 
 def hit_rate(model: gas.ScalableGNN) -> float | None:
-    """The share of rows that was found in memory."""
+    """Return the share of rows that was found in memory."""
     packed = [p for h in model.histories if (p := getattr(h.store, "packed", None)) is not None]
     asked = sum(one.rows_read for one in packed)
     return sum(one.hot_rows_read for one in packed) / asked if asked else None
@@ -144,7 +144,7 @@ def say(**what: Any) -> None:
 
 @contextlib.contextmanager
 def limited(num_bytes: int | None) -> Iterator[Path | None]:
-    """A control group whose memory is limited: processes join by writing their id to a file."""
+    """Create a control group of limited memory: processes join by writing their id to a file."""
     if num_bytes is None:
         yield None
         return
@@ -165,7 +165,7 @@ def limited(num_bytes: int | None) -> Iterator[Path | None]:
 
 
 def peak_of(group: Path | None) -> int | None:
-    """The most memory that a group has held, files included."""
+    """Return the most memory that a group has held, files included."""
     for name in ("memory.max_usage_in_bytes", "memory.peak"):
         if group is not None and (group / name).exists():
             return int((group / name).read_text())
@@ -173,7 +173,7 @@ def peak_of(group: Path | None) -> int | None:
 
 
 def run(args: argparse.Namespace, way: str, limit: int, seed: int) -> dict[str, Any]:
-    """Trains in one way; what its process says."""
+    """Train in one way; return the output of its process."""
     command = [
         sys.executable, __file__, "--way", way, "--folder", str(args.folder),
         "--epochs", str(1 if way == "mapped" else args.epochs), "--hot", str(args.hot),
@@ -225,7 +225,7 @@ def run(args: argparse.Namespace, way: str, limit: int, seed: int) -> dict[str, 
 
 
 def forget(folder: Path) -> None:
-    """Has the system forget what it keeps of the files in a folder."""
+    """Drop the files of a folder from the page cache."""
     for path in folder.rglob("*"):
         if path.is_file():
             with path.open("rb") as stream:
@@ -234,7 +234,7 @@ def forget(folder: Path) -> None:
 
 
 def bandwidth(folder: Path) -> float:
-    """Bytes per second of reading a GiB from the beginning to the end, not from memory."""
+    """Return bytes per second of reading a GiB from the beginning to the end, not from memory."""
     path = folder / "plain"
     if not path.exists():
         with path.open("wb") as stream:
@@ -253,7 +253,7 @@ def bandwidth(folder: Path) -> float:
 
 
 def generate(folder: Path, num_nodes: int, num_parts: int) -> dict[str, int]:
-    """Writes the clustered graph; the bytes of what training needs."""
+    """Write the clustered graph; the bytes of what training needs."""
     if not (folder / "graph").exists():
         raw = folder / "raw"
         data = planted_to_disk(

@@ -36,9 +36,9 @@ import torch
 from common import RESULTS, markdown, save
 from tqdm import tqdm
 
+from gas.cli import Experiment, Settings
+from gas.cli.report import machine, summary
 from gas.datasets import dataset_key, get_data
-from gas.training import Experiment, Settings
-from gas.training.report import machine, summary
 
 HERE = Path(__file__).resolve().parent
 SUITES = {"small": "paper_small", "large": "paper_large", "other": "other"}
@@ -47,9 +47,9 @@ WAYS = ("histories", "full_batch")
 
 @functools.lru_cache(maxsize=1)
 def prepare(cell: Path, way: str, root: str) -> Experiment:
-    """The experiment of a cell, kept for the runs that follow in this process."""
+    """Return the experiment of a cell, kept for the runs that follow in this process."""
     settings, about = Settings.load(cell)
-    data, _, out_channels = get_data(root, about["dataset"])
+    data, _, out_channels = get_data(root, about["dataset"], split="all")
     return Experiment(
         data,
         out_channels,
@@ -63,7 +63,7 @@ def prepare(cell: Path, way: str, root: str) -> Experiment:
 def run(
     cell: Path, way: str, number: int, settings: Settings, root: str, threads: int
 ) -> dict[str, Any]:
-    """Trains once; returns what is kept of it."""
+    """Train once; return its record."""
     torch.set_num_threads(threads)
     start = time.perf_counter()
     experiment = prepare(cell, way, root)
@@ -87,7 +87,7 @@ def run(
 
 
 def deaf() -> None:
-    """Leaves Ctrl-C to the parent, which ends its children."""
+    """Leave Ctrl-C to the parent, which ends its children."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
@@ -96,7 +96,7 @@ def file_of(cell: Path, way: str) -> Path:
 
 
 def finished(cell: Path, way: str) -> dict[int, dict[str, Any]]:
-    """The runs of a cell that have ended, by number.
+    """Return the runs of a cell that have ended, by number.
 
     Raises:
         ValueError: If they were made with other settings.
@@ -118,7 +118,7 @@ def finished(cell: Path, way: str) -> dict[int, dict[str, Any]]:
 
 
 def keep(file: Path, result: dict[str, Any]) -> None:
-    """Adds a line, even to a file whose last one was cut off."""
+    """Append a line, even after a last line that was cut off."""
     file.parent.mkdir(parents=True, exist_ok=True)
     torn = file.exists() and not file.read_text().endswith("\n")
     with file.open("a") as stream:
@@ -126,7 +126,7 @@ def keep(file: Path, result: dict[str, Any]) -> None:
 
 
 def is_here(dataset: str, root: str) -> str:
-    """Why a data set can't be loaded; empty if it can."""
+    """Return the reason why a data set can't be loaded; empty if it can."""
     try:
         get_data(root, dataset)
     except (ConnectionError, ImportError) as error:
@@ -135,7 +135,7 @@ def is_here(dataset: str, root: str) -> str:
 
 
 def work(args: argparse.Namespace, cells: list[Path]) -> dict[Path, str]:
-    """Runs what is missing; returns the cells that can't be run, and why."""
+    """Run the missing cells; return those that can't be run, and the reasons."""
     missing: dict[Path, str] = {}
     tasks = []
     reasons: dict[str, str] = {}

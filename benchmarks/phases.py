@@ -1,4 +1,4 @@
-"""Where the time of a training epoch goes, phase by phase, next to what each would take at best.
+"""Time of each phase of a training epoch, next to its lower bound.
 
     python benchmarks/phases.py --root data
     python benchmarks/phases.py --root data --name phases_before    # At another commit.
@@ -75,7 +75,7 @@ ADAM_BYTES = 7 * 4  # Of a parameter: itself and two moments, read and written, 
 
 
 class Clock:
-    """The seconds of each phase, and the bytes and operations that it can't do without."""
+    """Seconds of each phase, and its least bytes and operations."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
@@ -93,7 +93,7 @@ class Clock:
         return call
 
     def counted(self, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A function of a matrix whose result has a row for each of its rows or columns."""
+        """Return a function of a matrix whose result has a row for each of its rows or columns."""
 
         def call(m: Any, *args: Any, **kwargs: Any) -> Any:
             out = function(m, *args, **kwargs)
@@ -107,13 +107,13 @@ class Clock:
         return call
 
     def bounds(self, bandwidth: float, peak: float) -> dict[str, float]:
-        """Seconds of each phase, at best."""
+        """Return seconds of each phase, at best."""
         phases = {*self.bytes, *self.flops}
         return {p: max(self.bytes[p] / bandwidth, self.flops[p] / peak) for p in phases}
 
 
 class Timed:
-    """An object whose functions are timed, by the beginnings of their names."""
+    """Wrapper that times an object's functions, selected by prefixes of their names."""
 
     def __init__(self, clock: Clock, target: Any) -> None:
         self._clock, self._target = clock, target
@@ -128,20 +128,22 @@ class Timed:
 
 @contextlib.contextmanager
 def watched(clock: Clock) -> Iterator[None]:
-    """In this context native functions are timed, and those of matrices counted."""
+    """Time native functions in this context, and count those of matrices."""
     before = native.C, sparse.multiply, attention.attention, attention.attention_backward
-    native.C = Timed(clock, native.C)
+    native.extension.C = Timed(clock, native.extension.C)
     sparse.multiply = clock.counted("products", sparse.multiply)
     attention.attention = clock.counted("attention", attention.attention)
     attention.attention_backward = clock.counted("attention", attention.attention_backward)
     try:
         yield
     finally:
-        native.C, sparse.multiply, attention.attention, attention.attention_backward = before
+        native.extension.C, sparse.multiply, attention.attention, attention.attention_backward = (
+            before
+        )
 
 
 def speeds() -> tuple[float, float]:
-    """Bytes per second of a copy, read and written, and operations per second of a product."""
+    """Measure the bytes per second of a copy and the operations per second of a product."""
     source, to = torch.randn(2, 16 << 20)
     a, b = torch.randn(2, 2048, 2048)
     times = time_in_turn({"copy": lambda: to.copy_(source), "product": lambda: a @ b}, 7, 2)
@@ -149,7 +151,7 @@ def speeds() -> tuple[float, float]:
 
 
 def by_phase(make: Callable[[], Contender], epochs: int) -> tuple[Clock, Contender]:
-    """Trains with timers; returns the seconds, bytes and operations of an epoch."""
+    """Train with timers; return the seconds, bytes and operations of an epoch."""
     clock = Clock()
     with watched(clock):  # What it is made of, such as an engine, is timed as well.
         contender = make()
@@ -173,7 +175,7 @@ def by_phase(make: Callable[[], Contender], epochs: int) -> tuple[Clock, Contend
 
 
 def least(clock: Clock, contender: Contender, features: int) -> None:
-    """Counts what a phase can't do without, where its calls don't say it."""
+    """Count the least bytes and operations of the phases whose calls don't give them."""
     clock.bytes["optimiser"] = ADAM_BYTES * sum(p.numel() for p in contender.model.parameters())
     rows = 0
     for batch in contender.batches:
@@ -189,7 +191,7 @@ def least(clock: Clock, contender: Contender, features: int) -> None:
 
 
 def cells(clock: Clock, epoch: float, bounds: dict[str, float]) -> list[str]:
-    """The phases of one contender, and their bounds."""
+    """Return the phases of one contender, and their bounds."""
     found = []
     for phase in PHASES:
         seconds = clock.seconds[phase]
@@ -201,7 +203,7 @@ def cells(clock: Clock, epoch: float, bounds: dict[str, float]) -> list[str]:
 
 
 def make_gat(case: Case, graph: Graph, full_batch: bool) -> Contender:
-    """GAT with as wide layers as the GCN of a case."""
+    """Make a GAT with layers as wide as those of a case's GCN."""
     model = gas.models.GAT(
         graph.data.num_nodes,
         graph.data.num_features,

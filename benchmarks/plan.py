@@ -1,4 +1,4 @@
-"""Whether ``gas.plan`` is right: predicted and measured memory and time, and what it chooses.
+"""Accuracy of ``gas.plan``: predicted and measured memory and time, and its choice.
 
     python benchmarks/plan.py --root data
 
@@ -24,13 +24,13 @@ from typing import Any
 
 import torch
 from common import markdown, save
-from gas.planted import planted_partition
 from torch_geometric.data import Data
 from tqdm import tqdm
 
 import gas
+from gas.cli import Experiment, Settings
+from gas.datasets.planted import planted_partition
 from gas.native.memory import human
-from gas.training import Experiment, Settings
 
 UNLIMITED = "1TB"
 
@@ -69,12 +69,12 @@ CASES = (
 
 
 def load(root: str, name: str) -> tuple[Data, int]:
-    """A graph with masks, and the number of its classes; ``dense`` has 88 edges per node."""
+    """Return a graph with masks, and the number of its classes; ``dense`` has 88 edges per node."""
     if not name.startswith("dense:"):
         data, _, out_channels = gas.get_data(root, name)
         return data, out_channels
     data = planted_partition(int(name.partition(":")[2]), avg_degree=88.0)
-    masks = gas.gen_masks(data.y, 500, 500)
+    masks = gas.datasets.gen_masks(data.y, 500, 500)
     data.train_mask, data.val_mask, data.test_mask = masks
     data.train_mask = ~(data.val_mask | data.test_mask)
     return data, 16
@@ -84,7 +84,7 @@ def load(root: str, name: str) -> tuple[Data, int]:
 
 
 def predict(root: str, case: Case) -> list[dict[str, Any]]:
-    """What is predicted of every candidate."""
+    """Return the predictions of every candidate."""
     found = []
     for dtype in (FLOAT, "bfloat16"):
         data, out_channels = load(root, case.dataset)
@@ -99,7 +99,7 @@ def predict(root: str, case: Case) -> list[dict[str, Any]]:
 
 
 def train(root: str, case: Case, way: tuple[int, int, str], epochs: int) -> dict[str, Any]:
-    """Peak and median time of an epoch."""
+    """Return peak and median time of an epoch."""
     data, out_channels = load(root, case.dataset)
     parts, batch_size, dtype = way
     settings = case.settings.but(num_parts=parts, batch_size=batch_size, epochs=epochs)
@@ -126,7 +126,7 @@ def key(one: dict[str, Any]) -> tuple[int, int, str]:
 
 
 def look_at(args: argparse.Namespace, case: Case) -> tuple[list[dict[str, Any]], list[dict]]:
-    """The sweep of a graph, and what was chosen."""
+    """Return the sweep of a graph, and the plan's choice."""
     candidates = [one for one in apart(predict, args.root, case) if one["store"] == "host"]
     predicted = {key(one): one for one in candidates}
     measured: dict[tuple[int, int, str], dict[str, Any]] = {}

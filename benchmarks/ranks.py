@@ -1,4 +1,4 @@
-"""What many ranks would take: what is cut in generated graphs, and what follows for larger ones.
+"""Cost of many ranks: cuts of generated graphs, and extrapolation to larger ones.
 
     python benchmarks/ranks.py                          # graphs of 10 million edges, half an hour
     python benchmarks/ranks.py --large --root data      # and one of 100 million, up to 8 GiB
@@ -14,7 +14,7 @@
   machine, in CPU time, of two planted graphs side by side, whose parts differ in edges per node.
 * *Validated*: local processes train, and their CPU time and bytes stand beside those predicted
   from mini-batches that as many processes have measured at once.
-* *Extrapolated*: ``gas.simulate`` of graphs that nobody cut, on 1 to 64 machines with one rank
+* *Extrapolated*: ``simulate`` of larger graphs, on 1 to 64 machines with one rank
   each. What is assumed of links and accelerators stands beside.
 
 Results of earlier runs are kept for what ``--only`` leaves out.
@@ -39,18 +39,19 @@ from typing import Any
 import numpy as np
 import torch
 from common import RESULTS, load, save
-from gas.planted import planted_partition
 from hundred_million import alone
 from ranks_tables import FEATURES, PART_NODES, RANKS, VALIDATED_PARTS, model_of, tables
 from torch import Tensor
 from torch_geometric.data import Data
 
 import gas
+from gas.cli import peak_rss_bytes
+from gas.contrib.simulation import Machine, partition_statistics, simulate
 from gas.datasets import open_mapped, planted_to_disk
+from gas.datasets.planted import planted_partition
 from gas.graph.edges import Edges
 from gas.graph.partitioners import undirected_graph
-from gas.training import Machine, partition_statistics, train_epoch
-from gas.training.report import peak_rss_bytes, write_json
+from gas.io import write_json
 
 LARGE_RANKS = (4, 64, 1024)
 NODES, LARGE_NODES = 500_000, 5_000_000
@@ -68,7 +69,7 @@ STEPS = ("statistics", "large", "machine", "validation", "tables")
 
 
 def rmat(num_nodes: int, num_edges: int, seed: int = 0) -> Data:
-    """Draws an undirected R-MAT graph (Chakrabarti, Zhan, Faloutsos, SDM 2004), ids shuffled.
+    """Draw an undirected R-MAT graph (Chakrabarti, Zhan, Faloutsos, SDM 2004), ids shuffled.
 
     Every bit of both ends is drawn by the quadrants' probabilities; ends beyond ``num_nodes`` are
     drawn again by taking the remainder. Both directions are stored.
@@ -93,7 +94,7 @@ def planted(num_nodes: int) -> Data:
 
 
 def weighed_parts(edge_index: Tensor, num_nodes: int, num_parts: int) -> tuple[Tensor, Tensor]:
-    """:func:`gas.metis` by KaMinPar, in which a node weighs its edges and as many as the mean."""
+    """Partition by KaMinPar, with a node's weight its degree plus the mean degree."""
     import kaminpar
 
     src, dst = edge_index
@@ -116,7 +117,7 @@ def weighed_parts(edge_index: Tensor, num_nodes: int, num_parts: int) -> tuple[T
 
 
 def count(data: Data, num_shards: int, weighed: bool = False) -> dict[str, Any]:
-    """Cuts a graph and counts; and, with one shard of many parts, what parts are like."""
+    """Partition a graph and count its cut; for one shard also the statistics of its parts."""
     start = time.perf_counter()
     num_nodes, edge_index = data.num_nodes, data.edge_index
     parts = max(1, num_nodes // PART_NODES) if num_shards == 1 else num_shards
@@ -142,7 +143,7 @@ def count(data: Data, num_shards: int, weighed: bool = False) -> dict[str, Any]:
 
 
 def _rows(edge_index: Tensor, new: Tensor) -> Tensor:
-    """The renumbered graph as compressed rows, columns in order, in little more than its memory."""
+    """Renumber a graph into compressed rows with sorted columns, in little more than its memory."""
     num_nodes, num_edges = new.numel(), edge_index.size(1)
     key = torch.empty(num_edges, dtype=torch.long)
     for begin in range(0, num_edges, 2**24):
@@ -177,7 +178,7 @@ def make_large(folder: str) -> dict[str, Any]:
 
 
 def measure(num_nodes: int) -> dict[str, Any]:
-    """A machine with the measured part of it; what is said of the link is replaced later."""
+    """Return a machine with the measured part of it; what is said of the link is replaced later."""
     torch.set_num_threads(1)
     half = num_nodes // 2
     one, other = (planted_partition(half, degree, num_features=FEATURES) for degree in DEGREES)
@@ -198,7 +199,7 @@ def measure(num_nodes: int) -> dict[str, Any]:
 
 
 def validated(num_ranks: int, num_nodes: int) -> tuple[Data, gas.ScalableGNN]:
-    """The graph, in shards, and the model that local processes train."""
+    """Return the graph, in shards, and the model that local processes train."""
     data = planted_partition(num_nodes, AVG_DEGREE)
     data.train_mask = torch.ones(data.num_nodes, dtype=torch.bool)
     torch.manual_seed(0)
@@ -208,7 +209,7 @@ def validated(num_ranks: int, num_nodes: int) -> tuple[Data, gas.ScalableGNN]:
 
 
 def worker(num_nodes: int) -> None:
-    """One of the processes that ``torchrun`` starts: trains, and prints what that took."""
+    """Train in one process of ``torchrun``, and print its time and bytes."""
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo")
     rank, num_ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
@@ -221,11 +222,11 @@ def worker(num_nodes: int) -> None:
     model = gas.distribute(model, graph)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=True)
     warnings.filterwarnings("ignore", "A history was read before it was filled")
-    train_epoch(model, loader, optimizer)
+    gas.train_epoch(model, loader, optimizer)
     sent, waited = model.traffic.sent_bytes, model.traffic.waited_seconds
     cpu, wall = time.process_time(), time.perf_counter()
     for _ in range(VALIDATED_EPOCHS):
-        train_epoch(model, loader, optimizer)
+        gas.train_epoch(model, loader, optimizer)
     found = {
         "cpu_seconds": time.process_time() - cpu,
         "wall_seconds": time.perf_counter() - wall,
@@ -241,7 +242,7 @@ def worker(num_nodes: int) -> None:
 
 
 def launch(num_ranks: int, num_nodes: int) -> list[dict[str, float]]:
-    """What every process took and sent in an epoch."""
+    """Return the time of every process in an epoch, and the bytes it sent."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", str(num_ranks), __file__, "--worker", str(num_nodes)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
@@ -252,7 +253,7 @@ def launch(num_ranks: int, num_nodes: int) -> list[dict[str, float]]:
 
 
 def measure_one(num_nodes: int, ranks: int) -> dict[str, Any]:
-    """What mini-batches of the model take of one thread, and messages of so many processes."""
+    """Measure mini-batches of one thread, and messages of several processes."""
     torch.set_num_threads(1)
     graph, model = validated(1, num_nodes)
     loader = gas.SubgraphLoader(graph, layout="fused", log=False, cache=False)
@@ -264,7 +265,7 @@ COMPUTED = tuple(f"seconds_per_{name}" for name in ("step", "row", "halo_row", "
 
 
 def measure_beside(memory: int, number: int, num_nodes: int) -> dict[str, Any]:
-    """A machine on which so many processes compute at once: they share caches and memory."""
+    """Return a machine on which so many processes compute at once: they share caches and memory."""
     one = alone(memory, measure_one, num_nodes, number if number > 1 else 0)
     with ThreadPoolExecutor(number) as pool:
         jobs = [pool.submit(alone, memory, measure_one, num_nodes, 0) for _ in range(number)]
@@ -276,12 +277,12 @@ def measure_beside(memory: int, number: int, num_nodes: int) -> dict[str, Any]:
 
 
 def predict(num_ranks: int, num_nodes: int, machine: dict[str, Any]) -> dict[str, Any]:
-    """What is predicted for local processes of one thread."""
+    """Return the prediction for local processes of one thread."""
     graph, model = validated(num_ranks, num_nodes)
     known = Machine(**{**machine, "widths": tuple(machine["widths"])})
     if num_ranks == 1:
         graph.shards = torch.tensor([0, graph.num_nodes])
-    found = gas.simulate(graph, model, known)
+    found = simulate(graph, model, known)
     rows = found.total_history_bytes / num_ranks
     sending = 2 * rows / known.copy_bandwidth
     if num_ranks > 1:
@@ -296,7 +297,7 @@ def predict(num_ranks: int, num_nodes: int, machine: dict[str, Any]) -> dict[str
 
 
 def validate(memory: int) -> list[dict[str, Any]]:
-    """Of one, two and four processes: predicted from what as many measure at once, and found."""
+    """Compare predictions and measurements of one, two and four processes."""
     results: list[dict[str, Any]] = []
     for num_nodes in VALIDATED_NODES:
         for num_ranks in VALIDATED_RANKS:

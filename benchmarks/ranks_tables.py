@@ -1,4 +1,4 @@
-"""The tables of ``ranks.py``: what was counted and measured, and what is simulated from it."""
+"""The tables of ``ranks.py``: counts, measurements and simulations."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from common import markdown
 
 import gas
+from gas.contrib.simulation import Machine, PartitionStatistics, simulate
 from gas.native.memory import human
-from gas.training import Machine, PartitionStatistics
 
 RANKS = (2, 4, 8, 16, 32, 64, 256, 1024)
 FITTED = (4, 16, 64)
@@ -60,7 +60,7 @@ def counted_rows(name: str, edges: str, found: dict[str, Any]) -> list[list[str]
 
 
 def held_out_rows(name: str, small: dict[str, Any], large: dict[str, Any]) -> list[list[str]]:
-    """Replicas as the law of few ranks has them, beside those that were counted."""
+    """Return replicas as the law of few ranks has them, beside those that were counted."""
     fitted = [of(small[str(ranks)]) for ranks in FITTED]
     rows = []
     for edges, found in (("10M", small), ("100M", large)):
@@ -84,7 +84,7 @@ def held_out_rows(name: str, small: dict[str, Any], large: dict[str, Any]) -> li
 
 
 def base_of(found: dict[str, Any]) -> tuple[PartitionStatistics, list[PartitionStatistics]]:
-    """Statistics of shards with parts, to extrapolate from, and the others.
+    """Return statistics of shards with parts, to extrapolate from, and the others.
 
     Shards were cut alone, and parts alone: a part is taken to have rows for as many ranks as its
     shard has, which is the most there can be.
@@ -103,7 +103,7 @@ def base_of(found: dict[str, Any]) -> tuple[PartitionStatistics, list[PartitionS
 
 
 def simulations(statistics: dict[str, Any], measured: dict[str, Any]) -> list[dict[str, Any]]:
-    """An epoch of every graph on every number of machines, links and processors."""
+    """Return an epoch of every graph on every number of machines, links and processors."""
     model, results = model_of(), []
     known = Machine(**{**measured, "widths": tuple(measured["widths"])})
     processors = {
@@ -124,7 +124,7 @@ def simulations(statistics: dict[str, Any], measured: dict[str, Any]) -> list[di
                     for link, bandwidth in LINKS.items():
                         given = dataclasses.replace(machine, bandwidth=bandwidth, latency=LATENCY)
                         options = {"batch_size": PARTS_PER_BATCH, "overlap": True}
-                        one = gas.simulate(s, model, given, **options)
+                        one = simulate(s, model, given, **options)
                         results.append(
                             {
                                 "graph": graph,
@@ -150,7 +150,7 @@ def simulations(statistics: dict[str, Any], measured: dict[str, Any]) -> list[di
 
 
 def simulated_rows(results: list[dict[str, Any]]) -> list[list[str]]:
-    """A row for some numbers of machines, with the links side by side."""
+    """Return a row for some numbers of machines, with the links side by side."""
     found: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
     for one in results:
         if one["machines"] in SHOWN:
@@ -173,7 +173,7 @@ def simulated_rows(results: list[dict[str, Any]]) -> list[list[str]]:
 
 
 def tables(content: dict[str, Any]) -> tuple[str, list[dict[str, Any]]]:
-    """All tables, and what was simulated for the last."""
+    """Return all tables, and what was simulated for the last."""
     statistics, large = content.get("statistics", {}), content.get("large", {})
     texts = []
     rows = [row for kind, found in statistics.items() for row in counted_rows(kind, "10M", found)]

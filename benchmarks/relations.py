@@ -28,7 +28,7 @@ Edges = dict[tuple[str, str, str], torch.Tensor]
 
 
 def make_edges(sources: int, targets: int, degree: int, number: int) -> Edges:
-    """Relations from one type to others, sorted as those of mini-batches are."""
+    """Draw relations from one type to others, sorted as in mini-batches."""
     generator = torch.Generator().manual_seed(0)
     ends = (sources, targets)
     edges = {}

@@ -1,4 +1,4 @@
-"""How the time of a training epoch grows with the graph, while batches stay the same.
+"""Growth of the time of a training epoch with the graph, for batches of the same size.
 
     python benchmarks/scaling.py                 # 0.1 to 20 million edges, 24 GiB of memory
     python benchmarks/scaling.py --nodes 5000 20000
@@ -26,7 +26,7 @@ PARTS_PER_BATCH = 8
 
 
 def exponent(edges: list[int], seconds: list[float]) -> float:
-    """The slope of a line through the logarithms."""
+    """Return the slope of a line through the logarithms."""
     return float(np.polyfit(np.log(edges), np.log(seconds), 1)[0])
 
 

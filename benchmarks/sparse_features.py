@@ -26,14 +26,14 @@ GENERATED = ((3703, 0.01), (500, 0.05), (500, 0.1), (500, 0.2))
 
 
 def generated(case: Case, width: int, share: float) -> Graph:
-    """A planted graph with features of ones, of which so many aren't zero."""
+    """Return a planted graph with features of ones, of which so many aren't zero."""
     data, _, out_channels = gas.get_data("data", case.dataset)
     data.x = (torch.rand(data.num_nodes, width) < share).float()
     return partition(data, case, out_channels)
 
 
 def measure(case: Case, graph: Graph, repeats: int) -> dict[str, Any]:
-    """Seconds of an epoch of each contender."""
+    """Return seconds of an epoch of each contender."""
     thin = graph._replace(data=copy.copy(graph.data))
     thin.data.x = graph.data.x.to_sparse_csr()
     epochs = {}

@@ -1,7 +1,9 @@
-"""Is training slower than in another version of gas? Epochs of both, in turn.
+"""Time of a training epoch against another version of gas, in turn.
 
     git worktree add ../other COMMIT                # and build its extension there
     python benchmarks/versions.py --other ../other --root data
+
+``make regression COMMIT=...`` does both for two of the cases, and fails where training is slower.
 
 The same script runs in both, with what both know. A set is three processes on one core, of which
 one at a time trains an epoch: the other version, the same once more, and this one. Its ratios are
@@ -41,7 +43,7 @@ CASES = {
 
 
 def make_epoch(case: str, root: str) -> Callable[[], None]:
-    """An epoch of training with histories, by what has been public for long."""
+    """Return an epoch of training with histories, by what has been public for long."""
     dataset, name, num_layers, width, num_parts, batch_size = CASES[case]
     torch.manual_seed(0)
     data, in_channels, out_channels = gas.get_data(root, dataset)
@@ -74,7 +76,7 @@ def make_epoch(case: str, root: str) -> Callable[[], None]:
 
 
 def work(case: str, root: str) -> None:
-    """Trains so many epochs for each line of the input, and prints their seconds."""
+    """Train so many epochs for each line of the input, and print their seconds."""
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     torch.set_num_threads(1)
     epoch = make_epoch(case, root)
@@ -86,7 +88,7 @@ def work(case: str, root: str) -> None:
 
 
 class Worker:
-    """A process of one version; a context."""
+    """A process that trains with one version; a context manager."""
 
     def __init__(self, checkout: Path, case: str, root: str) -> None:
         command = [sys.executable, "-W", "ignore", str(HERE / "versions.py"), "--root", root]
@@ -107,13 +109,13 @@ class Worker:
         self.process.communicate()
 
     def seconds(self, epochs: int) -> float:
-        """Of one of so many epochs."""
+        """Return the seconds of one epoch, measured over several."""
         print(epochs, file=self.process.stdin, flush=True)
         return float(self.process.stdout.readline())
 
 
 def one_set(checkouts: dict[str, Path], case: str, root: str, rounds: int) -> dict[str, float]:
-    """The median time of an epoch in each of three processes, in seconds."""
+    """Return the median time of an epoch in each of three processes, in seconds."""
     with (
         Worker(checkouts["other"], case, root) as other,
         Worker(checkouts["other"], case, root) as again,
@@ -131,7 +133,7 @@ def one_set(checkouts: dict[str, Path], case: str, root: str, rounds: int) -> di
 
 
 def median_of(ratios: list[float]) -> tuple[float, float, float]:
-    """The median, and between which two of the ratios the true one lies in 95 % of cases."""
+    """Return the median, and between which two of the ratios the true one lies in 95 % of cases."""
     ordered, size = sorted(ratios), len(ratios)
     rank, outside = 0, 0.5**size
     while 2 * outside <= 0.05:  # Of a binomial distribution, what lies outside of these ranks.
@@ -142,17 +144,29 @@ def median_of(ratios: list[float]) -> tuple[float, float, float]:
     return statistics.median(ordered), ordered[rank - 1], ordered[-rank]
 
 
-def main() -> None:
+def slower_cases(ratios: dict[str, list[float]], limit: float) -> list[str]:
+    """List the cases of which the whole interval of the ratio exceeds the limit."""
+    return [case for case, each in ratios.items() if median_of(each)[1] > limit]
+
+
+def main() -> int:
+    """Measure all cases; return 1 if one of them is slower than ``--limit`` allows."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--other", type=Path, help="a checkout of the other version, built")
     parser.add_argument("--root", default="data")
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--sets", type=int, default=12, help="of processes (%(default)s)")
     parser.add_argument("--rounds", type=int, default=20, help="of a set (%(default)s)")
+    parser.add_argument(
+        "--limit",
+        type=float,
+        help="save nothing, and fail where the interval lies above this ratio",
+    )
     parser.add_argument("--worker", choices=CASES, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
-        return work(args.worker, args.root)
+        work(args.worker, args.root)
+        return 0
     if args.other is None or not (args.other / "gas").is_dir():
         raise SystemExit(f"--other {args.other} isn't a checkout of gas.")
 
@@ -170,6 +184,11 @@ def main() -> None:
             cells.append(f"{middle:.3f} ({low:.3f} to {high:.3f})")
         rows.append(cells)
         print(json.dumps(cells), flush=True)
+    if args.limit is not None:
+        ratios = {case: [s["this"] / s["other"] for s in sets] for case, sets in kept.items()}
+        slower = slower_cases(ratios, args.limit)
+        print(f"slower than {args.limit} times the other: {', '.join(slower) or 'none'}")
+        return int(bool(slower))
     commits = {
         name: subprocess.run(
             ["git", "rev-parse", "--short", "HEAD"], cwd=path, capture_output=True, text=True
@@ -183,8 +202,8 @@ def main() -> None:
         f"interval. One thread."
     )
     save("versions", content, f"{markdown(header, rows)}\n\n{notes}")
-    return None
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

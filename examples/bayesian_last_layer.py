@@ -53,19 +53,19 @@ def parse_args() -> argparse.Namespace:
 def graph_of(args: argparse.Namespace) -> Data:
     if args.dataset is not None:
         return gas.get_data(args.root, args.dataset)[0]
-    data = gas.planted.planted_partition(3000, 6.0, 8, 32, mixing=0.5, noise=5.0)
-    masks = gas.gen_masks(data.y, 50, 50, num_splits=1)
+    data = gas.datasets.planted_partition(3000, 6.0, 8, 32, mixing=0.5, noise=5.0)
+    masks = gas.datasets.gen_masks(data.y, 50, 50, num_splits=1)
     data.train_mask, data.val_mask, data.test_mask = (mask.view(-1) for mask in masks)
     return data
 
 
 def train(net: GraphSAGE, data: Data, epochs: int) -> tuple[torch.nn.Linear, Tensor]:
-    """Trains by histories; returns the last layer, and the embeddings it had of all nodes."""
+    """Train by histories; return the last layer, and the embeddings it had of all nodes."""
     model = gas.to_scalable(net, data)
     graph = gas.cluster(data, num_parts=20, model=model, log=False)
     loader = gas.SubgraphLoader(graph, batch_size=5, shuffle=True, log=False)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=5e-4)
-    model.predict(graph)  # Fills the histories.
+    model.refresh(graph)
     for _ in range(epochs):
         model.train()
         for batch in loader:
@@ -100,7 +100,7 @@ class Bayesian(PyroModule):
         return logits
 
     def fit(self, z: Tensor, y: Tensor, steps: int) -> Predictive:
-        """Fits a normal distribution of each weight to some nodes; returns what draws from it."""
+        """Fit a normal distribution of each weight to some nodes; return what draws from it."""
         pyro.clear_param_store()
         guide = AutoNormal(self, init_scale=0.05)
         optimizer = pyro.optim.ClippedAdam({"lr": 0.03, "lrd": 0.1 ** (1 / steps)})
@@ -111,7 +111,7 @@ class Bayesian(PyroModule):
 
 
 def most_likely(layer: torch.nn.Linear, z: Tensor, y: Tensor) -> torch.nn.Linear:
-    """The same layer, fitted to the same nodes without a prior."""
+    """Fit the same layer to the same nodes without a prior."""
     layer = copy.deepcopy(layer)
     optimizer = torch.optim.LBFGS(layer.parameters(), max_iter=200)
 
@@ -135,13 +135,13 @@ def bins_of(prob: Tensor, y: Tensor, bins: int = 10) -> tuple[Tensor, Tensor, Te
 
 
 def calibration_error(prob: Tensor, y: Tensor) -> float:
-    """The expected calibration error: how far confidence is from accuracy, by bins."""
+    """Compute the expected calibration error: the distance of confidence from accuracy, by bins."""
     share, right, sure = bins_of(prob, y)
     return float((share * (right - sure).abs()).sum())
 
 
 def draw(panels: dict[str, Tensor], y: Tensor, path: str) -> None:
-    """A reliability diagram for each: where bars reach the diagonal, confidence is right."""
+    """Draw a reliability diagram for each: bars on the diagonal are calibrated."""
     figure = Figure(figsize=(4 * len(panels), 4.5), layout="constrained")
     for (name, prob), axis in zip(panels.items(), figure.subplots(1, len(panels)), strict=True):
         share, right, sure = bins_of(prob, y)

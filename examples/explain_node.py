@@ -45,7 +45,7 @@ COLOURS = ["#4e79a7", "#e6a532", "#d1615d", "#85629e", "#b9b4ac"]  # The last: o
 
 def draw_people() -> Data:
     """People of clubs, with words, and friends of whom more are of their club."""
-    data = gas.planted.planted_partition(len(PEOPLE), 9.0, len(CLUBS), mixing=0.4)
+    data = gas.datasets.planted.planted_partition(len(PEOPLE), 9.0, len(CLUBS), mixing=0.4)
     odds = torch.where(data.y[:, None] == TOPIC, 1.5, 0.25).where(TOPIC >= 0, torch.tensor(1.0))
     data.x = torch.zeros(len(PEOPLE), len(WORDS)).scatter_(1, odds.multinomial(7), 1.0)
     data.edge_index, _ = remove_self_loops(data.edge_index)
@@ -56,7 +56,7 @@ def draw_people() -> Data:
 def train(model: gas.ScalableGNN, graph: Data) -> None:
     loader = gas.SubgraphLoader(graph, batch_size=3, shuffle=True, log=False)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=5e-4)
-    model.predict(graph)  # Fills the histories.
+    model.refresh(graph)
     for _ in range(30):
         model.train()
         for batch in loader:

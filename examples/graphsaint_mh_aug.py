@@ -48,7 +48,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def make_sampler(data: Data, args: argparse.Namespace) -> GraphSAINTNodeSampler:
-    """A sampler whose batches know the ids of their nodes and edges."""
+    """Return a sampler whose batches have the ids of their nodes and edges."""
     named = Data(x=data.x, y=data.y, edge_index=data.edge_index)
     named.train_mask = data.train_mask
     named.n_id = torch.arange(data.num_nodes)
@@ -88,8 +88,6 @@ def main() -> None:
     if data.y.dim() != 1 or data.y.is_floating_point():
         raise ValueError(f"'--dataset' is {args.dataset}, expected one with one class per node")
     data = copy.copy(data)
-    for key in ("train_mask", "val_mask", "test_mask"):
-        data[key] = gas.training.split_mask(data[key], 0)
     published = PUBLISHED.get(dataset_key(args.dataset), PUBLISHED["cora"])
     chain = gas.MHAug(
         data, **published.chain, num_steps=args.num_steps, reference_size=args.reference_size
@@ -106,9 +104,9 @@ def main() -> None:
         with torch.no_grad():
             out = model(data.x, data.edge_index)
         chain.update_entropy(out)
-        val = gas.compute_micro_f1(out, data.y, data.val_mask)
+        val = gas.training.compute_micro_f1(out, data.y, data.val_mask)
         if val > best:
-            best, test = val, gas.compute_micro_f1(out, data.y, data.test_mask)
+            best, test = val, gas.training.compute_micro_f1(out, data.y, data.test_mask)
     done = chain.statistics()
     print(f"GCN on {args.dataset}, GraphSAINT and MH-Aug, {args.epochs} epochs")
     print(f"  test accuracy        {100 * test:.2f} %")

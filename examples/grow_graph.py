@@ -22,7 +22,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GraphSAGE
 
 import gas
-from gas.growing import GrowingGraph
+from gas.contrib.dynamic import DynamicGraph
 
 
 def parse_args() -> argparse.Namespace:
@@ -52,14 +52,14 @@ def train(model, loader, epochs: int, optimizer) -> None:
 
 
 def trained(data: Data, out_channels: int, args: argparse.Namespace):
-    """A model of a graph, from the beginning: the graph is cut, and trained on."""
+    """Partition a graph, and train a new model on it."""
     net = GraphSAGE(data.num_features, args.hidden_channels, 2, out_channels, dropout=0.3)
     model = gas.to_scalable(net, data)
-    live = GrowingGraph(data, args.num_parts, model=model, log=False)
+    live = DynamicGraph(data, args.num_parts, model=model, log=False)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    model.predict(live.graph)  # Fills the histories.
+    model.refresh(live.graph)
     train(model, live.loader(batch_size=4, shuffle=True, log=False), args.epochs, optimizer)
-    model.predict(live.graph)
+    model.refresh(live.graph)
     return model, live, optimizer
 
 
@@ -90,7 +90,7 @@ def main() -> None:
             {key: data[key][begin:end] for key in ("x", "y", "train_mask")},
             data.edge_index[:, (arrival >= begin) & (arrival < end)],
         )
-        live.refresh()  # Rows of histories that changed, and no others.
+        live.update_histories()  # Rows of histories that changed, and no others.
         out = model.predict(live.graph, nodes=new)
         unseen = ~data.train_mask[new]
         cells = [(right(out[unseen], data, new[unseen]), time.perf_counter() - start)]

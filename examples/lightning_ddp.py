@@ -46,13 +46,13 @@ class Classifier(lightning.LightningModule):
         self.model, self.graph, self.batch_size, self.lr = model, graph, batch_size, lr
 
     def setup(self, stage: str) -> None:
-        """Processes know of each other now, and the model isn't wrapped yet."""
+        """Distribute the model: processes are connected, and the model isn't wrapped yet."""
         if self.model.ranks is None:
             gas.distribute(self.model, wrap=False)  # Lightning wraps this module, not the model.
 
     def on_fit_start(self) -> None:
-        """All processes have the same weights now."""
-        self.model.predict(self.graph)  # Fills the histories.
+        """Return all processes have the same weights now."""
+        self.model.refresh(self.graph)
 
     def train_dataloader(self) -> gas.SubgraphLoader:
         return gas.SubgraphLoader(self.graph, batch_size=self.batch_size, shuffle=True, log=False)
@@ -69,9 +69,6 @@ def main() -> None:
     args = parse_args()
     lightning.seed_everything(0, verbose=False)
     data, in_channels, out_channels = gas.get_data(args.root, args.dataset)
-    for name in ("train_mask", "test_mask"):
-        if data[name].dim() > 1:  # Of several splits, the first.
-            data[name] = data[name][:, 0]
     net = GraphSAGE(in_channels, args.hidden_channels, 2, out_channels, dropout=0.5)
     model = gas.to_scalable(net, data)
     shards = args.devices if args.shards else 1
@@ -88,8 +85,7 @@ def main() -> None:
         enable_model_summary=False,
     )
     trainer.fit(Classifier(model, graph, args.batch_size, args.lr))
-    pred = model.predict(graph)  # On all processes, as they do it together.
-    accuracy = gas.compute_micro_f1(pred, data.y, data.test_mask)
+    accuracy = gas.evaluate(model, graph)["test"]  # On all processes, as they do it together.
     if trainer.is_global_zero:
         print(f"processes      {trainer.world_size}\ntest accuracy  {100 * accuracy:.2f} %")
 

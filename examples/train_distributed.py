@@ -32,14 +32,14 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GAT, GCN, GraphSAGE
 
 import gas
-from gas.training import split_mask, train_epoch
+from gas.training import train_epoch
 
 MASKS = ("train_mask", "val_mask", "test_mask")
 NETS = {"gcn": GCN, "sage": GraphSAGE, "gat": GAT}
 
 
 def load(args: argparse.Namespace) -> tuple[Data, gas.ScalableGNN]:
-    """The graph, in as many shards as there are processes, and a model."""
+    """Return the graph, in a shard for each process, and a model."""
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
     if args.graph is not None:
         graph = gas.open_graph(args.graph, shard=rank)
@@ -49,8 +49,6 @@ def load(args: argparse.Namespace) -> tuple[Data, gas.ScalableGNN]:
     for turn in (0, 1):  # The first process downloads and cuts, the others find what it kept.
         if (rank > 0) == turn:
             data, _, num_classes = gas.get_data(args.root, args.dataset)
-            for name in MASKS:
-                data[name] = split_mask(data[name], 0)
             model = make_model(args, data, num_classes)
             options = {"model": model, "shards": num_ranks, "log": rank == 0}
             graph = gas.cluster(data, args.num_parts, **options)
@@ -59,7 +57,7 @@ def load(args: argparse.Namespace) -> tuple[Data, gas.ScalableGNN]:
 
 
 def make_model(args: argparse.Namespace, data: Data, num_classes: int) -> gas.ScalableGNN:
-    """A model of PyG with histories."""
+    """Convert a model of PyG into one with histories."""
     torch.manual_seed(args.seed)
     sizes = data.num_features, args.hidden_channels, args.num_layers, num_classes
     return gas.to_scalable(NETS[args.model](*sizes, args.dropout), data, dtype=args.dtype)

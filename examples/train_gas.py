@@ -3,6 +3,7 @@
     python examples/train_gas.py                                   # a generated graph, no network
     python examples/train_gas.py --dataset Cora --root data --model gat --runs 10
     python examples/train_gas.py --dataset my_graph --undirected   # nodes.csv and edges.csv
+    python examples/train_gas.py --dataset my_graph --hetero       # a column 'type' in them
     python examples/train_gas.py --dataset my_graph.npz --num-parts 100 --batch-size 10
     python examples/train_gas.py --dataset Cora --root data --augment mh_aug
 
@@ -31,15 +32,19 @@ try:
 
     from tqdm import tqdm
 
-    from gas.training import Experiment, Run, results
-    from gas.training.options import (
+    from gas.cli import Experiment, results
+    from gas.cli.hetero import HeteroExperiment
+    from gas.cli.options import (
+        alone,
         checkpoints_of,
         in_options,
         make_experiment,
         parse_args,
         remove_checkpoints,
     )
-    from gas.training.report import EventWriter, metrics
+    from gas.cli.report import EventWriter, metrics
+    from gas.native.progress import report_progress
+    from gas.training import Run
 except KeyboardInterrupt:  # It takes seconds.
     sys.exit(130)
 
@@ -50,6 +55,23 @@ def main(args: argparse.Namespace, signals: Signals) -> None:
     importlib.import_module("matplotlib")  # For the plot; missing, it is better missed now.
     for file, package in results.missing_packages().items():
         print(f"warning: no {file}, which needs: pip install {package}", file=sys.stderr)
+    experiment = HeteroExperiment(args) if args.hetero else prepare(args)
+    remove_checkpoints(args)
+
+    runs, failed = train(args, experiment)
+    signals.wait = True
+    if runs and isinstance(experiment, HeteroExperiment):
+        experiment.write(runs, failed, bool(signals.came))
+    elif runs:
+        report(args, experiment, runs, failed, bool(signals.came))
+    if failed:
+        several = f"{len(failed)} of {args.runs} runs failed, such as that from seed "
+        name = f"{several}{failed[0]['seed']}: " if args.runs > 1 else ""
+        raise FloatingPointError(f"{name}{failed[0]['reason']}")
+
+
+def prepare(args: argparse.Namespace) -> Experiment:
+    """Make the experiment, and have fail before training what can fail."""
     experiment = make_experiment(args, BENCHMARKS)
     if experiment.plan is not None:
         print(f"{experiment.plan}\n")
@@ -59,30 +81,39 @@ def main(args: argparse.Namespace, signals: Signals) -> None:
         print(found)
         if not found:
             raise ValueError("mini-batches don't give what the graph gives: see above")
-    args.out.mkdir(parents=True, exist_ok=True)  # What can fail should fail before training.
     results.check_room(args.out, experiment)
-    remove_checkpoints(args)
-
-    runs = train(args, experiment)
-    signals.wait = True
-    if runs:
-        report(args, experiment, runs, bool(signals.came))
+    return experiment
 
 
-def train(args: argparse.Namespace, experiment: Experiment) -> list[Run]:
-    """The runs that have ended, or what there is of the first."""
+def train(
+    args: argparse.Namespace, experiment: Experiment | HeteroExperiment
+) -> tuple[list[Run], list[dict[str, Any]]]:
+    """Train from each seed.
+
+    Returns:
+        The runs that have ended, or else what there is of the first that has not; and of those that
+        diverged their numbers, seeds and reasons.
+    """
     runs: list[Run] = []
+    failed: list[dict[str, Any]] = []
+    spare: list[Run] = []  # The first that diverged behind an epoch worth keeping.
     run, events = Run(), None
     total = args.runs * experiment.settings.epochs
-    with tqdm(total=total, unit="epoch", disable=None) as progress:
+    piped = not sys.stderr.isatty()  # A bar is for a terminal, lines for a file.
+    with (
+        tqdm(total=total, unit="epoch", disable=piped) as progress,
+        report_progress("Training, epochs", total, log=piped) as lines,
+    ):
 
         def on_epoch(run: Run) -> None:
             best = run.best_epoch
-            progress.set_postfix_str(
+            lines.done = sum(map(len, runs)) + len(run)
+            lines.note = (
                 f"loss {run.loss[-1]:.3f}, val {100 * run.val_acc[best]:.2f}, "
                 f"test {100 * run.test_acc[best]:.2f}"
             )
-            progress.update(sum(map(len, runs)) + len(run) - progress.n)
+            progress.set_postfix_str(lines.note)
+            progress.update(lines.done - progress.n)
             if events is not None:
                 events.write(run)
 
@@ -94,14 +125,27 @@ def train(args: argparse.Namespace, experiment: Experiment) -> list[Run]:
                 saved = checkpoints_of(args, number)
                 if saved is not None and saved.resumes:
                     print(f"Run {number + 1} goes on from {saved.folder}", file=sys.stderr)
-                experiment.run(
-                    args.seed + number, number, on_epoch, keep=True, run=run, checkpoints=saved
-                )
-                runs.append(run)
+                elif args.resume:
+                    print(
+                        f"Run {number + 1} starts over: {saved.folder} has no checkpoint",
+                        file=sys.stderr,
+                    )
+                seed = args.seed + number
+                try:
+                    experiment.run(seed, number, on_epoch, keep=True, run=run, checkpoints=saved)
+                except FloatingPointError as error:
+                    failed.append({"run": number, "seed": seed, "reason": str(error)})
+                    if args.runs > 1:
+                        print(f"\nRun {number + 1}, from seed {seed}: {error}", file=sys.stderr)
+                    if run.best is not None and not spare:
+                        spare = [run]
+                    run = Run()
+                else:
+                    runs.append(run)
+                    for other in {*range(len(runs))} - {results.kept(runs)}:
+                        runs[other].best = None
                 if events is not None:
                     events.close()
-                for other in {*range(len(runs))} - {results.kept(runs)}:
-                    runs[other].best = None
         except KeyboardInterrupt:
             if events is not None:
                 events.close()
@@ -109,13 +153,13 @@ def train(args: argparse.Namespace, experiment: Experiment) -> list[Run]:
             what = "reporting the runs that ended"
             if not runs and run.best is not None:
                 runs, what = [run], f"reporting the epochs that ended, {len(run)}"
-            elif not runs:
+            elif not runs and not spare:
                 what = "no epoch has ended, and nothing is written"
             goes_on = ""
             if args.checkpoint_every or args.resume:
                 goes_on = " To go on with the training, run the same with --resume."
             print(f"\nInterrupted: {what}.{goes_on}", file=sys.stderr)
-    return runs
+    return runs or spare, failed
 
 
 class Signals:
@@ -147,13 +191,19 @@ class Signals:
 
 
 def report(
-    args: argparse.Namespace, experiment: Experiment, runs: list[Run], interrupted: bool
+    args: argparse.Namespace,
+    experiment: Experiment,
+    runs: list[Run],
+    failed: list[dict[str, Any]],
+    interrupted: bool,
 ) -> None:
-    """Writes the files and prints the summary."""
+    """Write the files and print the summary."""
     settings = experiment.settings
     how = "full batch" if args.full_batch else f"{settings.num_parts} parts"
     shape = "x".join(str(settings.architecture[k]) for k in ("num_layers", "hidden_channels"))
     title = f"{args.model} {shape} on {args.dataset}, {how}, {len(runs)} run{'s' * (len(runs) > 1)}"
+    if runs[0].split in [each["run"] for each in failed]:
+        title += " until it diverged"
     about = {
         "dataset": args.dataset,
         "model": args.model,
@@ -166,6 +216,7 @@ def report(
         "augment": args.augment,
         "training": "full_batch" if args.full_batch else "histories",
         "interrupted": interrupted,
+        "failed": failed,
         "settings": dataclasses.asdict(settings),
         "seed": args.seed,
         "device": args.device,
@@ -179,8 +230,6 @@ def report(
         return f"{scale * result[key]['mean']:.2f} ± {scale * result[key]['std']:.2f}{unit}"
 
     print(f"\n{title}")
-    if result["final_loss"]["mean"] is None:
-        print("  the loss is not finite: training diverged; try a smaller --lr")
     print(f"  {'test ' + label:<21}{scores('test_acc')}")
     print(f"  {'same for all nodes':<21}{scale * constant:.2f}{unit}")
     print(f"  {'validation ' + label:<21}{scores('val_acc')}")
@@ -197,22 +246,30 @@ def report(
             f"and {chain['mean_node_drop']:.3f} of nodes dropped, "
             f"{chain['distinct_states']:.0f} states"
         )
-    peak = result["peak_rss_bytes"]["mean"] or float("nan")  # Not every system tells.
-    print(f"  peak memory          {peak / 2**20:.0f} MiB resident")
+    peak, own, mapped = (  # Not every system tells.
+        (result[f"peak_{kind}_bytes"]["mean"] or float("nan")) / 2**20
+        for kind in ("rss", "own", "mapped")
+    )
+    print(
+        f"  peak memory          {own:.0f} MiB of its own; {peak:.0f} MiB with pages of mapped "
+        f"files, up to {mapped:.0f} MiB, which the system can reclaim"
+    )
+    before = experiment.peak_before.own / 2**20
+    print(f"  ... until training   {before:.0f} MiB of its own, while the graph was prepared")
     if runs[0].memory is not None:
-        before = experiment.peak_before / 2**20
-        print(f"  ... until training   {before:.0f} MiB, while the graph was prepared")
-        print(f"\n{runs[0].memory.table(peak)}\n")
+        print(f"\n{runs[0].memory.table(peak * 2**20)}\n")
     print(f"  written              {', '.join(map(str, files))}")
 
 
 if __name__ == "__main__":
     options = parse_args()
     if not options.debug:  # One line each.
-        warnings.showwarning = lambda text, *_, **__: print(f"warning: {text}", file=sys.stderr)
+        warnings.showwarning = lambda text, *_, **__: print(
+            f"warning: {in_options(text, options)}", file=sys.stderr
+        )
     signals = Signals()
     try:
-        with signals.heard():
+        with signals.heard(), alone(options):
             main(options, signals)
     except Exception as error:
         if options.debug:

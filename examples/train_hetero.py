@@ -36,7 +36,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def bibliography(num_papers: int) -> HeteroData:
-    """Draws papers of some topics, whose authors, venues and citations mostly are of the same."""
+    """Draw papers of some topics, whose authors, venues and citations mostly are of the same."""
     sizes = {"paper": num_papers, "author": num_papers // 2, "venue": 5 * TOPICS}
     topics = {kind: torch.randint(TOPICS, (size,)) for kind, size in sizes.items()}
     data = HeteroData()
@@ -104,7 +104,7 @@ def main() -> None:
         torch.optim.Adam(dense, args.lr),
         torch.optim.SparseAdam(net.venues.parameters(), args.lr),
     ]
-    model.predict(graph)  # Fills the histories.
+    model.refresh(graph)
     for epoch in range(1, args.epochs + 1):
         model.train()
         total = 0.0
@@ -119,11 +119,7 @@ def main() -> None:
                 optimizer.step()
             total += loss.item() * int(mask.sum())
         if epoch % 5 == 0 or epoch == args.epochs:
-            right = model.predict(graph).argmax(dim=1) == data["paper"].y
-            scores = [
-                f"{name} {100 * right[data['paper'][f'{name}_mask']].float().mean():.2f} %"
-                for name in ("train", "test")
-            ]
+            scores = [f"{name} {100 * x:.2f} %" for name, x in gas.evaluate(model, graph).items()]
             loss_of_epoch = total / int(data["paper"].train_mask.sum())
             print(f"epoch {epoch}: loss {loss_of_epoch:.4f}, {', '.join(scores)}")
 

@@ -27,9 +27,10 @@ from tqdm import tqdm
 
 import gas
 from gas.augment import PUBLISHED, mh_aug_loss
+from gas.cli import summary
 from gas.datasets import dataset_key, get_data
+from gas.io import write_json
 from gas.nn import dropout
-from gas.training.report import summary, write_json
 
 
 class Net(torch.nn.Module):
@@ -62,7 +63,7 @@ class FullBatch:
         self.chain = make_chain(args, data)
 
     def losses(self, args: argparse.Namespace, train_mask: Tensor) -> Iterator[Tensor]:
-        """The losses of an epoch's steps: of one."""
+        """Yield the losses of an epoch's steps: of one."""
         data, chain = self.data, self.chain
         if args.vanilla:
             yield F.cross_entropy(self.model(data)[train_mask], data.y[train_mask])
@@ -114,7 +115,7 @@ class Histories:
         self.data = whole
 
     def losses(self, args: argparse.Namespace, train_mask: Tensor) -> Iterator[Tensor]:
-        """The losses of an epoch's steps: of as many as there are batches."""
+        """Yield the losses of an epoch's steps, one for each batch."""
         for batch in self.loader:
             own = batch.n_id[: batch.batch_size]
             data, mask = batch.to(args.device).data, train_mask[own.to(train_mask.device)]
@@ -219,7 +220,7 @@ def train(args: argparse.Namespace, data: Data, num_classes: int, seed: int) -> 
 
 def main() -> None:
     args = parse_args()
-    data, _, num_classes = get_data(args.root, args.dataset)
+    data, _, num_classes = get_data(args.root, args.dataset, split="all")
     if data.y.dim() != 1 or data.y.is_floating_point():
         raise ValueError(f"'--dataset' is {args.dataset}, expected one with one class per node")
     runs, start = [], time.perf_counter()

@@ -21,7 +21,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GraphSAGE
 
 import gas
-from gas.augment import Rule, RuleOversampling
+from gas.contrib.rules import Rule, RuleOversampling
 
 RULES = [
     Rule(lambda data: data.x[:, 0] > 6, 0),

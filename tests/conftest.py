@@ -7,6 +7,11 @@ skip for any other reason is a failure. ``--requiring NAME`` runs only the tests
 ``pytest -m cuda`` runs the tests that need a GPU. ``--rehearse`` has those that take the fixture
 ``device`` run on the CPU in its place, so that no slip of theirs costs time on a device.
 
+A bare ``pytest``, as in ``make test``, leaves out the tests marked ``slow``; ``--all`` runs them
+too. So does any choice: ``pytest tests/scalable``, a test by name, ``-k``, ``-m`` and
+``--requiring`` run all that they name. ``-m "not slow"`` leaves the slow ones out of a choice.
+Of a function with many cases, ``slow(fast=3)`` leaves three fast, spread over all of them.
+
 ``pytest -n 2`` runs tests in processes of one thread; tests about threads set them themselves.
 
 New memory is poisoned: what was not written is NaN, or -1, in tensors, arrays and C++ alike, and
@@ -55,7 +60,7 @@ SHARED = ROOT.parent / "shared" / "data"
 
 
 def _poison_new_memory() -> bool:
-    """Lets malloc fill what it returns with bytes of 0xff, where it is the GNU C library's."""
+    """Let malloc fill what it returns with bytes of 0xff, where it is the GNU C library's."""
     perturb, byte = -6, 0x100  # M_PERTURB; malloc inverts the lower eight bits.
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     return platform.libc_ver()[0] == "glibc" and mallopt is not None and mallopt(perturb, byte) == 1
@@ -97,6 +102,7 @@ REQUIREMENTS = {
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="run the tests marked slow, too")
     parser.addoption(
         "--requiring",
         action="append",
@@ -113,7 +119,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "requires(name): skip where a requirement is missing")
     config.addinivalue_line("markers", "cuda: needs a CUDA device (by requires('cuda'))")
+    config.addinivalue_line(
+        "markers", "slow(fast=0): left out of a bare 'pytest', but for some cases"
+    )
     config.addinivalue_line("markers", "sanitized: small enough to run under compute-sanitizer")
+    option = config.option
+    is_path = config.args_source == pytest.Config.ArgsSource.ARGS
+    option.all |= is_path or bool(option.keyword or option.markexpr or option.requiring)
     missing = [
         REQUIREMENTS[name][1]
         for name in os.environ.get("GAS_TEST_EXPECT", "").split()
@@ -128,16 +140,37 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if any(marker.args[0] == "cuda" for marker in item.iter_markers("requires")):
             item.add_marker("cuda")
+    _unmark_fast_cases(items)
+    if not config.getoption("all"):
+        _keep(config, items, lambda item: item.get_closest_marker("slow") is None)
     chosen = config.getoption("requiring")
-    if not chosen:
-        return
-    needing = [
-        item
-        for item in items
-        if any(marker.args[0] in chosen for marker in item.iter_markers("requires"))
-    ]
-    config.hook.pytest_deselected(items=[item for item in items if item not in needing])
-    items[:] = needing
+    if chosen:
+        _keep(
+            config,
+            items,
+            lambda item: any(m.args[0] in chosen for m in item.iter_markers("requires")),
+        )
+
+
+def _unmark_fast_cases(items: list[pytest.Item]) -> None:
+    """Take the mark from so many cases of a function as ``slow(fast=...)`` says."""
+    cases: dict[Any, list[pytest.Item]] = {}
+    for item in items:
+        cases.setdefault(getattr(item, "function", item), []).append(item)
+    for group in cases.values():
+        mark = group[0].get_closest_marker("slow")
+        fast = mark.kwargs.get("fast", 0) if mark is not None else 0
+        for number, item in enumerate(group):
+            if (number * fast) // len(group) != ((number - 1) * fast) // len(group):
+                item.own_markers = [each for each in item.own_markers if each.name != "slow"]
+
+
+def _keep(
+    config: pytest.Config, items: list[pytest.Item], wanted: Callable[[pytest.Item], bool]
+) -> None:
+    """Deselect all tests but those that are wanted."""
+    config.hook.pytest_deselected(items=[item for item in items if not wanted(item)])
+    items[:] = filter(wanted, items)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -166,7 +199,7 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 @pytest.fixture
 def device() -> torch.device:
-    """What a test of a device runs on: a CUDA device, or the CPU in a rehearsal."""
+    """Return the device of a test: a CUDA device, or the CPU in a rehearsal."""
     return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 
 
@@ -178,7 +211,7 @@ def _set_sync_debug_mode(mode: str | int) -> None:
 
 @contextlib.contextmanager
 def no_sync() -> Iterator[None]:
-    """Raises in this context where PyTorch has the host wait for a device, in any thread."""
+    """Raise in this context where PyTorch has the host wait for a device, in any thread."""
     if not torch.cuda.is_available():  # A rehearsal.
         yield
         return
@@ -192,7 +225,7 @@ def no_sync() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keeps partitions out of the user's cache."""
+    """Keep partitions out of the user's cache."""
     monkeypatch.setenv("GAS_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cache"))
 
 
@@ -226,10 +259,17 @@ def _seeded() -> None:
     torch.manual_seed(12345)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _session_threads() -> int:
+    return torch.get_num_threads()
+
+
 @pytest.fixture(autouse=True)
-def _no_idle_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Computing uses every core, however many there are and whatever part of them a test uses."""
+def _no_idle_cores(_session_threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a test use every core, however many there are and however busy the machine is."""
+    torch.set_num_threads(_session_threads)
     monkeypatch.setattr("gas.history.cores.num_cores", torch.get_num_threads)
+    monkeypatch.setattr("gas.history.cores.busy_seconds", lambda: None)
 
 
 @pytest.fixture
@@ -250,7 +290,7 @@ def data_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclasses.dataclass
 class Done:
-    """What a script did."""
+    """Exit code and output of a script."""
 
     code: int
     out: str
@@ -261,7 +301,7 @@ class Done:
 def run_script(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., Done]:
-    """Runs a script in this process, in an empty folder: to import PyTorch anew takes seconds."""
+    """Run a script in this process, in an empty folder: to import PyTorch anew takes seconds."""
 
     def run(script: Path, *args: object) -> Done:
         monkeypatch.chdir(tmp_path)
@@ -299,7 +339,7 @@ def random_graph(
     features: int = 5,
     dtype: torch.dtype = torch.float32,
 ) -> Data:
-    """A random graph with self-loops, duplicate edges and isolated nodes (the last two)."""
+    """Return a random graph with self-loops, duplicate edges and isolated nodes (the last two)."""
     edge_index = torch.randint(max(num_nodes - 2, 1), (2, num_edges))
     edge_index[:, :3] = edge_index[:, 3:6]
     edge_index[1, 6] = edge_index[0, 6]
@@ -316,7 +356,7 @@ def random_graph(
 def clustered_graph(
     num_parts: int = 6, method: str = "metis", **kwargs: Any
 ) -> tuple[Data, Tensor]:
-    """A :func:`random_graph` in parts: permuted, and where they begin."""
+    """Return a :func:`random_graph` in parts: permuted, and where they begin."""
     data = random_graph(**kwargs)
     options: dict[str, Any] = {"num_nodes": data.num_nodes, "log": False, "method": method}
     perm, ptr = gas.metis(data.edge_index, num_parts, **options)

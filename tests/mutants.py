@@ -62,7 +62,7 @@ OTHER_TESTS = {  # Where they have other names.
 
 
 def tests_of(file: str) -> list[str]:
-    """The tests of a file's subject: those of its name, or else all of its room."""
+    """Return the tests of a file's subject: those of its name, or else all of its room."""
     room = Path("tests", *Path(file).parts[1:-1])
     named = sorted((ROOT / room).glob(f"test_{Path(file).stem}*.py"))
     found = [str(path.relative_to(ROOT)) for path in named] or [str(room)]
@@ -83,7 +83,7 @@ def mutants_of(code: str) -> list[list[tuple[str, int]]]:
 
 
 def meaning(code: str) -> str:
-    """A source without its annotations, which nobody evaluates."""
+    """Return a source without its annotations, which nobody evaluates."""
     tree = ast.parse(code)
     for node in ast.walk(tree):
         for name in ("annotation", "returns"):
@@ -107,7 +107,7 @@ def changes(files: list[str], seed: int) -> Iterator[tuple[str, str]]:
 
 
 def run(copy: Path, tests: list[str], limit: float) -> int:
-    """The exit status of the tests, -1 if they take too long; torch is there already."""
+    """Return the exit status of the tests, -1 if they take too long; torch is there already."""
     child = os.fork()
     if child == 0:
         os.setpgid(0, 0)
@@ -133,14 +133,14 @@ def run(copy: Path, tests: list[str], limit: float) -> int:
 
 
 def show(file: str, before: str, after: str) -> str:
-    """The line that was changed, as it was and as it is."""
+    """Return the line that was changed, as it was and as it is."""
     lines = enumerate(zip(before.splitlines(), after.splitlines(), strict=False), 1)
     number, (old, new) = next((number, pair) for number, pair in lines if pair[0] != pair[1])
     return f"{file}:{number}\n  - {old.strip()}\n  + {new.strip()}"
 
 
 def main() -> int:
-    """Counts what is noticed."""
+    """Count what is noticed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("files", nargs="+")
     parser.add_argument("-n", type=int, default=50)

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map
 
 from gas.history import History
-from gas.history.host import HostLink
+from gas.history.transfer import HostLink
 
 DEVICE = torch.device("cuda", 0)
 # What waits on CUDA: it needs a number of the device, to return it or to allocate its result.
@@ -220,7 +220,7 @@ class Pretended(TorchFunctionMode):
         return made
 
     def move(self, model):
-        """Moves a model to the device, in place; rows of its histories arrive there."""
+        """Move a model to the device, in place; rows of its histories arrive there."""
         for module in model.modules():
             for name, parameter in module._parameters.items():
                 if parameter is not None:

@@ -8,11 +8,11 @@ import torch
 from conftest import ROOT
 
 SCRIPT = ROOT / "examples" / "bayesian_last_layer.py"
-pytestmark = [pytest.mark.requires("pyro"), pytest.mark.requires("matplotlib")]
+pytestmark = [pytest.mark.requires("pyro"), pytest.mark.requires("matplotlib"), pytest.mark.slow]
 
 
 def rows_of(text):
-    """Accuracy, confidence, NLL and calibration error of each layer."""
+    """Return accuracy, confidence, NLL and calibration error of each layer."""
     found = re.findall(r"^(.{22}) +([\d.]+) % +([\d.]+) % +([\d.]+) +([\d.]+) %$", text, re.M)
     return {name.strip(): tuple(map(float, values)) for name, *values in found}
 

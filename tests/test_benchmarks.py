@@ -16,7 +16,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 @pytest.fixture
 def script(monkeypatch):
-    """Imports a script of ``benchmarks``, as it finds its neighbours; without METIS."""
+    """Import a script of ``benchmarks``, as it finds its neighbours; without METIS."""
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     monkeypatch.setitem(sys.modules, "pymetis", None)
     monkeypatch.setitem(sys.modules, "torch_sparse", None)
@@ -25,7 +25,7 @@ def script(monkeypatch):
 
 @pytest.fixture
 def results(script, monkeypatch, tmp_path):
-    """Runs a script with a command line; returns its results and its table."""
+    """Run a script with a command line; return its results and its table."""
 
     def run(name, *args):
         monkeypatch.setattr(sys, "argv", [name, "--quick", "--name", str(tmp_path / name), *args])
@@ -53,6 +53,7 @@ class Inline:
         return type("Job", (), {"result": lambda self: value})()
 
 
+@pytest.mark.slow
 def test_epoch_time(results, script, monkeypatch):
     small = script("contenders").Case("planted:600", 2, 8, 6, 2, 0.3)
     monkeypatch.setitem(script("epoch_time").QUICK, "cpu", small)
@@ -67,6 +68,7 @@ def test_epoch_time(results, script, monkeypatch):
     assert all(f" {name} was not measured: " in table for name in case["not_measured"])
 
 
+@pytest.mark.slow
 def test_operators_that_have_goals_come_first(results, script, monkeypatch, tmp_path):
     """And are in the table of a run that is ended."""
     cases = []
@@ -89,6 +91,7 @@ def test_operators_that_have_goals_come_first(results, script, monkeypatch, tmp_
     assert (tmp_path / "operators.md").read_text().count("| 100.0 ms |") == len(cases) - 1
 
 
+@pytest.mark.slow
 def test_epoch_time_of_a_large_graph(results, script, monkeypatch):
     bench = script("epoch_time")
     assert bench.LARGE.dataset == "planted:2000000"
@@ -100,6 +103,7 @@ def test_epoch_time_of_a_large_graph(results, script, monkeypatch):
     assert found["cases"]["planted:700"]["edges"] > 20 * 700
 
 
+@pytest.mark.slow
 def test_io_overhead(results):
     found, table = results("io_overhead", "--seconds", "0.01")
     assert [case["store"] for case in found["cases"]] == ["host", "packed"]
@@ -109,6 +113,7 @@ def test_io_overhead(results):
     assert "| host | float32 | 400 | 16 | 1 | there | 0.1 MiB | " in table
 
 
+@pytest.mark.slow
 def test_a_quick_io_overhead_that_is_ended(results, script, monkeypatch, tmp_path):
     bench, rows = script("io_overhead"), []
 
@@ -173,6 +178,7 @@ def test_bandwidth(results, script, monkeypatch):
     assert bench.goal([narrow]) == ""
 
 
+@pytest.mark.slow
 def test_memory(results, script, monkeypatch):
     bench = script("memory")
     monkeypatch.setattr(bench, "ProcessPoolExecutor", Inline)
@@ -195,7 +201,7 @@ def test_memory(results, script, monkeypatch):
 
 @pytest.fixture
 def as_on_a_device(script, monkeypatch):
-    """Lets a script measure a device which is the CPU; returns the script."""
+    """Let a script measure a device which is the CPU; return the script."""
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
 
     def pretend(name):
@@ -214,7 +220,7 @@ def as_on_a_device(script, monkeypatch):
 
 
 def here(make):
-    """A maker of a contender, or of what else there is on a device, which makes it on the CPU."""
+    """Return a function that makes a contender, or another object of a device, on the CPU."""
     return lambda case, graph, device="cpu": make(case, graph)
 
 
@@ -232,6 +238,7 @@ def test_table_of_epochs(results, script, monkeypatch, as_on_a_device):
     assert "busy" not in table
 
 
+@pytest.mark.slow
 def test_table_of_overheads(results, monkeypatch, as_on_a_device):
     bench = as_on_a_device("io_overhead")
     make_model = bench.make_model
@@ -449,3 +456,14 @@ def test_the_interval_of_a_median(script, sets, low, high):
     assert versions.median_of(ratios) == ((sets + 1) / 2, low, high)
     with pytest.raises(SystemExit, match="are too few for an interval: take 6 or more"):
         versions.median_of(ratios[:5])
+
+
+def test_a_regression_is_a_whole_interval_above_the_limit(script):
+    versions = script("versions")
+    ratios = {
+        "slower": [1.04, 1.05, 1.06, 1.03, 1.05, 1.04],
+        "unclear": [0.9, 1.05, 1.06, 1.03, 1.05, 1.04],
+        "equal": [1.0] * 6,
+    }
+    assert versions.slower_cases(ratios, 1.02) == ["slower"]
+    assert versions.slower_cases(ratios, 1.1) == []

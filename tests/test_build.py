@@ -12,7 +12,7 @@ from conftest import ROOT
 
 @pytest.fixture
 def configure(tmp_path, monkeypatch):
-    """Configures a build on a machine whose GPUs have some capabilities; what CMake says."""
+    """Configure a build on a machine whose GPUs have some capabilities; what CMake says."""
     cmake = Path(sys.executable).with_name("cmake")
     command = [str(cmake) if cmake.exists() else shutil.which("cmake"), "-S", str(ROOT)]
     command += ["-B", str(tmp_path / "build"), "-DGAS_BUILD_MODULE=OFF"]

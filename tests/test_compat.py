@@ -397,7 +397,7 @@ def test_dropout_of_other_adjacencies_is_that_of_gas():
     torch.manual_seed(0)
     found = dropout(adj_t, 0.5)
     torch.manual_seed(0)
-    assert torch.equal(found.values(), gas.dropout(adj_t, 0.5).values())
+    assert torch.equal(found.values(), gas.drop_edges(adj_t, 0.5).values())
 
 
 # Data sets ----------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What signatures say is what their descriptions say."""
+"""Defaults in docstrings equal those of signatures."""
 
 import importlib
 import inspect

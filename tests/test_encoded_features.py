@@ -12,21 +12,22 @@ from torch_geometric.data import Data
 
 import gas
 from gas.augment import DropEdge
+from gas.cli import Experiment, Settings
 from gas.history import Encoded
 from gas.history.features import Features
 from gas.loader.unread import unread
-from gas.training import Experiment, FullBatch, Settings
+from gas.training import FullBatch
 
 DTYPES = ("float32", "bfloat16", "float16", "int8")
 BOUNDS = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 2e-3, "int8": 2e-2}
 
 
 def graphs(name, dtype, store="host", num_parts=6):
-    """A clustered graph whose features are encoded, and with what they decode to."""
+    """Return a clustered graph whose features are encoded, and with what they decode to."""
     data = random_graph(directed=True)
     transform = zoo_class(name).transform
     data = data if transform is None else transform(data)
-    data.x = gas.encode(data.x, dtype, store)
+    data.x = gas.quantize(data.x, dtype, store)
     graph = gas.cluster(data, num_parts, log=False)
     plain = copy.copy(graph)
     plain.x = graph.x.decoded()
@@ -34,7 +35,7 @@ def graphs(name, dtype, store="host", num_parts=6):
 
 
 def outcome(model, graph, layout, training):
-    """Outputs and gradients of mini-batches, and layer-wise inference."""
+    """Return outputs and gradients of mini-batches, and layer-wise inference."""
     model.zero_grad()
     model.histories.apply(lambda h: h.reset_parameters() if isinstance(h, gas.History) else None)
     pred = model.predict(graph, layout=layout)
@@ -48,6 +49,7 @@ def outcome(model, graph, layout, training):
     return [pred, *outs, *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
 
 
+@pytest.mark.slow(fast=11)
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
 @pytest.mark.parametrize(
     ("layout", "dtype"),
@@ -67,6 +69,7 @@ def test_every_model_bit_by_bit(name, dtype, layout, training):
         assert torch.equal(mine, other)
 
 
+@pytest.mark.slow(fast=7)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", OURS)
 def test_one_part_and_sweeps_equal_the_full_batch(name, dtype):
@@ -101,7 +104,7 @@ def test_outputs_are_those_of_the_features_before(name, dtype):
         "gas.APPNP": lambda: gas.models.APPNP(200, 32, 16, 3, 3, alpha=0.2),
     }[name]()
     encoded = copy.copy(data)
-    encoded.x = gas.encode(data.x, dtype)
+    encoded.x = gas.quantize(data.x, dtype)
     outs = [model.predict(gas.cluster(graph, 6, log=False)) for graph in (encoded, data)]
     error = (outs[0] - outs[1]).norm() / outs[1].norm()
     assert error <= BOUNDS[dtype]
@@ -143,8 +146,8 @@ def test_edge_features(store):
     data = random_graph(directed=True)
     data.edge_attr = torch.randn(data.num_edges, 5)
     encoded = copy.copy(data)
-    encoded.edge_attr = gas.encode(data.edge_attr, "int8", store)
-    encoded.x = gas.encode(data.x, "int8", store)
+    encoded.edge_attr = gas.quantize(data.edge_attr, "int8", store)
+    encoded.x = gas.quantize(data.x, "int8", store)
     plain = copy.copy(data)
     plain.edge_attr, plain.x = encoded.edge_attr.decoded(), encoded.x.decoded()
 
@@ -191,7 +194,7 @@ def test_renumbering_moves_rows_as_they_are(adjacency, store):
         del data.edge_index
     encoded, plain = copy.copy(data), copy.copy(data)
     for key in ("x", "edge_attr", "more"):
-        encoded[key] = gas.encode(data[key], "int8", store)
+        encoded[key] = gas.quantize(data[key], "int8", store)
         plain[key] = encoded[key].decoded()
     perm = torch.randperm(60)
     found, wanted = gas.permute(encoded, perm, log=False), gas.permute(plain, perm, log=False)
@@ -205,7 +208,7 @@ def test_renumbering_moves_rows_as_they_are(adjacency, store):
 @pytest.mark.parametrize("store", ["host", "disk"])
 def test_ways_of_loading(store, options):
     graph, plain = graphs("gas.GraphSAGE", "int8", store)
-    graph.more = gas.encode(torch.randn(60, 2))
+    graph.more = gas.quantize(torch.randn(60, 2))
     loader = gas.SubgraphLoader(graph, log=False, **options)
     for _ in range(2):
         for batch in loader:
@@ -214,6 +217,7 @@ def test_ways_of_loading(store, options):
             assert torch.equal(batch.more, graph.more.decoded()[batch.n_id])
 
 
+@pytest.mark.slow
 def test_spawned_workers():
     graph, plain = graphs("gas.GraphSAGE", "int8", "disk", num_parts=2)
     options = {"num_workers": 1, "multiprocessing_context": "spawn"}
@@ -225,7 +229,7 @@ def test_replaced_features_are_followed():
     graph, _ = graphs("gas.GraphSAGE", "int8")
     loader = gas.SubgraphLoader(graph, log=False)
     list(loader)
-    graph.x = gas.encode(torch.ones(60, 5))
+    graph.x = gas.quantize(torch.ones(60, 5))
     assert all(bool((batch.x == 1).all()) for batch in loader)
 
 
@@ -244,7 +248,7 @@ def test_prefetching():
 
 def test_views():
     data = random_graph(directed=True)
-    data.x = gas.encode(data.x)
+    data.x = gas.quantize(data.x)
     graph = gas.cluster(data, 4, log=False)
     plain = copy.copy(graph)
     plain.x = graph.x.decoded()
@@ -276,6 +280,7 @@ def test_converted_models(dtype):
     assert adj_t is graph.edge_index
 
 
+@pytest.mark.slow
 @pytest.mark.requires("one_graph")
 def test_compiled():
     graph, plain = graphs("gas.GraphSAGE", "int8", num_parts=2)
@@ -292,9 +297,7 @@ def test_compiled():
 @pytest.mark.parametrize("options", [{}, {"inductive": True}, {"full_batch": True}])
 def test_experiments(options, dtype):
     data, _, out_channels = gas.get_data("data", "planted:1000")
-    for part in ("train", "val", "test"):
-        data[f"{part}_mask"] = data[f"{part}_mask"][:, 0]
-    data.x = gas.encode(data.x, dtype)
+    data.x = gas.quantize(data.x, dtype)
     plain = Data(**data.to_dict())
     plain.x = data.x.decoded()
     settings = Settings.default("gcn").but(epochs=2, num_parts=4, batch_size=2)
@@ -310,7 +313,7 @@ def test_experiments(options, dtype):
 
 def test_a_transform_that_changes_features():
     data = random_graph(directed=True)
-    data.x = gas.encode(data.x.abs())
+    data.x = gas.quantize(data.x.abs())
     out = T.NormalizeFeatures()(copy.copy(data))
     assert type(out.x) is torch.Tensor
     torch.testing.assert_close(out.x.sum(1), torch.ones(60))

@@ -42,7 +42,7 @@ def zoo_class(name):
 
 
 def make_graph(name, directed, dtype=torch.float32, num_parts=6):
-    """A permuted graph; only models that use weights get some (SAGE and GIN would ignore them)."""
+    """Return a permuted graph, with edge weights only for models that use them."""
     data = random_graph(directed=directed, dtype=dtype)
     if name == "SquareGAT":
         # Where PyG adds self-loops to a torch.sparse matrix, it merges duplicate edges.
@@ -97,7 +97,7 @@ def relative_error(out, expected):
 
 
 def assert_gradients_equal(found, wanted, tolerance):
-    """Relative to the largest: those of a bias before batch norm are zero but for rounding."""
+    """Compare relative to the largest: a bias before batch norm has a gradient of rounding only."""
     largest = max(float(grad.abs().max()) for grad in wanted)
     for mine, other in zip(found, wanted, strict=True):
         assert float((mine - other).abs().max()) < tolerance * largest
@@ -114,6 +114,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow(fast=41)
 @pytest.mark.parametrize("directed", [True, False], ids=["directed", "undirected"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("name", "bipartite"), CASES)
@@ -133,6 +134,7 @@ def test_one_part_equals_full_batch(name, bipartite, layout, directed):
     assert_gradients_equal(found, wanted, 1e-12)
 
 
+@pytest.mark.slow(fast=41)
 @pytest.mark.parametrize("directed", [True, False], ids=["directed", "undirected"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("name", "bipartite"), CASES)
@@ -156,6 +158,7 @@ def test_sweeps_converge_to_the_full_batch(name, bipartite, layout, directed):
     assert relative_error(out, expected) < 1e-5
 
 
+@pytest.mark.slow(fast=31)
 @pytest.mark.parametrize("store", ["host", "disk"])
 @pytest.mark.parametrize(
     ("dtype", "bound"),
@@ -180,6 +183,7 @@ def test_codecs_and_stores_stay_close(name, bipartite, dtype, bound, store):
         assert (0 if dtype == torch.float32 else 1e-6) < relative_error(out, expected) < bound
 
 
+@pytest.mark.slow(fast=41)
 @pytest.mark.parametrize("directed", [True, False], ids=["directed", "undirected"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("name", "bipartite"), CASES)
@@ -209,6 +213,7 @@ def test_layer_wise_inference_equals_the_full_batch(name, bipartite, layout, dir
     assert torch.equal(out, first)  # A second inference leaves the first result alone.
 
 
+@pytest.mark.slow(fast=5)
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("name", OURS)
 def test_layer_wise_inference_without_forward_layer(name, shuffle):
@@ -280,6 +285,7 @@ def test_batches_push_in_train_and_in_eval_mode():
             assert not torch.equal(history.emb, old)
 
 
+@pytest.mark.slow(fast=31)
 @pytest.mark.parametrize(
     "edges",
     {

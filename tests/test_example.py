@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -13,7 +14,8 @@ import torch
 from conftest import ROOT, started
 
 import gas
-from gas.training import experiment, results
+from gas.cli import experiment, parser, results
+from gas.native import progress
 
 SCRIPT = ROOT / "examples" / "train_gas.py"
 pytestmark = pytest.mark.requires("matplotlib")
@@ -38,6 +40,7 @@ def check_metrics(path, runs):
     return metrics
 
 
+@pytest.mark.slow(fast=5)
 @pytest.mark.parametrize(
     "options",
     [
@@ -54,7 +57,7 @@ def check_metrics(path, runs):
         ["--model", "appnp", "--autocast", "--layout", "edge_index"],
         ["--model", "gcn2", "--skip-unlabelled", "--grad-norm", 1],
         ["--model", "gin", "--memory-budget", 0.5],
-        ["--model", "pna"],
+        ["--model", "pna", "--norm", "batch"],
         ["--model", "pna_jk", "--metric", "accuracy"],
         ["--model", "sage", "--dtype", "bfloat16"],
         ["--partition", "random", "--num-layers", 3, "--dropout", 0.1],
@@ -87,6 +90,7 @@ def test_options(tmp_path, run_script, options):
     assert "Warning" not in done.err
 
 
+@pytest.mark.slow  # Programs run as such.
 def test_runs_repeat(tmp_path):
     results = []
     for _ in range(2):
@@ -96,6 +100,7 @@ def test_runs_repeat(tmp_path):
         assert results[0][key] == results[1][key]
 
 
+@pytest.mark.slow
 def test_own_graph(tmp_path):
     y = np.arange(60) % 2
     edges = np.array([[i, j] for i in range(60) for j in range(60) if i % 2 == j % 2 and i < j]).T
@@ -133,12 +138,15 @@ def test_r2_is_no_percentage(tmp_path, run_script):
     rng = np.random.default_rng(0)
     x, edges = rng.normal(size=(60, 4)).astype(np.float32), rng.integers(60, size=(2, 200))
     np.savez(tmp_path / "mine.npz", x=x, y=x.sum(axis=1), edge_index=edges)
-    done = run_script(SCRIPT, "--dataset", "mine.npz", "--epochs", 2, "--num-parts", 2)
+    done = run_script(
+        SCRIPT, "--dataset", "mine.npz", "--epochs", 2, "--num-parts", 2, "--undirected"
+    )
     lines = [line for line in done.out.splitlines() if "R²" in line or "same" in line]
     assert len(lines) == 3
     assert not any("%" in line for line in lines)
 
 
+@pytest.mark.slow
 @pytest.mark.requires("shared")
 def test_cora(tmp_path, data_root):
     """Published settings; ten seeds are a benchmark."""
@@ -151,37 +159,65 @@ def test_cora(tmp_path, data_root):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--dataset", "Coro"], "error: 'dataset' is 'Coro', expected one of Cora, "),
+        (["--dataset", "Coro"], "error: --dataset is 'Coro', expected one of Cora, "),
         (
             ["--dataset", "absent.npz"],
-            "error: 'dataset' is 'absent.npz', but there is no such file",
+            "error: --dataset is 'absent.npz', but there is no such file",
         ),
         (
             ["--dataset", "planted:40", "--num-parts", "41"],
-            "error: 'num_parts' is 41, but the graph",
+            "error: --num-parts is 41, but the graph",
         ),
         (["--dataset", "Questions", "--root", "nowhere"], "nowhere/questions/raw/questions.npz"),
         (["--batch-size", "0"], "argument --batch-size is 0, expected at least 1"),
         (["--epochs", "0"], "argument --epochs is 0, expected at least 1"),
         (["--model", "transformer"], "invalid choice: 'transformer'"),
+        (["--model", "gat", "--norm", "batch"], "error: --norm is batch, which gat doesn't have"),
     ],
 )
 def test_errors_are_one_message(tmp_path, run_script, options, message):
     done = run_script(SCRIPT, *options)  # An error of another kind would come through.
     assert done.code in (1, 2)
     assert message in done.err
+    assert "usage:" not in done.err
     assert not (tmp_path / "runs").exists()
 
 
+def test_help_shows_every_default():
+    for action in parser.make_parser()._actions[1:]:
+        assert action.nargs == 0 or re.search(r"\(.+\)", action.help), action.option_strings
+    by_model = {action.dest: action.help for action in parser.make_parser()._actions}
+    assert by_model["num_layers"] == "(2; appnp 10; gcn2 8)"
+    assert by_model["lr"] == "(0.01)"
+
+
+@pytest.mark.parametrize(("options", "is_hinted"), [([], True), (["--norm", "none"], False)])
+def test_a_dense_graph_hints_at_norm(tmp_path, run_script, options, is_hinted):
+    every = torch.cartesian_prod(torch.arange(40), torch.arange(40)).t().numpy()
+    np.savez(tmp_path / "dense.npz", x=np.eye(40), y=np.arange(40) % 2, edge_index=every)
+    short = [SCRIPT, "--dataset", "dense.npz", "--epochs", 1, "--num-parts", 4]
+    done = run_script(*short, *options)
+    assert done.code == 0, done.err
+    assert ("hint: the graph has 40 edges per node" in done.err) == is_hinted
+
+
+def test_progress_where_output_is_piped(tmp_path, run_script, monkeypatch):
+    monkeypatch.setattr(progress, "EVERY", 0.001)
+    done = run_script(SCRIPT, "--dataset", "planted:600", "--epochs", 3)
+    assert re.search(r"Training, epochs: \d of 3, \d+ s", done.err)
+
+
+@pytest.mark.slow
 def test_an_error_of_a_program_is_one_message(tmp_path):
     command = [sys.executable, str(SCRIPT), "--dataset", "absent.npz"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr == (
-        "train_gas.py: error: 'dataset' is 'absent.npz', but there is no such file\n"
+        "train_gas.py: error: --dataset is 'absent.npz', but there is no such file\n"
     )
 
 
+@pytest.mark.slow
 def test_interruption_reports_the_runs_that_ended(tmp_path):
     command = [
         sys.executable, str(SCRIPT), "--dataset", "planted:600", "--epochs", "20",
@@ -270,6 +306,25 @@ def test_files_that_could_not_be_written_are_no_run(tmp_path, run_script, monkey
     assert not (tmp_path / "out" / "metrics.json").exists()
 
 
+def test_two_runs_into_a_folder_at_once(tmp_path, run_script):
+    options = [SCRIPT, "--dataset", "planted:600", "--epochs", 1, "--out", "out"]
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
+    code += "from pathlib import Path; from gas.graph.folder import only_writer\n"
+    code += "with only_writer(Path('out')): print('there', flush=True); sys.stdin.read()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "cwd": tmp_path}
+    with started([sys.executable, "-c", code], **pipes) as first, first.stdin, first.stdout:
+        assert first.stdout.readline() == "there\n"
+        done = run_script(*options, "--overwrite")
+        assert done.code == 1
+        assert "--out is 'out', which another process is writing: wait for it, or" in done.err
+        assert list((tmp_path / "out").iterdir()) == []
+        first.kill()
+        first.wait()
+    assert run_script(*options).code == 0
+    assert run_script(*options).code == 2
+
+
+@pytest.mark.slow
 @pytest.mark.requires("pyarrow")
 def test_inductive_training_on_tables(tmp_path, run_script):
     lines = [f"n{i},{i},{'ab'[i % 2]},{('train', 'val', 'test')[i % 3]}" for i in range(30)]
@@ -295,6 +350,7 @@ def test_inductive_training_on_tables(tmp_path, run_script):
 FILES = ("metrics.json", "curve.png", "model.safetensors", "predictions.parquet")
 
 
+@pytest.mark.slow(fast=1)
 @pytest.mark.requires("pyarrow")
 @pytest.mark.requires("safetensors")
 @pytest.mark.parametrize("options", [[], ["--full-batch"], ["--eval", "layerwise"]])
@@ -307,7 +363,7 @@ def test_the_model_and_its_predictions(tmp_path, run_script, options):
     assert done.code == 0, done.err
     metrics, table, model, about = outputs(tmp_path / "out")
     assert metrics["val_acc"]["values"][metrics["kept_run"]] == max(metrics["val_acc"]["values"])
-    data, in_channels, out_channels = gas.get_data("data", "planted:600")
+    data, in_channels, out_channels = gas.get_data("data", "planted:600", split="all")
     assert metrics["split"] == data.split
     net = gas.models.GraphSAGE(
         num_nodes=600, in_channels=in_channels, out_channels=out_channels,
@@ -341,6 +397,8 @@ def outputs(folder):
     return metrics, table, load_file(folder / "model.safetensors"), about
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("always")
 @pytest.mark.requires("pyarrow")
 @pytest.mark.requires("safetensors")
 def test_tables_in_and_out(tmp_path, run_script):
@@ -380,7 +438,9 @@ def test_predictions_of_numbers_and_of_several_labels(tmp_path, run_script, seve
     x, edges = rng.normal(size=(60, 4)).astype(np.float32), rng.integers(60, size=(2, 200))
     y = (x[:, :3] > 0).astype(np.int64) if several else x.sum(axis=1)
     np.savez(tmp_path / "mine.npz", x=x, y=y, edge_index=edges)
-    done = run_script(SCRIPT, "--dataset", "mine.npz", "--epochs", 2, "--num-parts", 2)
+    done = run_script(
+        SCRIPT, "--dataset", "mine.npz", "--epochs", 2, "--num-parts", 2, "--undirected"
+    )
     assert done.code == 0, done.err
     _, table, *_ = outputs(tmp_path / "runs")
     assert table["label"] == pytest.approx(y) if not several else table["label"] == y.tolist()
@@ -409,6 +469,29 @@ def test_options_that_do_nothing_are_named(tmp_path, run_script):
     assert "warning: --num-parts does nothing with --full-batch" in done.err
 
 
+def test_resume_names_what_differs_and_says_when_it_starts_over(tmp_path, run_script):
+    short = [SCRIPT, "--dataset", "planted:600", "--epochs", 1, "--out", "out", "--resume"]
+    done = run_script(*short)
+    assert "Run 1 starts over: out/checkpoints/run0 has no checkpoint" in done.err
+    done = run_script(*short, "--num-layers", 3)
+    assert "where --num-layers is 2, but now it is 3" in done.err
+    done = run_script(*short, "--norm", "batch")
+    assert "where --norm is none, but now it is batch" in done.err
+    assert run_script(*short, "--norm", "none").code == 0
+
+
+@pytest.mark.filterwarnings("always")
+def test_warnings_name_flags(tmp_path, run_script):
+    x, y = np.eye(40, dtype=np.float32), np.arange(40) % 2
+    np.savez(tmp_path / "way.npz", x=x, y=y, edge_index=np.stack([np.arange(39), np.arange(1, 40)]))
+    done = run_script(SCRIPT, "--dataset", "way.npz", "--epochs", 1, "--num-parts", 2)
+    assert "warning: no edge has a reverse" in done.err
+    assert "--undirected adds the reverses, without which" in done.err
+    done = run_script(SCRIPT, "--config", "absent.yaml", "--out", "other")
+    assert "error: absent.yaml: No such file or directory: check the path" in done.err
+
+
+@pytest.mark.slow
 def test_debug_shows_where(tmp_path):
     command = [sys.executable, str(SCRIPT), "--dataset", "absent.npz", "--debug"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -428,6 +511,7 @@ def losses_of(folder):
     return [run["loss"] for run in json.loads((folder / "metrics.json").read_text())["epochs"]]
 
 
+@pytest.mark.slow(fast=1)
 @pytest.mark.parametrize(
     "options",
     [
@@ -467,7 +551,7 @@ def test_a_run_goes_on(tmp_path, run_script, one_thread, options):
         assert after == losses_of(tmp_path / "whole")
     done = run_script(*command, "--out", "out", "--resume", "--model", "sage")
     assert done.code != 0
-    assert "'model' is 'GCN', but now it is 'GraphSAGE'" in done.err
+    assert "--model is 'GCN', but now it is 'GraphSAGE'" in done.err
     done = run_script(*command, "--out", "out", "--overwrite")
     assert done.code == 0, done.err
     assert not list((tmp_path / "out").glob("checkpoints/run0/checkpoint_*"))

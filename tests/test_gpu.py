@@ -27,7 +27,7 @@ def gpu():
 
 @pytest.fixture
 def take(gpu, tmp_path, capsys):
-    """Takes steps of Python code, by name; the exit status, and what each wrote."""
+    """Take steps of Python code, by name; the exit status, and what each wrote."""
 
     def run(codes, sources="a", again=(), only=(), minutes=None, **changes):
         todo = [
@@ -103,6 +103,7 @@ def test_nothing_follows_a_build_that_failed(take, steps, tmp_path):
     assert "not run: no build of these sources" in out
 
 
+@pytest.mark.slow
 def test_a_step_that_takes_too_long_is_stopped_with_all_its_processes(take, tmp_path, gpu):
     child = "import time; time.sleep(60)"
     code = f"""
@@ -133,6 +134,7 @@ time.sleep(60)
     assert "next: ok, before" in out
 
 
+@pytest.mark.slow
 def test_steps_share_the_time_there_is(take, tmp_path):
     take({"build": "", "later": ""}, minutes=0.0)
     assert outcomes(tmp_path) == {

@@ -9,6 +9,8 @@ import sys
 import pytest
 from conftest import ROOT
 
+pytestmark = pytest.mark.slow  # Programs run as such.
+
 
 @pytest.fixture
 def bench(tmp_path):

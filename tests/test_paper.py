@@ -9,7 +9,7 @@ import time
 import pytest
 from conftest import ROOT, started
 
-pytestmark = pytest.mark.requires("matplotlib")
+pytestmark = [pytest.mark.requires("matplotlib"), pytest.mark.slow]  # Programs run as such.
 SETTINGS = """
 dataset: planted:300
 model: {model}

@@ -15,15 +15,16 @@ from torch_geometric.data import Data
 from torch_geometric.transforms import GCNNorm
 
 import gas
+from gas.cli import Experiment, Settings
 from gas.graph.features import to_csr_features
 from gas.history.features import Features
-from gas.training import Experiment, FullBatch, Settings
+from gas.training import FullBatch
 
 LAYOUTS = ("fused", "csr", "edge_index")
 
 
 def thinned(x: torch.Tensor) -> torch.Tensor:
-    """A third of the elements, with rows that are empty."""
+    """Return a third of the elements, with rows that are empty."""
     torch.manual_seed(1)
     x = x * (torch.rand_like(x) < 0.3)
     x[::7] = 0
@@ -35,7 +36,7 @@ def sparse_of(x: torch.Tensor) -> torch.Tensor:
 
 
 def both(data: Data) -> tuple[Data, Data]:
-    """A graph with dense features, and with the same ones sparse."""
+    """Return a graph with dense features, and with the same ones sparse."""
     data = copy.copy(data)
     data.x = thinned(data.x)
     other = copy.copy(data)
@@ -59,7 +60,7 @@ def gradients(model: torch.nn.Module) -> list[torch.Tensor]:
 
 
 def results(model, graph, layout):
-    """Outputs and gradients of batches, after the histories are exact; then those of inference."""
+    """Return outputs and gradients of batches with exact histories, then outputs of inference."""
     model.eval()
     model.zero_grad()
     options = {"layout": layout, "log": False}
@@ -71,6 +72,7 @@ def results(model, graph, layout):
     return torch.cat(out).detach(), pred, gradients(model)
 
 
+@pytest.mark.slow(fast=11)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", OURS)
 def test_every_model(name, layout):
@@ -238,7 +240,7 @@ def test_a_transpose_is_made_once_and_follows_changes():
 
 
 def mask_of(x: torch.Tensor, dropped: torch.Tensor, p: float) -> torch.Tensor:
-    """What dropout has multiplied the stored elements with; 1 elsewhere, where nothing is."""
+    """Return dropout's factors of the stored elements; 1 elsewhere."""
     kept = sparse.csr_matrix(
         (
             (dropped.values() != 0).numpy().astype(np.float32) / (1 - p),
@@ -329,6 +331,7 @@ CONVS = {
 }
 
 
+@pytest.mark.slow(fast=11)
 @pytest.mark.parametrize("how", ["fused", "csr", "edge_index", "hooked"])
 @pytest.mark.parametrize("name", CONVS)
 def test_convolutions(name, how):
@@ -391,6 +394,7 @@ NETS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow(fast=5)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", NETS)
 def test_converted_models(name, layout):
@@ -442,8 +446,6 @@ def test_beside_other_things(kind):
 def test_experiments(inductive):
     data, _, outs = gas.get_data("data", "planted:600")
     data.x = thinned(data.x)
-    for key in ("train_mask", "val_mask", "test_mask"):
-        data[key] = data[key][:, 0]
     settings = Settings.default("gcn").but(epochs=2, dropout=0.0, num_parts=4, batch_size=2)
     sparse_data = copy.copy(data)
     sparse_data.x = sparse_of(data.x)
@@ -480,7 +482,7 @@ def test_what_is_stored_is_looked_at_for_nan():
     _, other = both(random_graph())
     other.x.values()[-1] = torch.nan
     row = int((other.x.crow_indices() < other.x.values().numel()).sum()) - 1
-    with pytest.raises(ValueError, match=f"in row {row}: replace"):
+    with pytest.raises(ValueError, match=f"value in row {row}, column .*: replace"):
         gas.SubgraphLoader(other, torch.tensor([0, 60]), log=False, check=True)
 
 

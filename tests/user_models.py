@@ -102,11 +102,11 @@ def batch_of(graph, number=0, **options):
 
 
 def fill(model, graph):
-    """Fills the histories; returns what they hold then."""
+    """Fill the histories; return what they hold then."""
     model(graph[0].x, graph[0].edge_index, fill=True)
     return [history.emb.clone() for history in model.histories]
 
 
 def unchanged(model, before):
-    """Whether the histories still hold that."""
+    """Return whether the histories are unchanged."""
     return all(torch.equal(h.emb, b) for h, b in zip(model.histories, before, strict=True))

@@ -15,7 +15,7 @@ constexpr int64_t kGrain = 16 * 1024;
 
 using Keyed = std::pair<uint64_t, int64_t>;
 
-// What a thread found: how many keys lie below the window, and those inside.
+// Result of a thread: the number of keys below the window, and the keys inside it.
 struct Found {
   int64_t below = 0;
   std::vector<Keyed> inside;

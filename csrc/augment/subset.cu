@@ -16,7 +16,7 @@ constexpr int kRounds = (64 + kDigitBits - 1) / kDigitBits;
 
 struct Search {
   uint64_t low;   // The least key that shares the digits known so far.
-  int64_t left;   // How many of those that share them are drawn: 0 once `last` is known.
+  int64_t left;   // Number of keys to draw among equal prefixes: 0 once `last` is known.
   uint64_t last;  // Keys up to this one are drawn, if any are.
   unsigned long long count[kDigits];  // Of this round; one of the types that atomicAdd takes.
 };

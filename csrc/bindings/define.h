@@ -1,4 +1,4 @@
-// How native functions are bound. Tensors arrive as addresses and sizes, so the module links no
+// Binding of native functions. Tensors arrive as addresses and sizes, so the module links no
 // torch and one build serves every version of it; Python checks arguments and keeps tensors alive.
 #pragma once
 
@@ -18,7 +18,7 @@ namespace py = pybind11;
 
 // Arguments ------------------------------------------------------------------------------------
 
-// What Python gives for a parameter of type P: the same, but for pointers, which are addresses.
+// Type in Python of a parameter of type P: the same, but addresses for pointers.
 // Specialised for other structs that have no class of their own in Python.
 template <typename P>
 struct Argument {
@@ -42,7 +42,7 @@ struct Addresses {
   static S take(const Type& at) { return take(at, std::make_index_sequence<N>()); }
 
  private:
-  struct Anything {  // What a member's type says that it points to.
+  struct Anything {  // Converts to any pointer type of a member.
     uintptr_t address;
     template <typename T>
     operator T*() const {

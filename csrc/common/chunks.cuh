@@ -1,4 +1,4 @@
-// How the rows of a sparse matrix are shared among teams of lanes.
+// Assigns the rows of a sparse matrix to teams of lanes.
 //
 // The work of a row is one, and one more for each entry. It is cut into chunks of equal size, each
 // for one team. A row belongs to the chunk that it begins in, if it has no more entries than the

@@ -1,4 +1,4 @@
-// How the columns of a table are shared among the lanes of a CUDA device.
+// Assigns the columns of a table to the lanes of a CUDA device.
 //
 // A team of 1 to 32 neighbouring lanes, a power of two, reads a row together; each lane has a vector
 // of neighbouring columns, all of one head. Rows wider than a team are read in tiles.
@@ -62,7 +62,7 @@ struct Columns {
     return lane;
   }
 
-  // Where a column of a row is in a table.
+  // Offset of a column of a row in a table.
   __device__ int64_t place(int64_t row, int64_t column) const {
     return row * heads * width + column;
   }

@@ -45,7 +45,7 @@ class Hubs {
   const Hub* end() const { return hubs_.data() + hubs_.size(); }
   int64_t size() const { return static_cast<int64_t>(hubs_.size()); }
 
-  // A row for every piece, and between those of two hubs one that nobody looks at.
+  // A row for every piece, and an unused one between those of two hubs.
   Sparse pieces() const {
     const int64_t entries = rowptr_.empty() ? 0 : rowptr_.back() - rowptr_.front();
     return {num_pieces(), entries, rowptr_.data(), col_, entry_};

@@ -1,4 +1,4 @@
-// What every launch needs.
+// Helpers for every launch.
 #pragma once
 
 #ifdef __CUDACC__

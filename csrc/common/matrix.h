@@ -22,7 +22,7 @@ struct Sparse {
     return entry == nullptr ? e : entry[e];
   }
 
-  // What makes a row's sum the mean, if that is wanted and there are entries; else 1.
+  // Factor that turns a row's sum into its mean; 1 for sums and empty rows.
   template <typename A>
   GAS_HOST_DEVICE GAS_INLINED A scale(int64_t row, bool mean) const {
     const int64_t count = rowptr[row + 1] - rowptr[row];

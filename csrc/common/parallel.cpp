@@ -23,7 +23,7 @@ using std::chrono::microseconds;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-// How long a thread looks for work, or for the end of a piece, before it sleeps: about as long as
+// Time that a thread looks for work, or for the end of a piece, before it sleeps: about as long as
 // waking it takes. On a machine that is busy, spinning takes a core from those who compute.
 constexpr microseconds kSpin{20};
 
@@ -56,7 +56,7 @@ struct Loop {
 
   // Every worker has a share of neighbouring pieces, about the same in loop after loop, so that it
   // finds in its cache what it has written; once it has done those, it takes of others' shares.
-  std::vector<std::atomic<int64_t>> next;  // Of each share, the first piece that nobody has taken.
+  std::vector<std::atomic<int64_t>> next;  // First piece of each share that no thread has taken.
   std::atomic<int64_t> ended{0};           // Pieces.
   std::mutex mutex;
   std::condition_variable over;
@@ -77,7 +77,7 @@ struct Loop {
     return false;
   }
 
-  // A piece that nobody has taken, or -1.
+  // Returns a piece that no thread has taken, or -1.
   int64_t take(int worker) {
     for (int i = 0; i < threads; ++i) {
       const int share = (worker + i) % threads;
@@ -216,8 +216,8 @@ void run_by_helpers(const std::shared_ptr<Loop>& loop) {
 
 #ifdef _OPENMP
 // OpenMP's threads are late if they keep the caller waiting for so long, and for a good part of the
-// time that it took itself. Then nobody waits for them for a while: a short one, because that happens
-// now and then on a quiet machine too, where they are faster than helpers that must be woken.
+// time that it took itself. They are then avoided for a short while: short, because delays happen
+// on a quiet machine too, where they are faster than helpers that must be woken.
 constexpr milliseconds kLate{1}, kPause{20};
 std::atomic<steady_clock::rep> avoided_until{0};
 

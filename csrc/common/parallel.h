@@ -1,16 +1,16 @@
 // A parallel loop over chunks of [0, n), for machines whose cores others use too.
 //
-// Work is cut into more pieces than threads, which whoever is there takes: the caller finishes
-// alone where nobody comes. While the machine is quiet these are OpenMP's threads, whose
-// libgomp.so.1 PyTorch has loaded already. They spin for milliseconds after every operation of
-// PyTorch, so that they are there at once, and threads of our own would fight them for the cores.
-// But OpenMP's loop ends only when each of its threads has run: where another process has taken a
-// core that lasts some milliseconds. Once that was seen, helpers of our own take its place for a
-// while. They sleep, and a caller waits only for pieces that they have begun.
+// Work is cut into more pieces than threads, and every running thread takes the next piece: the
+// caller finishes alone if no other thread runs. On a quiet machine the threads are OpenMP's, of the
+// libgomp.so.1 that PyTorch has loaded already. They spin for milliseconds after every operation of
+// PyTorch, start at once, and would compete with threads of our own for the cores.
+// But OpenMP's loop ends only when each of its threads has run, which takes some milliseconds if
+// another process occupies a core. After such a delay our own helper threads replace them for a
+// while. Helpers sleep, and a caller waits only for pieces that they have begun.
 //
 // A process that was forked has none of the threads; it starts helpers of its own.
 //
-// What is computed must depend neither on who runs a piece nor on the number of pieces.
+// Results must depend neither on the thread that runs a piece nor on the number of pieces.
 #pragma once
 
 #include <algorithm>

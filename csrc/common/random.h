@@ -22,7 +22,7 @@ GAS_HOST_DEVICE inline uint64_t random_bits(uint64_t seed, uint64_t counter) {
   return counter;
 }
 
-// Whether dropout keeps an element; `threshold` is the probability of dropping it, times 2^32.
+// Returns true if dropout keeps an element; `threshold` is the dropout probability times 2^32.
 GAS_HOST_DEVICE inline bool is_kept(uint64_t seed, uint64_t element, uint64_t threshold) {
   const uint64_t bits = random_bits(seed, element / 2);
   return (element % 2 == 0 ? bits & 0xffffffffULL : bits >> 32) >= threshold;

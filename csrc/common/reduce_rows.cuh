@@ -1,4 +1,4 @@
-// What every operator does with the rows of a matrix on a CUDA device.
+// Loop over the rows of a matrix on a CUDA device, common to all operators.
 //
 // Teams of lanes take chunks of rows. What they found of rows that are cut is left in scratch, and
 // is joined in order: of hubs first by groups of neighbouring chunks, then by the teams of a block.
@@ -34,7 +34,7 @@ constexpr int kAlone = 16;  // Chunks of a row that a team joins by itself.
 
 struct Nothing {};
 
-// What most add up.
+// Accumulator of most operators: a sum.
 template <typename A, int V>
 struct Sums {
   A sum[V];
@@ -52,7 +52,7 @@ struct Reduction {
   // they stay in the registers that kBlocks leaves.
   static constexpr int kAhead = cuda::kAhead;
 
-  // What a lane reads of a row.
+  // Columns that a lane reads of a row.
   using Own = Nothing;
   __device__ Own own(const Lane&, int32_t) const { return {}; }
 
@@ -79,7 +79,7 @@ constexpr int kTotalsOf = 0;
 template <typename Op>
 constexpr int kTotalsOf<Op, std::void_t<decltype(Op::kTotals)>> = Op::kTotals;
 
-// What was found of cut rows.
+// Partial results of rows that are cut by chunks.
 template <typename Part>
 struct Cut {
   // [chunks, 2, tiles, team]: of each chunk a later piece, after the first of another row. No more
@@ -93,14 +93,14 @@ struct Cut {
   }
 };
 
-// What Ops with totals write: [chunks, count].
+// Totals of each chunk: [chunks, count].
 template <typename A>
 struct Totals {
   A* sums;
   int64_t count;
 };
 
-// What a thread is, in a grid of a team for each chunk and tile.
+// Position of a thread in a grid with a team for each chunk and tile.
 struct Thread {
   int tile, team, teams;  // `teams` of a block.
   int32_t chunk;          // May be behind the last.

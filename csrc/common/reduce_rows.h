@@ -1,4 +1,4 @@
-// What every operator does with the rows of a matrix on the CPU: they are shared among threads;
+// Loop over the rows of a matrix on the CPU, common to all operators: rows are split over threads;
 // hubs are cut into pieces, which are rows like others, and what is found in them is joined in
 // order; and all is compiled for several processors. Results don't depend on the number of threads.
 //
@@ -28,7 +28,7 @@ struct SomeRows {
   bool whole;  // Or pieces: what depends on all entries of a row is up to who joins them.
 };
 
-// How many rows and entries are worth a thread, where each costs `elements` steps.
+// Number of rows and entries that are worth a thread, where each costs `elements` steps.
 inline int64_t grain_of(int64_t enough, int64_t elements) {
   return enough / std::max<int64_t>(1, elements);
 }
@@ -101,7 +101,7 @@ Same(T*, int64_t) -> Same<T>;
 
 // Loops ----------------------------------------------------------------------------------------
 
-// What calls run(arguments..., pointers...) for the processor.
+// Calls run(arguments..., pointers...) compiled for this processor.
 template <typename Run, typename... Pointers>
 auto caller(const Run& run, const std::tuple<Pointers...>& pointers) {
   return std::apply(

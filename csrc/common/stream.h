@@ -1,4 +1,4 @@
-// Where a device's kernels run, and where they get their scratch from.
+// Stream of a device's kernels, and the allocator of their scratch memory.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@ namespace gas::cuda {
 
 struct Stream {
   uintptr_t raw;  // A cudaStream_t.
-  // Returns device memory of that many bytes, aligned to 16, that nobody else uses before the
+  // Returns device memory of that many bytes, aligned to 16, that is not reused before the
   // stream has passed the call that asked for it.
   std::function<uintptr_t(int64_t)> allocate;
 

@@ -14,7 +14,7 @@ constexpr int64_t kGrain = 16 * 1024;  // Rows and entries: below, waking a thre
 int64_t kept_entries(const int32_t* rowptr, int64_t num_rows, const int64_t* id,
                      const uint8_t* kept, int32_t* out_rowptr, int64_t* out_entry, int threads) {
   const Sparse rows{num_rows, rowptr[num_rows], rowptr, nullptr, nullptr};
-  std::array<int64_t, kParts> start{};  // What each part keeps, then what those before it keep.
+  std::array<int64_t, kParts> start{};  // Entries kept by each part, then by all parts before it.
   parallel_parts(rows, Hubs(), kGrain, threads, [&](int64_t part, int64_t begin, int64_t end) {
     int64_t count = 0;
     for (int64_t e = rowptr[begin]; e < rowptr[end]; ++e) count += kept[id[e]] != 0;

@@ -20,7 +20,7 @@ class NodeSet {
   void add(int32_t* nodes, int64_t count) {
     auto& [bits, words, groups] = levels_;
     int64_t fresh = 0;
-    // Most have been met before, and nobody can tell which: no branch.
+    // Most are in the set already, in no predictable order: a branch would be mispredicted.
     for (int64_t i = 0; i < count; ++i) {
       const int32_t node = nodes[i];
       const uint64_t word = bits[node / 64], bit = uint64_t{1} << (node % 64);

@@ -52,11 +52,11 @@ class Relabeler {
 
   int64_t num_nodes_;
   bool sorted_rows_;
-  bool in_order_ = false;       // Whether the batch's rows come out sorted.
+  bool in_order_ = false;       // The batch's rows come out sorted.
   std::vector<int32_t> local_;  // Global to local id, -1 outside the batch.
   std::vector<NodeSet> met_;    // Of each thread.
   std::vector<std::vector<int32_t>> columns_;  // That are to be added to these.
-  std::vector<int64_t> batch_, halo_;          // What `local_` holds now.
+  std::vector<int64_t> batch_, halo_;          // The entries of `local_` that are set.
   std::vector<int64_t> batch_rowptr_;
 };
 

@@ -5,12 +5,12 @@
 
 namespace gas {
 
-// What is read and written of the entries of rows.
+// Inputs and outputs for the entries of rows.
 template <typename Index, typename Name, typename Value>
 struct Entries {
   const int32_t* col;
   const int32_t* local;  // Of each node of the graph its place among the own ones, or -1.
-  const Name* e_id;      // What to call each entry, or null for its position.
+  const Name* e_id;      // Id of each entry, or null for its position.
   const Value* value;    // With `out_value`: moved as bits, or null.
   Index* out_col;        // Local ids of own columns; of the others -1 - id.
   int64_t* out_eid;

@@ -1,4 +1,4 @@
-// Which row begins at each step of the work on a matrix, for kernels that share it by chunks.
+// Find the row at the start of each chunk of a matrix, for kernels that split it into chunks.
 #pragma once
 
 #include <cstdint>

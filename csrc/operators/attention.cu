@@ -94,7 +94,7 @@ struct Attend : Reduction {
   }
 };
 
-// What a source needs of a destination and a head: side by side, so that a lane reads it at once.
+// Values of a destination and a head for its sources, adjacent so that a lane loads them at once.
 enum Packed { kScore, kMaximum, kScale, kDot, kPacked };
 
 // Of each destination the gradient towards its scores, and `packed`. A team takes a head.

@@ -61,7 +61,7 @@ GAS_HOST_DEVICE GAS_INLINE A target_gradient(const Attention& how, A positive, A
   return static_cast<A>(1.0 - how.slope) * (positive - weight * dot);
 }
 
-// What forward leaves for backward, each with a row per destination.
+// Values saved by forward for backward, each with a row per destination.
 template <typename T>
 struct AttentionState {
   using A = typename Sum<T>::type;

@@ -94,7 +94,7 @@ struct Attend : Reduction {
   }
 };
 
-// What backward needs of a destination and a head: side by side, so that a lane reads it at once.
+// Values of a destination and a head for backward, adjacent so that a lane loads them at once.
 enum Packed { kMaximum, kScale, kDot, kPacked = 4 };
 
 // A team takes a head.

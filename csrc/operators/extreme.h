@@ -12,7 +12,7 @@ namespace gas {
 
 enum class Extreme { kMax, kMin };
 
-// Whether `a` takes the place of `b`. NaN wins and stays, as in PyTorch.
+// Returns true if `a` replaces `b`. NaN wins and stays, as in PyTorch.
 template <typename A>
 GAS_HOST_DEVICE GAS_INLINE bool is_better(Extreme which, A a, A b) {
   return (which == Extreme::kMax ? a > b : a < b) | ((a != a) & (b == b));

@@ -34,7 +34,7 @@ GAS_HOST_DEVICE GAS_INLINE A inverse_variance(A sigma) {
   return A{1} / (static_cast<A>(1e-15) + sigma * sigma);
 }
 
-// What a coordinate adds to the exponent of w, times -1/2 over its variance.
+// Term of a coordinate in the exponent of w, times -1/2 over its variance.
 template <typename A>
 GAS_HOST_DEVICE GAS_INLINE A exponent_of(A gap, A scale) {
   return gap * gap * scale;
@@ -51,7 +51,7 @@ GAS_HOST_DEVICE GAS_INLINE A sigma_gradient(double by_square, double inverse, A 
   return static_cast<A>(by_square * inverse * inverse * sigma);
 }
 
-// Where gradients go.
+// Destinations of the gradients.
 template <typename A>
 struct MixtureGrad {
   A* pseudo;  // [entries, dims], or null if not wanted.

@@ -12,7 +12,7 @@ namespace {
 constexpr int64_t kEnough = 16 * 1024;  // Elements; below this, waking a thread costs more.
 constexpr int64_t kGrainRows = 4096;    // Addresses of rows.
 
-// Where the row of a column is: in one table, or anywhere.
+// Address of the row of a column: in one table, or by a list of pointers.
 template <typename T>
 struct InTable {
   const T* x;

@@ -1,4 +1,4 @@
-// What a softmax over the entries of each row leaves, for reduce_rows: of hubs, each piece has a
+// Statistics of a softmax over the entries of each row, for reduce_rows: of hubs, each piece has a
 // maximum and a sum of its own.
 #pragma once
 

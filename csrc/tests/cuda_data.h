@@ -118,7 +118,7 @@ class Scratch {
   std::vector<std::unique_ptr<char[]>> tables_;
 };
 
-// What run(stream) returns: the same in either order of blocks and threads.
+// Returns the result of run(stream), equal in either order of blocks and threads.
 template <typename Run>
 auto in_both_orders(const Run& run) {
   const auto once = [&](bool reversed) {

@@ -92,7 +92,7 @@ struct Barrier {
   int64_t passed = 0;
 };
 
-// Lanes of a warp that shuffle. Nobody gets to the next shuffle but one before all have read.
+// Lanes of a warp that shuffle. No lane reaches the next shuffle but one before all have read.
 struct Meeting {
   Barrier barrier;
   uint64_t values[2][kWarpLanes];
@@ -105,7 +105,7 @@ struct Block {
   std::vector<std::map<unsigned, Meeting>> warps;  // By mask.
   Barrier all;
   unsigned alive = 0;
-  bool moved = false;  // Whether anybody got on since all were asked.
+  bool moved = false;  // A lane has advanced since all were asked.
   const std::function<void()>* kernel = nullptr;
 
   // Gives the turn to others until `expected` threads have met.
@@ -195,7 +195,7 @@ T exchange(unsigned mask, T value, unsigned from) {
 
 inline void __syncthreads() { on_host::block->wait(on_host::block->all, on_host::block->alive); }
 
-// Whether the predicate of any thread is true. The next call's predicates are collected behind a
+// Returns true if the predicate of any thread is true. Predicates of the next call are collected behind a
 // barrier that all have passed.
 inline int __syncthreads_or(int predicate) {
   static bool any;

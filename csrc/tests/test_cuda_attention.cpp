@@ -149,7 +149,7 @@ void test_scratch() {
   const gas::cuda::Stream stream{0, [](int64_t bytes) -> uintptr_t { throw Asked{bytes}; }};
   for (const auto& [heads, width] : {std::pair{1, 8}, std::pair{8, 64}, std::pair{8, 256}}) {
     for (const int64_t entries : {int64_t{1} << 15, int64_t{1} << 20, int64_t{1} << 30}) {
-      const int32_t start = 0;  // Nobody reads it.
+      const int32_t start = 0;  // Not read.
       const gas::Sparse m{50000, entries, nullptr, nullptr, nullptr, &start};
       int64_t bytes = 0;
       try {

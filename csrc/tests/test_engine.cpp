@@ -63,7 +63,7 @@ void test_jobs_of_nothing() {
   job.size = 0;
   job.run = [](int64_t, int64_t, int) { CHECK(false); };
   CHECK(engine.wait(engine.submit(0, job), 1, kLong));
-  CHECK(engine.wait(12345, 1, kLong));  // Nobody knows this one.
+  CHECK(engine.wait(12345, 1, kLong));  // An unknown job counts as ended.
   CHECK(engine.wait_lane(77, 1, kLong));
 }
 
@@ -119,7 +119,7 @@ void test_cancel() {
   int ran = 0;
   const auto first = engine.submit(0, call([&] { started = true; while (!go) sleep_ms(1); }));
   const auto second = engine.submit(0, call([&] { ++ran; }));
-  const auto failing = engine.submit(1, call([] { throw std::runtime_error("nobody hears it"); }),
+  const auto failing = engine.submit(1, call([] { throw std::runtime_error("not waited for"); }),
                                      By::kWaiters);
   while (!started) sleep_ms(1);
   std::thread later([&] { sleep_ms(20); go = true; });
@@ -155,7 +155,7 @@ void test_close() {
     CHECK_THROWS(engine.submit(0, call([] {})), std::runtime_error);
     engine.close();
   }
-  CHECK(pushed == 10);  // What was promised is kept.
+  CHECK(pushed == 10);  // Submitted jobs still run.
   CHECK(pulled == 0);
   Engine unused(1, 1);
   Engine failing(1, 1);

@@ -30,7 +30,7 @@ void test_covers(int64_t n, int64_t grain, int threads) {
   for (const auto& count : times) CHECK(count == 1);
 }
 
-// The first piece that throws is heard of, whoever ran it, after all have ended.
+// The first exception of a piece is rethrown in the caller, after all pieces have ended.
 void test_throws(int threads) {
   std::atomic<int> ended{0};
   std::string message;
@@ -71,7 +71,7 @@ void test_several_callers() {
 
 // A caller waits for no more than the pieces that others have begun: while one loop holds all the
 // helpers that there are, another one ends.
-void test_nobody_comes() {
+void test_no_helper_comes() {
   std::atomic<bool> over{false};
   std::atomic<int> begun{0};
   std::thread other([&] {
@@ -111,7 +111,7 @@ int main() {
     test_nested(threads);
   }
   test_several_callers();
-  test_nobody_comes();
+  test_no_helper_comes();
 #ifndef __SANITIZE_THREAD__
   test_fork();
 #endif

@@ -44,7 +44,7 @@ void test_round_trip(int64_t row_bytes, const std::vector<int64_t>& counts) {
       CHECK(out[i * row_bytes + k] == rows[(ids[i] - kBase) * row_bytes + k]);
     }
   }
-  for (int64_t i = 0; i < n; ++i) {  // What is between them is zero.
+  for (int64_t i = 0; i < n; ++i) {  // Rows between segments are zero.
     for (int64_t at = offsets[i] + counts[i] * row_bytes; at < offsets[i + 1]; ++at) {
       char byte = 1;
       CHECK(pread(file, &byte, 1, at) == 1);

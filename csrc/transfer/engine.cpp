@@ -26,7 +26,7 @@ struct Task {
   Job job;
   By by = By::kAnyone;
   bool detached = false;
-  int64_t next = 0;     // The first item that nobody has taken.
+  int64_t next = 0;     // First item that no thread has taken.
   int64_t running = 0;  // Pieces under way.
   std::exception_ptr error = nullptr;
 
@@ -67,7 +67,7 @@ struct Engine::State : std::enable_shared_from_this<Engine::State> {
   }
 
   // Takes a piece of a task, runs it without the lock, and ends the task if it was the last piece.
-  // What a job refers to is destroyed without the lock: it may be the last to know some object.
+  // Destroy the job's references without the lock: one may be the last reference to an object.
   void run_piece(Lock& lock, Place task, int64_t items, int helpers) {
     const int64_t begin = task->next;
     const int64_t end = std::min(task->job.size, begin + std::max(items, task->job.grain));
@@ -84,7 +84,7 @@ struct Engine::State : std::enable_shared_from_this<Engine::State> {
     --task->running;
     if (error) {
       if (!task->error) task->error = error;
-      task->next = task->job.size;  // What is left is of no use.
+      task->next = task->job.size;  // Skip the rest of a failed job.
     }
     if (task->ended()) {
       std::list<Task> ended = end_task(task);
@@ -177,7 +177,7 @@ Engine::~Engine() {
   }
   try {
     close();
-  } catch (...) {  // Nobody is left to hear of it.
+  } catch (...) {  // No thread is left to report it to.
   }
 }
 
@@ -294,7 +294,8 @@ void Engine::close() {
     s.work.notify_all();
     s.progress.notify_all();
   }
-  // A job may hold the last reference to what closes its engine: nobody can wait for it there.
+  // A job may hold the last reference to the owner of its engine, and then closes it from a worker,
+  // which can't wait for itself.
   const bool inside = std::any_of(workers.begin(), workers.end(), [](const std::thread& worker) {
     return worker.get_id() == std::this_thread::get_id();
   });

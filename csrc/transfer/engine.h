@@ -8,7 +8,7 @@
 
 namespace gas {
 
-// Who may run a job: workers and threads that wait for it, or only one kind of them.
+// The threads that may run a job: workers, threads that wait for it, or either.
 enum class By { kAnyone, kWorkers, kWaiters };
 
 // Work on `size` items, in pieces of at least `grain`: run(begin, end, threads) may be called for
@@ -40,8 +40,8 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // Queues a job; where the queue is full, helps with the oldest jobs first. A job that nobody
-  // will wait for is `detached`: its error is thrown by the next `wait` or `submit`.
+  // Queues a job; where the queue is full, helps with the oldest jobs first. A job without a
+  // waiter is `detached`: its error is thrown by the next `wait` or `submit`.
   Ticket submit(int64_t lane, Job job, By by = By::kAnyone, bool detached = false);
 
   // Waits until a job and everything before it in its lane has ended, at most `most`; helps with
@@ -52,7 +52,7 @@ class Engine {
   // The same for the last job of a lane; true where it has none.
   bool wait_lane(int64_t lane, int threads, std::chrono::milliseconds most);
 
-  // Whether a job has ended.
+  // Returns true if a job has ended.
   bool done(Ticket ticket);
 
   // Takes jobs back: those that have not started never run. Returns once those that have started
@@ -60,7 +60,7 @@ class Engine {
   void cancel(const Ticket* tickets, int64_t count);
 
   // Runs the detached jobs that are left, takes the others back and ends the workers. Nothing can
-  // be submitted afterwards. Errors of detached jobs that nobody saw are thrown, the first of them.
+  // be submitted afterwards. The first unreported error of a detached job is thrown.
   void close();
 
  private:

@@ -8,7 +8,7 @@ namespace gas {
 // Throws std::out_of_range, naming the culprit, unless every index is in [0, rows).
 void check_index(const int64_t* index, int64_t n, int64_t rows);
 
-// How many rows make a piece of work that is worth a thread.
+// Number of rows that are worth a thread.
 int64_t grain_rows(int64_t row_bytes);
 
 // dst[i] = src[index[i]] for i in [begin, end). Indices are not checked.

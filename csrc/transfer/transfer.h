@@ -16,8 +16,8 @@ struct Table {
   int64_t num_rows;
   int64_t row_bytes;
   bool encoded;
-  Codec codec;    // Where encoded.
-  int64_t width;  // Where encoded.
+  Codec codec;    // For encoded rows.
+  int64_t width;  // For encoded rows.
 
   int64_t buffer_bytes() const { return encoded ? width * int64_t{sizeof(float)} : row_bytes; }
 };
@@ -32,7 +32,7 @@ std::vector<Range> make_ranges(const int64_t* offset, const int64_t* count, int6
                                int64_t num_rows);
 
 // buffer[i] = table[index[i]] for i in [0, n). Throws std::out_of_range, before anything is read.
-// What the pointers refer to must outlive the job, `index` included.
+// The memory behind the pointers, `index` included, must outlive the job.
 Job pull(const Table& table, const int64_t* index, int64_t n, char* buffer);
 
 // table[index[i]] = buffer[i] for i in [0, n); of rows with the same index the last one wins.

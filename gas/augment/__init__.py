@@ -1,24 +1,29 @@
-"""Augmentations of whole graphs by masks, such as MH-Aug, and of what is trained on by rules."""
+"""Augmentations of whole graphs by masks, such as MH-Aug."""
 
 from gas.augment.base import Augmentation
+from gas.augment.checks import check_fraction, check_not_negative
 from gas.augment.drop import DropEdge, MaskFeatures
 from gas.augment.loss import entropy, mh_aug_loss
 from gas.augment.mh import MHAug
 from gas.augment.published import PUBLISHED
-from gas.augment.rules import Rule, RuleOversampling
+from gas.augment.resumable import Resumable
 from gas.augment.statistics import Statistics
-from gas.augment.views import Views
+from gas.augment.units import check_mask
+from gas.augment.views import EpochViews, Views
 
 __all__ = [
     "Augmentation",
     "DropEdge",
+    "EpochViews",
     "MHAug",
     "MaskFeatures",
     "PUBLISHED",
-    "Rule",
-    "RuleOversampling",
+    "Resumable",
     "Statistics",
     "Views",
+    "check_fraction",
+    "check_mask",
+    "check_not_negative",
     "entropy",
     "mh_aug_loss",
 ]

@@ -1,4 +1,4 @@
-"""What all augmentations share: masks over one graph, and how they are applied to it."""
+"""Base of augmentations: masks over one graph, and their application to it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch_geometric.transforms import BaseTransform
 
 from gas.augment.resumable import Resumable
 from gas.augment.units import GraphState, Units, check_mask, mask_features
-from gas.graph.edges import is_row_per_edge
-from gas.native.checks import check_integer
+from gas.graph import is_row_per_edge
+from gas.native import check_integer
 
 
 class Augmentation(Resumable, BaseTransform):
@@ -48,45 +48,45 @@ class Augmentation(Resumable, BaseTransform):
         self.undirected = undirected
         self.num_steps = num_steps
         super().__init__(generator)
-        self._current = self._previous = self._all_kept()
+        self._current = self._previous = self._keep_all()
 
     # Masks --------------------------------------------------------------------------------------
 
     @property
     def edge_mask(self) -> Tensor:
-        """True for each column of ``data.edge_index`` that is kept, of shape ``[E]``."""
+        """Return a mask of the kept columns of ``data.edge_index``, of shape ``[E]``."""
         return self._current.edge_mask.clone()
 
     @property
     def node_mask(self) -> Tensor:
-        """True for each node that keeps its features, of shape ``[N]``."""
+        """Return a mask of the nodes that keep their features, of shape ``[N]``."""
         return self._current.node_mask.clone()
 
     @property
     def previous_edge_mask(self) -> Tensor:
-        """:attr:`edge_mask` before the last call, :meth:`run` or :meth:`step`."""
+        """Return :attr:`edge_mask` before the last call, :meth:`run` or :meth:`step`."""
         return self._previous.edge_mask.clone()
 
     @property
     def previous_node_mask(self) -> Tensor:
-        """:attr:`node_mask` before the last call, :meth:`run` or :meth:`step`."""
+        """Return :attr:`node_mask` before the last call, :meth:`run` or :meth:`step`."""
         return self._previous.node_mask.clone()
 
     @property
     def states(self) -> tuple[GraphState, GraphState]:
-        """The previous state and the current one."""
+        """Return the previous state and the current one."""
         return self._previous, self._current
 
     @property
     def previous_is_milder(self) -> Tensor:
-        """Whether the previous state drops less, in fractions of edges and nodes, of shape ``[]``.
+        """Return whether the previous state drops less, by fractions, of shape ``[]``.
 
-        A tensor, which nobody waits for.
+        The result is a tensor, so that a GPU isn't synchronised.
         """
         return self._previous.dropped.sum() < self._current.dropped.sum()
 
     def reset(self, edge_mask: Tensor | None = None, node_mask: Tensor | None = None) -> None:
-        """Goes to a state, which is also the previous one then.
+        """Set a state, which becomes the previous one, too.
 
         Args:
             edge_mask: Of shape ``[E]``, bool. (default: every edge is kept)
@@ -98,15 +98,15 @@ class Augmentation(Resumable, BaseTransform):
         self._move(self._read(edge_mask, node_mask))
         self._previous = self._current
 
-    def _all_kept(self) -> GraphState:
+    def _keep_all(self) -> GraphState:
         size, device = self.units.size, self.units.device
         edges = torch.ones(size, dtype=torch.bool, device=device)
         nodes = torch.ones(self.units.num_nodes, dtype=torch.bool, device=device)
         return GraphState(self.units, edges, nodes)
 
     def _read(self, edge_mask: Tensor | None, node_mask: Tensor | None) -> GraphState:
-        """Checks masks of the user."""
-        view = self._all_kept()
+        """Check masks that the user gives."""
+        view = self._keep_all()
         if edge_mask is not None:
             view = GraphState(self.units, self.units.gather(edge_mask), view.node_mask)
         if node_mask is not None:
@@ -126,16 +126,16 @@ class Augmentation(Resumable, BaseTransform):
     # Steps --------------------------------------------------------------------------------------
 
     def _step(self) -> Tensor:
-        """Draws new masks. Whether they were accepted, of shape ``[]``, bool."""
+        """Draw new masks; return whether they were accepted, of shape ``[]``, bool."""
         raise NotImplementedError
 
     def step(self) -> bool:
-        """Takes one step, and waits for it. Returns whether its masks were accepted."""
+        """Take one step, synchronise, and return whether its masks were accepted."""
         self._previous = self._current
         return bool(self._step())
 
     def run(self, num_steps: int | None = None) -> None:
-        """Takes some steps; on a GPU the host waits for none of them.
+        """Take several steps; on a GPU the host doesn't synchronise with any of them.
 
         Args:
             num_steps: How many. (default: ``self.num_steps``)
@@ -149,20 +149,20 @@ class Augmentation(Resumable, BaseTransform):
     def _seeds(self, count: int) -> list[int]:
         return torch.empty(count, dtype=torch.int64).random_(generator=self.generator).tolist()
 
-    def drawn(self) -> int:
-        """Tells random numbers from each other: alike after the same ones of the same seed."""
+    def rng_fingerprint(self) -> int:
+        """Return a fingerprint of the random state: equal after equal draws from equal seeds."""
         return zlib.crc32(self.generator.get_state().numpy().data)
 
     # Graphs -------------------------------------------------------------------------------------
 
     def forward(self, data: Data) -> Data:
-        """Takes ``num_steps`` steps and returns the augmented copy of ``data``."""
+        """Take ``num_steps`` steps and return the augmented copy of ``data``."""
         self._check(data)
         self.run()
         return self.apply(data)
 
     def apply(self, data: Data, previous: bool = False) -> Data:
-        """An augmented copy of the graph, without taking a step.
+        """Return an augmented copy of the graph, without taking a step.
 
         Args:
             data: The graph that the augmentation was built on; features may be others.
@@ -182,7 +182,7 @@ class Augmentation(Resumable, BaseTransform):
         return out
 
     def check(self, data: Data) -> None:
-        """Refuses another graph, and one without features to mask.
+        """Refuse another graph, and one without features to mask.
 
         Raises:
             ValueError: If the edges aren't those that the augmentation was built on, or were
@@ -209,7 +209,7 @@ class Augmentation(Resumable, BaseTransform):
     # Checkpoints --------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Tensor]:
-        """All that is needed to go on with the same masks and the same random numbers."""
+        """Return the state to continue from, with the same masks and random numbers."""
         return {
             "edges": self._current.edges,
             "nodes": self._current.node_mask,

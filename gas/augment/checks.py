@@ -9,25 +9,25 @@ from typing import Any
 
 
 def check_fraction(**options: float) -> None:
-    """Refuses what isn't in ``[0, 1]``."""
+    """Refuse values outside of ``[0, 1]``."""
     for name, value in options.items():
         _check(name, value, lambda v: 0.0 <= v <= 1.0, "a number in [0, 1]")
 
 
 def check_probability(**options: float) -> None:
-    """Refuses what isn't in ``[0, 1]`` either, in the words of a probability."""
+    """Refuse values outside of ``[0, 1]``, in the words of a probability."""
     for name, value in options.items():
         _check(name, value, lambda v: 0.0 <= v <= 1.0, "a probability in [0, 1]")
 
 
 def check_not_negative(**options: float) -> None:
-    """Refuses what is below 0, infinite or NaN."""
+    """Refuse negative, infinite and NaN values."""
     for name, value in options.items():
         _check(name, value, lambda v: 0.0 <= v < math.inf, "a finite number of at least 0")
 
 
 def check_positive(**options: float) -> None:
-    """Refuses what isn't above 0, or is infinite."""
+    """Refuse values that aren't positive and finite."""
     for name, value in options.items():
         _check(name, value, lambda v: 0.0 < v < math.inf, "a finite number above 0")
 

@@ -1,4 +1,4 @@
-"""Independent draws: the simple neighbours of MH-Aug, and baselines for it."""
+"""Independent draws: DropEdge and feature masks, baselines of MH-Aug."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch_geometric.data import Data
 from gas.augment.base import Augmentation
 from gas.augment.checks import check_probability
 from gas.augment.units import GraphState
-from gas.native.augment import subset
+from gas.native import subset
 
 
 class _Independent(Augmentation):
-    """Drops each of some things with a probability: a binomial number of them, any subset alike."""
+    """Drop elements independently: a binomial number of them, every subset of a size alike."""
 
     def __init__(self, data: Data, p: float, **kwargs: Any) -> None:
         check_probability(p=p)
@@ -23,7 +23,7 @@ class _Independent(Augmentation):
         self.p = p
 
     def _draw(self, size: int, most: int) -> Tensor:
-        """What is kept, of shape ``[size]``, bool, with at most ``most`` dropped."""
+        """Draw the mask of kept elements, of shape ``[size]``, with at most ``most`` dropped."""
         count = torch.tensor([float(size), self.p], dtype=torch.double)
         dropped = torch.binomial(count[:1], count[1:], generator=self.generator).clamp(max=most)
         device = self.units.device

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def entropy(logits: Tensor) -> Tensor:
-    """The entropy of each prediction ``softmax(logits)``, in nats, of shape ``[nodes]``."""
+    """Compute the entropy of each prediction ``softmax(logits)``, in nats, of shape ``[nodes]``."""
     log_p = F.log_softmax(logits, dim=-1)
     return -(log_p.exp() * log_p).sum(dim=-1)
 
@@ -24,7 +24,7 @@ def mh_aug_loss(
     h: float = 0.5,
     teacher_is_first: bool | Tensor | None = None,
 ) -> Tensor:
-    """``CE(f(G^t), y) + kl KL(f(G^t) || f(G^t+1)) + h H(f(G))``.
+    """Compute ``CE(f(G^t), y) + kl KL(f(G^t) || f(G^t+1)) + h H(f(G))``.
 
     Cross entropy is the mean over labelled nodes, the others over all rows; pass those of in-batch
     nodes alone. Gradients reach all three outputs, but for those of a teacher.

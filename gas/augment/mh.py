@@ -25,12 +25,11 @@ from gas.augment.proposal import PROPOSALS, log_choose
 from gas.augment.statistics import Statistics, Tally
 from gas.augment.target import Target
 from gas.augment.units import GraphState
-from gas.native.augment import on_host, subset
-from gas.native.checks import check_integer
+from gas.native import check_integer, on_host, subset
 
 
 class _State(NamedTuple):
-    """A state of the chain: the masks, and what is known of them.
+    """State of the chain: masks, and the terms of the target that belong to them.
 
     ``edges`` of shape ``[units]`` and ``nodes`` of shape ``[N]``, bool, true for what is kept;
     ``k`` of shape ``[2]``, how many are dropped; ``delta`` of shape ``[N, 2]``, the changes of the
@@ -186,11 +185,11 @@ class MHAug(Augmentation):
         return _State(view.edges, view.node_mask, k, delta, self._target.log_prob(delta, k))
 
     def delta(self, edge_mask: Tensor, node_mask: Tensor) -> Tensor:
-        """The changes of each node's ego-graph, by edges and by nodes, of shape ``[N, 2]``."""
+        """Return the changes of each node's ego-graph, by edges and nodes, of shape ``[N, 2]``."""
         return self._target.delta(self._read(edge_mask, node_mask))
 
     def log_prob(self, edge_mask: Tensor, node_mask: Tensor) -> Tensor:
-        """The target's ``log P`` of a state, up to a constant, of shape ``[]``, float64.
+        """Compute the target's ``log P`` of a state, up to a constant, of shape ``[]``, float64.
 
         Args:
             edge_mask: Of shape ``[E]``, bool, true for what is kept.
@@ -200,10 +199,10 @@ class MHAug(Augmentation):
             ValueError: If a mask is that of another graph, or drops every node.
         """
         view = self._read(edge_mask, node_mask)
-        return self._state_of(view, _dropped(view)).log_p
+        return self._state_of(view, _count_dropped(view)).log_p
 
     def update_entropy(self, logits: Tensor, n_id: Tensor | None = None) -> None:
-        """Takes ``eps`` from outputs for the original graph; before, every ``eps`` is 1.
+        """Set ``eps`` from outputs for the original graph; before, every ``eps`` is 1.
 
         The chain then has another target: ``log P`` of its state is computed again.
 
@@ -225,11 +224,11 @@ class MHAug(Augmentation):
 
     @property
     def sigma_delta(self) -> Tensor:
-        """The standard deviations of the proposals, as adapted so far, of shape ``[2]``."""
+        """Return the adapted standard deviations of the proposals, of shape ``[2]``."""
         return self._sigma_delta * self._log_scale.exp()
 
     def log_proposal(self, k_new: Tensor, k_old: Tensor) -> Tensor:
-        """``log q(k_new | k_old)``, of edges and nodes together.
+        """Compute ``log q(k_new | k_old)``, of edges and nodes together.
 
         Masks being uniform given their sizes, that of a pair of masks is smaller by
         ``log C(m, k_E) + log C(n, k_V)`` of the new sizes.
@@ -243,7 +242,7 @@ class MHAug(Augmentation):
     def log_acceptance(
         self, log_p_new: Tensor, log_p_old: Tensor, k_new: Tensor, k_old: Tensor
     ) -> Tensor:
-        """The logarithm of the Metropolis-Hastings ratio: accept below it, always above 0.
+        """Compute the logarithm of the Metropolis-Hastings ratio; a proposal above 0 is accepted.
 
         Args:
             log_p_new: ``log P`` of the proposed state, of shape ``[...]``.
@@ -259,7 +258,7 @@ class MHAug(Augmentation):
         return torch.where(possible, ratio, -math.inf)
 
     def _propose(self, u: Tensor, seeds: list[int]) -> tuple[GraphState, Tensor]:
-        """Fresh masks of other sizes, and those sizes, which may be impossible."""
+        """Draw masks of other sizes; return them and the sizes, which may be impossible."""
         k = self._proposal.draw(self._state.k, self.sigma_delta, u)
         keep = self._size - torch.minimum(k.clamp(min=0.0), self._most)
         sizes, device = (self.units.size, self.units.num_nodes), self.units.device
@@ -270,7 +269,7 @@ class MHAug(Augmentation):
         return GraphState(self.units, edges, nodes), k
 
     def _swap(self, seeds: list[int]) -> GraphState:
-        """Masks of the same sizes, a few elements of which were exchanged."""
+        """Return masks of the same sizes, with a few elements exchanged."""
         device, state = self.units.device, self._state
         masks = []
         for kept, k, size, seed in zip(state[:2], state.k, self._size, seeds, strict=True):
@@ -283,7 +282,7 @@ class MHAug(Augmentation):
     def _step(self) -> Tensor:
         drawn = torch.rand(4, dtype=torch.double, generator=self.generator)
         seeds = self._seeds(2)
-        local = drawn.tolist()[3] < self.local  # Numbers of the host: nobody waits.
+        local = drawn.tolist()[3] < self.local  # On the CPU, so that nothing synchronises.
         u = drawn.to(self.units.device, non_blocking=True)
         old = self._state
         view, k = (self._swap(seeds), old.k) if local else self._propose(u[:2], seeds)
@@ -308,7 +307,7 @@ class MHAug(Augmentation):
         return accept
 
     def _adapt(self, ratio: Tensor, local: bool) -> None:
-        """Robbins and Monro's steps towards the wanted rate; no deviation grows beyond 1."""
+        """Adapt the step sizes by Robbins and Monro; no deviation grows beyond 1."""
         if local or self.target_acceptance is None:
             return
         error = ratio.clamp(max=0.0).exp() - self.target_acceptance
@@ -316,13 +315,13 @@ class MHAug(Augmentation):
         self._log_scale = torch.minimum(self._log_scale + error / self._time**0.5, most)
 
     def step(self) -> bool:
-        """Makes one transition, and waits for it. Returns whether the proposal was accepted."""
+        """Make one transition, and wait for it. Returns whether the proposal was accepted."""
         accepted = super().step()
         self._tally.warn_if_stuck()
         return accepted
 
     def run(self, num_steps: int | None = None) -> None:
-        """Makes some transitions; on a GPU the host waits for none of them.
+        """Make some transitions; on a GPU the host waits for none of them.
 
         It looks at the rate of acceptance once in a thousand.
 
@@ -334,18 +333,18 @@ class MHAug(Augmentation):
 
     def _move(self, view: GraphState) -> None:
         self._current = view
-        self._state = self._state_of(view, _dropped(view))
+        self._state = self._state_of(view, _count_dropped(view))
         self._fingerprint = self._tally.visited.fingerprint(view.edges, view.node_mask)
 
     # Statistics -----------------------------------------------------------------------------------
 
     @property
     def acceptance_rate(self) -> float:
-        """The fraction of transitions that were accepted, those of the burn-in left out."""
+        """Return the fraction of accepted transitions, without those of the burn-in."""
         return self._tally.acceptance_rate
 
     def statistics(self) -> Statistics:
-        """What the chain has done since its burn-in."""
+        """Return statistics of the chain since its burn-in."""
         return self._tally.statistics()
 
     # Checkpoints ----------------------------------------------------------------------------------
@@ -353,7 +352,7 @@ class MHAug(Augmentation):
     _any_length = ("visited",)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """All that is needed to go on with the same chain, random numbers included."""
+        """Return the state from which the chain continues, random numbers included."""
         return {
             **super().state_dict(),
             "eps": self._target.eps,
@@ -370,6 +369,6 @@ class MHAug(Augmentation):
         self._tally.load(state, max(self._time - self.burn_in, 0))
 
 
-def _dropped(view: GraphState) -> Tensor:
-    """How many edges and nodes are dropped, of shape ``[2]``, float64."""
+def _count_dropped(view: GraphState) -> Tensor:
+    """Count dropped edges and nodes, of shape ``[2]``, float64."""
     return torch.stack([(~mask).sum().double() for mask in (view.edges, view.node_mask)])

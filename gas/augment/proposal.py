@@ -1,4 +1,4 @@
-"""How many edges and nodes to drop next: proposals over whole numbers, with their exact masses.
+"""Proposals of the numbers of edges and nodes to drop, with their exact masses.
 
 Everything is float64, broadcasts, and runs where its tensors are. Vectors of two hold one number
 for edges and one for nodes.
@@ -14,12 +14,12 @@ from torch.special import log_ndtr, ndtri
 
 
 def log_choose(n: Tensor, k: Tensor) -> Tensor:
-    """``log C(n, k)``: the number of subsets of size ``k`` of ``n`` elements; float64."""
+    """Compute ``log C(n, k)``, the number of subsets of size ``k`` of ``n`` elements; float64."""
     return torch.lgamma(n + 1) - torch.lgamma(k + 1) - torch.lgamma(n - k + 1)
 
 
-def log_between(low: Tensor, high: Tensor) -> Tensor:
-    """``log P(low < z < high)`` of a standard normal ``z``, accurate in both tails."""
+def log_interval_mass(low: Tensor, high: Tensor) -> Tensor:
+    """Compute ``log P(low < z < high)`` of a standard normal ``z``, accurate in both tails."""
     right = low + high > 0  # Of what lies to the right, the mirror image is the smaller number.
     low, high = torch.where(right, -high, low), torch.where(right, -low, high)
     top = log_ndtr(high)
@@ -27,12 +27,12 @@ def log_between(low: Tensor, high: Tensor) -> Tensor:
 
 
 def _tail(z: Tensor) -> Tensor:
-    """``P(x > z)`` of a standard normal ``x``; ``torch.special.ndtr`` is off in the tails."""
+    """Compute ``P(x > z)`` of a standard normal ``x``; ``ndtr`` is off in the tails."""
     return 0.5 * torch.erfc(z * math.sqrt(0.5))
 
 
 def truncated_normal(mean: Tensor, sd: Tensor, u: Tensor, high: Tensor) -> Tensor:
-    """Normal numbers that lie in ``[0, high]``, by the inverse of their distribution function.
+    """Draw normal numbers in ``[0, high]``, by the inverse of their distribution function.
 
     Args:
         mean: The mean before truncation, in ``[0, high]``.
@@ -48,7 +48,7 @@ def truncated_normal(mean: Tensor, sd: Tensor, u: Tensor, high: Tensor) -> Tenso
 
 
 class Binned:
-    """The nearest whole number to ``size`` times a truncated normal around ``k / size``.
+    """Proposal of ``size`` times a truncated normal around ``k / size``, rounded.
 
     Args:
         size: The number of elements, of shape ``[2]``, float64.
@@ -60,22 +60,22 @@ class Binned:
         self.high = ((most + 0.5) / size).clamp(max=1.0)
 
     def draw(self, k: Tensor, sd: Tensor, u: Tensor) -> Tensor:
-        """The next number, from a uniform ``u``."""
+        """Draw the next number, by a uniform ``u``."""
         share = truncated_normal(k / self.size, sd, u, self.high)
         return torch.minimum((self.size * share + 0.5).floor(), self.most)
 
     def log_mass(self, new: Tensor, old: Tensor, sd: Tensor) -> Tensor:
-        """``log q(new | old)``."""
+        """Compute ``log q(new | old)``."""
         mean = old / self.size
         low = ((new - 0.5) / self.size).clamp(min=0.0)
         high = torch.minimum((new + 0.5) / self.size, self.high)
         ends = torch.stack(torch.broadcast_tensors(low, high, torch.zeros_like(low), self.high))
         low, high, first, last = (ends - mean) / sd
-        return log_between(low, high) - log_between(first, last)
+        return log_interval_mass(low, high) - log_interval_mass(first, last)
 
 
 class Walk:
-    """``k`` plus a rounded normal, symmetric; numbers outside are proposed, and refused.
+    """Random walk: ``k`` plus a rounded normal; numbers outside are proposed, and rejected.
 
     Args:
         size: The number of elements, of shape ``[2]``, float64.
@@ -86,14 +86,14 @@ class Walk:
         self.size, self.most = size, most
 
     def draw(self, k: Tensor, sd: Tensor, u: Tensor) -> Tensor:
-        """The next number, from a uniform ``u``; one outside is -1 or one more than the largest."""
+        """Draw the next number, by a uniform ``u``; -1 or ``most + 1`` stand for those outside."""
         step = (self.size * sd * ndtri(u)).round()
         return torch.minimum((k + step).clamp(min=-1.0), self.most + 1.0)
 
     def log_mass(self, new: Tensor, old: Tensor, sd: Tensor) -> Tensor:
-        """``log q(new | old)``, for numbers that may be accepted."""
+        """Compute ``log q(new | old)``, for numbers that may be accepted."""
         unit = self.size * sd
-        return log_between((new - old - 0.5) / unit, (new - old + 0.5) / unit)
+        return log_interval_mass((new - old - 0.5) / unit, (new - old + 0.5) / unit)
 
 
 PROPOSALS: dict[str, type[Binned | Walk]] = {"binned": Binned, "walk": Walk}

@@ -1,4 +1,4 @@
-"""What draws random numbers of its own, and goes on from a checkpoint as if nothing happened."""
+"""Objects with random numbers of their own that continue exactly from a checkpoint."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class Resumable(ABC):
 
     @abstractmethod
     def state_dict(self) -> dict[str, Tensor]:
-        """All that is needed to go on, with the same random numbers."""
+        """Return the state from which the object continues with the same random numbers."""
 
     @abstractmethod
     def _load(self, state: dict[str, Tensor]) -> None:
-        """Goes on from a state that has been checked."""
+        """Go on from a state that has been checked."""
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Goes on from a state.
+        """Go on from a state.
 
         Raises:
             ValueError: If it is the state of another graph or class; nothing has changed then.
@@ -50,7 +50,7 @@ class Resumable(ABC):
         self._load({key: value.to(mine[key].device) for key, value in state.items()})
 
     def check_state(self, state: Mapping[str, Tensor]) -> None:
-        """Refuses the state of another graph or class.
+        """Refuse the state of another graph or class.
 
         Raises:
             ValueError: Saying what differs.

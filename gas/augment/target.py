@@ -14,8 +14,7 @@ from torch import Tensor
 from gas.augment.loss import entropy
 from gas.augment.proposal import log_choose
 from gas.augment.units import GraphState, Units
-from gas.native.augment import ego_hop
-from gas.native.checks import check_index, check_range
+from gas.native import check_index, check_range, ego_hop
 
 
 class Target:
@@ -52,7 +51,7 @@ class Target:
 
     @property
     def eps(self) -> Tensor:
-        """The entropy of each node's prediction, in ``[0, 1]``, of shape ``[N]``."""
+        """Return the entropy of each node's prediction, in ``[0, 1]``, of shape ``[N]``."""
         return self._eps
 
     @eps.setter
@@ -62,7 +61,7 @@ class Target:
         self._precision = self.lam_delta / (2.0 * sigma * sigma)
 
     def set_logits(self, logits: Tensor, n_id: Tensor | None) -> None:
-        """Takes :attr:`eps` from outputs; see :meth:`gas.MHAug.update_entropy`."""
+        """Take :attr:`eps` from outputs; see :meth:`gas.MHAug.update_entropy`."""
         n = self.units.num_nodes
         rows = n if n_id is None else n_id.numel()
         if logits.dim() != 2 or logits.size(0) != rows or logits.size(1) < 2:
@@ -84,7 +83,7 @@ class Target:
         self.eps = eps
 
     def _count(self, edges: Tensor, nodes: Tensor) -> Tensor:
-        """The sizes of ego-graphs after dropping edges, and nodes, of shape ``[N, 2]``."""
+        """Count nodes and edges of ego-graphs after dropping, of shape ``[N, 2]``."""
         x = self.size.new_ones(self.units.num_nodes, 2)
         x[:, 1] = nodes
         for _ in range(self.hops):
@@ -92,10 +91,10 @@ class Target:
         return x
 
     def delta(self, view: GraphState) -> Tensor:
-        """The changes of each node's ego-graph, of shape ``[N, 2]``."""
+        """Compute the changes of each node's ego-graph, of shape ``[N, 2]``."""
         return self._count(view.edges, view.node_mask).div_(self._total).neg_().add_(1.0)
 
     def log_prob(self, delta: Tensor, k: Tensor) -> Tensor:
-        """``log P`` of a state with these changes that drops ``k``, of shape ``[2]``."""
+        """Compute ``log P`` of a state with these changes that drops ``k``, of shape ``[2]``."""
         fit = (delta - self.mu).square_().mul_(self._precision).sum()
         return -fit - (self.lam_choose * log_choose(self.size, k)).sum()

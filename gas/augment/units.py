@@ -1,4 +1,4 @@
-"""What an augmentation drops: edges, or pairs of edges, and the features of nodes."""
+"""Units that an augmentation drops: edges, or pairs of edges, and the features of nodes."""
 
 from __future__ import annotations
 
@@ -8,14 +8,8 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from gas.graph.adjacency import Adjacency
-from gas.graph.csr import row_ids
-from gas.graph.edges import read_graph
-from gas.graph.versions import version
-from gas.native.augment import EgoGraph
-from gas.native.graph import coo_to_csr
-from gas.native.matrix import find_starts
-from gas.native.sparse_rows import is_sparse, parts, sparse_csr
+from gas.graph import Adjacency, read_graph, row_ids, version
+from gas.native import EgoGraph, coo_to_csr, find_starts, is_sparse, parts, sparse_csr
 
 
 class Units:
@@ -61,24 +55,24 @@ class Units:
 
     @property
     def device(self) -> torch.device:
-        """Where the graph lives."""
+        """Return the device of the graph."""
         return self.graph.col.device
 
     def check_size(self) -> None:
-        """Refuses a graph without edges to drop."""
+        """Refuse a graph without edges to drop."""
         if self.size == 0:
             raise ValueError(
                 f"'data' has {self.num_edges} edges, none of them between two nodes: there is none "
                 "to drop; use gas.augment.MaskFeatures"
             )
 
-    def spread(self, kept: Tensor) -> Tensor:
-        """The mask of edges, of shape ``[E]``, from that of units, of shape ``[size]``."""
+    def to_edge_mask(self, kept: Tensor) -> Tensor:
+        """Return the mask of edges, of shape ``[E]``, from that of units, of shape ``[size]``."""
         mask = torch.ones(self.num_edges, dtype=torch.bool, device=self.device)
         return mask.scatter_(0, self._ids, kept if self._unit is None else kept[self._unit])
 
     def gather(self, edge_mask: Tensor) -> Tensor:
-        """The mask of units from that of edges.
+        """Return the mask of units from that of edges.
 
         Raises:
             ValueError: If the mask is that of another graph, drops a self-loop, or one edge of a
@@ -88,7 +82,7 @@ class Units:
         kept = edge_mask[self._ids]
         if self._unit is not None:
             kept = torch.empty_like(kept[: self.size]).scatter_(0, self._unit, kept)
-        if not torch.equal(self.spread(kept), edge_mask):
+        if not torch.equal(self.to_edge_mask(kept), edge_mask):
             raise ValueError(
                 "'edge_mask' drops a self-loop, or one direction of an undirected edge: self-loops "
                 "stay, and with undirected=True both directions have to be dropped together"
@@ -96,7 +90,7 @@ class Units:
         return kept
 
     def check(self, data: Data) -> None:
-        """Refuses another graph than the one that the units were read from.
+        """Refuse another graph than the one that the units were read from.
 
         Raises:
             ValueError: If the edges differ, or were changed since.
@@ -123,7 +117,7 @@ class Units:
 
 
 class GraphState:
-    """One augmented state of a graph: what is kept.
+    """Augmented state of a graph, as masks of kept edges and nodes.
 
     ``edges`` of shape ``[units]`` and ``node_mask`` of shape ``[N]``, both bool.
     """
@@ -133,17 +127,17 @@ class GraphState:
 
     @cached_property
     def edge_mask(self) -> Tensor:
-        """True for each column of ``edge_index`` that is kept, of shape ``[E]``."""
-        return self.units.spread(self.edges)
+        """Return a mask of the kept columns of ``edge_index``, of shape ``[E]``."""
+        return self.units.to_edge_mask(self.edges)
 
     @cached_property
     def scale(self) -> Tensor:
-        """What the features of kept nodes are multiplied by, ``n / kept``, of shape ``[]``."""
+        """Return the factor of kept nodes' features, ``n / kept``, of shape ``[]``."""
         return self.node_mask.numel() / self.node_mask.sum()
 
     @cached_property
     def dropped(self) -> Tensor:
-        """The fractions of edges and of nodes that are dropped, of shape ``[2]``, float64."""
+        """Return the fractions of dropped edges and nodes, of shape ``[2]``, float64."""
         masks = (self.edges, self.node_mask)
         return torch.stack([(~mask).sum().double() / max(mask.numel(), 1) for mask in masks])
 
@@ -152,7 +146,7 @@ _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # By by
 
 
 def mask_features(x: Tensor, mask: Tensor, scale: Tensor) -> Tensor:
-    """The features of some nodes in a view.
+    """Return the features of some nodes in a view.
 
     Args:
         x: Their features in the graph, of shape ``[nodes, ...]``.
@@ -173,7 +167,7 @@ def mask_features(x: Tensor, mask: Tensor, scale: Tensor) -> Tensor:
 
 
 def check_mask(name: str, mask: Tensor, size: int, what: str, device: torch.device) -> None:
-    """Raises ``ValueError`` unless ``mask`` is bool, on ``device``, with an entry for each."""
+    """Raise ``ValueError`` unless ``mask`` is bool, on ``device``, with an entry for each."""
     shape = list(mask.shape)
     if mask.dtype != torch.bool or shape != [size] or mask.device != device:
         raise ValueError(
@@ -183,7 +177,7 @@ def check_mask(name: str, mask: Tensor, size: int, what: str, device: torch.devi
 
 
 def _pairs(src: Tensor, dst: Tensor, num_nodes: int) -> Tensor:
-    """The pair that each edge belongs to, of shape ``[E]``: the i-th copies of both directions."""
+    """Return the pair of each edge, of shape ``[E]``: the i-th copies of both directions."""
     pair = torch.empty_like(src)
     sides = []
     for side in (src > dst, src < dst):

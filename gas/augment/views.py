@@ -15,12 +15,8 @@ from torch_geometric.utils import add_remaining_self_loops
 
 from gas.augment.base import Augmentation
 from gas.augment.units import GraphState, mask_features
-from gas.graph.adjacency import Adjacency
-from gas.graph.copies import copy_graph
-from gas.graph.edges import is_row_per_edge
-from gas.graph.layout import layout_of
-from gas.native.augment import kept_entries
-from gas.native.rows import gather_rows
+from gas.graph import Adjacency, copy_graph, is_row_per_edge, layout_of
+from gas.native import gather_rows, kept_entries
 
 
 class _State(NamedTuple):
@@ -48,7 +44,7 @@ class EpochViews(NamedTuple):
     def cut(
         self, batch: Data, n_id: Tensor, weighted: bool = True, e_id: Tensor | None = None
     ) -> list[Data]:
-        """The views of a batch; see :meth:`Views.cut`."""
+        """Return the views of a batch; see :meth:`Views.cut`."""
         ids = n_id, batch.e_id if e_id is None else e_id
         view = _cut(self.previous, batch, *ids, weighted, self.edge_keys)
         if self.current is self.previous:  # A chain that stayed: one transpose serves both.
@@ -92,7 +88,7 @@ class Views:
         transform: Callable[[Data], Data] | None = None,
     ) -> None:
         if not isinstance(augmentation, Augmentation):
-            raise _no_augmentation(augmentation)
+            raise _augmentation_error(augmentation)
         augmentation.check(data)
         _check_not_normalised(data, transform is not None)
         self.augmentation = augmentation
@@ -104,11 +100,11 @@ class Views:
         self._looped: Tensor | None = None  # Weights with self-loops, before GCNNorm's.
         if transform is not None:
             self._check_transform()
-        self._read: dict[GraphState, _State] = {}  # What was read of each state.
+        self._read: dict[GraphState, _State] = {}  # By state, as read once.
         self._epoch: EpochViews | None = None
 
     def run(self, again: bool = False) -> EpochViews:
-        """Runs the augmentation on the whole graph; batches that are cut now have its states.
+        """Run the augmentation on the whole graph; batches that are cut now have its states.
 
         Args:
             again: Take the states that it has, those of an epoch that goes on after a checkpoint.
@@ -123,7 +119,7 @@ class Views:
     def cut(
         self, batch: Data, n_id: Tensor, weighted: bool = True, e_id: Tensor | None = None
     ) -> list[Data]:
-        """The views of a batch: ``x``, the adjacency, ``e_id`` and edge-level tensors of their own.
+        """Return a batch's views: own ``x``, adjacency, ``e_id`` and edge-level tensors.
 
         Everything else is the batch's.
 
@@ -141,7 +137,7 @@ class Views:
     # States ---------------------------------------------------------------------------------------
 
     def _read_states(self) -> EpochViews:
-        """Reads both states, but for one that was the current one of the last epoch."""
+        """Read both states, but for one that was the current one of the last epoch."""
         read: dict[GraphState, _State] = {}
         for view in self.augmentation.states:
             known = read.get(view) or self._read.get(view)
@@ -169,7 +165,7 @@ class Views:
         return _State(edges, nodes, scale, weight)
 
     def _weigh(self, kept: Tensor) -> Tensor:
-        """The weights that the transform computes where dropped edges have weight 0."""
+        """Return the weights that the transform computes where dropped edges have weight 0."""
         assert self.transform is not None
         weight, own = kept.to(self.graph.edge_weight.dtype), self.data.get("edge_weight")
         if own is not None:
@@ -179,29 +175,33 @@ class Views:
         )
         out = self.transform(bare)
         if not torch.equal(out.edge_index, self.graph.edge_index):
-            raise _unsuitable(self.transform, "its edges depend on their weights")
+            raise _transform_error(self.transform, "its edges depend on their weights")
         return out.edge_weight
 
     def _check_transform(self) -> None:
-        """Remembers which edges of the graph the augmentation may drop."""
+        """Remember which edges of the graph the augmentation may drop."""
         before, after = self.data, self.graph
         if after.get("edge_index") is None or after.get("adj_t") is not None:
-            raise _unsuitable(self.transform, "it makes no 'edge_index', or an 'adj_t'")
+            raise _transform_error(self.transform, "it makes no 'edge_index', or an 'adj_t'")
         self._edges = before.edge_index[0] != before.edge_index[1]
         self._is_edge = after.edge_index[0] != after.edge_index[1]
         same = after.num_nodes == before.num_nodes and torch.equal(
             after.edge_index[:, self._is_edge], before.edge_index[:, self._edges]
         )
         if not same:
-            raise _unsuitable(self.transform, "it changes nodes or edges other than self-loops")
+            raise _transform_error(
+                self.transform, "it changes nodes or edges other than self-loops"
+            )
         if after.get("edge_weight") is None:
             return
         try:
             again = self._weigh(torch.ones_like(self._edges))
         except (AttributeError, TypeError) as error:
-            raise _unsuitable(self.transform, f"it needs more of the graph ({error})") from error
+            raise _transform_error(
+                self.transform, f"it needs more of the graph ({error})"
+            ) from error
         if not torch.allclose(again, after.edge_weight):
-            raise _unsuitable(self.transform, "its weights don't follow from the edges alone")
+            raise _transform_error(self.transform, "its weights don't follow from the edges alone")
         if type(self.transform) is GCNNorm and getattr(self.transform, "add_self_loops", False):
             # It would look for self-loops anew in each state, which takes most of its time.
             own = before.get("edge_weight")
@@ -241,7 +241,7 @@ def _cut(
 
 
 def _check_not_normalised(data: Data, transformed: bool) -> None:
-    """Refuses what looks normalised: every node has a self-loop, and edges have weights."""
+    """Refuse what looks normalised: every node has a self-loop, and edges have weights."""
     src, dst = data.edge_index
     looped = torch.zeros(data.num_nodes, dtype=torch.bool, device=src.device)
     looped[src[src == dst]] = True
@@ -255,7 +255,7 @@ def _check_not_normalised(data: Data, transformed: bool) -> None:
         )
 
 
-def _no_augmentation(given: object) -> ValueError:
+def _augmentation_error(given: object) -> ValueError:
     what = f"the class {given.__name__}" if isinstance(given, type) else f"a {type(given).__name__}"
     return ValueError(
         f"'augmentation' is {what}, expected one of gas.augment, built on the graph, such as "
@@ -263,7 +263,7 @@ def _no_augmentation(given: object) -> ValueError:
     )
 
 
-def _unsuitable(transform: object, reason: str) -> ValueError:
+def _transform_error(transform: object, reason: str) -> ValueError:
     return ValueError(
         f"'graph_transform' is {transform!r}, but {reason}: expected one that computes "
         "'edge_weight' from the edges and adds self-loops at most, such as "

@@ -1,14 +1,14 @@
-"""How many different states a chain has visited."""
+"""Number of distinct states that a chain has visited."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from gas.native.dropout import random_bits
+from gas.native import random_bits
 
 SEED = 0x5EED
-MOST_PENDING = 4096  # Fingerprints on a GPU that nobody has read yet.
+MOST_PENDING = 4096  # Fingerprints that are on a GPU still.
 
 
 class Visited:
@@ -29,32 +29,32 @@ class Visited:
         self._pending: list[Tensor] = []
 
     def fingerprint(self, edges: Tensor, nodes: Tensor) -> Tensor:
-        """The fingerprint of a state, of shape ``[]``, int64."""
+        """Compute the fingerprint of a state, of shape ``[]``, int64."""
         words = torch.cat([edges, nodes, self._padding]).view(torch.int64)
         packed = (words * 0x0102040810204080 >> 56) & 0xFF  # Eight bytes of 0 or 1 become one.
         return (packed * self._key).sum()
 
     def add(self, fingerprint: Tensor) -> None:
-        """Adds a state."""
+        """Add a state."""
         self._pending.append(fingerprint)
         if len(self._pending) >= MOST_PENDING:
-            self._drain()
+            self._flush_pending()
 
-    def _drain(self) -> None:
+    def _flush_pending(self) -> None:
         if self._pending:
             self._seen.update(torch.stack(self._pending).tolist())
             self._pending.clear()
 
     def __len__(self) -> int:
-        self._drain()
+        self._flush_pending()
         return len(self._seen)
 
     def state(self) -> Tensor:
-        """The fingerprints, of shape ``[states]``, int64."""
-        self._drain()
+        """Return the fingerprints, of shape ``[states]``, int64."""
+        self._flush_pending()
         return torch.tensor(sorted(self._seen), dtype=torch.int64)
 
     def load(self, state: Tensor) -> None:
-        """Goes on from :meth:`state`."""
+        """Go on from :meth:`state`."""
         self._pending.clear()
         self._seen = set(state.tolist())

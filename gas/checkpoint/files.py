@@ -16,16 +16,14 @@ import errno
 import json
 import os
 import re
-import shutil
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from gas.checkpoint.errors import CheckpointError
-from gas.checkpoint.tensors import Written, checksum, read_json
-from gas.history.memory import DISK_FULL
-from gas.native.memory import human
+from gas.checkpoint.tensors import CheckpointError, Written, checksum, read_json
+from gas.io import explain_full_disk, flush_to_disk, sync_folder, write_json
+from gas.native import human, make_folder
 
 try:
     import fcntl
@@ -46,21 +44,21 @@ FILE = re.compile(r"(model|state|(view_\d+_)?history_\d+(_changes)?)\.safetensor
 
 
 class Newest(NamedTuple):
-    """What ``newest.json`` names: a checkpoint of as many processes."""
+    """Contents of ``newest.json``: a checkpoint and its number of processes."""
 
     world_size: int
     number: int
 
 
 class Source(NamedTuple):
-    """Where a checkpoint is read from: one, or those of all ranks; of one, ``world_size`` is 0."""
+    """Folders that a checkpoint is read from: one (``world_size`` 0), or those of all ranks."""
 
     root: Path
     world_size: int
     name: str
 
     def path(self, rank: int) -> Path:
-        """The checkpoint of a rank."""
+        """Return the checkpoint of a rank."""
         folder = of_rank(self.root, self.world_size, rank) if self.world_size else self.root
         return folder / self.name
 
@@ -73,7 +71,7 @@ class Known(NamedTuple):
 
 
 def identity(path: Path) -> tuple[int, ...]:
-    """Tells a file from all others, by whatever name; a changed one, too."""
+    """Tell a file from all others, by whatever name; a changed one, too."""
     about = os.stat(path)
     return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns
 
@@ -86,14 +84,14 @@ class Writer:
         self.files: dict[str, Written] = {}
 
     def write(self, name: str, content: Callable[[BinaryIO], Written]) -> Known:
-        """Writes a file, and waits until it is on the disk."""
+        """Write a file, and wait until it is on the disk."""
         with open(self.folder / name, "xb") as stream:
             self.files[name] = content(stream)
-            _reach_disk(stream)
+            flush_to_disk(stream)
         return Known(identity(self.folder / name), self.files[name])
 
     def link(self, name: str, known: Known) -> bool:
-        """Takes up a file of an earlier checkpoint of the folder; says whether it could."""
+        """Take up a file of an earlier checkpoint of the folder; say whether it could."""
         for path in reversed(checkpoints(self.folder.parent)):
             try:
                 if identity(path / name) == known.identity:
@@ -105,25 +103,25 @@ class Writer:
         return False
 
     def write_manifest(self, content: dict[str, Any]) -> None:
-        """Writes what makes a checkpoint of the folder."""
+        """Write what makes a checkpoint of the folder."""
         files = {name: {"bytes": w.nbytes, "crc32": w.crc32} for name, w in self.files.items()}
         content = {"format": FORMAT, "version": VERSION, "files": files, **content}
         text = json.dumps(content, allow_nan=False, separators=(",", ":"))
         whole = {"crc32": zlib.crc32(text.encode()), "content": content}
         with open(self.folder / MANIFEST, "xb") as stream:
             stream.write(json.dumps(whole, allow_nan=False, separators=(",", ":")).encode())
-            _reach_disk(stream)
+            flush_to_disk(stream)
 
 
 @contextlib.contextmanager
 def writing(folder: Path, number: int) -> Iterator[Writer]:
-    """A new checkpoint, which takes its place when the context ends without an error.
+    """Open a new checkpoint, which is published when the context ends without an error.
 
     Raises:
         OSError: If the disk is full, or the folder can't be written; no checkpoint has changed.
     """
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder("folder", folder)
     name = f"checkpoint_{number:06}"
     temporary = folder / f".{name}.writing"
     try:
@@ -134,38 +132,37 @@ def writing(folder: Path, number: int) -> Iterator[Writer]:
             "another process is writing a checkpoint there: name another folder",
             str(folder),
         ) from error
-    try:
-        with _locked(temporary):
-            yield Writer(temporary)
-            if not (temporary / MANIFEST).exists():
-                raise AssertionError("a checkpoint without its manifest")
-            _folder_reaches_disk(temporary)
-            os.rename(temporary, folder / name)
-        _folder_reaches_disk(folder)
-        for path in missing:  # Folders that were made for it.
-            _folder_reaches_disk(path.parent)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            _remove(temporary)
-        if isinstance(error, OSError) and error.errno in DISK_FULL:
-            raise OSError(
-                error.errno,
-                f"the disk has no room for a checkpoint ({human(shutil.disk_usage(folder).free)} "
-                "are free): free some, or name a folder on another disk. Those written before are "
-                "unchanged",
-                str(folder),
-            ) from error
-        raise
+    with explain_full_disk(
+        folder,
+        lambda free: (
+            f"the disk has no room for a checkpoint ({human(free)} are free): free some, or name a "
+            "folder on another disk. Those written before are unchanged"
+        ),
+    ):
+        try:
+            with _locked(temporary):
+                yield Writer(temporary)
+                if not (temporary / MANIFEST).exists():
+                    raise AssertionError("a checkpoint without its manifest")
+                sync_folder(temporary)
+                os.rename(temporary, folder / name)
+            sync_folder(folder)
+            for path in missing:  # Folders that were made for it.
+                sync_folder(path.parent)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                _remove(temporary)
+            raise
 
 
 def checkpoints(folder: str | Path) -> list[Path]:
-    """The complete checkpoints of a folder, the newest last; whether they are sound isn't read."""
+    """Return the complete checkpoints of a folder, newest last; their contents aren't checked."""
     found = sorted((int(number), path) for number, path in _numbered(Path(folder)))
     return [path for _, path in found if NAME.fullmatch(path.name) and (path / MANIFEST).is_file()]
 
 
 def _numbered(folder: Path) -> list[tuple[str, Path]]:
-    """The numbers and folders of checkpoints, those under way included."""
+    """Return the numbers and folders of checkpoints, those under way included."""
     if not folder.is_dir():
         return []
     paths = [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]
@@ -174,19 +171,19 @@ def _numbered(folder: Path) -> list[tuple[str, Path]]:
 
 
 def next_number(folder: Path) -> int:
-    """A number that no checkpoint has, complete or not, larger than all."""
+    """Return a number that no checkpoint has, complete or not, larger than all."""
     newest = read_newest(folder)
     numbers = [0 if newest is None else newest.number]
     return 1 + max([*numbers, *(int(number) for number, _ in _numbered(folder))])
 
 
 def of_rank(folder: Path, world_size: int, rank: int) -> Path:
-    """Where a rank has its checkpoints."""
+    """Return the folder of a rank's checkpoints."""
     return folder / f"ranks_{world_size}" / str(rank)
 
 
 def read_newest(folder: Path) -> Newest | None:
-    """The newest checkpoint that all ranks have completed, if there is one.
+    """Return the newest checkpoint that all ranks have completed, if there is one.
 
     Raises:
         CheckpointError: If ``newest.json`` can't be read, or is none of ours.
@@ -216,7 +213,7 @@ def read_newest(folder: Path) -> Newest | None:
 
 
 def find_source(folder: Path) -> Source | None:
-    """What is read of a folder: the newest of its checkpoints; or the one that it is.
+    """Find the newest checkpoint of a folder, or the one that the folder itself is.
 
     That of a rank stands for those of all.
 
@@ -236,27 +233,22 @@ def find_source(folder: Path) -> Source | None:
 
 
 def number_of(path: Path) -> int:
-    """The number in the name of a checkpoint."""
+    """Return the number in the name of a checkpoint."""
     return int(path.name.removeprefix("checkpoint_"))
 
 
 def write_newest(folder: Path, newest: Newest) -> None:
-    """Names the checkpoint that all ranks have completed; the one before was named until now.
+    """Name the checkpoint that all ranks have completed; the one before was named until now.
 
     Raises:
         OSError: If the disk is full, or the folder can't be written.
     """
     about = {"format": FORMAT_OF_RANKS, "version": VERSION, **newest._asdict()}
-    temporary = folder / f".{NEWEST}.writing"
-    with open(temporary, "wb") as stream:
-        stream.write(json.dumps(about).encode())
-        _reach_disk(stream)
-    os.replace(temporary, folder / NEWEST)
-    _folder_reaches_disk(folder)
+    write_json(folder / NEWEST, about, indent=None, temporary=f".{NEWEST}.writing")
 
 
 def prune(folder: Path, keep: int) -> None:
-    """Removes all checkpoints but the last ones, and what was left of others."""
+    """Remove all checkpoints but the last ones, and what was left of others."""
     sweep(folder)
     ours = [path for path in checkpoints(folder) if _is_ours(path)]
     for path in ours[: max(0, len(ours) - keep)]:
@@ -264,7 +256,7 @@ def prune(folder: Path, keep: int) -> None:
 
 
 def drop(folder: Path, after: int) -> None:
-    """Removes checkpoints that not all ranks have completed, those with larger numbers."""
+    """Remove checkpoints that not all ranks have completed, those with larger numbers."""
     for path in checkpoints(folder):
         if number_of(path) > after and _is_ours(path):
             _discard(path)
@@ -278,7 +270,7 @@ def _discard(path: Path) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Removes checkpoints that were left unfinished, written or removed."""
+    """Remove checkpoints that were left unfinished, written or removed."""
     for _, path in _numbered(folder):
         if TEMPORARY.fullmatch(path.name):
             with contextlib.suppress(OSError):  # Somebody writes it.
@@ -286,14 +278,14 @@ def sweep(folder: Path) -> None:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether a manifest says that it is one of this format; others call their folders alike."""
+    """Return whether a manifest is of this format; other programs use the same folder names."""
     with contextlib.suppress(OSError), (path / MANIFEST).open("rb") as stream:
         return f'"format":"{FORMAT}"'.encode() in stream.read(200)
     return False
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """What a checkpoint says of itself; its files aren't looked at.
+    """Read the manifest of a checkpoint, without its files.
 
     Raises:
         CheckpointError: If it is damaged, none of ours, or newer.
@@ -325,7 +317,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def check_files(path: Path, manifest: dict[str, Any]) -> None:
-    """Reads the files of a checkpoint, and compares them with what was written.
+    """Read the files of a checkpoint, and compare them with what was written.
 
     Raises:
         CheckpointError: Naming the first that is missing or differs.
@@ -349,7 +341,7 @@ def check_files(path: Path, manifest: dict[str, Any]) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Removes a checkpoint, unless somebody writes it, as far as its files are ours."""
+    """Remove our files of a checkpoint, unless a process is writing it."""
     with _locked(path):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path / MANIFEST)
@@ -361,7 +353,7 @@ def _remove(path: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Keeps others from a folder.
+    """Keep others from a folder.
 
     Raises:
         OSError: If somebody has it.
@@ -376,20 +368,5 @@ def _locked(path: Path) -> Iterator[None]:
             yield
         finally:
             fcntl.flock(handle, fcntl.LOCK_UN)  # A process that was forked has the handle, too.
-    finally:
-        os.close(handle)
-
-
-def _reach_disk(stream: BinaryIO) -> None:
-    stream.flush()
-    os.fsync(stream.fileno())
-
-
-def _folder_reaches_disk(path: Path) -> None:
-    if not POSIX:  # A folder can't be opened.
-        return
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
     finally:
         os.close(handle)

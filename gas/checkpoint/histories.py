@@ -15,12 +15,17 @@ from typing import Any, BinaryIO, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from gas.checkpoint.errors import CheckpointError
 from gas.checkpoint.files import Known, Writer, identity
-from gas.checkpoint.tensors import BLOCK, Blocks, TensorFile, Written, write_tensors
-from gas.hetero import HeteroModel
+from gas.checkpoint.tensors import (
+    BLOCK,
+    Blocks,
+    CheckpointError,
+    TensorFile,
+    Written,
+    write_tensors,
+)
 from gas.history import History
-from gas.scalable.model import ScalableGNN
+from gas.scalable import HeteroModel, ScalableGNN
 
 MODELS = (ScalableGNN, HeteroModel)  # What has histories.
 SHARE = 0.5  # Of rows; where more have changed, all are written.
@@ -41,7 +46,7 @@ Saving = Callable[[Writer], dict[str, Any]]
 
 
 def named(model: ScalableGNN | HeteroModel) -> dict[str, History]:
-    """The histories of a model, those of views included, by the names of their files."""
+    """Return the histories of a model, those of views included, by the names of their files."""
     found = {f"history_{number}": history for number, history in enumerate(model.histories)}
     for view, bank in enumerate(model.view_histories or ()):
         for number, history in enumerate(bank):
@@ -50,7 +55,7 @@ def named(model: ScalableGNN | HeteroModel) -> dict[str, History]:
 
 
 def saving(name: str, history: History, at_once: bool) -> Saving:
-    """What writes a history as it is now.
+    """Return a function that writes a history's current state.
 
     Args:
         name: Of its files.
@@ -104,7 +109,7 @@ def _writing(tensors: dict[str, Any], about: dict[str, Any]) -> Callable[[Binary
 
 
 def _blocks(history: History, index: Tensor | None) -> Iterator[Tensor]:
-    """The stored rows in pieces; of all, without ``index``."""
+    """Return the stored rows in pieces; of all, without ``index``."""
     row_bytes = max(1, history.store.columns * history.store.dtype.itemsize)
     size, step = history.num_embeddings, max(1, BLOCK // row_bytes)
     for first in range(0, size if index is None else index.numel(), step):
@@ -188,7 +193,7 @@ class Reading:
             )
 
     def restore(self, history: History, written: Written) -> None:
-        """Puts the rows into a history; ``written`` is what is known of their first file."""
+        """Put the rows into a history; ``written`` is what is known of their first file."""
         history.restore(self.rows(), self.written_at, self.pushes)
         _bases.pop(history, None)
         if self.index is None:
@@ -196,7 +201,7 @@ class Reading:
             _bases[history] = _Base(known, _by_others(history), self.pushes)
 
     def rows(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Which rows, and what is stored of them; the last is right of one that comes twice."""
+        """Return row numbers and stored rows; of a repeated row the last counts."""
         for first, rows in self.files[0].blocks("rows"):
             yield torch.arange(first, first + rows.size(0)), rows
         if self.index is not None:
@@ -205,5 +210,5 @@ class Reading:
 
 
 def is_count(value: Any) -> bool:
-    """Whether it is a number of pushes or rows."""
+    """Return whether it is a number of pushes or rows."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31

@@ -8,14 +8,12 @@ at once. Nothing that it names is removed before another is named.
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from torch.nn import Module
 
-from gas.checkpoint.errors import CheckpointError
 from gas.checkpoint.files import (
     MANIFEST,
     OF_RANKS,
@@ -32,13 +30,67 @@ from gas.checkpoint.files import (
     sweep,
     write_newest,
 )
-from gas.checkpoint.loading import Found, nothing
-from gas.checkpoint.moving import Graph, Into, Moving, Saved, plain
-from gas.checkpoint.saving import Content, histories_of
-from gas.checkpoint.together import together
+from gas.checkpoint.reader import CheckpointReader, no_checkpoint
+from gas.checkpoint.redistribution import (
+    Graph,
+    LoadTarget,
+    Redistribution,
+    Saved,
+    unwrap_loader,
+)
+from gas.checkpoint.tensors import CheckpointError
+from gas.checkpoint.writer import CheckpointWriter, history_writers
 from gas.distributed import Group, RankError
-from gas.scalable.model import ScalableGNN
-from gas.scalable.ranks import Ranks
+from gas.native import warn
+from gas.scalable import Ranks, ScalableGNN
+
+T = TypeVar("T")
+
+
+def run_on_all_ranks(group: Group | None, what: str, function: Callable[[], T]) -> T:
+    """Call a function on every rank; if it fails on one, raise on all.
+
+    Args:
+        group: The ranks; ``None``, there is one.
+        what: The task in words, for the error of a rank that does not answer.
+        function: Must not wait for another rank.
+
+    Raises:
+        ValueError: Or ``CheckpointError``, or ``OSError``: the error of the first rank that failed,
+            with that rank in its text.
+        RankError: For any other error, or if a rank has gone, or doesn't come in time.
+    """
+    if group is None:
+        return function()
+    result, failed = None, None
+    try:
+        result = function()
+    except RankError:
+        raise
+    except Exception as error:  # Whatever it is, the others wait.
+        failed = error
+    for rank, told in enumerate(group.gather_json(_describe_error(failed), what)):
+        if told is not None:
+            raise _make_error(rank, *told) from failed
+    return cast(T, result)
+
+
+def _describe_error(error: Exception | None) -> list[Any] | None:
+    if error is None:
+        return None
+    if isinstance(error, OSError):
+        return ["OSError", error.strerror or str(error), error.errno, str(error.filename or "")]
+    kinds = {"CheckpointError": CheckpointError, "ValueError": ValueError}
+    kind = next((name for name, kind in kinds.items() if isinstance(error, kind)), "")
+    return [kind, str(error) if kind else f"{type(error).__name__}: {error}", None, ""]
+
+
+def _make_error(rank: int, kind: str, text: str, number: int | None, file: str) -> Exception:
+    text = f"rank {rank}: {text}"
+    if kind == "OSError" and number is not None:
+        return OSError(number, text, *([file] if file else []))
+    others = {"OSError": OSError, "CheckpointError": CheckpointError, "ValueError": ValueError}
+    return others.get(kind, RankError)(text)
 
 
 def _no_loader() -> ValueError:
@@ -65,15 +117,15 @@ def save_on_ranks(
     group, graph = ranks.group, Graph.of(loader)
     mine = of_rank(folder, group.size, group.rank)
 
-    def gather() -> tuple[Content, int, int]:
+    def gather() -> tuple[CheckpointWriter, int, int]:
         if histories and ranks.exchange is None and graph is None:
             raise _no_loader()
         newest = read_newest(folder)
         number = max(next_number(folder), next_number(mine))
-        content = Content(folder, model, optimizer, loader, state)
+        content = CheckpointWriter(folder, model, optimizer, loader, state)
         return content, number, 0 if newest is None else newest.number
 
-    content, number, newest = together(group, "preparing a checkpoint", gather)
+    content, number, newest = run_on_all_ranks(group, "preparing a checkpoint", gather)
     told = group.gather_json([number, newest], "numbering a checkpoint")
     number, newest = max(each for each, _ in told), told[0][1]
 
@@ -84,10 +136,10 @@ def save_on_ranks(
         sweep(mine)
         if newest:
             drop(mine, newest)  # What not all ranks have completed.
-        return content.write(mine, number, histories_of(model, True) if histories else {})
+        return content.write(mine, number, history_writers(model, True) if histories else {})
 
     try:
-        path = together(group, "writing a checkpoint", write)
+        path = run_on_all_ranks(group, "writing a checkpoint", write)
     except (ValueError, OSError):  # All ranks know; without an answer, the others may go on.
         drop(mine, number - 1)
         raise
@@ -96,7 +148,7 @@ def save_on_ranks(
         if group.rank == 0:
             write_newest(folder, Newest(group.size, number))
 
-    together(group, "naming a checkpoint", name)
+    run_on_all_ranks(group, "naming a checkpoint", name)
     prune(mine, keep)
     if group.rank == 0 and len(checkpoints(mine)) >= keep:
         for other in _of_other_sizes(folder, group.size):
@@ -108,7 +160,7 @@ def save_on_ranks(
 
 
 def _about(ranks: Ranks, graph: Graph | None, histories: bool) -> dict[str, Any]:
-    """What others need to know of the rank's checkpoint."""
+    """Describe the rank's checkpoint for the other ranks."""
     group, exchange = ranks.group, ranks.exchange
     found: dict[str, Any] = {"rank": group.rank, "world_size": group.size}
     if exchange is not None or graph is not None:
@@ -146,12 +198,12 @@ def load_on_ranks(
     group = None if ranks is None else ranks.group
     histories = histories and isinstance(model, ScalableGNN)
     source = _source(folder, group)
-    into = Into(model, ranks, Graph.of(loader), histories)
+    into = LoadTarget(model, ranks, Graph.of(loader), histories)
 
     def prepare() -> _Plan:
         return _plan(source, into, optimizer, loader, random_state, objects)
 
-    plan = together(group, "reading a checkpoint", prepare)
+    plan = run_on_all_ranks(group, "reading a checkpoint", prepare)
     sums = [plan.sum] if group is None else group.gather_json(plan.sum, "comparing graphs")
     if plan.sum_then is not None and None not in sums and sum(sums) % (1 << 63) != plan.sum_then:
         raise _other_graph(source)
@@ -161,23 +213,25 @@ def load_on_ranks(
         exchange = ranks.bind(cast(ScalableGNN, model), into.shard)
         each = cast(ScalableGNN, model).histories
         state = plan.exchange or {"arriving": []}
-        together(group, "reading a checkpoint", lambda: _checked(exchange.restore, state, each))
-    result = together(group, "going on from a checkpoint", plan.load)
+        run_on_all_ranks(
+            group, "reading a checkpoint", lambda: _checked(exchange.restore, state, each)
+        )
+    result = run_on_all_ranks(group, "going on from a checkpoint", plan.load)
     if plan.text and (group is None or group.rank == 0):
-        warnings.warn(plan.text, stacklevel=3)
+        warn(plan.text)
     return result
 
 
 def _source(folder: Path, group: Group | None) -> Source:
-    """What is read: on all ranks what rank 0 has found, wherever they see it."""
+    """Find the checkpoint to read: that of rank 0, on all ranks."""
 
     def find() -> Source:
         found = find_source(folder) if group is None or group.rank == 0 else Source(folder, 0, "")
         if found is None:
-            raise nothing(folder)
+            raise no_checkpoint(folder)
         return found
 
-    found = together(group, "looking for a checkpoint", find)
+    found = run_on_all_ranks(group, "looking for a checkpoint", find)
     if group is None:
         return found
     _, world_size, name = group.gather_json([None, *found[1:]], "looking for a checkpoint")[0]
@@ -186,7 +240,7 @@ def _source(folder: Path, group: Group | None) -> Source:
 
 
 class _Plan(NamedTuple):
-    """What has been checked on one rank, and changes what was given."""
+    """Checked state of one rank, ready to be loaded."""
 
     load: Callable[[], dict[str, Any]]
     exchange: Any = None  # The state of it; none, nothing is on its way.
@@ -197,7 +251,7 @@ class _Plan(NamedTuple):
 
 def _plan(
     source: Source,
-    into: Into,
+    into: LoadTarget,
     optimizer: Any,
     loader: Any,
     random_state: bool,
@@ -221,13 +275,13 @@ def _plan(
             return _Plan(load, found.about.get("exchange"))
     sources = [_read(source, rank) for rank in range(max(source.world_size, 1))]
     load = sources[0].files.prepare(*given, None, False, False, objects)
-    moving = Moving(sources, into) if into.histories else None
+    moving = Redistribution(sources, into) if into.histories else None
 
     def go_on() -> dict[str, Any]:
         state = load()
         if moving is not None:
             moving.restore(cast(ScalableGNN, into.model))
-        forget = getattr(plain(loader), "forget_epoch", None)
+        forget = getattr(unwrap_loader(loader), "forget_epoch", None)
         if forget is not None:
             forget()
         return state
@@ -256,14 +310,14 @@ def _warning(before: int, now: int) -> str:
 
 
 def _read(source: Source, rank: int) -> Saved:
-    """Reads what a rank has saved.
+    """Read what a rank has saved.
 
     Raises:
         CheckpointError: If it is damaged or missing, naming the rank.
     """
     path = source.path(rank)
     try:
-        files = Found(path)
+        files = CheckpointReader(path)
         about = files.values["ranks"]
         is_its_own = isinstance(about, dict) and (about.get("rank"), about.get("world_size")) == (
             rank,
@@ -286,7 +340,7 @@ def _read(source: Source, rank: int) -> Saved:
 
 
 def _advice(source: Source, path: Path) -> str:
-    """Which checkpoint of all ranks may be read instead."""
+    """Name an earlier checkpoint of all ranks that can be loaded instead."""
     ranks = [of_rank(source.root, source.world_size, rank) for rank in range(source.world_size)]
     names = [{found.name for found in checkpoints(folder)} for folder in ranks]
     paths = [ranks[0] / name for name in set.intersection(*names)]
@@ -297,7 +351,7 @@ def _advice(source: Source, path: Path) -> str:
 
 
 def _checked(restore: Callable[[Any, Any], None], state: Any, histories: Any) -> None:
-    """Restores what was on its way, of whatever form the state is.
+    """Restore what was on its way, of whatever form the state is.
 
     Raises:
         CheckpointError: If it isn't what was saved.

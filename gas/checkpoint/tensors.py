@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, NamedTuple
 import torch
 from torch import Tensor
 
-from gas.checkpoint.errors import CheckpointError
+from gas.io import parse_json
 
 TYPES = {
     "F64": torch.float64,
@@ -39,6 +39,10 @@ MOST_HEADER = 100 << 20  # As the format has it.
 BLOCK = 16 << 20  # Bytes that are read or written at once.
 
 
+class CheckpointError(ValueError):
+    """A checkpoint that is damaged, unfinished, of something else, or of a newer version."""
+
+
 class Blocks(NamedTuple):
     """A tensor that is never whole in memory: its type, its shape, and its rows in pieces."""
 
@@ -48,7 +52,7 @@ class Blocks(NamedTuple):
 
     @classmethod
     def of(cls, tensor: Tensor) -> Blocks:
-        """A tensor that is."""
+        """Return a tensor that is."""
         return cls(tensor.dtype, tuple(tensor.shape), [tensor])
 
     @property
@@ -58,7 +62,7 @@ class Blocks(NamedTuple):
 
 
 class Written(NamedTuple):
-    """What tells whether a file is still what was written: its size, and its CRC-32."""
+    """Size and CRC-32 of a written file, to detect changes."""
 
     nbytes: int
     crc32: int
@@ -67,7 +71,7 @@ class Written(NamedTuple):
 def write_tensors(
     stream: BinaryIO, tensors: Mapping[str, Tensor | Blocks], metadata: Mapping[str, str]
 ) -> Written:
-    """Writes tensors, in their order.
+    """Write tensors, in their order.
 
     Raises:
         ValueError: If a tensor is of a type that the format doesn't have.
@@ -102,13 +106,13 @@ def write_tensors(
 
 
 def as_bytes(tensor: Tensor) -> memoryview:
-    """The bytes of a tensor, itself where it is in the host's memory already."""
+    """Return the bytes of a tensor, itself where it is in the host's memory already."""
     flat = tensor.detach().cpu().contiguous().view(-1)
     return flat.view(torch.uint8).numpy().data
 
 
 def checksum(path: Path) -> Written:
-    """Reads a file, a block at a time."""
+    """Read a file, a block at a time."""
     crc = size = 0
     with path.open("rb") as stream:
         while block := stream.read(BLOCK):
@@ -181,14 +185,14 @@ class TensorFile:
         return iter(self._places)
 
     def about(self, name: str) -> tuple[torch.dtype, tuple[int, ...]]:
-        """The type and the shape of a tensor."""
+        """Return the type and the shape of a tensor."""
         place = self._places.get(name)
         if place is None:
             raise self._error(f"has no {name!r}")
         return place.dtype, place.shape
 
     def read(self, name: str) -> Tensor:
-        """A tensor."""
+        """Return a tensor."""
         dtype, shape = self.about(name)
         out = torch.empty(shape, dtype=dtype)
         if out.numel():
@@ -198,7 +202,7 @@ class TensorFile:
         return out
 
     def blocks(self, name: str) -> Iterator[tuple[int, Tensor]]:
-        """The rows of a tensor in pieces: the first row, and a piece that the next overwrites."""
+        """Yield a tensor in blocks of rows: the first row, and a block that the next overwrites."""
         dtype, shape = self.about(name)
         row_bytes = max(1, math.prod(shape[1:]) * dtype.itemsize)
         buffer = torch.empty(max(1, min(shape[0], BLOCK // row_bytes)), *shape[1:], dtype=dtype)
@@ -220,26 +224,15 @@ class TensorFile:
 
 
 def _are_sizes(value: Any) -> bool:
-    """Whether it is a list of numbers that a file can have."""
+    """Return whether it is a list of numbers that a file can have."""
     return isinstance(value, list) and all(
         isinstance(size, int) and not isinstance(size, bool) and 0 <= size < 2**62 for size in value
     )
 
 
 def read_json(text: bytes, error: Any) -> Any:
-    """Reads JSON that names nothing twice; ``error`` makes the exception of what is wrong."""
-
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            raise ValueError("a name comes twice")
-        return found
-
+    """Read JSON that names nothing twice; ``error`` makes the exception of what is wrong."""
     try:
-        return json.loads(text, object_pairs_hook=once, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as reason:
-        raise error(f"can't be read as JSON ({reason or 'too deep'})") from reason
-
-
-def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is no number")
+        return parse_json(text)
+    except ValueError as reason:
+        raise error(f"can't be read as JSON ({reason})") from reason

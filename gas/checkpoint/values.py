@@ -7,6 +7,7 @@ keys of these; so do ``state_dict`` of optimizers, schedulers and augmentations.
 from __future__ import annotations
 
 import math
+import random
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -15,14 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gas.checkpoint.errors import CheckpointError
+from gas.checkpoint.tensors import CheckpointError
 
 SPECIAL = ("nan", "inf", "-inf")
 DEEPEST = 64  # Values in values; deeper ones are a mistake, such as a list in itself.
 
 
 def to_json(value: Any, name: str, tensors: dict[str, Tensor], depth: int = 0) -> Any:
-    """What JSON can hold of a value; its tensors go into ``tensors``, by names that begin so.
+    """Convert a value to JSON; its tensors are added to ``tensors`` under names with a prefix.
 
     Raises:
         ValueError: If it holds anything else, naming where.
@@ -65,7 +66,7 @@ def to_json(value: Any, name: str, tensors: dict[str, Tensor], depth: int = 0) -
 
 
 def from_json(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """The value that :func:`to_json` was given.
+    """Return the value that :func:`to_json` was given.
 
     Raises:
         CheckpointError: If it is none of those.
@@ -92,3 +93,41 @@ def from_json(value: Any, tensors: Mapping[str, Tensor]) -> Any:
         except (TypeError, ValueError) as error:
             raise CheckpointError("'$dict' holds what isn't pairs of keys and values") from error
     raise CheckpointError(f"{kind!r} is no value of a checkpoint, or what it names is missing")
+
+
+def rng_states() -> dict[str, Any]:
+    """Return the states of Python's random generator, NumPy's, and PyTorch's of every device."""
+    name, keys, *rest = np.random.get_state()
+    found = {
+        "python": random.getstate(),
+        "numpy": (name, np.asarray(keys).astype(np.int64), *rest),
+        "torch": torch.get_rng_state(),
+    }
+    if torch.cuda.is_available():
+        found["cuda"] = torch.cuda.get_rng_state_all()
+    return found
+
+
+def check_rng_states(found: Any) -> None:
+    """Check random states by setting separate generators to them.
+
+    Raises:
+        Exception: Of any type: what the generators raise.
+    """
+    random.Random().setstate(found["python"])
+    np.random.RandomState().set_state(_numpy_state(found["numpy"]))
+    torch.Generator().set_state(found["torch"])
+
+
+def restore_rng_states(found: dict[str, Any]) -> None:
+    """Set the random generators; states of devices that are missing here are ignored."""
+    random.setstate(found["python"])
+    np.random.set_state(_numpy_state(found["numpy"]))
+    torch.set_rng_state(found["torch"])
+    for number, state in enumerate(found.get("cuda", [])[: torch.cuda.device_count()]):
+        torch.cuda.set_rng_state(state, number)
+
+
+def _numpy_state(state: Any) -> Any:
+    name, keys, *rest = state
+    return (name, np.asarray(keys).astype(np.uint32), *rest)

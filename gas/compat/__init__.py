@@ -1,4 +1,4 @@
-"""What ``torch_geometric_autoscale`` exports, under the same names: change the import line alone.
+"""The exports of ``torch_geometric_autoscale``, by the same names: only the import line changes.
 
 Modules are named as they are there. What differs from ``gas`` itself, because scripts rely on it:
 

@@ -13,19 +13,19 @@ from gas.datasets import named
 
 Loaded = tuple[Data, int, int]
 
-# Whose folder has another name there than in gas; a citation graph's has the name as it is typed.
+# Data sets with another folder than in gas; that of a citation graph has the name as it is typed.
 _FOLDERS: dict[str, Callable[[str, str], Data]] = {
     **dict.fromkeys(
         ("cora", "citeseer", "pubmed"),
-        lambda root, name: named.planetoid(f"{root}/Planetoid", name),
+        lambda root, name: named.load_planetoid(f"{root}/Planetoid", name),
     ),
-    "wikics": lambda root, _: named.wikics(f"{root}/WIKICS"),
-    "yelp": lambda root, _: named.standardised("Yelp", f"{root}/YELP"),
+    "wikics": lambda root, _: named.load_wikics(f"{root}/WIKICS"),
+    "yelp": lambda root, _: named.load_standardised("Yelp", f"{root}/YELP"),
 }
 
 
 def get_data(root: str, name: str) -> Loaded:
-    """Loads a graph with ``adj_t``, from the folders where scripts of there have put it.
+    """Load a graph with ``adj_t`` from the folders in which that package stores them.
 
     PPI is the union of its training graphs, and so are CLUSTER and PATTERN. Any other name of
     :func:`gas.get_data` is known, too.
@@ -49,11 +49,13 @@ def get_data(root: str, name: str) -> Loaded:
     if key in ("cluster", "pattern"):
         return get_sbm(root, name)
     load = _FOLDERS.get(key)
-    return _loaded(named.get_data(root, name)[0] if load is None else load(root, name))
+    return _to_result(
+        named.get_data(root, name, split="all")[0] if load is None else load(root, name)
+    )
 
 
 def get_ppi(root: str, split: str = "train") -> Loaded:
-    """Loads the union of some graphs of PPI, with a mask ``{split}_mask`` that is true everywhere.
+    """Load the union of some graphs of PPI, with a mask ``{split}_mask`` that is true everywhere.
 
     Args:
         root: The folder of all data sets.
@@ -62,11 +64,11 @@ def get_ppi(root: str, split: str = "train") -> Loaded:
     _check_torch_sparse()
     data = _union(named.load_pyg("PPI", f"{root}/PPI", split))
     data[f"{split}_mask"] = torch.ones(data.num_nodes, dtype=torch.bool)
-    return _loaded(data)
+    return _to_result(data)
 
 
 def get_sbm(root: str, name: str) -> Loaded:
-    """Loads the union of the training graphs of CLUSTER or PATTERN.
+    """Load the union of the training graphs of CLUSTER or PATTERN.
 
     Args:
         root: The folder of all data sets.
@@ -76,7 +78,9 @@ def get_sbm(root: str, name: str) -> Loaded:
     # PyG keeps what it has transformed, of all splits, where a script looks for the other two.
     options = {"split": "train", "pre_transform": T.ToSparseTensor()}
     folder = f"{root}/SBM"
-    return _loaded(_union(named.load_pyg("GNNBenchmarkDataset", folder, name.upper(), **options)))
+    return _to_result(
+        _union(named.load_pyg("GNNBenchmarkDataset", folder, name.upper(), **options))
+    )
 
 
 def _check_torch_sparse() -> None:
@@ -89,11 +93,11 @@ def _check_torch_sparse() -> None:
 
 
 def _union(graphs: Data) -> Data:
-    """The graphs of one of PyG's ``Batch`` as one graph."""
+    """Return the graphs of one of PyG's ``Batch`` as one graph."""
     return Data.from_dict({key: value for key, value in graphs if key not in ("batch", "ptr")})
 
 
-def _loaded(data: Data) -> Loaded:
+def _to_result(data: Data) -> Loaded:
     if "adj_t" not in data:  # Files that a script of there has left hold it already.
         data = T.ToSparseTensor()(data)
     return data, data.num_features, named.num_outputs(data.y)

@@ -1,5 +1,5 @@
 """The history."""
 
-from gas.history import History
+from gas import History
 
 __all__ = ["History"]

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from gas.graph import partition
-from gas.graph.permute import permute
+import gas
+from gas import permute
 
 __all__ = ["metis", "permute"]
 
@@ -15,7 +15,7 @@ __all__ = ["metis", "permute"]
 def metis(
     adj_t: Any, num_parts: int, recursive: bool = False, log: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """Partitions a graph; see :func:`gas.metis`.
+    """Partition a graph; see :func:`gas.metis`.
 
     Args:
         adj_t: The adjacency.
@@ -26,4 +26,4 @@ def metis(
     Returns:
         ``perm`` of shape ``[N]`` and ``ptr`` of shape ``[num_parts + 1]``.
     """
-    return partition.metis(adj_t, num_parts, recursive, log)
+    return gas.metis(adj_t, num_parts, recursive, log)

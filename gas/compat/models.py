@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from gas import models, scalable
-from gas.loader import SubData
-from gas.native.compiler import between
+import gas
+from gas import SubData, models
+from gas.native import skip_frame
 
 __all__ = ["APPNP", "GAT", "GCN", "GCN2", "PNA", "PNA_JK", "ScalableGNN"]
 
 
-class ScalableGNN(scalable.ScalableGNN):
+class ScalableGNN(gas.ScalableGNN):
     """:class:`gas.ScalableGNN`, whose full batches write the histories.
 
     ``model(x, adj_t)`` fills them if ``x`` has a row for each of the model's nodes: scripts
@@ -23,7 +24,7 @@ class ScalableGNN(scalable.ScalableGNN):
     the one that is trained on: pass ``fill=False`` for any other.
     """
 
-    @between
+    @skip_frame
     def __call__(
         self,
         x: Tensor | SubData | None = None,
@@ -58,8 +59,13 @@ class ScalableGNN(scalable.ScalableGNN):
             x, adj_t, batch_size, n_id, offset, count, loader=loader, fill=fill, **kwargs
         )
 
+    @property
+    def emb_device(self) -> torch.device:
+        """Return the device of the histories."""
+        return self.histories[0].device if self.histories else torch.device("cpu")
+
     def mini_inference(self, loader: Iterable[SubData]) -> Tensor:
-        """Layer-wise inference, ``model(loader=loader)``."""
+        """Run layer-wise inference, ``model(loader=loader)``."""
         return self(loader=loader)
 
 

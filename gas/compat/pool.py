@@ -1,4 +1,4 @@
-"""A pool of buffers, which is not needed here."""
+"""Pool of buffers, which ``gas`` doesn't need."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class AsyncIOPool:
-    """Moved rows of histories to a GPU and back; here every model has an engine that does.
+    """Pool that moved rows of histories to a GPU and back; models have an engine instead.
 
     Scripts that import the name run; one that makes a pool is told what to use.
 
@@ -16,6 +16,6 @@ class AsyncIOPool:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         raise NotImplementedError(
-            "there is no AsyncIOPool: every model moves the rows of its histories beside the "
-            "computation by itself, through push_and_pull"
+            "AsyncIOPool doesn't exist in gas: models move the rows of their histories "
+            "asynchronously themselves; remove the pool, and call push_and_pull"
         )

@@ -6,15 +6,16 @@ from typing import Any
 
 import torch.nn.functional as F
 
+import gas
 from gas.datasets import gen_masks, index2mask
-from gas.graph.layout import drop_edges, layout_of
-from gas.training.metrics import compute_micro_f1
+
+compute_micro_f1 = gas.training.compute_micro_f1
 
 __all__ = ["compute_micro_f1", "dropout", "gen_masks", "index2mask"]
 
 
 def dropout(adj_t: Any, p: float, training: bool = True) -> Any:
-    """Drops each edge with probability ``p``.
+    """Drop each edge with probability ``p``.
 
     Weights become zero, the others are scaled by ``1 / (1 - p)``, and their edges stay: they count
     in a mean. Edges without weights are taken out, as :func:`gas.drop_edges` does it.
@@ -24,8 +25,8 @@ def dropout(adj_t: Any, p: float, training: bool = True) -> Any:
         p: Probability in ``[0, 1)``.
         training: Whether to drop at all. (default: ``True``)
     """
-    layout = layout_of(adj_t, "adj_t")
+    layout = gas.graph.layout_of(adj_t, "adj_t")
     value = layout.value(adj_t) if layout.name == "sparse_tensor" else None
     if value is None or not training:
-        return drop_edges(adj_t, p, training)
+        return gas.drop_edges(adj_t, p, training)
     return layout.with_value(adj_t, F.dropout(value, p))

@@ -1,4 +1,4 @@
-"""What each value in a traced graph is: rows of nodes, rows of edges, or neither."""
+"""Kinds of the values in a traced graph: rows of nodes, rows of edges, or neither."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch.fx.node import map_arg
 from torch.nn import Module
 
 from gas.convert.layers import is_close
-from gas.convert.sample import copied
+from gas.convert.sample import copy_value
 from gas.convert.trace import is_layer, module_of
-from gas.nn.inexact import why_inexact
+from gas.nn import reason_inexact
 
 ROWS = "rows"  # Of nodes: a tensor with a row for each, or how many there are.
 EDGES = "edges"
@@ -24,7 +24,7 @@ Values = Mapping[Node, Any]
 
 
 def sizes(value: Any) -> list[Any]:
-    """Everything in a value that may grow with the graph, as far as it can be counted."""
+    """Return all sizes in a value that may grow with the graph."""
     if isinstance(value, Tensor):
         return list(value.shape)
     if isinstance(value, tuple | list):
@@ -37,7 +37,7 @@ def sizes(value: Any) -> list[Any]:
 def kinds_of(
     graph: Graph, records: Sequence[Values], counts: Sequence[tuple[int, int]]
 ) -> dict[Node, str]:
-    """What each node of a graph gives.
+    """Return the kind of the value of each node of a graph.
 
     Args:
         graph: The graph.
@@ -72,12 +72,12 @@ def kinds_of(
 
 
 def describe(node: Node) -> str:
-    """What a node calls."""
+    """Return the name of the function that a node calls."""
     return str(getattr(node.target, "__name__", node.target))
 
 
 def row_dim(value: Any, size: int) -> int | None:
-    """In which dimension a value has so many rows; ``None`` if in none."""
+    """Return the dimension of ``size`` rows in a value; ``None`` if there is none."""
     if isinstance(value, tuple | list):
         dims = [row_dim(item, size) for item in value]
         return next((dim for dim in dims if dim is not None), None)
@@ -86,20 +86,20 @@ def row_dim(value: Any, size: int) -> int | None:
     return None
 
 
-def some(value: Any, size: int, rows: range) -> Any:
-    """Some of the ``size`` rows in a value."""
+def select_rows(value: Any, size: int, rows: range) -> Any:
+    """Return some of the ``size`` rows in a value."""
     if isinstance(value, torch.Size):
         return torch.Size(len(rows) if item == size else item for item in value)
     if isinstance(value, tuple | list):
-        return type(value)(some(item, size, rows) for item in value)
+        return type(value)(select_rows(item, size, rows) for item in value)
     if isinstance(value, Tensor):
         dim = row_dim(value, size)
-        return copied(value if dim is None else value.narrow(dim, rows.start, len(rows)))
+        return copy_value(value if dim is None else value.narrow(dim, rows.start, len(rows)))
     is_count = isinstance(value, int) and not isinstance(value, bool) and value == size
     return len(rows) if is_count else value
 
 
-# What functions may give of rows of nodes or edges, besides tensors.
+# Types that functions of rows of nodes or edges may return, besides tensors.
 PLAIN = (int, tuple, list, torch.Size, torch.dtype, torch.device, torch.layout, slice, type(None))
 
 
@@ -110,7 +110,7 @@ def check_rows(
     records: Sequence[Values],
     counts: tuple[int, int],
 ) -> None:
-    """Refuses what doesn't treat each node, and each edge, alike, outside of layers.
+    """Refuse functions outside of layers that don't treat each node, and each edge, alike.
 
     Each function is run on the first rows alone, which must give the first rows of its result, and
     on the last.
@@ -131,7 +131,7 @@ def check_rows(
         taken = {kinds[argument] for argument in node.all_input_nodes} - {OTHER}
         if len(taken | ({kinds[node]} - {OTHER})) > 1:
             raise ValueError(
-                f"'{node.name}' ({_what(net, node)}) mixes rows of nodes with rows of edges "
+                f"'{node.name}' ({_call_name(net, node)}) mixes rows of nodes with rows of edges "
                 "outside of a message passing layer, whose edges mini-batches know"
             )
         if not taken:
@@ -144,7 +144,7 @@ def check_rows(
             _check(net, node, kinds, records[0], size, rows)
 
 
-def _what(net: Module, node: Node) -> str:
+def _call_name(net: Module, node: Node) -> str:
     module = module_of(net, node)
     return type(module).__name__ if module is not None else describe(node)
 
@@ -155,13 +155,13 @@ def _check_type(net: Module, node: Node, records: Sequence[Values], kind: str) -
     if isinstance(value, bool | float | str):
         if any(other != value for other in values[1:]):
             raise ValueError(
-                f"'{node.name}' ({_what(net, node)}) depends on how many nodes or edges there are, "
-                "and mini-batches have others: pass the number as a constant"
+                f"'{node.name}' ({_call_name(net, node)}) depends on how many nodes or edges there "
+                "are, and mini-batches have others: pass the number as a constant"
             )
     elif not isinstance(value, Tensor) and type(value) not in PLAIN:
         raise ValueError(
-            f"'{node.name}' ({_what(net, node)}) returns a {type(value).__name__}, which can't be "
-            "followed: return tensors, alone or in a tuple"
+            f"'{node.name}' ({_call_name(net, node)}) returns a {type(value).__name__}, which "
+            "can't be followed: return tensors, alone or in a tuple"
         )
 
 
@@ -177,29 +177,31 @@ def _check(
     given: dict[Node, Any] = {}
 
     def cut(argument: Node) -> Any:
-        return given.setdefault(argument, some(values[argument], size, rows))
+        return given.setdefault(argument, select_rows(values[argument], size, rows))
 
-    reason = why_inexact(module) if module is not None else ""
+    reason = reason_inexact(module) if module is not None else ""
     why = reason or "looks at more than one node or edge at a time"
     try:
         out = run(net, node, cut)
-        expected = some(values[node], size, rows)
+        expected = select_rows(values[node], size, rows)
         exact = not reason and kinds[node] != OTHER and is_close(out, expected)
     except Exception as error:
         exact, why = False, f"fails with fewer rows, {type(error).__name__}: {error}"
-    what = _what(net, node)
+    what = _call_name(net, node)
     if not exact:
         raise ValueError(f"'{node.name}' ({what}) isn't exact on mini-batches: it {why}")
     for argument, value in given.items():
-        if len(argument.users) > 1 and not is_close(value, some(values[argument], size, rows)):
+        if len(argument.users) > 1 and not is_close(
+            value, select_rows(values[argument], size, rows)
+        ):
             raise ValueError(
-                f"'{node.name}' ({what}) changes '{argument.name}' in place, which something else "
-                "reads: leave out 'inplace', or use the function that returns a new tensor"
+                f"'{node.name}' ({what}) changes '{argument.name}' in place, which another "
+                "function reads: leave out 'inplace', or use the function that returns a new tensor"
             )
 
 
 def run(net: Module, node: Node, value_of: Callable[[Node], Any]) -> Any:
-    """What a node gives for other values of its arguments."""
+    """Evaluate a node for other values of its arguments."""
     args, kwargs = map_arg(node.args, value_of), map_arg(node.kwargs, value_of)
     if node.op == "call_module":
         return net.get_submodule(str(node.target))(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""How each layer of a model is called on a mini-batch, so that it gives what it does on the graph.
+"""Forms of calling each layer on a mini-batch that give the same result as on the graph.
 
 Nothing is taken on trust: a layer is tried on a mini-batch of a small graph, and a form counts if
 its outputs are those on the graph itself.
@@ -31,8 +31,8 @@ from gas.convert.scope import (
     sources,
     weights,
 )
-from gas.nn.conv import FusedConv
-from gas.nn.inexact import why_inexact
+from gas.graph import with_edge_index
+from gas.nn import FusedConv, reason_inexact
 
 WEIGHT = "edge_weight"
 
@@ -40,11 +40,20 @@ WEIGHT = "edge_weight"
 class Normalise(BaseTransform):
     """The symmetric normalisation of a graph's edge weights, as PyG's layers compute it.
 
+    It is that of the layout in which the graph is given: to the diagonal of an ``adj_t`` of
+    ``torch.sparse``, PyG adds self-loops, and to an ``edge_index`` those that are missing.
+
     Args:
         improved: Weight self-loops by 2.
-        add_self_loops: Add the self-loops that are missing.
+        add_self_loops: Add self-loops.
         weighted: Take the weights that the graph has. (default: ``True``)
     """
+
+    by_value = False
+    """Whether the module takes a list of edges with weights as a matrix, too."""
+
+    takes_adj_t = True
+    """Whether :func:`gas.cluster` gives it the graph with an ``adj_t``, not a list of edges."""
 
     def __init__(self, improved: bool, add_self_loops: bool, weighted: bool = True) -> None:
         self.improved = improved
@@ -53,17 +62,40 @@ class Normalise(BaseTransform):
 
     def forward(self, data: Data) -> Data:
         """See :class:`torch_geometric.transforms.GCNNorm`."""
-        edge_index, weight = data.edge_index, data.get(WEIGHT) if self.weighted else None
+        is_list = "edge_index" in data and not self.by_value
+        data = with_edge_index(data)
+        edge_index, weight = data.edge_index, data.get(WEIGHT)
         dtype = None if data.x is None or not data.x.is_floating_point() else data.x.dtype
         if edge_index is None:
             raise ValueError(
                 "'data' has no 'edge_index', which the normalisation needs: give the graph with "
                 "one instead of 'adj_t'"
             )
+        if not self.weighted:  # A matrix has values always.
+            weight = None if is_list or weight is None else weight.to(dtype)
+        loops = self.add_self_loops
+        if loops and not is_list:
+            ones = torch.ones(edge_index.size(1), dtype=dtype, device=edge_index.device)
+            weight = ones if weight is None else weight
+            edge_index, weight = self._add_to_diagonal(edge_index, weight, int(data.num_nodes or 0))
+            loops = False
         data.edge_index, data.edge_weight = gcn_norm(
-            edge_index, weight, data.num_nodes, self.improved, self.add_self_loops, dtype=dtype
+            edge_index, weight, data.num_nodes, self.improved, loops, dtype=dtype
         )
         return data
+
+    def _add_to_diagonal(
+        self, edge_index: Tensor, weight: Tensor, num_nodes: int
+    ) -> tuple[Tensor, Tensor]:
+        """Add a self-loop to the existing ones of a node."""
+        is_loop = edge_index[0] == edge_index[1]
+        loops = weight.new_full((num_nodes,), 2.0 if self.improved else 1.0)
+        loops.index_add_(0, edge_index[0, is_loop], weight[is_loop])
+        nodes = torch.arange(num_nodes, device=edge_index.device)
+        return (
+            torch.cat([edge_index[:, ~is_loop], nodes.expand(2, -1)], dim=1),
+            torch.cat([weight[~is_loop], loops]),
+        )
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Normalise) and vars(self) == vars(other)
@@ -76,8 +108,8 @@ class Normalise(BaseTransform):
         return f"GCNNorm({options})"
 
 
-def cure(layer: Any) -> Normalise | None:
-    """What the whole graph has to go through for a layer, which is told that it has.
+def move_normalisation(layer: Any) -> Normalise | None:
+    """Return the transform of the whole graph that a layer needs, and switch off the layer's own.
 
     Changes:
         ``layer.normalize`` is false afterwards.
@@ -96,7 +128,7 @@ NORMALISING = (pyg.GCNConv, pyg.GCN2Conv, pyg.LGConv, pyg.FAConv, pyg.TAGConv, p
 
 @dataclass
 class LayerCall:
-    """One call of a message passing layer.
+    """Call of a message passing layer.
 
     * ``node``: the call; ``layer``: the layer; ``name``: where it is in the model.
     * ``given``: its arguments by the names of its parameters.
@@ -122,7 +154,7 @@ class LayerCall:
     def arguments(
         self, form: str, make: Callable[..., Any], value_of: Callable[[Any], Any]
     ) -> dict[str, Any]:
-        """The arguments of the call, in a form.
+        """Return the arguments of the call, in a form.
 
         Args:
             form: :data:`FUSED`, :data:`PAIR` or :data:`SQUARE`.
@@ -149,8 +181,8 @@ class LayerCall:
         return out
 
 
-def given_to(layer: Any, node: Node) -> dict[str, Any]:
-    """The arguments that a node gives to a layer, by the names of its parameters."""
+def bind_arguments(layer: Any, node: Node) -> dict[str, Any]:
+    """Return the arguments that a node gives to a layer, by the names of its parameters."""
     return inspect.signature(layer.forward).bind(*node.args, **node.kwargs).arguments
 
 
@@ -162,13 +194,13 @@ def layer_call(
     cured: Collection[str],
     weighted: Collection[str],
 ) -> LayerCall:
-    """What a node that calls a layer calls it with.
+    """Describe the call of a layer by a node.
 
     Raises:
         ValueError: If the layer isn't given the model's own edges.
     """
     name = str(node.target)
-    bound = given_to(layer, node)
+    bound = bind_arguments(layer, node)
     edges = [key for key, value in bound.items() if value is adjacency]
     given = {key: value for key, value in bound.items() if isinstance(value, Node)}
     rows = [key for key, value in given.items() if kinds[value] == "rows"]
@@ -187,7 +219,7 @@ def layer_call(
 def find_form(
     call: LayerCall, expected: Tensor, value_of: Callable[[Node], Any], scopes: Sequence[Scope]
 ) -> str:
-    """In which form a layer gives on a mini-batch what it gives on the graph.
+    """Find the form in which a layer's result on a mini-batch equals that on the graph.
 
     Args:
         call: The call of the layer.
@@ -201,15 +233,31 @@ def find_form(
     for form in (FUSED, PAIR, SQUARE):
         if form == FUSED and not isinstance(call.layer, FusedConv):
             continue
-        if all(_is_exact(call, form, expected, value_of, scope) for scope in scopes):
+        if is_exact(call, form, expected, value_of, scopes):
             return form
-    reasons = (why_inexact(part) for part in call.layer.modules())
+    raise inexact_error(call)
+
+
+def inexact_error(call: LayerCall) -> ValueError:
+    """Return the error of a layer whose result on a mini-batch differs from that on the graph."""
+    reasons = (reason_inexact(part) for part in call.layer.modules())
     reason = next(filter(None, reasons), "") or (
         "needs more of the graph than a node's own edges and their other ends: take another layer"
     )
-    raise ValueError(
+    return ValueError(
         f"'{call.name}' ({type(call.layer).__name__}) isn't exact on mini-batches: it {reason}"
     )
+
+
+def is_exact(
+    call: LayerCall,
+    form: str,
+    expected: Tensor,
+    value_of: Callable[[Node], Any],
+    scopes: Sequence[Scope],
+) -> bool:
+    """Return whether a layer called in a form is exact in all layouts of a batch."""
+    return all(_is_exact(call, form, expected, value_of, scope) for scope in scopes)
 
 
 def _is_exact(
@@ -232,7 +280,7 @@ def _is_exact(
 
 
 def is_close(found: Any, expected: Any) -> bool:
-    """Whether two results are equal up to rounding."""
+    """Return whether two results are equal up to rounding."""
     if isinstance(expected, tuple | list):
         return len(found) == len(expected) and all(map(is_close, found, expected))
     if not isinstance(expected, Tensor):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 from torch.fx import Graph, GraphModule
@@ -12,17 +12,18 @@ from torch_geometric.data import Data
 from torch_geometric.nn.inits import reset
 from torch_geometric.transforms import BaseTransform
 
+from gas.convert.place import multiplies_sparse
 from gas.convert.scope import Scope
 from gas.convert.stages import stages_of
 from gas.convert.trace import CONSTANT, TRAINING
-from gas.history.rows import Rows, first_rows
-from gas.scalable.call import adjacency
-from gas.scalable.inference import compute_dtype
-from gas.scalable.model import ScalableGNN
+from gas.convert.tried import Tried
+from gas.graph import graph_before
+from gas.history import Rows, first_rows
+from gas.scalable import ScalableGNN, adjacency, attributes, compute_dtype
 
 
 class Converted(ScalableGNN):
-    """What :func:`to_scalable` returns: a module's layers, with histories in between.
+    """Model that :func:`to_scalable` returns: a module's layers, with histories in between.
 
     ``net`` has the layers, under the names that they have in the module.
     """
@@ -39,6 +40,7 @@ class Converted(ScalableGNN):
         transform: BaseTransform | None,
         drawing: Sequence[str],
         options: dict[str, Any],
+        tried: Tried,
     ) -> None:
         super().__init__(num_nodes, list(widths), len(widths) + 1, **options)
         made = GraphModule(net, graph, name)
@@ -56,21 +58,75 @@ class Converted(ScalableGNN):
         self._name = name
         _, *self._inputs = [str(node.target) for node in graph.nodes if node.op == "placeholder"]
         self._drawing = list(drawing)
+        self._tried: Tried | None = tried
 
     @property
-    def plain(self) -> Module:
-        """What has the weights by the names that they have in the module: its layers."""
+    def _plain(self) -> Module:
+        """Return the layers, whose weights have the names that they have in the module."""
         return self.net
+
+    def check_on_sample(self, data: Data) -> None:
+        """Try the layers on some nodes of a graph, once more than on a small random one.
+
+        :func:`gas.cluster` calls it. Copies of the model, and one whose layers were replaced, don't
+        know of the module that they came from, and check nothing.
+
+        Args:
+            data: The graph, before :attr:`transform`.
+
+        Raises:
+            ValueError: If the model isn't exact on it, naming the layer.
+        """
+        if (tried := self._module()) is not None:
+            tried.check(data)
+
+    def run_module(self, graph: Data) -> Tensor | None:
+        """Run the original module on a whole graph.
+
+        Args:
+            graph: What :func:`gas.cluster` has returned. The module is called on the graph that
+                this was made of, in the layout in which it was given.
+
+        Returns:
+            The rows in the order of ``graph``; ``None`` if the module isn't known, see
+            :meth:`check_on_sample`, or that graph, or if it can't be called on it.
+        """
+        tried = self._module()
+        data = None if tried is None else graph_before(graph, tried.inputs.names)
+        if tried is None or data is None:
+            return None
+        try:
+            out = tried.inputs.run_as_given(tried.net, data.to(self.device))
+        except Exception:  # A module may raise anything: then the reference is another.
+            return None
+        return out[graph.perm.to(out.device)]
+
+    def _module(self) -> Tried | None:
+        """Return the conversion, as long as the model's parameters are exactly the module's."""
+        if self._tried is None:
+            return None
+        mine, modules = ({id(p) for p in net.parameters()} for net in (self.net, self._tried.net))
+        return self._tried if mine == modules else None
 
     def inputs_of(self, data: Data) -> tuple[Tensor, Any, dict[str, Any]]:
         """See :meth:`gas.ScalableGNN.inputs_of`."""
-        names = {*self._inputs, *([] if "adj_t" in data else ["edge_weight"])} - {"x"}
-        return data.x, adjacency(data), {name: data[name] for name in names if name in data}
+        known = attributes(data)
+        names = {*self._inputs, *([] if "adj_t" in known else ["edge_weight"])} - {"x"}
+        return (
+            known["x"] if "x" in known else cast(Any, data.x),
+            adjacency(data),
+            {name: data[name] for name in names if name in known},
+        )
+
+    @property
+    def _multiplies_sparse(self) -> bool:
+        given = [node for node in self.net.graph.nodes if node.target == "x"]
+        return multiplies_sparse(self.net, given[0]) if given else False
 
     def forward(
         self, x: Tensor, adj_t: Any, batch_size: int | None = None, *where: Any, **kwargs: Any
     ) -> Tensor:
-        """Computes the outputs of the in-batch nodes, or of all; see :class:`gas.ScalableGNN`."""
+        """Compute the outputs of the in-batch nodes, or of all; see :class:`gas.ScalableGNN`."""
 
         def push_and_pull(position: int, h: Tensor, rows: bool) -> Tensor | Rows:
             history = self.histories[position]
@@ -80,7 +136,7 @@ class Converted(ScalableGNN):
         return self.net(scope, *self._values(x, kwargs))
 
     def _values(self, x: Tensor, given: dict[str, Any]) -> list[Any]:
-        """The inputs of the graph."""
+        """Return the inputs of the graph."""
         given = {**given, "x": x, TRAINING: self.training}
         missing = [name for name in self._inputs if name not in given]
         if missing:
@@ -91,7 +147,7 @@ class Converted(ScalableGNN):
         return [given[name] for name in self._inputs]
 
     def forward_layer(self, layer: int, x: Tensor, adj_t: Any, state: dict[str, Any]) -> Tensor:
-        """Computes one layer; see :meth:`gas.ScalableGNN.forward_layer`.
+        """Compute one layer; see :meth:`gas.ScalableGNN.forward_layer`.
 
         What it takes of earlier ones is read from their histories, or computed again.
         """
@@ -118,10 +174,11 @@ class Converted(ScalableGNN):
         self.net._non_persistent_buffers_set.update(known)  # As they were.
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_stages": None}  # They are made of ``net``.
+        # Stages are made of ``net``; and the module has the parameters of this model alone.
+        return {**super().__getstate__(), "_stages": None, "_tried": None}
 
     def reset_parameters(self) -> None:
-        """Draws new weights, which are those of the module, too, and forgets the histories."""
+        """Draw new weights, which are the module's, too, and forget the histories."""
         super().reset_parameters()
         for child in self.net.children():
             reset(child)

@@ -1,4 +1,4 @@
-"""Where histories stand in a traced graph, and the graph that reads and writes them."""
+"""Places of histories in a traced graph, and the graph that reads and writes them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,14 @@ from torch.nn import Module
 
 from gas.convert.kinds import ROWS
 from gas.convert.layers import WEIGHT, LayerCall
-from gas.convert.scope import dense, dropout, own, pull, weights
+from gas.convert.scope import dense, dropout, own, pull, sources, weights
 from gas.convert.trace import is_dropout, is_layer, module_of
-from gas.nn import Dropout
-from gas.nn.conv import FusedConv
-from gas.nn.sparse_features import LINEAR_LAYERS
+from gas.nn import LINEAR_LAYERS, Dropout, FusedConv, has_hooks
 
 
 @dataclass
 class Plan:
-    """Which values are computed of all rows of a mini-batch; the others of its own rows alone.
+    """Plan of the values that are computed of all rows of a mini-batch, not only of its own.
 
     * ``whole``: nodes that are computed of all rows.
     * ``pulled``: nodes of own rows that go to a history, and whose halo comes from there.
@@ -33,7 +31,7 @@ class Plan:
 
 
 def plan(net: Module, graph: Graph, kinds: Mapping[Node, str], calls: list[LayerCall]) -> Plan:
-    """Finds the places of histories: before dropout, if a layer's input has been dropped."""
+    """Find the places of histories: before dropout, if a layer's input has been dropped."""
     exact = _without_layers(net, graph, kinds)
     out = Plan(whole={node for node in graph.nodes if node.op == "placeholder"})
 
@@ -64,7 +62,7 @@ def _rows_of(node: Node, kinds: Mapping[Node, str]) -> list[Node]:
 
 
 def _without_layers(net: Module, graph: Graph, kinds: Mapping[Node, str]) -> set[Node]:
-    """The nodes whose rows follow from those of the input, without any neighbours."""
+    """Return the nodes whose rows depend on those of the input only, not on neighbours."""
     out: set[Node] = set()
     for node in graph.nodes:
         if node.op == "output" or kinds[node] != ROWS or is_layer(net, node):
@@ -77,7 +75,7 @@ def _without_layers(net: Module, graph: Graph, kinds: Mapping[Node, str]) -> set
 def _after_dropout(
     net: Module, node: Node, kinds: Mapping[Node, str], exact: set[Node]
 ) -> list[Node]:
-    """The nodes from a value back to the first dropout that it has gone through, if any."""
+    """Return the nodes from a value back to the first dropout that it has passed, if any."""
     chain: list[Node] = []
     until = 0
     while not is_layer(net, node) and node not in exact:
@@ -92,7 +90,7 @@ def _after_dropout(
 
 
 class _Writer:
-    """Writes the graph of a plan."""
+    """Writer of the graph of a plan."""
 
     def __init__(
         self,
@@ -115,7 +113,7 @@ class _Writer:
         return self.graph.call_function(function, (self._scope, *args))
 
     def own(self, node: Node) -> Node:
-        """A value's own rows."""
+        """Return a value's own rows."""
         written = self._written[node]
         if self._kinds[node] != ROWS or node not in self._plan.whole:
             return written
@@ -129,7 +127,7 @@ class _Writer:
         return self._own[node]
 
     def all(self, node: Node) -> Node:
-        """A value's rows, those of the halo included."""
+        """Return a value's rows, those of the halo included."""
         return self._all.get(node, self._written[node])
 
     def write(self, node: Node) -> None:
@@ -167,7 +165,7 @@ class _Writer:
         return made
 
     def _may_be_rows(self, node: Node) -> bool:
-        """Whether whoever reads all rows takes :class:`gas.history.Rows`."""
+        """Return whether all readers of the whole value take :class:`gas.history.Rows`."""
         return all(
             user in self._calls
             or user not in self._plan.whole
@@ -176,7 +174,7 @@ class _Writer:
         )
 
     def _may_be_sparse(self, node: Node) -> bool:
-        """Whether whoever reads a value takes sparse features, or makes them dense itself."""
+        """Return whether all readers of a value take sparse features."""
         return all(
             type(module := module_of(self._net, user)) in LINEAR_LAYERS
             or isinstance(module, FusedConv)
@@ -191,6 +189,25 @@ class _Writer:
         return isinstance(module, Dropout) and not module.inplace
 
 
+def multiplies_sparse(net: Module, node: Node) -> bool:
+    """Return whether all readers of a value of a written graph multiply its non-zeros only."""
+    for user in node.users:
+        module: Any = None
+        if user.op == "call_module":
+            module = net.get_submodule(str(user.target))
+        if module is not None and has_hooks(module):
+            return False
+        if isinstance(module, FusedConv):
+            multiplies = module.multiplies_sparse
+        elif user.target in (own, sources, dropout) or isinstance(module, Dropout):
+            multiplies = multiplies_sparse(net, user)
+        else:
+            multiplies = type(module) in LINEAR_LAYERS
+        if not multiplies:
+            return False
+    return bool(node.users)
+
+
 def write(
     net: Module,
     graph: Graph,
@@ -199,7 +216,7 @@ def write(
     calls: list[LayerCall],
     tilted: Collection[Node],
 ) -> Graph:
-    """The graph that a plan makes of another: ``graph(scope, *inputs)``.
+    """Return the graph that a plan makes of another: ``graph(scope, *inputs)``.
 
     ``tilted`` are the values whose rows of nodes aren't in the first dimension.
 

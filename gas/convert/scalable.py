@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, overload
 
 import torch
@@ -13,44 +14,36 @@ from torch.nn import Module
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import MessagePassing
 
-from gas.convert.kinds import EDGES, OTHER, ROWS, Values, check_rows, kinds_of, row_dim
+from gas.convert.kinds import ROWS, Values, check_rows, kinds_of, row_dim
 from gas.convert.layers import (
     WEIGHT,
     LayerCall,
     Normalise,
-    cure,
+    bind_arguments,
     find_form,
-    given_to,
     is_close,
     layer_call,
+    move_normalisation,
 )
 from gas.convert.model import Converted
 from gas.convert.place import Plan, plan, write
-from gas.convert.sample import evaluating, record
-from gas.convert.scope import Scope
+from gas.convert.sample import eval_mode, record
 from gas.convert.trace import (
     ADJACENCY,
     CONSTANT,
     NOT_OURS,
     TRAINING,
     UNROLLED,
-    add_hop,
     adjacency_name,
     is_layer,
     parameters,
     trace,
 )
-from gas.convert.trial import SAMPLES, Inputs, trial_of, try_out
-from gas.graph.edges import check_nodes
-from gas.graph.features import with_csr_features
-from gas.graph.layout import layout_of
-from gas.hetero import HeteroModel, to_typed
-from gas.history.rows import Rows
-from gas.loader import SubgraphLoader
-from gas.nn import fuse
-from gas.nn.inexact import why_never
-from gas.nn.twin import twin
-from gas.scalable.model import ScalableGNN
+from gas.convert.trial import SAMPLES, Inputs, find_sample_graphs, trial_of
+from gas.convert.tried import Tried, try_on_batches, twin_like
+from gas.graph import check_nodes, layout_of, with_csr_features
+from gas.nn import fuse, reason_never_exact
+from gas.scalable import HeteroModel, ScalableGNN, to_typed
 
 OWN = 31  # In-batch nodes of the mini-batches on which layers are tried.
 # Parameters of a call with a mini-batch, and of the graph that is made here.
@@ -76,7 +69,7 @@ def to_scalable(
     num_nodes: int | None = None,
     **kwargs: Any,
 ) -> Converted | HeteroModel:
-    """Makes a model with histories of an ordinary module, such as any of PyG's models.
+    """Convert an ordinary module, such as any of PyG's models, into a model with histories.
 
     The model has the parameters of ``net``, not copies of them. A history stands on every
     node-level input of a message passing layer after the first, before dropout. Layers become those
@@ -87,7 +80,7 @@ def to_scalable(
 
         net = GraphSAGE(data.num_features, 256, num_layers=3, out_channels=47, dropout=0.5)
         model = gas.to_scalable(net, data)
-        print(model)  # Where histories went, and how each layer is called.
+        print(model)  # Shows the histories, and how each layer is called.
 
     Args:
         net: The module. Its ``forward`` (or ``encode``, if it has no other) takes ``edge_index`` or
@@ -146,7 +139,7 @@ def to_scalable(
 
 
 def _is_weighted(adj_t: Any) -> bool:
-    """Whether a matrix has values that aren't all 1."""
+    """Return whether a matrix has values that aren't all 1."""
     if adj_t is None:
         return False
     value = layout_of(adj_t, "adj_t").value(adj_t)
@@ -187,7 +180,7 @@ def _check_module(net: Any) -> None:
 
 def _check_layers(net: Module) -> None:
     for name, layer in net.named_modules():
-        if reason := why_never(layer):
+        if reason := reason_never_exact(layer):
             where = f"'{name}' ({type(layer).__name__})" if name else type(layer).__name__
             raise ValueError(f"{where} isn't exact on mini-batches: it {reason}")
     layers = [item for item in net.named_modules() if isinstance(item[1], MessagePassing)]
@@ -216,37 +209,42 @@ def _convert(
     name = type(net).__name__
     device = next((p.device for p in net.parameters()), torch.device("cpu"))
     if any(torch.nn.parameter.is_lazy(p) for p in net.parameters()):
-        try_out(net, inputs, data, wanted, device)  # Lazy ones are initialised by running it.
-    torch.manual_seed(0)  # Of the trial; whoever calls has the generator as it was.
+        find_sample_graphs(
+            net, inputs, data, wanted, device
+        )  # Lazy ones are initialised by running it.
+    # Of the trial; the caller has the generator as it was.
+    torch.default_generator.manual_seed(0)
     mine = trial_of(net)
-    graphs, expected, inputs = try_out(mine, inputs, data, wanted, device)
+    graphs, expected, inputs = find_sample_graphs(mine, inputs, data, wanted, device)
     order = [key for key in wanted if key in inputs.names or key == inputs.edges]
     fixed = {key: default for key, default in wanted.items() if key not in order}
 
     graph = trace(mine, inputs.method, order, fixed)
     for node in list(graph.nodes):
         if node.op == "placeholder" and not node.users and node.target in inputs.names:
-            graph.erase_node(node)  # Taken by forward, and read by nobody.
+            graph.erase_node(node)  # An argument of forward that is unused.
     weighted = [
         str(node.target) for node in graph.nodes
         if inputs.by_value and is_layer(mine, node) and _lacks_weight(mine, node)
     ]  # fmt: skip
-    transform, cured = _cure(mine, graph, weighted)
+    transform, cured = _move_normalisation(mine, graph, weighted)
     if transform is not None:
+        if inputs.is_matrix:
+            transform.by_value = True
         graphs = [transform(each) for each in graphs]
     records = _records(mine, graph, inputs, graphs, [*cured, *weighted], transform, name)
     output = next(node for node in graph.nodes if node.op == "output").args[0]
     if not isinstance(output, Node):
         raise ValueError(f"{name} returns {output}, expected one tensor")
     if not is_close(records[0][output], expected):
-        raise _differs(name, transform, inputs.by_value)
+        raise _mismatch_error(name, transform, inputs.by_value)
     kinds = kinds_of(graph, records, [(each.num_nodes, each.num_edges) for each in graphs])
     if kinds[output] != ROWS:
         raise ValueError(
             f"{name} returns '{output.name}', which isn't a row for each node: mini-batches give "
             "each node's output"
         )
-    with evaluating(mine):
+    with eval_mode(mine):
         check_rows(mine, graph, kinds, records, (graphs[0].num_nodes, graphs[0].num_edges))
 
     fuse(mine)
@@ -256,25 +254,37 @@ def _convert(
         for node in graph.nodes if is_layer(mine, node)
     ]  # fmt: skip
     _check_edges(source, calls)
-    _find_forms(mine, calls, kinds, records[0], graphs[0])
+    with eval_mode(mine):
+        for call, expected, value_of, scopes in try_on_batches(
+            calls, kinds, records[0], graphs[0], [OWN]
+        ):
+            call.form = find_form(call, expected, value_of, scopes)
     placed = plan(mine, graph, kinds, calls)
     widths = [_width(node, records[0][node]) for node in placed.pulled]
     dims = {node: row_dim(value, SAMPLES[0][0]) for node, value in records[0].items()}
     tilted = {node for node, dim in dims.items() if dim}
     written = write(mine, graph, kinds, placed, calls, tilted)
-    drawing = _drawing(graph, placed, calls, widths)
+    drawing = _describe_layers(graph, placed, calls, widths)
     _check_hooks(net, written)
     num_nodes = int(data.num_nodes or 0)
-    return Converted(
-        _twin_like(net, mine), written, name, num_nodes, widths, transform, drawing, options
+    constants = {key: value for key, value in vars(mine).items() if key.startswith(CONSTANT)}
+    made = twin_like(net, constants)
+    calls = [replace(call, layer=made.get_submodule(call.name)) for call in calls]
+    numbers = {
+        node: value if isinstance(value, bool | float | str) else None
+        for node, value in records[0].items()
+    }
+    tried = Tried(
+        net, inputs, graph, kinds, calls, [*cured, *weighted], transform, constants, numbers
     )
+    return Converted(made, written, name, num_nodes, widths, transform, drawing, options, tried)
 
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def _check_hooks(net: Module, graph: Graph) -> None:
-    """Refuses hooks of what a model doesn't call: the module itself, and what it is taken apart of.
+    """Refuse hooks of modules that a model doesn't call: the module itself and what it contains.
 
     Raises:
         ValueError: If there are any, naming the module.
@@ -299,7 +309,7 @@ def _records(
     transform: Normalise | None,
     name: str,
 ) -> list[Values]:
-    """What each node of the traced graph gives on each of the small graphs."""
+    """Return the values of the traced graph's nodes on each of the small graphs."""
     try:
         return [
             record(net, graph, {**inputs.of(each), TRAINING: False}, each.get(WEIGHT), weighted)
@@ -313,46 +323,37 @@ def _records(
         ) from error
 
 
-def _differs(name: str, transform: Normalise | None, by_value: bool) -> ValueError:
-    """The error of a module whose layers, called one by one, give something else than it does."""
+def _mismatch_error(name: str, transform: Normalise | None, by_value: bool) -> ValueError:
+    """Return the error of a module whose result changes when it is run again or normalised."""
     if transform is None and not by_value:
-        return ValueError(f"{name} gives something else when it is run again: is it random?")
+        return ValueError(
+            f"{name} returns other values when it is run again: it mustn't be random in evaluation"
+        )
     how = "a weighted adj_t" if transform is None else f"{transform} of the whole graph"
     return ValueError(
-        f"{name} gives something else with {how}, because its layers take different graphs: "
+        f"{name} returns other values with {how}, because its layers take different graphs: "
         "use layers that all take the same one"
     )
-
-
-def _twin_like(net: Module, trial: Module) -> Module:
-    """The module's own parameters, in layers like those that were tried."""
-    out = twin(net)
-    for layer in out.modules():
-        if isinstance(layer, UNROLLED):
-            add_hop(layer)
-        cure(layer)
-    for name, value in vars(trial).items():
-        if name.startswith(CONSTANT):
-            object.__setattr__(out, name, value)
-    return fuse(out)
 
 
 def _lacks_weight(net: Module, node: Node) -> bool:
     layer: Any = net.get_submodule(str(node.target))
     takes = WEIGHT in inspect.signature(layer.forward).parameters
-    return takes and given_to(layer, node).get(WEIGHT) is None
+    return takes and bind_arguments(layer, node).get(WEIGHT) is None
 
 
-def _cure(net: Module, graph: Graph, weighted: Sequence[str]) -> tuple[Normalise | None, list[str]]:
-    """Moves normalisation to the whole graph; returns how, and the names of the layers called."""
+def _move_normalisation(
+    net: Module, graph: Graph, weighted: Sequence[str]
+) -> tuple[Normalise | None, list[str]]:
+    """Move normalisation to the whole graph; return how, and the names of the layers called."""
     found = {
         _hop_of(net, name): how
-        for name, layer in net.named_modules() if (how := cure(layer)) is not None
+        for name, layer in net.named_modules() if (how := move_normalisation(layer)) is not None
     }  # fmt: skip
     for node in graph.nodes:
         if node.op != "call_module" or node.target not in found:
             continue
-        weight = given_to(net.get_submodule(str(node.target)), node).get(WEIGHT)
+        weight = bind_arguments(net.get_submodule(str(node.target)), node).get(WEIGHT)
         if isinstance(weight, Node) and (weight.op, weight.target) != ("placeholder", WEIGHT):
             raise ValueError(
                 f"'{node.target}' normalises weights that the model computes, '{weight.name}', "
@@ -368,7 +369,7 @@ def _cure(net: Module, graph: Graph, weighted: Sequence[str]) -> tuple[Normalise
 
 
 def _hop_of(net: Module, name: str) -> str:
-    """The layer that is called for another: a hop, if that was taken apart."""
+    """Return the layer that is called for another: a hop, if that was taken apart."""
     if not isinstance(net.get_submodule(name), UNROLLED):
         return name
     return f"{name}.hop" if name else "hop"
@@ -383,46 +384,6 @@ def _check_edges(source: Node, calls: Sequence[LayerCall]) -> None:
             )
 
 
-def _find_forms(
-    net: Module, calls: Sequence[LayerCall], kinds: dict[Node, str], values: Values, graph: Data
-) -> None:
-    """Tries every layer on mini-batches of a small graph."""
-    small = Data(edge_index=graph.edge_index.cpu(), num_nodes=graph.num_nodes)
-    if "edge_weight" in graph:
-        small.edge_weight = graph.edge_weight.cpu()
-    device = graph.edge_index.device
-    ptr = torch.tensor([0, OWN, small.num_nodes])
-    for call in calls:
-        if not isinstance(values[call.node], Tensor):
-            raise ValueError(
-                f"'{call.name}' ({type(call.layer).__name__}) returns a "
-                f"{type(values[call.node]).__name__}, expected one tensor with a row for each node"
-            )
-    for batch in SubgraphLoader(small, ptr, layout="fused", log=False):
-        batch = batch.to(device)
-        adj_t = batch.data.adj_t
-        scopes = [
-            Scope(adj, weight, batch.batch_size, _no_history)
-            for adj, weight in ((adj_t, None), adj_t.to_edge_index())
-        ]
-
-        def cut(node: Node, batch: Any = batch) -> Any:
-            value = values[node]
-            if kinds[node] == OTHER or not isinstance(value, Tensor):
-                return value
-            ids = batch.data.e_id if kinds[node] == EDGES else batch.n_id
-            return value[ids.to(value.device)]
-
-        with evaluating(net):
-            for call in calls:
-                expected = values[call.node][batch.n_id[: batch.batch_size]]
-                call.form = find_form(call, expected, cut, scopes)
-
-
-def _no_history(position: int, x: Tensor, rows: bool) -> Tensor | Rows:
-    raise AssertionError("a single layer reads no history")
-
-
 def _width(node: Node, value: Any) -> int:
     if not isinstance(value, Tensor) or value.dim() != 2 or not value.is_floating_point():
         shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
@@ -433,10 +394,10 @@ def _width(node: Node, value: Any) -> int:
     return value.size(1)
 
 
-def _drawing(
+def _describe_layers(
     graph: Graph, placed: Plan, calls: Sequence[LayerCall], widths: Sequence[int]
 ) -> list[str]:
-    """A line for every layer and every history."""
+    """Return a line for every layer and every history."""
     lines = []
     by_node = {call.node: call for call in calls}
     for node in graph.nodes:

@@ -1,4 +1,4 @@
-"""What the layers of a converted model are given of a mini-batch, or of the whole graph."""
+"""Arguments of the layers of a converted model, for a mini-batch or for the whole graph."""
 
 from __future__ import annotations
 
@@ -10,21 +10,19 @@ import torch
 from torch import Tensor
 from torch.fx import Proxy
 
-from gas.graph import features
-from gas.graph.adjacency import Adjacency
-from gas.graph.layout import layout_of
-from gas.history.rows import Rows, first_rows
-from gas.models.weights import check_weights
-from gas.nn.dropout import dropout as drop
+from gas.graph import Adjacency, features, layout_of
+from gas.history import Rows, first_rows
+from gas.nn import check_weights
+from gas.nn import dropout as drop
 
-# How a layer takes its neighbours' rows.
+# Forms in which a layer takes its neighbours' rows.
 FUSED = "fused"  # Features (or sources and destinations) and a matrix in the loader's layout.
 PAIR = "pair"  # Sources and destinations, and an edge_index between them.
 SQUARE = "square"  # All rows, and an edge_index; rows of the halo come out as well, and are cut.
 
 
 class Scope:
-    """The neighbourhood in which a converted model computes.
+    """Neighbourhood in which a converted model computes.
 
     Args:
         adj_t: The adjacency, in any layout.
@@ -58,14 +56,14 @@ class Scope:
 
     @property
     def edge_index(self) -> Any:
-        """Sources and destinations of the edges."""
+        """Return sources and destinations of the edges."""
         if self._edge_index is None:
             self._edge_index = self.adj_t.to_edge_index()[0]
         return self._edge_index
 
     @property
     def normalised(self) -> Tensor | None:
-        """The weights of the edges, which must be those of a normalised graph."""
+        """Return the weights of the edges, which must be those of a normalised graph."""
         if self._is_normalised:
             return self.edge_weight
         try:
@@ -81,7 +79,7 @@ class Scope:
 
 
 def _leaf(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes a function one node of a graph that is traced again, as copying by pickle does."""
+    """Make a function a single node of a graph that is traced again, as pickling does."""
 
     @functools.wraps(function)
     def call(first: Any, *args: Any, **kwargs: Any) -> Any:
@@ -94,7 +92,7 @@ def _leaf(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @_leaf
 def own(scope: Scope, x: Any) -> Any:
-    """The rows of the in-batch nodes; how many they are, of the number of all."""
+    """Return the in-batch rows of a value, or their number for the number of all rows."""
     if isinstance(x, int):
         return x if scope.batch_size is None else scope.batch_size
     if isinstance(x, torch.Size):
@@ -106,33 +104,33 @@ def own(scope: Scope, x: Any) -> Any:
 
 @_leaf
 def pull(scope: Scope, position: int, x: Tensor, rows: bool) -> Tensor | Rows:
-    """The rows of all nodes of a batch, after those of its own have been pushed to a history."""
+    """Push the own rows of a batch to a history, and return the rows of all its nodes."""
     rows = rows and not scope.is_edge_index and scope.adj_t.size(0) == scope.batch_size
     return scope.push_and_pull(position, x, rows)
 
 
 @_leaf
 def stored(scope: Scope, position: int, own: bool) -> Any:
-    """What a history has, for a stage of layer-wise inference."""
+    """Return the rows of a history, for a stage of layer-wise inference."""
     assert scope.stored is not None
     return scope.stored(position, own)
 
 
 @_leaf
 def dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
-    """See :func:`gas.nn.dropout`, which always makes a tensor of its own."""
+    """Apply :func:`gas.nn.dropout`, which always returns a new tensor."""
     return drop(x, p, training)
 
 
 @_leaf
 def dense(x: Any) -> Any:
-    """Features as what takes no sparse ones takes them."""
+    """Return features as a dense tensor."""
     return features.dense(x)
 
 
 @_leaf
 def sources(scope: Scope, x: Any, form: str, takes_pairs: bool = True) -> Any:
-    """What a layer takes as features."""
+    """Return a layer's features in a form."""
     if form == FUSED and not scope.is_edge_index:
         if isinstance(x, Rows) or not takes_pairs:
             return x
@@ -147,7 +145,7 @@ def _pair(x: Tensor, num_rows: int | None) -> Any:
 
 @_leaf
 def edges(scope: Scope, form: str, weight: Tensor | None) -> Any:
-    """What a layer takes as adjacency."""
+    """Return a layer's adjacency in a form."""
     if form != FUSED or scope.is_edge_index:
         return scope.edge_index
     return scope.adj_t if weight is scope.edge_weight else scope.adj_t.with_value(weight)
@@ -155,17 +153,17 @@ def edges(scope: Scope, form: str, weight: Tensor | None) -> Any:
 
 @_leaf
 def edge_weight(scope: Scope, form: str, weight: Tensor | None) -> Tensor | None:
-    """What a layer takes as weights of edges: those of a matrix are its values."""
+    """Return a layer's edge weights in a form; those of a matrix are its values."""
     return weight if form != FUSED or scope.is_edge_index else None
 
 
 @_leaf
 def weights(scope: Scope) -> Tensor | None:
-    """The weight of every edge."""
+    """Return the weight of every edge."""
     return scope.edge_weight
 
 
 @_leaf
 def normalised_weights(scope: Scope) -> Tensor | None:
-    """The weight of every edge, which must be those of the normalised graph."""
+    """Return the weight of every edge, which must be those of the normalised graph."""
     return scope.normalised

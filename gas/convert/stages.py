@@ -1,4 +1,4 @@
-"""One layer of a converted model alone, for inference in a single pass over the data."""
+"""Single layers of a converted model, for inference in one pass over the data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gas.convert.scope import pull, stored
 
 
 def stages_of(net: GraphModule) -> list[GraphModule]:
-    """For each history, and for the output, what computes it of the features and earlier ones.
+    """Return the graphs that compute each history, and the output, from features and earlier ones.
 
     A stage stops where a history has what it needs: its inputs are those of ``net``, whose modules
     and parameters it shares.
@@ -30,11 +30,11 @@ def stages_of(net: GraphModule) -> list[GraphModule]:
 
 
 def _stage(graph: Graph, target: Node, known: dict[int, Node]) -> Graph:
-    """The graph of one stage; the own rows of a history are read from it, and all of them."""
+    """Return the graph of one stage, which reads own rows, or all rows, of known histories."""
     reads: dict[Any, tuple[int, bool]] = {}
     for position, node in known.items():
         reads[node], reads[node.args[2]] = (position, False), (position, True)
-    needed = _needed(target, reads)
+    needed = _find_needed(target, reads)
     out = Graph()
     made: dict[Node, Node] = {}
     for node in graph.nodes:
@@ -50,8 +50,8 @@ def _stage(graph: Graph, target: Node, known: dict[int, Node]) -> Graph:
     return out
 
 
-def _needed(target: Node, reads: dict[Any, tuple[int, bool]]) -> set[Node]:
-    """What has to be computed for a value, and what is read for it."""
+def _find_needed(target: Node, reads: dict[Any, tuple[int, bool]]) -> set[Node]:
+    """Return the nodes to compute for a value, and those to read."""
     needed: set[Node] = set()
     left = [target]
     while left:

@@ -1,4 +1,4 @@
-"""The graph of what a module computes, in which message passing layers are single nodes."""
+"""Trace of a module's computation, in which message passing layers are single nodes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from torch.fx import Graph, GraphModule, Node, Proxy, Tracer
 from torch.nn import Module
 from torch_geometric.nn import MessagePassing
 
-from gas.nn import SimpleConv
-from gas.nn.inexact import BY_TIME
+from gas.nn import BY_TIME, SimpleConv
 
 ADJACENCY = ("edge_index", "adj_t", "adj")
 # Layers that propagate several times and transform nothing in between, taken apart into hops.
@@ -23,11 +22,11 @@ UNROLLED = (pyg.APPNP, pyg.SGConv, pyg.SSGConv, pyg.TAGConv)
 # Those of whole graphs or of neighbour samplers; a mini-batch's are others.
 NOT_OURS = ("batch", "batch_size", "num_sampled_nodes_per_hop", "num_sampled_edges_per_hop")
 TRAINING = "training"
-CONSTANT = "_tensor_constant"  # What the names of such tensors begin with.
+CONSTANT = "_tensor_constant"  # The names of such tensors begin with it.
 
 
 def parameters(net: Module, method: str) -> dict[str, Any]:
-    """The parameters of a method, with their defaults; ``inspect.Parameter.empty`` for none."""
+    """Return a method's parameters and defaults; ``inspect.Parameter.empty`` for none."""
     if isinstance(net, pyg.Sequential):
         return dict.fromkeys(net.signature.param_dict, inspect.Parameter.empty)
     named = inspect.signature(getattr(net, method)).parameters.values()
@@ -36,7 +35,7 @@ def parameters(net: Module, method: str) -> dict[str, Any]:
 
 
 def adjacency_name(names: Sequence[str]) -> str:
-    """Which parameter is the adjacency.
+    """Return the parameter that is the adjacency.
 
     Raises:
         ValueError: If none is called as one.
@@ -56,7 +55,7 @@ def adjacency_name(names: Sequence[str]) -> str:
 
 
 class _Tracer(Tracer):
-    """Message passing layers are leaves, and so is what has none inside."""
+    """Tracer whose leaves are message passing layers and modules without any inside."""
 
     proxy_buffer_attributes = True  # Their values may change.
 
@@ -65,10 +64,10 @@ class _Tracer(Tracer):
         self._modes = torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")
         self.traced_func_name = method
         self._inputs, self._fixed = inputs, fixed
-        self.failed = ""  # In which part of the module, if in one.
+        self.failed = ""  # The submodule that can't be traced, if any.
 
     def call_module(self, m: Module, forward: Any, args: Any, kwargs: Any) -> Any:
-        """Remembers the innermost module that can't be followed."""
+        """Record the innermost module that can't be traced."""
         try:
             return super().call_module(m, forward, args, kwargs)
         except Exception:
@@ -83,7 +82,7 @@ class _Tracer(Tracer):
         )
 
     def create_node(self, *args: Any, **kwargs: Any) -> Node:
-        """Refuses what the graph wouldn't have."""
+        """Refuse nodes that a graph can't have."""
         if (torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")) != self._modes:
             raise ValueError(
                 "it changes whether gradients or lower precision are on, which a graph can't say: "
@@ -94,7 +93,7 @@ class _Tracer(Tracer):
     def create_args_for_root(
         self, root_fn: Any, is_module: bool, concrete_args: Any = None
     ) -> tuple[Callable[..., Any], list[Any]]:
-        """Parameters that the graph has are inputs; others have their defaults."""
+        """Make inputs of the parameters that the graph has; others have their defaults."""
         proxies = [self.create_proxy("placeholder", name, (), {}) for name in self._inputs]
 
         def call(root: Module, *values: Any) -> Any:
@@ -105,12 +104,12 @@ class _Tracer(Tracer):
 
 
 def add_hop(layer: Any) -> None:
-    """Gives a layer the child that computes one of its hops."""
+    """Give a layer the child that computes one of its hops."""
     layer.hop = SimpleConv(aggr="add")
 
 
 class Hops:
-    """Stands in for ``propagate`` of a layer that is taken apart: a layer for every hop."""
+    """Replacement of ``propagate`` of an unrolled layer: a layer for every hop."""
 
     def __init__(self, layer: Any) -> None:
         self._layer = layer
@@ -136,7 +135,7 @@ def _unrolling(net: Module) -> Iterator[None]:
 
 
 def trace(net: Module, method: str, inputs: Sequence[str], fixed: dict[str, Any]) -> Graph:
-    """The graph of a module's method; arguments that say ``training`` are an input of that name.
+    """Trace a module's method; ``training`` arguments become an input of that name.
 
     Layers of :data:`UNROLLED` get a child ``hop``, and are traced through.
 
@@ -147,7 +146,7 @@ def trace(net: Module, method: str, inputs: Sequence[str], fixed: dict[str, Any]
         fixed: The values of the others.
 
     Raises:
-        ValueError: If it can't be traced, or does something else in training.
+        ValueError: If it can't be traced, or calls other functions in training.
     """
     modes = [(module, module.training) for module in net.modules()]
     graphs: list[Graph] = []
@@ -184,8 +183,8 @@ def trace(net: Module, method: str, inputs: Sequence[str], fixed: dict[str, Any]
     return graphs[0]
 
 
-def _kept(net: Module) -> str:
-    """Which module keeps what a trace has computed, and in which attribute; empty if none does."""
+def _find_kept_value(net: Module) -> str:
+    """Name the module and the attribute that keep a traced value; return "" if none does."""
     for name, module in net.named_modules():
         for key, value in (*vars(module).items(), *module._buffers.items()):
             if isinstance(value, Proxy):
@@ -195,7 +194,7 @@ def _kept(net: Module) -> str:
 
 
 def _check_states(net: Module, size: int, graphs: Sequence[Graph]) -> None:
-    """Refuses a trace that has read what the one before has kept; that one had ``size`` nodes.
+    """Refuse a trace that has read values kept by the one before, of ``size`` nodes.
 
     Raises:
         ValueError: Naming the module and the attribute.
@@ -204,14 +203,14 @@ def _check_states(net: Module, size: int, graphs: Sequence[Graph]) -> None:
     read = not rest or len(first.nodes) > size or any(
         argument.graph is not rest[0] for node in rest[0].nodes for argument in node.all_input_nodes
     )  # fmt: skip
-    if read and (kept := _kept(net)):
+    if read and (kept := _find_kept_value(net)):
         raise ValueError(
             f"{kept} of one call for the next, and mini-batches come after one another: {BY_TIME}"
         )
 
 
 def _check_dropout(net: Module, graph: Graph) -> None:
-    """Refuses dropout that isn't told whether it is in training."""
+    """Refuse dropout without an argument for training."""
     for node in graph.nodes:
         if node.op == "call_function" and node.target in DROPOUTS:
             given = dict(zip(("input", "p", "training"), node.args, strict=False))
@@ -222,13 +221,13 @@ def _check_dropout(net: Module, graph: Graph) -> None:
 
 
 def _take_constants(net: Module) -> dict[str, Tensor]:
-    """The tensors that tracing has found to be none of the module's, which get names anew."""
+    """Remove and return the tensors that tracing has found besides the module's."""
     names = [name for name in vars(net) if name.startswith(CONSTANT)]
     return {name: net.__dict__.pop(name) for name in names}
 
 
 def _mark_training(name: str, graph: Graph, other: Graph) -> None:
-    """Makes arguments that are true in training and false else an input."""
+    """Make an input of the arguments that are true in training and false otherwise."""
     nodes, others = list(graph.nodes), list(other.nodes)
     alike = len(nodes) == len(others) and all(
         (a.op, a.target) == (b.op, b.target) for a, b in zip(nodes, others, strict=True)
@@ -243,7 +242,7 @@ def _mark_training(name: str, graph: Graph, other: Graph) -> None:
         training = graph.placeholder(TRAINING)
     for a, b in zip(nodes, others, strict=True):
         values = list(zip(_constants(a), _constants(b), strict=True))
-        differ = [(key, one) for (key, one), (_, two) in values if not _same(one, two)]
+        differ = [(key, one) for (key, one), (_, two) in values if not _is_same(one, two)]
         if any(one is not True for _, one in differ):
             raise ValueError(
                 f"{name}: '{a.name}' takes other values in training than in evaluation, "
@@ -256,7 +255,7 @@ def _mark_training(name: str, graph: Graph, other: Graph) -> None:
                 a.update_kwarg(key, training)
 
 
-def _same(one: Any, two: Any) -> bool:
+def _is_same(one: Any, two: Any) -> bool:
     if isinstance(one, Node) or isinstance(two, Node):
         return isinstance(one, Node) and isinstance(two, Node) and one.name == two.name
     return type(one) is type(two) and (isinstance(one, Tensor) or repr(one) == repr(two))
@@ -267,17 +266,17 @@ def _constants(node: Node) -> list[tuple[int | str, Any]]:
 
 
 def module_of(net: Module | GraphModule, node: Node) -> Module | None:
-    """The module that a node calls, if it calls one."""
+    """Return the module that a node calls, if it calls one."""
     return net.get_submodule(str(node.target)) if node.op == "call_module" else None
 
 
 def is_layer(net: Module, node: Node) -> bool:
-    """Whether a node is a message passing layer."""
+    """Return whether a node is a message passing layer."""
     return isinstance(module_of(net, node), MessagePassing)
 
 
 def is_dropout(net: Module, node: Node) -> bool:
-    """Whether a node drops elements at random."""
+    """Return whether a node drops elements at random."""
     if node.op == "call_module":
         return isinstance(module_of(net, node), torch.nn.modules.dropout._DropoutNd)
     return node.op == "call_function" and node.target in DROPOUTS

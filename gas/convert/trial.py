@@ -1,8 +1,7 @@
-"""A copy of a module, run on small graphs to see what it does."""
+"""Trial of a copy of a module on small graphs."""
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,8 +13,9 @@ from torch.nn import Module
 from torch_geometric.data import Data
 
 from gas.convert.layers import WEIGHT
-from gas.convert.sample import HOW, copied, evaluating, sample
-from gas.graph.layout import find_layout
+from gas.convert.sample import HOW, copy_value, eval_mode, sample
+from gas.graph import find_layout
+from gas.nn import deep_copy
 
 # Nodes and edges of the graphs on which a model is tried: primes, so that no width is as large.
 SAMPLES = ((61, 241), (67, 263))
@@ -23,7 +23,7 @@ SAMPLES = ((61, 241), (67, 263))
 
 @dataclass
 class Inputs:
-    """What a method takes of a graph.
+    """Arguments of a method that a graph provides.
 
     * ``names``: attributes; ``edges``: the parameter for the adjacency.
     * ``by_value``: whether the weights of the edges are values of the adjacency, as of an
@@ -35,17 +35,33 @@ class Inputs:
     edges: str
     by_value: bool
 
+    @property
+    def is_matrix(self) -> bool:
+        """Return whether the module takes edges as a matrix whose values are the weights."""
+        return self.by_value and self.edges != "edge_index"
+
     def of(self, data: Data) -> dict[str, Any]:
-        """The arguments, with the adjacency as ``edge_index``."""
+        """Return the arguments, with the adjacency as ``edge_index``."""
         return {**{name: data[name] for name in self.names}, self.edges: data.edge_index}
 
+    def run_as_given(self, net: Module, data: Data) -> Tensor:
+        """Run the module on a graph in the graph's own layout."""
+        values = {name: copy_value(data[name]) for name in self.names}
+        if "edge_index" not in data:
+            values[self.edges] = data.adj_t
+        else:
+            is_matrix = self.is_matrix and WEIGHT in data
+            values[self.edges] = matrix(data) if is_matrix else data.edge_index
+        with eval_mode(net):
+            return getattr(net, self.method)(**values)
+
     def run(self, net: Module, data: Data) -> Tensor:
-        """What the module itself gives; lazy parameters are initialised on the way."""
-        values = {name: copied(value) for name, value in self.of(data).items()}
+        """Run the module itself; lazy parameters are initialised."""
+        values = {name: copy_value(value) for name, value in self.of(data).items()}
         if self.by_value:
-            values[self.edges] = _matrix(data)
+            values[self.edges] = matrix(data)
         try:
-            with evaluating(net):
+            with eval_mode(net):
                 return getattr(net, self.method)(**values)
         except Exception as error:
             raise ValueError(
@@ -57,7 +73,7 @@ class Inputs:
 def _first_run(
     net: Module, inputs: Inputs, data: Data, wanted: dict[str, Any]
 ) -> tuple[Tensor, Inputs]:
-    """What the module gives; without features of edges, if PyG alone names them.
+    """Run the module, without edge features if only PyG's signature has them.
 
     Raises:
         ValueError: If it can't be run, naming an attribute without which it could.
@@ -83,26 +99,29 @@ def _first_run(
 
 
 def _has_no_use_for_edge_attr(net: Module, method: str) -> bool:
-    """PyG's models have the parameter, whether or not their layers were built for any."""
+    """Return whether a model of PyG has the parameter, but no layer that uses it."""
     is_pyg = getattr(net, method).__module__.startswith("torch_geometric.")
     return is_pyg and all(getattr(layer, "edge_dim", None) is None for layer in net.modules())
 
 
-def _matrix(data: Data) -> Tensor:
-    """The weighted adjacency of a graph whose edges are sorted by destination."""
+def matrix(data: Data) -> Tensor:
+    """Return the weighted adjacency of a graph."""
     src, dst = data.edge_index
-    counts = torch.bincount(dst, minlength=data.num_nodes)
+    order = dst.argsort(stable=True)
+    counts = torch.bincount(dst, minlength=int(data.num_nodes or 0))
     rowptr = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
-    return find_layout("csr").make(rowptr, src, data.edge_weight, int(data.num_nodes or 0))
+    return find_layout("csr").make(
+        rowptr, src[order], data.edge_weight.view(-1)[order], int(data.num_nodes or 0)
+    )
 
 
 def trial_of(net: Module) -> Module:
-    """A copy with other parameters, to be tried in the module's place.
+    """Copy a module with other parameters, to be tried in its place.
 
     What is zero at first, such as a gate or the last layer, would hide what comes before it.
     """
     try:
-        trial = copy.deepcopy(net)
+        trial = deep_copy(net)
     except Exception as error:
         raise ValueError(
             f"{type(net).__name__} can't be copied, to be tried on a small graph: "
@@ -115,10 +134,10 @@ def trial_of(net: Module) -> Module:
     return trial
 
 
-def try_out(
+def find_sample_graphs(
     net: Module, inputs: Inputs, data: Data, wanted: dict[str, Any], device: torch.device
 ) -> tuple[list[Data], Tensor, Inputs]:
-    """Small graphs on which a module gives numbers, and what it gives on the first of them."""
+    """Return small graphs on which a module's outputs are finite, and the first output."""
     # PyG adds self-loops to those that an adj_t has, and replaces those of an edge_index.
     self_loops = not inputs.by_value
     attributes = [*inputs.names, *([WEIGHT] if inputs.by_value else [])]

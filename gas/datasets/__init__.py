@@ -2,8 +2,8 @@
 
 from gas.datasets.files import load_graph
 from gas.datasets.importing import import_graph
-from gas.datasets.masks import gen_masks, index2mask
-from gas.datasets.named import dataset_key, dataset_names, get_data
+from gas.datasets.masks import check_parts, gen_masks, index2mask
+from gas.datasets.named import dataset_key, dataset_names, get_data, num_outputs
 from gas.datasets.opening import open_graph
 from gas.datasets.planted import planted_partition
 from gas.datasets.planted_disk import open_mapped, planted_to_disk
@@ -11,6 +11,7 @@ from gas.datasets.stores import FolderStore
 
 __all__ = [
     "FolderStore",
+    "check_parts",
     "dataset_key",
     "dataset_names",
     "gen_masks",
@@ -18,8 +19,9 @@ __all__ = [
     "import_graph",
     "index2mask",
     "load_graph",
+    "num_outputs",
     "open_graph",
     "open_mapped",
-    "planted_to_disk",
     "planted_partition",
+    "planted_to_disk",
 ]

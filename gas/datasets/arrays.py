@@ -1,51 +1,103 @@
-"""Arrays of a user's own as what a graph is made of: tensors, targets, masks."""
+"""Arrays of the user, converted to tensors, targets and masks."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from typing import IO
+from zipfile import ZIP_BZIP2, ZIP_DEFLATED, ZIP_LZMA, ZIP_STORED
 
 import numpy as np
 import torch
+from numpy.lib import format as npy
 from torch import Tensor
 
-from gas.graph.features import to_csr_features
-from gas.native.sparse_rows import accept_beta_state
+from gas.graph import to_csr_features
+from gas.native import accept_beta_state
+
+MOST_PACKED = {ZIP_STORED: 1, ZIP_DEFLATED: 1100}  # Bytes that one byte of an archive can hold.
+OTHERS = {ZIP_BZIP2: "bzip2", ZIP_LZMA: "LZMA"}
+
+
+def load_arrays(path: Path) -> dict[str, np.ndarray]:
+    """Read the arrays of an ``.npz`` file, without ever unpickling code.
+
+    Raises:
+        Exception: Of any kind, if the file is damaged: it is for the caller to say what is read.
+    """
+    with path.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
+        for entry in arrays.zip.infolist():
+            kind = entry.compress_type
+            if kind not in MOST_PACKED:
+                method = OTHERS.get(kind, f"method {kind}")
+                raise ValueError(
+                    f"{entry.filename!r} is packed by {method}, expected deflate: write the arrays "
+                    "by numpy.savez_compressed"
+                )
+            with arrays.zip.open(entry) as content:
+                size = min(entry.file_size, MOST_PACKED[kind] * entry.compress_size)
+                if not _is_array(content, size):
+                    raise ValueError(f"{entry.filename!r} is no array")
+        return {key: arrays[key] for key in arrays.files}
 
 
 def load_array(path: Path) -> np.ndarray:
-    """Reads an ``.npy`` file, without ever unpickling code.
+    """Read an ``.npy`` file, without ever unpickling code.
 
     Raises:
         ValueError: If it is none.
     """
     try:
+        with path.open("rb") as stream:
+            _is_array(stream, path.stat().st_size)
         return np.load(path, allow_pickle=False)
-    except (OSError, EOFError, ValueError) as error:
+    except Exception as error:  # Damaged bytes lead NumPy and Python's parser to any.
         reason = "it holds pickled objects" if "pickle" in str(error).lower() else str(error)
         raise ValueError(f"{path} can't be read as an array of numbers: {reason}") from error
 
 
 def map_array(path: Path) -> np.ndarray:
-    """Maps an ``.npy`` file, to be read; what is empty can't be mapped, and is read.
+    """Map an ``.npy`` file into memory, read-only; an empty one, which can't be mapped, is read.
 
     Raises:
         ValueError: If it is none.
     """
     try:
         return np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, EOFError, ValueError):
-        return load_array(path)  # Which says why.
+    except Exception:  # Damaged bytes raise errors of many kinds.
+        return load_array(path)  # This raises the reason.
+
+
+def _is_array(stream: IO[bytes], size: int) -> bool:
+    """Return whether it is an array of NumPy's; nothing is allocated that it doesn't hold.
+
+    Raises:
+        Exception: Of any kind, if its header is damaged, or promises more than the file's size.
+    """
+    if stream.read(len(npy.MAGIC_PREFIX)) != npy.MAGIC_PREFIX:
+        return False
+    stream.seek(0)
+    version = npy.read_magic(stream)
+    if version not in ((1, 0), (2, 0)):
+        raise ValueError(f"its header has version {version}, expected 1 or 2")
+    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    shape, _, dtype = read(stream)
+    if dtype.hasobject:
+        raise ValueError("it holds pickled objects")
+    promised, left = math.prod(shape) * dtype.itemsize, size - stream.tell()
+    if promised > left:
+        raise ValueError(f"its header promises {promised:,} bytes, but {left:,} follow")
+    return True
 
 
 def load_sparse(path: Path) -> Tensor:
-    """Reads a matrix that ``scipy.sparse.save_npz`` has written, as ``torch.sparse_csr``, float32.
+    """Read a matrix of ``scipy.sparse.save_npz`` as ``torch.sparse_csr``, float32.
 
     Raises:
         ValueError: If it is none, or of another format than csr, csc and coo.
     """
     try:
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
-            found = {key: arrays[key] for key in arrays.files}
+        found = load_arrays(path)
         kind, shape = found["format"].item().decode(), tuple(map(int, found["shape"]))
         value = tensor_of(found["data"], "data").float()
         accept_beta_state()
@@ -69,12 +121,12 @@ def load_sparse(path: Path) -> Tensor:
 
 
 def tensor_of(array: np.ndarray, key: str) -> Tensor:
-    """A tensor of numbers; unsigned ones, which PyTorch can't compute with, become int64.
+    """Return a tensor of numbers; unsigned ones, which PyTorch can't compute with, become int64.
 
     Raises:
         ValueError: If the array holds something else.
     """
-    if array.dtype.kind not in "biuf":
+    if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:  # PyTorch has no longer ones.
         raise ValueError(f"the array '{key}' has type {array.dtype}, expected numbers")
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:
         if array.size and array.max() > np.iinfo(np.int64).max:
@@ -83,8 +135,10 @@ def tensor_of(array: np.ndarray, key: str) -> Tensor:
     return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
 
 
-def targets(y: Tensor) -> Tensor:
-    """One integer class or real target per node, or the labels of ``[N, C]`` as they are.
+def to_targets(y: Tensor) -> Tensor:
+    """Convert ``y`` to one class or real target per node; labels ``[N, C]`` stay as they are.
+
+    A target may be NaN, which :func:`check_known` refuses.
 
     Raises:
         ValueError: If they are none of these.
@@ -93,8 +147,8 @@ def targets(y: Tensor) -> Tensor:
     if y.dim() == 2:
         return y
     if y.dim() == 1 and y.is_floating_point() and bool((y != y.round()).any()):
-        if not bool(torch.isfinite(y).all()):
-            raise ValueError("'y' holds a NaN or infinite value, expected classes or real numbers")
+        if bool(y.isinf().any()) or bool(y.isnan().all()):
+            raise not_finite_error()
         return y.float()
     if y.dim() != 1 or bool((y < -1).any()):
         raise ValueError(
@@ -104,8 +158,23 @@ def targets(y: Tensor) -> Tensor:
     return y.long()
 
 
+def not_finite_error() -> ValueError:
+    """Return the error of targets that aren't finite."""
+    return ValueError("'y' holds a NaN or infinite value, expected classes or real numbers")
+
+
+def check_known(y: Tensor) -> None:
+    """Refuse real targets that are NaN.
+
+    Raises:
+        ValueError: If one is.
+    """
+    if y.dim() == 1 and y.is_floating_point() and bool(y.isnan().any()):
+        raise not_finite_error()
+
+
 def check_classes(y: Tensor) -> None:
-    """Refuses numbers of classes that can't be meant as such.
+    """Refuse a number of classes that can't be meant.
 
     Raises:
         ValueError: If most classes up to the largest don't occur.
@@ -113,7 +182,7 @@ def check_classes(y: Tensor) -> None:
     if y.dim() > 1 or y.is_floating_point():
         return
     distinct = torch.unique(y[y >= 0])
-    if beyond_reason(distinct.numpy()):
+    if are_implausible_classes(distinct.numpy()):
         raise ValueError(
             f"'y' holds the class {int(distinct[-1])}, but only {distinct.numel()} classes occur: "
             "number them from 0, y = torch.unique(y, return_inverse=True)[1], or make them floats "
@@ -121,13 +190,13 @@ def check_classes(y: Tensor) -> None:
         )
 
 
-def beyond_reason(distinct: np.ndarray) -> bool:
-    """Whether so few of the classes up to the largest occur that they are something else."""
+def are_implausible_classes(distinct: np.ndarray) -> bool:
+    """Return whether so few of the classes up to the largest occur that they are something else."""
     return len(distinct) > 0 and int(distinct.max()) >= 2 * len(distinct) + 100
 
 
 def bool_mask(mask: Tensor, key: str) -> Tensor:
-    """A mask of bools, which may be given as numbers.
+    """Return a mask of bools, which may be given as numbers.
 
     Raises:
         ValueError: If it holds other values than 0 and 1.

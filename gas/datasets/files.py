@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import re
-import zipfile
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import AttrType, EdgeStorage, GlobalStorage, NodeStorage
 
-from gas.datasets.arrays import bool_mask, targets, tensor_of
+from gas.datasets.arrays import bool_mask, check_known, load_arrays, tensor_of, to_targets
+from gas.datasets.types import encode_types, number_types
 
-# What a Data object is made of, beyond what PyTorch and PyG allow a file to hold.
+# Types inside of a Data object, besides those that PyTorch and PyG allow.
 SAFE_GLOBALS = [AttrType, DataEdgeAttr, DataTensorAttr, EdgeStorage, GlobalStorage, NodeStorage]
 UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # PyTorch can't find their maximum.
-CACHE = "_cached_attr"  # Of which attributes are edge-level; PyG makes it anew.
+CACHE = "_cached_attr"  # A cache of edge-level attributes, which PyG makes anew.
 
 
 def load_graph(path: str | Path) -> Data:
-    """Reads a graph from a file, without ever unpickling code.
+    """Read a graph from a file, without ever unpickling code.
 
     * ``.npz``: arrays ``x`` ``[N, F]``, ``y`` ``[N]`` and ``edge_index`` ``[2, E]``; optionally
       ``edge_weight`` ``[E]`` and ``train_mask``, ``val_mask``, ``test_mask``.
@@ -37,7 +37,13 @@ def load_graph(path: str | Path) -> Data:
     Raises:
         ValueError: If the file can't be read, or lacks a part of the graph.
     """
-    path = Path(path)
+    data = read_archive(Path(path))
+    check_known(data.y)
+    return data
+
+
+def read_archive(path: Path) -> Data:
+    """Read a graph from a file as :func:`load_graph` does; real targets may be NaN."""
     content = _read_npz(path) if path.suffix == ".npz" else _read_pt(path)
     data = content if isinstance(content, Data) else Data.from_dict(content)
     if isinstance(data.get("edge_index"), Tensor) and data.edge_index.dtype in UNSIGNED:
@@ -45,12 +51,14 @@ def load_graph(path: str | Path) -> Data:
     for key in ("x", "y"):
         if not isinstance(data.get(key), Tensor):
             raise ValueError(f"{path} holds no {key!r}: expected the arrays x, y and edge_index")
+    if "edge_index" not in data and "adj_t" not in data:
+        raise ValueError(f"{path} holds no 'edge_index': expected the arrays x, y and edge_index")
     if data.x.dim() != 2:
         raise ValueError(
             f"'x' has shape {list(data.x.shape)}, expected [N, F]: a row for each node"
         )
     data.x = data.x.float()
-    data.y = targets(data.y)
+    data.y = to_targets(data.y)
     if isinstance(data.get("num_nodes"), Tensor):
         data.num_nodes = int(data.num_nodes)
     for key in ("train_mask", "val_mask", "test_mask"):
@@ -59,31 +67,34 @@ def load_graph(path: str | Path) -> Data:
     return data
 
 
-def _read_npz(path: Path) -> dict[str, Tensor]:
+def _read_npz(path: Path) -> dict[str, Any]:
     try:
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
-            return {key: tensor_of(arrays[key], key) for key in arrays.files}
-    except ValueError as error:
-        if str(error).startswith("the array"):
-            raise
+        arrays = load_arrays(path)
+    except Exception as error:  # Damaged bytes lead zipfile, zlib, NumPy and Python to any.
         if "pickle" not in str(error).lower():
             raise ValueError(_unreadable(path, error)) from error
         raise ValueError(
             f"{path} holds pickled objects, which are never loaded because they can run code, or "
             "no arrays: save plain arrays, np.savez(path, x=x, y=y, edge_index=edge_index)"
         ) from error
-    except (OSError, EOFError, TypeError, KeyError, zipfile.BadZipFile) as error:
-        raise ValueError(_unreadable(path, error)) from error
+    content: dict[str, Any] = {}
+    for key, array in arrays.items():
+        if key in ("edge_type", "node_type") and array.dtype.kind == "U":
+            named = number_types(*encode_types(array, path), path)
+            content[key], content[f"{key}_names"] = named
+        else:
+            content[key] = tensor_of(array, key)
+    return content
 
 
 def _plain_dict(*_: object) -> dict[object, object]:
-    """In place of the defaultdict of PyG's cache, which newer PyTorch doesn't fill."""
+    """Replace the defaultdict of PyG's cache, which newer PyTorch doesn't fill."""
     return {}
 
 
 @contextlib.contextmanager
 def _safe_globals() -> Iterator[None]:
-    """Lets ``torch.load`` make what graphs are made of; PyG's own list has a defaultdict on it."""
+    """Let ``torch.load`` create the types of graphs; PyG's own list contains a defaultdict."""
     before = torch.serialization.get_safe_globals()
     others = [known for known in before if known is not defaultdict]
     torch.serialization.clear_safe_globals()

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from gas.graph.permute import is_node_list
+from gas.graph import is_node_list
 
 NUM_SPLITS = 20  # Random splits of a graph that brings none, one per run ...
 MOST_SPLIT_NODES = 100_000  # ... up to this size; larger graphs get one.
@@ -17,7 +17,7 @@ PARTS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "t
 
 
 def index2mask(index: Tensor, size: int) -> Tensor:
-    """A mask of shape ``[size]`` that is true at ``index``."""
+    """Return a mask of shape ``[size]`` that is true at ``index``."""
     mask = torch.zeros(size, dtype=torch.bool, device=index.device)
     mask[index] = True
     return mask
@@ -26,7 +26,7 @@ def index2mask(index: Tensor, size: int) -> Tensor:
 def gen_masks(
     y: Tensor, train_per_class: int = 20, val_per_class: int = 30, num_splits: int = 20
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Draws splits with a fixed number of training and validation nodes per class.
+    """Draw splits with a fixed number of training and validation nodes per class.
 
     Args:
         y: The class of each node, of shape ``[N]``.
@@ -49,7 +49,7 @@ def gen_masks(
 
 
 def with_masks(data: Data, num_splits: int | None = None) -> Data:
-    """Sees to it that a graph has masks for training, validation and test.
+    """Set the masks for training, validation and test of a graph.
 
     They are its own, or those of its lists of nodes (``train_idx``, ...). Where it has neither,
     its labelled nodes are split at random, always alike: 50 % training, 25 % validation, 25 % test;
@@ -66,7 +66,7 @@ def with_masks(data: Data, num_splits: int | None = None) -> Data:
         if is_node_list(key, value) and key.split("_")[0] in PARTS:
             part = f"{PARTS[key.split('_')[0]]}_mask"
             if part not in data:
-                data[part] = index2mask(_checked_ids(key, value, data.num_nodes), data.num_nodes)
+                data[part] = index2mask(_check_ids(key, value, data.num_nodes), data.num_nodes)
     keys = MASKS
     given = [key for key in keys if key in data]
     if given:
@@ -80,9 +80,9 @@ def with_masks(data: Data, num_splits: int | None = None) -> Data:
         _check_apart(data)
         _check_labelled(data)
         return data
-    labelled = torch.arange(data.num_nodes)
-    if data.y.dim() == 1 and not data.y.is_floating_point():
-        labelled = labelled[data.y.cpu() >= 0]  # Those of unknown class are in no mask.
+    known = ~data.y.isnan() if data.y.is_floating_point() else data.y >= 0
+    known = known.view(data.num_nodes, -1).all(dim=1)
+    labelled = torch.arange(data.num_nodes)[known.cpu()]  # Others are in no mask.
     if num_splits is None:
         num_splits = NUM_SPLITS if data.num_nodes <= MOST_SPLIT_NODES else 1
     size = labelled.numel()
@@ -103,7 +103,30 @@ def with_masks(data: Data, num_splits: int | None = None) -> Data:
     return data
 
 
-def _checked_ids(key: str, ids: Tensor, num_nodes: int) -> Tensor:
+def select_split(data: Data, split: int) -> None:
+    """Keep the masks of one split, of shape ``[N]``.
+
+    Args:
+        data: The graph, which is modified.
+        split: The number of the split.
+
+    Raises:
+        ValueError: If the graph has no such split.
+    """
+    several = [key for key in MASKS if key in data and data[key].dim() > 1]
+    num_splits = max((data[key].size(1) for key in several), default=1)
+    if not isinstance(split, int) or not 0 <= split < num_splits:
+        raise ValueError(
+            f"'split' is {split!r}, but the graph has {num_splits}: expected one of "
+            f"0 to {num_splits - 1}, or 'all'"
+        )
+    for key in several:
+        data[key] = data[key][:, split if data[key].size(1) > 1 else 0]
+    if several and "split" in data:
+        data.split = f"{data.split}; the masks are those of number {split}"
+
+
+def _check_ids(key: str, ids: Tensor, num_nodes: int) -> Tensor:
     ids = ids.long()
     if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= num_nodes):
         wrong = int(ids.min()) if int(ids.min()) < 0 else int(ids.max())
@@ -112,7 +135,7 @@ def _checked_ids(key: str, ids: Tensor, num_nodes: int) -> Tensor:
 
 
 def check_parts(data: Data) -> None:
-    """Refuses parts of a split without a node.
+    """Refuse parts of a split without a node.
 
     Raises:
         ValueError: Naming the part.
@@ -128,7 +151,7 @@ def check_parts(data: Data) -> None:
 
 
 def _check_apart(data: Data) -> None:
-    """Refuses training nodes among those whose scores count."""
+    """Refuse training nodes that are also validation or test nodes."""
     train = data.train_mask.bool().view(data.num_nodes, -1)
     for key in MASKS[1:]:
         mask = data[key].bool().view(data.num_nodes, -1)
@@ -147,11 +170,12 @@ def _check_apart(data: Data) -> None:
 
 
 def _check_labelled(data: Data) -> None:
-    if data.y.dim() > 1 or data.y.is_floating_point() or not bool((data.y < 0).any()):
+    if data.y.dim() > 1:
         return
+    is_real = data.y.is_floating_point()
+    unknown = data.y.isnan() if is_real else data.y < 0
     for key in MASKS:
         mask = data[key] if data[key].dim() == 1 else data[key].any(dim=1)
-        if bool((mask & (data.y < 0)).any()):
-            raise ValueError(
-                f"'{key}' holds nodes whose class is unknown (negative): leave them out of it"
-            )
+        if bool((mask & unknown).any()):
+            what = "target is unknown (NaN)" if is_real else "class is unknown (negative)"
+            raise ValueError(f"'{key}' holds nodes whose {what}: leave them out of it")

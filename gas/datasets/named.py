@@ -6,7 +6,7 @@ import importlib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch_geometric.transforms as T
@@ -16,16 +16,19 @@ from torch_geometric.utils import to_undirected
 
 from gas.datasets.directions import with_reverse
 from gas.datasets.files import SAFE_GLOBALS
-from gas.datasets.masks import NUM_SPLITS, gen_masks, index2mask, with_masks
+from gas.datasets.masks import NUM_SPLITS, gen_masks, index2mask, select_split, with_masks
 from gas.datasets.opening import open_graph
 from gas.datasets.planted import planted_partition
 from gas.datasets.tables import PARQUET, TEXT, format_of
-from gas.graph.edges import check_finite, read_graph, with_edge_index
-from gas.graph.features import to_csr_features
-from gas.graph.folder import is_graph_folder
-from gas.graph.permute import permute
-from gas.native.cache import cache_dir
-from gas.native.sparse_rows import accept_beta_state, is_sparse
+from gas.graph import (
+    check_finite,
+    is_graph_folder,
+    permute,
+    read_graph,
+    to_csr_features,
+    with_edge_index,
+)
+from gas.native import accept_beta_state, cache_dir, is_sparse, make_folder
 
 
 def get_data(
@@ -36,9 +39,10 @@ def get_data(
     undirected: bool = False,
     columns: Mapping[str, str] | None = None,
     sparse_features: bool = False,
+    split: int | Literal["all"] = 0,
     log: bool = False,
 ) -> tuple[Data, int, int]:
-    """Loads a graph for node classification, with masks for training, validation and test.
+    """Load a graph for node classification, with masks for training, validation and test.
 
     Args:
         root: The folder where PyG keeps its data sets; one folder per data set below it.
@@ -49,15 +53,18 @@ def get_data(
         undirected: Add the reverse of every edge that lacks it. (default: ``False``)
         columns: Of tables, what columns are called; see :func:`gas.open_graph`.
         sparse_features: Make ``x`` a ``torch.sparse_csr`` matrix. (default: as it is stored)
+        split: The split whose masks are returned, where a graph has several (or gets several random
+            ones), or ``"all"`` of them. (default: ``0``)
         log: Report what was found in files on standard error. (default: ``False``)
 
     Returns:
         The graph, its number of features, and its number of classes (of labels, for multi-label
-        targets; 1 for real numbers). Masks have shape ``[N]``, or ``[N, splits]`` for several
-        splits; ``split`` says how a graph that brings none was split.
+        targets; 1 for real numbers). Masks have shape ``[N]``; with ``split="all"``,
+        ``[N, splits]`` where there are several. ``data.split`` says how a graph that brings none
+        was split.
 
     Raises:
-        ValueError: If there is no such data set, or a file doesn't hold a usable graph.
+        ValueError: If there is no such data set or split, or a file doesn't hold a usable graph.
         ConnectionError: If raw files are missing and can't be downloaded; it names them.
     """
     if columns and not _is_path(name):
@@ -76,7 +83,7 @@ def get_data(
             if key not in data:
                 raise ValueError(f"{name} has no {key!r}: {_WHERE[key]}")
         if is_graph_folder(name):
-            data = with_masks(_uncut(data))
+            data = with_masks(_undo_clustering(data))
     else:
         key = dataset_key(name)
         if key not in _DATASETS:
@@ -84,25 +91,28 @@ def get_data(
                 f"'dataset' is {name!r}, expected one of {', '.join(dataset_names())}; or "
                 "planted:NUM_NODES; or the path of a folder of tables or of a .pt or .npz file"
             )
-        data = _DATASETS[key][1](str(_writable(Path(root))))
+        make_folder("root", Path(root))
+        data = _DATASETS[key][1](str(_writable_root(Path(root))))
     if not _is_path(name):
         read_graph(data)
         if check:
-            check_finite(data)
+            check_finite("x", data.get("x"))
         if undirected:
             data = with_reverse(data)
         with_masks(data)
     if sparse_features and not is_sparse(data.x):
         accept_beta_state()
         data.x = to_csr_features(data.x.to_sparse_csr())
+    if split != "all":
+        select_split(data, split)
     return data, data.x.size(1), num_outputs(data.y)
 
 
-def _uncut(data: Data) -> Data:
-    """The graph of a folder as it was before it was cut into parts, with a list of edges."""
+def _undo_clustering(data: Data) -> Data:
+    """Return the graph of a folder as it was before it was cut into parts, with a list of edges."""
     perm = data.get("perm")
     data = with_edge_index(data)
-    for key in ("perm", "parts", "shards"):
+    for key in ("perm", "parts", "shards", "batch_size"):
         if key in data:
             del data[key]
     if perm is None or torch.equal(perm, torch.arange(perm.numel())):
@@ -110,7 +120,7 @@ def _uncut(data: Data) -> Data:
     return permute(data, torch.argsort(perm), log=False)
 
 
-# Where open_graph looks.
+# The files in which open_graph looks for each.
 _WHERE = {
     "x": "give columns of numbers in nodes.csv, or x.npy, with the features of nodes",
     "y": "give a column 'label' in nodes.csv, or y.npy, with what is to be predicted",
@@ -118,14 +128,14 @@ _WHERE = {
 
 
 def _is_path(name: str) -> bool:
-    """Whether a data set is named by the path of its files."""
+    """Return whether a data set is named by the path of its files."""
     path = Path(name)
     known = format_of(path) in (".pt", ".npz", ".npy", *PARQUET, *TEXT)
     return known or os.sep in name or (path.is_dir() and dataset_key(name) not in _DATASETS)
 
 
 def dataset_names() -> list[str]:
-    """The names that :func:`get_data` knows."""
+    """Return the names that :func:`get_data` knows."""
     return [name for name, _ in _DATASETS.values()]
 
 
@@ -134,7 +144,7 @@ def _is_planted(name: str) -> bool:
 
 
 def dataset_key(name: str) -> str:
-    """The name of a data set in one spelling, for look-ups."""
+    """Return the name of a data set in one spelling, for look-ups."""
     if _is_planted(name):
         return "planted"
     key = name.lower().replace("-", "").replace("_", "")
@@ -142,7 +152,7 @@ def dataset_key(name: str) -> str:
 
 
 def num_outputs(y: Tensor) -> int:
-    """How many outputs a model of these targets has; see :func:`get_data`."""
+    """Return the number of outputs of a model of these targets; see :func:`get_data`."""
     if y.dim() == 1 and y.is_floating_point():
         return 1
     return y.size(1) if y.dim() == 2 and y.size(1) > 1 else int(y.max()) + 1
@@ -152,7 +162,7 @@ def num_outputs(y: Tensor) -> int:
 
 
 def load_pyg(cls_name: str, root: str, *args: Any, **kwargs: Any) -> Data:
-    """Reads one of PyG's data sets; where downloading fails, says which files to put where."""
+    """Read a data set of PyG; where the download fails, name the missing files and their folder."""
     base = getattr(importlib.import_module("torch_geometric.datasets"), cls_name)
 
     def download(self: Any) -> None:
@@ -169,13 +179,13 @@ def load_pyg(cls_name: str, root: str, *args: Any, **kwargs: Any) -> Data:
     return dataset[0] if len(dataset) == 1 else Batch.from_data_list(list(dataset))
 
 
-def planetoid(root: str, name: str) -> Data:
-    """Cora, CiteSeer or PubMed, from ``root/name``; the features of each node add up to 1."""
+def load_planetoid(root: str, name: str) -> Data:
+    """Load Cora, CiteSeer or PubMed from ``root/name``; the features of a node sum to 1."""
     return T.NormalizeFeatures()(load_pyg("Planetoid", root, name))
 
 
 def _few_labels(cls_name: str, name: str) -> Callable[[str], Data]:
-    """Amazon and Coauthor: 20 training and 30 validation nodes per class, as GNNAutoScale draws."""
+    """Load Amazon and Coauthor with 20 training and 30 validation nodes per class."""
 
     def load(root: str) -> Data:
         data = load_pyg(cls_name, f"{root}/{cls_name}", name)
@@ -187,23 +197,23 @@ def _few_labels(cls_name: str, name: str) -> Callable[[str], Data]:
     return load
 
 
-def wikics(folder: str) -> Data:
-    """WikiCS, whose masks for early stopping are those for validation here."""
+def load_wikics(folder: str) -> Data:
+    """Load WikiCS; its masks for early stopping become those for validation."""
     data = load_pyg("WikiCS", folder, is_undirected=True)
     data.val_mask = data.stopping_mask
     del data.stopping_mask
     return data
 
 
-def standardised(cls_name: str, folder: str) -> Data:
-    """A data set whose features are made to have mean 0 and standard deviation 1."""
+def load_standardised(cls_name: str, folder: str) -> Data:
+    """Return a data set whose features are made to have mean 0 and standard deviation 1."""
     data = load_pyg(cls_name, folder)
     data.x = (data.x - data.x.mean(dim=0)) / data.x.std(dim=0).clamp(min=1e-12)
     return data
 
 
 def _ppi(root: str) -> Data:
-    """All graphs of the data set as one, whose masks tell training from validation and test."""
+    """Load all graphs of PPI as one, with masks for training, validation and test."""
     parts = [load_pyg("PPI", f"{root}/PPI", split) for split in ("train", "val", "test")]
     union = Batch.from_data_list([Data(x=p.x, y=p.y, edge_index=p.edge_index) for p in parts])
     data = Data(x=union.x, y=union.y, edge_index=union.edge_index)
@@ -250,14 +260,14 @@ def _hetero(name: str) -> Callable[[str], Data]:
 
 
 _NAMED: dict[str, Callable[[str], Data]] = {
-    "Cora": lambda root: planetoid(root, "Cora"),
-    "CiteSeer": lambda root: planetoid(root, "CiteSeer"),
-    "PubMed": lambda root: planetoid(root, "PubMed"),
+    "Cora": lambda root: load_planetoid(root, "Cora"),
+    "CiteSeer": lambda root: load_planetoid(root, "CiteSeer"),
+    "PubMed": lambda root: load_planetoid(root, "PubMed"),
     "AmazonComputers": _few_labels("Amazon", "Computers"),
     "AmazonPhoto": _few_labels("Amazon", "Photo"),
     "CoauthorCS": _few_labels("Coauthor", "CS"),
     "CoauthorPhysics": _few_labels("Coauthor", "Physics"),
-    "WikiCS": lambda root: wikics(f"{root}/WikiCS"),
+    "WikiCS": lambda root: load_wikics(f"{root}/WikiCS"),
     "FacebookPagePage": _facebook,
     "Roman-empire": _hetero("Roman-empire"),
     "Amazon-ratings": _hetero("Amazon-ratings"),
@@ -266,16 +276,16 @@ _NAMED: dict[str, Callable[[str], Data]] = {
     "Questions": _hetero("Questions"),
     "PPI": _ppi,
     "Flickr": lambda root: load_pyg("Flickr", f"{root}/Flickr"),
-    "Reddit2": lambda root: standardised("Reddit2", f"{root}/Reddit2"),
-    "Yelp": lambda root: standardised("Yelp", f"{root}/Yelp"),
+    "Reddit2": lambda root: load_standardised("Reddit2", f"{root}/Reddit2"),
+    "Yelp": lambda root: load_standardised("Yelp", f"{root}/Yelp"),
     "ogbn-arxiv": _ogb("ogbn-arxiv"),
     "ogbn-products": _ogb("ogbn-products"),
 }
 _DATASETS = {dataset_key(name): (name, load) for name, load in _NAMED.items()}
 
 
-def _writable(root: Path) -> Path:
-    """The folder itself, or a mirror of links to its raw files where PyG may write beside them."""
+def _writable_root(root: Path) -> Path:
+    """Return the folder, or a mirror of links to its raw files if PyG can't write to it."""
     if not root.exists() or os.access(root, os.W_OK):
         return root
     mirror = cache_dir() / "datasets" / str(root.resolve()).strip(os.sep).replace(os.sep, "_")

@@ -1,4 +1,4 @@
-"""What tables and arrays say of nodes: ids, features, labels, splits."""
+"""Nodes from tables and arrays: ids, features, labels, splits."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gas.datasets.arrays import (
-    beyond_reason,
+    are_implausible_classes,
     bool_mask,
     load_array,
     load_sparse,
     map_array,
-    targets,
     tensor_of,
+    to_targets,
 )
 from gas.datasets.roles import INDEX, NODE_COLUMNS, SPLITS, leave_out, open_table
 from gas.datasets.tables import Table, format_of, plain_ids
+from gas.datasets.types import load_types, number_types
 
 # Names of columns that may be ids, such as user_id or nodeNumber.
 LIKE_ID = re.compile(r"(^|[\W_])(id|index|idx|number|no|key|name)$")
@@ -38,7 +39,7 @@ class Nodes(NamedTuple):
     file: str
 
     def rows(self, ids: np.ndarray, file: str) -> np.ndarray:
-        """The row of each node, by its id.
+        """Return the row of each node, by its id.
 
         Raises:
             ValueError: If there is no such node.
@@ -50,7 +51,7 @@ class Nodes(NamedTuple):
             else:
                 known, rows = np.zeros(len(ids), bool), np.zeros(len(ids), np.int64)
         else:
-            names, ids = of_one_type(self.ids, ids)
+            names, ids = to_common_type(self.ids, ids)
             places = dict(zip(names.tolist(), range(len(names)), strict=True))
             rows = np.fromiter((places.get(i, -1) for i in ids.tolist()), np.int64, len(ids))
             known = rows >= 0
@@ -58,7 +59,7 @@ class Nodes(NamedTuple):
         return rows.astype(np.int64)
 
     def check(self, ids: np.ndarray, known: np.ndarray, file: str) -> None:
-        """Refuses ids that aren't known.
+        """Refuse unknown ids.
 
         Raises:
             ValueError: Naming the first.
@@ -75,7 +76,7 @@ class Nodes(NamedTuple):
 
 
 class NodeFile(NamedTuple):
-    """What a file says of nodes: attributes with a row for each of ``ids``."""
+    """Content of a file about nodes: attributes with a row for each of ``ids``."""
 
     name: str
     num_rows: int
@@ -84,16 +85,18 @@ class NodeFile(NamedTuple):
     columns: tuple[str, ...] = ()
     classes: list[str | int] | None = None
     features: tuple[str, ...] = ()  # Columns that were left for later.
+    types: list[str | int] | None = None
 
 
 def read_nodes(
     file: Path, role: str, columns: Mapping[str, str], features: bool = True
 ) -> NodeFile:
-    """Reads one file about nodes.
+    """Read one file about nodes.
 
     Args:
         file: The file.
-        role: What it is, by its name: ``"nodes"``, ``"x"``, ``"y"``, ``"split"`` or ``"node_id"``.
+        role: What it is, by its name: ``"nodes"``, ``"x"``, ``"y"``, ``"split"``, ``"node_id"``
+            or ``"node_type"``.
         columns: What the user says that columns are called.
         features: Read features, too, not only which columns have them. (default: ``True``)
 
@@ -102,17 +105,20 @@ def read_nodes(
     """
     if role == "node_id":
         listed = list_of_ids(file)
-        return NodeFile(file.name, len(listed), _each_once(listed, file), {})
+        return NodeFile(file.name, len(listed), _check_unique(listed, file), {})
     if format_of(file) == ".npz":
         x = load_sparse(file)
         return NodeFile(file.name, x.size(0), None, {role: x})
     if format_of(file) == ".npy":
+        if role == "node_type":
+            value, names = number_types(*load_types(file), file)
+            return NodeFile(file.name, len(value), None, {role: value}, types=names)
         if role not in ("x", "y"):
             raise ValueError(f"{file} is an array, expected a table, or the names x.npy and y.npy")
         if role == "x" and not features:
             return NodeFile(file.name, len(map_numbers(file)), None, {})
         array = tensor_of(load_array(file), str(file))
-        value = _features(array, file) if role == "x" else targets(array)
+        value = _features(array, file) if role == "x" else to_targets(array)
         return NodeFile(file.name, len(array), None, {role: value})
     table, found = open_table(file, NODE_COLUMNS, columns)
     rest = [name for name in table.types if name not in found.values()]
@@ -131,17 +137,21 @@ def read_nodes(
             f"{file} has no column 'id', but {like_ids[0]!r}, which may be it: pass "
             f"columns={{'id': {like_ids[0]!r}}}, or give it another name if it is a feature"
         )
-    wanted = {"y": "label", "split": "split"}.get(role)
+    wanted = {"y": "label", "split": "split", "node_type": "node_type"}.get(role)
     if wanted and wanted not in found and len(rest) == 1:
         found[wanted] = rest.pop()
     attributes: dict[str, Tensor] = {}
     ids: np.ndarray | None = None
     classes: list[str | int] | None = None
+    types = None
     if "id" in found:
         codes, distinct = table.values(found["id"])
-        ids = _each_once(distinct[codes], file, codes < 0)
+        ids = _check_unique(distinct[codes], file, codes < 0)
     if "label" in found:
         attributes["y"], classes = _labels(table, found["label"])
+    if "node_type" in found:
+        values = table.values(found["node_type"])
+        attributes["node_type"], types = number_types(*values, file)
     if "split" in found:
         attributes |= _masks(*table.values(found["split"]), file)
     for key in found.keys() & {f"{part}_mask" for part in SPLITS}:
@@ -163,11 +173,11 @@ def read_nodes(
         num_rows = len(ids)
     else:
         num_rows = len(next(iter(attributes.values()))) if attributes else table.count()
-    return NodeFile(file.name, num_rows, ids, attributes, tuple(table.types), classes, left)
+    return NodeFile(file.name, num_rows, ids, attributes, tuple(table.types), classes, left, types)
 
 
 def merge(read: list[NodeFile], data: Data) -> Nodes | None:
-    """Puts the attributes of all files in one order: that of the first file that has ids."""
+    """Merge the attributes of all files in one order: that of the first file with ids."""
     if not read:
         return None
     first = next((file for file in read if file.ids is not None), read[0])
@@ -184,18 +194,20 @@ def merge(read: list[NodeFile], data: Data) -> Nodes | None:
             rows = torch.from_numpy(nodes.rows(file.ids, file.name))
         for key, value in file.attributes.items():
             if rows is not None and file is not first:
-                value = _placed(value, rows, nodes, key, file.name)
+                value = _scatter_rows(value, rows, nodes, key, file.name)
             set_once(data, key, value, file.name)
         if file.classes is not None:
             data.classes = file.classes
+        if file.types is not None:
+            data.node_type_names = file.types
     return nodes
 
 
-def _placed(value: Tensor, rows: Tensor, nodes: Nodes, key: str, file: str) -> Tensor:
-    """Rows where their nodes are; a node without has no label and is in no split."""
+def _scatter_rows(value: Tensor, rows: Tensor, nodes: Nodes, key: str, file: str) -> Tensor:
+    """Move rows to those of their nodes; a node without one has no label and no split."""
     if len(rows) == nodes.num_nodes:
         return torch.empty_like(value).index_copy_(0, rows, value)
-    if key == "x" or value.is_floating_point():
+    if key in ("x", "node_type") or value.is_floating_point():
         raise ValueError(
             f"{file} has {len(rows)} rows, but {nodes.file} has {nodes.num_nodes} nodes: expected "
             "one row per node"
@@ -205,7 +217,7 @@ def _placed(value: Tensor, rows: Tensor, nodes: Nodes, key: str, file: str) -> T
 
 
 def set_once(data: Data, key: str, value: Tensor, file: str) -> None:
-    """Sets an attribute that no other file has set."""
+    """Set an attribute, and refuse a second file with it."""
     if key in data:
         raise ValueError(f"{key!r} is in {file}, and in another file as well: take one of them out")
     data[key] = value
@@ -226,7 +238,7 @@ def _features(x: Tensor, file: Path, names: Sequence[str] = ()) -> Tensor:
 
 
 def map_numbers(file: Path) -> np.ndarray:
-    """The array of an ``.npy`` file, mapped: features ``[N, F]``.
+    """Return the array of an ``.npy`` file, mapped: features ``[N, F]``.
 
     Raises:
         ValueError: If it is something else.
@@ -241,19 +253,19 @@ def map_numbers(file: Path) -> np.ndarray:
 
 
 def _labels(table: Table, name: str) -> tuple[Tensor, list[str | int] | None]:
-    """A class or a real number per node, or several labels; and the names of classes, if any."""
+    """Return classes, real numbers or several labels of nodes, and the names of classes, if any."""
     if table.is_numeric(name):
         values = table.numbers([name], np.float64)
         if values.shape[1] > 1:
-            return targets(torch.from_numpy(values)), None
+            return to_targets(torch.from_numpy(values)), None
         y, known = values[:, 0], ~np.isnan(values[:, 0])
         if (y[known] != np.round(y[known])).any():
-            return targets(torch.from_numpy(y)), None
+            return to_targets(torch.from_numpy(y)), None
         codes = np.where(known, y, -1).astype(np.int64)
         distinct = np.unique(codes[codes != -1])
         if np.array_equal(np.unique(codes[known]), [-1, 1]):  # Two classes, by their signs.
             return torch.from_numpy(np.where(known, codes > 0, -1).astype(np.int64)), [-1, 1]
-        if not len(distinct) or (distinct[0] >= 0 and not beyond_reason(distinct)):
+        if not len(distinct) or (distinct[0] >= 0 and not are_implausible_classes(distinct)):
             return torch.from_numpy(codes), None
         codes = np.where(codes == -1, -1, np.searchsorted(distinct, codes))
         return torch.from_numpy(codes), distinct.tolist()
@@ -269,7 +281,7 @@ def _labels(table: Table, name: str) -> tuple[Tensor, list[str | int] | None]:
 
 
 def _masks(codes: np.ndarray, distinct: np.ndarray, file: Path) -> dict[str, Tensor]:
-    """Masks by the names of a split's parts; an empty cell is in none."""
+    """Return masks from the names of a split's parts; an empty cell is in none."""
     parts = {name: part for part, names in SPLITS.items() for name in names}
     named = [parts.get(str(name).strip().lower(), "") for name in distinct]
     if "" in named:
@@ -282,7 +294,7 @@ def _masks(codes: np.ndarray, distinct: np.ndarray, file: Path) -> dict[str, Ten
 
 
 def list_of_ids(file: Path) -> np.ndarray:
-    """The ids in a file that is a list of them, of shape ``[n]``.
+    """Return the ids in a file that is a list of them, of shape ``[n]``.
 
     Raises:
         ValueError: If it isn't.
@@ -303,14 +315,14 @@ def list_of_ids(file: Path) -> np.ndarray:
     return distinct[codes[codes >= 0]]
 
 
-def of_one_type(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Ids as numbers if both are, else both as text."""
+def to_common_type(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return both arrays of ids as numbers if both are numbers, else as text."""
     return (
         (a, b) if (a.dtype.kind == "U") == (b.dtype.kind == "U") else (a.astype(str), b.astype(str))
     )
 
 
-def _each_once(ids: np.ndarray, file: Path, empty: np.ndarray | None = None) -> np.ndarray:
+def _check_unique(ids: np.ndarray, file: Path, empty: np.ndarray | None = None) -> np.ndarray:
     if empty is not None and empty.any():
         raise ValueError(f"{file} has a node without an id, in row {int(empty.argmax())}")
     distinct, counts = np.unique(ids, return_counts=True)

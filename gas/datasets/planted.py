@@ -8,7 +8,7 @@ from torch_geometric.data import Data
 
 
 class Communities:
-    """Nodes sorted by community, each with a weight from a power law; and how edges are drawn.
+    """Nodes sorted by community, with power-law weights, from which edges are drawn.
 
     Args:
         community: The community of each node, of shape ``[N]``, int64, sorted.
@@ -30,7 +30,7 @@ class Communities:
         self.high = padded[torch.searchsorted(community, number, right=True)]
 
     def draw(self, uniform: tuple[Tensor, Tensor, Tensor], mixing: float) -> tuple[Tensor, Tensor]:
-        """Draws edges: the first end by weight; the second too, among its community or all nodes.
+        """Draw edges: the first end by weight; the second too, among its community or all nodes.
 
         Args:
             uniform: Three uniform numbers for each edge, double: for the first end, for whether the
@@ -47,7 +47,7 @@ class Communities:
 
 
 def num_communities(num_nodes: int, num_classes: int, community_size: int) -> int:
-    """How many communities there are: one at least for every class."""
+    """Return the number of communities, at least one for every class."""
     return max(min(num_classes, num_nodes), num_nodes // community_size)
 
 
@@ -64,7 +64,7 @@ def planted_partition(
     *,
     shuffle: bool = True,
 ) -> Data:
-    """Draws an undirected graph with planted communities and power-law degrees.
+    """Draw an undirected graph with planted communities and power-law degrees.
 
     The degree-corrected block model (Karrer and Newman, Physical Review E 83, 2011): each node has
     a weight from a power law; an edge takes its first end by weight, and its second by weight too,

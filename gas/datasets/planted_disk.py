@@ -1,4 +1,4 @@
-"""Generated graphs larger than memory: written to disk a block at a time, and mapped."""
+"""Generated graphs larger than memory: written in blocks, and mapped."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gas.datasets.planted import Communities, num_communities
-from gas.graph.folder.npy import map_private
-from gas.native.checks import check_integer
+from gas.io import map_private
+from gas.native import check_integer, make_folder
 
 KEYS = ("edge_index", "x", "y")
 
@@ -31,7 +31,7 @@ def planted_to_disk(
     dtype: torch.dtype = torch.float32,
     block: int = 2**20,
 ) -> Data:
-    """Draws a graph of the model of :func:`gas.planted.planted_partition` into a folder.
+    """Draw a graph of the model of :func:`gas.datasets.planted.planted_partition` into a folder.
 
     Edges and features are drawn and written a block at a time; memory holds some 60 bytes per node.
     The folder gets ``edge_index.npy`` of shape ``[2, E]``, int64, as all of gas reads ids: of
@@ -42,7 +42,7 @@ def planted_to_disk(
     Args:
         folder: Where to write; it is made if it isn't there.
         num_nodes: The number of nodes.
-        avg_degree: See :func:`gas.planted.planted_partition`. (default: ``20.0``)
+        avg_degree: See :func:`gas.datasets.planted.planted_partition`. (default: ``20.0``)
         num_classes: See there. (default: ``16``)
         num_features: See there. (default: ``64``)
         community_size: See there. (default: ``200``)
@@ -69,8 +69,8 @@ def planted_to_disk(
     there = [f"{key}.npy" for key in KEYS if (folder / f"{key}.npy").exists()]
     if there:
         raise ValueError(f"'folder' is {str(folder)!r}, which holds {there[0]}: choose another")
-    folder.mkdir(parents=True, exist_ok=True)
-    # What each is for has a stream of its own: how many numbers one call takes doesn't matter then.
+    make_folder("folder", folder)
+    # Each purpose has its own generator, so that block sizes don't change what is drawn.
     for_nodes, for_src, for_anywhere, for_dst, for_means, for_x = (
         np.random.default_rng(stream) for stream in np.random.SeedSequence(seed).spawn(6)
     )
@@ -106,7 +106,7 @@ def planted_to_disk(
 
 
 def open_mapped(folder: str | Path) -> Data:
-    """The graph in a folder of ``edge_index.npy``, ``x.npy`` and ``y.npy``, mapped into memory.
+    """Map the graph in a folder of ``edge_index.npy``, ``x.npy`` and ``y.npy`` into memory.
 
     The system reads what is looked at, and gives its memory up when there is too little. What is
     written to these tensors stays in memory: the files don't change.
@@ -128,17 +128,17 @@ def open_mapped(folder: str | Path) -> Data:
 
 
 class _Blocks:
-    """An ``.npy`` file that is written a block at a time; nothing of it stays in memory."""
+    """An ``.npy`` file that is written in blocks; nothing of it stays in memory."""
 
     def __init__(self, file: Path, dtype: np.dtype, shape: tuple[int, int]) -> None:
         self.file, self.itemsize, self.offset = file, dtype.itemsize, 0
-        if 0 in shape:  # Which can't be mapped.
+        if 0 in shape:  # An empty array can't be mapped.
             np.save(file, np.empty(shape, dtype))
             return
         self.offset = np.lib.format.open_memmap(file, "w+", dtype, shape).offset
 
     def write(self, start: int, values: Tensor) -> None:
-        """Writes ``values`` from the element ``start`` on."""
+        """Write ``values`` from the element ``start`` on."""
         with self.file.open("r+b") as stream:
             stream.seek(self.offset + start * self.itemsize)
             values.numpy().tofile(stream)

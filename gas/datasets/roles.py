@@ -1,22 +1,26 @@
-"""What files and columns are called that hold a graph."""
+"""Names of the files and columns that hold a graph."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gas.datasets.tables import PARQUET, TEXT, Table, format_of
+from gas.native import warn
 
-# What files are called, in lower case and with '_' for '-'.
+# Names of files, in lower case and with '_' for '-'.
 FILES = {
     "edges": ("edges", "edge", "edge_index", "edge_list", "edgelist", "links"),
     "edge_weight": ("edge_weight", "edge_weights", "weights"),
     "edge_attr": ("edge_attr", "edge_attrs", "edge_feat", "edge_features"),
+    "edge_type": ("edge_type",),
+    "edge_type_names": ("edge_types", "edge_type_names"),
     "node_id": ("node_id", "node_ids", "ids"),
     "nodes": ("nodes", "node", "vertices"),
     "x": ("x", "features", "feat", "node_features", "node_feat"),
     "y": ("y", "labels", "label", "targets", "node_label", "node_labels"),
+    "node_type": ("node_type",),
+    "node_type_names": ("node_types", "node_type_names"),
     "split": ("split", "splits"),
 }
 SPLITS = {
@@ -24,24 +28,28 @@ SPLITS = {
     "val": ("val", "valid", "validation", "dev"),
     "test": ("test", "testing"),
 }
-LISTS = ("", "_idx", "_index", "_ids", "_nodes")  # How names of lists of nodes end.
-# What columns are called, in lower case.
+TYPE_NAMES = {"edge_type_names": "edge_type", "node_type_names": "node_type"}  # A name a line.
+LISTS = ("", "_idx", "_index", "_ids", "_nodes")  # Endings of the names of lists of nodes.
+# Names of columns, in lower case.
 EDGE_COLUMNS = {
     "source": ("source", "src", "from", "head", "u", "source_id", "src_id", "from_id", "node1"),
     "target": ("target", "dst", "to", "tail", "v", "target_id", "dst_id", "to_id", "node2", "dest"),
     "weight": ("weight", "edge_weight", "w"),
+    "edge_type": ("type", "edge_type"),
 }
 NODE_COLUMNS = {
     "id": ("id", "node_id", "node", "nodeid"),
     "label": ("label", "labels", "y", "class", "category", "target", "targets"),
     "split": ("split",),
+    "node_type": ("type", "node_type"),
     **{f"{part}_mask": (*names, f"{names[0]}_mask") for part, names in SPLITS.items()},
 }
-INDEX = ("", "unnamed: 0", "__index_level_0__")  # What pandas calls the column of its rows.
+TYPE, TYPE_ROLES = "type", ("edge_type", "node_type")  # 'columns' may call both by the first.
+INDEX = ("", "unnamed: 0", "__index_level_0__")  # Names that pandas gives to its index.
 
 
 def find_files(path: Path) -> dict[str, Path]:
-    """What the files of a folder hold, by their names.
+    """Return the files of a folder by their role, which their names tell.
 
     Raises:
         ValueError: If two hold the same, or none has edges.
@@ -60,6 +68,8 @@ def find_files(path: Path) -> dict[str, Path]:
         ):
             continue
         role = roles.get(file.name.split(".")[0].lower().replace("-", "_"))
+        if role in TYPE_NAMES and format_of(file) != ".txt":
+            role = TYPE_NAMES[role] if format_of(file) == ".npy" else None
         if format_of(file) == ".npz" and role != "x":  # Sparse features, or a graph of its own.
             continue
         if role is None:
@@ -84,7 +94,7 @@ def find_files(path: Path) -> dict[str, Path]:
 def open_table(
     file: Path, known: Mapping[str, Sequence[str]], columns: Mapping[str, str]
 ) -> tuple[Table, dict[str, str]]:
-    """A table, and the column of each role that it has.
+    """Return a table, and the column of each role that it has.
 
     Args:
         file: The file.
@@ -99,6 +109,8 @@ def open_table(
     found: dict[str, str] = {}
     for role in known:
         chosen = columns.get(role)
+        if chosen is None and role in TYPE_ROLES and columns.get(TYPE) in table.types:
+            chosen = columns[TYPE]
         fits = [name for name in table.types if name.strip().lower() in known[role]]
         if chosen is not None:
             fits = [chosen] if chosen in table.types else []
@@ -113,9 +125,7 @@ def open_table(
 
 
 def leave_out(what: Sequence[str], where: str) -> None:
-    """Warns of what isn't read."""
+    """Warn of files or columns that aren't read."""
     if what:
         some = ", ".join(what[:5]) + (f" and {len(what) - 5} more" if len(what) > 5 else "")
-        warnings.warn(
-            f"{where}: {some} left out, being nothing that a graph is read from", stacklevel=2
-        )
+        warn(f"{where}: {some} left out, being nothing that a graph is read from")

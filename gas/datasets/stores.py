@@ -14,15 +14,29 @@ from torch_geometric.data import Data, EdgeAttr, FeatureStore, GraphStore, Tenso
 from torch_geometric.data.graph_store import EdgeLayout
 
 from gas.datasets.roles import leave_out
-from gas.graph.edges import Edges, is_row_per_node, read_edges, read_rows, to_csr
-from gas.graph.folder import Array, Description, NewFolder, open_folder, opened
-from gas.graph.folder.description import COL, KEY, ROWPTR, TORCH_TYPES, name_of
-from gas.graph.folder.npy import array_of
-from gas.graph.permute import PARTS
-from gas.native.encoded_rows import EncodedRows
-from gas.native.sparse_rows import gather_sparse_rows, is_sparse
+from gas.graph import (
+    COL,
+    KEY,
+    PARTS,
+    PERM,
+    ROWPTR,
+    TORCH_TYPES,
+    Description,
+    Edges,
+    NewFolder,
+    check_finite,
+    dtype_name,
+    is_row_per_node,
+    open_folder,
+    opened,
+    read_edges,
+    read_rows,
+    to_csr,
+)
+from gas.history import Encoded
+from gas.io import Array, array_of
+from gas.native import gather_sparse_rows, is_sparse
 
-PERM = "perm"
 BLOCK_BYTES = 1 << 24  # Of features that a store is asked for at a time.
 
 
@@ -55,7 +69,7 @@ class FolderStore(FeatureStore, GraphStore):
         self.__dict__.update(_data=data, _csr=csr, _ids=None, _keys=keys, _edge_attr=attr)
 
     def get_all_tensor_attrs(self) -> list[TensorAttr]:
-        """The tensors with a row for each node."""
+        """Return the tensors with a row for each node."""
         return [TensorAttr(group_name=None, attr_name=key) for key in self._keys]
 
     def _get_tensor(self, attr: TensorAttr) -> Tensor | None:
@@ -73,7 +87,7 @@ class FolderStore(FeatureStore, GraphStore):
         return tuple(self._data[attr.attr_name].shape) if known else None
 
     def get_all_edge_attrs(self) -> list[EdgeAttr]:
-        """How edges are held."""
+        """Return the layout of the edges."""
         return [copy.copy(self._edge_attr)]
 
     def _get_edge_index(self, edge_attr: EdgeAttr) -> tuple[Tensor, Tensor] | None:
@@ -111,7 +125,7 @@ def _read_only(what: str) -> ValueError:
 
 
 def stores_of(source: Any) -> tuple[FeatureStore, GraphStore] | None:
-    """A pair of PyG's stores, or one object that is both; ``None`` for anything else."""
+    """Return a pair of PyG's stores, or one object that is both; ``None`` for anything else."""
     if isinstance(source, FeatureStore) and isinstance(source, GraphStore):
         return source, source
     if isinstance(source, tuple) and len(source) == 2:
@@ -121,8 +135,10 @@ def stores_of(source: Any) -> tuple[FeatureStore, GraphStore] | None:
     return None
 
 
-def import_stores(features: FeatureStore, graph: GraphStore, folder: NewFolder) -> Data:
-    """Writes the graph of PyG's stores into a folder; see :func:`gas.datasets.import_graph`.
+def import_stores(
+    features: FeatureStore, graph: GraphStore, folder: NewFolder, check: bool = True
+) -> Data:
+    """Write the graph of PyG's stores into a folder; see :func:`gas.datasets.import_graph`.
 
     Edges are in memory, as a store gives them; rows of tensors are asked for some at a time.
 
@@ -139,7 +155,7 @@ def import_stores(features: FeatureStore, graph: GraphStore, folder: NewFolder) 
     tensors: dict[str, TensorAttr] = {}
     for attr in features.get_all_tensor_attrs():
         key = attr.attr_name
-        array = _described(features, attr, num_nodes)
+        array = _describe(features, attr, num_nodes)
         if array is not None:
             arrays[key], tensors[key] = array, attr
     left = [attr for attr in features.get_all_tensor_attrs() if attr.attr_name not in arrays]
@@ -157,13 +173,14 @@ def import_stores(features: FeatureStore, graph: GraphStore, folder: NewFolder) 
     for key, ids in whole.items():
         folder.write(arrays[key], [array_of(ids)])
     for key, attr in tensors.items():
-        folder.write(arrays[key], _rows(features, attr, arrays[key]))
+        rows = _rows(features, attr, arrays[key], check and key == "x")
+        folder.write(arrays[key], rows)
     folder.finish(said)
     return open_folder(folder.path, check=False)
 
 
 def _edges(features: FeatureStore, graph: GraphStore) -> Edges:
-    """The edges of the one type that there is."""
+    """Return the edges of the one type that there is."""
     attrs = graph.get_all_edge_attrs()
     kinds = {attr.edge_type for attr in attrs}
     groups = {attr.group_name for attr in features.get_all_tensor_attrs()}
@@ -188,31 +205,31 @@ def _edges(features: FeatureStore, graph: GraphStore) -> Edges:
 
 
 def _nodes(features: FeatureStore) -> Iterator[TensorAttr]:
-    """The tensors of nodes, whole."""
+    """Return the tensors of nodes, whole."""
     for attr in features.get_all_tensor_attrs():
         if not isinstance(attr.group_name, tuple):
             yield _at(attr, None)
 
 
 def _at(attr: TensorAttr, index: Any) -> TensorAttr:
-    """Some rows of a tensor."""
+    """Return the attribute of some rows of a tensor."""
     attr = copy.copy(attr)
     attr.index = index
     return attr
 
 
-def _described(features: FeatureStore, attr: TensorAttr, num_nodes: int) -> Array | None:
-    """How a tensor of nodes is stored; those of edges, whose order nobody knows, are left out."""
+def _describe(features: FeatureStore, attr: TensorAttr, num_nodes: int) -> Array | None:
+    """Describe how a tensor of nodes is stored; those of edges have no known order: ``None``."""
     key = attr.attr_name
     if isinstance(attr.group_name, tuple) or key in (PERM, PARTS):
         return None
     shape = features.get_tensor_size(_at(attr, None))
     first = features.get_tensor(_at(attr, torch.arange(min(1, num_nodes))))
-    if isinstance(first, EncodedRows):
+    if isinstance(first, Encoded):
         first = first.decoded()
     first = torch.as_tensor(first)
     fits = shape is not None and len(shape) > 0 and shape[0] == num_nodes
-    is_dense = first.layout == torch.strided and name_of(first.dtype) in TORCH_TYPES
+    is_dense = first.layout == torch.strided and dtype_name(first.dtype) in TORCH_TYPES
     if not fits or not is_dense or KEY.fullmatch(str(key)) is None or key in (ROWPTR, COL):
         found = f"{first.layout} of {first.dtype} and shape {shape and list(shape)}"
         raise ValueError(
@@ -220,13 +237,18 @@ def _described(features: FeatureStore, attr: TensorAttr, num_nodes: int) -> Arra
             f"of {num_nodes} nodes, and a name of letters, digits and _: leave it out"
         )
     assert shape is not None
-    return Array(f"{key}.npy", name_of(first.dtype), tuple(shape))
+    return Array(f"{key}.npy", dtype_name(first.dtype), tuple(shape))
 
 
-def _rows(features: FeatureStore, attr: TensorAttr, array: Array) -> Iterator[np.ndarray]:
-    """All rows of a tensor, some at a time."""
+def _rows(
+    features: FeatureStore, attr: TensorAttr, array: Array, check: bool
+) -> Iterator[np.ndarray]:
+    """Yield all rows of a tensor in blocks."""
     num_rows = array.shape[0]
     step = max(1, BLOCK_BYTES * num_rows // max(1, array.nbytes))
     for first in range(0, num_rows, step):
         index = torch.arange(first, min(first + step, num_rows))
-        yield array_of(torch.as_tensor(features.get_tensor(_at(attr, index))))
+        rows = torch.as_tensor(features.get_tensor(_at(attr, index)))
+        if check:
+            check_finite(attr.attr_name, rows, first)
+        yield array_of(rows)

@@ -25,12 +25,12 @@ DELIMITERS = "\t;, "  # A line with several of them is cut at the first of these
 
 
 def format_of(path: Path) -> str:
-    """A file's format by its name, such as ``.csv``, also of ``edges.csv.gz``."""
+    """Return a file's format by its name, such as ``.csv``, also of ``edges.csv.gz``."""
     return Path(path.stem if path.suffix in PACKED else path.name).suffix.lower()
 
 
 class Table:
-    """A table in a file; columns are read when they are asked for, in blocks.
+    """A table in a file; columns are read in blocks, on demand.
 
     Args:
         path: A file ``.csv``, ``.tsv`` or ``.txt``, perhaps packed (``.gz``, ``.bz2``), or
@@ -53,19 +53,19 @@ class Table:
         self.path = path
         self.is_text = format_of(path) in TEXT
         self.has_names = True
-        with self._readable():
+        with self._name_unreadable_file():
             if self.is_text:
-                self._look_at_text(is_name)
+                self._detect_format(is_name)
             with self._open() as blocks:
                 names = [field.name for field in blocks.schema]
-                self.types = {field.name: _plain(field.type) for field in blocks.schema}
+                self.types = {field.name: _value_type(field.type) for field in blocks.schema}
         if len(self.types) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise ValueError(f"{path.name} has two columns {twice!r}: rename or remove one")
 
     @contextlib.contextmanager
-    def _readable(self) -> Iterator[None]:
-        """Says of a file that can't be read which it is, and why."""
+    def _name_unreadable_file(self) -> Iterator[None]:
+        """Raise an error that names the file that can't be read, and the reason."""
         import pyarrow as pa
 
         try:
@@ -74,8 +74,8 @@ class Table:
             reason = re.sub(r"Row #\d+: ", "", str(error).strip().split("\n")[0])  # Not always.
             raise ValueError(f"{self.path} can't be read as a table: {reason}") from error
 
-    def _look_at_text(self, is_name: Callable[[str], bool]) -> None:
-        """Finds the delimiter, and whether the first line has the names of columns."""
+    def _detect_format(self, is_name: Callable[[str], bool]) -> None:
+        """Detect the delimiter, and whether the first line has the names of columns."""
         opened = PACKED.get(self.path.suffix, open)
         with opened(self.path, "rt", encoding="utf-8-sig") as file:
             first, self._comments = file.readline(), 0
@@ -100,7 +100,7 @@ class Table:
             )
 
     def _open(self, types: Mapping[str, pa.DataType] | None = None, ids: bool = False) -> Any:
-        """Opens the file, to iterate over blocks of the columns that have types, or of all."""
+        """Open the file, to iterate over blocks of the columns that have types, or of all."""
         if not self.is_text:
             return _ParquetBlocks(self.path, types)
         from pyarrow import csv
@@ -112,7 +112,7 @@ class Table:
             decimal_point=self._decimal,
         )
         if ids:
-            convert.null_values = [""]  # 'NA' and 'nan' may be somebody's name.
+            convert.null_values = [""]  # 'NA' and 'nan' may be names.
         return csv.open_csv(
             self.path,
             csv.ReadOptions(autogenerate_column_names=not self.has_names, skip_rows=self._comments),
@@ -121,7 +121,7 @@ class Table:
         )
 
     def columns(self, types: Mapping[str, pa.DataType], ids: bool = False) -> pa.Table:
-        """Reads columns as values of these types; of ids, keeps each distinct one once.
+        """Read columns as values of these types; of ids, keep each distinct one once.
 
         Raises:
             ValueError: If a value is of another type; it says which.
@@ -130,7 +130,7 @@ class Table:
 
         schema = pa.schema(list(types.items()))
         parts = [schema.empty_table()]
-        with self._readable(), self._open(types, ids) as blocks:
+        with self._name_unreadable_file(), self._open(types, ids) as blocks:
             for block in blocks:
                 part = pa.Table.from_batches([block]).select(list(types)).cast(schema)
                 parts.append(_encoded(part) if ids else part)
@@ -139,7 +139,7 @@ class Table:
         return pa.concat_tables(parts).unify_dictionaries()
 
     def blocks(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
-        """Reads columns as values of these types, some rows at a time; blanks around text go.
+        """Read columns as values of these types in blocks; blanks around text are removed.
 
         Raises:
             ValueError: If a value is of another type; it says which.
@@ -148,7 +148,7 @@ class Table:
         import pyarrow.compute as pc
 
         schema = pa.schema(list(types.items()))
-        with self._readable(), self._open(types) as blocks:
+        with self._name_unreadable_file(), self._open(types) as blocks:
             for block in blocks:
                 columns = block.select(list(types)).cast(schema).columns
                 trimmed = [
@@ -158,12 +158,12 @@ class Table:
                 yield pa.RecordBatch.from_arrays(trimmed, schema=schema)
 
     def count(self) -> int:
-        """The number of rows, which are all read if they have to be."""
+        """Return the number of rows, which are all read if they have to be."""
         name = next(iter(self.types))
         return sum(block.num_rows for block in self.blocks({name: self.id_type(name)}))
 
     def id_type(self, name: str) -> pa.DataType:
-        """As what a column of ids or names is read: text, where that is what the file has."""
+        """Return the type to read a column of ids or names in: text, where the file has text."""
         import pyarrow as pa
 
         as_text = self.is_text or pa.types.is_null(self.types[name])
@@ -172,7 +172,7 @@ class Table:
     def number_types(
         self, names: Sequence[str], dtype: type = np.float32
     ) -> dict[str, pa.DataType]:
-        """As what columns of numbers, or of lists of them, are read."""
+        """Return the types to read columns of numbers, or of lists of numbers, in."""
         import pyarrow as pa
 
         number, types = pa.from_numpy_dtype(dtype), {}
@@ -182,14 +182,14 @@ class Table:
         return types
 
     def floats(self, block: Any, names: Sequence[str], dtype: type = np.float32) -> np.ndarray:
-        """Columns of a block, or of a table, of shape ``[rows, width]``; NaN where empty."""
+        """Convert columns of a block or table to ``[rows, width]``; NaN where empty."""
         import pyarrow as pa
 
         number = pa.from_numpy_dtype(dtype)
         return np.column_stack([self._floats(block.column(name), name, number) for name in names])
 
     def values(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """A column of ids or names: which of the distinct values each row has, and these.
+        """Return a column of ids or names: which of the distinct values each row has, and these.
 
         Values of a text are integers if all are written as integers are.
 
@@ -203,7 +203,7 @@ class Table:
         return codes, plain_ids(column.dictionary.to_numpy(zero_copy_only=False))
 
     def numbers(self, names: Sequence[str], dtype: type = np.float32) -> np.ndarray:
-        """Columns of numbers or of lists of them, of shape ``[rows, width]``; NaN where empty.
+        """Read columns of numbers or of lists of them, of shape ``[rows, width]``; NaN where empty.
 
         Raises:
             ValueError: If a value is no number, or lists differ in length.
@@ -227,7 +227,7 @@ class Table:
         return flat.reshape(len(column), -1)
 
     def is_numeric(self, name: str) -> bool:
-        """Whether a column holds numbers, truth values, lists of numbers, or nothing at all."""
+        """Return whether a column holds numbers, truth values, lists of numbers, or nothing."""
         import pyarrow as pa
 
         kind = self.types[name]
@@ -242,7 +242,7 @@ class Table:
 
 
 def _encoded(table: pa.Table) -> pa.Table:
-    """The distinct values of each column once; blanks around text are no part of it."""
+    """Return the distinct values of each column once; blanks around text are no part of it."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -256,7 +256,7 @@ def _encoded(table: pa.Table) -> pa.Table:
 
 
 class _ParquetBlocks:
-    """The blocks of a Parquet file, as those of a text are given."""
+    """Blocks of a Parquet file, with the interface of those of a text file."""
 
     def __init__(self, path: Path, types: Mapping[str, Any] | None) -> None:
         from pyarrow import parquet
@@ -276,7 +276,7 @@ class _ParquetBlocks:
 
 
 def plain_ids(ids: np.ndarray) -> np.ndarray:
-    """Ids as int64 where all are integers, or written as integers are; else as text or as given."""
+    """Convert ids to int64 where all are integers, or written as such; else keep them or text."""
     if ids.dtype == object:
         ids = np.array([re.sub(r"^(-?\d+)\.0+$", r"\1", str(value)) for value in ids], dtype=object)
         with contextlib.suppress(ValueError, TypeError, OverflowError):
@@ -310,14 +310,14 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _may_copy(column: Any) -> dict[str, bool]:
-    """What lets the values of a block be copied, as those of a table are anyhow."""
+    """Return the argument that allows copying the values of a block; tables are always copied."""
     import pyarrow as pa
 
     return {} if isinstance(column, pa.ChunkedArray) else {"zero_copy_only": False}
 
 
-def _plain(kind: pa.DataType) -> pa.DataType:
-    """The type of a column's values; categories are kept as these."""
+def _value_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type of a column's values; categories are kept as these."""
     import pyarrow as pa
 
     return kind.value_type if pa.types.is_dictionary(kind) else kind

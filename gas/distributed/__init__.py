@@ -1,6 +1,12 @@
-"""Many processes: rows of histories on their way between the ranks of ``torch.distributed``."""
+"""Exchange of rows of histories between the ranks of ``torch.distributed``."""
 
-from gas.distributed.exchange import Exchange
+from gas.distributed.exchange import HEADER_BYTES, RANGE_BYTES, Exchange
 from gas.distributed.group import Group, RankError
 
-__all__ = ["Exchange", "Group", "RankError"]
+__all__ = [
+    "Exchange",
+    "Group",
+    "HEADER_BYTES",
+    "RANGE_BYTES",
+    "RankError",
+]

@@ -1,7 +1,7 @@
-"""Rows of histories on their way to the ranks that hold replicas of them.
+"""Exchange of rows of histories with the ranks that hold replicas of them.
 
 The owner publishes. After a step, the rows of its batch that others hold go to each of them, those
-of all layers in one message; nobody asks for rows. A message names ranges of the list of rows that
+of all layers in one message, without requests. A message names ranges of the list of rows that
 its receiver has asked for once, in the beginning, so it doesn't matter who is at which batch. Each
 (row, receiver, layer) moves once an epoch, and nothing else does but some bytes per range.
 """
@@ -13,19 +13,20 @@ import struct
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from gas.distributed.group import Group, RankError
-from gas.graph.shards import Shard
 from gas.history import Codec, History
-from gas.native import transfer
-from gas.native.buffers import BufferPool
+from gas.native import BufferPool, transfer
 
-STEP, LAYER = 0, 1  # What a message is of: a batch, or one layer of all nodes.
+if TYPE_CHECKING:
+    from gas.graph import Shard
+
+STEP, LAYER = 0, 1  # Kinds of messages: of a batch, or of one layer of all nodes.
 KINDS = ("step", "layer-wise inference, layer")
 ALIGNMENT = 16
 RANGE_BYTES = 16
@@ -33,7 +34,7 @@ Range = tuple[int, int]  # First and number.
 
 
 class _Header(NamedTuple):
-    """What a rank says to another before a message."""
+    """Announcement of a message to another rank."""
 
     num_rows: int
     num_ranges: int
@@ -48,7 +49,7 @@ HEADER_BYTES = 8 * len(_Header._fields)
 
 @dataclass
 class _Message:
-    """One that is on its way; ``number`` says of which step."""
+    """Message in transit, of step ``number``."""
 
     number: int
     work: dist.Work | None  # None: it has come.
@@ -60,7 +61,7 @@ class _Message:
 
 
 class Exchange:
-    """Publishes rows of histories to the ranks that hold replicas, and takes theirs in.
+    """Publish rows of histories to the ranks that hold replicas, and receive theirs.
 
     Every rank has to call :meth:`begin` and :meth:`end` in turn, and :meth:`layer`, as often as the
     others.
@@ -95,7 +96,7 @@ class Exchange:
         self._asked: list[Tensor] | None = None if shard is None else self._ask(shard)
 
     def _ask(self, shard: Shard) -> list[Tensor]:
-        """Tells the owners what to send; returns which of the own rows each rank has asked for."""
+        """Tell the owners which rows to send; return the own rows that each rank has asked for."""
         group, ptr = self.group, shard.replica_ptr.tolist()
         wanted = [
             shard.replicas[begin:end] - int(shard.bounds[owner])
@@ -114,7 +115,7 @@ class Exchange:
     # Publishing -----------------------------------------------------------------------------------
 
     def begin(self, ranges: Sequence[Range], weight: float, views: int = 0) -> None:
-        """Begins a step: takes in what has to be seen by it, and says what it will send.
+        """Begin a step: receive what it has to see, and announce what it will send.
 
         Args:
             ranges: The batch's own rows, as ranges.
@@ -138,8 +139,9 @@ class Exchange:
     def _begin(
         self, ranges: Sequence[Range], kind: int, number: int, weight: float = 0.0, views: int = 0
     ) -> None:
-        listed = [self._listed(rank, ranges) for rank in range(self.group.size)]
-        about = kind, number, _bits(weight), views
+        listed = [self._find_ranges(rank, ranges) for rank in range(self.group.size)]
+        bits = struct.unpack("<q", struct.pack("<d", weight))[0]
+        about = kind, number, bits, views
         headers = torch.tensor([[sum(n for _, n in found), len(found), *about] for found in listed])
         received = torch.empty_like(headers)
         ones = [1] * self.group.size
@@ -148,8 +150,8 @@ class Exchange:
         self.weight = weight
         self._begun = listed, headers, received, work
 
-    def _listed(self, rank: int, ranges: Sequence[Range]) -> list[Range]:
-        """Which ranges of the list of a rank are among some rows."""
+    def _find_ranges(self, rank: int, ranges: Sequence[Range]) -> list[Range]:
+        """Return the ranges of a rank's list that are among some rows."""
         if rank == self.group.rank:
             return []
         found: list[Range] = []
@@ -167,7 +169,7 @@ class Exchange:
         return found
 
     def end(self, histories: Sequence[History]) -> None:
-        """Sends the rows of the step, which have been pushed.
+        """Send the rows of the step, which have been pushed.
 
         Raises:
             RankError: If the ranks can't go on together.
@@ -180,7 +182,7 @@ class Exchange:
         self.group.wait(work, what)
         found = [_Header(*row) for row in received.tolist()]
         self._check(found, kind, number, views)
-        self.weights = sum(_number(header.weight) for header in found)
+        self.weights = sum(struct.unpack("<d", struct.pack("<q", h.weight))[0] for h in found)
         out_sizes = self._sizes_of(found, histories)
         out = self._pool.take(sum(out_sizes), 1, torch.uint8).view(-1)
         work = self.group.start_all_to_all(out, sent, out_sizes, sizes)
@@ -189,11 +191,11 @@ class Exchange:
         self._arriving.append(_Message(number, work, sent, found, out, histories, pushes))
 
     def fail(self) -> None:
-        """The step has failed between :meth:`begin` and :meth:`end`."""
+        """Record that the step has failed between :meth:`begin` and :meth:`end`."""
         self._failed = True
 
     def layer(self, history: History, number: int) -> None:
-        """Sends all own rows of one layer that others hold, and takes in theirs.
+        """Send all own rows of one layer that others hold, and receive theirs.
 
         Args:
             history: Of the layer.
@@ -226,11 +228,11 @@ class Exchange:
     def _pack(
         self, listed: Sequence[list[Range]], histories: Sequence[History]
     ) -> tuple[Tensor, list[int]]:
-        """The messages to all ranks one after the other, and their bytes."""
+        """Return the messages to all ranks, one after the other, and their sizes in bytes."""
         row_bytes = [self._row_bytes(history) for history in histories]
         numbers = [sum(size for _, size in ranges) for ranges in listed]
         sizes = [
-            _padded(len(ranges) * RANGE_BYTES + number * sum(row_bytes))
+            _pad(len(ranges) * RANGE_BYTES + number * sum(row_bytes))
             for ranges, number in zip(listed, numbers, strict=True)
         ]
         sent = self._pool.take(sum(sizes), 1, torch.uint8).view(-1)
@@ -247,7 +249,7 @@ class Exchange:
         return sent, sizes
 
     def _rows_of(self, rank: int, ranges: Sequence[Range]) -> Tensor:
-        """The own rows at some ranges of the list of a rank."""
+        """Return the own rows at some ranges of a rank's list."""
         if self._asked is None:
             return torch.cat([torch.arange(first, first + size) for first, size in ranges])
         return torch.cat([self._asked[rank][first : first + size] for first, size in ranges])
@@ -256,7 +258,7 @@ class Exchange:
         return (self.codec or history.codec).row_bytes(history.embedding_dim)
 
     def _read(self, history: History, index: Tensor, out: Tensor) -> None:
-        """Rows as they travel, into bytes of a message."""
+        """Write rows in their encoding for messages into the bytes of a message."""
         codec = self.codec or history.codec
         width = codec.columns(history.embedding_dim)
         out = out.view(codec.dtype).view(-1, width)
@@ -270,7 +272,7 @@ class Exchange:
     # Taking in ------------------------------------------------------------------------------------
 
     def take_in(self, leave: int = 0) -> None:
-        """Takes in messages, the oldest first.
+        """Receive messages, the oldest first.
 
         Args:
             leave: How many may stay on their way. (default: ``0``)
@@ -292,12 +294,12 @@ class Exchange:
             message.work = None
 
     def _sizes_of(self, headers: Sequence[_Header], histories: Sequence[History]) -> list[int]:
-        """The bytes that come from each rank."""
+        """Return the bytes that each rank sends."""
         row_bytes = sum(self._row_bytes(history) for history in histories)
-        return [_padded(h.num_ranges * RANGE_BYTES + h.num_rows * row_bytes) for h in headers]
+        return [_pad(h.num_ranges * RANGE_BYTES + h.num_rows * row_bytes) for h in headers]
 
     def _replicas_of(self, rank: int, num_rows: int) -> Range:
-        """The rows that a rank sends, of those of a history."""
+        """Return the rows of a history that a rank sends."""
         if self.shard is None:
             return 0, num_rows
         first, last = self.shard.replica_ptr[rank : rank + 2].tolist()
@@ -324,7 +326,7 @@ class Exchange:
     # In checkpoints -------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """What :meth:`restore` takes: the message that the next step doesn't read yet.
+        """Return the state for :meth:`restore`: the message that the next step doesn't read yet.
 
         What it would read is taken in now, which changes nothing.
 
@@ -346,7 +348,7 @@ class Exchange:
         return {"arriving": arriving}
 
     def restore(self, state: Mapping[str, Any], histories: Sequence[History]) -> None:
-        """Goes on from a state: what was on its way is so again.
+        """Continue from a state, whose messages are in transit again.
 
         Args:
             state: From :meth:`state_dict`, of the same rank of as many, with the same graph.
@@ -356,11 +358,11 @@ class Exchange:
             ValueError: If no such exchange has had the state; nothing has changed then.
         """
         arriving = deque(self._message(found, histories) for found in state["arriving"])
-        self.take_in()  # What is on its way now is of another training.
+        self.take_in()  # Messages in transit belong to another training.
         self._arriving = arriving
 
     def _message(self, state: Mapping[str, Any], histories: Sequence[History]) -> _Message:
-        """One that has come, whose ranges are rows that its sender may send."""
+        """Return a received message, after checking that its sender may send these rows."""
         number, received = int(state["number"]), state["received"]
         headers = [
             _Header(int(num_rows), int(num_ranges), STEP, number, 0, 0)
@@ -384,7 +386,7 @@ class Exchange:
         raise ValueError("what was on its way to this rank isn't what others send to it")
 
     def lower_bound(self, histories: Sequence[History]) -> int:
-        """The bytes that this rank has to send an epoch: each row once to each who holds it."""
+        """Return the least bytes to send in an epoch: each row once to each rank that holds it."""
         if self._asked is None:
             rows = (self.group.size - 1) * histories[0].num_embeddings if histories else 0
         else:
@@ -392,16 +394,6 @@ class Exchange:
         return rows * sum(self._row_bytes(history) for history in histories)
 
 
-def _padded(num_bytes: int) -> int:
-    """As many bytes, up to where the next message may begin."""
+def _pad(num_bytes: int) -> int:
+    """Round a number of bytes up to the alignment of messages."""
     return -(-num_bytes // ALIGNMENT) * ALIGNMENT
-
-
-def _bits(number: float) -> int:
-    """A float64 as an integer of as many bits."""
-    return struct.unpack("<q", struct.pack("<d", number))[0]
-
-
-def _number(bits: int) -> float:
-    """What :func:`_bits` was given."""
-    return struct.unpack("<d", struct.pack("<q", bits))[0]

@@ -1,4 +1,4 @@
-"""The processes that train together, and collectives that say who didn't come."""
+"""The training processes, and collectives whose errors name the ranks that didn't answer."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-SOURCE = re.compile(r"^\[\S+\] ")  # Where in gloo an error was found.
+SOURCE = re.compile(r"^\[\S+\] ")  # The place in gloo's sources that an error begins with.
 FAILED = "failed: "
 GRACE = 3.0  # Seconds in which the others say that they failed, too.
 
 
 class RankError(RuntimeError):
-    """The processes can't go on together; the message names the rank, the step and the cause."""
+    """Error after which the processes can't go on; it names the rank, the step and the cause."""
 
 
 class Group:
@@ -56,17 +56,17 @@ class Group:
         """Seconds that this process has waited for others."""
 
     def close(self) -> None:
-        """Gives the groups back. Nothing can be sent afterwards."""
+        """Release the process groups; nothing can be sent afterwards."""
         for group in (self._group, self.gradients):
             with contextlib.suppress(Exception):  # All groups may have been given back.
                 dist.destroy_process_group(group)
 
-    # What goes around ---------------------------------------------------------------------------
+    # Collectives --------------------------------------------------------------------------------
 
     def start_all_to_all(
         self, out: Tensor, x: Tensor, out_sizes: Sequence[int], sizes: Sequence[int]
     ) -> dist.Work:
-        """Begins to send ``sizes[r]`` rows of ``x`` to each rank, and to receive ``out``."""
+        """Begin to send ``sizes[r]`` rows of ``x`` to each rank, and to receive ``out``."""
         work = dist.all_to_all_single(
             out, x, list(out_sizes), list(sizes), group=self._group, async_op=True
         )
@@ -74,7 +74,7 @@ class Group:
         return work
 
     def wait(self, work: dist.Work, what: str) -> None:
-        """Waits for what has begun.
+        """Wait for an exchange.
 
         Args:
             work: From :meth:`start_all_to_all`.
@@ -83,13 +83,13 @@ class Group:
         Raises:
             RankError: If a process has gone, or doesn't come in time.
         """
-        with self.named(what):
+        with self.name_failures(what):
             start = time.perf_counter()
             work.wait()
             self.waited += time.perf_counter() - start
 
     def start_sum(self, x: Tensor, what: str, is_last: bool) -> Future[Tensor]:
-        """Begins to add up ``x``, in place, over all ranks; ``what`` it is, in words.
+        """Begin to sum ``x`` in place over all ranks; ``what`` describes it in errors.
 
         It counts as waiting if it ``is_last``: nothing is computed meanwhile.
         """
@@ -101,15 +101,15 @@ class Group:
         def done(future: Future[Any]) -> Tensor:
             if is_last:
                 self.waited += time.perf_counter() - start
-            with self.named(what):
+            with self.name_failures(what):
                 return future.value()[0]
 
         return work.get_future().then(done)
 
     def gather(self, x: Tensor, what: str) -> list[Tensor]:
-        """The tensors of all ranks, which may have other numbers of rows; each gets all."""
+        """Return the tensors of all ranks, which may differ in their numbers of rows."""
         start = time.perf_counter()
-        with self.named(what):
+        with self.name_failures(what):
             sizes = [torch.zeros(1, dtype=torch.long) for _ in range(self.size)]
             dist.all_gather(sizes, torch.tensor([x.size(0)]), group=self._group)
             rows = [int(size) for size in sizes]
@@ -121,19 +121,19 @@ class Group:
             return [out[:n] for out, n in zip(outs, rows, strict=True)]
 
     def gather_json(self, value: Any, what: str) -> list[Any]:
-        """What every rank has given, numbers and text alone."""
+        """Return the values of all ranks: numbers and text."""
         sent = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         return [json.loads(bytes(x.tolist())) for x in self.gather(sent, what)]
 
     def broadcast(self, x: Tensor, what: str) -> None:
-        """Gives ``x`` the values that it has on rank 0."""
-        with self.named(what):
+        """Set ``x`` to its values on rank 0."""
+        with self.name_failures(what):
             here = x.detach().cpu().contiguous()
             dist.broadcast(here, 0, group=self._group)
             x.detach().copy_(here)
 
     def check_alike(self, mine: dict[str, Any]) -> None:
-        """Refuses to go on where ranks differ in what has to be alike.
+        """Refuse ranks that differ in what has to be the same.
 
         Args:
             mine: What it is, by names; numbers and text.
@@ -150,10 +150,10 @@ class Group:
                         "ranks with the same program, packages, graph and options"
                     )
 
-    # Who didn't come ----------------------------------------------------------------------------
+    # Failures -----------------------------------------------------------------------------------
 
     def report(self, step: int) -> None:
-        """Lets others know, if they ask, which step this rank has begun."""
+        """Publish the step that this rank has begun, for the errors of others."""
         self._tell(f"has begun step {step}")
 
     def _tell(self, what: str) -> None:
@@ -161,8 +161,8 @@ class Group:
             self._seen.set(str(self.rank), f"{what}\n{time.time()}")
 
     @contextlib.contextmanager
-    def named(self, what: str) -> Iterator[None]:
-        """Says which rank failed in here, and who didn't answer."""
+    def name_failures(self, what: str) -> Iterator[None]:
+        """Name the rank that failed in this context, and the ranks that didn't answer."""
         try:
             yield
         except RuntimeError as error:
@@ -172,12 +172,12 @@ class Group:
             reason = SOURCE.sub("", str(error).strip()).split("\n")[0].split(". ")[0]
             raise RankError(
                 f"rank {self.rank} of {self.size} can't go on: {what} failed ({reason}). "
-                f"{self._who(what)} Once the cause is gone, torchrun --max-restarts has all ranks "
-                "start again, from their newest checkpoint"
+                f"{self._describe_silent_ranks(what)} Once the cause is gone, torchrun "
+                "--max-restarts has all ranks start again, from their newest checkpoint"
             ) from error
 
-    def _who(self, what: str) -> str:
-        """Which ranks didn't say that they failed, too, or failed in something else."""
+    def _describe_silent_ranks(self, what: str) -> str:
+        """Describe the ranks that didn't answer, or that failed in something else."""
         silent, others = set(range(self.size)) - {self.rank}, []
         last = dict.fromkeys(silent, "hasn't begun a step")
         end = time.monotonic() + GRACE
@@ -187,7 +187,7 @@ class Group:
                     if not self._seen.check([str(rank)]):
                         continue
                     told, when = self._seen.get(str(rank)).decode().split("\n")
-                except Exception as error:  # Whoever keeps the store has gone, or was never there.
+                except Exception as error:  # The process of the store has ended.
                     reason = str(error).splitlines()[0]
                     return f"Who is missing isn't known: rank 0 or torchrun has gone ({reason})."
                 if told.startswith(FAILED):
@@ -202,14 +202,14 @@ class Group:
         for rank, other in others:
             if other != what:
                 return (
-                    f"Rank {rank} was at something else, {other}: all ranks have to do the same, "
-                    "with as many mini-batches each."
+                    f"Rank {rank} was in another operation, {other}: all ranks have to do the "
+                    "same, with as many mini-batches each."
                 )
         return "All ranks have answered: the first error of another one is the cause."
 
 
 def _timeout() -> timedelta | None:
-    """That of the group that the program has made, as far as it can be asked."""
+    """Return the timeout of the program's process group, if it can be read."""
     world: Any = dist.group.WORLD
     try:
         return world._get_backend(torch.device("cpu")).options._timeout

@@ -1,29 +1,187 @@
 """Graphs: the layouts that an adjacency is held in, edges read and checked, parts."""
 
-from gas.graph.adjacency import Adjacency
-from gas.graph.cluster import cluster
-from gas.graph.edges import CSR, Edges, read_edges, read_graph, to_csr
-from gas.graph.layout import LAYOUTS, drop_edges, layout_of
-from gas.graph.links import without_links
-from gas.graph.partition import METHODS, metis
+from gas.graph.adjacency import Adjacency, Uses, checked_adjacency
+from gas.graph.attributes import BATCH_SIZE, PARTS, PERM, SHARD, SHARDS, Shard, is_node_list
+from gas.graph.cluster import cluster, in_first_order
+from gas.graph.copies import copy_graph, copy_of, without_edges
+from gas.graph.csr import by_row, row_ids
+from gas.graph.edges import (
+    CSR,
+    Edges,
+    check_edge_rows,
+    check_ids,
+    check_nodes,
+    check_weight,
+    is_one_of,
+    is_row_per_edge,
+    is_row_per_node,
+    keys_by_row,
+    nodes_and_edges,
+    read_edges,
+    read_graph,
+    read_rows,
+    to_csr,
+    with_edge_index,
+)
+from gas.graph.entries import (
+    changed_rows,
+    every_entry,
+    has_entry,
+    rows_of,
+    with_entries,
+    without_entries,
+)
+from gas.graph.features import dense, rearranged, shares_rows, to_csr_features, with_csr_features
+from gas.graph.finite import check_entering, check_finite
+from gas.graph.folder.description import (
+    COL,
+    KEY,
+    ROWPTR,
+    TORCH_TYPES,
+    WEIGHT,
+    Description,
+    Sparse,
+    dtype_name,
+)
+from gas.graph.folder.new import NewFolder, only_writer
+from gas.graph.folder.opening import (
+    MAPPED,
+    check_is_graph,
+    is_graph_folder,
+    mapped_rows,
+    open_folder,
+    opened,
+)
+from gas.graph.given import graph_before
+from gas.graph.ids import Ids, utf8
+from gas.graph.layout import (
+    LAYOUTS,
+    default_layout,
+    drop_edges,
+    drop_edges_and_rows,
+    find_layout,
+    layout_of,
+    no_values,
+)
+from gas.graph.links import LABELS, PAIRS, joined, read_pairs, without_links
+from gas.graph.partition import METHODS, find_parts, metis
 from gas.graph.permute import permute
-from gas.graph.report import PartitionReport, partition_report
+from gas.graph.report import PartitionReport, check_ptr, partition_report
+from gas.graph.shards import local_graph, shard_of
+from gas.graph.thin import with_sparse_features
+from gas.graph.typed import (
+    EdgeType,
+    as_one,
+    check_features,
+    cluster_typed,
+    is_edge_row,
+    is_node_row,
+    name_of,
+    parts_of,
+    types_of,
+    with_csr_types,
+)
+from gas.graph.versions import GraphVersions, Versions, version
 
 __all__ = [
-    "CSR",
-    "LAYOUTS",
-    "METHODS",
     "Adjacency",
+    "BATCH_SIZE",
+    "COL",
+    "CSR",
+    "Description",
+    "EdgeType",
     "Edges",
+    "GraphVersions",
+    "Ids",
+    "KEY",
+    "LABELS",
+    "LAYOUTS",
+    "MAPPED",
+    "METHODS",
+    "NewFolder",
+    "PAIRS",
+    "PARTS",
+    "PERM",
     "PartitionReport",
+    "ROWPTR",
+    "SHARD",
+    "SHARDS",
+    "Shard",
+    "Sparse",
+    "TORCH_TYPES",
+    "Uses",
+    "Versions",
+    "WEIGHT",
+    "as_one",
+    "by_row",
+    "changed_rows",
+    "check_edge_rows",
+    "check_entering",
+    "check_features",
+    "check_finite",
+    "check_ids",
+    "check_is_graph",
+    "check_nodes",
+    "check_ptr",
+    "check_weight",
+    "checked_adjacency",
     "cluster",
+    "cluster_typed",
+    "copy_graph",
+    "copy_of",
+    "default_layout",
+    "dense",
     "drop_edges",
+    "drop_edges_and_rows",
+    "dtype_name",
+    "every_entry",
+    "find_layout",
+    "find_parts",
+    "graph_before",
+    "has_entry",
+    "in_first_order",
+    "is_edge_row",
+    "is_graph_folder",
+    "is_node_list",
+    "is_node_row",
+    "is_one_of",
+    "is_row_per_edge",
+    "is_row_per_node",
+    "joined",
+    "keys_by_row",
     "layout_of",
+    "local_graph",
+    "mapped_rows",
     "metis",
+    "name_of",
+    "no_values",
+    "nodes_and_edges",
+    "only_writer",
+    "open_folder",
+    "opened",
     "partition_report",
+    "parts_of",
     "permute",
     "read_edges",
     "read_graph",
+    "read_pairs",
+    "read_rows",
+    "rearranged",
+    "row_ids",
+    "rows_of",
+    "shard_of",
+    "shares_rows",
     "to_csr",
+    "to_csr_features",
+    "types_of",
+    "utf8",
+    "version",
+    "with_csr_features",
+    "with_csr_types",
+    "with_edge_index",
+    "with_entries",
+    "with_sparse_features",
+    "without_edges",
+    "without_entries",
     "without_links",
 ]

@@ -2,142 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from gas.graph.csr import by_row, row_ids
-from gas.native.custom_op import custom_op, is_transformed, learns
-from gas.native.matrix import Matrix, transpose
-from gas.native.sparse_rows import sparse_csr
-
-MOST = 2**31 - 1  # What an int32 can count.
-
-
-@custom_op("gas::transpose")
-def _transpose(
-    rowptr: Tensor, col: Tensor, num_cols: int, kept: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    return transpose(rowptr, col, num_cols, kept)
-
-
-@_transpose.register_fake
-def _(rowptr: Tensor, col: Tensor, num_cols: int, kept: int) -> tuple[Tensor, Tensor, Tensor]:
-    return rowptr.new_empty(num_cols + 1), torch.empty_like(col), torch.empty_like(col)
-
-
-def _lasting(value: Tensor | None = None) -> contextlib.AbstractContextManager[None]:
-    """Makes tensors of use to training, though it were in inference mode that they are needed.
-
-    Nor do they belong to a transform such as :func:`torch.func.grad`, which ends before them,
-    unless they are made of a value that it holds.
-    """
-    if torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
-        return _outside_inference()
-    within = torch._C._functorch.peek_interpreter_stack() is not None
-    if within and (value is None or not is_transformed(value)):
-        return torch._C._DisableFuncTorch()
-    return contextlib.nullcontext()
-
-
-@contextlib.contextmanager
-def _outside_inference() -> Iterator[None]:
-    grad = torch.is_grad_enabled()
-    with torch.inference_mode(False), torch.set_grad_enabled(grad):
-        yield
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    """A tensor that training can use, whose changes are counted."""
-    if torch.compiler.is_compiling() or not tensor.is_inference():
-        return tensor
-    with _lasting():
-        return tensor.clone()
-
-
-class _Structure:
-    """Rows and columns, and as many columns of the transpose as gradients have needed so far."""
-
-    def __init__(self, rowptr: Tensor, col: Tensor, num_cols: int) -> None:
-        self.rowptr = _plain(rowptr.to(torch.int32).contiguous())
-        self.col = _plain(col.to(torch.int32).contiguous())
-        self.num_cols = num_cols
-        # With the number of columns; one value, which threads replace by a larger one.
-        self.known: tuple[Matrix, int] | None = None
-        self.with_self_loops: Adjacency | None = None
-        self._versions = None if torch.compiler.is_compiling() else self._count()
-
-    def _count(self) -> tuple[int, int]:
-        return self.rowptr._version, self.col._version
-
-    def check(self) -> None:
-        """Raises ``RuntimeError`` if rows or columns have become others since they were checked."""
-        if torch.compiler.is_compiling() or self._versions is None:
-            return
-        if self._count() != self._versions:
-            raise RuntimeError(
-                "'rowptr' or 'col' of an Adjacency was changed in place, which its transpose "
-                "doesn't follow: make a new one, Adjacency(rowptr, col, value, num_cols), of clones"
-            )
-
-    def get(self, kept: int) -> Matrix:
-        """The matrix with its transpose, of which columns from ``kept`` on may be left out."""
-        self.check()
-        known = self.known
-        if known is None or known[1] < kept:
-            with _lasting():
-                if kept == 0:  # Nobody will walk it.
-                    none = self.col.new_empty(0)
-                    back = self.rowptr.new_zeros(self.num_cols + 1), none, none
-                else:
-                    back = _transpose(self.rowptr, self.col, self.num_cols, kept)
-                known = Matrix.of(self.rowptr, self.col, *back), kept
-            if self.known is None or self.known[1] < kept:
-                self.known = known
-        return known[0]
-
-    def apply(self, function: Callable[[Tensor], Tensor]) -> _Structure:
-        """What ``function`` makes of all tensors; itself where that is the same."""
-        self.check()
-        known = self.known
-        rowptr, col = function(self.rowptr), function(self.col)
-        back = None if known is None else [function(part) for part in known[0].back]
-        if rowptr is self.rowptr and col is self.col:
-            return self
-        twin = _Structure(rowptr, col, self.num_cols)
-        if known is not None and back is not None:
-            twin.known = Matrix.of(twin.rowptr, twin.col, *map(_plain, back)), known[1]
-        if self.with_self_loops is not None:
-            twin.with_self_loops = self.with_self_loops.apply(function)
-        return twin
-
-    def tensors(self) -> list[Tensor]:
-        known, looped = self.known, self.with_self_loops
-        parts = [self.rowptr, self.col]
-        if known is not None:
-            matrix = known[0]
-            starts = [start for start in (matrix.start, matrix.t_start) if start.numel() > 0]
-            parts += [*matrix.back, *starts]
-        return parts if looped is None else [*parts, *looped.tensors()]
-
-    def __getstate__(self) -> tuple[Any, ...]:
-        self.check()
-        return self.rowptr, self.col, self.num_cols, self.known
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        rowptr, col, num_cols, known = state
-        _Structure.__init__(self, rowptr, col, num_cols)
-        if known is not None:
-            with _lasting():
-                back = map(_plain, known[0].back)
-                self.known = Matrix.of(self.rowptr, self.col, *back), known[1]
+from gas.graph.layout import Layout, layout_of, register_layout
+from gas.graph.structure import (
+    Structure,
+    check_rows,
+    make_usable_in_training,
+    to_trainable,
+    too_many_entries,
+)
+from gas.native import MOST_INT32, Matrix, assert_range, learns, sparse_csr
 
 
 class Uses(NamedTuple):
-    """What layers have asked an adjacency for.
+    """Structures that layers have requested of an adjacency.
 
     * ``transpose``: the transpose, at least of the columns that are rows, too.
     * ``is_whole``: of all columns.
@@ -153,7 +37,7 @@ class Uses(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    """What was made of an adjacency, of which values, and how often those had been changed."""
+    """Cached results of an adjacency, with the values and their version counters."""
 
     value: Tensor | None
     version: int
@@ -188,19 +72,19 @@ class Adjacency:
     ) -> None:
         if num_cols is None:
             num_cols = max(rowptr.numel() - 1, 0)
-        _check(rowptr, col, num_cols)
-        self._start(_Structure(rowptr, col, num_cols), value)
+        check_rows(rowptr, col, num_cols)
+        self._start(Structure(rowptr, col, num_cols), value)
 
     sums_of: Callable[[Tensor, str], Tensor] | None = None
     """Sums or means over the rows of a tensor, made with those of others; see gas.nn.hetero."""
 
-    def _start(self, structure: _Structure, value: Tensor | None) -> None:
+    def _start(self, structure: Structure, value: Tensor | None) -> None:
         self._structure = structure
         self.value = value
         self._kept: dict[Any, _Kept] = {}
 
     @classmethod
-    def _of_structure(cls, structure: _Structure, value: Tensor | None) -> Adjacency:
+    def _of_structure(cls, structure: Structure, value: Tensor | None) -> Adjacency:
         adj = cls.__new__(cls)
         adj._start(structure, value)
         return adj
@@ -211,23 +95,21 @@ class Adjacency:
 
         Others are looked at, which waits for a GPU.
         """
-        if col.numel() > MOST:
-            raise _too_many(col)
-        return cls._of_structure(_Structure(rowptr, col, num_cols), value)
+        if col.numel() > MOST_INT32:
+            raise too_many_entries(col)
+        return cls._of_structure(Structure(rowptr, col, num_cols), value)
 
     @classmethod
     def of(
         cls, adj: Any, num_nodes: int | None = None, edge_weight: Tensor | None = None
     ) -> Adjacency:
-        """Makes one of any adjacency: an ``edge_index``, a ``torch.sparse`` matrix, ...
+        """Make one of any adjacency: an ``edge_index``, a ``torch.sparse`` matrix, ...
 
         Args:
             adj: ``edge_index`` of shape ``[2, E]``, a matrix, or an :class:`Adjacency`.
             num_nodes: Of an ``edge_index``, the number of nodes. (default: its largest id plus 1)
             edge_weight: Of an ``edge_index``, the weight of each edge. (default: none)
         """
-        from gas.graph.layout import to_adjacency  # Which knows all layouts, this one too.
-
         return to_adjacency(adj, num_nodes, edge_weight)
 
     @property
@@ -255,11 +137,11 @@ class Adjacency:
                 raise ValueError(f"'value' is {value.dtype}, expected real numbers")
             if value.device != col.device:
                 raise ValueError(f"'value' is on {value.device}, but 'col' is on {col.device}")
-            value = _plain(value)
+            value = to_trainable(value)
         self._value = value
 
     def size(self, dim: int | None = None) -> Any:
-        """The number of rows and of columns, or one of them."""
+        """Return the number of rows and of columns, or one of them."""
         shape = (self.rowptr.numel() - 1, self._structure.num_cols)
         return shape if dim is None else shape[dim]
 
@@ -275,7 +157,7 @@ class Adjacency:
 
     @property
     def device(self) -> torch.device:
-        """Where it lives."""
+        """Device of the adjacency."""
         return self.col.device
 
     @property
@@ -291,7 +173,7 @@ class Adjacency:
 
     @property
     def uses(self) -> Uses:
-        """What it was asked for."""
+        """Structures that were requested."""
         known, looped = self._structure.known, self._structure.with_self_loops
         columns = 0 if known is None else known[1]
         return Uses(
@@ -302,7 +184,7 @@ class Adjacency:
         )
 
     def prepare(self, uses: Uses) -> None:
-        """Makes what another one, of a batch of the same graph, was asked for."""
+        """Make what another one, of a batch of the same graph, was asked for."""
         if uses.transpose:
             self._structure.get(self.size(1) if uses.is_whole else self.size(0))
         if uses.with_self_loops is not None:
@@ -311,7 +193,7 @@ class Adjacency:
             self.keep(key, make).prepare(others)
 
     def keep(self, key: Any, make: Callable[[Adjacency], Adjacency]) -> Adjacency:
-        """What ``make`` makes of it: once, and anew when its values have changed.
+        """Cache the result of ``make``, until the values change.
 
         What is made of values that take a gradient isn't kept: it has a graph of its own.
 
@@ -328,43 +210,43 @@ class Adjacency:
             return make(self) if kept is None or value is not None else kept.adj
         version = 0 if value is None else value._version
         if kept is None or kept.value is not value or kept.version != version:
-            with _lasting(value):
+            with make_usable_in_training(value):
                 kept = _Kept(value, version, make(self), make)
             self._kept[key] = kept
         return kept.adj
 
     def degree(self) -> Tensor:
-        """The number of entries of each row, of shape ``[rows]``, int32."""
+        """Return the number of entries of each row, of shape ``[rows]``, int32."""
         return self.rowptr.diff()
 
     def unweighted(self) -> Adjacency:
-        """The same edges without values; both share one transpose."""
+        """Return the same edges without values; both share one transpose."""
         if self.value is None:
             return self
         return self.with_value(None)
 
     def with_value(self, value: Tensor | None) -> Adjacency:
-        """The same edges with other values; both share one transpose."""
+        """Return the same edges with other values; both share one transpose."""
         return self._of_structure(self._structure, value)
 
     def coo(self) -> tuple[Tensor, Tensor]:
-        """The row and the column of every entry, each of shape ``[E]``, int64."""
+        """Return the row and the column of every entry, each of shape ``[E]``, int64."""
         return row_ids(self.rowptr, self.num_entries), self.col.long()
 
     def to_edge_index(self) -> tuple[Tensor, Tensor | None]:
-        """Sources and destinations of shape ``[2, E]``, and the values."""
+        """Return sources and destinations of shape ``[2, E]``, and the values."""
         row, col = self.coo()
         return torch.stack([col, row]), self.value
 
     def with_self_loops(self) -> Adjacency:
-        """The same edges without values, and one self-loop for each node that is on both sides.
+        """Return the edges without values, and one self-loop for each node that is on both sides.
 
         Self-loops that are there already are replaced, as PyG's attention layers do.
         """
         structure = self._structure
         structure.check()
         if structure.with_self_loops is None:
-            with _lasting():
+            with make_usable_in_training():
                 structure.with_self_loops = self._with_self_loops()
         return structure.with_self_loops
 
@@ -377,19 +259,19 @@ class Adjacency:
         return self.trusted(rowptr, col[order], None, self.size(1))
 
     def to_torch_sparse(self) -> Tensor:
-        """The same as a ``torch.sparse_csr`` matrix, of ones where there are no values."""
+        """Return the same as a ``torch.sparse_csr`` matrix, of ones where there are no values."""
         return sparse_csr(self.rowptr.long(), self.col.long(), self.value, self.size(1))
 
     # What tensors have, by which PyG, data loaders and processes handle them ----------------------
 
     def apply(self, function: Callable[[Tensor], Tensor], keep: bool = True) -> Adjacency:
-        """An adjacency of what ``function`` makes of each tensor, what is kept included.
+        """Return an adjacency of what ``function`` makes of each tensor, what is kept included.
 
         Args:
             function: Such as a move; it doesn't change what is in a tensor.
             keep: Whether it leaves values as precise as they are. (default: ``True``)
         """
-        with _lasting(self.value):
+        with make_usable_in_training(self.value):
             structure = self._structure.apply(function)
             value = None if self.value is None else function(self.value)
             if structure is self._structure and value is self.value:
@@ -433,17 +315,17 @@ class Adjacency:
         return self.apply(torch.Tensor.pin_memory)
 
     def is_pinned(self) -> bool:
-        """Whether its rows, columns and values are in pinned memory."""
+        """Return whether its rows, columns and values are in pinned memory."""
         return all(tensor.is_pinned() for tensor in self._given())
 
     def share_memory_(self) -> Adjacency:
-        """Moves its tensors to memory that other processes see; itself."""
+        """Move its tensors to memory that other processes see; itself."""
         for tensor in self.tensors():
             tensor.share_memory_()
         return self
 
     def is_shared(self) -> bool:
-        """Whether other processes see its rows, columns and values."""
+        """Return whether other processes see its rows, columns and values."""
         return all(tensor.is_shared() for tensor in self._given())
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
@@ -452,17 +334,17 @@ class Adjacency:
             tensor.record_stream(stream)
 
     def clone(self) -> Adjacency:
-        """A copy with memory of its own."""
+        """Return a copy with memory of its own."""
         return self.apply(torch.clone)
 
     def detach(self) -> Adjacency:
-        """The same edges with values that pass no gradient on; both share one transpose."""
+        """Return the same edges with values that pass no gradient on; both share one transpose."""
         return self._of_structure(
             self._structure, None if self.value is None else self.value.detach()
         )
 
     def requires_grad_(self, requires_grad: bool = True) -> Adjacency:
-        """Makes its values, if it has any, take a gradient; itself."""
+        """Make its values, if it has any, take a gradient; itself."""
         if self.value is not None:
             self.value.requires_grad_(requires_grad)
         return self
@@ -472,7 +354,7 @@ class Adjacency:
         return given if self.value is None else [*given, self.value]
 
     def tensors(self) -> list[Tensor]:
-        """The tensors it is made of, and those of what is kept, each once."""
+        """Return the tensors it is made of, and those of what is kept, each once."""
         found = {id(t): t for t in (*self._structure.tensors(), *self._given())}
         for kept in list(self._kept.values()):
             found.update((id(t), t) for t in kept.adj.tensors())
@@ -490,40 +372,63 @@ class Adjacency:
         return f"{self.__class__.__name__}({rows} x {cols}, {self.num_entries} entries, {weighted})"
 
 
-def _check(rowptr: Tensor, col: Tensor, num_cols: int) -> None:
-    """Raises ``ValueError`` or ``IndexError`` if kernels would read where there is nothing."""
-    for name, ids in (("rowptr", rowptr), ("col", col)):
-        if ids.dim() != 1 or ids.dtype not in (torch.int32, torch.int64):
-            raise ValueError(
-                f"'{name}' is {ids.dtype} of shape {list(ids.shape)}, expected a one-dimensional "
-                "tensor of int32 or int64"
-            )
-    if col.numel() > MOST or rowptr.numel() > MOST:
-        raise _too_many(col)
-    if rowptr.device != col.device:
-        raise ValueError(f"'rowptr' is on {rowptr.device}, but 'col' is on {col.device}")
-    if rowptr.numel() == 0 or not 0 <= num_cols <= MOST:
-        raise ValueError(
-            f"'rowptr' has shape {list(rowptr.shape)} and 'num_cols' is {num_cols}, expected "
-            "[rows + 1] and a number of columns below 2^31"
-        )
-    if torch.compiler.is_compiling() or col.is_meta:
-        return  # Nothing can be looked at.
-    falls = (rowptr[1:] < rowptr[:-1]).any()
-    ends = [rowptr[0], rowptr[-1], falls, *(torch.aminmax(col) if col.numel() else ())]
-    first, last, fell, *bounds = torch.stack([end.long() for end in ends]).tolist()  # Waits once.
-    if first != 0 or last != col.numel() or fell:
-        raise ValueError(f"'rowptr' does not rise from 0 to the {col.numel()} entries of 'col'")
-    for bound in bounds:
-        if not 0 <= bound < num_cols:
-            raise IndexError(
-                f"'col' holds {bound}, which is outside [0, {num_cols}): give 'num_cols' if there "
-                "are more sources than rows"
-            )
+class _Fused(Layout):
+    """An :class:`Adjacency`, which the operators of :mod:`gas.nn` take."""
+
+    name = "fused"
+
+    def holds(self, adj: Any) -> bool:
+        return isinstance(adj, Adjacency)
+
+    def make(self, rowptr: Tensor, col: Tensor, value: Tensor | None, num_cols: int) -> Adjacency:
+        return Adjacency.trusted(rowptr, col, value, num_cols)
+
+    def parts(self, adj: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+        return adj.rowptr, adj.col, adj.value
+
+    def with_value(self, adj: Any, value: Tensor | None) -> Adjacency:
+        return adj.with_value(value)
+
+    def tensors(self, adj: Any) -> list[Tensor]:
+        return adj.tensors()
 
 
-def _too_many(col: Tensor) -> ValueError:
-    return ValueError(
-        f"'col' has {col.numel():,} entries, expected fewer than 2^31: cut the graph into "
-        "mini-batches"
-    )
+register_layout(_Fused())
+
+
+def checked_adjacency(
+    rowptr: Tensor, col: Tensor, value: Tensor | None, num_cols: int
+) -> Adjacency:
+    """Make an :class:`Adjacency` of rows and columns, checking them on their device.
+
+    Raises:
+        ValueError: If rows don't rise from 0 to the number of entries.
+        IndexError: If a column is outside ``[0, num_cols)``. (On a device both are an assertion of
+            its own, which CUDA reports when the host waits.)
+    """
+    if col.is_cpu or torch.compiler.is_compiling():
+        return Adjacency(rowptr, col, value, num_cols)
+    rises = (rowptr[0] == 0) & (rowptr[-1] == col.numel()) & (rowptr.diff() >= 0).all()
+    torch._assert_async(rises, f"'rowptr' does not rise from 0 to {col.numel()}")
+    assert_range("col", col, num_cols, "column")
+    return Adjacency.trusted(rowptr, col, value, num_cols)
+
+
+def to_adjacency(
+    adj: Any, num_nodes: int | None = None, edge_weight: Tensor | None = None
+) -> Adjacency:
+    """See :meth:`Adjacency.of`; without ``num_nodes`` the host waits for a device."""
+    layout = layout_of(adj)
+    if layout.name == "fused":
+        return adj
+    if layout.name in ("csr", "sparse_tensor"):
+        rowptr, col, value = layout.parts(adj)
+        return checked_adjacency(rowptr, col, value, int(adj.size(1)))
+    row, col = layout.entries(adj)
+    size, value = layout.size(adj), layout.value(adj)
+    if size is None:
+        if num_nodes is None:
+            num_nodes = int(adj.max()) + 1 if adj.numel() else 0
+        size, value = (num_nodes, num_nodes), edge_weight
+    rowptr, order = by_row(row, size[0])
+    return checked_adjacency(rowptr, col[order], None if value is None else value[order], size[1])

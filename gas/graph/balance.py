@@ -7,7 +7,6 @@ of a class to those that have room, along the edges that keep the cut small.
 from __future__ import annotations
 
 import math
-import warnings
 
 import torch
 from torch import Tensor
@@ -15,13 +14,14 @@ from torch_geometric.data import Data
 
 from gas.graph.edges import Edges
 from gas.graph.partitioners import undirected_graph
+from gas.native import warn
 
 SPARE = 0.1  # A part may have so much more of a class than the mean.
 ROUNDS = 8
 
 
 def classes_in(data: Data, balance: object) -> Tensor:
-    """The classes that :func:`gas.cluster` is to balance, of shape ``[N, K]``.
+    """Return the classes that :func:`gas.cluster` is to balance, of shape ``[N, K]``.
 
     Of a mask these are whether a node is in it, and for those that are, their labels.
 
@@ -68,7 +68,7 @@ def check_classes(classes: object, num_nodes: int) -> Tensor:
 
 
 def balanced(part: Tensor, num_parts: int, classes: Tensor, edges: Edges) -> Tensor:
-    """Moves nodes until no part has more of a class than ``1 + SPARE`` times the mean, rounded up.
+    """Move nodes until no part has more of a class than ``1 + SPARE`` times the mean, rounded up.
 
     In every round the nodes of parts with too many go where most of their neighbours are and there
     is room, those first by which fewest edges more are cut. What is left over goes anywhere.
@@ -123,10 +123,9 @@ def balanced(part: Tensor, num_parts: int, classes: Tensor, edges: Edges) -> Ten
     part = _spread(part, columns, room(), graph.rowptr.diff())
     over = -int(room().min())
     if over > 0:
-        warnings.warn(
+        warn(
             f"no way was found to balance all classes at once: a part has {over} too many of one; "
             "give fewer columns of 'balance', or fewer parts",
-            stacklevel=5,
         )
     return part
 
@@ -134,7 +133,7 @@ def balanced(part: Tensor, num_parts: int, classes: Tensor, edges: Edges) -> Ten
 def _best(
     rowptr: Tensor, col: Tensor, part: Tensor, nodes: Tensor, room: Tensor, columns: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The nodes that have a neighbour where there is room, the best such part, and the gain."""
+    """Return nodes with a neighbour in a part that has room, the best such part, and the gain."""
     num_parts = room.size(0)
     count = rowptr[nodes + 1] - rowptr[nodes]
     row = torch.repeat_interleave(count)
@@ -156,7 +155,7 @@ def _best(
 
 
 def _ranked(group: Tensor, gain: Tensor) -> Tensor:
-    """The place of each among those of its group, those that gain most first."""
+    """Return the place of each among those of its group, those that gain most first."""
     order = gain.argsort(descending=True, stable=True)
     order = order[group[order].argsort(stable=True)]
     of = group[order]
@@ -168,7 +167,7 @@ def _ranked(group: Tensor, gain: Tensor) -> Tensor:
 
 
 def _spread(part: Tensor, columns: Tensor, room: Tensor, degree: Tensor) -> Tensor:
-    """Moves what parts have too many of to wherever there is room, nodes with few edges first.
+    """Move what parts have too many of to wherever there is room, nodes with few edges first.
 
     It begins with what divides furthest. Where a part has more of a class than another, it has so
     of one that divides it further, too: moving one of these leaves in order what already is.

@@ -13,24 +13,27 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
+from gas.graph.attributes import BATCH_SIZE, PARTS, PERM, SHARD, SHARDS
 from gas.graph.balance import classes_in
 from gas.graph.edges import Edges, check_edge_rows, read_graph, with_edge_index
 from gas.graph.features import with_csr_features
+from gas.graph.finite import check_entering
 from gas.graph.folder.new import NewFolder
 from gas.graph.folder.opening import check_is_graph, open_folder
-from gas.graph.folder.writing import PERM, GraphWriter
+from gas.graph.folder.writing import GraphWriter
+from gas.graph.given import remember
 from gas.graph.partition import find_parts, find_shards, shared_equally
-from gas.graph.permute import PARTS, SHARD, SHARDS, permute
+from gas.graph.permute import permute
+from gas.graph.thin import with_sparse_features
 from gas.graph.typed import cluster_typed
-from gas.native.checks import check_integer
-from gas.native.memory import bytes_of
+from gas.native import bytes_of, check_integer
 
 
 class Model(Protocol):
-    """What a graph is cut for, such as a :class:`gas.ScalableGNN`."""
+    """Model that a graph is clustered for, such as a :class:`gas.ScalableGNN`."""
 
     def prepare(self, data: Data) -> Data:
-        """The graph as layers take it."""
+        """Return the graph as layers take it."""
 
     def parts_within(self, memory: int, cut: Callable[[int], Data]) -> int:
         """Into how many parts the graph is to be cut for a mini-batch of one to fit."""
@@ -52,8 +55,10 @@ def cluster(
     in_place: bool = False,
     out: str | Path | None = None,
     balance: str | Tensor | None = None,
+    check: bool = True,
+    sparse_features: bool | str = "auto",
 ) -> Data:
-    """Cuts a graph into parts for mini-batches, and renumbers its nodes so that each is one range.
+    """Cut a graph into parts for mini-batches, and renumber its nodes so that each is one range.
 
     It is :meth:`gas.ScalableGNN.prepare`, :func:`gas.metis` and :func:`gas.permute` in one::
 
@@ -64,16 +69,18 @@ def cluster(
         data: The graph; it is not modified. Its features ``x`` may be sparse, a matrix of
             ``torch.sparse`` or SciPy. A ``HeteroData`` is cut as one graph; each part gets about
             equally many nodes of every type, and of those in its ``train_mask``. Each type then has
-            ``parts`` and ``perm``. ``shards``, ``"auto"``, ``edge_weight``, ``in_place``, ``out``
-            and ``balance`` aren't there for it.
+            ``parts`` and ``perm``. ``shards``, ``"auto"``, ``edge_weight``, ``in_place``, ``out``,
+            ``balance`` and ``sparse_features`` aren't there for it.
         num_parts: The number of parts, between 1 and the number of nodes. No part is empty.
-            ``"auto"``: few enough for ``memory``. A multiple of ``shards``.
+            ``"auto"``: few enough for ``memory``, for mini-batches of one part, as ``batch_size``
+            of the graph then says. A multiple of ``shards``.
         shards: How many processes are to train, each on a graph of its own: the graph is cut into
             so many shards, and each of these into equally many parts, so that few edges run
             between processes. (default: ``1``)
         model: Whose transform of the whole graph is applied first, such as the normalisation of
             :class:`gas.models.GCN`; give the graph as it was before. What is returned is that
-            model's graph: another one would see its edges and weights. (default: no transform)
+            model's graph: another one would see its edges and weights. A model of
+            :func:`gas.to_scalable` is tried on some nodes of the graph. (default: no transform)
         memory: With ``num_parts="auto"``, how many bytes a mini-batch of one part may take in
             training, as a number or like ``"2GB"`` (10^9 bytes each; ``"2GiB"``: 2^30): its
             tensors, and what autograd keeps for the backward pass. It is measured, with ``model``,
@@ -96,13 +103,24 @@ def cluster(
             by name or as a tensor, see :func:`gas.metis`. Where many nodes are in the mask and
             neighbours have the same class, classes cost many more cut edges: pass
             ``data.train_mask`` itself, which balances the mask alone. (default: nodes)
+        check: Refuse NaN and infinite values in ``x`` and ``edge_attr``; in those mapped from a
+            graph folder if ``out`` is given, since they were checked when they were imported.
+            (default: ``True``)
+        sparse_features: Keep ``x`` as a ``torch.sparse_csr`` matrix, whose non-zeros alone are
+            multiplied. ``"auto"``: where fewer than one in thirty of its values isn't zero, and
+            ``model`` is one of :mod:`gas.models` or :func:`gas.to_scalable` whose layers gain by
+            it; ``log`` reports it, ``graph.x.is_sparse_csr`` tells it later. PyTorch can neither
+            index such a matrix nor deep-copy it: read rows of ``graph.x.to_dense()``, and copy a
+            graph by ``graph.clone()``. ``False`` leaves ``x`` as it is. (default: ``"auto"``)
 
     Returns:
         The graph with its nodes, masks, lists of node ids (``train_idx``, ...) and edges
         renumbered, and ``parts``, of shape ``[num_parts + 1]``: part ``p`` is the nodes
         ``parts[p]`` to ``parts[p + 1] - 1``; and ``perm``, of shape ``[N]``: the row of ``data``
-        that each node was. With several shards it has ``shards``, of shape ``[shards + 1]``: the
-        first row of each; see :func:`gas.graph.shards.shard_of`. With ``out`` it is what
+        that each node was. Loaders add ``batch_size``, which the next ones, ``predict`` and
+        :func:`gas.verify` take unless they are given another. With several shards it has
+        ``shards``, of shape ``[shards + 1]``: the first row of each; see
+        :func:`gas.graph.shards.shard_of`. With ``out`` it is what
         :func:`gas.open_graph` returns for that folder: mapped, with an ``adj_t`` of compressed
         rows, whose values are the weights, in place of ``edge_index`` and ``edge_weight``, and
         attributes of edges in the order of that. A graph of one part may be cut again; ``perm`` is
@@ -110,7 +128,8 @@ def cluster(
 
     Raises:
         ValueError: If the graph or an argument is unusable, or the graph is clustered already; if
-            ``out`` is taken, or an attribute can't be written into it.
+            features aren't finite, or ``model`` isn't exact on it; if ``out`` is taken, or an
+            attribute can't be written into it.
         OSError: If the disk of ``out`` is too small.
         MemoryError: If ``memory`` is too little for one node.
     """
@@ -125,19 +144,32 @@ def cluster(
     if isinstance(data, HeteroData):
         others: dict[str, Any] = {"shards": shards > 1, "memory": memory, "out": out}
         others |= {"edge_weight": edge_weight, "in_place": in_place, "balance": balance}
-        how = recursive, method, seed, cache, log
+        others["sparse_features"] = sparse_features is True
+        how = recursive, method, seed, cache, log, check
         return cluster_typed(data, num_parts, others, *how)
     folder = None if out is None else NewFolder(out, "gas.cluster")
+    original = data
     data, before = _uncut(data)
     classes = None if balance is None else classes_in(data, balance)
     data = with_csr_features(data)
+    if check:
+        check_entering(data, with_mapped=folder is not None)
+    pays = getattr(model, "_multiplies_sparse", False)
+    data = with_sparse_features(data, sparse_features, pays, log)
     check_edge_rows(data, data.num_edges)  # A transform may add edges that have none.
     given = None if edge_weight is None else read_graph(data, edge_weight=False)
     if model is not None:
-        listed = with_edge_index(data)  # As transforms take it.
+        if hasattr(model, "check_on_sample"):
+            model.check_on_sample(data)
+        transform = getattr(model, "transform", model)
+        takes_it = transform is None or getattr(transform, "takes_adj_t", False)
+        listed = data if takes_it else with_edge_index(data)  # As others take it.
         prepared = model.prepare(listed)
         data = data if prepared is listed else prepared
     edges = given or read_graph(data, edge_weight=False)
+    if memory is not None:
+        data = copy.copy(data)
+        data[BATCH_SIZE] = 1  # A mini-batch of one part is what fits.
     writer = None if folder is None else GraphWriter(folder, data)
     options = edge_weight, method, seed, cache, classes
     ways = _Ways(data, before, edges, shards, recursive, options)
@@ -146,7 +178,10 @@ def cluster(
         if log:
             print(f"{num_parts} parts", file=sys.stderr)
     if writer is None or folder is None:
-        return ways.graph(num_parts, log, in_place)
+        graph = ways.graph(num_parts, log, in_place)
+        if before is None and not in_place:
+            remember(graph, original)
+        return graph
     writer.write(*ways.parts(num_parts, log), before, log)
     return open_folder(folder.path, check=False)
 
@@ -159,7 +194,7 @@ def _check(
     in_place: bool,
     out: str | Path | None,
 ) -> int | None:
-    """The bytes of ``memory``, if it is given; refuses arguments that don't go together."""
+    """Return the bytes of ``memory``, if it is given; refuses arguments that don't go together."""
     if (num_parts == "auto") != (memory is not None) or (memory is not None and model is None):
         raise ValueError(
             f"'num_parts' is {num_parts!r} and 'memory' {memory}: expected num_parts='auto' with "
@@ -191,14 +226,14 @@ class _Ways:
     options: tuple[Any, ...]
 
     def parts(self, num_parts: Any, log: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The order of nodes, the first of each part and, of several, of each shard."""
+        """Return the order of nodes, the first of each part and, of several, of each shard."""
         if self.shards == 1:
             found = find_parts(self.edges, num_parts, self.recursive, log, *self.options)
             return *found, None
         return find_shards(self.edges, num_parts, self.shards, self.recursive, log, *self.options)
 
     def graph(self, num_parts: Any, log: bool = False, in_place: bool = False) -> Data:
-        """The graph, renumbered."""
+        """Return the graph, renumbered."""
         perm, parts, bounds = self.parts(num_parts, log)
         out = permute(self.data, perm, log, in_place=in_place)
         out[PERM], out[PARTS] = perm if self.before is None else self.before[perm], parts
@@ -207,11 +242,11 @@ class _Ways:
         return out
 
     def share(self, num_parts: int) -> int:
-        """A number of parts that the shards can share."""
+        """Return a number of parts that the shards can share."""
         return shared_equally(num_parts, self.shards, self.edges.num_nodes)
 
     def tried(self, num_parts: int) -> Data:
-        """The graph in about so many parts, to measure mini-batches of it."""
+        """Return the graph in about so many parts, to measure mini-batches of it."""
         out = self.graph(self.share(num_parts))
         if SHARDS in out:  # All processes are to find the same, so each looks at all parts.
             del out[SHARDS]
@@ -219,11 +254,14 @@ class _Ways:
 
 
 def _uncut(data: Data) -> tuple[Data, Tensor | None]:
-    """A graph without the parts of an earlier call, and the rows that its nodes were before that.
+    """Return a graph without the parts of an earlier call, and the previous rows of its nodes.
 
     Raises:
         ValueError: If it has several parts.
     """
+    if BATCH_SIZE in data:  # Of other parts, or of a mini-batch of PyG's.
+        data = copy.copy(data)
+        del data[BATCH_SIZE]
     parts, perm = data.get(PARTS), data.get(PERM)
     of_shards = SHARD if SHARD in data else SHARDS if SHARDS in data else None
     if parts is None and perm is None and of_shards is None:
@@ -241,7 +279,7 @@ def _uncut(data: Data) -> tuple[Data, Tensor | None]:
 
 
 def in_first_order(data: Data, rows: Tensor) -> Tensor:
-    """Rows of a clustered graph's nodes, of shape ``[N, ...]``, as the graph was before.
+    """Return rows of a clustered graph's nodes, of shape ``[N, ...]``, as the graph was before.
 
     Raises:
         ValueError: If it is the graph of one process, which lacks the other nodes.

@@ -15,12 +15,12 @@ EDGES = ("edge_index", "adj_t", "edge_weight")
 
 
 def copy_of(tensor: Tensor) -> Tensor:
-    """A tensor that may be changed in place; a learnable one is handed on, for its gradient."""
+    """Return a copy that may be changed in place, or a learnable tensor itself."""
     return tensor if tensor.requires_grad else tensor.clone()
 
 
 def without_edges(data: Data) -> Data:
-    """The same graph without its edges and their weights, which somebody has a copy of.
+    """Return the graph without its edges and their weights, of which the caller has a copy.
 
     They stay where another attribute has a row per edge.
     """
@@ -35,13 +35,14 @@ def without_edges(data: Data) -> Data:
 
 
 def copy_graph(data: Data, shared: Collection[str] = ()) -> Data:
-    """The same graph in tensors of its own; where an adjacency has a transpose, both share it.
+    """Copy a graph into new tensors; a transpose of its adjacency is shared.
 
     Args:
         data: The graph; if its weights are the values of ``adj_t``, those of the copy are as well.
         shared: Names of attributes that aren't copied. (default: none)
     """
-    attributes = list(data)  # Rows that a batch hasn't read are read here, for both.
+    # Rows that a batch has not read are read here, for both.
+    attributes = list(data._store._mapping.items())
     out = copy.copy(data)
     for key, value in attributes:
         if isinstance(value, Tensor) and key != "adj_t" and key not in shared:

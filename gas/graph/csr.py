@@ -5,12 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gas.native.checks import assert_range, check_index
-from gas.native.graph import coo_to_csr
+from gas.native import assert_range, check_index, coo_to_csr
 
 
 def row_ids(rowptr: Tensor, num_entries: int | None = None) -> Tensor:
-    """The row of every entry, of shape ``[E]``; a GPU needn't be waited for if ``E`` is given."""
+    """Return the row of every entry, of shape ``[E]``; no synchronisation if ``E`` is given."""
     rows = torch.arange(rowptr.numel() - 1, device=rowptr.device)
     return torch.repeat_interleave(rows, rowptr.diff(), output_size=num_entries)
 

@@ -13,10 +13,8 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
-from gas.graph.features import first_not_finite
 from gas.graph.layout import layout_of
-from gas.native.graph import BLOCK, coo_to_csr, rises, sorted_rows
-from gas.native.sparse_rows import is_sparse
+from gas.native import BLOCK, coo_to_csr, rises, sorted_rows
 
 
 class Edges(NamedTuple):
@@ -44,7 +42,7 @@ class CSR(NamedTuple):
 
 
 def read_edges(adj: Any, num_nodes: int | None = None, name: str = "edge_index") -> Edges:
-    """Reads the edges of any representation of a graph and checks them.
+    """Read the edges of any representation of a graph and check them.
 
     Args:
         adj: ``edge_index`` of shape ``[2, E]``, or a square ``adj_t``: a ``torch.sparse`` matrix or
@@ -90,7 +88,7 @@ def _checked(edges: Edges, name: str) -> Edges:
 
 
 def check_ids(ids: Tensor, num_nodes: int, name: str) -> None:
-    """Refuses ids of nodes that aren't there.
+    """Refuse ids of nodes that aren't there.
 
     Raises:
         ValueError: Naming one.
@@ -111,7 +109,7 @@ def check_ids(ids: Tensor, num_nodes: int, name: str) -> None:
 
 
 def read_graph(data: Data, edge_weight: bool = True) -> Edges:
-    """Reads and checks the edges of ``data``: of ``adj_t`` if there is one, else ``edge_index``.
+    """Read and check the edges of ``data``: of ``adj_t`` if there is one, else ``edge_index``.
 
     Weights are the values of ``adj_t``, or ``data.edge_weight``; with ``edge_weight=False`` they
     are left out. A graph that has both must list its edges in the same order.
@@ -148,7 +146,7 @@ def read_graph(data: Data, edge_weight: bool = True) -> Edges:
 
 
 def read_rows(data: Data, edge_weight: bool = True) -> tuple[CSR, Tensor | None]:
-    """Reads and checks a graph as compressed sparse rows, and the weights in their order.
+    """Read and check a graph as compressed sparse rows, and the weights in their order.
 
     An ``adj_t`` that is ``torch.sparse_csr``, with columns in order, is taken as it lies, such as
     that of a graph folder; anything else is read by :func:`read_graph` and sorted.
@@ -176,7 +174,7 @@ def read_rows(data: Data, edge_weight: bool = True) -> tuple[CSR, Tensor | None]
 
 
 def with_edge_index(data: Data) -> Data:
-    """A graph with a list of edges, which transforms take: itself, unless its edges are CSR.
+    """Return a graph with a list of edges, which transforms take: itself, unless its edges are CSR.
 
     Then its weights, if it has some, are in ``edge_weight``.
     """
@@ -199,7 +197,7 @@ def _check_fits(data: Data, num_rows: int) -> None:
 
 
 def check_nodes(data: Data, num_nodes: int) -> None:
-    """Refuses what should have one row per node by its name, and doesn't.
+    """Refuse what should have one row per node by its name, and doesn't.
 
     Raises:
         ValueError: Naming the attribute.
@@ -216,7 +214,7 @@ def check_nodes(data: Data, num_nodes: int) -> None:
 
 
 def check_edge_rows(data: Data, num_edges: int) -> None:
-    """Refuses attributes of another number of edges.
+    """Refuse attributes of another number of edges.
 
     Raises:
         ValueError: Naming the attribute.
@@ -231,7 +229,7 @@ def check_edge_rows(data: Data, num_edges: int) -> None:
 
 
 def check_weight(weight: Tensor | None, start: int = 0) -> None:
-    """Refuses weights, those of the edges from ``start`` on, that aren't finite.
+    """Refuse weights, those of the edges from ``start`` on, that aren't finite.
 
     Raises:
         ValueError: Naming the first.
@@ -248,33 +246,8 @@ def check_weight(weight: Tensor | None, start: int = 0) -> None:
             )
 
 
-def check_finite(data: Data, start: int = 0) -> None:
-    """Refuses features, those of the nodes from ``start`` on, that hold NaN or infinite values.
-
-    Raises:
-        ValueError: Naming the first such row.
-    """
-    x = data.get("x")
-    if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() < 2:
-        return
-    row = first_not_finite(x) if is_sparse(x) else _first_not_finite(x)
-    if row is not None:
-        raise ValueError(
-            f"'x' holds a NaN or infinite value in row {start + row}: replace it, for example with "
-            "torch.nan_to_num(x), or accept it, check=False (--no-check)"
-        )
-
-
-def _first_not_finite(x: Tensor) -> int | None:
-    for start in range(0, x.size(0), 65536):
-        finite = torch.isfinite(x[start : start + 65536]).flatten(1).all(dim=1)
-        if not finite.all():
-            return start + int((~finite).nonzero()[0])
-    return None
-
-
 def to_csr(edges: Edges, small: bool = False) -> CSR:
-    """Sorts edges into compressed sparse rows; duplicates stay.
+    """Sort edges into compressed sparse rows; duplicates stay.
 
     Args:
         edges: The edges.
@@ -288,9 +261,9 @@ def to_csr(edges: Edges, small: bool = False) -> CSR:
 
 
 def is_row_per_node(data: Data, key: str) -> bool:
-    """Whether ``data[key]`` is a tensor with one row per node."""
+    """Return whether ``data[key]`` is a tensor with one row per node."""
     value, sizes = data[key], _sizes(data)
-    if not isinstance(value, Tensor) or not _by_row(data, key):
+    if not isinstance(value, Tensor) or not _by_row(data, key, value):
         return False
     if sizes is None:
         return data.is_node_attr(key)
@@ -298,10 +271,22 @@ def is_row_per_node(data: Data, key: str) -> bool:
     return per_node and (sizes[0] != sizes[1] or "edge" not in key)
 
 
+def nodes_and_edges(data: Data) -> tuple[int, int]:
+    """Return the numbers by which :func:`is_row_per_node` tells rows; PyG's take many calls."""
+    return _sizes(data) or (int(data.num_nodes or 0), int(data.num_edges))
+
+
+def is_one_of(data: Data, key: str, value: Tensor, sizes: tuple[int, int]) -> bool:
+    """Return whether a tensor has one row per node, for given sizes."""
+    if not _by_row(data, key, value) or value.size(0) != sizes[0]:
+        return False
+    return sizes[0] != sizes[1] or "edge" not in key
+
+
 def is_row_per_edge(data: Data, key: str) -> bool:
-    """Whether ``data[key]`` is a tensor with one row per edge."""
+    """Return whether ``data[key]`` is a tensor with one row per edge."""
     value, sizes = data[key], _sizes(data)
-    if not isinstance(value, Tensor) or not _by_row(data, key):
+    if not isinstance(value, Tensor) or not _by_row(data, key, value):
         return False
     if sizes is None:
         return data.is_edge_attr(key)
@@ -309,8 +294,14 @@ def is_row_per_edge(data: Data, key: str) -> bool:
     return per_edge and (sizes[0] != sizes[1] or "edge" in key)
 
 
+def keys_by_row(data: Data, keys: list[str]) -> tuple[list[str], list[str]]:
+    """Return the attributes with one row per node, and those with one row per edge."""
+    per_node = [key for key in keys if is_row_per_node(data, key)]
+    return per_node, [key for key in keys if is_row_per_edge(data, key)]
+
+
 def _sizes(data: Data) -> tuple[int, int] | None:
-    """How many nodes and edges a graph has whose edges are CSR; ``None`` if PyG is to be asked.
+    """Return the numbers of nodes and edges of a CSR graph; ``None`` if PyG has to count.
 
     PyG counts the rows of whatever has "edge" in its name, such as an ``edge_label_index``. (Of a
     mini-batch, which has fewer rows than nodes, it may.)
@@ -321,11 +312,11 @@ def _sizes(data: Data) -> tuple[int, int] | None:
     return (adj_t.size(0), adj_t._nnz()) if adj_t.size(0) == adj_t.size(1) else None
 
 
-def _by_row(data: Data, key: str) -> bool:
+def _by_row(data: Data, key: str, value: Tensor) -> bool:
     named = key in ("edge_index", "adj_t", "num_nodes", "edge_label_index")
     named = named or (key == "edge_label" and "edge_label_index" in data)  # Of those pairs.
-    if named or data[key].dim() == 0:
+    if named or value.dim() == 0:
         return False
     # PyG's names with "index" go along the last dimension, which may be the only one.
-    dim = data.__cat_dim__(key, data[key])
-    return isinstance(dim, int) and dim % data[key].dim() == 0
+    dim = data.__cat_dim__(key, value)
+    return isinstance(dim, int) and dim % value.dim() == 0

@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gas.native.graph import coo_to_csr
+from gas.native import coo_to_csr
 
 
 def first_entry(
     rowptr: Tensor, col: Tensor, row: Tensor, value: Tensor, after: bool = False
 ) -> Tensor:
-    """The first entry of rows whose column is at least some value: a binary search in each.
+    """Return the first entry of rows whose column is at least some value: a binary search in each.
 
     Args:
         rowptr: First entry of each row, of shape ``[rows + 1]``.
@@ -38,7 +38,7 @@ def first_entry(
 
 
 def has_entry(rowptr: Tensor, col: Tensor, row: Tensor, value: Tensor) -> Tensor:
-    """Whether rows have entries of some columns, of shape ``[K]``; see :func:`first_entry`."""
+    """Return whether rows have entries in given columns, ``[K]``; see :func:`first_entry`."""
     at = first_entry(rowptr, col, row, value)
     if not col.numel():
         return torch.zeros_like(row, dtype=torch.bool)
@@ -46,7 +46,7 @@ def has_entry(rowptr: Tensor, col: Tensor, row: Tensor, value: Tensor) -> Tensor
 
 
 def every_entry(rowptr: Tensor, col: Tensor, row: Tensor, value: Tensor) -> Tensor:
-    """The positions of all entries of some rows and columns, equal ones included."""
+    """Return the positions of all entries of some rows and columns, equal ones included."""
     begin = first_entry(rowptr, col, row, value)
     count = first_entry(rowptr, col, row, value, after=True) - begin
     before = count.cumsum(0) - count
@@ -54,14 +54,14 @@ def every_entry(rowptr: Tensor, col: Tensor, row: Tensor, value: Tensor) -> Tens
 
 
 def rows_of(rowptr: Tensor, entry: Tensor) -> Tensor:
-    """The row of each entry, of shape ``[K]``."""
+    """Return the row of each entry, of shape ``[K]``."""
     return torch.searchsorted(rowptr, entry, right=True) - 1
 
 
 def with_entries(
     rowptr: Tensor, col: Tensor, row: Tensor, new_col: Tensor, num_rows: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Adds entries, and rows without any at the end; equal ones come after those that were there.
+    """Add entries, and rows without any at the end; equal ones come after those that were there.
 
     Args:
         rowptr: First entry of each row, of shape ``[rows + 1]``.
@@ -89,7 +89,7 @@ def with_entries(
 
 
 def without_entries(rowptr: Tensor, col: Tensor, entry: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Takes entries out.
+    """Take entries out.
 
     Returns:
         ``rowptr``, ``col``, and the positions of those that stay.
@@ -106,7 +106,7 @@ def without_entries(rowptr: Tensor, col: Tensor, entry: Tensor) -> tuple[Tensor,
 def changed_rows(
     before: tuple[Tensor, Tensor, Sequence[Tensor]], after: tuple[Tensor, Tensor, Sequence[Tensor]]
 ) -> Tensor:
-    """Rows that differ in an entry or what it has, new ones included.
+    """Return rows that differ in an entry or what it has, new ones included.
 
     Args:
         before: ``rowptr``, ``col``, and tensors with a row for each entry, such as weights.

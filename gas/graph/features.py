@@ -13,22 +13,26 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from gas.native.encoded_rows import EncodedRows
-from gas.native.graph import sorted_rows
-from gas.native.sparse_rows import (
+from gas.history import Encoded
+from gas.native import (
+    MOST_INT32,
     accept_beta_state,
     gather_sparse_rows,
     is_sparse,
     parts,
+    sorted_rows,
     sparse_csr,
 )
 
 LAYOUTS = (torch.sparse_csr, torch.sparse_coo, torch.sparse_csc)
-MOST = 2**31 - 1  # What an int32 can count.
 
 
-def with_csr_features(data: Data) -> Data:
-    """A graph whose sparse features are ready for mini-batches: itself, if they are already.
+def with_csr_features(data: Data, name: str = "x") -> Data:
+    """Return a graph whose sparse features are ready for mini-batches: itself, if they are already.
+
+    Args:
+        data: The graph.
+        name: What errors call the features. (default: ``"x"``)
 
     Raises:
         ValueError: If they are no matrix of numbers, or an array of NumPy.
@@ -36,11 +40,11 @@ def with_csr_features(data: Data) -> Data:
     x = data.get("x")
     if isinstance(x, np.ndarray):
         raise ValueError(
-            "'x' is an array of NumPy, expected a tensor: data.x = torch.from_numpy(data.x)"
+            f"'{name}' is an array of NumPy, expected a tensor: data.x = torch.from_numpy(data.x)"
         )
-    if not _is_matrix(x):
+    if not is_matrix(x):
         return data
-    made = to_csr_features(x)
+    made = to_csr_features(x, name)
     if made is x:
         return data
     out = copy.copy(data)
@@ -48,7 +52,8 @@ def with_csr_features(data: Data) -> Data:
     return out
 
 
-def _is_matrix(x: Any) -> bool:
+def is_matrix(x: Any) -> bool:
+    """Return whether features are a sparse matrix, of PyTorch or SciPy."""
     if isinstance(x, Tensor):
         return x.layout != torch.strided
     return type(x).__module__.startswith("scipy.sparse")
@@ -86,13 +91,13 @@ def to_csr_features(x: Any, name: str = "x") -> Tensor:
     if x.layout == torch.sparse_coo:
         x = x.coalesce().to_sparse_csr()
     rowptr, col, value = parts(x)
-    if rowptr.dtype == torch.int64 and max(col.numel(), x.size(1)) <= MOST:
+    if rowptr.dtype == torch.int64 and max(col.numel(), x.size(1)) <= MOST_INT32:
         x = sparse_csr(rowptr.int(), col.int(), value, x.size(1))
     return x
 
 
 def _of_scipy(x: Any, name: str) -> Tensor:
-    """A SciPy matrix, or array, with its own memory where it can."""
+    """Return a SciPy matrix, or array, with its own memory where it can."""
     if x.ndim != 2 or x.dtype.kind not in "biuf":
         raise ValueError(
             f"'{name}' is a {type(x).__name__} of {x.dtype} and shape {list(x.shape)}, expected a "
@@ -108,7 +113,7 @@ def _of_scipy(x: Any, name: str) -> Tensor:
 
 
 def _check(x: Tensor, name: str) -> None:
-    """Refuses indices that point outside, which PyTorch looks at only if it is asked to."""
+    """Refuse indices that point outside, which PyTorch looks at only if it is asked to."""
     is_csr = x.layout == torch.sparse_csr
     ptr = x.crow_indices() if is_csr else x.ccol_indices()
     ids = x.col_indices() if is_csr else x.row_indices()
@@ -126,13 +131,13 @@ def _check(x: Tensor, name: str) -> None:
 
 
 def _is_in_order(x: Tensor) -> bool:
-    """Whether columns rise in every row."""
+    """Return whether columns rise in every row."""
     rowptr, col, _ = parts(x)
     return sorted_rows(rowptr, col, strict=True)
 
 
 def _coo(x: Tensor) -> Tensor:
-    """The same entries, of which PyTorch doesn't say that each is there once."""
+    """Return the same entries, of which PyTorch doesn't say that each is there once."""
     if x.layout == torch.sparse_csc:
         ptr, row, value = x.ccol_indices(), x.row_indices(), x.values()
         col = _expanded(ptr)
@@ -148,16 +153,6 @@ def _expanded(ptr: Tensor) -> Tensor:
     return torch.repeat_interleave(ids, ptr.diff())
 
 
-def first_not_finite(x: Tensor) -> int | None:
-    """The first row of a ``torch.sparse_csr`` matrix that holds a NaN or infinite value."""
-    rowptr, _, value = parts(x)
-    finite = torch.isfinite(value)
-    if finite.all():
-        return None
-    entry = (~finite).nonzero()[0].to(rowptr.dtype)
-    return int(torch.searchsorted(rowptr, entry, right=True)) - 1
-
-
 def rearranged(x: Tensor, index: Tensor) -> Tensor:
     """``x[index]`` in the form of ``x``: of sparse rows sparse ones, of encoded rows encoded ones.
 
@@ -165,7 +160,7 @@ def rearranged(x: Tensor, index: Tensor) -> Tensor:
         x: The rows of nodes or edges, of shape ``[rows, ...]``.
         index: Which of them, of shape ``[n]``, int64.
     """
-    if isinstance(x, EncodedRows):
+    if isinstance(x, Encoded):
         return x.rearranged(index)
     return gather_sparse_rows(x, index) if is_sparse(x) else x[index]
 
@@ -182,7 +177,7 @@ def dense(x: Any) -> Any:
 
 
 def shares_rows(whole: Tensor, part: Tensor) -> bool:
-    """Whether sparse features are the first rows of others, in the same memory."""
+    """Return whether sparse features are the first rows of others, in the same memory."""
     return (
         whole.crow_indices().data_ptr() == part.crow_indices().data_ptr()
         and whole.values().data_ptr() == part.values().data_ptr()

@@ -13,10 +13,8 @@ import torch
 from torch import Tensor
 from torch_geometric.typing import WITH_TORCH_SPARSE, SparseTensor
 
-from gas.graph.adjacency import Adjacency
-from gas.graph.csr import by_row, row_ids
-from gas.native.checks import assert_range
-from gas.native.sparse_rows import sparse_csr
+from gas.graph.csr import row_ids
+from gas.native import sparse_csr
 
 
 class Layout(abc.ABC):
@@ -26,10 +24,10 @@ class Layout(abc.ABC):
 
     @abc.abstractmethod
     def holds(self, adj: Any) -> bool:
-        """Whether ``adj`` is held in this way."""
+        """Return whether ``adj`` is held in this way."""
 
     def make(self, rowptr: Tensor, col: Tensor, value: Tensor | None, num_cols: int) -> Any:
-        """Makes an adjacency of compressed rows.
+        """Make an adjacency of compressed rows.
 
         Args:
             rowptr: First entry of each row, of shape ``[rows + 1]``.
@@ -40,41 +38,41 @@ class Layout(abc.ABC):
         raise NotImplementedError(f"nobody makes an adjacency in the layout {self.name!r}")
 
     def parts(self, adj: Any) -> tuple[Tensor, Tensor, Tensor | None]:
-        """What :meth:`make` made it of: ``rowptr``, ``col`` and ``value``."""
+        """Return the arguments of :meth:`make`: ``rowptr``, ``col`` and ``value``."""
         raise NotImplementedError(
             f"the layout {self.name!r} has no compressed rows: pass adj.to_sparse_csr()"
         )
 
     def num_rows(self, adj: Any) -> int | None:
-        """The number of rows; ``None`` for an ``edge_index``, which doesn't say."""
+        """Return the number of rows; ``None`` for an ``edge_index``, which doesn't say."""
         return int(adj.size(0))
 
     def size(self, adj: Any) -> tuple[int, int] | None:
-        """The number of rows and of columns; ``None`` for an ``edge_index``."""
+        """Return the number of rows and of columns; ``None`` for an ``edge_index``."""
         return int(adj.size(0)), int(adj.size(1))
 
     def entries(self, adj: Any) -> tuple[Tensor, Tensor]:
-        """The row and the column, destination and source, of every edge, each of shape ``[E]``."""
+        """Return row (destination) and column (source) of every edge, each of shape ``[E]``."""
         rowptr, col, _ = self.parts(adj)
         return row_ids(rowptr, col.numel()), col
 
     def value(self, adj: Any) -> Tensor | None:
-        """The weight of every edge, of shape ``[E]``, or ``None``."""
+        """Return the weight of every edge, of shape ``[E]``, or ``None``."""
         return self.parts(adj)[2]
 
     def with_value(self, adj: Any, value: Tensor | None) -> Any:
-        """The same edges with other weights, of shape ``[E]``; both may share a transpose."""
+        """Return the edges with other weights, of shape ``[E]``; both may share a transpose."""
         rowptr, col, _ = self.parts(adj)
         return self.make(rowptr, col, value, int(adj.size(1)))
 
     def tensors(self, adj: Any) -> list[Tensor]:
-        """The tensors that it is made of."""
+        """Return the tensors that it is made of."""
         return [part for part in self.parts(adj) if part is not None]
 
     def keep(
         self, adj: Any, entry: Tensor, value: Tensor | None = None, rowptr: Tensor | None = None
     ) -> Any:
-        """Some of the edges, in the same order.
+        """Select edges, in the same order.
 
         Args:
             adj: The adjacency.
@@ -119,7 +117,7 @@ class _Csr(Layout):
 
 
 def no_values(num_entries: int) -> Tensor:
-    """Values of a ``torch.sparse_csr`` matrix that has none: ones that take no memory."""
+    """Return values of a ``torch.sparse_csr`` matrix that has none: ones that take no memory."""
     return torch.ones(1).as_strided((num_entries,), (0,))
 
 
@@ -180,27 +178,6 @@ class _SparseTensor(Layout):
         return row, col
 
 
-class _Fused(Layout):
-    """An :class:`Adjacency`, which the operators of :mod:`gas.nn` take."""
-
-    name = "fused"
-
-    def holds(self, adj: Any) -> bool:
-        return isinstance(adj, Adjacency)
-
-    def make(self, rowptr: Tensor, col: Tensor, value: Tensor | None, num_cols: int) -> Adjacency:
-        return Adjacency.trusted(rowptr, col, value, num_cols)
-
-    def parts(self, adj: Any) -> tuple[Tensor, Tensor, Tensor | None]:
-        return adj.rowptr, adj.col, adj.value
-
-    def with_value(self, adj: Any, value: Tensor | None) -> Adjacency:
-        return adj.with_value(value)
-
-    def tensors(self, adj: Any) -> list[Tensor]:
-        return adj.tensors()
-
-
 class _Coo(Layout):
     """Any other ``torch.sparse`` matrix, which is read and never made."""
 
@@ -221,14 +198,23 @@ class _Coo(Layout):
         return [coo._indices(), coo._values()]
 
 
-_MADE = (_Csr(), _EdgeIndex(), _SparseTensor(), _Fused())
-_KNOWN = (*_MADE, _Coo())
-_BY_NAME = {layout.name: layout for layout in _MADE}
-LAYOUTS = tuple(_BY_NAME)
+LAYOUTS = ("csr", "edge_index", "sparse_tensor", "fused")
+_MADE: dict[str, Layout] = {}  # The layouts of batches, by name; gas.graph.adjacency adds "fused".
+
+
+def register_layout(layout: Layout) -> Layout:
+    """Add a layout that batches can have."""
+    _MADE[layout.name] = layout
+    return layout
+
+
+for _layout in (_Csr(), _EdgeIndex(), _SparseTensor()):
+    register_layout(_layout)
+_COO = _Coo()
 
 
 def layout_of(adj: Any, name: str = "adj") -> Layout:
-    """How an adjacency is held.
+    """Return the layout of an adjacency.
 
     Args:
         adj: The adjacency.
@@ -237,7 +223,7 @@ def layout_of(adj: Any, name: str = "adj") -> Layout:
     Raises:
         ValueError: If it is none.
     """
-    for layout in _KNOWN:
+    for layout in (*_MADE.values(), _COO):
         if layout.holds(adj):
             return layout
     raise ValueError(
@@ -248,76 +234,40 @@ def layout_of(adj: Any, name: str = "adj") -> Layout:
 
 
 def find_layout(name: str) -> Layout:
-    """The layout of a name.
+    """Return the layout of a name.
 
     Raises:
         ValueError: If there is no such layout.
         ImportError: If ``torch-sparse`` is needed and missing.
     """
-    if name not in _BY_NAME:
+    if name not in _MADE:
         raise ValueError(f"'layout' is {name!r}, expected one of {', '.join(map(repr, LAYOUTS))}")
     if name == "sparse_tensor" and not WITH_TORCH_SPARSE:
         raise ImportError(
             "layout='sparse_tensor' needs torch-sparse: pip install --no-build-isolation "
             "torch-scatter torch-sparse, or use layout='csr'"
         )
-    return _BY_NAME[name]
+    return _MADE[name]
 
 
 def default_layout(adj: Any, is_clustered: bool = False) -> str:
-    """What batches of a graph are held in unless told.
+    """Return the default layout of a graph's batches.
 
     Args:
         adj: The adjacency of the graph, if it has one as a matrix.
         is_clustered: Whether the graph says what its parts are, as no script of old has it.
             (default: ``False``)
     """
-    if _BY_NAME["sparse_tensor"].holds(adj):
+    if _MADE["sparse_tensor"].holds(adj):
         return "sparse_tensor"
     return "fused" if is_clustered else "csr"
-
-
-def looked_at(rowptr: Tensor, col: Tensor, value: Tensor | None, num_cols: int) -> Adjacency:
-    """An :class:`Adjacency` of rows and columns that others have made.
-
-    Raises:
-        ValueError: If rows don't rise from 0 to the number of entries.
-        IndexError: If a column is outside ``[0, num_cols)``. (On a device both are an assertion of
-            its own, which CUDA reports when the host waits.)
-    """
-    if col.is_cpu or torch.compiler.is_compiling():
-        return Adjacency(rowptr, col, value, num_cols)
-    rises = (rowptr[0] == 0) & (rowptr[-1] == col.numel()) & (rowptr.diff() >= 0).all()
-    torch._assert_async(rises, f"'rowptr' does not rise from 0 to {col.numel()}")
-    assert_range("col", col, num_cols, "column")
-    return Adjacency.trusted(rowptr, col, value, num_cols)
-
-
-def to_adjacency(
-    adj: Any, num_nodes: int | None = None, edge_weight: Tensor | None = None
-) -> Adjacency:
-    """See :meth:`Adjacency.of`; the host waits for a device where ``num_nodes`` is missing."""
-    layout = layout_of(adj)
-    if layout.name == "fused":
-        return adj
-    if layout.name in ("csr", "sparse_tensor"):
-        rowptr, col, value = layout.parts(adj)
-        return looked_at(rowptr, col, value, int(adj.size(1)))
-    row, col = layout.entries(adj)
-    size, value = layout.size(adj), layout.value(adj)
-    if size is None:
-        if num_nodes is None:
-            num_nodes = int(adj.max()) + 1 if adj.numel() else 0
-        size, value = (num_nodes, num_nodes), edge_weight
-    rowptr, order = by_row(row, size[0])
-    return looked_at(rowptr, col[order], None if value is None else value[order], size[1])
 
 
 # Dropping edges -----------------------------------------------------------------------------------
 
 
 def drop_edges(adj_t: Any, p: float, training: bool = True) -> Any:
-    """Drops each edge with probability ``p``, as DropEdge (Rong et al., ICLR 2020) does.
+    """Drop each edge with probability ``p``, as DropEdge (Rong et al., ICLR 2020) does.
 
     Weights that remain are scaled by ``1 / (1 - p)``, unless all are 1: those are no weights.
 
@@ -341,7 +291,7 @@ def drop_edges(adj_t: Any, p: float, training: bool = True) -> Any:
 def drop_edges_and_rows(
     adj: Any, attributes: dict[str, Any], p: float
 ) -> tuple[Any, dict[str, Any]]:
-    """Drops each edge, and its row of each edge-level tensor, with probability ``p``.
+    """Drop each edge, and its row of each edge-level tensor, with probability ``p``.
 
     Args:
         adj: An adjacency in any of :data:`LAYOUTS`.
@@ -367,7 +317,7 @@ def drop_edges_and_rows(
 
 
 def _kept(num_edges: int, p: float, device: torch.device) -> Tensor:
-    """The positions of the edges that stay, each with probability ``1 - p``, increasing.
+    """Return the positions of the edges that stay, each with probability ``1 - p``, increasing.
 
     Of a device the host would wait to know how many they are: it draws that itself, and the device
     as many of the edges.

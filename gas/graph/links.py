@@ -17,13 +17,13 @@ BLOCK = 1 << 22  # Edges that are looked up at a time.
 
 
 def joined(rowptr: Tensor, col: Tensor, pairs: Tensor) -> Tensor:
-    """Whether an edge joins the nodes of pairs ``[2, K]``, in either direction; ``[K]``, bool."""
+    """Return whether pairs ``[2, K]`` are edges, in either direction; a bool tensor ``[K]``."""
     src, dst = pairs
     return has_entry(rowptr, col, dst, src) | has_entry(rowptr, col, src, dst)
 
 
 def read_pairs(data: Data, num_nodes: int) -> Tensor:
-    """The pairs of nodes of ``data.edge_label_index``, of shape ``[2, K]``, int64.
+    """Return the pairs of nodes of ``data.edge_label_index``, of shape ``[2, K]``, int64.
 
     Raises:
         ValueError: If there are none, or they are no pairs of nodes.
@@ -45,7 +45,7 @@ def read_pairs(data: Data, num_nodes: int) -> Tensor:
 
 
 def without_links(data: Data, edge_label_index: Tensor | None = None) -> Data:
-    """A graph without the edges that are to be predicted, in both directions.
+    """Return a graph without the edges that are to be predicted, in both directions.
 
     A model that is given an edge as a path of messages needn't learn to predict it. Take them out
     before the graph is normalised and cut::

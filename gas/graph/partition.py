@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import os
 import sys
-import tempfile
 import time
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,9 +29,11 @@ from gas.graph.partitioners import (
     undirected_graph,
     whole_weights,
 )
-from gas.native.cache import cache_dir
-from gas.native.checks import check_integer
+from gas.io import replacing
+from gas.native import cache_dir, check_integer, report_blocking, warn
 
+# Up to so many entries of the undirected graph, METIS takes less than ten seconds.
+MOST_QUIET_ENTRIES = 200_000
 METHODS = ("metis", "kaminpar", "random", "auto")
 _PARTITIONERS = {"metis": metis_parts, "kaminpar": kaminpar_parts}
 
@@ -52,7 +51,7 @@ def metis(
     cache: bool | str | Path = True,
     balance: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Partitions a graph into parts of about equal size with few edges between them.
+    """Partition a graph into parts of about equal size with few edges between them.
 
     Edge directions, duplicate edges and self-loops don't matter to the partition. The result is
     cached on disk by the graph's hash, so that it is computed once.
@@ -167,7 +166,7 @@ def find_shards(
     cache: bool | str | Path,
     balance: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Cuts a graph twice: into shards, then each of these into as many parts as the others.
+    """Cut a graph twice: into shards, then each of these into as many parts as the others.
 
     A single cut into parts would leave open which of them a process is to have, so that few edges
     run between processes. Parts of a shard are those of the edges within it.
@@ -214,7 +213,7 @@ def find_shards(
 
 
 def shared_equally(num_parts: int, shards: int, num_nodes: int) -> int:
-    """A number of parts that shards can share: the next one, if there are as many nodes."""
+    """Return a number of parts that shards can share: the next one, if there are as many nodes."""
     parts = _next_multiple(num_parts, shards)
     return parts if parts <= num_nodes else max(num_nodes // shards, 1) * shards
 
@@ -232,7 +231,7 @@ def _compute(
     log: bool,
     file_of: Callable[[str], Path | None],
 ) -> Tensor:
-    """Cuts the graph, and keeps the parts in the file for the method that did it."""
+    """Cut the graph, and keep the parts in the file for the method that did it."""
     start = time.perf_counter()
     graph = None if method == "random" else undirected_graph(edges)
     if method == "auto" and graph is not None:
@@ -240,15 +239,15 @@ def _compute(
         if log:
             print(f"method='auto' takes {method}: {why}", file=sys.stderr)
     if log:
-        print(f"Computing {num_parts} parts with {method} ...", end=" ", file=sys.stderr)
-        sys.stderr.flush()
+        print(f"Computing {num_parts} parts with {method} ...", file=sys.stderr, flush=True)
     if method == "random" or graph is None:
         part = random_parts(edges.num_nodes, num_parts, seed)
     else:
-        part = _PARTITIONERS[method](graph, num_parts, recursive, seed)
+        with report_blocking(method, log and graph.col.numel() > MOST_QUIET_ENTRIES):
+            part = _PARTITIONERS[method](graph, num_parts, recursive, seed)
     part = _fill_empty(part, num_parts)
     if log:
-        print(f"done [{time.perf_counter() - start:.2f} s]", file=sys.stderr)
+        print(f"Computed them [{time.perf_counter() - start:.2f} s]", file=sys.stderr)
     _save(file_of(method), part)
     return part
 
@@ -263,7 +262,7 @@ def _check_num_parts(num_parts: int, num_nodes: int) -> None:
 
 
 def _fill_empty(part: Tensor, num_parts: int) -> Tensor:
-    """Gives every empty part half of the part that is largest then."""
+    """Give every empty part half of the part that is largest then."""
     count = torch.bincount(part, minlength=num_parts)
     for empty in (count == 0).nonzero().view(-1).tolist():
         largest = int(count.argmax())
@@ -287,7 +286,7 @@ def _hash(edges: Edges, *settings: object) -> str:
 
 
 def _load(file: Path | None, num_nodes: int, num_parts: int) -> Tensor | None:
-    """Reads a cached partition; an unreadable or unfitting one counts as absent."""
+    """Read a cached partition; an unreadable or unfitting one counts as absent."""
     if file is None or not file.exists():
         return None
     try:
@@ -305,18 +304,11 @@ def _load(file: Path | None, num_nodes: int, num_parts: int) -> Tensor | None:
 def _save(file: Path | None, part: Tensor) -> None:
     if file is None:
         return
-    temporary = None
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=file.parent, suffix=".npy")
-        with os.fdopen(handle, "wb") as stream:
-            np.save(stream, part.numpy().astype(np.int32))
-        os.replace(temporary, file)
+        with replacing(file) as temporary:
+            np.save(temporary, part.numpy().astype(np.int32))
     except OSError as error:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
-        warnings.warn(
+        warn(
             f"the partition could not be cached in {file.parent} ({error}): set GAS_CACHE_DIR to a "
             "writable folder, or pass cache=False",
-            stacklevel=4,
         )

@@ -1,4 +1,4 @@
-"""What cuts a graph into parts: METIS, KaMinPar, or chance; and which of them to take."""
+"""Partitioners: METIS, KaMinPar and random parts, and the choice between them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from gas.graph.edges import Edges
-from gas.native.graph import undirected
-from gas.native.memory import free_memory, human
+from gas.native import free_memory, human, undirected
 
 # Of an edge, as METIS and KaMinPar take it: far below what their sums can hold.
 MOST_WEIGHT = 2**20
@@ -45,14 +44,14 @@ class Undirected(NamedTuple):
 
 
 def undirected_graph(edges: Edges) -> Undirected:
-    """The graph as partitioners take it; ``edges.weight`` is what :func:`whole_weights` made."""
+    """Return the graph for partitioners, with ``edges.weight`` from :func:`whole_weights`."""
     fits = edges.num_nodes <= torch.iinfo(torch.int32).max
     dtype = torch.int32 if fits else torch.int64
     return Undirected(*undirected(edges.src, edges.dst, edges.num_nodes, edges.weight, dtype))
 
 
 def whole_weights(weight: object, num_edges: int) -> Tensor:
-    """Weights of edges as whole numbers, of shape ``[E]``, int32.
+    """Return weights of edges as whole numbers, of shape ``[E]``, int32.
 
     Integers up to :data:`MOST_WEIGHT` stay as they are. Others are scaled, so that the largest
     becomes that, and rounded up: what isn't zero doesn't become zero.
@@ -88,7 +87,7 @@ def whole_weights(weight: object, num_edges: int) -> Tensor:
 
 
 def pick_method(graph: Undirected) -> tuple[str, str]:
-    """Which partitioner to take for a graph in the memory that is free, and why."""
+    """Choose a partitioner for a graph and the free memory; return it with the reason."""
     entries, free = graph.col.numel(), free_memory()
     weight = 0 if graph.weight is None else WEIGHT_BYTES
     metis_need, kaminpar_need = (entries * (b + weight) for b in (METIS_BYTES, KAMINPAR_BYTES))
@@ -140,7 +139,7 @@ def kaminpar_parts(graph: Undirected, num_parts: int, recursive: bool, seed: int
 
 
 def _write_parhip(graph: Undirected, file: str) -> None:
-    """Writes the ParHIP binary format.
+    """Write the ParHIP binary format.
 
     A version, whose bits say what is left out or has 32 bits; the sizes; the byte offset of each
     row; columns; weights. All are uint64, but for columns of int32.
@@ -162,6 +161,6 @@ def _write_parhip(graph: Undirected, file: str) -> None:
 
 
 def random_parts(num_nodes: int, num_parts: int, seed: int) -> Tensor:
-    """A part for every node, of shape ``[N]``, by chance; all are about as large."""
+    """Return a part for every node, of shape ``[N]``, by chance; all are about as large."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randperm(num_nodes, generator=generator) % num_parts

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 import sys
 import time
 from collections import Counter
@@ -13,23 +12,19 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
+from gas.graph.attributes import BATCH_SIZE, PARTS, SHARD, SHARDS, Shard, is_node_list
 from gas.graph.edges import is_row_per_edge, is_row_per_node, read_graph, to_csr
 from gas.graph.features import rearranged, with_csr_features
 from gas.graph.folder.opening import check_is_graph
 from gas.graph.layout import LAYOUTS, find_layout, layout_of
-from gas.native.encoded_rows import is_encoded
+from gas.history import is_encoded
 
 BLOCK = 2**20  # Ids that are looked up at once.
 LINE_BYTES = 64  # Of a row, what a cache reads at once.
-PARTS = "parts"  # The attribute that gas.cluster adds.
-SHARDS = "shards"  # What it adds of a graph for several processes: the first row of each one's.
-SHARD = "shard"  # What the local graph of a process has, a gas.graph.shards.Shard.
-# Lists of node ids; "train_idx" is OGB's, the others are as common.
-NODE_LISTS = re.compile(r"(train|val|valid|validation|test|unlabell?ed)_(idx|index|ids?|nodes?)")
 
 
 def permute(data: Data, perm: Tensor, log: bool = True, *, in_place: bool = False) -> Data:
-    """Renumbers the nodes of a graph, so that every part becomes a contiguous range.
+    """Renumber the nodes of a graph, so that every part becomes a contiguous range.
 
     Node-level tensors and masks are permuted, ``edge_index``, ``edge_label_index`` and ``adj_t``
     renumbered. The columns of ``edge_index`` keep their order, so edge-level tensors stay as they
@@ -51,8 +46,6 @@ def permute(data: Data, perm: Tensor, log: bool = True, *, in_place: bool = Fals
         ValueError: If ``perm`` is not a permutation of the nodes, or ``data`` a shard.
     """
     start = time.perf_counter()
-    from gas.graph.shards import Shard  # Which are made of graphs that were renumbered here.
-
     check_is_graph(data)
     if isinstance(data.get(SHARD), Shard):
         raise ValueError(
@@ -74,7 +67,7 @@ def permute(data: Data, perm: Tensor, log: bool = True, *, in_place: bool = Fals
 
     writable = _writable(data, perm) if in_place else frozenset[str]()
     out = copy.copy(data)
-    for key in (PARTS, SHARDS):
+    for key in (PARTS, SHARDS, BATCH_SIZE) if PARTS in out else (SHARDS,):
         if key in out:
             del out[key]
     for key, value in data:
@@ -110,7 +103,7 @@ def permute(data: Data, perm: Tensor, log: bool = True, *, in_place: bool = Fals
 
 
 def _writable(data: Data, perm: Tensor) -> frozenset[str]:
-    """The ordinary tensors of a graph whose memory is theirs alone."""
+    """Return the ordinary tensors of a graph whose memory is theirs alone."""
     tensors = {
         key: value
         for key, value in data
@@ -142,15 +135,8 @@ def _looked_up(new_id: Tensor, ids: Tensor, in_place: bool) -> Tensor:
     return ids
 
 
-def is_node_list(key: str, value: object) -> bool:
-    """Whether an attribute of a graph is a tensor of node ids, by its name."""
-    if not isinstance(value, Tensor) or NODE_LISTS.fullmatch(key) is None:
-        return False
-    return value.dim() == 1 and value.dtype in (torch.int64, torch.int32)
-
-
 def renumbered(key: str, ids: Tensor, new_id: Tensor) -> Tensor:
-    """The new ids of the nodes in a list.
+    """Return the new ids of the nodes in a list.
 
     Raises:
         ValueError: If there is no such node.

@@ -1,4 +1,4 @@
-"""How good a partition is."""
+"""Quality of a partition."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gas.graph.edges import read_rows
-from gas.native.graph import Relabeler
+from gas.native import Relabeler
 
 
 @dataclass(frozen=True)
 class PartitionReport:
-    """How good a partition is; made by :func:`partition_report`.
+    """Quality of a partition, from :func:`partition_report`.
 
     ``size``, ``halo`` and ``cut`` have shape ``[num_parts]``: nodes of each part, nodes outside
     that it reads, edges into it from outside. A part's halo is what has to be pulled for it.
@@ -59,7 +59,7 @@ def _spread(values: Tensor) -> str:
 
 
 def partition_report(data: Data, ptr: Tensor) -> PartitionReport:
-    """Measures a partition: edge cut, halo size per part, balance.
+    """Measure a partition: edge cut, halo size per part, balance.
 
     Args:
         data: The permuted graph.
@@ -80,7 +80,7 @@ def partition_report(data: Data, ptr: Tensor) -> PartitionReport:
 
 
 def check_ptr(ptr: Tensor, num_nodes: int) -> None:
-    """Refuses parts that don't cover the nodes ``0 .. num_nodes - 1``.
+    """Refuse parts that don't cover the nodes ``0 .. num_nodes - 1``.
 
     Raises:
         ValueError: Naming the first fault.

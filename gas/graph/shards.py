@@ -10,96 +10,25 @@ from __future__ import annotations
 import copy
 import weakref
 import zlib
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from gas.graph.attributes import PARTS, PERM, SHARD, SHARDS, Shard, is_node_list
 from gas.graph.edges import check_ids, is_row_per_edge, is_row_per_node, read_graph
 from gas.graph.features import rearranged, with_csr_features
-from gas.graph.folder.writing import PERM
 from gas.graph.layout import LAYOUTS, Layout, find_layout, layout_of, no_values
-from gas.graph.permute import PARTS, SHARD, SHARDS, is_node_list
 from gas.graph.versions import GraphVersions
-from gas.history.encoded import Encoded
-from gas.native.checks import check_integer
-from gas.native.graph import BLOCK, coo_to_csr
-from gas.native.sparse_rows import is_sparse
+from gas.history import Encoded
+from gas.native import BLOCK, check_integer, coo_to_csr, is_sparse
 
 __all__ = ["SHARD", "SHARDS", "Shard", "local_graph", "shard_of"]
 
 
-@dataclass(frozen=True, eq=False)
-class Shard:
-    """Which rows and edges of a whole graph a local graph has; the attribute ``shard`` of it.
-
-    Tensors are int64, and on the CPU.
-
-    * ``rank``: which shard it is, the rank of its process.
-    * ``bounds``: the first row of every shard in the whole graph, of shape ``[W + 1]``.
-    * ``replicas``: the nodes of other shards that have an edge into a node of this one, each once:
-      rows of the whole graph, increasing, of shape ``[R]``.
-    * ``edges``: which edge of the whole graph each local edge is, of shape ``[E]``, as ``e_id`` of
-      mini-batches of the whole graph counts them.
-    * ``fingerprint``: tells whether others have cut the same graph in the same way.
-    """
-
-    rank: int
-    bounds: Tensor
-    replicas: Tensor
-    edges: Tensor
-    fingerprint: int
-
-    @property
-    def num_ranks(self) -> int:
-        """The number of shards, W."""
-        return self.bounds.numel() - 1
-
-    @cached_property
-    def begin(self) -> int:
-        """The first of its rows in the whole graph."""
-        return int(self.bounds[self.rank])
-
-    @cached_property
-    def end(self) -> int:
-        """The row after its last."""
-        return int(self.bounds[self.rank + 1])
-
-    @property
-    def num_own(self) -> int:
-        """How many nodes it has, without replicas: the first rows of the local graph."""
-        return self.end - self.begin
-
-    @cached_property
-    def num_nodes(self) -> int:
-        """The number of nodes of the whole graph."""
-        return int(self.bounds[-1])
-
-    @cached_property
-    def nodes(self) -> Tensor:
-        """The row of the whole graph of each local row, of shape ``[num_own + R]``."""
-        return torch.cat([torch.arange(self.begin, self.end), self.replicas])
-
-    @cached_property
-    def replica_ptr(self) -> Tensor:
-        """Whose replicas are whose, of shape ``[W + 1]``.
-
-        Those of the shard ``r`` are ``replicas[replica_ptr[r] : replica_ptr[r + 1]]``.
-        """
-        return torch.searchsorted(self.replicas, self.bounds)
-
-    def __repr__(self) -> str:
-        return (
-            f"Shard({self.rank} of {self.num_ranks}, nodes={self.num_own}, "
-            f"replicas={self.replicas.numel()}, edges={self.edges.numel()})"
-        )
-
-
 def shard_of(data: Data, rank: int) -> Data:
-    """The local graph of a process.
+    """Return the local graph of a process.
 
     Of a graph folder, the edges of its rows and what these and its replicas have are read; besides
     them only ``perm``, for the fingerprint.
@@ -170,7 +99,7 @@ def shard_of(data: Data, rank: int) -> Data:
 
 
 def _bounds(data: Data) -> Tensor:
-    """The first row of every shard of a whole graph."""
+    """Return the first row of every shard of a whole graph."""
     bounds, parts = data.get(SHARDS), data.get(PARTS)
     if bounds is None or parts is None or PERM not in data:
         raise ValueError(
@@ -190,7 +119,7 @@ def _bounds(data: Data) -> Tensor:
 def _edges_into(
     data: Data, begin: int, end: int
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Layout | None]:
-    """The edges into some rows: destinations, sources, weights, which edges these are.
+    """Return the edges into some rows: destinations, sources, weights, which edges these are.
 
     The last is the layout of the matrix that they are to be held in, if they are in one.
     """
@@ -214,7 +143,7 @@ def _edges_into(
 
 
 def _own(data: Data, key: str, value: Any, shard: Shard) -> Any:
-    """What a local graph has of an attribute."""
+    """Return the rows of an attribute in a local graph."""
     if key == PARTS:
         parts = value.cpu()
         return parts[(parts >= shard.begin) & (parts <= shard.end)] - shard.begin
@@ -235,9 +164,9 @@ def _own(data: Data, key: str, value: Any, shard: Shard) -> Any:
 
 
 def _in_memory(value: Tensor, index: Tensor) -> Tensor:
-    """Rows of a tensor, in its form; those of a file are of one no longer."""
+    """Return rows of a tensor, in its form; those of a file are of one no longer."""
     if isinstance(value, Encoded) and value.store.tier == "disk":
-        value = Encoded.of(value.store, value.codec, value, "host")
+        value = Encoded.of(value.store, value.codec, value.size(1), "host")
     return rearranged(value, index)
 
 
@@ -272,7 +201,7 @@ def _forget(whole: weakref.ref[Data]) -> None:
 
 
 def local_graph(data: Data) -> Data:
-    """The graph that this process works on: its shard, where processes share one.
+    """Return the graph that this process works on: its shard, where processes share one.
 
     Processes are those of ``torch.distributed``. In a single one a graph with shards is a whole
     graph like any other.

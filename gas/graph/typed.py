@@ -15,16 +15,17 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch_geometric.data import HeteroData
+from torch_geometric.data import Data, HeteroData
 
+from gas.graph.attributes import BATCH_SIZE, PARTS, PERM, is_node_list
 from gas.graph.balance import balanced
 from gas.graph.edges import Edges, check_ids
-from gas.graph.features import rearranged
+from gas.graph.features import rearranged, with_csr_features
+from gas.graph.finite import check_finite
 from gas.graph.partition import find_parts
-from gas.graph.permute import PARTS, is_node_list, renumbered
+from gas.graph.permute import renumbered
 from gas.graph.report import check_ptr
 
-PERM = "perm"
 OURS = (PARTS, PERM, "n_id", "e_id", "batch_size", "offset", "count")
 EdgeType = tuple[str, str, str]
 
@@ -44,22 +45,22 @@ class Types(NamedTuple):
 
     @property
     def num_nodes(self) -> dict[str, int]:
-        """How many nodes each type has."""
+        """Number of nodes of each type."""
         return dict(zip(self.nodes, self.first_node.diff().tolist(), strict=True))
 
     def ends(self) -> list[tuple[int, int]]:
-        """The positions of the source's and the destination's type, for every type of edges."""
+        """Return the positions of the source's and the destination's type for every edge type."""
         place = {name: i for i, name in enumerate(self.nodes)}
         return [(place[src], place[dst]) for src, _, dst in self.edges]
 
 
 def name_of(kind: EdgeType) -> str:
-    """How messages call a type of edges."""
+    """Return the name of an edge type in messages."""
     return f"('{kind[0]}', '{kind[1]}', '{kind[2]}')"
 
 
 def types_of(data: HeteroData) -> Types:
-    """The types of a graph, which is checked.
+    """Return the types of a graph, which is checked.
 
     Raises:
         ValueError: If it has no nodes or edges, edges of types that have no nodes, or ids that
@@ -74,12 +75,6 @@ def types_of(data: HeteroData) -> Types:
                 f"data['{name}'] has neither features nor 'num_nodes': set data['{name}'].num_nodes"
             )
         sizes[name] = int(store["num_nodes"] if "num_nodes" in store else known[0])
-        x = store.get("x")
-        if isinstance(x, Tensor) and x.layout != torch.strided:
-            raise ValueError(
-                f"data['{name}'].x is a sparse matrix, which typed graphs don't take: make it "
-                "dense, x.to_dense()"
-            )
         for key in ("x", "y"):
             value = store.get(key)
             if isinstance(value, Tensor) and value.size(0) != sizes[name]:
@@ -112,6 +107,34 @@ def types_of(data: HeteroData) -> Types:
     return Types(nodes, edges, _first(list(sizes.values())), _first(counts))
 
 
+def check_features(data: HeteroData) -> None:
+    """Refuse NaN and infinite features of nodes and edges.
+
+    Raises:
+        ValueError: Naming the type.
+    """
+    for name in data.node_types:
+        check_finite(f"data['{name}'].x", data[name].get("x"))
+    for kind in data.edge_types:
+        check_finite(f"data[{name_of(kind)}].edge_attr", data[kind].get("edge_attr"))
+
+
+def with_csr_types(data: HeteroData) -> HeteroData:
+    """Return a graph whose sparse features are ready for mini-batches; itself if they are.
+
+    Raises:
+        ValueError: If those of a type are no matrix of numbers.
+    """
+    out = data
+    for name in data.node_types:
+        x = data[name].get("x")
+        made = x if x is None else with_csr_features(Data(x=x), f"data['{name}'].x").x
+        if made is not x:
+            out = copy.copy(data) if out is data else out
+            out[name].x = made
+    return out
+
+
 def _per_node(key: str, value: Tensor) -> bool:
     return value.dim() > 0 and (key in ("x", "y", "n_id") or key.endswith("_mask"))
 
@@ -121,7 +144,7 @@ def _first(counts: list[int]) -> Tensor:
 
 
 def as_one(data: HeteroData, types: Types) -> Edges:
-    """All edges, of nodes that are numbered as one."""
+    """Return all edges, of nodes that are numbered as one."""
     first = types.first_node
     pairs = [
         data[kind].edge_index.cpu().long() + torch.stack([first[src], first[dst]])[:, None]
@@ -140,6 +163,7 @@ def cluster_typed(
     seed: int,
     cache: bool | str | Path,
     log: bool,
+    check: bool,
 ) -> HeteroData:
     """:func:`gas.cluster` of a typed graph; ``others`` are arguments that aren't there for one."""
     for name, value in others.items():
@@ -147,7 +171,10 @@ def cluster_typed(
             raise ValueError(
                 f"{name!r} is given, which gas.cluster doesn't have for typed graphs: leave it out"
             )
+    data = with_csr_types(data)
     types = types_of(data)
+    if check:
+        check_features(data)
     for store in data.stores[1:]:
         taken = [key for key in OURS if key in store]
         if taken:
@@ -169,7 +196,7 @@ def cluster_typed(
 
 
 def _classes(data: HeteroData, types: Types) -> Tensor:
-    """What parts get equally many of: nodes of a type, labelled ones apart, of shape ``[N]``."""
+    """Return the classes to balance: node types, labelled nodes separately, of shape ``[N]``."""
     found = []
     for number, (name, size) in enumerate(types.num_nodes.items()):
         mask = data[name].get("train_mask")
@@ -181,8 +208,10 @@ def _classes(data: HeteroData, types: Types) -> Tensor:
 
 
 def _permuted(data: HeteroData, types: Types, part: Tensor, num_parts: int) -> HeteroData:
-    """The graph with the nodes of each part in one range of every type."""
+    """Return the graph with the nodes of each part in one range of every type."""
     out = copy.copy(data)
+    if BATCH_SIZE in out._global_store:  # Of other parts, or of a mini-batch of PyG's.
+        del out._global_store[BATCH_SIZE]
     new_ids = {}
     for number, (name, size) in enumerate(types.num_nodes.items()):
         first = int(types.first_node[number])
@@ -209,21 +238,21 @@ def _permuted(data: HeteroData, types: Types, part: Tensor, num_parts: int) -> H
 
 
 def is_node_row(data: HeteroData, name: str, key: str, size: int) -> bool:
-    """Whether ``data[name][key]`` has a row for each of so many nodes."""
+    """Return whether ``data[name][key]`` has a row for each of so many nodes."""
     value = data[name][key]
     is_rows = isinstance(value, Tensor) and value.dim() > 0 and value.size(0) == size
     return is_rows and key not in (PARTS, "num_nodes")
 
 
 def is_edge_row(data: HeteroData, kind: EdgeType, key: str, size: int) -> bool:
-    """Whether ``data[kind][key]`` has a row for each of so many edges."""
+    """Return whether ``data[kind][key]`` has a row for each of so many edges."""
     value = data[kind][key]
     is_rows = isinstance(value, Tensor) and value.dim() > 0 and value.size(0) == size
     return is_rows and key not in ("edge_index", "edge_label_index")
 
 
 def parts_of(data: HeteroData, types: Types) -> list[Tensor]:
-    """The parts of each type, each of shape ``[num_parts + 1]``.
+    """Return the parts of each type, each of shape ``[num_parts + 1]``.
 
     Raises:
         ValueError: If it has none.

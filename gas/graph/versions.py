@@ -12,7 +12,7 @@ from gas.graph.layout import layout_of
 
 
 def version(tensor: Tensor) -> int:
-    """How often a tensor was changed in place; nobody counts those of inference mode."""
+    """Return the version counter of a tensor; inference tensors have none."""
     return 0 if tensor.is_inference() else tensor._version
 
 
@@ -27,7 +27,7 @@ class Versions:
         self._tensors = [(tensor, version(tensor)) for tensor in tensors]
 
     def changed(self) -> bool:
-        """Whether any of them was changed in place since."""
+        """Return whether any of them was changed in place since."""
         return any(version(tensor) != before for tensor, before in self._tensors)
 
     def __reduce__(self) -> tuple[type[Versions], tuple[list[Tensor]]]:
@@ -45,7 +45,7 @@ class GraphVersions:
         self._seen = {key: (value, Versions(_tensors(value))) for key, value in _attributes(data)}
 
     def changed(self, data: Data) -> set[str]:
-        """The attributes that came, went, were replaced, or changed in place since."""
+        """Return the attributes that came, went, were replaced, or changed in place since."""
         now, seen = dict(_attributes(data)), self._seen
         same = {key for key in now.keys() & seen.keys() if now[key] is seen[key][0]}
         same = {key for key in same if not seen[key][1].changed()}

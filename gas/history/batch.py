@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from gas.history.engine import Copies
 from gas.history.history import History
-from gas.history.host import Pull
-from gas.history.rows import Rows, StoredRows, join
-from gas.history.streams import Copies
+from gas.history.rows import Rows, StoredRows
+from gas.history.transfer import Pull
 
 
 class BatchPulls:
-    """Reads the halo's rows from every history, in the order in which a model needs them.
+    """Read the halo's rows from every history, in the order in which a model needs them.
 
     Several forward passes of the batch may share them, such as those of its views: every row is
     pulled once. Tensors of what the first reads are copied for the others at once, because it is
@@ -56,11 +57,11 @@ class BatchPulls:
         return history.start_pull(self._halo, self._batch_size, self._own, self._ids)
 
     def tensor(self, history: History, own: Tensor) -> Tensor:
-        """The batch's own rows and its halo's, in a tensor that is the caller's."""
+        """Return the batch's own rows and its halo's, in a tensor that is the caller's."""
         return join(own, self._pull(history))
 
     def rows(self, history: History, own: Tensor, in_place: bool = True) -> Rows:
-        """The same in two parts; the halo's stay where they are stored, if they can be read there.
+        """Return the same in two parts; the halo's are read in place, where that is possible.
 
         They can't if they have been pulled already, or ``in_place`` is false.
         """
@@ -76,7 +77,7 @@ class BatchPulls:
         return Rows(own, stored)
 
     def _pull(self, history: History) -> Tensor:
-        """The rows of the halo from a history, behind space for the batch's own."""
+        """Pull the rows of the halo from a history, behind space for the batch's own."""
         if self._copies.get(history):
             return self._copies[history].pop()
         pull = self._started.get(history)
@@ -95,7 +96,35 @@ class BatchPulls:
         return rows
 
     def cancel(self) -> None:
-        """Takes back what nobody waited for; copies stay for their readers."""
+        """Take back pulls that nothing has waited for; copies stay for their readers."""
         self._waiting.clear()
         while self._started:
             self._started.popitem()[1].cancel()
+
+
+class _Join(torch.autograd.Function):
+    """Write rows in front of others, in place; the others get no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, rows: Tensor) -> Tensor:
+        ctx.size = own.size(0)
+        ctx.mark_dirty(rows)
+        rows[: own.size(0)] = own
+        return rows
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad[: ctx.size], None
+
+
+def join(own: Tensor, rows: Tensor) -> Tensor:
+    """Join the batch's own rows, with gradient, and the halo's, without.
+
+    Args:
+        own: The batch's own rows, of shape ``[batch_size, width]``.
+        rows: The halo's rows behind space for them, of shape ``[batch_size + halo, width]``; it is
+            written to.
+    """
+    if own.dtype != rows.dtype or own.device != rows.device:
+        return torch.cat([own, rows[own.size(0) :].to(own)])
+    return _Join.apply(own, rows)

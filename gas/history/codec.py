@@ -14,7 +14,7 @@ NAMES = ("float64", "float32", "bfloat16", "float16", "int8")
 
 @dataclass(frozen=True)
 class Codec:
-    """How rows are stored.
+    """Precision of stored rows.
 
     * ``float64``, ``float32``, ``bfloat16``, ``float16``: as numbers of that type, rounded to
       nearest. Relative error of a value: 2^-53, 2^-24, 2^-8, 2^-11.
@@ -26,7 +26,7 @@ class Codec:
 
     @staticmethod
     def of(dtype: Codec | torch.dtype | str) -> Codec:
-        """The codec that a ``dtype`` argument names.
+        """Return the codec that a ``dtype`` argument names.
 
         Args:
             dtype: Such as ``torch.bfloat16``, ``torch.int8``, ``"bfloat16"``, ``"bf16"``.
@@ -46,15 +46,15 @@ class Codec:
 
     @property
     def value_dtype(self) -> torch.dtype:
-        """What ``History.pull`` returns: the stored type, and float32 for ``int8``."""
+        """The type of what ``History.pull`` returns: the stored type, and float32 for ``int8``."""
         return torch.float32 if self.name == "int8" else self.dtype
 
     def columns(self, width: int) -> int:
-        """The number of elements of a stored row of ``width`` values."""
+        """Return the number of elements of a stored row of ``width`` values."""
         return transfer.stored_columns(self.name, width)
 
     def row_bytes(self, width: int) -> int:
-        """The bytes of a stored row of ``width`` values."""
+        """Return the bytes of a stored row of ``width`` values."""
         return self.columns(width) * self.dtype.itemsize
 
     def __str__(self) -> str:

@@ -4,7 +4,7 @@ A table on that device is read and written by the computation's own stream: a ga
 longer than a copy, and layers that take :class:`gas.history.rows.Rows` read the rows in place.
 
 Rows of a table in pinned memory cross the bus beside the computation: pulls on one stream, pushes
-on another, which all histories of a model share (:class:`gas.history.streams.Streams`). For every
+on another, which all histories of a model share (:class:`gas.history.engine.Streams`). For every
 history,
 
 * a pull waits for the last push before it, and so sees the rows of all of them;
@@ -32,15 +32,12 @@ from torch import Tensor
 
 from gas.history.codec import Codec
 from gas.history.cores import num_cores
-from gas.history.engine import TransferEngine
-from gas.history.host import HostLink, Pull
+from gas.history.engine import Copies, TransferEngine
 from gas.history.packing import Plan
 from gas.history.store import Store, TableStore
-from gas.history.streams import Copies
-from gas.history.where import Where, as_index
+from gas.history.transfer import CodecOfRows, HostLink, Pull, as_index
+from gas.native import Job, JobPolicy, RowIndex
 from gas.native import device as kernels
-from gas.native.engine import By
-from gas.native.transfer import Job, Table
 
 CHUNK_BYTES = 1 << 20  # Of a pinned buffer: large enough for the bus, small enough to overlap.
 
@@ -66,7 +63,7 @@ class CudaLink(HostLink):
         self._buffers: deque[tuple[Tensor, torch.cuda.Event]] = deque()
         self._num_buffers = 0
         # Workers of several histories run at a time: together they take no more than all cores.
-        self._threads = max(1, num_cores() // max(1, engine.jobs.threads))
+        self._threads = max(1, num_cores() // max(1, engine.threads))
         self._behind = True  # Whether the current stream may have changed the table.
         self._users: set[torch.cuda.Stream] = set()  # Of a table on the device.
         self._last: dict[str, torch.cuda.Event] = {}  # The last pull and push over the bus.
@@ -78,7 +75,7 @@ class CudaLink(HostLink):
             done.atexit = False
 
     def wait(self) -> None:
-        """Waits for everything that was submitted, the host too."""
+        """Wait for everything that was submitted, the host too."""
         super().wait()
         _wait_for(self._last)
         for stream in self._users:
@@ -91,7 +88,7 @@ class CudaLink(HostLink):
             self._use(torch.cuda.current_stream(self.device))
 
     def _use(self, stream: torch.cuda.Stream) -> None:
-        """Has a stream go on from where others have left a table on the device: mostly itself."""
+        """Have a stream wait for the others that have used a table on the device."""
         for other in self._users - {stream}:
             stream.wait_stream(other)
         if stream not in self._users:
@@ -99,7 +96,7 @@ class CudaLink(HostLink):
             self._rows.record_stream(stream)
 
     def _follow(self, stream: torch.cuda.Stream, other: str) -> None:
-        """Has a transfer over the bus wait for the last one of the other kind."""
+        """Have a transfer over the bus wait for the last one of the other kind."""
         if self._behind:
             stream.wait_stream(torch.cuda.current_stream(self.device))
             self._behind = False
@@ -110,7 +107,7 @@ class CudaLink(HostLink):
         self, index: Tensor, dtype: torch.dtype, copies: Copies | None = None
     ) -> tuple[Tensor, Tensor] | None:
         """See :meth:`HostLink.in_place`: rows and ids on this device."""
-        if not self.here or self.engine.io == "none" or self.codec.dtype != dtype:
+        if not self.here or self.engine.io == "none" or self._dtype != dtype:
             return None
         current = torch.cuda.current_stream(self.device)
         self._use(current)
@@ -131,8 +128,8 @@ class CudaLink(HostLink):
         copies: Copies | None = None,
     ) -> Pull:
         """See :meth:`HostLink.pull`; the result is on the device."""
-        encoded = self._encoded(dtype)
-        out_dtype = torch.float32 if encoded else self.codec.dtype
+        codec = self._codec_for(dtype)
+        out_dtype = torch.float32 if codec else self._dtype
         stream = torch.cuda.current_stream(self.device) if self.here else self.streams.pulls
         with torch.inference_mode(False), torch.cuda.stream(stream):  # Whose memory is used.
             shape = (space + index.numel(), self.width)
@@ -143,8 +140,8 @@ class CudaLink(HostLink):
             event = torch.cuda.Event()
             index = index.to("cpu", copy=True)
             plan = self._plan(index, own)
-            job = Job.calling(lambda: self._pull_staged(index, plan, out[space:], encoded, event))
-            ticket = self.engine.jobs.submit(self.lane, job, By.WORKERS)
+            job = Job.calling(lambda: self._pull_staged(index, plan, out[space:], codec, event))
+            ticket = self.engine.submit(self.lane, job, JobPolicy.WORKERS)
             return Pull(self.engine, ticket, out, event)
         ids = self.streams.ids(index, stream, copies)
         if self.here:
@@ -152,7 +149,7 @@ class CudaLink(HostLink):
         else:
             self._follow(stream, "push")
         with torch.cuda.stream(stream):
-            if encoded:
+            if codec:
                 kernels.decode(self.codec.name, self._rows, out[space:], ids)
             else:
                 kernels.gather_rows(self._rows, ids, out[space:])
@@ -161,7 +158,7 @@ class CudaLink(HostLink):
             self._last["pull"] = arrived
         return Pull(self.engine, None, out, arrived)
 
-    def push(self, x: Tensor, where: Where) -> None:
+    def push(self, x: Tensor, where: RowIndex) -> None:
         """See :meth:`HostLink.push`."""
         if self.engine.io == "none":
             return
@@ -170,10 +167,10 @@ class CudaLink(HostLink):
         # What is pushed is fixed here, on the computation's stream: it may change x afterwards.
         x = x.to(self.device)
         with torch.cuda.device(self.device):
-            if self._encoded(x.dtype):
+            if self._codec_for(x.dtype):
                 rows = kernels.encode(self.codec.name, x.float().contiguous())
             else:
-                rows = x.to(self.codec.dtype)
+                rows = x.to(self._dtype)
                 if rows is x and not self.here:
                     rows = x.clone(memory_format=torch.contiguous_format)
                 rows = rows.contiguous()
@@ -208,14 +205,19 @@ class CudaLink(HostLink):
     # Through pinned buffers; these run in a worker -----------------------------------------------
 
     def _pull_staged(
-        self, index: Tensor, plan: Plan | None, out: Tensor, encoded: bool, event: torch.cuda.Event
+        self,
+        index: Tensor,
+        plan: Plan | None,
+        out: Tensor,
+        codec: CodecOfRows,
+        event: torch.cuda.Event,
     ) -> None:
         packed = None
         if plan is not None and self._packed is not None:
             packed, index = self._packed.stage(plan), plan.places
         stream = self.streams.pulls
         rows = out
-        if encoded:
+        if codec:
             with torch.cuda.stream(stream):
                 shape = (index.numel(), self.store.columns)
                 rows = torch.empty(shape, dtype=self.store.dtype, device=self.device)
@@ -224,7 +226,7 @@ class CudaLink(HostLink):
             part = buffer[: end - begin]
             try:
                 if packed is not None:
-                    Table(packed).pull(index[begin:end], part).run(self._threads)
+                    Job.pull(packed, index[begin:end], part).run(self._threads)
                 else:
                     self._read_stored(index[begin:end], part)
                 with torch.cuda.stream(stream):
@@ -233,11 +235,11 @@ class CudaLink(HostLink):
             finally:
                 self._buffers.append((buffer, free))
         with torch.cuda.stream(stream):
-            if encoded:
+            if codec:
                 kernels.decode(self.codec.name, rows, out)
             event.record(stream)
 
-    def _push_staged(self, rows: Tensor, where: Where, made: torch.cuda.Event) -> None:
+    def _push_staged(self, rows: Tensor, where: RowIndex, made: torch.cuda.Event) -> None:
         stream = self.streams.pushes
         stream.wait_event(made)
         if self._packed is not None:
@@ -271,7 +273,7 @@ class CudaLink(HostLink):
 
     def _read_stored(self, index: Tensor, out: Tensor) -> None:
         if self._native:
-            self._table(encoded=False).pull(index, out).run(self._threads)
+            Job.pull(self._rows, index, out).run(self._threads)
         else:
             self.store.read(index, out)
 
@@ -284,12 +286,12 @@ class CudaLink(HostLink):
         return min(2, self.engine.pool_size or 2)
 
     def _chunks(self, n: int) -> Iterator[tuple[int, int]]:
-        """Pieces of ``[0, n)`` that fit a buffer."""
+        """Cut ``[0, n)`` into pieces that fit a buffer."""
         size = self._rows_of_buffer
         return ((begin, min(n, begin + size)) for begin in range(0, n, size))
 
     def _buffer(self) -> tuple[Tensor, torch.cuda.Event]:
-        """A pinned buffer that no copy uses any more, and an event for its next one."""
+        """Return a pinned buffer that no copy uses any more, and an event for its next one."""
         if self._num_buffers < self._most_buffers:
             shape = (self._rows_of_buffer, self.store.columns)
             buffer = torch.empty(shape, dtype=self.store.dtype, pin_memory=True)
@@ -301,6 +303,6 @@ class CudaLink(HostLink):
 
 
 def _wait_for(events: dict[str, torch.cuda.Event], _table: Tensor | None = None) -> None:
-    """Has the host wait for events; until then there is a table."""
+    """Have the host wait for events; until then there is a table."""
     for event in events.values():
         event.synchronize()

@@ -15,11 +15,11 @@ from typing import NoReturn
 import numpy as np
 import torch
 
-from gas.history.memory import DISK_FULL
 from gas.history.packed import PackedRows
 from gas.history.packing import Packing
 from gas.history.store import TableStore
-from gas.native.buffers import BufferPool
+from gas.io import explain_full_disk
+from gas.native import BufferPool
 
 try:
     import fcntl
@@ -92,12 +92,12 @@ class DiskStore(TableStore):
         raise TypeError("a history on disk can't be pickled: its file would have two owners")
 
     def flush(self) -> None:
-        """Writes to the disk what is only in memory so far."""
+        """Write to the disk what is only in memory so far."""
         if self._file is not None:
             os.fsync(self._file)
 
     def packed_by(self, packing: Packing, pool: BufferPool) -> PackedRows:
-        """Copies rows to where few reads find those of a mini-batch: to be set as ``packed``.
+        """Copy rows to where few reads find those of a mini-batch: to be set as ``packed``.
 
         Args:
             packing: What is copied.
@@ -111,7 +111,7 @@ class DiskStore(TableStore):
         return PackedRows(self.table, packing, self.path.parent, pool, file)
 
     def close(self) -> None:
-        """Closes the file, and removes it if it is temporary."""
+        """Close the file, and remove it if it is temporary."""
         if self.packed is not None:
             self.packed.close()
             self.packed = None
@@ -143,7 +143,7 @@ class DiskStore(TableStore):
         self.num_rows = num_rows
 
     def clone(self) -> DiskStore:
-        """A copy in a temporary file."""
+        """Copy the store into a temporary file."""
         twin = DiskStore(self.num_rows, self.columns, self.dtype, content=self.content)
         twin.table.copy_(self.table)
         return twin
@@ -160,7 +160,7 @@ def _release(process: int, file: int | None, directory: str | None) -> None:
 
 
 def _open(path: Path, header: bytes, num_bytes: int) -> tuple[int, bool]:
-    """Opens a file that matches, or makes one; says whether it existed.
+    """Open a file that matches, or make one; return whether it existed, too.
 
     A new file gets its name when its header has reached the disk: a process that is killed before
     leaves none.
@@ -207,7 +207,7 @@ def _in_use(path: Path) -> ValueError:
 
 
 def _reserve(path: Path, made: Path, file: int, num_bytes: int) -> None:
-    """Takes the space now: a write to a mapped file on a full disk would end the program."""
+    """Reserve the space now: a write to a mapped file on a full disk would end the program."""
     try:
         os.ftruncate(file, 0)  # What a process that was killed had reserved.
         _extend(file, path, num_bytes)
@@ -217,25 +217,24 @@ def _reserve(path: Path, made: Path, file: int, num_bytes: int) -> None:
 
 
 def _extend(file: int, path: Path, num_bytes: int) -> None:
-    """Makes a file so long, with zeros at its end."""
+    """Make a file so long, with zeros at its end."""
     before = os.fstat(file).st_size
-    try:
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(file, 0, num_bytes)
-        else:  # As on macOS.
-            for start in range(before, num_bytes, ZEROS_BYTES):
-                os.pwrite(file, bytes(min(ZEROS_BYTES, num_bytes - start)), start)
-    except OSError as error:
-        os.ftruncate(file, before)
-        if error.errno not in DISK_FULL:
+    with explain_full_disk(
+        path,
+        lambda free: (
+            f"the disk has no room for a history of {num_bytes:,} bytes ({free:,} are free): "
+            "choose another 'path' or a narrower 'dtype'"
+        ),
+    ):
+        try:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file, 0, num_bytes)
+            else:  # As on macOS.
+                for start in range(before, num_bytes, ZEROS_BYTES):
+                    os.pwrite(file, bytes(min(ZEROS_BYTES, num_bytes - start)), start)
+        except OSError:
+            os.ftruncate(file, before)
             raise
-        raise OSError(
-            error.errno,
-            f"the disk has no room for a history of {num_bytes:,} bytes "
-            f"({shutil.disk_usage(path.parent).free:,} are free): choose another 'path' or a "
-            "narrower 'dtype'",
-            str(path),
-        ) from error
 
 
 def _check_header(path: Path, found: bytes, wanted: bytes, size: int, num_bytes: int) -> None:

@@ -1,28 +1,71 @@
-"""What the histories of one model share: an engine, its lanes, and memory to read into."""
+"""The engine that the histories of one model share: lanes, memory to read into, streams."""
 
 from __future__ import annotations
 
 import itertools
-import weakref
 
 import torch
+from torch import Tensor
 
 from gas.history.cores import num_cores
-from gas.history.streams import Streams
-from gas.native.buffers import BufferPool
-from gas.native.engine import Engine
+from gas.native import BufferPool, Engine
 
 MODES = ("serial", "concurrent", "none")
 
+# Row ids on devices, with the event of their arrival; kept by a caller who reads several histories.
+Copies = dict[torch.device, tuple[Tensor, torch.cuda.Event]]
+
 
 def check_io(io: str) -> str:
-    """Raises ``ValueError`` unless ``io`` is a mode of transfer."""
+    """Raise ``ValueError`` unless ``io`` is a mode of transfer."""
     if io not in MODES:
         raise ValueError(f"'io' is {io!r}, expected one of {', '.join(MODES)}")
     return io
 
 
-class TransferEngine:
+class Streams:
+    """One stream for all pulls and one for all pushes, so that the bus is used both ways.
+
+    Each history orders its own pulls and pushes by events: see :class:`gas.history.cuda.CudaLink`.
+
+    Args:
+        device: The CUDA device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.pulls = torch.cuda.Stream(device)
+        self.pushes = torch.cuda.Stream(device)
+
+    def ids(self, index: Tensor, stream: torch.cuda.Stream, copies: Copies | None) -> Tensor:
+        """Return row ids on the device, for a stream.
+
+        Args:
+            index: The ids, of shape ``[n]``, int64, there or on the CPU.
+            stream: The stream that reads them.
+            copies: Those that were made before, and will be kept. (``None``: none are)
+        """
+        made = None if copies is None else copies.get(self.device)
+        if made is None:
+            made = self._copied(index, stream)
+            if copies is not None:
+                copies[self.device] = made
+        ids, event = made
+        stream.wait_event(event)
+        ids.record_stream(stream)  # It may have been allocated for another.
+        return ids
+
+    def _copied(self, index: Tensor, stream: torch.cuda.Stream) -> tuple[Tensor, torch.cuda.Event]:
+        if index.device.type != "cpu":
+            current = torch.cuda.current_stream(self.device)
+            return index.contiguous(), current.record_event()
+        # PyTorch's allocator keeps this pinned memory until the copy that it has seen is over.
+        pinned = index.pin_memory()
+        with torch.inference_mode(False), torch.cuda.stream(stream):
+            return pinned.to(self.device, non_blocking=True), stream.record_event()
+
+
+class TransferEngine(Engine):
     """Moves rows for the histories of one model.
 
     Args:
@@ -31,36 +74,33 @@ class TransferEngine:
             purpose: the upper bound for benchmarks.
         pool_size: Upper bound of the pinned buffers that a history's rows pass through on their way
             to a GPU, where it can't read them itself. (default: 2)
+        threads: The number of workers. (default: a quarter of the cores, from 2 to 4)
     """
 
-    def __init__(self, io: str = "concurrent", pool_size: int | None = None) -> None:
+    def __init__(
+        self, io: str = "concurrent", pool_size: int | None = None, threads: int | None = None
+    ) -> None:
+        # Two lanes at least may wait for a disk or a network at the same time.
+        super().__init__(max(2, min(4, num_cores() // 4)) if threads is None else threads)
         self.io = check_io(io)
         self.pool_size = pool_size
         self.moved_bytes = 0
         self.pool = BufferPool()
-        # Two lanes at least may wait for a disk or a network at the same time.
-        self.jobs = Engine(threads=max(2, min(4, num_cores() // 4)))
         self._lanes = itertools.count()
         self._streams: dict[torch.device, Streams] = {}
-        # Before Python ends, the workers must: they write to memory that it frees.
-        self._finalizer = weakref.finalize(self, self.jobs.close)
 
     def new_lane(self) -> int:
-        """A lane of its own, for a history."""
+        """Return a lane of its own, for a history."""
         return next(self._lanes)
 
     def streams(self, device: torch.device) -> Streams:
-        """The streams of all histories on a CUDA device."""
+        """Return the streams of all histories on a CUDA device."""
         if device not in self._streams:
             self._streams[device] = Streams(device)
         return self._streams[device]
 
-    def close(self) -> None:
-        """Finishes pushes under way and ends the workers. Nothing can be moved afterwards."""
-        self._finalizer()
-
     def __deepcopy__(self, memo: dict[int, object]) -> TransferEngine:
-        return TransferEngine(self.io, self.pool_size)
+        return TransferEngine(self.io, self.pool_size, self.threads)
 
-    def __reduce__(self) -> tuple[type[TransferEngine], tuple[str, int | None]]:
-        return TransferEngine, (self.io, self.pool_size)
+    def __reduce__(self) -> tuple[type[TransferEngine], tuple[str, int | None, int]]:
+        return TransferEngine, (self.io, self.pool_size, self.threads)

@@ -22,7 +22,7 @@ ROWS = 65536  # What is copied at once.
 
 @dataclass(frozen=True)
 class HistoryFactory:
-    """Where and how a model's histories are stored; see :class:`gas.ScalableGNN`."""
+    """Store and precision of a model's histories; see :class:`gas.ScalableGNN`."""
 
     widths: Sequence[int]
     device: torch.device | str | None
@@ -31,7 +31,7 @@ class HistoryFactory:
     path: str | Path | None
 
     def make(self, num_nodes: int, engine: TransferEngine, folder: str = "") -> list[History]:
-        """Makes a history for every width.
+        """Make a history for every width.
 
         Args:
             num_nodes: The number of rows of each.
@@ -86,7 +86,7 @@ class HistoryFactory:
         return made
 
     def discard(self, histories: Sequence[History]) -> None:
-        """Closes histories; files that were made for them go, those found there stay."""
+        """Close histories; files that were made for them go, those found there stay."""
         for history in histories:
             store = history.store
             history.close()
@@ -95,7 +95,7 @@ class HistoryFactory:
                 store.path.with_name(f"{store.path.name}.age").unlink()
 
     def clone(self, histories: Sequence[History], engine: TransferEngine) -> list[History]:
-        """Makes histories with the rows of others, as far as those were written.
+        """Make histories with the rows of others, as far as those were written.
 
         Raises:
             MemoryError: If there is no room for all of them; none has been made then.
@@ -109,7 +109,7 @@ class HistoryFactory:
 
 
 def _own_folder(path: str | Path) -> Path:
-    """Where this process has its files: processes that train together are given the same path."""
+    """Return the folder of this process: processes that train together are given the same path."""
     group = torch.distributed
     if not (group.is_available() and group.is_initialized()) or group.get_world_size() == 1:
         return Path(path)

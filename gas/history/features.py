@@ -7,18 +7,17 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from gas.history.encoded_rows import Encoded
 from gas.history.rows import Rows
-from gas.native.dropout import gather_dropout
-from gas.native.encoded_rows import EncodedRows
-from gas.native.rows import gather_rows
+from gas.native import gather_dropout, gather_rows
 
 
 class Features(Rows):
     """A batch's input features: rows of the graph's, which are copied only for who needs a copy.
 
     Layers take it as they take other :class:`Rows`. A sparse product reads the rows of the table
-    itself, and dropout is done while they are read; rows that are encoded (:func:`gas.encode`) are
-    decoded by then. No gradient flows towards them.
+    itself, and dropout is done while they are read; rows of :func:`gas.quantize` are decoded by
+    then. No gradient flows towards them.
 
     Args:
         table: All features, of shape ``[N, width]``, not to be written to.
@@ -31,7 +30,7 @@ class Features(Rows):
     def __init__(
         self, table: Tensor, index: Tensor, num_own: int, p: float = 0.0, seed: int = 0
     ) -> None:
-        if isinstance(table, EncodedRows):
+        if isinstance(table, Encoded):
             table = table if table.plain is None else table.plain
         self.__dict__.update(table=table.detach(), index=index, num_own=num_own, p=p, seed=seed)
 
@@ -42,7 +41,7 @@ class Features(Rows):
     seed: int
 
     def dropped(self, p: float, seed: int) -> Features:
-        """The same with elements dropped, those of the halo's rows, too.
+        """Return the same with elements dropped, those of the halo's rows, too.
 
         Args:
             p: The probability.
@@ -54,7 +53,7 @@ class Features(Rows):
         return Features(self._whole, every, self.num_own, p, seed)
 
     def _read(self, index: Tensor) -> Tensor:
-        if isinstance(self.table, EncodedRows):
+        if isinstance(self.table, Encoded):
             return self.table.read(index, self.p, self.seed)
         if self.p > 0.0:
             return gather_dropout(self.table, index, self.p, self.seed)
@@ -73,14 +72,14 @@ class Features(Rows):
 
     @property
     def halo(self) -> Tensor:
-        """The halo's rows, of shape ``[halo, width]``, not to be written to."""
+        """Return the halo's rows, of shape ``[halo, width]``, not to be written to."""
         return self._whole[self.num_own :]
 
     @property
     def _in_place(self) -> bool:
-        """Whether a product may read the table itself."""
+        """Return whether a product may read the table in place."""
         table = self.table
-        return self.p == 0.0 and not isinstance(table, EncodedRows) and table.is_contiguous()
+        return self.p == 0.0 and not isinstance(table, Encoded) and table.is_contiguous()
 
     def parts(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """See :meth:`Rows.parts`."""
@@ -93,7 +92,7 @@ class Features(Rows):
         return self.table
 
     def tensor(self) -> Tensor:
-        """All rows, of shape ``[batch_size + halo, width]``, made once; not to be written to."""
+        """Return all rows, of shape ``[batch_size + halo, width]``, cached and read-only."""
         return self._whole
 
     @property
@@ -112,12 +111,12 @@ class Features(Rows):
 
     @property
     def device(self) -> torch.device:
-        """Where they are."""
+        """The device of the rows."""
         return self.table.device
 
     @property
     def requires_grad(self) -> bool:
-        """Whether a gradient is wanted, which is never so."""
+        """Always false: features need no gradient."""
         return False
 
     def __repr__(self) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -14,16 +13,14 @@ from torch import Tensor
 from gas.history.codec import Codec
 from gas.history.cuda import CudaLink
 from gas.history.disk import DiskStore
-from gas.history.engine import TransferEngine
-from gas.history.host import HostLink, Pull
+from gas.history.engine import Copies, TransferEngine
 from gas.history.packed import PackedRows
 from gas.history.packing import Packing
 from gas.history.rows import StoredRows
 from gas.history.store import StoreFactory, TableStore
-from gas.history.streams import Copies
 from gas.history.tiers import make_store
-from gas.history.where import rows_of
-from gas.native.checks import check_index, check_integer, check_range
+from gas.history.transfer import HostLink, Pull, rows_of
+from gas.native import check_index, check_integer, check_range, warn
 
 
 class History(torch.nn.Module):
@@ -72,6 +69,8 @@ class History(torch.nn.Module):
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim
         self.codec = Codec.of(dtype)
+        self._row_bytes = self.codec.row_bytes(embedding_dim)
+        self._value_dtype = self.codec.value_dtype
         self.store = make_store(store, num_embeddings, embedding_dim, self.codec, device, path)
         self.engine = TransferEngine("serial") if engine is None else engine
         self._device = torch.device("cpu")
@@ -97,10 +96,10 @@ class History(torch.nn.Module):
         self._num_received = 0
         self._warned = False
         self._closed = False
-        self._dtype = self.codec.value_dtype  # What the model computes with, as far as is known.
+        self._dtype = self._value_dtype  # What the model computes with, as far as is known.
 
     def _make_link(self) -> HostLink:
-        """What moves rows between the store and the model's device."""
+        """Make what moves rows between the store and the model's device."""
         options = (self.store, self.codec, self.embedding_dim, self.engine)
         if self._device.type == "cuda":
             return CudaLink(*options, self._device)
@@ -108,7 +107,7 @@ class History(torch.nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the table lives."""
+        """The device of the table."""
         table = getattr(self.store, "table", None)
         return torch.device("cpu") if table is None else table.device
 
@@ -121,14 +120,14 @@ class History(torch.nn.Module):
         """
         self._check_open()
         self._link.wait()
-        if isinstance(self.store, TableStore) and self.codec.dtype == self.codec.value_dtype:
+        if isinstance(self.store, TableStore) and self.codec.dtype == self._value_dtype:
             self._link.catch_up()
             return self.store.table
         every = torch.arange(self.num_embeddings, device="cpu")
-        return self._link.pull(every, 0, self.codec.value_dtype).wait()
+        return self._link.pull(every, 0, self._value_dtype).wait()
 
     def reset_parameters(self) -> None:
-        """Forgets everything that was pushed."""
+        """Forget everything that was pushed."""
         self._check_open()
         self._link.wait()
         if isinstance(self.store, TableStore):
@@ -144,12 +143,12 @@ class History(torch.nn.Module):
         self._warned = False
 
     def wait(self) -> None:
-        """Waits until everything that was pushed is stored, and raises what went wrong."""
+        """Wait until everything that was pushed is stored, and raise what went wrong."""
         self._check_open()
         self._link.wait()
 
     def close(self) -> None:
-        """Closes the store, once what is under way has been written. Nothing can follow."""
+        """Close the store, once what is under way has been written. Nothing can follow."""
         if self._closed:
             return
         self._closed = True
@@ -167,7 +166,7 @@ class History(torch.nn.Module):
 
     @property
     def age(self) -> Tensor:
-        """Pushes to this history since each row was written, of shape ``[N]``, int32.
+        """Push to this history since each row was written, of shape ``[N]``, int32.
 
         0 means written by the last push, -1 never written.
         """
@@ -176,13 +175,13 @@ class History(torch.nn.Module):
 
     @property
     def written(self) -> Tensor:
-        """Whether each row was ever pushed, of shape ``[N]``, bool."""
+        """Return whether each row was ever pushed, of shape ``[N]``, bool."""
         return self._written_at > 0
 
     # Rows as they are stored ----------------------------------------------------------------------
 
     def stored(self, index: Tensor) -> Tensor:
-        """Rows as they are stored, of shape ``[n, columns]``, on the CPU; not to be written to.
+        """Return rows as they are stored, ``[n, columns]``, on the CPU; not to be written to.
 
         Args:
             index: The rows, of shape ``[n]``, int64; those that follow one another are quickest.
@@ -202,7 +201,7 @@ class History(torch.nn.Module):
     def restore(
         self, blocks: Iterable[tuple[Tensor, Tensor]], written_at: Tensor, num_pushes: int
     ) -> None:
-        """Goes on with rows of another time.
+        """Restore rows that were saved before.
 
         Args:
             blocks: Which rows, of shape ``[n]``, and what is stored of them, ``[n, columns]``.
@@ -221,7 +220,7 @@ class History(torch.nn.Module):
         self._warned = False
 
     def resize(self, num_embeddings: int) -> None:
-        """Adds rows at the end, which nobody has written yet, or takes rows away there.
+        """Add rows at the end, which count as never written, or take rows away there.
 
         Args:
             num_embeddings: How many rows it has then.
@@ -250,7 +249,7 @@ class History(torch.nn.Module):
         self._link = self._make_link()
 
     def mark_stale(self, index: Tensor) -> None:
-        """Makes rows as old as any other, so that they count as the first to be written again.
+        """Make rows as old as any other, so that they count as the first to be written again.
 
         Args:
             index: The rows, of shape ``[n]``, int64; those that nobody has written stay so.
@@ -264,7 +263,7 @@ class History(torch.nn.Module):
         self._num_received += 1  # See resize().
 
     def read_stored(self, index: Tensor, out: Tensor) -> None:
-        """Copies rows as they are stored.
+        """Copy rows as they are stored.
 
         Args:
             index: The rows, of shape ``[n]``, int64, on the CPU.
@@ -277,7 +276,7 @@ class History(torch.nn.Module):
     def receive(
         self, rows: Tensor, ranges: Sequence[tuple[int, int]], pushes: int, is_stored: bool
     ) -> None:
-        """Takes rows that another process has pushed; it is no push of this one.
+        """Store rows that another process has pushed; it is no push of this one.
 
         Args:
             rows: The rows, of shape ``[n, columns]`` or ``[n, embedding_dim]``, on the CPU.
@@ -300,7 +299,7 @@ class History(torch.nn.Module):
 
     @property
     def num_pushes(self) -> int:
-        """How many pushes there were."""
+        """The number of pushes so far."""
         return self._num_pushes
 
     @property
@@ -310,7 +309,7 @@ class History(torch.nn.Module):
 
     @property
     def changes(self) -> tuple[int, int, int]:
-        """Counts what others did to the table, pushes, and what came from other processes."""
+        """Count what others did to the table, push, and what came from other processes."""
         table = getattr(self.store, "table", None)
         by_hand = 0 if table is None or table.is_inference() else table._version
         return by_hand, self._num_pushes, self._num_received
@@ -318,7 +317,7 @@ class History(torch.nn.Module):
     # On disk --------------------------------------------------------------------------------------
 
     def packed_by(self, packing: Packing) -> PackedRows:
-        """Copies rows of a ``"disk"`` store to where few reads find those of a mini-batch.
+        """Copy rows of a ``"disk"`` store to where few reads find those of a mini-batch.
 
         Args:
             packing: Which rows the batches read.
@@ -335,7 +334,7 @@ class History(torch.nn.Module):
         return store.packed_by(packing, self.engine.pool)
 
     def pack(self, packed: PackedRows) -> None:
-        """Reads and writes rows by their copies from now on; see :meth:`gas.ScalableGNN.pack`.
+        """Read and write rows by their copies from now on; see :meth:`gas.ScalableGNN.pack`.
 
         Args:
             packed: From :meth:`packed_by`; those before are given up.
@@ -345,11 +344,11 @@ class History(torch.nn.Module):
 
     @property
     def is_packed(self) -> bool:
-        """Whether :meth:`pack` has arranged the rows."""
+        """Return whether rows were arranged by :meth:`pack`."""
         return isinstance(self.store, DiskStore) and self.store.packed is not None
 
     def check_packs(self, num_nodes: int) -> DiskStore:
-        """The store, if its rows can be packed for a graph of so many nodes.
+        """Return the store, if its rows can be packed for a graph of so many nodes.
 
         Raises:
             ValueError: If not.
@@ -377,7 +376,7 @@ class History(torch.nn.Module):
         offset: Tensor | Sequence[int] | None = None,
         count: Tensor | Sequence[int] | None = None,
     ) -> None:
-        """Stores rows; the values are those at the call.
+        """Store rows; the values are those at the call.
 
         Args:
             x: The rows, of shape ``[n, embedding_dim]``, of any floating-point type and device.
@@ -405,7 +404,7 @@ class History(torch.nn.Module):
         self._link.push(x.detach(), where)
         if self.engine.io == "none":
             return
-        self._count_moved(x.size(0))
+        self.engine.moved_bytes += x.size(0) * self._row_bytes
         self._dtype = x.dtype
         self._num_pushes += 1
         written_at = self._written_at.numpy()  # Small pieces are written faster.
@@ -424,7 +423,7 @@ class History(torch.nn.Module):
 
     @torch.no_grad()
     def pull(self, n_id: Tensor | None = None) -> Tensor:
-        """Reads rows into a tensor on the model's device, which is the caller's.
+        """Read rows into a tensor on the model's device, which is the caller's.
 
         Args:
             n_id: The nodes to read, of shape ``[n]``, int64. (default: every node)
@@ -438,8 +437,7 @@ class History(torch.nn.Module):
         """
         if n_id is None:
             n_id = torch.arange(self.num_embeddings, device="cpu")
-        out = self._start(n_id, 0, self.codec.value_dtype).wait()
-        return out.to(self.codec.value_dtype)
+        return self._start(n_id, 0, self._value_dtype).wait().to(self._value_dtype)
 
     @torch.no_grad()
     def start_pull(
@@ -449,7 +447,7 @@ class History(torch.nn.Module):
         own: Tensor | None = None,
         copies: Copies | None = None,
     ) -> Pull:
-        """Begins to read rows; ``wait()`` on what is returned yields them.
+        """Begin to read rows; ``wait()`` on what is returned yields them.
 
         They are those at this call: pushes that follow are not seen.
 
@@ -466,7 +464,7 @@ class History(torch.nn.Module):
         return self._start(n_id, space, self._dtype, ahead, own, copies)
 
     def expect(self, n_id: Tensor, own: Tensor) -> None:
-        """Has the system read ahead what a pull will need, if :meth:`pack` has arranged it.
+        """Have the system read ahead what a pull will need, if :meth:`pack` has arranged it.
 
         Args:
             n_id: The halo of a batch, of shape ``[n]``, int64.
@@ -477,13 +475,13 @@ class History(torch.nn.Module):
 
     @property
     def pulls_beside(self) -> bool:
-        """Whether a pull that has been started runs beside the computation."""
+        """Return whether started pulls overlap with the computation."""
         return self._link.beside
 
     def in_place(
         self, n_id: Tensor, dtype: torch.dtype, copies: Copies | None = None
     ) -> StoredRows | None:
-        """Rows where they lie, if they can be read there instead of being pulled.
+        """Return rows to be read in place, if they can be, instead of being pulled.
 
         They can in memory of the device that the model computes on, if it computes in the type that
         they are stored in.
@@ -504,7 +502,7 @@ class History(torch.nn.Module):
         return StoredRows(self, *where, self.changes)
 
     def has_changed(self, index: Tensor, version: tuple[int, int, int]) -> bool:
-        """Whether rows of the table may have changed since it had a version."""
+        """Return whether rows of the table may have changed since it had a version."""
         by_hand, pushes, received = version
         if self._closed or self.changes[0] != by_hand or self._num_received != received:
             return True
@@ -528,25 +526,21 @@ class History(torch.nn.Module):
         self._warn_unwritten(n_id)
         pull = self._link.pull(n_id, space, dtype, ahead, own, copies)
         if self.engine.io != "none":
-            self._count_moved(n_id.numel())
+            self.engine.moved_bytes += n_id.numel() * self._row_bytes
         return pull
 
-    def _count_moved(self, num_rows: int) -> None:
-        self.engine.moved_bytes += num_rows * self.codec.row_bytes(self.embedding_dim)
-
     def _warn_unwritten(self, n_id: Tensor) -> None:
-        """Warns once when rows are read that nobody wrote."""
+        """Warn once when rows are read that were never written."""
         if self._num_unwritten == 0 or self._warned or self.engine.io == "none":
             return
         check_range("n_id", n_id, self.num_embeddings)
         missing = int((self._written_at[n_id.cpu()] == 0).sum())
         if missing:
             self._warned = True
-            warnings.warn(
+            warn(
                 f"A history was read before it was filled: {missing} of {n_id.numel()} rows are "
                 "zeros that nobody pushed. Training recovers after the first epoch; to start "
                 "without them, call model(x, adj_t, fill=True) or model(loader=...) first.",
-                stacklevel=4,
             )
 
     # Being a module -------------------------------------------------------------------------------
@@ -577,7 +571,7 @@ class History(torch.nn.Module):
         self._link = self._make_link()
 
     def extra_repr(self) -> str:
-        """The sizes and the place of the table."""
+        """Return the sizes and the place of the table."""
         place = f"store={self.store.tier!r}"
         if isinstance(self.store, TableStore) and self.store.tier == "device":
             place = f"device={self.store.table.device}"

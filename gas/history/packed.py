@@ -10,22 +10,27 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import tempfile
 import threading
 import weakref
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gas.history.memory import DISK_FULL
 from gas.history.packing import Packing, Plan
-from gas.native.buffers import BufferPool
-from gas.native.segments import padded, read_bytes, read_segments, write_bytes, write_segments
-from gas.native.transfer import Table
+from gas.io import explain_full_disk
+from gas.native import (
+    BufferPool,
+    Job,
+    RowIndex,
+    padded,
+    read_bytes,
+    read_segments,
+    write_bytes,
+    write_segments,
+)
 
 AHEAD = 1 << 20  # Bytes that the system is asked to read at once: what devices take in one go.
 
@@ -79,7 +84,7 @@ class PackedRows:
 
     @property
     def _changes(self) -> int:
-        """Counts what others did to the table; nothing does of one made in inference mode."""
+        """Count what others did to the table; nothing does of one made in inference mode."""
         return 0 if self.table.is_inference() else self.table._version
 
     @property
@@ -88,14 +93,14 @@ class PackedRows:
         return int(self._offsets[-1])
 
     def close(self) -> None:
-        """Gives up the copies."""
+        """Close the file of the copies."""
         self._finalizer()
         self.hot = self.hot[:0]
 
     # Reading --------------------------------------------------------------------------------------
 
     def stage(self, plan: Plan, out: Tensor | None = None) -> Tensor:
-        """Reads what a plan says into memory, of shape ``[plan.num_rows, columns]``.
+        """Read what a plan says into memory, of shape ``[plan.num_rows, columns]``.
 
         Args:
             plan: What to read.
@@ -106,7 +111,7 @@ class PackedRows:
             out = self._take(plan.num_rows)
         at = plan.hot.numel()
         if at:
-            Table(self.hot).pull(plan.hot, out[:at]).run()
+            Job.pull(self.hot, plan.hot, out[:at]).run()
         for first, end in plan.ranges:
             self._read_range(first, end, out[at : at + end - first])
             at += end - first
@@ -124,7 +129,7 @@ class PackedRows:
         return self._pool.take(num_rows, self.table.size(1), self.table.dtype)
 
     def _read_range(self, first: int, end: int, out: Tensor) -> None:
-        """Reads rows of the table that follow one another."""
+        """Read rows of the table that follow one another."""
         if self._rows_file is None:
             out.copy_(self.table[first:end])
         else:
@@ -133,7 +138,7 @@ class PackedRows:
         self.moved_bytes += (end - first) * self._row_bytes
 
     def expect(self, plan: Plan) -> None:
-        """Has the system begin to read what a plan says, without waiting for it."""
+        """Have the system begin to read what a plan says, without waiting for it."""
         if not hasattr(os, "posix_fadvise"):
             return
         where = [(self.file, self._offsets[a], self._offsets[b]) for a, b in plan.runs]
@@ -149,8 +154,8 @@ class PackedRows:
 
     # Writing --------------------------------------------------------------------------------------
 
-    def write(self, where: Tensor | Sequence[tuple[int, int]], rows: Tensor) -> None:
-        """Writes rows and their copies.
+    def write(self, where: RowIndex, rows: Tensor) -> None:
+        """Write rows and their copies.
 
         Args:
             where: The rows, of shape ``[n]``, or ranges of them, as the first and their number.
@@ -164,7 +169,7 @@ class PackedRows:
             )
         if isinstance(where, Tensor):
             self._stale.update(self.packing.parts_with(where))  # Whatever becomes of the writing.
-            Table(self.table).push(rows, where).run()
+            Job.push(self.table, rows, where).run()
             return
         file, start = self._rows_file
         begin = 0
@@ -180,7 +185,7 @@ class PackedRows:
             begin += size
 
     def _catch_up(self) -> None:
-        """Copies what was written by others, or in parts."""
+        """Copy rows again that were written by others, or in parts."""
         if not self._stale and self._version == self._changes:
             return
         with self._lock:  # Features are read by several threads.
@@ -196,13 +201,13 @@ class PackedRows:
                 self._stale.discard(part)
 
     def _copy(self, part: int, rows: Tensor) -> None:
-        """Writes the copies of a part's own rows."""
+        """Write the copies of a part's own rows."""
         packing = self.packing
         base = packing.bounds[part]
         low, high = packing.hot_of(part)
         if high > low:
             hot = torch.from_numpy(packing.hot[low:high] - base)
-            Table(rows).pull(hot, self.hot[low:high]).run()
+            Job.pull(rows, hot, self.hot[low:high]).run()
         segments = packing.segments_of(part)
         starts, ends = packing.starts[segments], packing.starts[segments + 1]
         offsets = self._offsets[segments]
@@ -210,24 +215,23 @@ class PackedRows:
 
 
 def _unnamed_file(folder: Path, num_bytes: int) -> int:
-    """A file that is gone when it is closed, with room for so many bytes."""
+    """Make a file that is gone when it is closed, with room for so many bytes."""
     file, name = tempfile.mkstemp(prefix=".gas-packed-", dir=folder)
     os.unlink(name)
-    try:
-        if num_bytes and hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(file, 0, num_bytes)
-        if hasattr(os, "posix_fadvise"):  # What is read is known: nothing beside it is wanted.
-            with contextlib.suppress(OSError):
-                os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
-    except OSError as error:
-        os.close(file)
-        if error.errno not in DISK_FULL:
+    with explain_full_disk(
+        folder,
+        lambda free: (
+            f"the disk has no room for {num_bytes:,} bytes of packed rows ({free:,} are free): "
+            "give more 'memory', cut the graph into fewer parts, or leave the rows unpacked"
+        ),
+    ):
+        try:
+            if num_bytes and hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file, 0, num_bytes)
+        except OSError:
+            os.close(file)
             raise
-        raise OSError(
-            error.errno,
-            f"the disk has no room for {num_bytes:,} bytes of packed rows "
-            f"({shutil.disk_usage(folder).free:,} are free): give more 'memory', cut the graph "
-            "into fewer parts, or leave the rows unpacked",
-            str(folder),
-        ) from error
+    if hasattr(os, "posix_fadvise"):  # What is read is known: nothing beside it is wanted.
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
     return file

@@ -1,4 +1,4 @@
-"""Which rows mini-batches read, so that stores can keep them where few reads find them."""
+"""Rows read by mini-batches, arranged for few reads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UNKNOWN, HOT = -1, -2  # Of a row's place; slots of hot rows count down from the
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """How the rows of a batch are staged: read, in turn, into memory, where they are gathered.
+    """Plan to stage the rows of a batch: reads into memory, and the gather from there.
 
     * ``index``: the rows, of shape ``[n]``, int64;
     * ``hot``: slots of those in memory, of shape ``[num_hot]``, int64, which come first;
@@ -75,7 +75,7 @@ class Packing:
         self._start()
 
     def _start(self) -> None:
-        """Begins without plans, in a process of its own."""
+        """Begin without plans, in a process of its own."""
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._plans: OrderedDict[tuple[int, ...], Plan] = OrderedDict()
@@ -83,14 +83,14 @@ class Packing:
 
     @staticmethod
     def _most_read(read: np.ndarray, num_hot: int) -> np.ndarray:
-        """The rows that most parts read, in order; none that no part does."""
+        """Return the rows that most parts read, in order; none that no part does."""
         num_hot = min(num_hot, int((read > 0).sum()))
         if num_hot == 0:
             return np.zeros(0, np.int64)
         return np.sort(np.argpartition(-read, num_hot - 1)[:num_hot])
 
     def _cut(self, halos: Sequence[np.ndarray]) -> None:
-        """Notes where segments begin and end, and who writes them."""
+        """Note the bounds of segments, and the parts that write them."""
         num_parts = len(self.bounds) - 1
         starts, writers, self._first_of = [], [], [0]
         before = 0
@@ -129,7 +129,7 @@ class Packing:
     # Writing --------------------------------------------------------------------------------------
 
     def parts_of(self, first: int, end: int) -> tuple[range, list[int]]:
-        """The parts that lie in a range of rows, and those of which it has only some rows."""
+        """Return the parts in a range of rows, and those of which it has only some rows."""
         low = int(np.searchsorted(self.bounds, first, "left"))
         high = max(low, int(np.searchsorted(self.bounds, end, "right")) - 1)
         cut = []
@@ -140,22 +140,22 @@ class Packing:
         return range(low, high), cut
 
     def parts_with(self, index: Tensor) -> list[int]:
-        """The parts that have some rows."""
+        """Return the parts that have some rows."""
         parts = np.searchsorted(self.bounds, index.numpy(), "right") - 1
         return np.unique(parts).tolist()
 
     def segments_of(self, part: int) -> np.ndarray:
-        """The segments of a part's own rows, one for each part that reads some."""
+        """Return the segments of a part's own rows, one for each part that reads some."""
         return self._written_by[part]
 
     def hot_of(self, part: int) -> tuple[int, int]:
-        """The slots of a part's own rows that are kept in memory: the first and the end."""
+        """Return the slots of a part's own rows that are kept in memory: the first and the end."""
         return self._hot_of[part]
 
     # Reading --------------------------------------------------------------------------------------
 
     def plan(self, index: Tensor, own: Tensor | None = None) -> Plan | None:
-        """How to read the rows of a batch, or ``None`` if it isn't one of whole parts.
+        """Plan how to read the rows of a batch; ``None`` if it isn't one of whole parts.
 
         Args:
             index: The rows, of shape ``[n]``, int64: the halo's or, without ``own``, the batch's
@@ -184,7 +184,7 @@ class Packing:
         return plan
 
     def _parts(self, index: Tensor) -> tuple[list[int], int]:
-        """The whole parts with which some rows begin, and how many rows they are."""
+        """Return the whole parts with which some rows begin, and the number of their rows."""
         rows, at, parts = index.numpy(), 0, []
         while at < len(rows):
             part = self._starts.get(int(rows[at]))
@@ -222,7 +222,7 @@ class Packing:
         return self._finished(index, torch.from_numpy(places), ranges, runs, staged)
 
     def _runs(self, parts: list[int]) -> Iterable[tuple[int, int]]:
-        """The segments that some parts read, but for those that they themselves write."""
+        """Yield the segments that some parts read, but for those that they themselves write."""
         for part in parts:
             first, end = self._first_of[part], self._first_of[part + 1]
             own = np.nonzero(np.isin(self.writers[first:end], parts))[0]
@@ -239,7 +239,7 @@ class Packing:
         runs: list[tuple[int, int]],
         staged: int,
     ) -> Plan:
-        """Puts the hot rows in front of the others."""
+        """Put the hot rows in front of the others."""
         is_hot = places <= HOT
         hot = HOT - places[is_hot]
         places += hot.numel()

@@ -17,16 +17,23 @@ rows, which are copies.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from gas.native.sparse_rows import first_sparse_rows, is_sparse, parts, sparse_csr
+from gas.native import first_sparse_rows, is_sparse, parts, sparse_csr
 
-if TYPE_CHECKING:
-    from gas.history.history import History
+
+class RowTable(Protocol):
+    """A table whose rows can be read in place, as :class:`gas.History` is."""
+
+    def has_changed(self, index: Tensor, version: tuple[int, int, int]) -> bool:
+        """Return whether one of the rows was pushed, or the table changed, since ``version``."""
+
+    def pull(self, n_id: Tensor) -> Tensor:
+        """Return a copy of some rows."""
 
 
 @dataclass(eq=False)
@@ -38,14 +45,14 @@ class StoredRows:
     * ``version``: of the history, when its rows were asked for.
     """
 
-    history: History
+    history: RowTable
     table: Tensor
     index: Tensor
     version: tuple[int, int, int]
     _pulled: Tensor | None = None
 
     def check(self) -> None:
-        """Raises ``RuntimeError`` if the rows may not be those that were asked for any more."""
+        """Raise ``RuntimeError`` if the rows may not be those that were asked for any more."""
         if self.history.has_changed(self.index, self.version):
             raise RuntimeError(
                 "these Rows are read where a history stores them, and it has changed since "
@@ -55,7 +62,7 @@ class StoredRows:
             )
 
     def pull(self) -> Tensor:
-        """A copy of the rows, of shape ``[n, width]``, made once; not to be written to."""
+        """Copy the rows, of shape ``[n, width]``, once; the copy is not to be written to."""
         if self._pulled is None:
             self.check()
             self._pulled = self.history.pull(self.index)
@@ -78,25 +85,25 @@ class Rows:
     halo: Tensor | StoredRows
 
     def where(self) -> tuple[Tensor, Tensor | None]:
-        """A table, and the rows of it that are the halo's; without these, they are all of it."""
+        """Return a table, and the halo's rows of it; ``None`` for these if they are all of it."""
         if isinstance(self.halo, Tensor):
             return self.halo, None
         self.halo.check()
         return self.halo.table, self.halo.index
 
     def parts(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """The first rows; a table that has those behind them; and their places in it.
+        """Return the first rows; a table that has those behind them; and their places in it.
 
         Without places they lie as they are needed, without a table there are no others.
         """
         return self.own, *self.where()
 
     def stored(self) -> Tensor:
-        """A tensor of the same type, on the same device."""
+        """Return a tensor of the same type, on the same device."""
         return self.own
 
     def pulled(self) -> Tensor:
-        """The halo's rows, of shape ``[halo, width]``, not to be written to."""
+        """Return the halo's rows, of shape ``[halo, width]``, not to be written to."""
         return self.halo if isinstance(self.halo, Tensor) else self.halo.pull()
 
     def tensor(self) -> Tensor:
@@ -124,12 +131,12 @@ class Rows:
 
     @property
     def device(self) -> torch.device:
-        """Where both parts are."""
+        """The device of both parts."""
         return self.own.device
 
     @property
     def requires_grad(self) -> bool:
-        """Whether a gradient towards ``own`` is wanted."""
+        """Return whether ``own`` needs a gradient."""
         return self.own.requires_grad
 
     def __repr__(self) -> str:
@@ -153,7 +160,7 @@ TAKERS = (
 
 
 def refuse(name: str) -> NoReturn:
-    """Raises ``TypeError``: something that takes tensors was given :class:`Rows`."""
+    """Raise ``TypeError``: something that takes tensors was given :class:`Rows`."""
     raise TypeError(f"{name}() can't take Rows: {TAKERS}")
 
 
@@ -170,36 +177,8 @@ for _name in (
     setattr(Rows, f"__{_name}__", _refusing(f"__{_name}__"))
 
 
-class _Join(torch.autograd.Function):
-    """Writes rows in front of others, in place; the others get no gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, own: Tensor, rows: Tensor) -> Tensor:
-        ctx.size = own.size(0)
-        ctx.mark_dirty(rows)
-        rows[: own.size(0)] = own
-        return rows
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad[: ctx.size], None
-
-
-def join(own: Tensor, rows: Tensor) -> Tensor:
-    """The batch's own rows, with gradient, then the halo's, without.
-
-    Args:
-        own: The batch's own rows, of shape ``[batch_size, width]``.
-        rows: The halo's rows behind space for them, of shape ``[batch_size + halo, width]``; it is
-            written to.
-    """
-    if own.dtype != rows.dtype or own.device != rows.device:
-        return torch.cat([own, rows[own.size(0) :].to(own)])
-    return _Join.apply(own, rows)
-
-
 def first_rows(x: Tensor | Rows, num_rows: int | None) -> Tensor:
-    """``x[:num_rows]``, which are ``x`` itself where it has no more."""
+    """Return ``x[:num_rows]``, which are ``x`` itself where it has no more."""
     if isinstance(x, Rows):
         return x.own if num_rows == x.own.size(0) else first_rows(x.tensor(), num_rows)
     if num_rows is None or x.size(0) == num_rows:
@@ -219,7 +198,7 @@ _POINTERS: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def begin_alike(x: Tensor, other: Tensor) -> Tensor:
-    """A sparse matrix, which tells the host where rows begin if one that is like it does.
+    """Let a sparse matrix tell the host where its rows begin, as one that is like it does.
 
     Args:
         x: A ``torch.sparse_csr`` matrix.

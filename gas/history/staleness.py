@@ -1,4 +1,4 @@
-"""How old the rows of a history are."""
+"""Staleness of the rows of a history."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gas.history.history import History
 
 
 class Staleness(NamedTuple):
-    """How old one history is, from :meth:`gas.ScalableGNN.staleness`.
+    """Staleness of one history, from :meth:`gas.ScalableGNN.staleness`.
 
     * ``layer``: the layer whose outputs it holds, from 0.
     * ``mean_age``, ``max_age``: pushes since its rows were written; of written rows only.
@@ -28,14 +28,14 @@ class Staleness(NamedTuple):
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
-    """``|found - expected| / |expected|``, Frobenius norms."""
+    """Return ``|found - expected| / |expected|``, Frobenius norms."""
     true = expected.double().cpu()
     norm = torch.linalg.vector_norm(true).clamp(min=1e-300)
     return float(torch.linalg.vector_norm(found.double().cpu() - true) / norm)
 
 
 def measure(layer: int, history: History, exact: History | None = None) -> Staleness:
-    """Measures a history, against another that holds the exact embeddings if there is one."""
+    """Measure a history, against another that holds the exact embeddings if there is one."""
     age = history.age[history.written]
     mean, largest = (float(age.float().mean()), int(age.max())) if len(age) else (0.0, 0)
     unwritten = 1 - age.numel() / max(history.num_embeddings, 1)

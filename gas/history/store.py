@@ -10,8 +10,7 @@ from torch import Tensor
 
 from gas.history.memory import check_fits
 from gas.history.packed import PackedRows
-from gas.native.buffers import pinned_zeros, zeros
-from gas.native.device import reads_host_memory
+from gas.native import pinned_zeros, reads_host_memory, zeros
 
 
 class Store(abc.ABC):
@@ -40,21 +39,21 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def read(self, index: Tensor, out: Tensor) -> None:
-        """Reads the rows ``index``, of shape ``[n]``, into ``out``, of shape ``[n, columns]``."""
+        """Read the rows ``index``, of shape ``[n]``, into ``out``, of shape ``[n, columns]``."""
 
     @abc.abstractmethod
     def write(self, index: Tensor, rows: Tensor) -> None:
-        """Writes ``rows``, of shape ``[n, columns]``, to the rows ``index``, of shape ``[n]``."""
+        """Write ``rows``, of shape ``[n, columns]``, to the rows ``index``, of shape ``[n]``."""
 
     def close(self) -> None:  # noqa: B027  # Not every store holds something.
-        """Gives back what the store holds. It can't be used afterwards."""
+        """Release what the store holds. It can't be used afterwards."""
 
     def clone(self) -> Store:
-        """An independent copy, in the same tier."""
+        """Return an independent copy, in the same tier."""
         raise NotImplementedError(f"{type(self).__name__} can't be copied: it has no clone()")
 
     def resize(self, num_rows: int) -> None:
-        """Adds rows of zeros at the end, or takes rows away there, until there are so many."""
+        """Add rows of zeros at the end, or take rows away there, until there are so many."""
         raise NotImplementedError(f"{type(self).__name__} can't grow: it has no resize()")
 
     def __repr__(self) -> str:
@@ -71,7 +70,7 @@ class TableStore(Store):
     """
 
     packed: PackedRows | None = None
-    """Copies of rows, for those who read a mini-batch's; see :meth:`gas.ScalableGNN.pack`."""
+    """Copy of rows, for those who read a mini-batch's; see :meth:`gas.ScalableGNN.pack`."""
 
     def __init__(self, table: Tensor) -> None:
         if not table.is_contiguous():
@@ -81,7 +80,7 @@ class TableStore(Store):
 
     @property
     def direct(self) -> bool:
-        """Whether rows may be moved without ``read`` and ``write``."""
+        """Return whether rows may be moved without ``read`` and ``write``."""
         kind = type(self)
         return kind.read is TableStore.read and kind.write is TableStore.write
 

@@ -9,9 +9,9 @@ import torch
 
 from gas.history.codec import Codec
 from gas.history.disk import DiskStore
-from gas.history.memory import free_disk
 from gas.history.store import MemoryStore, Store, StoreFactory
-from gas.native.memory import free_memory, human
+from gas.io import free_disk
+from gas.native import free_memory, human
 
 TIERS = ("device", "pinned", "host", "disk", "auto")
 # Of the free memory, "auto" takes no more than this: the rest is for batches and the graph.
@@ -19,7 +19,7 @@ SHARE = 0.5
 
 
 def pick_tier(num_bytes: int, path: str | Path | None = None) -> tuple[str, str]:
-    """The fastest tier with room for ``num_bytes`` of histories, and why it was picked."""
+    """Return the fastest tier with room for ``num_bytes`` of histories, and why it was picked."""
     free = free_memory()
     need = human(num_bytes)
     if torch.cuda.is_available():
@@ -40,14 +40,14 @@ def pick_tier(num_bytes: int, path: str | Path | None = None) -> tuple[str, str]
 
 
 def default_tier(device: torch.device | str | None) -> str:
-    """The tier of histories when nobody says."""
+    """Return the tier of histories by default."""
     if device is not None and torch.device(device).type != "cpu":
         return "device"
     return "pinned" if torch.cuda.is_available() else "host"
 
 
 def check_tier(store: str | StoreFactory | None, path: str | Path | None) -> None:
-    """Raises ``ValueError`` for an unknown ``store``, or one that has no use for ``path``."""
+    """Raise ``ValueError`` for an unknown ``store``, or one that has no use for ``path``."""
     if isinstance(store, str) and store not in TIERS:
         raise ValueError(
             f"'store' is {store!r}, expected one of {', '.join(TIERS)}, or a function that makes a "
@@ -67,7 +67,7 @@ def make_store(
     device: torch.device | str | None = None,
     path: str | Path | None = None,
 ) -> Store:
-    """Makes the store of one history; see :class:`gas.History` for the arguments."""
+    """Make the store of one history; see :class:`gas.History` for the arguments."""
     check_tier(store, path)
     columns = codec.columns(width)
     if callable(store):

@@ -10,12 +10,10 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 
-from gas.graph.edges import is_row_per_node
-from gas.graph.layout import layout_of
-from gas.history.features import Features
-from gas.history.rows import begin_alike, first_rows
+from gas.graph import is_one_of, layout_of, nodes_and_edges
+from gas.history import Features, begin_alike, first_rows
 from gas.loader.unread import OwnRows, UnreadRows, add_unread, attributes, read_all, unread
-from gas.native.sparse_rows import is_sparse, parts
+from gas.native import explain_missing_cuda, is_sparse, parts
 
 DRAWN = "drawn"  # An attribute of n_id: which random numbers its views are of.
 GRAPH_SIZE = "graph_size"  # An attribute of n_id: of how many nodes the graph is.
@@ -48,15 +46,32 @@ class SubData(NamedTuple):
     def own(self) -> Data:
         """The node-level tensors of the in-batch nodes, views of those of the batch."""
         own = empty_graph(self.data)
-        own.n_id = self.n_id[: self.batch_size]
+        new, sizes = own._store._mapping, None
+        new["n_id"] = self.n_id[: self.batch_size]
         for key, value in list(attributes(self.data)):
             if isinstance(value, UnreadRows):
                 if value.per_node:
                     add_unread(own, key, OwnRows(value, self.batch_size))
-            elif key != "e_id" and is_row_per_node(self.data, key):
-                own[key] = first_rows(value, self.batch_size)
+                    new = own._store._mapping
+            elif key != "e_id" and isinstance(value, Tensor):
+                sizes = sizes or nodes_and_edges(self.data)
+                if is_one_of(self.data, key, value, sizes):
+                    new[key] = first_rows(value, self.batch_size)
         own.num_nodes = self.batch_size
         return own
+
+    def __repr__(self) -> str:
+        """Name the batch's sizes, its tensors, and the tensors that belong to ``model(batch)``."""
+        size = self.batch_size
+        tensors = ", ".join(filter(None, (_shown(k, v) for k, v in attributes(self.data))))
+        masks = [key for key in ("train_mask", "val_mask", "y") if key in self.data]
+        chosen = f": out[batch.own.{masks[0]}], not out[batch.{masks[0]}]" if masks else ""
+        return (
+            f"SubData of {size} own nodes in {self.offset.numel()} parts, "
+            f"and a halo of {self.n_id.numel() - size}\n"
+            f"  batch.data, own nodes, then the halo: {tensors}\n"
+            f"  batch.own, rows of out = model(batch) [{size}, ...]{chosen}"
+        )
 
     def __getattr__(self, name: str) -> Any:
         # Attributes, not methods: DataLoader would take those of the graph for the batch's.
@@ -89,11 +104,20 @@ class SubData(NamedTuple):
             there = value.to(device=device, non_blocking=non_blocking)
             return begin_alike(there, value) if is_sparse(value) else there
 
-        return self._replace(data=apply(self.data, move, *names))
+        with explain_missing_cuda("the batch"):
+            return self._replace(data=apply(self.data, move, *names))
+
+
+def _shown(key: str, value: Any) -> str:
+    """Return a tensor's name and shape, without reading its rows; nothing of other attributes."""
+    if isinstance(value, UnreadRows):
+        return f"{key} {[value.index.numel(), *value.table.shape[1:]]}"
+    shape = getattr(value, "shape", None)
+    return "" if shape is None else f"{key} {list(shape)}"
 
 
 def apply(data: Data, function: Callable[[Any], Any], *names: str) -> Data:
-    """A graph of what a function makes of tensors and adjacencies, those of its views included.
+    """Apply a function to the tensors and adjacencies of a graph and of its views.
 
     Args:
         data: The graph.
@@ -110,7 +134,7 @@ def apply(data: Data, function: Callable[[Any], Any], *names: str) -> Data:
 
 
 def empty_graph(data: Data) -> Data:
-    """A graph of the same class with nothing in it.
+    """Return a graph of the same class with nothing in it.
 
     Some nodes of several graphs, which PyG's ``Batch`` holds, are several graphs no more. (It could
     not be pickled either: each class of ``Batch`` that is called makes another.)
@@ -120,9 +144,16 @@ def empty_graph(data: Data) -> Data:
 
 
 def devices(data: Data) -> set[torch.device]:
-    """Where the tensors of a graph are, those that weren't read included."""
-    unread = {v.table.device for _, v in attributes(data) if isinstance(v, UnreadRows)}
-    return unread | {tensor.device for tensor in held(data)}
+    """Return the devices of a graph's tensors, unread ones included."""
+    found = set()
+    for key, value in attributes(data):
+        if isinstance(value, UnreadRows):
+            found.add(value.table.device)
+        elif type(value) is Tensor and value.layout == torch.strided:
+            found.add(value.device)
+        else:
+            found.update(tensor.device for tensor in _tensors_of(key, value))
+    return found
 
 
 def tensors(data: Data) -> Iterator[Tensor]:
@@ -132,21 +163,26 @@ def tensors(data: Data) -> Iterator[Tensor]:
 
 
 def held(data: Data) -> Iterator[Tensor]:
-    """The tensors of a graph without rows that weren't read, which take no memory."""
+    """Return the tensors of a graph without rows that weren't read, which take no memory."""
     for key, value in attributes(data):
-        if key == "adj_t":
-            yield from layout_of(value).tensors(value)
-        elif is_sparse(value):
-            yield from parts(value)
-        elif isinstance(value, Tensor):
-            yield value
-        elif key == "views":
-            for view in value:
-                yield from held(view)
+        yield from _tensors_of(key, value)
+
+
+def _tensors_of(key: str, value: Any) -> Iterator[Tensor]:
+    """Iterate over the tensors of an attribute."""
+    if key == "adj_t":
+        yield from layout_of(value).tensors(value)
+    elif is_sparse(value):
+        yield from parts(value)
+    elif isinstance(value, Tensor):
+        yield value
+    elif key == "views":
+        for view in value:
+            yield from held(view)
 
 
 def num_bytes(batch: SubData) -> int:
-    """The bytes of a mini-batch's tensors, those of rows that weren't read included."""
+    """Return the bytes of a mini-batch's tensors, those of rows that weren't read included."""
     values = (value for _, value in attributes(batch.data))
     later = sum(value.nbytes for value in values if isinstance(value, UnreadRows))
     return batch.n_id.nbytes + later + sum(tensor.nbytes for tensor in held(batch.data))

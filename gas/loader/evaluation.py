@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,10 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from gas.graph.features import with_csr_features
-from gas.graph.folder import opened
-from gas.graph.layout import default_layout
-from gas.graph.report import check_ptr
-from gas.graph.shards import local_graph
-from gas.loader.subgraph import SubgraphLoader, check_batch_size, parts_in, shard_in
+from gas.graph import check_ptr, default_layout, local_graph, opened, with_csr_features
+from gas.history import share_cores
+from gas.loader.order import choose_batch_size
+from gas.loader.subgraph import SubgraphLoader, parts_in, shard_in
 
 
 class EvalSubgraphLoader(SubgraphLoader):
@@ -26,7 +25,8 @@ class EvalSubgraphLoader(SubgraphLoader):
         data: The graph, from :func:`gas.cluster` or :func:`gas.permute`, or the path of a graph
             folder.
         ptr: See :class:`SubgraphLoader`.
-        batch_size: Parts per mini-batch. (default: ``1``)
+        batch_size: Parts per mini-batch. (default: that of the last :class:`SubgraphLoader` of
+            ``data`` which was given one, or ``1``)
         bipartite: See :class:`SubgraphLoader`. (default: ``True``)
         log: Report progress on standard error. (default: ``True``)
         **kwargs: Further arguments of :class:`SubgraphLoader`, ``shuffle`` excepted.
@@ -36,20 +36,20 @@ class EvalSubgraphLoader(SubgraphLoader):
         self,
         data: Data | str | Path,
         ptr: Tensor | None = None,
-        batch_size: int = 1,
+        batch_size: int | None = None,
         bipartite: bool = True,
         log: bool = True,
         **kwargs: Any,
     ) -> None:
         if kwargs.pop("shuffle", False):
             raise ValueError("'shuffle' is True, but evaluation has a fixed order: leave it out")
-        check_batch_size(batch_size)
         data = opened(data)
         if isinstance(data, HeteroData):
             raise ValueError(
                 "'data' is a HeteroData: pass gas.SubgraphLoader(graph), or the graph itself, to "
                 "model.predict"
             )
+        batch_size = choose_batch_size(data, batch_size, ptr is not None, kwargs)
         if kwargs.get("layout") is None:
             kwargs["layout"] = default_layout(data.get("adj_t"), is_clustered=ptr is None)
         mine = local_graph(data)
@@ -58,3 +58,14 @@ class EvalSubgraphLoader(SubgraphLoader):
         check_ptr(ptr, num_nodes)
         ptr = torch.unique_consecutive(torch.cat([ptr[::batch_size], ptr[-1:]]))
         super().__init__(data, ptr, 1, bipartite, log, **kwargs)
+
+
+def cut_in_order(loader: SubgraphLoader) -> Iterator[Any]:
+    """Cut the mini-batches of a loader in the order of their nodes; none of them is kept."""
+    num_parts = loader.ptr.numel() - 1
+    size = loader.batch_size or 1  # None where a sampler of batches was given.
+    with share_cores(loader.leave_cores) as follow_cores:
+        for first in range(0, num_parts, size):
+            batch = loader.cut(range(first, min(first + size, num_parts)))
+            follow_cores()
+            yield batch

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gas.graph.copies import copy_graph
-from gas.graph.versions import Versions
+from gas.graph import Versions, copy_graph
 from gas.loader.batch import SubData, held, num_bytes
 
 
@@ -26,7 +25,7 @@ class KeptBatches:
         self._kept: dict[tuple[int, ...], tuple[SubData, frozenset[str], Versions, int]] = {}
 
     def take(self, parts: tuple[int, ...]) -> SubData | None:
-        """A batch that was kept, unless it was changed."""
+        """Return a batch that was kept, unless it was changed."""
         if parts not in self._kept:
             return None
         batch, shared, versions, size = self._kept[parts]
@@ -37,7 +36,7 @@ class KeptBatches:
         return None
 
     def keep(self, parts: tuple[int, ...], batch: SubData, features: Iterable[str]) -> SubData:
-        """Keeps a new batch, and returns what to hand out.
+        """Keep a new batch, and return what to hand out.
 
         Args:
             parts: The parts that it is made of.
@@ -53,11 +52,11 @@ class KeptBatches:
         return _copy(batch, shared)
 
     def batches(self) -> list[SubData]:
-        """What is kept, itself: not to be changed."""
+        """Return the cached batches, which must not be changed."""
         return [batch for batch, *_ in self._kept.values()]
 
     def clear(self) -> None:
-        """Forgets every batch."""
+        """Forget every batch."""
         self._kept.clear()
         self._num_bytes = 0
 

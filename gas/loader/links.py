@@ -15,9 +15,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import NegativeSampling
 
-from gas.graph.edges import Edges, to_csr
-from gas.graph.folder import opened
-from gas.graph.links import LABELS, PAIRS, joined, read_pairs
+from gas.graph import LABELS, PAIRS, Edges, joined, opened, read_pairs, to_csr
 from gas.loader.batch import SubData
 from gas.loader.subgraph import SubgraphLoader
 
@@ -45,7 +43,7 @@ class LinkLoader(SubgraphLoader):
         data: The graph, from :func:`gas.cluster` or :func:`gas.permute`; see
             :class:`SubgraphLoader`. A new ``edge_label_index`` is seen from the next epoch on.
         ptr: See :class:`SubgraphLoader`.
-        batch_size: Parts per mini-batch. (default: ``1``)
+        batch_size: See :class:`SubgraphLoader`.
         bipartite: See :class:`SubgraphLoader`. (default: ``True``)
         log: Report progress on standard error. (default: ``True``)
         neg_sampling: ``"binary"`` draws pairs with a first node of the batch's parts; ``"triplet"``
@@ -67,7 +65,7 @@ class LinkLoader(SubgraphLoader):
         self,
         data: Data | str | Path,
         ptr: Tensor | None = None,
-        batch_size: int = 1,
+        batch_size: int | None = None,
         bipartite: bool = True,
         log: bool = True,
         *,
@@ -96,7 +94,7 @@ class LinkLoader(SubgraphLoader):
         super().__init__(data, ptr, batch_size, bipartite, log, **kwargs)
 
     def _look(self) -> None:
-        """Notes which tensors the graph has, and which pairs."""
+        """Note which tensors the graph has, and which pairs."""
         pairs = read_pairs(self.data, self.num_nodes)  # What is refused is looked at anew.
         label = _labels(self.data, pairs, self.neg_sampling)
         _check_apart(self._rowptr, self._relabel.col, pairs)
@@ -122,7 +120,7 @@ class LinkLoader(SubgraphLoader):
         return epoch
 
     def without_views(self) -> SubgraphLoader:
-        """The mini-batches of the parts alone, without pairs, in order."""
+        """Return the mini-batches of the parts alone, without pairs, in order."""
         return SubgraphLoader(
             self.data,
             self.ptr,
@@ -133,10 +131,11 @@ class LinkLoader(SubgraphLoader):
             edge_weight=self.edge_weight,
             cache=False,
             like=self,
+            leave_cores=self.leave_cores,
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint needs, which random numbers the pairs are drawn by among it."""
+        """Return the state for a checkpoint, with the random numbers for pairs."""
         label = self._label.contiguous().numpy()
         pairs = zlib.crc32(label.tobytes(), zlib.crc32(self._pairs.contiguous().numpy().data))
         how = None if self.neg_sampling is None else self.neg_sampling.mode.value
@@ -148,7 +147,7 @@ class LinkLoader(SubgraphLoader):
         }
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Refuses the state of another graph, partition or list of pairs.
+        """Refuse the state of another graph, partition or list of pairs.
 
         Raises:
             ValueError: Saying what differs.
@@ -167,7 +166,7 @@ class LinkLoader(SubgraphLoader):
             )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a state; see :meth:`SubgraphLoader.load_state_dict`."""
+        """Go on from a state; see :meth:`SubgraphLoader.load_state_dict`."""
         super().load_state_dict(state)
         self._seed, self._round = state["drawn"]["seed"], state["drawn"]["round"]
 
@@ -197,7 +196,7 @@ class LinkLoader(SubgraphLoader):
     def _draw(
         self, pairs: Tensor, nodes: Tensor, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Draws pairs that no edge joins: their first and their second nodes, each ``[M]``."""
+        """Draw pairs that no edge joins: their first and their second nodes, each ``[M]``."""
         sampling = self.neg_sampling
         if sampling is None or not pairs.numel():
             return nodes[:0], nodes[:0]
@@ -262,7 +261,7 @@ def _add_pairs(
     dst: Tensor,
     sampling: NegativeSampling | None,
 ) -> None:
-    """Adds pairs to a batch by PyG's names."""
+    """Add pairs to a batch by PyG's names."""
     if sampling is not None and sampling.is_triplet():
         data.src_index, data.dst_pos_index = given
         several = sampling.amount > 1
@@ -273,7 +272,7 @@ def _add_pairs(
 
 
 def _negatives(sampling: NegativeSampling | str | None) -> NegativeSampling | None:
-    """What is to be drawn.
+    """Return the negatives to draw.
 
     Raises:
         ValueError: If there is no such way, or nodes have weights.
@@ -293,7 +292,7 @@ def _negatives(sampling: NegativeSampling | str | None) -> NegativeSampling | No
 
 
 def _labels(data: Data, pairs: Tensor, sampling: NegativeSampling | None) -> Tensor:
-    """The labels of the given pairs.
+    """Return the labels of the given pairs.
 
     Raises:
         ValueError: If they don't fit the pairs, or what is drawn.
@@ -315,7 +314,7 @@ def _labels(data: Data, pairs: Tensor, sampling: NegativeSampling | None) -> Ten
 
 
 def _check_apart(rowptr: Tensor, col: Tensor, pairs: Tensor) -> None:
-    """Refuses pairs that the graph joins by an edge: messages would tell what is asked.
+    """Refuse pairs that the graph joins by an edge: messages would tell what is asked.
 
     Raises:
         ValueError: Saying how many.

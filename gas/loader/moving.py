@@ -23,11 +23,10 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from gas.graph.adjacency import Adjacency
-from gas.graph.layout import layout_of
+from gas.graph import Adjacency, layout_of
 from gas.loader.batch import SubData, apply, devices
 from gas.loader.unread import read_all
-from gas.native.sparse_rows import is_sparse, parts, sparse_csr
+from gas.native import is_sparse, parts, sparse_csr
 
 Held = TypeVar("Held", Tensor, Adjacency)
 
@@ -43,7 +42,7 @@ class Sent(NamedTuple):
     event: torch.cuda.Event | None
 
     def receive(self, device: torch.device) -> SubData:
-        """The batch for the current stream, which waits for it; the host doesn't."""
+        """Return the batch for the current stream, which waits for it; the host doesn't."""
         if self.event is not None:
             stream = torch.cuda.current_stream(device)
             stream.wait_event(self.event)
@@ -59,7 +58,7 @@ class Sent(NamedTuple):
 
 
 def send(batch: SubData, device: torch.device) -> Sent:
-    """Begins to move a batch, from whatever thread, with its rows as they are now."""
+    """Begin to move a batch, from whatever thread, with its rows as they are now."""
     if not _is_far(batch, device):
         read_all(batch.data)
         return Sent(batch.to(device), None)
@@ -69,7 +68,7 @@ def send(batch: SubData, device: torch.device) -> Sent:
 
 
 def moved(batch: SubData, device: torch.device) -> SubData:
-    """A batch for the current stream, which copies it in its turn; the host doesn't wait."""
+    """Return a batch for the current stream, which copies it in its turn; the host doesn't wait."""
     if not _is_far(batch, device):
         return batch.to(device)
     read_all(batch.data, pinned=True)
@@ -78,7 +77,7 @@ def moved(batch: SubData, device: torch.device) -> SubData:
 
 
 def moved_tensor(tensor: Held, device: torch.device) -> Held:
-    """A tensor without gradient, or an adjacency, for the current stream, as :func:`moved`.
+    """Return a tensor without gradient, or an adjacency, for the current stream, as :func:`moved`.
 
     From memory that isn't pinned, even a copy that doesn't block may wait for what is under way.
     """
@@ -88,7 +87,7 @@ def moved_tensor(tensor: Held, device: torch.device) -> Held:
 
 
 def _is_far(batch: SubData, device: torch.device) -> bool:
-    """Whether a batch has to be copied to a GPU."""
+    """Return whether a batch has to be copied to a GPU."""
     return device.type == "cuda" and not devices(batch.data) <= {device}
 
 
@@ -98,7 +97,7 @@ def _copies(device: torch.device) -> torch.cuda.Stream:
 
 
 def _pinned(value: Any) -> Any:
-    """A copy in pinned memory of what lies in the host's and has no gradient to hand on."""
+    """Return a copy in pinned memory of what lies in the host's and has no gradient to hand on."""
     if isinstance(value, Adjacency):
         return value.apply(_pinned)
     if is_sparse(value):
@@ -114,7 +113,7 @@ def _pinned(value: Any) -> Any:
 
 
 def _memory(value: Any) -> Sequence[Tensor]:
-    """The dense tensors that an attribute is made of."""
+    """Return the dense tensors that an attribute is made of."""
     if is_sparse(value):
         return parts(value)
     if isinstance(value, Tensor) and value.layout == torch.strided:

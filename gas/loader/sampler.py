@@ -1,4 +1,4 @@
-"""Which parts an epoch visits: those with labels, the stalest, or those with most loss."""
+"""Sampling of the parts of an epoch: by labels, staleness or loss."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from torch import Tensor
 from torch.utils.data import Sampler
 from torch_geometric.data import Data
 
-from gas.graph.permute import PARTS, SHARD, SHARDS
-from gas.graph.report import check_ptr
+from gas.graph import PARTS, SHARD, SHARDS, check_ptr
 from gas.loader.batch import SubData
-from gas.native.checks import check_integer
+from gas.native import check_integer
 
 WAYS = ("labels", "staleness", "loss")
 LEAST = 0.1  # No part is drawn less often than by so much of the chance that all would have alike.
@@ -148,11 +147,11 @@ class PartSampler(Sampler[int]):
         yield from chosen.tolist()
 
     def labelled_in(self, batch: SubData) -> list[int]:
-        """How many labelled nodes each part of a mini-batch has."""
+        """Return the number of labelled nodes of each part of a mini-batch."""
         return self.labelled[self._parts(batch)].tolist()
 
     def weight(self, batch: SubData) -> Tensor:
-        """What the loss of each labelled node of a mini-batch counts, of shape ``[labelled]``.
+        """Return the loss weight of each labelled node of a mini-batch, of shape ``[labelled]``.
 
         The sum of ``weight * loss`` over an epoch is in expectation the mean loss of all labelled
         nodes; multiply it by ``len(loader)``, and the mean over the epoch's steps is. It is 1 over
@@ -169,7 +168,7 @@ class PartSampler(Sampler[int]):
         return weight.float().repeat_interleave(self.labelled[parts])
 
     def report(self, batch: SubData, loss: Tensor) -> None:
-        """Takes note of the loss of a mini-batch, for ``by="loss"``.
+        """Take note of the loss of a mini-batch, for ``by="loss"``.
 
         Args:
             batch: The mini-batch.
@@ -189,7 +188,7 @@ class PartSampler(Sampler[int]):
             self._reported.append((parts, loss.detach()))  # Looked at later: a GPU goes on.
 
     def state_dict(self) -> dict[str, Any]:
-        """What goes on after a checkpoint: who was drawn, with which chances, and losses."""
+        """Return the state for a checkpoint: drawn parts, their probabilities, and losses."""
         self._take_up()
         return {
             **self._settings(),
@@ -201,7 +200,7 @@ class PartSampler(Sampler[int]):
         }
 
     def check_state(self, state: Any) -> None:
-        """Refuses the state of another sampler.
+        """Refuse the state of another sampler.
 
         Raises:
             ValueError: Saying what differs.
@@ -221,7 +220,7 @@ class PartSampler(Sampler[int]):
             )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a state.
+        """Go on from a state.
 
         Raises:
             ValueError: If it is that of another sampler; nothing has changed then.
@@ -265,7 +264,7 @@ class PartSampler(Sampler[int]):
         return found
 
     def _parts(self, batch: SubData) -> Tensor:
-        """Which parts a mini-batch has, of shape ``[parts]``."""
+        """Return the parts of a mini-batch, of shape ``[parts]``."""
         parts = torch.searchsorted(self.ptr, batch.offset, right=True) - 1
         sizes = self.ptr.diff()[parts.clamp(max=self.num_parts - 1)]
         if not torch.equal(self.ptr[parts], batch.offset) or not torch.equal(sizes, batch.count):
@@ -292,7 +291,7 @@ class PartSampler(Sampler[int]):
         return (1 - LEAST) * score / total + LEAST / self._first.numel()
 
     def _take_up(self) -> None:
-        """Follows the losses that were reported."""
+        """Follow the losses that were reported."""
         for parts, losses in self._reported:
             rows = losses.double().cpu().split(self.labelled[parts].tolist())
             for part, loss in zip(parts.tolist(), rows, strict=True):
@@ -314,14 +313,14 @@ class PartSampler(Sampler[int]):
 
 
 def sampler_of(loader: Any) -> PartSampler | None:
-    """What draws the parts of a loader, or of one that prepares its batches ahead, if it is one."""
+    """Return the part sampler of a loader, also of a prefetching one; ``None`` if there is none."""
     batches = getattr(getattr(loader, "loader", loader), "batch_sampler", None)
     sampler = getattr(batches, "sampler", None)
     return sampler if isinstance(sampler, PartSampler) else None
 
 
 def _parts_of(data: Data) -> Tensor:
-    """The parts of a graph."""
+    """Return the parts of a graph."""
     parts = data.get(PARTS) if isinstance(data, Data) else None
     if not isinstance(parts, Tensor) or SHARD in data or SHARDS in data:
         what = "is cut for several processes" if parts is not None else "has no 'parts'"
@@ -354,7 +353,7 @@ def chances(score: Tensor, number: int) -> Tensor:
 
 
 def draw(chance: Tensor, start: float) -> Tensor:
-    """Which are drawn, by systematic sampling: as many as the chances' sum, each at most once.
+    """Draw by systematic sampling: as many as the probabilities' sum, each at most once.
 
     The chances lie one after the other on a line, and every whole number after ``start`` draws the
     one it falls on (Madow, Annals of Mathematical Statistics 20, 1949).

@@ -9,7 +9,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -17,32 +17,36 @@ from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 from torch_geometric.data import Data, HeteroData
 
-from gas.augment import Augmentation, Views
-from gas.augment.views import EpochViews
-from gas.graph.copies import copy_of, without_edges
-from gas.graph.edges import (
-    check_finite,
+from gas.augment import Augmentation, EpochViews, Views
+from gas.graph import (
+    BATCH_SIZE,
+    PARTS,
+    PERM,
+    SHARD,
+    SHARDS,
+    GraphVersions,
+    Shard,
+    check_entering,
+    check_is_graph,
     check_nodes,
-    is_row_per_edge,
-    is_row_per_node,
+    check_ptr,
+    copy_of,
+    default_layout,
+    find_layout,
+    keys_by_row,
+    local_graph,
+    mapped_rows,
+    opened,
     read_rows,
+    with_csr_features,
+    without_edges,
 )
-from gas.graph.features import with_csr_features
-from gas.graph.folder import mapped_rows, opened
-from gas.graph.folder.opening import check_is_graph
-from gas.graph.layout import default_layout, find_layout
-from gas.graph.permute import PARTS, SHARD, SHARDS
-from gas.graph.report import check_ptr
-from gas.graph.shards import Shard, local_graph
-from gas.graph.versions import GraphVersions
-from gas.history.encoded import Encoded
+from gas.history import Encoded, share_cores
 from gas.loader.batch import DRAWN, GRAPH_SIZE, SubData, empty_graph
 from gas.loader.kept import KeptBatches
-from gas.loader.order import BatchOrder
-from gas.loader.state import check_state, state_of
+from gas.loader.order import BatchOrder, check_state, choose_batch_size, remember_batch_size
 from gas.loader.unread import UnreadRows, add_unread, read_all, rows_of
-from gas.native.checks import check_integer, check_range
-from gas.native.graph import Relabeler
+from gas.native import Relabeler, check_integer, check_range
 
 CACHE_BYTES = 1 << 30  # What a loader keeps of its batches unless told.
 FEATURES = ("x", "edge_attr")  # What a batch copies when it is asked for.
@@ -54,17 +58,20 @@ class SubgraphLoader(DataLoader):
 
     Args:
         data: The graph, from :func:`gas.cluster` or :func:`gas.permute`, or the path of a graph
-            folder, whose edges and features are read where they lie. It is never modified. Changes
-            of its features and attributes are seen from the next epoch on; those of its edges are
-            refused. Sparse features ``x`` stay so: batches have a ``torch.sparse_csr`` matrix of
-            their nodes' rows. Where they have to be made CSR, the loader works on a graph of its
-            own: assign to ``loader.data`` then. So it does where processes of
-            ``torch.distributed`` share a graph that was cut into ``shards``: each has the batches
-            of its own, and ids of nodes and edges are those of the local graph that
-            :func:`gas.graph.shards.shard_of` makes. Such a local graph may be given, too.
+            folder, whose edges and features are read where they lie. It is never modified, but that
+            it remembers ``batch_size``. Changes of its features and attributes are seen from the
+            next epoch on; those of its edges are refused. Sparse features ``x`` stay so:
+            batches have a ``torch.sparse_csr`` matrix of their nodes' rows. Where they have to be
+            made CSR, the loader works on a graph of its own: assign to ``loader.data`` then. So it
+            does where processes of ``torch.distributed`` share a graph that was cut into
+            ``shards``: each has the batches of its own, and ids of nodes and edges are those of the
+            local graph that :func:`gas.graph.shards.shard_of` makes. Such a local graph may be
+            given, too.
         ptr: The parts, of shape ``[num_parts + 1]``, from :func:`gas.metis`; of the shard's own
             nodes, where there is one. (default: ``data.parts``, which :func:`gas.cluster` has set)
-        batch_size: Parts per mini-batch; a batch lists them in increasing order. (default: ``1``)
+        batch_size: Parts per mini-batch; a batch lists them in increasing order. ``data`` remembers
+            it, as ``data.batch_size``, unless ``ptr`` is given. (default: that of the last loader
+            of ``data`` which was given one, or ``1``)
         bipartite: Make the adjacency ``[batch_size, batch_size + halo]``; otherwise square, with
             empty halo rows. The layout ``"edge_index"`` has no such shape. (default: ``True``)
         log: Report progress on standard error. (default: ``True``)
@@ -78,7 +85,8 @@ class SubgraphLoader(DataLoader):
             place; those that share memory with what is kept are cut anew. Only fixed batches can be
             kept: those of one part, or in a fixed order. (default: keep ids and edges of fixed
             batches, up to 1 GiB, and no features)
-        check: Refuse NaN and infinite features. (default: ``False``)
+        check: Refuse NaN and infinite values in ``x`` and ``edge_attr``. (default: unless
+            :func:`gas.cluster` has cut the graph, which does, or it is mapped from a graph folder)
         epoch_transform: An augmentation of ``data``, which runs on the whole graph at the start of
             every epoch; layer-wise inference leaves it alone. Batches then have ``data.views``: two
             of PyG's ``Data`` with ``x``, the adjacency and attributes of edges, for its previous
@@ -89,6 +97,10 @@ class SubgraphLoader(DataLoader):
             (default: nothing)
         like: Another loader of the same graph, whose copy of edges and weights is shared.
             (default: a copy of its own)
+        leave_cores: In a loop over the loader, leave cores to other processes that keep them busy,
+            with fewer of PyTorch's threads; see :func:`gas.training.share_cores`. Sums of PyTorch's
+            own may be rounded otherwise then, unless it has one thread from the start.
+            (default: ``True``)
         **kwargs: Further arguments of ``torch.utils.data.DataLoader``, such as ``shuffle``, or
             ``sampler``: a :class:`gas.loader.PartSampler`; ``DistributedSampler(range(num_parts))``
             gives each process some of the parts, which a graph with ``shards`` does by itself.
@@ -98,36 +110,40 @@ class SubgraphLoader(DataLoader):
             epoch begins, if the graph has an attribute that workers can't send.
     """
 
-    def __new__(cls, data: Any = None, *args: Any, **kwargs: Any) -> SubgraphLoader:
-        """Of a typed graph it makes a :class:`gas.loader.HeteroLoader`."""
-        from gas.loader.typed import HeteroLoader  # Which is one of these.
+    _of_typed: ClassVar[type[SubgraphLoader]]  # Set by gas.loader.typed, which builds on this.
 
+    def __new__(cls, data: Any = None, *args: Any, **kwargs: Any) -> SubgraphLoader:
+        """Make a :class:`gas.loader.HeteroLoader` of a heterogeneous graph."""
         is_typed = cls is SubgraphLoader and isinstance(data, HeteroData)
-        return super().__new__(HeteroLoader if is_typed else cls)
+        return super().__new__(cls._of_typed if is_typed else cls)
 
     def __init__(
         self,
         data: Data | str | Path,
         ptr: Tensor | None = None,
-        batch_size: int = 1,
+        batch_size: int | None = None,
         bipartite: bool = True,
         log: bool = True,
         *,
         layout: str | None = None,
         edge_weight: bool = True,
         cache: bool | None = None,
-        check: bool = False,
+        check: bool | None = None,
         epoch_transform: Augmentation | None = None,
         graph_transform: Callable[[Data], Data] | None = None,
         like: SubgraphLoader | None = None,
+        leave_cores: bool = True,
         **kwargs: Any,
     ) -> None:
-        check_batch_size(batch_size)
-        data = opened(data)
-        check_is_graph(data)
+        given = opened(data)
+        check_is_graph(given)
+        asked, has_ptr = batch_size, ptr is not None
+        batch_size = choose_batch_size(given, asked, has_ptr, kwargs)
+        data = given
         again = _made_of(kwargs)
         if again is not None:
             like, layout, edge_weight, cache = again, again.layout, again.edge_weight, again.cache
+            leave_cores = again.leave_cores
         if layout is None:
             layout = default_layout(data.get("adj_t"), is_clustered=ptr is None)
         is_transformed = epoch_transform is not None or graph_transform is not None
@@ -157,18 +173,20 @@ class SubgraphLoader(DataLoader):
             self._views = again._views
         elif graph_transform is not None:
             data = graph_transform(copy.copy(data))
-        data = local_graph(data)
+        if is_transformed:
+            data = local_graph(data)
         ptr = parts_in(data, ptr)
         self.shard: Shard | None = shard_in(data)
         """Which nodes and edges of the whole graph those are that it loads, if not all."""
         self._layout = find_layout(layout)
-        relabel = like._relabel if like is not None else _relabeler(data, edge_weight)
+        with share_cores(leave_cores):  # A first loop knows then which cores are free.
+            relabel = like._relabel if like is not None else _relabeler(data, edge_weight)
         num_nodes = relabel.num_nodes
         check_ptr(ptr, num_nodes if self.shard is None else self.shard.num_own)
         if self.shard is not None:
             _check_undivided(kwargs)
-        if check:
-            check_finite(data)
+        if check or (check is None and like is None and PARTS not in data):
+            check_entering(data, with_mapped=bool(check))
 
         if log:
             print(f"Loading {len(ptr) - 1} parts, {batch_size} per batch", file=sys.stderr)
@@ -179,6 +197,7 @@ class SubgraphLoader(DataLoader):
         self.layout: str = layout
         self.edge_weight: bool = edge_weight
         self.cache: bool | None = cache
+        self.leave_cores: bool = leave_cores
         self.num_nodes: int = num_nodes
         self._relabel: Relabeler = relabel
         self._rowptr = self._relabel.rowptr
@@ -200,9 +219,10 @@ class SubgraphLoader(DataLoader):
         fixed = kwargs.get("batch_sampler") is None and (batch_size == 1 or in_order)
         self._cache_features = bool(cache)
         self._kept = KeptBatches(_cache_limit(cache, fixed))
+        remember_batch_size(given, asked, has_ptr)
 
     def cut(self, parts: Sequence[int]) -> SubData:
-        """The mini-batch of some parts, in increasing order.
+        """Return the mini-batch of some parts, in increasing order.
 
         Raises:
             ValueError: If a part doesn't exist, or is named twice.
@@ -220,7 +240,7 @@ class SubgraphLoader(DataLoader):
         return self._signed(batch)
 
     def around(self, nodes: Tensor) -> SubData:
-        """The mini-batch of some nodes, whatever their parts: its halo is what edges lead from.
+        """Make the mini-batch of given nodes of any parts; its halo is their neighbours.
 
         ``model(loader.around(nodes))`` computes these nodes alone, with rows of histories for their
         neighbours, in a time that doesn't depend on the size of the graph; and writes theirs.
@@ -250,7 +270,7 @@ class SubgraphLoader(DataLoader):
         return self._signed(batch)
 
     def neighbourhood(self, nodes: Tensor, num_hops: int, most: int | None = None) -> Data:
-        """The surroundings of some nodes, a graph of its own: what a full batch of them reads.
+        """Make the subgraph around given nodes that a full batch of them reads.
 
         Args:
             nodes: The nodes, of shape ``[B]``, each listed once.
@@ -293,7 +313,7 @@ class SubgraphLoader(DataLoader):
 
     @property
     def num_own(self) -> int:
-        """How many nodes its parts have, the first of the graph: all, but for those of a shard."""
+        """Number of nodes in the loader's parts, which come first; all nodes but for a shard."""
         return self._bounds[-1]
 
     @property
@@ -302,12 +322,12 @@ class SubgraphLoader(DataLoader):
         return self._rowptr.diff()
 
     def edges_per_part(self) -> Tensor:
-        """The number of edges into the nodes of each part, of shape ``[num_parts]``."""
+        """Return the number of edges into the nodes of each part, of shape ``[num_parts]``."""
         return self._rowptr[self.ptr].diff()
 
     @property
     def _index_sampler(self) -> BatchOrder:
-        """What PyTorch draws batches from; ``batch_sampler`` is what others know and replace."""
+        """Sampler that PyTorch draws batches from; others replace ``batch_sampler``."""
         return self._order
 
     def __iter__(self) -> Iterator[SubData]:  # type: ignore[override]
@@ -327,38 +347,54 @@ class SubgraphLoader(DataLoader):
             generator.set_state(drawn)
         mine = None
         try:
-            for batch in batches:
-                mine = order.epoch
-                order.done += 1
-                yield self._signed(batch)
+            with share_cores(self.leave_cores) as follow_cores:
+                for batch in batches:
+                    mine = order.epoch
+                    order.done += 1
+                    follow_cores()
+                    yield self._signed(batch)
             mine = order.epoch
         finally:  # Whoever leaves the loop has ended the epoch, unless another has begun.
             if mine is order.epoch:
                 order.end(before)
 
     def _epoch(self, resumes: bool) -> SubgraphLoader:
-        """What cuts the mini-batches of an epoch that begins, or goes on."""
+        """Return the iterator over the mini-batches of a new or resumed epoch."""
         if isinstance(self._views, Views):
             return self._with(self._views.run(again=resumes))
         return self
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint needs: the partition, how far the epoch is, and the augmentation.
+        """Return what a checkpoint needs: the partition, the state of the epoch, the augmentation.
 
         Within a loop over the loader, the batches that it has handed out are done.
         """
-        return state_of(self)
+        order, chain = self._order, self._augmentation
+        # Without a key where it has none, as checkpoints were before there were such samplers.
+        sampler = {} if order.sampler is None else {"sampler": order.sampler.state_dict()}
+        return {
+            **sampler,
+            "graph": self._graph_fingerprint(),
+            "parts": self.ptr,
+            "perm": self.data.get(PERM),
+            "batches": len(order) if hasattr(order.batches, "__len__") else None,
+            "order": order.state(),
+            "generator": None if self.generator is None else self.generator.get_state(),
+            "augmentation": None if chain is None else chain.state_dict(),
+        }
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Refuses the state of another graph or partition.
+        """Refuse the state of another graph or partition.
 
         Raises:
             ValueError: Saying what differs.
         """
-        check_state(self, state)
+        check_state(type(self).__name__, self.state_dict(), state, self._order.sampler)
+        if self._augmentation is not None:
+            self._augmentation.check_state(state["augmentation"])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a state: the next epoch is the rest of the one that had begun, if one had.
+        """Go on from a state: the next epoch is the rest of the one that had begun, if one had.
 
         Raises:
             ValueError: If it is that of another graph or partition; nothing has changed then.
@@ -371,11 +407,11 @@ class SubgraphLoader(DataLoader):
         self._order.restore(state["order"], state.get("sampler"))
 
     def epoch_state(self) -> dict[str, Any]:
-        """How far the epoch is: its batches, and how many were handed out."""
+        """Return the progress of the epoch: its batches, and the number handed out."""
         return self._order.state()
 
     def forget_epoch(self) -> None:
-        """The next epoch is a whole one, even after :meth:`load_state_dict`."""
+        """Return the next epoch is a whole one, even after :meth:`load_state_dict`."""
         self._order.end()
 
     @property
@@ -383,7 +419,7 @@ class SubgraphLoader(DataLoader):
         return self._views.augmentation if isinstance(self._views, Views) else None
 
     def _graph_fingerprint(self) -> int:
-        """Tells graphs, and orders of their nodes, from each other."""
+        """Tell graphs, and orders of their nodes, from each other."""
         if self._fingerprint is None:
             crc = 0
             for ids in (self._rowptr, self._relabel.col):
@@ -393,7 +429,7 @@ class SubgraphLoader(DataLoader):
         return self._fingerprint
 
     def without_views(self) -> SubgraphLoader:
-        """The same batches without views: the augmentation isn't run for them."""
+        """Return the same batches without views: the augmentation isn't run for them."""
         if self._views is None and self.persistent_workers:
             return self  # Which has them.
         other = self._with(None)
@@ -402,28 +438,28 @@ class SubgraphLoader(DataLoader):
         return other
 
     def _with(self, views: EpochViews | None) -> SubgraphLoader:
-        """The same loader with other views, which keeps the same batches."""
+        """Return the same loader with other views, which keeps the same batches."""
         other = copy.copy(self)
         other._views = views
         other.collate_fn = other._collate
         return other
 
     def kept_batches(self) -> list[SubData]:
-        """The batches that are kept for the next epoch, themselves: not to be changed."""
+        """Return the batches that are kept for the next epoch, themselves: not to be changed."""
         return self._kept.batches()
 
     def halos(self) -> Iterator[Tensor]:
-        """The halo of every part, in order, each of shape ``[h]``, int64."""
+        """Return the halo of every part, in order, each of shape ``[h]``, int64."""
         for begin, end in itertools.pairwise(self._bounds):
             yield self._relabel(torch.arange(begin, end)).n_id[end - begin :]
 
     def mapped_features(self) -> Encoded | None:
-        """The features of nodes, if they are read from a file."""
+        """Return the features of nodes, if they are read from a file."""
         self._follow()
         return mapped_rows(self.data.get("x"))
 
     def use_features(self, x: Tensor) -> None:
-        """Reads the features of nodes from another tensor of the same values.
+        """Read the features of nodes from another tensor of the same values.
 
         ``data`` is then a graph of its own: assign to ``loader.data`` what is to be seen.
         """
@@ -434,7 +470,7 @@ class SubgraphLoader(DataLoader):
             self._look()
 
     def forget_edges(self) -> None:
-        """Lets go of the graph's edges and weights, of which the loader has a copy of its own.
+        """Let go of the graph's edges and weights, of which the loader has a copy of its own.
 
         ``data`` is then a graph without them, and batches have weights in ``adj_t`` alone. They
         stay where another attribute has a row per edge. What is assigned to the graph that the
@@ -446,18 +482,17 @@ class SubgraphLoader(DataLoader):
         self._kept.clear()
 
     def _look(self) -> None:
-        """Notes which tensors the graph has."""
-        ours = {PARTS, SHARDS} | ({SHARD} if shard_in(self.data) is not None else set())
+        """Note which tensors the graph has."""
+        ours = {PARTS, SHARDS, BATCH_SIZE} | ({SHARD} if shard_in(self.data) is not None else set())
         keys = [key for key in self.data.keys() if key not in ours]  # noqa: SIM118  # A graph iterates pairs.
-        self._node_keys = [key for key in keys if is_row_per_node(self.data, key)]
-        self._edge_keys = [key for key in keys if is_row_per_edge(self.data, key)]
+        self._node_keys, self._edge_keys = keys_by_row(self.data, keys)
         rows = {*self._node_keys, *self._edge_keys, *ADJACENCY_KEYS}
         self._other_keys = [key for key in keys if key not in rows]
         self._versions = GraphVersions(self.data)
         self._learnt = [key for key in keys if key in rows and _learns(self.data[key])]
 
     def _follow(self) -> None:
-        """Takes up what was changed in the graph since; its edges were copied.
+        """Take up what was changed in the graph since; its edges were copied.
 
         Raises:
             ValueError: If edges were changed, or workers can't follow.
@@ -483,7 +518,7 @@ class SubgraphLoader(DataLoader):
             self._kept.clear()
 
     def _check_learnt(self) -> None:
-        """Refuses what is to learn, and would not.
+        """Refuse what is to learn, and would not.
 
         Raises:
             ValueError: Naming the attribute.
@@ -503,7 +538,7 @@ class SubgraphLoader(DataLoader):
             )
 
     def _check_sendable(self) -> None:
-        """Refuses what workers can't send: PyTorch would print why, and wait for ever.
+        """Refuse what workers can't send: PyTorch would print why, and wait for ever.
 
         Raises:
             ValueError: Naming the attribute.
@@ -523,12 +558,12 @@ class SubgraphLoader(DataLoader):
                 ) from error
 
     def _signed(self, batch: SubData) -> SubData:
-        """Notes the graph's size beside the ids; on their way from a worker they would lose it."""
+        """Note the graph's size beside the ids; on their way from a worker they would lose it."""
         setattr(batch.n_id, GRAPH_SIZE, self.num_nodes)
         if self.shard is not None:
             setattr(batch.n_id, SHARD, self.shard)
             chain = self._augmentation
-            setattr(batch.n_id, DRAWN, 0 if chain is None else chain.drawn())
+            setattr(batch.n_id, DRAWN, 0 if chain is None else chain.rng_fingerprint())
         return batch
 
     def _collate(self, parts: list[int]) -> SubData:
@@ -549,7 +584,7 @@ class SubgraphLoader(DataLoader):
         return batch
 
     def _cut(self, parts: tuple[int, ...]) -> SubData:
-        """Cuts the edges of some parts out of the graph; features come later."""
+        """Cut the edges of some parts out of the graph; features come later."""
         ranges = [(self._bounds[part], self._bounds[part + 1]) for part in parts]
         nodes = torch.cat([torch.arange(begin, end) for begin, end in ranges])
         data, n_id = self._cut_nodes(nodes, self.bipartite)
@@ -558,7 +593,7 @@ class SubgraphLoader(DataLoader):
         return SubData(data, nodes.numel(), n_id, offset, count)
 
     def _cut_nodes(self, nodes: Tensor, bipartite: bool) -> tuple[Data, Tensor]:
-        """The edges into some nodes, and the ids of these, then of the halo."""
+        """Return the edges into some nodes, and the ids of these, then of the halo."""
         dtype = torch.int32 if self.layout == "fused" else torch.int64
         rowptr, col, e_id, n_id, weight = self._relabel(nodes, dtype)
 
@@ -572,7 +607,7 @@ class SubgraphLoader(DataLoader):
         return data, n_id
 
     def _add_rows(self, batch: SubData) -> None:
-        """Adds what nodes and edges have; features are read by who asks for them."""
+        """Add what nodes and edges have; features are read by who asks for them."""
         for keys, index, per_node in (
             (self._node_keys, batch.n_id, True),
             (self._edge_keys, batch.data.e_id, False),
@@ -588,7 +623,7 @@ class SubgraphLoader(DataLoader):
                     batch.data[key] = rows_of(table, index)
 
     def _add_others(self, batch: SubData) -> None:
-        """Adds what isn't by row, and the views of the epoch."""
+        """Add what isn't by row, and the views of the epoch."""
         for key in self._other_keys:
             value = self.data[key]
             batch.data[key] = copy_of(value) if isinstance(value, Tensor) else value
@@ -629,7 +664,7 @@ class SubgraphLoader(DataLoader):
 
 
 def parts_in(data: Data, ptr: Tensor | None) -> Tensor:
-    """The parts that a loader was given, or those of its graph."""
+    """Return the parts that a loader was given, or those of its graph."""
     if ptr is not None:
         return ptr
     parts = data.get(PARTS)
@@ -642,7 +677,7 @@ def parts_in(data: Data, ptr: Tensor | None) -> Tensor:
 
 
 def shard_in(data: Data) -> Shard | None:
-    """The shard that a graph is, if it isn't a whole one."""
+    """Return the shard that a graph is, if it isn't a whole one."""
     shard = data.get(SHARD)
     return shard if isinstance(shard, Shard) else None
 
@@ -652,7 +687,7 @@ def _learns(value: Any) -> bool:
 
 
 def _made_of(options: dict[str, Any]) -> SubgraphLoader | None:
-    """Which loader is made anew with another sampler, as Lightning does, if it is.
+    """Return the loader that is being re-created with another sampler, as by Lightning.
 
     What makes it knows attributes of the ``DataLoader``, and the arguments that its constructor
     names, as far as they are attributes, too. It can't give all, but the loader itself.
@@ -681,7 +716,7 @@ def _check_like(like: SubgraphLoader, data: Data, edge_weight: bool, is_transfor
 
 
 def _check_undivided(options: Mapping[str, Any]) -> None:
-    """Refuses to share out the parts of one process among all of them once more."""
+    """Refuse to share out the parts of one process among all of them once more."""
     samplers = options.get("sampler"), getattr(options.get("batch_sampler"), "sampler", None)
     if any(isinstance(sampler, DistributedSampler) for sampler in samplers):
         raise ValueError(
@@ -692,13 +727,8 @@ def _check_undivided(options: Mapping[str, Any]) -> None:
         )
 
 
-def check_batch_size(batch_size: int) -> None:
-    """Refuses what is no number of parts."""
-    check_integer("batch_size", batch_size, 1, expected="a whole number of parts, at least 1")
-
-
 def _cache_limit(cache: bool | None, fixed: bool) -> int:
-    """The bytes of batches that are kept, or -1 for none; only ``fixed`` ones come again."""
+    """Return the bytes of batches that are kept, or -1 for none; only ``fixed`` ones come again."""
     if cache and not fixed:
         raise ValueError(
             "'cache' is True, but shuffling makes new batches every epoch: use batch_size=1, "

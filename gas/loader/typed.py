@@ -9,11 +9,21 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from gas.graph.edges import check_finite
-from gas.graph.permute import PARTS
-from gas.graph.typed import as_one, is_edge_row, is_node_row, parts_of, types_of
+from gas.graph import (
+    BATCH_SIZE,
+    PARTS,
+    as_one,
+    check_features,
+    is_edge_row,
+    is_node_row,
+    parts_of,
+    types_of,
+    with_csr_types,
+)
 from gas.loader.batch import SubData
+from gas.loader.order import choose_batch_size, remember_batch_size
 from gas.loader.subgraph import SubgraphLoader
+from gas.native import gather_sparse_rows, is_sparse
 
 TYPE, ROW = "type_of_node", "row_of_node"
 OURS = (PARTS, "num_nodes", "edge_index")
@@ -39,14 +49,14 @@ class HeteroLoader(SubgraphLoader):
         data: The graph, from :func:`gas.cluster`. It is never modified, and features are read from
             it when a batch is made.
         ptr: Is refused; parts are the graph's.
-        batch_size: Parts per mini-batch. (default: ``1``)
+        batch_size: See :class:`SubgraphLoader`.
         bipartite: Is refused if given; convolutions of several types take ``edge_index``.
             (default: ``True``)
         log: Report progress on standard error. (default: ``True``)
         layout: ``"edge_index"``. (default: ``"edge_index"``)
-        check: Refuse NaN and infinite features. (default: ``False``)
-        **kwargs: ``cache``, and arguments of ``torch.utils.data.DataLoader``, such as ``shuffle``;
-            see :class:`gas.SubgraphLoader`.
+        check: Refuse NaN and infinite features. (default: ``False``: :func:`gas.cluster` has)
+        **kwargs: ``cache``, ``leave_cores``, and arguments of ``torch.utils.data.DataLoader``, such
+            as ``shuffle``; see :class:`gas.SubgraphLoader`.
 
     Raises:
         ValueError: If the graph or an option is unusable, naming it.
@@ -56,7 +66,7 @@ class HeteroLoader(SubgraphLoader):
         self,
         data: HeteroData,
         ptr: Tensor | None = None,
-        batch_size: int = 1,
+        batch_size: int | None = None,
         bipartite: bool = True,
         log: bool = True,
         *,
@@ -81,21 +91,22 @@ class HeteroLoader(SubgraphLoader):
                 f"{name!r} is given, but of a typed graph the parts are those that gas.cluster has "
                 "set, and edges are an edge_index: leave it out"
             )
-        self.typed = data
+        self.typed = data = with_csr_types(data)
         """The graph whose mini-batches these are."""
         self.types = types_of(data)
         parts = parts_of(data, self.types)
         if check:
-            for name in self.types.nodes:
-                check_finite(Data(x=data[name].get("x")))
+            check_features(data)
         self._parts = torch.stack(parts)
         one, sizes = _one_graph(data, self.types, self._parts)
+        size = choose_batch_size(data, batch_size, False, kwargs)
         super().__init__(
-            one, sizes, batch_size, log=log, layout="edge_index", edge_weight=False, **kwargs
+            one, sizes, size, log=log, layout="edge_index", edge_weight=False, **kwargs
         )
+        remember_batch_size(data, batch_size, False)
 
     def cut(self, parts: Sequence[int]) -> HeteroData:
-        """The mini-batch of some parts, in increasing order.
+        """Return the mini-batch of some parts, in increasing order.
 
         Raises:
             ValueError: If a part doesn't exist, or is named twice.
@@ -116,10 +127,11 @@ class HeteroLoader(SubgraphLoader):
         return batch  # Which knows the graph that it is of by its types.
 
     def _typed(self, batch: SubData) -> HeteroData:
-        """Sorts the nodes and edges of a mini-batch by their types."""
+        """Sort the nodes and edges of a mini-batch by their types."""
         out = HeteroData()
         for key, value in self.typed._global_store.items():
-            out[key] = value
+            if key != BATCH_SIZE:
+                out[key] = value
         kind, row = batch.data[TYPE], batch.data[ROW]
         parts = torch.searchsorted(self.ptr, batch.offset, right=True) - 1
         local = torch.empty_like(row)
@@ -132,7 +144,9 @@ class HeteroLoader(SubgraphLoader):
                     continue
                 value = self.typed[name][key]
                 is_row = is_node_row(self.typed, name, key, size)
-                store[key] = value[n_id] if is_row else value
+                if is_row:
+                    value = gather_sparse_rows(value, n_id) if is_sparse(value) else value[n_id]
+                store[key] = value
             store.num_nodes, store.n_id = n_id.numel(), n_id
             store.batch_size = int((where < batch.batch_size).sum())
             begin, end = self._parts[number, parts], self._parts[number, parts + 1]
@@ -158,8 +172,11 @@ class HeteroLoader(SubgraphLoader):
         store.edge_index, store.e_id = edge_index, e_id
 
 
+SubgraphLoader._of_typed = HeteroLoader  # What gas.SubgraphLoader(graph) makes.
+
+
 def _one_graph(data: HeteroData, types: Any, parts: Tensor) -> tuple[Data, Tensor]:
-    """The graph as one, its nodes by part, then by type; and its parts."""
+    """Return the graph as one, its nodes by part, then by type; and its parts."""
     edges = as_one(data, types)
     sizes = parts.diff()
     part = torch.cat([torch.repeat_interleave(size) for size in sizes])

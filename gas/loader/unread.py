@@ -11,23 +11,21 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from gas.graph.versions import version
-from gas.history.rows import first_rows
-from gas.native.encoded_rows import EncodedRows
-from gas.native.rows import gather_rows
-from gas.native.sparse_rows import gather_sparse_rows, is_sparse, parts
+from gas.graph import version
+from gas.history import Encoded, first_rows
+from gas.native import gather_rows, gather_sparse_rows, is_sparse, parts
 
 
 def rows_of(table: Tensor, index: Tensor) -> Tensor:
     """``table[index]``, of a dense, a sparse or an encoded tensor."""
-    if isinstance(table, EncodedRows):
+    if isinstance(table, Encoded):
         return table.read(index)
     return gather_sparse_rows(table, index) if is_sparse(table) else gather_rows(table, index)
 
 
 def _is_copied(table: Tensor) -> bool:
-    """Whether rows are read as they lie in the host's memory."""
-    is_plain = not isinstance(table, EncodedRows) and table.layout == torch.strided
+    """Return whether rows are read as they lie in the host's memory."""
+    is_plain = not isinstance(table, Encoded) and table.layout == torch.strided
     return is_plain and table.device.type == "cpu"
 
 
@@ -50,7 +48,7 @@ class UnreadRows:
         self._rows: Tensor | None = None  # Which copies of the batch share.
 
     def check(self) -> None:
-        """Raises ``RuntimeError`` if others would be read than when the batch was cut."""
+        """Raise ``RuntimeError`` if others would be read than when the batch was cut."""
         if (version(self.table), version(self.index)) != self._versions:
             raise RuntimeError(
                 f"'{self.name}' of the graph, or the ids of the batch, were changed in place since "
@@ -58,7 +56,7 @@ class UnreadRows:
             )
 
     def read(self, pinned: bool = False) -> Tensor:
-        """A copy of the rows, of shape ``[n, ...]``, made once.
+        """Return a copy of the rows, of shape ``[n, ...]``, made once.
 
         Args:
             pinned: Whether to make it in pinned memory, if rows are copied as they are.
@@ -88,7 +86,7 @@ class UnreadRows:
 
     @property
     def is_table(self) -> bool:
-        """Whether they are rows of numbers that can be read where they lie."""
+        """Return whether the rows can be read in place."""
         table = self.table
         is_dense = table.layout == torch.strided and table.dim() == 2
         is_read = self._rows is not None or self.is_learnt
@@ -96,7 +94,7 @@ class UnreadRows:
 
     @property
     def is_learnt(self) -> bool:
-        """Whether whoever reads them now is to hand on a gradient."""
+        """Return whether reading the rows needs a gradient."""
         return self.table.requires_grad and torch.is_grad_enabled()
 
 
@@ -107,12 +105,12 @@ class OwnRows:
         self._rows, self._count = rows, count
 
     def read(self) -> Tensor:
-        """The rows, of shape ``[count, ...]``."""
+        """Return the rows, of shape ``[count, ...]``."""
         return first_rows(self._rows.read(), self._count)
 
 
 class Attributes(dict[str, Any]):
-    """What a batch's graph keeps its attributes in: whoever gets one that wasn't read reads it.
+    """Attribute store of a batch's graph, which gathers attributes on first access.
 
     A dict's own views would hand out what wasn't read: those here are of another, with all read.
     """
@@ -148,7 +146,7 @@ class Attributes(dict[str, Any]):
         return {key: self[key] for key in self}
 
     def unread(self) -> Iterator[tuple[str, Any]]:
-        """The names and what is there, read or not."""
+        """Return the names and what is there, read or not."""
         return iter(super().items())
 
     def __iter__(self) -> Iterator[str]:  # Or dict(self) would look past __getitem__.
@@ -158,7 +156,11 @@ class Attributes(dict[str, Any]):
         return Attributes(self.unread())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
-        return copy.deepcopy(self._read(), memo)
+        rows = self._read()
+        for value in rows.values():
+            if is_sparse(value):  # PyTorch can clone a CSR matrix, not deep-copy it.
+                memo.setdefault(id(value), value.clone())
+        return copy.deepcopy(rows, memo)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return dict, (self._read(),)  # A process has no use for the whole table.
@@ -170,7 +172,7 @@ class Attributes(dict[str, Any]):
 
 
 def add_unread(data: Data, name: str, rows: UnreadRows | OwnRows) -> None:
-    """Gives a graph rows that whoever asks for them reads."""
+    """Add rows to a graph that are gathered on first access."""
     mapping = data._store._mapping
     if not isinstance(mapping, Attributes):
         mapping = data._store._mapping = Attributes(mapping)
@@ -178,14 +180,14 @@ def add_unread(data: Data, name: str, rows: UnreadRows | OwnRows) -> None:
 
 
 def unread(data: Data, key: str) -> UnreadRows | None:
-    """What a graph has under a name, if nobody has read it."""
+    """Return an attribute of a graph that was not accessed yet."""
     mapping = data._store._mapping
     value = dict.get(mapping, key)
     return value if isinstance(value, UnreadRows) else None
 
 
 def attributes(data: Data) -> Iterator[tuple[str, Any]]:
-    """The attributes of a graph, those that weren't read as :class:`UnreadRows`."""
+    """Return the attributes of a graph, those that weren't read as :class:`UnreadRows`."""
     mapping = data._store._mapping
     return mapping.unread() if isinstance(mapping, Attributes) else iter(mapping.items())
 
@@ -193,12 +195,12 @@ def attributes(data: Data) -> Iterator[tuple[str, Any]]:
 def expect_rows(data: Data) -> None:
     """Has the system read ahead rows that weren't read, where they lie packed on disk."""
     for _, rows in attributes(data):
-        if isinstance(rows, UnreadRows) and isinstance(rows.table, EncodedRows):
+        if isinstance(rows, UnreadRows) and isinstance(rows.table, Encoded):
             rows.table.expect(rows.index)
 
 
 def read_all(data: Data, pinned: bool = False) -> None:
-    """Reads all rows of a graph that weren't read.
+    """Read all rows of a graph that weren't read.
 
     Args:
         data: The graph.

@@ -10,11 +10,10 @@ from torch import Tensor
 from torch.nn import ModuleList
 from torch_geometric.transforms import GCNNorm
 
-from gas.history.rows import Rows, first_rows
+from gas.history import Rows, first_rows
 from gas.models.layered import LayeredGNN, Neighbours
-from gas.nn import Linear, SimpleConv
+from gas.nn import Linear, SimpleConv, apply_rowwise
 from gas.nn import dropout as drop
-from gas.nn.conv import row_by_row
 
 
 class APPNP(LayeredGNN):
@@ -74,17 +73,17 @@ class APPNP(LayeredGNN):
 
     @property
     def reg_modules(self) -> ModuleList:
-        """The modules that take the regular weight decay: the first linear layer."""
+        """Return the modules that take the regular weight decay: the first linear layer."""
         return self.lins[:1]
 
     @property
     def nonreg_modules(self) -> ModuleList:
-        """The modules that take the other weight decay: the second linear layer."""
+        """Return the modules that take the other weight decay: the second linear layer."""
         return self.lins[1:]
 
     def _start(self, x: Tensor | Rows) -> Tensor:
         x = drop(x, self.dropout, self.training and self.drop_input)
-        x = row_by_row(self.lins[0], x).relu()
+        x = apply_rowwise(self.lins[0], x).relu()
         return self.lins[1](drop(x, self.dropout, self.training))
 
     def _layer(

@@ -81,10 +81,10 @@ class GAT(LayeredGNN):
 
     @property
     def reg_modules(self) -> ModuleList:
-        """The modules that take the regular weight decay: all."""
+        """Return the modules that take the regular weight decay: all."""
         return self.convs
 
     @property
     def nonreg_modules(self) -> ModuleList:
-        """The modules that take the other weight decay: none."""
+        """Return the modules that take the other weight decay: none."""
         return ModuleList()

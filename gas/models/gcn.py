@@ -11,11 +11,10 @@ from torch import Tensor
 from torch.nn import BatchNorm1d
 from torch_geometric.transforms import GCNNorm
 
-from gas.history.rows import Rows
+from gas.history import Rows
 from gas.models.layered import LayeredGNN, Neighbours, layer_widths
-from gas.nn import GCNConv, Linear
+from gas.nn import GCNConv, Linear, apply_rowwise
 from gas.nn import dropout as drop
-from gas.nn.conv import row_by_row
 
 
 class GCN(LayeredGNN):
@@ -91,7 +90,7 @@ class GCN(LayeredGNN):
     def _start(self, x: Tensor | Rows) -> Any:
         if self.linear:
             x = drop(x, self.dropout, self.training and self.drop_input)
-            x = row_by_row(self.lins[0], x).relu()
+            x = apply_rowwise(self.lins[0], x).relu()
         return x
 
     def _conv(

@@ -11,12 +11,11 @@ from torch import Tensor
 from torch.nn import BatchNorm1d
 from torch_geometric.transforms import GCNNorm
 
-from gas.graph.layout import layout_of
-from gas.history.rows import Rows
+from gas.graph import layout_of
+from gas.history import Rows
 from gas.models.layered import LayeredGNN, Neighbours
-from gas.nn import GCN2Conv, Linear
+from gas.nn import GCN2Conv, Linear, apply_rowwise
 from gas.nn import dropout as drop
-from gas.nn.conv import row_by_row
 
 
 class GCN2(LayeredGNN):
@@ -88,7 +87,7 @@ class GCN2(LayeredGNN):
 
     def _start(self, x: Tensor | Rows) -> Tensor:
         x = drop(x, self.dropout, self.training and self.drop_input)
-        return row_by_row(self.lins[0], x).relu()
+        return apply_rowwise(self.lins[0], x).relu()
 
     def _conv(
         self, layer: int, x: Tensor | Rows, first: Callable[[], Tensor], graph: Neighbours

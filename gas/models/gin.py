@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.nn import BatchNorm1d, Identity, Linear, Module, ModuleList, ReLU, Sequential
 from torch_geometric.nn.inits import reset
 
-from gas.history.features import Features
-from gas.history.rows import Rows, first_rows
+from gas.history import Features, Rows, first_rows
 from gas.models.layered import LayeredGNN, Neighbours, layer_widths
 from gas.nn import GINConv
 
@@ -48,6 +47,8 @@ class GIN(LayeredGNN):
         device: See :class:`gas.ScalableGNN`.
         **kwargs: Further arguments of :class:`gas.ScalableGNN`.
     """
+
+    gains_by_sparse = False
 
     def __init__(
         self,
@@ -92,16 +93,16 @@ class GIN(LayeredGNN):
 
     @property
     def reg_modules(self) -> ModuleList:
-        """The modules that take the regular weight decay: all but the last perceptron."""
+        """Return the modules that take the regular weight decay: all but the last perceptron."""
         return ModuleList([*self.convs, *self.mlps[:-1], *self.bns])
 
     @property
     def nonreg_modules(self) -> ModuleList:
-        """The modules that take the other weight decay."""
+        """Return the modules that take the other weight decay."""
         return self.mlps[-1:]
 
     def reset_parameters(self) -> None:
-        """Draws new weights and forgets the histories."""
+        """Draw new weights and forgets the histories."""
         super().reset_parameters()
         reset(self.mlps)
 
@@ -115,7 +116,7 @@ class GIN(LayeredGNN):
         *args: Any,
         edge_weight: Tensor | None = None,
     ) -> Tensor:
-        """Computes the outputs of the in-batch nodes, or of all; sets ``reg_loss``."""
+        """Compute the outputs of the in-batch nodes, or of all; sets ``reg_loss``."""
         self.reg_loss = 0.0
         return super().forward(x, adj_t, *args, edge_weight=edge_weight)
 
@@ -131,7 +132,7 @@ class GIN(LayeredGNN):
         out = f(x)
         if self.training and self.noise > 0 and layer > 0:
             whole = x.tensor() if isinstance(x, Rows) else x
-            with _remembering_nothing(mlp):
+            with _freeze_running_stats(mlp):
                 noisy = f(whole + self.noise * torch.randn_like(whole))
             distance = torch.linalg.vector_norm(noisy - out, dim=-1)
             self.reg_loss = self.reg_loss + distance.mean() / (self.num_layers - 1)
@@ -139,8 +140,8 @@ class GIN(LayeredGNN):
 
 
 @contextlib.contextmanager
-def _remembering_nothing(module: Module) -> Iterator[None]:
-    """In this context batch norm normalises, but its running statistics stay as they are."""
+def _freeze_running_stats(module: Module) -> Iterator[None]:
+    """Keep the running statistics of batch norms unchanged in this context."""
     norms = [norm for norm in module.modules() if isinstance(norm, BatchNorm1d)]
     for norm in norms:
         norm.track_running_stats = False

@@ -1,29 +1,27 @@
-"""What the models share: layers that ``forward`` and layer-wise inference both run."""
+"""Base of the models: layers that ``forward`` and layer-wise inference both run."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import ModuleList
 from torch_geometric.nn.inits import reset
 
-from gas.graph.features import dense
-from gas.graph.layout import layout_of
-from gas.history.features import Features
-from gas.history.rows import Rows, first_rows
-from gas.loader.batch import SubData
-from gas.models.weights import check_weights
-from gas.nn import Adjacency, dropout
-from gas.scalable.call import named_arguments
-from gas.scalable.model import ScalableGNN
+from gas.graph import dense, layout_of
+from gas.history import Features, Rows, first_rows
+from gas.nn import Adjacency, check_weights, dropout
+from gas.scalable import ScalableGNN, named_arguments
+
+if TYPE_CHECKING:
+    from gas.loader import SubData
 
 
 class Neighbours(NamedTuple):
-    """What a layer sees of the graph.
+    """Arguments of a layer that describe the graph.
 
     * ``adj_t``: the adjacency, in any layout.
     * ``edge_weight``: weights of shape ``[E]``, with the layout ``"edge_index"`` alone.
@@ -36,12 +34,12 @@ class Neighbours(NamedTuple):
 
     @property
     def takes_rows(self) -> bool:
-        """Whether layers take :class:`gas.history.Rows`: in the layout ``"fused"``, in a batch."""
+        """Return whether layers take :class:`gas.history.Rows`: batches in layout ``"fused"``."""
         adj_t = self.adj_t
         return isinstance(adj_t, Adjacency) and adj_t.size(0) == self.batch_size
 
     def ends(self, x: Tensor | Rows) -> Tensor | Rows | tuple[Tensor, Tensor]:
-        """The features of all sources and, where these are fewer, of all destinations."""
+        """Return the features of all sources and, where these are fewer, of all destinations."""
         if isinstance(x, Rows):
             return x
         rows = layout_of(self.adj_t).num_rows(self.adj_t)
@@ -76,6 +74,9 @@ class LayeredGNN(ScalableGNN):
     jumping_knowledge = False
     """Whether the end of the model takes the outputs of all layers."""
 
+    gains_by_sparse = True
+    """Whether its first layers multiply the non-zeros of sparse features alone."""
+
     _is_static = True
     activation: Callable[[Tensor], Tensor] = staticmethod(torch.relu)
 
@@ -105,19 +106,19 @@ class LayeredGNN(ScalableGNN):
 
     @property
     def reg_modules(self) -> ModuleList:
-        """The modules that take the regular weight decay: all but linear layers, or the last."""
+        """Return the modules of the regular weight decay: all but linear layers, or the last."""
         convs = self.convs if self.lins else self.convs[:-1]
         return ModuleList([*convs, *self.bns])
 
     @property
     def nonreg_modules(self) -> ModuleList:
-        """The modules that take the other weight decay."""
+        """Return the modules that take the other weight decay."""
         return self.lins if self.lins else self.convs[-1:]
 
     def param_groups(
         self, reg_weight_decay: float, nonreg_weight_decay: float
     ) -> list[dict[str, Any]]:
-        """The parameters with their weight decay, as an optimizer takes them."""
+        """Return the parameters with their weight decay, as an optimizer takes them."""
         groups = (
             (self.reg_modules, reg_weight_decay),
             (self.nonreg_modules, nonreg_weight_decay),
@@ -129,7 +130,7 @@ class LayeredGNN(ScalableGNN):
         ]
 
     def reset_parameters(self) -> None:
-        """Draws new weights and forgets the histories."""
+        """Draw new weights and forgets the histories."""
         super().reset_parameters()
         for module in (*self.lins, *self.convs, *self.bns):
             reset(module)
@@ -143,7 +144,7 @@ class LayeredGNN(ScalableGNN):
         *args: Any,
         edge_weight: Tensor | None = None,
     ) -> Tensor:
-        """Computes the outputs of the in-batch nodes, or of all; see :class:`gas.ScalableGNN`."""
+        """Compute the outputs of the in-batch nodes, or of all; see :class:`gas.ScalableGNN`."""
         check_features(x)
         graph = self._graph(adj_t, edge_weight, args[0] if args else None)
         start: Any = self._start(x)
@@ -166,7 +167,7 @@ class LayeredGNN(ScalableGNN):
         state: dict[str, Any],
         edge_weight: Tensor | None = None,
     ) -> Tensor:
-        """Computes one layer; see :meth:`gas.ScalableGNN.forward_layer`.
+        """Compute one layer; see :meth:`gas.ScalableGNN.forward_layer`.
 
         What a layer takes of earlier ones is computed again from the features, or read from the
         histories, so that nothing is kept between layers.
@@ -196,15 +197,23 @@ class LayeredGNN(ScalableGNN):
         return batch.features(), batch.data.adj_t, named_arguments(self.forward, batch.data)
 
     def _takes_features(self, adj_t: Any, batch_size: int) -> bool:
-        """Whether input features may stay where they lie, because only layers of ours see them."""
+        """Return whether input features may stay in their store: only our layers read them."""
+        is_narrow = isinstance(adj_t, Adjacency) and adj_t.size(0) == batch_size
+        return is_narrow and self._hides_features
+
+    @property
+    def _hides_features(self) -> bool:
+        """Return whether only our layers read the input features."""
         return (
-            isinstance(adj_t, Adjacency)
-            and adj_t.size(0) == batch_size
-            and type(self).__module__.startswith("gas.")  # Or a subclass.
+            type(self).__module__.startswith("gas.")  # Or a subclass.
             and not ("forward" in vars(self) or "inputs_of" in vars(self))
             and not any(m._forward_pre_hooks or m._forward_hooks for m in self.modules())
             and not torch.nn.modules.module._has_any_global_hook()
         )
+
+    @property
+    def _multiplies_sparse(self) -> bool:
+        return self.gains_by_sparse and self._hides_features
 
     def _graph(self, adj_t: Any, edge_weight: Tensor | None, batch_size: int | None) -> Neighbours:
         if self.needs_weights:
@@ -212,13 +221,13 @@ class LayeredGNN(ScalableGNN):
         return Neighbours(adj_t, edge_weight, batch_size)
 
     def _start(self, x: Tensor | Rows) -> Any:
-        """What happens to the input features of each node."""
+        """Transform the input features of each node."""
         return x
 
     def _layer(
         self, layer: int, x: Tensor | Rows, first: Callable[[], Tensor], graph: Neighbours
     ) -> Tensor:
-        """One layer, of shape ``[batch_size, width]``; ``first`` yields the start's own rows."""
+        """Compute a layer, of shape ``[batch_size, width]``; ``first`` yields the start's rows."""
         x = dropout(x, self.dropout, self.training and (layer > 0 or self.drop_first))
         # A square batch has empty halo rows: they must not reach the statistics of batch norm.
         h = first_rows(self._conv(layer, x, first, graph), graph.batch_size)
@@ -233,18 +242,18 @@ class LayeredGNN(ScalableGNN):
     def _conv(
         self, layer: int, x: Tensor | Rows, first: Callable[[], Tensor], graph: Neighbours
     ) -> Tensor:
-        """The convolution of a layer."""
+        """Return the convolution of a layer."""
         return self.convs[layer](graph.ends(x), graph.adj_t)
 
     def _end(self, x: Tensor) -> Tensor:
-        """What happens to each node after the last layer."""
+        """Transform the rows of each node after the last layer."""
         if not self.lins:
             return x
         return self.lins[-1](dropout(x, self.dropout, self.training))
 
 
 def check_features(x: object) -> None:
-    """Raises ``ValueError`` unless features are a matrix, with one row for each node."""
+    """Raise ``ValueError`` unless features are a matrix, with one row for each node."""
     if isinstance(x, Tensor | Rows) and x.dim() == 2:
         return
     found = f"has shape {list(x.shape)}" if isinstance(x, Tensor) else f"is {x!r}"
@@ -258,7 +267,7 @@ def check_features(x: object) -> None:
 def layer_widths(
     in_channels: int, hidden_channels: int | Sequence[int], out_channels: int, num_layers: int
 ) -> list[int]:
-    """The widths between layers: of the input, of every hidden layer, of the output."""
+    """Return the widths between layers: of the input, of every hidden layer, of the output."""
     if isinstance(hidden_channels, Sequence):
         hidden = list(hidden_channels)
     else:

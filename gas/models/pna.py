@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import BatchNorm1d, ModuleList
 
-from gas.history.rows import Rows
+from gas.history import Rows
 from gas.models.layered import LayeredGNN, layer_widths
-from gas.nn import Adjacency, Linear, spmm
-from gas.nn.conv import row_by_row
+from gas.nn import Adjacency, Linear, apply_rowwise, spmm
 
 AGGREGATORS = ("sum", "mean", "max", "min")
 SCALERS = ("identity", "amplification", "attenuation")
@@ -65,12 +64,12 @@ class PNAConv(torch.nn.Module):
         self.register_buffer("mean_log_degree", (deg.float() + 1).log().mean())
 
     def reset_parameters(self) -> None:
-        """Draws new weights."""
+        """Draw new weights."""
         for lin in (*self.pre_lins, *self.post_lins, self.lin):
             lin.reset_parameters()
 
     def forward(self, x: Tensor | Rows | tuple[Tensor, Tensor], adj_t: Any) -> Tensor:
-        """Computes one row per destination: of shape ``[rows, out_channels]``.
+        """Compute one row per destination: of shape ``[rows, out_channels]``.
 
         Args:
             x: Features of sources and destinations, or a pair of both.
@@ -87,7 +86,7 @@ class PNAConv(torch.nn.Module):
         for (aggregator, scaler), pre, post in zip(
             self.pairs, self.pre_lins, self.post_lins, strict=True
         ):
-            h = row_by_row(pre, source).relu()
+            h = apply_rowwise(pre, source).relu()
             h = post(spmm(adj, h, reduce=aggregator)[: own.size(0)])
             if scaler == "amplification":
                 h = h * (log_degree / self.mean_log_degree)

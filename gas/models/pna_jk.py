@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import BatchNorm1d, Identity, ReLU, Sequential
 
-from gas.history.rows import Rows
+from gas.history import Rows
 from gas.models.layered import LayeredGNN
 from gas.models.pna import PNAConv
-from gas.nn import Linear
+from gas.nn import Linear, apply_rowwise
 from gas.nn import dropout as drop
-from gas.nn.conv import row_by_row
 
 
 class PNA_JK(LayeredGNN):  # noqa: N801  # The published name.
@@ -81,4 +80,4 @@ class PNA_JK(LayeredGNN):  # noqa: N801  # The published name.
                 self.bns.append(BatchNorm1d(hidden_channels))
 
     def _start(self, x: Tensor | Rows) -> Tensor:
-        return row_by_row(self.lins[0], drop(x, self.dropout, self.training and self.drop_input))
+        return apply_rowwise(self.lins[0], drop(x, self.dropout, self.training and self.drop_input))

@@ -63,6 +63,7 @@ class GraphSAGE(LayeredGNN):
         self.out_channels = out_channels
         self.batch_norm = batch_norm
         self.aggr = aggr
+        self.gains_by_sparse = aggr != "max"
         widths = layer_widths(in_channels, hidden_channels, out_channels, num_layers)
         for i, o in itertools.pairwise(widths):
             self.convs.append(SAGEConv(i, o, aggr=aggr))

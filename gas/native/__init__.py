@@ -5,96 +5,132 @@ its pure-torch twin, which stands beside it, elsewhere. Results are equal bit by
 but for sums over neighbours, which are added up in another order.
 """
 
-from __future__ import annotations
+from gas.native.attention import Dropout
+from gas.native.augment import EgoGraph, ego_hop, kept_entries, on_host, subset
+from gas.native.buffers import BufferPool, empty, idle_bytes, pinned_zeros, zeros
+from gas.native.cache import cache_dir
+from gas.native.checks import (
+    MOST_INT32,
+    assert_range,
+    check_index,
+    check_integer,
+    check_range,
+    explain_missing_cuda,
+    make_folder,
+)
+from gas.native.compiler import disable_compile, is_compiling, skip_frame
+from gas.native.custom_op import custom_op, is_plain, is_transformed, learns
+from gas.native.device import reads_host_memory
+from gas.native.dropout import (
+    dropout,
+    gather_decode,
+    gather_decode_dropout,
+    gather_dropout,
+    random_bits,
+)
+from gas.native.extension import INTERFACE, C, computes_on, has_kernels, launch, on_cpu, run
+from gas.native.graph import BLOCK, Relabeler, coo_to_csr, rises, sorted_rows, undirected
+from gas.native.matrix import TYPES, Matrix, find_starts, transpose
+from gas.native.memory import (
+    PeakMemory,
+    bytes_of,
+    free_memory,
+    human,
+    resident_bytes,
+    resident_kinds,
+)
+from gas.native.mixture import Mixture
+from gas.native.progress import report_blocking, report_progress
+from gas.native.rows import gather_rows
+from gas.native.segments import padded, read_bytes, read_segments, write_bytes, write_segments
+from gas.native.sparse_rows import (
+    accept_beta_state,
+    first_sparse_rows,
+    gather_sparse_rows,
+    is_sparse,
+    parts,
+    sparse_csr,
+)
+from gas.native.transfer import CODECS, Engine, Job, JobPolicy, RowIndex, decode_torch, encode_torch
+from gas.native.warning import warn
 
-import contextlib
-import importlib
-import warnings
-from types import ModuleType
-from typing import Any
-
-import torch
-from torch import Tensor
-
-from gas.native import openmp
-
-# The interface of csrc/bindings/ that this package calls. CMake compiles it into the module.
-INTERFACE = 25
-
-
-def _load() -> ModuleType | None:
-    """Imports ``gas._C``, or says once why the twins are used instead."""
-    runtimes = openmp.runtimes()
-    try:
-        module = importlib.import_module("gas._C")
-    except ModuleNotFoundError:
-        reason = "it was not built"
-    except ImportError as error:
-        reason = f"it could not be loaded ({error})"
-    else:
-        if getattr(module, "INTERFACE", None) == INTERFACE:
-            openmp.warn_of_second(runtimes, openmp.runtimes())
-            return module
-        reason = f"{module.__file__} was built from other sources than these"
-    warnings.warn(
-        f"gas runs without its native extension: {reason}. Everything works, only slower. To "
-        "build it, run 'pip install .' (or 'pip install -e .' to work on the sources) in the "
-        "repository; it needs a C++17 compiler.",
-        RuntimeWarning,
-        stacklevel=2,
-    )
-    return None
-
-
-C: Any = _load()
-
-
-def on_cpu(*tensors: Tensor | None) -> bool:
-    """Whether the extension was built, and all are on the CPU."""
-    return C is not None and all(t is None or t.is_cpu for t in tensors)
-
-
-def has_kernels(*tensors: Tensor | None) -> bool:
-    """Whether all are on the CPU, or on one CUDA device and the extension was built for such."""
-    if on_cpu(*tensors):
-        return True
-    devices = {t.device for t in tensors if t is not None}
-    return C is not None and len(devices) == 1 and computes_on(devices.pop())
-
-
-def computes_on(device: torch.device) -> bool:
-    """Whether operators run there by kernels of ours, or on the CPU, if need be, by their twins."""
-    return device.type == "cpu" or (device.type == "cuda" and C is not None and C.WITH_CUDA)
-
-
-def run(name: str, device: torch.device, *arguments: object) -> None:
-    """Calls a function of csrc/ on the CPU, or on the current stream of a CUDA device.
-
-    A device's scratch is PyTorch's.
-    """
-    if device.type == "cpu":
-        getattr(C, name)(*arguments, torch.get_num_threads())
-        return
-    scratch: list[Tensor] = []
-
-    def allocate(size: int) -> int:
-        scratch.append(torch.empty(size, dtype=torch.uint8, device=device))
-        return scratch[-1].data_ptr()
-
-    with _on(device):
-        stream = torch.cuda.current_stream().cuda_stream
-        getattr(C, name)(*arguments, C.Stream(stream, allocate))
-
-
-def launch(name: str, device: torch.device, *arguments: object) -> None:
-    """Calls a function of csrc/ that needs no scratch on the current stream of a CUDA device."""
-    with _on(device):
-        getattr(C, name)(*arguments, torch.cuda.current_stream().cuda_stream)
-
-
-_HERE = contextlib.nullcontext()
-
-
-def _on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Makes a CUDA device the current one if it isn't: kernels run on no other's streams."""
-    return _HERE if torch.cuda.current_device() == device.index else torch.cuda.device(device)
+__all__ = [
+    "BLOCK",
+    "BufferPool",
+    "C",
+    "CODECS",
+    "Dropout",
+    "EgoGraph",
+    "Engine",
+    "INTERFACE",
+    "Job",
+    "JobPolicy",
+    "MOST_INT32",
+    "Matrix",
+    "Mixture",
+    "PeakMemory",
+    "Relabeler",
+    "RowIndex",
+    "TYPES",
+    "accept_beta_state",
+    "disable_compile",
+    "assert_range",
+    "skip_frame",
+    "bytes_of",
+    "cache_dir",
+    "check_index",
+    "check_integer",
+    "check_range",
+    "computes_on",
+    "coo_to_csr",
+    "custom_op",
+    "decode_torch",
+    "dropout",
+    "ego_hop",
+    "empty",
+    "encode_torch",
+    "explain_missing_cuda",
+    "find_starts",
+    "first_sparse_rows",
+    "free_memory",
+    "gather_decode",
+    "gather_decode_dropout",
+    "gather_dropout",
+    "gather_rows",
+    "gather_sparse_rows",
+    "has_kernels",
+    "human",
+    "idle_bytes",
+    "is_compiling",
+    "is_plain",
+    "is_sparse",
+    "is_transformed",
+    "kept_entries",
+    "launch",
+    "learns",
+    "make_folder",
+    "on_cpu",
+    "on_host",
+    "padded",
+    "parts",
+    "pinned_zeros",
+    "random_bits",
+    "read_bytes",
+    "read_segments",
+    "reads_host_memory",
+    "report_blocking",
+    "report_progress",
+    "resident_bytes",
+    "resident_kinds",
+    "rises",
+    "run",
+    "sorted_rows",
+    "sparse_csr",
+    "subset",
+    "transpose",
+    "undirected",
+    "warn",
+    "write_bytes",
+    "write_segments",
+    "zeros",
+]

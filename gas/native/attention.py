@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gas import native
+from gas.native import extension as native
 from gas.native.dropout import dropout as drop
 from gas.native.matrix import Matrix, address, forward_of, run, transpose_of
 
@@ -67,7 +67,7 @@ def _state_address(positive: Tensor) -> int:
 
 
 def attention_of(heads: int, width: int, slope: float, dropout: Dropout) -> object:
-    """How attention is computed, as kernels take it."""
+    """Return the settings of attention for the kernels."""
     threshold, keep = round(dropout.p * 2**32), 1.0 / (1.0 - dropout.p)
     return native.C.Attention(heads, width, slope, threshold, keep, dropout.seed)
 
@@ -83,7 +83,7 @@ def attention_backward(
     state: tuple[Tensor, Tensor, Tensor, Tensor],
     grad: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of :func:`attention` towards ``x``, ``source`` and ``target``."""
+    """Return the gradients of :func:`attention` towards ``x``, ``source`` and ``target``."""
     if not native.has_kernels(x, source, target, m.col):
         return _attention_backward_torch(m, x, source, target, slope, dropout, grad)
     heads, width = x.size(1), x.size(2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gas import native
+from gas.native import extension as native
 from gas.native.attention import Dropout, attention_of
 from gas.native.dropout import dropout as drop
 from gas.native.matrix import TYPES, Matrix, forward_of, run, transpose_of
@@ -61,7 +61,7 @@ def attention_v2_backward(
     total: Tensor,
     grad: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of :func:`attention_v2` towards ``source``, ``target`` and ``att``."""
+    """Return the gradients of :func:`attention_v2` towards ``source``, ``target`` and ``att``."""
     if not native.has_kernels(source, target, att, m.col):
         return _attention_v2_backward_torch(m, source, target, att, slope, dropout, grad)
     # Without rows, nothing runs on CUDA that would write zeros to att's.

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gas import native
+from gas.native import extension as native
 from gas.native.dropout import random_bits
 from gas.native.matrix import sparse
 
@@ -19,7 +19,7 @@ DIGIT = 16  # Bits of a key that the twin looks at in one round.
 
 
 def on_host(tensor: Tensor) -> bool:
-    """Whether reading ``tensor`` makes nobody wait."""
+    """Return whether reading ``tensor`` makes nobody wait."""
     return tensor.device.type == "cpu"
 
 
@@ -34,7 +34,7 @@ def subset(
     among: Tensor | None = None,
     count: Tensor | None = None,
 ) -> Tensor:
-    """Draws ``k`` elements, every subset of that size being equally likely.
+    """Draw ``k`` elements, every subset of that size being equally likely.
 
     They are those with the smallest keys of a counter-based generator, which are distinct.
 
@@ -98,7 +98,7 @@ def _subset_torch(
 
 
 def kept_entries(rowptr: Tensor, ids: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
-    """Some of the entries of a sparse matrix in compressed rows.
+    """Select entries of a sparse matrix in compressed rows.
 
     Args:
         rowptr: First entry of each row, of shape ``[rows + 1]``, int32.
@@ -145,7 +145,7 @@ class EgoGraph(NamedTuple):
 
 
 def ego_hop(graph: EgoGraph, kept: Tensor, x: Tensor) -> Tensor:
-    """``(A' + I) x[:, 0]`` and ``(A + I) x[:, 1]``, self-loops included; see ``augment/ego.h``.
+    """Return ``(A' + I) x[:, 0]`` and ``(A + I) x[:, 1]``; see ``augment/ego.h``.
 
     Args:
         graph: The graph ``A``.

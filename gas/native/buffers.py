@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gas import native
+from gas.native import extension as native
 from gas.native.memory import human
 
 SMALL_BYTES = 128 * 1024  # Below this, the C library uses memory again by itself.
@@ -27,7 +27,7 @@ MOST_IDLE_BYTES = 512 << 20  # Of those that all models share.
 
 
 def zeros(num_bytes: int) -> np.ndarray:
-    """New memory of the host, in huge pages where the system has some.
+    """Allocate host memory, in huge pages if available.
 
     Rows read at random from a large table miss the cache of page addresses: huge pages made pulls
     1.2 times faster (measured: 16.8 and 20.8 GB/s for rows of 256 bytes).
@@ -49,7 +49,7 @@ def _pages(num_bytes: int) -> np.ndarray:
 
 
 def pinned_zeros(num_bytes: int) -> np.ndarray:
-    """New memory of the host that GPUs read and write over the bus, no more than was asked for.
+    """Allocate exactly the requested host memory, for access by GPUs over the bus.
 
     PyTorch's allocator would take the next power of two. It would also wait for kernels that it
     knows of before it gives the memory to somebody else; here, who has launched kernels refers to
@@ -87,7 +87,7 @@ class BufferPool:
         self._idle: dict[torch.dtype, deque[np.ndarray]] = defaultdict(deque)
 
     def take(self, rows: int, width: int, dtype: torch.dtype) -> Tensor:
-        """A tensor of shape ``[rows, width]`` on the CPU, with unspecified but finite values."""
+        """Return a CPU tensor of shape ``[rows, width]`` with unspecified but finite values."""
         size = rows * width * dtype.itemsize
         if size < SMALL_BYTES:
             with torch.inference_mode(False):
@@ -124,7 +124,7 @@ class BufferPool:
         return sum(block.size for idle in tuple(self._idle.values()) for block in tuple(idle))
 
     def clear(self) -> None:
-        """Gives up the memory that waits for its next use."""
+        """Give up the memory that waits for its next use."""
         for idle in tuple(self._idle.values()):
             idle.clear()
 
@@ -146,12 +146,12 @@ SHARED = BufferPool(MOST_IDLE_BYTES)
 
 
 def idle_bytes() -> int:
-    """The memory of the process that all models share, and none uses now."""
+    """Return the memory of the process that all models share, and none uses now."""
     return SHARED.idle_bytes
 
 
 def empty(rows: int, width: int, like: Tensor) -> Tensor:
-    """A tensor of shape ``[rows, width]`` with unspecified values, of the type of another."""
+    """Return an uninitialised tensor of shape ``[rows, width]`` with the type of another."""
     if like.device.type != "cpu" or rows * width * like.element_size() < LARGE_BYTES:
         return like.new_empty(rows, width)
     return SHARED.take(rows, width, like.dtype)

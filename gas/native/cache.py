@@ -1,4 +1,4 @@
-"""Where what takes long is kept between runs."""
+"""Cache folder between runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def cache_dir() -> Path:
-    """Where results are kept between runs: ``$GAS_CACHE_DIR``, or ``gas`` in the user's cache."""
+    """Return the cache folder: ``$GAS_CACHE_DIR``, or ``gas`` in the user's cache."""
     if "GAS_CACHE_DIR" in os.environ:
         return Path(os.environ["GAS_CACHE_DIR"])
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gas"

@@ -1,17 +1,23 @@
-"""What every way in checks of integers and ids."""
+"""Checks of integers and ids."""
 
 from __future__ import annotations
 
+import contextlib
 import numbers
+import re
+from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 from torch import Tensor
+
+MOST_INT32 = 2**31 - 1  # What an int32 can count.
 
 
 def check_integer(
     name: str, value: object, least: int, most: int | None = None, expected: str = ""
 ) -> None:
-    """Raises ``ValueError`` unless ``value`` is a whole number, of Python or numpy, within bounds.
+    """Raise ``ValueError`` unless ``value`` is a whole number, of Python or numpy, within bounds.
 
     Args:
         name: What the error calls it.
@@ -27,8 +33,29 @@ def check_integer(
     raise ValueError(f"'{name}' is {value!r}, expected {expected or f'an integer {bounds}'}")
 
 
+def make_folder(name: str, path: Path) -> None:
+    """Make a folder, with those above it, unless it is there.
+
+    Args:
+        name: The argument that names it.
+        path: The folder.
+
+    Raises:
+        OSError: If it can't be made, with the system's number and the cure.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"'{name}' is a folder that can't be made ({error.strerror}): name one that can be "
+            "written",
+            str(path),
+        ) from error
+
+
 def check_index(name: str, index: Tensor) -> None:
-    """Raises ``ValueError`` unless ``index`` is a one-dimensional int64 tensor."""
+    """Raise ``ValueError`` unless ``index`` is a one-dimensional int64 tensor."""
     if not isinstance(index, Tensor) or index.dtype != torch.int64 or index.dim() != 1:
         what = f"{index.dtype} of shape {list(index.shape)}" if isinstance(index, Tensor) else index
         raise ValueError(f"'{name}' is {what}, expected a one-dimensional int64 tensor")
@@ -41,10 +68,28 @@ def assert_range(name: str, index: Tensor, size: int, kind: str) -> None:
 
 
 def check_range(name: str, index: Tensor, size: int) -> None:
-    """Raises ``IndexError`` unless every index is in ``[0, size)``."""
+    """Raise ``IndexError`` unless every index is in ``[0, size)``."""
     if index.numel() == 0:
         return
     low, high = (int(v) for v in torch.aminmax(index))
     if low < 0 or high >= size:
         bad = low if low < 0 else high
         raise IndexError(f"'{name}' holds {bad}, which is outside [0, {size})")
+
+
+@contextlib.contextmanager
+def explain_missing_cuda(what: str) -> Iterator[None]:
+    """In this context, name the cure of an error that PyTorch raises where there is no CUDA.
+
+    Args:
+        what: What is moved, or made there.
+    """
+    try:
+        yield
+    except (AssertionError, RuntimeError) as error:
+        if torch.cuda.is_available() or not re.search("CUDA|NVIDIA", str(error)):
+            raise
+        raise RuntimeError(
+            f"{what} can't be put on a CUDA device, as PyTorch sees none ({error}): use 'cpu', or "
+            "install a driver and a PyTorch with CUDA"
+        ) from error

@@ -1,17 +1,17 @@
-"""What the compiler of PyTorch, ``torch.compile``, is kept out of."""
+"""Functions that ``torch.compile`` calls instead of compiling them."""
 
 from __future__ import annotations
 
 import torch
 
-apart = torch.compiler.disable(reason="gas reads and writes histories between graphs")
-"""Makes a function one that the compiler calls, with all that it calls, and doesn't look into."""
+disable_compile = torch.compiler.disable(reason="gas reads and writes histories between graphs")
+"""Exclude a function, and all that it calls, from compilation."""
 
-between = torch._dynamo.decorators.skip
-"""Makes a function run as it is, while what it calls may be compiled: ``apart`` or not."""
+skip_frame = torch._dynamo.decorators.skip
+"""Run a function uncompiled; functions that it calls may be compiled."""
 
 
-@between
+@skip_frame
 def is_compiling() -> bool:
-    """Whether what is called from here is compiled, outside of what is being compiled."""
+    """Return whether functions called from here are compiled, outside of a compiled function."""
     return torch._C._dynamo.eval_frame.get_eval_frame_callback() not in (None, False)

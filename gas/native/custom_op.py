@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 
+_PLAIN = frozenset((Tensor, Parameter))
+
 
 class CustomOp:
     """An operator as :func:`torch.library.custom_op` makes them, which is called faster.
@@ -98,11 +100,11 @@ class CustomOp:
         )
 
     def __call__(self, *args: Any) -> Any:
-        """Computes it."""
+        """Compute it."""
         tensors = [arg for arg in args if isinstance(arg, Tensor)]
         if _in_forward_mode(*tensors):
             raise _no_forward_mode(self._name)
-        if _is_watched() or any(type(tensor) not in (Tensor, Parameter) for tensor in tensors):
+        if _is_watched() or not _PLAIN.issuperset(map(type, tensors)):
             return self._op(*args)
         if any(map(Tensor.is_neg, tensors)):  # A view that PyTorch negates when it reads.
             args = tuple(arg.resolve_neg() if isinstance(arg, Tensor) else arg for arg in args)
@@ -121,21 +123,23 @@ class CustomOp:
 
 
 def learns(*tensors: Tensor) -> bool:
-    """Whether a gradient towards one of them may be asked for."""
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        return True
+    """Return whether a gradient towards one of them may be asked for."""
+    if torch.is_grad_enabled():
+        for tensor in tensors:
+            if tensor.requires_grad:
+                return True
     return is_transformed(*tensors)
 
 
 def is_transformed(*tensors: Tensor) -> bool:
-    """Whether a transform such as :func:`torch.func.grad` or :func:`torch.vmap` holds one."""
+    """Return whether a tensor is wrapped by a transform such as :func:`torch.func.grad`."""
     if torch.compiler.is_compiling():
         return False  # The compiler sees transforms itself.
     return any(map(torch._C._functorch.is_functorch_wrapped_tensor, tensors))
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether nobody wants to know more of what is done to a tensor than values and gradient."""
+    """Return whether a tensor needs no more than values and gradients, such as forward mode."""
     return not (
         _is_watched()
         or type(tensor) not in (Tensor, Parameter)
@@ -145,7 +149,7 @@ def is_plain(tensor: Tensor) -> bool:
 
 
 def _in_forward_mode(*tensors: Tensor) -> bool:
-    """Whether a derivative in forward mode is asked for, by other means than a transform."""
+    """Return whether a derivative in forward mode is asked for, by other means than a transform."""
     return forward_ad._current_level >= 0 and any(
         not is_transformed(tensor) and forward_ad.unpack_dual(tensor).tangent is not None
         for tensor in tensors
@@ -170,7 +174,7 @@ def _sample(arg: Any, dim: Any, index: int) -> Any:
 
 
 def _is_watched() -> bool:
-    """Whether somebody wants to see operators, not what they compute."""
+    """Return whether somebody wants to see operators, not what they compute."""
     return (
         torch.compiler.is_compiling()
         or torch._C._get_tracing_state() is not None
@@ -180,5 +184,5 @@ def _is_watched() -> bool:
 
 
 def custom_op(name: str, public: str = "") -> Callable[[Callable[..., Any]], CustomOp]:
-    """Makes a :class:`CustomOp` of the function that follows."""
+    """Make a :class:`CustomOp` of the function that follows."""
     return lambda kernel: CustomOp(name, kernel, public)

@@ -12,8 +12,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from gas import native
 from gas.native import costs
+from gas.native import extension as native
 from gas.native.transfer import decode_torch, encode_torch, stored_columns
 
 MOST_BLOCKS = 65535  # For rows on the device: as many as there is work for.
@@ -23,12 +23,12 @@ BUS_BLOCKS_PER_PROCESSOR = 1
 
 
 def reads_host_memory() -> bool:
-    """Whether kernels can read rows of pinned host memory over the bus."""
+    """Return whether kernels can read rows of pinned host memory over the bus."""
     return native.C is not None and native.C.WITH_CUDA
 
 
 def _launches(x: Tensor) -> bool:
-    """Whether there are kernels for a tensor: in a rehearsal without a device there are none."""
+    """Return whether there are kernels for a tensor; a rehearsal without a device has none."""
     return x.is_cuda and reads_host_memory()
 
 
@@ -42,7 +42,7 @@ def _num_processors(device: torch.device) -> int:
 
 
 def _most_blocks(table: Tensor, device: torch.device) -> int:
-    """How many blocks may work on a table's rows at a time."""
+    """Return the maximum number of blocks on a table's rows."""
     if table.device.type != "cpu":
         return MOST_BLOCKS
     return BUS_BLOCKS_PER_PROCESSOR * _num_processors(device)
@@ -97,7 +97,7 @@ def scatter_rows(table: Tensor, index: Tensor, rows: Tensor) -> None:
 
 
 def encode(codec: str, x: Tensor) -> Tensor:
-    """Encodes contiguous float32 rows of shape ``[n, width]``; see csrc/transfer/codec.h."""
+    """Encode contiguous float32 rows of shape ``[n, width]``; see csrc/transfer/codec.h."""
     if codec != "int8" or not _launches(x):
         return encode_torch(codec, x)
     n, width = x.shape
@@ -109,7 +109,7 @@ def encode(codec: str, x: Tensor) -> Tensor:
 
 
 def decode(codec: str, rows: Tensor, out: Tensor, index: Tensor | None = None) -> None:
-    """Decodes stored rows into contiguous float32 rows, of shape ``[n, width]``, on a device.
+    """Decode stored rows into contiguous float32 rows, of shape ``[n, width]``, on a device.
 
     Args:
         codec: How they are encoded.

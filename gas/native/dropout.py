@@ -5,17 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gas import native
 from gas.native import buffers
+from gas.native import extension as native
 from gas.native.checks import check_index
 from gas.native.rows import gather_rows
-from gas.native.transfer import CODECS, gather_decode
+from gas.native.transfer import CODECS, Job
 
 _TYPES = {torch.float32: "float32", torch.float64: "float64"}
 
 
 def dropout(x: Tensor, p: float, seed: int) -> Tensor:
-    """Drops elements: ``x / (1 - p)`` where the seed keeps them, 0 elsewhere.
+    """Drop elements: ``x / (1 - p)`` where the seed keeps them, 0 elsewhere.
 
     The same seed drops the same elements, so that nothing has to be stored for the backward pass.
 
@@ -57,13 +57,30 @@ def gather_dropout(table: Tensor, index: Tensor, p: float, seed: int) -> Tensor:
     return out
 
 
+def gather_decode(table: Tensor, codec: str, width: int, index: Tensor) -> Tensor:
+    """Decode rows of a table of stored rows: float32, of shape ``[n, width]``.
+
+    Args:
+        table: The stored rows, contiguous, of shape ``[N, columns]``, on the CPU.
+        codec: How they are encoded, a key of ``CODECS``.
+        width: The width of decoded rows.
+        index: The rows to read, of shape ``[n]``, int64.
+
+    Raises:
+        IndexError: If an index is outside ``[0, N)``.
+    """
+    out = buffers.empty(index.numel(), width, table.new_empty(0, dtype=torch.float32))
+    Job.pull(table, index.contiguous(), out, codec, width).run()
+    return out
+
+
 def gather_decode_dropout(
     table: Tensor, codec: str, width: int, index: Tensor, p: float, seed: int
 ) -> Tensor:
     """``dropout(gather_decode(table, codec, width, index), p, seed)`` in one pass.
 
     Args:
-        table: See :func:`gas.native.transfer.gather_decode`.
+        table: See :func:`gather_decode`.
         codec: See there.
         width: See there.
         index: See there.

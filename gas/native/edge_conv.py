@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gas import native
+from gas.native import extension as native
 from gas.native.matrix import Matrix, address, forward_of, run, sum_type, transpose_of
 
 
@@ -18,7 +18,7 @@ def edge_conv(
     mean: bool,
     keep_state: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Sums ``act(target[row] + source[col])`` over the entries of each row.
+    """Sum ``act(target[row] + source[col])`` over the entries of each row.
 
     Args:
         m: The matrix.
@@ -55,7 +55,7 @@ def edge_conv(
 def edge_conv_backward(
     m: Matrix, target: Tensor, source: Tensor, activation: str, parameter: float, grad: Tensor
 ) -> Tensor:
-    """The gradient of :func:`edge_conv` towards ``source``, given the one towards the sums."""
+    """Return the gradient of :func:`edge_conv` towards ``source``, given that of the sums."""
     if not native.has_kernels(target, source, m.col):
         return _edge_conv_backward_torch(m, target, source, activation, parameter, grad)
     out = torch.empty_like(source)

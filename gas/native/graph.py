@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gas import native
+from gas.native import extension as native
 from gas.native.checks import check_index, check_range
 
 BLOCK = 1 << 24  # Columns that are looked at at a time.
@@ -17,7 +17,7 @@ BLOCK = 1 << 24  # Columns that are looked at at a time.
 def coo_to_csr(
     row: Tensor, col: Tensor, num_rows: int, dtype: torch.dtype = torch.int64
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Sorts edges by row, then column, then position, into compressed sparse rows.
+    """Sort edges by row, then column, then position, into compressed sparse rows.
 
     Args:
         row: Row of each edge, of shape ``[E]``, int64, in ``[0, num_rows)``.
@@ -212,7 +212,7 @@ class Relabeler:
         self._start()
 
     def __call__(self, nodes: Tensor, dtype: torch.dtype = torch.int64) -> Batch:
-        """Cuts the mini-batch of some nodes.
+        """Cut the mini-batch of some nodes.
 
         Args:
             nodes: The nodes, of shape ``[B]``, int64, each listed once.
@@ -258,7 +258,7 @@ class Relabeler:
 
 
 def rises(rowptr: Tensor, num_entries: int) -> bool:
-    """Whether row pointers rise from 0 to a number of entries; a few are looked at at a time."""
+    """Return whether row pointers rise from 0 to a number of entries, checked by blocks."""
     if rowptr[:1].tolist() + rowptr[-1:].tolist() != [0, num_entries]:
         return False
     firsts = range(0, rowptr.numel(), BLOCK)
@@ -266,7 +266,7 @@ def rises(rowptr: Tensor, num_entries: int) -> bool:
 
 
 def sorted_rows(rowptr: Tensor, col: Tensor, strict: bool = False) -> bool:
-    """Whether columns never fall but where a row starts; a few are looked at at a time.
+    """Return whether columns never fall but where a row starts; a few are looked at at a time.
 
     Args:
         rowptr: First entry of each row, which rises from 0 to ``E``, of shape ``[rows + 1]``.
@@ -286,7 +286,7 @@ def sorted_rows(rowptr: Tensor, col: Tensor, strict: bool = False) -> bool:
 
 
 def relabel_one_hop(rowptr: Tensor, col: Tensor, nodes: Tensor) -> Batch:
-    """Cuts one mini-batch out of a graph; see :class:`Relabeler`, which many batches share."""
+    """Cut one mini-batch out of a graph; see :class:`Relabeler`, which many batches share."""
     return Relabeler(rowptr, col)(nodes)
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gas import native
+from gas.native import extension as native
 from gas.native.checks import assert_range, check_range
 from gas.native.custom_op import custom_op
 
@@ -16,7 +16,7 @@ TYPES = {torch.float32: "float32", torch.float64: "float64", torch.bfloat16: "bf
 
 @custom_op("gas::find_starts")
 def find_starts(rowptr: Tensor, num_entries: int) -> Tensor:
-    """Where the kernels of a device begin their chunks of a matrix's rows; see graph/starts.h.
+    """Find the first rows of the chunks of a matrix for a device's kernels; see graph/starts.h.
 
     Args:
         rowptr: First entry of each row, of shape ``[rows + 1]``, int32.
@@ -96,22 +96,22 @@ class Matrix(NamedTuple):
 
 
 def run(name: str, x: Tensor, *arguments: object) -> None:
-    """Calls a kernel for the type of ``x`` where that is."""
+    """Call a kernel for the type of ``x`` where that is."""
     native.run(f"{name}_{TYPES[x.dtype]}", x.device, *arguments)
 
 
 def address(tensor: Tensor | None) -> int:
-    """Where a tensor's elements lie; 0 for none."""
+    """Return the address of a tensor's elements; 0 for none."""
     return 0 if tensor is None or tensor.numel() == 0 else tensor.data_ptr()
 
 
 def forward_of(m: Matrix) -> object:
-    """The matrix as kernels take it."""
+    """Return the matrix as kernels take it."""
     return sparse(m.num_rows, m.rowptr, m.col, None, m.start)
 
 
 def transpose_of(m: Matrix, num_cols: int | None = None) -> object:
-    """The transpose as kernels take it, or its first rows."""
+    """Return the transpose as kernels take it, or its first rows."""
     rows = m.num_cols if num_cols is None else num_cols
     return sparse(rows, m.t_rowptr, m.t_col, m.t_entry, m.t_start)
 
@@ -123,7 +123,7 @@ def sparse(
     entry: Tensor | None = None,
     start: Tensor | None = None,
 ) -> object:
-    """Rows as kernels take them."""
+    """Return rows as kernels take them."""
     tensors = rowptr, col, entry, start
     return native.C.Sparse(num_rows, col.numel(), *map(address, tensors))
 
@@ -131,7 +131,7 @@ def sparse(
 def transpose(
     rowptr: Tensor, col: Tensor, num_cols: int, kept: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The transpose of a matrix in compressed rows: ``t_rowptr``, ``t_col`` and ``t_entry``.
+    """Return the transpose of a matrix in compressed rows: ``t_rowptr``, ``t_col`` and ``t_entry``.
 
     Columns from ``kept`` on are left out, as if they were empty; what would be their entries has
     unspecified values.
@@ -175,5 +175,5 @@ def _transpose_torch(
 
 
 def sum_type(x: Tensor) -> torch.dtype:
-    """The type that elements are added up in."""
+    """Return the type that elements are added up in."""
     return torch.float32 if x.dtype == torch.bfloat16 else x.dtype

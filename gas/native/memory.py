@@ -1,8 +1,10 @@
-"""How much memory there is, and amounts of it in words."""
+"""Free memory, and memory sizes as text."""
 
 from __future__ import annotations
 
+import math
 import re
+import threading
 from pathlib import Path
 
 import torch
@@ -20,6 +22,8 @@ CGROUPS = (
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
 )
 
+RESIDENT = re.compile(rb"^Rss(\w+):\s+(\d+) kB", re.MULTILINE)
+
 UNITS = {"B": 1} | {
     f"{prefix}{unit}": base ** (power + 1)
     for power, prefix in enumerate("KMGT")
@@ -28,7 +32,7 @@ UNITS = {"B": 1} | {
 
 
 def free_memory(device: torch.device | None = None) -> int:
-    """The bytes that can still be allocated, of a device or of the host's memory.
+    """Return the bytes that can still be allocated, of a device or of the host's memory.
 
     A number too large to ever matter where the system doesn't tell: then, nothing is refused.
     """
@@ -42,19 +46,73 @@ def free_memory(device: torch.device | None = None) -> int:
             if most != "max":
                 free.append(int(most) - int(now) + _reclaimable(files[0].parent))
     if resource is not None:
-        most_address_space = resource.getrlimit(resource.RLIMIT_AS)[0]
-        if most_address_space != resource.RLIM_INFINITY:
-            free.append(most_address_space - (_kilobytes("/proc/self/status", "VmSize") or 0))
+        for kind, counted in ((resource.RLIMIT_AS, "VmSize"), (resource.RLIMIT_DATA, "VmData")):
+            allowed = resource.getrlimit(kind)[0]
+            if allowed != resource.RLIM_INFINITY:
+                free.append(allowed - (_kilobytes("/proc/self/status", counted) or 0))
     return max(0, min((f for f in free if f is not None), default=2**63))
 
 
 def resident_bytes() -> int:
-    """The bytes of this process that are in memory now; 0 where the system doesn't tell."""
+    """Return the bytes of this process that are in memory now; 0 where the system doesn't tell."""
     return _kilobytes("/proc/self/status", "VmRSS") or 0
 
 
+def resident_kinds() -> tuple[float, float]:
+    """Count the bytes of this process in memory by kind: its own, and pages of mapped files.
+
+    Its own are those that it has allocated. Files are those of libraries, graphs and histories on
+    disk: the system reclaims their pages when it needs room. NaN where the system doesn't tell.
+    """
+    try:
+        found = dict(RESIDENT.findall(Path("/proc/self/status").read_bytes()))
+    except OSError:
+        found = {}
+    own, mapped, shared = (int(found.get(kind, -1)) * 1024 for kind in (b"Anon", b"File", b"Shmem"))
+    if min(own, mapped, shared) < 0:
+        return math.nan, math.nan
+    return own + shared, mapped  # Shared memory has no file that it could be written back to.
+
+
+class PeakMemory:
+    """Sample the peaks of :func:`resident_kinds`, ``own`` and ``mapped``, in this context.
+
+    A thread does it: the system keeps only the peak of both kinds together. Memory that lives
+    shorter than the interval may be missed.
+
+    Args:
+        seconds: The interval. (default: ``0.02``)
+    """
+
+    def __init__(self, seconds: float = 0.02) -> None:
+        self.own, self.mapped = resident_kinds()
+        self._seconds = seconds
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="gas-memory", daemon=True)
+
+    def __enter__(self) -> PeakMemory:
+        if math.isfinite(self.own):
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+            self.sample()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(self._seconds):
+            self.sample()
+
+    def sample(self) -> None:
+        """Look once more."""
+        own, mapped = resident_kinds()
+        self.own, self.mapped = max(self.own, own), max(self.mapped, mapped)
+
+
 def _kilobytes(file: str, field: str) -> int | None:
-    """A field of a file like /proc/meminfo, in bytes; None on systems without it."""
+    """Return a field of a file like /proc/meminfo, in bytes; None on systems without it."""
     if not Path(file).exists():
         return None
     for line in Path(file).read_text().splitlines():
@@ -64,7 +122,7 @@ def _kilobytes(file: str, field: str) -> int | None:
 
 
 def _reclaimable(group: Path) -> int:
-    """Bytes of a control group that hold files, which the system gives up when asked for more."""
+    """Return the bytes of a control group in the page cache, which the system can reclaim."""
     file = group / "memory.stat"
     lines = file.read_text().splitlines() if file.exists() else []
     stat = dict(line.split() for line in lines)
@@ -72,7 +130,7 @@ def _reclaimable(group: Path) -> int:
 
 
 def bytes_of(name: str, value: object) -> int:
-    """An amount of memory as a number of bytes, at least 1.
+    """Return an amount of memory as a number of bytes, at least 1.
 
     Args:
         name: What the error calls it.
@@ -97,7 +155,7 @@ def bytes_of(name: str, value: object) -> int:
 
 
 def human(num_bytes: int) -> str:
-    """A number of bytes to read."""
+    """Return a number of bytes to read."""
     size = float(num_bytes)
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if size < 1024:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gas import native
+from gas.native import extension as native
 from gas.native.matrix import TYPES, Matrix, forward_of, run, sum_type, transpose_of
 
 EPS = 1e-15  # PyG's, of variances.
@@ -37,7 +37,7 @@ class Mixture(NamedTuple):
 def spread(
     m: Matrix, mixture: Mixture, x: Tensor, mean: bool = False, transposed: bool = False
 ) -> Tensor:
-    """Sums rows, weighted by each kernel, over the entries of each row.
+    """Sum rows, weighted by each kernel, over the entries of each row.
 
     Args:
         m: The matrix.
@@ -61,7 +61,7 @@ def spread(
 def collapse(
     m: Matrix, mixture: Mixture, x: Tensor, mean: bool = False, transposed: bool = False
 ) -> Tensor:
-    """Sums rows of each kernel, weighted by it, over kernels and the entries of each row.
+    """Sum rows of each kernel, weighted by it, over kernels and the entries of each row.
 
     Args:
         m: The matrix.
@@ -112,7 +112,7 @@ def backward(
     keep_pseudo: bool,
     transposed: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The gradients towards a mixture, where that towards a weight is ``<own[row], other[col]>``.
+    """Return the gradients of a mixture; that of a weight is ``<own[row], other[col]>``.
 
     Args:
         m: The matrix.
@@ -153,7 +153,7 @@ def backward(
 
 
 def _ends(m: Matrix, transposed: bool) -> tuple[Tensor, Tensor]:
-    """Where every entry is added up, and what it reads."""
+    """Return the destination and the source row of every entry."""
     return (m.col.long(), m.row) if transposed else (m.row, m.col.long())
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-import warnings
+
+from gas.native.warning import warn
 
 _RUNTIME = re.compile(r"lib(gomp|iomp5|omp)\b[^/]*\.so[^/]*$")
 
 
 def runtimes(maps: str = "/proc/self/maps") -> set[str]:
-    """The files of the OpenMP runtimes that are loaded; none where the system doesn't tell."""
+    """Return the files of the loaded OpenMP runtimes; empty if the system doesn't tell."""
     try:
         with open(maps) as file:
             paths = {line.split(maxsplit=5)[-1].strip() for line in file if ".so" in line}
@@ -20,14 +21,13 @@ def runtimes(maps: str = "/proc/self/maps") -> set[str]:
 
 
 def warn_of_second(before: set[str], after: set[str]) -> None:
-    """Warns if the extension has brought an OpenMP runtime beside one that was there."""
+    """Warn if the extension has brought an OpenMP runtime beside one that was there."""
     if not before or not after - before:
         return
-    warnings.warn(
+    warn(
         f"gas._C has loaded a second OpenMP runtime, {min(after - before)}, beside {min(before)} "
         "of PyTorch: their threads wait for each other's cores, and everything may be slow. "
         "Build gas without OpenMP, it then has threads of its own: "
         "CMAKE_ARGS=-DCMAKE_DISABLE_FIND_PACKAGE_OpenMP=ON pip install .",
         RuntimeWarning,
-        stacklevel=2,
     )

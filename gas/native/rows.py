@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from gas import native
 from gas.native import buffers
+from gas.native import extension as native
 from gas.native.checks import check_index, check_range
 
 
@@ -17,7 +17,7 @@ def _row_bytes(table: Tensor) -> int:
 
 
 def gather_rows(table: Tensor, index: Tensor, out: Tensor | None = None) -> Tensor:
-    """Reads rows of a table: ``table[index]``.
+    """Read rows of a table: ``table[index]``.
 
     Args:
         table: The table, of shape ``[rows, ...]`` and any dtype.

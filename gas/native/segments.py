@@ -10,19 +10,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gas import native
+from gas.native import extension as native
 
 PAGE = 4096
 MOST_PIECES = 1000  # Of one call of the system, which takes 1,024.
 
 
 def padded(num_bytes: np.ndarray) -> np.ndarray:
-    """What segments of so many bytes take in a file."""
+    """Return the bytes of segments in a file, with padding."""
     return -(-num_bytes // PAGE) * PAGE
 
 
 def read_segments(file: int, offset: int, starts: np.ndarray, row_bytes: int, out: Tensor) -> int:
-    """Reads segments that follow one another in a file, without what is between them.
+    """Read segments that follow one another in a file, without what is between them.
 
     Args:
         file: Its descriptor.
@@ -68,7 +68,7 @@ def write_segments(
     ends: np.ndarray,
     offsets: np.ndarray,
 ) -> None:
-    """Writes segments of rows, each to its place in a file.
+    """Write segments of rows, each to its place in a file.
 
     Args:
         file: Its descriptor.
@@ -98,7 +98,7 @@ def write_segments(
 
 
 def read_bytes(file: int, offset: int, out: Tensor) -> None:
-    """Reads a contiguous tensor from a file.
+    """Read a contiguous tensor from a file.
 
     Raises:
         OSError: If the disk says so, or the file has ended.
@@ -107,7 +107,7 @@ def read_bytes(file: int, offset: int, out: Tensor) -> None:
 
 
 def write_bytes(file: int, offset: int, rows: Tensor) -> None:
-    """Writes a contiguous tensor to a file.
+    """Write a contiguous tensor to a file.
 
     Raises:
         OSError: If the disk says so.
@@ -116,7 +116,7 @@ def write_bytes(file: int, offset: int, rows: Tensor) -> None:
 
 
 def bytes_of(rows: Tensor) -> np.ndarray:
-    """The memory of a contiguous tensor."""
+    """Return the memory of a contiguous tensor."""
     return rows.view(-1).view(torch.uint8).numpy() if rows.numel() else np.empty(0, np.uint8)
 
 
@@ -142,7 +142,7 @@ def _move_all(
     pieces: list[np.ndarray],
     offset: int,
 ) -> None:
-    """Reads or writes pieces that follow one another in a file, all of each."""
+    """Read or write pieces that follow one another in a file, all of each."""
     pieces = [piece for piece in pieces if len(piece)]
     while pieces:
         done = call(file, pieces, offset)

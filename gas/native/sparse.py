@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gas import native
 from gas.native import costs
+from gas.native import extension as native
 from gas.native.buffers import empty
 from gas.native.matrix import Matrix, address, forward_of, run, sum_type, transpose_of
 from gas.native.sparse_rows import sparse_csr
@@ -22,7 +22,7 @@ def multiply(
     other: Tensor | None = None,
     place: Tensor | None = None,
 ) -> Tensor:
-    """``A x``, or ``A^T x``: rows of ``x`` summed over the entries of each row.
+    """Multiply ``A x`` or ``A^T x``: sum rows of ``x`` over the entries of each row.
 
     Args:
         m: The matrix ``A``.
@@ -52,7 +52,7 @@ def multiply(
 
 
 def _multiply_sparse(m: Matrix, weight: Tensor | None, x: Tensor) -> Tensor:
-    """``A x`` by PyTorch's product of a sparse matrix, on CUDA that of cuSPARSE."""
+    """Multiply ``A x`` by PyTorch's sparse product, on CUDA that of cuSPARSE."""
     value = x.new_ones(m.col.numel()) if weight is None else weight
     with torch.autocast(x.device.type, enabled=False):  # It would multiply in a shorter type.
         return sparse_csr(m.rowptr, m.col, value, x.size(0)) @ x
@@ -85,7 +85,7 @@ def dot_rows(m: Matrix, a: Tensor, b: Tensor) -> Tensor:
 
 
 def extreme(m: Matrix, x: Tensor, largest: bool) -> tuple[Tensor, Tensor]:
-    """The largest or smallest element over the entries of each row, zero for none.
+    """Return the largest or smallest element over the entries of each row, zero for none.
 
     Returns:
         Of shape ``[rows, width]`` each: the elements, and the entry that each came from, the first
@@ -116,7 +116,7 @@ def _extreme_torch(m: Matrix, x: Tensor, largest: bool) -> tuple[Tensor, Tensor]
 
 
 def extreme_backward(m: Matrix, grad: Tensor, entry: Tensor, num_rows: int) -> Tensor:
-    """The gradient of :func:`extreme` towards the first rows of ``x``: ``[num_rows, width]``."""
+    """Return the gradient of :func:`extreme` for the first rows of ``x``: ``[num_rows, width]``."""
     if not native.has_kernels(grad, entry, m.col):
         out = grad.new_zeros(m.num_cols, grad.size(1), dtype=sum_type(grad))
         known = entry >= 0

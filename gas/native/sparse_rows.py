@@ -17,12 +17,12 @@ from gas.native.checks import check_index, check_range
 
 
 def is_sparse(x: Any) -> bool:
-    """Whether features are a ``torch.sparse_csr`` matrix."""
+    """Return whether features are a ``torch.sparse_csr`` matrix."""
     return isinstance(x, Tensor) and x.layout == torch.sparse_csr
 
 
 def sparse_csr(rowptr: Tensor, col: Tensor, value: Tensor | None, num_cols: int) -> Tensor:
-    """A ``torch.sparse_csr`` matrix, of ones where there are no values; duplicates add up."""
+    """Return a ``torch.sparse_csr`` matrix, with ones if there are no values; duplicates add up."""
     accept_beta_state()
     if value is None:
         value = torch.ones(col.numel(), device=col.device)
@@ -32,7 +32,7 @@ def sparse_csr(rowptr: Tensor, col: Tensor, value: Tensor | None, num_cols: int)
 
 @functools.cache
 def accept_beta_state() -> None:
-    """Creates one CSR tensor, so that PyTorch says "beta state" here, once, unheard."""
+    """Create one CSR tensor, so that PyTorch says "beta state" here, once, unheard."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         one = torch.ones(1, dtype=torch.long)
@@ -40,7 +40,7 @@ def accept_beta_state() -> None:
 
 
 def parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What a matrix is made of: ``rowptr``, ``col`` and values, which aren't copied."""
+    """Return ``rowptr``, ``col`` and values of a matrix, without a copy."""
     return x.crow_indices(), x.col_indices(), x.values()
 
 

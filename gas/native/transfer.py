@@ -1,21 +1,26 @@
-"""Tables in host memory: the jobs that read and write their rows.
+"""Rows of tables in host memory: jobs that read and write them, and the engine that runs the jobs.
 
-Checked functions that run natively where the extension was built and as their
-pure-torch twins elsewhere, with equal results.
+Jobs run natively where the extension was built, beside the computation if they may, and as their
+pure-torch twins elsewhere, when they are submitted, with equal results.
 """
 
 from __future__ import annotations
 
+import enum
+import os
+import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gas import native
-from gas.native import buffers
+from gas.native import extension as native
 from gas.native.checks import check_index, check_range
 
+# Rows of a table: by index, or ranges (first, count) that are filled in turn.
+RowIndex = Tensor | Sequence[tuple[int, int]]
 # What csrc/transfer/codec.h calls the formats of stored rows.
 CODECS = {"bfloat16": 1, "float16": 2, "int8": 3}
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -25,12 +30,12 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def stored_columns(codec: str, width: int) -> int:
-    """How many elements a stored row has: of the codec's dtype, or bytes for ``int8``."""
+    """Return the elements of a stored row: of the codec's dtype, or bytes for ``int8``."""
     return (4 + width + 3) // 4 * 4 if codec == "int8" else width
 
 
 def encode_torch(codec: str, x: Tensor) -> Tensor:
-    """Encodes float32 rows of shape ``[n, width]`` as csrc/transfer/codec.h describes."""
+    """Encode float32 rows of shape ``[n, width]`` as csrc/transfer/codec.h describes."""
     if codec != "int8":
         return x.to(_DTYPES[codec])
     n, width = x.shape
@@ -45,35 +50,18 @@ def encode_torch(codec: str, x: Tensor) -> Tensor:
 
 
 def decode_torch(codec: str, rows: Tensor, width: int) -> Tensor:
-    """Decodes stored rows to float32 rows of shape ``[n, width]``."""
+    """Decode stored rows to float32 rows of shape ``[n, width]``."""
     if codec != "int8":
         return rows.float()
     scale = rows[:, :4].contiguous().view(torch.float32)
     return rows[:, 4 : 4 + width].view(torch.int8) * scale
 
 
-def gather_decode(table: Tensor, codec: str, width: int, index: Tensor) -> Tensor:
-    """Decodes rows of a table of stored rows: float32, of shape ``[n, width]``.
-
-    Args:
-        table: The stored rows, contiguous, of shape ``[N, columns]``, on the CPU.
-        codec: How they are encoded, a key of ``CODECS``.
-        width: The width of decoded rows.
-        index: The rows to read, of shape ``[n]``, int64.
-
-    Raises:
-        IndexError: If an index is outside ``[0, N)``.
-    """
-    out = buffers.empty(index.numel(), width, table.new_empty(0, dtype=torch.float32))
-    Table(table, codec, width).pull(index.contiguous(), out).run()
-    return out
-
-
 # Jobs ---------------------------------------------------------------------------------------------
 
 
 class Job:
-    """Work to do now, by :meth:`run`, or beside the computation, by ``gas.native.engine.Engine``.
+    """Work to do now, by :meth:`run`, or in a lane of an :class:`Engine`.
 
     Args:
         work: A native job, or a function without arguments where the extension was not built.
@@ -86,7 +74,7 @@ class Job:
 
     @staticmethod
     def calling(function: Callable[[], None]) -> Job:
-        """A job that calls a function of Python, once; what it refers to is let go then."""
+        """Make a job that calls a function of Python, once; what it refers to is let go then."""
         functions = [function]
 
         def work() -> None:
@@ -94,114 +82,317 @@ class Job:
 
         return Job(work if native.C is None else native.C.Job(work))
 
+    @staticmethod
+    def pull(
+        table: Tensor,
+        index: Tensor,
+        out: Tensor,
+        codec: str | None = None,
+        width: int | None = None,
+    ) -> Job:
+        """Make a job of ``out[i] = table[index[i]]``.
+
+        Args:
+            table: The stored rows, contiguous, of shape ``[N, columns]``.
+            index: The rows to read, of shape ``[n]``, int64.
+            out: Where to write, of shape ``[n, width]``: float32 where rows are encoded, and of the
+                table's dtype otherwise.
+            codec: How rows are encoded, a key of ``CODECS``. (default: they are not)
+            width: The width of decoded rows. (default: that of ``table``)
+
+        Raises:
+            ValueError: If a shape or a dtype doesn't fit.
+            IndexError: If a row doesn't exist.
+        """
+        check_index("index", index)
+        _check_buffer("out", out, index.numel(), table, codec, width)
+        if native.C is not None and table.is_cpu:
+            to = _native_table(table, codec, width)
+            work = native.C.pull(to, index.data_ptr(), index.numel(), out.data_ptr())
+            return Job(work, (table, index, out))
+        check_range("index", index, table.size(0))
+
+        def twin() -> None:
+            rows = table.index_select(0, index)
+            out.copy_(rows if codec is None else decode_torch(codec, rows, out.size(1)))
+
+        return Job(twin)
+
+    @staticmethod
+    def push(
+        table: Tensor,
+        x: Tensor,
+        where: RowIndex,
+        codec: str | None = None,
+        width: int | None = None,
+    ) -> Job:
+        """Make a job that writes the rows of ``x`` in turn to those that ``where`` names.
+
+        Args:
+            table: See :meth:`pull`.
+            x: The rows, of shape ``[n, width]``, of the type that :meth:`pull` has for ``out``.
+            where: The rows to write, of shape ``[n]``, int64, of which the last one wins; or ranges
+                of rows, as the first and their number.
+            codec: See :meth:`pull`.
+            width: See :meth:`pull`.
+
+        Raises:
+            ValueError: If a shape or a dtype doesn't fit.
+            IndexError: If a row or a range is outside the table.
+        """
+        if isinstance(where, Tensor):
+            check_index("index", where)
+            return _push_rows(table, x, where, codec, width)
+        offset, count = [first for first, _ in where], [size for _, size in where]
+        _check_buffer("x", x, sum(count), table, codec, width)
+        for first, size in where:
+            if first < 0 or size < 0 or first + size > table.size(0):
+                raise IndexError(
+                    f"'offset' and 'count' hold the range {first} to {first + size}, which is "
+                    f"outside [0, {table.size(0)})"
+                )
+        if native.C is not None and table.is_cpu:
+            to = _native_table(table, codec, width)
+            return Job(native.C.push_ranges(to, x.data_ptr(), offset, count), (table, x))
+
+        def twin() -> None:
+            rows = x if codec is None else encode_torch(codec, x)
+            begin, to = 0, table.data  # Nor does native code count as a change of a tensor.
+            for first, size in where:
+                to[first : first + size] = rows[begin : begin + size]
+                begin += size
+
+        return Job(twin)
+
     def run(self, threads: int | None = None) -> None:
-        """Does the work, with up to so many threads; as many as PyTorch without a number."""
+        """Do the work, with up to so many threads; as many as PyTorch without a number."""
         if native.C is None:
             self.work()
         else:
             self.work.run(torch.get_num_threads() if threads is None else threads)
 
 
-# Tables -------------------------------------------------------------------------------------------
+def _push_rows(
+    table: Tensor, x: Tensor, index: Tensor, codec: str | None, width: int | None
+) -> Job:
+    _check_buffer("x", x, index.numel(), table, codec, width)
+    if native.C is not None and table.is_cpu:
+        to = _native_table(table, codec, width)
+        work = native.C.push_rows(to, x.data_ptr(), index.data_ptr(), index.numel())
+        return Job(work, (table, x, index))
+    check_range("index", index, table.size(0))
+
+    def twin() -> None:
+        rows = x if codec is None else encode_torch(codec, x)
+        # numpy assigns in order; torch leaves open which of several rows wins.
+        table.view(torch.uint8).numpy()[index.numpy()] = rows.view(torch.uint8).numpy()
+
+    return Job(twin)
 
 
-class Table:
-    """Rows in host memory, as they are or encoded.
+def _native_table(table: Tensor, codec: str | None, width: int | None) -> Any:
+    num_rows = table.size(0)
+    if codec is None:
+        return native.C.Table(table.data_ptr(), num_rows, table.size(1) * table.element_size())
+    return native.C.Table(table.data_ptr(), num_rows, CODECS[codec], width)
 
-    Its functions check their arguments, and return a job.
+
+def _check_buffer(
+    name: str, buffer: Tensor, n: int, table: Tensor, codec: str | None, width: int | None
+) -> None:
+    shape = (n, table.size(1) if width is None else width)
+    dtype = table.dtype if codec is None else torch.float32
+    if buffer.shape != shape or buffer.dtype != dtype or not buffer.is_contiguous():
+        raise ValueError(
+            f"'{name}' is {buffer.dtype} of shape {list(buffer.shape)}, expected a contiguous "
+            f"{dtype} tensor of shape {list(shape)}"
+        )
+
+
+# The engine ---------------------------------------------------------------------------------------
+
+
+class JobPolicy(enum.Enum):
+    """The threads that may run a job: workers and those that wait for it, or one kind alone."""
+
+    ANYONE = "ANYONE"
+    WORKERS = "WORKERS"
+    WAITERS = "WAITERS"
+
+
+class Engine:
+    """Runs jobs in lanes; see csrc/transfer/engine.h, which this is the front of.
+
+    Jobs of one lane run in the order they were submitted. It may be used by several threads. After
+    a fork it starts anew in the child: what was queued is the parent's. Without the extension a job
+    runs when it is submitted.
 
     Args:
-        rows: The stored rows, contiguous, of shape ``[N, columns]``.
-        codec: How they are encoded, a key of ``CODECS``, or ``None``. Buffers are float32 where
-            rows are encoded, and of the rows' dtype otherwise.
-        width: The width of decoded rows. (default: that of ``rows``)
+        threads: The number of workers; without any, those who wait run all jobs.
+        capacity: How many unfinished jobs may be queued before submitting one blocks.
     """
 
-    def __init__(self, rows: Tensor, codec: str | None = None, width: int | None = None) -> None:
-        self.rows = rows
-        self.codec = codec
-        self.width = rows.size(1) if width is None else width
-        self.dtype = rows.dtype if codec is None else torch.float32
-        self._native = None
-        if native.C is not None and rows.device.type == "cpu":
-            if codec is None:
-                row_bytes = rows.size(1) * rows.element_size()
-                self._native = native.C.Table(rows.data_ptr(), rows.size(0), row_bytes)
-            else:
-                self._native = native.C.Table(
-                    rows.data_ptr(), rows.size(0), CODECS[codec], self.width
-                )
+    def __init__(self, threads: int, capacity: int = 256) -> None:
+        self.threads = threads
+        self.capacity = capacity
+        self._start()
 
-    def _check(self, name: str, buffer: Tensor, n: int) -> None:
-        shape = (n, self.width)
-        if buffer.shape != shape or buffer.dtype != self.dtype or not buffer.is_contiguous():
-            raise ValueError(
-                f"'{name}' is {buffer.dtype} of shape {list(buffer.shape)}, expected a contiguous "
-                f"{self.dtype} tensor of shape {list(shape)}"
-            )
+    def _start(self) -> None:
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._alive: dict[int, Job] = {}  # Unfinished jobs, with what they refer to.
+        self._submitting: list[Job] = []
+        self._closed = False
+        make = _Synchronous if native.C is None else native.C.Engine
+        self._engine: Any = make(self.threads, self.capacity)
+        policies = JobPolicy if native.C is None else native.C.By
+        self._policies = {by: getattr(policies, by.name) for by in JobPolicy}
+        # Before Python ends, the workers must: they write to memory that it frees.
+        self._finalizer = weakref.finalize(self, _close, self._engine, self._process, self._alive)
 
-    def pull(self, index: Tensor, out: Tensor) -> Job:
-        """``out[i] = table[index[i]]``.
+    def _own(self) -> Any:
+        if self._process != os.getpid():
+            self._finalizer.detach()
+            self._start()
+        return self._engine
 
-        Raises:
-            IndexError: If a row doesn't exist; nothing is written then.
+    @property
+    def has_workers(self) -> bool:
+        """Return whether jobs overlap with the computation; never without the extension."""
+        return not isinstance(self._engine, _Synchronous)
+
+    def submit(
+        self,
+        lane: int,
+        job: Job,
+        by: JobPolicy = JobPolicy.ANYONE,
+        detached: bool = False,
+    ) -> int:
+        """Queue a job and return its ticket.
+
+        Args:
+            lane: Jobs of the same lane run one after the other.
+            job: What to do.
+            by: The threads that may run it. (default: any)
+            detached: Nothing will wait for it: its error is raised by the next call that waits or
+                submits. (default: ``False``)
         """
-        check_index("index", index)
-        self._check("out", out, index.numel())
-        if self._native is not None:
-            work = native.C.pull(self._native, index.data_ptr(), index.numel(), out.data_ptr())
-            return Job(work, (self.rows, index, out))
-        check_range("index", index, self.rows.size(0))
+        engine = self._own()
+        self._submitting.append(job)  # An interrupt may come before its ticket is known.
+        try:
+            ticket = engine.submit(lane, job.work, self._policies[by], detached)
+        except Exception:  # It wasn't queued.
+            self._submitting.remove(job)
+            raise
+        with self._lock:
+            self._alive[ticket] = job
+            self._submitting.remove(job)
+            for old in list(self._alive):  # In the order of submission.
+                if not engine.done(old):
+                    break
+                del self._alive[old]
+        return ticket
 
-        def twin() -> None:
-            rows = self.rows.index_select(0, index)
-            out.copy_(rows if self.codec is None else decode_torch(self.codec, rows, self.width))
+    def wait(self, ticket: int) -> None:
+        """Wait for a job, helping with its lane, and raise its error."""
+        if self._closed:
+            raise RuntimeError("this transfer engine has been closed")
+        self._own().wait(ticket, torch.get_num_threads())
+        with self._lock:
+            self._alive.pop(ticket, None)
 
-        return Job(twin)
+    def wait_lane(self, lane: int) -> None:
+        """Wait for everything in a lane."""
+        engine = self._own()
+        engine.wait_lane(lane, torch.get_num_threads())
+        with self._lock:
+            for ticket in [ticket for ticket in self._alive if engine.done(ticket)]:
+                del self._alive[ticket]
 
-    def push(self, x: Tensor, index: Tensor) -> Job:
-        """``table[index[i]] = x[i]``; of rows with the same index the last one wins.
+    def run(self, lane: int, job: Job, by: JobPolicy = JobPolicy.WAITERS) -> None:
+        """Run a job in its turn and wait for it."""
+        ticket = self.submit(lane, job, by)
+        try:
+            self.wait(ticket)
+        except BaseException:
+            self.cancel([ticket])
+            raise
 
-        Raises:
-            IndexError: If a row doesn't exist; nothing is written then.
-        """
-        check_index("index", index)
-        self._check("x", x, index.numel())
-        if self._native is not None:
-            address = x.data_ptr()
-            work = native.C.push_rows(self._native, address, index.data_ptr(), index.numel())
-            return Job(work, (self.rows, x, index))
-        check_range("index", index, self.rows.size(0))
+    def done(self, ticket: int) -> bool:
+        """Return whether a job has ended."""
+        return self._own().done(ticket)
 
-        def twin() -> None:
-            rows = x if self.codec is None else encode_torch(self.codec, x)
-            # numpy assigns in order; torch leaves open which of several rows wins.
-            self.rows.view(torch.uint8).numpy()[index.numpy()] = rows.view(torch.uint8).numpy()
+    def cancel(self, tickets: Sequence[int]) -> None:
+        """Take jobs back; return when those that had started have ended."""
+        if tickets and not self._closed:
+            self._own().cancel(list(tickets))
+            with self._lock:
+                for ticket in tickets:
+                    self._alive.pop(ticket, None)
 
-        return Job(twin)
+    def close(self) -> None:
+        """Run detached jobs that are left, take the others back, end the workers."""
+        if self._process == os.getpid():
+            self._closed = True
+            self._finalizer()
 
-    def push_ranges(self, x: Tensor, offset: Sequence[int], count: Sequence[int]) -> Job:
-        """``table[offset[i] : offset[i] + count[i]] = ...``, from consecutive rows of ``x``.
 
-        Raises:
-            IndexError: If a range is outside the table; nothing is written then.
-        """
-        self._check("x", x, sum(count))
-        for first, size in zip(offset, count, strict=True):
-            if first < 0 or size < 0 or first + size > self.rows.size(0):
-                raise IndexError(
-                    f"'offset' and 'count' hold the range {first} to {first + size}, which is "
-                    f"outside [0, {self.rows.size(0)})"
-                )
-        if self._native is not None:
-            work = native.C.push_ranges(self._native, x.data_ptr(), offset, count)
-            return Job(work, (self.rows, x))
+def _close(engine: Any, process: int, alive: dict[int, Job]) -> None:
+    if process == os.getpid():  # A forked process has no say.
+        try:
+            engine.close()
+        finally:
+            alive.clear()
 
-        def twin() -> None:
-            rows = x if self.codec is None else encode_torch(self.codec, x)
-            begin, table = 0, self.rows.data  # Nor does native code count as a change of a tensor.
-            for first, size in zip(offset, count, strict=True):
-                table[first : first + size] = rows[begin : begin + size]
-                begin += size
 
-        return Job(twin)
+class _Synchronous:
+    """Run every job when it is submitted: what stands for csrc/transfer/engine.h without it."""
+
+    def __init__(self, threads: int, capacity: int) -> None:
+        self._running = threading.RLock()  # Of all lanes.
+        self._failed: dict[int, Exception] = {}
+        self._unseen: list[Exception] = []
+        self._last = 0
+        self._closed = False
+
+    def submit(self, lane: int, work: Callable[[], None], by: JobPolicy, detached: bool) -> int:
+        with self._running:
+            self._raise_unseen()
+            if self._closed:
+                raise RuntimeError("this transfer engine has been closed")
+            self._last += 1
+            ticket = self._last
+            try:
+                work()
+            except Exception as error:
+                if detached:
+                    self._unseen.append(error)
+                else:
+                    self._failed[ticket] = error
+            return ticket
+
+    def _raise_unseen(self) -> None:
+        if self._unseen:
+            raise self._unseen.pop(0)
+
+    def done(self, ticket: int) -> bool:
+        return True
+
+    def wait(self, ticket: int, threads: int) -> None:
+        with self._running:
+            self._raise_unseen()
+            if ticket in self._failed:
+                raise self._failed.pop(ticket)
+
+    def wait_lane(self, lane: int, threads: int) -> None:
+        with self._running:
+            self._raise_unseen()
+
+    def cancel(self, tickets: Sequence[int]) -> None:
+        for ticket in tickets:
+            self._failed.pop(ticket, None)
+
+    def close(self) -> None:
+        self._closed = True
+        self._failed.clear()
+        self._raise_unseen()

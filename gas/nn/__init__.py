@@ -1,22 +1,29 @@
 """Operators for graph neural networks, and PyG's convolutions on them."""
 
-from gas.graph.adjacency import Adjacency
+from gas.graph import Adjacency
 from gas.nn.attention import GATConv, gat_attention
 from gas.nn.attention_v2 import GATv2Conv, gatv2_attention
+from gas.nn.conv import FusedConv, apply_rowwise
 from gas.nn.dropout import Dropout, dropout
 from gas.nn.edge_conv import EdgeConv, edge_conv
+from gas.nn.explained import Masks, forget_masks, prepare_layers, show_embeddings
 from gas.nn.fuse import fuse
 from gas.nn.gcn import GCN2Conv, GCNConv
-from gas.nn.hetero import relations
+from gas.nn.hetero import relations, share_products
+from gas.nn.inexact import BY_TIME, reason_inexact, reason_never_exact
 from gas.nn.mixture import GMMConv, gaussian_mixture
-from gas.nn.sparse_features import Linear, linear
+from gas.nn.sparse_features import LINEAR_LAYERS, Linear, has_hooks, linear
 from gas.nn.spmm import spmm
-from gas.nn.sum_convs import GINConv, GraphConv, SAGEConv, SimpleConv
+from gas.nn.sum_convs import GINConv, GraphConv, SAGEConv, SimpleConv, SumConv
+from gas.nn.twin import deep_copy, twin
+from gas.nn.weights import check_weights
 
 __all__ = [
     "Adjacency",
+    "BY_TIME",
     "Dropout",
     "EdgeConv",
+    "FusedConv",
     "GATConv",
     "GATv2Conv",
     "GCN2Conv",
@@ -24,16 +31,30 @@ __all__ = [
     "GINConv",
     "GMMConv",
     "GraphConv",
+    "LINEAR_LAYERS",
     "Linear",
+    "Masks",
     "SAGEConv",
     "SimpleConv",
+    "SumConv",
+    "apply_rowwise",
+    "check_weights",
+    "deep_copy",
     "dropout",
     "edge_conv",
+    "forget_masks",
     "fuse",
     "gat_attention",
     "gatv2_attention",
     "gaussian_mixture",
+    "has_hooks",
     "linear",
+    "prepare_layers",
+    "reason_inexact",
+    "reason_never_exact",
     "relations",
+    "share_products",
+    "show_embeddings",
     "spmm",
+    "twin",
 ]

@@ -9,13 +9,11 @@ import torch
 import torch_geometric.nn as pyg
 from torch import Tensor
 
-from gas.graph.adjacency import Adjacency
+from gas.graph import Adjacency
+from gas.native import Dropout, Matrix, custom_op, learns
 from gas.native import attention as kernels
-from gas.native.attention import Dropout
-from gas.native.custom_op import custom_op, learns
-from gas.native.matrix import Matrix
-from gas.nn.conv import FusedConv, is_front, put_together, row_by_row
-from gas.nn.half import HALF, type_of_messages, wide
+from gas.nn.conv import FusedConv, apply_rowwise, is_leading_view, to_tensors
+from gas.nn.half import HALF, compute_dtype, message_dtype
 from gas.nn.spmm import NONE, check_features, check_tensors
 
 
@@ -130,7 +128,7 @@ def gat_attention(
     dropout: float = 0.0,
     training: bool = True,
 ) -> Tensor:
-    """Attention over each node's neighbours, as in graph attention networks.
+    """Aggregate neighbours by attention weights, as in graph attention networks.
 
     ``out[i, h] = sum of softmax_j(leaky_relu(source[j, h] + target[i, h])) * x[j, h]`` over the
     edges ``j -> i``, zero where there are none. Nothing of the size of the edges is stored: the
@@ -171,26 +169,26 @@ def gat_attention(
     if negative_slope < 0:
         raise ValueError(f"'negative_slope' is {negative_slope}, expected at least 0")
     check_dropout(dropout)
-    kind = type_of_messages(x, source, target)
-    x = x.to(wide(kind)) if x.dtype == HALF else x
+    kind = message_dtype(x, source, target)
+    x = x.to(compute_dtype(kind)) if x.dtype == HALF else x
     p = dropout if training else 0.0
     seed = draw_seed(p, x.device)
     keep_state = learns(x, source, target)
-    source, target = source.to(wide(kind)), target.to(wide(kind))
+    source, target = source.to(compute_dtype(kind)), target.to(compute_dtype(kind))
     out = _attention(adj.matrix, x, source, target, negative_slope, p, seed, keep_state)[0]
     return out.to(kind)
 
 
 def check_dropout(dropout: float) -> None:
-    """Raises ``ValueError`` unless it is a probability below 1."""
+    """Raise ``ValueError`` unless it is a probability below 1."""
     if not 0.0 <= dropout < 1.0:
         raise ValueError(f"'dropout' is {dropout}, expected a probability in [0, 1)")
 
 
 def draw_seed(p: float, device: torch.device) -> Tensor:
-    """A seed of dropout's generator, int64; 0, without drawing, if nothing is dropped.
+    """Draw a seed of dropout's generator, int64; 0, without drawing, if nothing is dropped.
 
-    It is drawn by the CPU's generator, and stays there: to read it waits for nobody.
+    It is drawn by the CPU's generator, and stays on the CPU: reading it doesn't synchronise.
 
     Args:
         p: The probability of dropping.
@@ -230,7 +228,7 @@ class GATConv(FusedConv, pyg.GATConv):
             if isinstance(edge_index, Adjacency):
                 edge_index, _ = edge_index.to_edge_index()
             out = super().forward(
-                put_together(x), edge_index, edge_attr, size, return_attention_weights
+                to_tensors(x), edge_index, edge_attr, size, return_attention_weights
             )
             self.path = f"pyg: {reason}"
             return out
@@ -238,10 +236,10 @@ class GATConv(FusedConv, pyg.GATConv):
         heads, width = self.heads, self.out_channels
         own = x if isinstance(x, Tensor) else x[1]
         lin = self.lin if self.lin is not None else self.lin_src
-        source = row_by_row(lin, x if isinstance(x, Tensor) else x[0]).view(-1, heads, width)
+        source = apply_rowwise(lin, x if isinstance(x, Tensor) else x[0]).view(-1, heads, width)
         if isinstance(x, Tensor) and self.lin is not None:
             target = source
-        elif self.lin is not None and is_front(x[0], own):
+        elif self.lin is not None and is_leading_view(x[0], own):
             target = source[: own.size(0)]  # The rows of the batch have been transformed already.
         else:
             lin = self.lin if self.lin is not None else self.lin_dst
@@ -262,12 +260,14 @@ class GATConv(FusedConv, pyg.GATConv):
         return out if self.bias is None else out + self.bias
 
     def _reason(self, adj: Any, edge_attr: Any, return_attention_weights: Any) -> str:
-        reason = why_not_fused(self, adj, edge_attr, return_attention_weights)
+        reason = reason_attention_not_fused(self, adj, edge_attr, return_attention_weights)
         return reason or ("'negative_slope' is below zero" if self.negative_slope < 0 else "")
 
 
-def why_not_fused(conv: Any, adj: Any, edge_attr: Any, return_attention_weights: Any) -> str:
-    """Why attention can't be fused; empty if it can."""
+def reason_attention_not_fused(
+    conv: Any, adj: Any, edge_attr: Any, return_attention_weights: Any
+) -> str:
+    """Say why attention can't be fused; return an empty text if it can."""
     if not isinstance(adj, Adjacency):
         return f"the adjacency is a {type(adj).__name__}"
     if conv.edge_dim is not None or edge_attr is not None:
@@ -278,4 +278,4 @@ def why_not_fused(conv: Any, adj: Any, edge_attr: Any, return_attention_weights:
         return "'dropout' is 1"
     if conv._reduce != "sum":
         return f"aggr={conv.aggr!r} is not sum"
-    return conv._unsupported({})
+    return conv._reason_not_fused({})

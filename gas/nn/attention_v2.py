@@ -9,14 +9,12 @@ import torch
 import torch_geometric.nn as pyg
 from torch import Tensor
 
-from gas.graph.adjacency import Adjacency
+from gas.graph import Adjacency
+from gas.native import Dropout, Matrix, custom_op
 from gas.native import attention_v2 as kernels
-from gas.native.attention import Dropout
-from gas.native.custom_op import custom_op
-from gas.native.matrix import Matrix
-from gas.nn.attention import check_dropout, draw_seed, why_not_fused
-from gas.nn.conv import FusedConv, is_front, put_together, row_by_row
-from gas.nn.half import HALF, type_of_messages, wide
+from gas.nn.attention import check_dropout, draw_seed, reason_attention_not_fused
+from gas.nn.conv import FusedConv, apply_rowwise, is_leading_view, to_tensors
+from gas.nn.half import HALF, compute_dtype, message_dtype
 from gas.nn.spmm import NONE, check_features, check_tensors
 
 
@@ -115,7 +113,7 @@ def gatv2_attention(
     dropout: float = 0.0,
     training: bool = True,
 ) -> Tensor:
-    """Attention over each node's neighbours whose ranking depends on the node, as in GATv2.
+    """Aggregate neighbours by GATv2's attention, whose ranking depends on the target node.
 
     ``out[i, h] = sum of softmax_j(<att[h], leaky_relu(source[j, h] + target[i, h])>) * source[j,
     h]`` over the edges ``j -> i``, zero where there are none. Nothing of the size of the edges is
@@ -155,10 +153,10 @@ def gatv2_attention(
     if att.shape != shape[1:]:
         raise ValueError(f"'att' has shape {list(att.shape)}, expected {list(shape[1:])}")
     check_dropout(dropout)
-    kind = type_of_messages(source, att)
+    kind = message_dtype(source, att)
     if source.dtype == HALF:
-        source, target = source.to(wide(kind)), target.to(wide(kind))
-    att = att.to(wide(kind))
+        source, target = source.to(compute_dtype(kind)), target.to(compute_dtype(kind))
+    att = att.to(compute_dtype(kind))
     p = dropout if training else 0.0
     seed = draw_seed(p, source.device)
     out = _attention(adj.matrix, source, target, att, negative_slope, p, seed)[0]
@@ -178,17 +176,17 @@ class GATv2Conv(FusedConv, pyg.GATv2Conv):
         return_attention_weights: bool | None = None,
     ) -> Any:
         """See PyG."""
-        reason = why_not_fused(self, edge_index, edge_attr, return_attention_weights)
+        reason = reason_attention_not_fused(self, edge_index, edge_attr, return_attention_weights)
         if reason:
             if isinstance(edge_index, Adjacency):
                 edge_index, _ = edge_index.to_edge_index()
-            out = super().forward(put_together(x), edge_index, edge_attr, return_attention_weights)
+            out = super().forward(to_tensors(x), edge_index, edge_attr, return_attention_weights)
             self.path = f"pyg: {reason}"
             return out
         self.path = "fused"
         whole, own = (x, x) if isinstance(x, Tensor) else x
-        source = row_by_row(self.lin_l, whole).view(-1, self.heads, self.out_channels)
-        if self.lin_l is self.lin_r and (own is whole or is_front(whole, own)):
+        source = apply_rowwise(self.lin_l, whole).view(-1, self.heads, self.out_channels)
+        if self.lin_l is self.lin_r and (own is whole or is_leading_view(whole, own)):
             target = source[: own.size(0)]  # These rows have been transformed already.
         else:
             target = self.lin_r(own).view(-1, self.heads, self.out_channels)

@@ -1,4 +1,4 @@
-"""What PyG's convolutions on the fused operators share: same constructors, weights and outputs.
+"""Base of the fused convolutions: constructors, weights and outputs are those of PyG's.
 
 Each takes what PyG's takes, and an :class:`gas.nn.Adjacency` as ``adj_t``, square or bipartite.
 What it can't fuse goes PyG's own way, and ``conv.path`` says which it took and why.
@@ -12,24 +12,23 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch_geometric.nn import MessagePassing
 
-from gas.graph.adjacency import Adjacency
-from gas.graph.features import dense, shares_rows
-from gas.history.features import Features
-from gas.history.rows import Rows
-from gas.native.sparse_rows import is_sparse
-
-REDUCES = ("sum", "mean", "max", "min")
+from gas.graph import Adjacency, dense, shares_rows
+from gas.history import Features, Rows
+from gas.native import is_sparse
+from gas.nn.sparse_features import accept_sparse_features
+from gas.nn.spmm import REDUCES
 
 
 def pyg_class(cls: type) -> type:
-    """The class of PyG that a class here extends."""
+    """Return the class of PyG that a class here extends."""
     return next(base for base in cls.__mro__ if base.__module__.startswith("torch_geometric."))
 
 
 @contextlib.contextmanager
 def _as_pyg(conv: Any) -> Iterator[None]:
-    """Makes a layer an object of PyG's class: PyG compiles methods from a class's source."""
+    """Make a layer an object of PyG's class: PyG compiles methods from a class's source."""
     cls = type(conv)
     conv.__class__ = pyg_class(cls)
     try:
@@ -46,6 +45,7 @@ class FusedConv:
 
     aggr: Any
     flow: str
+    _explain: bool | None
     path = "pyg: not called yet"
     """``"fused"``, or ``"pyg: <reason>"``: the way the last call took."""
 
@@ -53,10 +53,8 @@ class FusedConv:
         with _as_pyg(self):
             self.__init__(*args, **kwargs)  # type: ignore[misc]
         if self.takes_sparse:
-            from gas.nn.sparse_features import take_sparse  # By the operator of layers like this.
-
             # Whatever mixes this in is a Module.
-            take_sparse(self)  # type: ignore[arg-type]
+            accept_sparse_features(self)  # type: ignore[arg-type]
 
     def _set_jittable_templates(self, raise_on_error: bool = False) -> None:
         with _as_pyg(self):
@@ -68,6 +66,11 @@ class FusedConv:
     takes_sparse = False
     """Whether it takes sparse features, which others are given as dense ones."""
 
+    @property
+    def multiplies_sparse(self) -> bool:
+        """Return whether only the non-zeros of sparse features are multiplied."""
+        return self.takes_sparse
+
     def __call__(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         """See :class:`torch.nn.Module`; takes :class:`Rows` and sparse features for tensors."""
         if isinstance(x, Rows) and self.takes_pairs:
@@ -76,26 +79,37 @@ class FusedConv:
             x = dense(x)
         return super().__call__(x, *args, **kwargs)  # type: ignore[misc]
 
+    @property
+    def explain(self) -> bool | None:
+        """See :class:`torch_geometric.nn.MessagePassing`."""
+        return self._explain
+
+    @explain.setter
+    def explain(self, explain: bool | None) -> None:
+        MessagePassing.explain.fset(self, explain)
+        if not explain:  # PyG's own, which would stand before that of the class from here on.
+            self.__dict__.pop("propagate", None)
+
     def propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
-        """Aggregates over an :class:`Adjacency`; leaves everything else to PyG."""
+        """Aggregate over an :class:`Adjacency`; leave everything else to PyG."""
         if not isinstance(edge_index, Adjacency):
             self.path = f"pyg: the adjacency is a {type(edge_index).__name__}"
-            kwargs = put_together(kwargs)
+            kwargs = to_tensors(kwargs)
             return super().propagate(edge_index, size=size, **kwargs)  # type: ignore[misc]
-        reason = self._unsupported(kwargs)
+        reason = self._reason_not_fused(kwargs)
         if reason:
             self.path = f"pyg: {reason}"
-            adj, kwargs = edge_index.to_torch_sparse(), put_together(kwargs)
+            adj, kwargs = edge_index.to_torch_sparse(), to_tensors(kwargs)
             return super().propagate(adj, size=size, **kwargs)  # type: ignore[misc]
         self.path = "fused"
         return self._propagate(edge_index, **kwargs)
 
     def _propagate(self, adj: Adjacency, x: Any, **_: Any) -> Tensor:
-        """Aggregates over ``adj``."""
+        """Aggregate over ``adj``."""
         raise NotImplementedError
 
-    def _unsupported(self, kwargs: dict[str, Any]) -> str:
-        """Why the aggregation can't be fused; empty if it can."""
+    def _reason_not_fused(self, kwargs: dict[str, Any]) -> str:
+        """Say why the aggregation can't be fused; return an empty text if it can."""
         if pyg_class(type(self)) not in type(self).__bases__:
             return (
                 f"{type(self).__name__} may aggregate in another way than {pyg_class(type(self))}"
@@ -119,17 +133,17 @@ def _any_sparse(x: Any) -> bool:
     return any(map(is_sparse, x)) if isinstance(x, tuple) else is_sparse(x)
 
 
-def put_together(x: Any) -> Any:
-    """Tensors of the :class:`Rows` in an argument, for what takes tensors alone."""
+def to_tensors(x: Any) -> Any:
+    """Replace each :class:`Rows` in an argument by a tensor."""
     if isinstance(x, Rows):
         return x.tensor()
     if isinstance(x, dict):
-        return {name: put_together(value) for name, value in x.items()}
-    return tuple(map(put_together, x)) if type(x) is tuple else x
+        return {name: to_tensors(value) for name, value in x.items()}
+    return tuple(map(to_tensors, x)) if type(x) is tuple else x
 
 
-def row_by_row(function: Callable[[Tensor], Tensor], x: Tensor | Rows) -> Tensor:
-    """``function(x)`` of a function that treats each row alike, such as a linear layer."""
+def apply_rowwise(function: Callable[[Tensor], Tensor], x: Tensor | Rows) -> Tensor:
+    """Apply a function that treats each row alike, such as a linear layer."""
     if isinstance(x, Features):
         return function(x.tensor())
     if isinstance(x, Rows):
@@ -137,8 +151,8 @@ def row_by_row(function: Callable[[Tensor], Tensor], x: Tensor | Rows) -> Tensor
     return function(x)
 
 
-def is_front(whole: Tensor | Rows, part: Tensor) -> bool:
-    """Whether a tensor is a view of the first rows of another, or the batch's own rows of it."""
+def is_leading_view(whole: Tensor | Rows, part: Tensor) -> bool:
+    """Return whether ``part`` is a view of the first rows of ``whole``, or its in-batch rows."""
     if isinstance(whole, Rows):
         return part is whole.own
     if is_sparse(whole):

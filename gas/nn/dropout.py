@@ -9,12 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gas.history.features import Features
-from gas.history.rows import Rows
-from gas.native import dropout as kernels
-from gas.native.custom_op import is_plain
-from gas.native.sparse_rows import is_sparse
-from gas.nn.sparse_features import check_layout, with_values
+from gas.history import Features, Rows
+from gas.native import dropout as drop_elements
+from gas.native import is_plain, is_sparse
+from gas.nn.sparse_features import check_layout, replace_values
 
 
 class _Dropout(torch.autograd.Function):
@@ -23,7 +21,7 @@ class _Dropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, p: float, seed: int) -> Tensor:
         ctx.p, ctx.seed = p, seed
-        return kernels.dropout(x, p, seed)
+        return drop_elements(x, p, seed)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
@@ -39,7 +37,7 @@ def dropout(x: Rows, p: float = ..., training: bool = ...) -> Rows: ...
 
 
 def dropout(x: Tensor | Rows, p: float = 0.5, training: bool = True) -> Tensor | Rows:
-    """Sets each element to zero with probability ``p`` and scales the rest by ``1 / (1 - p)``.
+    """Set each element to zero with probability ``p`` and scale the rest by ``1 / (1 - p)``.
 
     Like ``torch.nn.functional.dropout``, which on the CPU draws its random numbers one after the
     other and takes most of a small model's epoch. This one computes each from its position, in
@@ -73,7 +71,7 @@ def dropout(x: Tensor | Rows, p: float = 0.5, training: bool = True) -> Tensor |
         return replace(x, own=dropout(x.own, p))
     if x.layout != torch.strided:
         check_layout(x)
-        return with_values(x, dropout(x.values(), p))
+        return replace_values(x, dropout(x.values(), p))
     if not _is_native(x) or p == 1.0 or not is_plain(x):
         return F.dropout(x, p)
     return _Dropout.apply(x, p, _seed())

@@ -10,14 +10,13 @@ import torch.nn.functional as F
 import torch_geometric.nn as pyg
 from torch import Tensor
 
-from gas.graph.adjacency import Adjacency
+from gas.graph import Adjacency
+from gas.native import Matrix, custom_op, learns
 from gas.native import edge_conv as kernels
-from gas.native.custom_op import custom_op, learns
-from gas.native.matrix import Matrix
-from gas.nn.conv import REDUCES, FusedConv, row_by_row
+from gas.nn.conv import FusedConv, apply_rowwise
 from gas.nn.half import HALF
 from gas.nn.sparse_features import LINEAR_LAYERS
-from gas.nn.spmm import NONE, check_features, check_tensors, spmm
+from gas.nn.spmm import NONE, REDUCES, check_features, check_tensors, spmm
 
 # By class: the kernel's name, and the attribute that holds its parameter.
 ACTIVATIONS: dict[type[torch.nn.Module], tuple[str, str]] = {
@@ -115,8 +114,8 @@ def _grad(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
 _sums.register_autograd(_grad, setup_context=_setup)
 
 
-def activation_of(module: torch.nn.Module | None, reduce: str) -> tuple[str, float]:
-    """What kernels call an activation, and its parameter; ``"identity"`` for none.
+def kernel_activation(module: torch.nn.Module | None, reduce: str) -> tuple[str, float]:
+    """Return the kernels' name of an activation and its parameter; ``"identity"`` for none.
 
     Raises:
         ValueError: If it isn't one that :func:`edge_conv` knows, or falls where the largest sum has
@@ -146,7 +145,7 @@ def edge_conv(
     activation: torch.nn.Module | None = None,
     reduce: str = "max",
 ) -> Tensor:
-    """Aggregates a function of both ends: ``act(target[i] + source[j])`` for edges ``j -> i``.
+    """Aggregate a function of both ends: ``act(target[i] + source[j])`` for edges ``j -> i``.
 
     An edge function that is linear in the features of both ends, ``W [x_i, x_j - x_i] + b`` in
     EdgeConv, needs a product for each node instead of each edge: ``target = (W_1 - W_2) x + b``
@@ -184,7 +183,7 @@ def edge_conv(
         )
     if source.dtype == HALF:
         return edge_conv(adj, target.float(), source.float(), activation, reduce).to(HALF)
-    name, parameter = activation_of(activation, reduce)
+    name, parameter = kernel_activation(activation, reduce)
     if reduce in ("sum", "mean") and name != "identity":
         keep_state = learns(target)
         mean = reduce == "mean"
@@ -208,8 +207,8 @@ class EdgeConv(FusedConv, pyg.EdgeConv):
 
     nn: torch.nn.Module
 
-    def _unsupported(self, kwargs: dict[str, Any]) -> str:
-        reason = super()._unsupported(kwargs)
+    def _reason_not_fused(self, kwargs: dict[str, Any]) -> str:
+        reason = super()._reason_not_fused(kwargs)
         if reason:
             return reason
         layers = _layers(self.nn)
@@ -218,7 +217,7 @@ class EdgeConv(FusedConv, pyg.EdgeConv):
         if any(m._forward_hooks or m._forward_pre_hooks for m in (self.nn, *layers)):
             return "'nn' has hooks"
         try:
-            activation_of(layers[1] if len(layers) > 1 else None, self._reduce)
+            kernel_activation(layers[1] if len(layers) > 1 else None, self._reduce)
         except ValueError as error:
             return str(error)
         return ""
@@ -227,7 +226,7 @@ class EdgeConv(FusedConv, pyg.EdgeConv):
         linear, activation = (*_layers(self.nn), None)[:2]
         by_target, by_difference = linear.weight.chunk(2, dim=1)
         target = F.linear(x[1], by_target - by_difference, linear.bias)
-        source = row_by_row(lambda rows: F.linear(rows, by_difference), x[0])
+        source = apply_rowwise(lambda rows: F.linear(rows, by_difference), x[0])
         return edge_conv(adj, target, source, activation, self._reduce)
 
 

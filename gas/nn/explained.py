@@ -1,8 +1,9 @@
-"""What PyG's explainers look at in a model's layers, where a mini-batch shows them less."""
+"""Layers that PyG's explainers mask and observe, on mini-batches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -12,31 +13,75 @@ from torch_geometric.utils import get_embeddings
 
 EMBEDDINGS = get_embeddings.__module__
 ATTENTION = "torch_geometric.explain.algorithm.attention_explainer"
+Masks = dict[MessagePassing, tuple[Tensor | None, Tensor, bool]]
 
 
-def prepare_layers(model: torch.nn.Module, edges: Any) -> None:
-    """What is done before a model runs that somebody may explain.
+@contextlib.contextmanager
+def prepare_layers(model: torch.nn.Module, edges: Any, masks: Masks) -> Iterator[None]:
+    """Run a model as an explainer wants it, and leave its layers as they were before that.
+
+    PyG puts its masks on layers and takes them off at the end of an explanation, which an exception
+    prevents. Here they are on the layers only while the model runs, and in ``masks`` between runs.
+    A layer keeps no more than ``_loop_mask``, by which PyG's ``clear_masks`` tells of the end.
+
+    Args:
+        model: The model.
+        edges: Those that it runs on.
+        masks: The masks of earlier runs, which are changed to those of this run.
 
     Raises:
         ValueError: If AttentionExplainer looks, and wouldn't see the attention of these edges.
     """
-    _forget_parameters(model)
-    _check_attention(model, edges)
+    layers = [layer for layer in model.modules() if isinstance(layer, MessagePassing)]
+    for layer in layers:
+        _restore_mask(layer, masks)
+    has_run = False
+    try:
+        _check_attention(model, edges)
+        yield
+        has_run = True
+    finally:
+        for layer in layers:
+            _remove_mask(layer, masks)
+            if not has_run:  # PyG leaves its hooks behind if a model raises.
+                _remove_hooks(EMBEDDINGS, layer._forward_hooks)
+                _remove_hooks(ATTENTION, layer._message_forward_hooks)
+        if not has_run:
+            forget_masks(masks)
 
 
-def _forget_parameters(model: torch.nn.Module) -> None:
-    """Makes the mask of GNNExplainer, which has gone, none of a layer's parameters any more.
+def forget_masks(masks: Masks) -> None:
+    """End an explanation that PyG's ``clear_masks`` hasn't ended."""
+    for layer, (_, loops, _) in masks.items():
+        if layer._loop_mask is loops and layer.explain is not True:
+            layer._loop_mask = None
+    masks.clear()
 
-    PyG would make a parameter of the next explainer's mask, and captum find no gradient of its own.
-    """
-    for layer in model.modules():
-        if isinstance(layer, MessagePassing) and layer._parameters.get("_edge_mask", 0) is None:
-            del layer._parameters["_edge_mask"]
-            layer._edge_mask = None
+
+def _restore_mask(layer: MessagePassing, masks: Masks) -> None:
+    """Give a layer the mask of the last run, unless PyG has given it another, or ended it."""
+    mask, loops, sigmoid = masks.pop(layer, (None, None, True))
+    if loops is None or layer.explain is True or layer._loop_mask is not loops:
+        return
+    layer.explain = True
+    layer._edge_mask, layer._apply_sigmoid = mask, sigmoid
+
+
+def _remove_mask(layer: MessagePassing, masks: Masks) -> None:
+    """Take PyG's mask off a layer, and all that it has left there."""
+    if layer._loop_mask is not None and layer.explain is True:
+        masks[layer] = layer._edge_mask, layer._loop_mask, layer._apply_sigmoid
+        layer.explain = None
+        layer._apply_sigmoid = True
+    if layer.explain is not True:
+        # PyG would make a parameter of the next mask, and captum find no gradient of its own.
+        layer._parameters.pop("_edge_mask", None)
+        layer._edge_mask = None
+        layer.__dict__.pop("propagate", None)
 
 
 def _check_attention(model: torch.nn.Module, edges: Any) -> None:
-    """Refuses edges of which AttentionExplainer wouldn't see the attention, or that of others.
+    """Refuse edges whose attention AttentionExplainer would miss or confuse.
 
     Raises:
         ValueError: Saying how to load the batch, or to cut the graph.
@@ -44,17 +89,16 @@ def _check_attention(model: torch.nn.Module, edges: Any) -> None:
     looked_at = {
         name: layer
         for name, layer in model.named_modules()
-        if isinstance(layer, MessagePassing) and _by(ATTENTION, layer._message_forward_hooks)
+        if isinstance(layer, MessagePassing) and _hooks_of(ATTENTION, layer._message_forward_hooks)
     }
     for name, layer in looked_at.items():
-        reason = _why_unseen(name, layer, edges)
+        reason = _reason_attention_unseen(name, layer, edges)
         if reason:
-            _forget(ATTENTION, (layer._message_forward_hooks for layer in looked_at.values()))
             raise ValueError(reason)
 
 
-def _why_unseen(name: str, layer: Any, edges: Any) -> str:
-    """Why the attention that a layer's messages show isn't that of its edges; empty if it is."""
+def _reason_attention_unseen(name: str, layer: Any, edges: Any) -> str:
+    """Say why a layer's messages don't show the attention of its edges; return "" if they do."""
     if not isinstance(edges, Tensor) or edges.layout != torch.strided:
         return (
             f"'edge_index' is a {type(edges).__name__}, of which '{name}' "
@@ -72,8 +116,8 @@ def _why_unseen(name: str, layer: Any, edges: Any) -> str:
     return ""
 
 
-def with_embeddings(model: Any, batch: Any, out: Tensor) -> Tensor:
-    """Outputs, after PyG's ``get_embeddings``, if it looks, was shown rows of the last history.
+def show_embeddings(model: Any, batch: Any, out: Tensor) -> Tensor:
+    """Show PyG's ``get_embeddings`` the last history's rows, and return the outputs.
 
     What it sees of layers is of the in-batch nodes alone, and PGExplainer takes the halo's, too.
 
@@ -87,26 +131,24 @@ def with_embeddings(model: Any, batch: Any, out: Tensor) -> Tensor:
     """
     if batch.batch_size == model.num_nodes:
         return out
-    layers = [layer for layer in model.modules() if _by(EMBEDDINGS, layer._forward_hooks)]
+    layers = [layer for layer in model.modules() if _hooks_of(EMBEDDINGS, layer._forward_hooks)]
     if layers and not model.histories:
-        _forget(EMBEDDINGS, (layer._forward_hooks for layer in layers))
         raise ValueError(
             f"{type(model).__name__} has no history, and the explainer asks for embeddings of all "
             "nodes of the batch, halo included: take a batch of all parts, or another explainer"
         )
     if layers:  # All have the same hook; what it is shown last counts.
         rows = model.histories[-1].pull(batch.n_id).to(out)
-        _by(EMBEDDINGS, layers[0]._forward_hooks)[0](model, (), rows)
+        _hooks_of(EMBEDDINGS, layers[0]._forward_hooks)[0](model, (), rows)
     return out
 
 
-def _by(module: str, hooks: dict[int, Any]) -> list[Callable[..., Any]]:
-    """The hooks that a module of PyG has registered."""
+def _hooks_of(module: str, hooks: dict[int, Any]) -> list[Callable[..., Any]]:
+    """Return the hooks that a module of PyG has registered."""
     return [hook for hook in hooks.values() if getattr(hook, "__module__", None) == module]
 
 
-def _forget(module: str, registered: Iterable[dict[int, Any]]) -> None:
-    """Takes off what PyG leaves behind if a model raises."""
-    for hooks in registered:
-        for key in [key for key, hook in hooks.items() if _by(module, {key: hook})]:
-            del hooks[key]
+def _remove_hooks(module: str, hooks: dict[int, Any]) -> None:
+    """Take off the hooks that a module of PyG has registered."""
+    for key in [key for key, hook in hooks.items() if _hooks_of(module, {key: hook})]:
+        del hooks[key]

@@ -34,7 +34,7 @@ FUSED: dict[type, type] = {
 
 
 def fuse(model: torch.nn.Module) -> torch.nn.Module:
-    """Makes every PyG convolution of a model that can use the fused operators do so, in place.
+    """Make every PyG convolution of a model that can use the fused operators do so, in place.
 
     Weights, hooks and ``state_dict`` stay as they are; layers of other classes, subclasses of PyG's
     included, are left alone. Load batches with ``layout='fused'``. Layers that are
@@ -51,4 +51,6 @@ def fuse(model: torch.nn.Module) -> torch.nn.Module:
         cls = FUSED.get(type(module))
         if cls is not None:
             module.__class__ = cls
+            if "propagate" in vars(module) and not module.explain:
+                del module.propagate  # PyG's own, which an explanation has left there.
     return model

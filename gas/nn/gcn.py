@@ -10,11 +10,11 @@ import torch_geometric.nn as pyg
 from torch import Tensor
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
-from gas.graph.adjacency import Adjacency
-from gas.history.rows import Rows
-from gas.native.sparse_rows import is_sparse
-from gas.nn.conv import put_together, row_by_row
-from gas.nn.half import HALF, type_of_messages
+from gas.graph import Adjacency
+from gas.history import Rows
+from gas.native import is_sparse
+from gas.nn.conv import apply_rowwise, to_tensors
+from gas.nn.half import HALF, message_dtype
 from gas.nn.sparse_features import is_linear
 from gas.nn.spmm import spmm
 from gas.nn.sum_convs import SumConv
@@ -38,7 +38,7 @@ class GCN2Conv(SumConv, pyg.GCN2Conv):
     ) -> Tensor:
         """See PyG."""
         if self.normalize and isinstance(edge_index, Adjacency):
-            edge_index = normalised(edge_index, False, self.add_self_loops, x.dtype)
+            edge_index = normalise_graph(edge_index, False, self.add_self_loops, x.dtype)
             self.normalize: bool = False
             try:
                 return super().forward(x, x_0, edge_index, edge_weight)
@@ -57,34 +57,36 @@ class GCNConv(SumConv, pyg.GCNConv):
         self, x: Tensor | Rows, edge_index: Any, edge_weight: Tensor | None = None
     ) -> Tensor:
         """See PyG."""
-        if not isinstance(edge_index, Adjacency) or self._unsupported({"edge_weight": edge_weight}):
+        if not isinstance(edge_index, Adjacency) or self._reason_not_fused(
+            {"edge_weight": edge_weight}
+        ):
             if isinstance(edge_index, Adjacency) and self.normalize:
                 edge_index, edge_weight = edge_index.to_edge_index()
-            return super().forward(put_together(x), edge_index, edge_weight)
+            return super().forward(to_tensors(x), edge_index, edge_weight)
         self.path = "fused"
         if self.normalize:
-            edge_index = normalised(edge_index, self.improved, self.add_self_loops, x.dtype)
+            edge_index = normalise_graph(edge_index, self.improved, self.add_self_loops, x.dtype)
         if is_sparse(x):  # Aggregated, its rows would have more non-zeros.
             out = spmm(edge_index, self.lin(x))
             return out if self.bias is None else out + self.bias
-        if aggregates_first(edge_index, x, self.out_channels):
-            out = with_bias(self.lin, spmm(edge_index, x), self.bias)
+        if should_aggregate_first(edge_index, x, self.out_channels):
+            out = apply_linear(self.lin, spmm(edge_index, x), self.bias)
             value = edge_index.value  # Of messages, where autocast makes the linear layer float16.
-            return out if value is None else out.to(type_of_messages(out, value))
-        out = spmm(edge_index, row_by_row(self.lin, x))
+            return out if value is None else out.to(message_dtype(out, value))
+        out = spmm(edge_index, apply_rowwise(self.lin, x))
         return out if self.bias is None else out + self.bias
 
 
-def with_bias(linear: Any, x: Tensor, bias: Tensor | None) -> Tensor:
-    """``linear(x) + bias``, in one pass unless somebody would miss ``linear(x)``."""
+def apply_linear(linear: Any, x: Tensor, bias: Tensor | None) -> Tensor:
+    """Return ``linear(x) + bias``, in one pass unless a hook observes ``linear(x)``."""
     if is_linear(linear) and linear.bias is None and not torch.is_autocast_enabled(x.device.type):
         return F.linear(x, linear.weight, bias)
     out = linear(x)
     return out if bias is None else out + bias
 
 
-def aggregates_first(adj: Adjacency, x: Tensor | Rows, out_channels: int) -> bool:
-    """Whether ``(A x) W`` costs less than ``A (x W)``; both have the same values.
+def should_aggregate_first(adj: Adjacency, x: Tensor | Rows, out_channels: int) -> bool:
+    """Return whether ``(A x) W`` costs less than ``A (x W)``; both have the same values.
 
     Aggregating first spares the rows of the halo the dense product, and the transpose where the
     input takes no gradient; transforming first is better where it makes rows narrower. Backward,
@@ -104,10 +106,10 @@ def aggregates_first(adj: Adjacency, x: Tensor | Rows, out_channels: int) -> boo
     return aggregate <= transform
 
 
-def normalised(
+def normalise_graph(
     adj: Adjacency, improved: bool, add_self_loops: bool, dtype: torch.dtype
 ) -> Adjacency:
-    """The symmetric normalisation of a whole graph, made once while its values stay the same.
+    """Return a whole graph with symmetric normalisation, cached while its values stay the same.
 
     Raises:
         ValueError: If it is that of a mini-batch.
@@ -120,7 +122,7 @@ def normalised(
         )
 
     def make(adj: Adjacency) -> Adjacency:
-        kind = torch.float32 if dtype == HALF else dtype  # In which degrees end at 65,504.
+        kind = torch.float32 if dtype == HALF else dtype  # float16 ends at 65,504, degrees don't.
         edge_index, weight = gcn_norm(
             *adj.to_edge_index(), adj.size(0), improved, add_self_loops, dtype=kind
         )

@@ -1,4 +1,4 @@
-"""Relations of a typed graph that start at nodes of one type: their sums are one product."""
+"""Relations of a heterogeneous graph with sources of one type: one product computes their sums."""
 
 from __future__ import annotations
 
@@ -11,14 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gas.graph.adjacency import Adjacency
-from gas.graph.csr import by_row
-from gas.graph.layout import layout_of
-from gas.graph.typed import EdgeType, name_of
-from gas.native.buffers import empty
-from gas.native.checks import check_range
-from gas.native.custom_op import is_transformed
-from gas.native.matrix import Matrix
+from gas.graph import Adjacency, EdgeType, by_row, layout_of, name_of
+from gas.native import Matrix, check_range, empty, is_transformed
 from gas.nn.half import HALF
 from gas.nn.spmm import check_features, multiply, spmm
 
@@ -26,7 +20,7 @@ from gas.nn.spmm import check_features, multiply, spmm
 def relations(
     edge_index_dict: Mapping[EdgeType, Tensor], num_nodes_dict: Mapping[str, int]
 ) -> dict[EdgeType, Adjacency]:
-    """The edges of a whole typed graph, as layers of :mod:`gas.nn` in PyG's ``HeteroConv`` take it.
+    """Return the edges of a whole heterogeneous graph for layers in PyG's ``HeteroConv``.
 
     Relations that start at the same type are multiplied together: the first layer that sums rows
     does so for all of these relations, and the others, which are given the same rows, find their
@@ -58,7 +52,7 @@ def relations(
     together = {
         kind: adj
         for same in made.values()
-        for kind, adj in zip(same, multiplied_together(list(same.values())), strict=True)
+        for kind, adj in zip(same, share_products(list(same.values())), strict=True)
     }
     return {kind: together[kind] for kind in edge_index_dict}
 
@@ -78,22 +72,22 @@ def _adjacency(kind: EdgeType, edges: Any, sizes: Mapping[str, int]) -> Adjacenc
     return Adjacency(rowptr, col[order], None, sizes[kind[0]])
 
 
-def multiplied_together(adjs: Sequence[Adjacency]) -> Sequence[Adjacency]:
-    """The same edges, without values; layers sum over all of them at once.
+def share_products(adjs: Sequence[Adjacency]) -> Sequence[Adjacency]:
+    """Return the same edges, without values, whose layers sum over all of them at once.
 
     Args:
         adjs: With the same number of columns.
     """
     if len(adjs) < 2:
         return [adj.unweighted() for adj in adjs]
-    group, made = _Group(adjs), [adj.with_value(None) for adj in adjs]
+    group, made = _RelationGroup(adjs), [adj.with_value(None) for adj in adjs]
     for number, adj in enumerate(made):
         adj.sums_of = partial(group.sums_of, number)
     return made
 
 
-class _Group:
-    """Adjacencies below one another, and those sums that nobody has asked for yet."""
+class _RelationGroup:
+    """Stacked adjacencies of several relations, with a cache of their aggregations."""
 
     def __init__(self, adjs: Sequence[Adjacency]) -> None:
         self._adjs = [adj.unweighted() for adj in adjs]
@@ -103,10 +97,10 @@ class _Group:
         self._sums: dict[int, Tensor] = {}
 
     def sums_of(self, number: int, x: Tensor, reduce: str) -> Tensor:
-        """:func:`gas.nn.spmm` by one of the adjacencies."""
+        """Return :func:`gas.nn.spmm` by one of the adjacencies."""
         if torch.compiler.is_compiling() or is_transformed(x) or x.is_inference():
-            return spmm(self._adjs[number], x, reduce=reduce)  # Of which nobody counts changes.
-        if x.dtype == HALF:  # Which no kernel computes in.
+            return spmm(self._adjs[number], x, reduce=reduce)  # Such tensors have no version.
+        if x.dtype == HALF:  # No kernel computes in float16.
             return spmm(self._adjs[number], x, reduce=reduce)
         how = x._version, torch.is_grad_enabled() and x.requires_grad, reduce
         is_same = self._of is not None and self._of() is x and self._how == how
@@ -114,7 +108,7 @@ class _Group:
             self._of, self._sums = None, {}
             self._sums = dict(enumerate(self._multiply(x, reduce)))
             self._of, self._how = weakref.ref(x), how
-        return self._sums.pop(number)  # Somebody's own now, who may change it in place.
+        return self._sums.pop(number)  # The caller may change it in place.
 
     def _multiply(self, x: Tensor, reduce: str) -> tuple[Tensor, ...]:
         if self._stacked is None:
@@ -125,7 +119,7 @@ class _Group:
 
 
 def _stack(adjs: Sequence[Adjacency]) -> Adjacency:
-    """The rows of several adjacencies, below one another."""
+    """Stack the rows of several adjacencies."""
     pointers, first = [adjs[0].rowptr[:1]], 0
     for adj in adjs:
         pointers.append(adj.rowptr[1:] + first)
@@ -135,7 +129,7 @@ def _stack(adjs: Sequence[Adjacency]) -> Adjacency:
 
 
 class _Multiply(torch.autograd.Function):
-    """A product, cut into the rows of each relation; the gradient is one product, too."""
+    """A product that is split into the rows of each relation; backward is one product, too."""
 
     @staticmethod
     def forward(
@@ -151,7 +145,7 @@ class _Multiply(torch.autograd.Function):
         if ctx.mean:
             degree = ctx.matrix.rowptr.diff().clamp(min=1).to(grads[0].dtype)
             by = degree[:, None].split(ctx.sizes)
-        if torch.is_grad_enabled():  # Somebody wants a further derivative.
+        if torch.is_grad_enabled():  # For a second derivative.
             grad = torch.cat([g / b for g, b in zip(grads, by, strict=True)] if by else grads)
         else:
             grad = empty(sum(ctx.sizes), grads[0].size(1), grads[0])

@@ -1,7 +1,7 @@
-"""Which layers give another result on a mini-batch than on the graph: why, and the cure.
+"""Layers whose result on a mini-batch differs from that on the graph: reasons and cures.
 
 A batch knows all edges into its own nodes, and nothing else of its halo: neither degrees nor second
-neighbours, nor edges out of a node. What needs more computes something else, without a word.
+neighbours, nor edges out of a node. A layer that needs more gives other results, without an error.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ BY_TIME = (
 )
 
 
-def _degrees(layer: Any) -> str:
+def _reason_degrees(layer: Any) -> str:
     if not layer.normalize:
         return ""
     return f"normalises by the degrees of the batch, not of the graph: {NORMALISE}"
 
 
-def _hops(layer: Any, hops: int) -> str:
+def _reason_hops(layer: Any, hops: int) -> str:
     return f"propagates {hops} times within the batch: {UNROLL}" if hops > 1 else ""
 
 
-def _gated(layer: pyg.GatedGraphConv) -> str:
+def _reason_gated(layer: pyg.GatedGraphConv) -> str:
     if layer.num_layers <= 1:
         return ""
     return (
@@ -53,15 +53,15 @@ def _gated(layer: pyg.GatedGraphConv) -> str:
     )
 
 
-def _whole_graph(layer: Any) -> str:
+def _reason_norm_of_all(layer: Any) -> str:
     return f"normalises by the statistics of the batch's nodes, halo included: {BY_NODE}"
 
 
-def _attends(layer: Any) -> str:
+def _reason_global_attention(layer: Any) -> str:
     return f"attends to all nodes of the batch, not of the graph: {LOCAL}"
 
 
-def _in_order(layer: Any) -> str:
+def _reason_edge_order(layer: Any) -> str:
     return (
         "depends on the order in which a node's edges are stored, which is another one in a batch: "
         "use an aggregation without order, such as 'mean', 'max' or SoftmaxAggregation"
@@ -79,14 +79,14 @@ def _backwards(layer: Any) -> str:
 
 # By class of PyG: why a layer isn't exact on batches, and the cure; empty for one that is.
 INEXACT: dict[type[torch.nn.Module], Callable[[Any], str]] = {
-    pyg.GCNConv: _degrees,
-    pyg.GCN2Conv: _degrees,
-    pyg.LGConv: _degrees,
-    pyg.FAConv: _degrees,
-    pyg.PDNConv: _degrees,
-    pyg.DNAConv: _degrees,
-    pyg.TAGConv: lambda layer: _degrees(layer) or _hops(layer, layer.K),
-    pyg.APPNP: lambda layer: _degrees(layer) or _hops(layer, layer.K),
+    pyg.GCNConv: _reason_degrees,
+    pyg.GCN2Conv: _reason_degrees,
+    pyg.LGConv: _reason_degrees,
+    pyg.FAConv: _reason_degrees,
+    pyg.PDNConv: _reason_degrees,
+    pyg.DNAConv: _reason_degrees,
+    pyg.TAGConv: lambda layer: _reason_degrees(layer) or _reason_hops(layer, layer.K),
+    pyg.APPNP: lambda layer: _reason_degrees(layer) or _reason_hops(layer, layer.K),
     pyg.SGConv: lambda _: "normalises by the degrees of the batch: use gas.models.GCN",
     pyg.SSGConv: lambda _: "normalises by the degrees of the batch: use gas.models.APPNP",
     pyg.ARMAConv: lambda _: "normalises by the degrees of the batch: use gas.models.GCN",
@@ -104,23 +104,26 @@ INEXACT: dict[type[torch.nn.Module], Callable[[Any], str]] = {
         else ""
     ),
     pyg.ChebConv: lambda _: "needs the Laplacian of the whole graph: use gas.models.GCN",
-    pyg.GatedGraphConv: _gated,
+    pyg.GatedGraphConv: _reason_gated,
     pyg.HypergraphConv: lambda _: (
         "goes from nodes to hyperedges and back within the batch: make the hyperedges nodes of a "
         "HeteroData, with a layer for each way"
     ),
-    pyg.GraphNorm: _whole_graph,
-    pyg.PairNorm: _whole_graph,
-    pyg.DiffGroupNorm: _whole_graph,
-    pyg.MeanSubtractionNorm: _whole_graph,
-    pyg.InstanceNorm: _whole_graph,
-    pyg.GraphSizeNorm: _whole_graph,
-    pyg.LayerNorm: lambda layer: _whole_graph(layer) if layer.mode == "graph" else "",
-    pyg.aggr.LSTMAggregation: _in_order,
-    pyg.aggr.GRUAggregation: _in_order,
-    pyg.aggr.MLPAggregation: _in_order,
-    pyg.aggr.LCMAggregation: _in_order,
-    pyg.aggr.PatchTransformerAggregation: _in_order,
+    pyg.GraphNorm: _reason_norm_of_all,
+    pyg.PairNorm: _reason_norm_of_all,
+    pyg.DiffGroupNorm: _reason_norm_of_all,
+    pyg.MeanSubtractionNorm: _reason_norm_of_all,
+    pyg.InstanceNorm: _reason_norm_of_all,
+    pyg.GraphSizeNorm: _reason_norm_of_all,
+    pyg.LayerNorm: lambda layer: _reason_norm_of_all(layer) if layer.mode == "graph" else "",
+    pyg.HeteroBatchNorm: lambda layer: (
+        "" if layer.track_running_stats else _reason_norm_of_all(layer)
+    ),
+    pyg.aggr.LSTMAggregation: _reason_edge_order,
+    pyg.aggr.GRUAggregation: _reason_edge_order,
+    pyg.aggr.MLPAggregation: _reason_edge_order,
+    pyg.aggr.LCMAggregation: _reason_edge_order,
+    pyg.aggr.PatchTransformerAggregation: _reason_edge_order,
     pyg.aggr.EquilibriumAggregation: lambda _: (
         "minimises an energy of all nodes of the batch together: use an aggregation of each node's "
         "own edges, such as SoftmaxAggregation or DeepSetsAggregation"
@@ -133,9 +136,9 @@ NEVER: dict[type[torch.nn.Module], Callable[[Any], str]] = {
         "attends to all nodes of the batch, not of the graph: take its 'conv' alone, with the "
         f"norms and the MLP around it; {LOCAL}"
     ),
-    PerformerAttention: _attends,
-    SGFormerAttention: _attends,
-    PolynormerAttention: _attends,
+    PerformerAttention: _reason_global_attention,
+    SGFormerAttention: _reason_global_attention,
+    PolynormerAttention: _reason_global_attention,
     pyg.DirGNNConv: lambda _: (
         "reads the edges out of a node, of which a batch has those into its own nodes alone: add "
         "them the other way round, as edges of another 'edge_type', and use RGCNConv"
@@ -149,14 +152,14 @@ NEVER: dict[type[torch.nn.Module], Callable[[Any], str]] = {
 RECURRENT = "torch_geometric_temporal.nn.recurrent"
 
 
-def why_inexact(layer: torch.nn.Module) -> str:
-    """Why a layer's result on a mini-batch differs from that on the graph; empty if it doesn't."""
+def reason_inexact(layer: torch.nn.Module) -> str:
+    """Say why a layer's result on a mini-batch differs from that on the graph; return "" if not."""
     reasons = (INEXACT[cls](layer) for cls in type(layer).__mro__ if cls in INEXACT)
-    return why_never(layer) or next(filter(None, reasons), "")
+    return reason_never_exact(layer) or next(filter(None, reasons), "")
 
 
-def why_never(layer: torch.nn.Module) -> str:
-    """Why nothing makes a layer exact on mini-batches; empty if something may."""
+def reason_never_exact(layer: torch.nn.Module) -> str:
+    """Say why nothing makes a layer exact on mini-batches; return "" if something may."""
     for cls in type(layer).__mro__:
         if cls in NEVER:
             return NEVER[cls](layer)

@@ -8,14 +8,12 @@ from typing import Any
 import torch_geometric.nn as pyg
 from torch import Tensor
 
-from gas.graph.adjacency import Adjacency
-from gas.history.rows import Rows
+from gas.graph import Adjacency
+from gas.history import Rows
+from gas.native import Matrix, Mixture, custom_op
 from gas.native import mixture as kernels
-from gas.native.custom_op import custom_op
-from gas.native.matrix import Matrix
-from gas.native.mixture import Mixture
-from gas.nn.conv import FusedConv, put_together, row_by_row
-from gas.nn.half import HALF, type_of_messages, wide
+from gas.nn.conv import FusedConv, apply_rowwise, to_tensors
+from gas.nn.half import HALF, compute_dtype, message_dtype
 from gas.nn.spmm import NONE, check_features, check_tensors
 
 
@@ -121,7 +119,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(*matrix, x, pseudo, mu, sigma)
 
 
-def _divided(ctx: Any, parts: Sequence[Tensor], grad: Tensor) -> Tensor:
+def _divide_by_degree(ctx: Any, parts: Sequence[Tensor], grad: Tensor) -> Tensor:
     if not ctx.mean:
         return grad
     count = Matrix(*parts).rowptr.diff().clamp(min=1).to(grad.dtype)
@@ -130,7 +128,7 @@ def _divided(ctx: Any, parts: Sequence[Tensor], grad: Tensor) -> Tensor:
 
 def _spread_grad(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     *parts, x, pseudo, mu, sigma = ctx.saved_tensors
-    grad = _divided(ctx, parts, grad)
+    grad = _divide_by_degree(ctx, parts, grad)
     grads: list[Tensor | None] = [None] * 4
     needed = ctx.needs_input_grad[1:5]
     if needed[0]:
@@ -143,7 +141,7 @@ def _spread_grad(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 
 def _collapse_grad(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     *parts, x, pseudo, mu, sigma = ctx.saved_tensors
-    grad = _divided(ctx, parts, grad)
+    grad = _divide_by_degree(ctx, parts, grad)
     grads: Sequence[Tensor | None] = [None] * 4
     needed = ctx.needs_input_grad[1:5]
     if any(needed[1:]):
@@ -166,7 +164,7 @@ def gaussian_mixture(
     sigma: Tensor,
     reduce: str = "mean",
 ) -> Tensor:
-    """Aggregates neighbours by weights that depend on the coordinates of each edge.
+    """Aggregate neighbours by weights that depend on the coordinates of each edge.
 
     ``out[i] = sum of w_k(pseudo[i, j]) * x[j, k]`` over kernels ``k`` and edges ``j -> i``, with
     ``w_k(u) = exp(-1/2 sum over d of (u_d - mu_kd)^2 / (1e-15 + sigma_kd^2))``. Weights are
@@ -211,15 +209,19 @@ def gaussian_mixture(
             f"'pseudo' has shape {list(pseudo.shape)}, expected [{adj.num_entries}, {mu.size(1)}]: "
             "coordinates of each edge"
         )
-    kind = type_of_messages(x, pseudo, mu, sigma)
-    x = x.to(wide(kind)) if x.dtype == HALF else x
-    mixture = pseudo.to(wide(kind)), mu.to(wide(kind)), sigma.to(wide(kind))
+    kind = message_dtype(x, pseudo, mu, sigma)
+    x = x.to(compute_dtype(kind)) if x.dtype == HALF else x
+    mixture = (
+        pseudo.to(compute_dtype(kind)),
+        mu.to(compute_dtype(kind)),
+        sigma.to(compute_dtype(kind)),
+    )
     operator = _spread if x.dim() == 2 else _collapse
     return operator(adj.matrix, x, *mixture, reduce == "mean", False).to(kind)
 
 
 class GMMConv(FusedConv, pyg.GMMConv):
-    """:class:`torch_geometric.nn.GMMConv`; transforms before or after it sums, what is cheaper."""
+    """:class:`torch_geometric.nn.GMMConv`; sums before or after the linear layer, as is cheaper."""
 
     def forward(
         self,
@@ -230,7 +232,7 @@ class GMMConv(FusedConv, pyg.GMMConv):
     ) -> Tensor:
         """See PyG; without ``edge_attr``, values of the adjacency are the coordinates."""
         if not isinstance(edge_index, Adjacency):
-            return super().forward(put_together(x), edge_index, edge_attr, size)
+            return super().forward(to_tensors(x), edge_index, edge_attr, size)
         pseudo = edge_attr
         if pseudo is None:
             if edge_index.value is None or self.dim != 1:
@@ -240,23 +242,21 @@ class GMMConv(FusedConv, pyg.GMMConv):
                     "adjacency"
                 )
             pseudo = edge_index.value[:, None]
-        reason = self._unsupported({})
+        reason = self._reason_not_fused({})
         if reason:
-            out = super().forward(put_together(x), edge_index.to_edge_index()[0], pseudo, size)
+            out = super().forward(to_tensors(x), edge_index.to_edge_index()[0], pseudo, size)
             self.path = f"pyg: {reason}"
             return out
         self.path = "fused"
         source, own = (x, x) if isinstance(x, Tensor) else x
         mixture = pseudo, self.mu, self.sigma, self._reduce
         weight = self.g.view(-1, self.kernel_size, self.out_channels)  # [in, kernels, out]
-        if sums_first(edge_index, source, self.kernel_size, self.out_channels):
-            sums = gaussian_mixture(
-                edge_index, put_together(source), *mixture
-            )  # [rows, kernels, in]
+        if should_sum_first(edge_index, source, self.kernel_size, self.out_channels):
+            sums = gaussian_mixture(edge_index, to_tensors(source), *mixture)  # [rows, kernels, in]
             out = sums.flatten(1) @ weight.transpose(0, 1).flatten(0, 1)
-            out = out.to(type_of_messages(out, *mixture[:3]))  # Autocast may have made it float16.
+            out = out.to(message_dtype(out, *mixture[:3]))  # Autocast may have made it float16.
         else:
-            transformed = row_by_row(lambda rows: rows @ self.g, source).view(
+            transformed = apply_rowwise(lambda rows: rows @ self.g, source).view(
                 -1, self.kernel_size, self.out_channels
             )
             out = gaussian_mixture(edge_index, transformed, *mixture)
@@ -264,12 +264,12 @@ class GMMConv(FusedConv, pyg.GMMConv):
             out = out + self.root(own)
         return out if self.bias is None else out + self.bias
 
-    def _unsupported(self, kwargs: dict[str, Any]) -> str:
+    def _reason_not_fused(self, kwargs: dict[str, Any]) -> str:
         if self.separate_gaussians:
             return "separate_gaussians=True"
         if self._reduce in ("max", "min"):
             return f"aggr={self.aggr!r} is none of sum, mean"
-        return super()._unsupported(kwargs)
+        return super()._reason_not_fused(kwargs)
 
 
 # One element of a product that computes its weights takes as long as so many multiplications of a
@@ -277,8 +277,8 @@ class GMMConv(FusedConv, pyg.GMMConv):
 SPARSE_COST = 10
 
 
-def sums_first(adj: Adjacency, x: Tensor | Rows, kernels: int, out_channels: int) -> bool:
-    """Whether summing each kernel's rows before the linear layer costs less than after it.
+def should_sum_first(adj: Adjacency, x: Tensor | Rows, kernels: int, out_channels: int) -> bool:
+    """Return whether summing each kernel's rows before the linear layer costs less than after it.
 
     Either way a pass over the edges reads a row of each kernel and another reads one row for all of
     them, but for a narrow input, or one without a gradient. What differs most is the product: of

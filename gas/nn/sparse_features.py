@@ -1,4 +1,4 @@
-"""Linear layers of sparse features, which multiply their non-zeros alone."""
+"""Linear layers of sparse features, which multiply only the non-zeros."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ import torch_geometric.nn as pyg
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from gas.graph.adjacency import Adjacency
-from gas.graph.layout import looked_at
-from gas.graph.versions import version
-from gas.history.rows import begin_alike
-from gas.native.matrix import TYPES
-from gas.native.sparse_rows import is_sparse, parts, sparse_csr
+from gas.graph import Adjacency, checked_adjacency, version
+from gas.history import begin_alike
+from gas.native import TYPES, is_sparse, parts, sparse_csr
 from gas.nn.spmm import spmm
 
 # The rows and columns of matrices, with the transpose that gradients walk, while the matrices live;
@@ -22,7 +19,7 @@ _KNOWN: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``x W^T + b``, as ``torch.nn.functional.linear``, of sparse features by their non-zeros.
+    """Compute ``x W^T + b`` from the non-zeros of sparse features.
 
     Deterministic, forward and backward: the gradient towards ``weight`` is a product by the
     transpose, which is made once for a matrix. float16 is computed in float32.
@@ -54,7 +51,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def check_layout(x: Tensor) -> None:
-    """Raises ``ValueError`` unless a tensor is dense, or a ``torch.sparse_csr`` matrix."""
+    """Raise ``ValueError`` unless a tensor is dense, or a ``torch.sparse_csr`` matrix."""
     if x.layout not in (torch.strided, torch.sparse_csr):
         raise ValueError(
             f"'x' is {x.layout}, expected a dense tensor or torch.sparse_csr: pass "
@@ -62,8 +59,8 @@ def check_layout(x: Tensor) -> None:
         )
 
 
-def with_values(x: Tensor, value: Tensor) -> Tensor:
-    """The same sparse features with other values, of shape ``[entries]``; one transpose serves."""
+def replace_values(x: Tensor, value: Tensor) -> Tensor:
+    """Return sparse features with other values ``[entries]``; they share a transpose."""
     known = _rows_of(x)
     rowptr, col, _ = parts(x)
     out = begin_alike(sparse_csr(rowptr, col, value, x.size(1)), x)
@@ -72,17 +69,17 @@ def with_values(x: Tensor, value: Tensor) -> Tensor:
 
 
 def _rows_of(x: Tensor) -> Adjacency:
-    """The entries of sparse features without their values."""
+    """Return the adjacency of the entries of sparse features, without values."""
     known = _KNOWN.get(x)
     if known is None or known[1] != version(x):
         rowptr, col, _ = parts(x)
-        known = looked_at(rowptr, col, None, x.size(1)), version(x)
+        known = checked_adjacency(rowptr, col, None, x.size(1)), version(x)
         _KNOWN[x] = known
     return known[0]
 
 
 class Linear(torch.nn.Linear):
-    """:class:`torch.nn.Linear`, of sparse features by :func:`linear`."""
+    """:class:`torch.nn.Linear` that takes sparse features, by :func:`linear`."""
 
     def forward(self, input: Tensor) -> Tensor:
         """See :func:`linear`."""
@@ -92,7 +89,7 @@ class Linear(torch.nn.Linear):
 
 
 class PyGLinear(pyg.Linear):
-    """The linear layer of PyG's convolutions and models, likewise."""
+    """The linear layer of PyG's convolutions and models that takes sparse features."""
 
     def forward(self, x: Tensor) -> Tensor:
         """See :func:`linear`."""
@@ -111,16 +108,21 @@ LINEAR: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
 LINEAR_LAYERS = (*LINEAR, *LINEAR.values())
 
 
-def take_sparse(module: torch.nn.Module) -> None:
-    """Makes the linear layers of a module take sparse features, in place."""
+def accept_sparse_features(module: torch.nn.Module) -> None:
+    """Make the linear layers of a module take sparse features, in place."""
     for layer in module.modules():
         layer.__class__ = LINEAR.get(type(layer), type(layer))
 
 
-def is_linear(layer: torch.nn.Module) -> bool:
-    """Whether a layer is a linear one, and no hook sees what goes through it."""
+def has_hooks(layer: torch.nn.Module) -> bool:
+    """Return whether a hook observes a layer."""
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return type(layer) in LINEAR_LAYERS and not (
+    return (
         any(getattr(layer, name) for name in hooks)
         or torch.nn.modules.module._has_any_global_hook()
     )
+
+
+def is_linear(layer: torch.nn.Module) -> bool:
+    """Return whether a layer is linear and no hook observes it."""
+    return type(layer) in LINEAR_LAYERS and not has_hooks(layer)

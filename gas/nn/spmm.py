@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gas.graph.adjacency import Adjacency
-from gas.history.rows import TAKERS, Rows
+from gas.graph import Adjacency
+from gas.history import TAKERS, Rows
+from gas.native import TYPES, Matrix, custom_op
 from gas.native import sparse as kernels
-from gas.native.custom_op import custom_op
-from gas.native.matrix import TYPES, Matrix
-from gas.nn.conv import REDUCES
-from gas.nn.half import HALF, type_of_messages, wide
+from gas.nn.half import HALF, compute_dtype, message_dtype
+
+REDUCES = ("sum", "mean", "max", "min")
 
 NONE = [None] * len(Matrix._fields)  # The gradients towards a matrix.
 
@@ -199,13 +199,13 @@ _extreme.register_autograd(_extreme_grad, setup_context=_extreme_setup)
 def spmm(
     adj: Adjacency, x: Tensor | Rows, weight: Tensor | None = None, reduce: str = "sum"
 ) -> Tensor:
-    """Aggregates the rows of each node's neighbours: ``out[i]`` from ``x[j]`` for edges ``j -> i``.
+    """Aggregate the rows of each node's neighbours: ``out[i]`` from ``x[j]`` for edges ``j -> i``.
 
     Deterministic: each row of the output, and of the gradient, is added up in one order. Of
     :class:`gas.history.Rows` those of the halo get no gradient, and none is computed; sums and
-    means read them where they are stored, unless ``weight`` takes a gradient. On a GPU of a kind
-    where :func:`gas.native.costs.measure` has found cuSPARSE faster, that adds up sums in float32,
-    unless ``torch.use_deterministic_algorithms`` is set.
+    means read them where they are stored, unless ``weight`` takes a gradient. On a GPU where
+    :func:`gas.native.measure_costs.measure` found cuSPARSE faster, cuSPARSE computes sums in
+    float32, unless ``torch.use_deterministic_algorithms`` is set.
 
     Args:
         adj: The edges, of shape ``[rows, cols]``.
@@ -231,11 +231,11 @@ def spmm(
         kind = HALF
         if weight is not None:
             check_tensors(adj, weight=weight)
-            kind = type_of_messages(x, weight)
-            weight = weight.to(wide(kind))
+            kind = message_dtype(x, weight)
+            weight = weight.to(compute_dtype(kind))
         elif adj.value is not None and reduce in ("sum", "mean"):
-            kind = type_of_messages(x, adj.value)
-        x = (x.tensor() if isinstance(x, Rows) else x).to(wide(kind))
+            kind = message_dtype(x, adj.value)
+        x = (x.tensor() if isinstance(x, Rows) else x).to(compute_dtype(kind))
         return spmm(adj, x, weight, reduce).to(kind)
     if reduce in ("max", "min"):
         if weight is not None:
@@ -266,7 +266,7 @@ def spmm(
 def check_features(
     adj: Adjacency, x: Tensor | Rows, dims: int, name: str = "x", takes_rows: bool = False
 ) -> None:
-    """Raises ``ValueError`` unless ``x`` has a row for each source, of a type kernels know.
+    """Raise ``ValueError`` unless ``x`` has a row for each source, of a dtype of the kernels.
 
     And ``TypeError`` for :class:`Rows`, unless the caller takes them.
     """
@@ -289,7 +289,7 @@ def check_features(
 
 
 def check_tensors(adj: Adjacency, **tensors: Tensor) -> None:
-    """Raises ``ValueError`` unless tensors are dense, real, and where the adjacency is."""
+    """Raise ``ValueError`` unless tensors are dense, real and on the adjacency's device."""
     for name, tensor in tensors.items():
         if tensor.device != adj.device:
             raise ValueError(

@@ -8,11 +8,10 @@ import torch.nn.functional as F
 import torch_geometric.nn as pyg
 from torch import Tensor
 
-from gas.graph.adjacency import Adjacency
-from gas.graph.features import dense
-from gas.history.rows import Rows, first_rows
-from gas.native.sparse_rows import is_sparse
-from gas.nn.conv import FusedConv, put_together
+from gas.graph import Adjacency, dense
+from gas.history import Rows, first_rows
+from gas.native import is_sparse
+from gas.nn.conv import FusedConv, to_tensors
 from gas.nn.sparse_features import is_linear, linear
 from gas.nn.spmm import spmm
 
@@ -20,28 +19,33 @@ from gas.nn.spmm import spmm
 class SumConv(FusedConv):
     """A convolution that aggregates by :func:`spmm`."""
 
+    @property
+    def multiplies_sparse(self) -> bool:
+        """See :class:`FusedConv`."""
+        return self.takes_sparse and self.sums_input_rows
+
     def _propagate(self, adj: Adjacency, x: Any, **_: Any) -> Tensor:
         return self._aggregate(adj, x[0] if isinstance(x, tuple) else x)
 
     def _aggregate(self, adj: Adjacency, x: Tensor | Rows) -> Tensor:
         if self._reduce in ("max", "min"):
             adj = adj.unweighted()
-        elif adj.sums_of is not None and isinstance(x, Tensor) and self.sums_given:
+        elif adj.sums_of is not None and isinstance(x, Tensor) and self.sums_input_rows:
             return adj.sums_of(x, self._reduce)
         return spmm(adj, x, reduce=self._reduce)
 
     @property
-    def sums_given(self) -> bool:
-        """Whether what is summed are rows as they are given, which several layers may share."""
+    def sums_input_rows(self) -> bool:
+        """Return whether the rows that are summed are the input's, which layers may share."""
         return self._reduce in ("sum", "mean")
 
 
-def _sum_of_transformed(
+def _transform_then_sum(
     conv: Any, x: Any, edge_index: Any, lin: Any, root: Any, **kwargs: Any
 ) -> Tensor | None:
-    """``lin(sum of x) + root(x)`` of sparse features, each row of which is transformed first.
+    """Compute ``lin(sum of x) + root(x)`` of sparse features, transforming each row first.
 
-    ``None`` where that isn't the same, or somebody looks at what ``lin`` is given: sums are dense.
+    Return ``None`` where that isn't the same, or a hook observes ``lin``, which expects dense sums.
     """
     source, own = x if isinstance(x, tuple) else (x, x)
     if not is_sparse(source) or conv._reduce not in ("sum", "mean") or not is_linear(lin):
@@ -64,9 +68,9 @@ class SAGEConv(SumConv, pyg.SAGEConv):
     def forward(self, x: Any, edge_index: Any, size: Any = None) -> Tensor:
         """See PyG."""
         if self.project:
-            return super().forward(put_together(x), edge_index, size)
+            return super().forward(to_tensors(x), edge_index, size)
         root = self.lin_r if self.root_weight else None
-        out = _sum_of_transformed(self, x, edge_index, self.lin_l, root, size=size)
+        out = _transform_then_sum(self, x, edge_index, self.lin_l, root, size=size)
         if out is None:
             return super().forward(dense(x), edge_index, size)
         return F.normalize(out, p=2.0, dim=-1) if self.normalize else out
@@ -75,9 +79,9 @@ class SAGEConv(SumConv, pyg.SAGEConv):
         return super()._aggregate(adj.unweighted(), x)
 
     @property
-    def sums_given(self) -> bool:
+    def sums_input_rows(self) -> bool:
         """See :class:`SumConv`."""
-        return super().sums_given and not self.project
+        return super().sums_input_rows and not self.project
 
 
 class GINConv(SumConv, pyg.GINConv):
@@ -97,7 +101,7 @@ class GraphConv(SumConv, pyg.GraphConv):
     ) -> Tensor:
         """See PyG."""
         how = {"edge_weight": edge_weight, "size": size}
-        out = _sum_of_transformed(self, x, edge_index, self.lin_rel, self.lin_root, **how)
+        out = _transform_then_sum(self, x, edge_index, self.lin_rel, self.lin_root, **how)
         return super().forward(dense(x), edge_index, edge_weight, size) if out is None else out
 
 

@@ -1,12 +1,18 @@
-"""Modules that share their parameters with others, and nothing else."""
+"""Copies of modules: twins that share the parameters of others and nothing else, and deep ones."""
 
 from __future__ import annotations
 
+import copy
+from types import MethodType
+from typing import Any
+
+from torch import Tensor
 from torch.nn import Module
+from torch.utils._pytree import tree_leaves
 
 
 def twin(module: Module, memo: dict[Module, Module] | None = None) -> Module:
-    """The same module, and all below it, with the same parameters, buffers and hooks.
+    """Return a copy of a module and its children that shares parameters, buffers and hooks.
 
     Parameters, buffers and hooks aren't copied, they are those of ``module``, and stay so when they
     are replaced, moved or added. Options (``normalize``, ``training``, ...), classes and children
@@ -16,10 +22,32 @@ def twin(module: Module, memo: dict[Module, Module] | None = None) -> Module:
     if module in memo:
         return memo[module]
     made = memo[module] = object.__new__(type(module))
-    made.__dict__.update(module.__dict__)
+    made.__dict__.update(
+        (name, MethodType(value.__func__, made) if _is_method(value, module) else value)
+        for name, value in module.__dict__.items()
+    )
     children = {
         name: None if child is None else twin(child, memo)
         for name, child in module._modules.items()
     }
     object.__setattr__(made, "_modules", children)
     return made
+
+
+def deep_copy(module: Module) -> Module:
+    """Copy a module with all that it holds.
+
+    Tensors that it has computed and kept, which PyTorch refuses to copy, are detached: the last
+    output, for a look at it, or a weight that each call computes of others.
+    """
+    memo: dict[int, Any] = {}
+    for each in module.modules():
+        for value in tree_leaves(vars(each)):
+            if isinstance(value, Tensor) and not value.is_leaf:
+                memo[id(value)] = value.detach().clone()
+    return copy.deepcopy(module, memo)
+
+
+def _is_method(value: Any, module: Module) -> bool:
+    """Return whether an attribute is a method of the module, as PyG sets for explanations."""
+    return isinstance(value, MethodType) and value.__self__ is module

@@ -13,9 +13,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch_geometric.data import Data
 
 from gas.distributed import Group
-from gas.graph.shards import SHARD, local_graph
+from gas.graph import SHARD, local_graph
 from gas.history import Codec
-from gas.loader.batch import SubData
+from gas.loader import SubData
 from gas.scalable.model import ScalableGNN
 from gas.scalable.ranks import Ranks, Traffic, Weight
 
@@ -38,7 +38,7 @@ class Distributed(DistributedDataParallel):
         self._is_made = True
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Sets what the model has, such as ``io``, there."""
+        """Set what the model has, such as ``io``, there."""
         model = self.__dict__.get("_modules", {}).get("module")
         if (
             "_is_made" in self.__dict__
@@ -73,13 +73,13 @@ class Distributed(DistributedDataParallel):
 
     @property
     def traffic(self) -> Traffic:
-        """What this rank has sent of its histories so far, and how long it has waited."""
+        """Return the rows sent by this rank so far, and its waiting time."""
         assert self.module.ranks is not None
         return self.module.ranks.traffic(self.module.histories)
 
 
 def average_gradients(ranks: Ranks, bucket: dist.GradBucket) -> Future[Tensor]:
-    """The mean of the ranks' gradients; an error names the rank that didn't come.
+    """Return the mean of the ranks' gradients; an error names the rank that didn't come.
 
     It is a communication hook of ``DistributedDataParallel``.
     """
@@ -98,7 +98,7 @@ def distribute(
     wrap: bool = True,
     **kwargs: Any,
 ) -> Any:
-    """Trains a model on many processes, each with a shard of the graph and its histories.
+    """Train a model on many processes, each with a shard of the graph and its histories.
 
     The processes are those of ``torch.distributed``, which ``torchrun`` starts; the loop stays as
     it is::
@@ -175,7 +175,7 @@ def distribute(
 def _about(
     model: ScalableGNN, overlap: bool, codec: Codec | None, weight: Weight
 ) -> dict[str, Any]:
-    """What has to be alike on all ranks."""
+    """Describe the state that must be equal on all ranks."""
     return {
         "gas": importlib.metadata.version("gas"),
         "PyTorch": torch.__version__,

@@ -1,4 +1,4 @@
-"""What isn't exact on a mini-batch: refused, or made to look at the in-batch rows alone."""
+"""Layers that aren't exact on mini-batches: refused, or restricted to in-batch rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from gas.nn.inexact import why_inexact
+from gas.nn import reason_inexact
 
 # What looks along a sequence, which may be one of nodes by mistake.
 SEQUENTIAL = (torch.nn.MultiheadAttention, torch.nn.RNNBase)
@@ -24,7 +24,7 @@ def _refuse(name: str, reason: str, layer: torch.nn.Module, _: Any) -> None:
 def _refuse_nodes(
     name: str, sizes: tuple[int, int], layer: Any, args: tuple[Any, ...], given: dict[str, Any]
 ) -> None:
-    """Refuses a sequence of the batch's nodes; a batch of as many sequences is one for each."""
+    """Refuse a sequence of the batch's nodes; a batch of as many sequences is one for each."""
     x = next(iter((*args, *given.values())), None)
     if not isinstance(x, Tensor) or x.dim() not in (2, 3):
         return
@@ -48,7 +48,7 @@ class Watch:
         self._inexact = [
             (name, layer, reason)
             for name, layer in model.named_modules()
-            if (reason := why_inexact(layer))
+            if (reason := reason_inexact(layer))
         ]
         self._sequential = [
             (name, layer) for name, layer in model.named_modules() if isinstance(layer, SEQUENTIAL)
@@ -57,25 +57,30 @@ class Watch:
         # Norms that were given a batch's own rows, or rows of edges, by the kind of batch.
         self._at_ease: set[tuple[Hashable, torch.nn.Module]] = set()
 
+    @property
+    def looks(self) -> bool:
+        """Return whether the model has a layer to watch."""
+        return bool(self._inexact or self._sequential or self._norms)
+
     def is_needed(self, batch_size: int, num_rows: int, kind: Hashable) -> bool:
-        """Whether it has to look at a forward pass.
+        """Return whether it has to look at a forward pass.
 
         Args:
             batch_size: See :meth:`batch`.
             num_rows: See :meth:`batch`.
             kind: See :meth:`batch`.
         """
-        norms = num_rows > batch_size and bool(self._uneasy(kind))
+        norms = num_rows > batch_size and bool(self._norms_that_see_halo(kind))
         return bool(self._inexact) or bool(self._sequential) or norms
 
-    def _uneasy(self, kind: Hashable) -> list[torch.nn.Module]:
+    def _norms_that_see_halo(self, kind: Hashable) -> list[torch.nn.Module]:
         """Norms in training that may be given rows of the halo."""
         at_ease = self._at_ease if kind is not None else ()
         return [norm for norm in self._norms if norm.training and (kind, norm) not in at_ease]
 
     @contextlib.contextmanager
     def batch(self, batch_size: int, num_rows: int, kind: Hashable = None) -> Iterator[None]:
-        """Watches over a forward pass of a batch of ``num_rows`` nodes, ``batch_size`` its own.
+        """Watch over a forward pass of a batch of ``num_rows`` nodes, ``batch_size`` its own.
 
         Batches of one ``kind`` give a norm the same sort of rows in every pass: one that was given
         others than the nodes' is let alone, even if they are as many by chance. ``None``: unknown.
@@ -83,7 +88,7 @@ class Watch:
         Raises:
             ValueError: When a layer that isn't exact is called, naming it.
         """
-        norms = self._uneasy(kind)
+        norms = self._norms_that_see_halo(kind)
         spares = [_OwnStatistics(batch_size, num_rows) for _ in norms if num_rows > batch_size]
         with contextlib.ExitStack() as hooks:
             for name, layer, reason in self._inexact:

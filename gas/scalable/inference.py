@@ -5,30 +5,28 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 from torch_geometric.data import Data
 
-from gas.chosen import made_exact
-from gas.graph.cluster import PERM, in_first_order
-from gas.history import History
-from gas.history.features import Features
-from gas.loader import EvalSubgraphLoader
-from gas.loader.batch import SubData
-from gas.loader.moving import moved
-from gas.scalable.call import Reached, Sweep, adjacency, check_graph, named_arguments
+from gas.graph import PERM, in_first_order
+from gas.history import Features, History, share_cores
+from gas.loader import EvalSubgraphLoader, SubData, moved
+from gas.native import report_progress
+from gas.scalable.call import BatchModel, Reached, run_sweep
+from gas.scalable.checks import adjacency, check_graph, named_arguments
+from gas.scalable.chosen import made_exact, without_prefetch
+from gas.scalable.norms import GraphNorms
 from gas.scalable.ranks import of_one_shard
-from gas.scalable.run import exact, run_sweep, taken
 
-if TYPE_CHECKING:
-    from gas.scalable.model import ScalableGNN
-
-Outputs = Iterator[tuple[SubData, Tensor]]
+# Each batch with its output, or None where its forward pass was ended before.
+Sweeping = Iterator[tuple[SubData, Tensor | None]]
 
 
-def compute_dtype(model: ScalableGNN, x: Tensor | Features | None) -> torch.dtype:
+def compute_dtype(model: BatchModel, x: Tensor | Features | None) -> torch.dtype:
     """In which type a model computes: that of its parameters, or else of floating features."""
     given = (p.dtype for p in model.parameters() if p.is_floating_point())
     floating = x is not None and x.dtype.is_floating_point
@@ -36,82 +34,140 @@ def compute_dtype(model: ScalableGNN, x: Tensor | Features | None) -> torch.dtyp
 
 
 def without_views(loader: Iterable[SubData]) -> Iterable[SubData]:
-    """The batches of a loader; if it has an augmentation, that isn't run for them."""
+    """Return the batches of a loader; if it has an augmentation, that isn't run for them."""
     plain = getattr(loader, "without_views", None)
     return loader if plain is None else plain()
 
 
-def run_layers(
+def sweep_layers(
     loader: Iterable[SubData],
     histories: Sequence[History],
     device: torch.device,
     dtype: Callable[[Tensor | Features], torch.dtype],
     forward_layer: Callable[[int, Tensor | Features, SubData, dict[str, Any]], Tensor],
-    swept: Callable[[int], None],
-) -> Outputs:
-    """One sweep per layer, each computing that layer alone, of rows of the type ``dtype(x)``.
+    around: Callable[[SubData, int], contextlib.AbstractContextManager[None]],
+    may_end: bool,
+) -> Callable[[int], Sweeping]:
+    """Make a sweep that computes one layer alone, of rows of the type ``dtype(x)``.
 
-    ``swept(layer)`` is called once the history of a layer has been filled.
+    ``around(batch, layer)`` is entered while a layer is computed, which it ``may_end`` early.
     """
     states: dict[tuple[int, ...], dict[str, Any]] = {}  # By batch: the order may change.
-    for layer in range(len(histories) + 1):
+
+    def sweep(layer: int) -> Sweeping:
         for batch in loader:
-            state = states.setdefault(tuple(batch.offset.tolist()), {})
+            key = tuple(batch.offset.tolist())
+            state = states.setdefault(key, {})
+            if may_end:  # It stays as it was then.
+                state = _copied(state)
             batch = moved(batch, device)
             x = batch.features()
             if layer > 0:
                 x = histories[layer - 1].pull(batch.n_id).to(device, dtype(x))
-            out = forward_layer(layer, x, batch, state)[: batch.batch_size]
-            if layer < len(histories):
-                histories[layer].push(
-                    out, batch.n_id[: batch.batch_size], batch.offset, batch.count
-                )
-            else:
-                yield batch, out
-        if layer < len(histories):
-            swept(layer)
+            out = None
+            with contextlib.suppress(Reached), around(batch, layer):
+                out = forward_layer(layer, x, batch, state)[: batch.batch_size]
+                states[key] = state
+                if layer < len(histories):
+                    histories[layer].push(
+                        out, batch.n_id[: batch.batch_size], batch.offset, batch.count
+                    )
+            yield batch, out
+
+    return sweep
 
 
-def run_forwards(
-    loader: Iterable[SubData],
-    num_histories: int,
-    forward: Callable[[SubData, Sweep], Tensor],
-    swept: Callable[[int], None],
-) -> Outputs:
-    """One sweep per layer, each running ``forward`` from the start up to that layer."""
-    for layer in range(num_histories):
+def sweep_forwards(
+    loader: Iterable[SubData], forward: Callable[[SubData, int], Tensor]
+) -> Callable[[int], Sweeping]:
+    """Make a sweep that runs ``forward`` from the start up to a layer."""
+
+    def sweep(layer: int) -> Sweeping:
         for batch in loader:
+            out = None
             with contextlib.suppress(Reached):  # Or an error: it fills too few of them.
-                forward(batch, Sweep(layer))
-        swept(layer)
-    for batch in loader:
-        yield batch, forward(batch, Sweep(num_histories))[: batch.batch_size]
+                out = forward(batch, layer)[: batch.batch_size]
+            yield batch, out
+
+    return sweep
 
 
-def assemble(outputs: Outputs, num_nodes: int) -> Tensor:
-    """Puts the outputs of batches, of the first so many nodes, into one new tensor on the CPU."""
+def _copied(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a state in dictionaries, lists and tuples of its own, and with tensors of its own."""
+    return tree_map(lambda value: value.clone() if type(value) is Tensor else value, state)
+
+
+class _Complete:
+    """The batches of a loader, which have all of the first so many nodes each time."""
+
+    def __init__(self, loader: Iterable[SubData], num_nodes: int) -> None:
+        self._loader, self._num_nodes = loader, num_nodes
+
+    def __iter__(self) -> Iterator[SubData]:
+        done = torch.zeros(self._num_nodes, dtype=torch.bool)
+        for batch in self._loader:
+            yield batch
+            done[batch.n_id[: batch.batch_size].cpu()] = True
+        _check_complete(done)
+
+
+def _check_complete(done: Tensor) -> None:
+    if not bool(done.all()):
+        raise ValueError(
+            f"'loader' yields {int(done.sum())} of the graph's {done.numel()} nodes: inference "
+            "goes over it once for each layer and needs all of them each time, as "
+            "EvalSubgraphLoader(data, ptr) yields"
+        )
+
+
+def assemble(outputs: Sweeping, num_nodes: int) -> Tensor:
+    """Put the outputs of batches, of the first so many nodes, into one new tensor on the CPU."""
     out: Tensor | None = None
     done = torch.zeros(num_nodes, dtype=torch.bool)
     for batch, rows in outputs:
+        assert rows is not None
         if out is None:
             out = rows.new_zeros(num_nodes, *rows.shape[1:], device="cpu")
         nodes = batch.n_id[: batch.batch_size].cpu()
         out[nodes] = rows.cpu()
         done[nodes] = True
-    if out is None or not bool(done.all()):
-        raise ValueError(
-            f"'loader' yields {int(done.sum())} of the graph's {num_nodes} nodes: inference goes "
-            "over it once for each layer and needs all of them each time, as "
-            "EvalSubgraphLoader(data, ptr) yields"
-        )
+    _check_complete(done)
+    assert out is not None
     return out
 
 
-@torch.no_grad()
-def layer_wise(model: ScalableGNN, loader: Iterable[SubData], gather: bool = True) -> Tensor:
-    """Every node's output, of shape ``[num_nodes, out_channels]``; see :class:`gas.ScalableGNN`.
+def fill_layers(
+    sweep: Callable[[int], Iterable[tuple[Any, Any]]],
+    num_layers: int,
+    norms: GraphNorms,
+    swept: Callable[[int], None] | None = None,
+) -> None:
+    """Fill the histories, one layer after the other, and settles the norms behind the last one.
 
-    On a rank without ``gather``, of its own nodes alone.
+    ``swept(layer)`` is called once the history of a layer has been filled.
+    """
+    for layer in range(num_layers):
+        norms.settle(partial(sweep, layer))
+        if swept is not None:
+            swept(layer)
+    if norms:
+        norms.settle(partial(sweep, num_layers), probe=True)
+
+
+@contextlib.contextmanager
+def _filled(
+    model: BatchModel, loader: Iterable[SubData], training: bool, log: bool = False
+) -> Iterator[tuple[Callable[[int], Sweeping], GraphNorms]]:
+    """Fill all histories of a model; in this context it is in evaluation mode.
+
+    Args:
+        model: The model.
+        loader: Its mini-batches.
+        training: See :class:`gas.scalable.norms.GraphNorms`.
+        log: Report a long one on standard error.
+
+    Returns:
+        A sweep, whose last one computes the outputs, and the norms.
     """
     if isinstance(loader, Data):
         raise ValueError(
@@ -131,59 +187,112 @@ def layer_wise(model: ScalableGNN, loader: Iterable[SubData], gather: bool = Tru
             f"'loader' has a graph of {graph} nodes, but the histories are for "
             f"{model.num_nodes}: use model.for_graph(num_nodes), which shares the weights"
         )
-    loader = without_views(loader)
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
+    loader = _Complete(without_views(loader), model.num_nodes if shard is None else shard.num_own)
+    norms = GraphNorms(model, None if ranks is None or shard is None else ranks.group, training)
+
+    def around(batch: SubData, layer: int = 0) -> contextlib.AbstractContextManager[None]:
+        is_whole = shard is None and batch.batch_size == model.num_nodes
+        return norms.batch(layer, batch.batch_size, batch.n_id.numel(), is_whole)
 
     def swept(layer: int) -> None:
+        ticker.done += 1
         if ranks is not None:
             ranks.swept(model.histories[layer], layer)
 
+    if model._has_forward_layer:
+        run_layer, dtype = partial(_run_layer, model), partial(compute_dtype, model)
+        sweep = sweep_layers(
+            loader, model.histories, model.device, dtype, run_layer, around, bool(norms)
+        )
+    else:
+        sweep = sweep_forwards(loader, partial(run_sweep, model, around=around))
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    what, layers = "Layer-wise inference, layers", len(model.histories) + 1
     try:
-        if model.has_forward_layer:
-            run = partial(_run_layer, model)
-            outs = run_layers(
-                loader, model.histories, model.device, partial(compute_dtype, model), run, swept
-            )
-        else:
-            outs = run_forwards(loader, len(model.histories), partial(run_sweep, model), swept)
-        if ranks is None:
-            out = assemble(outs, model.num_nodes)
-            made_exact(model, getattr(loader, "data", None))
-            return out
-        own = assemble(outs, model.num_nodes if shard is None else shard.num_own)
-        return ranks.every_row(own) if gather else own
+        with norms.installed(), report_progress(what, layers, log) as ticker:
+            fill_layers(sweep, len(model.histories), norms, swept)
+            yield sweep, norms
     finally:
         for module, mode in modes:
             module.training = mode
 
 
+@torch.no_grad()
+def layer_wise(
+    model: BatchModel, loader: Iterable[SubData], gather: bool = True, log: bool = False
+) -> Tensor:
+    """Every node's output, of shape ``[num_nodes, out_channels]``; see :class:`gas.ScalableGNN`.
+
+    On a rank without ``gather``, of its own nodes alone; with ``log``, report long ones.
+    """
+    with _filled(model, loader, training=False, log=log) as (sweep, _):
+        shard = getattr(loader, "shard", None)
+        num_own = model.num_nodes if shard is None else shard.num_own
+        out = assemble(sweep(len(model.histories)), num_own)
+        if model.ranks is None:
+            made_exact(model, getattr(loader, "data", None))
+            return out
+        return model.ranks.every_row(out) if gather else out
+
+
+@torch.no_grad()
+def refresh(
+    model: BatchModel, loader: Iterable[SubData], norms: bool = True, log: bool = False
+) -> None:
+    """Fill the histories and set running statistics; see :meth:`gas.ScalableGNN.refresh`."""
+    with _filled(model, loader, training=norms, log=log) as (_, gathered):
+        gathered.write()
+    if not gathered:
+        made_exact(model, getattr(loader, "data", None))
+
+
+def loader_of(graph: Any, batch_size: int | None, options: Mapping[str, Any], method: str) -> Any:
+    """Return the loader of a clustered graph, or the one that is given, for a method of a model."""
+    if isinstance(graph, Data):
+        return EvalSubgraphLoader(graph, None, batch_size, log=False, **options)
+    if options:
+        raise ValueError(
+            f"{', '.join(map(repr, options))} given with a loader, which has its own: pass the "
+            f"graph, model.{method}(graph, ...)"
+        )
+    return without_prefetch(graph)
+
+
 def predict_every_node(
-    model: ScalableGNN,
+    model: BatchModel,
     graph: Any,
-    batch_size: int,
+    batch_size: int | None,
     gather: bool,
+    log: bool,
     options: Mapping[str, Any],
 ) -> Tensor:
     """Every node's output, in the order of the graph that was clustered.
 
     See :meth:`gas.ScalableGNN.predict`.
     """
-    loader = graph
-    if isinstance(graph, Data):
-        loader = EvalSubgraphLoader(graph, None, batch_size, log=False, **options)
-    elif options:
-        raise ValueError(
-            f"{', '.join(map(repr, options))} given with a loader, which has its own: pass the "
-            "graph, model.predict(graph, ...)"
-        )
+    loader = without_prefetch(graph)
+    leave_cores = getattr(loader, "leave_cores", options.get("leave_cores", True))
+    with share_cores(leave_cores):  # While a loader is made, too.
+        return _predict(model, graph, batch_size, gather, log, options)
+
+
+def _predict(
+    model: BatchModel,
+    graph: Any,
+    batch_size: int | None,
+    gather: bool,
+    log: bool,
+    options: Mapping[str, Any],
+) -> Tensor:
+    loader = loader_of(graph, batch_size, options, "predict")
     data = loader.data
     if PERM not in data:
         raise ValueError(
             "the graph has no 'perm', by which its nodes find back to their order: use "
             "gas.cluster(data, num_parts), or model(loader=loader), in the order of the loader"
         )
-    out = layer_wise(model, loader, gather)
+    out = layer_wise(model, loader, gather, log)
     if model.ranks is not None:
         if not gather:
             return out
@@ -192,15 +301,15 @@ def predict_every_node(
 
 
 def _run_layer(
-    model: ScalableGNN, layer: int, x: Tensor | Features, batch: SubData, state: dict[str, Any]
+    model: BatchModel, layer: int, x: Tensor | Features, batch: SubData, state: dict[str, Any]
 ) -> Tensor:
     check_graph(batch.n_id, model.num_nodes)
     state["batch"] = batch
     if layer == 0:
         x, *_ = model._given(batch)
     kwargs = named_arguments(model.forward_layer, batch.data)
-    adj_t = taken(model, adjacency(batch.data))
-    with exact(model, adj_t, *batch[1:]):
+    adj_t = model._to_supported(adjacency(batch.data))
+    with model._watch_layers(adj_t, *batch[1:3]) or contextlib.nullcontext():
         out = model.forward_layer(layer, cast(Tensor, x), adj_t, state, **kwargs)
     del state["batch"]  # It would be kept until the next layer.
     return out

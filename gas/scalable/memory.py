@@ -1,29 +1,25 @@
-"""How much memory a mini-batch takes in training, and into how many parts a graph is cut for it."""
+"""Memory of a mini-batch in training, and the number of parts for it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from gas.loader import SubgraphLoader
-from gas.loader.batch import SubData, held, num_bytes
-from gas.native.memory import human
-
-if TYPE_CHECKING:
-    from gas.scalable.model import ScalableGNN
+from gas.loader import SubData, SubgraphLoader, held, num_bytes
+from gas.native import human
+from gas.scalable.call import BatchModel
 
 FIRST_NODES = 5_000  # Of a part, the first to be measured: small enough for any machine.
 TOO_LARGE = 1.1  # By how much the number of parts grows while one of them doesn't fit.
 
 
-def activation_bytes(model: ScalableGNN, batch: SubData, training: bool = True) -> int:
-    """Bytes that training holds for one mini-batch: its tensors, and what autograd keeps.
+def activation_bytes(model: BatchModel, batch: SubData, training: bool = True) -> int:
+    """Return bytes that training holds for one mini-batch: its tensors, and what autograd keeps.
 
     Those of its views are included.
 
@@ -49,7 +45,7 @@ def activation_bytes(model: ScalableGNN, batch: SubData, training: bool = True) 
 
     batch = batch.to(model.device)
     hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
-    with left_alone(model), model.without_histories(), torch.enable_grad(), hooks:
+    with left_alone(model), model._without_histories(), torch.enable_grad(), hooks:
         model.train(training)
         if "views" in batch.data:
             outs = model.views(batch)
@@ -64,8 +60,8 @@ def activation_bytes(model: ScalableGNN, batch: SubData, training: bool = True) 
     return num_bytes(batch) + sum(kept.values())
 
 
-def parts_within(model: ScalableGNN, memory: int, cut: Callable[[int], Data]) -> int:
-    """The number of parts such that a mini-batch of one, the one with most edges, fits.
+def parts_within(model: BatchModel, memory: int, cut: Callable[[int], Data]) -> int:
+    """Return the number of parts such that a mini-batch of one, the one with most edges, fits.
 
     Args:
         model: The model.
@@ -93,14 +89,14 @@ def parts_within(model: ScalableGNN, memory: int, cut: Callable[[int], Data]) ->
         guess = min(math.ceil(guess * max(TOO_LARGE, min(need / memory, 2.0))), model.num_nodes)
 
 
-def _largest(model: ScalableGNN, graph: Data) -> int:
+def _largest(model: BatchModel, graph: Data) -> int:
     loader = SubgraphLoader(graph, layout="fused", log=False)
     return activation_bytes(model, loader.cut([int(loader.edges_per_part().argmax())]))
 
 
 @contextmanager
-def left_alone(model: ScalableGNN) -> Iterator[None]:
-    """Restores a model's modes and buffers afterwards, and PyTorch's generators."""
+def left_alone(model: BatchModel) -> Iterator[None]:
+    """Restore a model's modes and buffers afterwards, and PyTorch's generators."""
     modes = [(module, module.training) for module in model.modules()]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     devices = [model.device] if model.device.type == "cuda" else []

@@ -11,15 +11,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gas.history import History
-from gas.history.packing import Packing
+from gas.history import History, Packing
 from gas.loader import SubgraphLoader
-from gas.native.memory import bytes_of, free_memory, human
+from gas.native import bytes_of, free_memory, human
+from gas.scalable.base import HistoryModel
 
 
 @dataclass(frozen=True)
 class Packed:
-    """What :meth:`gas.ScalableGNN.pack` has arranged.
+    """Summary of the rows arranged by :meth:`gas.ScalableGNN.pack`.
 
     * ``num_segments``: pieces of which the halos of all parts consist; ``copied_rows``: their rows;
     * ``disk_bytes``: of the copies on disk, of all histories and features;
@@ -43,13 +43,18 @@ class Packed:
         )
 
 
+def is_packed(model: HistoryModel) -> bool:
+    """Return whether :meth:`gas.ScalableGNN.pack` has arranged the histories of a model."""
+    return any(history.is_packed for history in model.histories)
+
+
 def pack(
     histories: Sequence[History],
     loader: SubgraphLoader,
     memory: int | str,
     path: str | Path | None,
 ) -> Packed:
-    """Packs histories, and features that are read from a file, as a loader's batches read them."""
+    """Pack histories, and features that are read from a file, as a loader's batches read them."""
     if not isinstance(loader, SubgraphLoader):
         raise TypeError(
             f"'loader' is a {type(loader).__name__}, expected a SubgraphLoader: its parts are what "
@@ -96,7 +101,7 @@ def pack(
 
 
 def _read_by(loader: SubgraphLoader) -> tuple[Tensor, Iterable[Tensor]]:
-    """The parts of a loader, and which rows each reads.
+    """Return the parts of a loader, and which rows each reads.
 
     The replicas of a shard are parts, too, one of each other rank, which read nothing.
     """

@@ -9,15 +9,13 @@ from typing import Any, cast
 
 import torch
 
-from gas.graph.adjacency import Adjacency, Uses
-from gas.history.batch import BatchPulls
-from gas.history.cores import has_idle_cores
-from gas.loader import SubgraphLoader
-from gas.loader.batch import SubData
-from gas.loader.moving import Sent, send
-from gas.loader.unread import expect_rows
+from gas.graph import Adjacency, Uses
+from gas.history import BatchPulls, has_idle_cores, share_cores
+from gas.loader import Sent, SubData, SubgraphLoader, expect_rows, send
+from gas.scalable.call import cancel_pulls, expect, start_pulls
 from gas.scalable.inference import without_views
 from gas.scalable.model import ScalableGNN
+from gas.scalable.pack import is_packed
 
 
 class PrefetchLoader:
@@ -41,7 +39,7 @@ class PrefetchLoader:
     """
 
     def __init__(self, loader: Iterable[SubData], model: ScalableGNN) -> None:
-        if not hasattr(model, "expect"):
+        if not hasattr(model, "forward_layer"):
             raise ValueError(
                 f"'model' is a {type(model).__name__}, expected a gas.ScalableGNN: for others, "
                 "such as those of typed graphs, loop over the loader itself"
@@ -56,11 +54,11 @@ class PrefetchLoader:
         return len(cast(Sized, self.loader))
 
     def without_views(self) -> PrefetchLoader:
-        """The same batches without views; see :meth:`gas.SubgraphLoader.without_views`."""
+        """Return the same batches without views; see :meth:`gas.SubgraphLoader.without_views`."""
         return PrefetchLoader(without_views(self.loader), self.model)
 
     def state_dict(self) -> dict[str, Any]:
-        """That of the loader, as far as batches were handed out; see :class:`gas.SubgraphLoader`.
+        """Return the state of the loader up to the last batch handed out.
 
         Pulls of the next batch that have begun, with a model's ``prefetch=1``, aren't part of it.
         """
@@ -77,11 +75,16 @@ class PrefetchLoader:
         cast(Any, self.loader).load_state_dict(state)
 
     def __iter__(self) -> Iterator[SubData]:
+        leave_cores = getattr(self.loader, "leave_cores", True)
         try:
-            for batch in self._prepared():
-                if self._order is not None:
-                    self._order["done"] += 1
-                yield batch
+            with share_cores(
+                leave_cores
+            ) as follow_cores:  # A thread cuts batches, and has its own.
+                for batch in self._prepared():
+                    if self._order is not None:
+                        self._order["done"] += 1
+                    follow_cores()
+                    yield batch
         finally:
             self._order = None
 
@@ -101,7 +104,7 @@ class PrefetchLoader:
         pulls: deque[BatchPulls] = deque()  # Of the current batch and the one after it.
 
         def prepare() -> None:
-            if thread is None and model.is_packed:
+            if thread is None and is_packed(model):
                 begun = self._begin(batches)  # So that the disk has time.
                 ahead.append(lambda: self._finish(begun))
             elif thread is None:
@@ -122,19 +125,19 @@ class PrefetchLoader:
                     prepare()
                 if model.prefetch:
                     if sent is not None:
-                        pulls.append(model.start_pulls(sent.batch))
+                        pulls.append(start_pulls(model, sent.batch))
                     yield current
                     self._note(current, learns)
                     while len(pulls) > 1:  # A batch that was skipped needs no rows.
-                        model.cancel_pulls(pulls.popleft())
+                        cancel_pulls(model, pulls.popleft())
         finally:
             for started in pulls:
-                model.cancel_pulls(started)
+                cancel_pulls(model, started)
             if thread is not None:
                 thread.shutdown(cancel_futures=True)
 
     def _note(self, computed: SubData, learns: bool) -> None:
-        """Notes what layers have asked a batch's adjacency for; the next ones have it ready."""
+        """Note what layers have asked a batch's adjacency for; the next ones have it ready."""
         adj = computed.data.get("adj_t")
         if isinstance(adj, Adjacency):
             self._uses[learns] = adj.uses
@@ -143,10 +146,10 @@ class PrefetchLoader:
         return self._finish(self._begin(batches), uses)
 
     def _begin(self, batches: Iterator[SubData]) -> SubData | None:
-        """Cuts the next batch; has the system read ahead what lies on disk."""
+        """Cut the next batch; has the system read ahead what lies on disk."""
         batch = next(batches, None)
         if batch is not None:
-            self.model.expect(batch.batch_size, batch.n_id)
+            expect(self.model, batch.batch_size, batch.n_id)
             expect_rows(batch.data)
         return batch
 

@@ -1,22 +1,20 @@
-"""What a model does on one of many ranks, between the calls of its user."""
+"""Work of a model on one of many ranks."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gas.distributed import Exchange, Group
-from gas.graph.shards import SHARD, Shard
+from gas.graph import SHARD, Shard
 from gas.history import Codec, History
-from gas.loader.batch import DRAWN, GRAPH_SIZE, SubData
-
-if TYPE_CHECKING:
-    from gas.scalable.model import ScalableGNN
+from gas.loader import DRAWN, GRAPH_SIZE, SubData
+from gas.scalable.base import HistoryModel
 
 Weight = str | Callable[[SubData], float] | None
 LABELLED = "train_mask"  # What counts unless told.
@@ -25,7 +23,7 @@ ROWS = 65536  # What is copied at once.
 
 @dataclasses.dataclass(frozen=True)
 class Traffic:
-    """What a rank has sent of its histories so far, and how long it has waited.
+    """Rows sent by a rank so far, and its waiting time.
 
     ``sent_bytes`` are those of mini-batches, ``inference_bytes`` those of layer-wise inference.
     ``bound_bytes`` is the least that an epoch sends: each row once to each rank that holds it.
@@ -58,7 +56,7 @@ class Ranks:
         self.group, self.overlap, self.codec, self.weight = group, overlap, codec, weight
         self.exchange: Exchange | None = None
 
-    def bind(self, model: ScalableGNN, shard: Shard | None) -> Exchange:
+    def bind(self, model: HistoryModel, shard: Shard | None) -> Exchange:
         """Has the model's histories hold what this rank needs, once.
 
         Raises:
@@ -82,8 +80,8 @@ class Ranks:
         self.exchange = Exchange(self.group, shard, self.overlap, self.codec, pool)
         return self.exchange
 
-    def bind_to(self, model: ScalableGNN, n_id: Tensor) -> None:
-        """Binds the model to the graph of a batch; see :meth:`bind`.
+    def bind_to(self, model: HistoryModel, n_id: Tensor) -> None:
+        """Bind the model to the graph of a batch; see :meth:`bind`.
 
         Raises:
             ValueError: If it isn't known which graph that is.
@@ -96,7 +94,7 @@ class Ranks:
                 "graph: pass batch.n_id itself, no copy, or gas.distribute(model, graph)"
             )
 
-    def _check(self, model: ScalableGNN, shard: Shard | None) -> None:
+    def _check(self, model: HistoryModel, shard: Shard | None) -> None:
         graph = "one without shards"
         if shard is not None:
             graph = f"{shard.fingerprint} in {shard.num_ranks} shards"
@@ -137,7 +135,7 @@ class Ranks:
         self.exchange.begin(ranges, weight, getattr(n_id, DRAWN, 0))
 
     def _weigh(self, batch: SubData | None, size: int) -> float:
-        """What a batch counts for the gradient."""
+        """Return the weight of a batch in the gradient."""
         if self.weight is None:
             return 1.0
         if batch is None:
@@ -166,7 +164,7 @@ class Ranks:
         self.exchange.end(histories)
 
     def weighed(self, out: Any) -> Any:
-        """The outputs of a batch, whose gradient is multiplied on its way back.
+        """Return the outputs of a batch, whose gradient is multiplied on its way back.
 
         The mean of all ranks' gradients is then that of the step. Of a batch that counts nothing,
         the gradient isn't looked at, be it NaN.
@@ -180,26 +178,26 @@ class Ranks:
         return out
 
     def fail(self) -> None:
-        """The batch's forward pass has failed."""
+        """Return the batch's forward pass has failed."""
         if self.exchange is not None:
             self.exchange.fail()
 
     def forget(self) -> None:
-        """Takes in what is on its way, before all rows are forgotten or computed anew."""
+        """Take in what is on its way, before all rows are forgotten or computed anew."""
         if self.exchange is not None:
             self.exchange.take_in()
 
     def close(self) -> None:
-        """Gives the connections back."""
+        """Give the connections back."""
         self.group.close()
 
     @property
     def is_labelled(self) -> bool:
-        """Whether the last step counts for the gradient, on any rank."""
+        """Return whether the last step has labels on any rank."""
         return self.exchange is not None and self.exchange.weights > 0
 
     def mean(self, total: float, count: int) -> float:
-        """The mean of numbers of which every rank has added up some."""
+        """Return the mean of numbers of which every rank has added up some."""
         found = self.group.gather_json([total, count], "adding up the loss")
         return sum(total for total, _ in found) / max(sum(count for _, count in found), 1)
 
@@ -210,20 +208,20 @@ class Ranks:
         if self.exchange is not None and self.exchange.shard is not None:
             self.exchange.layer(history, layer)
 
-    def share_buffers(self, model: ScalableGNN) -> None:
-        """Gives all ranks the buffers of rank 0, such as means of a batch normalisation."""
+    def share_buffers(self, model: HistoryModel) -> None:
+        """Give all ranks the buffers of rank 0, such as means of a batch normalisation."""
         for name, buffer in model.named_buffers():
             self.group.broadcast(buffer, f"sending the buffer {name}")
 
     def every_row(self, rows: Tensor) -> Tensor:
-        """The rows of all nodes, in the order of the whole graph, of this rank's own ones."""
+        """Gather the own rows of all ranks, in the order of the whole graph."""
         assert self.exchange is not None
         if self.exchange.shard is None:
             return rows
         return torch.cat(self.group.gather(rows, "collecting what all ranks computed"))
 
     def traffic(self, histories: Sequence[History]) -> Traffic:
-        """What was sent so far."""
+        """Return the traffic so far."""
         exchange, waited = self.exchange, self.group.waited
         if exchange is None:
             return Traffic(self.group.rank, 0, 0, 0, 0, waited)
@@ -232,8 +230,8 @@ class Ranks:
         return Traffic(self.group.rank, exchange.steps, steps, layers, bound, waited)
 
 
-def _hold(model: ScalableGNN, shard: Shard) -> None:
-    """Gives a model histories of the rows of a shard, with what was known of them."""
+def _hold(model: HistoryModel, shard: Shard) -> None:
+    """Give a model histories of the rows of a shard, with what was known of them."""
     if model.num_nodes == shard.nodes.numel():
         return
     old, before = model.histories, model.num_nodes
@@ -252,7 +250,7 @@ def _hold(model: ScalableGNN, shard: Shard) -> None:
 
 
 def check_connected(n_id: Tensor) -> None:
-    """Refuses a batch of a shard for a model that knows no other ranks.
+    """Refuse a batch of a shard for a model that knows no other ranks.
 
     Raises:
         ValueError: If it is one.
@@ -262,15 +260,15 @@ def check_connected(n_id: Tensor) -> None:
 
 
 def of_one_shard(name: str) -> ValueError:
-    """The error of a model that computes on one shard alone."""
+    """Return the error of a model that computes on one shard alone."""
     return ValueError(
         f"{name} is of one shard of a graph, whose halo is computed by other ranks: connect them, "
         "gas.distribute(model), or load the whole graph in one process"
     )
 
 
-def check_alone(model: ScalableGNN, what: str) -> None:
-    """Refuses what isn't done on many ranks.
+def check_alone(model: HistoryModel, what: str) -> None:
+    """Refuse what isn't done on many ranks.
 
     Raises:
         ValueError: If the model is connected to others, naming ``what``.

@@ -1,4 +1,4 @@
-"""Whether mini-batches and histories give what the uncut graph gives."""
+"""Comparison of mini-batches and histories with the uncut graph."""
 
 from __future__ import annotations
 
@@ -15,13 +15,10 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from gas.graph.folder import opened
-from gas.history import History
-from gas.history.staleness import relative_error
-from gas.loader import EvalSubgraphLoader, SubgraphLoader
-from gas.loader.batch import SubData
-from gas.native.checks import check_integer
-from gas.native.memory import free_memory
+from gas.graph import opened
+from gas.history import History, relative_error
+from gas.loader import EvalSubgraphLoader, SubData, SubgraphLoader, cut_in_order
+from gas.native import check_integer, free_memory
 from gas.scalable.inference import assemble, layer_wise
 from gas.scalable.memory import activation_bytes
 from gas.scalable.ranks import check_alone
@@ -30,12 +27,15 @@ if TYPE_CHECKING:
     from gas.scalable.model import ScalableGNN
 
 UNCUT = "the uncut graph"
+AS_PREPARED = "as prepared for the model"
+MESSAGES = 3  # Tensors with a row for each edge that a layer of PyG holds at once.
+NUMBER = 4  # The bytes of a number in them.
 SAMPLE = 64  # Nodes, where the full batch doesn't fit.
 _TOLERANCES = {"float16": 2e-3, "bfloat16": 2e-2, "int8": 2e-2}
 
 
 class Verification(NamedTuple):
-    """What :func:`gas.verify` found; true if everything is exact.
+    """Result of :func:`gas.verify`; true if everything is exact.
 
     * ``errors``: ``|h - h*| / |h*|`` of every history, then of the outputs: Frobenius norms over
       all nodes, or over those that were sampled, of what mini-batches give and what the reference
@@ -68,7 +68,7 @@ class Verification(NamedTuple):
                 f"not exact: {names[self.first]} is the first to differ, so look at what forward "
                 f"does before it"
             )
-            if self.reference != UNCUT:
+            if not self.reference.startswith(UNCUT):
                 verdict += (
                     ", such as reading further than one hop per layer, or by a node's id, which "
                     "'num_nodes' of the whole graph leaves room for"
@@ -87,7 +87,7 @@ def verify(
     tolerance: float | None = None,
     **kwargs: Any,
 ) -> Verification:
-    """Compares mini-batches and histories with the uncut graph, at the model's current weights.
+    """Compare mini-batches and histories with the uncut graph, at the model's current weights.
 
     With fixed weights every output is exact after one sweep over all mini-batches per layer. Here
     that many are made, on histories of their own, and compared, layer by layer, with a reference,
@@ -98,7 +98,11 @@ def verify(
         print(found)  # Names the first layer that differs.
 
     The reference is one full batch of the whole graph, at its memory and that of a further set of
-    histories. Where that doesn't fit, it is a full batch of the neighbourhood of each of some
+    histories. Outputs of a model of :func:`gas.to_scalable` are compared with those of the module
+    itself, called on the graph that :func:`gas.cluster` was given, in the layout that it has. Where
+    this isn't possible, because model or graph is a copy or comes from a folder, something was
+    changed since, or messages of all edges don't fit, ``reference`` says that it is the graph as
+    prepared for the model. Where no full batch fits, it is one of the neighbourhood of each of some
     sampled nodes, one after the other: all nodes within ``num_layers`` hops, at least two, with
     their edges. Layers that read one hop each can't see further, so this is exact for the sampled
     nodes, which alone are compared. A layer that reads further gives something else there than
@@ -112,7 +116,8 @@ def verify(
         model: The model.
         graph: What :func:`gas.cluster` has returned, or the path of its folder, or a loader, whose
             parts, layout and weights are taken, in order and without views.
-        batch_size: Parts per mini-batch. (default: ``1``, or the loader's)
+        batch_size: Parts per mini-batch. (default: that of the last loader of the graph which was
+            given one, or ``1``; or the loader's)
         num_nodes: How many nodes to sample; as many as the graph has: the whole graph.
             (default: the whole graph if its full batch, estimated by a mini-batch, fits half of the
             memory that is free, or else 64)
@@ -153,6 +158,10 @@ def verify(
             nodes, reference = None, UNCUT
             exact = after.enter_context(contextlib.closing(model.for_graph(model.num_nodes)))
             expected = _full_batch(exact, loader.cut(range(loader.ptr.numel() - 1)).data)
+            if hasattr(model, "run_module"):
+                own = _by_module(model, loader, whole)
+                expected[-1] = expected[-1] if own is None else own
+                reference = UNCUT if own is not None else f"{UNCUT}, {AS_PREPARED}"
         else:
             num_hops = max(model.num_layers, 2)
             drawn = _drawn(loader, seed)
@@ -171,17 +180,16 @@ def verify(
 
 
 def tolerance_of(histories: Iterable[History]) -> float:
-    """The largest relative error that counts as exact with such histories."""
+    """Return the largest relative error that counts as exact with such histories."""
     return max((_TOLERANCES.get(h.codec.name, 1e-5) for h in histories), default=1e-5)
 
 
 def _loader(
     graph: Data | SubgraphLoader, batch_size: int | None, options: dict[str, Any]
 ) -> SubgraphLoader:
-    """The mini-batches that are compared."""
+    """Return the mini-batches that are compared."""
     if isinstance(graph, Data):
-        size = 1 if batch_size is None else batch_size
-        return EvalSubgraphLoader(graph, None, size, log=False, **options)
+        return EvalSubgraphLoader(graph, None, batch_size, log=False, **options)
     if not isinstance(graph, SubgraphLoader):
         raise ValueError(
             f"'graph' is a {type(graph).__name__}, expected what gas.cluster has returned, or a "
@@ -204,14 +212,11 @@ class _InOrder:
         self.num_nodes = loader.num_nodes
 
     def __iter__(self) -> Iterator[SubData]:
-        num_parts = self._loader.ptr.numel() - 1
-        size = self._loader.batch_size or 1  # None where a sampler of batches was given.
-        for first in range(0, num_parts, size):
-            yield self._loader.cut(range(first, min(first + size, num_parts)))
+        return cut_in_order(self._loader)
 
 
 def _room(model: ScalableGNN, loader: SubgraphLoader) -> int:
-    """How many nodes and edges may be in a full batch, for half of the memory that is free.
+    """Return the nodes and edges of a full batch that fit half of the free memory.
 
     It is judged by the mini-batch of the part with most edges.
     """
@@ -222,17 +227,32 @@ def _room(model: ScalableGNN, loader: SubgraphLoader) -> int:
 
 
 def _drawn(loader: SubgraphLoader, seed: int) -> Tensor:
-    """All nodes in random order, those without an edge, of which any model is right, at the end."""
+    """Return all nodes in random order; nodes without edges, exact for any model, come last."""
     order = torch.randperm(loader.num_nodes, generator=torch.Generator().manual_seed(seed))
     lonely = loader.degree[order] == 0
     return torch.cat([order[~lonely], order[lonely]])
 
 
 def _full_batch(exact: ScalableGNN, data: Data) -> list[Tensor]:
-    """What a full batch gives: the histories, which are those of ``exact``, and the outputs."""
+    """Return histories (those of ``exact``) and outputs of a full batch."""
     x, adj_t, given = exact.inputs_of(copy.copy(data).to(exact.device))
     out = exact(x, adj_t, fill=True, **given)
     return [*(history.emb for history in exact.histories), out]
+
+
+def _by_module(model: Any, loader: SubgraphLoader, size: int) -> Tensor | None:
+    """Return the outputs of the original module on the original graph.
+
+    Returns:
+        ``None`` if the module or that graph isn't known any more, or there is no room: PyG's layers
+        make a message for every edge.
+    """
+    x = loader.data.get("x")
+    widths = [history.embedding_dim for history in model.histories]
+    if isinstance(x, Tensor) and x.dim() == 2:
+        widths.append(x.size(1))
+    needed = MESSAGES * NUMBER * size * max(widths, default=1)
+    return None if needed > free_memory(model.device) // 2 else model.run_module(loader.data)
 
 
 def _neighbourhoods(
@@ -243,7 +263,7 @@ def _neighbourhoods(
     num_hops: int,
     room: int,
 ) -> tuple[Tensor, int, list[Tensor]]:
-    """The first nodes whose neighbourhoods fit, and what a full batch of each gives for it.
+    """Return the first nodes whose neighbourhoods fit, and what a full batch of each gives for it.
 
     Also how many nodes were passed over.
     """
@@ -281,7 +301,7 @@ def _neighbourhood(
 def _by_mini_batches(
     model: ScalableGNN, loader: _InOrder, nodes: Tensor | None
 ) -> Iterator[Tensor]:
-    """What mini-batches give after a sweep per layer: every history, then the outputs."""
+    """Return every history and the outputs of mini-batches after a sweep per layer."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "A history was read before it was filled")
         for _ in range(model.num_layers - 1):

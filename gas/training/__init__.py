@@ -1,59 +1,77 @@
-"""Training: the epoch loop, metrics, experiments and reports."""
+"""Training: the epoch loop, objectives, metrics, and the planning of memory."""
 
-from gas.history.cores import share_cores
-from gas.training import results
-from gas.training.checkpoints import Checkpoints
-from gas.training.experiment import MODELS, Experiment
+from gas.history import share_cores
+from gas.scalable import activation_bytes
+from gas.training.cost import Candidate, Linear
+from gas.training.diverged import diverged, name_not_finite
+from gas.training.full_batch import FullBatch
 from gas.training.links import compute_hits, compute_mrr, link_loss, rank_links
-from gas.training.loop import FullBatch, Run, fit, loss_of, mean_age, split_mask, train_epoch
-from gas.training.machine import Machine
-from gas.training.memory import activation_bytes, plan_micro_batches
+from gas.training.loop import fit, mean_age, train_epoch
+from gas.training.measure import (
+    MemoryAccount,
+    Shape,
+    batch_bytes,
+    give_back_freed,
+    gradients,
+    keep_little_freed,
+    twin_with_histories,
+)
 from gas.training.metrics import (
     METRICS,
+    baseline,
     compute_micro_f1,
     compute_r2,
     compute_roc_auc,
+    is_real,
+    known_targets,
     metric_of,
     score,
 )
-from gas.training.planner import Candidate, Plan, plan
-from gas.training.replicas import partition_statistics
-from gas.training.settings import Settings
-from gas.training.simulator import Simulation, simulate
-from gas.training.split import PartitionStatistics
+from gas.training.objective import loss_of, split_mask
+from gas.training.outcome import Predicted, evaluate, prediction_columns, predictions
+from gas.training.planner import Plan, plan, plan_micro_batches
+from gas.training.run import Progress, Run
 
 __all__ = [
     "Candidate",
-    "Checkpoints",
-    "Experiment",
     "FullBatch",
+    "Linear",
     "METRICS",
-    "MODELS",
-    "Machine",
-    "PartitionStatistics",
+    "MemoryAccount",
     "Plan",
+    "Predicted",
+    "Progress",
     "Run",
-    "Settings",
-    "Simulation",
+    "Shape",
     "activation_bytes",
+    "baseline",
+    "batch_bytes",
     "compute_hits",
     "compute_micro_f1",
     "compute_mrr",
     "compute_r2",
     "compute_roc_auc",
+    "diverged",
+    "evaluate",
     "fit",
+    "give_back_freed",
+    "gradients",
+    "is_real",
+    "keep_little_freed",
+    "known_targets",
     "link_loss",
     "loss_of",
     "mean_age",
     "metric_of",
-    "partition_statistics",
+    "name_not_finite",
     "plan",
     "plan_micro_batches",
+    "prediction_columns",
+    "predictions",
     "rank_links",
-    "results",
     "score",
     "share_cores",
-    "simulate",
     "split_mask",
     "train_epoch",
+    "twin_with_histories",
 ]

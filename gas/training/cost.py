@@ -1,31 +1,179 @@
-"""What mini-batches of a model cost, by their size: measured on some of them."""
+"""Costs of training, predicted: mini-batches of coarser parts, their bytes and seconds."""
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import itertools
-import statistics
-import time
+import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch_geometric.data import Data
 
-from gas.graph.edges import is_row_per_node
-from gas.history import Codec
-from gas.history.cores import share_cores
-from gas.history.store import StoreFactory
-from gas.loader import SubData
-from gas.loader.unread import attributes
-from gas.scalable.live import BatchBytes, backward, batch_bytes
-from gas.scalable.memory import left_alone
-from gas.scalable.model import ScalableGNN
-from gas.training.sample import Shape
+from gas.graph import Edges, cluster, find_parts, without_edges
+from gas.history import Codec, StoreFactory
+from gas.loader import CACHE_BYTES, SubData, SubgraphLoader, tensors
+from gas.native import resident_bytes
+from gas.scalable import ScalableGNN
+from gas.training.measure import (
+    Measured,
+    MemoryAccount,
+    Shape,
+    give_back_freed,
+    optimizer_seconds,
+)
 
-# How often a mini-batch is run for its time at least, for how many seconds together, and how often
-# at most; the later half counts. It takes so many to see how many cores other processes leave.
-TIMED, SECONDS, MOST_TIMED = 3, 0.3, 100
+MOST_SAMPLED = 4  # Mini-batches whose halo is counted, for one number and size of parts.
+MOST_PARTS = 2048
+LEAST_NODES = 100  # Of a part.
+ROWS = 1 << 22  # Edges that are looked at together.
+EPOCHS = 5  # Of random mini-batches: the largest is that of so many epochs.
+# Of what a mini-batch takes: blocks that were freed, and that the C library keeps, as is usual and
+# at most. It was 3.4 in 6 layers of 128 whose batches are kept: they lie between the holes.
+FREED, MOST_FREED = 1.0, 4.0
+
+Way = tuple[int, int, int]  # Parts, parts per mini-batch, mini-batches per step.
+Store = str | StoreFactory | None
+
+
+def find_ways(
+    num_nodes: int, num_parts: int | None, batch_size: int | None, steps: int
+) -> Iterator[Way]:
+    """Yield the ways to cut a graph so that an epoch has ``steps`` steps of as many nodes."""
+    steps = min(steps, num_nodes)
+    if num_parts is not None:
+        numbers = [num_parts]
+    elif batch_size is not None:
+        numbers = [min(steps * batch_size, num_nodes)]
+    else:
+        most = min(MOST_PARTS, num_nodes // LEAST_NODES)
+        doublings = range(max(0, int(math.log2(max(1, most // steps)))) + 1)
+        numbers = [steps * 2**i for i in doublings]
+    for parts in numbers:
+        per_step = min(batch_size or max(1, parts // steps), parts)
+        for micro in range(1, per_step + 1):
+            if per_step % micro == 0:
+                yield parts, per_step // micro, micro
+
+
+class Sample:
+    """Sample the mini-batches that a graph would have if it were cut into some number of parts.
+
+    The graph is cut into the most parts; fewer are some of these together, found by cutting the
+    graph of parts, whose edges weigh what runs between them.
+
+    Args:
+        data: The graph.
+        model: The model that it is cut for.
+        finest: The most parts.
+        layout: See :class:`gas.SubgraphLoader`.
+        edge_weight: See :class:`gas.SubgraphLoader`.
+        method: See :func:`gas.metis`.
+        seed: See :func:`gas.metis`; of the choice of batches, too.
+        cache: See :func:`gas.metis`.
+        log: Report progress on standard error.
+    """
+
+    def __init__(
+        self,
+        data: Data,
+        model: ScalableGNN,
+        finest: int,
+        layout: str | None,
+        edge_weight: bool,
+        method: str,
+        seed: int,
+        cache: bool | str | Path,
+        log: bool,
+    ) -> None:
+        self.graph = cluster(
+            data, finest, model=model, method=method, seed=seed, cache=cache, log=log, check=False
+        )
+        self.num_nodes, self.finest = int(self.graph.parts[-1]), finest
+        self._method, self._seed = method, seed
+        self.loader = SubgraphLoader(
+            self.graph, layout=layout, edge_weight=edge_weight, log=False, cache=False
+        )
+        self.num_edges = int(self.loader.degree.sum())
+        self._edges = self.loader.edges_per_part()
+        self._between = self._edges_between()
+        self._groups: dict[int, list[Tensor]] = {}
+
+    def _edges_between(self) -> Tensor:
+        """Count the edges from each part to each, of shape ``[finest, finest]``."""
+        part = torch.repeat_interleave(self.graph.parts.diff())
+        relabel, size = self.loader._relabel, self.finest**2
+        row = torch.repeat_interleave(self._edges)
+        counts = torch.zeros(size, dtype=torch.long)
+        for some, col in zip(row.split(ROWS), relabel.col.split(ROWS), strict=True):
+            counts += torch.bincount(some * self.finest + part[col], minlength=size)
+        return counts.view(self.finest, self.finest)
+
+    def held(self) -> Iterator[Tensor]:
+        """Yield the tensors that the sample holds."""
+        relabel = self.loader._relabel
+        yield from tensors(self.graph)
+        yield from (t for t in (relabel.rowptr, relabel.e_id, relabel.weight) if t is not None)
+        yield from (relabel.col, self._between)
+
+    def groups(self, num_parts: int) -> list[Tensor]:
+        """Return the finest parts that each of fewer parts consists of."""
+        if num_parts == self.finest:
+            return list(torch.arange(num_parts).split(1))
+        if num_parts not in self._groups:
+            dst, src = self._between.nonzero().t()
+            weight = self._between[dst, src]
+            method, known = ("random", None) if self._method == "random" else ("metis", weight)
+            perm, ptr = find_parts(
+                Edges(src, dst, None, self.finest), num_parts, False, False, known, method,
+                self._seed, False,
+            )  # fmt: skip
+            self._groups[num_parts] = [
+                perm[begin:end].sort().values
+                for begin, end in zip(ptr[:-1].tolist(), ptr[1:].tolist(), strict=True)
+            ]
+        return self._groups[num_parts]
+
+    def first_batch(self, num_parts: int, batch_size: int) -> SubData:
+        """Cut the first of :meth:`batches`."""
+        return self.batches(num_parts, batch_size)[0]
+
+    def batches(self, num_parts: int, batch_size: int, most: int = 1) -> list[SubData]:
+        """Cut some mini-batches, of parts that are chosen at random."""
+        groups = self.groups(num_parts)
+        generator = torch.Generator().manual_seed(self._seed)
+        order = torch.randperm(num_parts, generator=generator).split(batch_size)
+        return [
+            self.loader.cut(torch.cat([groups[part] for part in parts.tolist()]).tolist())
+            for parts in order[:most]
+            if parts.numel() == batch_size or len(order) == 1
+        ]
+
+    def shapes(self, num_parts: int, batch_size: int) -> tuple[Shape, Shape]:
+        """Return the size of the mean mini-batch, and of the largest in some epochs."""
+        batch_size = min(batch_size, num_parts)
+        number = math.ceil(num_parts / batch_size)
+        found = [Shape.of(b) for b in self.batches(num_parts, batch_size, MOST_SAMPLED)]
+        own, halo = (torch.tensor([float(s[i]) for s in found]) for i in (0, 1))
+        ratio = float(halo.sum() / own.sum().clamp(min=1))
+        mean = self.num_nodes / number
+        edges = torch.stack([self._edges[group].sum() for group in self.groups(num_parts)]).double()
+        if batch_size == 1:
+            most = float(edges.max())
+        elif batch_size == num_parts:
+            most = float(edges.sum())
+        else:  # The largest of so many sums of random parts, none of which comes twice.
+            spread = float(edges.std()) * math.sqrt(batch_size * (1 - batch_size / num_parts))
+            beyond = math.sqrt(2 * math.log(max(2, number * EPOCHS)))
+            most = min(float(edges.mean()) * batch_size + beyond * spread, self.num_edges)
+        average = Shape(mean, min(ratio * mean, self.num_nodes - mean), self.num_edges / number)
+        rest = self.num_nodes - mean
+        largest = Shape(
+            max(mean, float(own.max())), min(max(average.halo, float(halo.max())), rest), most
+        )
+        return average, largest
 
 
 class Linear:
@@ -33,7 +181,7 @@ class Linear:
 
     Args:
         shapes: Some sizes.
-        values: What is to be said of each; relative errors count.
+        values: The value for each; relative errors are minimised.
     """
 
     def __init__(self, shapes: Sequence[Shape], values: Sequence[float]) -> None:
@@ -43,17 +191,19 @@ class Linear:
         self.coefficients = _not_negative(rows * weight[:, None], wanted * weight)
 
     def __call__(self, shape: Shape) -> float:
-        """The value for a size."""
+        """Return the value for a size."""
         one, own, halo, edges = self.coefficients.tolist()
         return one + own * shape.own + halo * shape.halo + edges * shape.edges
 
 
 def _not_negative(rows: Tensor, values: Tensor) -> Tensor:
-    """Least squares without negative coefficients: the best of all sets of columns."""
+    """Solve least squares without negative coefficients: the best of all sets of columns."""
     best, least = torch.zeros(rows.size(1), dtype=torch.double), float(values.square().sum())
+    # Every column fits one size alone: then, others are to cost as much for an edge.
+    order = range(rows.size(1))[:: -1 if rows.size(0) == 1 else 1]
     scale = rows.abs().amax(dim=0).clamp(min=1e-300)
     for size in range(1, min(rows.shape) + 1):
-        for chosen in itertools.combinations(range(rows.size(1)), size):
+        for chosen in itertools.combinations(order, size):
             columns = list(chosen)
             found = torch.linalg.lstsq(
                 rows[:, columns] / scale[columns], values[:, None], driver="gelsd"
@@ -65,138 +215,172 @@ def _not_negative(rows: Tensor, values: Tensor) -> Tensor:
     return best
 
 
-class Cost:
-    """Seconds and bytes of mini-batches, by their size.
+@dataclass(frozen=True)
+class Candidate:
+    """A way to train, and its predicted cost; see :class:`gas.training.Plan`."""
 
-    * ``cut``: seconds to cut a batch out of the graph; ``step``: to run it forward and backward,
-      history traffic included;
-    * ``batch``, ``kept``, ``peak``: see :class:`gas.scalable.live.BatchBytes`, in training;
-    * ``looked_at``: of a batch itself without training, which makes no transposes;
-    * ``between``: what a loader keeps of a batch between epochs, if it keeps batches;
-    * ``evaluation``: the most that lives besides the batch when it runs without gradient.
+    num_parts: int
+    batch_size: int
+    micro_batches: int
+    dtype: str
+    store: str
+    peak_bytes: int
+    epoch_seconds: float
+    components: dict[str, int] = field(repr=False, compare=False)
+
+    def may_exceed(self, limit: int) -> bool:
+        """Say whether the C library might keep too many freed blocks for a limit of memory."""
+        freed = self.components["freed, not given back"]
+        return self.peak_bytes + (MOST_FREED / FREED - 1) * freed > limit
+
+
+class Predictor:
+    """Predict memory and time of training, from mini-batches that were measured.
+
+    Args:
+        measured: The mini-batches.
+        data: The graph, as it was given.
+        sample: The graph, cut.
+        model: The model.
+        evaluation: See :func:`gas.plan`.
+        keep_graph: See :func:`gas.plan`.
+        sets: The number of sets of histories.
     """
 
-    def __init__(self, measured: Sequence[Measured]) -> None:
+    def __init__(
+        self,
+        measured: Sequence[Measured],
+        data: Data,
+        sample: Sample,
+        model: ScalableGNN,
+        evaluation: str,
+        keep_graph: bool,
+        sets: int,
+    ) -> None:
         shapes = [one.shape for one in measured]
 
         def fit(value: Callable[[Measured], float]) -> Linear:
             return Linear(shapes, [value(one) for one in measured])
 
-        self.cut = fit(lambda one: one.cut)
-        self.step = fit(lambda one: one.step)
-        self.batch = fit(lambda one: one.training.batch)
-        self.looked_at = fit(lambda one: one.evaluation.batch)
-        self.between = fit(lambda one: one.between)
-        self.kept = fit(lambda one: one.training.kept)
-        self.peak = fit(lambda one: one.training.peak)
-        self.evaluation = fit(lambda one: one.evaluation.peak)
-        self.out_bytes = measured[0].training.out / max(measured[0].shape.own, 1)
+        self._cut = fit(lambda one: one.cut)
+        self._step = fit(lambda one: one.step)
+        self._batch = fit(lambda one: one.training.batch)
+        self._untrained = fit(lambda one: one.evaluation.batch)  # Without transposes.
+        self._between = fit(lambda one: one.between)
+        self._kept = fit(lambda one: one.training.kept)
+        self._peak = fit(lambda one: one.training.peak)
+        self._evaluated = fit(lambda one: one.evaluation.peak)
+        self._out_bytes = measured[0].training.out / max(measured[0].shape.own, 1)
+        self._model, self._evaluation, self._sets = model, evaluation, sets
+        self._graph = Shape(sample.num_nodes, 0, sample.num_edges)
+        self._constant = self._constant_bytes(data, sample, keep_graph)
+        self._per_step = optimizer_seconds(model)
+
+    def __call__(
+        self,
+        way: Way,
+        shapes: tuple[Shape, Shape],
+        codec: Codec,
+        store: Store,
+        extra: tuple[float, float] = (0.0, 0.0),
+    ) -> Candidate:
+        """Predict the cost of training one way.
+
+        Args:
+            way: The parts, parts per mini-batch and mini-batches per step.
+            shapes: The sizes of the mean mini-batch then, and of the largest.
+            codec: The precision of the histories' rows.
+            store: The place of the histories' rows.
+            extra: Seconds and bytes that each row takes with such histories, beyond those that
+                were measured. (default: none)
+        """
+        (num_parts, batch_size, micro), (mean, largest) = way, shapes
+        number = math.ceil(num_parts / batch_size)
+        between = number * self._between(mean)
+        components = dict(self._constant)
+        if batch_size == 1:
+            components["kept batches"] = int(min(between, CACHE_BYTES))
+        components |= self._history_bytes(codec, store)
+        components |= self._batch_bytes(largest, extra[1])
+        is_kept = batch_size == 1 and between <= CACHE_BYTES
+        seconds = self._step(mean) + (0 if is_kept else self._cut(mean))
+        seconds += extra[0] * (mean.own + mean.halo)
+        return Candidate(
+            num_parts,
+            batch_size,
+            micro,
+            codec.name,
+            store if isinstance(store, str) else "custom",
+            sum(components.values()),
+            number * seconds + number / micro * self._per_step,
+            components,
+        )
+
+    def _history_bytes(self, codec: Codec, store: Store) -> dict[str, int]:
+        widths = [history.embedding_dim for history in self._model.histories]
+        rows = self._sets * int(self._graph.own)
+        held = {"ages of histories": rows * 4 * len(widths)}
+        if store != "disk":
+            held["histories"] = rows * sum(map(codec.row_bytes, widths))
+        return held
+
+    def _batch_bytes(self, largest: Shape, per_row: float) -> dict[str, int]:
+        """Predict the bytes of the largest mini-batch, or of evaluation, if that is more."""
+        more = per_row * (largest.own + largest.halo)
+        batch, kept = self._batch(largest), self._kept(largest) + more
+        peak = max(kept, self._peak(largest) + more)
+        training, evaluating = 2 * batch + peak, 0.0
+        if self._evaluation == "full":
+            evaluating = self._evaluated(self._graph)
+        elif self._evaluation == "layerwise":
+            evaluating = 2 * batch + self._evaluated(largest) + more
+        evaluating += self._constant.get("outputs", 0)  # Beside those of the best epoch.
+        return {
+            "batch": int(batch),
+            "batch before": int(batch),
+            "activations": int(kept),
+            "gradients of activations": int(peak - kept),
+            "evaluation, beyond training": int(max(0, evaluating - training)),
+            "freed, not given back": int(FREED * max(training, evaluating)),
+        }
+
+    def _constant_bytes(self, data: Data, sample: Sample, keep_graph: bool) -> dict[str, int]:
+        """Count the bytes that are held during all of the training, in whatever parts."""
+        model, now, account = self._model, MemoryAccount(), MemoryAccount()
+        now.enter("given", tensors(data))
+        now.enter("sample", sample.held())
+        account.enter("interpreter and libraries", _library_bytes(model, now.total))
+        if keep_graph:
+            account.enter("graph given", now.held["given"])
+        graph, relabel = sample.graph, sample.loader._relabel
+        account.enter("features", [graph.get("x")])
+        account.enter("graph, clustered", tensors(graph if keep_graph else without_edges(graph)))
+        account.enter("loader", (relabel.rowptr, relabel.col, relabel.e_id, relabel.weight))
+        account.enter("loader", relabel.scratch_bytes)
+        if self._evaluation == "full":
+            whole = int(self._untrained(self._graph)) + account.held["features"]
+            account.enter("full batch", whole)
+        parameters = sum(parameter.nbytes for parameter in model.parameters())
+        account.enter("parameters and optimizer", 4 * parameters)  # Adam's.
+        if self._evaluation != "none":
+            account.enter("outputs", int(self._out_bytes * sample.num_nodes))
+        return account.held
 
 
-@dataclasses.dataclass(frozen=True)
-class Measured:
-    """What one mini-batch was measured to cost; see :class:`Cost`."""
-
-    shape: Shape
-    cut: float
-    step: float
-    training: BatchBytes
-    evaluation: BatchBytes
-    between: int
+def bound_bytes(model: ScalableGNN, codec: Codec, known: Measured, shape: Shape) -> float:
+    """Bound the bytes of measuring a mini-batch of some size, by those of a smaller one."""
+    rows = known.shape.own + known.shape.halo
+    histories = rows * sum(codec.row_bytes(one.embedding_dim) for one in model.histories)
+    taken = (1 + FREED) * (2 * known.training.batch + known.training.peak) + histories
+    return taken * max(1, *(b / a for a, b in zip(known.shape, shape, strict=True) if a))
 
 
-def measure(
-    model: ScalableGNN,
-    cut: Callable[[], SubData],
-    codec: Codec,
-    store: str | StoreFactory | None,
-) -> Measured:
-    """Measures a mini-batch, with histories of its nodes alone; the model is left as it was.
-
-    Args:
-        model: The model.
-        cut: Cuts the mini-batch.
-        codec: How the histories store rows.
-        store: Where.
-    """
-    first = cut()
-    with apart(model, first.n_id.numel(), codec, store) as twin:
-        size, nodes = first.batch_size, torch.arange(first.n_id.numel())
-
-        def alone(batch: SubData) -> SubData:
-            """A batch of a graph of its nodes alone."""
-            return batch._replace(n_id=nodes, offset=torch.tensor([0]), count=torch.tensor([size]))
-
-        io, twin.io = twin.io, "serial"  # What other threads make isn't seen.
-        evaluation = batch_bytes(twin, alone(cut()), training=False)
-        batch = alone(cut())
-        training = batch_bytes(twin, batch)
-        between = training.batch - _row_bytes(batch)
-        del batch
-        twin.io = io
-        cuts: list[float] = []
-        steps: list[float] = []
-        with share_cores() as follow, left_alone(twin):
-            twin.train()
-            while len(steps) < TIMED or (sum(cuts + steps) < SECONDS and len(steps) < MOST_TIMED):
-                follow()
-                start = time.perf_counter()
-                batch = cut()
-                cuts.append(time.perf_counter() - start)
-                batch = alone(batch)
-                start = time.perf_counter()
-                outs = (twin(batch),)
-                backward(twin, outs)
-                steps.append(time.perf_counter() - start)
-                del batch, outs
-    return Measured(Shape.of(first), _usual(cuts), _usual(steps), training, evaluation, between)
-
-
-def _row_bytes(batch: SubData) -> int:
-    """The bytes of a batch's rows of nodes, which loaders read anew."""
-    return sum(
-        value.nbytes
-        for key, value in list(attributes(batch.data))
-        if isinstance(value, Tensor) and is_row_per_node(batch.data, key)
+def _library_bytes(model: ScalableGNN, given: int) -> int:
+    """Count what the process holds besides the graph and the model's own histories."""
+    give_back_freed()
+    filled = sum(
+        history.store.nbytes
+        for history in model.histories
+        if history.store.tier == "host" and bool(history.written.any())
     )
-
-
-def _usual(seconds: Sequence[float]) -> float:
-    """The median of the later half."""
-    return statistics.median(seconds[len(seconds) // 2 :])
-
-
-@contextlib.contextmanager
-def apart(
-    model: ScalableGNN, num_nodes: int, codec: Codec, store: str | StoreFactory | None
-) -> Iterator[ScalableGNN]:
-    """The same model with histories of another kind, that are filled, for so many nodes."""
-    twin = model.for_graph(1)
-    for history in twin.histories:
-        history.close()
-    twin.num_nodes = num_nodes
-    twin._factory = dataclasses.replace(twin._factory, codec=codec, store=store, path=None)
-    twin.histories = twin._make_histories()
-    twin.buffer_size = None
-    try:
-        for history in twin.histories:
-            history.push(torch.zeros(num_nodes, history.embedding_dim))
-        yield twin
-    finally:
-        twin.close()
-
-
-def optimizer_seconds(model: ScalableGNN) -> float:
-    """The time of a step of Adam, with copies of the parameters."""
-    parameters = [torch.nn.Parameter(p.detach().clone()) for p in model.parameters()]
-    if not parameters:
-        return 0.0
-    optimizer = torch.optim.Adam(parameters, fused=True)
-    seconds = []
-    for _ in range(TIMED):
-        for parameter in parameters:
-            parameter.grad = torch.zeros_like(parameter)
-        start = time.perf_counter()
-        optimizer.step()
-        seconds.append(time.perf_counter() - start)
-    return _usual(seconds)
+    return max(0, resident_bytes() - given - filled)

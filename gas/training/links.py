@@ -1,4 +1,4 @@
-"""What is learned from pairs of nodes, and how well it tells links from others."""
+"""Link prediction: the loss of pairs of nodes, and ranks of links among all nodes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gas.graph.edges import Edges, check_ids, to_csr
+from gas.graph import Edges, check_ids, to_csr
 from gas.loader import SubData
 
 BLOCK_BYTES = 1 << 26  # Of scores that are held at once.
@@ -16,7 +16,7 @@ SORTED = 16  # Links of a node from which on its scores are sorted.
 
 
 def link_loss(out: Tensor, batch: SubData) -> Tensor:
-    """The loss of the dot products of nodes, of a mini-batch of :class:`gas.loader.LinkLoader`.
+    """Return the loss of dot products of nodes in a batch of :class:`gas.loader.LinkLoader`.
 
     Of given and drawn pairs it is the binary cross entropy with ``edge_label``, where categories
     from 1 on, as PyG numbers those of links, count as 1; of triplets it is
@@ -57,7 +57,7 @@ def rank_links(
     undirected: bool = False,
     score: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """The ranks of links among all nodes: how many second nodes score higher than the true one.
+    """Compute the ranks of links: the number of nodes that score higher than the true one.
 
     Scores of some first nodes with all nodes are made at a time, 64 MiB of them, or those of one
     node where these are more.
@@ -121,7 +121,7 @@ def rank_links(
 
 
 def _above(scores: Tensor, row: Tensor, own: Tensor) -> Tensor:
-    """How many scores of its row are above each score, equal ones counting half.
+    """Count the scores of its row above each score, equal ones counting half.
 
     Args:
         scores: Of shape ``[B, N]``.
@@ -141,7 +141,7 @@ def _above(scores: Tensor, row: Tensor, own: Tensor) -> Tensor:
 
 
 def _entries(rowptr: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The positions of the entries of some rows, and how many each has."""
+    """Return the positions of the entries of some rows, and their number in each."""
     begin, count = rowptr[rows], rowptr[rows + 1] - rowptr[rows]
     ends = count.cumsum(0)
     position = torch.arange(int(count.sum()))
@@ -159,7 +159,7 @@ def _check_scores(scores: Tensor, num_rows: int, num_nodes: int) -> None:
 
 
 def compute_mrr(ranks: Tensor) -> float:
-    """The mean reciprocal rank.
+    """Compute the mean reciprocal rank.
 
     Args:
         ranks: Of shape ``[K]``, from :func:`rank_links`.

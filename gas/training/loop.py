@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from typing import Any
 
 import torch
@@ -14,65 +13,19 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gas.augment import mh_aug_loss
-from gas.graph.features import with_csr_features
-from gas.graph.versions import Versions
-from gas.history.cores import share_cores
-from gas.loader import EvalSubgraphLoader
-from gas.loader.batch import SubData, tensors
-from gas.loader.moving import moved_tensor
-from gas.loader.sampler import sampler_of
-from gas.scalable.model import ScalableGNN
+from gas.history import share_cores
+from gas.loader import PartSampler, SubData, moved_tensor, sampler_of
+from gas.scalable import ScalableGNN, moved_bytes
+from gas.training.diverged import (
+    check_converged,
+    diverged,
+    first_not_finite,
+    is_usable,
+    name_not_finite,
+)
 from gas.training.metrics import metric_of, score
 from gas.training.objective import Objective, loss_of, split_mask
 from gas.training.run import Best, Progress, Run
-
-
-class FullBatch:
-    """The whole graph as one batch without a halo, for full-batch training and evaluation.
-
-    It is an epoch of that one batch, and a function of a model.
-
-    Args:
-        data: The graph.
-        device: Where to keep it. (default: ``"cpu"``)
-        layout: See :class:`gas.SubgraphLoader`. (default: ``"csr"``)
-        edge_weight: See :class:`gas.SubgraphLoader`. (default: ``True``)
-    """
-
-    def __init__(
-        self,
-        data: Data,
-        device: torch.device | str = "cpu",
-        layout: str = "csr",
-        edge_weight: bool = True,
-    ) -> None:
-        data = with_csr_features(data)
-        whole = torch.tensor([0, data.num_nodes])
-        options: dict[str, Any] = {"layout": layout, "edge_weight": edge_weight, "log": False}
-        loader = EvalSubgraphLoader(data, whole, **options)
-        self.data = next(iter(loader)).to(device).data
-        self._versions = Versions(tensors(self.data))
-
-    def __call__(self, model: ScalableGNN, fill: bool = False) -> Tensor:
-        """Computes every node's output, of shape ``[N, C]``."""
-        self._check()
-        x, adj_t, kwargs = model.inputs_of(self.data)
-        return model(x, adj_t, fill=fill, **kwargs)
-
-    def _check(self) -> None:
-        if self._versions.changed():
-            raise ValueError(
-                "a tensor of the full batch was changed in place, perhaps by the model's forward: "
-                "expected the graph as it was, for the next epoch; change a clone() of it"
-            )
-
-    def __len__(self) -> int:
-        return 1
-
-    def __iter__(self) -> Iterator[SubData]:
-        empty = torch.empty(0, dtype=torch.long)
-        self._check()
-        yield SubData(copy.copy(self.data), self.data.num_nodes, empty, empty, empty)
 
 
 def train_epoch(
@@ -96,7 +49,7 @@ def train_epoch(
     progress: Progress | None = None,
     on_step: Callable[[], None] | None = None,
 ) -> float:
-    """Trains on every batch once; returns the mean loss per labelled node.
+    """Train on every batch once, and return the mean loss per labelled node.
 
     A model's ``reg_loss`` (see :class:`gas.models.GIN`) is added to the loss. Batches with views
     (``SubgraphLoader(..., epoch_transform=...)``) are trained by ``view_loss``; those without
@@ -137,22 +90,17 @@ def train_epoch(
         progress: How far the epoch has come, when it goes on after a checkpoint; it is filled, and
             ``loader`` has what is left. (default: the epoch begins)
         on_step: Called after every step, such as to write a checkpoint. (default: nothing)
+
+    Raises:
+        FloatingPointError: If a loss isn't finite, naming the epoch, where ``progress`` knows it,
+            and the batch, from 1: on the CPU before the weights change by it; on a GPU, and of
+            several ranks, at the end of the epoch, so that no step waits for it.
     """
-    if micro_batches < 1:
-        raise ValueError(f"'micro_batches' is {micro_batches}, expected at least 1")
     ranks = getattr(model, "ranks", None)
-    if ranks is not None and (micro_batches > 1 or scale_loss):
-        raise ValueError(
-            f"'micro_batches' is {micro_batches} and 'scale_loss' {scale_loss}, but the model is "
-            "distributed, whose ranks weigh a step by its labelled nodes and make it together: "
-            "leave both out, and choose 'batch_size'"
-        )
+    _check_options(ranks, micro_batches, scale_loss)
+    _check_optimizer(model, optimizer)
     model.train()
-    sampler = sampler_of(loader)
-    if sampler is not None and not scale_loss and sampler.by != "loss":
-        sampler = None  # Whose weights don't matter.
-    scales = scale_loss or sampler is not None
-    per_step = _labels_per_step(loader, split, micro_batches) if scales else None
+    sampler, per_step = _weights_of(loader, split, micro_batches, scale_loss)
     device = model.device
     objective = Objective(
         model, device, split, _train_mask(loader, split), full_batch, refresh_unlabelled,
@@ -161,23 +109,21 @@ def train_epoch(
     done = Progress() if progress is None else progress
     done.loss = moved_tensor(torch.as_tensor(done.loss, dtype=torch.float32), device)
     of_step = 0  # Labelled nodes of the step so far.
+    stops_at_once = device.type == "cpu" and ranks is None
+    losses: list[tuple[int, Tensor]] = []  # Of the batches, if nothing looks at them before.
     optimizer.zero_grad()
     with share_cores(leave_cores) as follow_cores:
-        for number, batch in enumerate(loader, 1 + done.batches):
-            if max_steps is not None and done.steps >= max_steps:  # Before a checkpoint.
-                break
-            follow_cores()
+        for number, batch in _number_batches(loader, done, max_steps, follow_cores):
             count, loss, minimised = objective(batch)
             if loss is not None:
-                done.loss = done.loss + loss * count
-                done.labelled += count
+                done.add(loss, count)
                 of_step += count
+                if not stops_at_once:
+                    losses.append((number, loss))
             if minimised is not None:
-                if count > 0 and micro_batches > 1:
-                    minimised = minimised * count  # Divided by those of all, once they are known.
-                elif count > 0 and per_step is not None:
-                    minimised = minimised * (count / per_step)
-                minimised.backward()
+                if stops_at_once and not math.isfinite(value := minimised.detach().item()):
+                    raise diverged(done.epoch, number, value)
+                _weigh(minimised, count, micro_batches, per_step).backward()
             if number % micro_batches and number < _length(loader):
                 continue
             if of_step > 0 or (ranks is not None and ranks.is_labelled):
@@ -186,13 +132,82 @@ def train_epoch(
             done.batches, done.steps = number, done.steps + 1
             if on_step is not None:
                 on_step()
-            if max_steps is not None and done.steps == max_steps:
-                break
     if of_step > 0:  # Of a loader without a length.
         _step(model, optimizer, grad_norm, per_step or of_step, micro_batches)
-    if ranks is not None:
-        return ranks.mean(float(done.loss), done.labelled)
-    return float(done.loss) / max(done.labelled, 1)
+    return _mean_loss(done, ranks, losses)
+
+
+def _number_batches(
+    loader: Iterable[SubData],
+    done: Progress,
+    max_steps: int | None,
+    follow_cores: Callable[[], None],
+) -> Iterator[tuple[int, SubData]]:
+    """Yield the batches of an epoch until it has enough steps, with their numbers from 1."""
+    for number, batch in enumerate(loader, 1 + done.batches):
+        if max_steps is not None and done.steps >= max_steps:  # Before a checkpoint.
+            return
+        follow_cores()
+        yield number, batch
+        if max_steps is not None and done.steps == max_steps:
+            return
+
+
+def _weigh(loss: Tensor, count: int, micro_batches: int, per_step: float | None) -> Tensor:
+    """Weigh the loss of a batch by its labelled nodes, where a step asks for that."""
+    if count > 0 and micro_batches > 1:
+        return loss * count  # Divided by those of all, once they are known.
+    if count > 0 and per_step is not None:
+        return loss * (count / per_step)
+    return loss
+
+
+def _mean_loss(done: Progress, ranks: Any, losses: Sequence[tuple[int, Tensor]]) -> float:
+    """Return the mean loss of an epoch, of all ranks; ``losses`` are those of its batches.
+
+    Raises:
+        FloatingPointError: If it isn't finite.
+    """
+    total = float(done.loss)
+    mean = total / max(done.labelled, 1) if ranks is None else ranks.mean(total, done.labelled)
+    if not math.isfinite(mean):
+        raise diverged(done.epoch, *(first_not_finite(losses) or (None, mean)))
+    return mean
+
+
+def _check_options(ranks: Any, micro_batches: int, scale_loss: bool) -> None:
+    """Refuse numbers of micro-batches below 1, and options that ranks don't have."""
+    if micro_batches < 1:
+        raise ValueError(f"'micro_batches' is {micro_batches}, expected at least 1")
+    if ranks is not None and (micro_batches > 1 or scale_loss):
+        raise ValueError(
+            f"'micro_batches' is {micro_batches} and 'scale_loss' {scale_loss}, but the model is "
+            "distributed, whose ranks weigh a step by its labelled nodes and make it together: "
+            "leave both out, and choose 'batch_size'"
+        )
+
+
+def _weights_of(
+    loader: Iterable[SubData], split: int, micro_batches: int, scale_loss: bool
+) -> tuple[PartSampler | None, float | None]:
+    """Return the sampler whose weights count, and the mean labelled nodes of a step if they do."""
+    sampler = sampler_of(loader)
+    if sampler is not None and not scale_loss and sampler.by != "loss":
+        sampler = None  # Its weights don't matter.
+    scales = scale_loss or sampler is not None
+    return sampler, _labels_per_step(loader, split, micro_batches) if scales else None
+
+
+def _check_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer without a single parameter of the model that is trained."""
+    trained = {id(p) for p in model.parameters() if p.requires_grad}
+    has = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if trained and not trained & has:
+        raise ValueError(
+            f"'optimizer' has {len(has)} parameters, none of which is the model's: make it of this "
+            "model, after it was converted or copied, as "
+            f"torch.optim.{type(optimizer).__name__}(model.parameters(), lr=...)"
+        )
 
 
 def _step(
@@ -202,7 +217,7 @@ def _step(
     num_labels: float,
     micro_batches: int,
 ) -> None:
-    """One step, by the gradients of the micro-batches before it."""
+    """Take one step, by the gradients of the micro-batches before it."""
     if micro_batches > 1:
         for parameter in model.parameters():
             if parameter.grad is not None:
@@ -214,7 +229,7 @@ def _step(
 
 
 def _train_mask(loader: Iterable[SubData], split: int) -> Tensor | None:
-    """Which nodes of the graph to train on, of shape ``[N]``, if a loader has that on the host."""
+    """Return the mask of training nodes, of shape ``[N]``, if a loader has it on the host."""
     data = getattr(getattr(loader, "loader", loader), "data", None)  # Of a PrefetchLoader.
     for name in ("y", "train_mask"):
         if isinstance(data, Data) and data.get(name) is None:
@@ -232,7 +247,7 @@ def _length(loader: Iterable[SubData]) -> float:
 
 
 def _labels_per_step(loader: Iterable[SubData], split: int, micro_batches: int) -> float:
-    """The mean number of labelled nodes per step of an epoch."""
+    """Return the mean number of labelled nodes per step of an epoch."""
     inner = getattr(loader, "loader", loader)  # Of a PrefetchLoader.
     data = getattr(inner, "data", None)
     if data is None or not isinstance(inner, Sized):
@@ -245,7 +260,7 @@ def _labels_per_step(loader: Iterable[SubData], split: int, micro_batches: int) 
 
 
 def mean_age(model: ScalableGNN) -> float:
-    """The mean age of all rows of all histories, in pushes; 0 without histories."""
+    """Return the mean age of all rows of all histories, in pushes; 0 without histories."""
     ages = [stale.mean_age for stale in model.staleness()]
     return statistics.fmean(ages) if ages else 0.0
 
@@ -265,7 +280,7 @@ def fit(
     run: Run | None = None,
     progress: Progress | None = None,
 ) -> Run:
-    """Trains until there are some epochs, and evaluates after each.
+    """Train for some epochs, and evaluate after each.
 
     Args:
         model: The model.
@@ -282,6 +297,11 @@ def fit(
         keep: Keep the model and the outputs of the best epoch. (default: ``False``)
         run: Filled as training goes on, which survives an interruption. (default: a new one)
         progress: What ``epoch`` fills; see :func:`train_epoch`. (default: nothing goes on)
+
+    Raises:
+        FloatingPointError: If training diverges: where ``epoch`` says so, or at the end, if weights
+            aren't finite or the loss is beyond that of any use. ``run`` then has the epochs that
+            ended, and the best of them if its loss, weights and outputs are of use.
     """
     if patience is not None and patience < 1:
         raise ValueError(f"'patience' is {patience}, expected at least 1 epoch")
@@ -291,28 +311,57 @@ def fit(
     masks = {key: split_mask(data[f"{key}_mask"], split).cpu() for key in curves}
     y = data.y.cpu()
     metric = metric or metric_of(y)
-    while len(run) < epochs and not run.has_stalled(patience):
-        start = time.perf_counter() - done.seconds
-        moved = model.moved_bytes - done.moved_bytes
-        done.watch(model, start, moved)
-        run.loss.append(epoch())
-        if model.device.type == "cuda":
-            torch.cuda.synchronize(model.device)
-        run.seconds.append(time.perf_counter() - start)
-        run.moved_bytes.append(model.moved_bytes - moved)
-        done.reset()
-        run.age.append(mean_age(model))
-        model.eval()
-        with torch.no_grad(), share_cores(leave_cores):
-            out = evaluate(model).cpu()
-        for key, curve in curves.items():
-            curve.append(score(metric, out, y, masks[key]))
-        if keep and run.best_epoch == len(run) - 1:
-            state = {
-                key: value.detach().cpu().clone().contiguous()
-                for key, value in model.state_dict().items()
-            }
-            run.best = Best(run.best_epoch, state, out)
-        if on_epoch is not None:
-            on_epoch(run)
+    try:
+        while len(run) < epochs and not run.has_stalled(patience):
+            _fit_epoch(model, epoch, run, done)
+            model.eval()
+            with torch.no_grad(), share_cores(leave_cores):
+                out = evaluate(model).cpu()
+            is_finite = name_not_finite(dict(model.named_parameters())) is None
+            for key, curve in curves.items():  # NaN is lower than any score.
+                curve.append(score(metric, out, y, masks[key]) if is_finite else math.nan)
+            if keep and run.best_epoch == len(run) - 1:
+                state = {
+                    key: value.detach().cpu().clone().contiguous()
+                    for key, value in model.state_dict().items()
+                }
+                run.best = Best(run.best_epoch, state, out)
+            if on_epoch is not None:
+                on_epoch(run)
+        if len(run):
+            check_converged(model, run.loss[-1], y[masks["train"]], len(run))
+    except FloatingPointError as error:
+        _drop_unusable_best(run, y[masks["train"]])
+        if run.best is None:
+            raise
+        raise FloatingPointError(
+            f"{error}. The best model before is that of epoch {run.best.epoch + 1}"
+        ) from error
     return run
+
+
+def _fit_epoch(
+    model: ScalableGNN, epoch: Callable[[], float], run: Run, progress: Progress
+) -> None:
+    """Train one epoch, and note its loss, its time and what it moved."""
+    start = time.perf_counter() - progress.seconds
+    moved = moved_bytes(model) - progress.moved_bytes
+    progress.watch(model, start, moved, len(run) + 1)
+    run.loss.append(epoch())
+    if model.device.type == "cuda":
+        torch.cuda.synchronize(model.device)
+    run.seconds.append(time.perf_counter() - start)
+    run.moved_bytes.append(moved_bytes(model) - moved)
+    progress.reset()
+    run.age.append(mean_age(model))
+
+
+def _drop_unusable_best(run: Run, y: Tensor) -> None:
+    """Keep the best model of a run that diverged only if it is of use itself."""
+    run.forget_unfinished()
+    best = run.best
+    if best is None:
+        return
+    is_finite = name_not_finite({**best.state, "outputs": best.out}) is None
+    if not is_finite or not is_usable(run.loss[best.epoch], y):
+        run.best = None

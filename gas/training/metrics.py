@@ -1,4 +1,4 @@
-"""What a prediction is worth. Of every score, higher is better."""
+"""Metrics of predictions. Of every score, higher is better."""
 
 from __future__ import annotations
 
@@ -9,23 +9,34 @@ METRICS = ("accuracy", "micro_f1", "roc_auc", "r2")
 
 
 def is_real(y: Tensor) -> bool:
-    """Whether targets are real numbers: floating-point, of shape ``[N]`` or ``[N, 1]``."""
+    """Say whether targets are real numbers: floating-point, of shape ``[N]`` or ``[N, 1]``."""
     return y.is_floating_point() and (y.dim() == 1 or y.size(1) == 1)
 
 
+def holds_labels(y: Tensor) -> bool:
+    """Return whether targets of shape ``[N, C]`` are labels: integers, or 0, 1 and NaN."""
+    return not y.is_floating_point() or bool(((y == 0) | (y == 1) | y.isnan()).all())
+
+
+def known_targets(y: Tensor) -> Tensor:
+    """Return which targets are known, of the shape of ``y``: not NaN, nor a negative class."""
+    return ~y.isnan() if y.is_floating_point() else y >= 0
+
+
 def metric_of(y: Tensor) -> str:
-    """The usual metric for targets ``y``.
+    """Return the usual metric for targets ``y``.
 
     Classes of shape ``[N]`` have their accuracy, labels of shape ``[N, C]`` the micro-averaged F1
-    score, real numbers of shape ``[N]`` or ``[N, 1]`` the coefficient of determination.
+    score, real numbers of shape ``[N]`` or ``[N, C]`` the coefficient of determination.
+    Floating-point targets of shape ``[N, C]`` are labels if each is 0, 1 or NaN.
     """
-    if is_real(y):
+    if is_real(y) or (y.dim() == 2 and not holds_labels(y)):
         return "r2"
     return "micro_f1" if y.dim() == 2 else "accuracy"
 
 
 def score(metric: str, out: Tensor, y: Tensor, mask: Tensor | None = None) -> float:
-    """One of :data:`METRICS`.
+    """Compute one of :data:`METRICS`.
 
     Args:
         metric: Its name.
@@ -46,7 +57,7 @@ def score(metric: str, out: Tensor, y: Tensor, mask: Tensor | None = None) -> fl
 
 
 def baseline(metric: str, y: Tensor, train_mask: Tensor, mask: Tensor) -> float:
-    """The score of predicting one and the same for every node: what training nodes mostly have.
+    """Return the score of one prediction for every node: the most frequent training target.
 
     Args:
         metric: See :func:`score`.
@@ -66,12 +77,12 @@ def baseline(metric: str, y: Tensor, train_mask: Tensor, mask: Tensor) -> float:
 
 
 def compute_micro_f1(logits: Tensor, y: Tensor, mask: Tensor | None = None) -> float:
-    """The micro-averaged F1 score; with one class per node this is the accuracy.
+    """Compute the micro-averaged F1 score; with one class per node this is the accuracy.
 
     Args:
         logits: The model's outputs, of shape ``[N, C]``.
         y: Classes of shape ``[N]``, or ``[N, 1]`` if there are several outputs; or labels of shape
-            ``[N, C]``, each 0 or 1.
+            ``[N, C]``, each 0 or 1; those that are NaN, or negative integers, don't count.
         mask: The nodes to count, of shape ``[N]``. (default: all)
 
     Returns:
@@ -91,14 +102,15 @@ def compute_micro_f1(logits: Tensor, y: Tensor, mask: Tensor | None = None) -> f
     if mask is not None:
         logits, y = logits[mask], y[mask]
     if y.dim() == 1:
-        return float((logits.argmax(dim=-1) == y).float().mean()) if y.numel() else 0.0
-    predicted, actual = logits > 0, y > 0.5
+        return int((logits.argmax(dim=-1) == y).sum()) / max(y.numel(), 1)
+    known = known_targets(y)
+    predicted, actual = (logits > 0) & known, (y > 0.5) & known
     hits = int((predicted & actual).sum())
     return 2 * hits / max(int(predicted.sum()) + int(actual.sum()), 1)
 
 
 def compute_roc_auc(logits: Tensor, y: Tensor, mask: Tensor | None = None) -> float:
-    """The area under the receiver operating characteristic of a binary target.
+    """Compute the area under the receiver operating characteristic of a binary target.
 
     It is the probability that a random positive node scores higher than a random negative one, ties
     counting half: computed from ranks (Mann and Whitney, 1947).
@@ -139,16 +151,31 @@ def compute_roc_auc(logits: Tensor, y: Tensor, mask: Tensor | None = None) -> fl
 
 
 def compute_r2(out: Tensor, y: Tensor, mask: Tensor | None = None) -> float:
-    """The coefficient of determination of real-valued targets: 1 is perfect, 0 is their mean.
+    """Compute the coefficient of determination of real targets: 1 is perfect, 0 their mean.
 
     Args:
-        out: Predictions of shape ``[N]`` or ``[N, 1]``.
-        y: Targets of shape ``[N]`` or ``[N, 1]``.
+        out: Predictions of shape ``[N]`` or ``[N, C]``.
+        y: Targets of the same shape; those that are NaN don't count. Of several columns it is the
+            mean over those with a target.
         mask: The nodes to count, of shape ``[N]``. (default: all)
+
+    Raises:
+        ValueError: If there are several columns, and the shapes differ.
     """
     if mask is not None:
         out, y = out[mask], y[mask]
-    out, y = out.double().view(-1), y.double().view(-1)
+    if y.dim() == 2 and y.size(1) > 1:
+        if out.shape != y.shape:
+            raise ValueError(
+                f"'out' has shape {list(out.shape)} and 'y' {list(y.shape)}, expected the same: "
+                "r2 takes an output for each target"
+            )
+        columns = zip(out.unbind(1), y.unbind(1), strict=True)
+        scores = [compute_r2(*column) for column in columns if not column[1].isnan().all()]
+        return sum(scores) / max(len(scores), 1)
+    out, y = out.double().reshape(-1), y.double().reshape(-1)
+    if bool(y.isnan().any()):
+        out, y = out[~y.isnan()], y[~y.isnan()]
     total = float((y - y.mean()).pow(2).sum()) if y.numel() else 0.0
     if total == 0.0:
         return 0.0

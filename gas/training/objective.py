@@ -1,4 +1,4 @@
-"""What training minimises: the loss of a mini-batch's labelled nodes."""
+"""Objective of training: the loss of a mini-batch's labelled nodes."""
 
 from __future__ import annotations
 
@@ -12,22 +12,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gas.graph.edges import is_row_per_edge
-from gas.graph.layout import drop_edges_and_rows
-from gas.loader.batch import SubData
-from gas.loader.moving import moved, moved_tensor
-from gas.loader.sampler import PartSampler
-from gas.scalable.model import ScalableGNN
+from gas.graph import drop_edges_and_rows, is_row_per_edge
+from gas.loader import PartSampler, SubData, moved, moved_tensor
+from gas.scalable import ScalableGNN
 from gas.training.metrics import is_real
 
 
 def split_mask(mask: Tensor, split: int) -> Tensor:
-    """The mask of one split, of shape ``[N]``; runs beyond the last split start over."""
+    """Return the mask of one split, of shape ``[N]``; runs beyond the last split start over."""
     return mask if mask.dim() == 1 else mask[:, split % mask.size(1)]
 
 
 def loss_of(out: Tensor, y: Tensor) -> Tensor:
-    """The usual loss for targets ``y``, the mean over its rows.
+    """Return the usual loss for targets ``y``, the mean over its rows.
 
     Cross entropy for classes of shape ``[n]``, binary cross entropy for labels of shape ``[n, C]``,
     squared error for real numbers of shape ``[n]`` or ``[n, 1]``.
@@ -69,7 +66,7 @@ class Objective:
     sampler: PartSampler | None
 
     def __call__(self, batch: SubData) -> tuple[int, Tensor | None, Tensor | None]:
-        """Runs the model forward.
+        """Run the model forward.
 
         Returns:
             The number of labelled nodes, their mean loss, detached, and what is to be minimised:
@@ -102,7 +99,7 @@ class Objective:
         return count, loss.detach(), weighted + getattr(self.model, "reg_loss", 0.0)
 
     def _forward(self, batch: SubData, has_views: bool) -> tuple[Tensor, ...]:
-        """The outputs of the in-batch nodes, of the batch itself and then of its views."""
+        """Compute the outputs of the in-batch nodes, of the batch itself and then of its views."""
         model, edge_dropout = self.model, self.edge_dropout
         if has_views and edge_dropout > 0:
             raise ValueError(
@@ -135,7 +132,7 @@ class Objective:
         index: Tensor,
         has_views: bool,
     ) -> tuple[Tensor, Tensor]:
-        """The mean loss of a batch's labelled nodes, plain and by the weights of their parts."""
+        """Return the mean loss of labelled nodes, plain and by the weights of their parts."""
         if has_views:
             raise ValueError(
                 f"the loader has {sampler}, which weighs parts by themselves, but its batches have "
@@ -163,7 +160,7 @@ class Objective:
 
 
 def _labelled(batch: SubData, split: int, mask: Tensor | None) -> Tensor:
-    """The in-batch nodes to train on, of shape ``[labelled]``.
+    """Return the in-batch nodes to train on, of shape ``[labelled]``.
 
     Of a batch on a device they are found by the graph's mask, for which nobody waits.
     """

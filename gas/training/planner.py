@@ -1,41 +1,38 @@
-"""How to cut a graph and store histories, so that training fits memory and is fast."""
+"""Plan how to cut a graph and store histories, so that training fits memory and is fast."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch_geometric.data import Data, HeteroData
 
-from gas.graph.copies import without_edges
 from gas.history import Codec
-from gas.history.store import StoreFactory
-from gas.loader.batch import SubData, tensors
-from gas.native.checks import check_integer
-from gas.native.memory import bytes_of, human, resident_bytes
-from gas.scalable.model import ScalableGNN
-from gas.training.account import MemoryAccount
-from gas.training.candidates import Candidate, Extra, Predictor, Way
-from gas.training.cost import Cost, Measured, measure, optimizer_seconds
-from gas.training.freed import give_back_freed
-from gas.training.sample import Sample, Shape
+from gas.loader import SubgraphLoader
+from gas.native import bytes_of, check_integer, free_memory, human, report_progress, resident_kinds
+from gas.scalable import ScalableGNN, activation_bytes
+from gas.training.cost import Candidate, Predictor, Sample, Store, Way, bound_bytes, find_ways
+from gas.training.measure import Measured, Shape, give_back_freed, measure
 
 STEPS = 8  # Of an epoch, as settings have them that say nothing.
-MOST_PARTS = 2048
-LEAST_NODES = 100  # Of a part.
 LEVELS = 4  # Numbers of mini-batches that some are measured of.
 MOST_EDGES = 3_000_000  # Of a mini-batch that is measured.
 SHOWN = 8  # Candidates in the table.
+ORDER = attrgetter("epoch_seconds", "peak_bytes")
+# How much longer an epoch takes whose freed blocks are given back at once: up to 1.6 times.
+GIVING_BACK = 1.5
 
 
 @dataclass(frozen=True)
 class Plan(Candidate):
-    """How to train within some memory; made by :func:`gas.plan`.
+    """A way to train within some memory; made by :func:`gas.plan`.
 
     * ``num_parts``: for :func:`gas.cluster`; ``batch_size``: parts per mini-batch;
       ``micro_batches``: mini-batches per step, for :func:`gas.training.train_epoch`;
@@ -43,6 +40,8 @@ class Plan(Candidate):
     * ``peak_bytes``: the predicted peak of the process's resident memory in training;
       ``components``: who holds how much of it; ``epoch_seconds``: the predicted time of an epoch;
     * ``memory``: the bytes that it had to fit; ``why``: why this was chosen, in words;
+    * ``gives_back``: whether it surely fits only if freed blocks are given back at once, with
+      ``gas.training.keep_little_freed()``, whose time ``epoch_seconds`` has counted;
     * ``candidates``: all that were looked at, the fastest that fit first, then those that don't.
 
     ``print(plan)`` shows a table.
@@ -50,6 +49,7 @@ class Plan(Candidate):
 
     memory: int
     why: str
+    gives_back: bool
     candidates: list[Candidate] = field(repr=False)
 
     @property
@@ -61,7 +61,7 @@ class Plan(Candidate):
         return (self.memory - self.peak_bytes) // 2 if self.store == "disk" else 0
 
     def summary(self) -> dict[str, Any]:
-        """What was chosen and predicted, without the candidates, for JSON."""
+        """Return the choice and the predictions, without the candidates, for JSON."""
         return {key: value for key, value in vars(self).items() if key != "candidates"}
 
     def __str__(self) -> str:
@@ -80,9 +80,8 @@ class Plan(Candidate):
                 )
             )
         rows.append(("",) * len(head))
-        for name, size in self.components.items():
-            if size:
-                rows.append(("", "", "", "", name, human(size), ""))
+        held = self.components.items()
+        rows += [("", "", "", "", name, human(size), "") for name, size in held if size]
         widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
         lines = [
             "  ".join(
@@ -103,7 +102,7 @@ def plan(
     batch_size: int | None = None,
     steps: int = STEPS,
     dtype: Codec | torch.dtype | str | Sequence[Codec | torch.dtype | str] | None = None,
-    store: str | StoreFactory | None = None,
+    store: Store = None,
     evaluation: str = "layerwise",
     evaluate_apart: bool = False,
     layout: str | None = None,
@@ -114,7 +113,7 @@ def plan(
     cache: bool | str | Path = True,
     log: bool = True,
 ) -> Plan:
-    """Predicts memory and time of training, and picks the fastest way that fits.
+    """Predict memory and time of training, and choose the fastest way that fits.
 
     The graph is cut once, and some mini-batches of different sizes are run forward and backward.
     What others would take follows from their nodes, halo and edges. Nothing is changed: not the
@@ -128,9 +127,9 @@ def plan(
         train_epoch(model, loader, optimizer, micro_batches=plan.micro_batches)
 
     The peak is that of the process's resident memory in training and evaluation, on the CPU and
-    with the C library as it is, which keeps some blocks that were freed. Preparing the graph comes
-    before, and its peak isn't predicted. Pages of histories on disk that the system keeps in
-    memory, while it has room, don't count.
+    with the C library as it is, which keeps some blocks that were freed; see ``gives_back``. Pages
+    of histories on disk that the system keeps in memory, while it has room, don't count. Measuring
+    stays within ``memory``, too; METIS, which cuts the graph before, isn't predicted.
 
     Args:
         data: The graph, as it was given to nobody else; see :func:`gas.cluster`.
@@ -166,26 +165,29 @@ def plan(
     """
     limit = _check(data, model, memory, num_parts, batch_size, steps, evaluation)
     codecs, stores = _codecs(model, dtype), _stores(model, store)
-    ways = list(_ways(data.num_nodes, num_parts, batch_size, steps))
+    ways = list(find_ways(data.num_nodes, num_parts, batch_size, steps))
     finest = max(way[0] for way in ways)
     sample = Sample(data, model, finest, layout, edge_weight, method, seed, cache, log)
-    shapes = {way: sample.shapes(*way[:2]) for way in ways}
-
-    pairs = _measured_pairs(shapes)
-    measured = _measured(model, sample, pairs, codecs[0], stores[0])
-    cost = Cost(list(measured.values()))
-    stays = _stays(data, sample, model, cost, evaluation, keep_graph)
+    with report_progress("Planning", log=log):  # Predictions take no time beside measurements.
+        shapes = {way: sample.shapes(*way[:2]) for way in ways}
+        pairs = _choose_pairs(shapes)
+        measured = _measure_all(model, sample, pairs, codecs[0], stores[0], limit)
     predictor = Predictor(
-        model, cost, stays, Shape(sample.num_nodes, 0, sample.num_edges), optimizer_seconds(model),
-        evaluation, 1 + evaluate_apart,
-    )  # fmt: skip
-    compared = max(pairs, key=lambda pair: measured[pair].shape.edges)
+        list(measured.values()), data, sample, model, evaluation, keep_graph, 1 + evaluate_apart
+    )
+    compared = max(measured, key=lambda pair: measured[pair].shape.edges)
 
-    def extra(codec: Codec, place: str | StoreFactory | None) -> Extra:
+    def extra(codec: Codec, place: Store) -> tuple[float, float]:
+        """Measure seconds and bytes per row of other histories, beyond the first kind's."""
         if (codec, place) == (codecs[0], stores[0]):
-            return Extra()
-        other = measure(model, partial(_first_batch, sample, compared), codec, place)
-        return Extra.between(measured[compared], other, exact=codec == codecs[0])
+            return 0.0, 0.0
+        one = measured[compared]
+        other = measure(model, partial(sample.first_batch, *compared), codec, place)
+        rows = max(1.0, one.shape.own + one.shape.halo)
+        seconds = (other.step - one.step) / rows
+        if codec == codecs[0]:  # The same rows elsewhere are never read faster: that is noise.
+            seconds = max(0.0, seconds)
+        return seconds, (other.training.peak - one.training.peak) / rows
 
     seen: list[Candidate] = []
     for codec in codecs:
@@ -195,12 +197,46 @@ def plan(
             found += [predictor(way, shapes[way], codec, place, more) for way in ways]
             if all(one.peak_bytes <= limit for one in found):
                 break  # The disk is no faster.
-        seen += found
-        fit = [one for one in found if one.peak_bytes <= limit]
+        seen += [_add_giving_back(one, limit) for one in found]
+        fit = [one for one in seen[-len(found) :] if one.peak_bytes <= limit]
         if fit:
-            best = min(fit, key=_order)
-            return _chosen(best, seen, limit, codecs[0].name)
+            return _make_plan(min(fit, key=ORDER), seen, limit, codecs[0].name)
     raise _nothing_fits(seen, limit)
+
+
+def plan_micro_batches(
+    model: ScalableGNN, loader: SubgraphLoader, budget_bytes: int
+) -> tuple[int, int]:
+    """Split a loader's mini-batches into micro-batches that fit a budget of memory.
+
+    A micro-batch has a divisor of the parts; the gradients of several are accumulated before each
+    step, with ``train_epoch(..., micro_batches=...)``. The halo between the micro-batches of one
+    step comes from the histories.
+
+    Args:
+        model: The model.
+        loader: The loader of mini-batches.
+        budget_bytes: The most that :func:`activation_bytes` may be, of the parts with most edges.
+
+    Returns:
+        Parts per micro-batch, and micro-batches per step.
+
+    Raises:
+        MemoryError: If not even one part fits.
+    """
+    if budget_bytes < 1:
+        raise ValueError(f"'budget_bytes' is {budget_bytes}, expected a number of bytes")
+    parts = loader.batch_size or 1
+    largest = loader.edges_per_part().argsort(descending=True, stable=True)
+    need = 0
+    for size in (size for size in range(parts, 0, -1) if parts % size == 0):
+        need = activation_bytes(model, loader.cut(largest[:size].tolist()))
+        if need <= budget_bytes:
+            return size, parts // size
+    raise MemoryError(
+        f"'budget_bytes' is {budget_bytes}, but one part needs {human(need)}: cut the graph into "
+        "more parts, or raise the budget"
+    )
 
 
 def _check(
@@ -212,7 +248,7 @@ def _check(
     steps: int,
     evaluation: str,
 ) -> int:
-    """The bytes of ``memory``; refuses what can't be planned."""
+    """Return the bytes of ``memory``, and refuse what can't be planned."""
     if isinstance(data, HeteroData):
         raise ValueError(
             "'data' is a HeteroData, of which gas.plan knows nothing: cut it into some parts, and "
@@ -233,26 +269,40 @@ def _check(
     return limit
 
 
-def _measured(
+def _measure_all(
     model: ScalableGNN,
     sample: Sample,
-    pairs: list[tuple[int, int]],
+    pairs: dict[tuple[int, int], Shape],
     codec: Codec,
-    store: str | StoreFactory | None,
+    store: Store,
+    limit: int,
 ) -> dict[tuple[int, int], Measured]:
-    """What mini-batches take, by parts and parts per batch."""
+    """Measure mini-batches, by parts and parts per batch, as far as that fits the limit itself.
+
+    ``pairs`` has the size of each, the smallest last.
+    """
     found: dict[tuple[int, int], Measured] = {}
-    for pair in [pairs[-1], *pairs]:  # The first is measured twice: once to load what it takes.
-        found[pair] = measure(model, partial(_first_batch, sample, pair), codec, store)
+    smallest, *larger = reversed(pairs)
+    known = measure(model, partial(sample.first_batch, *smallest), codec, store)  # Loads code.
+    for pair in (smallest, *larger):
+        taken = bound_bytes(model, codec, known, pairs[pair])
+        if found and _room(limit) < taken:
+            give_back_freed()
+            if _room(limit) < taken:
+                break  # Those that are larger don't fit, either.
+        known = found[pair] = measure(model, partial(sample.first_batch, *pair), codec, store)
     return found
 
 
-def _first_batch(sample: Sample, pair: tuple[int, int]) -> SubData:
-    return sample.batches(*pair)[0]
+def _room(limit: int) -> float:
+    """Count what the process may allocate now within the limit, and within what the system has."""
+    return min(limit - resident_kinds()[0], free_memory())
 
 
-def _order(one: Candidate) -> tuple[float, int]:
-    return one.epoch_seconds, one.peak_bytes
+def _add_giving_back(one: Candidate, limit: int) -> Candidate:
+    """Return the candidate, slower if freed blocks have to be given back at once."""
+    factor = GIVING_BACK if one.may_exceed(limit) else 1
+    return replace(one, epoch_seconds=one.epoch_seconds * factor)
 
 
 def _codecs(
@@ -268,9 +318,7 @@ def _codecs(
     return [Codec.of(one) for one in several]
 
 
-def _stores(
-    model: ScalableGNN, store: str | StoreFactory | None
-) -> list[str | StoreFactory | None]:
+def _stores(model: ScalableGNN, store: Store) -> list[Store]:
     store = model._factory.store if store is None else store
     if store is None or store == "auto":
         return ["host", "disk"]
@@ -281,91 +329,29 @@ def _stores(
     return [store]
 
 
-def _ways(
-    num_nodes: int, num_parts: int | None, batch_size: int | None, steps: int
-) -> Iterator[Way]:
-    """The ways to make steps of as many nodes."""
-    steps = min(steps, num_nodes)
-    if num_parts is not None:
-        numbers = [num_parts]
-    elif batch_size is not None:
-        numbers = [min(steps * batch_size, num_nodes)]
-    else:
-        most = min(MOST_PARTS, num_nodes // LEAST_NODES)
-        doublings = range(max(0, int(math.log2(max(1, most // steps)))) + 1)
-        numbers = [steps * 2**i for i in doublings]
-    for parts in numbers:
-        per_step = min(batch_size or max(1, parts // steps), parts)
-        for micro in range(1, per_step + 1):
-            if per_step % micro == 0:
-                yield parts, per_step // micro, micro
+def _choose_pairs(shapes: dict[Way, tuple[Shape, Shape]]) -> dict[tuple[int, int], Shape]:
+    """Choose mini-batches to measure, of several sizes and halos.
 
-
-def _measured_pairs(
-    shapes: dict[Way, tuple[Shape, Shape]],
-) -> list[tuple[int, int]]:
-    """Parts and parts per batch of the mini-batches to measure: of several sizes and halos."""
+    Returns:
+        The largest sizes, by parts and parts per batch.
+    """
+    largest = {way[:2]: each[1] for way, each in shapes.items()}
     by_number: dict[int, list[tuple[int, int]]] = {}
     for (parts, per_batch, _), (mean, _) in shapes.items():
         if mean.edges <= MOST_EDGES:
             by_number.setdefault(math.ceil(parts / per_batch), []).append((parts, per_batch))
     if not by_number:
         parts, per_batch, _ = min(shapes, key=lambda way: shapes[way][0].edges)
-        return [(parts, per_batch)]
+        return {(parts, per_batch): largest[parts, per_batch]}
     numbers = sorted(by_number)
     chosen = dict.fromkeys([*numbers[:LEVELS], numbers[-1]])
-    return list(
-        dict.fromkeys(
-            pair for number in chosen for pair in (min(by_number[number]), max(by_number[number]))
-        )
-    )
+    ends = ((min(by_number[number]), max(by_number[number])) for number in chosen)
+    return {pair: largest[pair] for pair in chain.from_iterable(ends)}
 
 
-def _stays(
-    data: Data,
-    sample: Sample,
-    model: ScalableGNN,
-    cost: Cost,
-    evaluation: str,
-    keep_graph: bool,
-) -> dict[str, int]:
-    """What is held as long as training goes on, however the graph is cut."""
-    now = MemoryAccount()
-    now.enter("given", tensors(data))
-    now.enter("sample", sample.held())
-    account = MemoryAccount()
-    account.enter("interpreter and libraries", _libraries(model, now.total))
-    if keep_graph:
-        account.enter("graph given", now.held["given"])
-    graph, relabel = sample.graph, sample.loader._relabel
-    account.enter("features", [graph.get("x")])
-    account.enter("graph, clustered", tensors(graph if keep_graph else without_edges(graph)))
-    account.enter("loader", (relabel.rowptr, relabel.col, relabel.e_id, relabel.weight))
-    account.enter("loader", relabel.scratch_bytes)
-    if evaluation == "full":
-        whole = Shape(sample.num_nodes, 0, sample.num_edges)
-        account.enter("full batch", int(cost.looked_at(whole)) + account.held["features"])
-    parameters = sum(parameter.nbytes for parameter in model.parameters())
-    account.enter("parameters and optimizer", 4 * parameters)  # Adam's.
-    if evaluation != "none":
-        account.enter("outputs", int(cost.out_bytes * sample.num_nodes))
-    return account.held
-
-
-def _libraries(model: ScalableGNN, given: int) -> int:
-    """What the process holds besides the graph and the model's own histories."""
-    give_back_freed()
-    filled = sum(
-        history.store.nbytes
-        for history in model.histories
-        if history.store.tier == "host" and bool(history.written.any())
-    )
-    return max(0, resident_bytes() - given - filled)
-
-
-def _chosen(best: Candidate, seen: list[Candidate], limit: int, first: str) -> Plan:
-    """The plan, with its reasons."""
-    fit = sorted((one for one in seen if one.peak_bytes <= limit), key=_order)
+def _make_plan(best: Candidate, seen: list[Candidate], limit: int, first: str) -> Plan:
+    """Make the plan, with its reasons."""
+    fit = sorted((one for one in seen if one.peak_bytes <= limit), key=ORDER)
     rest = sorted((one for one in seen if one.peak_bytes > limit), key=lambda x: x.peak_bytes)
     # Less exact ones that were looked at come last.
     fit = [best, *(one for one in fit if one is not best)]
@@ -384,16 +370,16 @@ def _chosen(best: Candidate, seen: list[Candidate], limit: int, first: str) -> P
         )
     if best.store == "disk" and any(one.store == "host" for one in seen):
         why += " Histories lie on the disk, because less fits with them in memory."
-    return Plan(
-        **vars(best),
-        memory=limit,
-        why=why,
-        candidates=[*fit, *rest],
-    )
+    if gives_back := best.may_exceed(limit):
+        why += (
+            " Freed blocks are given back to the system at once, which takes time, to fit surely."
+        )
+    candidates = [*fit, *rest]
+    return Plan(**vars(best), memory=limit, why=why, gives_back=gives_back, candidates=candidates)
 
 
 def _nothing_fits(seen: list[Candidate], limit: int) -> MemoryError:
-    """The error that says what takes most."""
+    """Make the error that names the largest component."""
     least = min(seen, key=lambda one: one.peak_bytes)
     most = max(least.components, key=lambda name: least.components[name])
     return MemoryError(

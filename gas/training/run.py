@@ -1,4 +1,4 @@
-"""What happened in a training, epoch by epoch, and how far the epoch is that is under way."""
+"""Record of a training, epoch by epoch, and the progress of the current epoch."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
+from gas.scalable import moved_bytes
+
 if TYPE_CHECKING:
-    from gas.scalable.model import ScalableGNN
-    from gas.training.account import MemoryAccount
+    from gas.scalable import ScalableGNN
+    from gas.training.measure import MemoryAccount
 
 PER_EPOCH = ("loss", "train_acc", "val_acc", "test_acc", "age", "seconds", "moved_bytes")
 
@@ -28,7 +30,7 @@ class Best(NamedTuple):
 
 @dataclass
 class Run:
-    """What happened in one run, one entry per epoch.
+    """Record of one run, one entry per epoch.
 
     ``train_acc``, ``val_acc`` and ``test_acc`` are accuracies, as fractions, or another score where
     the data asks for one.
@@ -36,6 +38,8 @@ class Run:
     ``moved_bytes`` are those of stored rows that were read and written in training.
     ``chain`` is what MH-Aug's chain did in the whole run, see :class:`gas.augment.Statistics`;
     empty without one. ``best`` and ``memory`` are there if they were asked for.
+    ``peak_rss_bytes`` is the peak of resident memory; ``peak_own_bytes`` and ``peak_mapped_bytes``
+    are those of its two kinds, as they were sampled; see :class:`gas.native.memory.PeakMemory`.
     """
 
     loss: list[float] = field(default_factory=list)
@@ -50,13 +54,16 @@ class Run:
     chain: dict[str, float] = field(default_factory=dict)
     best: Best | None = field(default=None, repr=False)
     memory: MemoryAccount | None = field(default=None, repr=False)
+    peak_own_bytes: float = 0
+    peak_mapped_bytes: float = 0
+    split: int = 0  # Of the masks.
 
     def __len__(self) -> int:
-        """The number of epochs that have ended."""
+        """Return the number of epochs that have ended."""
         return len(self.test_acc)
 
     def forget_unfinished(self) -> None:
-        """Drops what an epoch that was interrupted has left."""
+        """Drop what an epoch that was interrupted has left."""
         epochs = len(self)
         for name in PER_EPOCH:
             del getattr(self, name)[epochs:]
@@ -71,7 +78,7 @@ class Run:
         return scores.index(max(scores))
 
     def has_stalled(self, patience: int | None) -> bool:
-        """Whether the validation score has not risen for this many epochs."""
+        """Say whether the validation score has not risen for this many epochs."""
         return (
             patience is not None and len(self) > 0 and len(self) - 1 - self.best_epoch >= patience
         )
@@ -82,12 +89,12 @@ class Run:
         return statistics.median(self.seconds)
 
     def state_dict(self) -> dict[str, Any]:
-        """The epochs that have ended, and the best, for a checkpoint."""
+        """Return the epochs that have ended, and the best, for a checkpoint."""
         best = None if self.best is None else self.best._asdict()
         return {**{name: getattr(self, name)[: len(self)] for name in PER_EPOCH}, "best": best}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from :meth:`state_dict`."""
+        """Go on from :meth:`state_dict`."""
         for name in PER_EPOCH:
             getattr(self, name)[:] = state[name]
         self.best = None if state["best"] is None else Best(**state["best"])
@@ -95,7 +102,7 @@ class Run:
 
 @dataclass
 class Progress:
-    """How far an epoch has come, between two of its steps; ``loss`` is summed over ``labelled``."""
+    """Progress of an epoch, between two of its steps; ``loss`` is summed over ``labelled``."""
 
     loss: Tensor | float = 0.0
     labelled: int = 0
@@ -103,28 +110,34 @@ class Progress:
     steps: int = 0
     seconds: float = 0.0
     moved_bytes: int = 0
+    epoch: int | None = None  # From 1, for errors, as far as it is known.
 
-    def watch(self, model: ScalableGNN, start: float, moved: int) -> None:
-        """Notes when the epoch began, and how many bytes had been moved."""
-        self._began = (model, start, moved)
+    def watch(self, model: ScalableGNN, start: float, moved: int, epoch: int) -> None:
+        """Note the begin of an epoch, and the bytes that had been moved until then."""
+        self._began, self.epoch = (model, start, moved), epoch
+
+    def add(self, loss: Tensor, count: int) -> None:
+        """Add the mean loss of a batch, over its labelled nodes."""
+        self.loss = self.loss + loss * count
+        self.labelled += count
 
     def reset(self) -> None:
-        """The epoch has ended."""
+        """Forget the epoch, which has ended."""
         self.load_state_dict(Progress().state_dict())
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """Return the progress for a checkpoint."""
         state = {key: getattr(self, key) for key in PROGRESS}
         if self.steps and hasattr(self, "_began"):
             model, start, moved = self._began
             state["seconds"] = time.perf_counter() - start
-            state["moved_bytes"] = model.moved_bytes - moved
+            state["moved_bytes"] = moved_bytes(model) - moved
         return {**state, "loss": float(self.loss)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from :meth:`state_dict`."""
+        """Go on from :meth:`state_dict`."""
         for key in PROGRESS:
             setattr(self, key, state[key])
 
 
-PROGRESS = tuple(one.name for one in fields(Progress))
+PROGRESS = tuple(one.name for one in fields(Progress) if one.name != "epoch")

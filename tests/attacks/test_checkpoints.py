@@ -57,14 +57,14 @@ def memory():
 
 
 def rewrite(path, content):
-    """Writes a manifest whose checksum is right."""
+    """Write a manifest whose checksum is right."""
     text = json.dumps(content, separators=(",", ":"))
     whole = {"crc32": zlib.crc32(text.encode()), "content": content}
     (path / "manifest.json").write_text(json.dumps(whole, separators=(",", ":")))
 
 
 def sign(path, content):
-    """Notes sizes and checksums of the files as they are."""
+    """Note sizes and checksums of the files as they are."""
     for name in content["files"]:
         data = (path / name).read_bytes()
         content["files"][name] = {"bytes": len(data), "crc32": zlib.crc32(data)}
@@ -76,7 +76,7 @@ def content_of(path):
 
 
 def refuses(path, match=""):
-    """Whether loading is refused, and nothing has changed."""
+    """Return whether loading is refused, with nothing changed."""
     model = model_of(9.0)
     optimizer = torch.optim.Adam(model.parameters())
     with pytest.raises(ValueError, match=match):
@@ -128,7 +128,7 @@ def test_manifests(saved, change, match):
     [
         (b"", "JSON"),
         (b"[" * 100_000, "JSON"),
-        (b'{"content": {}, "content": {}}', "comes twice"),
+        (b'{"content": {}, "content": {}}', "twice"),
         (b'{"crc32": NaN, "content": {"format": "gas checkpoint"}}', "NaN"),
         (b"\xff\xfe", "JSON"),
         (b"1" * 10_000, "JSON|doesn't say"),
@@ -185,7 +185,7 @@ def test_rows_of_histories(saved, index, ages, match):
 
 
 def hostile(draw, value):
-    """A value in place of another."""
+    """Return a value in place of another."""
     other = [None, True, -1, HUGE, 1e308, "", "../x", [], {}, [[]], {"$tensor": 3}, {"$dict": 1}]
     kinds = [lambda: draw.choice(other), lambda: [value], lambda: {"$tuple": [value]}]
     if isinstance(value, int):
@@ -194,7 +194,7 @@ def hostile(draw, value):
 
 
 def mutate_json(draw, value):
-    """Changes one thing somewhere in a value."""
+    """Change one thing somewhere in a value."""
     if isinstance(value, dict) and value and draw.random() < 0.9:
         key = draw.choice(list(value))
         if draw.random() < 0.1:
@@ -206,6 +206,7 @@ def mutate_json(draw, value):
     return hostile(draw, value)
 
 
+@pytest.mark.slow
 def test_mutated_manifests(saved, memory):
     draw = random.Random(1)
     content = content_of(saved)
@@ -271,7 +272,7 @@ def test_headers(tmp_path, memory, header, data, length):
 
 
 def mutate(draw, data):
-    """Changes a few bytes, cuts, or repeats some."""
+    """Change a few bytes, cut, or repeat some."""
     data = bytearray(data)
     for _ in range(draw.randint(1, 3)):
         kind, at = draw.random(), draw.randrange(len(data) + 1)

@@ -28,7 +28,7 @@ def folder(tmp_path):
     """A good one: weights, encoded and sparse features, text, lists."""
     torch.manual_seed(0)
     data = random_graph()
-    data.x = gas.encode(data.x, "int8")
+    data.x = gas.quantize(data.x, "int8")
     data.edge_weight = torch.rand(data.num_edges)
     data.words = torch.eye(60).to_sparse_csr()
     data.node_id = np.array([f"n{i}" for i in range(60)])
@@ -42,7 +42,7 @@ def said(folder):
 
 
 def says(folder, **changes):
-    """Changes what ``graph.json`` says: ``arrays.x.file`` is written ``arrays__x__file``."""
+    """Change what ``graph.json`` says: ``arrays.x.file`` is written ``arrays__x__file``."""
     content = said(folder)
     for key, value in changes.items():
         *where, last = key.split("__")
@@ -74,7 +74,7 @@ def without(*keys):
 
 
 def array(name, change):
-    """Changes what a file holds, not what it says it is."""
+    """Change what a file holds, not what it says it is."""
 
     def attack(folder):
         values = np.load(folder / name)
@@ -93,7 +93,7 @@ def raw(name, content):
 
 
 def header(name, said, version=b"\x01\x00", more=b"", length=None):
-    """A file with any header."""
+    """Return a file with any header."""
 
     def attack(folder):
         line = said.encode("latin1").ljust(117) + b"\n"
@@ -124,7 +124,7 @@ def longer(name):
 
 
 def link(name, target=None):
-    """A file that is a link to a good one outside."""
+    """Return a file that is a link to a good one outside."""
 
     def attack(folder):
         outside = folder.parent / "outside"
@@ -400,7 +400,7 @@ def test_nothing_is_allocated(folder):
 
 
 def test_a_loader_looks_at_what_it_reads(folder):
-    """What nobody looked at when it was opened."""
+    """A loader checks arrays that opening the folder doesn't read."""
     array("col.npy", set_item(7, 60))(folder)
     data = gas.open_graph(folder, check=False, log=False)
     with pytest.raises(ValueError, match="'adj_t' holds the node id 60"):

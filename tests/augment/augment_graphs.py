@@ -29,7 +29,7 @@ def make_chain(data=None, **options):
 
 
 def follow(chain, steps=30):
-    """The masks after each step."""
+    """Return the masks after each step."""
     masks = []
     for _ in range(steps):
         chain.step()
@@ -48,7 +48,7 @@ def path(num_nodes=4):
 
 
 def chain_on(data, **options):
-    """A chain with entropies that differ from node to node."""
+    """Return a chain with entropies that differ from node to node."""
     chain = gas.MHAug(data, generator=seeded(3), **{**SETTINGS, **options})
     chain.update_entropy(torch.randn(data.num_nodes, 3, generator=seeded(5)))
     return chain
@@ -60,7 +60,7 @@ def states(chain):
     units = [torch.tensor(mask) for mask in itertools.product(bits, repeat=chain.units.size)]
     nodes = [torch.tensor(mask) for mask in itertools.product(bits, repeat=chain.units.num_nodes)]
     pairs = itertools.product(units, nodes[:-1])  # The last drops every node.
-    return [(unit, chain.units.spread(unit), node) for unit, node in pairs]
+    return [(unit, chain.units.to_edge_mask(unit), node) for unit, node in pairs]
 
 
 def target(chain):
@@ -72,7 +72,7 @@ def target(chain):
 
 
 def number(units, nodes):
-    """The place of a state in :func:`states`."""
+    """Return the place of a state in :func:`states`."""
     bits = (~torch.cat([units, nodes])).tolist()
     edges = sum(bit << i for i, bit in enumerate(reversed(bits[: len(units)])))
     masks = sum(bit << i for i, bit in enumerate(reversed(bits[len(units) :])))

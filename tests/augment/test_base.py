@@ -1,4 +1,4 @@
-"""What all augmentations share, by the example of MHAug: masks, and what they make of a graph."""
+"""Masks and augmented graphs, common to all augmentations, by the example of MHAug."""
 
 import copy
 import math

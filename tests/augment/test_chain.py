@@ -12,7 +12,7 @@ from gas.augment.proposal import log_choose
 
 
 def fresh_masks(chain, log_p, k):
-    """The transition matrix of fresh masks, by the chain's own proposal and acceptance."""
+    """Return the transition matrix of fresh masks, by the chain's own proposal and acceptance."""
     new, old = k[None, :], k[:, None]
     masks = log_choose(chain._size, k).sum(dim=-1)  # Every subset of a size is equally likely.
     proposed = (chain.log_proposal(new, old) - masks).exp()
@@ -21,7 +21,7 @@ def fresh_masks(chain, log_p, k):
 
 
 def swapped_masks(chain, log_p, k):
-    """The transition matrix of swaps."""
+    """Return the transition matrix of swaps."""
     listed = states(chain)
     masks = torch.stack([torch.cat([units, nodes]) for units, _, nodes in listed])
     sides = masks[:, : chain.units.size].double(), masks[:, chain.units.size :].double()
@@ -37,13 +37,13 @@ def swapped_masks(chain, log_p, k):
 
 
 def accepted(chain, log_p, k, proposed):
-    """The probability that a proposal is accepted, of each state."""
+    """Return the probability that a proposal is accepted, of each state."""
     ratio = chain.log_acceptance(log_p[None, :], log_p[:, None], k[None, :], k[:, None])
     return (proposed * ratio.clamp(max=0).exp()).sum(dim=1)
 
 
 def staying(moves):
-    """Adds the probability of rejection to the diagonal."""
+    """Add the probability of rejection to the diagonal."""
     moves = moves.clone().fill_diagonal_(0)
     return moves + torch.diag(1 - moves.sum(dim=1))
 
@@ -83,6 +83,7 @@ def test_every_state_of_a_path(proposal, undirected):
     check(matrix, wanted)
 
 
+@pytest.mark.slow(fast=1)
 @pytest.mark.parametrize("swaps", [1, 2])
 def test_every_state_with_swaps(swaps):
     chain = chain_on(path(), local=0.5, swaps=swaps)
@@ -99,7 +100,7 @@ def test_scoring_the_continuous_fraction_is_noticed():
     chain = chain_on(path())
     edges = [torch.tensor(mask) for mask in itertools.product([True, False], repeat=6)]
     nodes = torch.ones(4, dtype=torch.bool)
-    log_p = torch.stack([chain.log_prob(chain.units.spread(mask), nodes) for mask in edges])
+    log_p = torch.stack([chain.log_prob(chain.units.to_edge_mask(mask), nodes) for mask in edges])
     k = torch.tensor([float((~mask).sum()) for mask in edges], dtype=torch.double)
     wanted, m, sd = log_p.softmax(dim=0), 6, float(chain.sigma_delta[0])
     size = torch.tensor(float(m), dtype=torch.double)
@@ -132,7 +133,7 @@ def test_scoring_the_continuous_fraction_is_noticed():
 
 
 def correlation_time(values):
-    """The integrated autocorrelation time, by Geyer's initial positive pairs."""
+    """Return the integrated autocorrelation time, by Geyer's initial positive pairs."""
     values = values - values.mean()
     spectrum = torch.fft.rfft(values, 2 * len(values)).abs().square()
     correlation = torch.fft.irfft(spectrum)[: len(values)]
@@ -141,6 +142,7 @@ def correlation_time(values):
     return float(2 * pairs[:positive].sum() - 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -183,6 +185,7 @@ def test_a_long_chain(options):
     assert statistics.acceptance_rate == chain.acceptance_rate
 
 
+@pytest.mark.slow  # Runs the chain long enough for its distribution.
 @pytest.mark.parametrize("proposal", ["binned", "walk"])
 @pytest.mark.parametrize("weight", [0.0, 1.0])
 def test_without_ego_graphs(weight, proposal):

@@ -24,6 +24,7 @@ def test_it_trains(tmp_path):
     assert "transitions          6, " in done.stdout
 
 
+@pytest.mark.slow
 def test_without_torch_sparse_it_says_so(tmp_path):
     without = "import torch_geometric.typing as t; t.WITH_TORCH_SPARSE = False"
     done = run(tmp_path, "--dataset", "planted:400", before=without)

@@ -108,7 +108,7 @@ def dense_delta(data, hops, edge_mask, node_mask):
 def test_ego_graphs(hops, undirected, natively, monkeypatch):
     """On graphs with self-loops, duplicate edges, isolated nodes and, or not, directions."""
     if not natively:
-        monkeypatch.setattr(native, "has_kernels", lambda *tensors: False)
+        monkeypatch.setattr(native.extension, "has_kernels", lambda *tensors: False)
     data = random_graph(directed=not undirected)
     chain = gas.MHAug(data, **PAPER, hops=hops, undirected=undirected)
     ones = chain.edge_mask, chain.node_mask
@@ -116,7 +116,7 @@ def test_ego_graphs(hops, undirected, natively, monkeypatch):
     loops = data.edge_index[0] == data.edge_index[1]
     for share in (0.1, 0.5, 1.0):
         units = torch.rand(chain.units.size) > share
-        edge_mask = chain.units.spread(units)
+        edge_mask = chain.units.to_edge_mask(units)
         assert edge_mask[loops].all()
         assert torch.equal(chain.units.gather(edge_mask), units)
         node_mask = torch.rand(data.num_nodes) < 0.5
@@ -136,7 +136,8 @@ def test_pairs_of_duplicate_edges():
     units = chain_on(data, undirected=True).units
     assert units.size == 3
     masks = [
-        units.spread(torch.tensor(kept)) for kept in itertools.product([False, True], repeat=3)
+        units.to_edge_mask(torch.tensor(kept))
+        for kept in itertools.product([False, True], repeat=3)
     ]
     assert {tuple(mask.tolist()) for mask in masks} == {
         (a, a, b, b, c, c, True) for a, b, c in itertools.product([False, True], repeat=3)
@@ -164,7 +165,7 @@ def test_kernels_take_what_their_twins_on_the_cpu_take(monkeypatch):
         called.append(name)
 
     monkeypatch.setattr(kernels, "on_host", lambda tensor: False)
-    monkeypatch.setattr(native, "run", run)
+    monkeypatch.setattr(native.extension, "run", run)
     none = torch.empty(0, dtype=torch.bool)
     for among in (None, none):
         assert kernels.subset(0, whole(0), 2**63 - 1, CPU, among).numel() == 0
@@ -271,7 +272,7 @@ def test_kept_entries(share, monkeypatch):
     assert rows.diff().tolist() == counts
     assert rows[0] == 0
     assert rows.dtype == torch.int32
-    monkeypatch.setattr(native, "on_cpu", lambda *_: False)
+    monkeypatch.setattr(native.extension, "on_cpu", lambda *_: False)
     twin = kernels.kept_entries(rowptr, ids, kept)
     assert torch.equal(twin[0], entry)
     assert torch.equal(twin[1], rows)

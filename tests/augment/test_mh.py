@@ -42,7 +42,7 @@ def test_twins_walk_the_same_chain(options, monkeypatch):
     data = random_graph(directed=False)
     chain = make_chain(data, undirected=True, **options)
     masks = follow(chain, 10)
-    monkeypatch.setattr(native, "has_kernels", lambda *tensors: False)
+    monkeypatch.setattr(native.extension, "has_kernels", lambda *tensors: False)
     assert same(masks, follow(make_chain(data, undirected=True, **options), 10))
     monkeypatch.setattr(mh, "on_host", lambda tensor: False)  # Accepts by torch.where.
     other = make_chain(data, undirected=True, **options)
@@ -68,7 +68,7 @@ class NoReading(TorchDispatchMode):
 @pytest.mark.parametrize("options", [{}, {"local": 1.0}, {"proposal": "walk"}], ids=str)
 def test_transitions_never_wait(options, monkeypatch):
     """As on a GPU: the twins, and acceptance by torch.where."""
-    monkeypatch.setattr(native, "has_kernels", lambda *tensors: False)
+    monkeypatch.setattr(native.extension, "has_kernels", lambda *tensors: False)
     monkeypatch.setattr(mh, "on_host", lambda tensor: False)
     data = random_graph(directed=False)
     for undirected in (False, True):
@@ -82,7 +82,7 @@ def test_transitions_never_wait(options, monkeypatch):
 
 
 def test_inference_mode():
-    """What an evaluation in inference mode leaves behind can be used, and changed, afterwards."""
+    """Tensors made by an evaluation in inference mode can be used and changed afterwards."""
     data = random_graph()
     chain, other = make_chain(data), make_chain(data)
     logits = torch.randn(60, 4)

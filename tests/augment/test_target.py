@@ -14,7 +14,7 @@ def test_log_prob():
     """Against the formula, node by node."""
     data = random_graph()
     chain = chain_on(data)
-    edge_mask = chain.units.spread(torch.rand(chain.units.size) < 0.7)
+    edge_mask = chain.units.to_edge_mask(torch.rand(chain.units.size) < 0.7)
     node_mask = torch.rand(60) < 0.6
     delta = chain.delta(edge_mask, node_mask)
     eps = entropy(torch.randn(60, 3, generator=seeded(5))) / math.log(3)

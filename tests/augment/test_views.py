@@ -144,6 +144,7 @@ def test_an_epoch_keeps_its_views():
         assert torch.equal(one.e_id, other.e_id)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_worker_processes_see_the_views_of_the_epoch(context):
     data, ptr = make()

@@ -14,15 +14,15 @@ import torch
 import gas
 from gas.checkpoint import checkpoints
 from gas.checkpoint import files as of_disk
-from gas.training import Experiment, Settings
-from gas.training.checkpoints import Checkpoints
+from gas.cli import Experiment, Settings
+from gas.cli.checkpoints import Checkpoints
 from gas.training.run import Run
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="needs the calls of POSIX")
 
 
 def model_of(number):
-    """A model whose weights and histories say which it is."""
+    """Return a model whose weights and histories say which it is."""
     model = gas.models.GraphSAGE(20, 3, 4, 2, num_layers=3)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -33,7 +33,7 @@ def model_of(number):
 
 
 def check(folder, *numbers):
-    """The newest checkpoint is sound, and one of these."""
+    """Return the newest checkpoint is sound, and one of these."""
     model = model_of(-1)
     number = gas.load(folder, model)["number"]
     assert number in numbers
@@ -58,7 +58,7 @@ def change(model, number):
 
 
 class Disk:
-    """What of a folder is on the disk: files and folders as they were when they were last synced.
+    """Files and folders as of their last sync: the state after a power failure.
 
     After a power failure, an entry of a folder that was not synced may be there or not, and what
     wasn't synced of a file may be there, or zeros, or nothing.
@@ -113,7 +113,7 @@ class Disk:
         return watched
 
     def after(self, target, listing, content):
-        """Writes what a crash may leave; the others say what becomes of what wasn't synced."""
+        """Write what a crash may leave; the others say what becomes of what wasn't synced."""
 
         def build(number, path, where):
             path.mkdir()
@@ -148,6 +148,7 @@ class Disk:
         return synced if listing == "synced" else current
 
 
+@pytest.mark.slow(fast=2)
 @pytest.mark.parametrize("listing", ["synced", "current", "some"])
 @pytest.mark.parametrize("content", ["nothing", "zeros", "all"])
 def test_the_power_fails(tmp_path, monkeypatch, listing, content):
@@ -186,7 +187,7 @@ def test_the_disk_tells_a_file_that_was_not_synced(tmp_path, monkeypatch):
     folder = tmp_path / "disk"
     folder.mkdir()
     gas.save(folder, model_of(1), number=1)
-    monkeypatch.setattr(of_disk, "_reach_disk", lambda stream: stream.flush())
+    monkeypatch.setattr(of_disk, "flush_to_disk", lambda stream: stream.flush())
     with monkeypatch.context() as patched:
         disk = Disk(folder, patched)
         gas.save(folder, model_of(2), number=2)
@@ -278,7 +279,7 @@ def experiment():
 
 
 def train(folder, every, losses):
-    """What a process does that may be killed."""
+    """Train in a process that may be killed."""
     torch.set_num_threads(1)
     run = Run()
     points = None if folder is None else Checkpoints(folder, every, resume=True)
@@ -286,6 +287,7 @@ def train(folder, every, losses):
     losses.put(run.loss)
 
 
+@pytest.mark.slow  # Kills a process at many moments.
 @pytest.mark.parametrize("every", [1, "0.02s"])
 def test_killed_at_any_moment(tmp_path, every):
     context = multiprocessing.get_context("forkserver")
@@ -316,7 +318,7 @@ def test_killed_at_any_moment(tmp_path, every):
 
 
 def test_killed_while_it_writes(tmp_path):
-    """What another process left under way is removed, unless it still writes."""
+    """Unfinished files of another process are removed, unless it is still writing."""
     gas.save(tmp_path, model_of(1), number=1)
     with contextlib.suppress(RuntimeError), of_disk.writing(tmp_path, 2) as writer:
         writer.write("model.safetensors", lambda stream: stream.write(b"x") and None)

@@ -1,4 +1,4 @@
-"""What goes on after a checkpoint goes on as if nothing had happened, bit by bit."""
+"""A resumed training equals one that was never interrupted, bit by bit."""
 
 import os
 import random
@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 from checkpoint.trainings import CASES, EPOCHS, losses, small_graph, training
-from gas.planted import planted_partition
 from torch_geometric.nn import GraphSAGE
 
 import gas
 from gas.augment import DropEdge
 from gas.checkpoint import CheckpointError, checkpoints
-from gas.training import Experiment, Settings
-from gas.training.checkpoints import Checkpoints
+from gas.cli import Experiment, Settings
+from gas.cli.checkpoints import Checkpoints
+from gas.datasets.planted import planted_partition
 from gas.training.run import Run
 
 
@@ -34,6 +34,7 @@ def data():
     return small_graph()
 
 
+@pytest.mark.slow(fast=5)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("stop", [1, 3, 5])  # An epoch has three steps.
 def test_goes_on_bit_by_bit(data, tmp_path, case, stop):
@@ -433,6 +434,7 @@ def experiment(max_steps=None, **options):
     return Experiment(data, classes, "gcn", settings, log=False, **options)
 
 
+@pytest.mark.slow(fast=2)
 @pytest.mark.parametrize(
     "options",
     [
@@ -474,6 +476,7 @@ def test_an_experiment_goes_on(tmp_path, options, every):
     assert again.loss == expected.loss
 
 
+@pytest.mark.slow(fast=1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_waits_for_a_checkpoint(tmp_path, number):
     made = experiment()
@@ -515,7 +518,7 @@ def test_a_run_after_one_that_had_nothing_left(tmp_path):
 @pytest.mark.parametrize("change", [{"scale_loss": True}, {"bank": "per_view"}])
 def test_other_options_are_refused(tmp_path, change):
     experiment().run(3, checkpoints=Checkpoints(tmp_path))
-    with pytest.raises(ValueError, match="'training' is"):
+    with pytest.raises(ValueError, match=f"where '{next(iter(change))}' is None, but now it is"):
         experiment(training=change).run(3, checkpoints=Checkpoints(tmp_path, resume=True))
 
 
@@ -549,3 +552,20 @@ def test_errors_name_the_checkpoint_before(data, tmp_path):
     with pytest.raises(CheckpointError, match="was changed since .* load '.*checkpoint_000002'"):
         gas.load(tmp_path, model)
     assert gas.load(checkpoints(tmp_path)[-2], model)["number"] == 1
+
+
+class Chain(gas.ScalableGNN):
+    """As many histories as wanted, and no weights."""
+
+    def __init__(self, num_layers):
+        super().__init__(60, 4, num_layers)
+
+    def forward(self, x, adj_t, *args):
+        return x
+
+
+@pytest.mark.parametrize("num_layers", [2, 3, 5, 6])
+def test_another_number_of_histories_is_refused(tmp_path, num_layers):
+    gas.save(tmp_path, Chain(4))
+    with pytest.raises(ValueError, match=f"has {num_layers - 1} histories, but .* has 3, those"):
+        gas.load(tmp_path, Chain(num_layers))

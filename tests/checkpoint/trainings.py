@@ -1,12 +1,12 @@
-"""What tests of checkpoints share: a training, made anew as another process would make it."""
+"""Training for the tests of checkpoints, rebuilt as another process would."""
 
 import warnings
 
 import torch
-from gas.planted import planted_partition
 from torch.nn import functional as F
 
 import gas
+from gas.datasets.planted import planted_partition
 
 EPOCHS = 3
 
@@ -18,7 +18,7 @@ def small_graph():
 
 
 def training(data, augment=False, store=None, path=None, dtype=torch.float32, prefetch=None):
-    """A model, its optimizer and its loader, as a program makes them whenever it starts."""
+    """Return a model, its optimizer and its loader, as a program makes them whenever it starts."""
     torch.manual_seed(0)
     options = {"store": store, "path": path, "dtype": dtype, "prefetch": prefetch or 0}
     if augment:
@@ -43,7 +43,7 @@ def training(data, augment=False, store=None, path=None, dtype=torch.float32, pr
 
 
 def losses(model, optimizer, loader, epochs, stop=None, save=None):
-    """The loss of every step; ``stop`` after this many, once ``save`` was called."""
+    """Return the loss of every step; ``stop`` after this many, once ``save`` was called."""
     found = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

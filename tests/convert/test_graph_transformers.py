@@ -119,7 +119,7 @@ CASES = [
 
 
 def graph(dtype=torch.float32, directed=True):
-    """Edges have features of their own; no edge goes into one of the nodes."""
+    """Return edges have features of their own; no edge goes into one of the nodes."""
     data = random_graph(directed=directed, dtype=dtype)
     data.edge_index = data.edge_index[:, data.edge_index[1] != 7]
     data.edge_attr = torch.randn(data.num_edges, E, dtype=dtype)
@@ -127,7 +127,7 @@ def graph(dtype=torch.float32, directed=True):
 
 
 def make(name, way, data):
-    """A module, the model with its parameters, and the graph for it."""
+    """Return a module, the model with its parameters, and the graph for it."""
     torch.manual_seed(1)
     net = Net(name).to(data.x.dtype).eval()
     for norm in net.modules():
@@ -151,6 +151,7 @@ def gradients(out, net, weight):
     return torch.autograd.grad((out * weight).sum(), list(net.parameters()))
 
 
+@pytest.mark.slow(fast=11)
 @pytest.mark.parametrize("directed", [True, False], ids=["directed", "undirected"])
 @pytest.mark.parametrize(("name", "way", "layout"), CASES)
 def test_one_part_equals_the_full_batch(name, way, layout, directed):
@@ -170,6 +171,7 @@ def test_one_part_equals_the_full_batch(name, way, layout, directed):
         assert float((mine - other).abs().max()) < 1e-12 * largest
 
 
+@pytest.mark.slow(fast=11)
 @pytest.mark.parametrize("directed", [True, False], ids=["directed", "undirected"])
 @pytest.mark.parametrize(("name", "way", "layout"), CASES)
 def test_sweeps_and_inference_equal_the_uncut_graph(name, way, layout, directed):
@@ -198,7 +200,7 @@ def test_sweeps_and_inference_equal_the_uncut_graph(name, way, layout, directed)
 
 
 class Layers:
-    """What the first layers of a module give on the whole graph; halo rows may be given instead."""
+    """Outputs of the first layers of a module on the whole graph, or with given halo rows."""
 
     def __init__(self, net, depth=3):
         self.net, self.depth = net, depth
@@ -214,6 +216,7 @@ class Layers:
         return x
 
 
+@pytest.mark.slow(fast=11)
 @pytest.mark.parametrize(("name", "way", "layout"), CASES)
 def test_gradients_of_batches_are_those_with_the_halo_detached(name, way, layout):
     data = graph(torch.float64)

@@ -1,4 +1,4 @@
-"""Where histories of a converted model stand, and what goes through them."""
+"""Positions of the histories of a converted model, and the values stored in them."""
 
 import copy
 import pickle
@@ -22,7 +22,7 @@ def graph(**attributes):
 
 
 class Dropped(nn.Module):
-    """What is dropped goes to a layer and past it."""
+    """Model whose dropped-out rows go into a layer and around it."""
 
     def __init__(self, functional=True):
         super().__init__()

@@ -142,7 +142,7 @@ class Net(nn.Module):
 
 
 def net_of(layer):
-    """A model with a layer that is given its weights, if it takes them and doesn't normalise."""
+    """Make a model with a layer that is given weights, if it takes them and doesn't normalise."""
     known = "x x_0 edge_index hyperedge_index pos normal node_type edge_type edge_attr edge_weight"
     names = [name for name in inspect.signature(layer.forward).parameters if name in known.split()]
     torch.manual_seed(1)

@@ -291,7 +291,7 @@ def case(request):
 
 
 def run(net, data):
-    """What the module itself gives on the graph."""
+    """Run the module itself on the graph."""
     call = net if type(net) is not Encoder else net.encode
     if type(net) is ByValue:
         adj_t = gas.nn.Adjacency.of(data.edge_index, N, data.edge_weight).to_torch_sparse()
@@ -300,6 +300,7 @@ def run(net, data):
     return call(data.x, data.edge_index, **{name: data[name] for name in names if name in data})
 
 
+@pytest.mark.slow(fast=11)
 def test_predictions_are_those_of_the_module(case):
     net, data = case
     model = gas.to_scalable(net, data)
@@ -311,6 +312,7 @@ def test_predictions_are_those_of_the_module(case):
     assert gas.verify(model, graph, bipartite=False, layout="fused")
 
 
+@pytest.mark.slow(fast=7)
 @pytest.mark.parametrize(
     ("store", "dtype"), [("disk", "float32"), ("host", "float16"), ("disk", "int8")]
 )
@@ -369,6 +371,7 @@ def test_parameters_and_hooks_are_shared(case):
     assert len(seen) >= 1
 
 
+@pytest.mark.slow(fast=4)
 @UNFILLED
 def test_it_trains(case):
     net, data = case

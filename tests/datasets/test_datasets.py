@@ -12,6 +12,7 @@ from torch_geometric.utils import coalesce
 import gas
 from gas import datasets
 from gas.datasets import named
+from gas.datasets.masks import with_masks
 from gas.datasets.planted import planted_partition
 
 
@@ -26,7 +27,7 @@ from gas.datasets.planted import planted_partition
     ],
 )
 def test_real_graphs(data_root, name, nodes, features, classes, mask):
-    data, in_channels, out_channels = gas.get_data(data_root, name)
+    data, in_channels, out_channels = gas.get_data(data_root, name, split="all")
     assert (data.num_nodes, in_channels, out_channels) == (nodes, features, classes)
     masks = torch.stack([data.train_mask, data.val_mask, data.test_mask]).int()
     assert masks.shape == (3, *mask)
@@ -118,7 +119,7 @@ def test_npz(tmp_path):
     assert (data.num_nodes, features, classes) == (60, 5, 3)
     for key, value in given.items():
         assert np.array_equal(data[key].numpy(), value)
-    assert data.train_mask.shape == (60, 20)
+    assert data.train_mask.shape == (60,)
 
 
 def test_npz_with_a_number_of_nodes_and_several_labels(tmp_path):
@@ -262,7 +263,7 @@ def test_truncated_files(tmp_path, suffix, kept):
         ),
         ({"x": None}, "holds no 'x': expected the arrays x, y and edge_index"),
         ({"y": None}, "holds no 'y'"),
-        ({"edge_index": None}, "neither 'edge_index' nor 'adj_t'"),
+        ({"edge_index": None}, "holds no 'edge_index'"),
         ({"edge_index": np.array([[0], [60]])}, "node id 60, but 'num_nodes' is 60"),
         ({"edge_index": np.array([[0.0], [1.0]])}, "expected integers"),
         ({"x": np.full((60, 2), np.nan)}, "'x' holds a NaN or infinite value in row 0"),
@@ -333,7 +334,28 @@ def test_small_planted_graphs(num_nodes):
 def test_large_planted_graphs_have_one_split(monkeypatch):
     monkeypatch.setattr(datasets.masks, "MOST_SPLIT_NODES", 100)
     assert gas.get_data("data", "planted:200")[0].train_mask.shape == (200,)
-    assert gas.get_data("data", "planted:100")[0].train_mask.shape == (100, 20)
+    assert gas.get_data("data", "planted:100", split="all")[0].train_mask.shape == (100, 20)
+
+
+def test_masks_are_those_of_one_split():
+    several = gas.get_data("data", "planted:100", split="all")[0]
+    assert several.split == with_masks(planted_partition(100)).split
+    for options, number in (({}, 0), ({"split": 7}, 7)):
+        data = gas.get_data("data", "planted:100", **options)[0]
+        assert data.split == f"{several.split}; the masks are those of number {number}"
+        for key in ("train_mask", "val_mask", "test_mask"):
+            assert torch.equal(data[key], several[key][:, number])
+
+
+def test_masks_of_a_graph_with_one_test_set(tmp_path):
+    mask = torch.arange(60) % 3
+    given = {**arrays(), "test_mask": mask.numpy() == 2}
+    for number, key in enumerate(("train_mask", "val_mask")):
+        given[key] = torch.stack([mask == number, mask == 1 - number], dim=1).numpy()
+    np.savez(tmp_path / "graph.npz", **given)
+    data = gas.get_data("nowhere", str(tmp_path / "graph.npz"), split=1)[0]
+    for number, key in enumerate(("val_mask", "train_mask", "test_mask")):
+        assert torch.equal(data[key], mask == number)
 
 
 # Masks --------------------------------------------------------------------------------------------
@@ -341,7 +363,7 @@ def test_large_planted_graphs_have_one_split(monkeypatch):
 
 def test_gen_masks():
     y = torch.randint(3, (600,))
-    train, val, test = gas.gen_masks(y, train_per_class=20, val_per_class=30, num_splits=4)
+    train, val, test = gas.datasets.gen_masks(y, train_per_class=20, val_per_class=30, num_splits=4)
     assert train.shape == val.shape == test.shape == (600, 4)
     for split in range(4):
         for c in range(3):

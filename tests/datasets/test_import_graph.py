@@ -15,9 +15,10 @@ from scipy import sparse as scipy_sparse
 
 import gas
 from gas.datasets import import_graph
-from gas.datasets.importing.ids import Ids, distinct_ids
-from gas.datasets.importing.sorting import EdgeSorter, edge_type, is_new
+from gas.datasets.importing.ids import distinct_ids
+from gas.datasets.importing.sorting import PAIR, EdgeSorter, edge_type, is_new
 from gas.graph.folder import NewFolder
+from gas.graph.ids import Ids
 from gas.history import Codec
 
 pytestmark = pytest.mark.requires("pyarrow")
@@ -25,7 +26,7 @@ LITTLE = 1 << 20
 
 
 def content(folder):
-    """What a folder's files hold; counts of the import aren't compared."""
+    """Return the contents of a folder's files, without the import's counters."""
     files = {file.name: file.read_bytes() for file in folder.iterdir()}
     said = json.loads(files.pop("graph.json"))
     said["attributes"].pop("imported", None)
@@ -33,7 +34,7 @@ def content(folder):
 
 
 def numbers(rng, num_nodes, kind):
-    """Ids that are drawn for nodes."""
+    """Return ids that are drawn for nodes."""
     if kind == "rows":
         return np.arange(num_nodes)
     ids = rng.choice(10**6, num_nodes, replace=False)
@@ -87,7 +88,7 @@ def example(folder, kind="integers", form="csv", num_nodes=300, num_edges=2000, 
 
 
 def both(path, tmp_path, **options):
-    """The folder of the import, and that of the graph as it is read into memory."""
+    """Return the folder of the import, and that of the graph as it is read into memory."""
     memory = options.pop("memory", LITTLE)
     import_graph(path, tmp_path / "imported", memory=memory, log=False, **options)
     data = gas.open_graph(path, log=False, **options)
@@ -103,6 +104,7 @@ def assert_same(found, expected):
     assert said == expected[1]
 
 
+@pytest.mark.slow(fast=7)
 @pytest.mark.parametrize("undirected", [False, True])
 @pytest.mark.parametrize("form", ["csv", "tsv", "csv.gz", "parquet"])
 @pytest.mark.parametrize("kind", ["rows", "integers", "text"])
@@ -240,7 +242,7 @@ def test_features_in_any_codec(codec, tmp_path):
     example(tmp_path / "tables")
     data = import_graph(tmp_path / "tables", tmp_path / "graph", dtype=codec, log=False)
     plain = gas.open_graph(tmp_path / "tables", log=False)
-    expected = gas.encode(plain.x, codec)
+    expected = gas.quantize(plain.x, codec)
     assert data.x.codec == Codec(codec)
     assert torch.equal(data.x.decoded(), expected.decoded())
 
@@ -286,9 +288,10 @@ def test_the_script(tmp_path, run_script):
 
 
 class Stop(BaseException):
-    """What ends a program."""
+    """Exception that ends a program."""
 
 
+@pytest.mark.slow(fast=5)
 @pytest.mark.parametrize("undirected", [False, True])
 @pytest.mark.parametrize("where", ["nodes", "edges", "order", "features", "finish"])
 @pytest.mark.parametrize("when", ["before", "within", "after"])
@@ -370,6 +373,7 @@ def test_nothing_is_left_where_nothing_was_written(tmp_path):
     assert (tmp_path / "empty").exists()
 
 
+@pytest.mark.slow
 def test_a_killed_process(tmp_path):
     example(tmp_path / "tables", num_nodes=2000, num_edges=60_000)
     import_graph(tmp_path / "tables", tmp_path / "whole", log=False)
@@ -443,6 +447,7 @@ def test_a_source_that_changes_meanwhile(tmp_path, monkeypatch):
 # Memory -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_peak_memory_is_bounded(tmp_path):
     """Of the process: what is bounded, and what comes on top for nodes, and nothing for edges."""
     rng = np.random.default_rng(0)
@@ -507,5 +512,5 @@ def test_distinct_ids(monkeypatch):
 def test_what_is_new():
     edges = np.zeros(4, edge_type(9, False, 0, False))
     edges["dst"], edges["src"] = [0, 0, 1, 1], [1, 1, 1, 2]
-    assert is_new(edges).tolist() == [False, True, True]
+    assert is_new(edges, PAIR).tolist() == [False, True, True]
     assert edge_type(2**31, True, 3, True).itemsize == 8 + 8 + 4 + 12 + 1

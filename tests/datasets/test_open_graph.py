@@ -14,7 +14,7 @@ NODES = "id,age,label,split,height\nc,3,red,test,.5\na,1,blue,train,1.5\nb,2,red
 
 
 def folder(path, **files):
-    """Writes files, by names in which ``__`` is a dot."""
+    """Write files, by names in which ``__`` is a dot."""
     for name, content in files.items():
         file = path / name.replace("__", ".")
         if isinstance(content, str):
@@ -200,20 +200,32 @@ def test_undirected(tmp_path):
     assert opened(path).num_edges == 4  # Some have their reverse: nothing to say.
 
 
-def test_what_may_not_be_meant_is_said(tmp_path, capsys):
+def test_what_may_not_be_meant_is_warned_of(tmp_path):
+    """At the line of the caller, who can act on it; nothing with log=False."""
     path = folder(tmp_path, edges__csv="source,target\n0,1\n1,2\n")
-    opened(path, log=True)
-    assert "warning: no edge has a reverse, and messages go from source" in capsys.readouterr().err
-    opened(path, log=True, undirected=True)
-    assert "reverse" not in capsys.readouterr().err
+    with pytest.warns(match="no edge has a reverse, .*: undirected=True adds") as caught:
+        gas.open_graph(path)
+    assert caught[0].filename == __file__
+    gas.open_graph(path, undirected=True)  # Warnings are errors here.
+    opened(path)
     masks = {
         f"{part}_mask__npy": np.arange(3) == (part == "train") for part in ("train", "val", "test")
     }
     folder(path, y__npy=np.arange(3), edges__csv="source,target\n0,1\n1,0\n2,1\n1,1\n", **masks)
-    opened(path, log=True)
-    said = capsys.readouterr().err
-    assert "warning: 33.3 % of edges lack a reverse" in said
-    assert "warning: 'val_mask' and 'test_mask' share 1 nodes" in said
+    with pytest.warns(match="lack a reverse|share") as caught:
+        gas.open_graph(path)
+    said = [str(one.message) for one in caught]
+    assert said[0].startswith("33.3 % of edges lack a reverse")
+    assert said[1:] == ["'val_mask' and 'test_mask' share 1 nodes"]
+
+
+def test_edges_that_are_only_named(tmp_path):
+    path = folder(tmp_path, edges__csv="source,target\n")
+    with pytest.raises(ValueError, match=r"has no nodes, .*: write a row for each edge"):
+        gas.open_graph(path)
+    folder(path, x__npy=np.zeros((2, 1), dtype=np.float32))
+    with pytest.warns(match=r"has no edges: write a row for each"):
+        gas.open_graph(path)
 
 
 def test_columns_by_name(tmp_path):

@@ -74,7 +74,9 @@ def words(data):
 
 
 @pytest.mark.parametrize(
-    "x", [lambda d: d.x, lambda d: gas.encode(d.x, "int8"), words], ids=["dense", "int8", "sparse"]
+    "x",
+    [lambda d: d.x, lambda d: gas.quantize(d.x, "int8"), words],
+    ids=["dense", "int8", "sparse"],
 )
 def test_a_folder_is_both_stores(x, tmp_path):
     data = folder(tmp_path, x=x)
@@ -111,7 +113,7 @@ def test_a_folder_is_both_stores(x, tmp_path):
 @pytest.mark.parametrize("codec", [None, "float16"])
 def test_pyg_samples_from_it(codec, tmp_path):
     """All neighbours of all nodes, one hop away: what the graph has."""
-    data = folder(tmp_path, x=lambda d: d.x if codec is None else gas.encode(d.x, codec))
+    data = folder(tmp_path, x=lambda d: d.x if codec is None else gas.quantize(d.x, codec))
     store = FolderStore(tmp_path / "graph")
     loader = NeighborLoader(
         (store, store), num_neighbors=[-1], batch_size=7, input_nodes=torch.arange(60)

@@ -13,7 +13,7 @@ LIMIT = 120  # Seconds that a rank may take.
 
 
 def run_on(num_ranks, function, folder, *args, sharing=True):
-    """What ``function(rank, *args)`` returns on every rank, of a group of gloo.
+    """Run ``function(rank, *args)`` on every rank of a gloo group; return the results.
 
     The function is one of a module's own, not a closure. An error on a rank is raised here.
     """

@@ -16,7 +16,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 import gas
 
-pytestmark = pytest.mark.requires("lightning")
+pytestmark = [pytest.mark.requires("lightning"), pytest.mark.slow]  # Processes for every rank.
 SCRIPT = ROOT / "examples" / "lightning_ddp.py"
 RANKS, EPOCHS = 2, 2
 
@@ -44,7 +44,7 @@ def test_example(options):
 
 
 def fitted(example, model, graph, loader=None, epochs=EPOCHS, **options):
-    """Weights and rows after training by Lightning; histories are empty in the beginning."""
+    """Return weights and rows after training by Lightning; histories are empty in the beginning."""
     import lightning
 
     class Module(example["Classifier"]):
@@ -74,7 +74,7 @@ def fitted(example, model, graph, loader=None, epochs=EPOCHS, **options):
 
 
 def by_hand(model, graph):
-    """The same without Lightning."""
+    """Return the same without Lightning."""
     wrapped = gas.distribute(model)
     sampler = DistributedSampler(range(PARTS), seed=0)
     loader = gas.SubgraphLoader(graph, sampler=sampler, log=False)
@@ -121,7 +121,7 @@ def ranks(tmp_path_factory):
 
 @pytest.mark.parametrize("case", ["hook", "loader"])
 def test_parts_are_shared_out(case, ranks):
-    """Whether Lightning saw the loader being made or not."""
+    """Also if Lightning didn't see the loader being made."""
     found = [each[case] for each in ranks]
     for epoch in range(EPOCHS):
         steps = PARTS // RANKS

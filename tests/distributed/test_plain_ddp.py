@@ -11,11 +11,13 @@ from torch.utils.data.distributed import DistributedSampler
 
 import gas
 
+pytestmark = pytest.mark.slow  # Processes for every rank.
+
 NODES, PARTS = 60, 6
 
 
 def made(num_parts, **options):
-    """The plain model, it with histories, and the graph in parts."""
+    """Return the plain model, it with histories, and the graph in parts."""
     data = graph_data()
     net = net_of("GraphSAGE", data)
     model = gas.to_scalable(net, data, dtype=torch.float64, **options)
@@ -71,7 +73,7 @@ def train(rank, num_parts, batch_size, shuffle, epochs):
 
 
 def refusals(rank):
-    """What is said of masks of several splits, and whether training goes on otherwise."""
+    """Return the refusals of masks with several splits, and whether training continues."""
     _, model, graph = made(PARTS)
     graph.train_mask = torch.stack([graph.train_mask] * 3, 1)
     loader = shared_out(graph)
@@ -103,7 +105,7 @@ def everything(rank):
 
 @pytest.fixture(scope="module", params=[2, 3])
 def ranks(request, tmp_path_factory):
-    """What is found on every rank; to start processes takes long."""
+    """Return the results of every rank; starting processes is slow."""
     return run_on(request.param, everything, tmp_path_factory.mktemp("ranks"))
 
 

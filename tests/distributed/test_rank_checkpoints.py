@@ -24,6 +24,8 @@ import gas
 from gas.checkpoint import CheckpointError
 from gas.checkpoint.files import read_newest
 
+pytestmark = pytest.mark.slow  # Processes for every rank.
+
 NODES, CLASSES, PARTS = 60, 3, 8
 CASES = [(overlap, dtype) for overlap in (False, True) for dtype in ("float32", "int8")]
 # Every rank has the whole graph; and batches are prepared ahead.
@@ -42,7 +44,7 @@ def graph_data(seed=0):
 
 
 def training(num_ranks, overlap=False, dtype="float32", data=None, seed=0):
-    """A model, its optimizer and its loader, as a program makes them whenever it starts."""
+    """Return a model, its optimizer and its loader, as a program makes them whenever it starts."""
     data = graph_data() if data is None else data
     torch.manual_seed(seed)
     net = GraphSAGE(data.num_features, 6, 3, CLASSES, dropout=0.3)
@@ -66,7 +68,7 @@ def training(num_ranks, overlap=False, dtype="float32", data=None, seed=0):
 
 
 def train(model, optimizer, loader, steps, then=lambda: None):
-    """The losses of some steps, and what is called in the loop after the last of them."""
+    """Return the losses of some steps, and what is called in the loop after the last of them."""
     found = []
     while True:
         for batch in loader:
@@ -82,7 +84,7 @@ def train(model, optimizer, loader, steps, then=lambda: None):
 
 
 def rows_by_node(model, loader, of_replicas=False):
-    """Values and ages of every history, by the original nodes of its rows."""
+    """Return values and ages of every history, by the original nodes of its rows."""
     model = getattr(model, "module", model)
     perm, shard = loader.data.perm, loader.shard
     own = len(perm) if shard is None else shard.num_own
@@ -91,7 +93,7 @@ def rows_by_node(model, loader, of_replicas=False):
 
 
 def of_all(found):
-    """What all ranks have of :func:`rows_by_node`, in the order of the nodes."""
+    """Gather :func:`rows_by_node` of all ranks, in the order of the nodes."""
     node = torch.cat([perm for perm, _ in found])
     order = node.argsort()
     assert torch.equal(node[order], torch.arange(NODES))
@@ -134,7 +136,7 @@ def begun(rank, folder):
 
 
 def gone_on(rank, folder):
-    """The rest of the curves, in other processes."""
+    """Return the rest of the curves, in other processes."""
     found = {}
     for case in CASES + OTHERS:
         place = folder / "-".join(map(str, case))
@@ -152,7 +154,7 @@ def gone_on(rank, folder):
 
 
 def refusals(rank, place):
-    """What is refused, on both ranks and before anything is changed."""
+    """Return the refusals of both ranks, before anything is changed."""
     parts = training(2, seed=5)
     before = [p.clone() for p in parts[0].parameters()]
     found = {
@@ -187,7 +189,7 @@ def refusals(rank, place):
 
 
 def failures(rank, place):
-    """A disk is full on one rank."""
+    """Return a disk is full on one rank."""
     parts = training(2)
     model = parts[0].module
 
@@ -210,8 +212,8 @@ def failures(rank, place):
     found = {}
     save(1, keep=1)
     for name, patched, on in (
-        ("in a file", "gas.checkpoint.saving.write_tensors", 1),
-        ("in the name", "gas.checkpoint.files.os.replace", 0),
+        ("in a file", "gas.checkpoint.writer.write_tensors", 1),
+        ("in the name", "gas.io.files.os.replace", 0),
     ):
         with pytest.MonkeyPatch.context() as patch:
             if rank == on:
@@ -307,7 +309,7 @@ def test_a_disk_that_is_full_on_one_rank(second):
 
 
 def moved(rank, num_ranks, places, target=None):
-    """What is loaded of each place, by other ranks than have saved it."""
+    """Load each checkpoint on another number of ranks."""
     found = {}
     for case, place in places.items():
         model, optimizer, loader = training(num_ranks, *case, seed=5)
@@ -339,7 +341,7 @@ def four(first, folder, places):
 
 
 def check_moved(found, first, case):
-    """Rows, ages and predictions are those of before."""
+    """Return rows, ages and predictions are those of before."""
     want = of_all([of_rank[case]["rows"] for of_rank in first])
     have = of_all([of_rank[case]["rows"] for of_rank in found])
     for (rows, ages), (rows_then, ages_then) in zip(have, want, strict=True):
@@ -469,7 +471,7 @@ def killed_at(call, patch):
 
 
 def save_on(rank, store, folder, steps, call=None):
-    """What a process does that is killed at any moment."""
+    """Save checkpoints in a process that is killed at any moment."""
     torch.set_num_threads(1)
     if call is not None:
         killed_at(call, pytest.MonkeyPatch())

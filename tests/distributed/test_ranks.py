@@ -17,7 +17,7 @@ CLOSE = {"rtol": 1e-9, "atol": 1e-11}
 
 
 def graph_data(seed=0):
-    """A directed graph with duplicates and self-loops, of which few nodes have a label."""
+    """Return a directed graph with duplicates and self-loops, of which few nodes have a label."""
     generator = torch.Generator().manual_seed(seed)
 
     def rand(*size):
@@ -43,7 +43,7 @@ def clustered(data, model, num_ranks):
 
 
 def distributed_curve(rank, name, num_ranks, overlap, epochs):
-    """The weights after every step, and what is inferred and stored in the end."""
+    """Return the weights after every step, and what is inferred and stored in the end."""
     data = graph_data()
     net = net_of(name, data)
     model = gas.to_scalable(net, data, dtype=torch.float64)
@@ -71,7 +71,7 @@ def distributed_curve(rank, name, num_ranks, overlap, epochs):
 
 
 def reference_curve(name, num_ranks, overlap, epochs):
-    """The same in one process, with a set of all histories for each rank."""
+    """Return the same in one process, with a set of all histories for each rank."""
     data = graph_data()
     model = gas.to_scalable(net_of(name, data), data, dtype=torch.float64)
     graph = clustered(data, model, num_ranks)
@@ -117,7 +117,7 @@ def every_curve(rank, num_ranks):
 
 @pytest.fixture(scope="module", params=[1, 2, 4])
 def curves(request, tmp_path_factory):
-    """What is found on every rank in every case; to start processes takes long."""
+    """Return the results of every rank and case; starting processes is slow."""
     folder = tmp_path_factory.mktemp("ranks")
     return request.param, run_on(request.param, every_curve, folder, request.param)
 
@@ -151,3 +151,30 @@ def test_what_is_sent_is_little_more_than_has_to_be(case, curves):
         extra = traffic.steps * (num_ranks - 1) * (6 * 8 + 16 + 16)
         assert 0 <= traffic.sent_bytes - EPOCHS * traffic.bound_bytes <= extra
         assert (traffic.bound_bytes > 0) == (num_ranks > 1)
+
+
+def evaluated(rank):
+    data = graph_data()
+    data.test_mask = ~data.train_mask
+    net = net_of("GraphSAGE", data)
+    model = gas.to_scalable(net, data, dtype=torch.float64)
+    graph = clustered(data, model, 2)
+    loader = gas.SubgraphLoader(graph, batch_size=1, log=False)
+    model = gas.distribute(model)
+    scores = gas.evaluate(model, graph)
+    out = net.eval()(data.x, data.edge_index).argmax(dim=1) == data.y
+    exact = {name: float(out[data[f"{name}_mask"]].float().mean()) for name in ("train", "test")}
+
+    def loss_fn(out, y):
+        return F.cross_entropy(out, y) * (float("nan") if rank == 1 else 1.0)
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with pytest.raises(FloatingPointError, match="the loss is nan in batch") as found:
+        gas.training.train_epoch(model, loader, optimizer, loss_fn=loss_fn)
+    return scores, exact, str(found.value)
+
+
+def test_scores_and_a_loss_that_is_not_finite(tmp_path):
+    """On every rank; one of them alone has the NaN, and none waits for it."""
+    for scores, exact, _ in run_on(2, evaluated, tmp_path):
+        assert scores == pytest.approx(exact)

@@ -1,4 +1,4 @@
-"""What a batch counts for the gradient, in loops that aren't the usual one; what is forgotten."""
+"""Weights of batches in the gradient, in unusual loops, and state that is dropped."""
 
 import copy
 import pickle
@@ -12,12 +12,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gas
 
+pytestmark = pytest.mark.slow  # Processes for every rank.
+
 RANKS, PARTS = 2, 4
 CLOSE = {"rtol": 1e-4, "atol": 1e-6}
 
 
 def parts_of(data, **options):
-    """A model, its batches on this rank, and labels on few nodes."""
+    """Return a model, its batches on this rank, and labels on few nodes."""
     model = gas.to_scalable(float_net(data), data)
     graph = gas.cluster(data, PARTS, RANKS, model=model, **OPTIONS)
     wrapped = gas.distribute(model, **options)
@@ -36,7 +38,7 @@ def gradient(model):
 
 
 def accumulated(rank, way):
-    """The gradient of all batches, added up before a step."""
+    """Return the gradient of all batches, added up before a step."""
     wrapped, loader, _ = parts_of(float_data())
     batches = list(loader)
     for number, batch in enumerate(batches):
@@ -50,7 +52,7 @@ def accumulated(rank, way):
 
 
 def without_labels_at_last(rank):
-    """What was added up stays when the last batch has no labels on any rank."""
+    """Accumulated gradients stay when the last batch has no labels on any rank."""
     wrapped, loader, _ = parts_of(float_data())
     first, last = loader
     loss_of(wrapped(first), first).backward()
@@ -61,7 +63,7 @@ def without_labels_at_last(rank):
 
 
 def read_only(rank):
-    """Gradients of what isn't weighed are the plain mean of the ranks'."""
+    """Return gradients of what isn't weighed are the plain mean of the ranks'."""
     wrapped, loader, _ = parts_of(float_data())
     found = {}
     first = next(iter(loader))
@@ -97,7 +99,7 @@ def weights(rank):
 
 
 def forgotten(rank):
-    """Rows of the past, after a reset and after inference."""
+    """Return rows of the past, after a reset and after inference."""
     wrapped, loader, graph = parts_of(float_data())
     model = wrapped.module
     first, second = loader
@@ -122,7 +124,7 @@ def forgotten(rank):
 
 
 def wrapper(rank):
-    """What is set on the wrapper is the model's; copies are refused; connections go."""
+    """Attributes set on the wrapper are the model's; copies are refused; connections close."""
     wrapped, _, _ = parts_of(float_data())
     wrapped.io = "serial"
     said = []
@@ -149,7 +151,7 @@ def ranks(tmp_path_factory):
 
 
 def reference():
-    """The gradient of the mean of every step, added up, of one process."""
+    """Return the gradient of the mean of every step, added up, of one process."""
     data = float_data()
     model = gas.to_scalable(float_net(data), data)
     graph = gas.cluster(data, PARTS, RANKS, model=model, **OPTIONS)

@@ -1,4 +1,4 @@
-"""What ranks hold of each other's rows: in every store, codec and layout; who has no labels."""
+"""Replicated rows of other ranks, in every store, codec and layout; ranks without labels."""
 
 import pytest
 import torch
@@ -12,6 +12,8 @@ from gas.augment import PUBLISHED, MHAug
 from gas.distributed import RankError
 from gas.history import Store
 from gas.training import train_epoch
+
+pytestmark = pytest.mark.slow  # Processes for every rank.
 
 RANKS = 3
 PARTS = 9
@@ -59,7 +61,7 @@ def float_net(data, dropout=0.0):
 
 
 def held(model, shard):
-    """What a rank has of every node, as it is stored."""
+    """Return the stored row of every node on a rank."""
     model.ranks.exchange.take_in()
     rows = torch.arange(shard.nodes.numel())
     return {
@@ -90,13 +92,13 @@ def trained(rank, options, dtype=None, layout=None, pack=False):
         out = torch.cat([out for _, out in outs])
         rows = loader.shard.nodes[torch.cat([n_id for n_id, _ in outs])]
         net = float_net(data)
-        net.load_state_dict(model.plain.state_dict())
+        net.load_state_dict(model._plain.state_dict())
         exact = net.eval()(data.x, data.edge_index)[graph.perm[rows]]
     return {**found, "out": out, "exact": exact}
 
 
 def labelled_on_one_rank(rank, with_loop):
-    """Weights after an epoch in which one rank has no labels, by a loop or by train_epoch."""
+    """Train an epoch in which one rank has no labels, by a loop or by train_epoch."""
     data = float_data()
     model = gas.to_scalable(float_net(data), data)
     graph = gas.cluster(data, PARTS, RANKS, model=model, **OPTIONS)
@@ -117,7 +119,7 @@ def labelled_on_one_rank(rank, with_loop):
 
 
 def views_of(loader, shard):
-    """The edges of both views of every batch of an epoch, in ids of the whole graph."""
+    """Return the edges of both views of every batch of an epoch, in ids of the whole graph."""
     kept = [set(), set()]
     for batch in loader:
         for edges, view in zip(kept, batch.data.views, strict=True):
@@ -128,7 +130,7 @@ def views_of(loader, shard):
 
 
 def augmented(rank, seed=3):
-    """The views of two epochs, and weights after training with them."""
+    """Return the views of two epochs, and weights after training with them."""
     data = float_data()
     edges = data.edge_index
     data.edge_index = torch.cat([edges, edges.flip(0)], 1).unique(dim=1)

@@ -11,12 +11,14 @@ from torch_geometric.nn import GCN
 
 import gas
 
+pytestmark = pytest.mark.slow  # Processes for every rank.
+
 SCRIPT = ROOT / "examples" / "train_distributed.py"
 SMALL = ["--dataset", "planted:600", "--epochs", "3", "--hidden-channels", "16", "--num-parts", "8"]
 
 
 def torchrun(tmp_path, *args, options=("--nproc-per-node", "2"), script=SCRIPT):
-    """Starts it; what it prints is in one stream."""
+    """Start it; what it prints is in one stream."""
     command = [sys.executable, "-m", "torch.distributed.run", *options, str(script), *args]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.Popen(command, cwd=tmp_path, **pipes)
@@ -62,8 +64,6 @@ def test_two_machines_are_two_terminals(tmp_path):
 
 def test_a_graph_folder(tmp_path):
     data, _, classes = gas.get_data(tmp_path, "planted:600")
-    for name in ("train_mask", "val_mask", "test_mask"):
-        data[name] = data[name][:, 0]
     net = GCN(data.num_features, 16, 3, classes)
     model = gas.to_scalable(net, data)
     gas.cluster(data, 8, 2, model=model, out=tmp_path / "graph", log=False)

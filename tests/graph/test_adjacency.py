@@ -33,7 +33,7 @@ def layers():
 
 
 def trained(adj, x):
-    """The gradient of a product towards ``x``."""
+    """Return the gradient of a product towards ``x``."""
     x = x.clone().requires_grad_()
     spmm(adj, x).pow(2).sum().backward()
     return x.grad
@@ -64,6 +64,7 @@ def test_a_normalisation_follows_its_values(change):
     assert not torch.allclose(found, before)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Dynamo does not know")
 def test_a_normalisation_follows_its_values_through_the_compiler():
     theirs, ours = layers()

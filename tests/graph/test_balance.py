@@ -4,16 +4,16 @@ import itertools
 
 import pytest
 import torch
-from gas.planted import planted_partition
 
 import gas
+from gas.datasets.planted import planted_partition
 from gas.graph.balance import SPARE, balanced, classes_in
 from gas.graph.edges import Edges
 from gas.graph.partition import find_parts
 
 
 def blocks(num_nodes, num_blocks, seed=0, inside=8, across=1):
-    """A graph of dense blocks with a few edges between them, and the block of each node."""
+    """Return a graph of dense blocks with a few edges between them, and the block of each node."""
     generator = torch.Generator().manual_seed(seed)
     block = torch.arange(num_nodes) * num_blocks // num_nodes
     src = torch.arange(num_nodes).repeat(inside + across)

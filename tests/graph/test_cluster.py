@@ -1,5 +1,7 @@
 """``gas.cluster``: a graph is transformed, cut into parts and renumbered in one call."""
 
+import sys
+
 import pytest
 import torch
 import torch_geometric.transforms as T
@@ -8,6 +10,7 @@ from torch_geometric.data import Data
 
 import gas
 from gas.graph.cluster import in_first_order
+from gas.graph.edges import with_edge_index
 
 
 def make(**attributes):
@@ -186,3 +189,20 @@ def test_what_shares_memory_is_made_anew():
     found = gas.permute(data, perm, log=False, in_place=True)
     same(found, expected)
     same(data, Data(**before))  # Nothing was theirs alone.
+
+
+@pytest.mark.parametrize("transform", [None, T.ToUndirected()])
+def test_edges_are_listed_for_a_transform_alone(transform, monkeypatch, tmp_path):
+    gas.cluster(make(), 1, log=False, out=tmp_path / "whole")
+    mapped, listed = gas.open_graph(tmp_path / "whole"), []
+
+    def note(data):
+        listed.append(data)
+        return with_edge_index(data)
+
+    monkeypatch.setattr(sys.modules["gas.graph.cluster"], "with_edge_index", note)
+    model = gas.models.GraphSAGE(60, 5, 8, 3, num_layers=2)
+    model.transform = transform
+    graph = gas.cluster(mapped, 6, model=model, log=False)
+    assert len(listed) == (transform is not None)
+    assert torch.isfinite(model.predict(graph)).all()

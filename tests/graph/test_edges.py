@@ -104,9 +104,9 @@ def test_edge_dropout(kind, weighted):
         from torch_sparse import SparseTensor
 
         adj = SparseTensor.from_edge_index(edge_index, value if weighted else None, (200, 200))
-    assert gas.dropout(adj, 0.0) is adj
-    assert gas.dropout(adj, 0.5, training=False) is adj
-    before, after = adj.to_dense(), gas.dropout(adj, 0.25).to_dense()
+    assert gas.drop_edges(adj, 0.0) is adj
+    assert gas.drop_edges(adj, 0.5, training=False) is adj
+    before, after = adj.to_dense(), gas.drop_edges(adj, 0.25).to_dense()
     kept = after != 0
     assert 0.7 < kept.sum() / (before != 0).sum() < 0.8
     scale = 1 / 0.75 if weighted else 1.0
@@ -115,9 +115,9 @@ def test_edge_dropout(kind, weighted):
 
 def test_edge_dropout_checks():
     with pytest.raises(ValueError, match="'p' is 1.0, expected a probability"):
-        gas.dropout(torch.eye(3).to_sparse_csr(), 1.0)
+        gas.drop_edges(torch.eye(3).to_sparse_csr(), 1.0)
     with pytest.raises(ValueError, match="use torch_geometric.utils.dropout_edge"):
-        gas.dropout(torch.ones(2, 3).long(), 0.5)
+        gas.drop_edges(torch.ones(2, 3).long(), 0.5)
 
 
 def test_weights_are_a_column_or_a_row():

@@ -34,7 +34,7 @@ def content(folder):
 
 
 def both(data, path, num_parts=6, **options):
-    """The same graph clustered in memory and in a folder."""
+    """Return the same graph clustered in memory and in a folder."""
     return (
         gas.cluster(data, num_parts, log=False, **options),
         gas.cluster(data, num_parts, log=False, out=path / "graph", **options),
@@ -61,7 +61,7 @@ def pna(data):
 
 
 def encoded(codec):
-    return lambda data: gas.encode(data.x, codec)
+    return lambda data: gas.quantize(data.x, codec)
 
 
 def words(data):
@@ -90,7 +90,7 @@ CASES = [
 
 
 def curve(model, graph, **options):
-    """The losses of a few epochs, and what is predicted then."""
+    """Return the losses of a few epochs, and what is predicted then."""
     torch.manual_seed(1)
     model.predict(graph, **options)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -105,9 +105,10 @@ def curve(model, graph, **options):
             optimizer.step()
             losses.append(loss.item())
     assert all(np.isfinite(losses))
-    return losses, model.predict(graph, **options)
+    return losses, model.predict(graph, batch_size=2, **options)  # A path remembers none.
 
 
+@pytest.mark.slow(fast=3)
 @pytest.mark.parametrize(("name", "changes", "options"), CASES)
 def test_the_curve_is_bitwise_that_in_memory(name, changes, options, tmp_path):
     data = make(**changes)
@@ -153,7 +154,7 @@ def test_attributes_of_edges_beside_pairs_to_predict(num_edges, tmp_path):
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_encoded_attributes_of_edges(codec, tmp_path):
-    data = make(edge_attr=lambda d: gas.encode(torch.rand(d.num_edges, 3), codec))
+    data = make(edge_attr=lambda d: gas.quantize(torch.rand(d.num_edges, 3), codec))
     memory, folder = both(data, tmp_path)
     for mine, theirs in zip(
         gas.SubgraphLoader(memory, log=False), gas.SubgraphLoader(folder, log=False), strict=True
@@ -272,6 +273,7 @@ def test_numpy_alone_reads_it(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_fresh_process_predicts_the_same(tmp_path):
     data = make()
     model = gas.models.GCN(60, 5, 8, 3, 2)
@@ -366,7 +368,7 @@ def test_small_graphs(tmp_path):
 
 
 def test_types_are_as_small_as_they_can_be(tmp_path, monkeypatch):
-    monkeypatch.setattr("gas.graph.folder.writing.MOST_SMALL", 239)
+    monkeypatch.setattr("gas.graph.folder.writing.MOST_INT32", 239)
     memory, folder = both(make(), tmp_path)
     assert folder.adj_t.col_indices().dtype == torch.int64
     assert folder.adj_t.crow_indices().dtype == torch.int64
@@ -408,7 +410,7 @@ def test_with_memory_for_parts(tmp_path):
 
 
 class Stop(BaseException):
-    """What ends a program."""
+    """Exception that ends a program."""
 
 
 @pytest.mark.parametrize("after", range(0, 7, 2))

@@ -136,7 +136,7 @@ def test_an_unwritable_cache_is_no_error(tmp_path):
 
 
 def heavy_pairs(method, weights, **options):
-    """Parts of a grid of 6 x 20 whose weights say in which of two directions it is to be cut."""
+    """Partition a grid of 6 x 20 whose edge weights favour a cut in one of two directions."""
     node = torch.arange(120).view(6, 20)
     along = torch.stack([node[:, :-1].flatten(), node[:, 1:].flatten()])
     across = torch.stack([node[:-1].flatten(), node[1:].flatten()])

@@ -11,8 +11,8 @@ from conftest import random_graph
 from torch_geometric.data import Data
 
 import gas
-from gas.graph.shards import SHARD, SHARDS, Shard, shard_of
-from gas.history.encoded import Encoded
+from gas.graph.shards import SHARD, SHARDS, Shard, local_graph, shard_of
+from gas.history.encoded_rows import Encoded
 from gas.native.sparse_rows import is_sparse
 
 
@@ -28,7 +28,7 @@ def make(num_parts=6, shards=3, out=None, features="dense", adj_t=None, **option
     if features == "sparse":
         data.x = data.x.relu().to_sparse_csr()
     if features == "encoded":
-        data.x = gas.encode(data.x, "int8", store="disk")
+        data.x = gas.quantize(data.x, "int8", store="disk")
     if adj_t == "sparse_csr":
         src, dst = data.edge_index
         order = torch.argsort(dst * 60 + src, stable=True)
@@ -309,3 +309,18 @@ def test_one_shard_without_replicas():
     locals_ = [shard_of(graph, rank) for rank in range(4)]
     assert sum(local.num_edges for local in locals_) == 2
     assert sorted(local.num_nodes for local in locals_) == [1, 1, 2, 2]
+
+
+def test_every_rank_of_a_process_gets_its_own(monkeypatch):
+    graph, other = make(), make(seed=1)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda *_: 3)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda *_: rank)
+    for rank in (0, 1, 2):
+        local = local_graph(graph)
+        assert local.shard.rank == rank
+        assert local_graph(graph) is local
+    assert local_graph(other).shard.fingerprint != local.shard.fingerprint
+    local = local_graph(graph)
+    graph.x = graph.x + 1
+    assert torch.equal(local_graph(graph).x, local.x + 1)

@@ -139,7 +139,7 @@ NETS = {
 
 
 def net_of(name, data):
-    """A module, and what it reads of the graph is set."""
+    """Return a module, and what it reads of the graph is set."""
     torch.manual_seed(1)
     if name == "by hand":
         kind = "paper", "cites", "paper"
@@ -148,7 +148,7 @@ def net_of(name, data):
 
 
 def flat(out):
-    """All outputs in one row."""
+    """Return all outputs in one row."""
     if isinstance(out, torch.Tensor):
         return out.flatten()
     return torch.cat([out[kind].flatten() for kind in sorted(out) if out[kind] is not None])

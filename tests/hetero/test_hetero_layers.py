@@ -1,4 +1,4 @@
-"""What docs/typed.md says is converted is exact; the example runs as a stranger runs it."""
+"""Layers that docs/typed.md lists as converted are exact; the example runs."""
 
 import pytest
 import torch
@@ -59,6 +59,7 @@ class Stack(nn.Module):
         return x_dict
 
 
+@pytest.mark.slow(fast=3)
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers_are_exact(name):
     data = bibliography(dtype=torch.double)

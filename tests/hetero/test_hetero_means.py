@@ -10,11 +10,10 @@ from torch import nn
 from torch_geometric.nn import HANConv, HeteroConv, SAGEConv
 
 import gas
-from gas.hetero.layers import around_layers
-from gas.hetero.model import with_ids
-from gas.hetero.plan import given
-from gas.hetero.semantic import HANConv as OurHANConv
-from gas.hetero.semantic import mean_of
+from gas.scalable.hetero.layers import around_layers
+from gas.scalable.hetero.plan import given, with_ids
+from gas.scalable.hetero.semantic import HANConv as OurHANConv
+from gas.scalable.hetero.semantic import mean_of
 
 
 class Attended(nn.Module):
@@ -63,6 +62,7 @@ def loader_of(graph, **options):
     return gas.SubgraphLoader(graph, log=False, **options)
 
 
+@pytest.mark.slow(fast=3)
 @pytest.mark.filterwarnings("ignore:A history was read before it was filled")
 @pytest.mark.parametrize("name", NETS)
 @pytest.mark.parametrize(("num_parts", "batch_size"), [(1, 1), (4, 1), (9, 4), (30, 1)])
@@ -87,6 +87,7 @@ def test_sweeps_and_inference_equal_pyg_on_the_whole_graph(name, num_parts, batc
             torch.testing.assert_close(rows, expected[kind][graph[kind].perm[own]])
 
 
+@pytest.mark.slow(fast=1)
 @pytest.mark.filterwarnings("ignore:A history was read before it was filled")
 @torch.no_grad()
 @pytest.mark.parametrize("name", NETS)
@@ -105,6 +106,7 @@ def test_fewer_sweeps_are_not_enough(name):
     assert errors[0] > 1e-4
 
 
+@pytest.mark.slow(fast=1)
 @pytest.mark.parametrize("name", NETS)
 def test_one_part_has_the_gradients_of_pyg_on_the_whole_graph(name):
     data, net, model, graph = converted(name, 1)
@@ -145,6 +147,7 @@ class Detached:
         return out
 
 
+@pytest.mark.slow(fast=1)
 @pytest.mark.parametrize("name", NETS)
 def test_a_batch_has_the_gradient_of_the_whole_graph_with_others_detached(name):
     _, net, model, graph = converted(name, 3)
@@ -168,6 +171,7 @@ def mean_positions(model):
     return sorted(model.plan.means.values())
 
 
+@pytest.mark.slow(fast=1)
 @pytest.mark.parametrize("change", ["nothing", "by hand", "forgotten", "loaded"])
 def test_sums_follow_what_is_in_the_histories(change, tmp_path):
     _, _, model, graph = converted("two")
@@ -207,6 +211,7 @@ def test_nothing_is_pushed_if_it_is_not_wanted():
         assert torch.equal(history.emb, rows)
 
 
+@pytest.mark.slow(fast=1)
 @pytest.mark.parametrize("options", [{"dtype": "bfloat16"}, {"dtype": "int8"}, {"store": "disk"}])
 @pytest.mark.parametrize("io", ["serial", "concurrent"])
 def test_stores_and_codecs(options, io):
@@ -222,6 +227,7 @@ def test_stores_and_codecs(options, io):
     model.close()
 
 
+@pytest.mark.slow
 def test_training_with_dropout_lowers_the_loss():
     data = bibliography()
     torch.manual_seed(0)

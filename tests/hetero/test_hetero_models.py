@@ -16,14 +16,15 @@ from hetero.graphs import (
     net_of,
     sage,
 )
+from scipy import sparse as scipy_sparse
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import GCNConv, HeteroConv, Linear, SAGEConv, to_hetero
 
 import gas
-from gas.hetero import HeteroModel
-from gas.hetero.layers import around_layers
-from gas.hetero.model import with_ids
-from gas.hetero.plan import given
+from gas.native import progress
+from gas.scalable.hetero import HeteroModel
+from gas.scalable.hetero.layers import around_layers
+from gas.scalable.hetero.plan import given, with_ids
 
 
 def converted(name, dtype=torch.double, num_parts=4, seed=0, **options):
@@ -34,7 +35,7 @@ def converted(name, dtype=torch.double, num_parts=4, seed=0, **options):
 
 
 def whole(model, data):
-    """What the module gives on the whole graph, in evaluation mode."""
+    """Run the module on the whole graph in evaluation mode."""
     mode = model.net.training
     model.net.eval()
     with torch.no_grad():
@@ -50,6 +51,7 @@ def loader_of(graph, **options):
 # Equality -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow(fast=5)
 @pytest.mark.parametrize("name", NETS)
 @pytest.mark.parametrize(("num_parts", "batch_size"), [(1, 1), (4, 1), (9, 4)])
 def test_sweeps_and_inference_equal_the_whole_graph(name, num_parts, batch_size):
@@ -77,6 +79,7 @@ def test_sweeps_and_inference_equal_the_whole_graph(name, num_parts, batch_size)
             torch.testing.assert_close(rows, true[own])
 
 
+@pytest.mark.slow(fast=3)
 @pytest.mark.parametrize("name", NETS)
 def test_histories_are_the_rows_of_a_full_batch_after_inference(name):
     _, _, model, graph = converted(name)
@@ -88,6 +91,7 @@ def test_histories_are_the_rows_of_a_full_batch_after_inference(name):
         assert bool(mine.written.all())
 
 
+@pytest.mark.slow(fast=3)
 @pytest.mark.parametrize("name", NETS)
 def test_one_part_has_the_gradients_of_a_full_batch(name):
     _, net, model, graph = converted(name, num_parts=1)
@@ -123,6 +127,7 @@ class Detached:
         return out
 
 
+@pytest.mark.slow(fast=3)
 @pytest.mark.parametrize("name", NETS)
 def test_a_batch_has_the_gradient_of_the_whole_graph_with_the_halo_detached(name):
     _, net, model, graph = converted(name, num_parts=3)
@@ -249,6 +254,7 @@ def test_types_without_features_have_embeddings_with_sparse_gradients():
         torch.testing.assert_close(model.predict(graph), expected)
 
 
+@pytest.mark.slow
 def test_a_batch_without_nodes_of_a_type():
     data, _, model, _ = converted("HeteroConv-SAGE")
     graph = gas.cluster(data, 30, log=False, method="random")
@@ -364,6 +370,7 @@ def test_batch_norm_counts_the_batchs_own_rows():
     assert seen == [batch["paper"].batch_size] * 3
 
 
+@pytest.mark.slow
 def test_training_lowers_the_loss_and_push_false_writes_nothing():
     _, _, model, graph = converted("to_hetero", torch.float32)
     model.predict(graph)
@@ -389,6 +396,7 @@ def test_training_lowers_the_loss_and_push_false_writes_nothing():
         assert torch.equal(history.age, age)
 
 
+@pytest.mark.slow(fast=2)
 @pytest.mark.parametrize("options", [{"store": "disk"}, {"dtype": "bfloat16"}, {"dtype": "int8"}])
 @pytest.mark.parametrize("io", ["serial", "concurrent"])
 def test_stores_and_codecs(options, io, tmp_path):
@@ -542,3 +550,83 @@ def test_batches_and_graphs_of_another_kind_are_refused():
     larger["venue"].x = torch.randn(6, 3)
     with pytest.raises(ValueError, match="'graph' has .* convert the module with this graph"):
         model.predict(gas.cluster(larger, 2, log=False))
+
+
+# Sparse features ----------------------------------------------------------------------------------
+
+
+def sparse_and_dense(make):
+    """Return the same graph with features as a sparse matrix and as a tensor."""
+    data = bibliography(0, torch.double)
+    for kind in ("paper", "author"):
+        data[kind].x = torch.where(data[kind].x > 0, data[kind].x, 0)
+    sparse = copy.copy(data)
+    sparse["paper"].x = make(data["paper"].x)
+    sparse["author"].x = make(data["author"].x)
+    return sparse, data
+
+
+SPARSE = {
+    "csr": torch.Tensor.to_sparse_csr,
+    "csc": torch.Tensor.to_sparse_csc,
+    "coo": torch.Tensor.to_sparse,
+    "scipy": lambda x: scipy_sparse.csr_array(x.numpy()),
+}
+
+
+@pytest.mark.slow(fast=1)
+@pytest.mark.parametrize("name", ["to_hetero", "HeteroConv-added", "HGT"])
+def test_sparse_features_give_what_dense_ones_give(name):
+    outs = []
+    for data in sparse_and_dense(SPARSE["csr"]):
+        net = net_of(name, bibliography(0, torch.double))
+        torch.manual_seed(0)
+        model = gas.to_scalable(net, data, dtype=torch.double)
+        graph = gas.cluster(data, 4, log=False, method="random")
+        out = [flat(model.predict(graph)), flat(whole(model, data))]
+        assert gas.verify(model, graph)
+        model.train()
+        for batch in loader_of(graph, batch_size=2, num_workers=0):
+            torch.manual_seed(3)
+            loss = flat(model(batch)).square().sum()
+            out += [loss, *torch.autograd.grad(loss, [*model.parameters()], allow_unused=True)]
+        outs.append([value for value in out if value is not None])
+    assert len(outs[0]) == len(outs[1])
+    for mine, expected in zip(*outs, strict=True):
+        torch.testing.assert_close(mine, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("form", SPARSE)
+def test_sparse_features_stay_sparse_in_parts_and_batches(form):
+    torch.set_default_dtype(torch.double)
+    try:
+        data, dense = sparse_and_dense(SPARSE[form])
+        graph, other = (gas.cluster(d, 4, log=False, method="random") for d in (data, dense))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert graph["paper"].x.layout == torch.sparse_csr
+    for mine, expected in zip(loader_of(graph), loader_of(other), strict=True):
+        assert mine["paper"].x.layout == torch.sparse_csr
+        for kind in ("paper", "author"):
+            torch.testing.assert_close(mine[kind].x.to_dense(), expected[kind].x)
+
+
+def test_sparse_features_of_a_type_without_nodes():
+    data = bibliography(0, torch.double)
+    data["empty"].x = torch.zeros(0, 3).double().to_sparse_csr()
+    for kind in (("empty", "in", "paper"), ("paper", "of", "empty")):
+        data[kind].edge_index = torch.zeros(2, 0, dtype=torch.long)
+    net = NETS["HeteroConv-SAGE"](data).double()
+    model = gas.to_scalable(net, data, dtype=torch.double)
+    graph = gas.cluster(data, 4, log=False, method="random")
+    torch.testing.assert_close(model.predict(graph), whole(model, data))
+
+
+def test_inference_reports_how_far_it_is(monkeypatch, capfd):
+    monkeypatch.setattr(progress, "EVERY", 0.001)
+    _, _, model, graph = converted("HeteroConv-SAGE")
+    for run in (model.predict, model.refresh):
+        run(graph, log=False)
+        assert not capfd.readouterr().err
+        run(graph)
+        assert "Layer-wise inference, layers: 0 of 3" in capfd.readouterr().err

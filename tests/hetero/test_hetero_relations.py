@@ -13,7 +13,7 @@ from gas.nn.hetero import _Multiply
 
 
 def counted(monkeypatch):
-    """How many rows were computed by each product of several relations from now on."""
+    """Record the number of rows of each product of several relations."""
     calls = []
     forward = _Multiply.forward
 
@@ -36,6 +36,7 @@ def grads_of(model, batch):
     return out, [None if p.grad is None else p.grad.clone() for p in model.parameters()]
 
 
+@pytest.mark.slow(fast=3)
 @pytest.mark.parametrize("name", ["to_hetero", "HeteroConv-SAGE", "HeteroConv-added"])
 @pytest.mark.parametrize("num_parts", [1, 4, 15])
 def test_at_once_is_one_by_one(name, num_parts, monkeypatch):

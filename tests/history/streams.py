@@ -48,7 +48,7 @@ class Stream:
 
 
 class Memory(NamedTuple):
-    """Who has used some memory: where and when it was written last, and read since."""
+    """Uses of a piece of memory: its last write and the reads since, by stream and time."""
 
     tensor: torch.Tensor  # So that its address isn't another's.
     owner: str | None  # The stream it was allocated for, if that is known.
@@ -165,7 +165,7 @@ class Machine(TorchDispatchMode):
 
 
 def staged(machine):
-    """A store that the host alone reads and writes, and that it keeps account of."""
+    """Return a store that the host alone reads and writes, and that it keeps account of."""
 
     class Staged(MemoryStore):
         def read(self, index, out):

@@ -10,7 +10,7 @@ from transfers import Slow, make_model, train
 
 import gas
 from gas.history.batch import BatchPulls
-from gas.native.engine import By, Engine
+from gas.native.transfer import Engine, JobPolicy
 
 pytestmark = pytest.mark.usefixtures("_idle_cores")
 
@@ -58,20 +58,20 @@ def test_io_is_a_switch(graph):
 
 def test_serial_leaves_workers_alone(graph, monkeypatch):
     """Workers are started by the first job that they may run."""
-    asked: set[By] = set()
+    asked: set[JobPolicy] = set()
     submit = Engine.submit
 
-    def watch(self, lane, job, by=By.ANYONE, detached=False):
+    def watch(self, lane, job, by=JobPolicy.ANYONE, detached=False):
         asked.add(by)
         return submit(self, lane, job, by, detached)
 
     monkeypatch.setattr(Engine, "submit", watch)
     loader = gas.SubgraphLoader(*graph, batch_size=3, log=False)
     for io, store, expected in (
-        ("serial", "host", {By.WAITERS}),
-        ("serial", Slow, {By.WAITERS}),
-        ("concurrent", "host", {By.WAITERS, By.ANYONE}),
-        ("concurrent", Slow, {By.WORKERS}),
+        ("serial", "host", {JobPolicy.WAITERS}),
+        ("serial", Slow, {JobPolicy.WAITERS}),
+        ("concurrent", "host", {JobPolicy.WAITERS, JobPolicy.ANYONE}),
+        ("concurrent", Slow, {JobPolicy.WORKERS}),
     ):
         asked.clear()
         model = make_model(graph, io=io, store=store)

@@ -49,7 +49,7 @@ def graph_of(kind):
 
 
 def make(kind, place, **options):
-    """A model whose histories hold what they should, and its loader."""
+    """Return a model whose histories hold what they should, and its loader."""
     if place.type == "cpu" and options.get("store") in ("device", "pinned"):  # A rehearsal.
         options["store"] = "host"
     data, _ = graph_of(kind)
@@ -66,7 +66,7 @@ def batches_of(kind, layout="fused"):
 
 
 def train(kind, place, layout="fused", epochs=2, watched=False, **options):
-    """The losses and histories of some epochs; in the last one nothing waits, if it is watched."""
+    """Return the losses and histories of some epochs; the last one may be checked for waits."""
     model = make(kind, place, **options)
     batches = gas.PrefetchLoader(batches_of(kind, layout), model)  # Knows what layers ask for.
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -13,7 +13,7 @@ from torch_geometric.data import Data
 
 import gas
 from gas import native
-from gas.history import Encoded, encoded
+from gas.history import Encoded, encoded, encoded_rows
 from gas.history.codec import Codec
 from gas.native.dropout import dropout
 from gas.native.transfer import CODECS, decode_torch, encode_torch
@@ -28,7 +28,7 @@ def features(rows=50, width=7):
 
 
 def kept(x, dtype):
-    """What a codec keeps of features, by PyTorch alone."""
+    """Return features as a codec stores them, by PyTorch alone."""
     if dtype in CODECS:
         return decode_torch(dtype, encode_torch(dtype, x.float()), x.size(1))
     return x.to(getattr(torch, dtype))
@@ -38,7 +38,7 @@ def kept(x, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_values(dtype, store):
     x = features()
-    given = gas.encode(x, dtype, STORES[store])
+    given = gas.quantize(x, dtype, STORES[store])
     assert isinstance(given, Encoded)
     assert isinstance(given, torch.Tensor)
     assert given.shape == x.shape
@@ -56,8 +56,8 @@ def test_values(dtype, store):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_of_any_type_of_numbers(dtype, given):
     x = features().to(given)
-    assert torch.equal(gas.encode(x, dtype).decoded(), kept(x, dtype))
-    back = gas.encode(gas.encode(x, "float64"), dtype)  # Of encoded rows, too.
+    assert torch.equal(gas.quantize(x, dtype).decoded(), kept(x, dtype))
+    back = gas.quantize(gas.quantize(x, "float64"), dtype)  # Of encoded rows, too.
     assert torch.equal(back.decoded(), kept(x, dtype))
 
 
@@ -65,7 +65,7 @@ def test_of_any_type_of_numbers(dtype, given):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_shapes(dtype, shape):
     x = features(*shape)
-    given = gas.encode(x, dtype)
+    given = gas.quantize(x, dtype)
     assert torch.equal(given.decoded(), kept(x, dtype))
     assert torch.equal(given.rearranged(torch.arange(shape[0])).decoded(), kept(x, dtype))
 
@@ -73,13 +73,13 @@ def test_shapes(dtype, shape):
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_it_is_encoded_some_rows_at_a_time(dtype, store, monkeypatch):
-    monkeypatch.setattr(encoded, "BLOCK", 20)
+    monkeypatch.setattr(encoded_rows, "BLOCK", 20)
     x, seen = features(), []
     values = encoded._stored_values
     monkeypatch.setattr(
         encoded, "_stored_values", lambda x, *rest: seen.append(x.shape) or values(x, *rest)
     )
-    given = gas.encode(x, dtype, STORES[store])
+    given = gas.quantize(x, dtype, STORES[store])
     assert seen == [(2, 7)] * 25
     assert torch.equal(given.decoded(), kept(x, dtype))
     order = torch.randint(50, (33,))
@@ -90,7 +90,7 @@ def test_of_a_mapped_file(tmp_path):
     x = features(300, 5)
     np.save(tmp_path / "x.npy", x.numpy())
     mapped = torch.from_numpy(np.load(tmp_path / "x.npy", mmap_mode="c"))
-    given = gas.encode(mapped, "float16", "disk", tmp_path / "rows")
+    given = gas.quantize(mapped, "float16", "disk", tmp_path / "rows")
     assert torch.equal(given.decoded(), kept(x, "float16"))
     assert (tmp_path / "rows").stat().st_size == 4096 + 300 * 5 * 2
 
@@ -127,7 +127,7 @@ OTHERS = {
 @pytest.mark.parametrize("index", [*ROWS, *OTHERS])
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 def test_rows(dtype, index, monkeypatch):
-    given = gas.encode(features(), dtype)
+    given = gas.quantize(features(), dtype)
     every = given.decoded()
     if index in ROWS:  # No others are decoded.
         monkeypatch.setattr(Encoded, "decoded", lambda _: pytest.fail("all are decoded"))
@@ -140,7 +140,7 @@ def test_rows(dtype, index, monkeypatch):
 
 
 def test_rows_by_functions(monkeypatch):
-    given = gas.encode(features())
+    given = gas.quantize(features())
     every = given.decoded()
     monkeypatch.setattr(Encoded, "decoded", lambda _: pytest.fail("all are decoded"))
     ids = torch.tensor([3, 0, 3])
@@ -152,7 +152,7 @@ def test_rows_by_functions(monkeypatch):
 
 @pytest.mark.parametrize("index", [50, -51, torch.tensor([50]), torch.tensor([0, -51])])
 def test_rows_that_are_not_there(index):
-    given = gas.encode(features())
+    given = gas.quantize(features())
     with pytest.raises(IndexError):
         given[index]
     with pytest.raises(IndexError):
@@ -164,8 +164,8 @@ def test_rows_that_are_not_there(index):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_reading_and_dropping_in_one(dtype, store, native_code, monkeypatch):
     if not native_code:
-        monkeypatch.setattr(native, "C", None)
-    given = gas.encode(features(50, 9), dtype, STORES[store])
+        monkeypatch.setattr(native.extension, "C", None)
+    given = gas.quantize(features(50, 9), dtype, STORES[store])
     index = torch.randint(50, (33,))
     expected = dropout(given.decoded()[index], 0.3, 77)
     for threads in (1, 2):
@@ -208,14 +208,14 @@ FUNCTIONS = {
 @pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions(name):
-    given = gas.encode(features())
+    given = gas.quantize(features())
     found = FUNCTIONS[name](given)
     assert type(found) is torch.Tensor
     assert torch.equal(found, FUNCTIONS[name](given.decoded()))
 
 
 def test_gradients_of_what_it_is_multiplied_by():
-    given = gas.encode(features())
+    given = gas.quantize(features())
     grads = []
     for x in (given, given.decoded()):
         layer = torch.nn.Linear(7, 3)
@@ -253,7 +253,7 @@ ALIASES = {
 @pytest.mark.parametrize("store", ["host", "disk"])
 @pytest.mark.parametrize("way", [*COPIES, *ALIASES])
 def test_copies_are_encoded(way, store):
-    given = gas.encode(features(), "int8", store)
+    given = gas.quantize(features(), "int8", store)
     other = {**COPIES, **ALIASES}[way](given)
     assert isinstance(other, Encoded)
     assert other.codec == given.codec
@@ -263,15 +263,15 @@ def test_copies_are_encoded(way, store):
 
 
 def test_copies_in_a_store_of_ones_own():
-    given = gas.encode(features(), "int8", DictStore)
+    given = gas.quantize(features(), "int8", DictStore)
     for other in (given.clone(), copy.deepcopy(given), given.rearranged(torch.arange(50))):
         assert isinstance(other.store, DictStore)
         assert torch.equal(other.decoded(), given.decoded())
 
 
 def test_in_a_graph_of_pyg():
-    x = gas.encode(features(10, 4))
-    data = Data(x=x, edge_index=torch.tensor([[0, 1], [1, 2]]), edge_attr=gas.encode(features(2)))
+    x = gas.quantize(features(10, 4))
+    data = Data(x=x, edge_index=torch.tensor([[0, 1], [1, 2]]), edge_attr=gas.quantize(features(2)))
     assert (data.num_nodes, data.num_features, data.num_edge_features) == (10, 4, 7)
     assert data.is_node_attr("x")
     assert data.is_edge_attr("edge_attr")
@@ -283,7 +283,7 @@ def test_in_a_graph_of_pyg():
 
 
 def test_what_is_taken_for_a_view_is_a_copy():
-    given = gas.encode(features())
+    given = gas.quantize(features())
     before = given.decoded()
     for view in (given.t(), given.narrow(0, 1, 3), given.view(-1)):
         view.zero_()
@@ -293,14 +293,14 @@ def test_what_is_taken_for_a_view_is_a_copy():
 
 def test_one_of_inference_mode_can_be_trained_with():
     with torch.inference_mode():
-        given = gas.encode(features())
+        given = gas.quantize(features())
         other = given.clone()
     assert not given.is_inference()
     assert not other.is_inference()
 
 
 def test_files_go_when_nobody_needs_them():
-    given = gas.encode(features(), "int8", "disk")
+    given = gas.quantize(features(), "int8", "disk")
     other = copy.copy(given)
     path = given.store.path
     del given
@@ -313,7 +313,7 @@ def test_nothing_is_left_of_what_failed(tmp_path):
     x = features()
     x[40, 3] = 1e6
     with pytest.raises(ValueError, match=r"1e\+06 in row 40, but float16 ends at 65504"):
-        gas.encode(x, "float16", "disk", tmp_path / "rows")
+        gas.quantize(x, "float16", "disk", tmp_path / "rows")
     assert not (tmp_path / "rows").exists()
 
 
@@ -322,6 +322,6 @@ def test_nothing_is_left_of_what_failed(tmp_path):
 def test_what_is_not_finite_stays_so(dtype, value):
     x = features()
     x[3, 2] = value
-    row = gas.encode(x, dtype)[3]
+    row = gas.quantize(x, dtype)[3]
     assert not row[2].isfinite()
     assert row.isnan().all() if dtype == "int8" else row[3] == kept(x, dtype)[3, 3]

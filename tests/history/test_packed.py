@@ -7,11 +7,11 @@ import os
 import numpy as np
 import pytest
 import torch
-from gas.planted import planted_partition
 from torch_geometric.transforms import GCNNorm
 
 import gas
 from gas import native
+from gas.datasets.planted import planted_partition
 from gas.graph.folder import mapped_rows
 from gas.history.disk import DiskStore
 from gas.history.packing import Packing
@@ -25,7 +25,7 @@ NODES, PARTS = 600, 12
 @pytest.fixture(params=["native", "twin"])
 def backend(request, monkeypatch):
     if request.param == "twin":
-        monkeypatch.setattr(native, "C", None)
+        monkeypatch.setattr(native.extension, "C", None)
 
 
 def graph(**options):
@@ -58,6 +58,7 @@ def halos(loader):
 # What is read -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow(fast=17)
 @pytest.mark.parametrize("hot", [0, 1, 40, NODES])
 @pytest.mark.parametrize("size", [1, 3, PARTS])
 @pytest.mark.parametrize("columns", [1, 17, 1500])
@@ -191,7 +192,7 @@ def test_segments(row_bytes, counts, tmp_path, backend):
 
 def test_what_the_system_does_by_and_by(tmp_path, monkeypatch):
     """A call may read or write less than it was asked for."""
-    monkeypatch.setattr(native, "C", None)
+    monkeypatch.setattr(native.extension, "C", None)
     for name in ("preadv", "pwritev"):
         call = getattr(os, name)
 
@@ -217,7 +218,7 @@ def test_what_the_system_does_by_and_by(tmp_path, monkeypatch):
 def trained(
     data, pack, dtype="float32", io="concurrent", prefetch=None, memory=0, threads=1, **more
 ):
-    """Losses, predictions and histories."""
+    """Return losses, predictions and histories."""
     model = model_of(data, dtype=dtype, io=io, prefetch=int(bool(prefetch)))
     loader = loader_of(data, **more)
     if pack:
@@ -246,6 +247,7 @@ def assert_same(one, other):
     assert all(torch.equal(a, b) for a, b in zip(one[2], other[2], strict=True))
 
 
+@pytest.mark.slow(fast=5)
 @pytest.mark.parametrize("memory", [0, "3kB", "1GB"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 def test_training_is_the_same(dtype, memory, backend):
@@ -275,7 +277,7 @@ def test_batches_of_a_graph_folder(options, tmp_path):
 def test_features(dtype, backend):
     unpacked = graph()
     data = copy.copy(unpacked)
-    unpacked.x, data.x = (gas.encode(data.x, dtype, store="disk") for _ in range(2))
+    unpacked.x, data.x = (gas.quantize(data.x, dtype, store="disk") for _ in range(2))
     plain, packed = loader_of(unpacked), loader_of(data)
     model = model_of(data)
     model.pack(packed, "2kB")
@@ -396,14 +398,14 @@ def test_a_full_disk(monkeypatch):
         patch.setattr(os, "posix_fallocate", full_at_last)
         with pytest.raises(OSError, match="no room for .* of packed rows .*give more 'memory'"):
             model.pack(loader)
-    assert not model.is_packed
+    assert not gas.scalable.is_packed(model)
     assert all(torch.equal(a, b) for a, b in every_halo(model, loader))
     assert all(torch.equal(h.emb, x) for h, x in zip(model.histories, before, strict=True))
     model.close()
 
 
 def test_a_push_that_fails(monkeypatch, backend):
-    """Copies of what was written are made when they are read."""
+    """Copy of what was written are made when they are read."""
     data = graph()
     model, loader = model_of(data, io="serial"), loader_of(data, 1)
     model.pack(loader)
@@ -435,9 +437,9 @@ def test_a_forked_process_may_not_push(where, monkeypatch):
 
 
 def test_packing_again_fails(monkeypatch, tmp_path):
-    """What was packed before is kept."""
+    """The rows packed before are kept."""
     data = graph()
-    data.x = gas.encode(data.x, "float32", store="disk")
+    data.x = gas.quantize(data.x, "float32", store="disk")
     model, loader = model_of(data), loader_of(data, 1)
     model.pack(loader, "1kB")
     before = [h.store.packed for h in model.histories], data.x.packed
@@ -500,8 +502,8 @@ def test_copies_are_not_packed():
     model, loader = model_of(data), loader_of(data, 1)
     model.pack(loader)
     twin = copy.deepcopy(model)
-    assert not twin.is_packed
-    assert not model.for_graph(NODES).is_packed
+    assert not gas.scalable.is_packed(twin)
+    assert not gas.scalable.is_packed(model.for_graph(NODES))
     assert torch.equal(twin.predict(loader), model.predict(loader))
     twin.close()
     model.close()
@@ -514,9 +516,8 @@ def test_what_comes_next_is_expected(monkeypatch):
     model, loader = model_of(data), loader_of(data, 1)
     model.pack(loader)
     told = []
-    monkeypatch.setattr(
-        type(model), "expect", lambda self, batch_size, n_id: told.append(int(n_id[0]))
-    )
+    for module in (gas.scalable.call, gas.scalable.prefetch):
+        monkeypatch.setattr(module, "expect", lambda _, size, n_id: told.append(int(n_id[0])))
     seen = []
     for batch in gas.PrefetchLoader(loader, model):
         seen.append(int(batch.n_id[0]))

@@ -12,7 +12,7 @@ from gas.history import MemoryStore
 
 
 class Runtime(types.SimpleNamespace):
-    """What the extension has of CUDA for pinned memory; ``pinned`` holds sizes by address."""
+    """Stand-in of the CUDA functions for pinned memory; ``pinned`` maps addresses to sizes."""
 
     WITH_CUDA = True
 
@@ -32,7 +32,7 @@ class Runtime(types.SimpleNamespace):
 @pytest.fixture
 def runtime(monkeypatch):
     runtime = Runtime()
-    monkeypatch.setattr("gas.native.C", runtime)
+    monkeypatch.setattr("gas.native.extension.C", runtime)
     return runtime
 
 

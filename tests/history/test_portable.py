@@ -1,4 +1,4 @@
-"""What only Linux has is done without elsewhere, or refused in words."""
+"""Features of Linux have substitutes elsewhere, or are refused with a reason."""
 
 import errno
 import math
@@ -11,10 +11,10 @@ import torch
 from conftest import ROOT
 
 import gas
+from gas.cli import report
 from gas.history import DiskStore, cores, disk
 from gas.history.memory import check_fits
 from gas.native import memory
-from gas.training import report
 
 # As on Windows, which has none of these; torch and its like are loaded before.
 WITHOUT = """
@@ -85,9 +85,15 @@ def test_reports(monkeypatch):
     monkeypatch.delattr(os, "sysconf")
     report.reset_peak_rss()
     assert math.isnan(report.peak_rss_bytes())
+    monkeypatch.setattr(memory, "Path", lambda file: open("/nowhere"))  # noqa: SIM115
+    with memory.PeakMemory() as peak:
+        pass
+    assert math.isnan(peak.own)
+    assert math.isnan(peak.mapped)
     assert report.machine()["memory_bytes"] is None
 
 
+@pytest.mark.slow
 def test_a_system_that_has_none_of_it():
     code = WITHOUT + (
         "import gas\n"

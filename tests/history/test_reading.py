@@ -1,4 +1,4 @@
-"""What a model reads of its histories: the same wherever they lie and however they are stored."""
+"""Reads of histories are the same in every store and precision."""
 
 import pytest
 import torch
@@ -23,10 +23,10 @@ def test_in_place_or_moved(store, codec, computed):
     moved, outs = [], []
     for layout in ("fused", "edge_index"):
         batch, *args = next(iter(gas.SubgraphLoader(data, ptr, 2, layout=layout, log=False)))
-        before = model.moved_bytes
+        before = gas.scalable.moved_bytes(model)
         x, adj_t, _ = model.inputs_of(batch)
         outs.append(model(x, adj_t, *args, push=False))
-        moved.append(model.moved_bytes - before)
+        moved.append(gas.scalable.moved_bytes(model) - before)
     tolerance = 1e-5 if computed == torch.float32 else 1e-12
     assert torch.allclose(*outs, rtol=tolerance, atol=tolerance)
     in_place = store == "host" and str(computed) == f"torch.{codec}"

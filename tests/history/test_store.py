@@ -1,4 +1,4 @@
-"""Where histories lie: every tier does the same, and says clearly what it can't do."""
+"""Stores of histories: every tier gives the same rows, and refuses what it can't do."""
 
 import copy
 import gc
@@ -174,6 +174,7 @@ def test_a_history_that_cannot_be_made_closes_the_others(tmp_path):
     gas.ScalableGNN(60, 8, 3, store="disk", path=tmp_path).close()  # The first isn't in use.
 
 
+@pytest.mark.slow
 def test_limits_of_the_process_count():
     program = """
 import resource, gas
@@ -343,6 +344,7 @@ def test_a_directory_that_cannot_be_written(tmp_path):
         gas.History(4, 4, store="disk", path=read_only)
 
 
+@pytest.mark.slow
 def test_a_full_disk(tmp_path):
     """A limit on the size of files stands for the disk's: the same call refuses."""
     program = f"""

@@ -16,8 +16,7 @@ from gas.history.batch import BatchPulls
 from gas.history.codec import Codec
 from gas.history.cuda import CudaLink
 from gas.native import device
-from gas.native.engine import Engine
-from gas.scalable.run import pulls_of
+from gas.scalable.call import pulls_of
 
 CPU = torch.device("cpu")
 ROWS, WIDTH = 12, 4
@@ -56,8 +55,8 @@ class Program:
 
     def __init__(self, machine, way, dtype, seed, pool_size):
         self.machine, self.random = machine, random.Random(seed)
-        self.engine = TransferEngine(pool_size=pool_size)
-        self.engine.jobs = Engine(threads=0)  # Jobs run when they are waited for.
+        # Without workers jobs run when they are waited for.
+        self.engine = TransferEngine(pool_size=pool_size, threads=0)
         with machine.on(machine.current if way == "here" else machine.host):  # Who clears tables.
             self.links = [make_link(machine, way, dtype, self.engine) for _ in range(3)]
         with aside():
@@ -126,6 +125,7 @@ class Program:
                 assert torch.equal(rows, self.tables[self.number][self.index])
 
 
+@pytest.mark.slow(fast=5)
 @pytest.mark.parametrize("way", ["here", "bus", "staged"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 @pytest.mark.parametrize("pool_size", [None, 1])
@@ -158,7 +158,8 @@ def test_histories_share_two_streams_and_the_ids_of_a_batch(machine):
 
 
 def test_layers_share_the_ids_even_where_no_pull_is_started():
-    model = SimpleNamespace(_take_ahead=lambda n_id: None, io="serial", device=torch.device("meta"))
+    engine = SimpleNamespace(io="serial")
+    model = SimpleNamespace(_ahead=[], _engine=engine, device=torch.device("meta"))
     assert pulls_of(model, 2, torch.arange(7)) is not None
     model.device = CPU
     assert pulls_of(model, 2, torch.arange(7)) is None  # Nothing is copied there.

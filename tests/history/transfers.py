@@ -17,7 +17,7 @@ def make_model(graph, **kwargs):
 
 
 def train(model, loader, epochs=2):
-    """The losses of some epochs."""
+    """Return the losses of some epochs."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     losses = []
     for _ in range(epochs):

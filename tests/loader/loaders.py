@@ -24,7 +24,7 @@ def make(num_parts=6, **kwargs):
 
 
 def dense_of(data, layout, weighted=True):
-    """The batch's adjacency as a dense matrix [rows, columns]."""
+    """Return the batch's adjacency as a dense matrix [rows, columns]."""
     if layout in ("csr", "fused"):
         adj = data.adj_t if layout == "csr" else data.adj_t.to_torch_sparse()
         return adj.to_dense()

@@ -87,6 +87,21 @@ def test_own():
         assert torch.equal(own.x, batch.x[: batch.batch_size])  # A view.
 
 
+@pytest.mark.parametrize("is_read", [False, True])
+def test_a_batch_is_printed_in_three_lines(is_read):
+    data, ptr = make()
+    data.train_mask = torch.rand(60) > 0.5
+    batch = next(iter(gas.SubgraphLoader(data, ptr, 2, log=False)))
+    own, rows = batch.batch_size, batch.n_id.numel()
+    if is_read:
+        batch.train_mask  # noqa: B018
+    first, second, third = repr(batch).split("\n")
+    assert first == f"SubData of {own} own nodes in 2 parts, and a halo of {rows - own}"
+    assert f"adj_t [{own}, {rows}]" in second
+    assert f"train_mask [{rows}]" in second
+    assert "out[batch.own.train_mask], not out[batch.train_mask]" in third
+
+
 def test_own_where_there_are_as_many_edges_as_nodes():
     ring = torch.stack([torch.arange(6), (torch.arange(6) + 1) % 6])
     data = Data(x=torch.rand(6, 1), edge_index=ring, edge_attr=torch.rand(6, 1))

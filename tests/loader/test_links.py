@@ -21,7 +21,7 @@ NUM_NODES = 60
 
 
 def split_graph(directed=False):
-    """A graph whose edges are split; to tell are some that it hasn't."""
+    """Return a graph whose edges are split; to tell are some that it hasn't."""
     data = random_graph(NUM_NODES)
     both = data.edge_index if directed else torch.cat([data.edge_index, data.edge_index.flip(0)], 1)
     data.edge_index = coalesce(both, num_nodes=NUM_NODES)
@@ -158,7 +158,7 @@ class TwoGAT(torch.nn.Module):
 
 
 def test_batches_after_a_refresh_are_those_of_the_full_batch():
-    """Ends of other parts are computed, too: no output of a pair is read from a history."""
+    """End of other parts are computed, too: no output of a pair is read from a history."""
     data = split_graph()
     net = GraphSAGE(data.num_features, 8, num_layers=3, out_channels=4).eval()
     model = gas.to_scalable(net, data).eval()
@@ -444,3 +444,11 @@ def test_a_look_at_the_loader_within_an_epoch_changes_nothing(workers):
                 next(iter(loader))
         epochs.append(found)
     assert all(torch.equal(one, two) for one, two in zip(*epochs, strict=True))
+
+
+@pytest.mark.parametrize("side", ["src", "dst"])
+def test_nodes_of_unequal_weight_are_refused(side):
+    data = split_graph()
+    weights = {f"{side}_weight": torch.ones(data.num_nodes)}
+    with pytest.raises(ValueError, match="'neg_sampling' has weights of nodes"):
+        made(data, neg_sampling=NegativeSampling("binary", **weights))

@@ -53,7 +53,7 @@ def entries(batch):
 
 
 def everything(batch, shard=None):
-    """What a batch has, by ids of the whole graph, in an order that these alone say."""
+    """Return the contents of a batch by global ids, in an order given by these alone."""
     n_id, e_id = batch.n_id, batch.data.e_id
     nodes, edges = (n_id, e_id) if shard is None else (shard.nodes[n_id], shard.edges[e_id])
     row, col, value = entries(batch)
@@ -178,6 +178,7 @@ def process(rank, folder):
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_with_processes(tmp_path):
     whole = loads(make(out=tmp_path / "graph", shards=2))
     mp.spawn(process, (tmp_path,), nprocs=2)

@@ -1,4 +1,4 @@
-"""Which parts an epoch visits, how often each is, and what makes up for it."""
+"""Parts visited in an epoch, their frequencies, and the weights that correct for these."""
 
 import copy
 import itertools
@@ -19,7 +19,7 @@ PARTS = 12
 
 
 def made(labelled_parts=(0, 3, 4, 9, 11), num_parts=PARTS, layers=2):
-    """A graph whose labelled nodes, more and more of them, are in some parts."""
+    """Return a graph whose labelled nodes, more and more of them, are in some parts."""
     torch.manual_seed(0)
     data = random_graph(240, 1400)
     model = gas.models.GraphSAGE(240, data.num_features, 8, 4, num_layers=layers)
@@ -43,7 +43,7 @@ def parts_in(graph, batch):
 
 
 def epoch(graph, loader):
-    """The parts of each batch."""
+    """Return the parts of each batch."""
     return [parts_in(graph, batch) for batch in loader]
 
 
@@ -194,7 +194,7 @@ def test_many_are_drawn_once_each():
 
 
 def told(by="loss", share=0.4, seed=0, layers=2):
-    """A sampler that knows losses."""
+    """Return a sampler that knows losses."""
     graph, model = made(layers=layers)
     loader, sampler = loader_of(graph, by=by, share=share)
     torch.manual_seed(seed)
@@ -322,7 +322,7 @@ def test_batches_of_other_ranges_than_parts_are_refused():
 
 
 def steps(model, graph, loader, sampler):
-    """An epoch as a program writes it, and the parameters after it."""
+    """Return an epoch as a program writes it, and the parameters after it."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     model.train()
     for batch in loader:
@@ -422,6 +422,7 @@ def curve(parts, graph, sampler, epochs, stop=None, save=None):
     return found
 
 
+@pytest.mark.slow(fast=3)
 @pytest.mark.parametrize(("own", "ahead"), [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize(
     "options",

@@ -295,6 +295,7 @@ def test_empty_parts():
         assert model(batch.x, batch.adj_t, *args).shape == (args[0], 3)
 
 
+@pytest.mark.slow
 def test_worker_processes():
     data, ptr = make()
     big = torch.randn(50_000, 64)
@@ -379,10 +380,12 @@ def test_num_nodes_must_fit():
         gas.SubgraphLoader(data, ptr, log=False)
 
 
-def test_nan_is_accepted_unless_checked():
+def test_nan_is_refused_unless_it_is_accepted():
     data, ptr = make()
     data.x[3, 2] = float("nan")
-    gas.SubgraphLoader(data, ptr, log=False)
+    gas.SubgraphLoader(data, ptr, log=False, check=False)
+    with pytest.raises(ValueError, match="row 3, column 2"):
+        gas.SubgraphLoader(data, ptr, log=False)
 
 
 def test_missing_torch_sparse(monkeypatch):

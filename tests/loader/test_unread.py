@@ -191,3 +191,15 @@ def test_workers_send_rows_not_tables():
     sent = pickle.dumps(batch)
     assert b"UnreadRows" not in sent
     assert type(pickle.loads(sent).data._store._mapping) is dict
+
+
+@pytest.mark.parametrize("layout", ["fused", "csr"])
+def test_a_batch_with_sparse_features_can_be_deep_copied(layout):
+    data, ptr = make()
+    data.x = data.x.to_sparse_csr()
+    batch = next(iter(gas.SubgraphLoader(data, ptr, 2, layout=layout, log=False)))
+    twin = copy.deepcopy(batch)
+    assert torch.equal(twin.x.to_dense(), batch.x.to_dense())
+    twin.x.values().zero_()
+    assert batch.x.values().any()
+    assert torch.equal(data.clone().x.to_dense(), data.x.to_dense())  # What the docs tell to do.

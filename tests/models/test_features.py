@@ -43,6 +43,7 @@ MODELS = {
 }
 
 
+@pytest.mark.slow(fast=11)
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name", MODELS)
 def test_models_read_features_where_they_lie(name, training):
@@ -51,7 +52,9 @@ def test_models_read_features_where_they_lie(name, training):
     for in_place in (True, False):
         torch.manual_seed(1)
         model = MODELS[name]()
-        model(loader=gas.EvalSubgraphLoader(data, log=False))  # No history is read unfilled.
+        model(
+            loader=gas.EvalSubgraphLoader(data, batch_size=1, log=False)
+        )  # No history is read unfilled.
         model.train(training)
         torch.manual_seed(2)
         outs = []

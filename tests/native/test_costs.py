@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from gas.native import costs, sparse
+from gas.native import costs, measure_costs, sparse
 from gas.native import device as moves
 from gas.native.matrix import Matrix, transpose
 
@@ -22,7 +22,7 @@ def folder(monkeypatch, tmp_path):
 
 
 def clock(seconds):
-    """Measures by a table: the seconds of PyTorch's way, by operation; ours take one."""
+    """Measure by a table: the seconds of PyTorch's way, by operation; ours take one."""
 
     def timer(call):
         call()
@@ -33,7 +33,7 @@ def clock(seconds):
 
 
 def measured(seconds):
-    return costs.measure(CPU, num_bytes=1 << 14, timer=clock(seconds))
+    return measure_costs.measure(CPU, num_bytes=1 << 14, timer=clock(seconds))
 
 
 def test_nobody_has_measured(folder):
@@ -44,8 +44,10 @@ def test_nobody_has_measured(folder):
 def test_the_faster_way_is_taken(folder):
     found = measured(lambda name: {"gather_rows": 0.5, "scatter_rows": 0.97}.get(name, 2.0))
     assert set(found) == {"gather", "scatter", "sum", "weighted sum"}
-    assert list(found["gather"]) == [str(size) for size in costs.ROW_BYTES]
-    assert list(found["sum"]) == list(found["weighted sum"]) == [str(w) for w in costs.WIDTHS]
+    assert list(found["gather"]) == [str(size) for size in measure_costs.ROW_BYTES]
+    assert (
+        list(found["sum"]) == list(found["weighted sum"]) == [str(w) for w in measure_costs.WIDTHS]
+    )
     assert found["gather"]["64"] == {"gas": 1.0, "torch": 0.5}
     assert costs._prefers_torch("gather", 64, CPU)
     assert not costs._prefers_torch("scatter", 64, CPU)  # Within the noise.
@@ -154,7 +156,7 @@ def test_both_ways_on_a_device(monkeypatch):
     x, weight = torch.randn(40, 8, device="cuda"), torch.randn(900, device="cuda")
     index = torch.randperm(40, device="cuda")[:9]
     found = {}
-    for way in costs.WAYS:
+    for way in measure_costs.WAYS:
         monkeypatch.setattr(costs, "_forced", way)
         table = x.clone()
         moves.scatter_rows(table, index, moves.gather_rows(x, index) + 1)
@@ -167,9 +169,9 @@ def test_both_ways_on_a_device(monkeypatch):
 
 @pytest.mark.requires("cuda")
 def test_a_measurement_on_a_device():
-    found = costs.measure("cuda", num_bytes=1 << 20)
+    found = measure_costs.measure("cuda", num_bytes=1 << 20)
     ways = [ways for sizes in found.values() for ways in sizes.values()]
-    assert len(ways) == 2 * (len(costs.ROW_BYTES) + len(costs.WIDTHS))
+    assert len(ways) == 2 * (len(measure_costs.ROW_BYTES) + len(measure_costs.WIDTHS))
     assert all(seconds > 0 for seconds_of in ways for seconds in seconds_of.values())
     key = torch.device("cuda", 0)
     seconds = found["gather"]["64"]

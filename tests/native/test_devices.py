@@ -22,7 +22,9 @@ class Devices:
         monkeypatch.setattr(torch.cuda, "device", self.device)
         monkeypatch.setattr(torch.cuda, "current_stream", self.stream)
         monkeypatch.setattr(
-            native, "C", types.SimpleNamespace(kernel=self.kernel, Stream=lambda raw, _: raw)
+            native.extension,
+            "C",
+            types.SimpleNamespace(kernel=self.kernel, Stream=lambda raw, _: raw),
         )
 
     @contextlib.contextmanager
@@ -43,7 +45,7 @@ class Devices:
             raise RuntimeError("the launch failed")
 
 
-@pytest.mark.parametrize("call", [native.run, native.launch])
+@pytest.mark.parametrize("call", [native.extension.run, native.extension.launch])
 def test_on_the_device_of_its_tensors(call, monkeypatch):
     devices = Devices(monkeypatch)
     call("kernel", torch.device("cuda", 0), "a")
@@ -97,7 +99,7 @@ def test_where_chunks_start_on_a_device(degrees, device):
     ],
 )
 def test_where_operators_compute(monkeypatch, device, extension, computes):
-    monkeypatch.setattr(native, "C", extension)
+    monkeypatch.setattr(native.extension, "C", extension)
     assert native.computes_on(torch.device(device)) is computes
 
 

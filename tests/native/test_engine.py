@@ -1,4 +1,4 @@
-"""The transfer engine and its twin: order, errors, and every way of ending."""
+"""The transfer engine, with workers and without: order, errors, and every way of ending."""
 
 import os
 import signal
@@ -11,15 +11,12 @@ import pytest
 import torch
 
 from gas import native
-from gas.native.engine import By, Engine
-from gas.native.transfer import Job, Table
+from gas.native.transfer import Engine, Job, JobPolicy
 
 
-@pytest.fixture(params=["twin", pytest.param("native", marks=pytest.mark.requires("native"))])
-def make(request, monkeypatch):
-    """Makes engines, and closes them."""
-    if request.param == "twin":
-        monkeypatch.setattr(native, "C", None)
+@pytest.fixture
+def make_native():
+    """Make engines that have workers, and close them."""
     made = []
 
     def make(threads=1, capacity=256):
@@ -31,6 +28,14 @@ def make(request, monkeypatch):
         engine.close()
 
 
+@pytest.fixture(params=["twin", pytest.param("native", marks=pytest.mark.requires("native"))])
+def make(request, monkeypatch, make_native):
+    """Make engines of both kinds, and close them."""
+    if request.param == "twin":
+        monkeypatch.setattr(native.extension, "C", None)
+    return make_native
+
+
 def call(function, *args):
     return Job.calling(lambda: function(*args))
 
@@ -40,13 +45,13 @@ def fail(error):
 
 
 @pytest.mark.parametrize("threads", [0, 1, 3])
-@pytest.mark.parametrize("by", list(By))
+@pytest.mark.parametrize("by", list(JobPolicy))
 def test_a_lane_keeps_its_order(make, threads, by):
     engine, seen = make(threads), []
     for i in range(100):
         last = engine.submit(0, call(seen.append, i), by=by)
-        engine.submit(1 + i % 2, call(time.sleep, 0), by=by, detached=by is not By.WAITERS)
-        if by is By.WAITERS and i % 50 == 49:
+        engine.submit(1 + i % 2, call(time.sleep, 0), by=by, detached=by is not JobPolicy.WAITERS)
+        if by is JobPolicy.WAITERS and i % 50 == 49:
             engine.wait_lane(1)
             engine.wait_lane(2)
     engine.wait(last)
@@ -55,9 +60,10 @@ def test_a_lane_keeps_its_order(make, threads, by):
     engine.wait_lane(2)
 
 
-def test_lanes_do_not_wait_for_each_other(make):
-    engine, go = make(1), threading.Event()
-    blocked = engine.submit(0, call(go.wait, 20), by=By.WORKERS)
+@pytest.mark.requires("native")
+def test_lanes_do_not_wait_for_each_other(make_native):
+    engine, go = make_native(1), threading.Event()
+    blocked = engine.submit(0, call(go.wait, 20), by=JobPolicy.WORKERS)
     engine.run(1, call(time.sleep, 0))
     assert not engine.done(blocked)
     go.set()
@@ -67,7 +73,7 @@ def test_lanes_do_not_wait_for_each_other(make):
 
 def test_errors_reach_who_waits_once(make):
     engine = make()
-    for by in By:
+    for by in JobPolicy:
         ticket = engine.submit(0, call(fail, OSError(28, "the disk is full")), by=by)
         with pytest.raises(OSError, match="the disk is full"):
             engine.wait(ticket)
@@ -91,17 +97,19 @@ def test_errors_of_detached_jobs_reach_the_next_who_waits(make):
         engine.run(0, call(time.sleep, 0))
 
 
-def test_waiting_helps(make):
-    engine, where = make(), []
+@pytest.mark.requires("native")
+def test_waiting_helps(make_native):
+    engine, where = make_native(), []
     engine.run(0, call(lambda: where.append(threading.get_ident())))
     assert where == [threading.get_ident()]
-    engine.run(0, call(lambda: where.append(threading.get_ident())), by=By.WORKERS)
+    engine.run(0, call(lambda: where.append(threading.get_ident())), by=JobPolicy.WORKERS)
     assert where[1] != where[0]
 
 
-def test_cancel(make):
-    engine, go, seen = make(), threading.Event(), []
-    first = engine.submit(0, call(go.wait, 20), by=By.WORKERS)
+@pytest.mark.requires("native")
+def test_cancel(make_native):
+    engine, go, seen = make_native(), threading.Event(), []
+    first = engine.submit(0, call(go.wait, 20), by=JobPolicy.WORKERS)
     second = engine.submit(0, call(seen.append, "cancelled"))
     third = engine.submit(0, call(seen.append, "kept"))
     time.sleep(0.02)
@@ -114,8 +122,9 @@ def test_cancel(make):
     engine.cancel([first, 12345])
 
 
-def test_the_queue_is_bounded(make):
-    engine, running = make(1, capacity=3), []
+@pytest.mark.requires("native")
+def test_the_queue_is_bounded(make_native):
+    engine, running = make_native(1, capacity=3), []
     for i in range(20):
         engine.submit(i % 2, call(lambda: (time.sleep(0.002), running.append(1))), detached=True)
         assert i + 1 - len(running) <= 4
@@ -124,8 +133,9 @@ def test_the_queue_is_bounded(make):
     assert len(running) == 20
 
 
-def test_close(make):
-    engine, seen = make(), []
+@pytest.mark.requires("native")
+def test_close(make_native):
+    engine, seen = make_native(), []
     engine.submit(0, call(time.sleep, 0.05))
     engine.submit(0, call(seen.append, "pull"))
     engine.submit(0, call(seen.append, "push"), detached=True)
@@ -136,8 +146,9 @@ def test_close(make):
     engine.close()
 
 
-def test_tensors_live_as_long_as_their_jobs(make):
-    engine, gone = make(), []
+@pytest.mark.requires("native")
+def test_tensors_live_as_long_as_their_jobs(make_native):
+    engine, gone = make_native(), []
 
     class Kept:
         def __del__(self):
@@ -146,7 +157,7 @@ def test_tensors_live_as_long_as_their_jobs(make):
     go = threading.Event()
     kept = call(go.wait, 20)
     kept.keep = Kept()
-    engine.submit(0, kept, By.WORKERS)
+    engine.submit(0, kept, JobPolicy.WORKERS)
     del kept
     for _ in range(3):
         engine.run(1, call(time.sleep, 0))
@@ -158,26 +169,65 @@ def test_tensors_live_as_long_as_their_jobs(make):
     assert gone
 
 
+def test_without_the_extension_jobs_run_when_they_are_submitted(make, monkeypatch):
+    monkeypatch.setattr(native.extension, "C", None)
+    engine, seen = make(), []
+    for by in JobPolicy:
+        engine.submit(0, call(lambda: seen.append(threading.get_ident())), by=by)
+    assert seen == [threading.get_ident()] * 3
+    ticket = engine.submit(0, call(fail, OSError("the disk is full")))
+    assert engine.done(ticket)
+    engine.cancel([ticket])  # Its error goes with it.
+    engine.wait(ticket)
+    assert not engine.has_workers
+    engine.close()
+    with pytest.raises(RuntimeError, match="has been closed"):
+        engine.submit(0, call(seen.append, 1))
+
+
+def test_without_the_extension_no_two_jobs_run_at_once(make, monkeypatch):
+    monkeypatch.setattr(native.extension, "C", None)
+    engine, running, most = make(), [], []
+
+    def work():
+        running.append(1)
+        most.append(len(running))
+        time.sleep(0.002)
+        running.pop()
+
+    def submit():
+        for _ in range(5):
+            engine.run(0, call(work))
+
+    threads = [threading.Thread(target=submit) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1] * 15
+
+
 def test_a_fork_starts_anew(make):
     engine = make()
-    engine.run(0, call(time.sleep, 0), by=By.WORKERS)
+    engine.run(0, call(time.sleep, 0), by=JobPolicy.WORKERS)
     child = os.fork()
     if child == 0:  # The child has no worker and must not wait for one.
         code = 1
         try:
             seen = []
-            engine.run(0, call(seen.append, 1), by=By.WORKERS)
+            engine.run(0, call(seen.append, 1), by=JobPolicy.WORKERS)
             engine.close()
             code = 0 if seen == [1] else 2
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    engine.run(0, call(time.sleep, 0), by=By.WORKERS)
+    engine.run(0, call(time.sleep, 0), by=JobPolicy.WORKERS)
 
 
-def test_ctrl_c_ends_a_wait(make):
-    engine, go = make(), threading.Event()
-    ticket = engine.submit(0, call(go.wait, 20), by=By.WORKERS)
+@pytest.mark.requires("native")
+def test_ctrl_c_ends_a_wait(make_native):
+    engine, go = make_native(), threading.Event()
+    ticket = engine.submit(0, call(go.wait, 20), by=JobPolicy.WORKERS)
     threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
     start = time.perf_counter()
     with pytest.raises(KeyboardInterrupt):
@@ -187,6 +237,7 @@ def test_ctrl_c_ends_a_wait(make):
     engine.wait(ticket)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "native", [False, pytest.param(True, marks=pytest.mark.requires("native"))]
 )
@@ -194,13 +245,12 @@ def test_python_ends_while_jobs_run(native):
     program = f"""
 import time, torch, gas
 from gas import native
-if not {native}: native.C = None
+if not {native}: native.extension.C = None
 history = gas.History(100, 4, engine=gas.history.TransferEngine("concurrent"))
 lane = history.engine.new_lane()
-from gas.native.engine import By
-from gas.native.transfer import Job
+from gas.native.transfer import Job, JobPolicy
 for _ in range(3):
-    history.engine.jobs.submit(lane, Job.calling(lambda: time.sleep(.2)), by=By.WORKERS)
+    history.engine.submit(lane, Job.calling(lambda: time.sleep(.2)), by=JobPolicy.WORKERS)
 history.push(torch.ones(100, 4))
 history.start_pull(torch.arange(100))
 print("end")
@@ -216,20 +266,20 @@ print("end")
 def test_no_torn_rows():
     """E4: rows of equal numbers are pushed and pulled by several threads at once."""
     rows = torch.zeros(64, 300)
-    table, engine = Table(rows), Engine(2)
+    engine = Engine(2)
     index = torch.randperm(64)
     errors = []
 
     def write(first):
         for i in range(200):
             x = torch.full((64, 300), float(first + i))
-            job = table.push(x, index) if i % 2 else table.push_ranges(x, [32, 0], [32, 32])
+            job = Job.push(rows, x, index if i % 2 else [(32, 32), (0, 32)])
             engine.submit(0, job, detached=True)
 
     def read():
         for _ in range(200):
             out = torch.empty(64, 300)
-            engine.wait(engine.submit(0, table.pull(index, out)))
+            engine.wait(engine.submit(0, Job.pull(rows, index, out)))
             if not (out == out[:, :1]).all():
                 errors.append(out)
 

@@ -5,10 +5,10 @@ import pickle
 import pytest
 import torch
 
-from gas.native import dropout as drop
 from gas.native import graph as graphs
 from gas.native import matrix as matrices
 from gas.native import rows as tables
+from gas.native.dropout import _dropout_torch, dropout
 
 pytestmark = pytest.mark.requires("native")
 
@@ -285,8 +285,8 @@ def test_relabel_travels_to_another_process():
 def test_dropout(dtype, p, shape, threads):
     x = torch.randn(shape, dtype=dtype)
     for seed in (0, 1, 2**62 + 12345):
-        mine = drop.dropout(x, p, seed)
-        twin = drop._dropout_torch(x, round(p * 2**32), 1 / (1 - p), seed)
+        mine = dropout(x, p, seed)
+        twin = _dropout_torch(x, round(p * 2**32), 1 / (1 - p), seed)
         assert torch.equal(mine, twin)
 
 

@@ -1,17 +1,17 @@
 """Tables and codecs: native code equals its twin bit by bit, both equal plain indexing."""
 
+from typing import Any, NamedTuple
+
 import pytest
 import torch
 
 from gas import native
-from gas.native.dropout import dropout, gather_decode_dropout
+from gas.native.dropout import dropout, gather_decode, gather_decode_dropout
 from gas.native.transfer import (
     CODECS,
     Job,
-    Table,
     decode_torch,
     encode_torch,
-    gather_decode,
     stored_columns,
 )
 
@@ -21,12 +21,12 @@ STORED = {"bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.ui
 @pytest.fixture(params=["twin", pytest.param("native", marks=pytest.mark.requires("native"))])
 def implementation(request, monkeypatch):
     if request.param == "twin":
-        monkeypatch.setattr(native, "C", None)
+        monkeypatch.setattr(native.extension, "C", None)
     return request.param
 
 
 def hard_values(width):
-    """Rows with every kind of number, of which encoding is most likely to go wrong."""
+    """Return rows with every kind of number, of which encoding is most likely to go wrong."""
     special = [0.0, -0.0, 1.0, -1.0, 1e-45, 6e-8, 2.98e-8, 6.1e-5, 65504.0, 65519.9, 65520.0, 1e38]
     ties = [1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-11, 1 + 3 * 2**-11, 2**-25, 3 * 2**-25, 0.5 / 127]
     values = torch.tensor(special + ties + [-v for v in special + ties])
@@ -35,10 +35,23 @@ def hard_values(width):
     return torch.cat([x, torch.zeros(2, width), torch.full((1, width), 1e-44)])
 
 
+class Table(NamedTuple):
+    """Rows and how they are encoded, as jobs take them."""
+
+    rows: torch.Tensor
+    codec: tuple[Any, ...]
+
+    def pull(self, index, out):
+        return Job.pull(self.rows, index, out, *self.codec)
+
+    def push(self, x, where):
+        return Job.push(self.rows, x, where, *self.codec)
+
+
 def new_table(codec, n, width, dtype=torch.float32):
     columns = stored_columns(codec, width) if codec else width
     rows = torch.zeros(n, columns, dtype=STORED[codec] if codec else dtype)
-    return Table(rows, codec, width)
+    return Table(rows, (codec, width))
 
 
 @pytest.mark.requires("native")
@@ -47,7 +60,7 @@ def new_table(codec, n, width, dtype=torch.float32):
 def test_codecs_equal_their_twins(codec, width):
     x = hard_values(width)
     table = new_table(codec, len(x), width)
-    table.push_ranges(x, [0], [len(x)]).run()
+    table.push(x, [(0, len(x))]).run()
     expected = encode_torch(codec, x)
     assert torch.equal(table.rows.view(torch.uint8), expected.view(torch.uint8))
     index = torch.randint(len(x), (50,))
@@ -82,7 +95,7 @@ def test_infinities_and_nans(implementation, codec):
     x = torch.ones(4, 3)
     x[0, 1], x[1, 2], x[2, 0] = torch.inf, -torch.inf, torch.nan
     table, out = new_table(codec, 4, 3), torch.empty(4, 3)
-    table.push_ranges(x, [0], [4]).run()
+    table.push(x, [(0, 4)]).run()
     table.pull(torch.arange(4), out).run()
     assert out[2, 0].isnan()
     assert torch.equal(out[3], x[3])
@@ -121,11 +134,11 @@ def test_pulls_and_pushes_are_indexing(implementation, codec, n, width):
     assert torch.equal(out, expected)
     offset, count = [1500, 3, 0], [min(n, 400), 0, min(n, 3)]
     x = x[: sum(count)] if n > 403 else x.repeat(2, 1)[: sum(count)]
-    table.push_ranges(x, offset, count).run()
+    table.push(x, list(zip(offset, count, strict=True))).run()
     expected[1500 : 1500 + count[0]], expected[: count[2]] = x[: count[0]], x[count[0] :]
     table.pull(every, out).run()
     assert torch.equal(out, expected)
-    table.push_ranges(x[:0], [], []).run()
+    table.push(x[:0], []).run()
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
@@ -154,7 +167,7 @@ def test_bad_arguments_make_no_job(implementation):
         table.push(torch.empty(3, 2).t(), good)
     for offset, count in (([3], [2]), ([-1], [2]), ([2, 1], [3, -1])):
         with pytest.raises(IndexError, match="the range"):
-            table.push_ranges(torch.empty(2, 3), offset, count)
+            table.push(torch.empty(2, 3), list(zip(offset, count, strict=True)))
     assert not table.rows.any()
 
 

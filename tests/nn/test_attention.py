@@ -22,6 +22,7 @@ def expected(adj, x, source, target, slope=0.2):
     return scatter(x[col] * weight[:, :, None], row, 0, adj.size(0), "sum")
 
 
+@pytest.mark.slow(fast=31)
 @pytest.mark.parametrize("width", [1, 5, 8, 16, 32, 40])
 @pytest.mark.parametrize("heads", [1, 3, 70])
 @pytest.mark.parametrize("shape", SHAPES)
@@ -127,6 +128,7 @@ def test_twice_the_same_and_whatever_the_number_of_threads(graph):
         assert all(torch.equal(a, b) for a, b in zip(other, results[0], strict=True))
 
 
+@pytest.mark.slow
 def test_compiled():
     adj = make_adjacency(*SHAPES["bipartite"])
     tensors = inputs(adj, 2, 8, torch.float32)

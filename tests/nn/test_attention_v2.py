@@ -38,6 +38,7 @@ def test_equals_softmax_and_scatter(shape, heads, width):
         assert torch.allclose(mine, other, atol=1e-10)
 
 
+@pytest.mark.slow(fast=5)
 @pytest.mark.parametrize("slope", [-0.5, 0.0, 0.2, 1.5])
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
 @pytest.mark.parametrize("shape", ["square", "bipartite", "one node"])

@@ -52,7 +52,7 @@ def test_mixtures_of_many_coordinates_in_either_order(shape, first, monkeypatch)
     rows, cols, entries = SHAPES[shape]
     if rows == 0:
         return
-    monkeypatch.setattr(nn.mixture, "sums_first", lambda *_: first)
+    monkeypatch.setattr(nn.mixture, "should_sum_first", lambda *_: first)
     adj = make_adjacency(rows, cols, entries)
     theirs, ours = (package.GMMConv(5, 4, 3, 2).double() for package in (pyg, nn))
     ours.load_state_dict(theirs.state_dict())
@@ -103,9 +103,9 @@ def test_a_lazy_mixture():
 
 
 def test_the_cheaper_order_of_a_mixture():
-    sums_first = nn.mixture.sums_first
+    should_sum_first = nn.mixture.should_sum_first
     few = make_adjacency(50, 5000, 1000)
-    assert sums_first(few, torch.randn(5000, 64), 3, 64)  # Halo rows are spared the product.
+    assert should_sum_first(few, torch.randn(5000, 64), 3, 64)  # Halo rows are spared the product.
     dense = make_adjacency(50, 50, 5000)
-    assert not sums_first(dense, torch.randn(50, 64, requires_grad=True), 3, 8)
-    assert sums_first(dense, torch.randn(50, 8), 3, 64)
+    assert not should_sum_first(dense, torch.randn(50, 64, requires_grad=True), 3, 8)
+    assert should_sum_first(dense, torch.randn(50, 8), 3, 64)

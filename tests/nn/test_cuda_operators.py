@@ -28,7 +28,7 @@ SANITIZED = {("hub rows", 3), ("hub columns", 3), ("hub", 33), ("hub", 64), ("no
 
 
 def results(adj, tensors, f):
-    """What a function of an adjacency and tensors gives, and the gradients."""
+    """Return the output of a function of an adjacency and tensors, and its gradients."""
     torch.manual_seed(3)
     leaves = [t.detach().requires_grad_(t.is_floating_point()) for t in tensors]
     out = f(adj, *leaves)
@@ -98,7 +98,7 @@ def test_kernels_take_what_their_twins_on_the_cpu_take(monkeypatch):
 
 
 def bounds(found, wanted, dtype, width):
-    """How far results may be from those in float64: in proportion to the largest number.
+    """Return the tolerances against float64, in proportion to the largest number.
 
     Terms of a sum can cancel, though, such as those of a product of rows of some width, in all
     numbers of a result even. What the CPU makes of them in the same type tells how much is lost.

@@ -10,7 +10,7 @@ from torch_geometric.nn import GINConv, GraphConv, HeteroConv, SAGEConv, SimpleC
 
 import gas
 from gas.nn import Adjacency, relations, spmm
-from gas.nn.hetero import _Multiply, multiplied_together
+from gas.nn.hetero import _Multiply, share_products
 
 SIZES = {"a": 17, "b": 40, "c": 1, "nobody": 3}
 WIDTHS = {"a": 5, "b": 8, "c": 3, "nobody": 2}
@@ -101,14 +101,14 @@ def test_sums_are_the_same_bit_by_bit(reduce, dtype, threads):
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        for mine, adj in zip(multiplied_together(adjs), adjs, strict=True):
+        for mine, adj in zip(share_products(adjs), adjs, strict=True):
             assert torch.equal(mine.sums_of(x, reduce), spmm(adj, x, reduce=reduce))
     finally:
         torch.set_num_threads(before)
 
 
 def counted(monkeypatch):
-    """How often products of several relations are made from now on."""
+    """Count the products of several relations."""
     calls = []
     forward = _Multiply.forward
 

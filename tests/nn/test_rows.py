@@ -13,10 +13,11 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import gas
 from gas import native, nn
-from gas.history.rows import Rows, first_rows, join
+from gas.history.batch import join
+from gas.history.rows import Rows, first_rows
 from gas.native import sparse as kernels
 from gas.nn import GATConv, GCNConv, SAGEConv, dropout, edge_conv, gaussian_mixture, spmm
-from gas.nn.conv import is_front, row_by_row
+from gas.nn.conv import apply_rowwise, is_leading_view
 
 ROWS, COLS = 7, 19
 HALO = COLS - ROWS
@@ -35,14 +36,14 @@ def with_halo(own, rows, stored=True):
 
 
 def unpulled(own, rows):
-    """The same, of a halo that nobody may pull."""
+    """Return the same, of a halo that nobody may pull."""
     x = with_halo(own, rows)
     x.halo.history._start = lambda *_: pytest.fail("the halo was pulled")
     return x
 
 
 def make_rows(width=5, dtype=torch.float64, make=with_halo):
-    """A batch's own rows with gradient, both as two parts, and both as a tensor."""
+    """Return a batch's own rows with gradient, both as two parts, and both as a tensor."""
     own = torch.randn(ROWS, width, dtype=dtype, requires_grad=True) * 1
     own.retain_grad()
     rows = torch.randn(HALO, width, dtype=dtype)
@@ -83,7 +84,7 @@ def test_products_of_other_types(dtype):
 def test_the_twin_of_a_split_product(monkeypatch):
     adj = make_adjacency(ROWS, COLS, 40)
     _, x, plain = make_rows(make=unpulled)
-    monkeypatch.setattr(native, "has_kernels", lambda *_: False)
+    monkeypatch.setattr(native.extension, "has_kernels", lambda *_: False)
     assert torch.allclose(spmm(adj, x), spmm(adj, plain))
     assert torch.allclose(spmm(adj, x, reduce="mean"), spmm(adj, plain, reduce="mean"))
 
@@ -144,7 +145,7 @@ def test_dropout_spares_the_halo():
 def test_row_by_row():
     own, x, plain = make_rows()
     lin = torch.nn.Linear(5, 3).double()
-    out, wanted = row_by_row(lin, x), lin(plain)
+    out, wanted = apply_rowwise(lin, x), lin(plain)
     assert torch.allclose(out, wanted)
     inputs = (own, *lin.parameters())
     for mine, other in zip(gradient(out, *inputs), gradient(wanted, *inputs), strict=True):
@@ -152,7 +153,7 @@ def test_row_by_row():
 
 
 def same(conv, x, own, plain, adj, *args):
-    """Whether a layer makes the same of both, gradients included, in the same way."""
+    """Return whether a layer gives the same outputs and gradients for both, by the same path."""
     results, paths = [], []
     for rows in (x, plain):
         torch.manual_seed(0)
@@ -238,8 +239,8 @@ def test_what_is_known_without_the_halo():
     assert repr(x) == "Rows([19, 5], own=7, dtype=torch.float64, halo in place)"
     assert repr(Rows(own, plain[ROWS:])) == "Rows([19, 5], own=7, dtype=torch.float64)"
     assert first_rows(x, ROWS) is own
-    assert is_front(x, own)
-    assert not is_front(x, own * 1)
+    assert is_leading_view(x, own)
+    assert not is_leading_view(x, own * 1)
     with pytest.raises(AttributeError, match="cannot assign to field 'own'"):
         x.own = own
 
@@ -343,7 +344,7 @@ REFUSED = r"read where a history stores them, and it has changed .* or ask for a
     [
         lambda x: spmm(make_adjacency(ROWS, COLS, 40), x),
         lambda x: spmm(make_adjacency(ROWS, COLS, 40), x, reduce="max"),
-        lambda x: row_by_row(torch.tanh, x),
+        lambda x: apply_rowwise(torch.tanh, x),
         lambda x: first_rows(x, COLS),
         lambda x: x.tensor(),
         lambda x: dropout(x, 0.5).tensor(),
@@ -463,6 +464,7 @@ def test_inference_mode():
     assert x.tensor().requires_grad
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # The compiler looks at it.
 def test_compiled():
     adj = make_adjacency(ROWS, COLS, 40)

@@ -259,7 +259,7 @@ def test_what_is_made_of_an_adjacency():
 @pytest.mark.parametrize("natively", [True, False])
 def test_only_columns_with_a_gradient_are_transposed(monkeypatch, natively):
     if not natively:
-        monkeypatch.setattr(native, "on_cpu", lambda *_: False)
+        monkeypatch.setattr(native.extension, "on_cpu", lambda *_: False)
     adj = make_adjacency(*SHAPES["bipartite"])
     whole = Adjacency(adj.rowptr, adj.col, None, 19).matrix
     x = torch.randn(19, 3, dtype=torch.float64)
@@ -292,7 +292,7 @@ def test_wrong_adjacencies():
 
 
 def test_batches_of_the_loader_carry_it():
-    data = gas.planted.planted_partition(600)
+    data = gas.datasets.planted.planted_partition(600)
     loader = gas.SubgraphLoader(data, torch.tensor([0, 300, 600]), layout="fused", log=False)
     first, second = (next(iter(loader)).data for _ in range(2))
     assert first.adj_t.matrix is second.adj_t.matrix  # A fixed batch keeps the transpose.

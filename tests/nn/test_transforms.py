@@ -1,4 +1,4 @@
-"""What operators are given and asked for beside the usual: right, or refused."""
+"""Unusual inputs of operators: right, or refused."""
 
 import pytest
 import torch
@@ -66,6 +66,7 @@ def is_close(found, wanted):
     return all(torch.allclose(a, b) for a, b in zip(found, wanted, strict=True))
 
 
+@pytest.mark.slow(fast=3)
 @pytest.mark.parametrize("name", RIGHT)
 def test_second_derivatives(name):
     f, shapes = RIGHT[name]
@@ -95,6 +96,7 @@ def test_second_derivatives_where_slopes_do_not_change():
     assert gradgradcheck(lambda t: edge_conv(ADJ, t, source, relu, "sum"), target.requires_grad_())
 
 
+@pytest.mark.slow(fast=3)
 @pytest.mark.parametrize("name", ALL)
 def test_forward_mode_is_refused(name):
     f, shapes = ALL[name]
@@ -237,7 +239,7 @@ LAYERS = {
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("samples", [1, 2])
 def test_a_transform_comes_first(layer, samples):
-    """What a layer makes of the edges within a transform is of use after it."""
+    """Edges cached by a layer within a transform can be used after it."""
     conv, adj, x = LAYERS[layer](), make_adjacency(9, 9, 30), torch.randn(samples, 9, 4)
 
     def loss(x, adj=adj):

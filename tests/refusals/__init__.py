@@ -23,8 +23,8 @@ class Tools:
     patch: pytest.MonkeyPatch
 
     def without_extension(self):
-        """The twins in PyTorch are used."""
-        self.patch.setattr("gas.native.C", None)
+        """Return the twins in PyTorch are used."""
+        self.patch.setattr("gas.native.extension.C", None)
 
     def without_package(self, name):
         """It can't be imported."""
@@ -32,7 +32,7 @@ class Tools:
 
 
 def raising(error):
-    """A function that takes anything and raises this."""
+    """Return a function that takes anything and raises this."""
 
     def function(*_, **__):
         raise error
@@ -40,8 +40,14 @@ def raising(error):
     return function
 
 
+def without_cuda(t, target, action):
+    """Do something while a function raises what PyTorch does without CUDA, also where there is."""
+    t.patch.setattr(target, raising(AssertionError("Torch not compiled with CUDA enabled")))
+    return action()
+
+
 def ring(**changes):
-    """A ring of four nodes with both directions of its edges; ``None`` takes a part away."""
+    """Return a ring of four nodes with both directions of its edges; ``None`` takes a part away."""
     node = torch.arange(4)
     both = torch.cat([torch.stack([node, (node + 1) % 4]), torch.stack([(node + 1) % 4, node])], 1)
     parts = {
@@ -54,7 +60,7 @@ def ring(**changes):
 
 
 def sharded(**changes):
-    """The ring in two shards of one part each."""
+    """Return the ring in two shards of one part each."""
     return gas.cluster(ring(**changes), 2, 2, method="random", log=False)
 
 

@@ -7,7 +7,8 @@ import torch_geometric.transforms as T
 from torch_geometric.data import Data
 
 import gas
-from gas.augment import DropEdge, MaskFeatures, Rule, RuleOversampling, Views, mh_aug_loss
+from gas.augment import DropEdge, MaskFeatures, Views, mh_aug_loss
+from gas.contrib.rules import Rule, RuleOversampling
 from refusals import load, ring
 
 PAPER = dict(

@@ -38,7 +38,7 @@ def content(path):
 
 
 def rewrite(path, **changes):
-    """Writes a manifest whose checksum, and those of the files, are right."""
+    """Write a manifest whose checksum, and those of the files, are right."""
     found = {**content(path), **changes}
     for name in found["files"] or ():
         data = (path / name).read_bytes() if (path / name).exists() else b""
@@ -50,7 +50,7 @@ def rewrite(path, **changes):
 
 
 def changed(t, model=None, optimizer=None, **changes):
-    """A checkpoint whose manifest was changed is loaded."""
+    """Return a checkpoint whose manifest was changed is loaded."""
     made = gcn()
     path = saved(t, made, None if optimizer is None else adam(made))
     load(rewrite(path, **changes), model or gcn(), optimizer)
@@ -70,7 +70,7 @@ def filled():
 
 
 def stored(t, file=ROWS, **tensors):
-    """A checkpoint with other tensors in a file of a history is loaded."""
+    """Return a checkpoint with other tensors in a file of a history is loaded."""
     model = filled()
     path = saved(t, model)
     if "index" in tensors:
@@ -135,7 +135,7 @@ def missing(t):
 
 def unreadable(t):
     path = saved(t)
-    t.patch.setattr("gas.checkpoint.loading.check_files", raising(OSError("Input/output error")))
+    t.patch.setattr("gas.checkpoint.reader.check_files", raising(OSError("Input/output error")))
     load(path)
 
 
@@ -148,9 +148,9 @@ def full_disk(t):
 def another_process(t):
     """It has made the folder, since this one has looked."""
     saved(t)
-    t.patch.setattr("gas.checkpoint.saving.next_number", lambda folder: 2)
+    t.patch.setattr("gas.checkpoint.save_load.next_number", lambda folder: 2)
     (t.path / "run" / ".checkpoint_000002.writing").mkdir()
-    t.patch.setattr("gas.checkpoint.saving.sweep", lambda folder: None)
+    t.patch.setattr("gas.checkpoint.save_load.sweep", lambda folder: None)
     saved(t)
 
 
@@ -189,7 +189,7 @@ def refusing(t):
 
 
 def other_shapes(t):
-    """An optimizer's state of a parameter of another shape."""
+    """Return an optimizer's state of a parameter of another shape."""
     model = gcn()
     path = saved(t, model, adam(model))
     wide = gas.models.GraphSAGE(4, 2, 3, 2, num_layers=2)
@@ -236,6 +236,7 @@ CASES = {
     "load, no JSON": lambda t: text(t, "{"),
     "load, a name twice": lambda t: text(t, '{"a": 1, "a": 2}'),
     "load, NaN": lambda t: text(t, '{"a": NaN}'),
+    "load, JSON nested too deeply": lambda t: text(t, "[" * 100_000),
     "load, JSON of something else": lambda t: text(t, "{}"),
     "load, a newer version": lambda t: changed(t, version=2),
     "load, a changed manifest": lambda t: flipped(t, "manifest.json"),

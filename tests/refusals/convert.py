@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 import torch_geometric.nn as pyg
 from torch import nn
-from torch_geometric.data import HeteroData
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.transforms import GCNNorm
 
 import gas
@@ -12,7 +12,7 @@ from refusals import Model, load, ring
 
 
 def net_of(function, names="x, edge_index", **modules):
-    """A module whose forward is ``function(self, ...)``."""
+    """Return a module whose forward is ``function(self, ...)``."""
     space = {"function": function}
     exec(f"def forward(self, {names}): return function(self, {names})", space)
     net = type("Net", (nn.Module,), {"forward": space["forward"]})()
@@ -144,7 +144,31 @@ class TwoHops(pyg.MessagePassing):
         return self.propagate(edge_index, x=self.propagate(edge_index, x=x))
 
 
+class Scaled(pyg.MessagePassing):
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=x / x.max().clamp(min=100))
+
+
+def large_values():
+    data = Data(
+        x=torch.tensor([1.0] * 7 + [500]).view(8, 1), edge_index=torch.arange(8).repeat(2, 1)
+    )
+    model = convert(lambda net, x, edge_index: net.part(x, edge_index), data=data, part=Scaled())
+    gas.cluster(data, 2, model=model, method="random", log=False)
+
+
+def loops_of_a_matrix():
+    """Return the mean of SimpleConv divides by the entries of a row."""
+    adj_t = (torch.eye(5) + torch.ones(5, 5).tril()).clamp(max=1).to_sparse_csr()
+    data = Data(x=torch.eye(5, 2), adj_t=adj_t)
+    layer = pyg.SimpleConv(aggr="mean", combine_root="self_loop")
+    model = convert(lambda net, x, adj_t: net.part(x, adj_t), "x, adj_t", data=data, part=layer)
+    gas.cluster(data, 2, model=model, method="random", log=False)
+
+
 CASES = {
+    "cluster, a layer that looks at all values if one is large": lambda t: large_values(),
+    "cluster, a module that takes loops of a matrix in another way": lambda t: loops_of_a_matrix(),
     "attention to all nodes": lambda t: convert(
         lambda net, x, edge_index: net.part(net.conv(x, edge_index), edge_index),
         part=pyg.GPSConv(2, pyg.SAGEConv(2, 2)),

@@ -51,11 +51,25 @@ def cut_off(t):
     damaged(t, "g.npz", (t.path / "whole.npz").read_bytes()[:200])
 
 
-def short_array(t):
+def packed_by_lzma(t):
+    whole = io.BytesIO()
+    np.save(whole, ONES)
+    with zipfile.ZipFile(t.path / "g.npz", "w", zipfile.ZIP_LZMA) as file:
+        file.writestr("x.npy", whole.getvalue())
+    get(t, str(t.path / "g.npz"))
+
+
+def types_of_another_length(t):
+    np.savez(t.path / "g.npz", x=ONES, y=CLASSES, edge_index=EDGES, node_type=CLASSES[:1])
+    gas.open_graph(t.path / "g.npz", hetero=True, log=False)
+
+
+def entry(t, change):
+    """Write an array into an archive that isn't as NumPy writes it."""
     whole = io.BytesIO()
     np.save(whole, ONES)
     with zipfile.ZipFile(t.path / "g.npz", "w") as file:
-        file.writestr("x.npy", whole.getvalue()[:64])
+        file.writestr("x.npy", change(whole.getvalue()))
     get(t, str(t.path / "g.npz"))
 
 
@@ -77,7 +91,7 @@ class Ogb:
 
 
 def opening(t, **files):
-    """Writes files, whose names have ``__`` for the dot, and opens their folder."""
+    """Write files, whose names have ``__`` for the dot, and open their folder."""
     t.options = files.pop("options", {})
     for name, content in {"edges__csv": "source,target\n0,1\n1,0\n", **files}.items():
         file = t.path / name.replace("__", ".")
@@ -85,7 +99,7 @@ def opening(t, **files):
             file.write_text(content)
         elif content is not None:
             np.save(file, content, allow_pickle=True)
-    gas.open_graph(t.path, log=False, **t.options)
+    gas.open_graph(t.path, **{"log": False, **t.options})
 
 
 def opening_without_pyarrow(t):
@@ -100,6 +114,14 @@ def opening_lists_of_two_lengths(t):
     opening(t)
 
 
+def types_that_are_dates(t):
+    from pyarrow import array, date32, parquet, table
+
+    columns = {"source": [0, 1], "target": [1, 0], "type": array([1, 2], date32())}
+    parquet.write_table(table(columns), t.path / "edges.parquet")
+    gas.open_graph(t.path / "edges.parquet", log=False)
+
+
 MASKS = {f"{part}_mask": np.array([True, False]) for part in ("train", "val", "test")}
 
 
@@ -110,7 +132,7 @@ def sparse_folder(t, **arrays):
 
 
 def imports(t, files=None, source=None, **options):
-    """Imports a graph of tables, given as texts, and of arrays."""
+    """Import a graph of tables, given as texts, and of arrays."""
     files = {"edges.csv": "source,target\na,b\nb,a\n"} if files is None else files
     (t.path / "tables").mkdir(exist_ok=True)
     for name, content in files.items():
@@ -156,7 +178,7 @@ def import_of_a_cut_off_file(t):
 
 
 def stores(t, kinds=(None,), x=ONES, name="x", **options):
-    """Imports PyG's stores of two nodes."""
+    """Import PyG's stores of two nodes."""
     features, graph = MyFeatureStore(), MyGraphStore()
     features.put_tensor(torch.as_tensor(x), group_name=None, attr_name=name, index=None)
     for kind in kinds:
@@ -176,7 +198,15 @@ def graph_folder(t, **options):
 
 
 EDGES_OF_0_AND_1 = "source,target\n0,1\n1,0\n"
+
+
+def root_below_a_file(t):
+    (t.path / "file").touch()
+    gas.get_data(t.path / "file" / "data", "Cora")
+
+
 CASES = {
+    "get_data, a root below a file": root_below_a_file,
     "import_graph, while another is at it": import_into_one_folder,
     "import_graph, goes on after its file was cut off": import_of_a_cut_off_file,
     "import_graph, stores of several types": lambda t: stores(t, [("a", "to", "b"), None]),
@@ -272,6 +302,8 @@ CASES = {
     "open_graph, a column of nodes that isn't there": lambda t: opening(
         t, nodes__csv="id,f\n0,1\n1,1\n", options={"columns": {"label": "kind"}}
     ),
+    "get_data, a split too many": lambda t: get(t, "planted:60", split=20),
+    "get_data, a split by name": lambda t: get(t, "planted:60", split="first"),
     "get_data, columns of no table": lambda t: get(t, "planted:60", columns={"id": "who"}),
     "open_graph, a file of another kind": lambda t: (
         (t.path / "graph.xlsx").touch(),
@@ -282,6 +314,20 @@ CASES = {
         t, edges__csv="source,target,a\n0,1,2\n1,0,\n"
     ),
     "open_graph, edges twice": lambda t: opening(t, edge_index__npy=EDGES),
+    "open_graph, edges of one direction": lambda t: opening(
+        t, options={"log": True}, edges__csv="source,target\n0,1\n"
+    ),
+    "open_graph, names of edges alone": lambda t: opening(
+        t, options={"log": True}, edges__csv="source,target\n", nodes__csv="id,f\na,1\n"
+    ),
+    "open_graph, the same nodes twice": lambda t: opening(
+        t,
+        options={"log": True},
+        nodes__csv="id,label\n0,a\n1,b\n2,a\n",
+        train_mask__npy=np.arange(3) == 0,
+        val_mask__npy=np.arange(3) == 1,
+        test_mask__npy=np.arange(3) >= 1,
+    ),
     "open_graph, a file of no known name": lambda t: opening(t, payments__csv="1,2\n"),
     "open_graph, edges whose ends have other names": lambda t: opening(
         t, edges__csv="payer,payee,when\n0,1,2\n"
@@ -304,6 +350,39 @@ CASES = {
     "open_graph, an edge to no row": lambda t: opening(t, x__npy=np.ones((1, 2))),
     "open_graph, ids for rows": lambda t: opening(
         t, x__npy=np.ones((2, 2)), edges__csv="source,target\na,b\n"
+    ),
+    "open_graph, an edge without a type": lambda t: opening(
+        t, edges__csv="source,target,type\n0,1,a\n1,0,\n"
+    ),
+    "open_graph, types that are fractions": lambda t: opening(
+        t, edges__csv="source,target,type\n0,1,0.5\n1,0,2\n"
+    ),
+    "open_graph, an array of types of pairs": lambda t: opening(
+        t, edge_type__npy=np.ones((2, 2), dtype=int)
+    ),
+    "open_graph, a type without a name": lambda t: opening(
+        t, edge_type__npy=np.array([0, 2]), edge_types__txt="likes\nknows\n"
+    ),
+    "open_graph, a name of two types": lambda t: opening(
+        t, edge_type__npy=np.array([0, 1]), edge_types__txt="likes\nlikes\n"
+    ),
+    "open_graph, no column of types": lambda t: opening(t, options={"columns": {"type": "kind"}}),
+    "open_graph, a file of types in two columns": lambda t: opening(
+        t, edge_type__csv="type,b\nx,1\ny,1\n"
+    ),
+    "open_graph, names of types that are no text": lambda t: (
+        (t.path / "edge_types.txt").write_bytes(b"\xff\xfe\xfa"),
+        opening(t, edge_type__npy=np.array([0, 1])),
+    ),
+    "import_graph, an edge without a type": lambda t: imports(
+        t, {"edges.csv": "source,target,type\na,b,x\nb,a,\n"}
+    ),
+    "open_graph, hetero of a graph folder": lambda t: graph_folder(t, hetero=True),
+    "open_graph, reverses that are there": lambda t: opening(
+        t,
+        edges__csv="source,target,type\n0,1,a\n1,0,rev_a\n",
+        nodes__csv="id,type,f\n0,u,1\n1,v,2\n",
+        options={"undirected": True, "hetero": True},
     ),
     "open_graph, a node without an id": lambda t: opening(t, nodes__csv="id,f\n0,1\n,1\n"),
     "open_graph, a node twice": lambda t: opening(t, nodes__csv="id,f\n0,1\n0,1\n"),
@@ -356,13 +435,22 @@ CASES = {
     "npz, letters": lambda t: damaged(t, "g.npz"),
     "npz, empty": lambda t: damaged(t, "g.npz", b""),
     "npz, cut off": cut_off,
-    "npz, an array cut off": short_array,
+    "npz, an array cut off": lambda t: entry(t, lambda whole: whole[:64]),
+    "npz, an array without its rows": lambda t: entry(t, lambda whole: whole[:128]),
+    "npz, no array": lambda t: entry(t, lambda _: b"words"),
+    "npz, an array of version 3": lambda t: entry(
+        t, lambda whole: whole.replace(b"Y\x01", b"Y\x03")
+    ),
     "npz, pickled objects": lambda t: npz(t, y=np.array([{}, {}])),
     "npz, text": lambda t: npz(t, y=np.array(["a", "b"])),
     "npz, no features": lambda t: npz(t, x=None),
     "npz, features in one row": lambda t: npz(t, x=np.ones(2)),
     "npz, features that are NaN": lambda t: npz(t, x=np.full((2, 3), np.nan)),
     "npz, real targets that are NaN": lambda t: npz(t, y=np.array([0.5, np.nan])),
+    "npz, real targets that are infinite": lambda t: npz(t, y=np.array([0.5, np.inf])),
+    "npz, packed by LZMA": packed_by_lzma,
+    "npz, types of another length": types_of_another_length,
+    "open_graph, types that are dates": types_that_are_dates,
     "npz, classes below -1": lambda t: npz(t, y=np.array([0, -2])),
     "npz, a mask of indices": lambda t: npz(t, train_mask=np.array([0, 5])),
     "npz, a training mask alone": lambda t: npz(t, train_mask=MASKS["train_mask"]),

@@ -25,14 +25,14 @@ def alone(t):
 
 
 def distributed(t, act, model=None, **options):
-    """Does something with a model that is distributed over one process."""
+    """Do something with a model that is distributed over one process."""
     with alone(t):
         model = Model() if model is None else model
         return act(gas.distribute(model, **options))
 
 
 def of_two(t, act, **changes):
-    """The same where another rank says that it has something else."""
+    """Return the same where another rank says that it has something else."""
     with alone(t):
         model = gas.distribute(Model(), wrap=False)
         t.patch.setattr(Group, "gather_json", lambda _, mine, __: [mine, {**mine, **changes}])
@@ -46,7 +46,7 @@ def shard_batch():
 
 
 def one_shard():
-    """A graph that is one shard of one."""
+    """Return a graph that is one shard of one."""
     data = gas.cluster(ring(), 1, log=False)
     data.shards = torch.tensor([0, 4])
     return gas.SubgraphLoader(gas.graph.shards.shard_of(data, 0), log=False)
@@ -79,7 +79,7 @@ def changed_header(t, place):
 
 
 def gone(t, seen):
-    """A collective fails, as when another rank has gone; ``seen`` is the store's answer."""
+    """Return a collective fails, as when another rank has gone; ``seen`` is the store's answer."""
     with alone(t):
         group = Group()
         group.size = 3

@@ -1,4 +1,4 @@
-"""What the scripts of ``examples/`` refuse on their command lines."""
+"""Command lines that the scripts of ``examples/`` refuse."""
 
 import contextlib
 import io
@@ -10,7 +10,7 @@ from conftest import ROOT
 
 
 def run(t, script, *options):
-    """The last line that the script writes."""
+    """Return the last line that the script writes."""
     said = io.StringIO()
     t.patch.setattr(sys, "argv", [script, *map(str, options)])
     t.patch.chdir(t.path)
@@ -28,6 +28,12 @@ def as_file(t):
     return t.path / "out"
 
 
+def tables(t, nodes):
+    (t.path / "edges.csv").write_text("source,target,type\n0,1,a\n1,0,b\n")
+    (t.path / "nodes.csv").write_text(nodes)
+    return t.path
+
+
 def real_targets(t):
     torch.save({"x": torch.ones(4, 2), "y": torch.rand(4), "edge_index": torch.ones(2, 2).long()},
                t.path / "g.pt")  # fmt: skip
@@ -43,13 +49,16 @@ def unforeseen(t):
     def fit(*_):
         raise AssertionError("the sky fell")
 
-    t.patch.setattr("gas.training.experiment.fit", fit)
+    t.patch.setattr("gas.cli.experiment.fit", fit)
     run(t, "train_gas.py", "--dataset", "planted:60")
 
 
 CASES = {
     "train_gas.py --epochs 0": lambda t: run(t, "train_gas.py", "--epochs", 0),
     "train_gas.py --device cuda, without one": lambda t: run(t, "train_gas.py", "--device", "cuda"),
+    "train_gas.py --norm, of a model without": lambda t: run(
+        t, "train_gas.py", "--dataset", "planted:60", "--model", "gat", "--norm", "batch"
+    ),
     "train_gas.py --out, a file": lambda t: run(t, "train_gas.py", "--out", as_file(t)),
     "train_gas.py --num-steps, without --augment": lambda t: run(
         t, "train_gas.py", "--num-steps", 3
@@ -77,6 +86,19 @@ CASES = {
     ),
     "train_gas.py --feature-dtype, sparse features": lambda t: run(
         t, "train_gas.py", "--dataset", "planted:60", "--sparse-features", "--feature-dtype", "int8"
+    ),
+    "train_gas.py --hetero, a name": lambda t: run(t, "train_gas.py", "--hetero"),
+    "train_gas.py --hetero --refresh": lambda t: run(
+        t, "train_gas.py", "--hetero", "--refresh", "full"
+    ),
+    "train_gas.py --hetero --model gat": lambda t: run(
+        t, "train_gas.py", "--hetero", "--model", "gat"
+    ),
+    "train_gas.py --hetero, no features": lambda t: run(
+        t, "train_gas.py", "--hetero", "--dataset", tables(t, "id,label\n0,a\n1,b\n")
+    ),
+    "train_gas.py --hetero, no labels": lambda t: run(
+        t, "train_gas.py", "--hetero", "--dataset", tables(t, "id,f\n0,1\n1,2\n")
     ),
     "train_gas.py, an error of another kind": unforeseen,
     "train_gas.py --dataset, unknown": lambda t: run(t, "train_gas.py", "--dataset", "coral"),

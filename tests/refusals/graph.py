@@ -45,12 +45,12 @@ def no_cache(t):
 
 
 def too_many_entries(t):
-    t.patch.setattr("gas.graph.adjacency.MOST", 2)
+    t.patch.setattr("gas.graph.structure.MOST_INT32", 2)
     Adjacency(torch.tensor([0, 3]), torch.tensor([0, 1, 2]), num_cols=3)
 
 
 def too_many_in_a_batch(t):
-    t.patch.setattr("gas.graph.adjacency.MOST", 3)
+    t.patch.setattr("gas.graph.adjacency.MOST_INT32", 3)
     list(load(layout="fused"))
 
 
@@ -183,6 +183,12 @@ CASES = {
     "cluster, out= of an array of objects": lambda t: folder(t, odd=np.array([None])),
     "cluster, out= of another layout": lambda t: folder(t, odd=torch.eye(4).to_sparse_csc()),
     "cluster, out= of two kinds of weights": other_weights,
+    "cluster, sparse features by another word": lambda t: gas.cluster(
+        ring(), 2, sparse_features="yes"
+    ),
+    "cluster, sparse features of numbers": lambda t: gas.cluster(
+        ring(x=torch.arange(4)), 2, sparse_features=True
+    ),
     "cluster, sparse features in three dimensions": lambda t: features(
         torch.ones(4, 2, 2).to_sparse()
     ),
@@ -274,6 +280,7 @@ CASES = {
     "gas.cluster, a weight that is NaN": lambda t: gas.cluster(
         ring(edge_weight=torch.tensor([1.0, float("nan")] * 4)), 2, log=False
     ),
+    "gas.cluster, features that are NaN": lambda t: gas.cluster(ring(x=NOT_A_NUMBER), 2, log=False),
     "SubgraphLoader, edge_index and adj_t differ": lambda t: load(ring(adj_t=csr())),
     "SubgraphLoader, features that are NaN": lambda t: load(ring(x=NOT_A_NUMBER), check=True),
     "SubgraphLoader, an unknown layout": lambda t: load(layout="coo"),

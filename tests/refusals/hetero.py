@@ -31,12 +31,12 @@ def load(data=None, **options):
 
 
 def changed(kind, key, value):
-    """Cuts a graph of which something was set."""
+    """Cut a graph of which something was set."""
     cut(typed(lambda data: setattr(data[kind], key, value)))
 
 
 class Net(nn.Module):
-    """What a test says is done of the papers, between two layers or instead of them."""
+    """Model with a given step for papers, between two layers or instead of them."""
 
     def __init__(self, between=lambda x: x, instead=None, layer=SAGEConv, **options):
         super().__init__()
@@ -82,7 +82,7 @@ def instead(function):
 
 
 def call(change=None, **options):
-    """Calls a model with a batch that was changed."""
+    """Call a model with a batch that was changed."""
     batch = load().cut([0])
     if change is not None:
         change(batch)
@@ -90,7 +90,7 @@ def call(change=None, **options):
 
 
 def later(instead):
-    """A module that does something else after it was converted."""
+    """Return a module that does something else after it was converted."""
     model = make()
     model.predict(cut())
     model.net.instead = instead
@@ -166,7 +166,9 @@ CASES = {
     "cluster, edges without ids": lambda t: cut(
         typed(lambda d: d[CITES].__delattr__("edge_index"))
     ),
-    "cluster, sparse features": lambda t: changed("p", "x", torch.eye(8).to_sparse()),
+    "cluster, sparse features of a third dimension": lambda t: changed(
+        "p", "x", torch.ones(8, 2, 2).to_sparse()
+    ),
     "cluster, an id too large": lambda t: changed(CITES, "edge_index", LARGER),
     "cluster, twice": lambda t: cut(cut()),
     "cluster, shards": lambda t: cut(shards=2),

@@ -11,8 +11,8 @@ from typing import ClassVar
 import torch
 
 import gas
+from gas.contrib.rocks import open_rows, write_rows
 from gas.history import memory, store
-from gas.history.rocks import open_rows, write_rows
 from refusals import Model, raising
 
 ids = torch.tensor
@@ -29,7 +29,7 @@ def push(x=ROWS, *args, **where):
 
 def unpinned(t):
     native = types.SimpleNamespace(WITH_CUDA=True, cuda_pin=raising(RuntimeError("out of memory")))
-    t.patch.setattr("gas.native.C", native)
+    t.patch.setattr("gas.native.extension.C", native)
     store.MemoryStore(1000, 3, torch.float32, pin=True)
 
 
@@ -44,7 +44,7 @@ def in_file(t, rows=4, **options):
 
 
 def after(t, change, **options):
-    """Opens a file again once something has happened to it."""
+    """Open a file again once something has happened to it."""
     in_file(t).close()
     change(t.path / "h")
     in_file(t, **options)
@@ -106,7 +106,7 @@ def failing_write(t):
 
 
 def encode(x=ROWS, *args, **options):
-    return gas.encode(x, *args, **options)
+    return gas.quantize(x, *args, **options)
 
 
 def encoded_to_a_file_that_is_there(t):
@@ -146,7 +146,7 @@ def impossible_ages(t):
 
 
 def another_is_faster(t):
-    """A file is there by the time that the new one is to get its name."""
+    """Return a file is there by the time that the new one is to get its name."""
     opened = os.open
 
     def slowly(*args):
@@ -174,7 +174,7 @@ class Rows(dict):
 
 
 def rocks(t, name="db", rows=4, **options):
-    """Features in a database that is made up: the package needn't be there."""
+    """Return features in a database that is made up: the package needn't be there."""
     made_up = types.ModuleType("rocksdict")
     made_up.Rdict, made_up.Options = Rows, lambda raw_mode: None
     t.patch.setitem(sys.modules, "rocksdict", made_up)
@@ -251,16 +251,16 @@ CASES = {
     "push, closed": lambda t: closed(lambda h: h.push(ROWS, ids([0, 1]))),
     "emb, closed": lambda t: closed(lambda h: h.emb),
     "a pull that was taken back": lambda t: cancelled(),
-    "gas.encode, no tensor": lambda t: encode([[1.0]]),
-    "gas.encode, sparse features": lambda t: encode(ROWS.to_sparse()),
-    "gas.encode, one number for each row": lambda t: encode(ROWS[:, 0]),
-    "gas.encode, integers": lambda t: encode(ROWS.long()),
-    "gas.encode, an unknown type": lambda t: encode(ROWS, "int4"),
-    "gas.encode, on a device": lambda t: encode(store="device"),
-    "gas.encode, a path for memory": lambda t: encode(path="x"),
-    "gas.encode, a file that is there": encoded_to_a_file_that_is_there,
-    "gas.encode, no memory": encoded_without_memory,
-    "gas.encode, a value too large": lambda t: encode(1e6 * ROWS, "float16"),
+    "gas.quantize, no tensor": lambda t: encode([[1.0]]),
+    "gas.quantize, sparse features": lambda t: encode(ROWS.to_sparse()),
+    "gas.quantize, one number for each row": lambda t: encode(ROWS[:, 0]),
+    "gas.quantize, integers": lambda t: encode(ROWS.long()),
+    "gas.quantize, an unknown type": lambda t: encode(ROWS, "int4"),
+    "gas.quantize, on a device": lambda t: encode(store="device"),
+    "gas.quantize, a path for memory": lambda t: encode(path="x"),
+    "gas.quantize, a file that is there": encoded_to_a_file_that_is_there,
+    "gas.quantize, no memory": encoded_without_memory,
+    "gas.quantize, a value too large": lambda t: encode(1e6 * ROWS, "float16"),
     "encoded rows, x[0] = 1": lambda t: written(lambda x: x.__setitem__(0, 1)),
     "encoded rows, x.add_(1)": lambda t: written(lambda x: x.add_(1)),
     "encoded rows, out=x": lambda t: written(lambda x: torch.add(x, 1, out=x)),

@@ -10,7 +10,7 @@ import gas
 from gas.augment import DropEdge
 from gas.graph.shards import shard_of
 from gas.loader import PartSampler
-from refusals import HALVES, first_batch, load, ring, sharded
+from refusals import HALVES, first_batch, load, ring, sharded, without_cuda
 
 SHARED_OUT = DistributedSampler(range(1), num_replicas=2, rank=0)
 FIRST = torch.tensor([0])
@@ -71,6 +71,9 @@ def told(loss):
 
 NO_LABELS = torch.zeros(4, dtype=torch.bool)
 CASES = {
+    "batch.to, no CUDA": lambda t: without_cuda(
+        t, "gas.loader.batch.apply", lambda: next(iter(load())).to("cuda")
+    ),
     "PartSampler, by chance": lambda t: sampled(by="chance"),
     "PartSampler, more than all parts": lambda t: sampled(share=2),
     "PartSampler, all parts by loss": lambda t: sampled(by="loss"),

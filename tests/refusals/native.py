@@ -8,20 +8,19 @@ import torch
 
 from gas import native
 from gas.native import openmp
-from gas.native.engine import By, Engine
 from gas.native.graph import Relabeler, coo_to_csr, relabel_one_hop, undirected
 from gas.native.rows import gather_rows
 from gas.native.segments import read_segments
-from gas.native.transfer import Job, Table
+from gas.native.transfer import Engine, Job, JobPolicy
 from refusals import raising
 
 ids = torch.tensor
-THREE = torch.zeros(3, 2)
+THREE, FOUR = torch.zeros(3, 2), torch.zeros(4, 2)
 
 
 def importing(t, module=None, error=None):
     t.patch.setattr(importlib, "import_module", raising(error) if error else lambda _: module)
-    native._load()
+    native.extension._load()
 
 
 def twin(t, function):
@@ -55,10 +54,6 @@ def failing_job(t, extension=True):
 def failing_pull(t):
     t.without_extension()
     Engine(0).run(0, Job.calling(raising(OSError("the disk is gone"))))
-
-
-def table(**options):
-    return Table(torch.zeros(4, 2), **options)
 
 
 ROWPTR, COL = ids([0, 1, 2]), ids([1, 0])
@@ -104,14 +99,14 @@ CASES = {
     "gather_rows without extension, a row outside": lambda t: twin(
         t, lambda: gather_rows(THREE, ids([3]))
     ),
-    "Table.pull, into another shape": lambda t: table().pull(ids([0]), torch.zeros(1, 3)),
-    "Table.pull, a row outside": lambda t: table().pull(ids([4]), torch.zeros(1, 2)).run(),
-    "Table.push, another type": lambda t: table().push(torch.zeros(1, 2).double(), ids([0])),
-    "Table.push, a row outside": lambda t: table().push(torch.zeros(1, 2), ids([-1])).run(),
-    "Table.push_ranges, a range outside": lambda t: table().push_ranges(THREE, [2], [3]),
+    "Job.pull, into another shape": lambda t: Job.pull(FOUR, ids([0]), torch.zeros(1, 3)),
+    "Job.pull, a row outside": lambda t: Job.pull(FOUR, ids([4]), torch.zeros(1, 2)).run(),
+    "Job.push, another type": lambda t: Job.push(FOUR, torch.zeros(1, 2).double(), ids([0])),
+    "Job.push, a row outside": lambda t: Job.push(FOUR, torch.zeros(1, 2), ids([-1])).run(),
+    "Job.push, a range outside": lambda t: Job.push(FOUR, THREE, [(2, 3)]),
     "Engine.submit, closed": lambda t: closed_engine(t, lambda e: e.submit(0, Job.calling(print))),
     "Engine.submit without extension, closed": lambda t: closed_engine(
-        t, lambda e: e.submit(0, Job.calling(print), By.ANYONE), extension=False
+        t, lambda e: e.submit(0, Job.calling(print), JobPolicy.ANYONE), extension=False
     ),
     "Engine.wait, closed": lambda t: closed_engine(t, lambda e: e.wait(1)),
     "a push that failed, at the next wait": failing_job,

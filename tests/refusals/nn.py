@@ -9,7 +9,7 @@ from gas import nn
 from gas.history.rows import Rows
 from gas.nn import gat_attention, gatv2_attention, gaussian_mixture, spmm
 from gas.nn.attention import draw_seed
-from gas.nn.edge_conv import activation_of, edge_conv
+from gas.nn.edge_conv import edge_conv, kernel_activation
 from refusals import adjacency, ring
 
 ADJ = adjacency()  # [2, 3], with 3 entries.
@@ -99,8 +99,8 @@ CASES = {
     ),
     "edge_conv, an unknown reduce": lambda t: edge_conv(ADJ, X, OWN, None, "prod"),
     "edge_conv, targets of all nodes": lambda t: edge_conv(ADJ, X, X, None),
-    "edge_conv, an unknown activation": lambda t: activation_of(torch.nn.GELU(), "sum"),
-    "edge_conv, an activation that falls": lambda t: activation_of(ELU, "max"),
+    "edge_conv, an unknown activation": lambda t: kernel_activation(torch.nn.GELU(), "sum"),
+    "edge_conv, an activation that falls": lambda t: kernel_activation(ELU, "max"),
     "gaussian_mixture, an unknown reduce": lambda t: mixture(reduce="max"),
     "gaussian_mixture, means in one row": lambda t: mixture(mu=torch.ones(2)),
     "gaussian_mixture, deviations of other kernels": lambda t: mixture(sigma=torch.ones(4, 2)),

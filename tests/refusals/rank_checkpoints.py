@@ -11,8 +11,8 @@ import gas
 from gas.checkpoint import load, save
 from gas.checkpoint.files import Newest, of_rank, write_newest
 from gas.checkpoint.histories import saving
-from gas.checkpoint.moving import Graph
-from gas.checkpoint.saving import Content, histories_of
+from gas.checkpoint.redistribution import Graph
+from gas.checkpoint.writer import CheckpointWriter, history_writers
 from gas.distributed import Exchange
 from gas.graph.shards import shard_of
 from refusals import raising, ring, sharded
@@ -38,7 +38,7 @@ def rank(t):
 
 
 def on_rank(function):
-    """A case that is run on the only rank."""
+    """Return a case that is run on the only rank."""
 
     def case(t):
         with rank(t) as model:
@@ -48,7 +48,7 @@ def on_rank(function):
 
 
 def saved(t, number=1, histories=True, views=(), **changes):
-    """What two ranks have saved; the second says other things of itself."""
+    """Save on two ranks whose descriptions differ."""
     for rank in range(2):
         mine = loader(shard_of(sharded(), rank))
         model = sage(mine.num_nodes)
@@ -60,9 +60,9 @@ def saved(t, number=1, histories=True, views=(), **changes):
             "perm": graph.own,
             "sum": graph.sum,
         }
-        content = Content(t.path / "run", model, None, mine, {})
+        content = CheckpointWriter(t.path / "run", model, None, mine, {})
         content.add("ranks", {**about, **(changes if rank else {})})
-        parts = histories_of(model, True) if histories else {}
+        parts = history_writers(model, True) if histories else {}
         parts |= {name: saving(name, model.histories[0], True) for name in views}
         content.write(of_rank(t.path / "run", 2, rank), number, parts)
     write_newest(t.path / "run", Newest(2, number))
@@ -76,7 +76,9 @@ def loaded(t, model=None, graph=None, **changes):
 
 
 def fewer_rows(t):
-    t.patch.setattr("gas.checkpoint.moving.is_count", lambda rows: rows is not None and rows > 9)
+    t.patch.setattr(
+        "gas.checkpoint.redistribution.is_count", lambda rows: rows is not None and rows > 9
+    )
     loaded(t)
 
 
@@ -102,7 +104,7 @@ def missing(t, *numbers):
 
 
 def on_its_way(t, model):
-    """What others would send isn't what they have sent."""
+    """Load a checkpoint whose sent rows don't match those of the senders."""
     message = {"number": 1, "sizes": [[0, 0]], "received": torch.zeros(3).byte()}
     state = {"arriving": [{**message, "pushes": [1]}]}
     t.patch.setattr(Exchange, "state_dict", lambda self: state)
@@ -112,7 +114,7 @@ def on_its_way(t, model):
 
 def full_disk(t, model):
     full = raising(OSError(errno.ENOSPC, "No space left on device"))
-    t.patch.setattr("gas.checkpoint.saving.write_tensors", full)
+    t.patch.setattr("gas.checkpoint.writer.write_tensors", full)
     save(t.path / "run", model, None, loader())
 
 

@@ -13,13 +13,13 @@ from torch_geometric.utils import get_embeddings
 
 import gas
 from gas.augment import DropEdge
-from refusals import HALVES, Model, first_batch, load, raising, ring
+from refusals import HALVES, Model, first_batch, load, raising, ring, without_cuda
 
 X = torch.ones(4, 2)
 
 
 def call(model=None, batch=None, **changes):
-    """Calls a model on a mini-batch, with other arguments than the loader's."""
+    """Call a model on a mini-batch, with other arguments than the loader's."""
     batch = first_batch() if batch is None else batch
     given = dict(
         x=batch.data.x, adj_t=batch.data.get("adj_t"), batch_size=batch.batch_size, n_id=batch.n_id,
@@ -52,6 +52,37 @@ def embeddings_of_one_layer():
     get_embeddings(model.at(batch), batch.x, batch.edge_index)
 
 
+def mask_of_sparse_features():
+    graph = ring(x=torch.ones(4, 2).to_sparse_csr(), parts=HALVES, perm=torch.arange(4))
+    model = gas.to_scalable(pyg.GraphSAGE(2, 2, num_layers=1), graph)
+    batch = next(iter(gas.SubgraphLoader(graph, layout="edge_index", log=False)))
+    x = batch.x
+    model.at(batch)(x.detach().requires_grad_(), batch.edge_index)
+
+
+def norms(call, ptr=HALVES):
+    """Refresh a model that calls two norms in a way of its own."""
+
+    def push(model, h, *args):
+        call(model, h)
+        return model.push_and_pull(model.histories[0], h, *args)
+
+    model = Model(push=push)
+    model.one, model.other = (torch.nn.BatchNorm1d(2) for _ in range(2))
+    model.refresh(load(ring(x=torch.tensor([[9.0, 9.0], [9, 9], [0, 0], [0, 0]])), ptr))
+
+
+class Doubled(torch.nn.BatchNorm1d):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def norm_of_its_own(norm, mode=True):
+    model = Model()
+    model.one = norm
+    model.train(mode).refresh(load(ring()))
+
+
 def stale_prediction():
     graph = ring(parts=HALVES, perm=torch.arange(4))
     model = Model()
@@ -62,7 +93,7 @@ def stale_prediction():
 
 
 def plain_dropout(t):
-    """Whose words are those of PyTorch, in every version."""
+    """Raise PyTorch's message, in every version."""
     t.patch.setattr("torch.nn.functional.dropout", raising(NotImplementedError("no SparseCsr")))
 
     class Dropping(Model):
@@ -139,7 +170,7 @@ def too_late():
 
 
 def forgetful(times):
-    """A model that pushes in its first calls alone."""
+    """Return a model that pushes in its first calls alone."""
     calls = iter(range(times + 1))
 
     def push(model, h, *args):
@@ -235,7 +266,17 @@ def nothing_free(t):
     t.patch.setattr(sys.modules["gas.scalable.verify"], "free_memory", lambda device: 0)
 
 
+def named(ids=("a", "b", "c", "d")):
+    return ring(parts=HALVES, perm=torch.arange(4), node_id=list(ids))
+
+
 CASES = {
+    "model.to, no CUDA": lambda t: without_cuda(
+        t, "torch.nn.Module._apply", lambda: Model().to("cuda")
+    ),
+    "ScalableGNN, a device that isn't there": lambda t: without_cuda(
+        t, "gas.history.memory.free_memory", lambda: Model(device="cuda")
+    ),
     "model.pack, histories in memory": lambda t: Model().pack(load()),
     "model.pack, another graph": lambda t: Model(5, store="disk").pack(load()),
     "model.pack, the graph itself": lambda t: Model(store="disk").pack(ring()),
@@ -250,6 +291,7 @@ CASES = {
     "model.at, AttentionExplainer of a matrix": lambda t: attention("fused"),
     "model.at, AttentionExplainer of self-loops": lambda t: attention("edge_index"),
     "model.at, PGExplainer without histories": lambda t: embeddings_of_one_layer(),
+    "model.at, a gradient of sparse features": lambda t: mask_of_sparse_features(),
     "gas.verify, a model of PyG": lambda t: gas.verify(torch.nn.Linear(2, 2), ring()),
     "cluster, memory for less than a node": lambda t: gas.cluster(
         ring(), "auto", memory=8, model=Model(), log=False
@@ -263,6 +305,13 @@ CASES = {
         ring(parts=HALVES), nodes=torch.tensor([1])
     ),
     "predict, chosen nodes by rows of other weights": lambda t: stale_prediction(),
+    "predict, ids of a graph without them": lambda t: predict(
+        ring(parts=HALVES, perm=torch.arange(4)), ids=["a"]
+    ),
+    "predict, an id that isn't there": lambda t: predict(named(), ids=["b", "e", "f"]),
+    "predict, one id": lambda t: predict(named(), ids="b"),
+    "predict, ids that several nodes have": lambda t: predict(named(list("abca")), ids=["b"]),
+    "predict, ids and rows": lambda t: predict(named(), ids=["b"], nodes=torch.tensor([1])),
     "predict, chosen nodes in a list": lambda t: predict(
         ring(parts=HALVES, perm=torch.arange(4)), nodes=[1, 2]
     ),
@@ -274,6 +323,16 @@ CASES = {
     ),
     "calling, a loader": lambda t: Model()(load(ring(parts=HALVES))),
     "predict, a loader and a layout": lambda t: predict(load(), layout="csr"),
+    "refresh, a loader and a layout": lambda t: Model().refresh(load(), layout="csr"),
+    "refresh, a norm with a forward of its own": lambda t: norm_of_its_own(Doubled(2)),
+    "refresh, in evaluation mode": lambda t: norm_of_its_own(torch.nn.BatchNorm1d(2), mode=False),
+    "refresh, a norm of types": lambda t: norm_of_its_own(pyg.HeteroBatchNorm(2, 2)),
+    "refresh, a norm of one row": lambda t: norms(
+        lambda model, h: model.one(h[:1]), torch.tensor([0, 4])
+    ),
+    "refresh, norms in another order": lambda t: norms(
+        lambda model, h: model.other(model.one(h)) if h[0, 0] > 2 else model.one(model.other(h))
+    ),
     "verify, a list of batches": lambda t: gas.verify(Model(), list(load())),
     "verify, a loader and its options": lambda t: gas.verify(Model(), load(), 2, layout="csr"),
     "verify, more nodes than there are": lambda t: gas.verify(Model(), parts(), num_nodes=5),

@@ -1,30 +1,31 @@
 """Errors of ``gas.training``."""
 
+import math
 import subprocess
 from types import SimpleNamespace
 
 import torch
+from torch_geometric.data import HeteroData
+from torch_geometric.nn import HeteroConv, SAGEConv
 
 import gas
 from gas import models
 from gas.augment import DropEdge
+from gas.cli import Experiment, Settings, hetero, results
+from gas.cli.options import alone
+from gas.cli.report import EventWriter
+from gas.contrib import simulation
+from gas.contrib.simulation import Machine, PartitionStatistics, partition_statistics
+from gas.contrib.simulation.local_ranks import measure_ranks
 from gas.loader import PartSampler
 from gas.training import (
-    Experiment,
     FullBatch,
-    Machine,
-    PartitionStatistics,
-    Settings,
     fit,
     loss_of,
-    partition_statistics,
     plan_micro_batches,
-    results,
     score,
     train_epoch,
 )
-from gas.training.local_ranks import measure_ranks
-from gas.training.report import EventWriter
 from refusals import load, ring
 
 ARCHITECTURE = {"num_layers": 2, "hidden_channels": 2}
@@ -81,12 +82,12 @@ def plan(memory="1TB", model=None, **options):
 
 
 def nothing_fits(t):
-    t.patch.setattr("gas.training.planner._libraries", lambda *_: 10**9)
+    t.patch.setattr("gas.training.cost._library_bytes", lambda *_: 10**9)
     plan(1000)
 
 
 def full_disk(t):
-    t.patch.setattr("gas.training.results.shutil.disk_usage", lambda _: SimpleNamespace(free=10))
+    t.patch.setattr("gas.cli.results.shutil.disk_usage", lambda _: SimpleNamespace(free=10))
     results.check_room(t.path, experiment())
 
 
@@ -109,14 +110,16 @@ def ranks_that_fail(t):
 
 
 def simulate(partition=None, model=None, given=None, **options):
-    return gas.simulate(partition or statistics(), model or gcn(), given or machine(), **options)
+    return simulation.simulate(
+        partition or statistics(), model or gcn(), given or machine(), **options
+    )
 
 
 SEVERAL = torch.ones(4, 3, dtype=torch.bool)
 
 
 def interrupted(t):
-    from gas.training.checkpoints import Checkpoints
+    from gas.cli.checkpoints import Checkpoints
 
     small = experiment(settings=Settings(ARCHITECTURE, num_parts=2, epochs=1))
     small.run(0, checkpoints=Checkpoints(t.path / "run"))
@@ -142,7 +145,82 @@ def other_labels():
     by_loss(graph, before)
 
 
+def evaluated(**changes):
+    model = gas.models.GraphSAGE(4, 2, 2, 2, 2)
+    return gas.evaluate(model, gas.cluster(ring(**changes), 2, method="random", log=False))
+
+
+def fitted(*losses, spoilt=False, keep=False):
+    data, model, losses = ring(), gcn(), list(losses)
+    data.val_mask = data.test_mask = data.train_mask
+    whole = FullBatch(data)
+
+    def epoch():
+        if spoilt:
+            torch.nn.init.constant_(next(model.parameters()), math.nan)
+        return losses.pop(0)
+
+    return fit(model, data, epoch, whole, len(losses), keep=keep)
+
+
+def sum_beyond_floats(out, y):
+    return out.sum() * 0 + 3e38
+
+
+def ended_since(t):
+    (t.path / "metrics.json").touch()
+    with alone(SimpleNamespace(out=t.path, resume=False, overwrite=False)):
+        pass
+
+
+def typed_evaluation():
+    data = HeteroData()
+    for kind in "ab":
+        data[kind].x, data[kind].y = torch.ones(4, 2), torch.ones(4, dtype=torch.long)
+    for ends in ("ab", "ba"):
+        data[ends[0], "to", ends[1]].edge_index = torch.arange(4).repeat(2, 1)
+    model = gas.to_scalable(Typed(data.edge_types), data)
+    return gas.evaluate(model, gas.cluster(data, 2, method="random", log=False))
+
+
+class Typed(torch.nn.Module):
+    def __init__(self, kinds):
+        super().__init__()
+        self.conv = HeteroConv({kind: SAGEConv(2, 2) for kind in kinds})
+
+    def forward(self, x_dict, edge_index_dict):
+        return self.conv(x_dict, edge_index_dict)
+
+
+def optimizer_of_another():
+    optimizer = torch.optim.Adam(gcn().parameters())
+    return train_epoch(gcn(), load(), optimizer)
+
+
+class NotFinite(torch.nn.Module):
+    def forward(self, batch):
+        return torch.full((2, 2), math.nan)
+
+
+def loss_of_types():
+    mask, y = torch.ones(2, dtype=torch.bool), torch.zeros(2, dtype=torch.long)
+    batch = {"a": SimpleNamespace(train_mask=mask, y=y, batch_size=2)}
+    hetero._train_epoch(NotFinite(), [batch], None, "a", 3)
+
+
 CASES = {
+    "train_gas.py --hetero, a loss that is NaN": lambda t: loss_of_types(),
+    "train_epoch, the optimizer of another model": lambda t: optimizer_of_another(),
+    "evaluate, labels of several types": lambda t: typed_evaluation(),
+    "train_epoch, a sum of losses that overflows": lambda t: train(loss_fn=sum_beyond_floats),
+    "fit, a loss that grew": lambda t: fitted(1e9),
+    "fit, a loss that grew after a better epoch": lambda t: fitted(1.0, 1e9, keep=True),
+    "fit, weights that are NaN": lambda t: fitted(1.0, spoilt=True),
+    "train_gas.py, a run that ended meanwhile": ended_since,
+    "evaluate, no labels": lambda t: evaluated(y=None),
+    "evaluate, no masks": lambda t: evaluated(train_mask=None),
+    "evaluate, a graph that isn't clustered": lambda t: gas.evaluate(gcn(), ring()),
+    "train_epoch, a loss that is NaN": lambda t: train(loss_fn=lambda out, y: out.sum() * math.nan),
     "train_epoch, parts by loss and views": lambda t: by_loss(views=True),
     "train_epoch, parts by the loss of other labels": lambda t: other_labels(),
     "Experiment, checkpoints without resume": lambda t: resumed(t, 0),
@@ -150,6 +228,16 @@ CASES = {
     "Experiment, checkpoints every fortnight": lambda t: resumed(t, 0, every="fortnight"),
     "Experiment, no micro-batches": lambda t: experiment(micro_batches=0),
     "check_room, a full disk": full_disk,
+    "score, r2 of two targets and one output": lambda t: score(
+        "r2", torch.ones(4, 1), torch.rand(4, 2)
+    ),
+    "Experiment, a training node with an unknown label": lambda t: experiment(
+        ring(
+            y=torch.tensor([[1.0, math.nan], *([[0.0, 1.0]] * 3)]),
+            val_mask=ring().train_mask,
+            test_mask=ring().train_mask,
+        )
+    ),
     "score, an unknown metric": lambda t: score("f2", torch.ones(4, 2), torch.zeros(4)),
     "score, roc_auc of three classes": lambda t: score("roc_auc", torch.ones(4, 3), torch.zeros(4)),
     "score, classes instead of outputs": lambda t: score("accuracy", torch.ones(4), torch.ones(4)),

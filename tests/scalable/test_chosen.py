@@ -4,6 +4,7 @@ import copy
 import time
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from conftest import random_graph
@@ -124,3 +125,26 @@ def test_what_cannot_be_chosen():
     plain = gas.SubgraphLoader(data, torch.tensor([0, 150]), log=False)
     with pytest.raises(ValueError, match="the graph has no 'perm', by which nodes are found"):
         model.predict(plain, nodes=NODES)
+
+
+@pytest.mark.parametrize("kind", ["text", "numbers", "list", "tensor"])
+def test_nodes_by_their_own_ids(kind):
+    data, model, _ = made()
+    numbers = torch.randperm(1000)[:150]
+    given = {
+        "text": np.array([f"package-{i}" for i in numbers.tolist()]),
+        "numbers": numbers.numpy(),
+        "list": [f"package-{i}" for i in numbers.tolist()],
+        "tensor": numbers,
+    }[kind]
+    data.node_id = given
+    graph = gas.cluster(data, 6, log=False, method="random")
+    every = model.predict(graph)
+    ids = [given[i] for i in NODES]
+    for _ in range(2):
+        torch.testing.assert_close(model.predict(graph, ids=ids), every[NODES])
+    torch.testing.assert_close(model.predict(graph, ids=np.array(ids)), every[NODES])
+    loader = gas.SubgraphLoader(graph, log=False)
+    torch.testing.assert_close(model.predict(loader, ids=ids[:1]), every[NODES[:1]])
+    with pytest.raises(ValueError, match="'ids' holds 'python3-nump' and 1 more, which no node"):
+        model.predict(graph, ids=[np.asarray(given)[7].item(), "python3-nump", "x"])

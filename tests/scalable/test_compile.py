@@ -59,7 +59,7 @@ MODELS = [sage, gat, gcn, gcn_with_rows_of_the_input, converted]
 
 
 def graph_and(make, layout, **kwargs):
-    """A graph, a model, the same again to be compiled, and loaders of batches of any size."""
+    """Return a graph, a model, its copy to compile, and loaders of batches of any size."""
     data = random_graph(300, 900)
     model = make(data)
     graph = gas.cluster(data, num_parts=16, model=model, log=False)
@@ -97,6 +97,7 @@ def assert_same(a, b):
         assert torch.allclose(one, other, atol=1e-5)
 
 
+@pytest.mark.slow(fast=3)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("make", MODELS)
 def test_results(make, layout):
@@ -143,6 +144,7 @@ def test_one_graph():
     assert (found.graph_count, found.graph_break_count) == (1, 0)
 
 
+@pytest.mark.slow(fast=1)
 @pytest.mark.parametrize("make", [gcn, gcn_with_rows_of_the_input, converted])
 def test_gradients_of_what_the_backward_pass_compiles(make):
     model, twin, batches = batches_of(make)
@@ -155,6 +157,7 @@ def test_gradients_of_what_the_backward_pass_compiles(make):
         assert_same(*([h.emb for h in m.histories] for m in (model, twin)))
 
 
+@pytest.mark.slow
 def test_read_only_and_full_batches():
     model, twin, batches = batches_of(gcn)
     model.eval()
@@ -244,6 +247,7 @@ def test_what_is_refused_is_refused(fault):
     assert model.histories[0].written.any()
 
 
+@pytest.mark.slow
 def test_another_graph():
     model, _, batches = batches_of(gcn)
     model.eval()
@@ -261,6 +265,7 @@ def test_another_graph():
         assert torch.allclose(its(batch), expected[own], atol=1e-5)
 
 
+@pytest.mark.slow(fast=1)
 @pytest.mark.parametrize(
     "twin_of",
     [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), lambda m: m.for_graph(m.num_nodes)],
@@ -278,6 +283,7 @@ def test_copies_of_a_compiled_model_are_their_own(twin_of):
     assert all((history.emb == 3).all() for history in model.histories)
 
 
+@pytest.mark.slow
 def test_gcn_is_compiled_in_training_unless_somebody_wrote_it():
     class Own(gas.models.GCN):
         pass
@@ -298,6 +304,7 @@ def running_means(model):
     return {key: value for key, value in model.state_dict().items() if "running_mean" in key}
 
 
+@pytest.mark.slow(fast=1)
 @pytest.mark.parametrize("first", ["fused", "csr", "edge_index"])
 def test_norms_count_own_rows_when_the_layout_changes(first):
     """Inside a layer they see a batch's own rows in one layout and all rows in another."""

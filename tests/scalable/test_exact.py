@@ -42,7 +42,7 @@ class Attention(torch.nn.Module):
 
 
 class Along(torch.nn.Module):
-    """What takes a sequence, given the nodes as one."""
+    """Module over sequences, applied to the nodes as one sequence."""
 
     def __init__(self, module, times=1, shape=lambda x: x):
         super().__init__()

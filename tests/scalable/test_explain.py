@@ -7,7 +7,19 @@ import pytest
 import torch
 from conftest import ROOT, random_graph
 from torch_geometric.explain import CaptumExplainer, Explainer, GNNExplainer
-from torch_geometric.nn import GATConv, GraphConv, GraphSAGE, SAGEConv
+from torch_geometric.explain.algorithm.utils import set_masks
+from torch_geometric.nn import (
+    GAT,
+    GCN,
+    GIN,
+    EdgeConv,
+    GATConv,
+    GraphConv,
+    GraphSAGE,
+    SAGEConv,
+    SGConv,
+    TAGConv,
+)
 
 import gas
 
@@ -198,6 +210,133 @@ def test_captum_itself(layout):
     assert torch.equal(before[0][0], model.histories[0].emb)
 
 
+class Two(torch.nn.Module):
+    """Two layers."""
+
+    def __init__(self, first, last):
+        super().__init__()
+        self.first, self.last = first, last
+
+    def forward(self, x, edge_index):
+        return self.last(self.first(x, edge_index).relu(), edge_index)
+
+
+NETS = {
+    "sage": lambda: GraphSAGE(5, 8, num_layers=2, out_channels=3),
+    "gin": lambda: GIN(5, 8, num_layers=2, out_channels=3),
+    "gcn": lambda: GCN(5, 8, num_layers=2, out_channels=3),
+    "gat": lambda: GAT(5, 8, num_layers=2, out_channels=3),
+    "graph": lambda: Two(GraphConv(5, 8), GraphConv(8, 3)),
+    "edge": lambda: Two(EdgeConv(torch.nn.Linear(10, 8)), EdgeConv(torch.nn.Linear(16, 3))),
+    "tag": lambda: Two(TAGConv(5, 8), TAGConv(8, 3)),
+    "sg": lambda: Two(SGConv(5, 8, K=2), SGConv(8, 3)),
+}
+
+
+def attributes_of(model):
+    """Return all that layers hold, by name; values that explanations may have changed."""
+    kept = ("training", "_edge_mask", "_loop_mask", "_apply_sigmoid", "_explain")
+    return [
+        (sorted(vars(module)), sorted(module._parameters), [getattr(module, k, "") for k in kept])
+        for module in model.modules()
+    ]
+
+
+def check_that_it_goes_on(model, loader, expected):
+    """In training, prediction and on mini-batches of layers with kernels of their own."""
+    graph = loader.data
+    batch = next(iter(gas.SubgraphLoader(graph, batch_size=2, layout="fused", log=False)))
+    model(batch).sum().backward()
+    assert torch.equal(model.predict(graph), expected)
+
+
+@pytest.mark.slow(fast=5)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("kind", NETS)
+def test_nothing_is_left_in_a_model_that_was_explained(kind, algorithm):
+    data = random_graph()
+    model = gas.to_scalable(NETS[kind](), data).train()
+    loader = batches(model, data, 4)
+    batch, expected = next(iter(loader)), model.predict(loader.data)
+    before = attributes_of(model)
+    found = explainer(model.at(batch), algorithm())(batch.x, batch.edge_index, index=3)
+    assert found.edge_mask.abs().sum() > 0
+    assert attributes_of(model) == before
+    check_that_it_goes_on(model, loader, expected)
+
+
+@pytest.mark.parametrize("kind", ["sage", "gat", "tag"])
+def test_nothing_is_left_after_an_explanation_that_raised(kind):
+    """Inside of the model, and after it, where PyG's masks were still wanted."""
+    data = random_graph()
+    model = gas.to_scalable(NETS[kind](), data).train()
+    loader = batches(model, data, 4)
+    batch, expected = next(iter(loader)), model.predict(loader.data)
+    module, before = model.at(batch), attributes_of(model)
+    torch.manual_seed(0)
+    masks = [explainer(module, GNNExplainer(epochs=3))(batch.x, batch.edge_index, index=3)]
+    with pytest.raises(IndexError):
+        explainer(module, GNNExplainer(epochs=3))(batch.x, batch.edge_index, index=10**6)
+    # Parameters, modes and methods; PyG's mark of an explanation that goes on stays until the next.
+    assert [item[:2] for item in attributes_of(model)] == [item[:2] for item in before]
+    assert all(layer.training for layer in model.modules())
+    check_that_it_goes_on(model, loader, expected)
+    torch.manual_seed(0)
+    masks.append(explainer(module, GNNExplainer(epochs=3))(batch.x, batch.edge_index, index=3))
+    assert torch.equal(masks[0].edge_mask, masks[1].edge_mask)
+    assert torch.equal(masks[0].prediction, masks[1].prediction)
+    set_masks(module, torch.rand(batch.edge_index.size(1)), batch.edge_index)
+    with pytest.raises(RuntimeError):
+        module(batch.x[:, :2], batch.edge_index)
+    assert attributes_of(model) == before
+    check_that_it_goes_on(model, loader, expected)
+
+
+def test_masks_hold_from_one_run_to_the_next():
+    data = random_graph()
+    model = gas.to_scalable(NETS["sage"](), data).eval()
+    batch = next(iter(batches(model, data, 4)))
+    module = model.at(batch)
+    plain = module(batch.x, batch.edge_index)
+    set_masks(module, torch.zeros(batch.edge_index.size(1)), batch.edge_index)
+    masked = [module(batch.x, batch.edge_index) for _ in range(2)]
+    assert not torch.allclose(masked[0], plain)
+    assert torch.equal(*masked)
+    assert torch.equal(model(batch, push=False), plain)  # Which isn't what is explained.
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("kind", ["sage", "gcn", "gat"])
+def test_sparse_features_are_explained_as_dense_ones(kind, algorithm):
+    data = random_graph()
+    data.x = data.x * (data.x > 0.5)
+    net, masks = NETS[kind]().eval(), []
+    for x in (data.x, data.x.to_sparse_csr()):
+        data.x = x
+        model = gas.to_scalable(net, data)
+        batch = next(iter(batches(model, data, 4)))
+        module = model.at(batch)
+        torch.manual_seed(0)
+        found = explainer(module, algorithm())(batch.x, batch.edge_index, index=3)
+        masks.append((found.node_mask, found.edge_mask))
+    assert masks[0][0].abs().sum() > 0
+    assert torch.allclose(masks[0][0], masks[1][0], atol=1e-5)
+    assert torch.allclose(masks[0][1], masks[1][1], atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", NETS)
+def test_a_module_that_was_explained_is_converted(kind):
+    data, net = random_graph(), NETS[kind]().eval()
+    explainer(net, GNNExplainer(epochs=2))(data.x, data.edge_index, index=3)
+    model = gas.to_scalable(net, data)
+    assert "[fused]" in str(model)
+    graph = gas.cluster(data, 4, model=model, log=False)
+    expected = net(data.x, data.edge_index).detach()
+    assert torch.allclose(model.predict(graph), expected, atol=1e-5)
+    methods = [vars(layer)["propagate"] for layer in model.modules() if "propagate" in vars(layer)]
+    assert all(method.__self__ in list(model.modules()) for method in methods)
+
+
 def test_masks_of_edges_are_not_forgotten():
     data = random_graph()
     _, model = made("sage", data)
@@ -206,9 +345,10 @@ def test_masks_of_edges_are_not_forgotten():
     conv = model.net.convs[0]
     assert conv.path == "fused"
     conv.explain = True
-    assert "masks its edges" in conv._unsupported({})
+    assert "masks its edges" in conv._reason_not_fused({})
 
 
+@pytest.mark.slow
 @pytest.mark.requires("captum")
 @pytest.mark.requires("matplotlib")
 def test_the_example(run_script, tmp_path):

@@ -48,7 +48,7 @@ class Written(gas.ScalableGNN):
 
 
 def made(kind, by, num_parts, loops=True):
-    """A module, the model of it, their graph without loops, and a loader of that."""
+    """Return a module, the model of it, their graph without loops, and a loader of that."""
     data = RemoveSelfLoops()(random_graph())
     net = Net(kind, loops).eval()
     model = (Written(net) if by == "hand" else gas.to_scalable(net, data)).eval()
@@ -80,7 +80,7 @@ def attention(module, x, edge_index, index=None):
 
 
 def trained(module, inputs, target, indices):
-    """A PGExplainer that was trained on some nodes."""
+    """Return a PGExplainer that was trained on some nodes."""
     torch.manual_seed(0)
     algorithm = PGExplainer(epochs=3)
     explainer = Explainer(module, algorithm, "phenomenon", CONFIG, edge_mask_type="object")
@@ -130,7 +130,7 @@ def test_pg_explainer_takes_the_halos_rows_from_the_history(kind, by, some):
 
 
 def test_pg_explainer_of_one_network_for_all_batches():
-    """Which it learns on each of them in turn."""
+    """The network is trained on each batch in turn."""
     _, model, _, loader = made("sage", "conversion", 4)
     algorithm = PGExplainer(epochs=2)
     for epoch in range(2):

@@ -21,6 +21,7 @@ def largest(model, graph):
     return max(activation_bytes(model, loader.cut([part])) for part in range(len(graph.parts) - 1))
 
 
+@pytest.mark.slow(fast=1)
 @pytest.mark.parametrize("share", [2.0, 0.5, 0.2, 0.05])
 def test_parts_fit_and_are_few(data, share):
     """Not many more than the fewest that fit, found by trying them all."""

@@ -30,7 +30,7 @@ def test_histories():
     assert model.histories[0].emb.dtype == torch.float16
     assert (model.pool_size, model.buffer_size) == (1, 5)
     assert len(gas.ScalableGNN(10, 8, num_layers=1).histories) == 0
-    assert model.device == model.emb_device == torch.device("cpu")
+    assert model.device == model.histories[0].device == torch.device("cpu")
 
 
 @pytest.mark.parametrize(

@@ -103,3 +103,16 @@ def test_prepare():
     assert "edge_weight" not in data
     sage = gas.models.GraphSAGE(60, 5, 8, 3, 2)
     assert sage.prepare(data) is data
+
+
+def test_a_loader_that_prefetches():
+    _, model, graph = make()
+    loader = gas.SubgraphLoader(graph, batch_size=2, log=False)
+    expected = model.predict(loader)
+    prefetching = gas.PrefetchLoader(loader, model)
+    assert torch.equal(model.predict(prefetching), expected)
+    nodes = torch.tensor([7, 3])
+    assert torch.equal(model.predict(prefetching, nodes=nodes), model.predict(loader, nodes=nodes))
+    model.refresh(prefetching)
+    assert gas.evaluate(model, prefetching) == gas.evaluate(model, loader)
+    assert gas.predictions(model, prefetching)["node"].tolist() == list(range(60))

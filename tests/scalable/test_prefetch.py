@@ -96,7 +96,7 @@ def test_started_pulls_do_not_see_later_pushes(graph, pool_size, store, io):
     for number, history in enumerate(model.histories):
         history.push(torch.full((200, 2), float(number)))
     batch = next(iter(gas.SubgraphLoader(*graph, batch_size=3, log=False)))
-    model.start_pulls(batch)
+    gas.scalable.start_pulls(model, batch)
     for history in model.histories:
         history.push(torch.full((200, 2), -1.0))
     model(batch.data.x, batch.data.adj_t, *batch[1:])

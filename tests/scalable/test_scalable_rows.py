@@ -1,4 +1,4 @@
-"""What ``push_and_pull`` returns: a tensor that is the caller's or, if asked for, two parts."""
+"""Outputs of ``push_and_pull``: a tensor owned by the caller or, on request, two parts."""
 
 import copy
 

@@ -85,6 +85,7 @@ def plain(model, batch):
     return model(x, adj_t, *batch[1:], **kwargs)
 
 
+@pytest.mark.slow(fast=5)
 @pytest.mark.parametrize("bank", ["original", "per_view"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", TRANSFORMS)
@@ -176,11 +177,13 @@ def test_views_read_the_histories_of_the_original_and_never_write(name, layout, 
             history.push(torch.randn(60, 8, generator=torch.Generator().manual_seed(1)))
     ages = [history.age for history in model.histories]
     for batch in make_loader(name, data, ptr, drop, layout=layout):
-        moved = model.moved_bytes, twin.moved_bytes
+        moved = gas.scalable.moved_bytes(model), gas.scalable.moved_bytes(twin)
         outs = model.views(batch)
         assert torch.equal(outs[0], plain(twin, batch))
         # The same rows, and those once: views move none.
-        assert model.moved_bytes - moved[0] == twin.moved_bytes - moved[1]
+        assert (
+            gas.scalable.moved_bytes(model) - moved[0] == gas.scalable.moved_bytes(twin) - moved[1]
+        )
         for history, other in zip(model.histories, twin.histories, strict=True):
             assert torch.equal(history.emb, other.emb)
             assert torch.equal(history.age, other.age)

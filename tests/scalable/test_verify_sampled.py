@@ -18,7 +18,7 @@ NODES = 300
 
 
 def sparse_graph(**kwargs):
-    """A graph whose neighbourhoods of three hops are a part of it."""
+    """Return a graph whose neighbourhoods of three hops are a part of it."""
     torch.manual_seed(0)
     return random_graph(NODES, 500, **kwargs)
 
@@ -41,6 +41,7 @@ def zoo(name, num_layers=3):
 ZOO = ["GCN", "GAT", "APPNP", "GCN2", "GIN", "GraphSAGE", "PNA", "PNA_JK"]
 
 
+@pytest.mark.slow(fast=5)
 @pytest.mark.parametrize("layout", ["csr", "edge_index", "fused"])
 @pytest.mark.parametrize("name", ZOO)
 def test_exact_models(name, layout):
@@ -243,7 +244,7 @@ def test_neighbourhoods_that_do_not_fit(monkeypatch):
 
 
 def test_nodes_without_neighbours_do_not_speak_for_the_others(monkeypatch):
-    """What fits because hardly anything leads to it says nothing of a model."""
+    """Nodes with hardly any edges are exact for every model."""
     data = random_graph(NODES, 300)
     graph = gas.cluster(data, 4, log=False)
     loader = gas.SubgraphLoader(graph, log=False)

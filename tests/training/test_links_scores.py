@@ -1,14 +1,18 @@
 """Ranks of links: by enumeration, filtered or not, with ties, in blocks."""
 
+import runpy
+
 import pytest
 import torch
+import torch_geometric.transforms as T
 from conftest import ROOT
+from torch_geometric.data import Data
 
 from gas.training import compute_hits, compute_mrr, links, rank_links
 
 
 def enumerated(scores, pairs, known):
-    """The mean of the best and the worst rank that equal scores allow, pair by pair."""
+    """Return the mean of the best and the worst rank that equal scores allow, pair by pair."""
     linked = {tuple(pair) for pair in known.t().tolist() + pairs.t().tolist()}
     ranks = []
     for src, dst in pairs.t().tolist():
@@ -91,3 +95,31 @@ def test_both_directions_of_undirected_links_are_left_out():
     nodes = torch.arange(5.0)[:, None]
     assert rank_links(nodes, links_, score=known, undirected=True).tolist() == [1.0] * 4
     assert rank_links(nodes, links_, score=known).max() > 1
+
+
+@pytest.mark.parametrize("directed", [True, False])
+def test_the_example_uses_every_edge(directed):
+    torch.manual_seed(0)
+    edge_index = torch.randint(80, (2, 400))
+    data = Data(edge_index=edge_index[:, edge_index[0] != edge_index[1]], num_nodes=80)
+    data = (data if directed else T.ToUndirected()(data)).coalesce()
+    assert data.is_undirected() == (not directed)
+    split_links = runpy.run_path(str(ROOT / "examples" / "train_links.py"))["split_links"]
+    train, val, test = split_links(data, data.is_undirected())
+
+    def pairs(edges):
+        return {(u, v) for u, v in edges.t().tolist()}
+
+    chosen = [pairs(each.edge_label_index) for each in (train, val, test)]
+    told = set.union(*chosen)
+    closed = told | {(v, u) for u, v in told}
+    assert sum(map(len, chosen)) == len(told)
+    links = data.num_edges if directed else data.num_edges // 2
+    sizes = [len(chosen[1]), len(chosen[2])]
+    assert sizes == pytest.approx([0.05 * links, 0.1 * links], abs=2)  # Pairs of a directed graph.
+    assert pairs(data.edge_index) <= pairs(train.edge_index) | closed
+    for each, mine in zip((train, val, test), chosen, strict=True):
+        assert not pairs(each.edge_index) & (mine | {(v, u) for u, v in mine})
+    for number, held in enumerate(chosen[1:], 1):  # No reverse was known before, in any way.
+        before = set.union(pairs(train.edge_index), *chosen[:number])
+        assert not before & {(v, u) for u, v in held}

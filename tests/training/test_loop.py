@@ -19,13 +19,13 @@ def make(num_parts=4, **kwargs):
 def test_micro_f1():
     logits = torch.tensor([[2.0, 1.0], [0.0, 1.0], [3.0, 0.0], [0.0, 1.0]])
     y = torch.tensor([0, 1, 1, 1])
-    assert gas.compute_micro_f1(logits, y) == 0.75
-    assert gas.compute_micro_f1(logits, y, torch.tensor([True, False, True, False])) == 0.5
-    assert gas.compute_micro_f1(logits, y, torch.zeros(4, dtype=torch.bool)) == 0
+    assert gas.training.compute_micro_f1(logits, y) == 0.75
+    assert gas.training.compute_micro_f1(logits, y, torch.tensor([True, False, True, False])) == 0.5
+    assert gas.training.compute_micro_f1(logits, y, torch.zeros(4, dtype=torch.bool)) == 0
     labels = torch.tensor([[1, 0], [1, 1], [1, 0], [0, 0]])
     # Predicted: 11 01 10 01; hits 3, predicted 5, actual 4.
-    assert gas.compute_micro_f1(logits, labels) == pytest.approx(2 * 3 / (5 + 4))
-    assert gas.compute_micro_f1(-logits.abs(), labels * 0) == 0
+    assert gas.training.compute_micro_f1(logits, labels) == pytest.approx(2 * 3 / (5 + 4))
+    assert gas.training.compute_micro_f1(-logits.abs(), labels * 0) == 0
 
 
 def test_micro_f1_agrees_with_precision_and_recall():
@@ -33,7 +33,7 @@ def test_micro_f1_agrees_with_precision_and_recall():
     hits = ((logits > 0) & (y == 1)).sum() / 1.0
     precision, recall = hits / (logits > 0).sum(), hits / y.sum()
     expected = 2 * precision * recall / (precision + recall)
-    assert gas.compute_micro_f1(logits, y) == pytest.approx(float(expected))
+    assert gas.training.compute_micro_f1(logits, y) == pytest.approx(float(expected))
 
 
 def test_splits():
@@ -273,13 +273,17 @@ def test_unweighted_edges_are_dropped_alike_in_every_layout():
         assert set(seen[0].detach().unique().tolist()) == {0.0, 1.0}
 
 
-def test_micro_batches_use_what_was_prefetched():
+def test_micro_batches_use_what_was_prefetched(monkeypatch):
     data, ptr, model = make(prefetch=1)
     exact(data, model)
     started, used = [], []
-    start, take = model.start_pulls, model._take_ahead
-    model.start_pulls = lambda batch: started.append(1) or start(batch)
-    model._take_ahead = lambda n_id: used.append(1) or take(n_id)
+    start, take = gas.scalable.start_pulls, gas.scalable.call.take_ahead
+    monkeypatch.setattr(
+        gas.scalable.prefetch, "start_pulls", lambda *args: started.append(1) or start(*args)
+    )
+    monkeypatch.setattr(
+        gas.scalable.call, "take_ahead", lambda *args: used.append(1) or take(*args)
+    )
     batches = gas.PrefetchLoader(gas.SubgraphLoader(data, ptr, 1, log=False), model)
     train_epoch(model, batches, NoStep(model.parameters()), micro_batches=2)
     assert len(used) == 4

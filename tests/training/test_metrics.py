@@ -102,3 +102,30 @@ def test_baseline_is_the_best_constant():
     real = torch.tensor([1.0, 2.0, 3.0, 5.0, 6.0, 7.0])
     mean = torch.full((6, 1), 2.0)
     assert baseline("r2", real, train[:6], test[:6]) == compute_r2(mean, real, test[:6]) < 0
+
+
+def test_labels_that_are_unknown_do_not_count():
+    logits = torch.randn(30, 4)
+    y = torch.randint(2, (30, 4)).float()
+    hidden = torch.rand(30, 4) < 0.4
+    known = ~hidden
+    hits = int(((logits > 0) & (y > 0.5) & known).sum())
+    named = int(((logits > 0) & known).sum()) + int(((y > 0.5) & known).sum())
+    assert compute_micro_f1(logits, y.masked_fill(hidden, torch.nan)) == 2 * hits / named
+    assert compute_micro_f1(logits, y.long().masked_fill(hidden, -1)) == 2 * hits / named
+
+
+def test_floats_are_labels_or_real_numbers():
+    assert metric_of(torch.tensor([[0.0, 1.0], [torch.nan, 1.0]])) == "micro_f1"
+    assert metric_of(torch.tensor([[0.0, 1.0], [0.5, 1.0]])) == "r2"
+    assert metric_of(torch.tensor([[0, 1], [-1, 1]])) == "micro_f1"
+
+
+def test_r2_of_several_targets_is_the_mean_of_their_own():
+    out, y = torch.randn(20, 3), torch.randn(20, 3)
+    y[:5, 0] = y[:, 2] = torch.nan
+    expected = (compute_r2(out[5:, 0], y[5:, 0]) + compute_r2(out[:, 1], y[:, 1])) / 2
+    assert compute_r2(out, y) == pytest.approx(expected)
+    mask = torch.arange(20) < 10
+    assert compute_r2(out, y, mask) == compute_r2(out[:10], y[:10])
+    assert compute_r2(out, torch.full((20, 3), torch.nan)) == 0

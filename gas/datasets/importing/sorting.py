@@ -1,4 +1,4 @@
-"""Edges sorted by destination, and then by source, that needn't fit memory.
+"""External sort of edges by destination and source.
 
 They are written to one file as they come, while edges into each node are counted. Ranges of
 destinations whose edges fit are then a file each, which is sorted in memory. Of a destination
@@ -7,28 +7,32 @@ that has more edges, ranges of sources are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 # Bytes of an edge while it is sorted, besides three copies of itself: keys, orders, flags.
 SORT_BYTES = 64
-FILE_BYTES = 1 << 20  # What is read of a file at once, at most.
+PAIR = ("dst", "src")
+FILE_BYTES = 1 << 20  # The most that is read of a file at once.
 Progress = Callable[[int], None]
 
 
-def edge_type(num_nodes: int, weighted: bool, width: int, undirected: bool) -> np.dtype:
-    """What is written of an edge."""
+def edge_type(
+    num_nodes: int, weighted: bool, width: int, undirected: bool, typed: bool = False
+) -> np.dtype:
+    """Return the record of an edge in a temporary file."""
     index = "<i4" if num_nodes < 2**31 else "<i8"
     fields: list[tuple[str, str] | tuple[str, str, tuple[int]]] = [("dst", index), ("src", index)]
+    fields += [("type", "<i4")] if typed else []
     fields += [("weight", "<f4")] if weighted else []
     fields += [("attr", "<f4", (width,))] if width else []
     return np.dtype(fields + ([("added", "?")] if undirected else []))
 
 
 class EdgeSorter:
-    """Sorts the edges of a file.
+    """External sort of the edges in a file.
 
     Args:
         folder: Where files may lie, called ``edges-*.part``.
@@ -56,7 +60,7 @@ class EdgeSorter:
         self._number = 0
 
     def sorted(self, file: Path, counts: np.ndarray) -> Iterator[np.ndarray]:
-        """The edges in order, some at a time; of equal ones, those that came first.
+        """Return the edges in order, some at a time; of equal ones, those that came first.
 
         An edge that was added as the reverse of another is left out where it was there already.
 
@@ -78,7 +82,7 @@ class EdgeSorter:
     def _by(
         self, file: Path, key: str, counts: np.ndarray, keep: bool = False
     ) -> Iterator[np.ndarray]:
-        """The edges of a file in order; by ranges of ids, which have so many of them."""
+        """Return the edges of a file in order; by ranges of ids, which have so many of them."""
         total = int(counts.sum())
         if total <= self.capacity:
             yield self._in_memory(np.fromfile(file, self._kind))
@@ -106,10 +110,10 @@ class EdgeSorter:
             elif key == "dst":  # One node, which has more edges.
                 yield from self._by(part, "src", self._sources(part))
             else:
-                yield from self._alike(part)
+                yield from self._parallel_edges(part)
 
     def _bounds(self, counts: np.ndarray) -> np.ndarray:
-        """Where ranges of ids begin, of as many edges as can be sorted at once, or of one id."""
+        """Return the bounds of ranges of ids whose edges fit memory, or of single ids."""
         ends, bounds = counts.cumsum(), [0]
         while bounds[-1] < len(counts):
             begin = bounds[-1]
@@ -137,22 +141,22 @@ class EdgeSorter:
         edges = edges[order]
         del order
         if "added" in edges.dtype.names:  # type: ignore[operator]
-            edges = edges[~self._needless(edges)]
+            edges = edges[~self._is_redundant(edges)]
         self._progress(len(edges))
         return edges
 
     @staticmethod
-    def _needless(edges: np.ndarray) -> np.ndarray:
-        """Which edges, in order, were added though they are there."""
+    def _is_redundant(edges: np.ndarray) -> np.ndarray:
+        """Return a mask of added edges that were there already."""
         starts = np.ones(len(edges), bool)
-        starts[1:] = is_new(edges)
+        starts[1:] = is_new(edges, PAIR)
         if not len(edges):
             return starts
         given = np.bitwise_or.reduceat(~edges["added"], np.flatnonzero(starts))
         return edges["added"] & given[np.cumsum(starts) - 1]
 
-    def _alike(self, file: Path) -> Iterator[np.ndarray]:
-        """Edges between the same two nodes, in the order in which they came."""
+    def _parallel_edges(self, file: Path) -> Iterator[np.ndarray]:
+        """Yield the edges between the same two nodes in the order in which they were read."""
         undirected = "added" in self._kind.names  # type: ignore[operator]
         given = undirected and any(bool((~b["added"]).any()) for b in self._blocks(file))
         for block in self._blocks(file):
@@ -163,7 +167,7 @@ class EdgeSorter:
         file.unlink()
 
     def _new_files(self, count: int) -> list[Path]:
-        """Names for files; what an interrupted import has left under them goes."""
+        """Name new temporary files; those of an interrupted import are overwritten."""
         numbers = range(self._number, self._number + count)
         self._number += count
         files = [self._folder / f"edges-{number}.part" for number in numbers]
@@ -171,7 +175,39 @@ class EdgeSorter:
         return files
 
 
-def is_new(edges: np.ndarray) -> np.ndarray:
-    """Which edges, in order, aren't those before; of shape ``[edges - 1]``."""
-    before, after = edges[:-1], edges[1:]
-    return (before["src"] != after["src"]) | (before["dst"] != after["dst"])
+def is_new(edges: np.ndarray, fields: Sequence[str]) -> np.ndarray:
+    """Compare each edge with the one before in some fields; of shape ``[edges - 1]``."""
+    return np.logical_or.reduce([edges[field][1:] != edges[field][:-1] for field in fields])
+
+
+def order_by_type(edges: np.ndarray) -> np.ndarray | None:
+    """Return the order in which edges of the same type are together; ``None`` without types."""
+    if "type" not in (edges.dtype.names or ()):
+        return None
+    return np.lexsort((edges["type"], edges["src"], edges["dst"]))
+
+
+class Duplicates:
+    """Number of edges that occur twice, of the same type if they have types."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._last: np.ndarray | None = None  # Each edge between the last two nodes, once.
+
+    def add(self, edges: np.ndarray) -> None:
+        """Count the duplicates of the next edges, in the order of :class:`EdgeSorter`."""
+        if not len(edges):
+            return
+        last, pair = self._last, list(PAIR)
+        if last is not None and (last[pair][0] == edges[pair][0]):
+            edges = np.concatenate([last, edges])
+        order = order_by_type(edges)
+        edges = edges if order is None else edges[order]
+        new = np.ones(len(edges), bool)
+        new[1:] = is_new(edges, PAIR if order is None else (*PAIR, "type"))
+        self.count += int((~new).sum())
+        begin = len(edges) - 1
+        if order is not None:
+            ends = edges[pair] == edges[pair][-1]
+            begin = len(edges) - int(ends.sum())
+        self._last = edges[begin:][new[begin:] | (order is None)].copy()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,31 +14,45 @@ from torch import Tensor
 from torch_geometric.data import Data
 from tqdm import tqdm
 
-from gas.datasets.arrays import check_classes
-from gas.datasets.folder import add_masks, check_columns, check_node_columns, files_of
-from gas.datasets.importing.ids import Ids, distinct_ids
-from gas.datasets.importing.sorting import EdgeSorter, edge_type, is_new
+from gas.datasets.arrays import check_classes, check_known
+from gas.datasets.folder import (
+    NODE_ROLES,
+    add_masks,
+    add_type_names,
+    check_columns,
+    check_node_columns,
+    files_of,
+    leave_out_names,
+)
+from gas.datasets.importing.ids import distinct_ids
+from gas.datasets.importing.sorting import Duplicates, EdgeSorter, edge_type
 from gas.datasets.importing.streams import EdgeStream, Ends, feature_blocks
 from gas.datasets.masks import with_masks
 from gas.datasets.nodes import NodeFile, Nodes, merge, read_nodes
 from gas.datasets.stores import import_stores, stores_of
 from gas.datasets.tables import format_of
-from gas.graph.cluster import cluster
-from gas.graph.edges import check_finite, check_weight
-from gas.graph.folder import Array, Description, GrowingArray, NewFolder, Sparse, open_folder
-from gas.graph.folder.description import COL, ROWPTR, WEIGHT, name_of
-from gas.graph.folder.npy import array_of
-from gas.history.codec import Codec
-from gas.native import transfer
-from gas.native.checks import check_integer
-from gas.native.memory import bytes_of
-from gas.native.sparse_rows import is_sparse, parts
+from gas.datasets.types import place_types, read_names, sort_types
+from gas.graph import (
+    COL,
+    ROWPTR,
+    WEIGHT,
+    Description,
+    Ids,
+    NewFolder,
+    Sparse,
+    check_finite,
+    check_weight,
+    cluster,
+    dtype_name,
+    open_folder,
+)
+from gas.history import Codec
+from gas.io import Array, GrowingArray, array_of, flush_to_disk
+from gas.native import MOST_INT32, bytes_of, check_integer, is_sparse, parts, transfer
 
 LEAST_MEMORY = 1 << 20
-MOST_SMALL = 2**31 - 1
 TEMPORARY = re.compile(r"edges(-into|-\d+)?\.part")
 EDGES, INTO = "edges.part", "edges-into.part"  # As they came, and how many lead to each node.
-ROLES = ("node_id", "nodes", "x", "y", "split")
 
 
 def import_graph(
@@ -54,7 +67,7 @@ def import_graph(
     check: bool = True,
     log: bool = True,
 ) -> Data:
-    """Imports a graph that needn't fit memory, from tables and arrays into a graph folder.
+    """Import a graph that need not fit memory from tables and arrays into a graph folder.
 
     It reads what :func:`gas.open_graph` reads, but for ``.npz`` and ``.pt`` files of whole graphs,
     and makes the same graph of it, of one part::
@@ -74,12 +87,13 @@ def import_graph(
         source: The folder of tables and arrays, or a file of edges; see :func:`gas.open_graph`. Or
             PyG's ``(feature_store, graph_store)``, or an object that is both, such as a ``Data``:
             of one type of nodes and edges. Those give all edges at once; rows of tensors are asked
-            for some at a time. None of the options is for them, but ``out`` and ``log``.
+            for some at a time. None of the options is for them, but ``out``, ``check`` and
+            ``log``.
         out: The graph folder, which isn't there yet, or empty, or was left unfinished.
         undirected: See :func:`gas.open_graph`. (default: ``False``)
         columns: See :func:`gas.open_graph`.
         num_splits: See :func:`gas.open_graph`. (default: ``1``)
-        dtype: How features are stored; see :func:`gas.encode`. Sparse ones stay as they are.
+        dtype: How features are stored; see :func:`gas.quantize`. Sparse ones stay as they are.
             (default: as float32)
         memory: How many bytes reading and sorting may take, as a number or like ``"2GB"``.
             (default: ``"1GB"``)
@@ -102,8 +116,9 @@ def import_graph(
                 "as they are: leave it out"
             )
         if isinstance(source, Data):  # Which has attributes of edges, too.
-            return cluster(source, 1, out=out, log=log)
-        return import_stores(*stores, NewFolder(out, "gas.datasets.import_graph, from stores"))
+            return cluster(source, 1, out=out, log=log, check=check)
+        stored = NewFolder(out, "gas.datasets.import_graph, from stores")
+        return import_stores(*stores, stored, check)
     if not isinstance(source, str | Path):
         raise ValueError(
             f"'source' is a {type(source).__name__}, expected a path, or PyG's "
@@ -130,7 +145,7 @@ def import_graph(
 
 
 class _Import:
-    """One import: its stages, each of which writes some files and says what it has found."""
+    """An import in stages, each of which writes some files and returns their description."""
 
     STAGES = ("nodes", "edges", "order", "features")
 
@@ -150,7 +165,7 @@ class _Import:
         self.at_once = max(1024, min(1 << 20, memory // 512))  # Edges that are read at a time.
 
     def run(self) -> None:
-        """Does what hasn't been done, and makes the folder whole.
+        """Run the stages that are left, and complete the folder.
 
         Raises:
             ValueError: If another process is at it.
@@ -160,7 +175,7 @@ class _Import:
 
     def _run(self) -> None:
         self.found = self.folder.mark.get("stages", {})
-        source = {"options": self.options, "files": self._seen()}
+        source = {"options": self.options, "files": self._file_stamps()}
         begun = self.folder.mark.get("source"), self.found
         if not all(isinstance(said, dict) for said in begun):
             self.found = {}
@@ -172,11 +187,11 @@ class _Import:
             if stage not in self.found:
                 self.found[stage] = getattr(self, f"_{stage}")()
                 self.folder.note(stages=self.found)
-        self._check_source({"options": self.options, "files": self._seen()})
+        self._check_source({"options": self.options, "files": self._file_stamps()})
         self._finish()
 
-    def _seen(self) -> dict[str, list[int]]:
-        """What would tell that a file has changed."""
+    def _file_stamps(self) -> dict[str, list[int]]:
+        """Return sizes and times of the files, by which a change is noticed."""
         about = {file.name: file.stat() for file in self.files.values()}
         return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in sorted(about.items())}
 
@@ -192,27 +207,27 @@ class _Import:
             )
 
     def _announce(self, names: Iterable[str]) -> None:
-        """Says which files are ours, and removes what was left of them."""
+        """Record the names of temporary files, and remove files left under them."""
         names = list(names)
         self.folder.note(files=sorted({*self.folder.mark["files"], *names}))
         for name in names:
             (self.folder.path / name).unlink(missing_ok=True)
 
     def _write(self, key: str, value: Any, found: dict[str, Any]) -> None:
-        """Writes an array that is in memory."""
+        """Write an array from memory."""
         array: Array | Sparse
         if is_sparse(value):
             names = ("rowptr", "col", "value")
             made = []
             for name, part in zip(names, parts(value), strict=True):
                 file = f"{key}.{name}.npy"
-                made.append(Array(file, name_of(part.dtype), tuple(part.shape)))
+                made.append(Array(file, dtype_name(part.dtype), tuple(part.shape)))
                 self._announce([file])
                 self.folder.write(made[-1], [array_of(part)])
             array = Sparse(tuple(value.shape), *made)
         else:
             if isinstance(value, Tensor):
-                array = Array(f"{key}.npy", name_of(value.dtype), tuple(value.shape))
+                array = Array(f"{key}.npy", dtype_name(value.dtype), tuple(value.shape))
                 value = array_of(value)
             else:
                 is_text = value.dtype.kind == "U"
@@ -234,9 +249,9 @@ class _Import:
         return read_nodes(self.files[role], role, self.columns, features=False)
 
     def _nodes(self) -> dict[str, Any]:
-        """Reads what there is of nodes, but for their features."""
-        read = {role: self._read(role) for role in ROLES if role in self.files}
-        check_node_columns(list(read.values()), self.columns, self.path)
+        """Read the nodes, except for their features."""
+        read = {role: self._read(role) for role in NODE_ROLES if role in self.files}
+        check_node_columns(list(read.values()), self.columns, self.files, self.path)
         data = Data()
         nodes = merge(list(read.values()), data)
         if nodes is None:
@@ -246,8 +261,10 @@ class _Import:
             raise ValueError(f"{self.path} has no nodes, expected at least one")
         data.num_nodes = nodes.num_nodes
         add_masks(self.files, nodes, data)
+        add_type_names(self.files, data, ["node_type_names"])
         features = self._features_of(read, nodes, "x" in data)
         if "y" in data:
+            check_known(data.y)
             check_classes(data.y)
             with_masks(data, self.options["num_splits"])
         arrays: dict[str, Any] = {}
@@ -270,7 +287,7 @@ class _Import:
     def _features_of(
         self, read: dict[str, NodeFile], nodes: Nodes, there: bool
     ) -> dict[str, Any] | None:
-        """The file that has features, and in which of its columns."""
+        """Return the file that has features, and in which of its columns."""
         is_array = "x" in read and format_of(self.files["x"]) == ".npy"
         roles = [role for role in read if read[role].features or (role == "x" and is_array)]
         if len(roles) + there > 1:
@@ -293,19 +310,20 @@ class _Import:
             bar.update(_size(block.source))
 
     def _known_nodes(self) -> Nodes:
-        """The nodes, as the first stage has found them."""
+        """Return the nodes, as the first stage has found them."""
         found = self.found["nodes"]
         said = found["arrays"].get("node_id")
         ids = None if said is None else np.load(self.folder.path / said["file"], mmap_mode="r")
         return Nodes(found["num_nodes"], ids, found["file"])
 
     def _edges(self) -> dict[str, Any]:
-        """Reads edges, and writes them down as they come."""
+        """Read edges, and write them in the order of the files."""
         nodes, undirected = self._known_nodes(), self.options["undirected"]
         ids = Ids(nodes.ids, nodes.num_nodes)
         stream = EdgeStream(self.files, self.columns, self.at_once)
         counts = np.zeros(nodes.num_nodes, np.int64)
         kind, first, width = None, 0, 0
+        known: dict[Any, int] = {}  # Types, in the order in which they come.
         self._announce([EDGES, INTO])
         with (
             (self.folder.path / EDGES).open("xb") as file,
@@ -318,7 +336,9 @@ class _Import:
                 )
                 if kind is None:
                     width = 0 if block.attr is None else block.attr.shape[1]
-                    kind = edge_type(nodes.num_nodes, stream.has_weight, width, undirected)
+                    kind = edge_type(
+                        nodes.num_nodes, stream.has_weight, width, undirected, stream.has_types
+                    )
                 edges = np.zeros(len(src), kind)
                 edges["src"], edges["dst"] = src, dst
                 if block.weight is not None:
@@ -326,6 +346,11 @@ class _Import:
                     edges["weight"] = block.weight
                 if block.attr is not None:
                     edges["attr"] = block.attr
+                if block.types is not None:
+                    numbers = [
+                        known.setdefault(t, len(known)) for t in block.types.distinct.tolist()
+                    ]
+                    edges["type"] = np.array(numbers, np.int32)[block.types.codes]
                 edges.tofile(file)
                 np.add.at(counts, dst, 1)
                 if undirected:
@@ -334,13 +359,26 @@ class _Import:
                     np.add.at(counts, src, 1)
                 first += len(src)
                 bar.update(len(src))
-            file.flush()
-            os.fsync(file.fileno())
+            flush_to_disk(file)
         with (self.folder.path / INTO).open("xb") as file:
             counts.tofile(file)
-            os.fsync(file.fileno())
+            flush_to_disk(file)
         about = {"weighted": stream.has_weight, "width": width, "flat": stream.is_flat}
+        if stream.has_types:
+            about |= self._number_types(list(known), stream.type_file)
+        elif "edge_type_names" in self.files:
+            leave_out_names(self.files["edge_type_names"], "edge_type")
         return {"read": first, **about}
+
+    def _number_types(self, known: list[Any], file: Path) -> dict[str, Any]:
+        """Assign numbers to the types of edges, by their names or by the file of these."""
+        is_text = bool(known) and not isinstance(known[0], (int, float))
+        places, names = sort_types(np.array(known, object if is_text else None), file)
+        listed = self.files.get("edge_type_names")
+        if listed is not None:
+            chosen = read_names(listed)
+            places, names = place_types(names, chosen, listed)[places], chosen
+        return {"types": places.tolist(), "names": names}
 
     @staticmethod
     def _rows(ids: Ids, nodes: Nodes, ends: Ends, file: str) -> np.ndarray:
@@ -349,22 +387,24 @@ class _Import:
         return rows[ends.codes]
 
     def _order(self) -> dict[str, Any]:
-        """Sorts edges, and writes rows, columns, weights and attributes."""
+        """Sort the edges; write rows, columns, weights and attributes."""
         about, num_nodes = self.found["edges"], self.found["nodes"]["num_nodes"]
         weighted, width = about["weighted"], about["width"]
-        kind = edge_type(num_nodes, weighted, width, self.options["undirected"])
+        types = np.array(about["types"], np.int64) if "types" in about else None
+        kind = edge_type(num_nodes, weighted, width, self.options["undirected"], types is not None)
         counts = np.fromfile(self.folder.path / INTO, np.int64)
-        small = max(num_nodes, int(counts.sum())) <= MOST_SMALL
+        small = max(num_nodes, int(counts.sum())) <= MOST_INT32
         index = np.dtype(np.int32 if small else np.int64)
         shapes: dict[str, tuple[str, np.dtype, tuple[int, ...]]] = {COL: ("src", index, ())}
         if weighted:
             shapes[WEIGHT] = ("weight", np.dtype(np.float32), ())
         if width:
             shapes["edge_attr"] = ("attr", np.dtype(np.float32), () if about["flat"] else (width,))
+        if types is not None:
+            shapes["edge_type"] = ("type", np.dtype(np.int64), ())
         self._announce([f"{key}.npy" for key in (ROWPTR, *shapes)])
         into = np.zeros(num_nodes, np.int64)
-        duplicates = loops = 0
-        last = None
+        duplicates, loops = Duplicates(), 0
         growing = {
             key: GrowingArray(self.folder.path / f"{key}.npy", dtype, shape)
             for key, (_, dtype, shape) in shapes.items()
@@ -375,13 +415,11 @@ class _Import:
             )
             for edges in sorter.sorted(self.folder.path / EDGES, counts):
                 for key, (field, _, _) in shapes.items():
-                    growing[key].append(edges[field])
+                    rows = edges[field]
+                    growing[key].append(types[rows] if key == "edge_type" else rows)  # type: ignore[index]
                 np.add.at(into, edges["dst"], 1)
-                duplicates += int((~is_new(edges)).sum())
+                duplicates.add(edges)
                 loops += int((edges["src"] == edges["dst"]).sum())
-                if last is not None and len(edges):
-                    duplicates += int(not is_new(np.concatenate([last, edges[:1]]))[0])
-                last = edges[-1:].copy() if len(edges) else last
         for array in growing.values():
             array.close()
         num_edges = growing[COL].num_rows
@@ -393,13 +431,13 @@ class _Import:
             arrays[key] = Array(f"{key}.npy", dtype.name, (num_edges, *shape))
         return {
             "num_edges": num_edges,
-            "duplicates": duplicates,
+            "duplicates": duplicates.count,
             "loops": loops,
             "arrays": {key: array.to_json() for key, array in arrays.items()},
         }
 
     def _features(self) -> dict[str, Any]:
-        """Reads features, and writes each row where its node is."""
+        """Read features, and write each row to that of its node."""
         about = self.found["nodes"]["features"]
         if about is None:
             return {"arrays": {}}
@@ -410,31 +448,31 @@ class _Import:
         array = Array("x.npy", "float32", (nodes.num_nodes, width))
         if self.codec is not None:
             shape = (nodes.num_nodes, self.codec.columns(width))
-            array = Array("x.npy", name_of(self.codec.dtype), shape, self.codec.name, width)
+            array = Array("x.npy", dtype_name(self.codec.dtype), shape, self.codec.name, width)
         self._announce([array.file])
         with self._bar("Features", "nodes", nodes.num_nodes) as bar:
             blocks = feature_blocks(file, self.columns, about["names"], at_once)
-            stored = self._stored(blocks, bar)
-            rows = self._places(about["role"], nodes)
+            stored = self._encoded_blocks(blocks, bar)
+            rows = self._node_rows(about["role"], nodes)
             if rows is None:
                 self.folder.write(array, stored)
             else:
                 _write_at(self.folder.path / array.file, array, rows, stored)
         return {"arrays": {"x": array.to_json()}}
 
-    def _stored(self, blocks: Iterable[np.ndarray], bar: Any) -> Iterator[np.ndarray]:
-        """Features as they are stored."""
+    def _encoded_blocks(self, blocks: Iterable[np.ndarray], bar: Any) -> Iterator[np.ndarray]:
+        """Yield blocks of features in the form in which they are stored."""
         first = 0
         for block in blocks:
             x = torch.from_numpy(block)
             if self.options["check"]:
-                check_finite(Data(x=x), first)
-            yield block if self.codec is None else array_of(_encoded(x, self.codec, first))
+                check_finite("x", x, first)
+            yield block if self.codec is None else array_of(_encode(x, self.codec, first))
             first += len(block)
             bar.update(len(block))
 
-    def _places(self, role: str, nodes: Nodes) -> np.ndarray | None:
-        """The row of the node that each row of a file is about; ``None`` if they are in order."""
+    def _node_rows(self, role: str, nodes: Nodes) -> np.ndarray | None:
+        """Return the node of each row of a file; ``None`` if they are in order."""
         ids = self._read(role).ids
         if ids is None or nodes.ids is None:
             return None
@@ -461,6 +499,8 @@ class _Import:
             if TEMPORARY.fullmatch(file.name):
                 file.unlink()
         attributes = {**nodes["attributes"], "imported": imported}
+        if "names" in self.found["edges"]:
+            attributes["edge_type_names"] = self.found["edges"]["names"]
         said = Description(num_nodes, num_edges, {}, attributes)
         self.folder.finish(said, arrays)
 
@@ -469,8 +509,8 @@ def _size(ends: Ends) -> int:
     return len(ends.distinct) if isinstance(ends.codes, slice) else len(ends.codes)
 
 
-def _encoded(x: Tensor, codec: Codec, first: int) -> Tensor:
-    """Rows as a codec stores them.
+def _encode(x: Tensor, codec: Codec, first: int) -> Tensor:
+    """Encode rows by a codec.
 
     Raises:
         ValueError: If a finite value becomes infinite.
@@ -489,7 +529,7 @@ def _encoded(x: Tensor, codec: Codec, first: int) -> Tensor:
 
 
 def _write_at(path: Path, array: Array, rows: np.ndarray, blocks: Iterable[np.ndarray]) -> None:
-    """Writes rows to their places in a file, durably."""
+    """Write rows to their places in a file, durably."""
     mapped = np.lib.format.open_memmap(path, "w+", array.numpy_dtype, array.shape)
     first = 0
     for block in blocks:
@@ -497,4 +537,4 @@ def _write_at(path: Path, array: Array, rows: np.ndarray, blocks: Iterable[np.nd
         first += len(block)
     mapped.flush()
     with path.open("rb") as file:
-        os.fsync(file.fileno())
+        flush_to_disk(file)

@@ -1,4 +1,4 @@
-"""Edges and features of files, some at a time."""
+"""Blocks of the edges and features in files."""
 
 from __future__ import annotations
 
@@ -9,28 +9,30 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gas.datasets.arrays import map_array
-from gas.datasets.folder import check_numbers, edge_columns, edge_ends, one_end
+from gas.datasets.folder import check_numbers, edge_columns, edge_ends, missing_end_error
 from gas.datasets.nodes import map_numbers
 from gas.datasets.roles import NODE_COLUMNS, open_table
 from gas.datasets.tables import format_of, plain_ids
+from gas.datasets.types import check_given, check_types
 
 LONGEST_ID = 1024  # Bytes: all ids of a block take as many as its longest.
 
 
 class Ends(NamedTuple):
-    """The ids of one end of some edges: those that occur, and which of them each edge has."""
+    """Ids of one end of some edges: the distinct ids, and the code of each edge."""
 
     distinct: np.ndarray
     codes: Any  # Of shape [edges], or a slice.
 
 
 class EdgeBlock(NamedTuple):
-    """Some edges: their ends, weights of shape ``[edges]``, attributes ``[edges, D]``."""
+    """Some edges: their ends, weights of shape ``[edges]``, attributes ``[edges, D]``, types."""
 
     source: Ends
     target: Ends
     weight: np.ndarray | None
     attr: np.ndarray | None
+    types: Ends | None = None
 
 
 class EdgeStream:
@@ -47,7 +49,7 @@ class EdgeStream:
 
     def __init__(self, files: Mapping[str, Path], columns: Mapping[str, str], at_once: int) -> None:
         self.file, self._at_once = files["edges"], at_once
-        self.num_edges: int | None = None  # Where it is known beforehand.
+        self.num_edges: int | None = None  # None: not known beforehand.
         self._array = None
         found: dict[str, str] = {}
         self._names: list[str] = []
@@ -58,27 +60,32 @@ class EdgeStream:
             self._table, found, self._names = edge_columns(self.file, columns)
         self._found = found
         self._apart: dict[str, np.ndarray] = {}
-        for role in ("edge_weight", "edge_attr"):
+        for role in ("edge_weight", "edge_attr", "edge_type"):
             if role in files:
                 self._apart[role] = self._values(files[role], role)
         attr = self._apart.get("edge_attr")
         self.is_flat = attr is not None and attr.ndim == 1  # Attributes have shape [E].
         self.has_weight = "weight" in found or "edge_weight" in self._apart
+        self.has_types = "edge_type" in found or "edge_type" in self._apart
+        self.type_file = files.get("edge_type", self.file)
 
     def _values(self, file: Path, role: str) -> np.ndarray:
-        """Weights or attributes in an array of their own."""
+        """Return weights or attributes from an array of their own."""
         if format_of(file) != ".npy":
             raise ValueError(
                 f"{file} is a table, but edges are read some at a time: put its columns into "
                 f"{self.file.name}, or make it {role}.npy"
             )
         if (role == "edge_weight" and "weight" in self._found) or (
-            role == "edge_attr" and self._names
+            (role == "edge_attr" and self._names)
+            or (role == "edge_type" and "edge_type" in self._found)
         ):
             raise ValueError(
                 f"{role!r} is in {file}, and in {self.file.name}: take one of them out"
             )
         array = map_array(file)
+        if role == "edge_type":
+            return check_types(array, file)
         if array.shape[1:] == (1,):
             array = array[:, 0]
         if array.ndim != 1 and (role == "edge_weight" or array.ndim != 2):
@@ -89,23 +96,28 @@ class EdgeStream:
         return array
 
     def blocks(self) -> Iterator[EdgeBlock]:
-        """All edges, some at a time.
+        """Yield all edges in blocks.
 
         Raises:
             ValueError: If an edge has one end only, or lacks a number; or files differ in length.
         """
         first = 0
-        for source, target, weight, attr in self._own_blocks():
+        for source, target, weight, attr, types in self._own_blocks():
             last = first + _size(source)
             for role, values in self._apart.items():
                 if len(values) < last:
                     raise _lengths(self._apart[role], role, last, "more")
+                if role == "edge_type":
+                    types = Ends(*np.unique(values[first:last], return_inverse=True))
+                    continue
                 rows = values[first:last].astype(np.float32)
                 if role == "edge_weight":
                     weight = rows
                 else:
                     attr = rows.reshape(len(rows), -1)
-            yield EdgeBlock(source, target, weight, attr)
+            if types is not None:
+                check_given(types.codes, types.distinct, self.type_file, first)
+            yield EdgeBlock(source, target, weight, attr, types)
             first = last
         for role, values in self._apart.items():
             if len(values) != first:
@@ -123,6 +135,9 @@ class EdgeStream:
         weights = [found["weight"]] if "weight" in found else []
         types = {name: table.id_type(name) for name in names}
         types |= table.number_types([*weights, *self._names])
+        kind = found.get("edge_type")
+        if kind is not None:
+            types[kind] = table.id_type(kind)
         first = 0
         for block in table.blocks(types):
             for start in range(0, block.num_rows, self._at_once):
@@ -132,7 +147,8 @@ class EdgeStream:
                 attr = table.floats(part, self._names) if self._names else None
                 if attr is not None:
                     check_numbers(attr, self.file, self._names, first)
-                yield EdgeBlock(source, target, weight, attr)
+                kinds = None if kind is None else _types(part, kind)
+                yield EdgeBlock(source, target, weight, attr, kinds)
                 first += part.num_rows
 
 
@@ -148,7 +164,7 @@ def _lengths(values: np.ndarray, role: str, found: int, more: str) -> ValueError
 
 
 def _ends(block: Any, name: str, file: Path, first: int) -> Ends:
-    """The ids of a column."""
+    """Return the ids of a column."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -156,7 +172,7 @@ def _ends(block: Any, name: str, file: Path, first: int) -> Ends:
     if pa.types.is_string(column.type):
         column = pc.if_else(pc.equal(column, ""), None, column)  # An empty cell.
     if column.null_count:
-        raise one_end(file, first + int(np.argmax(column.is_null().to_numpy(False))))
+        raise missing_end_error(file, first + int(np.argmax(column.is_null().to_numpy(False))))
     column = column.dictionary_encode()
     codes, distinct = column.indices.to_numpy(zero_copy_only=False), column.dictionary
     is_text = pa.types.is_string(distinct.type) or pa.types.is_large_string(distinct.type)
@@ -165,8 +181,15 @@ def _ends(block: Any, name: str, file: Path, first: int) -> Ends:
     return Ends(plain_ids(distinct.to_numpy(zero_copy_only=False)), codes)
 
 
+def _types(block: Any, name: str) -> Ends:
+    """Return the types of a column, as they are written; -1 where there is none."""
+    column = block.column(block.schema.get_field_index(name)).dictionary_encode()
+    codes = column.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    return Ends(column.dictionary.to_numpy(zero_copy_only=False), codes)
+
+
 def _text_ids(column: Any, file: Path) -> np.ndarray:
-    """Ids of text as :func:`plain_ids` reads them, but for text, which is UTF-8 of one length."""
+    """Convert text ids as :func:`plain_ids` does, from UTF-8 of a fixed width."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -194,7 +217,7 @@ def _text_ids(column: Any, file: Path) -> np.ndarray:
 def feature_blocks(
     file: Path, columns: Mapping[str, str], names: Sequence[str], at_once: int
 ) -> Iterator[np.ndarray]:
-    """Features of nodes in the order of a file, float32, some rows at a time.
+    """Yield features of nodes in the order of a file, float32, in blocks.
 
     Args:
         file: A table, or an ``.npy`` file.

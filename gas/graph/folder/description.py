@@ -1,21 +1,20 @@
-"""What ``graph.json`` says of a graph folder: its arrays, their files, types and shapes.
+"""Contents of ``graph.json``: the arrays of a graph folder, their files, types and shapes.
 
 It may come from anywhere: whatever it says is checked, and nothing is allocated for it.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
-from gas.history.codec import NAMES as CODECS
-from gas.history.codec import Codec
+from gas.history import NAMES as CODECS
+from gas.history import Codec
+from gas.io import Array, read_json, refuse
 
 FORMAT, VERSION = "gas graph", 1
 NAME = "graph.json"
@@ -35,46 +34,6 @@ ROWPTR, COL, WEIGHT = "rowptr", "col", "edge_weight"  # The arrays of the adjace
 TAKEN = ("adj_t", "edge_index", "num_nodes")  # What opening sets.
 
 
-class Array(NamedTuple):
-    """One array in a file.
-
-    * ``file``: the file's name.
-    * ``dtype``: the type of the elements: PyTorch's name of it, or ``<U12`` for text of up to 12
-      letters. NumPy has no bfloat16: such files hold uint16.
-    * ``shape``: the shape of what is stored.
-    * ``codec``: how rows are encoded, see :class:`gas.history.Codec`; ``None`` for numbers.
-    * ``width``: of encoded rows, how many values each has.
-    * ``numpy``: whether it is opened as a NumPy array, not as a tensor.
-    """
-
-    file: str
-    dtype: str
-    shape: tuple[int, ...]
-    codec: str | None = None
-    width: int | None = None
-    numpy: bool = False
-
-    @property
-    def numpy_dtype(self) -> np.dtype:
-        """The type that the file has."""
-        return np.dtype("uint16" if self.dtype == "bfloat16" else self.dtype)
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of its elements."""
-        size = self.numpy_dtype.itemsize
-        for length in self.shape:
-            size *= length
-        return size
-
-    def to_json(self) -> dict[str, Any]:
-        """What ``graph.json`` says of it."""
-        said: dict[str, Any] = {"file": self.file, "dtype": self.dtype, "shape": list(self.shape)}
-        if self.codec is not None:
-            said |= {"codec": self.codec, "width": self.width}
-        return said | ({"numpy": True} if self.numpy else {})
-
-
 class Sparse(NamedTuple):
     """A sparse matrix: compressed rows in three arrays."""
 
@@ -84,13 +43,13 @@ class Sparse(NamedTuple):
     value: Array
 
     def to_json(self) -> dict[str, Any]:
-        """What ``graph.json`` says of it."""
+        """Return what ``graph.json`` says of it."""
         parts = {name: getattr(self, name).to_json() for name in ("rowptr", "col", "value")}
         return {"codec": CSR, "shape": list(self.shape), **parts}
 
 
 class Description(NamedTuple):
-    """What ``graph.json`` says.
+    """Contents of ``graph.json``.
 
     ``arrays`` has ``rowptr`` and ``col``, perhaps ``edge_weight``, and tensors by the names of
     their attributes; ``attributes`` what isn't an array.
@@ -116,7 +75,7 @@ class Description(NamedTuple):
         return sum(array.nbytes for _, array in self.files())
 
     def to_json(self) -> dict[str, Any]:
-        """The whole description."""
+        """Return the whole description."""
         return {
             "format": FORMAT,
             "version": VERSION,
@@ -127,41 +86,8 @@ class Description(NamedTuple):
         }
 
 
-def refuse(path: Path, what: str, found: object, expected: str) -> NoReturn:
-    """Raises ``ValueError``: of a file of a folder that isn't what it should be."""
-    shown = found if isinstance(found, str) else repr(found)
-    shown = shown if len(shown) <= 120 else f"{shown[:100]} ..."
-    raise ValueError(f"{path}: {what} is {shown}, expected {expected}")
-
-
-def read_json(path: Path) -> Any:
-    """Reads a file of JSON in which every name is there once, and every number is one.
-
-    Raises:
-        ValueError: If it is something else.
-    """
-    try:
-        return json.loads(
-            path.read_bytes().decode(), object_pairs_hook=_each_once, parse_constant=_no_constant
-        )
-    except (ValueError, RecursionError) as error:
-        refuse(path, "its text", str(error), "JSON, as gas writes it: write the folder again")
-
-
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"{next(n for n in names if names.count(n) > 1)!r} twice")
-    return found
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name}, which is no number")
-
-
 def read_description(path: Path) -> Description:
-    """Reads ``graph.json``, and checks all that it says by itself.
+    """Read ``graph.json``, and check all that it says by itself.
 
     Raises:
         ValueError: Naming what is wrong, and what was expected.
@@ -190,7 +116,7 @@ def read_description(path: Path) -> Description:
 def _fields(
     path: Path, what: str, value: Any, needed: tuple[str, ...], others: tuple[str, ...] | None
 ) -> dict[str, Any]:
-    """An object of JSON with these fields, and of others at most these."""
+    """Check an object of JSON that has these fields, and of others at most these."""
     if not isinstance(value, dict):
         refuse(path, what, value, "an object of JSON")
     missing = [name for name in needed if name not in value]
@@ -203,7 +129,7 @@ def _fields(
 
 
 def _names(path: Path, what: str, value: Any) -> dict[str, Any]:
-    """An object of JSON whose fields are names of attributes."""
+    """Check an object of JSON whose fields are names of attributes."""
     for name in _fields(path, what, value, (), None):
         if KEY.fullmatch(name) is None or name in TAKEN:
             refuse(path, f"a name in {what}", repr(name), "letters, digits and _, of an attribute")
@@ -263,22 +189,22 @@ def _array(path: Path, what: str, value: Any) -> Array:
     width = _count(path, f"{what}.width", said.get("width"))
     stored = Codec(codec)
     columns = stored.columns(width)
-    if len(array.shape) != 2 or array.shape[1] != columns or dtype != name_of(stored.dtype):
-        expected = f"{name_of(stored.dtype)} of shape [rows, {columns}]"
+    if len(array.shape) != 2 or array.shape[1] != columns or dtype != dtype_name(stored.dtype):
+        expected = f"{dtype_name(stored.dtype)} of shape [rows, {columns}]"
         found = f"{dtype} of shape {list(array.shape)}"
         refuse(path, what, found, f"{expected}, rows of {width} values as {codec}")
     return array._replace(codec=codec, width=width)
 
 
-def name_of(dtype: torch.dtype) -> str:
-    """What PyTorch calls a type."""
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return PyTorch's name of a type."""
     return str(dtype).removeprefix("torch.")
 
 
 def _check_is(
     path: Path, what: str, array: Array | Sparse, dtypes: tuple[str, ...], shape: tuple[int, ...]
 ) -> None:
-    """Refuses another array than a plain tensor of these types and this shape."""
+    """Refuse another array than a plain tensor of these types and this shape."""
     plain = isinstance(array, Array) and array.codec is None and not array.numpy
     if not plain or array.dtype not in dtypes or array.shape != shape:  # type: ignore[union-attr]
         kind = f"{array.dtype} " if isinstance(array, Array) else ""
@@ -292,7 +218,7 @@ def _check_is(
 
 
 def _check_files(path: Path, said: Description) -> None:
-    """Refuses arrays that share a file; names that differ in capitals are one to some systems."""
+    """Refuse arrays that share a file; names that differ in capitals are one to some systems."""
     taken: dict[str, str] = {}
     for key, array in said.files():
         other = taken.setdefault(array.file.lower(), key)
@@ -301,7 +227,7 @@ def _check_files(path: Path, said: Description) -> None:
 
 
 def _check_sizes(path: Path, said: Description) -> None:
-    """Refuses arrays that don't fit the numbers of nodes and edges."""
+    """Refuse arrays that don't fit the numbers of nodes and edges."""
     arrays, num_nodes, num_edges = said.arrays, said.num_nodes, said.num_edges
     for key in (ROWPTR, COL):
         if key not in arrays:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -13,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from gas.graph.folder.description import NAME, Array, Description, read_json
-from gas.graph.folder.npy import write_array
-from gas.history.memory import free_disk
-from gas.native.memory import human
+from gas.graph.folder.description import NAME, Description
+from gas.io import Array, free_disk, read_json, sync_folder, write_array, write_json
+from gas.native import human, make_folder
 
 try:
     import fcntl
@@ -25,7 +23,6 @@ except ImportError:  # Windows: nobody is kept out. mypy takes a name to be a mo
 
 MARK = "unfinished.json"  # There as long as graph.json isn't; lists the files that are ours.
 MARK_FORMAT = "unfinished gas graph"
-SHAPE = re.compile(r"\[\n[\d,\s]+\]")  # Lists of numbers: in one line.
 OURS = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*\.(npy|part)")  # The files that may be.
 
 
@@ -48,7 +45,7 @@ class NewFolder:
         self._look()
 
     def _look(self) -> None:
-        """Reads what was left, and refuses anything else."""
+        """Read what was left, and refuse anything else."""
         self.mark: dict[str, Any] = {}
         if not self.path.is_dir():
             if self.path.exists() or self.path.is_symlink():
@@ -72,26 +69,12 @@ class NewFolder:
         Raises:
             ValueError: If one does, or has finished it since.
         """
-        is_new = not self.path.exists()
-        self.path.mkdir(parents=True, exist_ok=True)
-        with contextlib.ExitStack() as stack:
-            if is_new:  # If nothing comes of it.
-                stack.callback(_remove_empty, self.path)
-            if fcntl is not None:  # Not on Windows.
-                handle = os.open(self.path, os.O_RDONLY)
-                stack.callback(os.close, handle)
-                try:
-                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError as error:
-                    raise ValueError(
-                        f"'out' is {str(self.path)!r}, which another process is writing: wait for "
-                        "it, or name another folder"
-                    ) from error
+        with only_writer(self.path):
             self._look()
             yield
 
     def _read_mark(self) -> dict[str, Any]:
-        """What an unfinished folder says of itself."""
+        """Read what an unfinished folder says of itself."""
         path = self.path / MARK
         mark = read_json(path)
         files = mark.get("files") if isinstance(mark, dict) else None
@@ -109,7 +92,7 @@ class NewFolder:
         return mark
 
     def begin(self, files: Iterable[str], num_bytes: int, **more: Any) -> None:
-        """Makes the folder and says whose it is; removes what was left of these files.
+        """Make the folder and say whose it is; remove what was left of these files.
 
         Args:
             files: The names of the files that will be written.
@@ -127,31 +110,64 @@ class NewFolder:
                 "'out'",
                 str(self.path),
             )
-        self.path.mkdir(parents=True, exist_ok=True)
+        make_folder("out", self.path)
         for name in [*self.mark.get("files", ()), _new(NAME), _new(MARK)]:
             (self.path / name).unlink(missing_ok=True)
         self.note(files=sorted(files), **more)
 
     def note(self, **said: Any) -> None:
-        """Changes what ``unfinished.json`` says, durably."""
+        """Change what ``unfinished.json`` says, durably."""
         self.mark = {**self.mark, "format": MARK_FORMAT, "by": self.by, **said}
-        write_json(self.path / MARK, self.mark)
+        self._write_json(MARK, self.mark)
 
     def write(self, array: Array, blocks: Iterable[np.ndarray]) -> None:
-        """Writes an array, durably."""
+        """Write an array, durably."""
         write_array(self.path / array.file, array, blocks)
 
     def finish(self, description: Description, arrays: dict[str, Any] | None = None) -> None:
-        """Makes the folder whole.
+        """Make the folder whole.
 
         Args:
             description: What ``graph.json`` is to say.
             arrays: What it is to say of arrays, as JSON. (default: what the description does)
         """
         said = description.to_json()
-        write_json(self.path / NAME, said if arrays is None else {**said, "arrays": arrays})
+        self._write_json(NAME, said if arrays is None else {**said, "arrays": arrays})
         (self.path / MARK).unlink()
         sync_folder(self.path)
+
+    def _write_json(self, name: str, content: Any) -> None:
+        write_json(self.path / name, content, indent=1, temporary=_new(name))
+
+
+@contextlib.contextmanager
+def only_writer(path: Path) -> Iterator[None]:
+    """Make a folder and keep others that do so out of it, processes and threads, in this context.
+
+    The system lets go of the folder when the process ends, however it does. If nothing comes of a
+    folder that wasn't there, it is removed.
+
+    Raises:
+        ValueError: If another one writes into it.
+    """
+    is_new = not path.exists()
+    make_folder("out", path)
+    with contextlib.ExitStack() as stack:
+        if fcntl is not None:  # Not on Windows.
+            handle = os.open(path, os.O_RDONLY)
+            stack.callback(os.close, handle)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise ValueError(
+                    f"'out' is {str(path)!r}, which another process is writing: wait for it, or "
+                    "name another folder"
+                ) from error
+            except OSError:  # A file system without locks, such as of a network: as on Windows.
+                pass
+        if is_new:  # It is this one's: another that found no folder either was refused above.
+            stack.callback(_remove_empty, path)
+        yield
 
 
 def _remove_empty(path: Path) -> None:
@@ -160,32 +176,5 @@ def _remove_empty(path: Path) -> None:
 
 
 def _new(name: str) -> str:
-    """What a file is called before it is whole."""
+    """Return the name of a file before it is whole."""
     return f"{name}.new"
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Writes or replaces a file, durably: there is the old one, or the whole new one."""
-    new = path.with_name(_new(path.name))
-    with new.open("w", encoding="utf-8") as stream:
-        text = json.dumps(content, indent=1, allow_nan=False)
-        stream.write(SHAPE.sub(lambda found: " ".join(found[0].split()), text) + "\n")
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(new, path)
-    sync_folder(path.parent)
-
-
-def sync_folder(path: Path) -> None:
-    """Makes the names in a folder durable, where the system can."""
-    try:
-        handle = os.open(path, os.O_RDONLY)
-    except OSError:  # Windows can't open a folder.
-        return
-    try:
-        os.fsync(handle)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # Of a file system that has none.
-            raise
-    finally:
-        os.close(handle)

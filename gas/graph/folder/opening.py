@@ -23,21 +23,17 @@ from gas.graph.folder.description import (
     refuse,
 )
 from gas.graph.folder.new import MARK
-from gas.graph.folder.npy import check_inside, map_array, tensor_of
 from gas.graph.layout import no_values
-from gas.history.codec import Codec
-from gas.history.disk import DiskStore
-from gas.history.encoded import Encoded
-from gas.history.store import TableStore
-from gas.native.graph import rises
-from gas.native.sparse_rows import sparse_csr
+from gas.history import Codec, DiskStore, Encoded, TableStore
+from gas.io import check_inside, map_array, tensor_of
+from gas.native import rises, sparse_csr
 
 BLOCK = 1 << 22  # Ids that are looked at at a time.
 MAPPED = "_gas_mapped"  # What a tensor has that lies in a file of a folder.
 
 
 def is_graph_folder(path: str | Path) -> bool:
-    """Whether a path is a folder with a ``graph.json``.
+    """Return whether a path is a folder with a ``graph.json``.
 
     Raises:
         ValueError: If it is one that was left unfinished.
@@ -54,7 +50,7 @@ def is_graph_folder(path: str | Path) -> bool:
 
 
 def opened(graph: Any, name: str = "data") -> Any:
-    """A graph that may be given as the path of its folder; anything else as it is.
+    """Open a graph that is given as the path of its folder; return anything else as it is.
 
     Args:
         graph: A ``Data``, or a path.
@@ -75,7 +71,7 @@ def opened(graph: Any, name: str = "data") -> Any:
 
 
 def check_is_graph(graph: Any, name: str = "data") -> None:
-    """Refuses what is passed by mistake: tensors, tuples, a data set.
+    """Refuse what is passed by mistake: tensors, tuples, a data set.
 
     Raises:
         ValueError: If it can't be a graph.
@@ -88,7 +84,7 @@ def check_is_graph(graph: Any, name: str = "data") -> None:
 
 
 def open_folder(folder: str | Path, check: bool = True) -> Data:
-    """Maps the graph of a folder into memory; see :func:`gas.open_graph`.
+    """Map the graph of a folder into memory; see :func:`gas.open_graph`.
 
     Args:
         folder: The folder.
@@ -123,7 +119,7 @@ def _tensor(key: str, said: Description, arrays: dict[str, np.ndarray]) -> Tenso
 
 
 def _value(key: str, array: Array | Sparse, arrays: dict[str, np.ndarray]) -> Any:
-    """What an attribute is: a tensor, a sparse matrix, encoded rows, or a NumPy array."""
+    """Make an attribute: a tensor, a sparse matrix, encoded rows, or a NumPy array."""
     if isinstance(array, Sparse):
         rowptr, col, value = (
             tensor_of(arrays[f"{key}.{name}"], getattr(array, name))
@@ -136,12 +132,11 @@ def _value(key: str, array: Array | Sparse, arrays: dict[str, np.ndarray]) -> An
     if array.codec is None:
         setattr(tensor, MAPPED, True)
         return tensor
-    like = torch.empty(0, array.width or 0)
-    return Encoded.of(MappedStore(tensor), Codec(array.codec), like, "disk")
+    return Encoded.of(MappedStore(tensor), Codec(array.codec), array.width or 0, "disk")
 
 
 def mapped_rows(x: Any) -> Encoded | None:
-    """Features that are read from a file, as rows that may be packed; ``None`` if they aren't."""
+    """Return features that are read from a file, as rows that may be packed; else ``None``."""
     if isinstance(x, Encoded):
         store = x.store
         is_mapped = isinstance(store, TableStore) and store.direct and store.tier == "disk"
@@ -149,7 +144,7 @@ def mapped_rows(x: Any) -> Encoded | None:
     is_matrix = getattr(x, MAPPED, False) and x.dim() == 2
     if not is_matrix or x.dtype not in (torch.float32, torch.float64):
         return None
-    return Encoded.of(MappedStore(x), Codec.of(x.dtype), x, "disk")
+    return Encoded.of(MappedStore(x), Codec.of(x.dtype), x.size(1), "disk")
 
 
 class MappedStore(TableStore):
@@ -170,7 +165,7 @@ class MappedStore(TableStore):
 def _check_content(
     folder: Path, said: Description, arrays: dict[str, np.ndarray], check: bool
 ) -> None:
-    """Refuses pointers that don't rise, and ids that point nowhere."""
+    """Refuse pointers that don't rise, and ids that point nowhere."""
     ends = {ROWPTR: (COL, said.num_edges), "parts": (None, said.num_nodes)}
     ends["shards"] = None, said.num_nodes
     ids = {COL: said.num_nodes}
@@ -198,7 +193,7 @@ def _check_content(
 
 
 def _check_ids(path: Path, key: str, ids: np.ndarray, size: int) -> None:
-    """Refuses ids outside ``[0, size)``."""
+    """Refuse ids outside ``[0, size)``."""
     for first in range(0, len(ids), BLOCK):
         block = ids[first : first + BLOCK]
         low, high = int(block.min()), int(block.max())

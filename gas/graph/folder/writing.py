@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from gas.graph.attributes import PARTS, PERM, SHARDS, is_node_list
 from gas.graph.edges import is_row_per_edge, is_row_per_node, read_graph, to_csr
 from gas.graph.folder.description import (
     COL,
@@ -24,22 +25,19 @@ from gas.graph.folder.description import (
     Array,
     Description,
     Sparse,
-    name_of,
+    dtype_name,
 )
 from gas.graph.folder.new import NewFolder
-from gas.graph.folder.npy import array_of
-from gas.graph.permute import PARTS, SHARDS, is_node_list, renumbered
-from gas.history.encoded import Encoded
-from gas.native.memory import human
-from gas.native.sparse_rows import gather_sparse_rows, is_sparse, parts
+from gas.graph.permute import renumbered
+from gas.history import Encoded
+from gas.io import array_of
+from gas.native import MOST_INT32, gather_sparse_rows, human, is_sparse, parts
 
-PERM = "perm"
 BLOCK_BYTES = 1 << 24  # What is renumbered at a time.
-MOST_SMALL = 2**31 - 1
 
 
 class GraphWriter:
-    """Writes a graph with its nodes renumbered. What can't be written is refused by making one.
+    """Write a graph with its nodes renumbered. What can't be written is refused by making one.
 
     Args:
         folder: Where to.
@@ -53,16 +51,16 @@ class GraphWriter:
         self._folder, self._data = folder, data
         self._edges = read_graph(data)
         num_nodes, num_edges = self._edges.num_nodes, self._edges.src.numel()
-        small = max(num_nodes, num_edges) <= MOST_SMALL
+        small = max(num_nodes, num_edges) <= MOST_INT32
         self._index_type = torch.int32 if small else torch.int64
-        index = name_of(self._index_type)
+        index = dtype_name(self._index_type)
         arrays: dict[str, Array | Sparse] = {
             ROWPTR: Array(f"{ROWPTR}.npy", index, (num_nodes + 1,)),
             COL: Array(f"{COL}.npy", index, (num_edges,)),
         }
         weight = self._edges.weight
         if weight is not None:
-            arrays[WEIGHT] = Array(f"{WEIGHT}.npy", name_of(weight.dtype), (num_edges,))
+            arrays[WEIGHT] = Array(f"{WEIGHT}.npy", dtype_name(weight.dtype), (num_edges,))
         _check_weights(data, weight)
         attributes: dict[str, Any] = {}
         left_out = (*TAKEN, PERM, PARTS, WEIGHT)
@@ -90,7 +88,7 @@ class GraphWriter:
         before: Tensor | None = None,
         log: bool = True,
     ) -> None:
-        """Writes everything.
+        """Write everything.
 
         Args:
             perm: The row of ``data`` that each node was, of shape ``[N]``, int64.
@@ -122,7 +120,7 @@ class GraphWriter:
             print(f"Wrote the graph into {self._folder.path}: {took}", file=sys.stderr)
 
     def _write_edges(self, said: Description, new_id: Tensor) -> Tensor | None:
-        """Writes rows, columns and weights; returns which edge each was."""
+        """Write rows, columns and weights; return the edge that each was."""
         src, dst, weight, _ = self._edges
         new = self._edges._replace(src=new_id[src.cpu()], dst=new_id[dst.cpu()])
         csr = to_csr(new, small=self._index_type == torch.int32)
@@ -137,7 +135,7 @@ class GraphWriter:
     def _renumbered(
         self, key: str, perm: Tensor, new_id: Tensor, e_id: Tensor | None
     ) -> tuple[Any, Tensor | None]:
-        """An attribute, and the order in which its rows are written."""
+        """Return an attribute, and the order in which its rows are written."""
         data, value = self._data, self._data[key]
         if key == "edge_label_index":
             return new_id[value.long().cpu()], None
@@ -149,7 +147,7 @@ class GraphWriter:
 
 
 def _check_weights(data: Data, weight: Tensor | None) -> None:
-    """Refuses weights beside an ``adj_t`` that has others, or none: they'd be lost."""
+    """Refuse weights beside an ``adj_t`` that has others, or none: they'd be lost."""
     other = data.get(WEIGHT)
     if "adj_t" not in data or other is None:
         return
@@ -164,7 +162,7 @@ def _files(arrays: dict[str, Array | Sparse]) -> Iterator[tuple[str, Array]]:
 
 
 def _file_of(key: str, taken: set[str]) -> str:
-    """A name for a file that is another's nowhere, also where capitals don't count."""
+    """Name a file as no other is named, also where capitals don't count."""
     lower, name, number = {file.lower() for file in taken}, key, 1
     ours = {f"{own}.npy" for own in (PERM, PARTS, SHARDS, WEIGHT)}
     while f"{name}.npy".lower() in lower | ours:
@@ -174,7 +172,7 @@ def _file_of(key: str, taken: set[str]) -> str:
 
 
 def _described(key: str, value: Tensor | np.ndarray, file: str) -> Array | Sparse:
-    """How an array or a tensor is stored."""
+    """Describe how an array or a tensor is stored."""
     if isinstance(value, np.ndarray):
         if value.dtype.kind == "U":
             return Array(file, f"<U{max(value.dtype.itemsize // 4, 1)}", value.shape, numpy=True)
@@ -185,15 +183,15 @@ def _described(key: str, value: Tensor | np.ndarray, file: str) -> Array | Spars
     if isinstance(value, Encoded):
         store = value.store
         stored = (store.num_rows, store.columns)
-        return Array(file, name_of(store.dtype), stored, value.codec.name, value.size(1))
+        return Array(file, dtype_name(store.dtype), stored, value.codec.name, value.size(1))
     if is_sparse(value) and value.dim() == 2:
         stem = file.removesuffix(".npy")
         made = (
-            Array(f"{stem}.{name}.npy", name_of(part.dtype), tuple(part.shape))
+            Array(f"{stem}.{name}.npy", dtype_name(part.dtype), tuple(part.shape))
             for name, part in zip(("rowptr", "col", "value"), parts(value), strict=True)
         )
         return Sparse(shape, *made)
-    dtype = name_of(value.dtype)
+    dtype = dtype_name(value.dtype)
     if value.layout != torch.strided or dtype not in TORCH_TYPES:
         raise _unwritable(key, f"{value.layout} of {value.dtype}", "a dense tensor of numbers")
     return Array(file, dtype, shape)
@@ -207,7 +205,7 @@ def _unwritable(key: str, found: str, expected: str) -> ValueError:
 
 
 def _plain(key: str, value: Any) -> Any:
-    """A value as JSON holds it: tuples are lists there, and names of things are text."""
+    """Return a value as JSON holds it: tuples are lists there, and names of things are text."""
     value = value.item() if isinstance(value, np.generic) else value
     if isinstance(value, list | tuple):
         return [_plain(key, part) for part in value]
@@ -224,7 +222,7 @@ def _plain(key: str, value: Any) -> Any:
 
 
 def _write(folder: NewFolder, array: Array | Sparse, value: Any, index: Tensor | None) -> None:
-    """Writes rows of a tensor in the order of an index, or as they are."""
+    """Write rows of a tensor in the order of an index, or as they are."""
     if isinstance(array, Sparse):
         count = parts(value)[0].diff()
         count = count if index is None else count[index.long()]
@@ -245,14 +243,14 @@ def _write(folder: NewFolder, array: Array | Sparse, value: Any, index: Tensor |
 
 
 def _stored(value: Encoded, index: Tensor) -> Tensor:
-    """Rows as they are encoded, of shape ``[n, columns]``."""
+    """Read rows as they are encoded, of shape ``[n, columns]``."""
     out = torch.empty(index.numel(), value.store.columns, dtype=value.store.dtype)
     value.store.read(index, out)
     return out
 
 
 def _blocks(value: Tensor, index: Tensor | None) -> Iterator[Tensor]:
-    """The rows to read, some at a time."""
+    """Yield the rows to read, some at a time."""
     num_rows = value.size(0) if index is None else index.numel()
     width = value.numel() // max(value.size(0), 1) if value.layout == torch.strided else 1
     step = max(1, BLOCK_BYTES // max(1, width * value.element_size()))

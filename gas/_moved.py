@@ -1,0 +1,82 @@
+"""Old names of public functions, classes and modules: each use warns and names the new one.
+
+A name stays in these tables for one release.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+from warnings import warn
+
+_NAMES = {
+    "gas.compute_micro_f1": "gas.training.compute_micro_f1",
+    "gas.dropout": "gas.drop_edges",
+    "gas.encode": "gas.quantize",
+    "gas.gen_masks": "gas.datasets.gen_masks",
+    "gas.simulate": "gas.contrib.simulation.simulate",
+    "gas.augment.Rule": "gas.contrib.rules.Rule",
+    "gas.augment.RuleOversampling": "gas.contrib.rules.RuleOversampling",
+    "gas.growing.GrowingGraph": "gas.contrib.dynamic.DynamicGraph",
+    "gas.history.encode": "gas.history.quantize",
+    "gas.training.Machine": "gas.contrib.simulation.Machine",
+    "gas.training.PartitionStatistics": "gas.contrib.simulation.PartitionStatistics",
+    "gas.training.Simulation": "gas.contrib.simulation.Simulation",
+    "gas.training.partition_statistics": "gas.contrib.simulation.partition_statistics",
+    "gas.training.simulate": "gas.contrib.simulation.simulate",
+    "gas.training.Checkpoints": "gas.cli.Checkpoints",
+    "gas.training.Experiment": "gas.cli.Experiment",
+    "gas.training.MODELS": "gas.cli.MODELS",
+    "gas.training.Settings": "gas.cli.Settings",
+}
+_MODULES = {
+    "gas.growing": "gas.contrib.dynamic",
+    "gas.chosen": "gas.scalable.chosen",
+    "gas.hetero": "gas.scalable.hetero",
+    "gas.augment.rules": "gas.contrib.rules",
+    "gas.history.rocks": "gas.contrib.rocks",
+    "gas.training.simulator": "gas.contrib.simulation",
+    "gas.training.checkpoints": "gas.cli.checkpoints",
+    "gas.training.experiment": "gas.cli.experiment",
+    "gas.training.freed": "gas.training.measure",
+    "gas.training.hetero": "gas.cli.hetero",
+    "gas.training.options": "gas.cli.options",
+    "gas.training.report": "gas.cli.report",
+    "gas.training.results": "gas.cli.results",
+    "gas.training.settings": "gas.cli.settings",
+}
+
+
+def redirect_moved_names() -> None:
+    """Make every old name importable, without importing anything new."""
+    for name in _MODULES:
+        module = sys.modules[name] = ModuleType(name, f"Moved to ``{_MODULES[name]}``.")
+        parent, _, child = name.rpartition(".")
+        setattr(sys.modules[parent], child, module)
+    for name in {*_MODULES, *(name.rpartition(".")[0] for name in _NAMES)}:
+        vars(sys.modules[name])["__getattr__"] = _getter(name)
+
+
+def _getter(module: str) -> Callable[[str], Any]:
+    """Return the ``__getattr__`` of a module with names that moved."""
+
+    def get(name: str) -> Any:
+        old = f"{module}.{name}"
+        new = _NAMES.get(old)
+        if new is None and module in _MODULES and not name.startswith("__"):
+            new = f"{_MODULES[module]}.{name}"
+        if new is None:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}", name=name)
+        place, _, attribute = new.rpartition(".")
+        found = getattr(importlib.import_module(place), attribute)
+        warn(
+            f"{old} is now {new}; the old name works until the next release",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return found
+
+    return get

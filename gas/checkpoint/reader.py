@@ -1,0 +1,273 @@
+"""``CheckpointReader``: reads a checkpoint without trusting it, then restores from it."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from gas.checkpoint import histories as stored
+from gas.checkpoint.files import MANIFEST, check_files, read_manifest
+from gas.checkpoint.tensors import CheckpointError, TensorFile, Written
+from gas.checkpoint.values import check_rng_states, from_json, restore_rng_states
+from gas.checkpoint.writer import MODEL, STATE, weights_of
+from gas.history import History
+from gas.scalable import HeteroModel, ScalableGNN, set_banks
+
+
+def no_checkpoint(folder: Path) -> CheckpointError:
+    """Make the error for a folder without a complete checkpoint."""
+    return CheckpointError(
+        f"'folder' is {str(folder)!r}, which has no complete checkpoint: expected a folder that "
+        "gas.save has written to"
+    )
+
+
+# Functions that restore each history, by its name.
+Restores = Mapping[str, Callable[[History], None]]
+
+# What optimizers keep of a parameter that has its shape.
+LIKE_PARAMETERS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg")
+
+
+class CheckpointReader:
+    """Open one checkpoint and check its files against the manifest.
+
+    Raises:
+        CheckpointError: If they aren't.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self.manifest = manifest = read_manifest(path)
+            check_files(path, manifest)
+            self._check_named(MODEL, STATE)
+            self.tensors = {name: TensorFile(path / name) for name in (MODEL, STATE)}
+        except OSError as error:
+            raise CheckpointError(f"{path} can't be read: {error}") from error
+        for key in ("histories", "state", "objects"):
+            if not isinstance(manifest.get(key), dict):
+                raise CheckpointError(f"{path / MANIFEST} has no {key!r}: it is damaged")
+        state = self.tensors[STATE]
+        values = {name: state.read(name) for name in state}
+        try:
+            self.values = {
+                key: from_json(manifest.get(key), values)
+                for key in ("optimizer", "loader", "random", "ranks")
+            }
+            for key in ("objects", "state"):
+                self.values[key] = {k: from_json(v, values) for k, v in manifest[key].items()}
+        except CheckpointError as error:
+            raise CheckpointError(f"{path / MANIFEST}: {error}: it is damaged") from error
+
+    def _check_named(self, *names: str) -> None:
+        """Check that the manifest has checksums of these files."""
+        for name in names:
+            if name not in self.manifest["files"]:
+                raise CheckpointError(f"{self.path / MANIFEST} names no file {name}: it is damaged")
+
+    def prepare(
+        self,
+        model: Module | None,
+        optimizer: Any,
+        loader: Any,
+        histories: bool,
+        random_state: bool,
+        objects: dict[str, Any],
+        num_rows: int | None = None,
+    ) -> Callable[[], dict[str, Any]]:
+        """Check everything; what it returns changes what is given; see :func:`load`.
+
+        The histories of the model will have ``num_rows`` rows by then, or as many as now.
+        """
+        try:
+            weights, restores = self._check(model, optimizer, loader, histories, objects, num_rows)
+        except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
+            raise CheckpointError(
+                f"{self.path} holds what no checkpoint has ({type(error).__name__}: {error}): it "
+                "is damaged"
+            ) from error
+        if random_state:
+            self._check_random()
+        given = (model, optimizer, loader, objects)
+        return lambda: self._load(*given, weights, restores if histories else None, random_state)
+
+    def _load(
+        self,
+        model: Module | None,
+        optimizer: Any,
+        loader: Any,
+        objects: dict[str, Any],
+        weights: Mapping[str, Tensor],
+        restores: Restores | None,
+        random_state: bool,
+    ) -> dict[str, Any]:
+        saved = self.values["objects"]
+        given = {**objects, **({} if optimizer is None else {"optimizer": optimizer})}
+        if loader is not None:
+            given["loader"] = loader
+        _restore_all(given, {**saved, **{k: self.values[k] for k in ("optimizer", "loader")}})
+        if model is not None:
+            plain = model._plain if isinstance(model, stored.MODELS) else model
+            plain.load_state_dict(dict(weights))
+        if restores is not None and isinstance(model, stored.MODELS):
+            views = {name.split("_")[1] for name in restores if name.startswith("view_")}
+            if isinstance(model, ScalableGNN):
+                set_banks(model, len(views))
+            for name, history in stored.named(model).items():
+                restores[name](history)
+        if random_state:
+            restore_rng_states(self.values["random"])
+        others = {name: value for name, value in saved.items() if name not in objects}
+        return {**self.values["state"], **others}
+
+    def _check(
+        self,
+        model: Module | None,
+        optimizer: Any,
+        loader: Any,
+        histories: bool,
+        objects: dict[str, Any],
+        num_rows: int | None,
+    ) -> tuple[Mapping[str, Tensor], Restores]:
+        """Check all arguments against the checkpoint; return the state of the model."""
+        weights: Mapping[str, Tensor] = {}
+        restores: Restores = {}
+        if model is not None:
+            weights = self._weights_for(model)
+            if histories and isinstance(model, stored.MODELS):
+                restores = self._histories_for(model, num_rows)
+        saved = self.values["objects"]
+        for name, value in (("optimizer", optimizer), ("loader", loader), *objects.items()):
+            given = saved.get(name) if name in objects else self.values[name]
+            if value is not None and given is None:
+                raise ValueError(f"'{name}' is given, but {self.path} has none: leave it out")
+        if optimizer is not None:
+            _check_optimizer(optimizer, self.values["optimizer"])
+        if loader is not None and hasattr(loader, "check_state"):
+            loader.check_state(self.values["loader"])
+        return weights, restores
+
+    def _weights_for(self, model: Module) -> Mapping[str, Tensor]:
+        """Return the weights, which fit the model."""
+        file, mine = self.tensors[MODEL], weights_of(model)
+        for name in [*mine, *file]:
+            if name not in file or name not in mine:
+                has, lacks = ("'model'", str(self.path)) if name in mine else (self.path, "'model'")
+                raise ValueError(
+                    f"{has} has the weight {name!r}, and {lacks} has not: make the model as it was "
+                    "when the checkpoint was written"
+                )
+            dtype, shape = file.about(name)
+            if shape != tuple(mine[name].shape) or dtype != mine[name].dtype:
+                raise ValueError(
+                    f"'model' has {name!r} of {mine[name].dtype} and shape "
+                    f"{list(mine[name].shape)}, but {self.path} of {dtype} and {list(shape)}: make "
+                    "the model as it was when the checkpoint was written"
+                )
+        return {name: file.read(name) for name in file}
+
+    def _histories_for(self, model: ScalableGNN | HeteroModel, num_rows: int | None) -> Restores:
+        """Return the histories, which fit the model."""
+        found: dict[str, Any] = self.manifest["histories"]
+        each = dict(enumerate(model.histories))
+        names = {f"history_{number}": number for number in each}
+        for view in range(2):
+            if f"view_{view}_history_0" in found:
+                names |= {f"view_{view}_history_{number}": number for number in each}
+        if found.keys() != names.keys():
+            raise ValueError(
+                f"'model' has {len(each)} histories, but {self.path} has {len(found)}, those of "
+                "views included: make the model as it was, or pass histories=False, which loads "
+                "the rest"
+            )
+        restores: dict[str, Callable[[History], None]] = {}
+        for name, number in names.items():
+            reading = self.read_history(name, each[number], num_rows)
+            file = self.manifest["files"][f"{name}.safetensors"]
+            written = Written(file["bytes"], file["crc32"])
+            restores[name] = partial(reading.restore, written=written)
+        return restores
+
+    def read_history(self, name: str, like: History, num_rows: int | None) -> stored.Reading:
+        """Look at what was stored of a history; see :class:`.histories.Reading`."""
+        reading = stored.Reading(self.path, name, self.manifest["histories"][name], like, num_rows)
+        self._check_named(*(file.path.name for file in reading.files))
+        return reading
+
+    def _check_random(self) -> None:
+        try:
+            check_rng_states(self.values["random"])
+        except Exception as error:  # Whatever the generators say.
+            raise CheckpointError(
+                f"{self.path} has no state of random numbers that this Python can take "
+                f"({error}): pass random_state=False"
+            ) from error
+
+
+def _check_optimizer(optimizer: Any, state: Any) -> None:
+    """Refuse the state of another optimizer.
+
+    Raises:
+        ValueError: Naming what differs.
+    """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        return
+    groups = state.get("param_groups") if isinstance(state, dict) else None
+    if not isinstance(groups, list) or not isinstance(state.get("state"), dict):
+        raise ValueError("'optimizer' is one of PyTorch's, but what was saved was none")
+    sizes = [len(group["params"]) for group in groups]
+    mine = [len(group["params"]) for group in optimizer.param_groups]
+    names = set(optimizer.defaults) - set(groups[0])
+    if sizes != mine or names:
+        raise ValueError(
+            f"'optimizer' has groups of {mine} parameters"
+            f"{f' and {min(names)!r}' if names else ''}; what was saved has groups of {sizes}"
+            f"{' without' if names else ''}: make it "
+            "as it was when the checkpoint was written"
+        )
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for number, parameter in enumerate(parameters):
+        for key, value in state["state"].get(number, {}).items():
+            if key in LIKE_PARAMETERS and value.shape != parameter.shape:
+                raise ValueError(
+                    f"'optimizer' has parameter {number} of shape {list(parameter.shape)}, but "
+                    f"{key!r} of {list(value.shape)} was saved: make it as it was"
+                )
+
+
+def _restore_all(objects: Mapping[str, Any], states: Mapping[str, Any]) -> None:
+    """Restore objects; if one refuses, the others are put back."""
+    before = {name: copy.deepcopy(_state(value)) for name, value in objects.items()}
+    done = []
+    try:
+        for name, value in objects.items():
+            done.append(name)
+            _set_state(value, states[name])
+    except Exception as error:  # Whatever an object says.
+        for name in done:
+            with contextlib.suppress(Exception):  # It may refuse that, too.
+                _set_state(objects[name], before[name])
+        raise ValueError(
+            f"'{done[-1]}' can't take what was saved ({type(error).__name__}: {error}): make it as "
+            "it was when the checkpoint was written"
+        ) from error
+
+
+def _state(value: Any) -> Any:
+    return value.get_state() if isinstance(value, torch.Generator) else value.state_dict()
+
+
+def _set_state(value: Any, state: Any) -> None:
+    if isinstance(value, torch.Generator):
+        value.set_state(state)
+    else:
+        value.load_state_dict(state)

@@ -1,0 +1,145 @@
+"""Memory of an experiment in training, by its holders: every storage counts once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from gas import scalable
+from gas.cli.setup import Setup
+from gas.graph import layout_of
+from gas.history import Packing, TableStore
+from gas.loader import SubData, SubgraphLoader, tensors
+from gas.native import idle_bytes
+from gas.scalable import ScalableGNN
+from gas.training import MemoryAccount, batch_bytes, give_back_freed
+
+
+def account_of(
+    experiment: Setup,
+    model: ScalableGNN,
+    apart: ScalableGNN,
+    optimizer: torch.optim.Optimizer,
+    libraries: int,
+    outputs: Iterable[Tensor] = (),
+) -> MemoryAccount:
+    """Account for the memory of an experiment in training, at the end of its largest batch.
+
+    Args:
+        experiment: The experiment.
+        model: The model that it trains, at least an epoch old.
+        apart: The model that evaluates, ``model`` itself or one with histories of its own.
+        optimizer: The optimizer.
+        libraries: The bytes that were resident before the graph was there.
+        outputs: The outputs that evaluations have left.
+    """
+    freed = give_back_freed()  # First: what follows allocates.
+    account = MemoryAccount()
+    graphs = (experiment.graph, experiment.eval_graph)
+    account.enter("interpreter and libraries", libraries)
+    account.enter("features", (g.data.x for g in graphs))
+    account.enter("graph, clustered", (t for g in graphs for t in tensors(g.data)))
+    account.enter(
+        "graph before its transform",
+        (t for g in graphs if g.raw is not None for t in tensors(g.raw)),
+    )
+    loaders = [x for g in graphs for x in (g.loader, g.inference) if x is not None]
+    for loader in loaders:
+        relabel = loader._relabel
+        account.enter("loader", (relabel.rowptr, relabel.col, relabel.e_id, relabel.weight))
+        account.enter("loader", (loader.ptr,))
+    account.enter(
+        "loader", sum({id(x._relabel): x._relabel.scratch_bytes for x in loaders}.values())
+    )
+    kept = [(b.data, b.n_id) for x in loaders for b in x.kept_batches()]
+    whole = [g.whole.data for g in graphs if g.whole is not None]
+    account.enter("full batch", (t for data in whole for t in _given(data)))
+    account.enter("kept batches", (t for data, n_id in kept for t in (*_given(data), n_id)))
+    every = [*whole, *(data for data, _ in kept)]
+    account.enter("transposes", (t for data in every for t in tensors(data)))
+    _enter_rows(account, (model, apart), loaders)
+    account.enter("parameters and optimizer", model.parameters())
+    gradients = sum(parameter.nbytes for parameter in model.parameters())
+    account.enter("parameters and optimizer", gradients)
+    states = (value for state in optimizer.state.values() for value in state.values())
+    account.enter("parameters and optimizer", states)
+    account.enter("outputs", outputs)
+    _enter_batch(account, experiment, model, freed)
+    return account
+
+
+def _enter_rows(
+    account: MemoryAccount, models: Iterable[ScalableGNN], loaders: Iterable[SubgraphLoader]
+) -> None:
+    """Enter rows of histories, and packed rows of histories and features."""
+    packings: set[Packing] = set()
+    for one in models:
+        for history in one.histories:
+            store = history.store
+            if isinstance(store, TableStore) and store.tier != "disk":
+                account.enter("histories", [store.table])
+            account.enter("ages of histories", [history._written_at])
+            if isinstance(store, TableStore) and store.packed is not None:
+                account.enter("packed rows in memory", [store.packed.hot])
+                packings.add(store.packed.packing)
+    for loader in loaders:
+        x = loader.mapped_features()
+        if x is not None and x.packed is not None:
+            account.enter("packed rows in memory", [x.packed.hot])
+            packings.add(x.packed.packing)
+    account.enter("positions of packed rows", sum(packing.nbytes for packing in packings))
+
+
+def _enter_batch(account: MemoryAccount, experiment: Setup, model: ScalableGNN, freed: int) -> None:
+    """Enter what the largest batch takes in training, and evaluation beyond it."""
+    batch = _largest(experiment)
+    buffers = scalable.idle_bytes(model)
+    scalable.free_buffers(model)  # Those that the batch needs count as what it keeps.
+    taken = batch_bytes(model, batch)
+    training = taken.peak
+    if not experiment.full_batch:
+        account.enter("batch", taken.batch)
+        account.enter("batch before", taken.batch)  # Held until the next one has been cut.
+        training += 2 * taken.batch
+    account.enter("activations", taken.kept)
+    account.enter("gradients of activations", max(0, taken.peak - taken.kept))
+    buffers = max(0, buffers - scalable.idle_bytes(model))
+    account.enter("buffers of histories", buffers)
+    training += buffers
+    account.enter("evaluation, beyond training", max(0, _evaluation(experiment, model) - training))
+    # Activations were in there while they were needed.
+    account.enter("freed, not given back", max(0, freed + idle_bytes() - taken.kept))
+
+
+def _given(data: Data) -> Iterator[Tensor]:
+    """Yield the tensors of a batch, without those that its adjacency has cached."""
+    for key, value in data:
+        if key == "adj_t":
+            yield from (part for part in layout_of(value).parts(value) if part is not None)
+        elif isinstance(value, Tensor):
+            yield value
+
+
+def _evaluation(experiment: Setup, model: ScalableGNN) -> int:
+    """Count the bytes that evaluation takes at once, besides what stays."""
+    whole = experiment.eval_graph.whole
+    if whole is None or experiment.evaluation != "full":
+        return 0  # Layer by layer, it is less than training.
+    (batch,) = whole
+    taken = batch_bytes(model, batch, training=False)
+    return taken.peak + taken.out  # The best epoch's outputs are kept beside those of this one.
+
+
+def _largest(experiment: Setup) -> SubData:
+    """Return the batch of the parts with most edges, or the whole graph."""
+    graph = experiment.graph
+    if graph.loader is None:
+        assert graph.whole is not None
+        (batch,) = graph.whole
+        return batch
+    loader: SubgraphLoader = graph.loader
+    largest = loader.edges_per_part().argsort(descending=True, stable=True)
+    return loader.cut(largest[: loader.batch_size or 1].tolist())

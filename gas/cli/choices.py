@@ -1,0 +1,112 @@
+"""Options of an experiment, and checks of those that exclude each other."""
+
+from __future__ import annotations
+
+from torch_geometric.data import Data
+
+from gas import models
+from gas.cli.settings import Settings
+from gas.training import is_real, known_targets
+
+MODELS: dict[str, type[models.LayeredGNN]] = {
+    "appnp": models.APPNP,
+    "gat": models.GAT,
+    "gcn": models.GCN,
+    "gcn2": models.GCN2,
+    "gin": models.GIN,
+    "pna": models.PNA,
+    "pna_jk": models.PNA_JK,
+    "sage": models.GraphSAGE,
+}
+NORMALISED = tuple(name for name in MODELS if name not in ("appnp", "gat"))
+DENSE = 30  # Edges per node, from which a hint names batch norm: histories oscillate there.
+REFRESHES = ("none", "full", "layerwise")
+EVALUATIONS = ("full", "layerwise")
+
+
+def check_modes(model: str, evaluation: str, refresh: str, full_batch: bool) -> None:
+    """Refuse unknown names, and histories of a full batch."""
+    for name, value, known in (
+        ("model", model, tuple(MODELS)),
+        ("evaluation", evaluation, EVALUATIONS),
+        ("refresh", refresh, REFRESHES),
+    ):
+        if value not in known:
+            raise ValueError(f"'{name}' is {value!r}, expected one of {', '.join(known)}")
+    if full_batch and (refresh != "none" or evaluation != "full"):
+        raise ValueError(
+            "'full_batch' is True, which has no histories and no mini-batches: leave "
+            "'evaluation' and 'refresh' out"
+        )
+
+
+def check_labels(data: Data) -> None:
+    """Refuse no labels, several per node that aren't 0 and 1, and unknown ones to train on."""
+    y, mask = data.get("y"), data.get("train_mask")
+    if y is None:
+        raise ValueError("'data' has no 'y': expected classes [N], labels [N, C] or real numbers")
+    if y.dim() != 2 or is_real(y):
+        return
+    known = known_targets(y)
+    wrong = known & (y != 0) & (y != 1)
+    if bool(wrong.any()):
+        raise ValueError(
+            f"'data.y' has shape {list(y.shape)} and holds {float(y[wrong].max()):g}, expected 0 "
+            "and 1 for several labels, or real numbers of shape [N]"
+        )
+    if mask is None:
+        return
+    trained = mask.bool().view(mask.size(0), -1).any(dim=1)
+    unknown = int((trained & ~known.all(dim=1)).sum())
+    if unknown:
+        raise ValueError(
+            f"'train_mask' holds {unknown} nodes with a label that is unknown (NaN or negative), "
+            "expected all labels of a node that is trained on: leave these nodes out of it"
+        )
+
+
+def check_splits(data: Data) -> None:
+    """Refuse a graph without masks of training, validation and test nodes."""
+    for name in ("train_mask", "val_mask", "test_mask"):
+        if data.get(name) is None:
+            raise ValueError(f"'data' has no {name!r}, by which models are trained and scored")
+
+
+def check_predictable(
+    memory: int | str,
+    full_batch: bool,
+    memory_budget: int | None,
+    is_augmented: bool,
+    inductive: bool,
+) -> None:
+    """Refuse ``memory`` for what :func:`gas.plan` can't predict."""
+    for name, given, why in (
+        ("full_batch", full_batch, "has no mini-batches to choose"),
+        ("memory_budget", memory_budget is not None, "splits mini-batches itself"),
+        ("augment", is_augmented, "makes views, which aren't predicted"),
+        ("inductive", inductive, "evaluates another graph, which isn't predicted"),
+    ):
+        if given:
+            raise ValueError(
+                f"'memory' is {memory!r}, but '{name}' is given, which {why}: leave one out"
+            )
+
+
+def check_augment(data: Data, settings: Settings, full_batch: bool, inductive: bool) -> None:
+    """Refuse ``augment`` where there are no views, or no loss for them."""
+    reason = ""
+    if full_batch:
+        reason = "'full_batch' has no mini-batches: use num_parts=1, which computes the same"
+    elif inductive:
+        reason = "'inductive' evaluates another graph than the one that is augmented: leave one out"
+    elif data.y.dim() != 1 or is_real(data.y):
+        reason = (
+            f"'data.y' is {data.y.dtype} of shape {list(data.y.shape)}, expected one class per "
+            "node: leave 'augment' out"
+        )
+    elif settings.edge_dropout > 0:
+        reason = (
+            f"'edge_dropout' is {settings.edge_dropout} and views lack edges already: leave one out"
+        )
+    if reason:
+        raise ValueError(f"'augment' is given, but {reason}")

@@ -1,0 +1,297 @@
+"""One experiment: a graph, a model and settings, run from several seeds."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from gas import models
+from gas.augment import Augmentation, MHAug
+from gas.cli.about import about_of
+from gas.cli.account import account_of
+from gas.cli.checkpoints import Checkpoints
+from gas.cli.report import peak_rss_bytes, reset_peak_rss
+from gas.cli.setup import Setup
+from gas.loader import SubData, SubgraphLoader
+from gas.native import PeakMemory
+from gas.scalable import PrefetchLoader, ScalableGNN, free_buffers, is_tracked
+from gas.training import Progress, Run, fit, give_back_freed, plan_micro_batches, train_epoch
+
+
+class Experiment(Setup):
+    """Train a model on a graph, with histories or in full batch, and evaluate every epoch.
+
+    Args:
+        data: The graph, with masks.
+        out_channels: The number of outputs of the model.
+        model: One of :data:`MODELS`.
+        settings: The settings; what they leave open follows from the size of the graph.
+        full_batch: Train on the whole graph at once, without histories. (default: ``False``)
+        inductive: Train on the graph of the training nodes alone, evaluate on all of it; of a union
+            of graphs, these are the graphs that are trained on. (default: as the settings say)
+        evaluation: ``"full"`` computes the whole graph as one batch, ``"layerwise"`` layer by
+            layer; without a refresh, or inductively, in another set of histories.
+            (default: ``"full"`` up to 20,000 nodes, or with ``full_batch``)
+        refresh: How all histories are made exact after each epoch: ``"full"``, ``"layerwise"``,
+            or ``"none"``. They are filled before the first epoch in any case. (default: as
+            ``evaluation``, at no further cost)
+        layout: See :class:`gas.SubgraphLoader`. (default: ``"fused"`` on the CPU, and on a GPU that
+            the extension was compiled for; ``"csr"`` elsewhere)
+        partition: See :func:`gas.metis`. (default: ``"metis"``)
+        prefetch: Start pulls one batch ahead. (default: ``False``)
+        memory_budget: Split mini-batches so that the tensors of one take at most this many bytes;
+            see :func:`gas.training.plan_micro_batches`. (default: never split)
+        memory: Choose parts, batches and how histories are stored, as far as settings and arguments
+            leave them open, so that the process takes at most this: bytes, or like ``"6GB"``. What
+            was chosen is in ``plan``; see :func:`gas.plan`. (default: what settings say)
+        micro_batches: How many mini-batches make a step of the optimizer; see
+            :func:`gas.training.train_epoch`. (default: ``1``, or as ``memory`` asks for)
+        pack: Arrange histories on disk, and features there, by what batches read, with so many
+            bytes of rows in memory: a number, or like ``"2GB"``, or ``"auto"``, what ``memory``
+            leaves. It does nothing where ``memory`` or ``store="auto"`` found that histories fit
+            memory. See :meth:`gas.ScalableGNN.pack`. (default: don't)
+        augment: Makes an augmentation of a graph, such as
+            ``functools.partial(gas.MHAug, mu_e=0.3, ...)``; each run has its own. Batches then have
+            views; see ``view_loss`` of :func:`gas.training.train_epoch`. MH-Aug takes its entropies
+            from each evaluation. (default: none)
+        patience: See :func:`gas.training.fit`. (default: never stop early)
+        keep_edges: Leave ``edge_index`` and weights in ``data``, though batches have copies.
+            (default: ``True``)
+        check: Refuse NaN and infinite features. (default: ``True``)
+        libraries: Write an account of memory into each run: the bytes that were resident before the
+            graph was there. (default: no account)
+        device: Where the model computes. (default: ``"cpu"``)
+        log: Report. (default: ``True``)
+        training: Further arguments of :func:`gas.training.train_epoch`.
+        **histories: ``store``, ``dtype``, ``path`` and ``io`` of :class:`gas.ScalableGNN`.
+
+    Raises:
+        ValueError: If an argument is unusable, naming it.
+    """
+
+    def run(
+        self,
+        seed: int,
+        split: int = 0,
+        on_epoch: Callable[[Run], None] | None = None,
+        keep: bool = False,
+        run: Run | None = None,
+        checkpoints: Checkpoints | None = None,
+    ) -> Run:
+        """Train one model from a seed and evaluates it after every epoch.
+
+        Args:
+            seed: Of PyTorch's generator.
+            split: Which split of the masks to use. (default: ``0``)
+            on_epoch: Called after each epoch with the run so far.
+            keep: Keep the model and the outputs of the best epoch. (default: ``False``)
+            run: Filled as training goes on, which survives an interruption. (default: a new one)
+            checkpoints: When to write them, and whether to go on from one. (default: none)
+        """
+        run = Run() if run is None else run
+        run.split = split
+        torch.manual_seed(seed)
+        give_back_freed()  # What preparing the graph took.
+        reset_peak_rss()
+        with contextlib.ExitStack() as open_models:
+            peak = open_models.enter_context(PeakMemory())
+            model = self.make_model()
+            open_models.callback(model.close)
+            apart: ScalableGNN = model  # The one that evaluates.
+            if self.evaluation == "layerwise" and not self._refreshes_by_evaluating:
+                apart = model.for_graph(self.data.num_nodes)
+                open_models.callback(apart.close)
+            if checkpoints is not None:
+                open_models.enter_context(checkpoints.heard())
+            try:
+                about = about_of(self, seed, split)
+                self._run(model, apart, split, on_epoch, keep, run, checkpoints, about, peak)
+            finally:
+                _note_peak(run, peak)
+                if not self.full_batch:
+                    run.history_bytes = sum(history.store.nbytes for history in model.histories)
+        return run
+
+    @property
+    def _refreshes_by_evaluating(self) -> bool:
+        """Say whether the histories that evaluation writes are those of the training."""
+        return self.eval_graph is self.graph and self.refresh != "none"
+
+    def _run(
+        self,
+        model: models.LayeredGNN,
+        apart: ScalableGNN,
+        split: int,
+        on_epoch: Callable[[Run], None] | None,
+        keep: bool,
+        run: Run,
+        checkpoints: Checkpoints | None,
+        about: dict[str, Any],
+        peak: PeakMemory,
+    ) -> None:
+        settings = self.settings
+        optimizer = self._make_optimizer(model)
+        self._pack(model)
+        resumes = checkpoints is not None and checkpoints.resumes
+        if not self.full_batch and not resumes:
+            self._refresh(model)  # So that the first epoch reads real embeddings.
+        augmentation = self._make_augmentation()
+        batches, micro_batches = self._batches(model, augmentation)
+        progress = Progress()
+        if checkpoints is not None:
+            checkpoints.start(model, optimizer, batches, run, progress, about, self.graph.perm)
+
+        epoch = partial(
+            train_epoch, model, batches, optimizer, split, settings.grad_norm, self.full_batch,
+            micro_batches=micro_batches, edge_dropout=settings.edge_dropout,
+            max_steps=settings.max_steps, progress=progress,
+            on_step=None if checkpoints is None else checkpoints.after_step, **self.training,
+        )  # fmt: skip
+
+        def ended(run: Run) -> None:
+            if on_epoch is not None:
+                on_epoch(run)
+            if checkpoints is not None:
+                checkpoints.after_epoch()
+
+        def evaluate(model: ScalableGNN) -> Tensor:
+            out = self._evaluate(model, apart)
+            for one in (model, apart):
+                free_buffers(one)  # Of other rows than training pulls.
+            if isinstance(augmentation, MHAug):
+                augmentation.update_entropy(out)
+            return out
+
+        try:
+            fit(
+                model, self.data, epoch, evaluate, settings.epochs, split, ended, self.metric,
+                self.patience, self.training.get("leave_cores", True), keep, run, progress,
+            )  # fmt: skip
+            if checkpoints is not None:
+                checkpoints.end()
+        finally:
+            if isinstance(augmentation, MHAug):
+                run.chain = augmentation.statistics()._asdict()
+        if self.libraries is not None:
+            _note_peak(run, peak)  # Before the account, which computes a batch.
+            outputs = [] if run.best is None else [run.best.out]
+            run.memory = account_of(self, model, apart, optimizer, self.libraries, outputs)
+
+    def _make_optimizer(self, model: models.LayeredGNN) -> torch.optim.Optimizer:
+        settings = self.settings
+        return torch.optim.Adam(
+            model.param_groups(settings.reg_weight_decay, settings.nonreg_weight_decay),
+            lr=settings.lr,
+            fused=True,  # A small model's step takes a third of the time.
+        )
+
+    def _pack(self, model: ScalableGNN) -> None:
+        """Arrange rows on disk in the order in which batches read them."""
+        loader, histories = self.graph.loader, model.histories
+        chosen = self.plan is not None or self.histories.get("store") == "auto"
+        if self.pack is None or loader is None or not histories:
+            return
+        if chosen and histories[0].store.tier != "disk":
+            return
+        memory = self.pack
+        if memory == "auto":
+            memory = 0 if self.plan is None else self.plan.hot_bytes
+        packed = model.pack(loader, memory, self.histories.get("path"), self.log)
+        if self.log:
+            print(f"Packed: {packed}", file=sys.stderr)
+        x = loader.mapped_features()
+        if x is not None and x.packed is not None and self.graph.inference is not None:
+            self.graph.inference.use_features(x)
+
+    def _make_augmentation(self) -> Augmentation | None:
+        """Make an augmentation of the graph, on the device of the model."""
+        if self.augment is None:
+            return None
+        raw = self.graph.raw
+        assert raw is not None
+        edge_index = raw.edge_index.to(self.device)
+        return self.augment(Data(edge_index=edge_index, num_nodes=raw.num_nodes))
+
+    def _batches(
+        self, model: ScalableGNN, augmentation: Augmentation | None = None
+    ) -> tuple[Iterable[SubData], int]:
+        """Return the batches of an epoch, and how many of them make a step."""
+        graph, batches = self.graph, self.graph.loader
+        if batches is not None:
+            batches.forget_epoch()  # Of a run that went on from a checkpoint, to its end.
+        micro_batches = self.micro_batches
+        if graph.whole is not None and batches is None:
+            return graph.whole, 1
+        assert batches is not None
+        if augmentation is not None:
+            batches = self._loader(batches, batches.batch_size or 1, augmentation)
+        if self.memory_budget is not None:
+            size, micro_batches = plan_micro_batches(model, batches, self.memory_budget)
+            batches = self._loader(batches, size, augmentation)
+        return (PrefetchLoader(batches, model) if self.prefetch else batches), micro_batches
+
+    def _loader(
+        self, like: SubgraphLoader, batch_size: int, augmentation: Augmentation | None
+    ) -> SubgraphLoader:
+        """Make a loader of mini-batches of another size, or with views."""
+        return SubgraphLoader(
+            self.graph.data if augmentation is None else self.graph.raw,
+            like.ptr,
+            batch_size,
+            shuffle=True,
+            layout=like.layout,
+            edge_weight=self.cls.needs_weights,
+            epoch_transform=augmentation,
+            graph_transform=None if augmentation is None else self.cls.transform,
+            like=like if augmentation is None else None,
+            check=False,
+            log=False,
+        )
+
+    def _refresh(self, model: ScalableGNN, apart: ScalableGNN | None = None) -> None:
+        """Make all histories exact, or, in those of ``apart``, running statistics alone."""
+        if self.refresh != "layerwise" and self.graph.whole is not None:
+            self.graph.whole.refresh(model, fill=apart is None)
+            return
+        assert self.graph.inference is not None
+        if apart is None or apart.num_nodes == model.num_nodes:
+            (apart or model).refresh(self.graph.inference)
+            return
+        with contextlib.closing(model.for_graph(model.num_nodes)) as twin:  # Of another graph.
+            twin.refresh(self.graph.inference)
+
+    def _evaluate(self, model: ScalableGNN, apart: ScalableGNN) -> Tensor:
+        """Compute every node's output, and make all histories exact, if they are to be.
+
+        Running statistics of batch norms become those of the graph that is trained on, but of a
+        full batch, where they follow its steps as in PyG.
+        """
+        fills = self._refreshes_by_evaluating and self.refresh == self.evaluation
+        refreshes = self.refresh != "none"
+        model.train()
+        if not self.full_batch and any(is_tracked(module) for module in model.modules()):
+            self._refresh(model, None if refreshes else apart)
+            refreshes = False
+        model.eval()
+        if self.evaluation == "full" and self.eval_graph.whole is not None:
+            out = self.eval_graph.whole(model, fill=fills)
+        else:
+            out = apart(loader=self.eval_graph.inference)
+        if refreshes and not fills:
+            self._refresh(model)
+        return out
+
+
+def _note_peak(run: Run, peak: PeakMemory) -> None:
+    """Write the peaks of memory so far into a run, unless it has them."""
+    if not run.peak_rss_bytes:
+        peak.sample()
+        run.peak_rss_bytes = peak_rss_bytes()
+        run.peak_own_bytes, run.peak_mapped_bytes = peak.own, peak.mapped

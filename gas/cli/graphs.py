@@ -1,0 +1,135 @@
+"""The graph of an experiment, in the forms that training and evaluation take it."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.utils import degree
+
+from gas.cli.settings import Settings
+from gas.graph import metis, partition_report, permute, rearranged, without_edges
+from gas.history import is_encoded
+from gas.loader import EvalSubgraphLoader, SubgraphLoader
+from gas.native import is_sparse
+from gas.training import FullBatch
+
+if TYPE_CHECKING:
+    from gas.models import LayeredGNN
+
+
+class Graph(NamedTuple):
+    """A graph in the forms that training and evaluation take it."""
+
+    perm: Tensor | None  # The row, as the graph was given, of every node.
+    raw: Data | None  # Permuted, on the CPU, where it is augmented ...
+    data: Data  # ... and transformed, without the edges, where batches have copies of them.
+    loader: SubgraphLoader | None  # Mini-batches, unless it is trained as a whole.
+    inference: EvalSubgraphLoader | None  # Mini-batches to compute layer by layer ...
+    whole: FullBatch | None  # ... or the graph as one batch.
+    degree: Tensor | None  # The number of edges into each node, where the model asks for it.
+    shown: str  # The graph in words, with its edges.
+
+
+def prepare_graph(
+    data: Data,
+    modes: set[str],
+    *,
+    cls: type[LayeredGNN],
+    settings: Settings,
+    full_batch: bool,
+    layout: str,
+    partition: str,
+    keep_edges: bool,
+    keep_raw: bool,
+    device: torch.device | str,
+    log: bool,
+) -> Graph:
+    """Cut a graph, and make its forms for training and evaluation.
+
+    Args:
+        data: The graph, as it was given.
+        modes: How it is evaluated and refreshed: ``"full"``, ``"layerwise"``.
+        cls: The class of the model.
+        settings: The settings, without gaps.
+        full_batch: See :class:`gas.cli.Experiment`, here and below.
+        layout: See there.
+        partition: See there.
+        keep_edges: See there.
+        keep_raw: Keep the graph as it was before its transform, and its edges.
+        device: See there.
+        log: See there.
+    """
+    num_parts, batch_size = settings.num_parts or 1, settings.batch_size or 1
+    perm = ptr = None
+    if not full_batch:
+        perm, ptr = metis(
+            data.edge_index,
+            num_parts,
+            num_nodes=data.num_nodes,
+            method=partition,
+            log=log,
+        )
+        data = permute(data, perm, log=log)
+    raw = data
+    if cls.transform is not None:  # Of the whole graph, before it is cut into parts.
+        data = cls.transform(data)
+    loader = inference = None
+    if ptr is not None:
+        if log:
+            print(partition_report(data, ptr))
+        options: dict[str, Any] = {"layout": layout, "log": False, "check": False}
+        options["edge_weight"] = cls.needs_weights
+        loader = SubgraphLoader(data, ptr, batch_size, shuffle=True, **options)
+        if "layerwise" in modes:
+            # Cutting batches anew takes some percent of computing them, and no memory.
+            options |= {"like": loader, "cache": False}
+            inference = EvalSubgraphLoader(data, ptr, batch_size, **options)
+    full = full_batch or "full" in modes
+    whole = FullBatch(data, device, layout, cls.needs_weights, check=False) if full else None
+    deg = None
+    if "aggregators" in settings.architecture:
+        deg = degree(data.edge_index[1], data.num_nodes)
+    shown = repr(data)
+    if keep_edges or keep_raw:
+        raw_if_used = raw if keep_raw else None
+        return Graph(perm, raw_if_used, data, loader, inference, whole, deg, shown)
+    if loader is not None:
+        loader.forget_edges()
+        if inference is not None:
+            inference.forget_edges()
+        data = loader.data
+    else:
+        data = without_edges(data)
+    return Graph(perm, None, data, loader, inference, whole, deg, shown)
+
+
+def training_nodes(data: Data) -> Data:
+    """Return the graph of the training nodes alone."""
+    mask = data.train_mask
+    if mask.dim() > 1:
+        raise ValueError(
+            f"'inductive' is True, but the graph has {mask.size(1)} splits: choose one, "
+            "data.train_mask = data.train_mask[:, k], and the other masks likewise, or give a file "
+            "with masks of one split"
+        )
+    data, x = copy.copy(data), data.x
+    apart = is_sparse(x) or is_encoded(x)  # PyG can't cut the one, and would decode the other.
+    if apart:
+        data.num_nodes = x.size(0)
+        del data.x
+    for key in (
+        "node_id",
+        "classes",
+        "edge_type_names",
+        "node_type_names",
+    ):  # Of all nodes, which PyG can't cut.
+        if key in data:
+            del data[key]
+    out = data.subgraph(mask)
+    if apart:
+        out.x = rearranged(x, mask.nonzero().view(-1))
+    return out

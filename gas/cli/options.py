@@ -1,0 +1,341 @@
+"""Command line of ``examples/train_gas.py``, and the experiment that it describes."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import errno
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch_geometric.data import Data
+
+from gas.augment import PUBLISHED, Augmentation, DropEdge, MHAug, mh_aug_loss
+from gas.checkpoint import checkpoints, peek, prune
+from gas.cli import hetero
+from gas.cli.checkpoints import Checkpoints, seconds_of
+from gas.cli.choices import DENSE, MODELS, NORMALISED
+from gas.cli.experiment import Experiment
+from gas.cli.parser import make_parser
+from gas.cli.settings import Settings
+from gas.datasets import dataset_key, get_data
+from gas.graph import only_writer, with_sparse_features
+from gas.history import TIERS, quantize
+from gas.native import bytes_of, resident_bytes
+from gas.training import keep_little_freed
+
+# Options that do nothing without another: which, and the value that it needs.
+NEEDS = {
+    **dict.fromkeys(("num_steps", "reference_size"), ("augment", "mh_aug")),
+    "drop": ("augment", "drop_edge"),
+    **dict.fromkeys(("kl", "entropy", "bank"), ("augment", None)),
+    "path": ("store", ("disk", "auto")),
+}
+NOT_FULL_BATCH = (
+    "num_parts", "batch_size", "partition", "store", "dtype", "path", "pack", "io", "prefetch",
+    "refresh", "memory", "memory_budget", "skip_unlabelled", "scale_loss", "verify",
+)  # fmt: skip
+# Arguments that have another name on the command line.
+OTHER_NAMES = {
+    "evaluation": "eval",
+    "augmented": "augment",
+    "graph": "dataset",
+    "every": "checkpoint_every",
+    "batch_norm": "norm",
+}
+DEFAULTS = {"num_steps": 12, "drop": 0.3, "bank": "original", "partition": "metis",
+            "dtype": "float32", "io": "concurrent"}  # fmt: skip
+
+
+def parse_args() -> argparse.Namespace:
+    """Parse the command line: options that have an effect, and a folder that can be made."""
+    parser = make_parser()
+    args = parser.parse_args()
+    if args.hetero:
+        _check_hetero(parser, args)
+    for name in ("runs", "epochs", "num_layers", "hidden_channels", "num_parts", "batch_size"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            parser.error(f"argument {option(name)} is {value}, expected at least 1")
+    for name, (needed, value) in NEEDS.items():
+        given = getattr(args, needed)
+        wanted = (value,) if isinstance(value, str) else value
+        if getattr(args, name) is not None and (given is None or (wanted and given not in wanted)):
+            expected = f"{option(needed)} {wanted[0]}" if wanted else option(needed)
+            parser.error(f"argument {option(name)} does nothing without {expected}: add it")
+    for name in NOT_FULL_BATCH if args.full_batch else ():
+        if getattr(args, name):
+            print(f"warning: {option(name)} does nothing with --full-batch", file=sys.stderr)
+    for name, value in DEFAULTS.items():
+        is_open = name == "dtype" and args.memory is not None
+        if getattr(args, name) is None and not is_open:
+            setattr(args, name, value)
+    if args.pack is not None and args.store not in ("disk", "auto") and args.memory is None:
+        parser.error("argument --pack does nothing without --store disk: add it")
+    if args.pack not in (None, "auto", "0"):
+        try:
+            bytes_of("--pack", args.pack)
+        except ValueError as error:
+            parser.error(f"argument {error}")
+    pairs = [pair.partition("=") for pair in args.columns or ()]
+    if not all(name for _, _, name in pairs):
+        parser.error("argument --columns expects ROLE=NAME, such as source=payer")
+    args.columns = {role: name for role, _, name in pairs}
+    if args.device == "cuda" and not torch.cuda.is_available():
+        parser.error("argument --device is cuda, but PyTorch sees no CUDA device: use cpu")
+    if args.device == "auto":
+        args.device = "cuda" if torch.cuda.is_available() else "cpu"
+    if args.out.exists() and not args.out.is_dir():
+        parser.error(f"argument --out is {args.out}, which is a file: name a folder")
+    if args.resume and args.overwrite:
+        parser.error("argument --resume goes on with what --overwrite would remove: leave one out")
+    try:
+        seconds_of(args.checkpoint_every or 1)
+    except ValueError as error:
+        parser.error(f"argument --checkpoint-every: {error}")
+    refused = explain_refusal(args)
+    if refused is not None:
+        parser.error(refused)
+    return args
+
+
+def explain_refusal(args: argparse.Namespace) -> str | None:
+    """Say why ``--out`` is refused: it holds a run, which isn't to be overwritten."""
+    there = [folder for folder in sorted(args.out.glob("checkpoints/run*")) if checkpoints(folder)]
+    if there and not (args.resume or args.overwrite):
+        return (
+            f"argument --out is {args.out}, which has the checkpoints of a run: add --resume to go "
+            "on with it, or --overwrite"
+        )
+    if (args.out / "metrics.json").exists() and not (args.overwrite or args.resume):
+        return f"argument --out is {args.out}, which holds a run: add --overwrite"
+    return None
+
+
+@contextlib.contextmanager
+def alone(args: argparse.Namespace) -> Iterator[None]:
+    """Lock ``--out`` against other runs in this context.
+
+    Raises:
+        ValueError: If one does, or has ended there since the command line was read.
+    """
+    with only_writer(args.out):
+        refused = explain_refusal(args)
+        if refused is not None:
+            raise ValueError(refused)
+        yield
+
+
+def _check_hetero(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Refuse options that have no effect with ``--hetero``."""
+    for name, value in vars(args).items():
+        if name not in hetero.OPTIONS and value != parser.get_default(name):
+            parser.error(f"argument {option(name)} does nothing with --hetero: leave it out")
+    if args.model not in (None, "sage"):
+        parser.error(f"argument --model is {args.model}, but --hetero trains sage: leave it out")
+
+
+def remove_checkpoints(args: argparse.Namespace) -> None:
+    """Remove those of the runs that are to be overwritten."""
+    for folder in args.out.glob("checkpoints/run*") if args.overwrite else ():
+        prune(folder, 0)
+
+
+def checkpoints_of(args: argparse.Namespace, number: int) -> Checkpoints | None:
+    """Return the schedule of a run's checkpoints, if it is to write some."""
+    folder = args.out / f"checkpoints/run{number}"
+    if args.checkpoint_every is None and not args.resume:
+        return None
+    return Checkpoints(folder, args.checkpoint_every or 1, args.resume)
+
+
+def _as_it_was(args: argparse.Namespace) -> int:
+    """Take what ``--memory`` chose from a checkpoint: now it might choose otherwise.
+
+    Returns:
+        The micro-batches of a step.
+    """
+    folder = args.out / "checkpoints/run0"
+    if not args.resume or args.memory is None or not checkpoints(folder):
+        return 1
+    about = peek(folder, "about")["about"]
+    args.memory = None
+    keep_little_freed()  # It isn't known any more whether there is room for more.
+    args.num_parts, args.batch_size = (about["settings"][k] for k in ("num_parts", "batch_size"))
+    args.dtype = about["histories"]["dtype"]
+    if about["histories"]["store"] in TIERS:
+        args.store = about["histories"]["store"]
+    return about["micro_batches"]
+
+
+def option(name: str) -> str:
+    """Return the option of a value, by its name."""
+    return "--" + OTHER_NAMES.get(name, name).replace("_", "-")
+
+
+def settings_of(args: argparse.Namespace, files: Path) -> Settings:
+    """Return the settings of a configuration in ``files``, changed by the command line."""
+    base = None
+    if args.config is not None:
+        base, about = Settings.load(args.config)
+        model = about.get("model", args.model)
+        if args.model not in (None, model):
+            raise ValueError(f"'--model' is {args.model}, but {args.config} is for {model}")
+        args.model = model
+    args.model = args.model or "gcn"
+    found = list(files.glob(f"*/{dataset_key(args.dataset)}_{args.model}.yaml"))
+    if base is None:
+        base = Settings.load(found[0])[0] if found else Settings.default(args.model)
+    names = [*(f.name for f in dataclasses.fields(Settings)), *("num_layers", "hidden_channels")]
+    given = {name: getattr(args, name, None) for name in [*names, "dropout"]}
+    if args.norm is not None:
+        if args.norm != "none" and args.model not in NORMALISED:
+            raise ValueError(
+                f"'norm' is {args.norm}, which {args.model} doesn't have: leave it out, or choose "
+                f"a model of {', '.join(NORMALISED)}"
+            )
+        if args.model in NORMALISED:
+            given["batch_norm"] = args.norm == "batch"
+    return base.but(**given)
+
+
+def _hint_of_norm(args: argparse.Namespace, settings: Settings, data: Data) -> None:
+    """Say that batch norm usually gains from a graph as dense as this, if nothing was chosen."""
+    degree = data.num_edges / max(data.num_nodes, 1)
+    chosen = args.norm is not None or "batch_norm" in settings.architecture
+    if degree >= DENSE and not chosen and not args.full_batch and args.model in NORMALISED:
+        print(
+            f"hint: the graph has {degree:.0f} edges per node; with so many, histories oscillate, "
+            "and --norm batch usually gains accuracy (--norm none to train without this hint)",
+            file=sys.stderr,
+        )
+
+
+def augmentation_of(args: argparse.Namespace) -> tuple[Callable[[Data], Augmentation] | None, dict]:
+    """Return the factory of the augmentation, and the weights of its loss."""
+    published = PUBLISHED.get(dataset_key(args.dataset), PUBLISHED["cora"])
+    given = {"kl": args.kl, "h": args.entropy}
+    if args.augment == "mh_aug":
+        weights = {key: published.loss[key] if v is None else v for key, v in given.items()}
+        chain: dict[str, Any] = {**published.chain, "num_steps": args.num_steps}
+        chain |= {"reference_size": args.reference_size, "undirected": args.undirected}
+        return partial(MHAug, **chain), weights
+    weights = {key: v or 0.0 for key, v in given.items()}
+    if args.augment == "drop_edge":
+        return partial(DropEdge, p=args.drop, undirected=args.undirected), weights
+    return None, weights
+
+
+def make_experiment(args: argparse.Namespace, files: Path) -> Experiment:
+    """Make the experiment that the command line describes."""
+    micro_batches = _as_it_was(args)
+    settings = settings_of(args, files)
+    libraries = None
+    if args.memory_report:
+        libraries = resident_bytes()
+        keep_little_freed()  # Or holes between blocks, which nobody holds, would be a fifth.
+    data, _, out_channels = get_data(
+        args.root,
+        args.dataset,
+        check=not args.no_check,
+        undirected=args.undirected,
+        columns=args.columns,
+        sparse_features=args.sparse_features is True,
+        split="all",
+        log=True,
+    )
+    _hint_of_norm(args, settings, data)
+    if args.feature_dtype or args.feature_store:
+        data.x = quantize(data.x, args.feature_dtype or "float32", args.feature_store)
+    elif args.sparse_features is None:
+        data = with_sparse_features(data, "auto", MODELS[args.model].gains_by_sparse, log=True)
+    augment, weights = augmentation_of(args)
+    experiment = Experiment(
+        data,
+        out_channels,
+        args.model,
+        settings,
+        full_batch=args.full_batch,
+        inductive=args.inductive,
+        evaluation=args.eval,
+        refresh=args.refresh,
+        layout=args.layout,
+        partition=args.partition,
+        prefetch=args.prefetch,
+        memory_budget=None if args.memory_budget is None else int(args.memory_budget * 2**20),
+        memory=None if args.full_batch else args.memory,
+        micro_batches=micro_batches,
+        pack=None if args.full_batch else args.pack,
+        augment=augment,
+        patience=args.patience,
+        keep_edges=False,
+        check=not args.no_check,
+        libraries=libraries,
+        device=args.device,
+        training={
+            "scale_loss": args.scale_loss,
+            "refresh_unlabelled": not args.skip_unlabelled,
+            "autocast": torch.bfloat16 if args.autocast else None,
+            "view_loss": partial(mh_aug_loss, **weights),
+            "bank": args.bank,
+        },
+        store=args.store,
+        dtype=args.dtype,
+        path=args.path,
+        io=args.io,
+    )
+    return experiment
+
+
+def in_options(error: BaseException | str, args: argparse.Namespace) -> str:
+    """Name an error or a warning in words whose advice is for the command line."""
+
+    def renamed(found: re.Match[str]) -> str:
+        name, value = found["given"] or found["name"], found["value"]
+        if OTHER_NAMES.get(name, name) not in vars(args):
+            return found[0]
+        return option(name) if value in (None, "True") else f"{option(name)} {value}"
+
+    text = str(error).strip()
+    if isinstance(error, OSError) and error.errno and error.strerror == os.strerror(error.errno):
+        parts = (error.filename, error.strerror, _CURES.get(error.errno))
+        text = ": ".join(str(part) for part in parts if part)
+    elif "can't allocate memory" in text:  # PyTorch's allocator, whose error is a RuntimeError.
+        return f"{text.splitlines()[0]}: {_NOT_ENOUGH_MEMORY}"
+    # A flag whose values are words, not those of the argument.
+    norms = {"None": "none", "False": "none", "True": "batch"}
+    text = re.sub(
+        r"'batch_norm' is (\w+), but now it is (\w+)",
+        lambda found: "'batch_norm' is {}, but now it is {}".format(
+            *map(norms.get, found.groups())
+        ),
+        text,
+    )
+    argument = r"(?<![/\\,])\b(?P<given>\w+)='?(?P<value>\w+)'?"  # Paths have such names, too.
+    # So have values, and columns and types of the user.
+    name = r"(?<!is )(?<!use )(?<!of )(?<!, )(?<!type )(?<!column )(?<!\()'(?P<name>\w+)'"
+    text = re.sub(f"{argument}|{name}", renamed, text)
+    if isinstance(
+        error, (str, Warning, ValueError, ArithmeticError, ImportError, OSError, MemoryError)
+    ):
+        return text
+    return f"{text} ({type(error).__name__}; --debug shows where)"
+
+
+_NOT_ENOUGH_MEMORY = "pass --memory, which plans mini-batches that fit, or more --num-parts"
+_NOT_WRITABLE = "name a folder that can be written, by --out, --path or --root"
+_CURES = {
+    errno.ENOENT: "check the path, or name another",
+    errno.EROFS: _NOT_WRITABLE,
+    errno.EACCES: _NOT_WRITABLE,
+    errno.EPERM: _NOT_WRITABLE,
+    errno.ENOMEM: _NOT_ENOUGH_MEMORY,
+    errno.ENOSPC: "free some room, or name a folder on another disk",
+}

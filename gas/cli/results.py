@@ -1,0 +1,136 @@
+"""Results of a run: the parameters of the best model, and its predictions of every node."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from gas.cli.report import machine, metrics, plot_curves
+from gas.io import replacing, write_json
+from gas.native import human
+from gas.training import Predicted, Run, prediction_columns
+
+if TYPE_CHECKING:
+    import pyarrow
+
+    from gas.cli.experiment import Experiment
+
+MODEL, PREDICTIONS = "model.safetensors", "predictions.parquet"
+PACKAGES = {MODEL: "safetensors", PREDICTIONS: "pyarrow"}
+
+
+def missing_packages() -> dict[str, str]:
+    """Return the files that can't be written here, and the packages that they need."""
+    return {f: name for f, name in PACKAGES.items() if importlib.util.find_spec(name) is None}
+
+
+def check_room(folder: Path, experiment: Experiment) -> None:
+    """Refuse a folder whose disk has no room for what a run leaves.
+
+    Raises:
+        OSError: Naming what there is, and what is needed.
+    """
+    with contextlib.closing(experiment.make_model(histories=False)) as model:
+        state = sum(value.nbytes for value in model.state_dict().values())
+    rows = experiment.data.num_nodes * (64 + 8 * experiment.out_channels)
+    needed, free = state + rows + 2**20, shutil.disk_usage(folder).free
+    if free < needed:
+        raise OSError(
+            f"'out' is {str(folder)!r}, on a disk with {human(free)} free, expected "
+            f"{human(needed)} for the model and its predictions: name a folder on another"
+        )
+
+
+def kept(runs: Sequence[Run]) -> int:
+    """Return the run whose model is kept: the first with the highest validation score."""
+    scores = [max((score for score in run.val_acc if score == score), default=0) for run in runs]
+    return scores.index(max(scores))
+
+
+def write_results(
+    folder: Path | str,
+    experiment: Experiment,
+    runs: Sequence[Run],
+    title: str,
+    about: dict[str, Any],
+) -> list[Path]:
+    """Write the results of runs, as far as the packages for it are installed.
+
+    * ``metrics.json``: scores, of every epoch, and what they are of.
+    * ``curve.png``: the same, drawn.
+    * ``model.safetensors``: the parameters of the best epoch by validation, of the best run.
+    * ``predictions.parquet``: what that model predicts; see :func:`predictions`.
+
+    Args:
+        folder: Where.
+        experiment: The experiment.
+        runs: Its runs; that which is :func:`kept` has ``best``.
+        title: Of the plot.
+        about: What is said of them.
+
+    Returns:
+        The files.
+    """
+    folder, number = Path(folder), kept(runs)
+    best = runs[number].best
+    assert best is not None
+    found = {
+        **metrics(runs),
+        "baseline": experiment.baseline(),
+        "metric": experiment.metric,
+        "split": experiment.data.get("split", "given"),
+        "kept_run": number,
+        **about,
+        "machine": machine(),
+    }
+    # What says that the folder holds a run comes last: a mixture of two never says it.
+    (folder / "metrics.json").unlink(missing_ok=True)
+    plot_curves(folder / "curve.png", runs, title, score_name(experiment.metric))
+    absent = missing_packages()
+    if MODEL not in absent:
+        from safetensors.torch import save_file
+
+        words: dict[str, Any] = {key: about[key] for key in ("model", "dataset") if key in about}
+        words |= experiment.settings.architecture
+        words["in_channels"] = experiment.data.x.size(1)
+        words["out_channels"] = experiment.out_channels
+        texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in words.items()}
+        with replacing(folder / MODEL) as file:
+            save_file(best.state, file, texts)
+    if PREDICTIONS not in absent:
+        from pyarrow import parquet
+
+        with replacing(folder / PREDICTIONS) as file:
+            parquet.write_table(predictions(experiment, best.out, runs[number].split), file)
+    write_json(folder / "metrics.json", found)
+    names = ["metrics.json", "curve.png", *(name for name in PACKAGES if name not in absent)]
+    return [folder / name for name in names]
+
+
+def score_name(metric: str) -> str:
+    """Return the name of a score, with its unit."""
+    return {"accuracy": "accuracy, %", "micro_f1": "micro-F1, %", "roc_auc": "ROC-AUC, %"}.get(
+        metric, "R²"
+    )
+
+
+def predictions(experiment: Experiment, out: Tensor, split: int = 0) -> pyarrow.Table:
+    """Return the table of :func:`gas.predictions`, null where that has ``None``.
+
+    Args:
+        experiment: The experiment.
+        out: The outputs of its nodes, of shape ``[N, C]``, in the order of ``experiment.data``.
+        split: Which split of the masks is told. (default: ``0``)
+    """
+    import pyarrow as pa
+
+    in_order = experiment.in_first_order
+    found = Predicted(in_order(out), experiment.data, in_order)
+    return pa.table(prediction_columns(found, split))

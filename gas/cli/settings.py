@@ -1,0 +1,140 @@
+"""The settings of an experiment, from a YAML file or by default."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gas.native import check_integer
+from gas.training import METRICS
+
+# What a model is made with where nobody says; APPNP propagates farther than others convolve.
+_TWO_LAYERS = {"num_layers": 2, "hidden_channels": 64, "dropout": 0.5}
+_PNA = {"aggregators": ["mean", "max"], "scalers": ["identity", "amplification"]}
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "gcn": _TWO_LAYERS,
+    "gat": {**_TWO_LAYERS, "hidden_channels": 8, "hidden_heads": 8, "out_heads": 1},
+    "appnp": {**_TWO_LAYERS, "num_layers": 10},
+    "gcn2": {**_TWO_LAYERS, "num_layers": 8},
+    "gin": _TWO_LAYERS,
+    "sage": _TWO_LAYERS,
+    "pna": {**_TWO_LAYERS, **_PNA},
+    "pna_jk": {**_TWO_LAYERS, **_PNA},
+}
+
+
+ABOUT = ("dataset", "model", "published")  # What else a file says.
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of an experiment.
+
+    * ``architecture``: arguments of the model.
+    * ``num_parts``, ``batch_size``: parts of the graph, and parts per mini-batch.
+    * ``lr``: the learning rate of Adam; ``reg_weight_decay`` applies to ``model.reg_modules``,
+      ``nonreg_weight_decay`` to ``model.nonreg_modules``.
+    * ``grad_norm``: the bound of gradient clipping; ``edge_dropout``: the probability of dropping
+      an edge of a batch; ``max_steps``: the most steps of an epoch.
+    * ``epochs``, ``runs``: how long, and how often from other seeds.
+    * ``metric``: what is measured; ``None`` for the usual score.
+    * ``inductive``: train on the graph of the training nodes alone.
+    """
+
+    architecture: Mapping[str, Any] = field(default_factory=dict)
+    num_parts: int | None = None
+    batch_size: int | None = None
+    lr: float = 0.01
+    reg_weight_decay: float = 0.0
+    nonreg_weight_decay: float = 0.0
+    grad_norm: float | None = None
+    edge_dropout: float = 0.0
+    max_steps: int | None = None
+    epochs: int = 100
+    runs: int = 1
+    metric: str | None = None
+    inductive: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("num_parts", "batch_size", "max_steps", "epochs", "runs"):
+            value = getattr(self, name)
+            if value is not None:
+                check_integer(name, value, 1)
+        for name in ("lr", "reg_weight_decay", "nonreg_weight_decay", "grad_norm", "edge_dropout"):
+            value = getattr(self, name)
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if value is not None and (not number or not 0 <= value < math.inf):
+                hint = ": write 0.0005 for 5e-4, which YAML takes for text" * isinstance(value, str)
+                raise ValueError(f"'{name}' is {value!r}, expected a number of at least 0{hint}")
+        if self.edge_dropout >= 1:
+            raise ValueError(f"'edge_dropout' is {self.edge_dropout}, expected less than 1")
+        if self.metric is not None and self.metric not in METRICS:
+            raise ValueError(f"'metric' is {self.metric!r}, expected one of {', '.join(METRICS)}")
+
+    @classmethod
+    def default(cls, model: str) -> Settings:
+        """Return the default settings of a model, by its name.
+
+        Raises:
+            ValueError: If there is no such model.
+        """
+        if model not in ARCHITECTURES:
+            raise ValueError(f"'model' is {model!r}, expected one of {', '.join(ARCHITECTURES)}")
+        return cls(dict(ARCHITECTURES[model]))
+
+    @classmethod
+    def load(cls, path: str | Path) -> tuple[Settings, dict[str, Any]]:
+        """Read settings from a YAML file, and return them with the file's other entries.
+
+        Raises:
+            ValueError: If a setting is unusable, naming the file.
+        """
+        try:
+            import yaml
+        except ImportError as error:
+            raise ImportError(
+                "files of settings need the package pyyaml: pip install pyyaml"
+            ) from error
+        try:
+            content = yaml.safe_load(Path(path).read_text())
+        except yaml.YAMLError as error:
+            problem = getattr(error, "problem", error)
+            raise ValueError(
+                f"{path}: is no YAML ({problem}), expected lines such as 'lr: 0.01'"
+            ) from error
+        names = {f.name for f in dataclasses.fields(cls)}
+        if not isinstance(content, dict):
+            raise ValueError(f"{path}: holds no settings, expected lines such as 'lr: 0.01'")
+        unknown = set(content) - names - set(ABOUT)
+        if unknown:
+            raise ValueError(
+                f"{path}: {min(unknown)!r} is no setting, expected some of "
+                f"{', '.join(sorted(names | set(ABOUT)))}"
+            )
+        known = {key: value for key, value in content.items() if key in names}
+        try:
+            settings = cls(**known)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+        return settings, {key: value for key, value in content.items() if key not in names}
+
+    def but(self, **changes: Any) -> Settings:
+        """Return these settings with changes; names of ``architecture`` may be given directly.
+
+        ``None`` changes nothing.
+        """
+        changes = {key: value for key, value in changes.items() if value is not None}
+        names = {f.name for f in dataclasses.fields(self)}
+        architecture = {k: changes.pop(k) for k in list(changes) if k not in names}
+        changes["architecture"] = {**self.architecture, **architecture}
+        return dataclasses.replace(self, **changes)
+
+    def for_size(self, num_nodes: int) -> Settings:
+        """Return these settings, by default with parts of some 300 nodes and eight batches."""
+        num_parts = self.num_parts or max(1, min(num_nodes // 300, 256))
+        batch_size = self.batch_size or max(1, num_parts // 8)
+        return dataclasses.replace(self, num_parts=num_parts, batch_size=min(batch_size, num_parts))

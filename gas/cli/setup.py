@@ -1,0 +1,246 @@
+"""Set-up of an experiment: its options, its graph prepared for training, and new models for it."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.utils import degree
+
+from gas import models, native
+from gas.augment import Augmentation
+from gas.cli.choices import (
+    MODELS,
+    check_augment,
+    check_labels,
+    check_modes,
+    check_predictable,
+    check_splits,
+)
+from gas.cli.graphs import Graph, prepare_graph, training_nodes
+from gas.cli.settings import Settings
+from gas.datasets import check_parts
+from gas.graph import check_entering, with_csr_features
+from gas.models import check_features
+from gas.native import PeakMemory, check_integer
+from gas.scalable import Verification, verify
+from gas.training import (
+    Plan,
+    baseline,
+    give_back_freed,
+    is_real,
+    keep_little_freed,
+    metric_of,
+    plan,
+    split_mask,
+)
+
+MOST_FULL_NODES = 20_000  # Up to here the whole graph is evaluated as one batch.
+
+
+class Setup:
+    """Prepare a graph for training a model and evaluating it, and make new models for it.
+
+    The arguments are those of :class:`gas.cli.Experiment`.
+    """
+
+    def __init__(
+        self,
+        data: Data,
+        out_channels: int,
+        model: str,
+        settings: Settings,
+        *,
+        full_batch: bool = False,
+        inductive: bool | None = None,
+        evaluation: str | None = None,
+        refresh: str | None = None,
+        layout: str | None = None,
+        partition: str = "metis",
+        prefetch: bool = False,
+        memory_budget: int | None = None,
+        memory: int | str | None = None,
+        micro_batches: int = 1,
+        pack: int | str | None = None,
+        augment: Callable[[Data], Augmentation] | None = None,
+        patience: int | None = None,
+        keep_edges: bool = True,
+        check: bool = True,
+        libraries: int | None = None,
+        device: torch.device | str = "cpu",
+        log: bool = True,
+        training: dict[str, Any] | None = None,
+        **histories: Any,
+    ) -> None:
+        if evaluation is None:
+            small = data.num_nodes <= MOST_FULL_NODES
+            evaluation = "full" if full_batch or small else "layerwise"
+        refresh = refresh or ("none" if full_batch else evaluation)
+        layout = layout or ("fused" if native.computes_on(torch.device(device)) else "csr")
+        check_modes(model, evaluation, refresh, full_batch)
+        self.cls = MODELS[model]
+        self.out_channels = out_channels
+        self.settings = settings
+        self.full_batch, self.prefetch = full_batch, prefetch
+        self.evaluation, self.refresh = evaluation, refresh
+        self.memory_budget, self.pack, self.libraries = memory_budget, pack, libraries
+        self.augment = augment
+        self.patience = patience
+        self.keep_edges = keep_edges
+        self.device, self.log = device, log
+        self.training = training or {}
+        self.histories = histories
+
+        inductive = settings.inductive if inductive is None else inductive
+        data = self._to_supported(data, check)
+        self.plan: Plan | None = None
+        with PeakMemory() as self.peak_before:  # Until training: planning and preparing.
+            if memory is not None:
+                self.plan = self._plan(data, memory, inductive, layout, partition, log)
+                chosen = {"num_parts": self.plan.num_parts, "batch_size": self.plan.batch_size}
+                self.settings, micro_batches = settings.but(**chosen), self.plan.micro_batches
+            check_integer("micro_batches", micro_batches, 1)
+            self.micro_batches = micro_batches
+            self.graph, self.eval_graph = self._prepare(data, inductive, layout, partition)
+        self.data = self.eval_graph.data
+        self.metric = settings.metric or metric_of(self.data.y)
+
+    def _to_supported(self, data: Data, check: bool) -> Data:
+        """Check features, labels and parts, and return the graph with features to train on."""
+        y = data.get("y")
+        if self.settings.metric == "r2" and y is not None and y.dim() == 1 and not is_real(y):
+            data, self.out_channels = copy.copy(data), 1
+            data.y = data.y.float()
+        data = with_csr_features(data)
+        check_features(data.get("x"))
+        if check:
+            check_entering(data)
+        check_labels(data)
+        check_parts(data)
+        return data
+
+    def _prepare(
+        self, data: Data, inductive: bool, layout: str, partition: str
+    ) -> tuple[Graph, Graph]:
+        """Cut the graph, and return its forms for training and for evaluation."""
+        self.settings = settings = self.settings.for_size(data.num_nodes)
+        if self.augment is not None:
+            check_augment(data, settings, self.full_batch, inductive)
+        check_splits(data)
+        prepare = partial(
+            prepare_graph, cls=self.cls, settings=settings, full_batch=self.full_batch,
+            layout=layout, partition=partition, keep_edges=self.keep_edges,
+            keep_raw=self.augment is not None, device=self.device, log=self.log,
+        )  # fmt: skip
+        fill = self.evaluation if self.refresh == "none" else self.refresh
+        if inductive:
+            return prepare(training_nodes(data), {fill}), prepare(data, {self.evaluation})
+        graph = prepare(data, {fill, self.evaluation})
+        return graph, graph
+
+    def _plan(
+        self,
+        data: Data,
+        memory: int | str,
+        inductive: bool,
+        layout: str,
+        partition: str,
+        log: bool,
+    ) -> Plan:
+        """Plan what fits memory, and adopt its precision and place of histories."""
+        check_predictable(
+            memory, self.full_batch, self.memory_budget, self.augment is not None, inductive
+        )
+        dtype, store = self.histories.get("dtype"), self.histories.get("store")
+        with torch.random.fork_rng():
+            deg = None
+            if "aggregators" in self.settings.architecture:
+                deg = degree(data.edge_index[1], data.num_nodes)
+            made = self._new_model(1, data.x.size(1), deg)
+        with contextlib.closing(made) as model:
+            found = plan(
+                data,
+                model,
+                memory,
+                num_parts=self.settings.num_parts,
+                batch_size=self.settings.batch_size,
+                dtype=dtype,
+                store=store,
+                evaluation=self.evaluation,
+                evaluate_apart=self.evaluation == "layerwise" and self.refresh == "none",
+                layout=layout,
+                edge_weight=self.cls.needs_weights,
+                keep_graph=self.keep_edges,
+                method=partition,
+                log=log,
+            )
+        if found.gives_back:
+            keep_little_freed()
+        give_back_freed()  # What planning took.
+        self.histories = {**self.histories, "dtype": found.dtype, "store": store}
+        if found.store != "custom":
+            self.histories["store"] = found.store
+        if found.store == "host":
+            self.histories.pop("path", None)
+        return found
+
+    def make_model(self, histories: bool = True) -> models.LayeredGNN:
+        """Make a new model, with weights drawn from PyTorch's generator.
+
+        Args:
+            histories: Make those of the graph; else they are for one node, of no use.
+                (default: unless it trains in full batch)
+        """
+        histories = histories and not self.full_batch
+        data = self.graph.data
+        options = dict(self.histories) if histories else {}
+        if options.get("store") is None:
+            options["device"] = self.device
+        num_nodes = data.num_nodes if histories else 1
+        return self._new_model(num_nodes, data.x.size(1), self.graph.degree, **options)
+
+    def _new_model(
+        self, num_nodes: int, in_channels: int, deg: Tensor | None, **options: Any
+    ) -> models.LayeredGNN:
+        architecture = dict(self.settings.architecture)
+        if "aggregators" in architecture:
+            architecture["deg"] = deg
+        model = self.cls(
+            num_nodes,
+            in_channels,
+            out_channels=self.out_channels,
+            prefetch=int(self.prefetch),
+            **architecture,
+            **options,
+        )
+        return model.to(self.device)
+
+    def verify(self) -> Verification:
+        """Compare mini-batches and histories with the uncut graph; see :func:`gas.verify`.
+
+        It is done with a new model and the mini-batches of the training.
+
+        Raises:
+            ValueError: If the experiment has no mini-batches.
+        """
+        loader = self.graph.loader
+        if loader is None:
+            raise ValueError("'full_batch' has no mini-batches to verify: leave one of them out")
+        with contextlib.closing(self.make_model()) as model:
+            return verify(model, loader)
+
+    def baseline(self, split: int = 0) -> float:
+        """Return the test score of predicting for every node what most training nodes have."""
+        masks = [split_mask(self.data[key], split) for key in ("train_mask", "test_mask")]
+        return baseline(self.metric, self.data.y, *masks)
+
+    def in_first_order(self, rows: Tensor) -> Tensor:
+        """Return rows of evaluated nodes, of shape ``[N, ...]``, as the graph was given."""
+        perm = self.eval_graph.perm
+        return rows if perm is None else torch.empty_like(rows).index_copy_(0, perm, rows)

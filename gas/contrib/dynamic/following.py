@@ -1,0 +1,175 @@
+"""Update of a model's histories as its graph changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from gas.graph import rows_of
+from gas.history import Store, share_cores
+from gas.loader import SubgraphLoader
+from gas.scalable import ChosenNodes, ScalableGNN, is_exact, made_exact, state_of
+
+
+class HistoryFollower:
+    """The histories of a model, and which of their rows have other neighbours than they were of.
+
+    Args:
+        model: The model, or ``None``.
+
+    Raises:
+        ValueError: If it is no model of one graph in one process.
+    """
+
+    def __init__(self, model: ScalableGNN | None) -> None:
+        model = getattr(model, "_orig_mod", model)  # Of what torch.compile returns.
+        if model is not None and not isinstance(model, ScalableGNN):
+            raise ValueError(
+                f"'model' is a {type(model).__name__}, expected a ScalableGNN: convert it, "
+                "gas.to_scalable(net, data)"
+            )
+        self.model = model
+        self.changed = torch.empty(0, dtype=torch.long)  # Rows, since the last refresh.
+        self._exact_but: Any = None  # The state of an exact model before the first change.
+
+    def check(self) -> None:
+        """Refuse a model that can't follow now.
+
+        Raises:
+            ValueError: If it is one of several ranks, or its histories can't grow.
+        """
+        if self.model is None:
+            return
+        if self.model.ranks is not None:
+            raise ValueError(
+                "'model' is one of several ranks, whose graphs don't grow: use it in one process"
+            )
+        for history in self.model.histories:
+            if type(history.store).resize is Store.resize:
+                raise ValueError(
+                    f"'store' is a {type(history.store).__name__}, which can't grow: write its "
+                    "resize(num_rows), or use store='host' or 'disk'"
+                )
+
+    def check_size(self, data: Data) -> None:
+        """Refuse a graph that isn't the model's.
+
+        Raises:
+            ValueError: If it has another number of nodes.
+        """
+        if self.model is not None and data.num_nodes != self.model.num_nodes:
+            raise ValueError(
+                f"'model' has histories of {self.model.num_nodes} nodes, but the graph has "
+                f"{data.num_nodes}: use model.for_graph(num_nodes), which shares the weights"
+            )
+
+    def extend(self, num_nodes: int, graph: Data) -> None:
+        """Give the histories rows for new nodes, until there are so many.
+
+        Args:
+            num_nodes: How many.
+            graph: As it was before.
+        """
+        model = self.model
+        if model is None:
+            return
+        self.changed = self.stale(graph)
+        was_exact = is_exact(model, graph) or self._exact_but == state_of(model)
+        before = model.num_nodes
+        try:
+            for history in model._all_histories():
+                history.resize(num_nodes)
+        except BaseException:
+            for history in model._all_histories():
+                history.resize(before)
+            raise
+        model.num_nodes = num_nodes
+        self._exact_but = state_of(model) if was_exact else None
+
+    def stale(self, graph: Data) -> Tensor:
+        """Return rows whose neighbours changed since the histories were exact."""
+        is_fresh = self.model is not None and is_exact(self.model, graph)
+        return self.changed[:0] if is_fresh else self.changed
+
+    def note(self, changed: Tensor) -> None:
+        """Record rows whose neighbours have changed."""
+        self.changed = torch.cat([self.changed, changed]).unique()
+
+    def mark(self, loader: SubgraphLoader) -> None:
+        """Mark the rows that are computed from changed ones as the oldest.
+
+        Args:
+            loader: Of the graph as it is now.
+        """
+        model = self.model
+        if model is None:
+            return
+        was_exact = self._exact_but == state_of(model)
+        model._ahead = []
+        model._chosen = ChosenNodes(loader)
+        rows = self.changed
+        for layer, history in enumerate(model.histories):
+            history.mark_stale(rows)
+            for bank in model.view_histories or ():
+                bank[layer].mark_stale(rows)
+            rows = find_reached(loader, rows)
+        self._exact_but = state_of(model) if was_exact else None
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def update(self, loader: SubgraphLoader, size: int, every: Callable[[], Any]) -> Tensor:
+        """Compute the stale rows of histories, and those that depend on them.
+
+        Args:
+            loader: Of the graph as it is now.
+            size: How many nodes to compute at a time.
+            every: Writes all rows.
+
+        Returns:
+            The rows of nodes whose outputs are others.
+        """
+        model, rows = self.model, self.stale(loader.data)
+        if model is None:
+            return rows
+        was_exact = is_exact(model, loader.data) or self._exact_but == state_of(model)
+        modes = [(module, module.training) for module in model.modules()]
+        warned = [history._warned for history in model.histories]
+        model.eval()
+        try:
+            for history in model.histories:  # New rows are read before the sweep that writes them.
+                history._warned = True
+            for _ in model.histories:  # A sweep makes one more of them right.
+                if 2 * rows.numel() > loader.num_nodes:
+                    every()
+                    rows = torch.arange(loader.num_nodes)
+                    break
+                for nodes in rows.split(size) if rows.numel() else ():
+                    with share_cores(loader.leave_cores):
+                        model(loader.around(nodes))
+                rows = find_reached(loader, rows)
+        finally:
+            for module, mode in modes:
+                module.training = mode
+            for history, before in zip(model.histories, warned, strict=True):
+                history._warned = before
+        self.changed = self.changed[:0]
+        self._exact_but = None
+        if was_exact:
+            made_exact(model, loader.data)
+        return rows
+
+
+def find_reached(loader: SubgraphLoader, rows: Tensor) -> Tensor:
+    """Return nodes and all targets of their edges, in rising order."""
+    if not rows.numel():
+        return rows
+    is_reached = torch.zeros(loader.num_nodes, dtype=torch.bool)
+    is_reached[rows] = True
+    leads = is_reached.index_select(0, loader._relabel.col)
+    is_reached[rows_of(loader._rowptr, torch.from_numpy(np.flatnonzero(leads.numpy())))] = True
+    return is_reached.nonzero().view(-1)

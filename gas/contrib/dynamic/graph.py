@@ -1,0 +1,458 @@
+"""A dynamic graph, whose nodes and edges are added and removed, with its model."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+
+from gas.contrib.dynamic.following import HistoryFollower, find_reached
+from gas.contrib.dynamic.rows import (
+    IDS,
+    append_rows,
+    check_rows,
+    empty_rows,
+    extend_ids,
+    find_differing_rows,
+    to_layout,
+    unlabelled_rows,
+)
+from gas.graph import (
+    PARTS,
+    PERM,
+    changed_rows,
+    check_finite,
+    check_ids,
+    check_weight,
+    cluster,
+    every_entry,
+    has_entry,
+    is_row_per_edge,
+    is_row_per_node,
+    no_values,
+    read_rows,
+    rows_of,
+    with_edge_index,
+    with_entries,
+    without_entries,
+)
+from gas.loader import SubData, SubgraphLoader
+from gas.native import check_integer, is_sparse, sparse_csr, warn
+
+if TYPE_CHECKING:
+    from gas.scalable import ScalableGNN
+
+WEIGHT = "edge_weight"
+EDGES = ("edge_index", "adj_t", WEIGHT, "num_nodes", PARTS)
+NOT_THERE = ("shards", "out", "memory", "in_place")
+
+
+class DynamicGraph:
+    """A graph that is partitioned once, and whose nodes and edges are added and removed.
+
+    New nodes get rows behind those that are there, in parts of their own, as large as the others
+    are on average; edges are merged into the compressed rows. Nothing is partitioned or sorted
+    anew. Histories of the model get new rows, and rows whose neighbours have changed, near or far,
+    count as the oldest until :meth:`update_histories` or training writes them::
+
+        live = DynamicGraph(data, num_parts=40, model=model)
+        model.predict(live.graph)  # Fills the histories.
+        new = live.update(nodes={"x": x, "y": y}, edge_index=edges)
+        live.update_histories()
+        out = model.predict(live.graph, nodes=new)
+
+    Ids are those of ``data``; new nodes get the next ones. An update copies what has a row per node
+    or edge, histories in memory included, some bytes a nanosecond; ``transform`` of the model is
+    applied to the whole graph anew.
+
+    Args:
+        data: The graph, as :func:`gas.cluster` takes it; it is not modified.
+        num_parts: The number of parts to begin with.
+        model: Whose histories are to follow. Parameters of its own with a row per node, such as
+            embeddings, do not. (default: none)
+        **kwargs: Further arguments of :func:`gas.cluster`: ``method``, ``seed``, ``recursive``,
+            ``cache``, ``log``; and ``check``, which :meth:`update` follows, too.
+
+    Raises:
+        ValueError: If the graph or an option is unusable, naming it.
+    """
+
+    def __init__(
+        self, data: Data, num_parts: int, *, model: ScalableGNN | None = None, **kwargs: Any
+    ) -> None:
+        for name in NOT_THERE:
+            if name in kwargs:
+                raise ValueError(
+                    f"{name!r} is given, which graphs that grow don't have: leave it out"
+                )
+        if isinstance(data, HeteroData):
+            raise ValueError(
+                "'data' is a HeteroData, which can't grow: make it homogeneous, "
+                "data.to_homogeneous()"
+            )
+        self._checks: bool = kwargs.get("check", True)
+        self._following = HistoryFollower(model)
+        self._following.check()
+        self._following.check_size(data)
+        raw = cluster(data, num_parts, **kwargs)
+        (rowptr, col, e_id), weight = read_rows(raw)
+        keys = [key for key, _ in raw if key not in EDGES]
+        edges = {key: raw[key] for key in keys if is_row_per_edge(raw, key)}
+        if e_id is not None:
+            edges = {key: value[e_id] for key, value in edges.items()}
+        if weight is not None:
+            edges[WEIGHT] = weight
+        self._rowptr, self._col, self._edges = rowptr, col, edges
+        self._nodes: dict[str, Any] = {k: raw[k] for k in keys if is_row_per_node(raw, k)}
+        self._others = {k: raw[k] for k in keys if k not in edges and k not in self._nodes}
+        for key, value in self._nodes.items():
+            if type(value) is not Tensor or not (value.layout == torch.strided or is_sparse(value)):
+                raise ValueError(
+                    f"'{key}' is encoded, an array or sparse in another layout than CSR "
+                    f"({type(value).__name__}), and can't get rows: pass an ordinary tensor, or "
+                    "torch.sparse_csr"
+                )
+        self._parts = raw[PARTS]
+        self._part_size = -(-int(self._parts[-1]) // num_parts)
+        self._fills_last = False  # Whether the last part is of new nodes.
+        self.graph: Data
+        """The graph as it is now, clustered, with an ``adj_t`` of compressed rows.
+
+        What is assigned to it stays after updates. An update makes another one; this has no edges
+        any more then.
+        """
+        graph = self._prepare(rowptr, col, edges, self._nodes, self._others)
+        graph[PARTS] = self._parts
+        self.graph, self._published = graph, graph.to_dict()
+        self._base = SubgraphLoader(graph, log=False, cache=False)
+
+    @property
+    def num_nodes(self) -> int:
+        """Return the number of nodes, which is the next node's id."""
+        return self._rowptr.numel() - 1
+
+    def loader(self, **kwargs: Any) -> SubgraphLoader:
+        """Return a loader of the current graph, which the next update invalidates.
+
+        Args:
+            **kwargs: See :class:`gas.SubgraphLoader`.
+        """
+        others = ("graph_transform", "epoch_transform")
+        if kwargs.get("edge_weight", True) and not any(kwargs.get(name) for name in others):
+            kwargs = {"like": self._base, **kwargs}
+        return _LiveLoader(self.graph, **kwargs)
+
+    def update(
+        self,
+        nodes: Mapping[str, Any] | Data | int | None = None,
+        edge_index: Tensor | None = None,
+        edges: Mapping[str, Tensor] | None = None,
+        remove: Tensor | None = None,
+    ) -> Tensor:
+        """Add nodes and edges, and remove edges, all at once.
+
+        Args:
+            nodes: Of new nodes whatever has a row per node, such as ``x``, each of shape
+                ``[n, ...]``; of sparse features sparse or dense ones. Masks may be left out, and
+                ``y``: then they are unlabelled, -1, or NaN where ``y`` holds real numbers. Where
+                the graph has ``node_id``, theirs, which are new. Their number, where nothing has a
+                row. (default: no new nodes)
+            edge_index: New edges, of shape ``[2, E]``, from and to ids of nodes, new ones included.
+                Of an undirected graph both directions. (default: none)
+            edges: Of new edges whatever has a row per edge, such as ``edge_attr`` or
+                ``edge_weight``, each of shape ``[E, ...]``. (default: none)
+            remove: Edges to take out, of shape ``[2, R]``; all that join the same nodes are.
+                (default: none)
+
+        Returns:
+            The ids of the new nodes, of shape ``[n]``.
+
+        Raises:
+            ValueError: If something is missing or doesn't fit, or ``x`` or ``edge_attr`` isn't
+                finite; nothing has changed then.
+            MemoryError: If there is no room for the histories.
+            OSError: If the disk has no room for the histories.
+        """
+        self._following.check()
+        with torch.inference_mode(False):  # Its tensors would be of no use to a later training.
+            return self._update(nodes, edge_index, edges or {}, remove)
+
+    def _update(
+        self,
+        nodes: Mapping[str, Any] | Data | int | None,
+        edge_index: Tensor | None,
+        edges: Mapping[str, Tensor],
+        remove: Tensor | None,
+    ) -> Tensor:
+        self._adopt_attributes()
+        new_nodes, count, others = self._check_nodes(nodes)
+        before, total = self.num_nodes, self.num_nodes + count
+        added = _ids("edge_index", edge_index, total)
+        new_edges = check_rows("edges", edges, self._edges, added.size(1))
+        if WEIGHT in new_edges:
+            check_weight(new_edges[WEIGHT])
+        if self._checks:
+            check_finite("nodes.x", new_nodes.get("x"))
+            check_finite("edges.edge_attr", new_edges.get("edge_attr"))
+        perm = torch.cat([self._nodes[PERM], torch.arange(before, total)])
+        row_of = torch.empty_like(perm)
+        row_of[perm] = torch.arange(total)
+
+        taken = self._find_entries(_ids("remove", remove, before), row_of)
+        changed = [torch.arange(before, total), row_of[added[1]], rows_of(self._rowptr, taken)]
+        rowptr, col, mine = self._rowptr, self._col, self._edges
+        if taken.numel():
+            rowptr, col, kept = without_entries(rowptr, col, taken)
+            mine = {key: value[kept] for key, value in mine.items()}
+        src, dst = row_of[added]
+        rowptr, col, source = with_entries(rowptr, col, dst, src, total)
+        merged = {key: torch.cat([value, new_edges[key]])[source] for key, value in mine.items()}
+        longer = dict(self._nodes)
+        if count:
+            longer |= {key: append_rows(longer[key], rows) for key, rows in new_nodes.items()}
+        longer[PERM] = perm
+        parts, fills_last = self._extend_parts(count)
+        graph = self._prepare(rowptr, col, merged, longer, others)
+        graph[PARTS] = parts
+        rows = torch.cat(changed).unique()
+        base = SubgraphLoader(graph, log=False, cache=False)
+        if self._transforms:  # Transforms may change distant rows, too.
+            rows = torch.cat([rows, _find_differing(self._base, base)]).unique()
+
+        self._following.extend(total, self.graph)  # All that can fail has been done.
+        old, raw = self.graph, {"_rowptr": rowptr, "_col": col, "_edges": merged, "_nodes": longer}
+        raw |= {
+            "_others": others,
+            "_parts": parts,
+            "_fills_last": fills_last,
+            "graph": graph,
+            "_base": base,
+        }
+        vars(self).update(raw, _published=graph.to_dict())  # At once, whatever interrupts it.
+        self._following.note(rows)
+        del old.adj_t  # Loaders of the old graph refuse to go on.
+        self._following.mark(base)
+        return torch.arange(before, total)
+
+    def update_histories(self, **kwargs: Any) -> Tensor:
+        """Compute the rows of histories that updates have made stale.
+
+        They are computed in evaluation mode, in mini-batches around them, layer by layer: as far as
+        the histories were exact before, they are again, like after ``model.predict(live.graph)``,
+        which it is where more than half of the rows are stale.
+
+        Args:
+            **kwargs: What the model's mini-batches need, such as ``layout``; see :meth:`loader`.
+
+        Returns:
+            The ids of nodes whose outputs are others than before, of shape ``[n]``, rising.
+
+        Raises:
+            ValueError: If there is no model.
+        """
+        following, model = self._following, self._following.model
+        if model is None:
+            raise ValueError("'model' is missing: pass it to DynamicGraph(data, num_parts, model=)")
+        loader = self.loader(**{"log": False, "cache": False, **kwargs})
+
+        def every() -> None:
+            model.predict(self.graph, **kwargs)
+
+        rows = following.update(loader, self._part_size, every)
+        return self.graph[PERM][rows].sort().values
+
+    def refresh(self, **kwargs: Any) -> Tensor:
+        """Call :meth:`update_histories`, which is the new name."""
+        warn(
+            "GrowingGraph.refresh is now DynamicGraph.update_histories; the old name works until "
+            "the next release",
+            DeprecationWarning,
+        )
+        return self.update_histories(**kwargs)
+
+    @property
+    def stale(self) -> Tensor:
+        """Return the ids of nodes whose edges changed since the histories were last updated."""
+        return self.graph[PERM][self._following.stale(self.graph)].sort().values
+
+    @property
+    def _transforms(self) -> bool:
+        model = self._following.model
+        return model is not None and model.transform is not None
+
+    def _prepare(
+        self,
+        rowptr: Tensor,
+        col: Tensor,
+        edges: Mapping[str, Tensor],
+        nodes: Mapping[str, Any],
+        others: Mapping[str, Any],
+    ) -> Data:
+        """Return the graph in the form that the model's layers take, as compressed rows."""
+        data = Data.from_dict({**others, **nodes})
+        _set_edges(data, rowptr, col, edges)
+        _check_kinds(data, nodes, edges)
+        model = self._following.model
+        if model is None or model.transform is None:
+            return data
+        prepared = copy.copy(model.prepare(with_edge_index(data)))
+        (rowptr, col, e_id), weight = read_rows(prepared)
+        keys = [key for key, _ in prepared if key not in EDGES]
+        found = {key: prepared[key] for key in keys if is_row_per_edge(prepared, key)}
+        if e_id is not None:
+            found = {key: value[e_id] for key, value in found.items()}
+        for key in ("edge_index", WEIGHT, *found):
+            if key in prepared:
+                del prepared[key]
+        _set_edges(prepared, rowptr, col, found if weight is None else {**found, WEIGHT: weight})
+        return prepared
+
+    def _adopt_attributes(self) -> None:
+        """Keep attributes that were assigned to ``graph`` since the last update.
+
+        Raises:
+            ValueError: If it is something that the next graph can't have.
+        """
+        for key, value in self.graph.to_dict().items():
+            before = self._published.get(key)
+            if value is before:
+                continue
+            is_ours = key in (*EDGES, PERM) or is_row_per_edge(self.graph, key)
+            if is_ours or (before is not None and self._all().get(key) is not before):
+                raise ValueError(
+                    f"'{key}' of the graph was replaced, which an update makes anew: give new "
+                    "edges to update(), and change the others before DynamicGraph is made"
+                )
+            if is_row_per_node(self.graph, key):
+                self._nodes[key] = value
+            else:
+                self._others[key] = value
+
+    def _all(self) -> dict[str, Any]:
+        return {**self._others, **self._nodes, **self._edges}
+
+    def _extend_parts(self, count: int) -> tuple[Tensor, bool]:
+        """Return the parts for new nodes, which fill the last one if it has new nodes, too."""
+        ends, fills_last = self._parts.tolist(), self._fills_last
+        total = ends[-1] + count
+        if count and fills_last:
+            ends[-1] = min(ends[-2] + self._part_size, total)
+        while ends[-1] < total:
+            ends.append(min(ends[-1] + self._part_size, total))
+            fills_last = True
+        return torch.tensor(ends), fills_last
+
+    def _check_nodes(
+        self, nodes: Mapping[str, Any] | Data | int | None
+    ) -> tuple[dict[str, Tensor], int, dict[str, Any]]:
+        """Return the rows and the number of new nodes, and the graph's other attributes."""
+        table = {key: value for key, value in self._nodes.items() if key != PERM}
+        if isinstance(nodes, Data):
+            nodes = nodes.to_dict()
+        given = dict(nodes) if isinstance(nodes, Mapping) else {}
+        others, known = self._others, self._others.get(IDS)
+        has_ids = isinstance(known, np.ndarray | list)
+        ids = given.pop(IDS, None) if has_ids else None
+        for key in given.keys() & table.keys():
+            given[key] = to_layout(key, given[key], table[key])
+        sizes = {v.size(0) for v in given.values() if isinstance(v, Tensor) and v.dim()}
+        count = max(sizes, default=0 if ids is None else np.size(ids))
+        if nodes is not None and not isinstance(nodes, Mapping):
+            check_integer("nodes", nodes, 0)
+            count = nodes
+        left_out = {
+            key: value.new_zeros(count, *value.shape[1:])
+            for key, value in table.items()
+            if key.endswith("_mask")
+        }
+        if not count:
+            left_out = {key: empty_rows(value) for key, value in table.items()}
+        if count:
+            left_out |= unlabelled_rows(given, table, count)
+        rows = check_rows("nodes", {**left_out, **given}, table, count) if given or count else {}
+        if has_ids and (count or ids is not None):
+            others = {**others, IDS: extend_ids(known, ids, count)}
+        return rows, count, others
+
+    def _find_entries(self, pairs: Tensor, row_of: Tensor) -> Tensor:
+        """Return the positions of the edges to remove."""
+        src, dst = row_of[pairs]
+        missing = ~has_entry(self._rowptr, self._col, dst, src)
+        if bool(missing.any()):
+            edge = pairs[:, missing][:, 0].tolist()
+            raise ValueError(
+                f"'remove' has the edge {edge[0]} -> {edge[1]}, which the graph doesn't have: "
+                "leave it out, or swap its ends if it is the other direction"
+            )
+        return every_entry(self._rowptr, self._col, dst, src)
+
+
+def _check_kinds(data: Data, nodes: Mapping[str, Any], edges: Mapping[str, Tensor]) -> None:
+    """Refuse attributes whose number of rows makes their meaning ambiguous.
+
+    Raises:
+        ValueError: Naming one.
+    """
+    for key, _ in data:
+        if key in EDGES:
+            continue
+        are = is_row_per_node(data, key), is_row_per_edge(data, key)
+        if are != (key in nodes, key in edges):
+            raise ValueError(
+                f"'{key}' has {len(data[key])} rows, and the graph would have {data.num_nodes} "
+                f"nodes and {data.num_edges} edges, so that their meaning is ambiguous: take it "
+                "out of the graph, or add one node more"
+            )
+
+
+def _set_edges(data: Data, rowptr: Tensor, col: Tensor, edges: Mapping[str, Tensor]) -> None:
+    weight, num_nodes = edges.get(WEIGHT), rowptr.numel() - 1
+    value = no_values(col.numel()) if weight is None else weight
+    data.num_nodes = num_nodes
+    data.adj_t = sparse_csr(rowptr.to(col.dtype), col, value, num_nodes)
+    for key, rows in edges.items():
+        if key != WEIGHT:
+            data[key] = rows
+
+
+class _LiveLoader(SubgraphLoader):
+    """Loader that refuses to continue an epoch after an update of the graph."""
+
+    def _signed(self, batch: SubData) -> SubData:
+        self._follow()
+        return super()._signed(batch)
+
+
+def _find_differing(before: SubgraphLoader, after: SubgraphLoader) -> Tensor:
+    """Return nodes whose edges, edge attributes or neighbours' features have changed."""
+    keys = sorted(before._edge_keys)
+    sides = []
+    for loader in (before, after):
+        relabel = loader._relabel
+        values = [loader.data[key] for key in keys]
+        values += [] if relabel.weight is None else [relabel.weight]
+        sides.append((loader._rowptr, relabel.col, values))
+    rows = changed_rows(*sides)
+    for key in before._node_keys:
+        old, new = before.data[key], after.data[key]
+        if old is not new and key != PERM:
+            rows = torch.cat([rows, find_reached(after, find_differing_rows(old, new))])
+    return rows
+
+
+def _ids(name: str, pairs: Tensor | None, num_nodes: int) -> Tensor:
+    """Check edges between known nodes; return them as int64, of shape ``[2, E]``."""
+    if pairs is None:
+        return torch.empty(2, 0, dtype=torch.long)
+    is_tensor = isinstance(pairs, Tensor)
+    are_ids = is_tensor and pairs.dtype in (torch.int64, torch.int32)
+    if not are_ids or pairs.dim() != 2 or pairs.size(0) != 2:
+        what = f"{pairs.dtype} of shape {list(pairs.shape)}" if is_tensor else type(pairs).__name__
+        raise ValueError(f"'{name}' is {what}, expected ids of nodes of shape [2, E]")
+    check_ids(pairs, num_nodes, name)
+    return pairs.long()

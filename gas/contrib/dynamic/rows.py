@@ -1,0 +1,160 @@
+"""Rows of new nodes and edges: checks, defaults, and appending to the old ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gas.graph import to_csr_features
+from gas.native import (
+    MOST_INT32,
+    first_sparse_rows,
+    gather_sparse_rows,
+    is_sparse,
+    parts,
+    sparse_csr,
+)
+
+IDS = "node_id"
+ROWS = 1024  # Sparse rows that are compared together.
+
+
+def empty_rows(table: Tensor) -> Tensor:
+    """Return an empty table in the layout of another."""
+    return first_sparse_rows(table, 0) if is_sparse(table) else table[:0]
+
+
+def to_layout(key: str, rows: Any, table: Tensor) -> Any:
+    """Convert rows of new nodes to the layout of the graph's, sparse or dense."""
+    is_tensor = isinstance(rows, Tensor)
+    if is_sparse(table):
+        if is_tensor and rows.layout == torch.strided and rows.dim() == 2:
+            rows = rows.to_sparse_csr()
+        made = to_csr_features(rows, key)
+        return made if is_tensor else made.to(table.dtype)
+    return rows.to_dense() if is_tensor and rows.layout != torch.strided else rows
+
+
+def append_rows(table: Tensor, rows: Tensor) -> Tensor:
+    """Append rows to a table."""
+    if not is_sparse(table):
+        return torch.cat([table, rows])
+    pairs = zip(parts(table), parts(rows), strict=True)
+    (rowptr, more), (col, new_col), values = pairs
+    kind = rowptr.dtype if rowptr[-1] + more[-1].long() <= MOST_INT32 else torch.int64
+    rowptr = torch.cat([rowptr.to(kind), more[1:].to(kind) + rowptr[-1].to(kind)])
+    col = torch.cat([col.to(kind), new_col.to(kind)])
+    return sparse_csr(rowptr, col, torch.cat(values), table.size(1))
+
+
+def unlabelled_rows(
+    given: Mapping[str, Any], table: Mapping[str, Tensor], count: int
+) -> dict[str, Tensor]:
+    """Return labels for new nodes without one: -1, or NaN for real numbers.
+
+    Raises:
+        ValueError: If a mask has such nodes.
+    """
+    y = table.get("y")
+    if y is None or "y" in given or y.dtype in (torch.bool, torch.uint8):
+        return {}
+    for key, mask in given.items():
+        if key.endswith("_mask") and isinstance(mask, Tensor) and bool(mask.any()):
+            raise ValueError(
+                f"{key!r} of 'nodes' has nodes without a label: pass their 'y', or leave them out "
+                "of the mask"
+            )
+    fill = float("nan") if y.is_floating_point() else -1
+    return {"y": y.new_full((count, *y.shape[1:]), fill)}
+
+
+def extend_ids(known: Any, ids: Any, count: int) -> Any:
+    """Return the ids of all nodes, in the order of ``data``, new ones included.
+
+    Raises:
+        ValueError: If they have none, or others than fit.
+    """
+    if ids is None:
+        raise ValueError(
+            f"'nodes' lacks {IDS!r}, by which the graph names its nodes: pass an id for each of "
+            f"the {count}, or take {IDS!r} out of the graph"
+        )
+    before, new = np.asarray(known), np.asarray(ids)
+    if not new.size:
+        new = before[:0]
+    are_alike = _kind_of(new) == _kind_of(before) != "others"
+    if are_alike and before.dtype.kind in "iu":
+        kept = new.astype(before.dtype)
+        if kept.tolist() == new.tolist():
+            new = kept
+        are_alike = np.result_type(before, new).kind in "iu"  # And no number is rounded.
+    if new.shape != (count,) or not are_alike:
+        raise ValueError(
+            f"{IDS!r} of 'nodes' is {new.dtype} of shape {list(new.shape)}, expected {count} ids "
+            f"like those of the graph, which are {before.dtype}"
+        )
+    distinct, counts = np.unique(new, return_counts=True)
+    twice = np.concatenate([distinct[counts > 1], distinct[np.isin(distinct, before)]])
+    if len(twice):
+        raise ValueError(f"{IDS!r} of 'nodes' has {twice[0].item()!r} twice, or the graph has it")
+    longer = np.concatenate([before, new])
+    return longer.tolist() if isinstance(known, list) else longer
+
+
+def _kind_of(ids: np.ndarray) -> str:
+    """Return ``"integers"``, ``"text"`` or ``"others"``."""
+    if ids.dtype.kind in "iu":
+        return "integers"
+    is_text = ids.dtype.kind == "U" or (ids.dtype.kind == "O" and _all_text(ids))
+    return "text" if is_text else "others"
+
+
+def _all_text(ids: np.ndarray) -> bool:
+    return all(isinstance(value, str) for value in ids.reshape(-1).tolist())
+
+
+def find_differing_rows(old: Tensor, new: Tensor) -> Tensor:
+    """Return the old rows that have changed; NaN equals NaN."""
+    if not is_sparse(old):
+        new = new[: old.size(0)]
+        differs = old != new
+        if old.is_floating_point():  # An unlabelled node stays as it is.
+            differs &= ~(old.isnan() & new.isnan())
+        return differs.view(old.size(0), -1).any(1).nonzero().view(-1)
+    found = []
+    for rows in torch.arange(old.size(0)).split(ROWS):
+        before, after = (gather_sparse_rows(x, rows).to_dense() for x in (old, new))
+        found.append(rows[(before != after).any(1)])
+    return torch.cat(found)
+
+
+def check_rows(
+    name: str, given: Mapping[str, Tensor], table: Mapping[str, Tensor], count: int
+) -> dict[str, Tensor]:
+    """Check the new rows of each attribute of a table, and return them.
+
+    Raises:
+        ValueError: If an attribute is missing, is new, or has other rows.
+    """
+    wrong = sorted(given.keys() ^ table.keys()) if count or given else []
+    if wrong:
+        what = "lacks" if wrong[0] in table else "has"
+        raise ValueError(
+            f"'{name}' {what} {wrong[0]!r}, expected {', '.join(sorted(table)) or 'nothing'}: what "
+            f"the graph has for each {'node' if name == 'nodes' else 'edge'}"
+        )
+    for key, rows in given.items():
+        shape = [count, *table[key].shape[1:]]
+        if not isinstance(rows, Tensor) or list(rows.shape) != shape:
+            found: Any = list(rows.shape) if isinstance(rows, Tensor) else type(rows).__name__
+            raise ValueError(f"{key!r} of '{name}' is {found}, expected a tensor of shape {shape}")
+        if rows.dtype != table[key].dtype:
+            raise ValueError(
+                f"{key!r} of '{name}' is {rows.dtype}, expected {table[key].dtype}, as the graph "
+                f"has it: pass {key}.to({table[key].dtype})"
+            )
+    return {k: given[k] if k in given else empty_rows(value) for k, value in table.items()}

@@ -1,0 +1,163 @@
+"""Types of edges and nodes, numbered in the order of their names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gas.datasets.arrays import load_array
+from gas.datasets.tables import plain_ids
+
+Names = list[str | int]
+
+
+def number_types(codes: np.ndarray, distinct: np.ndarray, file: Path) -> tuple[Tensor, Names]:
+    """Assign numbers to types in the order of their names: by size, or by the alphabet.
+
+    Args:
+        codes: The position in ``distinct`` of each one's type, of shape ``[n]``, -1 for none.
+        distinct: Types, each once, as :meth:`gas.datasets.tables.Table.values` returns them.
+        file: The file that has them.
+
+    Returns:
+        The number of each one's type, of shape ``[n]``, int64, and the names by number.
+
+    Raises:
+        ValueError: If one has no type, or types are fractions.
+    """
+    check_given(codes, distinct, file)
+    places, names = sort_types(distinct, file)
+    return torch.from_numpy(places[codes]), names
+
+
+def check_given(codes: np.ndarray, distinct: np.ndarray, file: Path, first: int = 0) -> None:
+    """Refuse types that are missing, blank or NaN, and dates, in rows from ``first`` on.
+
+    Raises:
+        ValueError: Naming the first.
+    """
+    blank = distinct == "" if distinct.dtype.kind in "UO" else distinct != distinct
+    codes = np.where(np.isin(codes, np.flatnonzero(blank)), -1, codes)
+    if (codes < 0).any():
+        raise missing_type_error(file, first + int((codes < 0).argmax()))
+    if distinct.dtype.kind in "mM":
+        raise type_error(file, distinct[0].item())
+
+
+def sort_types(distinct: np.ndarray, file: Path) -> tuple[np.ndarray, Names]:
+    """Return the number of each distinct type, of shape ``[types]``, and the names by number.
+
+    Raises:
+        ValueError: If they are fractions.
+    """
+    distinct = plain_ids(distinct)
+    is_text = distinct.dtype.kind in "UO"
+    if len(distinct) and (
+        all(map(_is_number, distinct.tolist())) if is_text else _is_no_integer(distinct)
+    ):
+        raise type_error(file, distinct[0].item())
+    names, places = np.unique(distinct, return_inverse=True)
+    return places.reshape(-1).astype(np.int64), names.tolist()
+
+
+def missing_type_error(file: Path, row: int) -> ValueError:
+    """Return the error of an edge or a node without a type."""
+    return ValueError(
+        f"{file} has no type in row {row}: fill in what is missing, or rename the column if it is "
+        "an attribute"
+    )
+
+
+def type_error(file: Path, name: object) -> ValueError:
+    """Return the error of a type that is neither a name nor an integer."""
+    return ValueError(
+        f"{file} has the type {name!r}, expected names or integers: rename the column if it is an "
+        "attribute"
+    )
+
+
+def _is_no_integer(distinct: np.ndarray) -> bool:
+    return distinct.dtype.kind not in "iu"
+
+
+def _is_number(name: object) -> bool:
+    try:
+        float(str(name))
+    except ValueError:
+        return False
+    return True
+
+
+def load_types(file: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Read an array of types, of shape ``[n]``, as codes and the distinct types."""
+    return encode_types(load_array(file), file)
+
+
+def encode_types(array: np.ndarray, file: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Return the code of each type in an array, of shape ``[n]``, and the distinct types."""
+    distinct, codes = np.unique(check_types(array, file), return_inverse=True)
+    return codes.reshape(-1), distinct
+
+
+def check_types(array: np.ndarray, file: Path) -> np.ndarray:
+    """Return an array of types as one row.
+
+    Raises:
+        ValueError: If it is something else.
+    """
+    flat = array[:, 0] if array.shape[1:] == (1,) else array
+    if flat.ndim != 1 or flat.dtype.kind not in "iuU":
+        raise ValueError(
+            f"{file} is of type {array.dtype} and shape {list(array.shape)}, expected integers or "
+            "text, one for each"
+        )
+    return flat
+
+
+def read_names(file: Path) -> Names:
+    """Read the names of types: a line of text for each, in the order of their numbers.
+
+    Raises:
+        ValueError: If one is empty, or is there twice.
+    """
+    try:
+        names: Names = [line.strip() for line in file.read_text("utf-8-sig").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file} can't be read as text: {error}") from error
+    for number, name in enumerate(names):
+        if not name or name in names[:number]:
+            fault = f"has {name!r} twice" if name else "is empty"
+            raise ValueError(f"{file} {fault} in line {number + 1}: expected a name for each type")
+    return names
+
+
+def place_types(names: Names, listed: Names, file: Path) -> np.ndarray:
+    """Return the number that a list of names gives each type, of shape ``[types]``.
+
+    Args:
+        names: The types that occur: numbers of lines of the list, or names that stand in it.
+        listed: What :func:`read_names` returns.
+        file: The file of the list.
+
+    Raises:
+        ValueError: If the list lacks one.
+    """
+    known: dict[object, int] = {name: number for number, name in enumerate(listed)}
+    if all(isinstance(name, int) for name in names):
+        known = {number: number for number in range(len(listed))}
+    lacking = [name for name in names if name not in known]
+    if lacking:
+        raise ValueError(
+            f"{file} has {len(listed)} names, and none for the type {lacking[0]!r}: expected a "
+            "line for each type, in the order of their numbers, from 0"
+        )
+    return np.array([known[name] for name in names], np.int64)
+
+
+def describe_types(names: Sequence[object], kind: str) -> str:
+    """Describe the number of types of edges or nodes."""
+    return f"{len(names)} type{'s' * (len(names) != 1)} of {kind}"

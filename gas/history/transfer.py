@@ -1,0 +1,362 @@
+"""Rows on their way between a store and a computation: checked, pushed and pulled on the CPU.
+
+:class:`gas.history.cuda.CudaLink` moves them to and from a GPU.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from gas.history.codec import Codec
+from gas.history.cores import has_idle_cores
+from gas.history.engine import Copies, TransferEngine
+from gas.history.packed import PackedRows
+from gas.history.packing import Plan
+from gas.history.store import Store, TableStore
+from gas.native import (
+    CODECS,
+    Job,
+    JobPolicy,
+    RowIndex,
+    check_index,
+    check_range,
+    decode_torch,
+    encode_torch,
+)
+
+PUSHES_UNDER_WAY = 2  # Of one history.
+# The name of a codec that rows pass, and their width; nothing where they are moved as they are.
+CodecOfRows = tuple[str, int] | tuple[()]
+SHORT = 8  # Rows of a range, on average, below which its rows are moved one by one.
+
+
+def as_index(where: RowIndex) -> Tensor:
+    """Return the rows that ranges hold, of shape ``[n]``, int64."""
+    if isinstance(where, Tensor):
+        return where
+    ranges = [torch.arange(first, first + size, device="cpu") for first, size in where]
+    return torch.cat([torch.arange(0, device="cpu"), *ranges])
+
+
+def rows_of(
+    num_rows: int,
+    n_id: Tensor | None,
+    offset: Tensor | Sequence[int] | None,
+    count: Tensor | Sequence[int] | None,
+    num_embeddings: int,
+) -> RowIndex:
+    """RowIndex so many rows go of a history of ``num_embeddings``; see :meth:`gas.History.push`.
+
+    Raises:
+        ValueError: If the number of rows is another, or ids and ranges name different ones.
+        IndexError: If a row doesn't exist.
+    """
+    if (offset is None) != (count is None):
+        raise ValueError("'offset' and 'count' describe ranges together: pass both or neither")
+    if offset is not None and count is not None and not _are_short(n_id, offset, count):
+        return _ranges(num_rows, n_id, offset, count, num_embeddings)
+    if n_id is not None:
+        check_index("n_id", n_id)
+        if n_id.size(0) != num_rows:
+            raise ValueError(f"'x' has {num_rows} rows, but 'n_id' names {n_id.size(0)}")
+        index = n_id.cpu().contiguous()
+        check_range("n_id", index, num_embeddings)
+        return index
+    if num_rows != num_embeddings:
+        raise ValueError(
+            f"'x' has {num_rows} rows, but the history has {num_embeddings}: pass 'n_id' to say "
+            "which rows these are"
+        )
+    return [(0, num_embeddings)]
+
+
+def _ranges(
+    num_rows: int,
+    n_id: Tensor | None,
+    offset: Tensor | Sequence[int],
+    count: Tensor | Sequence[int],
+    num_embeddings: int,
+) -> list[tuple[int, int]]:
+    first = offset.tolist() if isinstance(offset, Tensor) else list(offset)
+    size = count.tolist() if isinstance(count, Tensor) else list(count)
+    if len(first) != len(size) or sum(size) != num_rows:
+        raise ValueError(
+            f"'x' has {num_rows} rows, but 'offset' and 'count' describe {sum(size)} rows in "
+            f"{len(first)} and {len(size)} ranges"
+        )
+    for begin, rows in zip(first, size, strict=True):
+        if begin < 0 or rows < 0 or begin + rows > num_embeddings:
+            raise IndexError(
+                f"'offset' and 'count' hold the range {begin} to {begin + rows}, which is "
+                f"outside [0, {num_embeddings})"
+            )
+    if n_id is not None and n_id.numel() != num_rows:
+        raise ValueError(f"'x' has {num_rows} rows, but 'n_id' names {n_id.numel()}")
+    if n_id is not None and n_id.device.type == "cpu":
+        nodes = n_id.numpy()  # Whose elements are read faster, one at a time.
+        begin = 0
+        for rows, at in zip(size, first, strict=True):
+            if rows and (nodes[begin] != at or nodes[begin + rows - 1] != at + rows - 1):
+                raise ValueError(
+                    f"'n_id' and the ranges disagree: row {begin} belongs to node "
+                    f"{nodes[begin]}, but 'offset' says {at}"
+                )
+            begin += rows
+    return list(zip(first, size, strict=True))
+
+
+def _are_short(
+    n_id: Tensor | None, offset: Tensor | Sequence[int], count: Tensor | Sequence[int]
+) -> bool:
+    """Return whether ranges, whose rows are ``n_id``, are moved faster one row at a time."""
+    if n_id is None or not isinstance(offset, Tensor) or not isinstance(count, Tensor):
+        return False
+    few = offset.numel() * SHORT < n_id.numel()
+    if few or n_id.device.type != "cpu" or offset.shape != count.shape or bool((count < 0).any()):
+        return False
+    before = count.cumsum(0) - count
+    rows = torch.repeat_interleave(offset - before, count)
+    return torch.equal(rows + torch.arange(rows.numel()), n_id)
+
+
+class Pull:
+    """Rows on their way; see :meth:`gas.History.start_pull`.
+
+    Args:
+        engine: What moves them.
+        ticket: Of the job that does it, or submits it to a device; ``None`` if that has been done.
+        out: Where they go.
+        event: What they have arrived with on a device.
+    """
+
+    def __init__(
+        self,
+        engine: TransferEngine,
+        ticket: int | None,
+        out: Tensor,
+        event: torch.cuda.Event | None = None,
+    ) -> None:
+        self._engine = engine
+        self._ticket = ticket
+        self._out = out
+        self._event = event
+        self._cancelled = False
+
+    def wait(self) -> Tensor:
+        """Return the rows, behind the space that was asked for.
+
+        Those on a device are there for the current stream, which waits for them; the host doesn't.
+        """
+        if self._cancelled:
+            raise RuntimeError("this pull was taken back: start another one")
+        if self._ticket is not None:
+            try:
+                self._engine.wait(self._ticket)
+            except BaseException:
+                self.cancel()
+                raise
+            self._ticket = None
+        if self._event is not None:
+            current = torch.cuda.current_stream(self._out.device)
+            current.wait_event(self._event)
+            self._out.record_stream(current)
+        return self._out
+
+    def cancel(self) -> None:
+        """Take the pull back; the history and its engine stay usable."""
+        if self._ticket is not None:
+            self._cancelled = True
+            self._engine.cancel([self._ticket])
+            self._ticket = None
+
+
+class HostLink:
+    """Moves rows between a store and buffers in host memory, one lane of an engine.
+
+    Args:
+        store: The stored rows.
+        codec: How they are stored.
+        width: The width of decoded rows.
+        engine: Does the work.
+    """
+
+    def __init__(self, store: Store, codec: Codec, width: int, engine: TransferEngine) -> None:
+        self.store = store
+        self.codec = codec
+        self.width = width
+        self.engine = engine
+        self.lane = engine.new_lane()
+        self._pushes: deque[int] = deque()  # Tickets of those under way.
+        is_direct = isinstance(store, TableStore) and store.direct
+        # Rows may be moved without the store's own functions.
+        self._native = is_direct and self._rows.device.type == "cpu"
+        # Rows are in host memory, and may be read at any time.
+        self._in_memory = self._native and store.tier in ("host", "pinned")
+        self._dtype = codec.dtype
+        self._codec = (codec.name, width) if codec.name in CODECS else ()
+
+    def wait(self) -> None:
+        """Wait for everything that was submitted."""
+        self.engine.wait_lane(self.lane)
+
+    def in_place(
+        self, index: Tensor, dtype: torch.dtype, copies: Copies | None = None
+    ) -> tuple[Tensor, Tensor] | None:
+        """Return the stored rows and ``index``, if values of a dtype can be read in place."""
+        if not self._in_memory or self.engine.io == "none" or self._dtype != dtype:
+            return None
+        self.wait()
+        return self._rows, index.contiguous()
+
+    def pull(
+        self,
+        index: Tensor,
+        space: int,
+        dtype: torch.dtype,
+        ahead: bool = False,
+        own: Tensor | None = None,
+        copies: Copies | None = None,
+    ) -> Pull:
+        """Start to read rows, in a tensor with ``space`` rows in front of them.
+
+        Args:
+            index: The rows, of shape ``[n]``, int64, on the CPU.
+            space: Rows to leave free.
+            dtype: What the caller computes with. The result has it where that is natively done,
+                and the type of the stored values otherwise.
+            ahead: Whether a worker may begin at once. (default: only who waits does the work)
+            own: The batch's own rows, if ``index`` is its halo; what lies packed is found by them.
+            copies: Of ``index`` on devices, those that are made included. (default: none are kept)
+        """
+        codec = self._codec_for(dtype)
+        out_dtype = torch.float32 if codec else self._dtype
+        out = self.engine.pool.take(space + index.numel(), self.width, out_dtype)
+        if self.engine.io == "none":
+            return Pull(self.engine, None, out)
+        rows = out[space:]
+        index = index.clone() if ahead else index.contiguous()  # It may be changed until then.
+        packed, plan = self._packed, self._plan(index, own)
+        if packed is not None and plan is not None:
+            job = Job.calling(lambda: self._gather(packed, plan, rows, codec))
+        elif self._native:
+            job = Job.pull(self._rows, index, rows, *codec)
+        else:
+            job = Job.calling(lambda: self._read(index, rows, codec))
+        by = JobPolicy.WAITERS
+        if ahead and self.beside:
+            by = JobPolicy.ANYONE if self._native and plan is None else JobPolicy.WORKERS
+        ticket = self.engine.submit(self.lane, job, by)
+        return Pull(self.engine, ticket, out)
+
+    def push(self, x: Tensor, where: RowIndex) -> None:
+        """Store rows of shape ``[n, width]`` in their turn; ``x`` may change afterwards."""
+        if self.engine.io == "none":
+            return
+        codec = self._codec_for(x.dtype)
+        x = x.to("cpu", torch.float32 if codec else self._dtype).contiguous()
+        # Into memory rows are written at once: a copy to write from later costs as much.
+        later = self.engine.io == "concurrent" and not self._in_memory and self.beside
+        if later:
+            x = self.engine.pool.take(x.size(0), self.width, x.dtype).copy_(x)
+            where = where.clone() if isinstance(where, Tensor) else where
+        if self._packed is not None:
+            job = Job.calling(lambda: self._write_packed(x, where, codec))
+        elif self._native:
+            job = Job.push(self._rows, x, where, *codec)
+        else:
+            job = Job.calling(lambda: self._write(x, where, codec))
+        if later:
+            self._submit_push(job)
+        else:
+            self.engine.run(self.lane, job)
+
+    def _submit_push(self, job: Job) -> None:
+        """Queue a push, once there are few enough: each holds the rows of a batch."""
+        while len(self._pushes) >= PUSHES_UNDER_WAY:
+            self.engine.wait(self._pushes.popleft())
+        self._pushes.append(self.engine.submit(self.lane, job, JobPolicy.WORKERS, detached=True))
+
+    def read_stored(self, index: Tensor, out: Tensor) -> None:
+        """Copy rows as they are stored; nothing may be under way."""
+        if self._native:
+            Job.pull(self._rows, index.contiguous(), out).run()
+        else:
+            self.store.read(index, out)
+
+    def store_rows(self, rows: Tensor, ranges: Sequence[tuple[int, int]]) -> None:
+        """Store rows that are encoded already, at once; nothing may be under way."""
+        rows = rows.contiguous()
+        if self._packed is not None:
+            self._packed.write(ranges, rows)
+        elif self._native:
+            Job.push(self._rows, rows, ranges).run()
+        else:
+            self.store.write(as_index(ranges), rows)
+            self.catch_up()
+
+    def catch_up(self) -> None:
+        """Note that the caller has changed the table, or may have."""
+
+    @property
+    def beside(self) -> bool:
+        """Return whether work can overlap with the computation.
+
+        Moving rows of memory or of a file takes a core, so one has to be idle. A store of the
+        user's may wait for something else.
+        """
+        return self.engine.has_workers and (not self._native or has_idle_cores())
+
+    @property
+    def _packed(self) -> PackedRows | None:
+        return self.store.packed if isinstance(self.store, TableStore) else None
+
+    def expect(self, index: Tensor, own: Tensor) -> None:
+        """Have the system read ahead what a pull of these rows will need, if they lie packed."""
+        plan = self._plan(index, own)
+        if plan is not None and self._packed is not None:
+            self._packed.expect(plan)
+
+    def _plan(self, index: Tensor, own: Tensor | None) -> Plan | None:
+        """Plan how to read a batch's rows, where they lie packed."""
+        if self._packed is None:
+            return None
+        return self._packed.packing.plan(index.cpu(), None if own is None else own.cpu())
+
+    def _codec_for(self, dtype: torch.dtype) -> CodecOfRows:
+        """Return the codec that rows pass to or from values of a dtype, and their width."""
+        return () if dtype == self._dtype else self._codec
+
+    @property
+    def _rows(self) -> Tensor:
+        """The stored rows, where they are a table."""
+        return cast(TableStore, self.store).table
+
+    def _read(self, index: Tensor, out: Tensor, codec: CodecOfRows) -> None:
+        shape = (index.numel(), self.store.columns)
+        rows = torch.empty(shape, dtype=self.store.dtype, device="cpu")
+        self.store.read(index, rows)
+        out.copy_(decode_torch(self.codec.name, rows, self.width) if codec else rows)
+
+    def _gather(self, packed: PackedRows, plan: Plan, out: Tensor, codec: CodecOfRows) -> None:
+        """Stage packed rows, and decode those that are asked for."""
+        if plan.in_order and not codec:
+            packed.stage(plan, out)
+            return
+        Job.pull(packed.stage(plan), plan.places, out, *codec).run()
+
+    def _write_packed(self, x: Tensor, where: RowIndex, codec: CodecOfRows) -> None:
+        assert self._packed is not None
+        rows = x
+        if codec:
+            rows = self.engine.pool.take(x.size(0), self.store.columns, self.store.dtype)
+            Job.push(rows, x, [(0, x.size(0))], *codec).run()
+        self._packed.write(where, rows)
+
+    def _write(self, x: Tensor, where: RowIndex, codec: CodecOfRows) -> None:
+        rows = encode_torch(self.codec.name, x) if codec else x
+        self.store.write(as_index(where), rows)

@@ -1,0 +1,43 @@
+"""Files: durable writes, strict JSON, and ``.npy`` arrays that are mapped."""
+
+from gas.io.files import (
+    DISK_FULL,
+    explain_full_disk,
+    flush_to_disk,
+    free_disk,
+    refuse,
+    replacing,
+    sync_folder,
+)
+from gas.io.json import parse_json, read_json, write_json
+from gas.io.npy import (
+    Array,
+    GrowingArray,
+    array_of,
+    check_inside,
+    map_array,
+    map_private,
+    tensor_of,
+    write_array,
+)
+
+__all__ = [
+    "Array",
+    "DISK_FULL",
+    "GrowingArray",
+    "array_of",
+    "check_inside",
+    "explain_full_disk",
+    "flush_to_disk",
+    "free_disk",
+    "map_array",
+    "map_private",
+    "parse_json",
+    "read_json",
+    "refuse",
+    "replacing",
+    "sync_folder",
+    "tensor_of",
+    "write_array",
+    "write_json",
+]

@@ -1,0 +1,100 @@
+"""Write files so that they are there as a whole or not at all, whenever the power fails."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, NoReturn
+
+# Error numbers of a full disk, a file at its size limit and an exhausted quota.
+DISK_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+
+
+def free_disk(path: Path) -> int:
+    """Return the bytes that are free where ``path`` is, or will be."""
+    while not path.exists():
+        path = path.parent
+    return shutil.disk_usage(path).free
+
+
+def refuse(path: Path, what: str, found: object, expected: str) -> NoReturn:
+    """Raise ``ValueError``: of a file of a folder that isn't what it should be."""
+    shown = found if isinstance(found, str) else repr(found)
+    shown = shown if len(shown) <= 120 else f"{shown[:100]} ..."
+    raise ValueError(f"{path}: {what} is {shown}, expected {expected}")
+
+
+@contextlib.contextmanager
+def explain_full_disk(path: str | Path, text: Callable[[int], str]) -> Iterator[None]:
+    """Name the cure, in this context, of an error of a disk that is full.
+
+    Args:
+        path: Where was written.
+        text: Makes the text of the error from the number of bytes that are free.
+
+    Raises:
+        OSError: With the system's number, the text and the path.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        free = free_disk(Path(path).absolute())
+        raise OSError(error.errno, text(free), str(path)) from error
+
+
+def flush_to_disk(stream: IO[bytes]) -> None:
+    """Wait until what was written to a stream has reached the disk."""
+    stream.flush()
+    os.fsync(stream.fileno())
+
+
+def sync_folder(path: Path) -> None:
+    """Make the names in a folder durable, where the system can."""
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except OSError:  # Windows can't open a folder.
+        return
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # Of a file system that has none.
+            raise
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def replacing(path: Path, temporary: str | None = None) -> Iterator[Path]:
+    """Write a file that takes the place of ``path``, durably, when the context ends, or never.
+
+    Args:
+        path: The file, which may be there; its folder is made.
+        temporary: The name in its folder until then; what a crash left there is overwritten.
+            (default: one that no other process has)
+
+    Yields:
+        The file to write to.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if temporary is None:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}", suffix=path.suffix)
+        os.close(handle)
+        os.chmod(name, 0o644)
+    else:
+        name = str(path.parent / temporary)
+    try:
+        yield Path(name)
+        with open(name, "r+b") as stream:
+            flush_to_disk(stream)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)

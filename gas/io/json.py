@@ -1,0 +1,67 @@
+"""JSON that is read without trust, and written durably."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any, NoReturn
+
+from gas.io.files import refuse, replacing
+
+NUMBERS = re.compile(r"\[\n[\d,\s]+\]")  # Lists of whole numbers, which are written in one line.
+
+
+def parse_json(text: bytes) -> Any:
+    """Parse JSON in which every name is there once, and every number is one.
+
+    Raises:
+        ValueError: If it is something else, saying what.
+    """
+    try:
+        return json.loads(
+            text.decode(), object_pairs_hook=_each_once, parse_constant=_refuse_constant
+        )
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(n for n in names if names.count(n) > 1)!r} twice")
+    return found
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name}, which is no number")
+
+
+def read_json(path: Path) -> Any:
+    """Read a file of a graph folder; see :func:`parse_json`.
+
+    Raises:
+        ValueError: If it is something else, naming the file.
+    """
+    try:
+        return parse_json(path.read_bytes())
+    except ValueError as error:
+        refuse(path, "its text", str(error), "JSON, as gas writes it: write the folder again")
+
+
+def write_json(
+    path: Path, content: Any, indent: int | None = 2, temporary: str | None = None
+) -> None:
+    """Write or replace a file of JSON, durably: there is the old one, or the whole new one.
+
+    Args:
+        path: The file.
+        content: What it is to say.
+        indent: Spaces of each level. (default: ``2``)
+        temporary: See :func:`gas.io.replacing`.
+    """
+    text = json.dumps(content, indent=indent, allow_nan=False)
+    text = NUMBERS.sub(lambda found: " ".join(found[0].split()), text)
+    with replacing(path, temporary) as file:
+        file.write_text(text + "\n", encoding="utf-8")

@@ -1,0 +1,218 @@
+"""``.npy`` files: written a block at a time, and mapped once their headers are believed."""
+
+from __future__ import annotations
+
+import io
+import math
+import mmap
+import os
+import platform
+import stat
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.lib import format as npy
+from torch import Tensor
+
+from gas.io.files import flush_to_disk, refuse
+
+COMMON = ("x86_64", "aarch64", "riscv64", "s390x")  # Where Linux has the same number for it.
+LONGEST_HEADER = 65536  # Bytes; those that gas writes have 128.
+PREFIX = 12  # Bytes of a header's magic, version and length, at most.
+ALIGNED = 16  # Bytes that divide where elements begin, as NumPy has it.
+# A mapping whose changes nobody else sees; of which the system doesn't ask whether all of it could
+# be changed at once, or a file larger than memory couldn't be mapped.
+PRIVATE: dict[str, Any] = {"access": mmap.ACCESS_COPY}
+if sys.platform == "linux":
+    noreserve = getattr(mmap, "MAP_NORESERVE", 0x4000 if platform.machine() in COMMON else 0)
+    PRIVATE = {"flags": mmap.MAP_PRIVATE | noreserve}
+
+
+class Array(NamedTuple):
+    """One array in a file.
+
+    * ``file``: the file's name.
+    * ``dtype``: the type of the elements: PyTorch's name of it, or ``<U12`` for text of up to 12
+      letters. NumPy has no bfloat16: such files hold uint16.
+    * ``shape``: the shape of what is stored.
+    * ``codec``: how rows are encoded, see :class:`gas.history.Codec`; ``None`` for numbers.
+    * ``width``: of encoded rows, how many values each has.
+    * ``numpy``: whether it is opened as a NumPy array, not as a tensor.
+    """
+
+    file: str
+    dtype: str
+    shape: tuple[int, ...]
+    codec: str | None = None
+    width: int | None = None
+    numpy: bool = False
+
+    @property
+    def numpy_dtype(self) -> np.dtype:
+        """The type that the file has."""
+        return np.dtype("uint16" if self.dtype == "bfloat16" else self.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its elements."""
+        size = self.numpy_dtype.itemsize
+        for length in self.shape:
+            size *= length
+        return size
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what ``graph.json`` says of it."""
+        said: dict[str, Any] = {"file": self.file, "dtype": self.dtype, "shape": list(self.shape)}
+        if self.codec is not None:
+            said |= {"codec": self.codec, "width": self.width}
+        return said | ({"numpy": True} if self.numpy else {})
+
+
+def map_array(folder: Path, array: Array) -> np.ndarray:
+    """Map an array of a folder: what is written to it stays in memory.
+
+    The file is mapped only if it is one of this folder, and its header and its size say what
+    ``graph.json`` says.
+
+    Raises:
+        ValueError: If not, naming the file.
+    """
+    path = folder / array.file
+    check_inside(path)
+    try:
+        file = os.open(
+            path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
+        )
+    except OSError as error:
+        refuse(path, "it", f"not readable ({error.strerror})", "the file that graph.json names")
+    try:
+        about = os.fstat(file)
+        if not stat.S_ISREG(about.st_mode):
+            refuse(path, "it", "no file", "an .npy file")
+        start = _check_header(path, file, array)
+        if about.st_size != start + array.nbytes:
+            refuse(path, "its size", f"{about.st_size:,} bytes", f"{start + array.nbytes:,}")
+        return map_private(file, array.numpy_dtype, start, array.shape)
+    finally:
+        os.close(file)
+
+
+def map_private(file: int, dtype: np.dtype, start: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Map an array in an open file, whose size was looked at; what is written to it stays here."""
+    if 0 in shape:  # Which can't be mapped.
+        return np.empty(shape, dtype)
+    mapped = mmap.mmap(file, start + math.prod(shape) * dtype.itemsize, **PRIVATE)
+    return np.frombuffer(mapped, dtype, offset=start).reshape(shape)
+
+
+def check_inside(path: Path) -> None:
+    """Refuse a link that leaves its folder.
+
+    Raises:
+        ValueError: Naming where it leads.
+    """
+    if not path.is_symlink():
+        return
+    target = os.path.realpath(path)
+    if os.path.dirname(target) != os.path.realpath(path.parent):
+        refuse(path, "it", f"a link to {target}", "a file in the folder: copy it there")
+
+
+def _check_header(path: Path, file: int, array: Array) -> int:
+    """Return where the elements begin, if the header is that of the array."""
+    prefix = os.read(file, PREFIX)
+    if len(prefix) < PREFIX or prefix[:6] != npy.MAGIC_PREFIX or prefix[6] not in (1, 2):
+        refuse(path, "its beginning", repr(prefix), "the header of an .npy file, version 1 or 2")
+    width = 2 if prefix[6] == 1 else 4
+    length = int.from_bytes(prefix[8 : 8 + width], "little")
+    start = 8 + width + length
+    if length > LONGEST_HEADER:
+        refuse(path, "the length of its header", length, f"at most {LONGEST_HEADER} bytes")
+    if start % ALIGNED:
+        refuse(path, "the length of its header", length, f"one whose end {ALIGNED} divides")
+    header = io.BytesIO(prefix + os.read(file, start - PREFIX))
+    try:
+        version = npy.read_magic(header)
+        read = npy.read_array_header_1_0 if version[0] == 1 else npy.read_array_header_2_0
+        shape, is_fortran, dtype = read(header)
+    except Exception as error:  # Whatever a hostile header leads to.
+        refuse(path, "its header", f"unreadable ({type(error).__name__})", "that of an .npy file")
+    wanted = array.numpy_dtype
+    if dtype != wanted or shape != array.shape:
+        found = f"{dtype} of shape {list(shape)}"
+        refuse(path, "its header", found, f"{wanted} of shape {list(array.shape)}, by graph.json")
+    if is_fortran and len(shape) > 1:
+        refuse(path, "its header", "in Fortran's order", "C's order: rows one after the other")
+    return header.tell()
+
+
+def tensor_of(mapped: np.ndarray, array: Array) -> Tensor:
+    """Return the tensor that an array is, in the same memory."""
+    tensor = torch.from_numpy(mapped)
+    return tensor.view(torch.bfloat16) if array.dtype == "bfloat16" else tensor
+
+
+def array_of(tensor: Tensor) -> np.ndarray:
+    """Return the elements of a tensor as they are stored."""
+    tensor = tensor.detach().cpu().contiguous()
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(np.uint16)
+    return tensor.numpy()
+
+
+class GrowingArray:
+    """A file that is appended to; how many rows it has is said at the end.
+
+    Args:
+        path: The file, which isn't there yet.
+        dtype: The type of the elements, NumPy's.
+        width: The shape of a row.
+    """
+
+    def __init__(self, path: Path, dtype: np.dtype, width: tuple[int, ...] = ()) -> None:
+        self._stream = path.open("xb")
+        self._dtype, self._width, self.num_rows = dtype, width, 0
+        self._write_header()
+        self._start = self._stream.tell()
+
+    def _write_header(self) -> None:
+        shape = (self.num_rows, *self._width)
+        fields = {"descr": npy.dtype_to_descr(self._dtype), "fortran_order": False, "shape": shape}
+        npy.write_array_header_1_0(self._stream, fields)
+
+    def append(self, rows: np.ndarray) -> None:
+        """Write rows after the others."""
+        np.ascontiguousarray(rows, self._dtype).tofile(self._stream)
+        self.num_rows += len(rows)
+
+    def close(self) -> None:
+        """Write the number of rows into the header, durably."""
+        self._stream.seek(0)
+        self._write_header()
+        assert self._stream.tell() == self._start, "the header has grown"
+        flush_to_disk(self._stream)
+        self._stream.close()
+
+
+def write_array(path: Path, array: Array, blocks: Iterable[np.ndarray]) -> None:
+    """Write a file that isn't there yet, durably.
+
+    Args:
+        path: The file.
+        array: What it is to hold.
+        blocks: Its elements, in order; the next is asked for when one is written.
+    """
+    wanted = array.numpy_dtype
+    with path.open("xb") as stream:
+        fields = {"descr": npy.dtype_to_descr(wanted), "fortran_order": False, "shape": array.shape}
+        npy.write_array_header_1_0(stream, fields)
+        start = stream.tell()
+        for block in blocks:
+            stream.write(np.ascontiguousarray(block, wanted).reshape(-1).view(np.uint8).data)
+        flush_to_disk(stream)
+        written = stream.tell() - start
+    assert written == array.nbytes, f"{path}: {written} bytes, expected {array.nbytes}"

@@ -1,0 +1,97 @@
+"""Load ``gas._C``, and call its functions on tensors of the CPU and of CUDA devices."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gas.native import openmp
+from gas.native.warning import warn
+
+# The interface of csrc/bindings/ that this package calls. CMake compiles it into the module.
+INTERFACE = 25
+
+
+def _load() -> ModuleType | None:
+    """Import ``gas._C``, or say once why the twins are used instead."""
+    runtimes = openmp.runtimes()
+    try:
+        module = importlib.import_module("gas._C")
+    except ModuleNotFoundError:
+        reason = "it was not built"
+    except ImportError as error:
+        reason = f"it could not be loaded ({error})"
+    else:
+        if getattr(module, "INTERFACE", None) == INTERFACE:
+            openmp.warn_of_second(runtimes, openmp.runtimes())
+            return module
+        reason = f"{module.__file__} was built from other sources than these"
+    warn(
+        f"gas runs without its native extension: {reason}. Everything works, only slower. To "
+        "build it, run 'pip install .' (or 'pip install -e .' to work on the sources) in the "
+        "repository; it needs a C++17 compiler.",
+        RuntimeWarning,
+    )
+    return None
+
+
+C: Any = _load()
+
+
+def on_cpu(*tensors: Tensor | None) -> bool:
+    """Return whether the extension was built, and all are on the CPU."""
+    for tensor in tensors:  # No all(...): a generator is a call for each of them.
+        if tensor is not None and not tensor.is_cpu:
+            return False
+    return C is not None
+
+
+def has_kernels(*tensors: Tensor | None) -> bool:
+    """Return whether kernels exist for all tensors: on the CPU, or on one CUDA device."""
+    if on_cpu(*tensors):
+        return True
+    devices = {t.device for t in tensors if t is not None}
+    return C is not None and len(devices) == 1 and computes_on(devices.pop())
+
+
+def computes_on(device: torch.device) -> bool:
+    """Return whether operators run on a device: by our kernels, or on the CPU by their twins."""
+    return device.type == "cpu" or (device.type == "cuda" and C is not None and C.WITH_CUDA)
+
+
+def run(name: str, device: torch.device, *arguments: object) -> None:
+    """Call a function of csrc/ on the CPU, or on the current stream of a CUDA device.
+
+    A device's scratch is PyTorch's.
+    """
+    if device.type == "cpu":
+        getattr(C, name)(*arguments, torch.get_num_threads())
+        return
+    scratch: list[Tensor] = []
+
+    def allocate(size: int) -> int:
+        scratch.append(torch.empty(size, dtype=torch.uint8, device=device))
+        return scratch[-1].data_ptr()
+
+    with _on(device):
+        stream = torch.cuda.current_stream().cuda_stream
+        getattr(C, name)(*arguments, C.Stream(stream, allocate))
+
+
+def launch(name: str, device: torch.device, *arguments: object) -> None:
+    """Call a function of csrc/ that needs no scratch on the current stream of a CUDA device."""
+    with _on(device):
+        getattr(C, name)(*arguments, torch.cuda.current_stream().cuda_stream)
+
+
+_HERE = contextlib.nullcontext()
+
+
+def _on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Make a CUDA device the current one if it isn't: kernels run on no other's streams."""
+    return _HERE if torch.cuda.current_device() == device.index else torch.cuda.device(device)

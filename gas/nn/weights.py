@@ -1,0 +1,35 @@
+"""The check of models whose edge weights are a normalisation of the whole graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from gas.graph import layout_of
+
+
+def check_weights(adj_t: Any, edge_weight: Tensor | None) -> None:
+    """Refuse a graph that has not been normalised.
+
+    A batch sees only a part of its halo's edges, so degrees can't be computed from it.
+
+    Raises:
+        ValueError: If the edges have no weights, or every weight is 1.
+    """
+    layout = layout_of(adj_t, "adj_t")
+    value = edge_weight if layout.num_rows(adj_t) is None else layout.value(adj_t)
+    missing = value is None
+    if value is not None and layout.name == "csr" and not adj_t.is_cuda:
+        # Without weights, the matrix is filled with ones. (On a GPU, looking would
+        # make the host wait.) Ones are right for nodes with nothing but a self-loop: any other
+        # edge makes the degree of its destination 2 or more.
+        plain = value.numel() > 0 and bool(value[0] == 1) and bool((value == 1).all())
+        row, col = layout.entries(adj_t)
+        missing = plain and bool((col != row).any())
+    if missing:
+        raise ValueError(
+            "'adj_t' has no edge weights, expected the symmetric normalisation of the whole graph: "
+            "apply torch_geometric.transforms.GCNNorm() to the data before gas.metis, and pass "
+            "edge_weight=batch.edge_weight with the layout 'edge_index'"
+        )

@@ -1,0 +1,164 @@
+"""Check the arguments of a call, and explain PyTorch's errors."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+from torch_geometric.data import Data
+
+from gas.graph import Adjacency
+from gas.history import Rows
+from gas.loader import GRAPH_SIZE
+from gas.native import check_integer, is_sparse
+
+# What ``forward`` and ``forward_layer`` are given by position.
+POSITIONAL = frozenset(
+    ("self", "x", "adj_t", "edge_index", "batch_size", "n_id", "offset", "count", "layer", "state")
+)
+# How PyTorch calls what it can't do with a matrix of torch.sparse_csr.
+SPARSE = re.compile(r"sparse|layout|strides", re.IGNORECASE)
+
+
+def wrong_calls(calls: int, num_histories: int) -> RuntimeError:
+    """Make the error of a model that doesn't fill each of its histories once."""
+    return RuntimeError(
+        f"forward called push_and_pull {calls} times, expected once for each of the model's "
+        f"{num_histories} histories: pass every hidden layer's output through it, or set "
+        "'num_layers' to one more than the histories it needs"
+    )
+
+
+def check_not_recomputing() -> None:
+    """Refuse to push and pull again in a backward pass.
+
+    Raises:
+        RuntimeError: If autograd is running this thread's code, as activation checkpointing has it.
+    """
+    if torch._C._current_graph_task_id() != -1:
+        raise RuntimeError(
+            "push_and_pull was called in the backward pass, by activation checkpointing: it would "
+            "read what has been pushed since, and push again. Checkpoint the layers alone, "
+            "x = checkpoint(conv, x, adj_t, use_reentrant=False), and call push_and_pull outside"
+        )
+
+
+def check_call(
+    x: Tensor | Rows | None,
+    batch_size: int | None,
+    n_id: Tensor | None,
+    fill: bool,
+    num_nodes: int,
+    buffer_size: int | None,
+) -> None:
+    """Refuse arguments of a model that don't describe one mini-batch, or one full batch."""
+    if isinstance(x, DataLoader):
+        raise ValueError(
+            f"'x' is a {type(x).__name__}, expected a mini-batch of it, model(batch); all of them "
+            "are model(loader=loader)"
+        )
+    if isinstance(x, Data):
+        raise ValueError(
+            f"'x' is a {type(x).__name__}, expected features, model(data.x, data.edge_index), or a "
+            "mini-batch of gas.SubgraphLoader, model(batch); model.predict(graph) is for all nodes"
+        )
+    if (batch_size is None) != (n_id is None):
+        raise ValueError(
+            "'batch_size' and 'n_id' describe a mini-batch together: pass all that the loader "
+            "yields, model(batch.x, batch.adj_t, *args)"
+        )
+    if batch_size is not None and n_id is not None:
+        wanted = f"an integer between 0 and the {n_id.numel()} nodes in 'n_id'"
+        check_integer("batch_size", batch_size, 0, n_id.numel(), wanted)
+        if fill:
+            raise ValueError("'fill' is for full batches: a mini-batch always writes histories")
+        check_graph(n_id, num_nodes)
+        check_halo(batch_size, n_id, buffer_size)
+    expected = num_nodes if n_id is None else n_id.numel()
+    if (fill or n_id is not None) and isinstance(x, Tensor | Rows) and x.size(0) != expected:
+        raise ValueError(f"'x' has {x.size(0)} rows, expected one per node: {expected}")
+
+
+def check_graph(n_id: Tensor, num_nodes: int) -> None:
+    """Refuse nodes of another graph, as far as its size tells."""
+    graph = getattr(n_id, GRAPH_SIZE, num_nodes)
+    if n_id.device.type == "cpu" and n_id.numel():
+        graph = max(graph, int(n_id.max()) + 1)
+    if graph != num_nodes:
+        raise ValueError(
+            f"'n_id' names nodes of a graph of {graph} nodes, but the histories are for "
+            f"{num_nodes}: use model.for_graph(num_nodes), which shares the weights"
+        )
+
+
+def check_halo(batch_size: int, n_id: Tensor, buffer_size: int | None) -> None:
+    """Refuse a batch whose halo doesn't fit."""
+    halo = n_id.numel() - batch_size
+    if buffer_size is not None and halo > buffer_size:
+        raise ValueError(
+            f"'buffer_size' is {buffer_size}, but the batch has {halo} halo nodes: raise "
+            "it, or leave it out to have buffers sized automatically"
+        )
+
+
+def check_whole(adj_t: Any) -> None:
+    """Refuse the adjacency of a mini-batch whose ids were forgotten."""
+    if (isinstance(adj_t, Adjacency) or is_sparse(adj_t)) and adj_t.size(0) != adj_t.size(1):
+        raise ValueError(
+            f"'adj_t' has shape {list(adj_t.shape)}, that of a mini-batch, which comes with ids: "
+            "pass all that the loader yields, model(batch.x, batch.adj_t, *args), or model(batch)"
+        )
+
+
+def attributes(data: Data) -> Mapping[str, Any]:
+    """Return the attributes of a graph by name; ``in`` of a ``Data`` itself takes 20 calls."""
+    return data._store._mapping
+
+
+def adjacency(data: Data) -> Any:
+    """Return the adjacency of a batch, in its layout."""
+    return data.adj_t if "adj_t" in attributes(data) else data.edge_index
+
+
+@functools.lru_cache(maxsize=128)
+def _parameters(function: Callable[..., Tensor]) -> tuple[str, ...]:
+    """Return the parameters that a function is given by name; to look takes long."""
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    named = [name for name, p in inspect.signature(function).parameters.items() if p.kind in kinds]
+    return tuple(name for name in named if name not in POSITIONAL)
+
+
+def named_arguments(function: Callable[..., Tensor], data: Data) -> dict[str, Any]:
+    """Return what a batch has of the parameters of ``function``: ``edge_weight``, ``pos``, ..."""
+    named, known = _parameters(getattr(function, "__func__", function)), attributes(data)
+    kwargs = {name: data[name] for name in named if name in known}
+    if "adj_t" in known:  # The weights are its values.
+        kwargs.pop("edge_weight", None)
+    return kwargs
+
+
+def explain(error: BaseException, x: Any, adj_t: Any) -> RuntimeError | None:
+    """Return an error with the cure for what PyTorch can't do with sparse matrices, if it is."""
+    if not isinstance(error, RuntimeError):
+        return None
+    text = str(error)
+    is_csr = isinstance(adj_t, Tensor) and adj_t.layout == torch.sparse_csr
+    if is_csr and ("sparse_csr" in text or "scalar type" in text):
+        return RuntimeError(
+            "'adj_t' is a torch.sparse_csr matrix, which PyTorch can't multiply by "
+            f"bfloat16 or float16 ({error}): load with layout='edge_index'"
+        )
+    if is_sparse(x) and SPARSE.search(text):
+        return RuntimeError(
+            "'x' is a torch.sparse_csr matrix, of which PyTorch can't do what forward does "
+            f"({text.split('. ')[0]}): use gas.nn.dropout for F.dropout, gas.nn.Linear or a "
+            "layer of gas.nn (gas.fuse(model) makes them of PyTorch's and PyG's), or x.to_dense(), "
+            "of the batch alone"
+        )
+    return None

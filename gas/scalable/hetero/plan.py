@@ -1,0 +1,289 @@
+"""Positions of histories in a heterogeneous module, found by running it on a small graph."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch_geometric.data import HeteroData
+
+from gas.graph import PERM, EdgeType, dense
+from gas.nn import SumConv
+from gas.scalable.hetero.layers import FusedCall, Layer, around_layers
+from gas.scalable.hetero.semantic import mean_of
+
+EDGES = "edge_index"
+DICT = "_dict"
+
+
+class Place(NamedTuple):
+    """A history: of which type, how wide, and of which level.
+
+    Those of a level depend on those of lower ones alone. ``layer`` is the first that reads it, or
+    the one that reads its mean.
+    """
+
+    kind: str
+    width: int
+    level: int
+    layer: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Layers and histories of a module for heterogeneous graphs.
+
+    * ``inputs``: what ``forward`` takes, by the names of its parameters: attributes of the graph.
+    * ``kinds``: the types that each of these is given for.
+    * ``places``: the histories.
+    * ``reads``: which of them a call of a layer reads for a type, by the call's number.
+    * ``layers``: the layers in the order of their calls.
+    * ``output``: the type that the output has rows of; ``None`` if it is a dictionary by type.
+    * ``shared``: of a call of a layer that sums the same rows as others do, in the same way, the
+      relations over which that is done, its own included.
+    * ``means``: the history of what a call of a layer takes the mean of over all nodes of a type.
+    """
+
+    inputs: Mapping[str, str]
+    kinds: Mapping[str, frozenset[Any]]
+    places: tuple[Place, ...]
+    reads: Mapping[tuple[int, str], int]
+    layers: tuple[str, ...]
+    output: str | None
+    shared: Mapping[int, tuple[EdgeType, ...]]
+    means: Mapping[tuple[int, str], int]
+
+    @property
+    def num_levels(self) -> int:
+        """Number of sweeps until histories are exact."""
+        return max((place.level for place in self.places), default=-1) + 1
+
+
+def inputs_of(net: Module, data: HeteroData) -> dict[str, str]:
+    """Return the arguments of ``forward``: ``x_dict`` or ``x`` is the attribute ``x`` of all types.
+
+    Raises:
+        ValueError: If the graph lacks one that has no default.
+    """
+    found = {}
+    for name, parameter in inspect.signature(net.forward).parameters.items():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        key = name.removesuffix(DICT)
+        known = key in ("n_id", "e_id", EDGES) or any(key in store for store in data.stores)
+        if known:
+            found[name] = key
+        elif parameter.default is inspect.Parameter.empty:
+            raise ValueError(
+                f"{type(net).__name__}.forward takes {name!r}, but no type of the graph has "
+                f"{key!r}: name it as the attribute, or set the attribute"
+            )
+    if EDGES not in found.values():
+        raise ValueError(
+            f"{type(net).__name__}.forward has no parameter 'edge_index_dict', or 'edge_index', "
+            "for the edges by type"
+        )
+    return found
+
+
+def given(data: HeteroData, inputs: Mapping[str, str]) -> dict[str, Any]:
+    """Return the arguments of ``forward``: dictionaries by type, and what the whole graph has.
+
+    ``n_id`` are ids in the graph that was cut, whatever its parts are. Sparse features are made
+    dense: those of a mini-batch, where it is one.
+    """
+    return {
+        name: data[key]
+        if key in data._global_store
+        else {
+            kind: dense(store[PERM if key == "n_id" and PERM in store else key])
+            for kind, store in zip(_kinds(data), data.stores[1:], strict=True)
+            if key in store
+        }
+        for name, key in inputs.items()
+    }
+
+
+def with_ids(data: HeteroData) -> HeteroData:
+    """Return a whole graph with the ids of its nodes and edges, which mini-batches have."""
+    out = copy.copy(data)
+    for kind in data.node_types:
+        size = out[kind].num_nodes = int(data[kind].num_nodes or 0)
+        out[kind].n_id = torch.arange(size)
+    for kind in data.edge_types:
+        out[kind].e_id = torch.arange(data[kind].edge_index.size(1))
+    return out
+
+
+def _kinds(data: HeteroData) -> list[Any]:
+    return [store._key for store in data.stores[1:]]
+
+
+class _Mark(torch.autograd.Function):
+    """The identity; where it stands in a graph of autograd, a layer has computed."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, level: int) -> Tensor:
+        ctx.level = level
+        return x.clone()  # Which may be changed in place.
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None
+
+
+def _level(x: Tensor) -> int:
+    """Return the number of successive layers before a tensor."""
+    level, seen, todo = 0, set(), [x.grad_fn]
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        level = max(level, getattr(node, "level", 0))
+        todo.extend(each for each, _ in node.next_functions)
+    return level
+
+
+class _Finder:
+    """Notes which rows that layers read other layers have computed."""
+
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        self._sizes = sizes
+        self._known: dict[int, tuple[Tensor, int]] = {}  # By id; the tensor keeps it.
+        self._levels: dict[int, int] = {}  # Of each call.
+        self.places: list[Place] = []
+        self.reads: dict[tuple[int, str], int] = {}
+        self.means: dict[tuple[int, str], int] = {}
+        self.layers: list[str] = []
+        self.rows: list[Tensor] = []
+        self._summed: dict[tuple[int, str], tuple[Any, dict[int, EdgeType]]] = {}
+
+    def source(self, layer: Layer, kind: str, x: Tensor) -> Tensor:
+        self._note(layer)
+        level = _level(x)
+        if level == 0:
+            return x
+        self._levels[layer.number] = max(level, self._levels[layer.number])
+        if id(x) not in self._known:
+            if x.dim() != 2 or x.size(0) != self._sizes[kind] or not x.is_floating_point():
+                raise ValueError(
+                    f"'{layer.name}' is given {x.dtype} of shape {list(x.shape)} for nodes of type "
+                    f"'{kind}', and a history takes rows of floating-point numbers, "
+                    "[num_nodes, width]"
+                )
+            self._known[id(x)] = x, len(self.places)
+            self.places.append(Place(kind, x.size(1), level - 1, layer.name))
+            self.rows.append(x)
+        self.reads[layer.number, kind] = self._known[id(x)][1]
+        return x
+
+    def fused(self, call: FusedCall) -> tuple[Any, Any]:
+        if isinstance(call.layer, SumConv) and call.layer.sums_input_rows:
+            key = id(call.source), call.layer._reduce
+            _, calls = self._summed.setdefault(key, (call.source, {}))
+            calls[call.number] = call.kind
+        return call.x, call.edges[call.kind]
+
+    @property
+    def shared(self) -> dict[int, tuple[EdgeType, ...]]:
+        """See :class:`Plan`."""
+        groups = [
+            (calls, tuple(dict.fromkeys(calls.values()))) for _, calls in self._summed.values()
+        ]
+        return {call: kinds for calls, kinds in groups for call in calls if len(kinds) > 1}
+
+    def mean(self, layer: Layer, kind: str, rows: Tensor) -> Tensor:
+        level = _level(rows)
+        self.means[layer.number, kind] = len(self.places)
+        self.places.append(Place(kind, rows.size(1), level, layer.name))
+        self.rows.append(rows)
+        return _Mark.apply(mean_of(kind, rows), level + 2)  # What depends on it is a level higher.
+
+    def output(self, layer: Layer, kind: str, out: Tensor) -> Tensor:
+        self._note(layer)
+        if out.dim() == 0 or out.size(0) != self._sizes[kind]:
+            raise ValueError(
+                f"'{layer.name}' returns a tensor of shape {list(out.shape)} for nodes of type "
+                f"'{kind}', expected a row for each node"
+            )
+        return _Mark.apply(out, self._levels[layer.number] + 1)
+
+    def _note(self, layer: Layer) -> None:
+        self._levels.setdefault(layer.number, 0)
+        if layer.number == len(self.layers):
+            self.layers.append(layer.name)
+
+
+def plan_of(net: Module, data: HeteroData, inputs: Mapping[str, str]) -> tuple[Plan, Any, Any]:
+    """Run a module on a small graph, and see where it needs histories.
+
+    Args:
+        net: The module, in evaluation mode.
+        data: The graph, with ``n_id`` and ``e_id``; its types have different numbers of nodes,
+            as far as that can be.
+        inputs: What ``forward`` takes.
+
+    Returns:
+        The plan, the output, and the rows that each history would hold.
+
+    Raises:
+        ValueError: If it can't be followed.
+    """
+    arguments = given(data, inputs)
+    sizes = {kind: data[kind].num_nodes for kind in data.node_types}
+    with torch.enable_grad():
+        for values in arguments.values():
+            for kind, value in values.items() if isinstance(values, dict) else ():
+                if isinstance(value, Tensor) and value.is_floating_point():
+                    values[kind] = value.detach().clone().requires_grad_()
+        finder = _Finder(sizes)
+        edges = next(arguments[name] for name, key in inputs.items() if key == EDGES)
+        with around_layers(net, edges, finder):
+            try:
+                out = net(**arguments)
+            except (ValueError, KeyboardInterrupt):
+                raise
+            except Exception as error:
+                raise ValueError(
+                    f"{type(net).__name__} can't be run on a small random graph of the same types: "
+                    f"{type(error).__name__}: {error}"
+                ) from error
+    if not finder.layers:
+        raise ValueError(f"{type(net).__name__} calls no message passing layer")
+    layers, places = tuple(finder.layers), tuple(finder.places)
+    kind = _output_kind(net, out, sizes)
+    kinds = {name: frozenset(v) for name, v in arguments.items() if isinstance(v, dict)}
+    plan = Plan(inputs, kinds, places, finder.reads, layers, kind, finder.shared, finder.means)
+    return plan, out, finder.rows
+
+
+def _output_kind(net: Module, out: Any, sizes: Mapping[str, int]) -> str | None:
+    name = type(net).__name__
+    if isinstance(out, Mapping):
+        for kind, value in out.items():
+            rows = value.size(0) if isinstance(value, Tensor) and value.dim() else None
+            if value is not None and (kind not in sizes or rows != sizes[kind]):
+                raise ValueError(
+                    f"{name} returns a {type(value).__name__} for {kind!r}, expected a dictionary "
+                    "of tensors by type of nodes, each with a row for each node"
+                )
+        return None
+    if not isinstance(out, Tensor) or out.dim() == 0:
+        raise ValueError(
+            f"{name} returns a {type(out).__name__}, expected a tensor, or a dictionary of tensors "
+            "by type of nodes"
+        )
+    kinds = [kind for kind, size in sizes.items() if size == out.size(0)]
+    if len(kinds) != 1:
+        raise ValueError(
+            f"{name} returns {out.size(0)} rows, which is not the number of nodes of one type: "
+            "return a dictionary by type"
+        )
+    return kinds[0]

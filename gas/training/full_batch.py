@@ -1,0 +1,84 @@
+"""Full batches: the whole graph as one batch without a halo."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from gas.graph import Versions, with_csr_features
+from gas.loader import EvalSubgraphLoader, SubData, tensors
+from gas.scalable import GraphNorms, ScalableGNN
+
+
+class FullBatch:
+    """The whole graph as one batch without a halo, for full-batch training and evaluation.
+
+    It is an epoch of that one batch, and a function of a model.
+
+    Args:
+        data: The graph.
+        device: Where to keep it. (default: ``"cpu"``)
+        layout: See :class:`gas.SubgraphLoader`. (default: ``"csr"``)
+        edge_weight: See :class:`gas.SubgraphLoader`. (default: ``True``)
+        check: See :class:`gas.SubgraphLoader`.
+    """
+
+    def __init__(
+        self,
+        data: Data,
+        device: torch.device | str = "cpu",
+        layout: str = "csr",
+        edge_weight: bool = True,
+        check: bool | None = None,
+    ) -> None:
+        data = with_csr_features(data)
+        whole = torch.tensor([0, data.num_nodes])
+        options: dict[str, Any] = {"layout": layout, "edge_weight": edge_weight, "log": False}
+        loader = EvalSubgraphLoader(data, whole, check=check, **options)
+        self.data = next(iter(loader)).to(device).data
+        self._versions = Versions(tensors(self.data))
+
+    def __call__(self, model: ScalableGNN, fill: bool = False) -> Tensor:
+        """Compute every node's output, of shape ``[N, C]``."""
+        self._check()
+        x, adj_t, kwargs = model.inputs_of(self.data)
+        return model(x, adj_t, fill=fill, **kwargs)
+
+    @torch.no_grad()
+    def refresh(self, model: ScalableGNN, fill: bool = True) -> None:
+        """Set running statistics of batch norms, without dropout; see its method of that name.
+
+        Args:
+            model: The model.
+            fill: Fill the histories. (default: ``True``)
+        """
+        norms = GraphNorms(model)
+        modes = [(module, module.training) for module in model.modules()]
+        model.eval()
+        try:
+            with norms.installed(), norms.batch(is_whole=True):
+                self(model, fill)
+            norms.write()
+        finally:
+            for module, mode in modes:
+                module.training = mode
+
+    def _check(self) -> None:
+        if self._versions.changed():
+            raise ValueError(
+                "a tensor of the full batch was changed in place, perhaps by the model's forward: "
+                "expected the graph as it was, for the next epoch; change a clone() of it"
+            )
+
+    def __len__(self) -> int:
+        return 1
+
+    def __iter__(self) -> Iterator[SubData]:
+        empty = torch.empty(0, dtype=torch.long)
+        self._check()
+        yield SubData(copy.copy(self.data), self.data.num_nodes, empty, empty, empty)

@@ -1,0 +1,384 @@
+"""Measurements of training: bytes and seconds of mini-batches, and the memory of the process."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import functools
+import gc
+import math
+import statistics
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from gas.graph import is_row_per_node, layout_of
+from gas.history import Codec, Encoded, StoreFactory, share_cores
+from gas.loader import SubData, attributes, held
+from gas.native import human, is_sparse, parts, resident_bytes
+from gas.scalable import ScalableGNN, left_alone
+
+# How often a mini-batch is run for its time at least, for how many seconds together, and how often
+# at most; the later half counts. It takes so many to see how many cores other processes leave.
+TIMED, SECONDS, MOST_TIMED = 3, 0.3, 100
+LARGE_BLOCK = 1 << 20  # From here on, blocks are the system's again as soon as they are freed.
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # Of GNU's malloc.h.
+
+
+class Shape(NamedTuple):
+    """The size of a mini-batch: in-batch nodes, halo nodes, edges."""
+
+    own: float
+    halo: float
+    edges: float
+
+    @staticmethod
+    def of(batch: SubData) -> Shape:
+        """Return the size of a batch."""
+        own = batch.batch_size
+        return Shape(own, batch.n_id.numel() - own, batch.data.e_id.numel())
+
+
+class LiveBytes(TorchDispatchMode):
+    """Count the bytes of the tensors that operators make in this context, forward and backward.
+
+    * ``now``: the bytes of those that live; ``peak``: the most that there were at once.
+
+    Tensors from before don't count, nor do those of other threads, nor the workspace of an
+    operator.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        # By the address of a storage: its bytes, 0 for one that was there before.
+        self._size: dict[int, int] = {}
+        self._watch: dict[int, weakref.ref[Any]] = {}
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run an operator, and register the storages of its arguments and results."""
+        kwargs = kwargs or {}
+        for storage in _storages(tree_leaves((args, kwargs))):
+            self._enter(storage, 0)
+        out = func(*args, **kwargs)
+        for storage in _storages(tree_leaves(out)):
+            self._enter(storage, storage.nbytes())
+        return out
+
+    def _enter(self, storage: torch.UntypedStorage, size: int) -> None:
+        key = storage._cdata
+        if key in self._size:
+            return
+        self._size[key] = size
+        self._watch[key] = weakref.ref(storage, lambda _: self._leave(key))
+        self.now += size
+        self.peak = max(self.peak, self.now)
+
+    def _leave(self, key: int) -> None:
+        self.now -= self._size.pop(key)
+        del self._watch[key]
+
+    def size_of(self, tensors: Iterable[Tensor]) -> int:
+        """Count the live bytes of these tensors."""
+        found = {storage._cdata for storage in _storages(tensors)}
+        return sum(self._size.get(key, 0) for key in found)
+
+
+class BatchBytes(NamedTuple):
+    """Bytes that one mini-batch takes.
+
+    * ``batch``: its tensors, with what its adjacency has made of itself, without rows that weren't
+      read;
+    * ``kept``: what autograd keeps besides;
+    * ``peak``: the most that there was at once, ``kept`` included and ``batch`` not;
+    * ``out``: the outputs.
+    """
+
+    batch: int
+    kept: int
+    peak: int
+    out: int
+
+
+def batch_bytes(model: ScalableGNN, batch: SubData, training: bool = True) -> BatchBytes:
+    """Run a mini-batch, or a full batch, forward and backward, and count its bytes.
+
+    The model's modes, buffers, gradients and histories, and PyTorch's generators are as before
+    afterwards. Rows that are pulled count as kept.
+
+    Args:
+        model: The model, on the CPU.
+        batch: A mini-batch of its graph; with empty ``n_id`` a full batch.
+        training: Run in training mode and backward, otherwise in that of evaluation and without
+            gradient. (default: ``True``)
+    """
+    kept: dict[int, int] = {}
+    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+
+    def keep(tensor: Tensor) -> Tensor:
+        if tensor.layout == torch.strided:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in own:
+                kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(left_alone(model))
+        stack.enter_context(torch.set_grad_enabled(training))
+        live = stack.enter_context(LiveBytes())
+        model.train(training)
+        with hooks:
+            if "views" in batch.data:
+                stack.enter_context(model._without_histories())
+                outs = model.views(batch)
+            elif batch.n_id.numel():
+                outs = (model(batch, push=False),)
+            else:  # A full batch, which has no ids.
+                x, adj_t, kwargs = model.inputs_of(batch.data)
+                outs = (model(x, adj_t, **kwargs),)
+        # Other storages may have come to lie where these were until then.
+        for tensor in held(batch.data):
+            kept.pop(tensor.untyped_storage().data_ptr(), None)
+        size = sum(out.nbytes for out in outs)
+        if training:
+            gradients(model, outs)
+        del outs
+        made = live.size_of(held(batch.data))
+    num_bytes = batch.n_id.nbytes + sum(tensor.nbytes for tensor in held(batch.data))
+    return BatchBytes(num_bytes, sum(kept.values()), max(0, live.peak - made), size)
+
+
+def gradients(model: ScalableGNN, outs: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    """Return the gradients of some loss, in the order of the parameters that require one.
+
+    Gradients that the parameters have already stay as they are.
+    """
+    loss = torch.stack([out.square().mean() for out in outs]).sum()
+    loss = loss + getattr(model, "reg_loss", 0.0)
+    wanted = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not wanted or not loss.requires_grad:
+        return [None] * len(wanted)
+    return torch.autograd.grad(loss, wanted, allow_unused=True)
+
+
+def _storages(values: Iterable[Any]) -> Iterator[torch.UntypedStorage]:
+    """Yield the storages of the tensors on the CPU among some values."""
+    for value in values:
+        if not isinstance(value, Tensor) or value.device.type != "cpu":
+            continue
+        if is_sparse(value):
+            yield from _storages(parts(value))
+        elif value.layout == torch.strided:
+            yield value.untyped_storage()
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """Measured costs of one mini-batch.
+
+    * ``cut``: seconds to cut it out of the graph; ``step``: to run it forward and backward,
+      history traffic included;
+    * ``training``, ``evaluation``: its bytes with and without gradient;
+    * ``between``: the bytes that a loader keeps of it between epochs, if it keeps batches.
+    """
+
+    shape: Shape
+    cut: float
+    step: float
+    training: BatchBytes
+    evaluation: BatchBytes
+    between: int
+
+
+def measure(
+    model: ScalableGNN,
+    cut: Callable[[], SubData],
+    codec: Codec,
+    store: str | StoreFactory | None,
+) -> Measured:
+    """Measure a mini-batch, with histories of its nodes alone; the model is left as it was.
+
+    Args:
+        model: The model.
+        cut: Cuts the mini-batch.
+        codec: How the histories store rows.
+        store: Where.
+    """
+    first = cut()
+    with twin_with_histories(model, first.n_id.numel(), codec, store) as twin:
+        size, nodes = first.batch_size, torch.arange(first.n_id.numel())
+
+        def renumber(batch: SubData) -> SubData:
+            """Return a batch of the graph of its nodes alone."""
+            return batch._replace(n_id=nodes, offset=torch.tensor([0]), count=torch.tensor([size]))
+
+        io, twin.io = twin.io, "serial"  # What other threads make isn't seen.
+        evaluation = batch_bytes(twin, renumber(cut()), training=False)
+        batch = renumber(cut())
+        training = batch_bytes(twin, batch)
+        between = training.batch - _row_bytes(batch)
+        del batch
+        twin.io = io
+        cuts: list[float] = []
+        steps: list[float] = []
+        with share_cores() as follow, left_alone(twin):
+            twin.train()
+            while len(steps) < TIMED or (sum(cuts + steps) < SECONDS and len(steps) < MOST_TIMED):
+                follow()
+                start = time.perf_counter()
+                batch = cut()
+                cuts.append(time.perf_counter() - start)
+                batch = renumber(batch)
+                start = time.perf_counter()
+                outs = (twin(batch),)
+                gradients(twin, outs)
+                steps.append(time.perf_counter() - start)
+                del batch, outs
+    return Measured(Shape.of(first), _usual(cuts), _usual(steps), training, evaluation, between)
+
+
+def _row_bytes(batch: SubData) -> int:
+    """Count the bytes of a batch's rows of nodes, which loaders read anew."""
+    return sum(
+        value.nbytes
+        for key, value in list(attributes(batch.data))
+        if isinstance(value, Tensor) and is_row_per_node(batch.data, key)
+    )
+
+
+def _usual(seconds: Sequence[float]) -> float:
+    """Return the median of the later half."""
+    return statistics.median(seconds[len(seconds) // 2 :])
+
+
+@contextlib.contextmanager
+def twin_with_histories(
+    model: ScalableGNN, num_nodes: int, codec: Codec, store: str | StoreFactory | None
+) -> Iterator[ScalableGNN]:
+    """Yield a twin of the model with filled histories of another kind, for ``num_nodes`` nodes."""
+    twin = model.for_graph(1)
+    for history in twin.histories:
+        history.close()
+    twin.num_nodes = num_nodes
+    twin._factory = dataclasses.replace(twin._factory, codec=codec, store=store, path=None)
+    twin.histories = twin._make_histories()
+    twin.buffer_size = None
+    try:
+        for history in twin.histories:
+            history.push(torch.zeros(num_nodes, history.embedding_dim))
+        yield twin
+    finally:
+        twin.close()
+
+
+def optimizer_seconds(model: ScalableGNN) -> float:
+    """Time a step of Adam, with copies of the parameters."""
+    parameters = [torch.nn.Parameter(p.detach().clone()) for p in model.parameters()]
+    if not parameters:
+        return 0.0
+    optimizer = torch.optim.Adam(parameters, fused=True)
+    seconds = []
+    for _ in range(TIMED):
+        for parameter in parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        start = time.perf_counter()
+        optimizer.step()
+        seconds.append(time.perf_counter() - start)
+    return _usual(seconds)
+
+
+class MemoryAccount:
+    """Bytes of host memory by their holder, in the order in which they were entered.
+
+    Tensors that share a storage count once, for the first holder.
+    """
+
+    def __init__(self) -> None:
+        self.held: dict[str, int] = {}
+        self._seen: set[int] = set()
+
+    def enter(self, name: str, found: int | Iterable[Any]) -> None:
+        """Add bytes, or the storages of tensors that were not entered before."""
+        if not isinstance(found, int):
+            found = sum(self._new(tensor) for tensor in found)
+        self.held[name] = self.held.get(name, 0) + found
+
+    def _new(self, tensor: Any) -> int:
+        """Return the bytes of a tensor's storage on the CPU, or 0 if it has been counted."""
+        if not isinstance(tensor, Tensor) or tensor.device.type != "cpu":
+            return 0
+        if isinstance(tensor, Encoded):
+            return sum(map(self._new, tensor.in_memory))
+        if tensor.layout != torch.strided:
+            return sum(self._new(part) for part in layout_of(tensor).tensors(tensor))
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() in self._seen:
+            return 0
+        self._seen.add(storage.data_ptr())
+        return storage.nbytes()
+
+    @property
+    def total(self) -> int:
+        """The sum: the expected peak of the process."""
+        return sum(self.held.values())
+
+    def table(self, peak_bytes: float) -> str:
+        """Format the account as text, with the measured peak of the process below the sum."""
+        rows = [(name, human(size)) for name, size in self.held.items() if size]
+        rows += [("sum", human(self.total)), ("measured peak", _or_unknown(peak_bytes))]
+        width = max(len(name) for name, _ in rows)
+        return "\n".join(f"  {name:<{width}}  {size:>12}" for name, size in rows)
+
+
+def _or_unknown(num_bytes: float) -> str:
+    return human(int(num_bytes)) if math.isfinite(num_bytes) else "unknown"
+
+
+@functools.cache
+def _library() -> Any:
+    """Load the C library, if it is GNU's, which has the functions that are needed here."""
+    try:
+        library = ctypes.CDLL(None)
+        # To look them up raises where they aren't.
+        library.malloc_trim, library.mallopt  # noqa: B018
+    except (AttributeError, OSError, TypeError):  # TypeError: on Windows.
+        return None
+    return library
+
+
+def give_back_freed() -> int:
+    """Give freed memory back to the system, and return the bytes that were resident until then.
+
+    Nothing happens where the C library isn't GNU's.
+    """
+    gc.collect()
+    before = resident_bytes()
+    if _library() is not None:
+        _library().malloc_trim(0)
+    return max(0, before - resident_bytes())
+
+
+def keep_little_freed() -> None:
+    """Give large blocks back to the system when they are freed, in this process from now on.
+
+    Otherwise the C library keeps those of up to 32 MiB. Mini-batches differ in size, so that the
+    blocks of one don't fit the next, and holes between them pile up. New blocks are cleared by the
+    system, which takes time. Nothing happens where the C library isn't GNU's.
+    """
+    if _library() is not None:
+        _library().mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK)
+        _library().mallopt(M_TRIM_THRESHOLD, LARGE_BLOCK)

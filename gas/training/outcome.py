@@ -1,0 +1,240 @@
+"""Predictions of a model on a clustered graph: scores by split, and a table by the user's ids."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import HeteroData
+
+from gas.graph import in_first_order, opened
+from gas.scalable import graph_of
+from gas.scalable.hetero import model as typed
+from gas.training.metrics import holds_labels, is_real, known_targets, metric_of, score
+from gas.training.objective import split_mask
+
+SPLITS = ("train", "val", "test")
+Metric = str | Callable[[Tensor, Tensor], Any]
+
+
+def evaluate(
+    model: Any,
+    graph: Any,
+    metric: Metric | None = None,
+    *,
+    split: int = 0,
+    **options: Any,
+) -> dict[str, float]:
+    """Score what a model predicts of the nodes in each of a graph's masks.
+
+    Labels and masks are those of the graph that the model predicts on, so that orders of nodes
+    can't be mixed up::
+
+        gas.evaluate(model, graph)  # {"train": 0.93, "val": 0.81, "test": 0.82}
+
+    It is ``model.predict(graph)``, layer-wise inference: the model's mode and the statistics of its
+    norms stay as they are, the histories are exact afterwards.
+
+    Args:
+        model: The model, of :func:`gas.to_scalable`, :mod:`gas.models` or :func:`gas.distribute`.
+        graph: What :func:`gas.cluster` has returned, a loader of it, or the path of its folder;
+            of several ranks the whole graph, on every rank. Targets that are unknown, a negative
+            class or NaN, don't count. Floating-point ``y`` of shape ``[N, C]`` are labels if each
+            is 0, 1 or NaN, and else real numbers.
+        metric: One of :data:`gas.training.METRICS`, or a function of outputs and targets of the
+            nodes of a split, which is given those whose targets are all known. (default: accuracy
+            of classes, micro-F1 of labels ``[N, C]``, ROC-AUC of a binary target with a single
+            output, R2 of real numbers)
+        split: Which split of masks of shape ``[N, S]``. (default: ``0``)
+        **options: Further arguments of :meth:`gas.ScalableGNN.predict`, such as ``batch_size``.
+
+    Returns:
+        The scores by ``"train"``, ``"val"`` and ``"test"``, as far as the graph has these masks;
+        higher is better, NaN where no node counts.
+
+    Raises:
+        ValueError: If the graph isn't clustered, or has no labels or no masks.
+    """
+    found = _predict(model, graph, options)
+    y = found.get("y")
+    given = {name: found.mask(name, split) for name in SPLITS}
+    masks = {name: mask for name, mask in given.items() if mask is not None}
+    if y is None or not masks:
+        missing = "'y'" if y is None else "'train_mask', 'val_mask' or 'test_mask'"
+        raise ValueError(
+            f"'graph' has no {missing}, by which nodes are scored: set it before gas.cluster, or "
+            "score model.predict(graph), which is in the order of the graph before"
+        )
+    out = found.out
+    known = known_targets(y).view(y.size(0), -1)
+    known = known.all(dim=1) if callable(metric) else known.any(dim=1)
+    metric = metric or ("roc_auc" if _is_binary(out, y) else metric_of(y))
+    scores = {}
+    for name, mask in masks.items():
+        counted = mask & known
+        if not bool(counted.any()):
+            scores[name] = float("nan")
+        elif callable(metric):
+            scores[name] = float(metric(out[counted], y[counted]))
+        else:
+            scores[name] = score(metric, out, y, counted)
+    return scores
+
+
+def predictions(model: Any, graph: Any, *, split: int = 0, **options: Any) -> dict[str, Any]:
+    """Tell what a model predicts of every node, by the user's ids, as ``train_gas.py`` writes it.
+
+    ``pandas.DataFrame(gas.predictions(model, graph))`` is a table with a row for each node, in the
+    order of the graph that :func:`gas.cluster` was given.
+
+    Args:
+        model: The model.
+        graph: What :func:`gas.cluster` has returned, a loader of it, or the path of its folder.
+        split: Which split of masks of shape ``[N, S]``. (default: ``0``)
+        **options: Further arguments of :meth:`gas.ScalableGNN.predict`, such as ``batch_size``.
+
+    Returns:
+        Columns by name, each with an entry for each node:
+
+        * ``node``: its own id, of ``node_id``, or else its row.
+        * ``prediction``: a class, by its name if the graph has ``classes``; a real number, or
+          several; or of several labels, 0 or 1 for each.
+        * ``probability``: of the predicted class, or of each label; absent for real numbers.
+        * ``label``: the same of the targets, ``None`` where a class or a label isn't known, and
+          NaN where a real number isn't; absent without ``y``.
+        * ``split``: ``"train"``, ``"val"``, ``"test"`` or ``None``; absent without masks.
+
+    Raises:
+        ValueError: If the graph isn't clustered.
+    """
+    found = _predict(model, graph, options)
+    return prediction_columns(found, split)
+
+
+class Predicted:
+    """The outputs of a graph's nodes and what else it has of them, in one order.
+
+    Args:
+        out: The outputs, of shape ``[N, C]``, in the order of the graph as it was given.
+        stored: The attributes of the graph.
+        in_first_order: Puts rows of tensors among these into that order.
+    """
+
+    def __init__(
+        self, out: Tensor, stored: Any, in_first_order: Callable[[Tensor], Tensor]
+    ) -> None:
+        self.out, self._stored, self._in_first_order = out, stored, in_first_order
+
+    def get(self, key: str) -> Any:
+        """Return an attribute; of a tensor, the rows of nodes in the order of the outputs."""
+        value = self._stored.get(key, None)
+        return self._in_first_order(value.cpu()) if isinstance(value, Tensor) else value
+
+    @property
+    def classes(self) -> Sequence[Any] | None:
+        """The names of classes, if the graph has some."""
+        return self._stored.get("classes", None)
+
+    def mask(self, name: str, split: int) -> Tensor | None:
+        """Return the nodes of a split, of shape ``[N]``; ``None`` if the graph has no such mask."""
+        mask = self.get(f"{name}_mask")
+        return None if mask is None else split_mask(mask.bool(), split)
+
+
+def prediction_columns(found: Predicted, split: int) -> dict[str, Any]:
+    """Return the columns of :func:`predictions`."""
+    out, y = found.out.float(), found.get("y")
+    ids, names = found.get("node_id"), found.classes
+    columns: dict[str, Any] = {"node": np.arange(out.size(0)) if ids is None else np.asarray(ids)}
+    out = out.view(-1, 1) if out.dim() == 1 else out
+    if y is not None and y.dim() == 2 and y.size(1) == 1 and out.size(1) > 1:
+        y = y.view(-1)
+    if out.size(1) == 1 if y is None else is_real(y):
+        columns["prediction"] = out.view(-1).numpy()
+        label = None if y is None else y.view(-1).numpy()
+    elif y is not None and y.dim() == 2 and not _is_binary(out, y):
+        if holds_labels(y):
+            columns["prediction"] = list((out > 0).int().numpy())
+            columns["probability"] = list(out.sigmoid().numpy())
+            label = _labels(y)
+        else:
+            columns["prediction"], label = list(out.numpy()), list(y.numpy())
+    else:
+        if out.size(1) == 1:  # One output of two classes.
+            out = torch.cat([torch.zeros_like(out), out], dim=1)
+        best = out.softmax(dim=1).max(dim=1)
+        columns["prediction"] = _named(best.indices, names)
+        columns["probability"] = best.values.numpy()
+        label = None if y is None else _named(y.view(-1), names)
+    if label is not None:
+        columns["label"] = label
+    masks = [found.mask(name, split) for name in SPLITS]
+    parts = torch.full((out.size(0),), -1)
+    for number, mask in enumerate(masks):
+        if mask is not None:
+            parts[mask] = number
+    if any(mask is not None for mask in masks):
+        columns["split"] = _named(parts, SPLITS)
+    return columns
+
+
+def _predict(model: Any, graph: Any, options: Mapping[str, Any]) -> Predicted:
+    """Predict on a graph, and return the outputs with the graph's attributes."""
+    graph = opened(graph, "graph")
+    out = model.predict(graph, **options)
+    given = getattr(graph, "typed", graph)
+    if isinstance(given, HeteroData):
+        kind = _kind(model, out, given)
+        out = out if isinstance(out, Tensor) else out[kind]
+        return Predicted(out, given[kind], lambda rows: typed.in_first_order(given, kind, rows))
+    data = graph_of(graph)
+    return Predicted(out, data, lambda rows: in_first_order(data, rows))
+
+
+def _kind(model: Any, out: Any, graph: HeteroData) -> str:
+    """Return the type of nodes to score: the only one, or the only one with labels."""
+    if isinstance(out, Tensor):
+        return str(model.plan.output)
+    kinds = [kind for kind in out if "y" in graph[kind]]
+    if len(kinds) != 1:
+        raise ValueError(
+            f"'model' has outputs of {sorted(out)}, and 'graph' labels of {sorted(kinds)} among "
+            "them, expected one type with labels: take model.predict(graph)[kind], and score it "
+            "by gas.training.score"
+        )
+    return kinds[0]
+
+
+def _is_binary(out: Tensor, y: Tensor) -> bool:
+    """Say whether a single output says which of two classes a node has."""
+    is_single = out.dim() == 1 or out.size(1) == 1
+    return is_single and not y.is_floating_point() and (y.dim() == 1 or y.size(1) == 1)
+
+
+def _labels(y: Tensor) -> list[Any]:
+    """Return the labels of each node, of shape ``[C]``; ``None`` for those that are unknown."""
+    known = known_targets(y)
+    rows: list[Any] = list(torch.where(known, y, 0).int().numpy())
+    for node in (~known).any(dim=1).nonzero().view(-1).tolist():
+        of_node = zip(rows[node].tolist(), known[node].tolist(), strict=True)
+        labels = [label if is_known else None for label, is_known in of_node]
+        rows[node] = labels if bool(known[node].any()) else None
+    return rows
+
+
+def _named(classes: Tensor, names: Sequence[Any] | None) -> np.ndarray:
+    """Return classes by their names; ``None`` for negative ones, which are unknown."""
+    codes = classes.long().numpy()
+    are_known = not (codes < 0).any()
+    if names is None and are_known:
+        return codes
+    most = int(codes.max(initial=-1)) + 1
+    known = list(range(most) if names is None else names)[:most]
+    if are_known:
+        return np.array(known)[codes]
+    table = np.empty(most + 1, dtype=object)  # Whose last, at -1, is None.
+    table[:most] = known
+    return table[np.maximum(codes, -1)]

@@ -1,0 +1,138 @@
+"""Account of a process's memory, against the process's total."""
+
+import json
+import subprocess
+import sys
+import weakref
+
+import pytest
+import torch
+from conftest import ROOT, clustered_graph, random_graph
+
+import gas
+from gas.cli import Experiment, Settings
+from gas.graph.copies import without_edges
+from gas.native.buffers import BufferPool
+from gas.native.sparse_rows import sparse_csr
+from gas.training.measure import MemoryAccount, give_back_freed
+
+
+def test_a_storage_counts_once():
+    account = MemoryAccount()
+    x = torch.zeros(100, 4)
+    account.enter("whole", [x, x[10:], x.t()])
+    account.enter("again", [x.view(-1), None])
+    account.enter("more", [torch.zeros(5)])
+    account.enter("bytes", 7)
+    account.enter("bytes", 1)
+    assert account.held == {"whole": 1600, "again": 0, "more": 20, "bytes": 8}
+    assert account.total == 1628
+    names = [line.split("  ")[1] for line in account.table(2048).splitlines()]
+    assert names == ["whole", "more", "bytes", "sum", "measured peak"]
+    assert account.table(2048).splitlines()[-1].split() == ["measured", "peak", "2", "KiB"]
+
+
+def test_a_matrix_counts_as_its_parts():
+    account = MemoryAccount()
+    adj = sparse_csr(torch.arange(4), torch.arange(3), torch.ones(3), 3)
+    account.enter("adj", [adj, adj.values()])
+    assert account.held["adj"] == (4 + 3) * 8 + 3 * 4
+
+
+@pytest.mark.parametrize(("store", "expected"), [("host", 100 * 8), ("disk", 0)])
+def test_encoded_features_count_as_they_are_stored(store, expected):
+    account = MemoryAccount()
+    x = gas.quantize(torch.randn(100, 3), "int8", store)
+    account.enter("features", [x, x.detach()])
+    assert account.held["features"] == expected
+
+
+def test_loaders_of_one_graph_share_its_edges():
+    data, ptr = clustered_graph()
+    loader = gas.SubgraphLoader(data, ptr, log=False)
+    twin = gas.EvalSubgraphLoader(data, ptr, log=False, like=loader)
+    alone = gas.EvalSubgraphLoader(data, ptr, log=False)
+    assert twin._relabel is loader._relabel
+    for one, two in zip(twin, alone, strict=True):
+        for key, value in one.data:
+            if isinstance(value, torch.Tensor) and value.layout == torch.strided:
+                assert torch.equal(value, two.data[key])
+        assert torch.equal(one.data.adj_t.to_dense(), two.data.adj_t.to_dense())
+    data.edge_index[0, 0] = 1 - data.edge_index[0, 0].clamp(max=1)
+    with pytest.raises(ValueError, match="'edge_index' of the graph was changed"):
+        gas.SubgraphLoader(data, ptr, log=False, like=loader)
+
+
+def test_edges_go_once_batches_have_copies():
+    data, ptr = clustered_graph()
+    loader = gas.SubgraphLoader(data, ptr, log=False)
+    before = [batch.data.adj_t.to_dense() for batch in loader]
+    loader.forget_edges()
+    assert "edge_index" not in loader.data
+    assert "edge_index" in data
+    edges = weakref.ref(data.edge_index)
+    del data.edge_index
+    assert edges() is None  # The loader has let go of them, too.
+    data.edge_index = torch.zeros(2, 0, dtype=torch.long)
+    for batch, expected in zip(loader, before, strict=True):
+        assert torch.equal(batch.data.adj_t.to_dense(), expected)
+    data.edge_attr = torch.rand(data.num_edges, 2)
+    assert "edge_index" in without_edges(data)  # Which says how many rows are one per edge.
+
+
+@pytest.mark.slow
+def test_an_experiment_without_edges_is_the_same():
+    data = random_graph(num_nodes=120, num_edges=480, directed=False)
+    data.y = data.x[:, :3].argmax(dim=1)
+    group = torch.arange(120) % 4
+    data.train_mask, data.val_mask, data.test_mask = group < 2, group == 2, group == 3
+    small = {"hidden_channels": 8, "num_parts": 6, "batch_size": 2, "epochs": 2}
+    for model in ("gcn", "pna"):
+        for options in ({"evaluation": "layerwise"}, {"full_batch": True}):
+            runs = []
+            for keep_edges in (False, True):
+                settings = Settings.default(model).but(**small)
+                options |= {"keep_edges": keep_edges, "log": False, "libraries": 0}
+                experiment = Experiment(data, 3, model, settings, **options)
+                assert ("edge_index" in experiment.data) == keep_edges
+                runs.append(experiment.run(0))
+            assert runs[0].loss == runs[1].loss
+            held = runs[0].memory.held
+            assert held["features"] == data.x.nbytes
+            assert held["activations"] > 0
+            rows = 0 if "full_batch" in options else 120
+            kept = runs[0].history_bytes
+            assert held["histories"] >= kept
+            assert (kept > 0) == (rows > 0)
+
+
+def test_freed_memory_is_given_back():
+    pool = BufferPool()
+    pool.take(1000, 1000, torch.float32)
+    assert pool.idle_bytes >= 4_000_000
+    pool.clear()
+    assert pool.idle_bytes == 0
+    assert give_back_freed() >= 0
+
+
+@pytest.mark.slow  # Processes that train on large graphs.
+@pytest.mark.requires("matplotlib")
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--dataset planted:200000 --num-layers 3 --hidden-channels 128 --num-parts 64 "
+        "--batch-size 8",
+        "--dataset planted:200000 --num-layers 3 --hidden-channels 128 --full-batch",
+        "--dataset planted:20000 --num-layers 6 --hidden-channels 16 --model gat",
+    ],
+)
+def test_the_account_is_the_peak(tmp_path, options):
+    script = str(ROOT / "examples" / "train_gas.py")
+    command = [sys.executable, script, *options.split(), "--epochs", "1"]
+    command += ["--memory-report", "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "interpreter and libraries" in done.stdout
+    found = json.loads((tmp_path / "metrics.json").read_text())
+    measured = found["peak_rss_bytes"]["mean"]
+    assert sum(found["memory"].values()) == pytest.approx(measured, rel=0.15)

@@ -1,0 +1,31 @@
+"""Words of errors and warnings for the command line."""
+
+import errno
+from types import SimpleNamespace
+
+import pytest
+
+from gas.cli.options import in_options
+
+ARGS = SimpleNamespace(store=None, device=None, lr=None, seed=None, undirected=None)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("'lr' is 'fast'", "--lr is 'fast'"),
+        ("take lr=0.001", "take --lr 0.001"),
+        ("undirected=True adds", "--undirected adds"),
+        ("the column 'store' left out", "the column 'store' left out"),
+        ("nodes of type 'store'", "nodes of type 'store'"),
+        ("('device', 'to', 'a')", "('device', 'to', 'a')"),
+        ("runs/lr=0.1/nodes.csv", "runs/lr=0.1/nodes.csv"),
+    ],
+)
+def test_arguments_are_flags_and_names_of_the_user_stay(text, expected):
+    assert in_options(text, ARGS) == expected
+
+
+def test_an_error_of_the_system_without_a_file():
+    error = OSError(errno.ENOSPC, "No space left on device")
+    assert in_options(error, ARGS).startswith("No space left on device: free some room")

@@ -1,0 +1,109 @@
+import json
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from gas.cli import report
+from gas.native.memory import PeakMemory, resident_kinds
+from gas.training import Run
+
+
+def runs():
+    first = Run([1.0, 0.5], [0.4, 0.6], [0.3, 0.7], [0.2, 0.65], [1.0, 2.0], [0.2, 0.1], 100)
+    second = Run([1.2, 0.4], [0.5, 0.7], [0.6, 0.5], [0.55, 0.9], [1.0, 2.0], [0.4, 0.3], 300)
+    return [first, second]
+
+
+def test_metrics():
+    result = report.metrics(runs())
+    assert result["test_acc"] == {
+        "mean": pytest.approx(0.6), "std": pytest.approx(0.0707107), "values": [0.65, 0.55],
+    }  # fmt: skip
+    assert result["val_acc"]["values"] == [0.7, 0.6]
+    assert result["train_epoch_seconds"]["values"] == pytest.approx([0.15, 0.35])
+    assert result["peak_rss_bytes"]["values"] == [100, 300]
+    assert result["best_epoch"]["values"] == [2, 1]
+    assert result["moved_bytes"]["values"] == [0, 0]
+    assert result["chain"] == {}
+    assert report.metrics(runs()[:1])["test_acc"]["std"] == 0
+    moved, still = runs()
+    moved.moved_bytes, moved.chain = [10, 30], {"steps": 7}
+    result = report.metrics([moved, still])
+    assert result["moved_bytes"]["values"] == [20, 0]
+    assert result["chain"]["steps"]["values"] == [7]
+
+
+def test_diverged_runs():
+    run = Run([float("nan")], [0.1], [0.1], [0.1], [1.0], [0.1], 100)
+    result = report.metrics([run, run])
+    assert result["final_loss"] == {"mean": None, "std": None, "values": [None, None]}
+    json.dumps(result, allow_nan=False)
+
+
+@pytest.mark.requires("matplotlib")
+def test_plot_curves(tmp_path):
+    for some in (runs(), runs()[:1]):
+        file = tmp_path / "curve.png"
+        report.plot_curves(file, some, "title")
+        assert file.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.requires("tensorboard")
+def test_events(tmp_path):
+    writer = report.EventWriter(tmp_path / "events")
+    writer.write(runs()[0])
+    writer.close()
+    (file,) = (tmp_path / "events").iterdir()
+    assert b"test_acc" in file.read_bytes()
+
+
+def test_peak_memory():
+    report.reset_peak_rss()
+    before = report.peak_rss_bytes()
+    block = torch.ones(50_000_000)
+    after = report.peak_rss_bytes()
+    assert after - before > 0.9 * block.nbytes
+
+
+def test_own_memory_and_mapped_files(tmp_path):
+    """A block of the process's own counts while it lives, a file that it has mapped apart."""
+    size = 40_000_000
+    np.save(tmp_path / "file.npy", np.ones(size // 8))
+    with PeakMemory(0.001) as peak:
+        own, mapped = resident_kinds()
+        block = torch.ones(size // 4)
+        time.sleep(0.1)
+        del block
+    assert 0.9 * size < peak.own - own < 1.5 * size
+    assert peak.mapped - mapped < 0.1 * size
+    with PeakMemory() as peak:
+        own, mapped = resident_kinds()
+        file = np.load(tmp_path / "file.npy", mmap_mode="r")
+        assert file.sum() == size // 8
+    assert peak.own - own < 0.1 * size
+    assert peak.mapped - mapped > 0.9 * size
+    assert not any(thread.name == "gas-memory" for thread in threading.enumerate())
+
+
+@pytest.mark.slow
+def test_free_memory_counts_the_limit_of_private_memory():
+    code = (
+        "import resource\n"
+        "from gas.native.memory import free_memory\n"
+        "resource.setrlimit(resource.RLIMIT_DATA, (10**9, 10**9))\n"
+        "assert 0 < free_memory() < 9 * 10**8\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_machine():
+    described = report.machine()
+    assert described["torch"] == torch.__version__
+    assert 2**28 < described["memory_bytes"] < 2**48
+    json.dumps(described)

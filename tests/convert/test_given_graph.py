@@ -1,0 +1,267 @@
+"""Models made of modules: equal to these on the graph as it is given, or refused."""
+
+import copy
+import sys
+import threading
+
+import pytest
+import torch
+import torch_geometric.nn as pyg
+from conftest import random_graph
+from torch_geometric.data import Data
+
+import gas
+from gas.convert.layers import Normalise
+from gas.convert.sample import subsample
+
+
+class Two(torch.nn.Module):
+    """Two layers, which may take the first features."""
+
+    def __init__(self, first, last, initial=False):
+        super().__init__()
+        self.first, self.last, self.initial = first, last, initial
+
+    def forward(self, x, adj_t):
+        more = (x,) if self.initial else ()
+        return self.last(self.first(x, *more, adj_t).relu(), *more, adj_t)
+
+
+NETS = {
+    "gcn": lambda: Two(pyg.GCNConv(5, 8), pyg.GCNConv(8, 3)),
+    "improved": lambda: Two(pyg.GCNConv(5, 8, improved=True), pyg.GCNConv(8, 3, improved=True)),
+    "sg": lambda: Two(pyg.SGConv(5, 8, K=2), pyg.SGConv(8, 3)),
+    "ssg": lambda: Two(pyg.SSGConv(5, 8, 0.3, K=2), pyg.SSGConv(8, 3, 0.2)),
+    "gcn2": lambda: Two(pyg.GCN2Conv(5, 0.1), pyg.GCN2Conv(5, 0.2), initial=True),
+    "fa": lambda: Two(pyg.FAConv(5), pyg.FAConv(5), initial=True),
+    "appnp": lambda: Two(pyg.APPNP(2, 0.1), pyg.APPNP(2, 0.1)),
+    "tag": lambda: Two(pyg.TAGConv(5, 8), pyg.TAGConv(8, 3)),
+    "lg": lambda: Two(pyg.LGConv(), pyg.LGConv()),
+    "antisymmetric": lambda: Two(pyg.AntiSymmetricConv(5), pyg.AntiSymmetricConv(5)),
+}
+
+
+def matrix_graph(weighted=False, num_nodes=60, dtype=torch.float32):
+    """Return a graph given as a matrix, in which every third node has a self-loop."""
+    torch.manual_seed(1)
+    dense = torch.rand(num_nodes, num_nodes) < 0.1
+    dense.fill_diagonal_(False)
+    dense[range(0, num_nodes, 3), range(0, num_nodes, 3)] = True
+    value = torch.rand(num_nodes, num_nodes, dtype=dtype) + 0.5 if weighted else 1.0
+    x = torch.randn(num_nodes, 5, dtype=dtype)
+    return Data(x=x, adj_t=(dense.to(dtype) * value).to_sparse_csr())
+
+
+@pytest.mark.slow(fast=5)
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("kind", NETS)
+def test_loops_of_a_matrix_are_those_of_the_module(kind, weighted):
+    data = matrix_graph(weighted, dtype=torch.float64)
+    net = NETS[kind]().double().eval()
+    model = gas.to_scalable(net, data, dtype=torch.float64)
+    graph = gas.cluster(data, 4, model=model, log=False)
+    with torch.no_grad():
+        expected = net(data.x, data.adj_t)
+    assert torch.allclose(model.predict(graph), expected, rtol=1e-10, atol=1e-12)
+    found = gas.verify(model, graph)
+    assert found
+    assert found.reference == "the uncut graph"
+    assert max(found.errors) < 1e-12
+
+
+def test_edges_with_weights_that_a_module_takes_as_a_matrix():
+    given = matrix_graph(weighted=True)
+    dst, src = given.adj_t.to_sparse_coo().indices()
+    order = torch.randperm(src.numel())
+    edge_index, weight = torch.stack([src, dst])[:, order], given.adj_t.values()[order]
+    data = Data(x=given.x, edge_index=edge_index, edge_weight=weight)
+    net = NETS["gcn"]().eval()
+    model = gas.to_scalable(net, data)
+    graph = gas.cluster(data, 4, model=model, log=False)
+    expected = net(given.x, given.adj_t).detach()
+    assert torch.allclose(model.predict(graph), expected, atol=1e-5)
+    assert gas.verify(model, graph).reference == "the uncut graph"
+
+
+def test_several_loops_of_one_node():
+    rowptr, col = torch.tensor([0, 3, 4, 5]), torch.tensor([0, 0, 1, 0, 2])
+    adj_t = torch.sparse_csr_tensor(rowptr, col, torch.tensor([1.0, 2.0, 1.0, 1.0, 0.5]), (3, 3))
+    found = Normalise(False, True)(Data(x=torch.ones(3, 1), adj_t=adj_t))
+    dense = torch.tensor([[4.0, 1, 0], [1, 1, 0], [0, 0, 1.5]])
+    scale = dense.sum(dim=1).pow(-0.5)
+    out = torch.zeros(3, 3)
+    out.index_put_((found.edge_index[1], found.edge_index[0]), found.edge_weight, accumulate=True)
+    assert torch.allclose(out, scale[:, None] * dense * scale)
+
+
+def test_layers_that_take_a_matrix_as_something_else_are_refused():
+    """SimpleConv's mean divides by entries, of which a matrix has one for several loops."""
+    data = matrix_graph()
+    net = Two(pyg.SimpleConv(), pyg.SimpleConv(aggr="mean", combine_root="self_loop"))
+    model = gas.to_scalable(net, data)
+    with pytest.raises(ValueError, match="Two returns other values on 59 nodes of 'data'"):
+        gas.cluster(data, 4, model=model, log=False)
+
+
+def wrongly_prepared(data, model):
+    """Return the loops of a matrix are kept as those of a list of edges, and no sample is tried."""
+    model.transform = copy.copy(model.transform)
+    model.transform.takes_adj_t = False
+    model._tried, tried = None, model._tried
+    graph = gas.cluster(data, 4, model=model, log=False)
+    model._tried = tried
+    return graph
+
+
+def test_verify_calls_the_module_on_the_graph_as_it_was_given():
+    data = matrix_graph()
+    model = gas.to_scalable(NETS["gcn"]().eval(), data)
+    found = gas.verify(model, wrongly_prepared(data, model))
+    assert found.first == len(found.errors) - 1
+    assert found.errors[-1] > 0.01
+    assert "outputs is the first to differ" in str(found)
+    loader = gas.SubgraphLoader(wrongly_prepared(data, model), batch_size=2, log=False)
+    assert not gas.verify(model, loader)
+
+
+PREPARED = "the uncut graph, as prepared for the model"
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["copy", "data is gone", "data was written to", "features", "a layer", "folder", "in place"],
+)
+def test_verify_says_where_the_module_could_not_be_called(change, tmp_path):
+    data = matrix_graph()
+    model = gas.to_scalable(NETS["gcn"]().eval(), data)
+    options = {"in_place": True} if change == "in place" else {}
+    if change == "folder":
+        options["out"] = tmp_path / "graph"
+    graph = gas.cluster(data, 4, model=model, log=False, **options)
+    if change == "copy":
+        model = copy.deepcopy(model)
+    elif change == "data is gone":
+        del data
+    elif change == "data was written to":
+        data.x *= 2
+    elif change == "features":
+        graph.x = graph.x + 1
+    elif change == "a layer":
+        model.net.last = copy.deepcopy(model.net.last)
+    found = gas.verify(model, graph)
+    assert found
+    assert found.reference == PREPARED
+    assert f"reference: {PREPARED}\n" in str(found)
+
+
+def test_verify_where_messages_do_not_fit(monkeypatch):
+    data = matrix_graph()
+    model = gas.to_scalable(NETS["gcn"]().eval(), data)
+    graph = gas.cluster(data, 4, model=model, log=False)
+    module = sys.modules["gas.scalable.verify"]  # The function has its name.
+    monkeypatch.setattr(module, "free_memory", lambda device: 50_000)
+    assert gas.verify(model, graph, num_nodes=60).reference == PREPARED
+
+
+class BySize(pyg.MessagePassing):
+    """Adds up neighbours otherwise where there are many nodes."""
+
+    def forward(self, x, edge_index):
+        out = self.propagate(edge_index, x=x)
+        return out * 2 if x.size(0) > 300 else out
+
+
+class ByLargest(pyg.MessagePassing):
+    """Scales all rows where one of their numbers is large."""
+
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=x / x.abs().max().clamp(min=100))
+
+
+def large_graph(largest=1.0):
+    data = random_graph(num_nodes=900, num_edges=5000)
+    data.x[123, 2] = largest
+    return data
+
+
+@pytest.mark.parametrize("layer", [BySize, ByLargest])
+def test_layers_that_look_at_the_whole_graph_are_found_on_the_graph_itself(layer):
+    data = large_graph(500.0)
+    model = gas.to_scalable(Two(layer(), pyg.SAGEConv(5, 3)), data)
+    with pytest.raises(ValueError, match=rf"'first' \({layer.__name__}\) isn't exact on mini-bat"):
+        gas.cluster(data, 4, model=model, log=False)
+
+
+def test_where_no_number_is_large_a_layer_passes():
+    data = large_graph()
+    model = gas.to_scalable(Two(ByLargest(), pyg.SAGEConv(5, 3)), data)
+    assert gas.verify(model, gas.cluster(data, 4, model=model, log=False))
+
+
+@pytest.mark.parametrize(
+    "net",
+    [
+        lambda: pyg.GCN(5, 8, 3, 4),
+        lambda: pyg.GAT(5, 8, 3, 4, heads=2),
+        lambda: pyg.GraphSAGE(5, 8, 3, 4, aggr="max", norm="batch"),
+        lambda: pyg.PNA(
+            5, 8, 3, 4, aggregators=["mean", "max"], scalers=["identity"], deg=torch.ones(9).long()
+        ),
+    ],
+)
+def test_a_model_that_is_exact_is_not_refused_for_large_numbers(net):
+    """And nothing else is changed by the trial: neither the graph nor random numbers."""
+    data = large_graph(1e6)
+    data.x[:200] *= 1e4
+    model = gas.to_scalable(net(), data)
+    state, copied = torch.get_rng_state(), copy.deepcopy(model)  # A copy tries nothing.
+    weights = copy.deepcopy(model.state_dict())
+    graphs = [gas.cluster(data, 4, model=each, log=False) for each in (model, copied)]
+    assert torch.equal(state, torch.get_rng_state())
+    assert all(torch.equal(value, weights[key]) for key, value in model.state_dict().items())
+    for key, value in graphs[0]:
+        assert torch.equal(value, graphs[1][key])
+
+
+def test_a_sample_of_a_graph_with_more_nodes():
+    """It has the largest features, nodes that are connected, and what is theirs."""
+    data = random_graph(num_nodes=900, num_edges=5000)
+    data.x[123, 2] = 500.0
+    data.edge_attr, data.node = torch.arange(5000).float(), torch.arange(900)
+    found = subsample(data, ["x", "edge_attr", "node"], 100, 150)
+    assert found.num_nodes == 97
+    assert 90 < found.num_edges <= 149
+    assert found.x.max() == 500
+    assert torch.equal(found.x, data.x[found.node])
+    ends = data.edge_index[:, found.edge_attr.long()]
+    assert torch.equal(found.node[found.edge_index], ends)
+
+
+class Keeping(Two):
+    """It keeps what it has computed, for a look at it."""
+
+    def forward(self, x, adj_t):
+        out = super().forward(x, adj_t)
+        self.seen = {"last": [out]}
+        return out
+
+
+def test_a_module_that_keeps_its_output_is_tried_on_the_graph():
+    data = random_graph()
+    net = Keeping(pyg.SAGEConv(5, 8), pyg.SAGEConv(8, 3))
+    model = gas.to_scalable(net, data)
+    kept = net(data.x, data.edge_index)
+    assert kept is net.seen["last"][0]
+    assert not kept.is_leaf
+    for mine in (model, gas.to_scalable(net, data)):
+        graph = gas.cluster(data, 6, model=mine, log=False)
+        expected = net(data.x, data.edge_index)
+        assert torch.allclose(mine.predict(graph), expected, atol=1e-5)
+
+
+def test_a_module_that_can_be_copied_no_more_is_not_refused_for_that():
+    data = random_graph()
+    net = NETS["lg"]()
+    model = gas.to_scalable(net, data)
+    net.lock = threading.Lock()
+    gas.cluster(data, 6, model=model, log=False)

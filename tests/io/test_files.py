@@ -1,0 +1,77 @@
+import json
+import os
+
+import pytest
+
+from gas.io import files, parse_json, replacing, sync_folder, write_json
+
+
+def test_write_json_is_whole_or_nothing(tmp_path):
+    file = tmp_path / "below" / "metrics.json"
+    write_json(file, {"a": 1})
+    with pytest.raises(TypeError):
+        write_json(file, {"a": object()})
+    assert file.read_text() == '{\n  "a": 1\n}\n'
+    assert file.stat().st_mode & 0o777 == 0o644  # Others may read it.
+
+
+def test_lists_of_whole_numbers_take_one_line(tmp_path):
+    write_json(tmp_path / "a.json", {"shape": [3, 4], "values": [0.5]})
+    text = (tmp_path / "a.json").read_text()
+    assert '"shape": [ 3, 4 ]' in text
+    assert json.loads(text) == {"shape": [3, 4], "values": [0.5]}
+
+
+def test_what_replaces_a_file_has_reached_the_disk_before(tmp_path, monkeypatch):
+    """The content first, then the name, then the folder that has it."""
+    calls = []
+    monkeypatch.setattr(files, "flush_to_disk", lambda stream: calls.append("content"))
+    monkeypatch.setattr(files, "sync_folder", lambda path: calls.append("folder"))
+    rename = os.replace
+    monkeypatch.setattr(os, "replace", lambda *paths: (calls.append("name"), rename(*paths)))
+    with replacing(tmp_path / "a.npy") as file:
+        file.write_bytes(b"new")
+    assert calls == ["content", "name", "folder"]
+    assert (tmp_path / "a.npy").read_bytes() == b"new"
+
+
+@pytest.mark.parametrize("temporary", [None, ".a.writing"])
+def test_a_failure_leaves_the_old_file_alone(tmp_path, temporary):
+    (tmp_path / "a").write_bytes(b"old")
+
+    def fail():
+        with replacing(tmp_path / "a", temporary) as file:
+            file.write_bytes(b"half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert (tmp_path / "a").read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_what_a_crash_left_is_overwritten(tmp_path):
+    (tmp_path / ".a.writing").write_bytes(b"longer than the new one")
+    with replacing(tmp_path / "a", ".a.writing") as file:
+        file.write_bytes(b"new")
+    assert os.listdir(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        (b'{"a": 1, "a": 2}', "'a' twice"),
+        (b'{"a": NaN}', "NaN, which is no number"),
+        (b"\xff", "decode"),
+        (b"[" * 100000, "nested too deeply"),
+        (b"", "Expecting value"),
+    ],
+)
+def test_json_is_read_strictly(text, wrong):
+    with pytest.raises(ValueError, match=wrong):
+        parse_json(text)
+
+
+def test_folders_are_synced_where_the_system_can(tmp_path):
+    sync_folder(tmp_path)
+    sync_folder(tmp_path / "missing")  # As one that can't be opened.

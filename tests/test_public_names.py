@@ -1,0 +1,98 @@
+"""Public names: every one can be imported from where it always was, old names still run."""
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+import gas
+from gas import _moved
+
+NAMES = {
+    "gas": """EvalSubgraphLoader History MHAug PartitionReport PrefetchLoader ScalableGNN SubData
+        SubgraphLoader LinkLoader PartSampler augment cluster distribute drop_edges evaluate fuse
+        get_data load metis models open_graph partition_report permute plan predictions quantize
+        save to_scalable train_epoch verify __version__""",
+    "gas.augment": """Augmentation DropEdge MHAug MaskFeatures PUBLISHED Statistics Views
+        entropy mh_aug_loss""",
+    "gas.cli": """Checkpoints EventWriter Experiment MODELS Settings machine metrics peak_rss_bytes
+        reset_peak_rss summary write_results""",
+    "gas.datasets": """FolderStore dataset_key dataset_names gen_masks get_data import_graph
+        index2mask open_mapped planted_to_disk""",
+    "gas.history": """Codec DiskStore Encoded History MemoryStore Pull Store TableStore
+        TransferEngine pick_tier quantize""",
+    "gas.contrib.dynamic": "DynamicGraph",
+    "gas.contrib.rocks": "RocksStore open_rows write_rows",
+    "gas.contrib.rules": "Rule RuleOversampling",
+    "gas.contrib.simulation": """Machine PartitionStatistics Simulation partition_statistics
+        simulate""",
+    "gas.scalable.hetero": "HeteroModel to_typed",
+    "gas.loader": """EvalSubgraphLoader HeteroLoader LinkLoader PartSampler SubData
+        SubgraphLoader""",
+    "gas.models": "APPNP GAT GCN GCN2 GIN PNA PNA_JK GraphSAGE",
+    "gas.nn": """Adjacency Dropout EdgeConv GATConv GATv2Conv GCN2Conv GCNConv GINConv GMMConv
+        GraphConv Linear SAGEConv SimpleConv dropout edge_conv fuse gat_attention gatv2_attention
+        gaussian_mixture linear relations spmm""",
+    "gas.scalable": "ScalableGNN",
+    "gas.training": """Candidate FullBatch METRICS Plan Run activation_bytes compute_hits
+        compute_micro_f1 compute_mrr compute_r2 compute_roc_auc evaluate fit keep_little_freed
+        link_loss loss_of mean_age metric_of plan plan_micro_batches predictions rank_links score
+        share_cores split_mask train_epoch""",
+}
+
+
+@pytest.mark.parametrize("module", NAMES)
+def test_every_public_name(module):
+    there = importlib.import_module(module)
+    for name in NAMES[module].split():
+        assert hasattr(there, name), f"{module}.{name}"
+    public = set(getattr(there, "__all__", ())) - {"graph"}
+    assert module != "gas" or public == set(NAMES["gas"].split())
+
+
+def test_the_library_alone_loads_no_command_line():
+    program = "import gas, sys; print('gas.cli' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "False\n", done.stderr
+
+
+@pytest.mark.parametrize("old", _moved._NAMES)
+def test_moved_names_warn_of_the_new_one(old):
+    module, _, name = old.rpartition(".")
+    with pytest.warns(DeprecationWarning, match=f"{old} is now {_moved._NAMES[old]};") as caught:
+        found = getattr(sys.modules[module], name)
+    place, _, attribute = _moved._NAMES[old].rpartition(".")
+    assert found is getattr(importlib.import_module(place), attribute)
+    assert [each.filename for each in caught] == [__file__]
+
+
+def test_moved_modules_are_imported_by_their_old_names():
+    lines = [
+        "import gas.growing",
+        "from gas.growing import DynamicGraph",
+        "from gas.hetero import HeteroModel",
+        "from gas.augment.rules import Rule",
+        "from gas.history.rocks import open_rows",
+        "from gas.training.simulator import simulate",
+        "from gas.training.report import summary",
+        "from gas.training.hetero import HeteroSAGE",
+        "from gas.training.freed import keep_little_freed",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-W", "always::DeprecationWarning:__main__", "-c", "\n".join(lines)],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    for number, line in enumerate(lines[1:], start=2):
+        _, old, _, name = line.split()
+        warned = f"<string>:{number}: DeprecationWarning: {old}.{name} is now"
+        assert f"{warned} {_moved._MODULES[old]}.{name};" in done.stderr
+
+
+def test_unknown_names_are_missing():
+    with pytest.raises(AttributeError, match="module 'gas' has no attribute 'simulat'"):
+        gas.simulat  # noqa: B018
+    with pytest.raises(ImportError):
+        importlib.import_module("gas.growing.graph")
