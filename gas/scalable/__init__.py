@@ -8,7 +8,7 @@ from gas.scalable.distributed import Distributed, distribute
 from gas.scalable.hetero.convert import to_typed
 from gas.scalable.hetero.model import HeteroModel
 from gas.scalable.inference import compute_dtype
-from gas.scalable.memory import activation_bytes, left_alone
+from gas.scalable.memory import SavedTensors, activation_bytes, left_alone, run_forward
 from gas.scalable.model import ScalableGNN
 from gas.scalable.norms import GraphNorms, is_tracked
 from gas.scalable.one_batch import OneBatch
@@ -26,6 +26,7 @@ __all__ = [
     "OneBatch",
     "PrefetchLoader",
     "Ranks",
+    "SavedTensors",
     "ScalableGNN",
     "Traffic",
     "Verification",
@@ -47,6 +48,7 @@ __all__ = [
     "made_exact",
     "moved_bytes",
     "named_arguments",
+    "run_forward",
     "set_banks",
     "start_pulls",
     "state_of",

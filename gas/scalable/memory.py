@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 from torch_geometric.data import Data
 
 from gas.loader import SubData, SubgraphLoader, held, num_bytes
@@ -33,31 +34,54 @@ def activation_bytes(model: BatchModel, batch: SubData, training: bool = True) -
         training: Run the model in training mode, otherwise in that of evaluation.
             (default: ``True``)
     """
-    kept: dict[int, int] = {}
-    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    batch = batch.to(model.device)
+    saved = SavedTensors(model)
+    with left_alone(model), model._without_histories(), torch.enable_grad(), saved:
+        model.train(training)
+        outs = run_forward(model, batch)
+        del outs  # While they live, what was saved does.
+    return num_bytes(batch) + saved.num_bytes_besides(batch)
 
-    def keep(tensor: Tensor) -> Tensor:
+
+class SavedTensors(saved_tensors_hooks):
+    """Note the storages that autograd saves for the backward pass in this context.
+
+    Args:
+        model: The model, whose parameters don't count.
+    """
+
+    def __init__(self, model: BatchModel) -> None:
+        super().__init__(self._note, lambda tensor: tensor)
+        self._sizes: dict[int, int] = {}
+        self._parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
+
+    def _note(self, tensor: Tensor) -> Tensor:
         if tensor.layout == torch.strided:
             storage = tensor.untyped_storage()
-            if storage.data_ptr() not in own:
-                kept[storage.data_ptr()] = storage.nbytes()
+            if storage.data_ptr() not in self._parameters:
+                self._sizes[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    batch = batch.to(model.device)
-    hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
-    with left_alone(model), model._without_histories(), torch.enable_grad(), hooks:
-        model.train(training)
-        if "views" in batch.data:
-            outs = model.views(batch)
-        elif batch.n_id.numel():
-            outs = (model(batch),)
-        else:  # A full batch, which has no ids.
-            x, adj_t, kwargs = model.inputs_of(batch.data)
-            outs = (model(x, adj_t, **kwargs),)
-        del outs  # While they live, what was kept does.
-    for tensor in held(batch.data):  # Those that were read on the way, too.
-        kept.pop(tensor.untyped_storage().data_ptr(), None)
-    return num_bytes(batch) + sum(kept.values())
+    def num_bytes_besides(self, batch: SubData) -> int:
+        """Return the bytes of the storages, those of a mini-batch's tensors left out.
+
+        These are the ones that it has now: features that were read on the way are among them.
+        """
+        own = {tensor.untyped_storage().data_ptr() for tensor in held(batch.data)}
+        return sum(size for address, size in self._sizes.items() if address not in own)
+
+
+def run_forward(model: BatchModel, batch: SubData) -> tuple[Tensor, ...]:
+    """Compute the outputs of a mini-batch, of its views too, without writing histories.
+
+    A batch with empty ``n_id`` is the whole graph.
+    """
+    if "views" in batch.data:
+        return model.views(batch)
+    if batch.n_id.numel():
+        return (model(batch, push=False),)
+    x, adj_t, kwargs = model.inputs_of(batch.data)
+    return (model(x, adj_t, **kwargs),)
 
 
 def parts_within(model: BatchModel, memory: int, cut: Callable[[int], Data]) -> int:

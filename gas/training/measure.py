@@ -23,7 +23,7 @@ from gas.graph import is_row_per_node, layout_of
 from gas.history import Codec, Encoded, StoreFactory, share_cores
 from gas.loader import SubData, attributes, held
 from gas.native import human, is_sparse, parts, resident_bytes
-from gas.scalable import ScalableGNN, left_alone
+from gas.scalable import SavedTensors, ScalableGNN, left_alone, run_forward
 
 # How often a mini-batch is run for its time at least, for how many seconds together, and how often
 # at most; the later half counts. It takes so many to see how many cores other processes leave.
@@ -125,41 +125,24 @@ def batch_bytes(model: ScalableGNN, batch: SubData, training: bool = True) -> Ba
         training: Run in training mode and backward, otherwise in that of evaluation and without
             gradient. (default: ``True``)
     """
-    kept: dict[int, int] = {}
-    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-
-    def keep(tensor: Tensor) -> Tensor:
-        if tensor.layout == torch.strided:
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in own:
-                kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+    saved = SavedTensors(model)
     with contextlib.ExitStack() as stack:
         stack.enter_context(left_alone(model))
         stack.enter_context(torch.set_grad_enabled(training))
         live = stack.enter_context(LiveBytes())
         model.train(training)
-        with hooks:
-            if "views" in batch.data:
-                stack.enter_context(model._without_histories())
-                outs = model.views(batch)
-            elif batch.n_id.numel():
-                outs = (model(batch, push=False),)
-            else:  # A full batch, which has no ids.
-                x, adj_t, kwargs = model.inputs_of(batch.data)
-                outs = (model(x, adj_t, **kwargs),)
-        # Other storages may have come to lie where these were until then.
-        for tensor in held(batch.data):
-            kept.pop(tensor.untyped_storage().data_ptr(), None)
+        if "views" in batch.data:
+            stack.enter_context(model._without_histories())
+        with saved:
+            outs = run_forward(model, batch)
+        kept = saved.num_bytes_besides(batch)  # Later, others may lie where these do.
         size = sum(out.nbytes for out in outs)
         if training:
             gradients(model, outs)
         del outs
         made = live.size_of(held(batch.data))
     num_bytes = batch.n_id.nbytes + sum(tensor.nbytes for tensor in held(batch.data))
-    return BatchBytes(num_bytes, sum(kept.values()), max(0, live.peak - made), size)
+    return BatchBytes(num_bytes, kept, max(0, live.peak - made), size)
 
 
 def gradients(model: ScalableGNN, outs: Sequence[Tensor]) -> Sequence[Tensor | None]:
