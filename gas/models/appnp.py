@@ -12,8 +12,7 @@ from torch_geometric.transforms import GCNNorm
 
 from gas.history import Rows, first_rows
 from gas.models.layered import LayeredGNN, Neighbours
-from gas.nn import Linear, SimpleConv, apply_rowwise
-from gas.nn import dropout as drop
+from gas.nn import Linear, SimpleConv
 
 
 class APPNP(LayeredGNN):
@@ -61,11 +60,9 @@ class APPNP(LayeredGNN):
         **kwargs: Any,
     ) -> None:
         super().__init__(
-            num_nodes, out_channels, num_layers, dropout, drop_input, False,
-            pool_size, buffer_size, device, **kwargs,
+            num_nodes, in_channels, out_channels, out_channels, num_layers, dropout, drop_input,
+            False, False, pool_size, buffer_size, device, **kwargs,
         )  # fmt: skip
-        self.in_channels = in_channels
-        self.out_channels = out_channels
         self.alpha = alpha
         self.lins.append(Linear(in_channels, hidden_channels))
         self.lins.append(Linear(hidden_channels, out_channels))
@@ -82,9 +79,7 @@ class APPNP(LayeredGNN):
         return self.lins[1:]
 
     def _start(self, x: Tensor | Rows) -> Tensor:
-        x = drop(x, self.dropout, self.training and self.drop_input)
-        x = apply_rowwise(self.lins[0], x).relu()
-        return self.lins[1](drop(x, self.dropout, self.training))
+        return self.lins[1](self._drop(super()._start(x)))
 
     def _layer(
         self, layer: int, x: Tensor | Rows, first: Callable[[], Tensor], graph: Neighbours

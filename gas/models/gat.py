@@ -59,25 +59,18 @@ class GAT(LayeredGNN):
         **kwargs: Any,
     ) -> None:
         super().__init__(
-            num_nodes, hidden_channels * hidden_heads, num_layers, dropout, drop_input, residual,
-            pool_size, buffer_size, device, **kwargs,
+            num_nodes, in_channels, hidden_channels * hidden_heads, out_channels, num_layers,
+            dropout, drop_input, False, residual, pool_size, buffer_size, device, **kwargs,
         )  # fmt: skip
-        self.in_channels = in_channels
         self.hidden_heads = hidden_heads
-        self.out_channels = out_channels
         self.out_heads = out_heads
-        for layer in range(num_layers):
-            last = layer == num_layers - 1
-            self.convs.append(
-                GATConv(
-                    in_channels if layer == 0 else hidden_channels * hidden_heads,
-                    out_channels if last else hidden_channels,
-                    out_heads if last else hidden_heads,
-                    concat=not last,
-                    dropout=dropout,
-                    add_self_loops=False,
-                )
-            )
+
+        def make(i: int, o: int) -> GATConv:
+            last = len(self.convs) == num_layers - 1
+            width, heads = (o, out_heads) if last else (hidden_channels, hidden_heads)
+            return GATConv(i, width, heads, concat=not last, dropout=dropout, add_self_loops=False)
+
+        self._add_convs(make)
 
     @property
     def reg_modules(self) -> ModuleList:

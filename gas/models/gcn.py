@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import BatchNorm1d
 from torch_geometric.transforms import GCNNorm
 
 from gas.history import Rows
-from gas.models.layered import LayeredGNN, Neighbours, layer_widths
-from gas.nn import GCNConv, Linear, apply_rowwise
-from gas.nn import dropout as drop
+from gas.models.layered import LayeredGNN, Neighbours
+from gas.nn import GCNConv, Linear
 
 
 class GCN(LayeredGNN):
@@ -63,16 +60,10 @@ class GCN(LayeredGNN):
         **kwargs: Any,
     ) -> None:
         super().__init__(
-            num_nodes, hidden_channels, num_layers, dropout, drop_input, residual,
-            pool_size, buffer_size, device, **kwargs,
+            num_nodes, in_channels, hidden_channels, out_channels, num_layers, dropout, drop_input,
+            batch_norm, residual, pool_size, buffer_size, device, **kwargs,
         )  # fmt: skip
-        self.in_channels = in_channels
-        self.out_channels = out_channels
-        self.batch_norm = batch_norm
         self.linear = linear
-        self.drop_first = drop_input or linear
-
-        widths = layer_widths(in_channels, hidden_channels, out_channels, num_layers)
         if linear:
             if isinstance(hidden_channels, Sequence):
                 raise ValueError(
@@ -80,18 +71,7 @@ class GCN(LayeredGNN):
                 )
             self.lins.append(Linear(in_channels, hidden_channels))
             self.lins.append(Linear(hidden_channels, out_channels))
-            widths = [hidden_channels] * (num_layers + 1)
-        for i, o in itertools.pairwise(widths):
-            self.convs.append(GCNConv(i, o, normalize=False))
-        for width in widths[1:] if linear else widths[1:-1]:
-            if batch_norm:
-                self.bns.append(BatchNorm1d(width))
-
-    def _start(self, x: Tensor | Rows) -> Any:
-        if self.linear:
-            x = drop(x, self.dropout, self.training and self.drop_input)
-            x = apply_rowwise(self.lins[0], x).relu()
-        return x
+        self._add_convs(lambda i, o: GCNConv(i, o, normalize=False))
 
     def _conv(
         self, layer: int, x: Tensor | Rows, first: Callable[[], Tensor], graph: Neighbours

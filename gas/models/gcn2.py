@@ -8,14 +8,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn import BatchNorm1d
 from torch_geometric.transforms import GCNNorm
 
-from gas.graph import layout_of
 from gas.history import Rows
 from gas.models.layered import LayeredGNN, Neighbours
-from gas.nn import GCN2Conv, Linear, apply_rowwise
-from gas.nn import dropout as drop
+from gas.nn import GCN2Conv, Linear
 
 
 class GCN2(LayeredGNN):
@@ -69,32 +66,23 @@ class GCN2(LayeredGNN):
         **kwargs: Any,
     ) -> None:
         super().__init__(
-            num_nodes, hidden_channels, num_layers, dropout, drop_input, residual,
-            pool_size, buffer_size, device, **kwargs,
+            num_nodes, in_channels, hidden_channels, out_channels, num_layers, dropout, drop_input,
+            batch_norm, residual, pool_size, buffer_size, device, **kwargs,
         )  # fmt: skip
-        self.in_channels = in_channels
-        self.out_channels = out_channels
-        self.batch_norm = batch_norm
-        self.drop_first = True
         self.lins.append(Linear(in_channels, hidden_channels))
         self.lins.append(Linear(hidden_channels, out_channels))
-        for layer in range(num_layers):
-            self.convs.append(
-                GCN2Conv(hidden_channels, alpha, theta, layer + 1, shared_weights, normalize=False)
+        self._add_convs(
+            lambda i, o: GCN2Conv(
+                o, alpha, theta, len(self.convs) + 1, shared_weights, normalize=False
             )
-            if batch_norm:
-                self.bns.append(BatchNorm1d(hidden_channels))
-
-    def _start(self, x: Tensor | Rows) -> Tensor:
-        x = drop(x, self.dropout, self.training and self.drop_input)
-        return apply_rowwise(self.lins[0], x).relu()
+        )
 
     def _conv(
         self, layer: int, x: Tensor | Rows, first: Callable[[], Tensor], graph: Neighbours
     ) -> Tensor:
         x_0 = first()
-        rows = layout_of(graph.adj_t).num_rows(graph.adj_t)
-        missing = (x.size(0) if rows is None else rows) - x_0.size(0)
+        rows = x.size(0) if graph.num_rows is None else graph.num_rows
+        missing = rows - x_0.size(0)
         if missing:  # The empty rows of a square batch.
             x_0 = F.pad(x_0, (0, 0, 0, missing))
         return self.convs[layer](x, x_0, graph.adj_t, graph.edge_weight)

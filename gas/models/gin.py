@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch.nn import BatchNorm1d, Identity, Linear, Module, ModuleList, ReLU, Se
 from torch_geometric.nn.inits import reset
 
 from gas.history import Features, Rows, first_rows
-from gas.models.layered import LayeredGNN, Neighbours, layer_widths
+from gas.models.layered import LayeredGNN, Neighbours
 from gas.nn import GINConv
 
 
@@ -69,27 +68,24 @@ class GIN(LayeredGNN):
         **kwargs: Any,
     ) -> None:
         super().__init__(
-            num_nodes, hidden_channels, num_layers, dropout, drop_input, residual,
-            pool_size, buffer_size, device, **kwargs,
+            num_nodes, in_channels, hidden_channels, out_channels, num_layers, dropout, drop_input,
+            batch_norm, residual, pool_size, buffer_size, device, **kwargs,
         )  # fmt: skip
         if noise < 0:
             raise ValueError(f"'noise' is {noise}, expected a standard deviation of at least 0")
-        self.in_channels = in_channels
-        self.out_channels = out_channels
-        self.batch_norm = batch_norm
         self.noise = noise
         self.reg_loss: Tensor | float = 0.0
-        widths = layer_widths(in_channels, hidden_channels, out_channels, num_layers)
         self.mlps = ModuleList()
-        for layer, (i, o) in enumerate(itertools.pairwise(widths)):
-            self.convs.append(GINConv(Identity(), train_eps=train_eps))
-            inner = (
-                i if layer == num_layers - 1 and layer > 0 else o
-            )  # Not a bottleneck of classes.
+        is_deep = num_layers > 1
+
+        def make(i: int, o: int) -> GINConv:
+            # The last perceptron is as wide as its input inside, or classes were a bottleneck.
+            inner = i if is_deep and len(self.mlps) == num_layers - 1 else o
             norm = BatchNorm1d(inner) if batch_norm else Identity()
             self.mlps.append(Sequential(Linear(i, inner), norm, ReLU(), Linear(inner, o)))
-        for width in widths[1:-1] if batch_norm else ():
-            self.bns.append(BatchNorm1d(width))
+            return GINConv(Identity(), train_eps=train_eps)
+
+        self._add_convs(make)
 
     @property
     def reg_modules(self) -> ModuleList:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch.nn import ModuleList
+from torch.nn import BatchNorm1d, Module, ModuleList
 from torch_geometric.nn.inits import reset
 
 from gas.graph import dense, layout_of
 from gas.history import Features, Rows, first_rows
-from gas.nn import Adjacency, check_weights, dropout
+from gas.nn import Adjacency, apply_rowwise, check_weights, dropout
 from gas.scalable import ScalableGNN, named_arguments
 
 if TYPE_CHECKING:
@@ -38,29 +39,35 @@ class Neighbours(NamedTuple):
         adj_t = self.adj_t
         return isinstance(adj_t, Adjacency) and adj_t.size(0) == self.batch_size
 
+    @property
+    def num_rows(self) -> int | None:
+        """Return the rows of the adjacency; ``None`` in the layout ``"edge_index"``."""
+        return layout_of(self.adj_t).num_rows(self.adj_t)
+
     def ends(self, x: Tensor | Rows) -> Tensor | Rows | tuple[Tensor, Tensor]:
         """Return the features of all sources and, where these are fewer, of all destinations."""
         if isinstance(x, Rows):
             return x
-        rows = layout_of(self.adj_t).num_rows(self.adj_t)
-        if rows is None:
-            rows = self.batch_size
+        rows = self.batch_size if self.num_rows is None else self.num_rows
         return x if rows is None or rows == x.size(0) else (x, first_rows(x, rows))
 
 
 class LayeredGNN(ScalableGNN):
     """A model whose layers are alike: a convolution, normalisation, a residual, an activation.
 
-    A subclass fills ``convs`` and, if it has any, ``lins`` and ``bns``, and says with :meth:`_conv`
-    what a convolution takes. Histories hold each layer's output after the activation, before
-    dropout.
+    A subclass fills ``lins`` with a first and a last linear layer, if it has such, then ``convs``
+    and ``bns`` with :meth:`_add_convs`, and says with :meth:`_conv` what a convolution takes.
+    Histories hold each layer's output after the activation, before dropout.
 
     Args:
-        num_nodes: See :class:`gas.ScalableGNN`.
-        widths: The width of every history, or one width for each of them.
-        num_layers: See :class:`gas.ScalableGNN`.
+        num_nodes: The number of nodes of the graph.
+        in_channels: Input features per node.
+        hidden_channels: Width of the hidden layers, or one width for each of them.
+        out_channels: Outputs per node.
+        num_layers: The number of convolutions.
         dropout: Probability of dropping each element of a layer's input. (default: ``0.0``)
         drop_input: Drop input features as well. (default: ``True``)
+        batch_norm: Normalise each hidden layer. (default: ``False``)
         residual: Add a layer's input to its output, where widths agree. (default: ``False``)
         pool_size: See :class:`gas.ScalableGNN`.
         buffer_size: See :class:`gas.ScalableGNN`.
@@ -83,19 +90,27 @@ class LayeredGNN(ScalableGNN):
     def __init__(
         self,
         num_nodes: int,
-        widths: int | Sequence[int],
+        in_channels: int,
+        hidden_channels: int | Sequence[int],
+        out_channels: int,
         num_layers: int,
         dropout: float = 0.0,
         drop_input: bool = True,
+        batch_norm: bool = False,
         residual: bool = False,
         pool_size: int | None = None,
         buffer_size: int | None = None,
         device: torch.device | str | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(num_nodes, widths, num_layers, pool_size, buffer_size, device, **kwargs)
+        super().__init__(
+            num_nodes, hidden_channels, num_layers, pool_size, buffer_size, device, **kwargs
+        )
         if not 0.0 <= dropout < 1.0:
             raise ValueError(f"'dropout' is {dropout}, expected a probability in [0, 1)")
+        self.in_channels = in_channels
+        self.out_channels = out_channels
+        self.batch_norm = batch_norm
         self.dropout = dropout
         self.drop_input = drop_input
         self.drop_first = drop_input  # The input of the first convolution.
@@ -103,6 +118,26 @@ class LayeredGNN(ScalableGNN):
         self.lins = ModuleList()
         self.convs = ModuleList()
         self.bns = ModuleList()
+
+    def _add_convs(self, make_conv: Callable[[int, int], Module]) -> None:
+        """Add the convolutions, made of their input and output width, and the batch norms.
+
+        Between linear layers all are ``hidden_channels`` wide.
+        """
+        widths = [self.in_channels, *(h.embedding_dim for h in self.histories), self.out_channels]
+        normed = widths[1:-1]
+        if self.lins:
+            widths = [cast(int, self.hidden_channels)] * (self.num_layers + 1)
+            normed = widths[1:]
+            self.drop_first = True
+        for sizes in itertools.pairwise(widths):
+            self.convs.append(make_conv(*sizes))
+        if self.batch_norm:
+            self.bns.extend(map(BatchNorm1d, normed))
+
+    def _drop(self, x: Any, applies: bool = True) -> Any:
+        """Apply dropout in training, if it ``applies`` at all."""
+        return dropout(x, self.dropout, self.training and applies)
 
     @property
     def reg_modules(self) -> ModuleList:
@@ -221,14 +256,16 @@ class LayeredGNN(ScalableGNN):
         return Neighbours(adj_t, edge_weight, batch_size)
 
     def _start(self, x: Tensor | Rows) -> Any:
-        """Transform the input features of each node."""
-        return x
+        """Transform the input features of each node, by the first linear layer if there is one."""
+        if not self.lins:
+            return x
+        return apply_rowwise(self.lins[0], self._drop(x, self.drop_input)).relu()
 
     def _layer(
         self, layer: int, x: Tensor | Rows, first: Callable[[], Tensor], graph: Neighbours
     ) -> Tensor:
         """Compute a layer, of shape ``[batch_size, width]``; ``first`` yields the start's rows."""
-        x = dropout(x, self.dropout, self.training and (layer > 0 or self.drop_first))
+        x = self._drop(x, layer > 0 or self.drop_first)
         # A square batch has empty halo rows: they must not reach the statistics of batch norm.
         h = first_rows(self._conv(layer, x, first, graph), graph.batch_size)
         if layer == self.num_layers - 1 and not self.lins:
@@ -249,7 +286,7 @@ class LayeredGNN(ScalableGNN):
         """Transform the rows of each node after the last layer."""
         if not self.lins:
             return x
-        return self.lins[-1](dropout(x, self.dropout, self.training))
+        return self.lins[-1](self._drop(x))
 
 
 def check_features(x: object) -> None:
@@ -262,14 +299,3 @@ def check_features(x: object) -> None:
         "each is x.view(-1, 1); where there are none, T.Constant()(data) or T.OneHotDegree(most)"
         "(data) of PyG makes some, of the whole graph"
     )
-
-
-def layer_widths(
-    in_channels: int, hidden_channels: int | Sequence[int], out_channels: int, num_layers: int
-) -> list[int]:
-    """Return the widths between layers: of the input, of every hidden layer, of the output."""
-    if isinstance(hidden_channels, Sequence):
-        hidden = list(hidden_channels)
-    else:
-        hidden = [hidden_channels] * (num_layers - 1)
-    return [in_channels, *hidden, out_channels]

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import BatchNorm1d, ModuleList
+from torch.nn import ModuleList
 
 from gas.history import Rows
-from gas.models.layered import LayeredGNN, layer_widths
+from gas.models.layered import LayeredGNN
 from gas.nn import Adjacency, Linear, apply_rowwise, spmm
 
 AGGREGATORS = ("sum", "mean", "max", "min")
@@ -140,14 +140,7 @@ class PNA(LayeredGNN):
         **kwargs: Any,
     ) -> None:
         super().__init__(
-            num_nodes, hidden_channels, num_layers, dropout, drop_input, residual,
-            pool_size, buffer_size, device, **kwargs,
+            num_nodes, in_channels, hidden_channels, out_channels, num_layers, dropout, drop_input,
+            batch_norm, residual, pool_size, buffer_size, device, **kwargs,
         )  # fmt: skip
-        self.in_channels = in_channels
-        self.out_channels = out_channels
-        self.batch_norm = batch_norm
-        widths = layer_widths(in_channels, hidden_channels, out_channels, num_layers)
-        for i, o in itertools.pairwise(widths):
-            self.convs.append(PNAConv(i, o, aggregators, scalers, deg))
-        for width in widths[1:-1] if batch_norm else ():
-            self.bns.append(BatchNorm1d(width))
+        self._add_convs(lambda i, o: PNAConv(i, o, aggregators, scalers, deg))

@@ -13,7 +13,6 @@ from gas.history import Rows
 from gas.models.layered import LayeredGNN
 from gas.models.pna import PNAConv
 from gas.nn import Linear, apply_rowwise
-from gas.nn import dropout as drop
 
 
 class PNA_JK(LayeredGNN):  # noqa: N801  # The published name.
@@ -64,20 +63,14 @@ class PNA_JK(LayeredGNN):  # noqa: N801  # The published name.
         **kwargs: Any,
     ) -> None:
         super().__init__(
-            num_nodes, hidden_channels, num_layers, dropout, drop_input, residual,
-            pool_size, buffer_size, device, **kwargs,
+            num_nodes, in_channels, hidden_channels, out_channels, num_layers, dropout, drop_input,
+            batch_norm, residual, pool_size, buffer_size, device, **kwargs,
         )  # fmt: skip
-        self.in_channels = in_channels
-        self.out_channels = out_channels
-        self.batch_norm = batch_norm
-        self.drop_first = False  # Its input has been dropped before the first linear layer.
         norm = BatchNorm1d(hidden_channels) if batch_norm else Identity()
         self.lins.append(Sequential(Linear(in_channels, hidden_channels), norm, ReLU()))
         self.lins.append(Linear((num_layers + 1) * hidden_channels, out_channels))
-        for _ in range(num_layers):
-            self.convs.append(PNAConv(hidden_channels, hidden_channels, aggregators, scalers, deg))
-            if batch_norm:
-                self.bns.append(BatchNorm1d(hidden_channels))
+        self._add_convs(lambda i, o: PNAConv(i, o, aggregators, scalers, deg))
+        self.drop_first = False  # Its input has been dropped before the first linear layer.
 
     def _start(self, x: Tensor | Rows) -> Tensor:
-        return apply_rowwise(self.lins[0], drop(x, self.dropout, self.training and self.drop_input))
+        return apply_rowwise(self.lins[0], self._drop(x, self.drop_input))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.nn import BatchNorm1d
 
-from gas.models.layered import LayeredGNN, layer_widths
+from gas.models.layered import LayeredGNN
 from gas.nn import SAGEConv
 
 
@@ -56,16 +54,9 @@ class GraphSAGE(LayeredGNN):
         **kwargs: Any,
     ) -> None:
         super().__init__(
-            num_nodes, hidden_channels, num_layers, dropout, drop_input, residual,
-            pool_size, buffer_size, device, **kwargs,
+            num_nodes, in_channels, hidden_channels, out_channels, num_layers, dropout, drop_input,
+            batch_norm, residual, pool_size, buffer_size, device, **kwargs,
         )  # fmt: skip
-        self.in_channels = in_channels
-        self.out_channels = out_channels
-        self.batch_norm = batch_norm
         self.aggr = aggr
         self.gains_by_sparse = aggr != "max"
-        widths = layer_widths(in_channels, hidden_channels, out_channels, num_layers)
-        for i, o in itertools.pairwise(widths):
-            self.convs.append(SAGEConv(i, o, aggr=aggr))
-        for width in widths[1:-1] if batch_norm else ():
-            self.bns.append(BatchNorm1d(width))
+        self._add_convs(lambda i, o: SAGEConv(i, o, aggr=aggr))
