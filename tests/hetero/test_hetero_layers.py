@@ -1,4 +1,4 @@
-"""Layers that docs/typed.md lists as converted are exact; the example runs."""
+"""Layers that docs/heterogeneous.md lists as converted are exact; the example runs."""
 
 import pytest
 import torch
