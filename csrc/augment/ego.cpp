@@ -27,9 +27,8 @@ void hop_rows(const Sparse& m, const uint8_t* kept, const double* loops, const d
 void ego_hop(const Sparse& matrix, const uint8_t* kept, const double* loops, const double* x,
              double* out, int threads) {
   const auto hop = matrix.entry == nullptr ? hop_rows<false> : hop_rows<true>;
-  parallel_rows(
-      matrix, Hubs(), kGrain, threads,
-      [&](int64_t begin, int64_t end) { hop(matrix, kept, loops, x, out, begin, end); });
+  parallel_rows(matrix, Hubs(), kGrain, threads,
+                [&](int64_t begin, int64_t end) { hop(matrix, kept, loops, x, out, begin, end); });
 }
 
 }  // namespace gas

@@ -45,8 +45,8 @@ struct EgoHop : Reduction {
 
 }  // namespace
 
-void ego_hop(const Sparse& matrix, const uint8_t* kept, const double* loops,
-             const double* x, double* out, const Stream& stream) {
+void ego_hop(const Sparse& matrix, const uint8_t* kept, const double* loops, const double* x,
+             double* out, const Stream& stream) {
   with_vectors<double>(kSides, {x, out}, [&](auto vector) {
     constexpr int V = decltype(vector)::value;
     const EgoHop<V> op{matrix, kept, loops, x, out};

@@ -20,8 +20,8 @@ void ego_hop(const Sparse& matrix, const uint8_t* kept, const double* loops, con
 // waits for the host, and columns are not checked. Throws std::runtime_error when a launch fails.
 namespace cuda {
 
-void ego_hop(const Sparse& matrix, const uint8_t* kept, const double* loops,
-             const double* x, double* out, const Stream& stream);
+void ego_hop(const Sparse& matrix, const uint8_t* kept, const double* loops, const double* x,
+             double* out, const Stream& stream);
 
 }  // namespace cuda
 }  // namespace gas

@@ -71,11 +71,11 @@ void define(py::module_& m, const std::string& name, R (*function)(Parameters...
 using Release = py::call_guard<py::gil_scoped_release>;
 
 // Binds gas::function and, if the module is built with CUDA, gas::cuda::function under one name.
-// The last argument decides: a number of threads, or a stream. Neither holds the GIL: a launch waits
-// where too many are queued, and scratch from Python takes it for as long as that needs.
+// The last argument decides: a number of threads, or a stream. Neither holds the GIL: a launch
+// waits where too many are queued, and scratch from Python takes it for as long as that needs.
 #ifdef GAS_WITH_CUDA
-#define GAS_DEFINE(m, name, ...)                    \
-  define(m, name, gas::__VA_ARGS__, Release());     \
+#define GAS_DEFINE(m, name, ...)                \
+  define(m, name, gas::__VA_ARGS__, Release()); \
   define(m, name, gas::cuda::__VA_ARGS__, Release())
 #else
 #define GAS_DEFINE(m, name, ...) define(m, name, gas::__VA_ARGS__, Release())
@@ -84,10 +84,9 @@ using Release = py::call_guard<py::gil_scoped_release>;
 // A struct, made of what it is initialised with.
 template <typename S, typename... Parameters>
 void define_struct(py::module_& m, const std::string& name) {
-  py::class_<S>(m, name.c_str())
-      .def(py::init([](typename Argument<Parameters>::Type... arguments) {
-        return S{Argument<Parameters>::take(arguments)...};
-      }));
+  py::class_<S>(m, name.c_str()).def(py::init([](typename Argument<Parameters>::Type... arguments) {
+    return S{Argument<Parameters>::take(arguments)...};
+  }));
 }
 
 // Subjects -------------------------------------------------------------------------------------

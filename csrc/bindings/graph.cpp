@@ -53,7 +53,6 @@ void bind_graph(py::module_& m) {
           },
           Release())
       .def(
-          "list",
-          [](const gas::Relabeler& self, uintptr_t n_id) { self.list(at<int64_t>(n_id)); },
+          "list", [](const gas::Relabeler& self, uintptr_t n_id) { self.list(at<int64_t>(n_id)); },
           Release());
 }

@@ -61,8 +61,8 @@ void bind_type(py::module_& m, const std::string& type) {
 
 template <typename A>
 void bind_mixture(py::module_& m, const std::string& type) {
-  define_struct<gas::Mixture<A>, int64_t, int64_t, const A*, const A*, const A*>(
-      m, "Mixture_" + type);
+  define_struct<gas::Mixture<A>, int64_t, int64_t, const A*, const A*, const A*>(m,
+                                                                                 "Mixture_" + type);
 }
 
 }  // namespace

@@ -107,4 +107,3 @@ void bind_transfer(py::module_& m) {
           Release())
       .def("close", &Engine::close, Release());
 }
-

@@ -2,7 +2,8 @@
 //
 // The work of a row is one, and one more for each entry. It is cut into chunks of equal size, each
 // for one team. A row belongs to the chunk that it begins in, if it has no more entries than the
-// size of a chunk: so a team does less than two chunks of work. A longer row is cut where chunks end.
+// size of a chunk: so a team does less than two chunks of work. A longer row is cut where chunks
+// end.
 #pragma once
 
 #include <cstdint>
@@ -76,8 +77,7 @@ inline int64_t blocks_of_teams(int64_t teams, int team) {
 // Calls body(row, begin, end, piece) for the entries [begin, end) of each row, or piece of a row,
 // in a chunk. A later piece of a cut row comes first in its chunk; a first piece may be empty.
 template <typename Body>
-__device__ void for_pieces(const Sparse& m, const Chunks& chunks, int32_t chunk,
-                           const Body& body) {
+__device__ void for_pieces(const Sparse& m, const Chunks& chunks, int32_t chunk, const Body& body) {
   const int64_t begin = chunk * chunks.size, end = begin + chunks.size;
   const int32_t next = chunks.start(m, chunk + 1);
   int32_t row = chunks.start(m, chunk), first = m.rowptr[row];

@@ -1,7 +1,7 @@
 // Assigns the columns of a table to the lanes of a CUDA device.
 //
-// A team of 1 to 32 neighbouring lanes, a power of two, reads a row together; each lane has a vector
-// of neighbouring columns, all of one head. Rows wider than a team are read in tiles.
+// A team of 1 to 32 neighbouring lanes, a power of two, reads a row together; each lane has a
+// vector of neighbouring columns, all of one head. Rows wider than a team are read in tiles.
 #pragma once
 
 #include <algorithm>

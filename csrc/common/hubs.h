@@ -1,10 +1,10 @@
 // Rows of very many entries, cut into pieces that threads share.
 //
 // The pieces of all hubs are the rows of one matrix, which has the entries of the first and row
-// pointers of its own. An operator runs on it as on any other, into scratch of the type that it adds
-// up in, and then joins what the pieces of each hub found, in order. Pieces depend on the matrix
-// alone, so that results don't depend on the number of threads. Scratch is a row for some 2,000
-// entries of hubs.
+// pointers of its own. An operator runs on it as on any other, into scratch of the type that it
+// adds up in, and then joins what the pieces of each hub found, in order. Pieces depend on the
+// matrix alone, so that results don't depend on the number of threads. Scratch is a row for some
+// 2,000 entries of hubs.
 #pragma once
 
 #include <algorithm>

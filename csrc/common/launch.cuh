@@ -39,8 +39,8 @@ void launch(const char* what, void (*kernel)(Parameters...), int64_t blocks, uin
       arguments...);
   const cudaError_t error = cudaGetLastError();
   if (error != cudaSuccess) {
-    throw std::runtime_error(std::string(what) + " on the device failed: " +
-                             cudaGetErrorString(error));
+    throw std::runtime_error(std::string(what) +
+                             " on the device failed: " + cudaGetErrorString(error));
   }
 #else
   static_cast<void>(stream);

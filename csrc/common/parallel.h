@@ -1,10 +1,10 @@
 // A parallel loop over chunks of [0, n), for machines whose cores others use too.
 //
 // Work is cut into more pieces than threads, and every running thread takes the next piece: the
-// caller finishes alone if no other thread runs. On a quiet machine the threads are OpenMP's, of the
-// libgomp.so.1 that PyTorch has loaded already. They spin for milliseconds after every operation of
-// PyTorch, start at once, and would compete with threads of our own for the cores.
-// But OpenMP's loop ends only when each of its threads has run, which takes some milliseconds if
+// caller finishes alone if no other thread runs. On a quiet machine the threads are OpenMP's, of
+// the libgomp.so.1 that PyTorch has loaded already. They spin for milliseconds after every
+// operation of PyTorch, start at once, and would compete with threads of our own for the cores. But
+// OpenMP's loop ends only when each of its threads has run, which takes some milliseconds if
 // another process occupies a core. After such a delay our own helper threads replace them for a
 // while. Helpers sleep, and a caller waits only for pieces that they have begun.
 //

@@ -25,9 +25,11 @@ static __attribute__((target("avx2,bmi,bmi2,f16c,fma,lzcnt,movbe"), noinline)) v
   body();
 }
 template <typename Body>
-static __attribute__((target("avx2,bmi,bmi2,f16c,fma,lzcnt,movbe,avx512f,avx512bw,avx512cd,avx512dq,"
-                             "avx512vl"), noinline)) void
-on_avx512(const Body& body) {
+static
+    __attribute__((target("avx2,bmi,bmi2,f16c,fma,lzcnt,movbe,avx512f,avx512bw,avx512cd,avx512dq,"
+                          "avx512vl"),
+                   noinline)) void
+    on_avx512(const Body& body) {
   body();
 }
 

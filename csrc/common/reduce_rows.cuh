@@ -209,8 +209,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     const int32_t before = first / cut.group, groups = (end - 1) / cut.group - before + 1;
     const int32_t each = (groups + at.teams - 1) / at.teams * cut.group;
     const int32_t begin = before * cut.group + at.team * each;
-    found[threadIdx.x] = join_pieces(op, columns, cut, at.tile, lane.rank, first,
-                                     max(begin, first), min(begin + each, end));
+    found[threadIdx.x] = join_pieces(op, columns, cut, at.tile, lane.rank, first, max(begin, first),
+                                     min(begin + each, end));
     for (int step = 1; step < at.teams; step *= 2) {
       __syncthreads();
       if (at.team % (2 * step) == 0) {

@@ -120,12 +120,11 @@ void reduce_pieces(const Hubs& hubs, int64_t grain, int threads, const Run& run,
   if (hubs.size() == 0) return;
   const Sparse pieces = hubs.pieces();
   auto scratch = std::make_tuple(tables.scratch(hubs)...);
-  const auto at = std::apply(
-      [&](auto&... of) { return std::tuple_cat(tables.pointers(of)...); }, scratch);
+  const auto at =
+      std::apply([&](auto&... of) { return std::tuple_cat(tables.pointers(of)...); }, scratch);
   const auto call = caller(run, at);
-  parallel_pieces(hubs, grain, threads, [&](int64_t begin, int64_t end) {
-    call(SomeRows{pieces, begin, end, false});
-  });
+  parallel_pieces(hubs, grain, threads,
+                  [&](int64_t begin, int64_t end) { call(SomeRows{pieces, begin, end, false}); });
   std::apply([&](auto&... of) { (tables.join(hubs, of, threads), ...); }, scratch);
 }
 
@@ -135,9 +134,8 @@ void reduce_rows(const Sparse& matrix, int64_t grain, int threads, const Run& ru
                  const Tables&... tables) {
   const Hubs hubs(matrix);
   const auto call = caller(run, std::tuple_cat(tables.whole()...));
-  parallel_rows(matrix, hubs, grain, threads, [&](int64_t begin, int64_t end) {
-    call(SomeRows{matrix, begin, end, true});
-  });
+  parallel_rows(matrix, hubs, grain, threads,
+                [&](int64_t begin, int64_t end) { call(SomeRows{matrix, begin, end, true}); });
   reduce_pieces(hubs, grain, threads, run, tables...);
 }
 
@@ -145,8 +143,7 @@ void reduce_rows(const Sparse& matrix, int64_t grain, int threads, const Run& ru
 // returns those: added up in parts that depend on the matrix alone, in order.
 template <typename Run, typename... Tables>
 std::vector<double> reduce_rows_and_totals(const Sparse& matrix, int64_t grain, int threads,
-                                           int64_t count, const Run& run,
-                                           const Tables&... tables) {
+                                           int64_t count, const Run& run, const Tables&... tables) {
   const Hubs hubs(matrix);
   const int64_t num_parts = kParts + hubs.num_pieces();
   std::vector<double> parts(num_parts * count);

@@ -6,8 +6,9 @@
 
 #include "common/host_device.h"
 
-// Functions called by code for a processor are inlined into it (processor.h). `static`: with external
-// linkage, gcc made vectors of fewer loops (attention's backward took 1.3 to 3 times as long).
+// Functions called by code for a processor are inlined into it (processor.h). `static`: with
+// external linkage, gcc made vectors of fewer loops (attention's backward took 1.3 to 3 times as
+// long).
 #define GAS_INLINE static inline __attribute__((always_inline))
 #define GAS_INLINED __attribute__((always_inline))  // Of a lambda, after its parameters.
 

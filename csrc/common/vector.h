@@ -8,8 +8,8 @@
 
 namespace gas {
 
-// 32 bytes, in one register or two. Handed over by reference: how a call does it otherwise depends on
-// the processor.
+// 32 bytes, in one register or two. Handed over by reference: how a call does it otherwise depends
+// on the processor.
 template <typename A>
 struct Vector {
   static constexpr int kLanes = 32 / sizeof(A);

@@ -35,7 +35,8 @@ class NodeSet {
     }
   }
 
-  // Calls visit(node) for every node that is in one of the sets, in increasing order, and empties them.
+  // Calls visit(node) for every node that is in one of the sets, in increasing order, and empties
+  // them.
   template <typename Visit>
   static void take(std::vector<NodeSet>& sets, const Visit& visit) {
     const auto each = [&](int level, int64_t at, const auto& body) {
@@ -45,9 +46,8 @@ class NodeSet {
     };
     const int64_t last = sets.empty() ? 0 : static_cast<int64_t>(sets[0].levels_[2].size());
     for (int64_t at = 0; at < last; ++at) {
-      each(2, at, [&](int64_t group) {
-        each(1, group, [&](int64_t word) { each(0, word, visit); });
-      });
+      each(2, at,
+           [&](int64_t group) { each(1, group, [&](int64_t word) { each(0, word, visit); }); });
     }
   }
 

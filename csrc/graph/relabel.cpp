@@ -169,8 +169,8 @@ void Relabeler::list(int64_t* n_id) const {
   std::copy(halo_.begin(), halo_.end(), std::copy(batch_.begin(), batch_.end(), n_id));
 }
 
-#define GAS_CUT(Index, Name)                                                                     \
-  template int64_t Relabeler::cut(const int64_t*, const int32_t*, const Name*, const void*,     \
+#define GAS_CUT(Index, Name)                                                                \
+  template int64_t Relabeler::cut(const int64_t*, const int32_t*, const Name*, const void*, \
                                   int64_t, Index*, Index*, int64_t*, void*, int);
 GAS_CUT(int32_t, int32_t)
 GAS_CUT(int32_t, int64_t)

@@ -14,9 +14,9 @@ namespace gas {
 // refers to) in increasing global id.
 //
 // No edge is hashed. One table maps global to local ids, and every thread collects the columns of
-// others in a set of bits, which lists them in order. Both live as long as the object: a batch costs
-// O(its edges and nodes), however many nodes the graph has. The graph is read once; what doesn't
-// have a number yet keeps its global id until all of the halo is known.
+// others in a set of bits, which lists them in order. Both live as long as the object: a batch
+// costs O(its edges and nodes), however many nodes the graph has. The graph is read once; what
+// doesn't have a number yet keeps its global id until all of the halo is known.
 //
 // One batch at a time: `start`, then `cut`, then `list`.
 class Relabeler {
@@ -52,9 +52,9 @@ class Relabeler {
 
   int64_t num_nodes_;
   bool sorted_rows_;
-  bool in_order_ = false;       // The batch's rows come out sorted.
-  std::vector<int32_t> local_;  // Global to local id, -1 outside the batch.
-  std::vector<NodeSet> met_;    // Of each thread.
+  bool in_order_ = false;                      // The batch's rows come out sorted.
+  std::vector<int32_t> local_;                 // Global to local id, -1 outside the batch.
+  std::vector<NodeSet> met_;                   // Of each thread.
   std::vector<std::vector<int32_t>> columns_;  // That are to be added to these.
   std::vector<int64_t> batch_, halo_;          // The entries of `local_` that are set.
   std::vector<int64_t> batch_rowptr_;

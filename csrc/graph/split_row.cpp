@@ -117,16 +117,17 @@ GAS_WIDE int32_t* split_wide(const Entries<Index, Name, Value>& entries, int64_t
 template <typename Index, typename Name, typename Value>
 SplitRow<Index, Name, Value> split_row_by_vectors() {
 #ifdef GAS_COMPRESSES
-  static const bool wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+  static const bool wide = __builtin_cpu_supports("avx512f") &&
+                           __builtin_cpu_supports("avx512vl") &&
                            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("popcnt");
   if (wide) return split_wide<Index, Name, Value>;
 #endif
   return nullptr;
 }
 
-#define GAS_SPLIT(Index, Name, Value)                                                              \
-  template int32_t* split_row(const Entries<Index, Name, Value>&, int64_t, int64_t, int64_t,      \
-                              int32_t*);                                                          \
+#define GAS_SPLIT(Index, Name, Value)                                                        \
+  template int32_t* split_row(const Entries<Index, Name, Value>&, int64_t, int64_t, int64_t, \
+                              int32_t*);                                                     \
   template SplitRow<Index, Name, Value> split_row_by_vectors<Index, Name, Value>();
 #define GAS_SPLIT_VALUES(Index, Name) \
   GAS_SPLIT(Index, Name, uint32_t)    \

@@ -18,8 +18,8 @@ struct Entries {
 };
 
 // Writes `count` entries from `first` on to the places from `at` on: those of own columns, then the
-// others, each in order. Appends the others' columns to `halo`, where there is room for `count`, and
-// returns its end.
+// others, each in order. Appends the others' columns to `halo`, where there is room for `count`,
+// and returns its end.
 template <typename Index, typename Name, typename Value>
 using SplitRow = int32_t* (*)(const Entries<Index, Name, Value>& entries, int64_t first,
                               int64_t count, int64_t at, int32_t* halo);

@@ -16,8 +16,8 @@ inline int64_t steps_of(const Sparse& m, int64_t step = kStep) {
 // Writes for each step the first row whose work begins there or behind it, and behind the last step
 // the number of rows: [steps_of(m) + 1].
 //
-// That is done once for a matrix. Teams that search for themselves would wait for some 20 loads, one
-// after the other, which takes as long as the work of a small chunk.
+// That is done once for a matrix. Teams that search for themselves would wait for some 20 loads,
+// one after the other, which takes as long as the work of a small chunk.
 void find_starts(const Sparse& m, int64_t step, int32_t* start, uintptr_t stream);
 
 }  // namespace gas::cuda

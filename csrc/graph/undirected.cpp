@@ -19,9 +19,9 @@ constexpr int64_t kLeastEntries = 1 << 16;
 
 // `start[r]`: where the entries of row r would start if none were dropped; becomes rowptr.
 template <typename Index, bool kWeighted>
-int64_t write_rows(const int64_t* src, const int64_t* dst, const int32_t* weight,
-                   int64_t num_edges, int64_t num_nodes, int64_t* start, void* out_col,
-                   int64_t* out_weight, int threads) {
+int64_t write_rows(const int64_t* src, const int64_t* dst, const int32_t* weight, int64_t num_edges,
+                   int64_t num_nodes, int64_t* start, void* out_col, int64_t* out_weight,
+                   int threads) {
   using Entry = std::conditional_t<kWeighted, std::pair<Index, int64_t>, Index>;
   Index* col = static_cast<Index*>(out_col);
   const int64_t most = std::max(start[num_nodes] / kBlocks, kLeastEntries);

@@ -17,14 +17,16 @@ namespace {
 constexpr int64_t kEnough = 8 * 1024;  // Elements; below this, waking a thread costs more.
 constexpr int64_t kBlock = 64;         // Entries that are weighed before they are added up.
 
-// A weight for every entry of a block and every head; and the same where the score is positive, else
-// zero.
+// A weight for every entry of a block and every head; and the same where the score is positive,
+// else zero.
 template <typename A>
 struct Block {
   std::vector<A> shift, all, positive, of_target;
 
   explicit Block(int64_t heads)
-      : shift(kBlock * heads), all(kBlock * heads), positive(kBlock * heads),
+      : shift(kBlock * heads),
+        all(kBlock * heads),
+        positive(kBlock * heads),
         of_target(kBlock * heads) {}
 };
 
@@ -175,8 +177,8 @@ GAS_INLINE void forward_rows(const Sparse& m, const Attention& how, const T* x,
 // Of each destination the gradient towards its scores; and what the sources' gradients need of it,
 // side by side: for every head its score, its maximum, one over its sum, and D.
 template <typename T>
-GAS_INLINE void target_rows(const Attention& how, const typename Sum<T>::type* target,
-                            const T* out, const T* grad, const AttentionState<T>& state,
+GAS_INLINE void target_rows(const Attention& how, const typename Sum<T>::type* target, const T* out,
+                            const T* grad, const AttentionState<T>& state,
                             typename Sum<T>::type* packed, typename Sum<T>::type* grad_target,
                             int64_t begin, int64_t last) {
   using A = typename Sum<T>::type;
@@ -278,8 +280,8 @@ GAS_INLINE void source_rows(const Sparse& m, const Attention& how, const T* x,
 
 }  // namespace
 
-// The compiler knows of a single head, whose loops are none. To know of eight did harm: gcc unrolled
-// the loops over them, and no longer saw vectors.
+// The compiler knows of a single head, whose loops are none. To know of eight did harm: gcc
+// unrolled the loops over them, and no longer saw vectors.
 template <typename T>
 void attention(const Sparse& matrix, const Attention& how, const T* x,
                const typename Sum<T>::type* source, const typename Sum<T>::type* target, T* out,
@@ -324,8 +326,8 @@ void attention_backward(const Sparse& transposed, int64_t num_rows, const Attent
   const auto run = [&](const SomeRows& rows, const T* own_x, const A* own_source, auto* to_x,
                        A* to_source) GAS_INLINED {
     const auto backward = [&](auto heads) GAS_INLINED {
-      source_rows<heads>(rows.m, how, own_x, own_source, grad, packed, to_x, to_source,
-                         rows.begin, rows.end);
+      source_rows<heads>(rows.m, how, own_x, own_source, grad, packed, to_x, to_source, rows.begin,
+                         rows.end);
     };
     if (how.heads == 1) return backward(std::integral_constant<int, 1>());
     backward(std::integral_constant<int, 0>());
@@ -334,12 +336,12 @@ void attention_backward(const Sparse& transposed, int64_t num_rows, const Attent
               Sums{grad_x, all, false}, Sums{grad_source, how.heads, false});
 }
 
-#define GAS_FOR_TYPE(T, A)                                                                        \
-  template void attention(const Sparse&, const Attention&, const T*, const A*, const A*, T*,      \
-                          const AttentionState<T>&, int);                                         \
-  template void attention_backward(const Sparse&, int64_t, const Attention&, const T*, const A*,  \
-                                   const A*, const T*, const T*, const AttentionState<T>&, A*,    \
-                                   T*, A*, A*, int);
+#define GAS_FOR_TYPE(T, A)                                                                         \
+  template void attention(const Sparse&, const Attention&, const T*, const A*, const A*, T*,       \
+                          const AttentionState<T>&, int);                                          \
+  template void attention_backward(const Sparse&, int64_t, const Attention&, const T*, const A*,   \
+                                   const A*, const T*, const T*, const AttentionState<T>&, A*, T*, \
+                                   A*, A*, int);
 GAS_FOR_TYPE(float, float)
 GAS_FOR_TYPE(double, double)
 GAS_FOR_TYPE(bfloat16, float)

@@ -228,8 +228,8 @@ void attention(const Sparse& matrix, const Attention& how, const T* x,
 }
 
 template <typename T>
-void attention_backward(const Sparse& transposed, int64_t num_rows,
-                        const Attention& how, const T* x, const typename Sum<T>::type* source,
+void attention_backward(const Sparse& transposed, int64_t num_rows, const Attention& how,
+                        const T* x, const typename Sum<T>::type* source,
                         const typename Sum<T>::type* target, const T* out, const T* grad,
                         const AttentionState<T>& state, typename Sum<T>::type* packed, T* grad_x,
                         typename Sum<T>::type* grad_source, typename Sum<T>::type* grad_target,
@@ -246,19 +246,19 @@ void attention_backward(const Sparse& transposed, int64_t num_rows,
     const int64_t n = transposed.num_rows * how.heads;
     const int64_t tiles = how.width > 0 ? columns.head_tiles : 0;
     A* parts = tiles > 1 ? stream.scratch<A>(tiles * n) : grad_source;
-    const AttendBackward<T, V> op{transposed, how,    x,     source,            grad,
-                                  packed,     grad_x, parts, columns.head_lanes};
+    const AttendBackward<T, V> op{transposed,        how, x, source, grad, packed, grad_x, parts,
+                                  columns.head_lanes};
     reduce_rows("attention_backward", op, columns, stream);
     if (tiles != 1) sum_columns("attention_backward", parts, tiles, n, grad_source, stream);
   });
 }
 
-#define GAS_FOR_TYPE(T, A)                                                                        \
-  template void attention(const Sparse&, const Attention&, const T*, const A*, const A*, \
-                          T*, const AttentionState<T>&, const Stream&);                           \
-  template void attention_backward(const Sparse&, int64_t, const Attention&, const T*,   \
-                                   const A*, const A*, const T*, const T*,                        \
-                                   const AttentionState<T>&, A*, T*, A*, A*, const Stream&);
+#define GAS_FOR_TYPE(T, A)                                                                         \
+  template void attention(const Sparse&, const Attention&, const T*, const A*, const A*, T*,       \
+                          const AttentionState<T>&, const Stream&);                                \
+  template void attention_backward(const Sparse&, int64_t, const Attention&, const T*, const A*,   \
+                                   const A*, const T*, const T*, const AttentionState<T>&, A*, T*, \
+                                   A*, A*, const Stream&);
 GAS_FOR_TYPE(float, float)
 GAS_FOR_TYPE(double, double)
 GAS_FOR_TYPE(bfloat16, float)

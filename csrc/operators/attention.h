@@ -10,8 +10,8 @@
 // out[r, h], D = <G, out[r, h]> and da(e) = keep(e) <G, x[c, h]>, the sum of a(e) (da(e) - D) over
 // all edges is zero, so that
 //   sum of leaky'(e) a(e) (da(e) - D)  =  (1 - slope) * (<G, P> - A D),
-// where P and A are the parts of out[r, h] and of the sum of a(e) that edges of positive score have.
-// Forward adds up P beside the rest, at no further multiplication.
+// where P and A are the parts of out[r, h] and of the sum of a(e) that edges of positive score
+// have. Forward adds up P beside the rest, at no further multiplication.
 #pragma once
 
 #include <cstdint>
@@ -76,8 +76,8 @@ void attention(const Sparse& matrix, const Attention& how, const T* x,
                const typename Sum<T>::type* source, const typename Sum<T>::type* target, T* out,
                const AttentionState<T>& state, int threads);
 
-// Writes the gradients towards x, source and target, given the transpose of the matrix, the gradient
-// towards out, and `packed` as scratch of shape [rows, 4, heads].
+// Writes the gradients towards x, source and target, given the transpose of the matrix, the
+// gradient towards out, and `packed` as scratch of shape [rows, 4, heads].
 template <typename T>
 void attention_backward(const Sparse& transposed, int64_t num_rows, const Attention& how,
                         const T* x, const typename Sum<T>::type* source,
@@ -97,8 +97,8 @@ void attention(const Sparse& matrix, const Attention& how, const T* x,
 
 // `packed` is scratch of 4 * num_rows * heads, aligned to 16 bytes.
 template <typename T>
-void attention_backward(const Sparse& transposed, int64_t num_rows,
-                        const Attention& how, const T* x, const typename Sum<T>::type* source,
+void attention_backward(const Sparse& transposed, int64_t num_rows, const Attention& how,
+                        const T* x, const typename Sum<T>::type* source,
                         const typename Sum<T>::type* target, const T* out, const T* grad,
                         const AttentionState<T>& state, typename Sum<T>::type* packed, T* grad_x,
                         typename Sum<T>::type* grad_source, typename Sum<T>::type* grad_target,

@@ -273,12 +273,12 @@ void attention_v2(const Sparse& matrix, const AttentionV2<T>& layer, T* out,
                   typename Sum<T>::type* maximum, typename Sum<T>::type* total, int threads) {
   using A = typename Sum<T>::type;
   const int64_t heads = layer.how.heads, all = heads * layer.how.width;
-  const auto run = [&](const SomeRows& rows, const T* target, A* most, A* whole,
-                       auto* to) GAS_INLINED {
-    const AttentionV2<T> own{layer.how, layer.source, target, layer.att};
-    // To know of a head's width did harm: with it, gcc took 1.5 times as long.
-    forward_rows<0>(rows.m, own, to, most, whole, rows.begin, rows.end);
-  };
+  const auto run = [&](const SomeRows& rows, const T* target, A* most, A* whole, auto* to)
+                       GAS_INLINED {
+                         const AttentionV2<T> own{layer.how, layer.source, target, layer.att};
+                         // To know of a head's width did harm: with it, gcc took 1.5 times as long.
+                         forward_rows<0>(rows.m, own, to, most, whole, rows.begin, rows.end);
+                       };
   reduce_rows(matrix, grain_of(kEnough, all), threads, run, Own{layer.target, all},
               Softmax(heads, maximum, total, Average{out, layer.how.width}));
 }
@@ -286,10 +286,9 @@ void attention_v2(const Sparse& matrix, const AttentionV2<T>& layer, T* out,
 template <typename T>
 void attention_v2_backward(const Sparse& matrix, const Sparse& transposed,
                            const AttentionV2<T>& layer, const T* out, const T* grad,
-                           const typename Sum<T>::type* maximum,
-                           const typename Sum<T>::type* total, typename Sum<T>::type* packed,
-                           T* grad_source, T* grad_target, typename Sum<T>::type* grad_att,
-                           int threads) {
+                           const typename Sum<T>::type* maximum, const typename Sum<T>::type* total,
+                           typename Sum<T>::type* packed, T* grad_source, T* grad_target,
+                           typename Sum<T>::type* grad_att, int threads) {
   using A = typename Sum<T>::type;
   const int64_t heads = layer.how.heads, all = heads * layer.how.width;
   const int64_t grain = grain_of(kEnough, all);
@@ -298,14 +297,14 @@ void attention_v2_backward(const Sparse& matrix, const Sparse& transposed,
                              A* into, auto* to) GAS_INLINED {
     const AttentionV2<T> own{layer.how, layer.source, target, layer.att};
     with_width(layer.how.width, [&](auto width) GAS_INLINED {
-      target_rows<width>(rows.m, own, own_out, own_grad, most, whole, into, to, to_att,
-                         rows.begin, rows.end);
+      target_rows<width>(rows.m, own, own_out, own_grad, most, whole, into, to, to_att, rows.begin,
+                         rows.end);
     });
   };
-  const std::vector<double> to_att = reduce_rows_and_totals(
-      matrix, grain, threads, all, to_target, Own{layer.target, all}, Own{out, all},
-      Own{grad, all}, Own{maximum, heads}, Own{total, heads}, Same{packed, 3 * heads},
-      Sums{grad_target, all, false});
+  const std::vector<double> to_att =
+      reduce_rows_and_totals(matrix, grain, threads, all, to_target, Own{layer.target, all},
+                             Own{out, all}, Own{grad, all}, Own{maximum, heads}, Own{total, heads},
+                             Same{packed, 3 * heads}, Sums{grad_target, all, false});
   for (int64_t j = 0; j < all; ++j) grad_att[j] = static_cast<A>(to_att[j]);
   const auto to_source = [&](const SomeRows& rows, const T* source, auto* to) GAS_INLINED {
     const AttentionV2<T> own{layer.how, source, layer.target, layer.att};
@@ -317,10 +316,11 @@ void attention_v2_backward(const Sparse& matrix, const Sparse& transposed,
               Sums{grad_source, all, false});
 }
 
-#define GAS_FOR_TYPE(T, A)                                                                        \
-  template void attention_v2(const Sparse&, const AttentionV2<T>&, T*, A*, A*, int);              \
-  template void attention_v2_backward(const Sparse&, const Sparse&, const AttentionV2<T>&,        \
-                                      const T*, const T*, const A*, const A*, A*, T*, T*, A*, int);
+#define GAS_FOR_TYPE(T, A)                                                                    \
+  template void attention_v2(const Sparse&, const AttentionV2<T>&, T*, A*, A*, int);          \
+  template void attention_v2_backward(const Sparse&, const Sparse&, const AttentionV2<T>&,    \
+                                      const T*, const T*, const A*, const A*, A*, T*, T*, A*, \
+                                      int);
 GAS_FOR_TYPE(float, float)
 GAS_FOR_TYPE(double, double)
 GAS_FOR_TYPE(bfloat16, float)

@@ -64,9 +64,9 @@ struct Attend : Reduction {
     const A slope = static_cast<A>(layer.how.slope);
     A score = lane.used ? score_of<T, V>(own.att, own.target, item.source, slope) : A{0};
     columns.for_other_tiles(lane, [&](int64_t column) {
-      score += score_of<T, V>(read<V>(layer.att + column),
-                              columns.at<V>(layer.target, own.row, column),
-                              columns.at<V>(layer.source, item.from, column), slope);
+      score +=
+          score_of<T, V>(read<V>(layer.att + column), columns.at<V>(layer.target, own.row, column),
+                         columns.at<V>(layer.source, item.from, column), slope);
     });
     score = sum_of_lanes(lane.mask, columns.head_lanes, score);
     raise(part, score);
@@ -289,16 +289,15 @@ void attention_v2(const Sparse& matrix, const AttentionV2<T>& layer, T* out,
 template <typename T>
 void attention_v2_backward(const Sparse& matrix, const Sparse& transposed,
                            const AttentionV2<T>& layer, const T* out, const T* grad,
-                           const typename Sum<T>::type* maximum,
-                           const typename Sum<T>::type* total, typename Sum<T>::type* packed,
-                           T* grad_source, T* grad_target, typename Sum<T>::type* grad_att,
-                           const Stream& stream) {
+                           const typename Sum<T>::type* maximum, const typename Sum<T>::type* total,
+                           typename Sum<T>::type* packed, T* grad_source, T* grad_target,
+                           typename Sum<T>::type* grad_att, const Stream& stream) {
   using A = typename Sum<T>::type;
   const char* what = "attention_v2_backward";
   const int64_t heads = layer.how.heads, width = layer.how.width;
   if (heads * width == 0) return;
-  const std::initializer_list<const void*> tables = {
-      layer.source, layer.target, layer.att, out, grad, grad_source, grad_target};
+  const std::initializer_list<const void*> tables = {layer.source, layer.target, layer.att,  out,
+                                                     grad,         grad_source,  grad_target};
   with_vectors<T>(width, tables, [&](auto vector) {
     constexpr int V = decltype(vector)::value;
     const Columns head(1, width, V), columns(heads, width, V);
@@ -314,12 +313,11 @@ void attention_v2_backward(const Sparse& matrix, const Sparse& transposed,
   });
 }
 
-#define GAS_FOR_TYPE(T, A)                                                                        \
-  template void attention_v2(const Sparse&, const AttentionV2<T>&, T*, A*, A*,           \
-                             const Stream&);                                                      \
-  template void attention_v2_backward(const Sparse&, const Sparse&,                      \
-                                      const AttentionV2<T>&, const T*, const T*, const A*,        \
-                                      const A*, A*, T*, T*, A*, const Stream&);
+#define GAS_FOR_TYPE(T, A)                                                                     \
+  template void attention_v2(const Sparse&, const AttentionV2<T>&, T*, A*, A*, const Stream&); \
+  template void attention_v2_backward(const Sparse&, const Sparse&, const AttentionV2<T>&,     \
+                                      const T*, const T*, const A*, const A*, A*, T*, T*, A*,  \
+                                      const Stream&);
 GAS_FOR_TYPE(float, float)
 GAS_FOR_TYPE(double, double)
 GAS_FOR_TYPE(bfloat16, float)

@@ -21,10 +21,10 @@ namespace gas {
 
 template <typename T>
 struct AttentionV2 {
-  Attention how;                      // Of any slope.
-  const T* source;                    // [cols, heads * width]
-  const T* target;                    // [rows, heads * width]
-  const typename Sum<T>::type* att;   // [heads * width]
+  Attention how;                     // Of any slope.
+  const T* source;                   // [cols, heads * width]
+  const T* target;                   // [rows, heads * width]
+  const typename Sum<T>::type* att;  // [heads * width]
 };
 
 // `maximum` and `total`, [rows, heads] each, are what backward needs.
@@ -38,10 +38,9 @@ void attention_v2(const Sparse& matrix, const AttentionV2<T>& layer, T* out,
 template <typename T>
 void attention_v2_backward(const Sparse& matrix, const Sparse& transposed,
                            const AttentionV2<T>& layer, const T* out, const T* grad,
-                           const typename Sum<T>::type* maximum,
-                           const typename Sum<T>::type* total, typename Sum<T>::type* packed,
-                           T* grad_source, T* grad_target, typename Sum<T>::type* grad_att,
-                           int threads);
+                           const typename Sum<T>::type* maximum, const typename Sum<T>::type* total,
+                           typename Sum<T>::type* packed, T* grad_source, T* grad_target,
+                           typename Sum<T>::type* grad_att, int threads);
 
 // On a CUDA device, where all tables are: the same to rounding, and the same in every run. Nothing
 // waits for the host, and columns are not checked. Throws std::runtime_error when a launch fails.
@@ -57,10 +56,9 @@ void attention_v2(const Sparse& matrix, const AttentionV2<T>& layer, T* out,
 template <typename T>
 void attention_v2_backward(const Sparse& matrix, const Sparse& transposed,
                            const AttentionV2<T>& layer, const T* out, const T* grad,
-                           const typename Sum<T>::type* maximum,
-                           const typename Sum<T>::type* total, typename Sum<T>::type* packed,
-                           T* grad_source, T* grad_target, typename Sum<T>::type* grad_att,
-                           const Stream& stream);
+                           const typename Sum<T>::type* maximum, const typename Sum<T>::type* total,
+                           typename Sum<T>::type* packed, T* grad_source, T* grad_target,
+                           typename Sum<T>::type* grad_att, const Stream& stream);
 
 }  // namespace cuda
 }  // namespace gas

@@ -124,10 +124,10 @@ void edge_conv_backward(const Sparse& transposed, const EdgeConv& how, const T* 
               Sums{out, how.width, false});
 }
 
-#define GAS_FOR_TYPE(T)                                                                        \
-  template void edge_conv(const Sparse&, const EdgeConv&, const T*, const T*, T*, T*, int);    \
-  template void edge_conv_backward(const Sparse&, const EdgeConv&, const T*, const T*,         \
-                                   const T*, T*, int);
+#define GAS_FOR_TYPE(T)                                                                          \
+  template void edge_conv(const Sparse&, const EdgeConv&, const T*, const T*, T*, T*, int);      \
+  template void edge_conv_backward(const Sparse&, const EdgeConv&, const T*, const T*, const T*, \
+                                   T*, int);
 GAS_FOR_TYPE(float)
 GAS_FOR_TYPE(double)
 GAS_FOR_TYPE(bfloat16)

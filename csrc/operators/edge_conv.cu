@@ -92,8 +92,8 @@ struct ActivateBackward : Reduction {
 }  // namespace
 
 template <typename T>
-void edge_conv(const Sparse& matrix, const EdgeConv& how, const T* target,
-               const T* source, T* out, T* slope, const Stream& stream) {
+void edge_conv(const Sparse& matrix, const EdgeConv& how, const T* target, const T* source, T* out,
+               T* slope, const Stream& stream) {
   with_vectors<T>(how.width, {target, source, out, slope}, [&](auto vector) {
     constexpr int V = decltype(vector)::value;
     const ActivateEdges<T, V> op{matrix, how, target, source, out, slope};
@@ -102,9 +102,8 @@ void edge_conv(const Sparse& matrix, const EdgeConv& how, const T* target,
 }
 
 template <typename T>
-void edge_conv_backward(const Sparse& transposed, const EdgeConv& how,
-                        const T* target, const T* source, const T* grad, T* out,
-                        const Stream& stream) {
+void edge_conv_backward(const Sparse& transposed, const EdgeConv& how, const T* target,
+                        const T* source, const T* grad, T* out, const Stream& stream) {
   with_vectors<T>(how.width, {target, source, grad, out}, [&](auto vector) {
     constexpr int V = decltype(vector)::value;
     const ActivateBackward<T, V> op{transposed, how, target, source, grad, out};
@@ -112,11 +111,11 @@ void edge_conv_backward(const Sparse& transposed, const EdgeConv& how,
   });
 }
 
-#define GAS_FOR_TYPE(T)                                                                        \
-  template void edge_conv(const Sparse&, const EdgeConv&, const T*, const T*, T*, T*, \
-                          const Stream&);                                                      \
-  template void edge_conv_backward(const Sparse&, const EdgeConv&, const T*,          \
-                                   const T*, const T*, T*, const Stream&);
+#define GAS_FOR_TYPE(T)                                                                          \
+  template void edge_conv(const Sparse&, const EdgeConv&, const T*, const T*, T*, T*,            \
+                          const Stream&);                                                        \
+  template void edge_conv_backward(const Sparse&, const EdgeConv&, const T*, const T*, const T*, \
+                                   T*, const Stream&);
 GAS_FOR_TYPE(float)
 GAS_FOR_TYPE(double)
 GAS_FOR_TYPE(bfloat16)

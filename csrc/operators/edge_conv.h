@@ -57,16 +57,13 @@ GAS_HOST_DEVICE GAS_INLINE void activate(A x, A parameter, A& value, A& slope) {
 template <typename Body>
 GAS_HOST_DEVICE GAS_INLINE void with_activation(Activation activation, const Body& body) {
   switch (activation) {
-    case Activation::kRelu:
-      return body(std::integral_constant<Activation, Activation::kRelu>());
+    case Activation::kRelu: return body(std::integral_constant<Activation, Activation::kRelu>());
     case Activation::kLeakyRelu:
       return body(std::integral_constant<Activation, Activation::kLeakyRelu>());
-    case Activation::kElu:
-      return body(std::integral_constant<Activation, Activation::kElu>());
+    case Activation::kElu: return body(std::integral_constant<Activation, Activation::kElu>());
     case Activation::kSigmoid:
       return body(std::integral_constant<Activation, Activation::kSigmoid>());
-    case Activation::kTanh:
-      return body(std::integral_constant<Activation, Activation::kTanh>());
+    case Activation::kTanh: return body(std::integral_constant<Activation, Activation::kTanh>());
   }
 }
 
@@ -86,13 +83,12 @@ void edge_conv_backward(const Sparse& transposed, const EdgeConv& how, const T* 
 namespace cuda {
 
 template <typename T>
-void edge_conv(const Sparse& matrix, const EdgeConv& how, const T* target,
-               const T* source, T* out, T* slope, const Stream& stream);
+void edge_conv(const Sparse& matrix, const EdgeConv& how, const T* target, const T* source, T* out,
+               T* slope, const Stream& stream);
 
 template <typename T>
-void edge_conv_backward(const Sparse& transposed, const EdgeConv& how,
-                        const T* target, const T* source, const T* grad, T* out,
-                        const Stream& stream);
+void edge_conv_backward(const Sparse& transposed, const EdgeConv& how, const T* target,
+                        const T* source, const T* grad, T* out, const Stream& stream);
 
 }  // namespace cuda
 }  // namespace gas

@@ -11,12 +11,12 @@ namespace gas {
 namespace {
 
 constexpr int64_t kEnough = 16 * 1024;  // Elements; below this, waking a thread costs more.
-constexpr int kBlock = 16;  // Columns that are looked at together, in registers.
+constexpr int kBlock = 16;              // Columns that are looked at together, in registers.
 
 // `W` columns from `at` on; `size` of them where fewer are left.
 template <int W, Extreme Which, typename T>
-GAS_INLINE void extreme_columns(const Sparse& m, const T* x, int64_t width, int64_t row,
-                                int64_t at, int64_t size, T* out, int32_t* from) {
+GAS_INLINE void extreme_columns(const Sparse& m, const T* x, int64_t width, int64_t row, int64_t at,
+                                int64_t size, T* out, int32_t* from) {
   using A = typename Sum<T>::type;
   const int64_t columns = W > 0 ? W : size, first = m.rowptr[row], end = m.rowptr[row + 1];
   A best[kBlock] = {};
@@ -152,8 +152,8 @@ void extreme_backward(const Sparse& transposed, const T* grad, const int32_t* fr
   reduce_rows(transposed, grain_of(kEnough, width), threads, run, Sums{out, width, false});
 }
 
-#define GAS_FOR_TYPE(T)                                                                          \
-  template void extreme(const Sparse&, Extreme, const T*, int64_t, T*, int32_t*, int);           \
+#define GAS_FOR_TYPE(T)                                                                \
+  template void extreme(const Sparse&, Extreme, const T*, int64_t, T*, int32_t*, int); \
   template void extreme_backward(const Sparse&, const T*, const int32_t*, int64_t, T*, int);
 GAS_FOR_TYPE(float)
 GAS_FOR_TYPE(double)

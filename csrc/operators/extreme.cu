@@ -84,8 +84,8 @@ struct SpreadExtreme : Reduction {
 }  // namespace
 
 template <typename T>
-void extreme(const Sparse& matrix, Extreme which, const T* x, int64_t width,
-             T* out, int32_t* from, const Stream& stream) {
+void extreme(const Sparse& matrix, Extreme which, const T* x, int64_t width, T* out, int32_t* from,
+             const Stream& stream) {
   with_vectors<T>(width, {x}, [&](auto vector) {
     constexpr int V = decltype(vector)::value;
     const FindExtreme<T, V> op{matrix, which, x, width, out, from};
@@ -94,8 +94,8 @@ void extreme(const Sparse& matrix, Extreme which, const T* x, int64_t width,
 }
 
 template <typename T>
-void extreme_backward(const Sparse& transposed, const T* grad,
-                      const int32_t* from, int64_t width, T* out, const Stream& stream) {
+void extreme_backward(const Sparse& transposed, const T* grad, const int32_t* from, int64_t width,
+                      T* out, const Stream& stream) {
   with_vectors<T>(width, {grad, from, out}, [&](auto vector) {
     constexpr int V = decltype(vector)::value;
     const SpreadExtreme<T, V> op{transposed, grad, from, width, out};
@@ -103,10 +103,9 @@ void extreme_backward(const Sparse& transposed, const T* grad,
   });
 }
 
-#define GAS_FOR_TYPE(T) \
-  template void extreme(const Sparse&, Extreme, const T*, int64_t, T*, int32_t*, \
-                        const Stream&); \
-  template void extreme_backward(const Sparse&, const T*, const int32_t*, int64_t, T*, \
+#define GAS_FOR_TYPE(T)                                                                          \
+  template void extreme(const Sparse&, Extreme, const T*, int64_t, T*, int32_t*, const Stream&); \
+  template void extreme_backward(const Sparse&, const T*, const int32_t*, int64_t, T*,           \
                                  const Stream&);
 GAS_FOR_TYPE(float)
 GAS_FOR_TYPE(double)

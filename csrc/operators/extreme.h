@@ -35,12 +35,12 @@ void extreme_backward(const Sparse& transposed, const T* grad, const int32_t* fr
 namespace cuda {
 
 template <typename T>
-void extreme(const Sparse& matrix, Extreme which, const T* x, int64_t width,
-             T* out, int32_t* from, const Stream& stream);
+void extreme(const Sparse& matrix, Extreme which, const T* x, int64_t width, T* out, int32_t* from,
+             const Stream& stream);
 
 template <typename T>
-void extreme_backward(const Sparse& transposed, const T* grad,
-                      const int32_t* from, int64_t width, T* out, const Stream& stream);
+void extreme_backward(const Sparse& transposed, const T* grad, const int32_t* from, int64_t width,
+                      T* out, const Stream& stream);
 
 }  // namespace cuda
 }  // namespace gas

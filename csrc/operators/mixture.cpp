@@ -273,12 +273,12 @@ void mixture_backward(const Sparse& matrix, const Mixture<typename Sum<T>::type>
   }
 }
 
-#define GAS_FOR_TYPE(T, A)                                                                       \
-  template void mixture_spread(const Sparse&, const Mixture<A>&, const T*, int64_t, bool, T*,    \
-                               int);                                                             \
-  template void mixture_collapse(const Sparse&, const Mixture<A>&, const T*, int64_t, bool, T*,  \
-                                 int);                                                           \
-  template void mixture_backward(const Sparse&, const Mixture<A>&, const T*, const T*, int64_t,  \
+#define GAS_FOR_TYPE(T, A)                                                                      \
+  template void mixture_spread(const Sparse&, const Mixture<A>&, const T*, int64_t, bool, T*,   \
+                               int);                                                            \
+  template void mixture_collapse(const Sparse&, const Mixture<A>&, const T*, int64_t, bool, T*, \
+                                 int);                                                          \
+  template void mixture_backward(const Sparse&, const Mixture<A>&, const T*, const T*, int64_t, \
                                  T*, const MixtureGrad<A>&, int);
 GAS_FOR_TYPE(float, float)
 GAS_FOR_TYPE(double, double)

@@ -287,9 +287,8 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 8 ? 1 : kBlocks)
 }  // namespace
 
 template <typename T>
-void mixture_spread(const Sparse& matrix,
-                    const Mixture<typename Sum<T>::type>& mixture, const T* x, int64_t width,
-                    bool mean, T* out, const Stream& stream) {
+void mixture_spread(const Sparse& matrix, const Mixture<typename Sum<T>::type>& mixture, const T* x,
+                    int64_t width, bool mean, T* out, const Stream& stream) {
   const int64_t kernels = mixture.kernels;
   if (matrix.num_rows * kernels * width == 0) return;
   with_vectors<T>(width, {x, out}, [&](auto vector) {
@@ -301,9 +300,8 @@ void mixture_spread(const Sparse& matrix,
 }
 
 template <typename T>
-void mixture_collapse(const Sparse& matrix,
-                      const Mixture<typename Sum<T>::type>& mixture, const T* x, int64_t width,
-                      bool mean, T* out, const Stream& stream) {
+void mixture_collapse(const Sparse& matrix, const Mixture<typename Sum<T>::type>& mixture,
+                      const T* x, int64_t width, bool mean, T* out, const Stream& stream) {
   if (matrix.num_rows * width == 0) return;
   with_vectors<T>(width, {x, out}, [&](auto vector) {
     constexpr int V = decltype(vector)::value;
@@ -314,10 +312,9 @@ void mixture_collapse(const Sparse& matrix,
 }
 
 template <typename T>
-void mixture_backward(const Sparse& matrix,
-                      const Mixture<typename Sum<T>::type>& mixture, const T* own, const T* other,
-                      int64_t width, T* out, const MixtureGrad<typename Sum<T>::type>& grad,
-                      const Stream& stream) {
+void mixture_backward(const Sparse& matrix, const Mixture<typename Sum<T>::type>& mixture,
+                      const T* own, const T* other, int64_t width, T* out,
+                      const MixtureGrad<typename Sum<T>::type>& grad, const Stream& stream) {
   using A = typename Sum<T>::type;
   const char* what = "mixture_backward";
   const int64_t kernels = mixture.kernels, dims = mixture.dims;
@@ -345,13 +342,13 @@ void mixture_backward(const Sparse& matrix,
   });
 }
 
-#define GAS_FOR_TYPE(T, A)                                                                        \
-  template void mixture_spread(const Sparse&, const Mixture<A>&, const T*, int64_t,      \
-                               bool, T*, const Stream&);                                          \
-  template void mixture_collapse(const Sparse&, const Mixture<A>&, const T*, int64_t,    \
-                                 bool, T*, const Stream&);                                        \
-  template void mixture_backward(const Sparse&, const Mixture<A>&, const T*, const T*,   \
-                                 int64_t, T*, const MixtureGrad<A>&, const Stream&);
+#define GAS_FOR_TYPE(T, A)                                                                      \
+  template void mixture_spread(const Sparse&, const Mixture<A>&, const T*, int64_t, bool, T*,   \
+                               const Stream&);                                                  \
+  template void mixture_collapse(const Sparse&, const Mixture<A>&, const T*, int64_t, bool, T*, \
+                                 const Stream&);                                                \
+  template void mixture_backward(const Sparse&, const Mixture<A>&, const T*, const T*, int64_t, \
+                                 T*, const MixtureGrad<A>&, const Stream&);
 GAS_FOR_TYPE(float, float)
 GAS_FOR_TYPE(double, double)
 GAS_FOR_TYPE(bfloat16, float)

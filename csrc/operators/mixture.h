@@ -40,8 +40,8 @@ GAS_HOST_DEVICE GAS_INLINE A exponent_of(A gap, A scale) {
   return gap * gap * scale;
 }
 
-// The gradients towards mu and sigma, from the sums over edges of c times the gap u - mu and of that
-// times the gap, where c is the gradient towards w, times w.
+// The gradients towards mu and sigma, from the sums over edges of c times the gap u - mu and of
+// that times the gap, where c is the gradient towards w, times w.
 template <typename A>
 GAS_HOST_DEVICE GAS_INLINE A mu_gradient(double by_gap, double inverse) {
   return static_cast<A>(by_gap * inverse);
@@ -85,22 +85,19 @@ void mixture_backward(const Sparse& matrix, const Mixture<typename Sum<T>::type>
 namespace cuda {
 
 template <typename T>
-void mixture_spread(const Sparse& matrix,
-                    const Mixture<typename Sum<T>::type>& mixture, const T* x, int64_t width,
-                    bool mean, T* out, const Stream& stream);
+void mixture_spread(const Sparse& matrix, const Mixture<typename Sum<T>::type>& mixture, const T* x,
+                    int64_t width, bool mean, T* out, const Stream& stream);
 
 template <typename T>
-void mixture_collapse(const Sparse& matrix,
-                      const Mixture<typename Sum<T>::type>& mixture, const T* x, int64_t width,
-                      bool mean, T* out, const Stream& stream);
+void mixture_collapse(const Sparse& matrix, const Mixture<typename Sum<T>::type>& mixture,
+                      const T* x, int64_t width, bool mean, T* out, const Stream& stream);
 
 // Without rows or columns nothing is launched that would write grad.mu and grad.sigma: they stay as
 // they are.
 template <typename T>
-void mixture_backward(const Sparse& matrix,
-                      const Mixture<typename Sum<T>::type>& mixture, const T* own, const T* other,
-                      int64_t width, T* out, const MixtureGrad<typename Sum<T>::type>& grad,
-                      const Stream& stream);
+void mixture_backward(const Sparse& matrix, const Mixture<typename Sum<T>::type>& mixture,
+                      const T* own, const T* other, int64_t width, T* out,
+                      const MixtureGrad<typename Sum<T>::type>& grad, const Stream& stream);
 
 }  // namespace cuda
 }  // namespace gas

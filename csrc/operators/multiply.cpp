@@ -70,7 +70,7 @@ GAS_INLINE void multiply_rows(const Sparse& m, const T* weight, const Source& x,
 
 template <typename T>
 GAS_INLINE void dots_of_rows(const Sparse& m, const T* a, const T* b, int64_t width, T* out,
-                            int64_t begin, int64_t last) {
+                             int64_t begin, int64_t last) {
   using A = typename Sum<T>::type;
   constexpr int kLanes = 8;
   for (int64_t row = begin; row < last; ++row) {
@@ -82,8 +82,8 @@ GAS_INLINE void dots_of_rows(const Sparse& m, const T* a, const T* b, int64_t wi
       for (; j + kLanes <= width; j += kLanes) {
         for (int k = 0; k < kLanes; ++k) lane[k] += load(left[j + k]) * load(right[j + k]);
       }
-      A sum = ((lane[0] + lane[1]) + (lane[2] + lane[3])) +
-              ((lane[4] + lane[5]) + (lane[6] + lane[7]));
+      A sum =
+          ((lane[0] + lane[1]) + (lane[2] + lane[3])) + ((lane[4] + lane[5]) + (lane[6] + lane[7]));
       for (; j < width; ++j) sum += load(left[j]) * load(right[j]);
       store(out + e, sum);
     }
@@ -120,8 +120,8 @@ void dot_rows(const Sparse& matrix, const T* a, const T* b, int64_t width, T* ou
   reduce_rows(matrix, grain_of(kEnough, width), threads, run, Own{a, width});
 }
 
-#define GAS_FOR_TYPE(T)                                                                          \
-  template void multiply(const Sparse&, const T*, const Rows<T>&, int64_t, bool, T*, int);       \
+#define GAS_FOR_TYPE(T)                                                                    \
+  template void multiply(const Sparse&, const T*, const Rows<T>&, int64_t, bool, T*, int); \
   template void dot_rows(const Sparse&, const T*, const T*, int64_t, T*, int);
 GAS_FOR_TYPE(float)
 GAS_FOR_TYPE(double)

@@ -67,8 +67,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 }  // namespace
 
 template <typename T>
-void multiply(const Sparse& matrix, const T* weight, const Rows<T>& x,
-              int64_t width, bool mean, T* out, const Stream& stream) {
+void multiply(const Sparse& matrix, const T* weight, const Rows<T>& x, int64_t width, bool mean,
+              T* out, const Stream& stream) {
   with_vectors<T>(width, {x.own, x.other, out}, [&](auto vector) {
     constexpr int V = decltype(vector)::value;
     const Multiply<T, V> op{matrix, weight, x, width, mean, out};
@@ -89,9 +89,9 @@ void dot_rows(const Sparse& matrix, const T* a, const T* b, int64_t width, T* ou
   });
 }
 
-#define GAS_FOR_TYPE(T) \
+#define GAS_FOR_TYPE(T)                                                              \
   template void multiply(const Sparse&, const T*, const Rows<T>&, int64_t, bool, T*, \
-                         const Stream&); \
+                         const Stream&);                                             \
   template void dot_rows(const Sparse&, const T*, const T*, int64_t, T*, const Stream&);
 GAS_FOR_TYPE(float)
 GAS_FOR_TYPE(double)

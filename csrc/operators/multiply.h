@@ -44,8 +44,8 @@ void dot_rows(const Sparse& matrix, const T* a, const T* b, int64_t width, T* ou
 namespace cuda {
 
 template <typename T>
-void multiply(const Sparse& matrix, const T* weight, const Rows<T>& x,
-              int64_t width, bool mean, T* out, const Stream& stream);
+void multiply(const Sparse& matrix, const T* weight, const Rows<T>& x, int64_t width, bool mean,
+              T* out, const Stream& stream);
 
 template <typename T>
 void dot_rows(const Sparse& matrix, const T* a, const T* b, int64_t width, T* out,

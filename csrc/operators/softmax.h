@@ -50,8 +50,7 @@ struct Softmax {
     return std::apply(
         [&](const auto&... average) {
           const auto size = [n](const auto& of) { return of.out == nullptr ? 0 : n * of.width; };
-          return Scratch{std::vector<A>(n), std::vector<A>(n),
-                         {std::vector<A>(size(average))...}};
+          return Scratch{std::vector<A>(n), std::vector<A>(n), {std::vector<A>(size(average))...}};
         },
         averages);
   }

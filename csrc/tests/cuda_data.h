@@ -92,7 +92,9 @@ Table<double> exact(const Table<T>& table) {
 }
 
 template <typename T>
-constexpr double kTolerance = sizeof(T) == 8 ? 1e-12 : sizeof(T) == 4 ? 2e-5 : 1e-2;
+constexpr double kTolerance = sizeof(T) == 8   ? 1e-12
+                              : sizeof(T) == 4 ? 2e-5
+                                               : 1e-2;
 
 template <typename T>
 void check_near(const Table<T>& found, const Table<double>& wanted) {

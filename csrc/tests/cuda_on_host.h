@@ -47,7 +47,7 @@ using std::min;
 
 namespace on_host {
 
-inline bool reversed = false;   // The order in which blocks and threads take turns.
+inline bool reversed = false;  // The order in which blocks and threads take turns.
 inline int64_t launches = 0;
 
 constexpr unsigned kWarpLanes = 32;
@@ -195,8 +195,8 @@ T exchange(unsigned mask, T value, unsigned from) {
 
 inline void __syncthreads() { on_host::block->wait(on_host::block->all, on_host::block->alive); }
 
-// Returns true if the predicate of any thread is true. Predicates of the next call are collected behind a
-// barrier that all have passed.
+// Returns true if the predicate of any thread is true. Predicates of the next call are collected
+// behind a barrier that all have passed.
 inline int __syncthreads_or(int predicate) {
   static bool any;
   __syncthreads();

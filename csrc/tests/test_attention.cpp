@@ -26,8 +26,7 @@ Numbers numbers(int64_t n, std::mt19937& random) {
   return x;
 }
 
-Case make(int64_t rows, int64_t heads, int64_t width, double p, bool hubs,
-          std::mt19937& random) {
+Case make(int64_t rows, int64_t heads, int64_t width, double p, bool hubs, std::mt19937& random) {
   const gas::Attention how(heads, width, 0.2, static_cast<uint64_t>(p * 4294967296.0),
                            1.0 / (1.0 - p), 7);
   Case c{rows, rows + 5, how, {0}, {}, {}, {}, {}};
@@ -97,8 +96,7 @@ Result<T> run(const Case& c, const Numbers& grad, int threads) {
   std::vector<T> maximum(target.size()), total(target.size()), weight(target.size()),
       packed(4 * target.size()), positive(g.size());
   Result<T> r{std::vector<T>(g.size()), x, source, target};
-  const gas::AttentionState<T> state{maximum.data(), total.data(), weight.data(),
-                                     positive.data()};
+  const gas::AttentionState<T> state{maximum.data(), total.data(), weight.data(), positive.data()};
   gas::attention(forward, c.how, x.data(), source.data(), target.data(), r.out.data(), state,
                  threads);
   gas::attention_backward(backward, c.rows, c.how, x.data(), source.data(), target.data(),
@@ -120,9 +118,9 @@ void test(int64_t rows, int64_t heads, int64_t width, double p, std::mt19937& ra
   const auto exact = run<double>(c, grad, 1);
   for (size_t i = 0; i < wanted.size(); ++i) CHECK(near(exact.out[i], wanted[i], 1e-12));
   // By differences of the definition.
-  for (auto [values, found] : {std::pair{&c.x, &exact.grad_x},
-                               std::pair{&c.source, &exact.grad_source},
-                               std::pair{&c.target, &exact.grad_target}}) {
+  for (auto [values, found] :
+       {std::pair{&c.x, &exact.grad_x}, std::pair{&c.source, &exact.grad_source},
+        std::pair{&c.target, &exact.grad_target}}) {
     for (size_t i = 0; i < values->size(); i += 1 + values->size() / 20) {
       const double before = (*values)[i], step = 1e-6;
       (*values)[i] = before + step;

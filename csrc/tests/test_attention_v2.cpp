@@ -26,8 +26,7 @@ Numbers numbers(int64_t n, std::mt19937& random) {
   return x;
 }
 
-Case make(int64_t rows, int64_t heads, int64_t width, double p, bool hubs,
-          std::mt19937& random) {
+Case make(int64_t rows, int64_t heads, int64_t width, double p, bool hubs, std::mt19937& random) {
   const gas::Attention how(heads, width, 0.2, static_cast<uint64_t>(p * 4294967296.0),
                            1.0 / (1.0 - p), 7);
   Case c{rows, rows + 5, how, {0}, {}, {}, {}, {}};

@@ -73,7 +73,8 @@ void test_int8() {
     const std::vector<float> y = round_trip(Codec::kInt8, x, width);
     for (int64_t row = 0; row < (width ? 50 : 0); ++row) {
       float largest = 0;
-      for (int64_t i = 0; i < width; ++i) largest = std::max(largest, std::fabs(x[row * width + i]));
+      for (int64_t i = 0; i < width; ++i)
+        largest = std::max(largest, std::fabs(x[row * width + i]));
       for (int64_t i = row * width; i < (row + 1) * width; ++i) {
         CHECK(std::fabs(x[i] - y[i]) <= largest / 127 * 0.5001);
       }

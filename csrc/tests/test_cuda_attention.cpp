@@ -44,12 +44,12 @@ void test(const Graph& g, const gas::Attention& how, int64_t shift, std::mt19937
   const gas::Sparse m = g.forward(), t = g.backward();
   const auto found = in_both_orders([&](const gas::cuda::Stream& stream) {
     Results<T> r(g, how, shift);
-    gas::cuda::attention(m, how, x.data(), source.data(), target.data(),
-                         r.out.data(), r.state(), stream);
-    gas::cuda::attention_backward(t, g.num_rows, how, x.data(), source.data(),
-                                  target.data(), r.out.data(), grad.data(), r.state(),
-                                  r.packed.data(), r.grad_x.data(), r.grad_source.data(),
-                                  r.grad_target.data(), stream);
+    gas::cuda::attention(m, how, x.data(), source.data(), target.data(), r.out.data(), r.state(),
+                         stream);
+    gas::cuda::attention_backward(t, g.num_rows, how, x.data(), source.data(), target.data(),
+                                  r.out.data(), grad.data(), r.state(), r.packed.data(),
+                                  r.grad_x.data(), r.grad_source.data(), r.grad_target.data(),
+                                  stream);
     return r;
   });
 
@@ -82,8 +82,8 @@ void test(const Graph& g, const gas::Attention& how, int64_t shift, std::mt19937
   Results<T> alone(g, how, shift);
   gas::AttentionState<T> none = alone.state();
   none.positive = nullptr;
-  gas::cuda::attention(m, how, x.data(), source.data(), target.data(),
-                       alone.out.data(), none, scratch.stream());
+  gas::cuda::attention(m, how, x.data(), source.data(), target.data(), alone.out.data(), none,
+                       scratch.stream());
   CHECK(alone.out == found.out && alone.maximum == found.maximum && alone.total == found.total);
 }
 
@@ -134,8 +134,8 @@ void test_large_scores() {
   Results<float> found(g, h, 0);
   Results<double> wanted(g, h, 0);
   Scratch scratch;
-  gas::cuda::attention(g.forward(), h, x.data(), source.data(), target.data(),
-                       found.out.data(), found.state(), scratch.stream());
+  gas::cuda::attention(g.forward(), h, x.data(), source.data(), target.data(), found.out.data(),
+                       found.state(), scratch.stream());
   gas::attention(g.forward(), h, exact_x.data(), exact_source.data(), exact_target.data(),
                  wanted.out.data(), wanted.state(), 1);
   for (int64_t i = 0; i < found.out.n; ++i) CHECK(std::abs(found.out[i] - wanted.out[i]) < 2e-3);

@@ -25,8 +25,8 @@ struct Results {
         packed(4 * g.num_rows * how.heads, 0) {}
   bool operator==(const Results& other) const {
     return out == other.out && grad_source == other.grad_source &&
-           grad_target == other.grad_target && maximum == other.maximum &&
-           total == other.total && grad_att == other.grad_att;
+           grad_target == other.grad_target && maximum == other.maximum && total == other.total &&
+           grad_att == other.grad_att;
   }
 };
 
@@ -43,12 +43,10 @@ void test(const Graph& g, const gas::Attention& how, int odd, std::mt19937& rand
   const gas::AttentionV2<T> layer{how, source.data(), target.data(), att.data()};
   const auto found = in_both_orders([&](const gas::cuda::Stream& stream) {
     Results<T> r(g, how, odd);
-    gas::cuda::attention_v2(m, layer, r.out.data(), r.maximum.data(),
-                            r.total.data(), stream);
-    gas::cuda::attention_v2_backward(m, t, layer, r.out.data(), grad.data(),
-                                     r.maximum.data(), r.total.data(), r.packed.data(),
-                                     r.grad_source.data(), r.grad_target.data(),
-                                     r.grad_att.data(), stream);
+    gas::cuda::attention_v2(m, layer, r.out.data(), r.maximum.data(), r.total.data(), stream);
+    gas::cuda::attention_v2_backward(m, t, layer, r.out.data(), grad.data(), r.maximum.data(),
+                                     r.total.data(), r.packed.data(), r.grad_source.data(),
+                                     r.grad_target.data(), r.grad_att.data(), stream);
     return r;
   });
 
@@ -56,8 +54,8 @@ void test(const Graph& g, const gas::Attention& how, int odd, std::mt19937& rand
   const gas::AttentionV2<double> exact_layer{how, exact_source.data(), exact_target.data(),
                                              exact_att.data()};
   Results<double> wanted(g, how);
-  gas::attention_v2(m, exact_layer, wanted.out.data(), wanted.maximum.data(),
-                    wanted.total.data(), 1);
+  gas::attention_v2(m, exact_layer, wanted.out.data(), wanted.maximum.data(), wanted.total.data(),
+                    1);
   check_near(found.out, wanted.out);
   if (how.width > 0) {  // Else there is nothing that would look at it.
     check_near(found.maximum, wanted.maximum);
@@ -122,9 +120,9 @@ void test_large_scores() {
   Results<float> found(g, h);
   Results<double> wanted(g, h);
   Scratch scratch;
-  gas::cuda::attention_v2<float>(g.forward(),
-                                 {h, source.data(), target.data(), att.data()}, found.out.data(),
-                                 found.maximum.data(), found.total.data(), scratch.stream());
+  gas::cuda::attention_v2<float>(g.forward(), {h, source.data(), target.data(), att.data()},
+                                 found.out.data(), found.maximum.data(), found.total.data(),
+                                 scratch.stream());
   gas::attention_v2<double>(g.forward(),
                             {h, exact_source.data(), exact_target.data(), exact_att.data()},
                             wanted.out.data(), wanted.maximum.data(), wanted.total.data(), 1);

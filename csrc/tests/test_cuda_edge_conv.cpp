@@ -32,10 +32,10 @@ void test(const Graph& g, const gas::EdgeConv& how, int odd, std::mt19937& rando
   const gas::Sparse m = g.forward(), t = g.backward();
   const auto found = in_both_orders([&](const gas::cuda::Stream& stream) {
     Results<T> r(g, how.width, odd);
-    gas::cuda::edge_conv(m, how, target.data(), source.data(), r.out.data(),
-                         r.slope.data(), stream);
-    gas::cuda::edge_conv_backward(t, how, target.data(), source.data(), grad.data(),
-                                  r.back.data(), stream);
+    gas::cuda::edge_conv(m, how, target.data(), source.data(), r.out.data(), r.slope.data(),
+                         stream);
+    gas::cuda::edge_conv_backward(t, how, target.data(), source.data(), grad.data(), r.back.data(),
+                                  stream);
     return r;
   });
 
@@ -93,8 +93,8 @@ void test_nan_stays() {
   for (const auto f : {Activation::kRelu, Activation::kLeakyRelu, Activation::kElu,
                        Activation::kSigmoid, Activation::kTanh}) {
     float out = 0;
-    gas::cuda::edge_conv<float>(m, {f, 0.3, 1, false}, target.data(), source.data(), &out,
-                                nullptr, scratch.stream());
+    gas::cuda::edge_conv<float>(m, {f, 0.3, 1, false}, target.data(), source.data(), &out, nullptr,
+                                scratch.stream());
     CHECK(std::isnan(out));
   }
 }

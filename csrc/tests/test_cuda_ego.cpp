@@ -43,7 +43,7 @@ int main() {
     for (const int64_t shift : {0, 1}) {  // Rows that are aligned to vectors, or not.
       test(make_graph(37, 37, degrees, random), shared, shift, random);
       test(make_graph(3, 3, {9000, 0, 40}, random), shared, shift, random);  // A row of each block.
-      test(make_graph(700, 700, {0}, random), shared, shift, random);  // No entries at all.
+      test(make_graph(700, 700, {0}, random), shared, shift, random);        // No entries at all.
       test(make_graph(1, 1, {1}, random), shared, shift, random);
     }
   }

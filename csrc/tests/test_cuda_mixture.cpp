@@ -50,21 +50,20 @@ void test(const Graph& g, bool transposed, const Shape& s, int odd, std::mt19937
   const auto found = in_both_orders([&](const gas::cuda::Stream& stream) {
     Results<T> r(g, m, s, odd);
     gas::cuda::mixture_spread(m, mixture, one.data(), s.width, true, r.spread.data(), stream);
-    gas::cuda::mixture_collapse(m, mixture, many.data(), s.width, true, r.collapse.data(),
+    gas::cuda::mixture_collapse(m, mixture, many.data(), s.width, true, r.collapse.data(), stream);
+    gas::cuda::mixture_backward(m, mixture, own.data(), one.data(), s.width, r.out.data(), r.grad(),
                                 stream);
-    gas::cuda::mixture_backward(m, mixture, own.data(), one.data(), s.width, r.out.data(),
-                                r.grad(), stream);
     return r;
   });
 
   const auto exact_one = exact(one), exact_many = exact(many), exact_own = exact(own),
              exact_pseudo = exact(pseudo), exact_mu = exact(mu), exact_sigma = exact(sigma);
-  const gas::Mixture<double> exact_mixture{s.kernels, s.dims, exact_pseudo.data(),
-                                           exact_mu.data(), exact_sigma.data()};
+  const gas::Mixture<double> exact_mixture{s.kernels, s.dims, exact_pseudo.data(), exact_mu.data(),
+                                           exact_sigma.data()};
   Results<double> wanted(g, m, s);
   gas::mixture_spread(m, exact_mixture, exact_one.data(), s.width, true, wanted.spread.data(), 1);
-  gas::mixture_collapse(m, exact_mixture, exact_many.data(), s.width, true,
-                        wanted.collapse.data(), 1);
+  gas::mixture_collapse(m, exact_mixture, exact_many.data(), s.width, true, wanted.collapse.data(),
+                        1);
   gas::mixture_backward(m, exact_mixture, exact_own.data(), exact_one.data(), s.width,
                         wanted.out.data(), wanted.grad(), 1);
   check_near(found.spread, wanted.spread);
@@ -75,8 +74,7 @@ void test(const Graph& g, bool transposed, const Shape& s, int odd, std::mt19937
   Scratch scratch;  // The parameters' gradients come alone, too, and sums without a mean.
   Results<T> alone(g, m, s, odd);
   gas::cuda::mixture_backward<T>(m, mixture, own.data(), one.data(), s.width, nullptr,
-                                 {nullptr, alone.mu.data(), alone.sigma.data()},
-                                 scratch.stream());
+                                 {nullptr, alone.mu.data(), alone.sigma.data()}, scratch.stream());
   if (m.num_rows * s.width > 0) {  // Else they stay as they are.
     check_near(found.mu, wanted.mu);
     check_near(found.sigma, wanted.sigma);
@@ -88,8 +86,8 @@ void test(const Graph& g, bool transposed, const Shape& s, int odd, std::mt19937
   check_near(alone.spread, wanted.out);
   gas::cuda::mixture_collapse(m, mixture, many.data(), s.width, false, alone.collapse.data(),
                               scratch.stream());
-  gas::mixture_collapse(m, exact_mixture, exact_many.data(), s.width, false,
-                        wanted.collapse.data(), 1);
+  gas::mixture_collapse(m, exact_mixture, exact_many.data(), s.width, false, wanted.collapse.data(),
+                        1);
   check_near(alone.collapse, wanted.collapse);
 }
 

@@ -14,12 +14,10 @@ void test_rows(int64_t row_bytes, int64_t shift, int64_t blocks, std::mt19937& r
   for (int64_t i = 0; i < table.n; ++i) table[i] = static_cast<char>(random());
   std::vector<int64_t> index(kPicked);
   for (int64_t i = 0; i < kPicked; ++i) index[i] = i * 7 % kRows;  // Each row once at most.
-  gas::cuda::gather_rows(table.data(), row_bytes, index.data(), kPicked, rows.data(), blocks,
-                         0);
+  gas::cuda::gather_rows(table.data(), row_bytes, index.data(), kPicked, rows.data(), blocks, 0);
   CHECK(gridDim.x <= blocks);
   Table<char> back(kRows * row_bytes, shift);
-  gas::cuda::scatter_rows(rows.data(), row_bytes, index.data(), kPicked, back.data(),
-                          blocks, 0);
+  gas::cuda::scatter_rows(rows.data(), row_bytes, index.data(), kPicked, back.data(), blocks, 0);
   CHECK(gridDim.x <= blocks);
   std::vector<bool> picked(kRows);
   for (int64_t i = 0; i < kPicked; ++i) {
@@ -31,8 +29,7 @@ void test_rows(int64_t row_bytes, int64_t shift, int64_t blocks, std::mt19937& r
   for (int64_t i = 0; i < back.n; ++i) CHECK(picked[i / row_bytes] || back[i] == -1);
 }
 
-void test_int8(int64_t width, int64_t shift, bool in_order, int64_t blocks,
-               std::mt19937& random) {
+void test_int8(int64_t width, int64_t shift, bool in_order, int64_t blocks, std::mt19937& random) {
   constexpr int64_t kRows = 60;
   auto x = numbers<float>(kRows * width, 0, random);
   for (int64_t j = 0; j < width; ++j) x[2 * width + j] = 0;

@@ -101,8 +101,8 @@ void test_rounds(std::mt19937& random) {
   const cuda::Search search{0, 0, gas::random_bits(7, 3), {}};  // The key of an element itself.
   const int64_t k = 1, n = 1000;
   Table<uint8_t> drawn(n, 0);
-  cuda::launch("", cuda::mark_drawn, 2, 0, n, &k, uint64_t{7},
-               static_cast<const uint8_t*>(nullptr), &search, drawn.data());
+  cuda::launch("", cuda::mark_drawn, 2, 0, n, &k, uint64_t{7}, static_cast<const uint8_t*>(nullptr),
+               &search, drawn.data());
   for (int64_t i = 0; i < n; ++i) CHECK(drawn[i] == (gas::random_bits(7, i) <= search.last));
   CHECK(drawn[3] == 1 && cuda::rest(0) == ~uint64_t{0} && cuda::rest(cuda::kRounds) == 0);
 }

@@ -43,8 +43,8 @@ void test_encoded(gas::Codec codec, int64_t width, int64_t n) {
     std::vector<float> out(n * width, -1.0f);
     bool thrown = false;
     try {
-      gas::gather_decode_dropout(codec, table.data(), rows, width, index.data(), n, threshold,
-                                 1.6f, 5, out.data(), 1);
+      gas::gather_decode_dropout(codec, table.data(), rows, width, index.data(), n, threshold, 1.6f,
+                                 5, out.data(), 1);
     } catch (const std::out_of_range&) {
       thrown = true;
     }
@@ -74,8 +74,7 @@ int main() {
   for (const float value : drop(99, 0.0, 1, 1)) CHECK(value == 1.0f);
   CHECK(drop(0, 0.5, 1, 1).empty());
   CHECK(drop(1, 0.5, 1, 1)[0] == drop(2, 0.5, 1, 1)[0]);
-  for (const gas::Codec codec :
-       {gas::Codec::kBfloat16, gas::Codec::kFloat16, gas::Codec::kInt8}) {
+  for (const gas::Codec codec : {gas::Codec::kBfloat16, gas::Codec::kFloat16, gas::Codec::kInt8}) {
     for (const int64_t width : {0, 1, 3, 8, 64, 131, 5000}) {
       for (const int64_t rows : {0, 1, 33, 700}) test_encoded(codec, width, rows);
     }

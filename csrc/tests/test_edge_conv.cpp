@@ -40,16 +40,11 @@ Case make(int64_t rows, gas::EdgeConv how, bool hubs, std::mt19937& random) {
 
 double activate(Activation f, double parameter, double x) {
   switch (f) {
-    case Activation::kRelu:
-      return std::max(x, 0.0);
-    case Activation::kLeakyRelu:
-      return x > 0 ? x : parameter * x;
-    case Activation::kElu:
-      return x > 0 ? x : parameter * std::expm1(x);
-    case Activation::kSigmoid:
-      return 1 / (1 + std::exp(-x));
-    case Activation::kTanh:
-      return std::tanh(x);
+    case Activation::kRelu: return std::max(x, 0.0);
+    case Activation::kLeakyRelu: return x > 0 ? x : parameter * x;
+    case Activation::kElu: return x > 0 ? x : parameter * std::expm1(x);
+    case Activation::kSigmoid: return 1 / (1 + std::exp(-x));
+    case Activation::kTanh: return std::tanh(x);
   }
   return 0;
 }

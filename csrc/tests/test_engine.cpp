@@ -92,7 +92,10 @@ void test_errors() {
 void test_waiting_for_a_while() {
   Engine engine(1, 10);
   std::atomic<bool> go{false};
-  const auto ticket = engine.submit(0, call([&] { while (!go) sleep_ms(1); }), By::kWorkers);
+  const auto ticket = engine.submit(0, call([&] {
+                                      while (!go) sleep_ms(1);
+                                    }),
+                                    By::kWorkers);
   CHECK(!engine.wait(ticket, 1, milliseconds(5)));
   CHECK(!engine.done(ticket));
   go = true;
@@ -117,12 +120,18 @@ void test_cancel() {
   Engine engine(1, 10);
   std::atomic<bool> go{false}, started{false};
   int ran = 0;
-  const auto first = engine.submit(0, call([&] { started = true; while (!go) sleep_ms(1); }));
+  const auto first = engine.submit(0, call([&] {
+                                     started = true;
+                                     while (!go) sleep_ms(1);
+                                   }));
   const auto second = engine.submit(0, call([&] { ++ran; }));
-  const auto failing = engine.submit(1, call([] { throw std::runtime_error("not waited for"); }),
-                                     By::kWaiters);
+  const auto failing =
+      engine.submit(1, call([] { throw std::runtime_error("not waited for"); }), By::kWaiters);
   while (!started) sleep_ms(1);
-  std::thread later([&] { sleep_ms(20); go = true; });
+  std::thread later([&] {
+    sleep_ms(20);
+    go = true;
+  });
   const Engine::Ticket tickets[] = {first, second, failing};
   engine.cancel(tickets, 3);  // Waits for the first one.
   CHECK(go);
@@ -135,7 +144,11 @@ void test_the_queue_is_bounded() {
   Engine engine(1, 2);
   std::atomic<int> ran{0};
   for (int i = 0; i < 50; ++i) {
-    engine.submit(i % 2, call([&] { sleep_ms(1); ++ran; }), By::kWorkers, true);
+    engine.submit(i % 2, call([&] {
+                    sleep_ms(1);
+                    ++ran;
+                  }),
+                  By::kWorkers, true);
     CHECK(i + 1 - ran <= 3);  // Two in the queue, one that has ended but isn't off it yet.
   }
   CHECK(engine.wait_lane(0, 1, kLong) && engine.wait_lane(1, 1, kLong));
@@ -166,7 +179,11 @@ void test_close() {
 void test_a_job_may_destroy_its_engine() {
   std::atomic<bool> gone{false};
   auto* engine = new Engine(2, 10);
-  engine->submit(0, call([&] { delete engine; gone = true; }), By::kWorkers, true);
+  engine->submit(0, call([&] {
+                   delete engine;
+                   gone = true;
+                 }),
+                 By::kWorkers, true);
   while (!gone) sleep_ms(1);
 }
 

@@ -25,8 +25,8 @@ Numbers numbers(int64_t n, std::mt19937& random) {
   return x;
 }
 
-Case make(int64_t rows, int64_t kernels, int64_t dims, int64_t width, bool mean,
-          bool hubs, std::mt19937& random) {
+Case make(int64_t rows, int64_t kernels, int64_t dims, int64_t width, bool mean, bool hubs,
+          std::mt19937& random) {
   Case c{rows, rows + 5, kernels, dims, width, mean, {0}, {}, {}, {}, {}, {}};
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t degree = degree_of(hubs, r, rows, r % 5 == 2 ? 0 : random() % 21);

@@ -40,11 +40,16 @@ struct Cut {
 };
 
 template <typename Index, typename Value, typename Name = int64_t>
-Cut<Index, Value> cut(gas::Relabeler& relabel, const Graph& graph, const std::vector<int64_t>& nodes,
-                      const Name* e_id, const Value* value, int threads) {
-  const int64_t size = nodes.size(), num_edges = relabel.start(graph.rowptr.data(), nodes.data(), size);
-  Cut<Index, Value> out{std::vector<Index>(size + 1), std::vector<Index>(num_edges),
-                        std::vector<int64_t>(num_edges), {}, std::vector<Value>(num_edges)};
+Cut<Index, Value> cut(gas::Relabeler& relabel, const Graph& graph,
+                      const std::vector<int64_t>& nodes, const Name* e_id, const Value* value,
+                      int threads) {
+  const int64_t size = nodes.size(),
+                num_edges = relabel.start(graph.rowptr.data(), nodes.data(), size);
+  Cut<Index, Value> out{std::vector<Index>(size + 1),
+                        std::vector<Index>(num_edges),
+                        std::vector<int64_t>(num_edges),
+                        {},
+                        std::vector<Value>(num_edges)};
   const int64_t num_halo =
       relabel.cut(graph.rowptr.data(), graph.col.data(), e_id, static_cast<const void*>(value),
                   value ? int64_t{sizeof(Value)} : 0, out.rowptr.data(), out.col.data(),

@@ -37,8 +37,8 @@ Graph make(int64_t num_rows, int64_t num_cols, bool hubs, std::mt19937& random, 
   g.t_rowptr.resize(num_cols + 1);
   g.t_col.resize(g.col.size());
   g.t_entry.resize(g.col.size());
-  gas::transpose(g.forward(), num_cols, num_cols, g.t_rowptr.data(), g.t_col.data(), g.t_entry.data(),
-                 threads);
+  gas::transpose(g.forward(), num_cols, num_cols, g.t_rowptr.data(), g.t_col.data(),
+                 g.t_entry.data(), threads);
   return g;
 }
 
@@ -235,12 +235,14 @@ void test_missing_numbers() {
 // Hubs are joined in one order, whatever the number of threads.
 void test_threads(const Graph& g, std::mt19937& random) {
   const int64_t width = 19;
-  const auto x = numbers<float>(g.num_cols * width, random), y = numbers<float>(g.num_rows * width, random);
+  const auto x = numbers<float>(g.num_cols * width, random),
+             y = numbers<float>(g.num_rows * width, random);
   const auto w = numbers<float>(static_cast<int64_t>(g.col.size()), random);
   std::vector<std::vector<float>> found[3];
   std::vector<int32_t> entries[3];
   for (const int threads : {1, 2, 5}) {
-    std::vector<float> out(y.size()), most(y.size()), least(y.size()), back(x.size()), dot(w.size());
+    std::vector<float> out(y.size()), most(y.size()), least(y.size()), back(x.size()),
+        dot(w.size());
     std::vector<int32_t> from(y.size());
     gas::extreme(g.forward(), gas::Extreme::kMin, x.data(), width, least.data(), from.data(),
                  threads);

@@ -96,8 +96,8 @@ void test_out_of_range() {
     CHECK_THROWS(gas::push(table, buffer.data(), index.data(), 2), std::out_of_range);
   }
   const int64_t one = 1;
-  for (const auto& [first, count] : {std::pair<int64_t, int64_t>{-1, 1}, {3, 1}, {2, 2}, {1, -1},
-                                     {1, INT64_MAX}}) {
+  for (const auto& [first, count] :
+       {std::pair<int64_t, int64_t>{-1, 1}, {3, 1}, {2, 2}, {1, -1}, {1, INT64_MAX}}) {
     CHECK_THROWS(gas::make_ranges(&first, &count, 1, 3), std::out_of_range);
   }
   CHECK(gas::make_ranges(&one, &one, 1, 3).size() == 1);

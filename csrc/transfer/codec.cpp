@@ -129,8 +129,8 @@ void encode_rows(Codec codec, const float* src, int64_t width, int64_t count, ch
   encode(src, width, count, rows, stored_bytes(codec, width));
 }
 
-void decode_rows(Codec codec, const char* table, int64_t width, const int64_t* index,
-                 int64_t begin, int64_t end, float* dst) {
+void decode_rows(Codec codec, const char* table, int64_t width, const int64_t* index, int64_t begin,
+                 int64_t end, float* dst) {
   const auto decode = codec == Codec::kBfloat16  ? decode_all<decode_bfloat16>
                       : codec == Codec::kFloat16 ? decode_all<decode_float16>
                                                  : decode_all<decode_int8>;

@@ -24,16 +24,16 @@ int64_t stored_bytes(Codec codec, int64_t width);
 void encode_rows(Codec codec, const float* src, int64_t width, int64_t count, char* rows);
 
 // dst[i] <- table row index[i] for i in [begin, end). Indices are not checked.
-void decode_rows(Codec codec, const char* table, int64_t width, const int64_t* index,
-                 int64_t begin, int64_t end, float* dst);
+void decode_rows(Codec codec, const char* table, int64_t width, const int64_t* index, int64_t begin,
+                 int64_t end, float* dst);
 
 namespace cuda {
 
-// Encodes `n` consecutive rows of `width` float32 into rows of `row_bytes`, and decodes n rows: those
-// at `index`, or, where it is null, the first. Indices are not checked. Everything is in device
-// memory, but for encoded rows that are read, which may be in pinned host memory. Nothing waits for
-// the host. At most `most_blocks` blocks of threads decode, at least one. `stream` is a raw
-// cudaStream_t. Throws std::runtime_error when a launch fails.
+// Encodes `n` consecutive rows of `width` float32 into rows of `row_bytes`, and decodes n rows:
+// those at `index`, or, where it is null, the first. Indices are not checked. Everything is in
+// device memory, but for encoded rows that are read, which may be in pinned host memory. Nothing
+// waits for the host. At most `most_blocks` blocks of threads decode, at least one. `stream` is a
+// raw cudaStream_t. Throws std::runtime_error when a launch fails.
 void encode_int8(const float* src, int64_t n, int64_t width, int64_t row_bytes, char* rows,
                  uintptr_t stream);
 void decode_int8(const char* rows, const int64_t* index, int64_t n, int64_t width,

@@ -12,7 +12,7 @@ namespace gas {
 namespace {
 
 constexpr int64_t kGrainBytes = 64 * 1024;  // Below this, waking a thread costs more.
-constexpr int64_t kSmallRow = 8;             // Reads this small overlap without prefetching.
+constexpr int64_t kSmallRow = 8;            // Reads this small overlap without prefetching.
 
 // `Bytes` is the row size where it is known at compile time (memcpy becomes a few moves), else 0.
 template <int Bytes>

@@ -42,10 +42,12 @@ void dispatch(const char* src, int64_t row_bytes, const int64_t* index, int64_t 
   if (n == 0 || row_bytes == 0) return;
   const uintptr_t bits =
       reinterpret_cast<uintptr_t>(src) | reinterpret_cast<uintptr_t>(dst) | row_bytes;
-  if (bits % 16 == 0) return move<indexed, int4>(src, row_bytes, index, n, dst, most_blocks, stream);
+  if (bits % 16 == 0)
+    return move<indexed, int4>(src, row_bytes, index, n, dst, most_blocks, stream);
   if (bits % 8 == 0) return move<indexed, int2>(src, row_bytes, index, n, dst, most_blocks, stream);
   if (bits % 4 == 0) return move<indexed, int>(src, row_bytes, index, n, dst, most_blocks, stream);
-  if (bits % 2 == 0) return move<indexed, short>(src, row_bytes, index, n, dst, most_blocks, stream);
+  if (bits % 2 == 0)
+    return move<indexed, short>(src, row_bytes, index, n, dst, most_blocks, stream);
   return move<indexed, char>(src, row_bytes, index, n, dst, most_blocks, stream);
 }
 

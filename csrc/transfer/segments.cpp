@@ -44,8 +44,8 @@ void add(std::vector<iovec>& pieces, char* at, int64_t bytes) {
 
 }  // namespace
 
-int64_t read_segments(int file, int64_t offset, const int64_t* starts, int64_t n,
-                      int64_t row_bytes, char* out) {
+int64_t read_segments(int file, int64_t offset, const int64_t* starts, int64_t n, int64_t row_bytes,
+                      char* out) {
   std::array<char, kPage> between;
   std::vector<iovec> pieces;
   pieces.reserve(2 * static_cast<size_t>(n));

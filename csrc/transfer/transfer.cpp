@@ -31,8 +31,7 @@ std::vector<Range> make_ranges(const int64_t* offset, const int64_t* count, int6
     const int64_t first = offset[i], rows = count[i];
     if (first < 0 || rows < 0 || first > num_rows - rows) {
       throw std::out_of_range(std::to_string(rows) + " rows from row " + std::to_string(first) +
-                              " are not all in a table of " + std::to_string(num_rows) +
-                              " rows");
+                              " are not all in a table of " + std::to_string(num_rows) + " rows");
     }
     ranges.push_back({first, rows, begin});
     begin += rows;
