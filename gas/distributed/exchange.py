@@ -20,11 +20,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gas.distributed.group import Group, RankError
-from gas.history import Codec, History
-from gas.native import BufferPool, transfer
 
 if TYPE_CHECKING:
     from gas.graph import Shard
+    from gas.history import Codec, History
+    from gas.native import BufferPool
 
 STEP, LAYER = 0, 1  # Kinds of messages: of a batch, or of one layer of all nodes.
 KINDS = ("step", "layer-wise inference, layer")
@@ -71,8 +71,8 @@ class Exchange:
         shard: What this rank owns, and whose replicas it has; ``None`` if each has every row.
         overlap: Let messages take until the next step has ended: their rows are seen one step
             later.
-        codec: How rows travel. (default: as they are stored)
-        pool: Gives memory for messages. (default: one of its own)
+        codec: Precision of rows in messages; ``None`` for that of each history.
+        pool: Provides the memory of messages.
     """
 
     def __init__(
@@ -80,8 +80,8 @@ class Exchange:
         group: Group,
         shard: Shard | None,
         overlap: bool,
-        codec: Codec | None = None,
-        pool: BufferPool | None = None,
+        codec: Codec | None,
+        pool: BufferPool,
     ) -> None:
         self.group, self.shard, self.overlap, self.codec = group, shard, overlap, codec
         self.steps = 0
@@ -91,7 +91,7 @@ class Exchange:
         """What the step's batch counts for the gradient, and those of all ranks."""
         self._begun: tuple[list[list[Range]], Tensor, Tensor, dist.Work] | None = None
         self._failed = False
-        self._pool = BufferPool() if pool is None else pool
+        self._pool = pool
         self._arriving: deque[_Message] = deque()
         self._asked: list[Tensor] | None = None if shard is None else self._ask(shard)
 
@@ -265,9 +265,7 @@ class Exchange:
         if codec == history.codec:
             history.read_stored(index, out)
             return
-        values = history.pull(index)
-        coded = codec.name in transfer.CODECS
-        out.copy_(transfer.encode_torch(codec.name, values.float()) if coded else values)
+        out.copy_(codec.encode(history.pull(index)))
 
     # Taking in ------------------------------------------------------------------------------------
 
@@ -319,8 +317,8 @@ class Exchange:
             rows = received[place : place + size].view(codec.dtype)
             place += size
             rows = rows.view(-1, codec.columns(history.embedding_dim))
-            if codec != history.codec and codec.name in transfer.CODECS:
-                rows = transfer.decode_torch(codec.name, rows, history.embedding_dim)
+            if codec != history.codec:
+                rows = codec.decode(rows, history.embedding_dim)
             history.receive(rows, ranges, pushes, is_stored=codec == history.codec)
 
     # In checkpoints -------------------------------------------------------------------------------

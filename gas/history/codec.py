@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from gas.native import transfer
 
@@ -56,6 +57,18 @@ class Codec:
     def row_bytes(self, width: int) -> int:
         """Return the bytes of a stored row of ``width`` values."""
         return self.columns(width) * self.dtype.itemsize
+
+    def encode(self, x: Tensor) -> Tensor:
+        """Encode floating-point rows, of shape ``[n, width]``, as they are stored."""
+        if self.name not in transfer.CODECS:
+            return x.to(self.dtype)
+        return transfer.encode_torch(self.name, x.float())
+
+    def decode(self, rows: Tensor, width: int) -> Tensor:
+        """Decode stored rows, of shape ``[n, columns]``, to values of shape ``[n, width]``."""
+        if self.name not in transfer.CODECS:
+            return rows
+        return transfer.decode_torch(self.name, rows, width)
 
     def __str__(self) -> str:
         return self.name
