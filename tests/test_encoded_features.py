@@ -15,7 +15,7 @@ from gas.augment import DropEdge
 from gas.cli import Experiment, Settings
 from gas.history import Encoded
 from gas.history.features import Features
-from gas.loader.unread import unread
+from gas.loader.lazy import get_lazy
 from gas.training import FullBatch
 
 DTYPES = ("float32", "bfloat16", "float16", "int8")
@@ -119,7 +119,7 @@ def test_features_are_read_where_they_lie(dtype, store):
     batch = gas.SubgraphLoader(graph, log=False).cut([0, 3])
     x = batch.features()
     assert isinstance(x, Features)
-    assert unread(batch.data, "x") is not None
+    assert get_lazy(batch.data, "x") is not None
     _, table, _ = x.parts()
     assert (table is not None) == (dtype == "float32")  # Products read numbers alone.
     assert torch.equal(x.tensor(), plain.x[batch.n_id])

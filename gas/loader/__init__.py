@@ -1,33 +1,40 @@
 """Mini-batches of a partitioned graph."""
 
-from gas.loader.batch import DRAWN, GRAPH_SIZE, SubData, held, num_bytes, tensors
-from gas.loader.evaluation import EvalSubgraphLoader, cut_in_order
+from gas.loader.batch import (
+    GRAPH_SIZE,
+    RNG_FINGERPRINT,
+    SubData,
+    loaded_tensors,
+    num_bytes,
+    tensors,
+)
+from gas.loader.evaluation import EvalSubgraphLoader, batches_in_order
+from gas.loader.hetero import HeteroLoader
+from gas.loader.lazy import prefetch_rows, stored_attributes
 from gas.loader.links import LinkLoader
-from gas.loader.moving import Sent, moved, moved_tensor, send
-from gas.loader.sampler import PartSampler, sampler_of
+from gas.loader.part_sampler import PartSampler, find_sampler
 from gas.loader.subgraph import CACHE_BYTES, SubgraphLoader
-from gas.loader.typed import HeteroLoader
-from gas.loader.unread import attributes, expect_rows
+from gas.loader.transfer import PendingBatch, send_batch, tensor_to_device, to_device
 
 __all__ = [
     "CACHE_BYTES",
-    "DRAWN",
     "EvalSubgraphLoader",
     "GRAPH_SIZE",
     "HeteroLoader",
     "LinkLoader",
     "PartSampler",
-    "Sent",
+    "PendingBatch",
+    "RNG_FINGERPRINT",
     "SubData",
     "SubgraphLoader",
-    "attributes",
-    "cut_in_order",
-    "expect_rows",
-    "held",
-    "moved",
-    "moved_tensor",
+    "batches_in_order",
+    "find_sampler",
+    "loaded_tensors",
     "num_bytes",
-    "sampler_of",
-    "send",
+    "prefetch_rows",
+    "send_batch",
+    "stored_attributes",
+    "tensor_to_device",
     "tensors",
+    "to_device",
 ]

@@ -12,10 +12,17 @@ from torch_geometric.data import Batch, Data
 
 from gas.graph import is_one_of, layout_of, nodes_and_edges
 from gas.history import Features, begin_alike, first_rows
-from gas.loader.unread import OwnRows, UnreadRows, add_unread, attributes, read_all, unread
+from gas.loader.lazy import (
+    LazyOwnRows,
+    LazyRows,
+    get_lazy,
+    read_lazy_rows,
+    set_lazy,
+    stored_attributes,
+)
 from gas.native import explain_missing_cuda, is_sparse, parts
 
-DRAWN = "drawn"  # An attribute of n_id: which random numbers its views are of.
+RNG_FINGERPRINT = "drawn"  # An attribute of n_id: which random numbers its views are of.
 GRAPH_SIZE = "graph_size"  # An attribute of n_id: of how many nodes the graph is.
 # And "shard", of a graph that is one process's: ids are its rows.
 
@@ -48,10 +55,10 @@ class SubData(NamedTuple):
         own = empty_graph(self.data)
         new, sizes = own._store._mapping, None
         new["n_id"] = self.n_id[: self.batch_size]
-        for key, value in list(attributes(self.data)):
-            if isinstance(value, UnreadRows):
+        for key, value in list(stored_attributes(self.data)):
+            if isinstance(value, LazyRows):
                 if value.per_node:
-                    add_unread(own, key, OwnRows(value, self.batch_size))
+                    set_lazy(own, key, LazyOwnRows(value, self.batch_size))
                     new = own._store._mapping
             elif key != "e_id" and isinstance(value, Tensor):
                 sizes = sizes or nodes_and_edges(self.data)
@@ -63,7 +70,7 @@ class SubData(NamedTuple):
     def __repr__(self) -> str:
         """Name the batch's sizes, its tensors, and the tensors that belong to ``model(batch)``."""
         size = self.batch_size
-        tensors = ", ".join(filter(None, (_shown(k, v) for k, v in attributes(self.data))))
+        tensors = ", ".join(filter(None, (_shown(k, v) for k, v in stored_attributes(self.data))))
         masks = [key for key in ("train_mask", "val_mask", "y") if key in self.data]
         chosen = f": out[batch.own.{masks[0]}], not out[batch.{masks[0]}]" if masks else ""
         return (
@@ -83,7 +90,7 @@ class SubData(NamedTuple):
 
     def features(self) -> Tensor | Features:
         """``data.x`` where it lies, for layers that take it; a tensor if it was read already."""
-        rows = unread(self.data, "x")
+        rows = get_lazy(self.data, "x")
         if rows is None or not rows.is_table:
             return self.data.get("x")
         rows.check()
@@ -110,7 +117,7 @@ class SubData(NamedTuple):
 
 def _shown(key: str, value: Any) -> str:
     """Return a tensor's name and shape, without reading its rows; nothing of other attributes."""
-    if isinstance(value, UnreadRows):
+    if isinstance(value, LazyRows):
         return f"{key} {[value.index.numel(), *value.table.shape[1:]]}"
     shape = getattr(value, "shape", None)
     return "" if shape is None else f"{key} {list(shape)}"
@@ -146,8 +153,8 @@ def empty_graph(data: Data) -> Data:
 def devices(data: Data) -> set[torch.device]:
     """Return the devices of a graph's tensors, unread ones included."""
     found = set()
-    for key, value in attributes(data):
-        if isinstance(value, UnreadRows):
+    for key, value in stored_attributes(data):
+        if isinstance(value, LazyRows):
             found.add(value.table.device)
         elif type(value) is Tensor and value.layout == torch.strided:
             found.add(value.device)
@@ -158,13 +165,13 @@ def devices(data: Data) -> set[torch.device]:
 
 def tensors(data: Data) -> Iterator[Tensor]:
     """Every tensor of a graph, those of its adjacency and of its views included."""
-    read_all(data)
-    yield from held(data)
+    read_lazy_rows(data)
+    yield from loaded_tensors(data)
 
 
-def held(data: Data) -> Iterator[Tensor]:
+def loaded_tensors(data: Data) -> Iterator[Tensor]:
     """Return the tensors of a graph without rows that weren't read, which take no memory."""
-    for key, value in attributes(data):
+    for key, value in stored_attributes(data):
         yield from _tensors_of(key, value)
 
 
@@ -178,11 +185,11 @@ def _tensors_of(key: str, value: Any) -> Iterator[Tensor]:
         yield value
     elif key == "views":
         for view in value:
-            yield from held(view)
+            yield from loaded_tensors(view)
 
 
 def num_bytes(batch: SubData) -> int:
     """Return the bytes of a mini-batch's tensors, those of rows that weren't read included."""
-    values = (value for _, value in attributes(batch.data))
-    later = sum(value.nbytes for value in values if isinstance(value, UnreadRows))
-    return batch.n_id.nbytes + later + sum(tensor.nbytes for tensor in held(batch.data))
+    values = (value for _, value in stored_attributes(batch.data))
+    later = sum(value.nbytes for value in values if isinstance(value, LazyRows))
+    return batch.n_id.nbytes + later + sum(tensor.nbytes for tensor in loaded_tensors(batch.data))

@@ -12,7 +12,7 @@ from torch_geometric.data import Data, HeteroData
 
 from gas.graph import check_ptr, default_layout, local_graph, opened, with_csr_features
 from gas.history import share_cores
-from gas.loader.order import choose_batch_size
+from gas.loader.batch_sampler import choose_batch_size
 from gas.loader.subgraph import SubgraphLoader, parts_in, shard_in
 
 
@@ -60,7 +60,7 @@ class EvalSubgraphLoader(SubgraphLoader):
         super().__init__(data, ptr, 1, bipartite, log, **kwargs)
 
 
-def cut_in_order(loader: SubgraphLoader) -> Iterator[Any]:
+def batches_in_order(loader: SubgraphLoader) -> Iterator[Any]:
     """Cut the mini-batches of a loader in the order of their nodes; none of them is kept."""
     num_parts = loader.ptr.numel() - 1
     size = loader.batch_size or 1  # None where a sampler of batches was given.

@@ -42,10 +42,15 @@ from gas.graph import (
     without_edges,
 )
 from gas.history import Encoded, share_cores
-from gas.loader.batch import DRAWN, GRAPH_SIZE, SubData, empty_graph
-from gas.loader.kept import KeptBatches
-from gas.loader.order import BatchOrder, check_state, choose_batch_size, remember_batch_size
-from gas.loader.unread import UnreadRows, add_unread, read_all, rows_of
+from gas.loader.batch import GRAPH_SIZE, RNG_FINGERPRINT, SubData, empty_graph
+from gas.loader.batch_sampler import (
+    ResumableBatchSampler,
+    check_state,
+    choose_batch_size,
+    remember_batch_size,
+)
+from gas.loader.cache import BatchCache
+from gas.loader.lazy import LazyRows, read_lazy_rows, rows_of, set_lazy
 from gas.native import Relabeler, check_integer, check_range
 
 CACHE_BYTES = 1 << 30  # What a loader keeps of its batches unless told.
@@ -110,7 +115,7 @@ class SubgraphLoader(DataLoader):
             epoch begins, if the graph has an attribute that workers can't send.
     """
 
-    _of_typed: ClassVar[type[SubgraphLoader]]  # Set by gas.loader.typed, which builds on this.
+    _of_typed: ClassVar[type[SubgraphLoader]]  # Set by gas.loader.hetero, which builds on this.
 
     def __new__(cls, data: Any = None, *args: Any, **kwargs: Any) -> SubgraphLoader:
         """Make a :class:`gas.loader.HeteroLoader` of a heterogeneous graph."""
@@ -213,12 +218,12 @@ class SubgraphLoader(DataLoader):
             collate_fn=self._collate,
             **kwargs,
         )
-        self._order = BatchOrder(cast(Any, self.batch_sampler), ptr)
+        self._order = ResumableBatchSampler(cast(Any, self.batch_sampler), ptr)
         self._fingerprint: int | None = None
         in_order = isinstance(self.sampler, torch.utils.data.SequentialSampler)
         fixed = kwargs.get("batch_sampler") is None and (batch_size == 1 or in_order)
         self._cache_features = bool(cache)
-        self._kept = KeptBatches(_cache_limit(cache, fixed))
+        self._kept = BatchCache(_cache_limit(cache, fixed))
         remember_batch_size(given, asked, has_ptr)
 
     def cut(self, parts: Sequence[int]) -> SubData:
@@ -307,7 +312,7 @@ class SubgraphLoader(DataLoader):
         batch = SubData(data, n_id.numel(), n_id, none, none)
         self._add_rows(batch)
         self._add_others(batch)
-        read_all(data)
+        read_lazy_rows(data)
         data.n_id = n_id
         return data
 
@@ -326,7 +331,7 @@ class SubgraphLoader(DataLoader):
         return self._rowptr[self.ptr].diff()
 
     @property
-    def _index_sampler(self) -> BatchOrder:
+    def _index_sampler(self) -> ResumableBatchSampler:
         """Sampler that PyTorch draws batches from; others replace ``batch_sampler``."""
         return self._order
 
@@ -434,7 +439,7 @@ class SubgraphLoader(DataLoader):
             return self  # Which has them.
         other = self._with(None)
         # An epoch that is under way, or is to go on, is no business of theirs.
-        other._order = BatchOrder(self._order.batches, self.ptr)
+        other._order = ResumableBatchSampler(self._order.batches, self.ptr)
         return other
 
     def _with(self, views: EpochViews | None) -> SubgraphLoader:
@@ -563,7 +568,7 @@ class SubgraphLoader(DataLoader):
         if self.shard is not None:
             setattr(batch.n_id, SHARD, self.shard)
             chain = self._augmentation
-            setattr(batch.n_id, DRAWN, 0 if chain is None else chain.rng_fingerprint())
+            setattr(batch.n_id, RNG_FINGERPRINT, 0 if chain is None else chain.rng_fingerprint())
         return batch
 
     def _collate(self, parts: list[int]) -> SubData:
@@ -576,7 +581,7 @@ class SubgraphLoader(DataLoader):
                 batch = self._cut(key)
                 if keeps_rows:
                     self._add_rows(batch)
-                    read_all(batch.data)
+                    read_lazy_rows(batch.data)
                 batch = self._kept.keep(key, batch, self._node_keys)
             if not keeps_rows:
                 self._add_rows(batch)
@@ -618,7 +623,7 @@ class SubgraphLoader(DataLoader):
                 table = self.data[key]
                 later = key in FEATURES or table.requires_grad  # Not here, without gradient.
                 if later and not table.is_inference():  # Whose changes are counted.
-                    add_unread(batch.data, key, UnreadRows(key, table, index, per_node))
+                    set_lazy(batch.data, key, LazyRows(key, table, index, per_node))
                 else:
                     batch.data[key] = rows_of(table, index)
 

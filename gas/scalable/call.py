@@ -27,7 +27,7 @@ from torch_geometric.data import Data
 
 from gas.graph import Adjacency
 from gas.history import BatchPulls, Features, History, Rows, decoded, first_rows
-from gas.loader import SubData, moved
+from gas.loader import SubData, to_device
 from gas.native import custom_op, disable_compile, is_compiling, is_sparse, skip_frame
 from gas.scalable.base import HistoryModel, set_banks
 from gas.scalable.checks import (
@@ -269,7 +269,7 @@ def arrange(
                 "a mini-batch brings its own adjacency and ids: pass nothing else with it, "
                 "model(batch)"
             )
-        batch = moved(x, model.device)
+        batch = to_device(x, model.device)
         features, adj_t, given = model._given(batch)
         where, kwargs = batch[1:], {**given, **kwargs}
     else:
@@ -313,7 +313,7 @@ def arrange_views(model: BatchModel, batch: SubData, bank: str) -> list[Call]:
             "'batch' has no views: load with gas.SubgraphLoader(..., epoch_transform=...), an "
             "augmentation such as gas.MHAug"
         )
-    data, batch_size, n_id = moved(batch, model.device)[:3]
+    data, batch_size, n_id = to_device(batch, model.device)[:3]
     inputs = [model.inputs_of(view) for view in (data, *data.views)]
     ranks = model.ranks
     if ranks is not None:
@@ -599,7 +599,7 @@ def run_sweep(
 ) -> Tensor:
     """Run forward up to the history that a sweep of layer-wise inference fills, in a context."""
     check_graph(batch.n_id, model.num_nodes)
-    x, adj_t, kwargs = model.inputs_of(moved(batch, model.device).data)
+    x, adj_t, kwargs = model.inputs_of(to_device(batch, model.device).data)
     if not model._is_proven:
         with model._without_histories():  # A wrong model should be found before they change.
             model(x, adj_t, *batch[1:], **kwargs)

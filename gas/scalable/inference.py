@@ -14,7 +14,7 @@ from torch_geometric.data import Data
 
 from gas.graph import PERM, in_first_order
 from gas.history import Features, History, share_cores
-from gas.loader import EvalSubgraphLoader, SubData, moved
+from gas.loader import EvalSubgraphLoader, SubData, to_device
 from gas.native import report_progress
 from gas.scalable.call import BatchModel, Reached, run_sweep
 from gas.scalable.checks import adjacency, check_graph, named_arguments
@@ -60,7 +60,7 @@ def sweep_layers(
             state = states.setdefault(key, {})
             if may_end:  # It stays as it was then.
                 state = _copied(state)
-            batch = moved(batch, device)
+            batch = to_device(batch, device)
             x = batch.features()
             if layer > 0:
                 x = histories[layer - 1].pull(batch.n_id).to(device, dtype(x))

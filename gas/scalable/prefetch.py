@@ -11,7 +11,7 @@ import torch
 
 from gas.graph import Adjacency, Uses
 from gas.history import BatchPulls, has_idle_cores, share_cores
-from gas.loader import Sent, SubData, SubgraphLoader, expect_rows, send
+from gas.loader import PendingBatch, SubData, SubgraphLoader, prefetch_rows, send_batch
 from gas.scalable.call import cancel_pulls, expect, start_pulls
 from gas.scalable.inference import without_views
 from gas.scalable.model import ScalableGNN
@@ -100,7 +100,7 @@ class PrefetchLoader:
             order = self.loader.epoch_state()
             self._order = {**order, "done": max(0, order["done"] - 1)}
         thread = ThreadPoolExecutor(1, thread_name_prefix="gas-prefetch") if is_beside else None
-        ahead: deque[Callable[[], Sent | None]] = deque()
+        ahead: deque[Callable[[], PendingBatch | None]] = deque()
         pulls: deque[BatchPulls] = deque()  # Of the current batch and the one after it.
 
         def prepare() -> None:
@@ -142,7 +142,7 @@ class PrefetchLoader:
         if isinstance(adj, Adjacency):
             self._uses[learns] = adj.uses
 
-    def _next(self, batches: Iterator[SubData], uses: Uses | None = None) -> Sent | None:
+    def _next(self, batches: Iterator[SubData], uses: Uses | None = None) -> PendingBatch | None:
         return self._finish(self._begin(batches), uses)
 
     def _begin(self, batches: Iterator[SubData]) -> SubData | None:
@@ -150,17 +150,17 @@ class PrefetchLoader:
         batch = next(batches, None)
         if batch is not None:
             expect(self.model, batch.batch_size, batch.n_id)
-            expect_rows(batch.data)
+            prefetch_rows(batch.data)
         return batch
 
-    def _finish(self, batch: SubData | None, uses: Uses | None = None) -> Sent | None:
+    def _finish(self, batch: SubData | None, uses: Uses | None = None) -> PendingBatch | None:
         if batch is None:
             return None
         graphs = (batch.data, *(batch.data.get("views") or ()))
         for adj in (graph.get("adj_t") for graph in graphs):
             if isinstance(adj, Adjacency) and uses is not None:
                 adj.prepare(uses)  # On the CPU, and moved along.
-        return send(batch, self.model.device)
+        return send_batch(batch, self.model.device)
 
     def __repr__(self) -> str:
         return f"PrefetchLoader({self.loader!r})"

@@ -13,7 +13,7 @@ from torch import Tensor
 from gas.distributed import Exchange, Group
 from gas.graph import SHARD, Shard
 from gas.history import Codec, History
-from gas.loader import DRAWN, GRAPH_SIZE, SubData
+from gas.loader import GRAPH_SIZE, RNG_FINGERPRINT, SubData
 from gas.scalable.base import HistoryModel
 
 Weight = str | Callable[[SubData], float] | None
@@ -132,7 +132,7 @@ class Ranks:
             )
         weight = self._weigh(batch, int(count.sum())) if torch.is_grad_enabled() else 0.0
         ranges = list(zip(offset.tolist(), count.tolist(), strict=True))
-        self.exchange.begin(ranges, weight, getattr(n_id, DRAWN, 0))
+        self.exchange.begin(ranges, weight, getattr(n_id, RNG_FINGERPRINT, 0))
 
     def _weigh(self, batch: SubData | None, size: int) -> float:
         """Return the weight of a batch in the gradient."""

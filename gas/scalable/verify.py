@@ -17,7 +17,7 @@ from torch_geometric.data import Data
 
 from gas.graph import opened
 from gas.history import History, relative_error
-from gas.loader import EvalSubgraphLoader, SubData, SubgraphLoader, cut_in_order
+from gas.loader import EvalSubgraphLoader, SubData, SubgraphLoader, batches_in_order
 from gas.native import check_integer, free_memory
 from gas.scalable.inference import assemble, layer_wise
 from gas.scalable.memory import activation_bytes
@@ -212,7 +212,7 @@ class _InOrder:
         self.num_nodes = loader.num_nodes
 
     def __iter__(self) -> Iterator[SubData]:
-        return cut_in_order(self._loader)
+        return batches_in_order(self._loader)
 
 
 def _room(model: ScalableGNN, loader: SubgraphLoader) -> int:

@@ -14,7 +14,7 @@ from torch_geometric.data import Data
 
 from gas.augment import mh_aug_loss
 from gas.history import share_cores
-from gas.loader import PartSampler, SubData, moved_tensor, sampler_of
+from gas.loader import PartSampler, SubData, find_sampler, tensor_to_device
 from gas.scalable import ScalableGNN, moved_bytes
 from gas.training.diverged import (
     check_converged,
@@ -107,7 +107,7 @@ def train_epoch(
         edge_dropout, autocast, loss_fn, view_loss, bank, sampler,
     )  # fmt: skip
     done = Progress() if progress is None else progress
-    done.loss = moved_tensor(torch.as_tensor(done.loss, dtype=torch.float32), device)
+    done.loss = tensor_to_device(torch.as_tensor(done.loss, dtype=torch.float32), device)
     of_step = 0  # Labelled nodes of the step so far.
     stops_at_once = device.type == "cpu" and ranks is None
     losses: list[tuple[int, Tensor]] = []  # Of the batches, if nothing looks at them before.
@@ -191,7 +191,7 @@ def _weights_of(
     loader: Iterable[SubData], split: int, micro_batches: int, scale_loss: bool
 ) -> tuple[PartSampler | None, float | None]:
     """Return the sampler whose weights count, and the mean labelled nodes of a step if they do."""
-    sampler = sampler_of(loader)
+    sampler = find_sampler(loader)
     if sampler is not None and not scale_loss and sampler.by != "loss":
         sampler = None  # Its weights don't matter.
     scales = scale_loss or sampler is not None

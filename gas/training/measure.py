@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from gas.graph import is_row_per_node, layout_of
 from gas.history import Codec, Encoded, StoreFactory, share_cores
-from gas.loader import SubData, attributes, held
+from gas.loader import SubData, loaded_tensors, stored_attributes
 from gas.native import human, is_sparse, parts, resident_bytes
 from gas.scalable import SavedTensors, ScalableGNN, left_alone, run_forward
 
@@ -140,8 +140,8 @@ def batch_bytes(model: ScalableGNN, batch: SubData, training: bool = True) -> Ba
         if training:
             gradients(model, outs)
         del outs
-        made = live.size_of(held(batch.data))
-    num_bytes = batch.n_id.nbytes + sum(tensor.nbytes for tensor in held(batch.data))
+        made = live.size_of(loaded_tensors(batch.data))
+    num_bytes = batch.n_id.nbytes + sum(tensor.nbytes for tensor in loaded_tensors(batch.data))
     return BatchBytes(num_bytes, kept, max(0, live.peak - made), size)
 
 
@@ -238,7 +238,7 @@ def _row_bytes(batch: SubData) -> int:
     """Count the bytes of a batch's rows of nodes, which loaders read anew."""
     return sum(
         value.nbytes
-        for key, value in list(attributes(batch.data))
+        for key, value in list(stored_attributes(batch.data))
         if isinstance(value, Tensor) and is_row_per_node(batch.data, key)
     )
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gas.graph import drop_edges_and_rows, is_row_per_edge
-from gas.loader import PartSampler, SubData, moved, moved_tensor
+from gas.loader import PartSampler, SubData, tensor_to_device, to_device
 from gas.scalable import ScalableGNN
 from gas.training.metrics import is_real
 
@@ -79,14 +79,14 @@ class Objective:
         if not trains and not self.refresh_unlabelled:
             return count, None, None
         has_views = trains and "views" in batch.data
-        batch = moved(batch, self.device)
+        batch = to_device(batch, self.device)
         with torch.set_grad_enabled(trains), _autocast(self.device, self.autocast):
             outs = self._forward(batch, has_views)
         if not trains:
             return count, None, None
         if count == 0:  # The others wait for a gradient, which isn't looked at.
             return count, None, torch.stack([out.sum() for out in outs]).mul(0.0).sum()
-        index = moved_tensor(index, self.device)
+        index = tensor_to_device(index, self.device)
         y = batch.data.y[: batch.batch_size]
         if self.autocast is not None:
             outs = tuple(out.float() for out in outs)
@@ -155,7 +155,7 @@ class Objective:
         ]
         loss = torch.cat(rows)
         sampler.report(batch, loss)
-        weight = moved_tensor(sampler.weight(batch), loss.device) * sampler.labelled.sum()
+        weight = tensor_to_device(sampler.weight(batch), loss.device) * sampler.labelled.sum()
         return loss.mean(), (weight * loss).mean()
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import gas
 from gas.graph.folder import mapped_rows
-from gas.loader.unread import UnreadRows
+from gas.loader.lazy import LazyRows
 
 E = 3  # Width of what edges have.
 W = 8
@@ -254,7 +254,7 @@ def test_edge_features_that_stay_on_the_disk(way, layout, tmp_path):
         for _ in range(3):
             model.train()
             for batch in loader:
-                assert type(dict.get(batch.data._store._mapping, "edge_attr")) is UnreadRows
+                assert type(dict.get(batch.data._store._mapping, "edge_attr")) is LazyRows
                 own = batch.own
                 loss = torch.nn.functional.cross_entropy(model(batch), own.y)
                 optimizer.zero_grad()

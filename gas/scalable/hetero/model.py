@@ -16,7 +16,7 @@ from torch_geometric.data import HeteroData
 
 from gas.graph import PERM, with_csr_types
 from gas.history import Staleness, first_rows, relative_error, share_cores
-from gas.loader import HeteroLoader, cut_in_order, moved_tensor
+from gas.loader import HeteroLoader, batches_in_order, tensor_to_device
 from gas.native import report_progress
 from gas.scalable.call import Reached
 from gas.scalable.hetero.layers import Dropouts, around_layers
@@ -148,7 +148,7 @@ class HeteroModel(PlannedModel):
         for store in batch.stores:
             keys = [key for key in store if "n_id" not in store or key not in ids]
             if keys:  # Of none it would be all.
-                store.apply(lambda value: moved_tensor(value, device), *keys)
+                store.apply(lambda value: tensor_to_device(value, device), *keys)
         return batch
 
     def _compute(self, data: HeteroData, visitor: Any) -> Any:
@@ -208,7 +208,7 @@ class HeteroModel(PlannedModel):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "A history was read before it was filled")
             for _ in range(self.plan.num_levels):
-                for batch in cut_in_order(loader):
+                for batch in batches_in_order(loader):
                     self(batch)
         return self._assembled(loader, MiniBatch)
 
@@ -277,7 +277,7 @@ class HeteroModel(PlannedModel):
         norms = GraphNorms(self.net, training=training)
 
         def sweep(level: int) -> Iterator[tuple[HeteroData, Output | None]]:
-            for batch in cut_in_order(loader):
+            for batch in batches_in_order(loader):
                 out = None
                 visitor = Sweep(self, batch, level)
                 is_whole = all(batch[k].batch_size == n for k, n in self.num_nodes.items())
@@ -314,7 +314,7 @@ class HeteroModel(PlannedModel):
     def _assembled(self, loader: HeteroLoader, visitor: Callable[..., MiniBatch]) -> Output:
         """Return the outputs of all mini-batches, by type, on the CPU."""
         out: dict[str, Tensor] = {}
-        for batch in cut_in_order(loader):
+        for batch in batches_in_order(loader):
             found = self._run(batch, visitor(self, batch))
             if isinstance(found, Tensor):
                 found = {str(self.plan.output): found}

@@ -24,7 +24,7 @@ from gas.history import (
     check_io,
     first_rows,
 )
-from gas.loader import moved_tensor
+from gas.loader import tensor_to_device
 from gas.nn import share_products
 from gas.scalable.base import HistoryModel
 from gas.scalable.call import Reached
@@ -243,7 +243,7 @@ class MiniBatch:
             return adj
         if self._has_loops and kind[0] == kind[2]:
             adj.with_self_loops()
-        return moved_tensor(adj, source.device)
+        return tensor_to_device(adj, source.device)
 
     def _size(self, kind: str) -> int:
         """Return the number of rows of a type that layers compute."""
@@ -272,7 +272,7 @@ class MiniBatch:
             self._store(position, own.detach(), store)
             return mean_of(kind, own)
         n_id = store.n_id[: store.batch_size]
-        total = moved_tensor(self.model.totals.of(position, history), own.device)
+        total = tensor_to_device(self.model.totals.of(position, history), own.device)
         others = total - history.pull(n_id).to(total).sum(0)
         self._store(position, own.detach(), store)
         stored = history.pull(n_id).to(total).sum(0)  # As they were rounded.

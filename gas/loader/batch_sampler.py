@@ -11,11 +11,11 @@ from torch.utils.data import Sampler
 from torch_geometric.data import Data, HeteroData
 
 from gas.graph import BATCH_SIZE
-from gas.loader.sampler import PartSampler
+from gas.loader.part_sampler import PartSampler
 from gas.native import check_integer
 
 
-class BatchOrder(Sampler[list[int]]):
+class ResumableBatchSampler(Sampler[list[int]]):
     """Draws the mini-batches of an epoch all at once, and knows how many were handed out.
 
     Args:

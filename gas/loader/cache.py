@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gas.graph import Versions, copy_graph
-from gas.loader.batch import SubData, held, num_bytes
+from gas.loader.batch import SubData, loaded_tensors, num_bytes
 
 
-class KeptBatches:
+class BatchCache:
     """Batches for the next epoch, while there is room; what is handed out is the caller's.
 
     Ids of nodes, weights and attributes of edges are copies, which hides changes that PyTorch
@@ -47,7 +47,7 @@ class KeptBatches:
         if self._num_bytes + size > self.limit:
             return batch
         shared = frozenset((*features, "edge_index", "e_id"))
-        self._kept[parts] = batch, shared, Versions(held(batch.data)), size
+        self._kept[parts] = batch, shared, Versions(loaded_tensors(batch.data)), size
         self._num_bytes += size
         return _copy(batch, shared)
 
@@ -60,8 +60,8 @@ class KeptBatches:
         self._kept.clear()
         self._num_bytes = 0
 
-    def __reduce__(self) -> tuple[type[KeptBatches], tuple[int]]:
-        return KeptBatches, (self.limit,)  # The batches stay in their process.
+    def __reduce__(self) -> tuple[type[BatchCache], tuple[int]]:
+        return BatchCache, (self.limit,)  # The batches stay in their process.
 
 
 def _copy(batch: SubData, shared: frozenset[str]) -> SubData:

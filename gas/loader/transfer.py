@@ -25,13 +25,13 @@ from torch import Tensor
 
 from gas.graph import Adjacency, layout_of
 from gas.loader.batch import SubData, apply, devices
-from gas.loader.unread import read_all
+from gas.loader.lazy import read_lazy_rows
 from gas.native import is_sparse, parts, sparse_csr
 
 Held = TypeVar("Held", Tensor, Adjacency)
 
 
-class Sent(NamedTuple):
+class PendingBatch(NamedTuple):
     """A batch on its way.
 
     * ``batch``: its tensors are there, and what is in them will be.
@@ -57,26 +57,26 @@ class Sent(NamedTuple):
         return self.batch
 
 
-def send(batch: SubData, device: torch.device) -> Sent:
+def send_batch(batch: SubData, device: torch.device) -> PendingBatch:
     """Begin to move a batch, from whatever thread, with its rows as they are now."""
     if not _is_far(batch, device):
-        read_all(batch.data)
-        return Sent(batch.to(device), None)
+        read_lazy_rows(batch.data)
+        return PendingBatch(batch.to(device), None)
     stream = _copies(device)
     with torch.cuda.stream(stream):
-        return Sent(moved(batch, device), stream.record_event())
+        return PendingBatch(to_device(batch, device), stream.record_event())
 
 
-def moved(batch: SubData, device: torch.device) -> SubData:
+def to_device(batch: SubData, device: torch.device) -> SubData:
     """Return a batch for the current stream, which copies it in its turn; the host doesn't wait."""
     if not _is_far(batch, device):
         return batch.to(device)
-    read_all(batch.data, pinned=True)
+    read_lazy_rows(batch.data, pinned=True)
     batch = batch._replace(data=apply(batch.data, _pinned))
     return batch.to(device, non_blocking=True)
 
 
-def moved_tensor(tensor: Held, device: torch.device) -> Held:
+def tensor_to_device(tensor: Held, device: torch.device) -> Held:
     """Return a tensor without gradient, or an adjacency, for the current stream, as :func:`moved`.
 
     From memory that isn't pinned, even a copy that doesn't block may wait for what is under way.

@@ -312,7 +312,7 @@ class PartSampler(Sampler[int]):
         return f"PartSampler(by={self.by!r}, {len(self)} of {self.num_parts} parts an epoch)"
 
 
-def sampler_of(loader: Any) -> PartSampler | None:
+def find_sampler(loader: Any) -> PartSampler | None:
     """Return the part sampler of a loader, also of a prefetching one; ``None`` if there is none."""
     batches = getattr(getattr(loader, "loader", loader), "batch_sampler", None)
     sampler = getattr(batches, "sampler", None)

@@ -29,7 +29,7 @@ def _is_copied(table: Tensor) -> bool:
     return is_plain and table.device.type == "cpu"
 
 
-class UnreadRows:
+class LazyRows:
     """Rows of a graph's tensor, which are read when they are asked for.
 
     Args:
@@ -98,10 +98,10 @@ class UnreadRows:
         return self.table.requires_grad and torch.is_grad_enabled()
 
 
-class OwnRows:
+class LazyOwnRows:
     """The first of some rows, a view of them, made when asked for."""
 
-    def __init__(self, rows: UnreadRows, count: int) -> None:
+    def __init__(self, rows: LazyRows, count: int) -> None:
         self._rows, self._count = rows, count
 
     def read(self) -> Tensor:
@@ -117,7 +117,7 @@ class Attributes(dict[str, Any]):
 
     def __getitem__(self, key: str) -> Any:
         value = super().__getitem__(key)
-        if isinstance(value, UnreadRows | OwnRows):
+        if isinstance(value, LazyRows | LazyOwnRows):
             value = self[key] = value.read()
         return value
 
@@ -145,7 +145,7 @@ class Attributes(dict[str, Any]):
     def _read(self) -> dict[str, Any]:
         return {key: self[key] for key in self}
 
-    def unread(self) -> Iterator[tuple[str, Any]]:
+    def raw_items(self) -> Iterator[tuple[str, Any]]:
         """Return the names and what is there, read or not."""
         return iter(super().items())
 
@@ -153,7 +153,7 @@ class Attributes(dict[str, Any]):
         return super().__iter__()
 
     def __copy__(self) -> Attributes:
-        return Attributes(self.unread())
+        return Attributes(self.raw_items())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
         rows = self._read()
@@ -171,7 +171,7 @@ class Attributes(dict[str, Any]):
     __hash__ = None
 
 
-def add_unread(data: Data, name: str, rows: UnreadRows | OwnRows) -> None:
+def set_lazy(data: Data, name: str, rows: LazyRows | LazyOwnRows) -> None:
     """Add rows to a graph that are gathered on first access."""
     mapping = data._store._mapping
     if not isinstance(mapping, Attributes):
@@ -179,35 +179,35 @@ def add_unread(data: Data, name: str, rows: UnreadRows | OwnRows) -> None:
     mapping[name] = rows
 
 
-def unread(data: Data, key: str) -> UnreadRows | None:
+def get_lazy(data: Data, key: str) -> LazyRows | None:
     """Return an attribute of a graph that was not accessed yet."""
     mapping = data._store._mapping
     value = dict.get(mapping, key)
-    return value if isinstance(value, UnreadRows) else None
+    return value if isinstance(value, LazyRows) else None
 
 
-def attributes(data: Data) -> Iterator[tuple[str, Any]]:
-    """Return the attributes of a graph, those that weren't read as :class:`UnreadRows`."""
+def stored_attributes(data: Data) -> Iterator[tuple[str, Any]]:
+    """Return the attributes of a graph, those that weren't read as :class:`LazyRows`."""
     mapping = data._store._mapping
-    return mapping.unread() if isinstance(mapping, Attributes) else iter(mapping.items())
+    return mapping.raw_items() if isinstance(mapping, Attributes) else iter(mapping.items())
 
 
-def expect_rows(data: Data) -> None:
+def prefetch_rows(data: Data) -> None:
     """Has the system read ahead rows that weren't read, where they lie packed on disk."""
-    for _, rows in attributes(data):
-        if isinstance(rows, UnreadRows) and isinstance(rows.table, Encoded):
+    for _, rows in stored_attributes(data):
+        if isinstance(rows, LazyRows) and isinstance(rows.table, Encoded):
             rows.table.expect(rows.index)
 
 
-def read_all(data: Data, pinned: bool = False) -> None:
+def read_lazy_rows(data: Data, pinned: bool = False) -> None:
     """Read all rows of a graph that weren't read.
 
     Args:
         data: The graph.
-        pinned: See :meth:`UnreadRows.read`. (default: ``False``)
+        pinned: See :meth:`LazyRows.read`. (default: ``False``)
     """
-    for _, rows in attributes(data):
-        if isinstance(rows, UnreadRows):
+    for _, rows in stored_attributes(data):
+        if isinstance(rows, LazyRows):
             rows.read(pinned)
     for _ in data:  # Takes them for what they stand for.
         pass

@@ -8,7 +8,7 @@ import torch
 from loaders import LAYOUTS, make
 
 import gas
-from gas.loader.unread import UnreadRows, unread
+from gas.loader.lazy import LazyRows, get_lazy
 
 
 def batches(layout="fused", **options):
@@ -22,9 +22,9 @@ def test_nothing_is_read_that_nobody_asks_for(layout):
     for batch in loaded:
         assert torch.equal(batch.y, data.y[batch.n_id])
         for key, index in (("x", batch.n_id), ("edge_attr", batch.data.e_id)):
-            assert unread(batch.data, key) is not None
+            assert get_lazy(batch.data, key) is not None
             assert torch.equal(getattr(batch, key), data[key][index])
-            assert unread(batch.data, key) is None
+            assert get_lazy(batch.data, key) is None
         assert torch.equal(batch.data.edge_weight, data.edge_weight[batch.data.e_id])
 
 
@@ -88,7 +88,7 @@ def test_rows_that_nobody_read_can_be_replaced():
 def test_own_rows_are_views():
     data, (batch, *_) = batches()
     own = batch.own
-    assert unread(batch.data, "x") is not None
+    assert get_lazy(batch.data, "x") is not None
     assert "edge_attr" not in own
     assert torch.equal(own.x, data.x[batch.n_id[: batch.batch_size]])
     assert own.x.data_ptr() == batch.x.data_ptr()
@@ -181,15 +181,15 @@ def test_cached_batches_hold_what_they_read():
     loader = gas.SubgraphLoader(data, ptr, layout="fused", cache=True, log=False)
     for _ in range(2):
         for batch in loader:
-            assert unread(batch.data, "x") is None
+            assert get_lazy(batch.data, "x") is None
             assert torch.equal(batch.x, data.x[batch.n_id])
 
 
 def test_workers_send_rows_not_tables():
     _data, (batch, *_) = batches()
-    assert isinstance(dict.get(batch.data._store._mapping, "x"), UnreadRows)
+    assert isinstance(dict.get(batch.data._store._mapping, "x"), LazyRows)
     sent = pickle.dumps(batch)
-    assert b"UnreadRows" not in sent
+    assert b"LazyRows" not in sent
     assert type(pickle.loads(sent).data._store._mapping) is dict
 
 

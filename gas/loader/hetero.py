@@ -21,7 +21,7 @@ from gas.graph import (
     with_csr_types,
 )
 from gas.loader.batch import SubData
-from gas.loader.order import choose_batch_size, remember_batch_size
+from gas.loader.batch_sampler import choose_batch_size, remember_batch_size
 from gas.loader.subgraph import SubgraphLoader
 from gas.native import gather_sparse_rows, is_sparse
 

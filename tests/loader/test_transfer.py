@@ -10,8 +10,8 @@ from pretended_device import DEVICE, Pretended, There
 import gas
 from gas.graph.adjacency import Uses
 from gas.graph.layout import layout_of
-from gas.loader.batch import held
-from gas.loader.moving import _memory, _pinned, send
+from gas.loader.batch import loaded_tensors
+from gas.loader.transfer import _memory, _pinned, send_batch
 from gas.native.sparse_rows import parts, sparse_csr
 
 PTR = torch.arange(0, 201, 20)
@@ -43,7 +43,7 @@ def make_batch(layout="fused"):
 def test_what_streams_do(device, layout):
     batch = make_batch(layout)
     with device:
-        sent = send(batch, DEVICE)
+        sent = send_batch(batch, DEVICE)
         copies, last = device.log[:-1], device.log[-1]
         assert {entry[:3] for entry in copies} == {("copy", "copies", "pinned")}
         assert last == ("record", "copies", sent.event)
@@ -54,7 +54,7 @@ def test_what_streams_do(device, layout):
     used = {id(tensor) for *_, tensor in device.log[1:]}
     assert used == {id(tensor) for *_, tensor in copies}
     assert not device.waits
-    there, here = list(held(moved.data)), list(held(batch.data))
+    there, here = list(loaded_tensors(moved.data)), list(loaded_tensors(batch.data))
     assert {id(tensor) for tensor in there} < used  # And those in lists.
     assert len(there) == len(here) > (20 if layout == "fused" else 6)
     for mine, other in zip(there, here, strict=True):
@@ -62,13 +62,13 @@ def test_what_streams_do(device, layout):
         assert torch.equal(mine.on_host, other)
     assert isinstance(moved.data.several[1]["inner"], There)
     assert moved.data.text == "no tensor"
-    assert not any(isinstance(tensor, There) for tensor in held(batch.data))
+    assert not any(isinstance(tensor, There) for tensor in loaded_tensors(batch.data))
 
 
 def test_features_are_read_into_pinned_memory(device):
     batch = next(iter(loaded()))
     with device:
-        moved = send(batch, DEVICE).receive(DEVICE)
+        moved = send_batch(batch, DEVICE).receive(DEVICE)
     assert {entry[2] for entry in device.log if entry[0] == "copy"} == {"pinned"}
     assert len(device.pinned) > 5
     assert all(tensor.dim() == 1 for tensor in device.pinned)
@@ -80,7 +80,7 @@ def test_what_is_there_already_is_not_copied(device):
     with device:
         batch = batch.to(DEVICE)
         device.log.clear()
-        sent = send(batch, DEVICE)
+        sent = send_batch(batch, DEVICE)
         assert sent.receive(DEVICE) is batch
     assert sent.event is None
     assert not device.log
@@ -88,7 +88,7 @@ def test_what_is_there_already_is_not_copied(device):
 
 def test_nothing_happens_on_the_host():
     batch = make_batch()
-    assert send(batch, torch.device("cpu")).receive(torch.device("cpu")) is batch
+    assert send_batch(batch, torch.device("cpu")).receive(torch.device("cpu")) is batch
 
 
 def test_what_learns_is_copied_from_where_it_is(device):

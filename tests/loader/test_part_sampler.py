@@ -12,7 +12,7 @@ from torch.utils.data import BatchSampler
 
 import gas
 from gas.loader import PartSampler
-from gas.loader.sampler import LEAST, chances, draw
+from gas.loader.part_sampler import LEAST, chances, draw
 from gas.training import train_epoch
 
 PARTS = 12
