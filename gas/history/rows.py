@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from gas.native import first_sparse_rows, is_sparse, parts, sparse_csr
+from gas.native import first_sparse_rows, parts, sparse_csr
 
 
 class RowTable(Protocol):
@@ -183,7 +183,7 @@ def first_rows(x: Tensor | Rows, num_rows: int | None) -> Tensor:
         return x.own if num_rows == x.own.size(0) else first_rows(x.tensor(), num_rows)
     if num_rows is None or x.size(0) == num_rows:
         return x  # The gradient of a slice, even of all rows, would be copied.
-    if is_sparse(x):
+    if x.layout == torch.sparse_csr:
         pointers = _POINTERS.get(x)
         if pointers is None:
             return first_sparse_rows(x, num_rows)

@@ -25,6 +25,7 @@ from gas.native import (
     RowIndex,
     check_index,
     check_range,
+    check_ranges,
     decode_torch,
     encode_torch,
 )
@@ -50,7 +51,7 @@ def rows_of(
     count: Tensor | Sequence[int] | None,
     num_embeddings: int,
 ) -> RowIndex:
-    """RowIndex so many rows go of a history of ``num_embeddings``; see :meth:`gas.History.push`.
+    """Check which rows a push names, and return them; see :meth:`gas.History.push`.
 
     Raises:
         ValueError: If the number of rows is another, or ids and ranges name different ones.
@@ -89,25 +90,21 @@ def _ranges(
             f"'x' has {num_rows} rows, but 'offset' and 'count' describe {sum(size)} rows in "
             f"{len(first)} and {len(size)} ranges"
         )
-    for begin, rows in zip(first, size, strict=True):
-        if begin < 0 or rows < 0 or begin + rows > num_embeddings:
-            raise IndexError(
-                f"'offset' and 'count' hold the range {begin} to {begin + rows}, which is "
-                f"outside [0, {num_embeddings})"
-            )
+    ranges = list(zip(first, size, strict=True))
+    check_ranges(ranges, num_embeddings)
     if n_id is not None and n_id.numel() != num_rows:
         raise ValueError(f"'x' has {num_rows} rows, but 'n_id' names {n_id.numel()}")
     if n_id is not None and n_id.device.type == "cpu":
         nodes = n_id.numpy()  # Whose elements are read faster, one at a time.
         begin = 0
-        for rows, at in zip(size, first, strict=True):
+        for at, rows in ranges:
             if rows and (nodes[begin] != at or nodes[begin + rows - 1] != at + rows - 1):
                 raise ValueError(
                     f"'n_id' and the ranges disagree: row {begin} belongs to node "
                     f"{nodes[begin]}, but 'offset' says {at}"
                 )
             begin += rows
-    return list(zip(first, size, strict=True))
+    return ranges
 
 
 def _are_short(

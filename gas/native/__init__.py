@@ -51,7 +51,16 @@ from gas.native.sparse_rows import (
     parts,
     sparse_csr,
 )
-from gas.native.transfer import CODECS, Engine, Job, JobPolicy, RowIndex, decode_torch, encode_torch
+from gas.native.transfer import (
+    CODECS,
+    Engine,
+    Job,
+    JobPolicy,
+    RowIndex,
+    check_ranges,
+    decode_torch,
+    encode_torch,
+)
 from gas.native.warning import warn
 
 __all__ = [
@@ -81,6 +90,7 @@ __all__ = [
     "check_index",
     "check_integer",
     "check_range",
+    "check_ranges",
     "computes_on",
     "coo_to_csr",
     "custom_op",

@@ -132,7 +132,7 @@ class BufferPool:
     def _give_back(idle: deque[np.ndarray], block: np.ndarray, most_bytes: float) -> None:
         idle.append(block)  # Atomic: this may run in any thread, at any time.
         with contextlib.suppress(IndexError):  # Another thread has taken the last one.
-            while len(idle) > MOST_IDLE or sum(b.size for b in tuple(idle)) > most_bytes:
+            while len(idle) > MOST_IDLE or sum([block.size for block in tuple(idle)]) > most_bytes:
                 idle.popleft()
 
     def __deepcopy__(self, memo: object) -> BufferPool:

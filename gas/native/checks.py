@@ -71,7 +71,7 @@ def check_range(name: str, index: Tensor, size: int) -> None:
     """Raise ``IndexError`` unless every index is in ``[0, size)``."""
     if index.numel() == 0:
         return
-    low, high = (int(v) for v in torch.aminmax(index))
+    low, high = map(int, torch.aminmax(index))
     if low < 0 or high >= size:
         bad = low if low < 0 else high
         raise IndexError(f"'{name}' holds {bad}, which is outside [0, {size})")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 _PLAIN = frozenset((Tensor, Parameter))
+_requires_grad = operator.attrgetter("requires_grad")
 
 
 class CustomOp:
@@ -56,7 +58,7 @@ class CustomOp:
             @staticmethod
             def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
                 towards = differentiate(ctx, *grads)  # A list of them towards a sequence.
-                return tuple(None if isinstance(grad, list) else grad for grad in towards)
+                return tuple([None if isinstance(grad, list) else grad for grad in towards])
 
             @staticmethod
             def jvp(ctx: Any, *_: Any) -> Any:
@@ -109,10 +111,11 @@ class CustomOp:
         if any(map(Tensor.is_neg, tensors)):  # A view that PyTorch negates when it reads.
             args = tuple(arg.resolve_neg() if isinstance(arg, Tensor) else arg for arg in args)
             return self(*args)
-        if is_transformed(*tensors):
+        if any(map(torch._C._functorch.is_functorch_wrapped_tensor, tensors)):
             return self._transformable.apply(*args)
+        needs_grad = torch.is_grad_enabled() and any(map(_requires_grad, tensors))
         try:
-            return (self._function.apply if learns(*tensors) else self._kernel)(*args)
+            return (self._function.apply if needs_grad else self._kernel)(*args)
         except RuntimeError:
             if any(map(torch._C._functorch.is_legacy_batchedtensor, tensors)):
                 raise NotImplementedError(
@@ -124,10 +127,8 @@ class CustomOp:
 
 def learns(*tensors: Tensor) -> bool:
     """Return whether a gradient towards one of them may be asked for."""
-    if torch.is_grad_enabled():
-        for tensor in tensors:
-            if tensor.requires_grad:
-                return True
+    if torch.is_grad_enabled() and any(map(_requires_grad, tensors)):
+        return True
     return is_transformed(*tensors)
 
 

@@ -101,13 +101,13 @@ def run(name: str, x: Tensor, *arguments: object) -> None:
 
 
 def address(tensor: Tensor | None) -> int:
-    """Return the address of a tensor's elements; 0 for none."""
-    return 0 if tensor is None or tensor.numel() == 0 else tensor.data_ptr()
+    """Return the address of a tensor's elements; 0 for no tensor, or no elements."""
+    return 0 if tensor is None else tensor.data_ptr()
 
 
 def forward_of(m: Matrix) -> object:
     """Return the matrix as kernels take it."""
-    return sparse(m.num_rows, m.rowptr, m.col, None, m.start)
+    return sparse(m.rowptr.numel() - 1, m.rowptr, m.col, None, m.start)
 
 
 def transpose_of(m: Matrix, num_cols: int | None = None) -> object:
@@ -124,8 +124,8 @@ def sparse(
     start: Tensor | None = None,
 ) -> object:
     """Return rows as kernels take them."""
-    tensors = rowptr, col, entry, start
-    return native.C.Sparse(num_rows, col.numel(), *map(address, tensors))
+    optional = [0 if tensor is None else tensor.data_ptr() for tensor in (entry, start)]
+    return native.C.Sparse(num_rows, col.numel(), rowptr.data_ptr(), col.data_ptr(), *optional)
 
 
 def transpose(

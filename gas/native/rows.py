@@ -12,10 +12,6 @@ from gas.native import extension as native
 from gas.native.checks import check_index, check_range
 
 
-def _row_bytes(table: Tensor) -> int:
-    return math.prod(table.shape[1:]) * table.element_size()
-
-
 def gather_rows(table: Tensor, index: Tensor, out: Tensor | None = None) -> Tensor:
     """Read rows of a table: ``table[index]``.
 
@@ -48,7 +44,7 @@ def gather_rows(table: Tensor, index: Tensor, out: Tensor | None = None) -> Tens
     native.C.gather_rows(
         table.data_ptr(),
         table.size(0),
-        _row_bytes(table),
+        math.prod(table.shape[1:]) * table.element_size(),
         index.data_ptr(),
         index.numel(),
         out.data_ptr(),

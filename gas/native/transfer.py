@@ -26,6 +26,16 @@ CODECS = {"bfloat16": 1, "float16": 2, "int8": 3}
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
+def check_ranges(ranges: Sequence[tuple[int, int]], num_rows: int) -> None:
+    """Raise ``IndexError`` unless every range, its first row and its size, is in ``num_rows``."""
+    for first, size in ranges:
+        if first < 0 or size < 0 or first + size > num_rows:
+            raise IndexError(
+                f"'offset' and 'count' hold the range {first} to {first + size}, which is outside "
+                f"[0, {num_rows})"
+            )
+
+
 # Codecs -------------------------------------------------------------------------------------------
 
 
@@ -105,10 +115,9 @@ class Job:
             IndexError: If a row doesn't exist.
         """
         check_index("index", index)
-        _check_buffer("out", out, index.numel(), table, codec, width)
-        if native.C is not None and table.is_cpu:
-            to = _native_table(table, codec, width)
-            work = native.C.pull(to, index.data_ptr(), index.numel(), out.data_ptr())
+        source = _native_table(table, "out", out, index.numel(), codec, width)
+        if source is not None:
+            work = native.C.pull(source, index.data_ptr(), index.numel(), out.data_ptr())
             return Job(work, (table, index, out))
         check_range("index", index, table.size(0))
 
@@ -142,27 +151,19 @@ class Job:
         """
         if isinstance(where, Tensor):
             check_index("index", where)
-            return _push_rows(table, x, where, codec, width)
-        offset, count = [first for first, _ in where], [size for _, size in where]
-        _check_buffer("x", x, sum(count), table, codec, width)
-        for first, size in where:
-            if first < 0 or size < 0 or first + size > table.size(0):
-                raise IndexError(
-                    f"'offset' and 'count' hold the range {first} to {first + size}, which is "
-                    f"outside [0, {table.size(0)})"
-                )
-        if native.C is not None and table.is_cpu:
-            to = _native_table(table, codec, width)
-            return Job(native.C.push_ranges(to, x.data_ptr(), offset, count), (table, x))
-
-        def twin() -> None:
-            rows = x if codec is None else encode_torch(codec, x)
-            begin, to = 0, table.data  # Nor does native code count as a change of a tensor.
-            for first, size in where:
-                to[first : first + size] = rows[begin : begin + size]
-                begin += size
-
-        return Job(twin)
+            num_rows = where.numel()
+        else:
+            check_ranges(where, table.size(0))
+            num_rows = sum([size for _, size in where])
+        target = _native_table(table, "x", x, num_rows, codec, width)
+        if target is None:
+            return Job(_push_torch(table, x, where, codec))
+        if isinstance(where, Tensor):
+            work = native.C.push_rows(target, x.data_ptr(), where.data_ptr(), num_rows)
+        else:
+            offset, count = [first for first, _ in where], [size for _, size in where]
+            work = native.C.push_ranges(target, x.data_ptr(), offset, count)
+        return Job(work, (table, x, where))
 
     def run(self, threads: int | None = None) -> None:
         """Do the work, with up to so many threads; as many as PyTorch without a number."""
@@ -172,34 +173,40 @@ class Job:
             self.work.run(torch.get_num_threads() if threads is None else threads)
 
 
-def _push_rows(
-    table: Tensor, x: Tensor, index: Tensor, codec: str | None, width: int | None
-) -> Job:
-    _check_buffer("x", x, index.numel(), table, codec, width)
-    if native.C is not None and table.is_cpu:
-        to = _native_table(table, codec, width)
-        work = native.C.push_rows(to, x.data_ptr(), index.data_ptr(), index.numel())
-        return Job(work, (table, x, index))
-    check_range("index", index, table.size(0))
+def _push_torch(
+    table: Tensor, x: Tensor, where: RowIndex, codec: str | None
+) -> Callable[[], None]:
+    """Return the pure-torch twin of :meth:`Job.push`."""
+    if isinstance(where, Tensor):
+        check_range("index", where, table.size(0))
 
     def twin() -> None:
         rows = x if codec is None else encode_torch(codec, x)
-        # numpy assigns in order; torch leaves open which of several rows wins.
-        table.view(torch.uint8).numpy()[index.numpy()] = rows.view(torch.uint8).numpy()
+        if isinstance(where, Tensor):
+            # numpy assigns in order; torch leaves open which of several rows wins.
+            table.view(torch.uint8).numpy()[where.numpy()] = rows.view(torch.uint8).numpy()
+            return
+        begin, to = 0, table.data  # Nor does native code count as a change of a tensor.
+        for first, size in where:
+            to[first : first + size] = rows[begin : begin + size]
+            begin += size
 
-    return Job(twin)
+    return twin
 
 
-def _native_table(table: Tensor, codec: str | None, width: int | None) -> Any:
-    num_rows = table.size(0)
-    if codec is None:
-        return native.C.Table(table.data_ptr(), num_rows, table.size(1) * table.element_size())
-    return native.C.Table(table.data_ptr(), num_rows, CODECS[codec], width)
+def _native_table(
+    table: Tensor, name: str, buffer: Tensor, n: int, codec: str | None, width: int | None
+) -> Any:
+    """Return a table for native code, or ``None`` where there is none for it.
 
-
-def _check_buffer(
-    name: str, buffer: Tensor, n: int, table: Tensor, codec: str | None, width: int | None
-) -> None:
+    Args:
+        table: The stored rows.
+        name: What an error calls the buffer.
+        buffer: Rows to be read or written, which are checked.
+        n: Their number.
+        codec: See :meth:`Job.pull`.
+        width: See there.
+    """
     shape = (n, table.size(1) if width is None else width)
     dtype = table.dtype if codec is None else torch.float32
     if buffer.shape != shape or buffer.dtype != dtype or not buffer.is_contiguous():
@@ -207,6 +214,12 @@ def _check_buffer(
             f"'{name}' is {buffer.dtype} of shape {list(buffer.shape)}, expected a contiguous "
             f"{dtype} tensor of shape {list(shape)}"
         )
+    if native.C is None or not table.is_cpu:
+        return None
+    num_rows = table.size(0)
+    if codec is None:
+        return native.C.Table(table.data_ptr(), num_rows, table.size(1) * table.element_size())
+    return native.C.Table(table.data_ptr(), num_rows, CODECS[codec], width)
 
 
 # The engine ---------------------------------------------------------------------------------------
@@ -243,23 +256,19 @@ class Engine:
         self._alive: dict[int, Job] = {}  # Unfinished jobs, with what they refer to.
         self._submitting: list[Job] = []
         self._closed = False
-        make = _Synchronous if native.C is None else native.C.Engine
+        self.has_workers = native.C is not None
+        """Whether jobs overlap with the computation; never without the extension."""
+        make = native.C.Engine if self.has_workers else _Synchronous
         self._engine: Any = make(self.threads, self.capacity)
         policies = JobPolicy if native.C is None else native.C.By
         self._policies = {by: getattr(policies, by.name) for by in JobPolicy}
         # Before Python ends, the workers must: they write to memory that it frees.
         self._finalizer = weakref.finalize(self, _close, self._engine, self._process, self._alive)
 
-    def _own(self) -> Any:
+    def _restart_after_fork(self) -> None:
         if self._process != os.getpid():
             self._finalizer.detach()
             self._start()
-        return self._engine
-
-    @property
-    def has_workers(self) -> bool:
-        """Return whether jobs overlap with the computation; never without the extension."""
-        return not isinstance(self._engine, _Synchronous)
 
     def submit(
         self,
@@ -277,7 +286,8 @@ class Engine:
             detached: Nothing will wait for it: its error is raised by the next call that waits or
                 submits. (default: ``False``)
         """
-        engine = self._own()
+        self._restart_after_fork()
+        engine = self._engine
         self._submitting.append(job)  # An interrupt may come before its ticket is known.
         try:
             ticket = engine.submit(lane, job.work, self._policies[by], detached)
@@ -297,16 +307,17 @@ class Engine:
         """Wait for a job, helping with its lane, and raise its error."""
         if self._closed:
             raise RuntimeError("this transfer engine has been closed")
-        self._own().wait(ticket, torch.get_num_threads())
+        self._restart_after_fork()
+        self._engine.wait(ticket, torch.get_num_threads())
         with self._lock:
             self._alive.pop(ticket, None)
 
     def wait_lane(self, lane: int) -> None:
         """Wait for everything in a lane."""
-        engine = self._own()
-        engine.wait_lane(lane, torch.get_num_threads())
+        self._restart_after_fork()
+        self._engine.wait_lane(lane, torch.get_num_threads())
         with self._lock:
-            for ticket in [ticket for ticket in self._alive if engine.done(ticket)]:
+            for ticket in [ticket for ticket in self._alive if self._engine.done(ticket)]:
                 del self._alive[ticket]
 
     def run(self, lane: int, job: Job, by: JobPolicy = JobPolicy.WAITERS) -> None:
@@ -320,12 +331,14 @@ class Engine:
 
     def done(self, ticket: int) -> bool:
         """Return whether a job has ended."""
-        return self._own().done(ticket)
+        self._restart_after_fork()
+        return self._engine.done(ticket)
 
     def cancel(self, tickets: Sequence[int]) -> None:
         """Take jobs back; return when those that had started have ended."""
         if tickets and not self._closed:
-            self._own().cancel(list(tickets))
+            self._restart_after_fork()
+            self._engine.cancel(list(tickets))
             with self._lock:
                 for ticket in tickets:
                     self._alive.pop(ticket, None)
