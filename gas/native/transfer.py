@@ -173,9 +173,7 @@ class Job:
             self.work.run(torch.get_num_threads() if threads is None else threads)
 
 
-def _push_torch(
-    table: Tensor, x: Tensor, where: RowIndex, codec: str | None
-) -> Callable[[], None]:
+def _push_torch(table: Tensor, x: Tensor, where: RowIndex, codec: str | None) -> Callable[[], None]:
     """Return the pure-torch twin of :meth:`Job.push`."""
     if isinstance(where, Tensor):
         check_range("index", where, table.size(0))
@@ -197,16 +195,7 @@ def _push_torch(
 def _native_table(
     table: Tensor, name: str, buffer: Tensor, n: int, codec: str | None, width: int | None
 ) -> Any:
-    """Return a table for native code, or ``None`` where there is none for it.
-
-    Args:
-        table: The stored rows.
-        name: What an error calls the buffer.
-        buffer: Rows to be read or written, which are checked.
-        n: Their number.
-        codec: See :meth:`Job.pull`.
-        width: See there.
-    """
+    """Check a buffer of ``n`` rows; return its table for native code, ``None`` if that can't."""
     shape = (n, table.size(1) if width is None else width)
     dtype = table.dtype if codec is None else torch.float32
     if buffer.shape != shape or buffer.dtype != dtype or not buffer.is_contiguous():
@@ -391,15 +380,14 @@ class _Synchronous:
     def done(self, ticket: int) -> bool:
         return True
 
-    def wait(self, ticket: int, threads: int) -> None:
+    def wait(self, ticket: int | None, threads: int) -> None:
         with self._running:
             self._raise_unseen()
             if ticket in self._failed:
                 raise self._failed.pop(ticket)
 
     def wait_lane(self, lane: int, threads: int) -> None:
-        with self._running:
-            self._raise_unseen()
+        self.wait(None, threads)
 
     def cancel(self, tickets: Sequence[int]) -> None:
         for ticket in tickets:
