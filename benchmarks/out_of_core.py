@@ -43,7 +43,7 @@ from common import markdown, save
 import gas
 from gas.cli.report import peak_rss_bytes
 from gas.datasets import planted_to_disk
-from gas.graph.cluster import in_first_order
+from gas.graph.cluster import to_original_order
 from gas.native.memory import human
 from gas.training import train_epoch
 
@@ -115,7 +115,7 @@ def work(args: argparse.Namespace) -> None:
     start = time.perf_counter()
     out = model.predict(loader)
     seconds = time.perf_counter() - start
-    y, mask = (in_first_order(data, data[key]) for key in ("y", "test_mask"))
+    y, mask = (to_original_order(data, data[key]) for key in ("y", "test_mask"))
     say(
         accuracy=float((out.argmax(1) == y)[mask].double().mean()),
         predict=seconds,

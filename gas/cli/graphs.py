@@ -11,7 +11,7 @@ from torch_geometric.data import Data
 from torch_geometric.utils import degree
 
 from gas.cli.settings import Settings
-from gas.graph import metis, partition_report, permute, rearranged, without_edges
+from gas.graph import metis, partition_report, permute, select_rows, without_edges
 from gas.history import is_encoded
 from gas.loader import EvalSubgraphLoader, SubgraphLoader
 from gas.native import is_sparse
@@ -131,5 +131,5 @@ def training_nodes(data: Data) -> Data:
             del data[key]
     out = data.subgraph(mask)
     if apart:
-        out.x = rearranged(x, mask.nonzero().view(-1))
+        out.x = select_rows(x, mask.nonzero().view(-1))
     return out

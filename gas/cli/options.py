@@ -26,7 +26,7 @@ from gas.cli.experiment import Experiment
 from gas.cli.parser import make_parser
 from gas.cli.settings import Settings
 from gas.datasets import dataset_key, get_data
-from gas.graph import only_writer, with_sparse_features
+from gas.graph import lock_folder, with_sparse_features
 from gas.history import TIERS, quantize
 from gas.native import bytes_of, resident_bytes
 from gas.training import keep_little_freed
@@ -126,7 +126,7 @@ def alone(args: argparse.Namespace) -> Iterator[None]:
     Raises:
         ValueError: If one does, or has ended there since the command line was read.
     """
-    with only_writer(args.out):
+    with lock_folder(args.out):
         refused = explain_refusal(args)
         if refused is not None:
             raise ValueError(refused)

@@ -17,7 +17,7 @@ from gas.convert.scope import Scope
 from gas.convert.stages import stages_of
 from gas.convert.trace import CONSTANT, TRAINING
 from gas.convert.tried import Tried
-from gas.graph import graph_before
+from gas.graph import find_original_graph
 from gas.history import Rows, first_rows
 from gas.scalable import ScalableGNN, adjacency, attributes, compute_dtype
 
@@ -92,7 +92,7 @@ class Converted(ScalableGNN):
             :meth:`check_on_sample`, or that graph, or if it can't be called on it.
         """
         tried = self._module()
-        data = None if tried is None else graph_before(graph, tried.inputs.names)
+        data = None if tried is None else find_original_graph(graph, tried.inputs.names)
         if tried is None or data is None:
             return None
         try:

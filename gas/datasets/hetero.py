@@ -11,7 +11,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.storage import NodeStorage
 
 from gas.datasets.directions import with_reverse
-from gas.graph import rearranged
+from gas.graph import select_rows
 from gas.history import is_encoded
 from gas.native import is_sparse
 
@@ -63,7 +63,7 @@ def to_hetero_data(data: Data, undirected: bool = False) -> HeteroData:
             value = apart.get(key)
             if value is not None:
                 is_array = isinstance(value, np.ndarray)
-                store[key] = value[rows.numpy()] if is_array else rearranged(value, rows)
+                store[key] = value[rows.numpy()] if is_array else select_rows(value, rows)
         if "y" in store and not _has_labels(store):
             for key in ("y", *MASKS):
                 store.pop(key, None)

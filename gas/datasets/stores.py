@@ -28,9 +28,9 @@ from gas.graph import (
     dtype_name,
     is_row_per_node,
     open_folder,
-    opened,
+    open_if_path,
+    read_csr,
     read_edges,
-    read_rows,
     to_csr,
 )
 from gas.history import Encoded
@@ -61,8 +61,8 @@ class FolderStore(FeatureStore, GraphStore):
     def __init__(self, graph: str | Path | Data) -> None:
         FeatureStore.__init__(self)
         GraphStore.__init__(self)
-        data = opened(graph, "graph")
-        csr, _ = read_rows(data, edge_weight=False)
+        data = open_if_path(graph, "graph")
+        csr, _ = read_csr(data, edge_weight=False)
         num_nodes = csr.rowptr.numel() - 1
         keys = [key for key, _ in data if key != PERM and is_row_per_node(data, key)]
         attr = EdgeAttr(None, EdgeLayout.CSC, True, (num_nodes, num_nodes))

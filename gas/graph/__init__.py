@@ -2,9 +2,9 @@
 
 from gas.graph.adjacency import Adjacency, Uses, checked_adjacency
 from gas.graph.attributes import BATCH_SIZE, PARTS, PERM, SHARD, SHARDS, Shard, is_node_list
-from gas.graph.cluster import cluster, in_first_order
-from gas.graph.copies import copy_graph, copy_of, without_edges
-from gas.graph.csr import by_row, row_ids
+from gas.graph.cluster import cluster, to_original_order
+from gas.graph.copies import clone_unless_learnable, copy_graph, without_edges
+from gas.graph.csr import row_ids, sort_by_row
 from gas.graph.edges import (
     CSR,
     Edges,
@@ -12,26 +12,26 @@ from gas.graph.edges import (
     check_ids,
     check_nodes,
     check_weight,
-    is_one_of,
     is_row_per_edge,
     is_row_per_node,
+    is_sized_per_node,
     keys_by_row,
     nodes_and_edges,
+    read_csr,
     read_edges,
     read_graph,
-    read_rows,
     to_csr,
     with_edge_index,
 )
 from gas.graph.entries import (
-    changed_rows,
-    every_entry,
+    entry_rows,
+    find_changed_rows,
+    find_entries,
     has_entry,
-    rows_of,
-    with_entries,
-    without_entries,
+    insert_entries,
+    remove_entries,
 )
-from gas.graph.features import dense, rearranged, shares_rows, to_csr_features, with_csr_features
+from gas.graph.features import dense, select_rows, shares_rows, to_csr_features, with_csr_features
 from gas.graph.finite import check_entering, check_finite
 from gas.graph.folder.description import (
     COL,
@@ -43,27 +43,27 @@ from gas.graph.folder.description import (
     Sparse,
     dtype_name,
 )
-from gas.graph.folder.new import NewFolder, only_writer
+from gas.graph.folder.new import NewFolder, lock_folder
 from gas.graph.folder.opening import (
     MAPPED,
     check_is_graph,
     is_graph_folder,
     mapped_rows,
     open_folder,
-    opened,
+    open_if_path,
 )
-from gas.graph.given import graph_before
-from gas.graph.ids import Ids, utf8
+from gas.graph.given import find_original_graph
+from gas.graph.ids import Ids, encode_utf8
 from gas.graph.layout import (
     LAYOUTS,
     default_layout,
     drop_edges,
     drop_edges_and_rows,
     find_layout,
+    implicit_ones,
     layout_of,
-    no_values,
 )
-from gas.graph.links import LABELS, PAIRS, joined, read_pairs, without_links
+from gas.graph.links import LABELS, PAIRS, are_linked, read_pairs, without_links
 from gas.graph.partition import METHODS, find_parts, metis
 from gas.graph.permute import permute
 from gas.graph.report import PartitionReport, check_ptr, partition_report
@@ -71,13 +71,13 @@ from gas.graph.shards import local_graph, shard_of
 from gas.graph.thin import with_sparse_features
 from gas.graph.typed import (
     EdgeType,
-    as_one,
     check_features,
-    cluster_typed,
+    cluster_heterogeneous,
+    edge_type_name,
     is_edge_row,
     is_node_row,
-    name_of,
     parts_of,
+    to_homogeneous_edges,
     types_of,
     with_csr_types,
 )
@@ -112,9 +112,9 @@ __all__ = [
     "Uses",
     "Versions",
     "WEIGHT",
-    "as_one",
-    "by_row",
-    "changed_rows",
+    "to_homogeneous_edges",
+    "sort_by_row",
+    "find_changed_rows",
     "check_edge_rows",
     "check_entering",
     "check_features",
@@ -126,62 +126,62 @@ __all__ = [
     "check_weight",
     "checked_adjacency",
     "cluster",
-    "cluster_typed",
+    "cluster_heterogeneous",
     "copy_graph",
-    "copy_of",
+    "clone_unless_learnable",
     "default_layout",
     "dense",
     "drop_edges",
     "drop_edges_and_rows",
     "dtype_name",
-    "every_entry",
+    "find_entries",
     "find_layout",
     "find_parts",
-    "graph_before",
+    "find_original_graph",
     "has_entry",
-    "in_first_order",
+    "to_original_order",
     "is_edge_row",
     "is_graph_folder",
     "is_node_list",
     "is_node_row",
-    "is_one_of",
+    "is_sized_per_node",
     "is_row_per_edge",
     "is_row_per_node",
-    "joined",
+    "are_linked",
     "keys_by_row",
     "layout_of",
     "local_graph",
     "mapped_rows",
     "metis",
-    "name_of",
-    "no_values",
+    "edge_type_name",
+    "implicit_ones",
     "nodes_and_edges",
-    "only_writer",
+    "lock_folder",
     "open_folder",
-    "opened",
+    "open_if_path",
     "partition_report",
     "parts_of",
     "permute",
     "read_edges",
     "read_graph",
     "read_pairs",
-    "read_rows",
-    "rearranged",
+    "read_csr",
+    "select_rows",
     "row_ids",
-    "rows_of",
+    "entry_rows",
     "shard_of",
     "shares_rows",
     "to_csr",
     "to_csr_features",
     "types_of",
-    "utf8",
+    "encode_utf8",
     "version",
     "with_csr_features",
     "with_csr_types",
     "with_edge_index",
-    "with_entries",
+    "insert_entries",
     "with_sparse_features",
     "without_edges",
-    "without_entries",
+    "remove_entries",
     "without_links",
 ]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gas.graph.csr import by_row, row_ids
+from gas.graph.csr import row_ids, sort_by_row
 from gas.graph.layout import Layout, layout_of, register_layout
 from gas.graph.structure import (
     Structure,
@@ -255,7 +255,7 @@ class Adjacency:
         other = row != col
         nodes = torch.arange(min(self.shape), device=self.device)
         row, col = torch.cat([row[other], nodes]), torch.cat([col[other], nodes])
-        rowptr, order = by_row(row, self.size(0))
+        rowptr, order = sort_by_row(row, self.size(0))
         return self.trusted(rowptr, col[order], None, self.size(1))
 
     def to_torch_sparse(self) -> Tensor:
@@ -430,5 +430,5 @@ def to_adjacency(
         if num_nodes is None:
             num_nodes = int(adj.max()) + 1 if adj.numel() else 0
         size, value = (num_nodes, num_nodes), edge_weight
-    rowptr, order = by_row(row, size[0])
+    rowptr, order = sort_by_row(row, size[0])
     return checked_adjacency(rowptr, col[order], None if value is None else value[order], size[1])

@@ -25,7 +25,7 @@ from gas.graph.given import remember
 from gas.graph.partition import find_parts, find_shards, shared_equally
 from gas.graph.permute import permute
 from gas.graph.thin import with_sparse_features
-from gas.graph.typed import cluster_typed
+from gas.graph.typed import cluster_heterogeneous
 from gas.native import bytes_of, check_integer
 
 
@@ -146,7 +146,7 @@ def cluster(
         others |= {"edge_weight": edge_weight, "in_place": in_place, "balance": balance}
         others["sparse_features"] = sparse_features is True
         how = recursive, method, seed, cache, log, check
-        return cluster_typed(data, num_parts, others, *how)
+        return cluster_heterogeneous(data, num_parts, others, *how)
     folder = None if out is None else NewFolder(out, "gas.cluster")
     original = data
     data, before = _uncut(data)
@@ -278,7 +278,7 @@ def _uncut(data: Data) -> tuple[Data, Tensor | None]:
     return data, perm
 
 
-def in_first_order(data: Data, rows: Tensor) -> Tensor:
+def to_original_order(data: Data, rows: Tensor) -> Tensor:
     """Return rows of a clustered graph's nodes, of shape ``[N, ...]``, as the graph was before.
 
     Raises:

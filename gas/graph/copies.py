@@ -14,7 +14,7 @@ from gas.graph.layout import layout_of
 EDGES = ("edge_index", "adj_t", "edge_weight")
 
 
-def copy_of(tensor: Tensor) -> Tensor:
+def clone_unless_learnable(tensor: Tensor) -> Tensor:
     """Return a copy that may be changed in place, or a learnable tensor itself."""
     return tensor if tensor.requires_grad else tensor.clone()
 
@@ -46,7 +46,7 @@ def copy_graph(data: Data, shared: Collection[str] = ()) -> Data:
     out = copy.copy(data)
     for key, value in attributes:
         if isinstance(value, Tensor) and key != "adj_t" and key not in shared:
-            out[key] = copy_of(value)
+            out[key] = clone_unless_learnable(value)
     adj_t, weight = data.get("adj_t"), data.get("edge_weight")
     if adj_t is None:
         return out
@@ -55,6 +55,6 @@ def copy_graph(data: Data, shared: Collection[str] = ()) -> Data:
     if value is not None and weight is not None and weight.data_ptr() == value.data_ptr():
         value = out.edge_weight.view(-1)
     elif value is not None:
-        value = copy_of(value)
+        value = clone_unless_learnable(value)
     out.adj_t = layout.with_value(adj_t, value)
     return out

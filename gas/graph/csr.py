@@ -14,7 +14,7 @@ def row_ids(rowptr: Tensor, num_entries: int | None = None) -> Tensor:
     return torch.repeat_interleave(rows, rowptr.diff(), output_size=num_entries)
 
 
-def by_row(row: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
+def sort_by_row(row: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
     """First entry of each row, of shape ``[rows + 1]``, and the entries in the order of rows.
 
     Raises:

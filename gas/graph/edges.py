@@ -145,7 +145,7 @@ def read_graph(data: Data, edge_weight: bool = True) -> Edges:
     return edges if edge_weight else edges._replace(weight=None)
 
 
-def read_rows(data: Data, edge_weight: bool = True) -> tuple[CSR, Tensor | None]:
+def read_csr(data: Data, edge_weight: bool = True) -> tuple[CSR, Tensor | None]:
     """Read and check a graph as compressed sparse rows, and the weights in their order.
 
     An ``adj_t`` that is ``torch.sparse_csr``, with columns in order, is taken as it lies, such as
@@ -276,7 +276,7 @@ def nodes_and_edges(data: Data) -> tuple[int, int]:
     return _sizes(data) or (int(data.num_nodes or 0), int(data.num_edges))
 
 
-def is_one_of(data: Data, key: str, value: Tensor, sizes: tuple[int, int]) -> bool:
+def is_sized_per_node(data: Data, key: str, value: Tensor, sizes: tuple[int, int]) -> bool:
     """Return whether a tensor has one row per node, for given sizes."""
     if not _by_row(data, key, value) or value.size(0) != sizes[0]:
         return False

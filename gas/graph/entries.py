@@ -45,7 +45,7 @@ def has_entry(rowptr: Tensor, col: Tensor, row: Tensor, value: Tensor) -> Tensor
     return (at < rowptr[row + 1]) & (col[at.clamp(max=col.numel() - 1)] == value)
 
 
-def every_entry(rowptr: Tensor, col: Tensor, row: Tensor, value: Tensor) -> Tensor:
+def find_entries(rowptr: Tensor, col: Tensor, row: Tensor, value: Tensor) -> Tensor:
     """Return the positions of all entries of some rows and columns, equal ones included."""
     begin = first_entry(rowptr, col, row, value)
     count = first_entry(rowptr, col, row, value, after=True) - begin
@@ -53,12 +53,12 @@ def every_entry(rowptr: Tensor, col: Tensor, row: Tensor, value: Tensor) -> Tens
     return torch.arange(int(count.sum())) + torch.repeat_interleave(begin - before, count)
 
 
-def rows_of(rowptr: Tensor, entry: Tensor) -> Tensor:
+def entry_rows(rowptr: Tensor, entry: Tensor) -> Tensor:
     """Return the row of each entry, of shape ``[K]``."""
     return torch.searchsorted(rowptr, entry, right=True) - 1
 
 
-def with_entries(
+def insert_entries(
     rowptr: Tensor, col: Tensor, row: Tensor, new_col: Tensor, num_rows: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Add entries, and rows without any at the end; equal ones come after those that were there.
@@ -88,7 +88,7 @@ def with_entries(
     return longer + added, out, source
 
 
-def without_entries(rowptr: Tensor, col: Tensor, entry: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def remove_entries(rowptr: Tensor, col: Tensor, entry: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Take entries out.
 
     Returns:
@@ -96,14 +96,14 @@ def without_entries(rowptr: Tensor, col: Tensor, entry: Tensor) -> tuple[Tensor,
     """
     stays = torch.ones(col.numel(), dtype=torch.bool)
     stays[entry] = False
-    taken = torch.bincount(rows_of(rowptr, entry.unique()), minlength=rowptr.numel() - 1)
+    taken = torch.bincount(entry_rows(rowptr, entry.unique()), minlength=rowptr.numel() - 1)
     fewer = rowptr.clone()
     fewer[1:] -= taken.cumsum(0)
     kept = torch.from_numpy(np.flatnonzero(stays.numpy()))
     return fewer, col[kept], kept
 
 
-def changed_rows(
+def find_changed_rows(
     before: tuple[Tensor, Tensor, Sequence[Tensor]], after: tuple[Tensor, Tensor, Sequence[Tensor]]
 ) -> Tensor:
     """Return rows that differ in an entry or what it has, new ones included.
@@ -129,5 +129,5 @@ def changed_rows(
             if old.dim() > 1
             else (old[old_at] != new[new_at])
         )
-    is_alike[rows_of(new_ptr, new_at.nonzero().view(-1)[differs])] = False
+    is_alike[entry_rows(new_ptr, new_at.nonzero().view(-1)[differs])] = False
     return (~is_alike).nonzero().view(-1)

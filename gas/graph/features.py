@@ -153,7 +153,7 @@ def _expanded(ptr: Tensor) -> Tensor:
     return torch.repeat_interleave(ids, ptr.diff())
 
 
-def rearranged(x: Tensor, index: Tensor) -> Tensor:
+def select_rows(x: Tensor, index: Tensor) -> Tensor:
     """``x[index]`` in the form of ``x``: of sparse rows sparse ones, of encoded rows encoded ones.
 
     Args:

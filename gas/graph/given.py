@@ -23,7 +23,7 @@ def remember(graph: Data, data: Data) -> None:
     _GIVEN[graph[PERM]] = _note(graph), _note(data)
 
 
-def graph_before(graph: Data, names: Collection[str]) -> Data | None:
+def find_original_graph(graph: Data, names: Collection[str]) -> Data | None:
     """Return edges and selected attributes of the graph that :func:`gas.cluster` was given.
 
     Args:

@@ -22,7 +22,7 @@ class Ids:
         self._ids = self._rows = None
         if ids is None:
             return
-        ids = ids if ids.dtype.kind == "i" else utf8(ids)
+        ids = ids if ids.dtype.kind == "i" else encode_utf8(ids)
         if bool((ids[1:] > ids[:-1]).all()):
             self._ids = ids
         else:
@@ -53,7 +53,7 @@ class Ids:
                 ids = np.array([number or 0 for number in numbers], np.int64)
                 return np.where(known, self.rows(ids), -1)
         else:
-            ids = utf8(ids)
+            ids = encode_utf8(ids)
         if not len(self._ids):
             return np.full(len(ids), -1)
         at = np.searchsorted(self._ids, ids).clip(max=len(self._ids) - 1)
@@ -70,7 +70,7 @@ def _number(text: object) -> int | None:
     return number if str(number) == str(text) and abs(number) < 2**63 else None
 
 
-def utf8(ids: np.ndarray) -> np.ndarray:
+def encode_utf8(ids: np.ndarray) -> np.ndarray:
     """Encode ids as UTF-8 of a fixed width, which keeps the order of characters."""
     if ids.dtype.kind == "S":
         return ids

@@ -93,7 +93,7 @@ class Layout(abc.ABC):
 class _Csr(Layout):
     """A ``torch.sparse_csr`` matrix. Duplicate entries are allowed: their products add up.
 
-    It has values always. Those that are one number for all entries, as :func:`no_values` makes
+    It has values always. Those that are one number for all entries, as :func:`implicit_ones` makes
     them, are none.
     """
 
@@ -116,7 +116,7 @@ class _Csr(Layout):
         return self.make(rowptr, col, value, int(adj.size(1)))
 
 
-def no_values(num_entries: int) -> Tensor:
+def implicit_ones(num_entries: int) -> Tensor:
     """Return values of a ``torch.sparse_csr`` matrix that has none: ones that take no memory."""
     return torch.ones(1).as_strided((num_entries,), (0,))
 

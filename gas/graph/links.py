@@ -16,7 +16,7 @@ LABELS = "edge_label"
 BLOCK = 1 << 22  # Edges that are looked up at a time.
 
 
-def joined(rowptr: Tensor, col: Tensor, pairs: Tensor) -> Tensor:
+def are_linked(rowptr: Tensor, col: Tensor, pairs: Tensor) -> Tensor:
     """Return whether pairs ``[2, K]`` are edges, in either direction; a bool tensor ``[K]``."""
     src, dst = pairs
     return has_entry(rowptr, col, dst, src) | has_entry(rowptr, col, src, dst)
@@ -82,7 +82,7 @@ def without_links(data: Data, edge_label_index: Tensor | None = None) -> Data:
     src, dst = edges.src, edges.dst
     told = to_csr(edges._replace(src=pairs[0], dst=pairs[1], weight=None))
     blocks = zip(src.split(BLOCK), dst.split(BLOCK), strict=True)
-    taken = torch.cat([joined(told.rowptr, told.col, torch.stack(each)) for each in blocks])
+    taken = torch.cat([are_linked(told.rowptr, told.col, torch.stack(each)) for each in blocks])
     kept = ~taken | (src == dst)
     if kept.numel() and not bool(kept.any()):
         raise ValueError(

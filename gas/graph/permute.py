@@ -14,7 +14,7 @@ from torch_geometric.data import Data
 
 from gas.graph.attributes import BATCH_SIZE, PARTS, SHARD, SHARDS, Shard, is_node_list
 from gas.graph.edges import is_row_per_edge, is_row_per_node, read_graph, to_csr
-from gas.graph.features import rearranged, with_csr_features
+from gas.graph.features import select_rows, with_csr_features
 from gas.graph.folder.opening import check_is_graph
 from gas.graph.layout import LAYOUTS, find_layout, layout_of
 from gas.history import is_encoded
@@ -80,7 +80,7 @@ def permute(data: Data, perm: Tensor, log: bool = True, *, in_place: bool = Fals
             if key in writable:
                 _rearrange(value, perm)
             else:
-                out[key] = rearranged(value, perm)
+                out[key] = select_rows(value, perm)
     if "adj_t" in data:
         edges = edges._replace(src=new_id[edges.src], dst=new_id[edges.dst])
         csr = to_csr(edges)
@@ -96,7 +96,7 @@ def permute(data: Data, perm: Tensor, log: bool = True, *, in_place: bool = Fals
                 if key == "edge_index":
                     out[key] = out[key][:, csr.e_id]
                 elif is_row_per_edge(data, key):
-                    out[key] = rearranged(data[key], csr.e_id)
+                    out[key] = select_rows(data[key], csr.e_id)
     if log:
         print(f"Permuted the graph [{time.perf_counter() - start:.2f} s]", file=sys.stderr)
     return out

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from gas.graph.edges import read_rows
+from gas.graph.edges import read_csr
 from gas.native import Relabeler
 
 
@@ -65,7 +65,7 @@ def partition_report(data: Data, ptr: Tensor) -> PartitionReport:
         data: The permuted graph.
         ptr: The parts, of shape ``[num_parts + 1]``, from :func:`gas.metis`.
     """
-    (rowptr, col, _), _ = read_rows(data, edge_weight=False)
+    (rowptr, col, _), _ = read_csr(data, edge_weight=False)
     check_ptr(ptr, rowptr.numel() - 1)
     relabel = Relabeler(rowptr, col)
     halo, cut = [], []

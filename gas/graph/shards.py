@@ -18,8 +18,8 @@ from torch_geometric.data import Data
 
 from gas.graph.attributes import PARTS, PERM, SHARD, SHARDS, Shard, is_node_list
 from gas.graph.edges import check_ids, is_row_per_edge, is_row_per_node, read_graph
-from gas.graph.features import rearranged, with_csr_features
-from gas.graph.layout import LAYOUTS, Layout, find_layout, layout_of, no_values
+from gas.graph.features import select_rows, with_csr_features
+from gas.graph.layout import LAYOUTS, Layout, find_layout, implicit_ones, layout_of
 from gas.graph.versions import GraphVersions
 from gas.history import Encoded
 from gas.native import BLOCK, check_integer, coo_to_csr, is_sparse
@@ -78,7 +78,7 @@ def shard_of(data: Data, rank: int) -> Data:
         if weight is not None:
             weight = weight[order]
         elif layout.name == "csr":
-            weight = no_values(edges.numel())
+            weight = implicit_ones(edges.numel())
         if is_sparse(data.adj_t):
             index = data.adj_t.col_indices().dtype
             rowptr, col = rowptr.to(index), col.to(index)
@@ -167,7 +167,7 @@ def _in_memory(value: Tensor, index: Tensor) -> Tensor:
     """Return rows of a tensor, in its form; those of a file are of one no longer."""
     if isinstance(value, Encoded) and value.store.tier == "disk":
         value = Encoded.of(value.store, value.codec, value.size(1), "host")
-    return rearranged(value, index)
+    return select_rows(value, index)
 
 
 def _fingerprint(data: Data, bounds: Tensor) -> int:

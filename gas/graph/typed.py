@@ -20,7 +20,7 @@ from torch_geometric.data import Data, HeteroData
 from gas.graph.attributes import BATCH_SIZE, PARTS, PERM, is_node_list
 from gas.graph.balance import balanced
 from gas.graph.edges import Edges, check_ids
-from gas.graph.features import rearranged, with_csr_features
+from gas.graph.features import select_rows, with_csr_features
 from gas.graph.finite import check_finite
 from gas.graph.partition import find_parts
 from gas.graph.permute import renumbered
@@ -54,7 +54,7 @@ class Types(NamedTuple):
         return [(place[src], place[dst]) for src, _, dst in self.edges]
 
 
-def name_of(kind: EdgeType) -> str:
+def edge_type_name(kind: EdgeType) -> str:
     """Return the name of an edge type in messages."""
     return f"('{kind[0]}', '{kind[1]}', '{kind[2]}')"
 
@@ -90,18 +90,18 @@ def types_of(data: HeteroData) -> Types:
         for name in (src, dst):
             if name not in sizes:
                 raise ValueError(
-                    f"data[{name_of(kind)}] joins nodes of type '{name}', which the graph doesn't "
-                    f"have ({', '.join(sizes)})"
+                    f"data[{edge_type_name(kind)}] joins nodes of type '{name}', which the graph "
+                    f"doesn't have ({', '.join(sizes)})"
                 )
         edge_index = data[kind].get("edge_index")
         if not isinstance(edge_index, Tensor) or edge_index.dim() != 2 or edge_index.size(0) != 2:
             raise ValueError(
-                f"data[{name_of(kind)}] has no 'edge_index' of shape [2, E], by which typed graphs "
-                "are read: set it, torch.empty(2, 0, dtype=torch.long) for no edges, in place of "
-                "'adj_t'"
+                f"data[{edge_type_name(kind)}] has no 'edge_index' of shape [2, E], by which typed "
+                "graphs are read: set it, torch.empty(2, 0, dtype=torch.long) for no edges, in "
+                "place of 'adj_t'"
             )
         for ids, name in zip(edge_index, (src, dst), strict=True):
-            check_ids(ids, sizes[name], f"edge_index of {name_of(kind)}")
+            check_ids(ids, sizes[name], f"edge_index of {edge_type_name(kind)}")
         counts.append(edge_index.size(1))
     nodes, edges = tuple(sizes), tuple(data.edge_types)
     return Types(nodes, edges, _first(list(sizes.values())), _first(counts))
@@ -116,7 +116,7 @@ def check_features(data: HeteroData) -> None:
     for name in data.node_types:
         check_finite(f"data['{name}'].x", data[name].get("x"))
     for kind in data.edge_types:
-        check_finite(f"data[{name_of(kind)}].edge_attr", data[kind].get("edge_attr"))
+        check_finite(f"data[{edge_type_name(kind)}].edge_attr", data[kind].get("edge_attr"))
 
 
 def with_csr_types(data: HeteroData) -> HeteroData:
@@ -143,7 +143,7 @@ def _first(counts: list[int]) -> Tensor:
     return torch.tensor([0, *counts]).cumsum(0)
 
 
-def as_one(data: HeteroData, types: Types) -> Edges:
+def to_homogeneous_edges(data: HeteroData, types: Types) -> Edges:
     """Return all edges, of nodes that are numbered as one."""
     first = types.first_node
     pairs = [
@@ -154,7 +154,7 @@ def as_one(data: HeteroData, types: Types) -> Edges:
     return Edges(src, dst, None, int(first[-1]))
 
 
-def cluster_typed(
+def cluster_heterogeneous(
     data: HeteroData,
     num_parts: Any,
     others: Mapping[str, Any],
@@ -182,7 +182,7 @@ def cluster_typed(
                 f"data['{store._key}'] has '{taken[0]}' already, which gas.cluster or a "
                 "mini-batch sets: pass the graph as it was before, or rename the attribute"
             )
-    edges = as_one(data, types)
+    edges = to_homogeneous_edges(data, types)
     perm, ptr = find_parts(edges, num_parts, recursive, log, None, method, seed, cache)
     part = torch.empty_like(perm)
     part[perm] = torch.repeat_interleave(ptr.diff())
@@ -224,7 +224,7 @@ def _permuted(data: HeteroData, types: Types, part: Tensor, num_parts: int) -> H
             if is_node_list(key, value):
                 store[key] = renumbered(key, value, new_id)
             elif is_node_row(data, name, key, size):
-                store[key] = rearranged(value, perm)
+                store[key] = select_rows(value, perm)
         store.num_nodes = size
         store[PERM] = perm
         store[PARTS] = _first(torch.bincount(mine, minlength=num_parts).tolist())

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 
-from gas.graph import is_one_of, layout_of, nodes_and_edges
+from gas.graph import is_sized_per_node, layout_of, nodes_and_edges
 from gas.history import Features, begin_alike, first_rows
 from gas.loader.lazy import (
     LazyOwnRows,
@@ -62,7 +62,7 @@ class SubData(NamedTuple):
                     new = own._store._mapping
             elif key != "e_id" and isinstance(value, Tensor):
                 sizes = sizes or nodes_and_edges(self.data)
-                if is_one_of(self.data, key, value, sizes):
+                if is_sized_per_node(self.data, key, value, sizes):
                     new[key] = first_rows(value, self.batch_size)
         own.num_nodes = self.batch_size
         return own

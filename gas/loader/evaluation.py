@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from gas.graph import check_ptr, default_layout, local_graph, opened, with_csr_features
+from gas.graph import check_ptr, default_layout, local_graph, open_if_path, with_csr_features
 from gas.history import share_cores
 from gas.loader.batch_sampler import choose_batch_size
 from gas.loader.subgraph import SubgraphLoader, parts_in, shard_in
@@ -43,7 +43,7 @@ class EvalSubgraphLoader(SubgraphLoader):
     ) -> None:
         if kwargs.pop("shuffle", False):
             raise ValueError("'shuffle' is True, but evaluation has a fixed order: leave it out")
-        data = opened(data)
+        data = open_if_path(data)
         if isinstance(data, HeteroData):
             raise ValueError(
                 "'data' is a HeteroData: pass gas.SubgraphLoader(graph), or the graph itself, to "

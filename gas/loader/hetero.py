@@ -12,11 +12,11 @@ from torch_geometric.data import Data, HeteroData
 from gas.graph import (
     BATCH_SIZE,
     PARTS,
-    as_one,
     check_features,
     is_edge_row,
     is_node_row,
     parts_of,
+    to_homogeneous_edges,
     types_of,
     with_csr_types,
 )
@@ -177,7 +177,7 @@ SubgraphLoader._of_typed = HeteroLoader  # What gas.SubgraphLoader(graph) makes.
 
 def _one_graph(data: HeteroData, types: Any, parts: Tensor) -> tuple[Data, Tensor]:
     """Return the graph as one, its nodes by part, then by type; and its parts."""
-    edges = as_one(data, types)
+    edges = to_homogeneous_edges(data, types)
     sizes = parts.diff()
     part = torch.cat([torch.repeat_interleave(size) for size in sizes])
     kind = torch.repeat_interleave(types.first_node.diff())

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import NegativeSampling
 
-from gas.graph import LABELS, PAIRS, Edges, joined, opened, read_pairs, to_csr
+from gas.graph import LABELS, PAIRS, Edges, are_linked, open_if_path, read_pairs, to_csr
 from gas.loader.batch import SubData
 from gas.loader.subgraph import SubgraphLoader
 
@@ -73,7 +73,7 @@ class LinkLoader(SubgraphLoader):
         neg_pool: str = "graph",
         **kwargs: Any,
     ) -> None:
-        data = opened(data)
+        data = open_if_path(data)
         if isinstance(data, HeteroData):
             raise ValueError(
                 "'data' is a HeteroData, whose pairs of nodes aren't loaded by gas: make it "
@@ -215,7 +215,9 @@ class LinkLoader(SubgraphLoader):
         again = torch.arange(src.numel())
         for number in range(2 * TRIES):
             ends = torch.stack([src[again], dst[again]])
-            known = joined(self._rowptr, self._relabel.col, ends) | joined(*self._told, ends)
+            known = are_linked(self._rowptr, self._relabel.col, ends) | are_linked(
+                *self._told, ends
+            )
             again = again[known | (ends[0] == ends[1])]
             if not again.numel():
                 return src, dst
@@ -239,7 +241,7 @@ class LinkLoader(SubgraphLoader):
         """
         every = torch.arange(self.num_own)
         ends = torch.stack([node.expand_as(every), every])
-        known = joined(self._rowptr, self._relabel.col, ends) | joined(*self._told, ends)
+        known = are_linked(self._rowptr, self._relabel.col, ends) | are_linked(*self._told, ends)
         free = (~known & (every != node)).nonzero().view(-1)
         if not free.numel():
             raise ValueError(
@@ -319,7 +321,7 @@ def _check_apart(rowptr: Tensor, col: Tensor, pairs: Tensor) -> None:
     Raises:
         ValueError: Saying how many.
     """
-    shared = int((joined(rowptr, col, pairs) & (pairs[0] != pairs[1])).sum())
+    shared = int((are_linked(rowptr, col, pairs) & (pairs[0] != pairs[1])).sum())
     if shared:
         raise ValueError(
             f"{shared} of {pairs.size(1)} pairs of '{PAIRS}' are edges of the graph, along which "

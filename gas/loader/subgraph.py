@@ -30,14 +30,14 @@ from gas.graph import (
     check_is_graph,
     check_nodes,
     check_ptr,
-    copy_of,
+    clone_unless_learnable,
     default_layout,
     find_layout,
     keys_by_row,
     local_graph,
     mapped_rows,
-    opened,
-    read_rows,
+    open_if_path,
+    read_csr,
     with_csr_features,
     without_edges,
 )
@@ -140,7 +140,7 @@ class SubgraphLoader(DataLoader):
         leave_cores: bool = True,
         **kwargs: Any,
     ) -> None:
-        given = opened(data)
+        given = open_if_path(data)
         check_is_graph(given)
         asked, has_ptr = batch_size, ptr is not None
         batch_size = choose_batch_size(given, asked, has_ptr, kwargs)
@@ -631,7 +631,7 @@ class SubgraphLoader(DataLoader):
         """Add what isn't by row, and the views of the epoch."""
         for key in self._other_keys:
             value = self.data[key]
-            batch.data[key] = copy_of(value) if isinstance(value, Tensor) else value
+            batch.data[key] = clone_unless_learnable(value) if isinstance(value, Tensor) else value
         if self._views is not None:
             n_id, e_id, shard = batch.n_id, batch.data.e_id, self.shard
             if shard is not None:  # The views are those of the whole graph.
@@ -706,7 +706,7 @@ def _made_of(options: dict[str, Any]) -> SubgraphLoader | None:
 
 
 def _relabeler(data: Data, edge_weight: bool) -> Relabeler:
-    (rowptr, col, e_id), weight = read_rows(data, edge_weight)
+    (rowptr, col, e_id), weight = read_csr(data, edge_weight)
     return Relabeler(rowptr, col, e_id, weight)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gas.graph import Adjacency, EdgeType, by_row, layout_of, name_of
+from gas.graph import Adjacency, EdgeType, edge_type_name, layout_of, sort_by_row
 from gas.native import Matrix, check_range, empty, is_transformed
 from gas.nn.half import HALF
 from gas.nn.spmm import check_features, multiply, spmm
@@ -45,8 +45,8 @@ def relations(
         for end in (kind[0], kind[2]):
             if end not in num_nodes_dict:
                 raise ValueError(
-                    f"'num_nodes_dict' has no '{end}', where relation {name_of(kind)} starts or "
-                    "ends: pass data.num_nodes_dict"
+                    f"'num_nodes_dict' has no '{end}', where relation {edge_type_name(kind)} "
+                    "starts or ends: pass data.num_nodes_dict"
                 )
         made[kind[0]][kind] = _adjacency(kind, edges, num_nodes_dict)
     together = {
@@ -58,7 +58,7 @@ def relations(
 
 
 def _adjacency(kind: EdgeType, edges: Any, sizes: Mapping[str, int]) -> Adjacency:
-    name = f"edge_index_dict[{name_of(kind)}]"
+    name = f"edge_index_dict[{edge_type_name(kind)}]"
     layout = layout_of(edges, name)
     if layout.value(edges) is not None:
         raise ValueError(
@@ -68,7 +68,7 @@ def _adjacency(kind: EdgeType, edges: Any, sizes: Mapping[str, int]) -> Adjacenc
     row, col = layout.entries(edges)
     check_range(name, row, sizes[kind[2]])
     check_range(name, col, sizes[kind[0]])
-    rowptr, order = by_row(row, sizes[kind[2]])
+    rowptr, order = sort_by_row(row, sizes[kind[2]])
     return Adjacency(rowptr, col[order], None, sizes[kind[0]])
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from gas.graph import MAPPED, PARTS, PERM, Ids, in_first_order, version
+from gas.graph import MAPPED, PARTS, PERM, Ids, to_original_order, version
 from gas.history import share_cores
 from gas.loader import SubgraphLoader
 from gas.native import check_range, warn
@@ -108,7 +108,7 @@ def graph_of(graph: Any) -> Data:
 def _array(data: Data, ids: Any) -> np.ndarray:
     """Return node ids in the order of the original graph; tensors were permuted."""
     if isinstance(ids, Tensor):
-        return in_first_order(data, ids.cpu()).numpy()
+        return to_original_order(data, ids.cpu()).numpy()
     return np.asarray(ids)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 from torch_geometric.data import Data
 
-from gas.graph import PERM, in_first_order
+from gas.graph import PERM, to_original_order
 from gas.history import Features, History, share_cores
 from gas.loader import EvalSubgraphLoader, SubData, to_device
 from gas.native import report_progress
@@ -297,7 +297,7 @@ def _predict(
         if not gather:
             return out
         data = Data(perm=model.ranks.every_row(data[PERM][: loader.num_own]))
-    return in_first_order(data, out)
+    return to_original_order(data, out)
 
 
 def _run_layer(

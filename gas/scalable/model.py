@@ -18,7 +18,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
 
-from gas.graph import SHARD, check_is_graph, opened
+from gas.graph import SHARD, check_is_graph, open_if_path
 from gas.history import Codec, HistoryFactory, Staleness, StoreFactory, TransferEngine, measure
 from gas.loader import SubData, SubgraphLoader
 from gas.native import check_integer, disable_compile, explain_missing_cuda, report_progress
@@ -340,7 +340,7 @@ class ScalableGNN(FormerNames, BatchModel):
             ValueError: If the graph isn't clustered, or has no node with one of ``ids``.
             IndexError: If one of ``nodes`` doesn't exist.
         """
-        graph = opened(graph, "graph")
+        graph = open_if_path(graph, "graph")
         check_is_graph(graph, "graph")
         if nodes is not None or ids is not None:
             return predict_nodes(self, graph, nodes, ids, kwargs)
@@ -385,6 +385,6 @@ class ScalableGNN(FormerNames, BatchModel):
                 training mode is PyG's ``HeteroBatchNorm``.
             RuntimeError: If the order of norms depends on the mini-batch.
         """
-        graph = opened(graph, "graph")
+        graph = open_if_path(graph, "graph")
         check_is_graph(graph, "graph")
         refresh(self, loader_of(graph, batch_size, kwargs, "refresh"), norms, log)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from gas.graph import opened
+from gas.graph import open_if_path
 from gas.history import History, relative_error
 from gas.loader import EvalSubgraphLoader, SubData, SubgraphLoader, batches_in_order
 from gas.native import check_integer, free_memory
@@ -138,7 +138,7 @@ def verify(
             "gas.to_scalable(net, data) makes"
         )
     check_alone(model, "gas.verify")
-    loader = _loader(opened(graph, "graph"), batch_size, kwargs)
+    loader = _loader(open_if_path(graph, "graph"), batch_size, kwargs)
     check_integer("seed", seed, 0)
     if num_nodes is not None:
         most = loader.num_nodes

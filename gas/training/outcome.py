@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import HeteroData
 
-from gas.graph import in_first_order, opened
+from gas.graph import open_if_path, to_original_order
 from gas.scalable import graph_of
 from gas.scalable.hetero import model as typed
 from gas.training.metrics import holds_labels, is_real, known_targets, metric_of, score
@@ -124,9 +124,9 @@ class Predicted:
     """
 
     def __init__(
-        self, out: Tensor, stored: Any, in_first_order: Callable[[Tensor], Tensor]
+        self, out: Tensor, stored: Any, to_original_order: Callable[[Tensor], Tensor]
     ) -> None:
-        self.out, self._stored, self._in_first_order = out, stored, in_first_order
+        self.out, self._stored, self._in_first_order = out, stored, to_original_order
 
     def get(self, key: str) -> Any:
         """Return an attribute; of a tensor, the rows of nodes in the order of the outputs."""
@@ -183,7 +183,7 @@ def prediction_columns(found: Predicted, split: int) -> dict[str, Any]:
 
 def _predict(model: Any, graph: Any, options: Mapping[str, Any]) -> Predicted:
     """Predict on a graph, and return the outputs with the graph's attributes."""
-    graph = opened(graph, "graph")
+    graph = open_if_path(graph, "graph")
     out = model.predict(graph, **options)
     given = getattr(graph, "typed", graph)
     if isinstance(given, HeteroData):
@@ -191,7 +191,7 @@ def _predict(model: Any, graph: Any, options: Mapping[str, Any]) -> Predicted:
         out = out if isinstance(out, Tensor) else out[kind]
         return Predicted(out, given[kind], lambda rows: typed.in_first_order(given, kind, rows))
     data = graph_of(graph)
-    return Predicted(out, data, lambda rows: in_first_order(data, rows))
+    return Predicted(out, data, lambda rows: to_original_order(data, rows))
 
 
 def _kind(model: Any, out: Any, graph: HeteroData) -> str:

@@ -16,7 +16,7 @@ import torch
 from conftest import random_graph
 
 import gas
-from gas.graph.folder import open_folder, opened
+from gas.graph.folder import open_folder, open_if_path
 from gas.native.memory import free_memory
 
 TERA = 2**40
@@ -378,7 +378,7 @@ def test_it_is_refused(name, folder):
     assert str(refusal.value).startswith(str(folder))
     assert len(str(refusal.value)) < 1000
     with pytest.raises(ValueError, match=words):
-        opened(folder)
+        open_if_path(folder)
 
 
 def test_nothing_is_allocated(folder):

@@ -9,7 +9,7 @@ from conftest import random_graph
 from torch_geometric.data import Data
 
 import gas
-from gas.graph.cluster import in_first_order
+from gas.graph.cluster import to_original_order
 from gas.graph.edges import with_edge_index
 
 
@@ -94,7 +94,7 @@ def test_graphs_given_as_adj_t():
 
 def test_the_first_order():
     graph = gas.cluster(make(), 6, log=False)
-    assert torch.equal(in_first_order(graph, graph.x), make().x)
+    assert torch.equal(to_original_order(graph, graph.x), make().x)
 
 
 def test_clustered_graphs():

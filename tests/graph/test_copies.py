@@ -5,7 +5,7 @@ import torch
 from conftest import random_graph
 
 import gas
-from gas.graph.copies import copy_graph, copy_of
+from gas.graph.copies import clone_unless_learnable, copy_graph
 
 
 def make(layout):
@@ -46,5 +46,5 @@ def test_values_that_are_no_attribute():
 
 def test_learnable_tensors_are_handed_on():
     plain, learnable = torch.rand(3), torch.rand(3, requires_grad=True)
-    assert copy_of(plain) is not plain
-    assert copy_of(learnable) is learnable
+    assert clone_unless_learnable(plain) is not plain
+    assert clone_unless_learnable(learnable) is learnable

@@ -5,8 +5,8 @@ from torch_geometric.data import Data
 from torch_geometric.utils import to_torch_csr_tensor
 
 import gas
-from gas.graph.edges import read_edges, read_graph, read_rows, to_csr
-from gas.graph.layout import layout_of, no_values
+from gas.graph.edges import read_csr, read_edges, read_graph, to_csr
+from gas.graph.layout import implicit_ones, layout_of
 from gas.native.sparse_rows import sparse_csr
 
 
@@ -48,17 +48,17 @@ def test_to_csr_keeps_ids_of_edges():
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_a_graph_in_order_is_read_where_it_lies(weighted, monkeypatch):
-    (rowptr, col, _), _ = read_rows(random_graph())
+    (rowptr, col, _), _ = read_csr(random_graph())
     col = col.int()
-    value = torch.rand(240) if weighted else no_values(240)
+    value = torch.rand(240) if weighted else implicit_ones(240)
     adj_t = sparse_csr(rowptr.int(), col, value, 60)
     monkeypatch.setattr("gas.graph.edges.read_graph", None)
-    csr, weight = read_rows(Data(adj_t=adj_t))
+    csr, weight = read_csr(Data(adj_t=adj_t))
     assert torch.equal(csr.rowptr, rowptr)
     assert csr.e_id is None
     assert csr.col.data_ptr() == col.data_ptr()
     assert weight.data_ptr() == value.data_ptr() if weighted else weight is None
-    assert read_rows(Data(adj_t=adj_t), edge_weight=False)[1] is None
+    assert read_csr(Data(adj_t=adj_t), edge_weight=False)[1] is None
     loader = gas.SubgraphLoader(Data(adj_t=adj_t), torch.tensor([0, 30, 60]), log=False)
     assert loader._relabel.col.data_ptr() == col.data_ptr()
 
@@ -66,7 +66,7 @@ def test_a_graph_in_order_is_read_where_it_lies(weighted, monkeypatch):
 def test_a_graph_out_of_order_is_sorted():
     rowptr, col = torch.tensor([0, 2, 3]), torch.tensor([1, 0, 1])
     adj_t = sparse_csr(rowptr, col, torch.tensor([1.0, 2.0, 3.0]), 2)
-    csr, weight = read_rows(Data(adj_t=adj_t))
+    csr, weight = read_csr(Data(adj_t=adj_t))
     assert csr.col.tolist() == [0, 1, 1]
     assert csr.e_id.tolist() == [1, 0, 2]
     assert weight.tolist() == [2, 1, 3]
@@ -74,14 +74,14 @@ def test_a_graph_out_of_order_is_sorted():
 
 def test_ones_that_take_no_memory_are_no_values():
     rowptr, col = torch.tensor([0, 2, 3]), torch.tensor([0, 1, 1])
-    adj_t = sparse_csr(rowptr, col, no_values(3), 2)
+    adj_t = sparse_csr(rowptr, col, implicit_ones(3), 2)
     assert layout_of(adj_t).value(adj_t) is None
     assert torch.equal(adj_t.to_dense(), torch.tensor([[1.0, 1.0], [0.0, 1.0]]))
     assert torch.equal(adj_t @ torch.eye(2), adj_t.to_dense())
     assert gas.nn.Adjacency.of(adj_t).value is None
     twos = sparse_csr(rowptr, col, torch.full((1,), 2.0).expand(3), 2)
     assert layout_of(twos).value(twos).tolist() == [2, 2, 2]
-    one = sparse_csr(torch.tensor([0, 1]), torch.tensor([0]), no_values(1), 1)
+    one = sparse_csr(torch.tensor([0, 1]), torch.tensor([0]), implicit_ones(1), 1)
     assert layout_of(one).value(one) is None
 
 

@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from gas.graph.entries import (
-    changed_rows,
-    every_entry,
+    entry_rows,
+    find_changed_rows,
+    find_entries,
     first_entry,
     has_entry,
-    rows_of,
-    with_entries,
-    without_entries,
+    insert_entries,
+    remove_entries,
 )
 from gas.native.graph import coo_to_csr
 
@@ -35,9 +35,9 @@ def test_entries_are_found(num_entries):
         assert first_entry(rowptr, sorted_col, rows, cols, after).tolist() == expected
     if num_entries:
         some = torch.tensor([0, 5, 50, 107])
-        found = every_entry(rowptr, sorted_col, rows[some], cols[some])
+        found = find_entries(rowptr, sorted_col, rows[some], cols[some])
         wanted = [every[n] for n in some.tolist()]
-        rows_there = rows_of(rowptr, torch.arange(num_entries)).tolist()
+        rows_there = entry_rows(rowptr, torch.arange(num_entries)).tolist()
         entries = zip(rows_there, sorted_col.tolist(), strict=True)
         number = {}
         for k, pair in enumerate(entries):
@@ -51,7 +51,7 @@ def test_entries_are_found(num_entries):
 def test_entries_are_added_as_if_sorted_anew(num_old, num_new, dtype):
     row, col, rowptr, sorted_col, perm = random_rows(num_entries=num_old, dtype=dtype)
     new_row, new_col = torch.randint(15, (num_new,)), torch.randint(9, (num_new,))
-    found = with_entries(rowptr, sorted_col, new_row, new_col, 15)
+    found = insert_entries(rowptr, sorted_col, new_row, new_col, 15)
     both = coo_to_csr(torch.cat([row, new_row]), torch.cat([col, new_col]), 15, dtype)
     assert torch.equal(found[0], both[0])
     assert torch.equal(found[1], both[1])
@@ -64,7 +64,7 @@ def test_entries_are_added_as_if_sorted_anew(num_old, num_new, dtype):
 def test_entries_are_taken_out_as_if_never_there():
     row, col, rowptr, sorted_col, perm = random_rows()
     entry = torch.tensor([3, 59, 0, 17, 3])
-    fewer, left, kept = without_entries(rowptr, sorted_col, entry)
+    fewer, left, kept = remove_entries(rowptr, sorted_col, entry)
     stay = torch.ones(60, dtype=torch.bool)
     stay[perm[entry]] = False
     expected = coo_to_csr(row[stay], col[stay], 12)
@@ -77,7 +77,9 @@ def test_entries_are_taken_out_as_if_never_there():
 def test_rows_that_differ_are_found(weighted):
     _, _, rowptr, col, _ = random_rows()
     weight = torch.rand(60) if weighted else None
-    later, cols, source = with_entries(rowptr, col, torch.tensor([2, 13]), torch.tensor([4, 1]), 14)
+    later, cols, source = insert_entries(
+        rowptr, col, torch.tensor([2, 13]), torch.tensor([4, 1]), 14
+    )
     weights = None if weight is None else torch.cat([weight, torch.ones(2)])[source]
     expected = {2, 12, 13}
     if weights is not None:
@@ -89,5 +91,5 @@ def test_rows_that_differ_are_found(weighted):
     same = int(later[5])  # Another column, as many entries.
     cols[same] = 8 - cols[same] if cols[same] != 4 else 0
     expected |= {int(torch.searchsorted(later, same, right=True)) - 1}
-    assert set(changed_rows((rowptr, col, values), (later, cols, after)).tolist()) == expected
-    assert changed_rows((rowptr, col, values), (rowptr, col, values)).numel() == 0
+    assert set(find_changed_rows((rowptr, col, values), (later, cols, after)).tolist()) == expected
+    assert find_changed_rows((rowptr, col, values), (rowptr, col, values)).numel() == 0

@@ -267,7 +267,7 @@ def test_of_a_folder_only_its_own_rows_are_read(tmp_path, monkeypatch):
     make(adj_t="sparse_csr", out=tmp_path / "graph")
     whole = gas.open_graph(tmp_path / "graph", log=False)
     read = []
-    for module, name in (("gas.graph.shards", "rearranged"),):
+    for module, name in (("gas.graph.shards", "select_rows"),):
         original = shard_of.__globals__[name]
 
         def noted(value, index, original=original):

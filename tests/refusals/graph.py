@@ -10,7 +10,7 @@ from torch_geometric.data import Data
 
 import gas
 from gas.graph.adjacency import Adjacency
-from gas.graph.cluster import in_first_order
+from gas.graph.cluster import to_original_order
 from gas.graph.layout import find_layout
 from gas.graph.shards import shard_of
 from refusals import HALVES, Model, load, ring, sharded
@@ -223,7 +223,9 @@ CASES = {
     "shard_of, bounds of other parts": lambda t: shard_of(with_bounds([0, 1, 4]), 0),
     "shard_of, bounds that end early": lambda t: shard_of(with_bounds([0, 2]), 0),
     "shard_of, pairs of nodes": lambda t: shard_of(sharded(edge_label_index=RING), 0),
-    "in_first_order, a shard": lambda t: in_first_order(shard_of(sharded(), 0), torch.ones(4, 2)),
+    "to_original_order, a shard": lambda t: to_original_order(
+        shard_of(sharded(), 0), torch.ones(4, 2)
+    ),
     "a local graph, for another number of processes": three_processes,
     "gas.cluster, a list of other nodes": lambda t: cluster(ring(train_idx=torch.tensor([4]))),
     "gas.metis, an unknown method": lambda t: metis(method="scotch"),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from gas.graph import rows_of
+from gas.graph import entry_rows
 from gas.history import Store, share_cores
 from gas.loader import SubgraphLoader
 from gas.scalable import ChosenNodes, ScalableGNN, is_exact, made_exact, state_of
@@ -171,5 +171,5 @@ def find_reached(loader: SubgraphLoader, rows: Tensor) -> Tensor:
     is_reached = torch.zeros(loader.num_nodes, dtype=torch.bool)
     is_reached[rows] = True
     leads = is_reached.index_select(0, loader._relabel.col)
-    is_reached[rows_of(loader._rowptr, torch.from_numpy(np.flatnonzero(leads.numpy())))] = True
+    is_reached[entry_rows(loader._rowptr, torch.from_numpy(np.flatnonzero(leads.numpy())))] = True
     return is_reached.nonzero().view(-1)

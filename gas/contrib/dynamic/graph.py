@@ -25,21 +25,21 @@ from gas.contrib.dynamic.rows import (
 from gas.graph import (
     PARTS,
     PERM,
-    changed_rows,
     check_finite,
     check_ids,
     check_weight,
     cluster,
-    every_entry,
+    entry_rows,
+    find_changed_rows,
+    find_entries,
     has_entry,
+    implicit_ones,
+    insert_entries,
     is_row_per_edge,
     is_row_per_node,
-    no_values,
-    read_rows,
-    rows_of,
+    read_csr,
+    remove_entries,
     with_edge_index,
-    with_entries,
-    without_entries,
 )
 from gas.loader import SubData, SubgraphLoader
 from gas.native import check_integer, is_sparse, sparse_csr, warn
@@ -100,7 +100,7 @@ class DynamicGraph:
         self._following.check()
         self._following.check_size(data)
         raw = cluster(data, num_parts, **kwargs)
-        (rowptr, col, e_id), weight = read_rows(raw)
+        (rowptr, col, e_id), weight = read_csr(raw)
         keys = [key for key, _ in raw if key not in EDGES]
         edges = {key: raw[key] for key in keys if is_row_per_edge(raw, key)}
         if e_id is not None:
@@ -204,13 +204,13 @@ class DynamicGraph:
         row_of[perm] = torch.arange(total)
 
         taken = self._find_entries(_ids("remove", remove, before), row_of)
-        changed = [torch.arange(before, total), row_of[added[1]], rows_of(self._rowptr, taken)]
+        changed = [torch.arange(before, total), row_of[added[1]], entry_rows(self._rowptr, taken)]
         rowptr, col, mine = self._rowptr, self._col, self._edges
         if taken.numel():
-            rowptr, col, kept = without_entries(rowptr, col, taken)
+            rowptr, col, kept = remove_entries(rowptr, col, taken)
             mine = {key: value[kept] for key, value in mine.items()}
         src, dst = row_of[added]
-        rowptr, col, source = with_entries(rowptr, col, dst, src, total)
+        rowptr, col, source = insert_entries(rowptr, col, dst, src, total)
         merged = {key: torch.cat([value, new_edges[key]])[source] for key, value in mine.items()}
         longer = dict(self._nodes)
         if count:
@@ -301,7 +301,7 @@ class DynamicGraph:
         if model is None or model.transform is None:
             return data
         prepared = copy.copy(model.prepare(with_edge_index(data)))
-        (rowptr, col, e_id), weight = read_rows(prepared)
+        (rowptr, col, e_id), weight = read_csr(prepared)
         keys = [key for key, _ in prepared if key not in EDGES]
         found = {key: prepared[key] for key in keys if is_row_per_edge(prepared, key)}
         if e_id is not None:
@@ -389,7 +389,7 @@ class DynamicGraph:
                 f"'remove' has the edge {edge[0]} -> {edge[1]}, which the graph doesn't have: "
                 "leave it out, or swap its ends if it is the other direction"
             )
-        return every_entry(self._rowptr, self._col, dst, src)
+        return find_entries(self._rowptr, self._col, dst, src)
 
 
 def _check_kinds(data: Data, nodes: Mapping[str, Any], edges: Mapping[str, Tensor]) -> None:
@@ -412,7 +412,7 @@ def _check_kinds(data: Data, nodes: Mapping[str, Any], edges: Mapping[str, Tenso
 
 def _set_edges(data: Data, rowptr: Tensor, col: Tensor, edges: Mapping[str, Tensor]) -> None:
     weight, num_nodes = edges.get(WEIGHT), rowptr.numel() - 1
-    value = no_values(col.numel()) if weight is None else weight
+    value = implicit_ones(col.numel()) if weight is None else weight
     data.num_nodes = num_nodes
     data.adj_t = sparse_csr(rowptr.to(col.dtype), col, value, num_nodes)
     for key, rows in edges.items():
@@ -437,7 +437,7 @@ def _find_differing(before: SubgraphLoader, after: SubgraphLoader) -> Tensor:
         values = [loader.data[key] for key in keys]
         values += [] if relabel.weight is None else [relabel.weight]
         sides.append((loader._rowptr, relabel.col, values))
-    rows = changed_rows(*sides)
+    rows = find_changed_rows(*sides)
     for key in before._node_keys:
         old, new = before.data[key], after.data[key]
         if old is not new and key != PERM:

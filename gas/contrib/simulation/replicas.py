@@ -10,7 +10,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gas.contrib.simulation.split import PartitionStatistics
-from gas.graph import opened, read_rows
+from gas.graph import open_if_path, read_csr
 from gas.native import Relabeler
 
 
@@ -32,10 +32,10 @@ def partition_statistics(graph: Data | str | Path) -> PartitionStatistics:
 
 def count_split(graph: object, name: str) -> PartitionStatistics:
     """Compute :func:`partition_statistics`; ``name`` stands for the graph in errors."""
-    data = opened(graph, name)
+    data = open_if_path(graph, name)
     if not isinstance(data, Data):
         raise ValueError(f"'{name}' is a {type(data).__name__}, expected a clustered graph")
-    (rowptr, col, _), _ = read_rows(data, edge_weight=False)
+    (rowptr, col, _), _ = read_csr(data, edge_weight=False)
     num_nodes = rowptr.numel() - 1
     shards = data.get("shards")
     if shards is None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from gas.datasets.nodes import Nodes
-from gas.graph import utf8
+from gas.graph import encode_utf8
 
 AT_ONCE = 1 << 20  # Ids that are merged together.
 
@@ -22,7 +22,7 @@ def distinct_ids(blocks: Iterable[np.ndarray]) -> Nodes:
     new: list[np.ndarray] = []
     size = 0
     for ids in blocks:
-        ids = ids.astype(np.int64, copy=False) if ids.dtype.kind in "iu" else utf8(ids)
+        ids = ids.astype(np.int64, copy=False) if ids.dtype.kind in "iu" else encode_utf8(ids)
         if ids.dtype.kind == known.dtype.kind and len(known):
             at = np.searchsorted(known, ids).clip(max=len(known) - 1)
             ids = ids[known[at] != ids]
@@ -38,7 +38,7 @@ def distinct_ids(blocks: Iterable[np.ndarray]) -> Nodes:
 def _concatenate(parts: list[np.ndarray]) -> np.ndarray:
     parts = [part for part in parts if len(part)] or parts[:1]
     if any(part.dtype.kind == "S" for part in parts):
-        parts = [utf8(part) for part in parts]
+        parts = [encode_utf8(part) for part in parts]
     return np.unique(np.concatenate(parts))
 
 

@@ -69,7 +69,7 @@ class NewFolder:
         Raises:
             ValueError: If one does, or has finished it since.
         """
-        with only_writer(self.path):
+        with lock_folder(self.path):
             self._look()
             yield
 
@@ -141,7 +141,7 @@ class NewFolder:
 
 
 @contextlib.contextmanager
-def only_writer(path: Path) -> Iterator[None]:
+def lock_folder(path: Path) -> Iterator[None]:
     """Make a folder and keep others that do so out of it, processes and threads, in this context.
 
     The system lets go of the folder when the process ends, however it does. If nothing comes of a

@@ -23,7 +23,7 @@ from gas.graph.folder.description import (
     refuse,
 )
 from gas.graph.folder.new import MARK
-from gas.graph.layout import no_values
+from gas.graph.layout import implicit_ones
 from gas.history import Codec, DiskStore, Encoded, TableStore
 from gas.io import check_inside, map_array, tensor_of
 from gas.native import rises, sparse_csr
@@ -49,7 +49,7 @@ def is_graph_folder(path: str | Path) -> bool:
     return False
 
 
-def opened(graph: Any, name: str = "data") -> Any:
+def open_if_path(graph: Any, name: str = "data") -> Any:
     """Open a graph that is given as the path of its folder; return anything else as it is.
 
     Args:
@@ -106,7 +106,7 @@ def open_folder(folder: str | Path, check: bool = True) -> Data:
     for key, value in said.attributes.items():
         data[key] = value
     rowptr, col = (_tensor(key, said, arrays) for key in (ROWPTR, COL))
-    weight = _tensor(WEIGHT, said, arrays) if WEIGHT in arrays else no_values(said.num_edges)
+    weight = _tensor(WEIGHT, said, arrays) if WEIGHT in arrays else implicit_ones(said.num_edges)
     data.adj_t = sparse_csr(rowptr, col, weight, said.num_nodes)
     data.num_nodes = said.num_nodes
     return data
