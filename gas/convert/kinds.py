@@ -11,8 +11,8 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 from torch.nn import Module
 
+from gas.convert.inputs import copy_value
 from gas.convert.layers import is_close
-from gas.convert.sample import copy_value
 from gas.convert.trace import is_layer, module_of
 from gas.nn import reason_inexact
 

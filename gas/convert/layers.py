@@ -1,8 +1,4 @@
-"""Forms of calling each layer on a mini-batch that give the same result as on the graph.
-
-Nothing is taken on trust: a layer is tried on a mini-batch of a small graph, and a form counts if
-its outputs are those on the graph itself.
-"""
+"""Calls of message passing layers, and the normalisation that moves from them to the graph."""
 
 from __future__ import annotations
 
@@ -14,25 +10,22 @@ from typing import Any
 import torch
 import torch_geometric.nn as pyg
 from torch import Tensor
-from torch.fx import Node
+from torch.fx import Graph, Node
 from torch.nn import Module
 from torch_geometric.data import Data
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.transforms import BaseTransform
 
 from gas.convert.scope import (
-    FUSED,
-    PAIR,
     SQUARE,
-    Scope,
     edge_weight,
     edges,
     normalised_weights,
     sources,
     weights,
 )
+from gas.convert.trace import UNROLLED
 from gas.graph import with_edge_index
-from gas.nn import FusedConv, reason_inexact
 
 WEIGHT = "edge_weight"
 
@@ -108,7 +101,105 @@ class Normalise(BaseTransform):
         return f"GCNNorm({options})"
 
 
-def move_normalisation(layer: Any) -> Normalise | None:
+@dataclass
+class LayerCall:
+    """Call of a message passing layer.
+
+    * ``node``: the call; ``layer``: the layer; ``name``: where it is in the model.
+    * ``given``: its arguments by the names of its parameters.
+    * ``features``: the one of them whose rows are neighbours'; ``other``: further rows of nodes.
+    * ``adjacency``, ``weight``: which are the edges and their weights.
+    * ``normalised``: whether weights must be those of the normalised graph.
+    * ``weighted``: whether it takes those of the adjacency without being given any.
+    * ``form``: how it is called.
+    """
+
+    node: Node
+    layer: Module
+    name: str
+    given: dict[str, Any]
+    features: str
+    other: tuple[str, ...]
+    adjacency: str
+    weight: Any
+    normalised: bool
+    weighted: bool
+    form: str = ""
+
+    def arguments(
+        self, form: str, make: Callable[..., Any], value_of: Callable[[Any], Any]
+    ) -> dict[str, Any]:
+        """Return the arguments of the call, in a form.
+
+        Args:
+            form: One of the forms in :mod:`gas.convert.scope`.
+            make: ``make(function, *args)`` calls a function of :mod:`gas.convert.scope`.
+            value_of: What an argument in the traced graph is.
+        """
+        if self.normalised or self.weighted:
+            weight = make(normalised_weights if self.normalised else weights)
+        else:
+            weight = value_of(self.weight)
+        out = {}
+        for name, argument in self.given.items():
+            if name == self.features:
+                pairs = getattr(self.layer, "takes_pairs", True)
+                out[name] = make(sources, value_of(argument), form, pairs)
+            elif name in self.other:
+                out[name] = make(sources, value_of(argument), SQUARE)
+            elif name == self.adjacency:
+                out[name] = make(edges, form, weight)
+            elif name != WEIGHT:
+                out[name] = value_of(argument)
+        if self.normalised or self.weighted or self.weight is not None:
+            out[WEIGHT] = make(edge_weight, form, weight)
+        return out
+
+
+def bind_arguments(layer: Any, node: Node) -> dict[str, Any]:
+    """Return the arguments that a node gives to a layer, by the names of its parameters."""
+    return inspect.signature(layer.forward).bind(*node.args, **node.kwargs).arguments
+
+
+def layer_call(
+    net: Module,
+    node: Node,
+    kinds: Mapping[Node, str],
+    adjacency: Node,
+    normalised: Collection[str],
+    weighted: Collection[str],
+) -> LayerCall:
+    """Describe the call of a layer by a node.
+
+    Raises:
+        ValueError: If the layer isn't given the model's own edges.
+    """
+    name = str(node.target)
+    layer = net.get_submodule(name)
+    bound = bind_arguments(layer, node)
+    edges = [key for key, value in bound.items() if value is adjacency]
+    given = {key: value for key, value in bound.items() if isinstance(value, Node)}
+    rows = [key for key, value in given.items() if kinds[value] == "rows"]
+    if not edges or not rows:
+        raise ValueError(
+            f"'{name}' ({type(layer).__name__}) takes {', '.join(bound)}, and expected are rows of "
+            f"nodes and the model's own '{adjacency.target}': edges that the model changes aren't "
+            "those of mini-batches; change the graph before it is cut into parts"
+        )
+    return LayerCall(
+        node, layer, name, bound, rows[0], tuple(rows[1:]), edges[0], bound.get(WEIGHT),
+        name in normalised, name in weighted,
+    )  # fmt: skip
+
+
+def lacks_weight(net: Module, node: Node) -> bool:
+    """Return whether a layer takes weights of edges, and is called without."""
+    layer: Any = net.get_submodule(str(node.target))
+    takes = WEIGHT in inspect.signature(layer.forward).parameters
+    return takes and bind_arguments(layer, node).get(WEIGHT) is None
+
+
+def disable_normalisation(layer: Any) -> Normalise | None:
     """Return the transform of the whole graph that a layer needs, and switch off the layer's own.
 
     Changes:
@@ -126,157 +217,37 @@ def move_normalisation(layer: Any) -> Normalise | None:
 NORMALISING = (pyg.GCNConv, pyg.GCN2Conv, pyg.LGConv, pyg.FAConv, pyg.TAGConv, pyg.APPNP)
 
 
-@dataclass
-class LayerCall:
-    """Call of a message passing layer.
-
-    * ``node``: the call; ``layer``: the layer; ``name``: where it is in the model.
-    * ``given``: its arguments by the names of its parameters.
-    * ``features``: the one of them whose rows are neighbours'; ``other``: further rows of nodes.
-    * ``adjacency``, ``weight``: which are the edges and their weights.
-    * ``cured``: whether weights must be those of the normalised graph; ``weighted``: whether it
-      takes those of the adjacency without being given any.
-    * ``form``: how it is called.
-    """
-
-    node: Node
-    layer: Module
-    name: str
-    given: dict[str, Any]
-    features: str
-    other: tuple[str, ...]
-    adjacency: str
-    weight: Any
-    cured: bool
-    weighted: bool
-    form: str = ""
-
-    def arguments(
-        self, form: str, make: Callable[..., Any], value_of: Callable[[Any], Any]
-    ) -> dict[str, Any]:
-        """Return the arguments of the call, in a form.
-
-        Args:
-            form: :data:`FUSED`, :data:`PAIR` or :data:`SQUARE`.
-            make: ``make(function, *args)`` calls a function of :mod:`gas.convert.scope`.
-            value_of: What an argument in the traced graph is.
-        """
-        if self.cured or self.weighted:
-            weight = make(normalised_weights if self.cured else weights)
-        else:
-            weight = value_of(self.weight)
-        out = {}
-        for name, argument in self.given.items():
-            if name == self.features:
-                pairs = getattr(self.layer, "takes_pairs", True)
-                out[name] = make(sources, value_of(argument), form, pairs)
-            elif name in self.other:
-                out[name] = make(sources, value_of(argument), SQUARE)
-            elif name == self.adjacency:
-                out[name] = make(edges, form, weight)
-            elif name != WEIGHT:
-                out[name] = value_of(argument)
-        if self.cured or self.weighted or self.weight is not None:
-            out[WEIGHT] = make(edge_weight, form, weight)
-        return out
-
-
-def bind_arguments(layer: Any, node: Node) -> dict[str, Any]:
-    """Return the arguments that a node gives to a layer, by the names of its parameters."""
-    return inspect.signature(layer.forward).bind(*node.args, **node.kwargs).arguments
-
-
-def layer_call(
-    node: Node,
-    layer: Any,
-    kinds: Mapping[Node, str],
-    adjacency: Node,
-    cured: Collection[str],
-    weighted: Collection[str],
-) -> LayerCall:
-    """Describe the call of a layer by a node.
-
-    Raises:
-        ValueError: If the layer isn't given the model's own edges.
-    """
-    name = str(node.target)
-    bound = bind_arguments(layer, node)
-    edges = [key for key, value in bound.items() if value is adjacency]
-    given = {key: value for key, value in bound.items() if isinstance(value, Node)}
-    rows = [key for key, value in given.items() if kinds[value] == "rows"]
-    if not edges or not rows:
-        raise ValueError(
-            f"'{name}' ({type(layer).__name__}) takes {', '.join(bound)}, and expected are rows of "
-            f"nodes and the model's own '{adjacency.target}': edges that the model changes aren't "
-            "those of mini-batches; change the graph before it is cut into parts"
-        )
-    return LayerCall(
-        node, layer, name, bound, rows[0], tuple(rows[1:]), edges[0], bound.get(WEIGHT),
-        name in cured, name in weighted,
-    )  # fmt: skip
-
-
-def find_form(
-    call: LayerCall, expected: Tensor, value_of: Callable[[Node], Any], scopes: Sequence[Scope]
-) -> str:
-    """Find the form in which a layer's result on a mini-batch equals that on the graph.
-
-    Args:
-        call: The call of the layer.
-        expected: What it gives on the graph, for the in-batch nodes.
-        value_of: What the value of a node of the traced graph is in the mini-batch.
-        scopes: The mini-batch in several layouts, in all of which it has to.
-
-    Raises:
-        ValueError: If there is none, saying why.
-    """
-    for form in (FUSED, PAIR, SQUARE):
-        if form == FUSED and not isinstance(call.layer, FusedConv):
+def move_normalisation(
+    net: Module, graph: Graph, weighted: Sequence[str]
+) -> tuple[Normalise | None, list[str]]:
+    """Move normalisation to the whole graph; return how, and the names of the layers called."""
+    found = {
+        _hop_of(net, name): how
+        for name, layer in net.named_modules() if (how := disable_normalisation(layer)) is not None
+    }  # fmt: skip
+    for node in graph.nodes:
+        if node.op != "call_module" or node.target not in found:
             continue
-        if is_exact(call, form, expected, value_of, scopes):
-            return form
-    raise inexact_error(call)
+        weight = bind_arguments(net.get_submodule(str(node.target)), node).get(WEIGHT)
+        if isinstance(weight, Node) and (weight.op, weight.target) != ("placeholder", WEIGHT):
+            raise ValueError(
+                f"'{node.target}' normalises weights that the model computes, '{weight.name}', "
+                "which mini-batches can't: use normalize=False"
+            )
+        found[str(node.target)].weighted = weight is not None or node.target in weighted
+    if len(set(found.values())) > 1:
+        raise ValueError(
+            f"layers normalise the graph in different ways, {found}: build them alike, or with "
+            "normalize=False"
+        )
+    return next(iter(found.values()), None), list(found)
 
 
-def inexact_error(call: LayerCall) -> ValueError:
-    """Return the error of a layer whose result on a mini-batch differs from that on the graph."""
-    reasons = (reason_inexact(part) for part in call.layer.modules())
-    reason = next(filter(None, reasons), "") or (
-        "needs more of the graph than a node's own edges and their other ends: take another layer"
-    )
-    return ValueError(
-        f"'{call.name}' ({type(call.layer).__name__}) isn't exact on mini-batches: it {reason}"
-    )
-
-
-def is_exact(
-    call: LayerCall,
-    form: str,
-    expected: Tensor,
-    value_of: Callable[[Node], Any],
-    scopes: Sequence[Scope],
-) -> bool:
-    """Return whether a layer called in a form is exact in all layouts of a batch."""
-    return all(_is_exact(call, form, expected, value_of, scope) for scope in scopes)
-
-
-def _is_exact(
-    call: LayerCall,
-    form: str,
-    expected: Tensor,
-    value_of: Callable[[Node], Any],
-    scope: Scope,
-) -> bool:
-    given = call.arguments(
-        form,
-        lambda function, *args: function(scope, *args),
-        lambda a: value_of(a) if isinstance(a, Node) else a,
-    )
-    try:
-        out = call.layer(**given)
-    except Exception:  # Whatever a layer raises at what it can't take.
-        return False
-    return isinstance(out, Tensor) and is_close(out[: scope.batch_size], expected)
+def _hop_of(net: Module, name: str) -> str:
+    """Return the layer that is called for another: a hop, if that was taken apart."""
+    if not isinstance(net.get_submodule(name), UNROLLED):
+        return name
+    return f"{name}.hop" if name else "hop"
 
 
 def is_close(found: Any, expected: Any) -> bool:

@@ -10,13 +10,11 @@ from torch.fx import Graph, GraphModule
 from torch.nn import Module
 from torch_geometric.data import Data
 from torch_geometric.nn.inits import reset
-from torch_geometric.transforms import BaseTransform
 
-from gas.convert.place import multiplies_sparse
+from gas.convert.check import Conversion
+from gas.convert.place import multiplies_sparse, stages_of
 from gas.convert.scope import Scope
-from gas.convert.stages import stages_of
 from gas.convert.trace import CONSTANT, TRAINING
-from gas.convert.tried import Tried
 from gas.graph import find_original_graph
 from gas.history import Rows, first_rows
 from gas.scalable import ScalableGNN, adjacency, attributes, compute_dtype
@@ -34,16 +32,15 @@ class Converted(ScalableGNN):
         self,
         net: Module,
         graph: Graph,
-        name: str,
         num_nodes: int,
         widths: Sequence[int],
-        transform: BaseTransform | None,
         drawing: Sequence[str],
         options: dict[str, Any],
-        tried: Tried,
+        conversion: Conversion,
     ) -> None:
         super().__init__(num_nodes, list(widths), len(widths) + 1, **options)
-        made = GraphModule(net, graph, name)
+        self._name = type(conversion.net).__name__
+        made = GraphModule(net, graph, self._name)
         constants = {n: b for n, b in made._buffers.items() if n not in net._buffers}
         # All that the module has, in its order, not just what the graph calls.
         for kept in ("_modules", "_parameters", "_buffers"):
@@ -53,12 +50,11 @@ class Converted(ScalableGNN):
         self.net = made
         self._stages: list[GraphModule] | None = None
         self.training = made.training = net.training
-        self.transform = transform
+        self.transform = conversion.transform
         self._takes_fused = True  # Scope sees to it that each layer gets what it takes.
-        self._name = name
         _, *self._inputs = [str(node.target) for node in graph.nodes if node.op == "placeholder"]
         self._drawing = list(drawing)
-        self._tried: Tried | None = tried
+        self._conversion: Conversion | None = conversion
 
     @property
     def _plain(self) -> Module:
@@ -66,7 +62,7 @@ class Converted(ScalableGNN):
         return self.net
 
     def check_on_sample(self, data: Data) -> None:
-        """Try the layers on some nodes of a graph, once more than on a small random one.
+        """Check the layers on some nodes of a graph, as they were on a small random one.
 
         :func:`gas.cluster` calls it. Copies of the model, and one whose layers were replaced, don't
         know of the module that they came from, and check nothing.
@@ -77,8 +73,8 @@ class Converted(ScalableGNN):
         Raises:
             ValueError: If the model isn't exact on it, naming the layer.
         """
-        if (tried := self._module()) is not None:
-            tried.check(data)
+        if (conversion := self._own_conversion()) is not None:
+            conversion.check(data)
 
     def run_module(self, graph: Data) -> Tensor | None:
         """Run the original module on a whole graph.
@@ -91,22 +87,24 @@ class Converted(ScalableGNN):
             The rows in the order of ``graph``; ``None`` if the module isn't known, see
             :meth:`check_on_sample`, or that graph, or if it can't be called on it.
         """
-        tried = self._module()
-        data = None if tried is None else find_original_graph(graph, tried.inputs.names)
-        if tried is None or data is None:
+        made = self._own_conversion()
+        data = None if made is None else find_original_graph(graph, made.inputs.names)
+        if made is None or data is None:
             return None
         try:
-            out = tried.inputs.run_as_given(tried.net, data.to(self.device))
+            out = made.inputs.run_as_given(made.net, data.to(self.device))
         except Exception:  # A module may raise anything: then the reference is another.
             return None
         return out[graph.perm.to(out.device)]
 
-    def _module(self) -> Tried | None:
+    def _own_conversion(self) -> Conversion | None:
         """Return the conversion, as long as the model's parameters are exactly the module's."""
-        if self._tried is None:
+        if self._conversion is None:
             return None
-        mine, modules = ({id(p) for p in net.parameters()} for net in (self.net, self._tried.net))
-        return self._tried if mine == modules else None
+        mine, modules = (
+            {id(p) for p in net.parameters()} for net in (self.net, self._conversion.net)
+        )
+        return self._conversion if mine == modules else None
 
     def inputs_of(self, data: Data) -> tuple[Tensor, Any, dict[str, Any]]:
         """See :meth:`gas.ScalableGNN.inputs_of`."""
@@ -175,7 +173,7 @@ class Converted(ScalableGNN):
 
     def __getstate__(self) -> dict[str, Any]:
         # Stages are made of ``net``; and the module has the parameters of this model alone.
-        return {**super().__getstate__(), "_stages": None, "_tried": None}
+        return {**super().__getstate__(), "_stages": None, "_conversion": None}
 
     def reset_parameters(self) -> None:
         """Draw new weights, which are the module's, too, and forget the histories."""

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 from torch.nn import Module
 
 from gas.convert.kinds import ROWS
 from gas.convert.layers import WEIGHT, LayerCall
-from gas.convert.scope import dense, dropout, own, pull, sources, weights
+from gas.convert.scope import dense, dropout, own, pull, sources, stored, weights
 from gas.convert.trace import is_dropout, is_layer, module_of
 from gas.nn import LINEAR_LAYERS, Dropout, FusedConv, has_hooks
 
 
 @dataclass
-class Plan:
-    """Plan of the values that are computed of all rows of a mini-batch, not only of its own.
+class Placement:
+    """Values that are computed of all rows of a mini-batch, not only of its own.
 
     * ``whole``: nodes that are computed of all rows.
     * ``pulled``: nodes of own rows that go to a history, and whose halo comes from there.
@@ -30,10 +30,12 @@ class Plan:
     pulled: list[Node] = field(default_factory=list)
 
 
-def plan(net: Module, graph: Graph, kinds: Mapping[Node, str], calls: list[LayerCall]) -> Plan:
+def place_histories(
+    net: Module, graph: Graph, kinds: Mapping[Node, str], calls: Sequence[LayerCall]
+) -> Placement:
     """Find the places of histories: before dropout, if a layer's input has been dropped."""
-    exact = _without_layers(net, graph, kinds)
-    out = Plan(whole={node for node in graph.nodes if node.op == "placeholder"})
+    exact = _before_layers(net, graph, kinds)
+    out = Placement(whole={node for node in graph.nodes if node.op == "placeholder"})
 
     def need(node: Node) -> None:
         if node in out.whole or node in out.pulled:
@@ -43,7 +45,7 @@ def plan(net: Module, graph: Graph, kinds: Mapping[Node, str], calls: list[Layer
             for argument in _rows_of(node, kinds):
                 need(argument)
             return
-        chain = _after_dropout(net, node, kinds, exact)
+        chain = _chain_to_dropout(net, node, kinds, exact)
         out.whole.update(chain)
         source = _rows_of(chain[-1], kinds)[0] if chain else node
         if source not in out.pulled and source not in out.whole:
@@ -61,7 +63,7 @@ def _rows_of(node: Node, kinds: Mapping[Node, str]) -> list[Node]:
     return [argument for argument in node.all_input_nodes if kinds[argument] == ROWS]
 
 
-def _without_layers(net: Module, graph: Graph, kinds: Mapping[Node, str]) -> set[Node]:
+def _before_layers(net: Module, graph: Graph, kinds: Mapping[Node, str]) -> set[Node]:
     """Return the nodes whose rows depend on those of the input only, not on neighbours."""
     out: set[Node] = set()
     for node in graph.nodes:
@@ -72,7 +74,7 @@ def _without_layers(net: Module, graph: Graph, kinds: Mapping[Node, str]) -> set
     return out
 
 
-def _after_dropout(
+def _chain_to_dropout(
     net: Module, node: Node, kinds: Mapping[Node, str], exact: set[Node]
 ) -> list[Node]:
     """Return the nodes from a value back to the first dropout that it has passed, if any."""
@@ -90,17 +92,17 @@ def _after_dropout(
 
 
 class _Writer:
-    """Writer of the graph of a plan."""
+    """Writer of the graph of a placement."""
 
     def __init__(
         self,
         net: Module,
         kinds: Mapping[Node, str],
-        placed: Plan,
+        placed: Placement,
         calls: Mapping[Node, LayerCall],
-        tilted: Collection[Node],
+        not_first: Collection[Node],
     ) -> None:
-        self._tilted = tilted
+        self._not_first = not_first
         self._net, self._kinds, self._plan, self._calls = net, kinds, placed, calls
         self._edges = next(str(c.given[c.adjacency].target) for c in calls.values())
         self.graph = Graph()
@@ -117,7 +119,7 @@ class _Writer:
         written = self._written[node]
         if self._kinds[node] != ROWS or node not in self._plan.whole:
             return written
-        if node in self._tilted:
+        if node in self._not_first:
             raise ValueError(
                 f"'{node.name}' has its nodes in another dimension than the first, and is read "
                 "both by a layer and past it: put them first, as torch.stack(..., dim=1) does"
@@ -208,23 +210,77 @@ def multiplies_sparse(net: Module, node: Node) -> bool:
     return bool(node.users)
 
 
-def write(
+def write_graph(
     net: Module,
     graph: Graph,
     kinds: Mapping[Node, str],
-    placed: Plan,
-    calls: list[LayerCall],
-    tilted: Collection[Node],
+    placed: Placement,
+    calls: Sequence[LayerCall],
+    not_first: Collection[Node],
 ) -> Graph:
-    """Return the graph that a plan makes of another: ``graph(scope, *inputs)``.
+    """Return the graph that a placement makes of another: ``graph(scope, *inputs)``.
 
-    ``tilted`` are the values whose rows of nodes aren't in the first dimension.
+    ``not_first`` are the values whose rows of nodes aren't in the first dimension.
 
     What is computed of all rows, by dropout included, is cut to a batch's own for everything but
     the layers, so that one mask serves every use.
     """
-    writer = _Writer(net, kinds, placed, {call.node: call for call in calls}, tilted)
+    writer = _Writer(net, kinds, placed, {call.node: call for call in calls}, not_first)
     for node in graph.nodes:
         writer.write(node)
     writer.graph.lint()
     return writer.graph
+
+
+def stages_of(net: GraphModule) -> list[GraphModule]:
+    """Return the graphs that compute each history, and the output, from features and earlier ones.
+
+    A stage stops where a history has what it needs: its inputs are those of ``net``, whose modules
+    and parameters it shares.
+    """
+    pulls = {node.args[1]: node for node in net.graph.nodes if node.target is pull}
+    (output,) = [node for node in net.graph.nodes if node.op == "output"]
+    targets = [pulls[position].args[2] for position in range(len(pulls))] + [output.args[0]]
+    stages = []
+    for layer, target in enumerate(targets):
+        known = {position: pulls[position] for position in range(layer)}
+        stage = GraphModule(net, _stage(net.graph, target, known))
+        for shared in ("_modules", "_parameters", "_buffers"):
+            stage.__dict__[shared] = net.__dict__[shared]
+        stages.append(stage)
+    return stages
+
+
+def _stage(graph: Graph, target: Node, known: dict[int, Node]) -> Graph:
+    """Return the graph of one stage, which reads own rows, or all rows, of known histories."""
+    reads: dict[Any, tuple[int, bool]] = {}
+    for position, node in known.items():
+        reads[node], reads[node.args[2]] = (position, False), (position, True)
+    needed = _find_needed(target, reads)
+    out = Graph()
+    made: dict[Node, Node] = {}
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            made[node] = out.node_copy(node)
+        elif node in reads and node in needed:
+            scope = made[next(iter(graph.nodes))]
+            made[node] = out.call_function(stored, (scope, *reads[node]))
+        elif node in needed:
+            made[node] = out.node_copy(node, made.__getitem__)
+    out.output(map_arg(target, made.__getitem__))
+    out.lint()
+    return out
+
+
+def _find_needed(target: Node, reads: dict[Any, tuple[int, bool]]) -> set[Node]:
+    """Return the nodes to compute for a value, and those to read."""
+    needed: set[Node] = set()
+    left = [target]
+    while left:
+        node = left.pop()
+        if node in needed:
+            continue
+        needed.add(node)
+        if node not in reads:
+            left += node.all_input_nodes
+    return needed

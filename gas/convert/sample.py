@@ -1,21 +1,29 @@
-"""Small graphs with the attributes of a large one, on which a model is tried."""
+"""Small graphs with the attributes of a large one, on which a module is run."""
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Graph, Interpreter, Node
 from torch.nn import Module
 from torch_geometric.data import Data
 
-from gas.graph import is_row_per_edge, is_row_per_node, layout_of
-from gas.native import gather_sparse_rows, is_sparse
+from gas.convert.inputs import Inputs
+from gas.convert.layers import WEIGHT
+from gas.graph import dense, is_row_per_edge, is_row_per_node, layout_of, select_rows
+
+# Nodes and edges of the random graphs: primes, so that no width is as large.
+SAMPLES = ((61, 241), (67, 263))
+# How features of random graphs are made: at random, those of the graph scaled at random, which
+# keeps signs and zeros, or as they are.
+FEATURES = ("random", "scaled", "real")
+MOST_SEARCHED = 2**22  # Numbers among which the largest is searched.
+HOPS = 4
 
 
 def sample(
@@ -23,7 +31,7 @@ def sample(
     names: Sequence[str],
     num_nodes: int,
     num_edges: int,
-    how: str,
+    features: str,
     self_loops: bool = True,
 ) -> Data:
     """Return a random graph with attributes like those of another.
@@ -36,8 +44,7 @@ def sample(
         names: The attributes.
         num_nodes: How many nodes it gets.
         num_edges: How many edges, sorted by destination; a node has none.
-        how: How features are made: ``"random"`` ones, those of the graph ``"scaled"`` at random,
-            which keeps signs and zeros, or as they are, ``"real"``.
+        features: One of :data:`FEATURES`.
         self_loops: Whether there are any. (default: ``True``)
     """
     random = torch.Generator().manual_seed(1)
@@ -54,25 +61,26 @@ def sample(
             continue
         value = data[name]
         if is_row_per_node(data, name):
-            out[name] = _make_like(name, value, num_nodes, random, how)
+            out[name] = _make_like(name, value, num_nodes, random, features)
         elif is_row_per_edge(data, name):
-            out[name] = _make_like(name, value, num_edges, random, how)
+            out[name] = _make_like(name, value, num_edges, random, features)
         else:
             out[name] = value
     return out
 
 
-def _make_like(name: str, value: Tensor, rows: int, random: torch.Generator, how: str) -> Tensor:
+def _make_like(
+    name: str, value: Tensor, rows: int, random: torch.Generator, features: str
+) -> Tensor:
     floating = value.is_floating_point()
-    if name == "x" and floating and how == "random":
+    if name == "x" and floating and features == "random":
         return torch.randn(rows, *value.shape[1:], generator=random, dtype=value.dtype)
     if name == "edge_weight" and floating:
         return torch.rand(rows, *value.shape[1:], generator=random, dtype=value.dtype) + 0.1
     if value.size(0) == 0:
         return torch.zeros(rows, *value.shape[1:], dtype=value.dtype)
-    taken = torch.randint(value.size(0), (rows,), generator=random)
-    out = _rows(value, taken)
-    if name == "x" and floating and how == "scaled":
+    out = _rows(value, torch.randint(value.size(0), (rows,), generator=random))
+    if name == "x" and floating and features == "scaled":
         out = out * (torch.rand(out.shape, generator=random, dtype=out.dtype) + 0.5)
     return out
 
@@ -121,19 +129,19 @@ def prime(size: int) -> int:
 
 def _rows(value: Tensor, ids: Tensor) -> Tensor:
     value = value.detach().cpu()
-    return gather_sparse_rows(value, ids).to_dense() if is_sparse(value) else value[ids]
+    return value[ids] if value.layout == torch.strided else dense(select_rows(value, ids))
 
 
 def _first_nodes(data: Data, size: int, random: torch.Generator) -> Tensor:
     """Draw random nodes, and add the one with the largest feature among the first rows."""
     out = torch.randint(size, (8,), generator=random)
     x = data.get("x")
-    if not (isinstance(x, Tensor) and x.is_floating_point()) or is_sparse(x):
+    if not (isinstance(x, Tensor) and x.is_floating_point()) or x.layout != torch.strided:
         return out
     if x.dim() != 2 or not x.numel():
         return out
-    looked_at = x[: max(LOOKED_AT // x.size(1), 1)].detach()
-    largest = looked_at.abs().amax(dim=1).nan_to_num(0, 0, 0).argmax()
+    searched = x[: max(MOST_SEARCHED // x.size(1), 1)].detach()
+    largest = searched.abs().amax(dim=1).nan_to_num(0, 0, 0).argmax()
     return torch.cat([largest.view(1).cpu(), out])
 
 
@@ -158,70 +166,58 @@ def _grow_neighbourhood(
     return chosen.nonzero().view(-1)
 
 
-LOOKED_AT = 2**22  # Numbers among which the largest is looked for.
-HOPS = 4
-HOW = ("random", "scaled", "real")
+def _run_first(
+    net: Module, inputs: Inputs, data: Data, wanted: dict[str, Any]
+) -> tuple[Tensor, Inputs]:
+    """Run the module, without edge features if only PyG's signature has them.
 
-
-class _Recorder(Interpreter):
-    """Interpreter that runs a graph and records the value of each node."""
-
-    def __init__(self, net: Module, graph: Graph, weight: Tensor | None, weighted: Any) -> None:
-        super().__init__(net, graph=graph)
-        self._weight, self._weighted = weight, weighted
-        self.values: dict[Node, Any] = {}
-
-    def run_node(self, n: Node) -> Any:
-        value = super().run_node(n)
-        self.values[n] = copy_value(value)
-        return value
-
-    def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if target not in self._weighted:
-            return super().call_module(target, args, kwargs)
-        layer = self.fetch_attr(target)
-        given = inspect.signature(layer.forward).bind(*args, **kwargs).arguments
-        return layer(**{**given, "edge_weight": self._weight})
-
-
-def copy_value(value: Any) -> Any:
-    """Copy values, so that nothing changes them in place."""
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    return type(value)(map(copy_value, value)) if type(value) in (tuple, list) else value
-
-
-def record(
-    net: Module,
-    graph: Graph,
-    inputs: dict[str, Any],
-    weight: Tensor | None = None,
-    weighted: Collection[str] = (),
-) -> dict[Node, Any]:
-    """Return the value of each node of a graph, in evaluation mode.
-
-    Args:
-        net: The module that was traced.
-        graph: The graph.
-        inputs: Its inputs by name.
-        weight: The weight of each edge. (default: none)
-        weighted: The names of the layers that are given it. (default: none)
+    Raises:
+        ValueError: If it can't be run, naming an attribute without which it could.
     """
-    recorder = _Recorder(net, graph, weight, weighted)
-    names = [str(node.target) for node in graph.nodes if node.op == "placeholder"]
-    with eval_mode(net):
-        recorder.run(*[copy_value(inputs[name]) for name in names])
-    return recorder.values
-
-
-@contextlib.contextmanager
-def eval_mode(net: Module) -> Iterator[None]:
-    """Set evaluation mode, without gradients, in this context."""
-    modes = [(module, module.training) for module in net.modules()]
-    net.eval()
     try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
+        return inputs.run(net, data), inputs
+    except ValueError as error:
+        for name in inputs.names:
+            if wanted[name] is inspect.Parameter.empty:
+                continue
+            fewer = replace(inputs, names=[other for other in inputs.names if other != name])
+            try:
+                out = fewer.run(net, data)
+            except ValueError:
+                continue
+            if name == "edge_attr" and _ignores_edge_attr(net, inputs.method):
+                return out, fewer
+            raise ValueError(
+                f"{error}; without {name!r} it can: give it as the layers take it, or leave it "
+                f"out of the graph, del data.{name}"
+            ) from error
+        raise
+
+
+def _ignores_edge_attr(net: Module, method: str) -> bool:
+    """Return whether a model of PyG has the parameter, but no layer that uses it."""
+    is_pyg = getattr(net, method).__module__.startswith("torch_geometric.")
+    return is_pyg and all(getattr(layer, "edge_dim", None) is None for layer in net.modules())
+
+
+def find_sample_graphs(
+    net: Module, inputs: Inputs, data: Data, wanted: dict[str, Any], device: torch.device
+) -> tuple[list[Data], Tensor, Inputs]:
+    """Return small graphs on which a module's outputs are finite, and the first output."""
+    # PyG adds self-loops to those that an adj_t has, and replaces those of an edge_index.
+    self_loops = not inputs.by_value
+    attributes = [*inputs.names, *([WEIGHT] if inputs.by_value else [])]
+    failure: ValueError | None = None
+    for features in FEATURES:
+        graphs = [sample(data, attributes, *n, features, self_loops).to(device) for n in SAMPLES]
+        try:
+            out, used = _run_first(net, inputs, graphs[0], wanted)
+        except ValueError as error:
+            failure = failure or error
+            continue
+        if not isinstance(out, Tensor) or bool(torch.isfinite(out).all()):
+            return graphs, out, used
+    raise failure or ValueError(
+        f"{type(net).__name__} gives NaN or infinite numbers on a small graph like this one, on "
+        "which it would be tried"
+    )

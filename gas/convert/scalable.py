@@ -14,38 +14,37 @@ from torch.nn import Module
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import MessagePassing
 
+from gas.convert.check import Conversion, layer_tests, make_layers
+from gas.convert.inputs import Inputs, eval_mode, perturbed_copy, record
 from gas.convert.kinds import ROWS, Values, check_rows, kinds_of, row_dim
 from gas.convert.layers import (
     WEIGHT,
     LayerCall,
     Normalise,
-    bind_arguments,
-    find_form,
     is_close,
+    lacks_weight,
     layer_call,
     move_normalisation,
 )
 from gas.convert.model import Converted
-from gas.convert.place import Plan, plan, write
-from gas.convert.sample import eval_mode, record
+from gas.convert.place import Placement, place_histories, write_graph
+from gas.convert.sample import SAMPLES, find_sample_graphs
 from gas.convert.trace import (
     ADJACENCY,
     CONSTANT,
-    NOT_OURS,
     TRAINING,
     UNROLLED,
+    UNSUPPORTED,
     adjacency_name,
     is_layer,
     parameters,
     trace,
 )
-from gas.convert.trial import SAMPLES, Inputs, find_sample_graphs, trial_of
-from gas.convert.tried import Tried, try_on_batches, twin_like
 from gas.graph import check_nodes, layout_of, with_csr_features
 from gas.nn import fuse, reason_never_exact
 from gas.scalable import HeteroModel, ScalableGNN, to_typed
 
-OWN = 31  # In-batch nodes of the mini-batches on which layers are tried.
+OWN = 31  # In-batch nodes of the first mini-batch on which layers are checked.
 # Parameters of a call with a mini-batch, and of the graph that is made here.
 RESERVED = frozenset(
     ("n_id", "offset", "count", "loader", "fill", "push", "call", "scope", "self", TRAINING)
@@ -107,10 +106,21 @@ def to_scalable(
     data = _graph_of(net, data, num_nodes)
     if "num_nodes" in data:
         check_nodes(data, data.num_nodes)
+    inputs, wanted = _find_inputs(net, data)
+    with torch.random.fork_rng(devices=[]):
+        return _convert(net, data, inputs, wanted, kwargs)
+
+
+def _find_inputs(net: Module, data: Data) -> tuple[Inputs, dict[str, Any]]:
+    """Find the arguments that a graph gives to a module, and the defaults of all its parameters.
+
+    Raises:
+        ValueError: If the graph lacks one, or a name can't be used.
+    """
     method = "forward" if _has_forward(net) else "encode"
     wanted = parameters(net, method)
     edges = adjacency_name(list(wanted))
-    names = [n for n in wanted if n in data and n not in (*ADJACENCY, *NOT_OURS)]
+    names = [n for n in wanted if n in data and n not in (*ADJACENCY, *UNSUPPORTED)]
     for name in (*names, edges):
         if name in RESERVED:
             raise ValueError(
@@ -122,7 +132,7 @@ def to_scalable(
         if name not in (*names, edges) and default is inspect.Parameter.empty
     ]  # fmt: skip
     if missing:
-        if missing[0] in NOT_OURS:
+        if missing[0] in UNSUPPORTED:
             raise ValueError(
                 f"{type(net).__name__}.{method} takes {missing[0]!r}, which is for many graphs or "
                 "samples of one: here nodes of one whole graph are trained on"
@@ -133,9 +143,7 @@ def to_scalable(
         )
     weighted = _is_weighted(data.get("adj_t")) and "edge_index" not in data
     by_value = weighted or (edges != "edge_index" and WEIGHT in data)
-    inputs = Inputs(method, names, edges, by_value)
-    with torch.random.fork_rng(devices=[]):
-        return _convert(net, data, inputs, wanted, kwargs)
+    return Inputs(method, names, edges, by_value), wanted
 
 
 def _is_weighted(adj_t: Any) -> bool:
@@ -209,30 +217,22 @@ def _convert(
     name = type(net).__name__
     device = next((p.device for p in net.parameters()), torch.device("cpu"))
     if any(torch.nn.parameter.is_lazy(p) for p in net.parameters()):
-        find_sample_graphs(
-            net, inputs, data, wanted, device
-        )  # Lazy ones are initialised by running it.
-    # Of the trial; the caller has the generator as it was.
-    torch.default_generator.manual_seed(0)
-    mine = trial_of(net)
-    graphs, expected, inputs = find_sample_graphs(mine, inputs, data, wanted, device)
-    order = [key for key in wanted if key in inputs.names or key == inputs.edges]
-    fixed = {key: default for key, default in wanted.items() if key not in order}
-
-    graph = trace(mine, inputs.method, order, fixed)
-    for node in list(graph.nodes):
-        if node.op == "placeholder" and not node.users and node.target in inputs.names:
-            graph.erase_node(node)  # An argument of forward that is unused.
+        find_sample_graphs(net, inputs, data, wanted, device)  # A run initialises them.
+    torch.default_generator.manual_seed(0)  # The caller has the generator as it was.
+    copied = perturbed_copy(net)
+    graphs, expected, inputs = find_sample_graphs(copied, inputs, data, wanted, device)
+    graph = _trace(copied, inputs, wanted)
     weighted = [
         str(node.target) for node in graph.nodes
-        if inputs.by_value and is_layer(mine, node) and _lacks_weight(mine, node)
+        if inputs.by_value and is_layer(copied, node) and lacks_weight(copied, node)
     ]  # fmt: skip
-    transform, cured = _move_normalisation(mine, graph, weighted)
+    transform, normalised = move_normalisation(copied, graph, weighted)
     if transform is not None:
         if inputs.is_matrix:
             transform.by_value = True
         graphs = [transform(each) for each in graphs]
-    records = _records(mine, graph, inputs, graphs, [*cured, *weighted], transform, name)
+    given_weights = [*normalised, *weighted]
+    records = _records(copied, graph, inputs, graphs, given_weights, transform, name)
     output = next(node for node in graph.nodes if node.op == "output").args[0]
     if not isinstance(output, Node):
         raise ValueError(f"{name} returns {output}, expected one tensor")
@@ -244,40 +244,66 @@ def _convert(
             f"{name} returns '{output.name}', which isn't a row for each node: mini-batches give "
             "each node's output"
         )
-    with eval_mode(mine):
-        check_rows(mine, graph, kinds, records, (graphs[0].num_nodes, graphs[0].num_edges))
-
-    fuse(mine)
+    with eval_mode(copied):
+        check_rows(copied, graph, kinds, records, (graphs[0].num_nodes, graphs[0].num_edges))
+    fuse(copied)
     source = next(node for node in graph.nodes if node.target == inputs.edges)
     calls = [
-        layer_call(node, mine.get_submodule(str(node.target)), kinds, source, cured, weighted)
-        for node in graph.nodes if is_layer(mine, node)
+        layer_call(copied, node, kinds, source, normalised, weighted)
+        for node in graph.nodes if is_layer(copied, node)
     ]  # fmt: skip
     _check_edges(source, calls)
-    with eval_mode(mine):
-        for call, expected, value_of, scopes in try_on_batches(
-            calls, kinds, records[0], graphs[0], [OWN]
-        ):
-            call.form = find_form(call, expected, value_of, scopes)
-    placed = plan(mine, graph, kinds, calls)
-    widths = [_width(node, records[0][node]) for node in placed.pulled]
-    dims = {node: row_dim(value, SAMPLES[0][0]) for node, value in records[0].items()}
-    tilted = {node for node, dim in dims.items() if dim}
-    written = write(mine, graph, kinds, placed, calls, tilted)
+    with eval_mode(copied):
+        for test in layer_tests(calls, kinds, records[0], graphs[0], [OWN]):
+            test.call.form = test.find_form()
+    return _make_model(
+        copied, data, records[0], options,
+        Conversion(net, inputs, graph, kinds, calls, given_weights, transform),
+    )  # fmt: skip
+
+
+def _trace(net: Module, inputs: Inputs, wanted: dict[str, Any]) -> Graph:
+    """Trace a module's method, without arguments that it doesn't use."""
+    order = [key for key in wanted if key in inputs.names or key == inputs.edges]
+    fixed = {key: default for key, default in wanted.items() if key not in order}
+    graph = trace(net, inputs.method, order, fixed)
+    for node in list(graph.nodes):
+        if node.op == "placeholder" and not node.users and node.target in inputs.names:
+            graph.erase_node(node)
+    return graph
+
+
+def _make_model(
+    copied: Module, data: Data, values: Values, options: dict[str, Any], made: Conversion
+) -> Converted:
+    """Place the histories, and make the model of the module's own parameters.
+
+    Args:
+        copied: The copy of the module that was traced.
+        data: The graph.
+        values: The values of the traced graph's nodes on the first small graph.
+        options: Those of :class:`gas.ScalableGNN`.
+        made: The conversion so far.
+    """
+    graph, kinds, calls = made.graph, made.kinds, made.calls
+    placed = place_histories(copied, graph, kinds, calls)
+    widths = [_width(node, values[node]) for node in placed.pulled]
+    not_first = {node for node, value in values.items() if row_dim(value, SAMPLES[0][0])}
+    written = write_graph(copied, graph, kinds, placed, calls, not_first)
     drawing = _describe_layers(graph, placed, calls, widths)
-    _check_hooks(net, written)
-    num_nodes = int(data.num_nodes or 0)
-    constants = {key: value for key, value in vars(mine).items() if key.startswith(CONSTANT)}
-    made = twin_like(net, constants)
-    calls = [replace(call, layer=made.get_submodule(call.name)) for call in calls]
-    numbers = {
-        node: value if isinstance(value, bool | float | str) else None
-        for node, value in records[0].items()
-    }
-    tried = Tried(
-        net, inputs, graph, kinds, calls, [*cured, *weighted], transform, constants, numbers
+    _check_hooks(made.net, written)
+    constants = {key: value for key, value in vars(copied).items() if key.startswith(CONSTANT)}
+    layers = make_layers(made.net, constants)
+    made = replace(
+        made,
+        calls=[replace(call, layer=layers.get_submodule(call.name)) for call in calls],
+        constants=constants,
+        numbers={
+            node: value if isinstance(value, bool | float | str) else None
+            for node, value in values.items()
+        },
     )
-    return Converted(made, written, name, num_nodes, widths, transform, drawing, options, tried)
+    return Converted(layers, written, int(data.num_nodes or 0), widths, drawing, options, made)
 
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -336,45 +362,6 @@ def _mismatch_error(name: str, transform: Normalise | None, by_value: bool) -> V
     )
 
 
-def _lacks_weight(net: Module, node: Node) -> bool:
-    layer: Any = net.get_submodule(str(node.target))
-    takes = WEIGHT in inspect.signature(layer.forward).parameters
-    return takes and bind_arguments(layer, node).get(WEIGHT) is None
-
-
-def _move_normalisation(
-    net: Module, graph: Graph, weighted: Sequence[str]
-) -> tuple[Normalise | None, list[str]]:
-    """Move normalisation to the whole graph; return how, and the names of the layers called."""
-    found = {
-        _hop_of(net, name): how
-        for name, layer in net.named_modules() if (how := move_normalisation(layer)) is not None
-    }  # fmt: skip
-    for node in graph.nodes:
-        if node.op != "call_module" or node.target not in found:
-            continue
-        weight = bind_arguments(net.get_submodule(str(node.target)), node).get(WEIGHT)
-        if isinstance(weight, Node) and (weight.op, weight.target) != ("placeholder", WEIGHT):
-            raise ValueError(
-                f"'{node.target}' normalises weights that the model computes, '{weight.name}', "
-                "which mini-batches can't: use normalize=False"
-            )
-        found[str(node.target)].weighted = weight is not None or node.target in weighted
-    if len(set(found.values())) > 1:
-        raise ValueError(
-            f"layers normalise the graph in different ways, {found}: build them alike, or with "
-            "normalize=False"
-        )
-    return next(iter(found.values()), None), list(found)
-
-
-def _hop_of(net: Module, name: str) -> str:
-    """Return the layer that is called for another: a hop, if that was taken apart."""
-    if not isinstance(net.get_submodule(name), UNROLLED):
-        return name
-    return f"{name}.hop" if name else "hop"
-
-
 def _check_edges(source: Node, calls: Sequence[LayerCall]) -> None:
     for user in source.users:
         if not any(user is call.node for call in calls):
@@ -395,7 +382,7 @@ def _width(node: Node, value: Any) -> int:
 
 
 def _describe_layers(
-    graph: Graph, placed: Plan, calls: Sequence[LayerCall], widths: Sequence[int]
+    graph: Graph, placed: Placement, calls: Sequence[LayerCall], widths: Sequence[int]
 ) -> list[str]:
     """Return a line for every layer and every history."""
     lines = []

@@ -20,7 +20,7 @@ ADJACENCY = ("edge_index", "adj_t", "adj")
 # Layers that propagate several times and transform nothing in between, taken apart into hops.
 UNROLLED = (pyg.APPNP, pyg.SGConv, pyg.SSGConv, pyg.TAGConv)
 # Those of whole graphs or of neighbour samplers; a mini-batch's are others.
-NOT_OURS = ("batch", "batch_size", "num_sampled_nodes_per_hop", "num_sampled_edges_per_hop")
+UNSUPPORTED = ("batch", "batch_size", "num_sampled_nodes_per_hop", "num_sampled_edges_per_hop")
 TRAINING = "training"
 CONSTANT = "_tensor_constant"  # The names of such tensors begin with it.
 

@@ -107,9 +107,9 @@ def wrongly_prepared(data, model):
     """Return the loops of a matrix are kept as those of a list of edges, and no sample is tried."""
     model.transform = copy.copy(model.transform)
     model.transform.takes_adj_t = False
-    model._tried, tried = None, model._tried
+    model._conversion, conversion = None, model._conversion
     graph = gas.cluster(data, 4, model=model, log=False)
-    model._tried = tried
+    model._conversion = conversion
     return graph
 
 

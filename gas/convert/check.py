@@ -1,11 +1,11 @@
-"""Trial of a conversion: layers on mini-batches of a graph, and on the graph itself."""
+"""Checks that layers give the same on mini-batches as on the graph itself, by running both."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,58 +14,101 @@ from torch.nn import Module
 from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
 
+from gas.convert.inputs import Inputs, eval_mode, matrix, perturbed_copy, record
 from gas.convert.kinds import EDGES, OTHER, Values, check_rows
-from gas.convert.layers import (
-    WEIGHT,
-    LayerCall,
-    inexact_error,
-    is_close,
-    is_exact,
-    move_normalisation,
-)
-from gas.convert.sample import eval_mode, record, subsample
-from gas.convert.scope import Scope
+from gas.convert.layers import WEIGHT, LayerCall, disable_normalisation, is_close
+from gas.convert.sample import subsample
+from gas.convert.scope import FUSED, PAIR, SQUARE, Scope
 from gas.convert.trace import TRAINING, UNROLLED, add_hop
-from gas.convert.trial import Inputs, matrix, trial_of
 from gas.graph import with_edge_index
 from gas.history import Rows
 from gas.loader import SubgraphLoader
-from gas.nn import fuse, twin
+from gas.nn import FusedConv, fuse, reason_inexact, twin
 
-MOST = 2048, 2**15  # Nodes and edges of the sample of a graph.
+MOST_NODES, MOST_EDGES = 2048, 2**15  # Of the sample of a graph.
 
 
-def twin_like(net: Module, constants: Mapping[str, Any]) -> Module:
-    """Return the module's own parameters, in layers like those that were tried."""
+def make_layers(net: Module, constants: Mapping[str, Any]) -> Module:
+    """Return a twin with the module's own parameters, whose layers are the fused ones."""
     out = twin(net)
     for layer in out.modules():
         if isinstance(layer, UNROLLED):
             add_hop(layer)
-        move_normalisation(layer)
+        disable_normalisation(layer)
     for name, value in constants.items():
         object.__setattr__(out, name, value)
     return fuse(out)
 
 
-def try_on_batches(
+class LayerTest(NamedTuple):
+    """Comparison of a layer's outputs on a mini-batch with those on the graph.
+
+    * ``call``: the call of the layer; ``expected``: its outputs on the graph, of in-batch nodes.
+    * ``value_of``: the value in the mini-batch of a node of the traced graph.
+    * ``scopes``: the mini-batch in several layouts, in all of which outputs have to agree.
+    """
+
+    call: LayerCall
+    expected: Tensor
+    value_of: Callable[[Node], Any]
+    scopes: Sequence[Scope]
+
+    def find_form(self) -> str:
+        """Find the form of the call that is exact.
+
+        Raises:
+            ValueError: If there is none, saying why.
+        """
+        for form in (FUSED, PAIR, SQUARE):
+            if form == FUSED and not isinstance(self.call.layer, FusedConv):
+                continue
+            if self.is_exact(form):
+                return form
+        raise self.error()
+
+    def is_exact(self, form: str) -> bool:
+        """Return whether the layer called in a form is exact in all layouts of the batch."""
+        return all(self._is_exact(form, scope) for scope in self.scopes)
+
+    def _is_exact(self, form: str, scope: Scope) -> bool:
+        given = self.call.arguments(
+            form,
+            lambda function, *args: function(scope, *args),
+            lambda a: self.value_of(a) if isinstance(a, Node) else a,
+        )
+        try:
+            out = self.call.layer(**given)
+        except Exception:  # Whatever a layer raises at what it can't take.
+            return False
+        return isinstance(out, Tensor) and is_close(out[: scope.batch_size], self.expected)
+
+    def error(self) -> ValueError:
+        """Return the error of a layer that isn't exact."""
+        layer = self.call.layer
+        reason = next(filter(None, map(reason_inexact, layer.modules())), "") or (
+            "needs more of the graph than a node's own edges and their other ends: take another "
+            "layer"
+        )
+        return ValueError(
+            f"'{self.call.name}' ({type(layer).__name__}) isn't exact on mini-batches: it {reason}"
+        )
+
+
+def layer_tests(
     calls: Sequence[LayerCall],
     kinds: Mapping[Node, str],
     values: Values,
     graph: Data,
     cuts: Iterable[int],
-) -> Iterator[tuple[LayerCall, Tensor, Callable[[Node], Any], list[Scope]]]:
-    """Cut a small graph into mini-batches, and try every layer on each.
+) -> Iterator[LayerTest]:
+    """Cut a small graph into mini-batches, and yield a test of every layer on each.
 
     Args:
         calls: The calls of the layers.
-        kinds: What each node of the traced graph gives.
-        values: What they gave on the small graph.
+        kinds: The kind of the value of each node of the traced graph.
+        values: These values on the small graph.
         graph: The small graph.
         cuts: The first node of each mini-batch but the first.
-
-    Returns:
-        The call, what it gives for the in-batch nodes on the graph, a function for the value of a
-        node in the mini-batch, and the mini-batch in several layouts.
 
     Raises:
         ValueError: If a layer gives anything but one tensor.
@@ -97,7 +140,8 @@ def try_on_batches(
             return value[ids.to(value.device)]
 
         for call in calls:
-            yield call, values[call.node][batch.n_id[: batch.batch_size]], cut, scopes
+            expected = values[call.node][batch.n_id[: batch.batch_size]]
+            yield LayerTest(call, expected, cut, scopes)
 
 
 def _no_history(position: int, x: Tensor, rows: bool) -> Tensor | Rows:
@@ -105,8 +149,8 @@ def _no_history(position: int, x: Tensor, rows: bool) -> Tensor | Rows:
 
 
 @dataclass(frozen=True)
-class Tried:
-    """Conversion that can be tried on further graphs.
+class Conversion:
+    """Conversion of a module, which can be checked on further graphs.
 
     * ``net``: the module as it was given; ``inputs``: what it takes.
     * ``graph``, ``kinds``, ``calls``: its traced graph, and what is in it.
@@ -122,11 +166,11 @@ class Tried:
     calls: Sequence[LayerCall]
     weighted: Sequence[str]
     transform: BaseTransform | None
-    constants: dict[str, Any]
-    numbers: Values
+    constants: dict[str, Any] = field(default_factory=dict)
+    numbers: Values = field(default_factory=dict)
 
     def check(self, data: Data) -> None:
-        """Try the layers on a sample of a graph, as they were tried on a small random one.
+        """Check the layers on a sample of a graph, as they were checked on a small random one.
 
         Raises:
             ValueError: If a layer isn't exact on mini-batches of it, naming it, or the module
@@ -140,9 +184,9 @@ class Tried:
         with torch.random.fork_rng(devices=devices):
             torch.default_generator.manual_seed(0)  # Those of other devices stay as they are.
             try:
-                mine, sample = trial_of(self.net), sample.to(device)
+                mine, sample = perturbed_copy(self.net), sample.to(device)
                 expected = self.inputs.run_as_given(mine, sample)
-            except Exception:  # A module may raise anything: the trial on a small graph has to do.
+            except Exception:  # A module may raise anything: the check on a small graph has to do.
                 return
             try:
                 self._check(mine, sample, expected)
@@ -157,7 +201,7 @@ class Tried:
         tensors = [listed.get(name) for name in (*names, "edge_index")]
         if not all(isinstance(value, Tensor) for value in tensors) or listed.num_nodes < 4:
             return None
-        out = subsample(listed, sorted(names), *MOST)
+        out = subsample(listed, sorted(names), MOST_NODES, MOST_EDGES)
         if "edge_index" not in data:
             if WEIGHT not in out:
                 out.edge_weight = torch.ones(out.num_edges)
@@ -177,7 +221,7 @@ class Tried:
 
     def _check(self, mine: Module, sample: Data, expected: Tensor) -> None:
         name = type(self.net).__name__
-        layers = twin_like(mine, self.constants)
+        layers = make_layers(mine, self.constants)
         listed = with_edge_index(sample)
         if self.transform is not None:
             listed = self.transform(copy.copy(sample))
@@ -197,6 +241,6 @@ class Tried:
             check_rows(layers, self.graph, self.kinds, [values, self.numbers], counts)
             calls = [replace(call, layer=layers.get_submodule(call.name)) for call in self.calls]
             cuts = sorted({max(listed.num_nodes // 32, 1), listed.num_nodes // 2})
-            for call, rows, cut, scopes in try_on_batches(calls, self.kinds, values, listed, cuts):
-                if not is_exact(call, call.form, rows, cut, scopes):
-                    raise inexact_error(call)
+            for test in layer_tests(calls, self.kinds, values, listed, cuts):
+                if not test.is_exact(test.call.form):
+                    raise test.error()

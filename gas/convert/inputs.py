@@ -1,24 +1,22 @@
-"""Trial of a copy of a module on small graphs."""
+"""Arguments that a graph gives to a module, and runs of the module with them."""
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import Graph, Interpreter, Node
 from torch.nn import Module
 from torch_geometric.data import Data
 
 from gas.convert.layers import WEIGHT
-from gas.convert.sample import HOW, copy_value, eval_mode, sample
 from gas.graph import find_layout
 from gas.nn import deep_copy
-
-# Nodes and edges of the graphs on which a model is tried: primes, so that no width is as large.
-SAMPLES = ((61, 241), (67, 263))
 
 
 @dataclass
@@ -70,40 +68,6 @@ class Inputs:
             ) from error
 
 
-def _first_run(
-    net: Module, inputs: Inputs, data: Data, wanted: dict[str, Any]
-) -> tuple[Tensor, Inputs]:
-    """Run the module, without edge features if only PyG's signature has them.
-
-    Raises:
-        ValueError: If it can't be run, naming an attribute without which it could.
-    """
-    try:
-        return inputs.run(net, data), inputs
-    except ValueError as error:
-        for name in inputs.names:
-            if wanted[name] is inspect.Parameter.empty:
-                continue
-            fewer = replace(inputs, names=[other for other in inputs.names if other != name])
-            try:
-                out = fewer.run(net, data)
-            except ValueError:
-                continue
-            if name == "edge_attr" and _has_no_use_for_edge_attr(net, inputs.method):
-                return out, fewer
-            raise ValueError(
-                f"{error}; without {name!r} it can: give it as the layers take it, or leave it "
-                f"out of the graph, del data.{name}"
-            ) from error
-        raise
-
-
-def _has_no_use_for_edge_attr(net: Module, method: str) -> bool:
-    """Return whether a model of PyG has the parameter, but no layer that uses it."""
-    is_pyg = getattr(net, method).__module__.startswith("torch_geometric.")
-    return is_pyg and all(getattr(layer, "edge_dim", None) is None for layer in net.modules())
-
-
 def matrix(data: Data) -> Tensor:
     """Return the weighted adjacency of a graph."""
     src, dst = data.edge_index
@@ -115,43 +79,84 @@ def matrix(data: Data) -> Tensor:
     )
 
 
-def trial_of(net: Module) -> Module:
-    """Copy a module with other parameters, to be tried in its place.
+def perturbed_copy(net: Module) -> Module:
+    """Copy a module with other parameters, to be run on small graphs in its place.
 
     What is zero at first, such as a gate or the last layer, would hide what comes before it.
     """
     try:
-        trial = deep_copy(net)
+        copied = deep_copy(net)
     except Exception as error:
         raise ValueError(
             f"{type(net).__name__} can't be copied, to be tried on a small graph: "
             f"{type(error).__name__}: {error}"
         ) from error
     with torch.no_grad():
-        for parameter in trial.parameters():
+        for parameter in copied.parameters():
             if parameter.is_floating_point():
                 parameter.add_(0.1 * torch.randn_like(parameter))
-    return trial
+    return copied
 
 
-def find_sample_graphs(
-    net: Module, inputs: Inputs, data: Data, wanted: dict[str, Any], device: torch.device
-) -> tuple[list[Data], Tensor, Inputs]:
-    """Return small graphs on which a module's outputs are finite, and the first output."""
-    # PyG adds self-loops to those that an adj_t has, and replaces those of an edge_index.
-    self_loops = not inputs.by_value
-    attributes = [*inputs.names, *([WEIGHT] if inputs.by_value else [])]
-    failure: ValueError | None = None
-    for how in HOW:
-        graphs = [sample(data, attributes, *n, how, self_loops).to(device) for n in SAMPLES]
-        try:
-            out, taken = _first_run(net, inputs, graphs[0], wanted)
-        except ValueError as error:
-            failure = failure or error
-            continue
-        if not isinstance(out, Tensor) or bool(torch.isfinite(out).all()):
-            return graphs, out, taken
-    raise failure or ValueError(
-        f"{type(net).__name__} gives NaN or infinite numbers on a small graph like this one, on "
-        "which it would be tried"
-    )
+class _Recorder(Interpreter):
+    """Interpreter that runs a graph and records the value of each node."""
+
+    def __init__(self, net: Module, graph: Graph, weight: Tensor | None, weighted: Any) -> None:
+        super().__init__(net, graph=graph)
+        self._weight, self._weighted = weight, weighted
+        self.values: dict[Node, Any] = {}
+
+    def run_node(self, n: Node) -> Any:
+        value = super().run_node(n)
+        self.values[n] = copy_value(value)
+        return value
+
+    def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if target not in self._weighted:
+            return super().call_module(target, args, kwargs)
+        layer = self.fetch_attr(target)
+        given = inspect.signature(layer.forward).bind(*args, **kwargs).arguments
+        return layer(**{**given, "edge_weight": self._weight})
+
+
+def copy_value(value: Any) -> Any:
+    """Copy values, so that nothing changes them in place."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    return type(value)(map(copy_value, value)) if type(value) in (tuple, list) else value
+
+
+def record(
+    net: Module,
+    graph: Graph,
+    inputs: dict[str, Any],
+    weight: Tensor | None = None,
+    weighted: Collection[str] = (),
+) -> dict[Node, Any]:
+    """Return the value of each node of a graph, in evaluation mode.
+
+    Args:
+        net: The module that was traced.
+        graph: The graph.
+        inputs: Its inputs by name.
+        weight: The weight of each edge. (default: none)
+        weighted: The names of the layers that are given it. (default: none)
+    """
+    recorder = _Recorder(net, graph, weight, weighted)
+    names = [str(node.target) for node in graph.nodes if node.op == "placeholder"]
+    with eval_mode(net):
+        recorder.run(*[copy_value(inputs[name]) for name in names])
+    return recorder.values
+
+
+@contextlib.contextmanager
+def eval_mode(net: Module) -> Iterator[None]:
+    """Set evaluation mode, without gradients, in this context."""
+    modes = [(module, module.training) for module in net.modules()]
+    net.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
