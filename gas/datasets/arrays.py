@@ -68,6 +68,21 @@ def map_array(path: Path) -> np.ndarray:
         return load_array(path)  # This raises the reason.
 
 
+def map_features(path: Path) -> np.ndarray:
+    """Map an ``.npy`` file of features, of shape ``[N, F]``.
+
+    Raises:
+        ValueError: If it is something else.
+    """
+    array = map_array(path)
+    if array.ndim != 2 or array.dtype.kind not in "biuf":
+        raise ValueError(
+            f"{path} is of type {array.dtype} and shape {list(array.shape)}, expected numbers of "
+            "shape [N, F]: a row of features per node"
+        )
+    return array
+
+
 def _is_array(stream: IO[bytes], size: int) -> bool:
     """Return whether it is an array of NumPy's; nothing is allocated that it doesn't hold.
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,26 +18,37 @@ from gas.datasets.arrays import (
     bool_mask,
     load_array,
     load_sparse,
-    map_array,
+    map_features,
     tensor_of,
     to_targets,
 )
 from gas.datasets.roles import INDEX, NODE_COLUMNS, SPLITS, leave_out, open_table
 from gas.datasets.tables import Table, format_of, plain_ids
 from gas.datasets.types import load_types, number_types
+from gas.graph import Ids, encode_utf8
 
 # Names of columns that may be ids, such as user_id or nodeNumber.
 LIKE_ID = re.compile(r"(^|[\W_])(id|index|idx|number|no|key|name)$")
 CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
+AT_ONCE = 1 << 20  # Ids that are merged together.
 MISSING = np.array(["nan", "NaN", "NA", "N/A", "null", "NULL", "None", "?"])  # Labels.
 
 
-class Nodes(NamedTuple):
-    """The nodes of a graph, and their ids, of shape ``[N]``; without, an id is the node's row."""
+class Nodes:
+    """The nodes of a graph.
 
-    num_nodes: int
-    ids: np.ndarray | None
-    file: str
+    Args:
+        num_nodes: Their number.
+        ids: Their ids, of shape ``[N]``; ``None``: an id is the node's row.
+        file: The name of the file that lists them.
+    """
+
+    def __init__(self, num_nodes: int, ids: np.ndarray | None, file: str) -> None:
+        self.num_nodes, self.ids, self.file = num_nodes, ids, file
+
+    @functools.cached_property
+    def _index(self) -> Ids:
+        return Ids(self.ids, self.num_nodes)
 
     def rows(self, ids: np.ndarray, file: str) -> np.ndarray:
         """Return the row of each node, by its id.
@@ -44,21 +56,11 @@ class Nodes(NamedTuple):
         Raises:
             ValueError: If there is no such node.
         """
-        if self.ids is None:
-            if ids.dtype.kind in "iu":
-                known = (ids >= 0) & (ids < self.num_nodes)
-                rows = ids
-            else:
-                known, rows = np.zeros(len(ids), bool), np.zeros(len(ids), np.int64)
-        else:
-            names, ids = to_common_type(self.ids, ids)
-            places = dict(zip(names.tolist(), range(len(names)), strict=True))
-            rows = np.fromiter((places.get(i, -1) for i in ids.tolist()), np.int64, len(ids))
-            known = rows >= 0
-        self.check(ids, known, file)
-        return rows.astype(np.int64)
+        rows = self._index.rows(ids)
+        self._check(ids, rows >= 0, file)
+        return rows
 
-    def check(self, ids: np.ndarray, known: np.ndarray, file: str) -> None:
+    def _check(self, ids: np.ndarray, known: np.ndarray, file: str) -> None:
         """Refuse unknown ids.
 
         Raises:
@@ -84,21 +86,18 @@ class NodeFile(NamedTuple):
     attributes: dict[str, Tensor]
     columns: tuple[str, ...] = ()
     classes: list[str | int] | None = None
-    features: tuple[str, ...] = ()  # Columns that were left for later.
+    features: tuple[str, ...] | None = None  # Columns, () of an array; they are read later.
     types: list[str | int] | None = None
 
 
-def read_nodes(
-    file: Path, role: str, columns: Mapping[str, str], features: bool = True
-) -> NodeFile:
-    """Read one file about nodes.
+def read_nodes(file: Path, role: str, columns: Mapping[str, str]) -> NodeFile:
+    """Read one file about nodes; of dense features, only where they are.
 
     Args:
         file: The file.
         role: What it is, by its name: ``"nodes"``, ``"x"``, ``"y"``, ``"split"``, ``"node_id"``
             or ``"node_type"``.
         columns: What the user says that columns are called.
-        features: Read features, too, not only which columns have them. (default: ``True``)
 
     Raises:
         ValueError: If it can't be told what it says.
@@ -110,16 +109,7 @@ def read_nodes(
         x = load_sparse(file)
         return NodeFile(file.name, x.size(0), None, {role: x})
     if format_of(file) == ".npy":
-        if role == "node_type":
-            value, names = number_types(*load_types(file), file)
-            return NodeFile(file.name, len(value), None, {role: value}, types=names)
-        if role not in ("x", "y"):
-            raise ValueError(f"{file} is an array, expected a table, or the names x.npy and y.npy")
-        if role == "x" and not features:
-            return NodeFile(file.name, len(map_numbers(file)), None, {})
-        array = tensor_of(load_array(file), str(file))
-        value = _features(array, file) if role == "x" else to_targets(array)
-        return NodeFile(file.name, len(array), None, {role: value})
+        return _read_array(file, role)
     table, found = open_table(file, NODE_COLUMNS, columns)
     rest = [name for name in table.types if name not in found.values()]
     if not table.has_names and role != "x" and len(rest) > 1:
@@ -161,10 +151,7 @@ def read_nodes(
     others = [name for name in rest if name not in named]
     kinds = {name: "" if table.is_numeric(name) else " (not all numbers)" for name in others}
     leave_out([f"the column {name!r}{kind}" for name, kind in kinds.items()], str(file))
-    if named and features:
-        attributes["x"] = _features(torch.from_numpy(table.numbers(named)), file, named)
-    left = () if features else tuple(named)
-    if not attributes and not left and (ids is None or wanted):
+    if not attributes and not named and (ids is None or wanted):
         raise ValueError(
             f"{file} has the columns {', '.join(table.types)}, none of which is known as its "
             f"{wanted or 'id'!r}: rename one, or pass columns={{{wanted or 'id'!r}: ...}}"
@@ -173,7 +160,22 @@ def read_nodes(
         num_rows = len(ids)
     else:
         num_rows = len(next(iter(attributes.values()))) if attributes else table.count()
-    return NodeFile(file.name, num_rows, ids, attributes, tuple(table.types), classes, left, types)
+    features = tuple(named) if named else None
+    known = tuple(table.types)
+    return NodeFile(file.name, num_rows, ids, attributes, known, classes, features, types)
+
+
+def _read_array(file: Path, role: str) -> NodeFile:
+    """Read an array of labels or types of nodes, or find out how many have features."""
+    if role == "node_type":
+        value, names = number_types(*load_types(file), file)
+        return NodeFile(file.name, len(value), None, {role: value}, types=names)
+    if role == "x":
+        return NodeFile(file.name, len(map_features(file)), None, {}, features=())
+    if role != "y":
+        raise ValueError(f"{file} is an array, expected a table, or the names x.npy and y.npy")
+    y = to_targets(tensor_of(load_array(file), str(file)))
+    return NodeFile(file.name, len(y), None, {role: y})
 
 
 def merge(read: list[NodeFile], data: Data) -> Nodes | None:
@@ -207,7 +209,7 @@ def _scatter_rows(value: Tensor, rows: Tensor, nodes: Nodes, key: str, file: str
     """Move rows to those of their nodes; a node without one has no label and no split."""
     if len(rows) == nodes.num_nodes:
         return torch.empty_like(value).index_copy_(0, rows, value)
-    if key in ("x", "node_type") or value.is_floating_point():
+    if key == "node_type" or value.is_floating_point():
         raise ValueError(
             f"{file} has {len(rows)} rows, but {nodes.file} has {nodes.num_nodes} nodes: expected "
             "one row per node"
@@ -221,35 +223,6 @@ def set_once(data: Data, key: str, value: Tensor, file: str) -> None:
     if key in data:
         raise ValueError(f"{key!r} is in {file}, and in another file as well: take one of them out")
     data[key] = value
-
-
-def _features(x: Tensor, file: Path, names: Sequence[str] = ()) -> Tensor:
-    if x.dim() != 2:
-        raise ValueError(
-            f"{file} has shape {list(x.shape)}, expected [N, F]: a row of features per node"
-        )
-    if len(names) == x.size(1) and bool(x.isnan().any()):
-        row, column = x.isnan().nonzero()[0].tolist()
-        raise ValueError(
-            f"{file} has no number in row {row} of column {names[column]!r}: fill in what is "
-            "missing, or leave the column out"
-        )
-    return x.float()
-
-
-def map_numbers(file: Path) -> np.ndarray:
-    """Return the array of an ``.npy`` file, mapped: features ``[N, F]``.
-
-    Raises:
-        ValueError: If it is something else.
-    """
-    array = map_array(file)
-    if array.ndim != 2 or array.dtype.kind not in "biuf":
-        raise ValueError(
-            f"{file} is of type {array.dtype} and shape {list(array.shape)}, expected numbers of "
-            "shape [N, F]: a row of features per node"
-        )
-    return array
 
 
 def _labels(table: Table, name: str) -> tuple[Tensor, list[str | int] | None]:
@@ -315,13 +288,6 @@ def list_of_ids(file: Path) -> np.ndarray:
     return distinct[codes[codes >= 0]]
 
 
-def to_common_type(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return both arrays of ids as numbers if both are numbers, else as text."""
-    return (
-        (a, b) if (a.dtype.kind == "U") == (b.dtype.kind == "U") else (a.astype(str), b.astype(str))
-    )
-
-
 def _check_unique(ids: np.ndarray, file: Path, empty: np.ndarray | None = None) -> np.ndarray:
     if empty is not None and empty.any():
         raise ValueError(f"{file} has a node without an id, in row {int(empty.argmax())}")
@@ -331,3 +297,38 @@ def _check_unique(ids: np.ndarray, file: Path, empty: np.ndarray | None = None) 
             f"{file} has the node {distinct[counts > 1][0].item()!r} twice: expected each node once"
         )
     return ids
+
+
+def distinct_ids(blocks: Iterable[np.ndarray]) -> Nodes:
+    """Return the nodes that edges name, in the order of their ids: integers if all of them are.
+
+    Args:
+        blocks: Some of the ids at a time.
+    """
+    known: np.ndarray = np.empty(0, np.int64)
+    new: list[np.ndarray] = []
+    size = 0
+    for ids in blocks:
+        ids = ids.astype(np.int64, copy=False) if ids.dtype.kind in "iu" else encode_utf8(ids)
+        if ids.dtype.kind == known.dtype.kind and len(known):
+            at = np.searchsorted(known, ids).clip(max=len(known) - 1)
+            ids = ids[known[at] != ids]
+        new.append(ids)
+        size += len(ids)
+        if size > max(len(known), AT_ONCE):  # Each id is merged a few times, not with every block.
+            known, new, size = _concatenate([known, *new]), [], 0
+    known = _concatenate([known, *new])
+    ids = known if known.dtype.kind == "i" else np.concatenate([*_decode_blocks(known)])
+    return Nodes(len(ids), ids, "the edges")
+
+
+def _concatenate(parts: list[np.ndarray]) -> np.ndarray:
+    parts = [part for part in parts if len(part)] or parts[:1]
+    if any(part.dtype.kind == "S" for part in parts):
+        parts = [encode_utf8(part) for part in parts]
+    return np.unique(np.concatenate(parts))
+
+
+def _decode_blocks(ids: np.ndarray) -> Iterator[np.ndarray]:
+    for first in range(0, len(ids), AT_ONCE):
+        yield np.char.decode(ids[first : first + AT_ONCE], "utf-8")

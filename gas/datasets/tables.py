@@ -99,47 +99,32 @@ class Table:
                 "list of edges or id,label in one of nodes"
             )
 
-    def _open(self, types: Mapping[str, pa.DataType] | None = None, ids: bool = False) -> Any:
+    def _open(self, types: Mapping[str, pa.DataType] | None = None) -> Any:
         """Open the file, to iterate over blocks of the columns that have types, or of all."""
         if not self.is_text:
             return _ParquetBlocks(self.path, types)
         from pyarrow import csv
 
-        convert = csv.ConvertOptions(
-            column_types=types,
-            include_columns=types and list(types),
-            strings_can_be_null=ids,
-            decimal_point=self._decimal,
-        )
-        if ids:
-            convert.null_values = [""]  # 'NA' and 'nan' may be names.
         return csv.open_csv(
             self.path,
             csv.ReadOptions(autogenerate_column_names=not self.has_names, skip_rows=self._comments),
             csv.ParseOptions(delimiter=self._delimiter),
-            convert,
+            csv.ConvertOptions(
+                column_types=types,
+                include_columns=types and list(types),
+                decimal_point=self._decimal,
+            ),
         )
 
-    def columns(self, types: Mapping[str, pa.DataType], ids: bool = False) -> pa.Table:
-        """Read columns as values of these types; of ids, keep each distinct one once.
-
-        Raises:
-            ValueError: If a value is of another type; it says which.
-        """
-        import pyarrow as pa
-
-        schema = pa.schema(list(types.items()))
-        parts = [schema.empty_table()]
-        with self._name_unreadable_file(), self._open(types, ids) as blocks:
-            for block in blocks:
-                part = pa.Table.from_batches([block]).select(list(types)).cast(schema)
-                parts.append(_encoded(part) if ids else part)
-        if ids:
-            parts[0] = _encoded(parts[0])
-        return pa.concat_tables(parts).unify_dictionaries()
-
-    def blocks(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
+    def blocks(
+        self, types: Mapping[str, pa.DataType], names: Sequence[str] = ()
+    ) -> Iterator[pa.RecordBatch]:
         """Read columns as values of these types in blocks; blanks around text are removed.
+
+        Args:
+            types: The type of each column.
+            names: Those that are ids or names, of which each distinct one is kept once. They may
+                be 'NA' or 'nan': of a text, only empty cells are missing.
 
         Raises:
             ValueError: If a value is of another type; it says which.
@@ -148,14 +133,34 @@ class Table:
         import pyarrow.compute as pc
 
         schema = pa.schema(list(types.items()))
+
+        def convert(name: str, column: pa.Array) -> pa.Array:
+            if self.is_text and name in names:
+                column = pc.if_else(pc.equal(column, ""), None, column)
+            if pa.types.is_string(column.type):
+                column = pc.utf8_trim_whitespace(column)
+            return column.dictionary_encode() if name in names else column
+
         with self._name_unreadable_file(), self._open(types) as blocks:
             for block in blocks:
                 columns = block.select(list(types)).cast(schema).columns
-                trimmed = [
-                    pc.utf8_trim_whitespace(column) if pa.types.is_string(column.type) else column
-                    for column in columns
-                ]
-                yield pa.RecordBatch.from_arrays(trimmed, schema=schema)
+                columns = [convert(*pair) for pair in zip(types, columns, strict=True)]
+                yield pa.RecordBatch.from_arrays(columns, list(types))
+
+    def whole(self, types: Mapping[str, pa.DataType], names: Sequence[str] = ()) -> pa.RecordBatch:
+        """Read columns as :meth:`blocks` does, but in one block."""
+        import pyarrow as pa
+
+        schema = pa.schema(
+            (name, pa.dictionary(pa.int32(), kind) if name in names else kind)
+            for name, kind in types.items()
+        )
+        table = pa.Table.from_batches(self.blocks(types, names), schema)
+        columns = [
+            column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
+            for column in table.unify_dictionaries().columns
+        ]
+        return pa.RecordBatch.from_arrays(columns, list(types))
 
     def count(self) -> int:
         """Return the number of rows, which are all read if they have to be."""
@@ -181,12 +186,39 @@ class Table:
             types[name] = kind if _is_list(kind) or pa.types.is_boolean(kind) else number
         return types
 
-    def floats(self, block: Any, names: Sequence[str], dtype: type = np.float32) -> np.ndarray:
-        """Convert columns of a block or table to ``[rows, width]``; NaN where empty."""
+    def floats(
+        self,
+        block: Any,
+        names: Sequence[str],
+        dtype: type = np.float32,
+        first_row: int | None = None,
+    ) -> np.ndarray:
+        """Convert columns of a block to ``[rows, width]``; NaN where empty.
+
+        Args:
+            block: The block.
+            names: The columns.
+            dtype: The type of the result. (default: ``numpy.float32``)
+            first_row: The block's first row, if none may be empty. (default: they may)
+
+        Raises:
+            ValueError: If one is that may not be, or lists differ in length.
+        """
         import pyarrow as pa
 
         number = pa.from_numpy_dtype(dtype)
-        return np.column_stack([self._floats(block.column(name), name, number) for name in names])
+        parts = [self._floats(block.column(name), name, number) for name in names]
+        values = np.column_stack(parts)
+        if first_row is not None and np.isnan(values).any():
+            row = int(np.isnan(values).any(axis=1).argmax())
+            name = next(
+                name for name, part in zip(names, parts, strict=True) if np.isnan(part[row]).any()
+            )
+            raise ValueError(
+                f"{self.path} has no number in row {first_row + row} of column {name!r}: fill in "
+                "what is missing, or leave the column out"
+            )
+        return values
 
     def values(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """Return a column of ids or names: which of the distinct values each row has, and these.
@@ -196,11 +228,8 @@ class Table:
         Returns:
             Of shape ``[rows]``, -1 for an empty cell, and ``[values]``.
         """
-        import pyarrow as pa
-
-        column = self.columns({name: self.id_type(name)}, ids=True).column(0).combine_chunks()
-        codes = column.indices.cast(pa.int64()).fill_null(-1).to_numpy()
-        return codes, plain_ids(column.dictionary.to_numpy(zero_copy_only=False))
+        column = self.whole({name: self.id_type(name)}, [name]).column(0)
+        return codes_of(column), plain_ids(column.dictionary.to_numpy(zero_copy_only=False))
 
     def numbers(self, names: Sequence[str], dtype: type = np.float32) -> np.ndarray:
         """Read columns of numbers or of lists of them, of shape ``[rows, width]``; NaN where empty.
@@ -208,22 +237,20 @@ class Table:
         Raises:
             ValueError: If a value is no number, or lists differ in length.
         """
-        table = self.columns(self.number_types(names, dtype))
-        return self.floats(table, names, dtype)
+        return self.floats(self.whole(self.number_types(names, dtype)), names, dtype)
 
-    def _floats(self, column: pa.ChunkedArray, name: str, number: pa.DataType) -> np.ndarray:
+    def _floats(self, column: pa.Array, name: str, number: pa.DataType) -> np.ndarray:
         import pyarrow.compute as pc
 
         if not _is_list(column.type):
-            return column.cast(number).to_numpy(**_may_copy(column))
+            return column.cast(number).to_numpy(zero_copy_only=False)
         widths = pc.unique(pc.list_value_length(column)).to_pylist()
         if len(widths) > 1 or None in widths:
             raise ValueError(
                 f"{self.path} has lists of several lengths in column {name!r}: expected as many "
                 "numbers in every row"
             )
-        flat = pc.list_flatten(column).cast(number)
-        flat = flat.to_numpy(**_may_copy(flat))
+        flat = pc.list_flatten(column).cast(number).to_numpy(zero_copy_only=False)
         return flat.reshape(len(column), -1)
 
     def is_numeric(self, name: str) -> bool:
@@ -241,18 +268,9 @@ class Table:
         )
 
 
-def _encoded(table: pa.Table) -> pa.Table:
-    """Return the distinct values of each column once; blanks around text are no part of it."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    columns = [
-        (
-            pc.utf8_trim_whitespace(column) if pa.types.is_string(column.type) else column
-        ).dictionary_encode()
-        for column in table.columns
-    ]
-    return pa.table(columns, names=table.column_names)
+def codes_of(column: pa.DictionaryArray) -> np.ndarray:
+    """Return which of its distinct values each row of a column has; -1 where it has none."""
+    return column.indices.fill_null(-1).to_numpy(zero_copy_only=False)
 
 
 class _ParquetBlocks:
@@ -284,8 +302,9 @@ def plain_ids(ids: np.ndarray) -> np.ndarray:
             if all(str(n) == str(value) for n, value in zip(numbers, ids, strict=True)):
                 return numbers
         return ids.astype(str)
-    if ids.dtype.kind == "f" and (ids == np.round(ids)).all():
-        return ids.astype(np.int64)
+    if ids.dtype.kind == "f":
+        is_whole = bool((ids == np.round(ids)).all())
+        return ids.astype(np.int64) if is_whole else plain_ids(ids.astype(object))
     if ids.dtype.kind in "iu" and (not ids.size or ids.max() <= np.iinfo(np.int64).max):
         return ids.astype(np.int64)
     return ids
@@ -307,13 +326,6 @@ def _is_list(kind: pa.DataType) -> bool:
     return (
         pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
     )
-
-
-def _may_copy(column: Any) -> dict[str, bool]:
-    """Return the argument that allows copying the values of a block; tables are always copied."""
-    import pyarrow as pa
-
-    return {} if isinstance(column, pa.ChunkedArray) else {"zero_copy_only": False}
 
 
 def _value_type(kind: pa.DataType) -> pa.DataType:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gas.datasets.arrays import load_array
+from gas.datasets.roles import leave_out
 from gas.datasets.tables import plain_ids
 
 Names = list[str | int]
@@ -133,6 +134,11 @@ def read_names(file: Path) -> Names:
             fault = f"has {name!r} twice" if name else "is empty"
             raise ValueError(f"{file} {fault} in line {number + 1}: expected a name for each type")
     return names
+
+
+def leave_out_names(file: Path, key: str) -> None:
+    """Warn of names of types where there are no types."""
+    leave_out([f"the file {file.name} without {key}.npy"], str(file.parent))
 
 
 def place_types(names: Names, listed: Names, file: Path) -> np.ndarray:

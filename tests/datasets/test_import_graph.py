@@ -15,8 +15,8 @@ from scipy import sparse as scipy_sparse
 
 import gas
 from gas.datasets import import_graph
-from gas.datasets.importing.ids import distinct_ids
 from gas.datasets.importing.sorting import PAIR, EdgeSorter, edge_type, is_new
+from gas.datasets.nodes import distinct_ids
 from gas.graph.folder import NewFolder
 from gas.graph.ids import Ids
 from gas.history import Codec
@@ -501,7 +501,7 @@ def test_ids():
 
 
 def test_distinct_ids(monkeypatch):
-    monkeypatch.setattr("gas.datasets.importing.ids.AT_ONCE", 2)
+    monkeypatch.setattr("gas.datasets.nodes.AT_ONCE", 2)
     blocks = [np.array([3, 1]), np.array([2, 3, 9]), np.array([1])]
     assert distinct_ids(blocks).ids.tolist() == [1, 2, 3, 9]
     blocks.append(np.array(["ä", "007", "9"]))

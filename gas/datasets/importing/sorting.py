@@ -25,7 +25,7 @@ def edge_type(
     """Return the record of an edge in a temporary file."""
     index = "<i4" if num_nodes < 2**31 else "<i8"
     fields: list[tuple[str, str] | tuple[str, str, tuple[int]]] = [("dst", index), ("src", index)]
-    fields += [("type", "<i4")] if typed else []
+    fields += [("types", "<i4")] if typed else []
     fields += [("weight", "<f4")] if weighted else []
     fields += [("attr", "<f4", (width,))] if width else []
     return np.dtype(fields + ([("added", "?")] if undirected else []))
@@ -182,9 +182,9 @@ def is_new(edges: np.ndarray, fields: Sequence[str]) -> np.ndarray:
 
 def order_by_type(edges: np.ndarray) -> np.ndarray | None:
     """Return the order in which edges of the same type are together; ``None`` without types."""
-    if "type" not in (edges.dtype.names or ()):
+    if "types" not in (edges.dtype.names or ()):
         return None
-    return np.lexsort((edges["type"], edges["src"], edges["dst"]))
+    return np.lexsort((edges["types"], edges["src"], edges["dst"]))
 
 
 class Duplicates:
@@ -204,7 +204,7 @@ class Duplicates:
         order = order_by_type(edges)
         edges = edges if order is None else edges[order]
         new = np.ones(len(edges), bool)
-        new[1:] = is_new(edges, PAIR if order is None else (*PAIR, "type"))
+        new[1:] = is_new(edges, PAIR if order is None else (*PAIR, "types"))
         self.count += int((~new).sum())
         begin = len(edges) - 1
         if order is not None:

@@ -15,29 +15,18 @@ from torch_geometric.data import Data
 from tqdm import tqdm
 
 from gas.datasets.arrays import check_classes, check_known
-from gas.datasets.folder import (
-    NODE_ROLES,
-    add_masks,
-    add_type_names,
-    check_columns,
-    check_node_columns,
-    files_of,
-    leave_out_names,
-)
-from gas.datasets.importing.ids import distinct_ids
+from gas.datasets.edges import EdgeStream
+from gas.datasets.features import Features
+from gas.datasets.folder import check_columns, files_of, read_node_table
 from gas.datasets.importing.sorting import Duplicates, EdgeSorter, edge_type
-from gas.datasets.importing.streams import EdgeStream, Ends, feature_blocks
 from gas.datasets.masks import with_masks
-from gas.datasets.nodes import NodeFile, Nodes, merge, read_nodes
+from gas.datasets.nodes import Nodes, read_nodes
 from gas.datasets.stores import import_stores, stores_of
-from gas.datasets.tables import format_of
-from gas.datasets.types import place_types, read_names, sort_types
 from gas.graph import (
     COL,
     ROWPTR,
     WEIGHT,
     Description,
-    Ids,
     NewFolder,
     Sparse,
     check_finite,
@@ -245,24 +234,15 @@ class _Import:
 
     # Stages ---------------------------------------------------------------------------------------
 
-    def _read(self, role: str) -> NodeFile:
-        return read_nodes(self.files[role], role, self.columns, features=False)
-
     def _nodes(self) -> dict[str, Any]:
         """Read the nodes, except for their features."""
-        read = {role: self._read(role) for role in NODE_ROLES if role in self.files}
-        check_node_columns(list(read.values()), self.columns, self.files, self.path)
-        data = Data()
-        nodes = merge(list(read.values()), data)
-        if nodes is None:
-            with self._bar("Nodes", "edges", None) as bar:
-                nodes = distinct_ids(self._all_ids(bar))
+        with self._bar("Nodes", "edges", None) as bar:
+            found = read_node_table(
+                self.path, self.files, self.columns, lambda: self._edge_ids(bar)
+            )
+        nodes, data, features = found
         if nodes.num_nodes == 0:
             raise ValueError(f"{self.path} has no nodes, expected at least one")
-        data.num_nodes = nodes.num_nodes
-        add_masks(self.files, nodes, data)
-        add_type_names(self.files, data, ["node_type_names"])
-        features = self._features_of(read, nodes, "x" in data)
         if "y" in data:
             check_known(data.y)
             check_classes(data.y)
@@ -276,38 +256,20 @@ class _Import:
                 self._write(key, value, arrays)
             elif key != "num_nodes":
                 attributes[key] = value
+        place = features and {"role": features.role, "names": list(features.names)}
         return {
             "num_nodes": nodes.num_nodes,
             "file": nodes.file,
             "arrays": arrays,
             "attributes": attributes,
-            "features": features,
+            "features": place,
         }
 
-    def _features_of(
-        self, read: dict[str, NodeFile], nodes: Nodes, there: bool
-    ) -> dict[str, Any] | None:
-        """Return the file that has features, and in which of its columns."""
-        is_array = "x" in read and format_of(self.files["x"]) == ".npy"
-        roles = [role for role in read if read[role].features or (role == "x" and is_array)]
-        if len(roles) + there > 1:
-            name = read[roles[0]].name
-            raise ValueError(f"'x' is in {name}, and in another file as well: take one of them out")
-        if not roles:
-            return None
-        file = read[roles[0]]
-        if file.num_rows != nodes.num_nodes:
-            raise ValueError(
-                f"{file.name} has {file.num_rows} rows, but {nodes.file} has {nodes.num_nodes} "
-                "nodes: expected one row per node"
-            )
-        return {"role": roles[0], "names": list(file.features)}
-
-    def _all_ids(self, bar: Any) -> Iterator[np.ndarray]:
+    def _edge_ids(self, bar: Any) -> Iterator[np.ndarray]:
         for block in EdgeStream(self.files, self.columns, self.at_once).blocks():
             yield block.source.distinct
             yield block.target.distinct
-            bar.update(_size(block.source))
+            bar.update(len(block.source))
 
     def _known_nodes(self) -> Nodes:
         """Return the nodes, as the first stage has found them."""
@@ -319,79 +281,57 @@ class _Import:
     def _edges(self) -> dict[str, Any]:
         """Read edges, and write them in the order of the files."""
         nodes, undirected = self._known_nodes(), self.options["undirected"]
-        ids = Ids(nodes.ids, nodes.num_nodes)
         stream = EdgeStream(self.files, self.columns, self.at_once)
         counts = np.zeros(nodes.num_nodes, np.int64)
-        kind, first, width = None, 0, 0
-        known: dict[Any, int] = {}  # Types, in the order in which they come.
+        first, width = 0, 0
         self._announce([EDGES, INTO])
         with (
             (self.folder.path / EDGES).open("xb") as file,
             self._bar("Reading edges", "edges", stream.num_edges) as bar,
         ):
-            for block in stream.blocks():
-                src, dst = (
-                    self._rows(ids, nodes, ends, stream.file.name)
-                    for ends in (block.source, block.target)
-                )
-                if kind is None:
-                    width = 0 if block.attr is None else block.attr.shape[1]
-                    kind = edge_type(
-                        nodes.num_nodes, stream.has_weight, width, undirected, stream.has_types
-                    )
-                edges = np.zeros(len(src), kind)
-                edges["src"], edges["dst"] = src, dst
+            for block in stream.rows(stream.blocks(), nodes):
+                size, width = len(block.src), 0 if block.attr is None else block.attr.shape[1]
+                edges = np.zeros(size, self._edge_type(stream.has_weight, width, stream.has_types))
+                edges["src"], edges["dst"] = block.src, block.dst
                 if block.weight is not None:
                     check_weight(torch.from_numpy(block.weight), first)
-                    edges["weight"] = block.weight
-                if block.attr is not None:
-                    edges["attr"] = block.attr
-                if block.types is not None:
-                    numbers = [
-                        known.setdefault(t, len(known)) for t in block.types.distinct.tolist()
-                    ]
-                    edges["type"] = np.array(numbers, np.int32)[block.types.codes]
+                for field in ("weight", "attr", "types"):
+                    if getattr(block, field) is not None:
+                        edges[field] = getattr(block, field)
                 edges.tofile(file)
-                np.add.at(counts, dst, 1)
+                np.add.at(counts, block.dst, 1)
                 if undirected:
-                    edges["src"], edges["dst"], edges["added"] = dst, src, True
+                    edges["src"], edges["dst"], edges["added"] = block.dst, block.src, True
                     edges.tofile(file)
-                    np.add.at(counts, src, 1)
-                first += len(src)
-                bar.update(len(src))
+                    np.add.at(counts, block.src, 1)
+                first += size
+                bar.update(size)
             flush_to_disk(file)
         with (self.folder.path / INTO).open("xb") as file:
             counts.tofile(file)
             flush_to_disk(file)
-        about = {"weighted": stream.has_weight, "width": width, "flat": stream.is_flat}
+        found = {
+            "read": first,
+            "weighted": stream.has_weight,
+            "width": width,
+            "flat": stream.attr_is_flat,
+        }
         if stream.has_types:
-            about |= self._number_types(list(known), stream.type_file)
-        elif "edge_type_names" in self.files:
-            leave_out_names(self.files["edge_type_names"], "edge_type")
-        return {"read": first, **about}
+            places, names = stream.sort_types()
+            return {**found, "types": places.tolist(), "names": names}
+        stream.leave_out_names()
+        return found
 
-    def _number_types(self, known: list[Any], file: Path) -> dict[str, Any]:
-        """Assign numbers to the types of edges, by their names or by the file of these."""
-        is_text = bool(known) and not isinstance(known[0], (int, float))
-        places, names = sort_types(np.array(known, object if is_text else None), file)
-        listed = self.files.get("edge_type_names")
-        if listed is not None:
-            chosen = read_names(listed)
-            places, names = place_types(names, chosen, listed)[places], chosen
-        return {"types": places.tolist(), "names": names}
-
-    @staticmethod
-    def _rows(ids: Ids, nodes: Nodes, ends: Ends, file: str) -> np.ndarray:
-        rows = ids.rows(ends.distinct)
-        nodes.check(ends.distinct, rows >= 0, file)
-        return rows[ends.codes]
+    def _edge_type(self, weighted: bool, width: int, typed: bool) -> np.dtype:
+        num_nodes = self.found["nodes"]["num_nodes"]
+        return edge_type(num_nodes, weighted, width, self.options["undirected"], typed)
 
     def _order(self) -> dict[str, Any]:
         """Sort the edges; write rows, columns, weights and attributes."""
         about, num_nodes = self.found["edges"], self.found["nodes"]["num_nodes"]
         weighted, width = about["weighted"], about["width"]
         types = np.array(about["types"], np.int64) if "types" in about else None
-        kind = edge_type(num_nodes, weighted, width, self.options["undirected"], types is not None)
+        kind = self._edge_type(weighted, width, types is not None)
         counts = np.fromfile(self.folder.path / INTO, np.int64)
         small = max(num_nodes, int(counts.sum())) <= MOST_INT32
         index = np.dtype(np.int32 if small else np.int64)
@@ -401,7 +341,7 @@ class _Import:
         if width:
             shapes["edge_attr"] = ("attr", np.dtype(np.float32), () if about["flat"] else (width,))
         if types is not None:
-            shapes["edge_type"] = ("type", np.dtype(np.int64), ())
+            shapes["edge_type"] = ("types", np.dtype(np.int64), ())
         self._announce([f"{key}.npy" for key in (ROWPTR, *shapes)])
         into = np.zeros(num_nodes, np.int64)
         duplicates, loops = Duplicates(), 0
@@ -438,22 +378,24 @@ class _Import:
 
     def _features(self) -> dict[str, Any]:
         """Read features, and write each row to that of its node."""
-        about = self.found["nodes"]["features"]
-        if about is None:
+        place = self.found["nodes"]["features"]
+        if place is None:
             return {"arrays": {}}
-        file, nodes = self.files[about["role"]], self._known_nodes()
-        first = next(feature_blocks(file, self.columns, about["names"], 1), None)
+        nodes, file = self._known_nodes(), self.files[place["role"]]
+        ids = read_nodes(file, place["role"], self.columns).ids
+        features = Features(place["role"], tuple(place["names"]), ids)
+        first = next(features.blocks(self.files, self.columns, 1), None)
         width = 0 if first is None else first.shape[1]
-        at_once = max(1, self.memory // 16 // max(1, 4 * width))
         array = Array("x.npy", "float32", (nodes.num_nodes, width))
         if self.codec is not None:
             shape = (nodes.num_nodes, self.codec.columns(width))
             array = Array("x.npy", dtype_name(self.codec.dtype), shape, self.codec.name, width)
         self._announce([array.file])
         with self._bar("Features", "nodes", nodes.num_nodes) as bar:
-            blocks = feature_blocks(file, self.columns, about["names"], at_once)
+            at_once = max(1, self.memory // 16 // max(1, 4 * width))
+            blocks = features.blocks(self.files, self.columns, at_once)
             stored = self._encoded_blocks(blocks, bar)
-            rows = self._node_rows(about["role"], nodes)
+            rows = features.rows(nodes, file.name)
             if rows is None:
                 self.folder.write(array, stored)
             else:
@@ -470,15 +412,6 @@ class _Import:
             yield block if self.codec is None else array_of(_encode(x, self.codec, first))
             first += len(block)
             bar.update(len(block))
-
-    def _node_rows(self, role: str, nodes: Nodes) -> np.ndarray | None:
-        """Return the node of each row of a file; ``None`` if they are in order."""
-        ids = self._read(role).ids
-        if ids is None or nodes.ids is None:
-            return None
-        rows = Ids(nodes.ids, nodes.num_nodes).rows(ids)
-        nodes.check(ids, rows >= 0, self.files[role].name)
-        return None if bool((rows == np.arange(len(rows))).all()) else rows
 
     def _finish(self) -> None:
         nodes, order = self.found["nodes"], self.found["order"]
@@ -503,10 +436,6 @@ class _Import:
             attributes["edge_type_names"] = self.found["edges"]["names"]
         said = Description(num_nodes, num_edges, {}, attributes)
         self.folder.finish(said, arrays)
-
-
-def _size(ends: Ends) -> int:
-    return len(ends.distinct) if isinstance(ends.codes, slice) else len(ends.codes)
 
 
 def _encode(x: Tensor, codec: Codec, first: int) -> Tensor:

@@ -1,0 +1,369 @@
+"""Edges of tables and arrays, read in blocks, or all in one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch_geometric.data import Data
+
+from gas.datasets.arrays import map_array, tensor_of
+from gas.datasets.nodes import Nodes
+from gas.datasets.roles import EDGE_COLUMNS, INDEX, leave_out, open_table
+from gas.datasets.tables import Table, codes_of, format_of, plain_ids
+from gas.datasets.types import (
+    Names,
+    check_given,
+    check_types,
+    leave_out_names,
+    place_types,
+    read_names,
+    sort_types,
+)
+
+LONGEST_ID = 1024  # Bytes: all ids of a block take as many as its longest.
+NO_ATTRIBUTES = ("id", "edge_id", "edgeid", "index")  # Columns of ids of edges.
+
+
+class Values(NamedTuple):
+    """Ids or types of some edges: the distinct ones, and the code of each edge."""
+
+    distinct: np.ndarray
+    codes: Any  # Of shape [edges], or a slice, of an array whose ids aren't compared.
+
+    def __len__(self) -> int:
+        return len(self.distinct) if isinstance(self.codes, slice) else len(self.codes)
+
+
+class EdgeBlock(NamedTuple):
+    """Some edges: their ends, weights of shape ``[edges]``, attributes ``[edges, D]``, types."""
+
+    source: Values
+    target: Values
+    weight: np.ndarray | None = None
+    attr: np.ndarray | None = None
+    types: Values | None = None
+
+
+class EdgeRows(NamedTuple):
+    """Some edges whose ends are rows of nodes, and whose types are numbers in order of coming."""
+
+    src: np.ndarray
+    dst: np.ndarray
+    weight: np.ndarray | None
+    attr: np.ndarray | None
+    types: np.ndarray | None
+
+
+class EdgeStream:
+    """The edges of a graph's files.
+
+    Args:
+        files: The files by what they hold; see :func:`gas.datasets.roles.find_files`.
+        columns: What the user says that columns are called.
+        at_once: How many edges are read at a time. (default: all, into memory)
+
+    Raises:
+        ValueError: If it can't be told what they hold.
+    """
+
+    def __init__(
+        self, files: Mapping[str, Path], columns: Mapping[str, str], at_once: int | None = None
+    ) -> None:
+        self.file, self._at_once = files["edges"], at_once or sys.maxsize
+        self._is_whole = at_once is None
+        self._type_names = files.get("edge_type_names")
+        self.num_edges: int | None = None  # None: not known beforehand.
+        self._array = None
+        self._found: dict[str, str] = {}
+        self._attributes: list[str] = []
+        if format_of(self.file) == ".npy":
+            self._array = _edge_array(self.file)
+            self.num_edges = self._array.shape[1]
+        else:
+            self._table, self._found, self._attributes = _edge_columns(self.file, columns)
+        in_table = {
+            "edge_weight": "weight" in self._found,
+            "edge_attr": bool(self._attributes),
+            "edge_type": "edge_type" in self._found,
+        }
+        self._arrays = {
+            role: self._open_values(files[role], role, is_in_table)
+            for role, is_in_table in in_table.items()
+            if role in files
+        }
+        attr = self._arrays.get("edge_attr")
+        self.attr_is_flat = attr is not None and attr.ndim == 1  # Attributes have shape [E].
+        self.has_weight = in_table["edge_weight"] or "edge_weight" in self._arrays
+        self.has_types = in_table["edge_type"] or "edge_type" in self._arrays
+        self._type_file = files.get("edge_type", self.file)
+        self._type_numbers: dict[Any, int] = {}  # Of the types that have come.
+
+    def _open_values(self, file: Path, role: str, is_in_table: bool) -> np.ndarray:
+        """Open the weights, attributes or types in a file of their own.
+
+        Raises:
+            ValueError: If they are in the edges' table, too, or have another shape.
+        """
+        is_array = format_of(file) == ".npy"
+        if not is_array and not self._is_whole:
+            raise ValueError(
+                f"{file} is a table, but edges are read some at a time: put its columns into "
+                f"{self.file.name}, or make it {role}.npy"
+            )
+        if is_in_table:
+            raise ValueError(
+                f"{role!r} is in {file}, and in {self.file.name}: take one of them out"
+            )
+        if role == "edge_type":
+            return check_types(map_array(file), file) if is_array else _table_of_types(file)
+        if is_array:
+            array = map_array(file)
+        else:
+            table, _ = open_table(file, {}, {})
+            array = table.numbers(list(table.types))
+        tensor_of(array[:0].copy(), str(file))  # Refuses what isn't numbers.
+        if array.shape[1:] == (1,):
+            array = array[:, 0]
+        if array.ndim != 1 and (role == "edge_weight" or array.ndim != 2):
+            raise ValueError(
+                f"{file} has shape {list(array.shape)}, expected a row per edge: [E]"
+                f"{' or [E, D]' * (role == 'edge_attr')}"
+            )
+        return array
+
+    def blocks(self) -> Iterator[EdgeBlock]:
+        """Yield all edges in blocks.
+
+        Raises:
+            ValueError: If an edge has one end only, or lacks a number; or files differ in length.
+        """
+        first = 0
+        for block in self._table_blocks() if self._array is None else self._array_blocks():
+            last = first + len(block.source)
+            for role, values in self._arrays.items():
+                if len(values) < last:
+                    raise _length_error(values, role, last, "more")
+                rows = values[first:last]
+                if role == "edge_weight":
+                    block = block._replace(weight=rows.astype(np.float32))
+                elif role == "edge_attr":
+                    attr = rows.astype(np.float32)
+                    block = block._replace(attr=attr.reshape(len(rows), -1))
+                else:
+                    types = Values(*np.unique(rows, return_inverse=True))
+                    block = block._replace(types=types)
+            if block.types is not None:
+                check_given(block.types.codes, block.types.distinct, self._type_file, first)
+            yield block
+            first = last
+        for role, values in self._arrays.items():
+            if len(values) != first:
+                raise _length_error(values, role, first, "no more")
+
+    def _array_blocks(self) -> Iterator[EdgeBlock]:
+        assert self._array is not None
+        for first in range(0, max(1, self._array.shape[1]), self._at_once):
+            ids = self._array[:, first : first + self._at_once]
+            source, target = (Values(plain_ids(end.copy()), slice(None)) for end in ids)
+            yield EdgeBlock(source, target)
+
+    def _table_blocks(self) -> Iterator[EdgeBlock]:
+        table, found = self._table, self._found
+        ids = [found[role] for role in ("source", "target", "edge_type") if role in found]
+        weights = [found["weight"]] if "weight" in found else []
+        types = {name: table.id_type(name) for name in ids}
+        types |= table.number_types([*weights, *self._attributes])
+        first = 0
+        for block in [table.whole(types, ids)] if self._is_whole else table.blocks(types, ids):
+            for start in range(0, max(1, block.num_rows), self._at_once):
+                part = block.slice(start, self._at_once)
+                source, target = (self._ids(part.column(name), first) for name in ids[:2])
+                weight = table.floats(part, weights)[:, 0] if weights else None
+                attr = None
+                if self._attributes:
+                    attr = table.floats(part, self._attributes, first_row=first)
+                kinds = None
+                if len(ids) > 2:
+                    column = part.column(ids[2])
+                    distinct = column.dictionary.to_numpy(zero_copy_only=False)
+                    kinds = Values(distinct, codes_of(column))
+                yield EdgeBlock(source, target, weight, attr, kinds)
+                first += part.num_rows
+
+    def _ids(self, column: Any, first: int) -> Values:
+        """Return the ids of a column, of which each has to be there."""
+        import pyarrow as pa
+
+        codes, distinct = codes_of(column), column.dictionary
+        is_text = pa.types.is_string(distinct.type) or pa.types.is_large_string(distinct.type)
+        blank = distinct.index("").as_py() if is_text else -1
+        missing = (codes < 0) | (codes == blank)
+        if missing.any():
+            row = first + int(missing.argmax())
+            raise ValueError(f"{self.file} has an edge with one end only, in row {row}")
+        if is_text:
+            return Values(_text_ids(distinct, self.file, not self._is_whole), codes)
+        return Values(plain_ids(distinct.to_numpy(zero_copy_only=False)), codes)
+
+    def rows(self, blocks: Iterable[EdgeBlock], nodes: Nodes) -> Iterator[EdgeRows]:
+        """Yield edges by the rows of their ends.
+
+        Raises:
+            ValueError: If an end is none of the nodes.
+        """
+        for block in blocks:
+            src, dst = (
+                nodes.rows(end.distinct, self.file.name)[end.codes]
+                for end in (block.source, block.target)
+            )
+            types = None
+            if block.types is not None:
+                known = self._type_numbers
+                numbers = [known.setdefault(t, len(known)) for t in block.types.distinct.tolist()]
+                types = np.array(numbers, np.int32)[block.types.codes]
+            yield EdgeRows(src, dst, block.weight, block.attr, types)
+
+    def sort_types(self) -> tuple[np.ndarray, Names]:
+        """Return the final number of each type of :meth:`rows`, and the names by number.
+
+        They are in the order of their names, or in that of the file with these.
+
+        Raises:
+            ValueError: If types are fractions, or have no name in that file.
+        """
+        known = list(self._type_numbers)
+        is_text = bool(known) and not isinstance(known[0], (int, float))
+        places, names = sort_types(np.array(known, object if is_text else None), self._type_file)
+        if self._type_names is not None:
+            listed = read_names(self._type_names)
+            places, names = place_types(names, listed, self._type_names)[places], listed
+        return places, names
+
+    def leave_out_names(self) -> None:
+        """Warn of a file with names of types where edges have no types."""
+        if self._type_names is not None:
+            leave_out_names(self._type_names, "edge_type")
+
+
+def set_edges(stream: EdgeStream, block: EdgeBlock, nodes: Nodes, data: Data) -> None:
+    """Set ``edge_index`` of a graph, and what its edges have of weights, attributes and types.
+
+    Args:
+        stream: The stream, which reads all edges in one block.
+        block: That block.
+        nodes: The nodes.
+        data: The graph, which is modified.
+    """
+    [edges] = stream.rows([block], nodes)
+    if edges.weight is not None:
+        data.edge_weight = torch.from_numpy(edges.weight)
+    if edges.attr is not None:
+        attr = torch.from_numpy(edges.attr)
+        data.edge_attr = attr.squeeze(1) if stream.attr_is_flat else attr
+    if edges.types is not None:
+        places, data.edge_type_names = stream.sort_types()
+        data.edge_type = torch.from_numpy(places[edges.types])
+    else:
+        stream.leave_out_names()
+    data.edge_index = torch.from_numpy(np.stack([edges.src, edges.dst]))
+
+
+def _edge_array(file: Path) -> np.ndarray:
+    """Map an array of edges as sources and targets, of shape ``[2, E]``.
+
+    Raises:
+        ValueError: If it is something else.
+    """
+    array = map_array(file)
+    if array.ndim == 2 and array.shape[1] == 2 and not (len(array) == 2 and "index" in file.stem):
+        array = array.T
+    if array.ndim != 2 or len(array) != 2 or array.dtype.kind not in "iu":
+        raise ValueError(
+            f"{file} is of type {array.dtype} and shape {list(array.shape)}, expected integers "
+            "of shape [2, E] or [E, 2]"
+        )
+    return array
+
+
+def _edge_columns(
+    file: Path, columns: Mapping[str, str]
+) -> tuple[Table, dict[str, str], list[str]]:
+    """Return a table of edges, the columns of ends and weights, and those of attributes.
+
+    Raises:
+        ValueError: If it can't be told which are the ends.
+    """
+    table, found = open_table(file, EDGE_COLUMNS, columns)
+    others = [name for name in table.types if name not in found.values()]
+    rest = [name for name in others if name.lower() not in INDEX]
+    for role in EDGE_COLUMNS.keys() & columns.keys():
+        if columns[role] not in table.types:
+            raise ValueError(
+                f"'columns' calls the {role!r} of edges {columns[role]!r}, but {file} has "
+                f"{', '.join(table.types)}"
+            )
+    if not {"source", "target"} & set(found) and len(table.types) == len(rest) == 2:
+        found = {"source": rest.pop(0), "target": rest.pop(0)}
+    for role in ("source", "target"):
+        if role not in found:
+            raise ValueError(
+                f"{file} has the columns {', '.join(table.types)}, none of which is known for "
+                f"the {role} of edges: call it {role!r}, or pass columns={{{role!r}: ...}}"
+            )
+    features = [
+        name for name in rest if table.is_numeric(name) and name.lower() not in NO_ATTRIBUTES
+    ]
+    leave_out([f"the column {name!r}" for name in rest if name not in features], str(file))
+    return table, found, features
+
+
+def _table_of_types(file: Path) -> np.ndarray:
+    """Read the types of edges, in their order, from a table of one column."""
+    table, found = open_table(file, {"edge_type": EDGE_COLUMNS["edge_type"]}, {})
+    if len(table.types) != 1:
+        raise ValueError(f"{file} has the columns {', '.join(table.types)}, expected one, of types")
+    codes, distinct = table.values(found.get("edge_type", next(iter(table.types))))
+    check_given(codes, distinct, file)
+    return distinct[codes]
+
+
+def _length_error(values: np.ndarray, role: str, found: int, more: str) -> ValueError:
+    return ValueError(
+        f"{role!r} has {len(values)} rows, but there are {found} edges and {more}: expected one "
+        "row per edge"
+    )
+
+
+def _text_ids(column: Any, file: Path, is_bounded: bool) -> np.ndarray:
+    """Convert text ids as :func:`plain_ids` does, from UTF-8 of a fixed width.
+
+    Raises:
+        ValueError: If the width is bounded, and an id is longer than it may be.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    column = pc.replace_substring_regex(column, r"^(-?\d+)\.0+$", r"\1")
+    if pc.all(pc.match_substring_regex(column, r"^(0|-?[1-9][0-9]{0,17})$")).as_py():
+        return column.cast(pa.int64()).to_numpy(zero_copy_only=False)
+    if pc.all(pc.match_substring_regex(column, r"^-?[1-9][0-9]*$|^0$")).as_py():
+        return plain_ids(column.to_numpy(zero_copy_only=False))  # Some may be too large.
+    column = column.cast(pa.large_binary())
+    _, ends, letters = column.buffers()
+    ends = np.frombuffer(ends, np.int64)[column.offset : column.offset + len(column) + 1]
+    sizes = np.diff(ends)
+    longest = int(sizes.max(initial=1))
+    if is_bounded and longest > LONGEST_ID:
+        at = int(sizes.argmax())
+        raise ValueError(
+            f"{file} has an id of {longest:,} bytes, {column[at].as_py()[:30]!r} ..., expected at "
+            f"most {LONGEST_ID}: number such nodes"
+        )
+    ids = np.zeros((len(column), longest), np.uint8)
+    ids[np.arange(longest) < sizes[:, None]] = np.frombuffer(letters, np.uint8)[ends[0] : ends[-1]]
+    return ids.view(f"S{longest}")[:, 0]

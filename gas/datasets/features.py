@@ -1,0 +1,85 @@
+"""Features of nodes in tables and arrays, read in blocks, or all in one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from gas.datasets.arrays import map_features
+from gas.datasets.nodes import NodeFile, Nodes
+from gas.datasets.roles import NODE_COLUMNS, open_table
+from gas.datasets.tables import format_of
+
+
+class Features(NamedTuple):
+    """Place of the features: the role of their file, their columns, and the rows' ids, if any."""
+
+    role: str
+    names: tuple[str, ...]
+    ids: np.ndarray | None
+
+    def blocks(
+        self, files: Mapping[str, Path], columns: Mapping[str, str], at_once: int | None = None
+    ) -> Iterator[np.ndarray]:
+        """Yield features in the order of their file, float32, of shape ``[rows, F]``.
+
+        Args:
+            files: The files by what they hold.
+            columns: What the user says that columns are called.
+            at_once: How many rows are read at a time. (default: all, in one block)
+
+        Raises:
+            ValueError: If a number is missing.
+        """
+        file, step = files[self.role], at_once or sys.maxsize
+        if format_of(file) == ".npy":
+            array = map_features(file)
+            for first in range(0, max(1, len(array)), step):
+                yield array[first : first + step].astype(np.float32)
+            return
+        table, _ = open_table(file, NODE_COLUMNS, columns)
+        types = table.number_types(self.names)
+        first = 0
+        for block in [table.whole(types)] if at_once is None else table.blocks(types):
+            for start in range(0, max(1, block.num_rows), step):
+                part = block.slice(start, step)
+                yield table.floats(part, self.names, first_row=first).astype(np.float32, copy=False)
+                first += part.num_rows
+
+    def rows(self, nodes: Nodes, file: str) -> np.ndarray | None:
+        """Return the node of each row; ``None`` if they are in order."""
+        if self.ids is None or nodes.ids is None:
+            return None
+        rows = nodes.rows(self.ids, file)
+        return None if bool((rows == np.arange(len(rows))).all()) else rows
+
+
+def find_features(read: Mapping[str, NodeFile], nodes: Nodes, has_x: bool) -> Features | None:
+    """Find the dense features among files about nodes; ``None`` if there are none.
+
+    Args:
+        read: The files, by their roles.
+        nodes: The nodes.
+        has_x: There are sparse ones.
+
+    Raises:
+        ValueError: If several files have features, or not a row for each node.
+    """
+    roles = [role for role, file in read.items() if file.features is not None]
+    if not roles:
+        return None
+    file = read[roles[0]]
+    if len(roles) + has_x > 1:
+        raise ValueError(
+            f"'x' is in {file.name}, and in another file as well: take one of them out"
+        )
+    if file.num_rows != nodes.num_nodes:
+        raise ValueError(
+            f"{file.name} has {file.num_rows} rows, but {nodes.file} has {nodes.num_nodes} "
+            "nodes: expected one row per node"
+        )
+    return Features(roles[0], file.features or (), file.ids)
