@@ -65,7 +65,7 @@ def loader_of(graph, **options):
 @pytest.mark.slow(fast=3)
 @pytest.mark.filterwarnings("ignore:A history was read before it was filled")
 @pytest.mark.parametrize("name", NETS)
-@pytest.mark.parametrize(("num_parts", "batch_size"), [(1, 1), (4, 1), (9, 4), (30, 1)])
+@pytest.mark.parametrize(("num_parts", "batch_size"), [(1, 1), (4, 1), (9, 4), (12, 1)])
 def test_sweeps_and_inference_equal_pyg_on_the_whole_graph(name, num_parts, batch_size):
     data, net, model, graph = converted(name, num_parts)
     expected = net.eval()(data.x_dict, data.edge_index_dict)
@@ -212,8 +212,14 @@ def test_nothing_is_pushed_if_it_is_not_wanted():
 
 
 @pytest.mark.slow(fast=1)
-@pytest.mark.parametrize("options", [{"dtype": "bfloat16"}, {"dtype": "int8"}, {"store": "disk"}])
-@pytest.mark.parametrize("io", ["serial", "concurrent"])
+@pytest.mark.parametrize(
+    ("options", "io"),
+    [
+        ({"dtype": "bfloat16"}, "serial"),
+        ({"dtype": "int8"}, "concurrent"),
+        ({"store": "disk"}, "concurrent"),
+    ],
+)
 def test_stores_and_codecs(options, io):
     data = bibliography()
     torch.manual_seed(0)

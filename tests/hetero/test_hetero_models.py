@@ -257,7 +257,7 @@ def test_types_without_features_have_embeddings_with_sparse_gradients():
 @pytest.mark.slow
 def test_a_batch_without_nodes_of_a_type():
     data, _, model, _ = converted("HeteroConv-SAGE")
-    graph = gas.cluster(data, 30, log=False, method="random")
+    graph = gas.cluster(data, 12, log=False, method="random")
     missing = [b for b in loader_of(graph) if not b["venue"].batch_size]
     assert missing
     expected = model.predict(graph)
