@@ -133,7 +133,7 @@ def pack(model: GIN, batches: list[SubData]) -> None:
     nodes = batches[0].batch_size
     packing = Packing(torch.arange(0, GRAPH_BATCHES * nodes + 1, nodes), halos)
     for history in model.histories:
-        history.pack(history.packed_by(packing))
+        history.store.packed = gas.scalable.pack_rows(history, packing)
 
 
 def read_all_halos(model: GIN, batches: list[SubData]) -> tuple[float, int]:

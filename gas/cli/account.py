@@ -82,7 +82,7 @@ def _enter_rows(
             if isinstance(store, TableStore) and store.tier != "disk":
                 account.enter("histories", [store.table])
             account.enter("ages of histories", [history._written_at])
-            if isinstance(store, TableStore) and store.packed is not None:
+            if store.packed is not None:
                 account.enter("packed rows in memory", [store.packed.hot])
                 packings.add(store.packed.packing)
     for loader in loaders:

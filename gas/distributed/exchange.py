@@ -263,7 +263,7 @@ class Exchange:
         width = codec.columns(history.embedding_dim)
         out = out.view(codec.dtype).view(-1, width)
         if codec == history.codec:
-            history.read_stored(index, out)
+            history.stored(index, out)
             return
         out.copy_(codec.encode(history.pull(index)))
 

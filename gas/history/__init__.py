@@ -10,6 +10,7 @@ from gas.history.engine import MODES, TransferEngine, check_io
 from gas.history.factory import HistoryFactory
 from gas.history.features import Features
 from gas.history.history import History
+from gas.history.packed import PackedRows
 from gas.history.packing import Packing
 from gas.history.rows import TAKERS, Rows, begin_alike, first_rows
 from gas.history.staleness import Staleness, measure, relative_error
@@ -28,6 +29,7 @@ __all__ = [
     "MODES",
     "MemoryStore",
     "NAMES",
+    "PackedRows",
     "Packing",
     "Pull",
     "Rows",

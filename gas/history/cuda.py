@@ -33,9 +33,10 @@ from torch import Tensor
 from gas.history.codec import Codec
 from gas.history.cores import num_cores
 from gas.history.engine import Copies, TransferEngine
+from gas.history.packed import CodecOfRows
 from gas.history.packing import Plan
 from gas.history.store import Store, TableStore
-from gas.history.transfer import CodecOfRows, HostLink, Pull, as_index
+from gas.history.transfer import HostLink, Pull, as_index
 from gas.native import Job, JobPolicy, RowIndex
 from gas.native import device as kernels
 
@@ -57,8 +58,8 @@ class CudaLink(HostLink):
         self.device = device
         self.streams = engine.streams(device)
         is_table = isinstance(store, TableStore) and store.direct
-        self.here = is_table and self._rows.device == device
-        over_bus = is_table and self._rows.is_pinned() and kernels.reads_host_memory()
+        self.here = is_table and store.table.device == device
+        over_bus = is_table and store.table.is_pinned() and kernels.reads_host_memory()
         self.staged = not self.here and not over_bus
         self._buffers: deque[tuple[Tensor, torch.cuda.Event]] = deque()
         self._num_buffers = 0
@@ -71,7 +72,7 @@ class CudaLink(HostLink):
             self._use(torch.cuda.current_stream(device))  # Where the table was made.
         if over_bus:
             # The memory of a table that nobody refers to any more may be gone at once.
-            done = weakref.finalize(self, _wait_for, self._last, self._rows)
+            done = weakref.finalize(self, _wait_for, self._last, self.store.table)
             done.atexit = False
 
     def wait(self) -> None:
@@ -93,7 +94,7 @@ class CudaLink(HostLink):
             stream.wait_stream(other)
         if stream not in self._users:
             self._users.add(stream)
-            self._rows.record_stream(stream)
+            self.store.table.record_stream(stream)
 
     def _follow(self, stream: torch.cuda.Stream, other: str) -> None:
         """Have a transfer over the bus wait for the last one of the other kind."""
@@ -111,7 +112,7 @@ class CudaLink(HostLink):
             return None
         current = torch.cuda.current_stream(self.device)
         self._use(current)
-        return self._rows, self.streams.ids(index, current, copies)
+        return self.store.table, self.streams.ids(index, current, copies)
 
     @property
     def beside(self) -> bool:
@@ -128,7 +129,7 @@ class CudaLink(HostLink):
         copies: Copies | None = None,
     ) -> Pull:
         """See :meth:`HostLink.pull`; the result is on the device."""
-        codec = self._codec_for(dtype)
+        codec = () if dtype == self._dtype else self._codec
         out_dtype = torch.float32 if codec else self._dtype
         stream = torch.cuda.current_stream(self.device) if self.here else self.streams.pulls
         with torch.inference_mode(False), torch.cuda.stream(stream):  # Whose memory is used.
@@ -139,7 +140,7 @@ class CudaLink(HostLink):
         if self.staged:
             event = torch.cuda.Event()
             index = index.to("cpu", copy=True)
-            plan = self._plan(index, own)
+            plan = None if self.store.packed is None else self.store.packed.plan(index, own)
             job = Job.calling(lambda: self._pull_staged(index, plan, out[space:], codec, event))
             ticket = self.engine.submit(self.lane, job, JobPolicy.WORKERS)
             return Pull(self.engine, ticket, out, event)
@@ -150,9 +151,9 @@ class CudaLink(HostLink):
             self._follow(stream, "push")
         with torch.cuda.stream(stream):
             if codec:
-                kernels.decode(self.codec.name, self._rows, out[space:], ids)
+                kernels.decode(self.codec.name, self.store.table, out[space:], ids)
             else:
-                kernels.gather_rows(self._rows, ids, out[space:])
+                kernels.gather_rows(self.store.table, ids, out[space:])
             arrived = stream.record_event()
         if not self.here:
             self._last["pull"] = arrived
@@ -167,7 +168,7 @@ class CudaLink(HostLink):
         # What is pushed is fixed here, on the computation's stream: it may change x afterwards.
         x = x.to(self.device)
         with torch.cuda.device(self.device):
-            if self._codec_for(x.dtype):
+            if self._codec and x.dtype != self._dtype:
                 rows = kernels.encode(self.codec.name, x.float().contiguous())
             else:
                 rows = x.to(self._dtype)
@@ -189,7 +190,7 @@ class CudaLink(HostLink):
             self._use(stream)
         else:
             self._follow(stream, "pull")
-        table = self._rows.data  # The history counts pushes; the tensor counts other changes.
+        table = self.store.table.data  # The history counts pushes; the tensor counts other changes.
         with torch.cuda.stream(stream):
             if ids is not None:
                 kernels.scatter_rows(table, ids, rows)
@@ -213,8 +214,8 @@ class CudaLink(HostLink):
         event: torch.cuda.Event,
     ) -> None:
         packed = None
-        if plan is not None and self._packed is not None:
-            packed, index = self._packed.stage(plan), plan.places
+        if plan is not None and self.store.packed is not None:
+            packed, index = self.store.packed.stage(plan), plan.places
         stream = self.streams.pulls
         rows = out
         if codec:
@@ -242,10 +243,10 @@ class CudaLink(HostLink):
     def _push_staged(self, rows: Tensor, where: RowIndex, made: torch.cuda.Event) -> None:
         stream = self.streams.pushes
         stream.wait_event(made)
-        if self._packed is not None:
+        if self.store.packed is not None:
             with torch.cuda.stream(stream):
                 on_host = rows.cpu()
-            self._packed.write(where, on_host)
+            self.store.packed.write(where, on_host)
             return
         index = as_index(where)
         copied: deque[tuple[int, int, Tensor, torch.cuda.Event]] = deque()
@@ -273,7 +274,7 @@ class CudaLink(HostLink):
 
     def _read_stored(self, index: Tensor, out: Tensor) -> None:
         if self._native:
-            Job.pull(self._rows, index, out).run(self._threads)
+            Job.pull(self.store.table, index, out).run(self._threads)
         else:
             self.store.read(index, out)
 

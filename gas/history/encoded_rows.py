@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -103,7 +103,7 @@ class Encoded(Tensor):
     @property
     def packed(self) -> PackedRows | None:
         """Copy of rows for those who read a mini-batch's; see :meth:`gas.ScalableGNN.pack`."""
-        return self.store.packed if isinstance(self.store, TableStore) else None
+        return self.store.packed
 
     @property
     def _version(self) -> int:  # type: ignore[override]  # An attribute of tensors.
@@ -150,7 +150,7 @@ class Encoded(Tensor):
         table = self._table
         packed = self.packed  # Which another thread may replace.
         if packed is not None:
-            plan = packed.packing.plan(index)
+            plan = packed.plan(index)
             if plan is not None:
                 table, index = packed.stage(plan), plan.places
         if table is None:
@@ -171,7 +171,7 @@ class Encoded(Tensor):
         Args:
             packed: From :meth:`packed_by`.
         """
-        cast(TableStore, self.store).packed = packed
+        self.store.packed = packed
 
     def expect(self, index: Tensor) -> None:
         """Have the system read ahead rows that will be read, where they lie packed.
@@ -179,10 +179,8 @@ class Encoded(Tensor):
         Args:
             index: The rows, of shape ``[n]``, int64.
         """
-        packed = self.packed
-        plan = None if packed is None else packed.packing.plan(index.cpu())
-        if packed is not None and plan is not None:
-            packed.expect(plan)
+        if self.packed is not None:
+            self.packed.expect(index)
 
     def rearranged(self, index: Tensor) -> Encoded:
         """Copy rows as they are encoded, to a store of the same kind.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,8 +14,6 @@ from gas.history.codec import Codec
 from gas.history.cuda import CudaLink
 from gas.history.disk import DiskStore
 from gas.history.engine import Copies, TransferEngine
-from gas.history.packed import PackedRows
-from gas.history.packing import Packing
 from gas.history.rows import StoredRows
 from gas.history.store import StoreFactory, TableStore
 from gas.history.tiers import make_store
@@ -180,21 +178,24 @@ class History(torch.nn.Module):
 
     # Rows as they are stored ----------------------------------------------------------------------
 
-    def stored(self, index: Tensor) -> Tensor:
-        """Return rows as they are stored, ``[n, columns]``, on the CPU; not to be written to.
+    def stored(self, index: Tensor, out: Tensor | None = None) -> Tensor:
+        """Return rows as they are stored, on the CPU; not to be written to.
 
         Args:
-            index: The rows, of shape ``[n]``, int64; those that follow one another are quickest.
+            index: The rows, of shape ``[n]``, int64, on the CPU; those that follow one another are
+                quickest.
+            out: Where to write them, of shape ``[n, columns]``. (default: a tensor of the table's
+                memory where they follow one another, else a new one)
         """
         self.wait()
         size, store = index.numel(), self.store
-        if isinstance(store, TableStore) and store.direct:
+        if out is None:
             first = int(index[0]) if size else 0
-            if size and int(index[-1]) - first == size - 1:
+            is_direct = isinstance(store, TableStore) and store.direct
+            if is_direct and (size == 0 or int(index[-1]) - first == size - 1):
                 return store.table[first : first + size].cpu()
-            return store.table[index.to(store.table.device)].cpu()
-        out = torch.empty(size, store.columns, dtype=store.dtype, device="cpu")
-        store.read(index, out)
+            out = torch.empty(size, store.columns, dtype=store.dtype, device="cpu")
+        self._link.read_stored(index, out)
         return out
 
     @torch.no_grad()
@@ -262,16 +263,6 @@ class History(torch.nn.Module):
         self._written_at[index] = self._written_at[index].clamp(max=1)
         self._num_received += 1  # See resize().
 
-    def read_stored(self, index: Tensor, out: Tensor) -> None:
-        """Copy rows as they are stored.
-
-        Args:
-            index: The rows, of shape ``[n]``, int64, on the CPU.
-            out: Where to, of shape ``[n, columns]``, on the CPU.
-        """
-        self.wait()
-        self._link.read_stored(index, out)
-
     @torch.no_grad()
     def receive(
         self, rows: Tensor, ranges: Sequence[tuple[int, int]], pushes: int, is_stored: bool
@@ -314,57 +305,10 @@ class History(torch.nn.Module):
         by_hand = 0 if table is None or table.is_inference() else table._version
         return by_hand, self._num_pushes, self._num_received
 
-    # On disk --------------------------------------------------------------------------------------
-
-    def packed_by(self, packing: Packing) -> PackedRows:
-        """Copy rows of a ``"disk"`` store to where few reads find those of a mini-batch.
-
-        Args:
-            packing: Which rows the batches read.
-
-        Returns:
-            What :meth:`pack` takes; until then nothing has changed.
-
-        Raises:
-            ValueError: If the store isn't on disk, or the packing is of another graph.
-            OSError: If the disk has no room for the copies.
-        """
-        store = self.check_packs(packing.num_rows)
-        self._link.wait()
-        return store.packed_by(packing, self.engine.pool)
-
-    def pack(self, packed: PackedRows) -> None:
-        """Read and write rows by their copies from now on; see :meth:`gas.ScalableGNN.pack`.
-
-        Args:
-            packed: From :meth:`packed_by`; those before are given up.
-        """
-        self._link.wait()
-        cast(DiskStore, self.store).packed = packed
-
     @property
     def is_packed(self) -> bool:
-        """Return whether rows were arranged by :meth:`pack`."""
-        return isinstance(self.store, DiskStore) and self.store.packed is not None
-
-    def check_packs(self, num_nodes: int) -> DiskStore:
-        """Return the store, if its rows can be packed for a graph of so many nodes.
-
-        Raises:
-            ValueError: If not.
-        """
-        self._check_open()
-        if not isinstance(self.store, DiskStore) or not self.store.direct:
-            raise ValueError(
-                f"'store' is {self.store!r}, but only rows of a DiskStore are packed: make the "
-                "model with store='disk', or leave pack() out"
-            )
-        if num_nodes != self.num_embeddings:
-            raise ValueError(
-                f"'loader' has a graph of {num_nodes} nodes, but the histories are for "
-                f"{self.num_embeddings}: use model.for_graph(num_nodes), which shares the weights"
-            )
-        return self.store
+        """Return whether rows were arranged by :meth:`gas.ScalableGNN.pack`."""
+        return self.store.packed is not None
 
     # Pushing --------------------------------------------------------------------------------------
 
@@ -464,14 +408,14 @@ class History(torch.nn.Module):
         return self._start(n_id, space, self._dtype, ahead, own, copies)
 
     def expect(self, n_id: Tensor, own: Tensor) -> None:
-        """Have the system read ahead what a pull will need, if :meth:`pack` has arranged it.
+        """Have the system read ahead what a pull will need, if rows lie packed.
 
         Args:
             n_id: The halo of a batch, of shape ``[n]``, int64.
             own: The batch's own nodes.
         """
-        if not self._closed and self.engine.io != "none":
-            self._link.expect(n_id, own)
+        if not self._closed and self.engine.io != "none" and self.store.packed is not None:
+            self.store.packed.expect(n_id, own)
 
     @property
     def pulls_beside(self) -> bool:

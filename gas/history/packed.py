@@ -32,6 +32,8 @@ from gas.native import (
     write_segments,
 )
 
+# The name of a codec that rows pass, and their width; nothing where they are moved as they are.
+CodecOfRows = tuple[str, int] | tuple[()]
 AHEAD = 1 << 20  # Bytes that the system is asked to read at once: what devices take in one go.
 
 
@@ -99,6 +101,23 @@ class PackedRows:
 
     # Reading --------------------------------------------------------------------------------------
 
+    def plan(self, index: Tensor, own: Tensor | None = None) -> Plan | None:
+        """Plan how to read the rows of a batch; see :meth:`Packing.plan`."""
+        return self.packing.plan(index.cpu(), None if own is None else own.cpu())
+
+    def gather(self, plan: Plan, out: Tensor, codec: CodecOfRows = ()) -> None:
+        """Read the rows that were planned for, and decode them, into ``out``.
+
+        Args:
+            plan: From :meth:`plan`.
+            out: Of shape ``[n, width]``.
+            codec: The codec that rows pass, and their width. (default: they are read as they are)
+        """
+        if plan.in_order and not codec:
+            self.stage(plan, out)
+        else:
+            Job.pull(self.stage(plan), plan.places, out, *codec).run()
+
     def stage(self, plan: Plan, out: Tensor | None = None) -> Tensor:
         """Read what a plan says into memory, of shape ``[plan.num_rows, columns]``.
 
@@ -137,9 +156,10 @@ class PackedRows:
             read_bytes(file, start + first * self._row_bytes, out)
         self.moved_bytes += (end - first) * self._row_bytes
 
-    def expect(self, plan: Plan) -> None:
-        """Have the system begin to read what a plan says, without waiting for it."""
-        if not hasattr(os, "posix_fadvise"):
+    def expect(self, index: Tensor, own: Tensor | None = None) -> None:
+        """Have the system begin to read the rows of a batch; see :meth:`Packing.plan`."""
+        plan = self.plan(index, own)
+        if plan is None or not hasattr(os, "posix_fadvise"):
             return
         where = [(self.file, self._offsets[a], self._offsets[b]) for a, b in plan.runs]
         if self._rows_file is not None:
@@ -154,14 +174,20 @@ class PackedRows:
 
     # Writing --------------------------------------------------------------------------------------
 
-    def write(self, where: RowIndex, rows: Tensor) -> None:
+    def write(self, where: RowIndex, rows: Tensor, codec: CodecOfRows = ()) -> None:
         """Write rows and their copies.
 
         Args:
             where: The rows, of shape ``[n]``, or ranges of them, as the first and their number.
-            rows: What is stored of them, contiguous, of shape ``[n, columns]``.
+            rows: What is stored of them, contiguous, of shape ``[n, columns]``; with a codec their
+                values.
+            codec: The codec that they pass, and their width. (default: they are stored as they are)
         """
         assert self._rows_file is not None
+        if codec:
+            encoded = self._take(rows.size(0))
+            Job.push(encoded, rows, [(0, rows.size(0))], *codec).run()
+            rows = encoded
         if os.getpid() != self._process:
             raise RuntimeError(
                 "packed rows were written in a process that was forked from the one that packed "

@@ -26,6 +26,10 @@ class Store(abc.ABC):
     """
 
     tier = "custom"
+    table: Tensor
+    """All rows, of a :class:`TableStore` alone."""
+    packed: PackedRows | None = None
+    """Copies of rows for a mini-batch's halo; see :meth:`gas.ScalableGNN.pack`."""
 
     def __init__(self, num_rows: int, columns: int, dtype: torch.dtype) -> None:
         self.num_rows = num_rows
@@ -68,9 +72,6 @@ class TableStore(Store):
 
     Unless a subclass overrides ``read`` or ``write``, rows are moved natively.
     """
-
-    packed: PackedRows | None = None
-    """Copy of rows, for those who read a mini-batch's; see :meth:`gas.ScalableGNN.pack`."""
 
     def __init__(self, table: Tensor) -> None:
         if not table.is_contiguous():

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -15,8 +14,7 @@ from torch import Tensor
 from gas.history.codec import Codec
 from gas.history.cores import has_idle_cores
 from gas.history.engine import Copies, TransferEngine
-from gas.history.packed import PackedRows
-from gas.history.packing import Plan
+from gas.history.packed import CodecOfRows
 from gas.history.store import Store, TableStore
 from gas.native import (
     CODECS,
@@ -31,8 +29,6 @@ from gas.native import (
 )
 
 PUSHES_UNDER_WAY = 2  # Of one history.
-# The name of a codec that rows pass, and their width; nothing where they are moved as they are.
-CodecOfRows = tuple[str, int] | tuple[()]
 SHORT = 8  # Rows of a range, on average, below which its rows are moved one by one.
 
 
@@ -191,11 +187,12 @@ class HostLink:
         self._pushes: deque[int] = deque()  # Tickets of those under way.
         is_direct = isinstance(store, TableStore) and store.direct
         # Rows may be moved without the store's own functions.
-        self._native = is_direct and self._rows.device.type == "cpu"
+        self._native = is_direct and store.table.device.type == "cpu"
         # Rows are in host memory, and may be read at any time.
         self._in_memory = self._native and store.tier in ("host", "pinned")
         self._dtype = codec.dtype
-        self._codec = (codec.name, width) if codec.name in CODECS else ()
+        # The codec that rows of another type pass, and their width.
+        self._codec: CodecOfRows = (codec.name, width) if codec.name in CODECS else ()
 
     def wait(self) -> None:
         """Wait for everything that was submitted."""
@@ -208,7 +205,7 @@ class HostLink:
         if not self._in_memory or self.engine.io == "none" or self._dtype != dtype:
             return None
         self.wait()
-        return self._rows, index.contiguous()
+        return self.store.table, index.contiguous()
 
     def pull(
         self,
@@ -230,18 +227,19 @@ class HostLink:
             own: The batch's own rows, if ``index`` is its halo; what lies packed is found by them.
             copies: Of ``index`` on devices, those that are made included. (default: none are kept)
         """
-        codec = self._codec_for(dtype)
+        codec = () if dtype == self._dtype else self._codec
         out_dtype = torch.float32 if codec else self._dtype
         out = self.engine.pool.take(space + index.numel(), self.width, out_dtype)
         if self.engine.io == "none":
             return Pull(self.engine, None, out)
         rows = out[space:]
         index = index.clone() if ahead else index.contiguous()  # It may be changed until then.
-        packed, plan = self._packed, self._plan(index, own)
+        packed = self.store.packed
+        plan = None if packed is None else packed.plan(index, own)
         if packed is not None and plan is not None:
-            job = Job.calling(lambda: self._gather(packed, plan, rows, codec))
+            job = Job.calling(lambda: packed.gather(plan, rows, codec))
         elif self._native:
-            job = Job.pull(self._rows, index, rows, *codec)
+            job = Job.pull(self.store.table, index, rows, *codec)
         else:
             job = Job.calling(lambda: self._read(index, rows, codec))
         by = JobPolicy.WAITERS
@@ -254,17 +252,18 @@ class HostLink:
         """Store rows of shape ``[n, width]`` in their turn; ``x`` may change afterwards."""
         if self.engine.io == "none":
             return
-        codec = self._codec_for(x.dtype)
+        codec = () if x.dtype == self._dtype else self._codec
         x = x.to("cpu", torch.float32 if codec else self._dtype).contiguous()
         # Into memory rows are written at once: a copy to write from later costs as much.
         later = self.engine.io == "concurrent" and not self._in_memory and self.beside
         if later:
             x = self.engine.pool.take(x.size(0), self.width, x.dtype).copy_(x)
             where = where.clone() if isinstance(where, Tensor) else where
-        if self._packed is not None:
-            job = Job.calling(lambda: self._write_packed(x, where, codec))
+        packed = self.store.packed
+        if packed is not None:
+            job = Job.calling(lambda: packed.write(where, x, codec))
         elif self._native:
-            job = Job.push(self._rows, x, where, *codec)
+            job = Job.push(self.store.table, x, where, *codec)
         else:
             job = Job.calling(lambda: self._write(x, where, codec))
         if later:
@@ -281,17 +280,17 @@ class HostLink:
     def read_stored(self, index: Tensor, out: Tensor) -> None:
         """Copy rows as they are stored; nothing may be under way."""
         if self._native:
-            Job.pull(self._rows, index.contiguous(), out).run()
+            Job.pull(self.store.table, index.contiguous(), out).run()
         else:
             self.store.read(index, out)
 
     def store_rows(self, rows: Tensor, ranges: Sequence[tuple[int, int]]) -> None:
         """Store rows that are encoded already, at once; nothing may be under way."""
         rows = rows.contiguous()
-        if self._packed is not None:
-            self._packed.write(ranges, rows)
+        if self.store.packed is not None:
+            self.store.packed.write(ranges, rows)
         elif self._native:
-            Job.push(self._rows, rows, ranges).run()
+            Job.push(self.store.table, rows, ranges).run()
         else:
             self.store.write(as_index(ranges), rows)
             self.catch_up()
@@ -308,51 +307,11 @@ class HostLink:
         """
         return self.engine.has_workers and (not self._native or has_idle_cores())
 
-    @property
-    def _packed(self) -> PackedRows | None:
-        return self.store.packed if isinstance(self.store, TableStore) else None
-
-    def expect(self, index: Tensor, own: Tensor) -> None:
-        """Have the system read ahead what a pull of these rows will need, if they lie packed."""
-        plan = self._plan(index, own)
-        if plan is not None and self._packed is not None:
-            self._packed.expect(plan)
-
-    def _plan(self, index: Tensor, own: Tensor | None) -> Plan | None:
-        """Plan how to read a batch's rows, where they lie packed."""
-        if self._packed is None:
-            return None
-        return self._packed.packing.plan(index.cpu(), None if own is None else own.cpu())
-
-    def _codec_for(self, dtype: torch.dtype) -> CodecOfRows:
-        """Return the codec that rows pass to or from values of a dtype, and their width."""
-        return () if dtype == self._dtype else self._codec
-
-    @property
-    def _rows(self) -> Tensor:
-        """The stored rows, where they are a table."""
-        return cast(TableStore, self.store).table
-
     def _read(self, index: Tensor, out: Tensor, codec: CodecOfRows) -> None:
         shape = (index.numel(), self.store.columns)
         rows = torch.empty(shape, dtype=self.store.dtype, device="cpu")
         self.store.read(index, rows)
         out.copy_(decode_torch(self.codec.name, rows, self.width) if codec else rows)
-
-    def _gather(self, packed: PackedRows, plan: Plan, out: Tensor, codec: CodecOfRows) -> None:
-        """Stage packed rows, and decode those that are asked for."""
-        if plan.in_order and not codec:
-            packed.stage(plan, out)
-            return
-        Job.pull(packed.stage(plan), plan.places, out, *codec).run()
-
-    def _write_packed(self, x: Tensor, where: RowIndex, codec: CodecOfRows) -> None:
-        assert self._packed is not None
-        rows = x
-        if codec:
-            rows = self.engine.pool.take(x.size(0), self.store.columns, self.store.dtype)
-            Job.push(rows, x, [(0, x.size(0))], *codec).run()
-        self._packed.write(where, rows)
 
     def _write(self, x: Tensor, where: RowIndex, codec: CodecOfRows) -> None:
         rows = encode_torch(self.codec.name, x) if codec else x

@@ -12,7 +12,7 @@ from gas.scalable.memory import SavedTensors, activation_bytes, left_alone, run_
 from gas.scalable.model import ScalableGNN
 from gas.scalable.norms import GraphNorms, is_tracked
 from gas.scalable.one_batch import OneBatch
-from gas.scalable.pack import is_packed
+from gas.scalable.pack import is_packed, pack_rows
 from gas.scalable.prefetch import PrefetchLoader
 from gas.scalable.ranks import Ranks, Traffic
 from gas.scalable.verify import Verification, verify
@@ -43,6 +43,7 @@ __all__ = [
     "idle_bytes",
     "is_exact",
     "is_packed",
+    "pack_rows",
     "is_tracked",
     "left_alone",
     "made_exact",

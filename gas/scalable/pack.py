@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gas.history import History, Packing
+from gas.history import DiskStore, History, PackedRows, Packing
 from gas.loader import SubgraphLoader
 from gas.native import bytes_of, free_memory, human
 from gas.scalable.base import HistoryModel
@@ -67,7 +67,7 @@ def pack(
             f"'path' is {str(path)!r}, which is no directory: make it, or name another"
         )
     for history in histories:
-        history.check_packs(loader.num_nodes)
+        check_packs(history, loader.num_nodes)
     table = loader.mapped_features()
     if table is None and not histories:
         raise ValueError(
@@ -82,10 +82,11 @@ def pack(
         raise MemoryError(
             f"'memory' is {human(limit)}, but {human(free_memory())} are free: give less"
         )
-    made = [history.packed_by(packing) for history in histories]
+    made = [pack_rows(history, packing) for history in histories]
     features = None if table is None else table.packed_by(packing, folder)
     for history, packed in zip(histories, made, strict=True):  # Now that there was room for all.
-        history.pack(packed)
+        history.wait()
+        history.store.packed = packed
     if table is not None and features is not None:
         table.pack(features)
         made.append(features)
@@ -98,6 +99,40 @@ def pack(
         packing.nbytes + sum(one.hot.nbytes for one in made),
         packing.hot_reads / max(1, packing.halo_rows),
     )
+
+
+def check_packs(history: History, num_nodes: int) -> DiskStore:
+    """Return a history's store, if its rows can be packed for a graph of so many nodes.
+
+    Raises:
+        ValueError: If not.
+    """
+    history.wait()
+    store = history.store
+    if not isinstance(store, DiskStore) or not store.direct:
+        raise ValueError(
+            f"'store' is {store!r}, but only rows of a DiskStore are packed: make the model with "
+            "store='disk', or leave pack() out"
+        )
+    if num_nodes != history.num_embeddings:
+        raise ValueError(
+            f"'loader' has a graph of {num_nodes} nodes, but the histories are for "
+            f"{history.num_embeddings}: use model.for_graph(num_nodes), which shares the weights"
+        )
+    return store
+
+
+def pack_rows(history: History, packing: Packing) -> PackedRows:
+    """Copy rows of a history to where few reads find those of a mini-batch.
+
+    Returns:
+        To be set as ``history.store.packed``; until then nothing has changed.
+
+    Raises:
+        ValueError: If the store isn't on disk, or the packing is of another graph.
+        OSError: If the disk has no room for the copies.
+    """
+    return check_packs(history, packing.num_rows).packed_by(packing, history.engine.pool)
 
 
 def _read_by(loader: SubgraphLoader) -> tuple[Tensor, Iterable[Tensor]]:
