@@ -13,8 +13,7 @@ from torch_geometric.data import Data
 import gas
 from gas.augment import DropEdge
 from gas.cli import Experiment, Settings
-from gas.history import Encoded
-from gas.history.features import Features
+from gas.history import Encoded, Features
 from gas.loader.lazy import get_lazy
 from gas.training import FullBatch
 

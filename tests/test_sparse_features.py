@@ -17,7 +17,7 @@ from torch_geometric.transforms import GCNNorm
 import gas
 from gas.cli import Experiment, Settings
 from gas.graph.features import to_csr_features
-from gas.history.features import Features
+from gas.history import Features
 from gas.training import FullBatch
 
 LAYOUTS = ("fused", "csr", "edge_index")

@@ -8,11 +8,10 @@ from gas.history.encoded import quantize
 from gas.history.encoded_rows import Encoded, decoded, is_encoded
 from gas.history.engine import MODES, TransferEngine, check_io
 from gas.history.factory import HistoryFactory
-from gas.history.features import Features
 from gas.history.history import History
 from gas.history.packed import PackedRows
 from gas.history.packing import Packing
-from gas.history.rows import TAKERS, Rows, begin_alike, first_rows
+from gas.history.rows import TAKERS, Features, Rows, begin_alike, first_rows
 from gas.history.staleness import Staleness, measure, relative_error
 from gas.history.store import MemoryStore, Store, StoreFactory, TableStore
 from gas.history.tiers import TIERS, pick_tier

@@ -6,7 +6,7 @@ import torch_geometric.transforms as T
 from conftest import random_graph
 
 import gas
-from gas.history.features import Features
+from gas.history import Features
 from gas.history.rows import Rows
 from gas.native.dropout import dropout, gather_dropout
 from gas.native.rows import gather_rows
