@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -24,8 +24,10 @@ from gas.checkpoint.tensors import (
     Written,
     write_tensors,
 )
-from gas.history import History
 from gas.scalable import HeteroModel, ScalableGNN
+
+if TYPE_CHECKING:
+    from gas.history import History
 
 MODELS = (ScalableGNN, HeteroModel)  # What has histories.
 SHARE = 0.5  # Of rows; where more have changed, all are written.

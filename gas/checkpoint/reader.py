@@ -7,7 +7,7 @@ import copy
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,8 +18,10 @@ from gas.checkpoint.files import MANIFEST, check_files, read_manifest
 from gas.checkpoint.tensors import CheckpointError, TensorFile, Written
 from gas.checkpoint.values import check_rng_states, from_json, restore_rng_states
 from gas.checkpoint.writer import MODEL, STATE, weights_of
-from gas.history import History
 from gas.scalable import HeteroModel, ScalableGNN, set_banks
+
+if TYPE_CHECKING:
+    from gas.history import History
 
 
 def no_checkpoint(folder: Path) -> CheckpointError:
@@ -31,7 +33,7 @@ def no_checkpoint(folder: Path) -> CheckpointError:
 
 
 # Functions that restore each history, by its name.
-Restores = Mapping[str, Callable[[History], None]]
+Restores = Mapping[str, Callable[["History"], None]]
 
 # What optimizers keep of a parameter that has its shape.
 LIKE_PARAMETERS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg")

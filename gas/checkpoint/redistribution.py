@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -13,8 +13,10 @@ from gas.checkpoint.histories import Reading, is_count
 from gas.checkpoint.reader import CheckpointReader
 from gas.checkpoint.tensors import CheckpointError
 from gas.graph import PERM, Shard
-from gas.history import History
 from gas.scalable import Ranks, ScalableGNN, set_banks
+
+if TYPE_CHECKING:
+    from gas.history import History
 
 MIXERS = (0x9E3779B97F4A7C1, 0xC2B2AE3D27D4EB5)  # Spread ids and degrees over 64 bits.
 

@@ -8,13 +8,11 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from gas import scalable
+from gas import ScalableGNN, SubData, SubgraphLoader, scalable
 from gas.cli.setup import Setup
 from gas.graph import layout_of
 from gas.history import Packing, TableStore
-from gas.loader import SubData, SubgraphLoader, tensors
 from gas.native import idle_bytes
-from gas.scalable import ScalableGNN
 from gas.training import MemoryAccount, batch_bytes, give_back_freed
 
 
@@ -41,11 +39,8 @@ def account_of(
     graphs = (experiment.graph, experiment.eval_graph)
     account.enter("interpreter and libraries", libraries)
     account.enter("features", (g.data.x for g in graphs))
-    account.enter("graph, clustered", (t for g in graphs for t in tensors(g.data)))
-    account.enter(
-        "graph before its transform",
-        (t for g in graphs if g.raw is not None for t in tensors(g.raw)),
-    )
+    account.enter("graph, clustered", (g.data for g in graphs))
+    account.enter("graph before its transform", (g.raw for g in graphs if g.raw is not None))
     loaders = [x for g in graphs for x in (g.loader, g.inference) if x is not None]
     for loader in loaders:
         relabel = loader._relabel
@@ -59,7 +54,7 @@ def account_of(
     account.enter("full batch", (t for data in whole for t in _given(data)))
     account.enter("kept batches", (t for data, n_id in kept for t in (*_given(data), n_id)))
     every = [*whole, *(data for data, _ in kept)]
-    account.enter("transposes", (t for data in every for t in tensors(data)))
+    account.enter("transposes", every)
     _enter_rows(account, (model, apart), loaders)
     account.enter("parameters and optimizer", model.parameters())
     gradients = sum(parameter.nbytes for parameter in model.parameters())

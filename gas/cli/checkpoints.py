@@ -15,9 +15,9 @@ from typing import Any
 
 from torch import Tensor
 
-from gas.checkpoint import checkpoints, finish, load, peek, prune, save
+import gas
+from gas.checkpoint import checkpoints, finish, peek, prune
 from gas.native import check_integer
-from gas.scalable import ScalableGNN
 from gas.training import Progress, Run, name_not_finite
 
 UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
@@ -72,7 +72,7 @@ class Checkpoints:
 
     def start(
         self,
-        model: ScalableGNN,
+        model: gas.ScalableGNN,
         optimizer: Any,
         loader: Any,
         run: Run,
@@ -100,7 +100,7 @@ class Checkpoints:
                     f"'resume' goes on with {str(self.folder)!r}, where {key!r} is {old!r}, but "
                     f"now it is {new!r}: choose as before, or name another folder"
                 )
-        load(self.folder, *self._parts, run=run, progress=progress)
+        gas.load(self.folder, *self._parts, run=run, progress=progress)
         self._saved = (len(run), progress.steps)
 
     def after_step(self) -> None:
@@ -139,7 +139,7 @@ class Checkpoints:
         now = (len(self._run), self._progress.steps)
         if now == self._saved or not self._is_finite:
             return
-        save(
+        gas.save(
             self.folder,
             *self._parts,
             keep=self.keep,

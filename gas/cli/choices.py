@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from torch_geometric.data import Data
 
-from gas import models
+import gas
 from gas.cli.settings import Settings
 from gas.training import is_real, known_targets
 
-MODELS: dict[str, type[models.LayeredGNN]] = {
-    "appnp": models.APPNP,
-    "gat": models.GAT,
-    "gcn": models.GCN,
-    "gcn2": models.GCN2,
-    "gin": models.GIN,
-    "pna": models.PNA,
-    "pna_jk": models.PNA_JK,
-    "sage": models.GraphSAGE,
+MODELS: dict[str, type[gas.models.LayeredGNN]] = {
+    "appnp": gas.models.APPNP,
+    "gat": gas.models.GAT,
+    "gcn": gas.models.GCN,
+    "gcn2": gas.models.GCN2,
+    "gin": gas.models.GIN,
+    "pna": gas.models.PNA,
+    "pna_jk": gas.models.PNA_JK,
+    "sage": gas.models.GraphSAGE,
 }
 NORMALISED = tuple(name for name in MODELS if name not in ("appnp", "gat"))
 DENSE = 30  # Edges per node, from which a hint names batch norm: histories oscillate there.

@@ -12,16 +12,14 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from gas import models
-from gas.augment import Augmentation, MHAug
+import gas
 from gas.cli.about import about_of
 from gas.cli.account import account_of
 from gas.cli.checkpoints import Checkpoints
 from gas.cli.report import peak_rss_bytes, reset_peak_rss
 from gas.cli.setup import Setup
-from gas.loader import SubData, SubgraphLoader
 from gas.native import PeakMemory
-from gas.scalable import PrefetchLoader, ScalableGNN, free_buffers, is_tracked
+from gas.scalable import free_buffers, is_tracked
 from gas.training import Progress, Run, fit, give_back_freed, plan_micro_batches, train_epoch
 
 
@@ -104,7 +102,7 @@ class Experiment(Setup):
             peak = open_models.enter_context(PeakMemory())
             model = self.make_model()
             open_models.callback(model.close)
-            apart: ScalableGNN = model  # The one that evaluates.
+            apart: gas.ScalableGNN = model  # The one that evaluates.
             if self.evaluation == "layerwise" and not self._refreshes_by_evaluating:
                 apart = model.for_graph(self.data.num_nodes)
                 open_models.callback(apart.close)
@@ -126,8 +124,8 @@ class Experiment(Setup):
 
     def _run(
         self,
-        model: models.LayeredGNN,
-        apart: ScalableGNN,
+        model: gas.models.LayeredGNN,
+        apart: gas.ScalableGNN,
         split: int,
         on_epoch: Callable[[Run], None] | None,
         keep: bool,
@@ -161,11 +159,11 @@ class Experiment(Setup):
             if checkpoints is not None:
                 checkpoints.after_epoch()
 
-        def evaluate(model: ScalableGNN) -> Tensor:
+        def evaluate(model: gas.ScalableGNN) -> Tensor:
             out = self._evaluate(model, apart)
             for one in (model, apart):
                 free_buffers(one)  # Of other rows than training pulls.
-            if isinstance(augmentation, MHAug):
+            if isinstance(augmentation, gas.MHAug):
                 augmentation.update_entropy(out)
             return out
 
@@ -177,14 +175,14 @@ class Experiment(Setup):
             if checkpoints is not None:
                 checkpoints.end()
         finally:
-            if isinstance(augmentation, MHAug):
+            if isinstance(augmentation, gas.MHAug):
                 run.chain = augmentation.statistics()._asdict()
         if self.libraries is not None:
             _note_peak(run, peak)  # Before the account, which computes a batch.
             outputs = [] if run.best is None else [run.best.out]
             run.memory = account_of(self, model, apart, optimizer, self.libraries, outputs)
 
-    def _make_optimizer(self, model: models.LayeredGNN) -> torch.optim.Optimizer:
+    def _make_optimizer(self, model: gas.models.LayeredGNN) -> torch.optim.Optimizer:
         settings = self.settings
         return torch.optim.Adam(
             model.param_groups(settings.reg_weight_decay, settings.nonreg_weight_decay),
@@ -192,7 +190,7 @@ class Experiment(Setup):
             fused=True,  # A small model's step takes a third of the time.
         )
 
-    def _pack(self, model: ScalableGNN) -> None:
+    def _pack(self, model: gas.ScalableGNN) -> None:
         """Arrange rows on disk in the order in which batches read them."""
         loader, histories = self.graph.loader, model.histories
         chosen = self.plan is not None or self.histories.get("store") == "auto"
@@ -210,7 +208,7 @@ class Experiment(Setup):
         if x is not None and x.packed is not None and self.graph.inference is not None:
             self.graph.inference.use_features(x)
 
-    def _make_augmentation(self) -> Augmentation | None:
+    def _make_augmentation(self) -> gas.augment.Augmentation | None:
         """Make an augmentation of the graph, on the device of the model."""
         if self.augment is None:
             return None
@@ -220,8 +218,8 @@ class Experiment(Setup):
         return self.augment(Data(edge_index=edge_index, num_nodes=raw.num_nodes))
 
     def _batches(
-        self, model: ScalableGNN, augmentation: Augmentation | None = None
-    ) -> tuple[Iterable[SubData], int]:
+        self, model: gas.ScalableGNN, augmentation: gas.augment.Augmentation | None = None
+    ) -> tuple[Iterable[gas.SubData], int]:
         """Return the batches of an epoch, and how many of them make a step."""
         graph, batches = self.graph, self.graph.loader
         if batches is not None:
@@ -235,13 +233,16 @@ class Experiment(Setup):
         if self.memory_budget is not None:
             size, micro_batches = plan_micro_batches(model, batches, self.memory_budget)
             batches = self._loader(batches, size, augmentation)
-        return (PrefetchLoader(batches, model) if self.prefetch else batches), micro_batches
+        return (gas.PrefetchLoader(batches, model) if self.prefetch else batches), micro_batches
 
     def _loader(
-        self, like: SubgraphLoader, batch_size: int, augmentation: Augmentation | None
-    ) -> SubgraphLoader:
+        self,
+        like: gas.SubgraphLoader,
+        batch_size: int,
+        augmentation: gas.augment.Augmentation | None,
+    ) -> gas.SubgraphLoader:
         """Make a loader of mini-batches of another size, or with views."""
-        return SubgraphLoader(
+        return gas.SubgraphLoader(
             self.graph.data if augmentation is None else self.graph.raw,
             like.ptr,
             batch_size,
@@ -255,7 +256,7 @@ class Experiment(Setup):
             log=False,
         )
 
-    def _refresh(self, model: ScalableGNN, apart: ScalableGNN | None = None) -> None:
+    def _refresh(self, model: gas.ScalableGNN, apart: gas.ScalableGNN | None = None) -> None:
         """Make all histories exact, or, in those of ``apart``, running statistics alone."""
         if self.refresh != "layerwise" and self.graph.whole is not None:
             self.graph.whole.refresh(model, fill=apart is None)
@@ -267,7 +268,7 @@ class Experiment(Setup):
         with contextlib.closing(model.for_graph(model.num_nodes)) as twin:  # Of another graph.
             twin.refresh(self.graph.inference)
 
-    def _evaluate(self, model: ScalableGNN, apart: ScalableGNN) -> Tensor:
+    def _evaluate(self, model: gas.ScalableGNN, apart: gas.ScalableGNN) -> Tensor:
         """Compute every node's output, and make all histories exact, if they are to be.
 
         Running statistics of batch norms become those of the graph that is trained on, but of a

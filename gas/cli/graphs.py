@@ -10,10 +10,10 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.utils import degree
 
+from gas import EvalSubgraphLoader, SubgraphLoader, metis, partition_report, permute
 from gas.cli.settings import Settings
-from gas.graph import metis, partition_report, permute, select_rows, without_edges
+from gas.graph import select_rows, without_edges
 from gas.history import is_encoded
-from gas.loader import EvalSubgraphLoader, SubgraphLoader
 from gas.native import is_sparse
 from gas.training import FullBatch
 

@@ -14,15 +14,13 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import HeteroConv, Linear, SAGEConv
 
+import gas
 from gas.cli import results
 from gas.cli.choices import check_labels
 from gas.cli.report import metrics
 from gas.cli.settings import Settings
-from gas.convert import to_scalable
-from gas.datasets import num_outputs, open_graph
-from gas.graph import cluster
+from gas.datasets import num_outputs
 from gas.io import replacing, write_json
-from gas.loader import HeteroLoader
 from gas.training import (
     Predicted,
     Progress,
@@ -109,7 +107,7 @@ class HeteroExperiment:
                 f"'--dataset' is {args.dataset}, but '--hetero' reads types from tables: give the "
                 "path of a folder with edges.csv and nodes.csv"
             )
-        data = open_graph(
+        data = gas.open_graph(
             path,
             undirected=args.undirected,
             columns=args.columns,
@@ -145,14 +143,14 @@ class HeteroExperiment:
         net = HeteroSAGE(self.data, kind, out_channels=out_channels, **self.shape).to(args.device)
         store = args.store if args.store != "auto" else None
         options: dict[str, Any] = {"store": store, "dtype": args.dtype, "path": args.path}
-        model = cast(Any, to_scalable(net, self.data, io=args.io, **options))
+        model = cast(Any, gas.to_scalable(net, self.data, io=args.io, **options))
         with contextlib.closing(model):
             if seed == args.seed:
                 print(model)
             parts = settings.num_parts or 1
-            graph = cluster(self.data, parts, method=args.partition, seed=args.seed)
+            graph = gas.cluster(self.data, parts, method=args.partition, seed=args.seed)
             batches = {"batch_size": settings.batch_size, "shuffle": True, "log": False}
-            loader = cast(Any, HeteroLoader)(graph, **batches)
+            loader = cast(Any, gas.SubgraphLoader)(graph, **batches)
             optimizer = torch.optim.Adam(net.parameters(), settings.lr)
             model.refresh(graph)
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch_geometric.data import Data
 
-from gas.augment import PUBLISHED, Augmentation, DropEdge, MHAug, mh_aug_loss
+import gas
 from gas.checkpoint import checkpoints, peek, prune
 from gas.cli import hetero
 from gas.cli.checkpoints import Checkpoints, seconds_of
@@ -25,11 +25,13 @@ from gas.cli.choices import DENSE, MODELS, NORMALISED
 from gas.cli.experiment import Experiment
 from gas.cli.parser import make_parser
 from gas.cli.settings import Settings
-from gas.datasets import dataset_key, get_data
+from gas.datasets import dataset_key
 from gas.graph import lock_folder, with_sparse_features
-from gas.history import TIERS, quantize
+from gas.history import TIERS
 from gas.native import bytes_of, resident_bytes
 from gas.training import keep_little_freed
+
+MakeAugmentation = Callable[[Data], gas.augment.Augmentation]
 
 # Options that do nothing without another: which, and the value that it needs.
 NEEDS = {
@@ -218,18 +220,19 @@ def _hint_of_norm(args: argparse.Namespace, settings: Settings, data: Data) -> N
         )
 
 
-def augmentation_of(args: argparse.Namespace) -> tuple[Callable[[Data], Augmentation] | None, dict]:
+def augmentation_of(args: argparse.Namespace) -> tuple[MakeAugmentation | None, dict]:
     """Return the factory of the augmentation, and the weights of its loss."""
-    published = PUBLISHED.get(dataset_key(args.dataset), PUBLISHED["cora"])
+    known = gas.augment.PUBLISHED
+    published = known.get(dataset_key(args.dataset), known["cora"])
     given = {"kl": args.kl, "h": args.entropy}
     if args.augment == "mh_aug":
         weights = {key: published.loss[key] if v is None else v for key, v in given.items()}
         chain: dict[str, Any] = {**published.chain, "num_steps": args.num_steps}
         chain |= {"reference_size": args.reference_size, "undirected": args.undirected}
-        return partial(MHAug, **chain), weights
+        return partial(gas.MHAug, **chain), weights
     weights = {key: v or 0.0 for key, v in given.items()}
     if args.augment == "drop_edge":
-        return partial(DropEdge, p=args.drop, undirected=args.undirected), weights
+        return partial(gas.augment.DropEdge, p=args.drop, undirected=args.undirected), weights
     return None, weights
 
 
@@ -241,7 +244,7 @@ def make_experiment(args: argparse.Namespace, files: Path) -> Experiment:
     if args.memory_report:
         libraries = resident_bytes()
         keep_little_freed()  # Or holes between blocks, which nobody holds, would be a fifth.
-    data, _, out_channels = get_data(
+    data, _, out_channels = gas.get_data(
         args.root,
         args.dataset,
         check=not args.no_check,
@@ -253,7 +256,7 @@ def make_experiment(args: argparse.Namespace, files: Path) -> Experiment:
     )
     _hint_of_norm(args, settings, data)
     if args.feature_dtype or args.feature_store:
-        data.x = quantize(data.x, args.feature_dtype or "float32", args.feature_store)
+        data.x = gas.quantize(data.x, args.feature_dtype or "float32", args.feature_store)
     elif args.sparse_features is None:
         data = with_sparse_features(data, "auto", MODELS[args.model].gains_by_sparse, log=True)
     augment, weights = augmentation_of(args)
@@ -283,7 +286,7 @@ def make_experiment(args: argparse.Namespace, files: Path) -> Experiment:
             "scale_loss": args.scale_loss,
             "refresh_unlabelled": not args.skip_unlabelled,
             "autocast": torch.bfloat16 if args.autocast else None,
-            "view_loss": partial(mh_aug_loss, **weights),
+            "view_loss": partial(gas.augment.mh_aug_loss, **weights),
             "bank": args.bank,
         },
         store=args.store,

@@ -6,15 +6,15 @@ import contextlib
 import copy
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.utils import degree
 
-from gas import models, native
-from gas.augment import Augmentation
+import gas
+from gas import native
 from gas.cli.choices import (
     MODELS,
     check_augment,
@@ -27,9 +27,7 @@ from gas.cli.graphs import Graph, prepare_graph, training_nodes
 from gas.cli.settings import Settings
 from gas.datasets import check_parts
 from gas.graph import check_entering, with_csr_features
-from gas.models import check_features
 from gas.native import PeakMemory, check_integer
-from gas.scalable import Verification, verify
 from gas.training import (
     Plan,
     baseline,
@@ -37,9 +35,11 @@ from gas.training import (
     is_real,
     keep_little_freed,
     metric_of,
-    plan,
     split_mask,
 )
+
+if TYPE_CHECKING:
+    from gas.scalable import Verification
 
 MOST_FULL_NODES = 20_000  # Up to here the whole graph is evaluated as one batch.
 
@@ -68,7 +68,7 @@ class Setup:
         memory: int | str | None = None,
         micro_batches: int = 1,
         pack: int | str | None = None,
-        augment: Callable[[Data], Augmentation] | None = None,
+        augment: Callable[[Data], gas.augment.Augmentation] | None = None,
         patience: int | None = None,
         keep_edges: bool = True,
         check: bool = True,
@@ -118,7 +118,7 @@ class Setup:
             data, self.out_channels = copy.copy(data), 1
             data.y = data.y.float()
         data = with_csr_features(data)
-        check_features(data.get("x"))
+        gas.models.check_features(data.get("x"))
         if check:
             check_entering(data)
         check_labels(data)
@@ -164,7 +164,7 @@ class Setup:
                 deg = degree(data.edge_index[1], data.num_nodes)
             made = self._new_model(1, data.x.size(1), deg)
         with contextlib.closing(made) as model:
-            found = plan(
+            found = gas.plan(
                 data,
                 model,
                 memory,
@@ -190,7 +190,7 @@ class Setup:
             self.histories.pop("path", None)
         return found
 
-    def make_model(self, histories: bool = True) -> models.LayeredGNN:
+    def make_model(self, histories: bool = True) -> gas.models.LayeredGNN:
         """Make a new model, with weights drawn from PyTorch's generator.
 
         Args:
@@ -207,7 +207,7 @@ class Setup:
 
     def _new_model(
         self, num_nodes: int, in_channels: int, deg: Tensor | None, **options: Any
-    ) -> models.LayeredGNN:
+    ) -> gas.models.LayeredGNN:
         architecture = dict(self.settings.architecture)
         if "aggregators" in architecture:
             architecture["deg"] = deg
@@ -233,7 +233,7 @@ class Setup:
         if loader is None:
             raise ValueError("'full_batch' has no mini-batches to verify: leave one of them out")
         with contextlib.closing(self.make_model()) as model:
-            return verify(model, loader)
+            return gas.verify(model, loader)
 
     def baseline(self, split: int = 0) -> float:
         """Return the test score of predicting for every node what most training nodes have."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import gas
-from gas import SubData, models
+from gas import SubData
 from gas.native import skip_frame
 
 __all__ = ["APPNP", "GAT", "GCN", "GCN2", "PNA", "PNA_JK", "ScalableGNN"]
@@ -69,25 +69,25 @@ class ScalableGNN(gas.ScalableGNN):
         return self(loader=loader)
 
 
-class GCN(ScalableGNN, models.GCN):
+class GCN(ScalableGNN, gas.models.GCN):
     """See :class:`gas.models.GCN`."""
 
 
-class GAT(ScalableGNN, models.GAT):
+class GAT(ScalableGNN, gas.models.GAT):
     """See :class:`gas.models.GAT`."""
 
 
-class APPNP(ScalableGNN, models.APPNP):
+class APPNP(ScalableGNN, gas.models.APPNP):
     """See :class:`gas.models.APPNP`."""
 
 
-class GCN2(ScalableGNN, models.GCN2):
+class GCN2(ScalableGNN, gas.models.GCN2):
     """See :class:`gas.models.GCN2`."""
 
 
-class PNA(ScalableGNN, models.PNA):
+class PNA(ScalableGNN, gas.models.PNA):
     """See :class:`gas.models.PNA`."""
 
 
-class PNA_JK(ScalableGNN, models.PNA_JK):  # noqa: N801  # The published name.
+class PNA_JK(ScalableGNN, gas.models.PNA_JK):  # noqa: N801  # The published name.
     """See :class:`gas.models.PNA_JK`."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from gas.augment import Resumable, check_fraction, check_mask, check_not_negative
+import gas
 
 CONFLICTS = ("relabel", "drop", "keep")
 
@@ -37,7 +37,7 @@ class Score(NamedTuple):
         return self.agreement * self.accuracy
 
 
-class RuleOversampling(Resumable):
+class RuleOversampling(gas.augment.Resumable):
     """Training examples that feedback rules ask for, of which those that help are kept.
 
     After FROTE (Alkan et al., *FROTE: Feedback Rule-driven Oversampling for Editing Models*,
@@ -92,8 +92,8 @@ class RuleOversampling(Resumable):
         conflicts: str = "relabel",
         generator: torch.Generator | None = None,
     ) -> None:
-        check_fraction(fraction=fraction)
-        check_not_negative(quota=quota)
+        gas.augment.check_fraction(fraction=fraction)
+        gas.augment.check_not_negative(quota=quota)
         if conflicts not in CONFLICTS:
             raise ValueError(
                 f"'conflicts' is {conflicts!r}, expected one of {', '.join(CONFLICTS)}"
@@ -105,7 +105,7 @@ class RuleOversampling(Resumable):
         pool = train_mask if pool is None else pool
         masks = {"train_mask": train_mask, "held_out": held_out, "pool": pool}
         for name, mask in masks.items():
-            check_mask(name, mask, size, "nodes", y.device)
+            gas.augment.check_mask(name, mask, size, "nodes", y.device)
             if name != "held_out" and (both := int((mask & held_out).sum())):
                 raise ValueError(
                     f"'{name}' and 'held_out' share {both} nodes: what judges examples can't be "
@@ -114,13 +114,13 @@ class RuleOversampling(Resumable):
         self.y, self.train_mask, self.held_out, self.pool = y, train_mask, held_out, pool
         if not len(rules) or not all(isinstance(rule, Rule) for rule in rules):
             raise ValueError(
-                f"'rules' is {rules!r}, expected a list of gas.augment.Rule, not empty"
+                f"'rules' is {rules!r}, expected a list of gas.contrib.rules.Rule, not empty"
             )
         masks_of_rules = [
             rule.covers(data) if callable(rule.covers) else rule.covers for rule in rules
         ]
         for number, mask in enumerate(masks_of_rules):
-            check_mask(f"rules[{number}].covers", mask, size, "nodes", y.device)
+            gas.augment.check_mask(f"rules[{number}].covers", mask, size, "nodes", y.device)
         self.covers = torch.stack(masks_of_rules)  # [R, N]
         """Which nodes each rule covers, of shape ``[R, N]``, bool."""
         self._check_held_out()
@@ -234,7 +234,7 @@ class RuleOversampling(Resumable):
                 f"[{self.y.numel()}, {self.num_classes}]"
             )
         mask = self.held_out if mask is None else mask
-        check_mask("mask", mask, self.y.numel(), "nodes", self.y.device)
+        gas.augment.check_mask("mask", mask, self.y.numel(), "nodes", self.y.device)
         pred = out.detach().argmax(dim=1).to(self.y.device)
         covered = self.covers.any(dim=0)
         inside, outside = mask & covered, mask & ~covered

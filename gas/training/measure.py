@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch_geometric.data import Data
 
 from gas.graph import is_row_per_node, layout_of
 from gas.history import Codec, Encoded, StoreFactory, share_cores
-from gas.loader import SubData, loaded_tensors, stored_attributes
+from gas.loader import SubData, loaded_tensors, stored_attributes, tensors
 from gas.native import human, is_sparse, parts, resident_bytes
 from gas.scalable import SavedTensors, ScalableGNN, left_alone, run_forward
 
@@ -295,13 +296,15 @@ class MemoryAccount:
         self._seen: set[int] = set()
 
     def enter(self, name: str, found: int | Iterable[Any]) -> None:
-        """Add bytes, or the storages of tensors that were not entered before."""
+        """Add bytes, or the storages of tensors and graphs that were not entered before."""
         if not isinstance(found, int):
             found = sum(self._new(tensor) for tensor in found)
         self.held[name] = self.held.get(name, 0) + found
 
     def _new(self, tensor: Any) -> int:
         """Return the bytes of a tensor's storage on the CPU, or 0 if it has been counted."""
+        if isinstance(tensor, Data):
+            return sum(map(self._new, tensors(tensor)))
         if not isinstance(tensor, Tensor) or tensor.device.type != "cpu":
             return 0
         if isinstance(tensor, Encoded):

@@ -262,8 +262,8 @@ def rules_with(**changes):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rules": []}, r"'rules' is \[\], expected a list of gas.augment.Rule"),
-        ({"rules": [("x > 0", 1)]}, "'rules' is .*, expected a list of gas.augment.Rule"),
+        ({"rules": []}, r"'rules' is \[\], expected a list of gas.contrib.rules.Rule"),
+        ({"rules": [("x > 0", 1)]}, "'rules' is .*, expected a list of gas.contrib.rules.Rule"),
         ({"rules": [Rule(mask_of([1, 5]), 3)], "num_classes": 3}, "'rules.0..label' is 3"),
         ({"rules": [Rule(mask_of([1, 5]), -1)]}, "'rules.0..label' is -1"),
         ({"rules": [Rule(mask_of([1, 5]), [0.0] * 3)]}, "'rules.0..label' is .*0.0"),

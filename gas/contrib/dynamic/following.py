@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,8 +12,10 @@ from torch_geometric.data import Data
 
 from gas.graph import entry_rows
 from gas.history import Store, share_cores
-from gas.loader import SubgraphLoader
 from gas.scalable import ChosenNodes, ScalableGNN, is_exact, made_exact, state_of
+
+if TYPE_CHECKING:
+    from gas import SubgraphLoader
 
 
 class HistoryFollower:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
+from gas import SubData, SubgraphLoader
 from gas.contrib.dynamic.following import HistoryFollower, find_reached
 from gas.contrib.dynamic.rows import (
     IDS,
@@ -41,7 +42,6 @@ from gas.graph import (
     remove_entries,
     with_edge_index,
 )
-from gas.loader import SubData, SubgraphLoader
 from gas.native import check_integer, is_sparse, sparse_csr, warn
 
 if TYPE_CHECKING:

@@ -21,8 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch_geometric.data import Data
 
-from gas.loader import SubData, SubgraphLoader
-from gas.scalable import ScalableGNN, distribute
+from gas import ScalableGNN, SubData, SubgraphLoader, distribute
 
 NODES = 128, 32768  # Of each rank, each a replica on another one.
 STEPS, ROUNDS = 20, 3

@@ -7,16 +7,18 @@ import math
 import statistics
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
 from gas.contrib.simulation.local_ranks import measure_ranks
 from gas.history import share_cores
-from gas.loader import SubData, SubgraphLoader
 from gas.native import check_integer
 from gas.scalable import ScalableGNN, left_alone
 from gas.training import Linear, Shape, batch_bytes, gradients, twin_with_histories
+
+if TYPE_CHECKING:
+    from gas import SubData, SubgraphLoader
 
 T = TypeVar("T")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torch_geometric.data import Data
 
@@ -13,7 +14,9 @@ from gas.contrib.simulation.replicas import count_split
 from gas.contrib.simulation.split import PartitionStatistics
 from gas.distributed import HEADER_BYTES, RANGE_BYTES
 from gas.native import check_integer, human
-from gas.scalable import ScalableGNN
+
+if TYPE_CHECKING:
+    from gas import ScalableGNN
 
 EDGE_BYTES, ROW_BYTES = 12, 8  # In a loader: a column, an id and a weight; a row pointer.
 AGE_BYTES = 4  # Of a row of a history.
@@ -182,8 +185,8 @@ def simulate(
     whose edges and halo are taken as ``sqrt(2 ln W)`` standard deviations above the mean. The
     slowest rank is one that has the most rows, edges and replicas of all: an upper bound::
 
-        machine = gas.training.Machine.measured(model, loader, bandwidth=1.25e9, latency=50e-6)
-        statistics = gas.training.partition_statistics(graph)  # Of gas.cluster(..., shards=4).
+        machine = Machine.measured(model, loader, bandwidth=1.25e9, latency=50e-6)
+        statistics = partition_statistics(graph)  # Of gas.cluster(..., shards=4).
         print(simulate(statistics, model, machine))
 
     A rank's memory holds features and histories of its rows and replicas, edges once (no other
@@ -192,7 +195,7 @@ def simulate(
 
     Args:
         partition: A clustered graph with ``shards``, or its folder; or statistics of one, counted,
-            written by hand, or extrapolated (:meth:`gas.training.PartitionStatistics.scaled`).
+            written by hand, or extrapolated (:meth:`PartitionStatistics.scaled`).
         model: The model, whose histories and parameters count.
         machine: What computing and sending take.
         batch_size: Parts of a rank per mini-batch. (default: ``1``)
@@ -205,7 +208,7 @@ def simulate(
     check_model(model)
     if not isinstance(machine, Machine):
         raise ValueError(
-            f"'machine' is a {type(machine).__name__}, expected a gas.training.Machine: "
+            f"'machine' is a {type(machine).__name__}, expected a gas.contrib.simulation.Machine: "
             "Machine.measured(model, loader, bandwidth, latency) measures one"
         )
     check_integer("batch_size", batch_size, 1)
