@@ -52,7 +52,7 @@ OTHER_TESTS = {  # Where they have other names.
         for name in ("ids", "sorting", "stages", "streams")
     },
     "gas/history/batch.py": ["scalable"],
-    "gas/loader/subgraph.py": ["loader"],
+    "gas/loader/cutter.py": ["loader"],
     "gas/models/gcn.py": ["models"],
     "gas/nn/attention.py": ["nn/test_attention.py", "nn/test_conv_attention.py"],
     "gas/nn/edge_conv.py": ["nn/test_edge_conv.py", "nn/test_conv_edge.py"],

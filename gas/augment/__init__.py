@@ -9,12 +9,11 @@ from gas.augment.published import PUBLISHED
 from gas.augment.resumable import Resumable
 from gas.augment.statistics import Statistics
 from gas.augment.units import check_mask
-from gas.augment.views import EpochViews, Views
+from gas.augment.views import Views
 
 __all__ = [
     "Augmentation",
     "DropEdge",
-    "EpochViews",
     "MHAug",
     "MaskFeatures",
     "PUBLISHED",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import zlib
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch_geometric.transforms import BaseTransform
 
 from gas.augment.resumable import Resumable
 from gas.augment.units import GraphState, Units, check_mask, mask_features
+from gas.augment.views import Views
 from gas.graph import is_row_per_edge
 from gas.native import check_integer
 
@@ -180,6 +182,10 @@ class Augmentation(Resumable, BaseTransform):
         out.edge_index = data.edge_index[:, view.edge_mask]
         out.x = mask_features(data.x, view.node_mask, view.scale)
         return out
+
+    def views(self, data: Data, transform: Callable[[Data], Data] | None = None) -> Views:
+        """Return what cuts views of both states out of mini-batches; see :class:`Views`."""
+        return Views(self, data, transform)
 
     def check(self, data: Data) -> None:
         """Refuse another graph, and one without features to mask.

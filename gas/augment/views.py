@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -13,7 +13,6 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.transforms import GCNNorm
 from torch_geometric.utils import add_remaining_self_loops
 
-from gas.augment.base import Augmentation
 from gas.augment.units import GraphState, mask_features
 from gas.graph import Adjacency, copy_graph, is_row_per_edge, layout_of
 from gas.native import gather_rows, kept_entries
@@ -31,6 +30,20 @@ class _State(NamedTuple):
     nodes: Tensor
     scale: Tensor
     weight: Tensor | None
+
+
+class Stateful(Protocol):
+    """Augmentation whose states are masks, see :class:`gas.augment.Augmentation`."""
+
+    @property
+    def states(self) -> tuple[GraphState, GraphState]:
+        """Return the previous state and the current one."""
+
+    def run(self) -> None:
+        """Take the steps of an epoch."""
+
+    def check(self, data: Data) -> None:
+        """Refuse another graph."""
 
 
 class EpochViews(NamedTuple):
@@ -83,11 +96,11 @@ class Views:
 
     def __init__(
         self,
-        augmentation: Augmentation,
+        augmentation: Stateful,
         data: Data,
         transform: Callable[[Data], Data] | None = None,
     ) -> None:
-        if not isinstance(augmentation, Augmentation):
+        if isinstance(augmentation, type) or not hasattr(augmentation, "states"):
             raise _augmentation_error(augmentation)
         augmentation.check(data)
         _check_not_normalised(data, transform is not None)

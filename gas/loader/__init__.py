@@ -8,12 +8,13 @@ from gas.loader.batch import (
     num_bytes,
     tensors,
 )
+from gas.loader.cache import CACHE_BYTES
 from gas.loader.evaluation import EvalSubgraphLoader, batches_in_order
 from gas.loader.hetero import HeteroLoader
 from gas.loader.lazy import prefetch_rows, stored_attributes
 from gas.loader.links import LinkLoader
 from gas.loader.part_sampler import PartSampler, find_sampler
-from gas.loader.subgraph import CACHE_BYTES, SubgraphLoader
+from gas.loader.subgraph import SubgraphLoader
 from gas.loader.transfer import PendingBatch, send_batch, tensor_to_device, to_device
 
 __all__ = [

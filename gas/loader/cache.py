@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 
 from gas.graph import Versions, copy_graph
 from gas.loader.batch import SubData, loaded_tensors, num_bytes
+
+CACHE_BYTES = 1 << 30  # Cached batches of a loader, unless told.
 
 
 class BatchCache:
@@ -67,3 +70,19 @@ class BatchCache:
 def _copy(batch: SubData, shared: frozenset[str]) -> SubData:
     ids = (tensor.clone() for tensor in batch[2:])
     return SubData(copy_graph(batch.data, shared), batch.batch_size, *ids)
+
+
+def make_cache(cache: bool | None, is_fixed: bool) -> BatchCache:
+    """Make the cache of a loader, whose batches come again if they are fixed.
+
+    Raises:
+        ValueError: If batches that are not fixed have to be cached.
+    """
+    if cache and not is_fixed:
+        raise ValueError(
+            "'cache' is True, but shuffling makes new batches every epoch: use batch_size=1, "
+            "with larger parts, or leave 'cache' out"
+        )
+    if cache is False or not is_fixed:
+        return BatchCache(-1)
+    return BatchCache(CACHE_BYTES if cache is None else sys.maxsize)

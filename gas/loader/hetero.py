@@ -123,7 +123,7 @@ class HeteroLoader(SubgraphLoader):
     def _collate(self, parts: list[int]) -> HeteroData:
         return self._typed(super()._collate(parts))
 
-    def _signed(self, batch: Any) -> Any:
+    def _tag_ids(self, batch: Any) -> Any:
         return batch  # Which knows the graph that it is of by its types.
 
     def _typed(self, batch: SubData) -> HeteroData:

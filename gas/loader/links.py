@@ -93,12 +93,12 @@ class LinkLoader(SubgraphLoader):
         kwargs["cache"] = False  # The next epoch draws others.
         super().__init__(data, ptr, batch_size, bipartite, log, **kwargs)
 
-    def _look(self) -> None:
+    def _classify_attributes(self) -> None:
         """Note which tensors the graph has, and which pairs."""
         pairs = read_pairs(self.data, self.num_nodes)  # What is refused is looked at anew.
         label = _labels(self.data, pairs, self.neg_sampling)
         _check_apart(self._rowptr, self._relabel.col, pairs)
-        super()._look()
+        super()._classify_attributes()
         self._node_keys, self._edge_keys, self._other_keys = (
             [key for key in keys if key not in (PAIRS, LABELS)]
             for keys in (self._node_keys, self._edge_keys, self._other_keys)

@@ -185,7 +185,7 @@ def predict_nodes(
             "process"
         )
     known, graph = model._chosen, without_prefetch(graph)
-    if known is None or not any(graph is each for each in (known.loader, known.loader._first)):
+    if known is None or not any(graph is each for each in (known.loader, known.loader._source)):
         loader = graph
         if isinstance(graph, Data):
             loader = SubgraphLoader(graph, log=False, cache=False)

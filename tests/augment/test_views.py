@@ -373,7 +373,7 @@ def test_bad_input():
     options = {"log": False, "epoch_transform": drop}
     with pytest.raises(ValueError, match="'persistent_workers' is True, but workers that stay"):
         gas.SubgraphLoader(data, ptr, num_workers=1, persistent_workers=True, **options)
-    with pytest.raises(ValueError, match="'augmentation' is a GCNNorm, expected one of gas.aug"):
+    with pytest.raises(ValueError, match="'epoch_transform' is a GCNNorm, expected an aug"):
         gas.SubgraphLoader(data, ptr, log=False, epoch_transform=T.GCNNorm())
     for transform in (T.GCNNorm(), None):
         normalised = T.GCNNorm()(data)

@@ -7,7 +7,7 @@ from loaders import LAYOUTS, dense_of, everything, make
 from torch_geometric.data import Data
 
 import gas
-from gas.loader import subgraph as loader_module
+from gas.loader import cache as cache_module
 
 
 def test_fixed_batches_are_cached(monkeypatch):
@@ -34,7 +34,7 @@ def test_fixed_batches_are_cached(monkeypatch):
     with pytest.raises(ValueError, match="'cache' is True, but shuffling makes new batches"):
         cut_in_two_epochs(2, shuffle=True, cache=True)
     one_batch = 5000  # Bytes, roughly.
-    monkeypatch.setattr(loader_module, "CACHE_BYTES", one_batch)
+    monkeypatch.setattr(cache_module, "CACHE_BYTES", one_batch)
     assert 3 < cut_in_two_epochs(2) < 6
     assert cut_in_two_epochs(2, cache=True) == 3
 

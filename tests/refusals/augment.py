@@ -150,6 +150,7 @@ CASES = {
         torch.ones(4, 2), torch.ones(3, 2), torch.ones(4, 2), torch.zeros(4).long(), torch.arange(4)
     ),
     "SubgraphLoader, a class instead of an augmentation": lambda t: load(epoch_transform=DropEdge),
+    "Views, a class instead of an augmentation": lambda t: Views(DropEdge, ring()),
     "Views, normalised before": lambda t: load(WEIGHTED, epoch_transform=drop(WEIGHTED)),
     "Views, self-loops and a transform": lambda t: views(T.GCNNorm(), LOOPED),
     "Views, a transform to adj_t": lambda t: views(T.ToSparseTensor(layout=torch.sparse_csr)),

@@ -423,9 +423,9 @@ def _set_edges(data: Data, rowptr: Tensor, col: Tensor, edges: Mapping[str, Tens
 class _LiveLoader(SubgraphLoader):
     """Loader that refuses to continue an epoch after an update of the graph."""
 
-    def _signed(self, batch: SubData) -> SubData:
-        self._follow()
-        return super()._signed(batch)
+    def _tag_ids(self, batch: SubData) -> SubData:
+        self._sync_graph()
+        return super()._tag_ids(batch)
 
 
 def _find_differing(before: SubgraphLoader, after: SubgraphLoader) -> Tensor:
