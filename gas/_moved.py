@@ -46,6 +46,8 @@ _NAMES = {
     "gas.training.PartitionStatistics": "gas.contrib.simulation.PartitionStatistics",
     "gas.training.Simulation": "gas.contrib.simulation.Simulation",
     "gas.training.partition_statistics": "gas.contrib.simulation.partition_statistics",
+    "gas.training.Predicted": "gas.training.Predictions",
+    "gas.training.diverged": "gas.training.divergence_error",
     "gas.training.simulate": "gas.contrib.simulation.simulate",
     "gas.training.Checkpoints": "gas.cli.Checkpoints",
     "gas.training.Experiment": "gas.cli.Experiment",

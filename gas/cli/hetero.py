@@ -22,10 +22,10 @@ from gas.cli.settings import Settings
 from gas.datasets import num_outputs
 from gas.io import replacing, write_json
 from gas.training import (
-    Predicted,
+    Predictions,
     Progress,
     Run,
-    diverged,
+    divergence_error,
     fit,
     loss_of,
     metric_of,
@@ -220,7 +220,7 @@ class HeteroExperiment:
             stored = dict(self.data[self.kind].items())
             if "classes" in self.data:
                 stored["classes"] = self.data.classes
-            predicted = Predicted(best.out, stored, lambda rows: rows)
+            predicted = Predictions(best.out, stored, lambda rows: rows)
             with replacing(self.args.out / results.PREDICTIONS) as file:
                 parquet.write_table(pa.table(prediction_columns(predicted, run.split)), file)
 
@@ -268,7 +268,7 @@ def _train_epoch(
         loss = loss_of(out[rows.to(out.device)], y[rows.to(y.device)].to(out.device))
         value = loss.detach().item()
         if not math.isfinite(value):
-            raise diverged(epoch, number, value)
+            raise divergence_error(epoch, number, value)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

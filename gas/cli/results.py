@@ -15,7 +15,7 @@ from torch import Tensor
 from gas.cli.report import machine, metrics, plot_curves
 from gas.io import replacing, write_json
 from gas.native import human
-from gas.training import Predicted, Run, prediction_columns
+from gas.training import Predictions, Run, prediction_columns
 
 if TYPE_CHECKING:
     import pyarrow
@@ -132,5 +132,5 @@ def predictions(experiment: Experiment, out: Tensor, split: int = 0) -> pyarrow.
     import pyarrow as pa
 
     in_order = experiment.in_first_order
-    found = Predicted(in_order(out), experiment.data, in_order)
+    found = Predictions(in_order(out), experiment.data, in_order)
     return pa.table(prediction_columns(found, split))

@@ -3,10 +3,11 @@
 from gas.history import share_cores
 from gas.scalable import activation_bytes
 from gas.training.cost import Candidate, Linear
-from gas.training.diverged import diverged, name_not_finite
+from gas.training.evaluation import Predictions, evaluate, prediction_columns, predictions
+from gas.training.fit import Progress, Run, divergence_error, fit, mean_age, name_not_finite
 from gas.training.full_batch import FullBatch
 from gas.training.links import compute_hits, compute_mrr, link_loss, rank_links
-from gas.training.loop import fit, mean_age, train_epoch
+from gas.training.loop import train_epoch
 from gas.training.measure import (
     MemoryAccount,
     Shape,
@@ -24,13 +25,12 @@ from gas.training.metrics import (
     compute_roc_auc,
     is_real,
     known_targets,
+    loss_of,
     metric_of,
     score,
+    split_mask,
 )
-from gas.training.objective import loss_of, split_mask
-from gas.training.outcome import Predicted, evaluate, prediction_columns, predictions
 from gas.training.planner import Plan, plan, plan_micro_batches
-from gas.training.run import Progress, Run
 
 __all__ = [
     "Candidate",
@@ -39,7 +39,7 @@ __all__ = [
     "METRICS",
     "MemoryAccount",
     "Plan",
-    "Predicted",
+    "Predictions",
     "Progress",
     "Run",
     "Shape",
@@ -51,7 +51,7 @@ __all__ = [
     "compute_mrr",
     "compute_r2",
     "compute_roc_auc",
-    "diverged",
+    "divergence_error",
     "evaluate",
     "fit",
     "give_back_freed",

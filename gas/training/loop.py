@@ -1,11 +1,12 @@
-"""The epoch loop of the examples and benchmarks."""
+"""One epoch of training, and the loss of a mini-batch's labelled nodes."""
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import math
-import statistics
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,19 +14,12 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gas.augment import mh_aug_loss
+from gas.graph import drop_edges_and_rows, is_row_per_edge
 from gas.history import share_cores
-from gas.loader import PartSampler, SubData, find_sampler, tensor_to_device
-from gas.scalable import ScalableGNN, moved_bytes
-from gas.training.diverged import (
-    check_converged,
-    diverged,
-    first_not_finite,
-    is_usable,
-    name_not_finite,
-)
-from gas.training.metrics import metric_of, score
-from gas.training.objective import Objective, loss_of, split_mask
-from gas.training.run import Best, Progress, Run
+from gas.loader import PartSampler, SubData, find_sampler, tensor_to_device, to_device
+from gas.scalable import ScalableGNN
+from gas.training.fit import Progress, divergence_error, find_not_finite
+from gas.training.metrics import loss_of, split_mask
 
 
 def train_epoch(
@@ -122,7 +116,7 @@ def train_epoch(
                     losses.append((number, loss))
             if minimised is not None:
                 if stops_at_once and not math.isfinite(value := minimised.detach().item()):
-                    raise diverged(done.epoch, number, value)
+                    raise divergence_error(done.epoch, number, value)
                 _weigh(minimised, count, micro_batches, per_step).backward()
             if number % micro_batches and number < _length(loader):
                 continue
@@ -171,7 +165,7 @@ def _mean_loss(done: Progress, ranks: Any, losses: Sequence[tuple[int, Tensor]])
     total = float(done.loss)
     mean = total / max(done.labelled, 1) if ranks is None else ranks.mean(total, done.labelled)
     if not math.isfinite(mean):
-        raise diverged(done.epoch, *(first_not_finite(losses) or (None, mean)))
+        raise divergence_error(done.epoch, *(find_not_finite(losses) or (None, mean)))
     return mean
 
 
@@ -259,109 +253,137 @@ def _labels_per_step(loader: Iterable[SubData], split: int, micro_batches: int) 
     return int(split_mask(data.train_mask, split).sum()) / steps
 
 
-def mean_age(model: ScalableGNN) -> float:
-    """Return the mean age of all rows of all histories, in pushes; 0 without histories."""
-    ages = [stale.mean_age for stale in model.staleness()]
-    return statistics.fmean(ages) if ages else 0.0
+@dataclass(frozen=True)
+class Objective:
+    """The loss of one mini-batch after the other, by a model; see :func:`gas.training.train_epoch`.
 
-
-def fit(
-    model: ScalableGNN,
-    data: Data,
-    epoch: Callable[[], float],
-    evaluate: Callable[[ScalableGNN], Tensor],
-    epochs: int,
-    split: int = 0,
-    on_epoch: Callable[[Run], None] | None = None,
-    metric: str | None = None,
-    patience: int | None = None,
-    leave_cores: bool = True,
-    keep: bool = False,
-    run: Run | None = None,
-    progress: Progress | None = None,
-) -> Run:
-    """Train for some epochs, and evaluate after each.
-
-    Args:
-        model: The model.
-        data: The whole graph, for its labels and masks.
-        epoch: Trains one epoch and returns its loss.
-        evaluate: Returns every node's output, of shape ``[N, C]``; it may refresh the histories.
-        epochs: The number of epochs, those that ``run`` has included.
-        split: Which split of the masks to use. (default: ``0``)
-        on_epoch: Called after each epoch with the run so far.
-        metric: The score; see :func:`gas.training.score`. (default: the usual one for ``data.y``)
-        patience: Stop once the validation score has not risen for this many epochs.
-            (default: never)
-        leave_cores: For the evaluation; see :func:`train_epoch`. (default: ``True``)
-        keep: Keep the model and the outputs of the best epoch. (default: ``False``)
-        run: Filled as training goes on, which survives an interruption. (default: a new one)
-        progress: What ``epoch`` fills; see :func:`train_epoch`. (default: nothing goes on)
-
-    Raises:
-        FloatingPointError: If training diverges: where ``epoch`` says so, or at the end, if weights
-            aren't finite or the loss is beyond that of any use. ``run`` then has the epochs that
-            ended, and the best of them if its loss, weights and outputs are of use.
+    ``mask`` says which nodes of the graph to train on, of shape ``[N]``, if that is known on the
+    host; ``sampler`` weighs the parts of a mini-batch, if any does.
     """
-    if patience is not None and patience < 1:
-        raise ValueError(f"'patience' is {patience}, expected at least 1 epoch")
-    run = Run() if run is None else run
-    done = Progress() if progress is None else progress
-    curves = {key: getattr(run, f"{key}_acc") for key in ("train", "val", "test")}
-    masks = {key: split_mask(data[f"{key}_mask"], split).cpu() for key in curves}
-    y = data.y.cpu()
-    metric = metric or metric_of(y)
-    try:
-        while len(run) < epochs and not run.has_stalled(patience):
-            _fit_epoch(model, epoch, run, done)
-            model.eval()
-            with torch.no_grad(), share_cores(leave_cores):
-                out = evaluate(model).cpu()
-            is_finite = name_not_finite(dict(model.named_parameters())) is None
-            for key, curve in curves.items():  # NaN is lower than any score.
-                curve.append(score(metric, out, y, masks[key]) if is_finite else math.nan)
-            if keep and run.best_epoch == len(run) - 1:
-                state = {
-                    key: value.detach().cpu().clone().contiguous()
-                    for key, value in model.state_dict().items()
-                }
-                run.best = Best(run.best_epoch, state, out)
-            if on_epoch is not None:
-                on_epoch(run)
-        if len(run):
-            check_converged(model, run.loss[-1], y[masks["train"]], len(run))
-    except FloatingPointError as error:
-        _drop_unusable_best(run, y[masks["train"]])
-        if run.best is None:
-            raise
-        raise FloatingPointError(
-            f"{error}. The best model before is that of epoch {run.best.epoch + 1}"
-        ) from error
-    return run
+
+    model: ScalableGNN
+    device: torch.device  # The model's, which takes a while to find.
+    split: int
+    mask: Tensor | None
+    full_batch: bool
+    refresh_unlabelled: bool
+    edge_dropout: float
+    autocast: torch.dtype | None
+    loss_fn: Callable[[Tensor, Tensor], Tensor]
+    view_loss: Callable[..., Tensor]
+    bank: str
+    sampler: PartSampler | None
+
+    def __call__(self, batch: SubData) -> tuple[int, Tensor | None, Tensor | None]:
+        """Run the model forward.
+
+        Returns:
+            The number of labelled nodes, their mean loss, detached, and what is to be minimised:
+            ``None`` where there is nothing.
+        """
+        index = _labelled(batch, self.split, self.mask)
+        count = index.numel()
+        is_ranked = getattr(self.model, "ranks", None) is not None
+        trains = count > 0 or is_ranked
+        if not trains and not self.refresh_unlabelled:
+            return count, None, None
+        has_views = trains and "views" in batch.data
+        batch = to_device(batch, self.device)
+        with torch.set_grad_enabled(trains), _autocast(self.device, self.autocast):
+            outs = self._forward(batch, has_views)
+        if not trains:
+            return count, None, None
+        if count == 0:  # The others wait for a gradient, which isn't looked at.
+            return count, None, torch.stack([out.sum() for out in outs]).mul(0.0).sum()
+        index = tensor_to_device(index, self.device)
+        y = batch.data.y[: batch.batch_size]
+        if self.autocast is not None:
+            outs = tuple(out.float() for out in outs)
+        if self.sampler is not None:
+            loss, weighted = self._by_parts(self.sampler, batch, outs, y, index, has_views)
+        elif has_views:
+            loss = weighted = self.view_loss(*outs, y, index)
+        else:
+            loss = weighted = self.loss_fn(outs[0][index], y[index])
+        return count, loss.detach(), weighted + getattr(self.model, "reg_loss", 0.0)
+
+    def _forward(self, batch: SubData, has_views: bool) -> tuple[Tensor, ...]:
+        """Compute the outputs of the in-batch nodes, of the batch itself and then of its views."""
+        model, edge_dropout = self.model, self.edge_dropout
+        if has_views and edge_dropout > 0:
+            raise ValueError(
+                f"'edge_dropout' is {edge_dropout}, but batches have views, which lack edges "
+                "already: use one of both"
+            )
+        if has_views:
+            return model.views(batch, self.bank)
+        if not self.full_batch and edge_dropout == 0:
+            return (model(batch),)
+        x, adj_t, kwargs = model.inputs_of(batch.data)
+        if edge_dropout > 0:
+            rows = {key: value for key, value in kwargs.items() if is_row_per_edge(batch.data, key)}
+            adj_t, rows = drop_edges_and_rows(adj_t, rows, edge_dropout)
+            kwargs = {**kwargs, **rows}
+        if self.full_batch:
+            return (model(x, adj_t, **kwargs),)
+        fewer = copy.copy(batch.data)
+        fewer["adj_t" if "adj_t" in fewer else "edge_index"] = adj_t
+        for key, value in kwargs.items():
+            fewer[key] = value
+        return (model(batch._replace(data=fewer)),)
+
+    def _by_parts(
+        self,
+        sampler: PartSampler,
+        batch: SubData,
+        outs: tuple[Tensor, ...],
+        y: Tensor,
+        index: Tensor,
+        has_views: bool,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the mean loss of labelled nodes, plain and by the weights of their parts."""
+        if has_views:
+            raise ValueError(
+                f"the loader has {sampler}, which weighs parts by themselves, but its batches have "
+                "views, whose loss is that of all parts together: leave 'epoch_transform' out, or "
+                "take by='labels' without 'scale_loss'"
+            )
+        counts = sampler.labelled_in(batch)
+        if sum(counts) != index.numel():
+            raise ValueError(
+                f"the mini-batch has {index.numel()} labelled nodes, but the loader's {sampler} "
+                f"knows of {sum(counts)}, in the split {sampler.split}: choose 'split' as the "
+                "sampler's, and make another if 'train_mask' has changed"
+            )
+        rows = [
+            self.loss_fn(out, target).expand(target.size(0))
+            for out, target in zip(
+                outs[0][index].split(counts), y[index].split(counts), strict=True
+            )
+            if target.size(0)
+        ]
+        loss = torch.cat(rows)
+        sampler.report(batch, loss)
+        weight = tensor_to_device(sampler.weight(batch), loss.device) * sampler.labelled.sum()
+        return loss.mean(), (weight * loss).mean()
 
 
-def _fit_epoch(
-    model: ScalableGNN, epoch: Callable[[], float], run: Run, progress: Progress
-) -> None:
-    """Train one epoch, and note its loss, its time and what it moved."""
-    start = time.perf_counter() - progress.seconds
-    moved = moved_bytes(model) - progress.moved_bytes
-    progress.watch(model, start, moved, len(run) + 1)
-    run.loss.append(epoch())
-    if model.device.type == "cuda":
-        torch.cuda.synchronize(model.device)
-    run.seconds.append(time.perf_counter() - start)
-    run.moved_bytes.append(moved_bytes(model) - moved)
-    progress.reset()
-    run.age.append(mean_age(model))
+def _labelled(batch: SubData, split: int, mask: Tensor | None) -> Tensor:
+    """Return the in-batch nodes to train on, of shape ``[labelled]``.
+
+    Of a batch on a device they are found by the graph's mask, for which nobody waits.
+    """
+    own, nodes = batch.data.train_mask[: batch.batch_size], batch.n_id[: batch.batch_size]
+    if own.device.type == "cpu" or mask is None or nodes.device != mask.device:
+        mask = split_mask(own, split)
+    else:
+        mask = mask[nodes]
+    return mask.nonzero().view(-1)
 
 
-def _drop_unusable_best(run: Run, y: Tensor) -> None:
-    """Keep the best model of a run that diverged only if it is of use itself."""
-    run.forget_unfinished()
-    best = run.best
-    if best is None:
-        return
-    is_finite = name_not_finite({**best.state, "outputs": best.out}) is None
-    if not is_finite or not is_usable(run.loss[best.epoch], y):
-        run.best = None
+def _autocast(
+    device: torch.device, dtype: torch.dtype | None
+) -> contextlib.AbstractContextManager[Any]:
+    if dtype is None:
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, dtype)

@@ -1,8 +1,9 @@
-"""Metrics of predictions. Of every score, higher is better."""
+"""Losses and metrics of predictions. Of every score, higher is better."""
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 METRICS = ("accuracy", "micro_f1", "roc_auc", "r2")
@@ -33,6 +34,32 @@ def metric_of(y: Tensor) -> str:
     if is_real(y) or (y.dim() == 2 and not holds_labels(y)):
         return "r2"
     return "micro_f1" if y.dim() == 2 else "accuracy"
+
+
+def split_mask(mask: Tensor, split: int) -> Tensor:
+    """Return the mask of one split, of shape ``[N]``; runs beyond the last split start over."""
+    return mask if mask.dim() == 1 else mask[:, split % mask.size(1)]
+
+
+def loss_of(out: Tensor, y: Tensor) -> Tensor:
+    """Return the usual loss for targets ``y``, the mean over its rows.
+
+    Cross entropy for classes of shape ``[n]``, binary cross entropy for labels of shape ``[n, C]``,
+    squared error for real numbers of shape ``[n]`` or ``[n, 1]``.
+
+    Raises:
+        ValueError: If labels have another shape than the outputs.
+    """
+    if is_real(y):
+        return F.mse_loss(out.view(-1), y.view(-1).to(out.dtype))
+    if y.dim() == 2:
+        if y.shape != out.shape:
+            raise ValueError(
+                f"'y' has shape {list(y.shape)}, but outputs have {list(out.shape)}: expected "
+                "labels [n, C], or classes [n], data.y = data.y.view(-1)"
+            )
+        return F.binary_cross_entropy_with_logits(out, y.to(out.dtype))
+    return F.cross_entropy(out, y.long())
 
 
 def score(metric: str, out: Tensor, y: Tensor, mask: Tensor | None = None) -> float:

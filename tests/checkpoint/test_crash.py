@@ -16,7 +16,7 @@ from gas.checkpoint import checkpoints
 from gas.checkpoint import files as of_disk
 from gas.cli import Experiment, Settings
 from gas.cli.checkpoints import Checkpoints
-from gas.training.run import Run
+from gas.training import Run
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="needs the calls of POSIX")
 

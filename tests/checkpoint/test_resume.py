@@ -18,7 +18,7 @@ from gas.checkpoint import CheckpointError, checkpoints
 from gas.cli import Experiment, Settings
 from gas.cli.checkpoints import Checkpoints
 from gas.datasets.planted import planted_partition
-from gas.training.run import Run
+from gas.training import Run
 
 
 @pytest.fixture(autouse=True)

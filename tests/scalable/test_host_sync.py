@@ -20,7 +20,7 @@ from gas.graph.layout import _kept, drop_edges_and_rows, layout_of
 from gas.native.matrix import transpose
 from gas.native.sparse_rows import sparse_csr
 from gas.nn import Adjacency
-from gas.training.loop import loss_of, train_epoch
+from gas.training import loss_of, train_epoch
 
 NODES, PTR = 200, torch.arange(0, 201, 20)
 PNA = {"aggregators": ["mean", "max"], "scalers": ["identity", "attenuation"]}

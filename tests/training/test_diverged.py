@@ -11,7 +11,7 @@ import gas
 from gas.checkpoint import checkpoints
 from gas.cli import Checkpoints, Experiment, Settings
 from gas.training import FullBatch, fit, loss_of, train_epoch
-from gas.training.diverged import is_usable
+from gas.training.fit import is_usable
 
 
 def made(num_parts=4):
@@ -60,7 +60,7 @@ def test_a_regulariser_is_a_part_of_the_loss():
 def test_the_epoch_is_named():
     graph, model, optimizer = made()
     whole, loss_fn = FullBatch(graph), NanAt(4)
-    progress = gas.training.run.Progress()
+    progress = gas.training.Progress()
 
     def epoch():
         return train_epoch(
@@ -112,7 +112,7 @@ def test_no_checkpoint_in_the_middle_of_an_epoch_that_diverges(tmp_path, spoilt)
     """A GPU's losses are read late: here by the checkpoint."""
     graph, model, optimizer = made()
     loader, run = gas.SubgraphLoader(graph, log=False), gas.training.Run()
-    progress = gas.training.run.Progress()
+    progress = gas.training.Progress()
     saved = Checkpoints(tmp_path / "run", "1s")
     saved.start(model, optimizer, loader, run, progress, {})
     progress.steps, progress.loss = 1, torch.tensor(0.5)

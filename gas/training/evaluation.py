@@ -13,8 +13,7 @@ from torch_geometric.data import HeteroData
 from gas.graph import open_if_path, to_original_order
 from gas.scalable import graph_of
 from gas.scalable.hetero import model as typed
-from gas.training.metrics import holds_labels, is_real, known_targets, metric_of, score
-from gas.training.objective import split_mask
+from gas.training.metrics import holds_labels, is_real, known_targets, metric_of, score, split_mask
 
 SPLITS = ("train", "val", "test")
 Metric = str | Callable[[Tensor, Tensor], Any]
@@ -114,7 +113,7 @@ def predictions(model: Any, graph: Any, *, split: int = 0, **options: Any) -> di
     return prediction_columns(found, split)
 
 
-class Predicted:
+class Predictions:
     """The outputs of a graph's nodes and what else it has of them, in one order.
 
     Args:
@@ -144,7 +143,7 @@ class Predicted:
         return None if mask is None else split_mask(mask.bool(), split)
 
 
-def prediction_columns(found: Predicted, split: int) -> dict[str, Any]:
+def prediction_columns(found: Predictions, split: int) -> dict[str, Any]:
     """Return the columns of :func:`predictions`."""
     out, y = found.out.float(), found.get("y")
     ids, names = found.get("node_id"), found.classes
@@ -181,7 +180,7 @@ def prediction_columns(found: Predicted, split: int) -> dict[str, Any]:
     return columns
 
 
-def _predict(model: Any, graph: Any, options: Mapping[str, Any]) -> Predicted:
+def _predict(model: Any, graph: Any, options: Mapping[str, Any]) -> Predictions:
     """Predict on a graph, and return the outputs with the graph's attributes."""
     graph = open_if_path(graph, "graph")
     out = model.predict(graph, **options)
@@ -189,9 +188,9 @@ def _predict(model: Any, graph: Any, options: Mapping[str, Any]) -> Predicted:
     if isinstance(given, HeteroData):
         kind = _kind(model, out, given)
         out = out if isinstance(out, Tensor) else out[kind]
-        return Predicted(out, given[kind], lambda rows: typed.in_first_order(given, kind, rows))
+        return Predictions(out, given[kind], lambda rows: typed.in_first_order(given, kind, rows))
     data = graph_of(graph)
-    return Predicted(out, data, lambda rows: to_original_order(data, rows))
+    return Predictions(out, data, lambda rows: to_original_order(data, rows))
 
 
 def _kind(model: Any, out: Any, graph: HeteroData) -> str:

@@ -1,0 +1,319 @@
+"""Training for several epochs: its record, its end, and the errors of one that diverges."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from gas.history import share_cores
+from gas.scalable import ScalableGNN, moved_bytes
+from gas.training.metrics import known_targets, metric_of, score, split_mask
+
+if TYPE_CHECKING:
+    from gas.training.measure import MemoryAccount
+
+PER_EPOCH = ("loss", "train_acc", "val_acc", "test_acc", "age", "seconds", "moved_bytes")
+MOST_LOSS = 1e6  # Of a mean loss, in nats, or relative to the mean square of real targets.
+CURE = (
+    "training diverged. Take a smaller learning rate, such as lr=0.001, clip gradients "
+    "(grad_norm=1), or scale features to about 1; where autocast computes or histories store in "
+    "half precision, take float32"
+)
+
+
+class Best(NamedTuple):
+    """A model of its best epoch, from 0: its ``state_dict`` on the CPU, and outputs, ``[N, C]``."""
+
+    epoch: int
+    state: dict[str, Tensor]
+    out: Tensor
+
+
+@dataclass
+class Run:
+    """Record of one run, one entry per epoch.
+
+    ``train_acc``, ``val_acc`` and ``test_acc`` are accuracies, as fractions, or another score where
+    the data asks for one.
+    ``age`` is the mean number of pushes since a history's rows were written, at the epoch's end;
+    ``moved_bytes`` are those of stored rows that were read and written in training.
+    ``chain`` is what MH-Aug's chain did in the whole run, see :class:`gas.augment.Statistics`;
+    empty without one. ``best`` and ``memory`` are there if they were asked for.
+    ``peak_rss_bytes`` is the peak of resident memory; ``peak_own_bytes`` and ``peak_mapped_bytes``
+    are those of its two kinds, as they were sampled; see :class:`gas.native.memory.PeakMemory`.
+    """
+
+    loss: list[float] = field(default_factory=list)
+    train_acc: list[float] = field(default_factory=list)
+    val_acc: list[float] = field(default_factory=list)
+    test_acc: list[float] = field(default_factory=list)
+    age: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    peak_rss_bytes: float = 0
+    history_bytes: int = 0
+    moved_bytes: list[int] = field(default_factory=list)
+    chain: dict[str, float] = field(default_factory=dict)
+    best: Best | None = field(default=None, repr=False)
+    memory: MemoryAccount | None = field(default=None, repr=False)
+    peak_own_bytes: float = 0
+    peak_mapped_bytes: float = 0
+    split: int = 0  # Of the masks.
+
+    def __len__(self) -> int:
+        """Return the number of epochs that have ended."""
+        return len(self.test_acc)
+
+    def forget_unfinished(self) -> None:
+        """Drop what an epoch that was interrupted has left."""
+        epochs = len(self)
+        for name in PER_EPOCH:
+            del getattr(self, name)[epochs:]
+        if self.best is not None and self.best.epoch != self.best_epoch:  # Not kept any more.
+            self.test_acc.pop()
+            self.forget_unfinished()
+
+    @property
+    def best_epoch(self) -> int:
+        """The first epoch, from 0, of the highest validation score; NaN is lower than any."""
+        scores = [-math.inf if math.isnan(score) else score for score in self.val_acc]
+        return scores.index(max(scores))
+
+    def has_stalled(self, patience: int | None) -> bool:
+        """Say whether the validation score has not risen for this many epochs."""
+        return (
+            patience is not None and len(self) > 0 and len(self) - 1 - self.best_epoch >= patience
+        )
+
+    @property
+    def epoch_seconds(self) -> float:
+        """The median time of a training epoch, evaluation apart."""
+        return statistics.median(self.seconds)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the epochs that have ended, and the best, for a checkpoint."""
+        best = None if self.best is None else self.best._asdict()
+        return {**{name: getattr(self, name)[: len(self)] for name in PER_EPOCH}, "best": best}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from :meth:`state_dict`."""
+        for name in PER_EPOCH:
+            getattr(self, name)[:] = state[name]
+        self.best = None if state["best"] is None else Best(**state["best"])
+
+
+@dataclass
+class Progress:
+    """Progress of an epoch, between two of its steps; ``loss`` is summed over ``labelled``."""
+
+    loss: Tensor | float = 0.0
+    labelled: int = 0
+    batches: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+    moved_bytes: int = 0
+    epoch: int | None = None  # From 1, for errors, as far as it is known.
+
+    def watch(self, model: ScalableGNN, start: float, moved: int, epoch: int) -> None:
+        """Note the begin of an epoch, and the bytes that had been moved until then."""
+        self._began, self.epoch = (model, start, moved), epoch
+
+    def add(self, loss: Tensor, count: int) -> None:
+        """Add the mean loss of a batch, over its labelled nodes."""
+        self.loss = self.loss + loss * count
+        self.labelled += count
+
+    def reset(self) -> None:
+        """Forget the epoch, which has ended."""
+        self.load_state_dict(Progress().state_dict())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the progress for a checkpoint."""
+        state = {key: getattr(self, key) for key in PROGRESS}
+        if self.steps and hasattr(self, "_began"):
+            model, start, moved = self._began
+            state["seconds"] = time.perf_counter() - start
+            state["moved_bytes"] = moved_bytes(model) - moved
+        return {**state, "loss": float(self.loss)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from :meth:`state_dict`."""
+        for key in PROGRESS:
+            setattr(self, key, state[key])
+
+
+PROGRESS = tuple(one.name for one in fields(Progress) if one.name != "epoch")
+
+
+def mean_age(model: ScalableGNN) -> float:
+    """Return the mean age of all rows of all histories, in pushes; 0 without histories."""
+    ages = [stale.mean_age for stale in model.staleness()]
+    return statistics.fmean(ages) if ages else 0.0
+
+
+def fit(
+    model: ScalableGNN,
+    data: Data,
+    epoch: Callable[[], float],
+    evaluate: Callable[[ScalableGNN], Tensor],
+    epochs: int,
+    split: int = 0,
+    on_epoch: Callable[[Run], None] | None = None,
+    metric: str | None = None,
+    patience: int | None = None,
+    leave_cores: bool = True,
+    keep: bool = False,
+    run: Run | None = None,
+    progress: Progress | None = None,
+) -> Run:
+    """Train for some epochs, and evaluate after each.
+
+    Args:
+        model: The model.
+        data: The whole graph, for its labels and masks.
+        epoch: Trains one epoch and returns its loss.
+        evaluate: Returns every node's output, of shape ``[N, C]``; it may refresh the histories.
+        epochs: The number of epochs, those that ``run`` has included.
+        split: Which split of the masks to use. (default: ``0``)
+        on_epoch: Called after each epoch with the run so far.
+        metric: The score; see :func:`gas.training.score`. (default: the usual one for ``data.y``)
+        patience: Stop once the validation score has not risen for this many epochs.
+            (default: never)
+        leave_cores: For the evaluation; see :func:`train_epoch`. (default: ``True``)
+        keep: Keep the model and the outputs of the best epoch. (default: ``False``)
+        run: Filled as training goes on, which survives an interruption. (default: a new one)
+        progress: What ``epoch`` fills; see :func:`train_epoch`. (default: nothing goes on)
+
+    Raises:
+        FloatingPointError: If training diverges: where ``epoch`` says so, or at the end, if weights
+            aren't finite or the loss is beyond that of any use. ``run`` then has the epochs that
+            ended, and the best of them if its loss, weights and outputs are of use.
+    """
+    if patience is not None and patience < 1:
+        raise ValueError(f"'patience' is {patience}, expected at least 1 epoch")
+    run = Run() if run is None else run
+    done = Progress() if progress is None else progress
+    curves = {key: getattr(run, f"{key}_acc") for key in ("train", "val", "test")}
+    masks = {key: split_mask(data[f"{key}_mask"], split).cpu() for key in curves}
+    y = data.y.cpu()
+    metric = metric or metric_of(y)
+    try:
+        while len(run) < epochs and not run.has_stalled(patience):
+            _fit_epoch(model, epoch, run, done)
+            model.eval()
+            with torch.no_grad(), share_cores(leave_cores):
+                out = evaluate(model).cpu()
+            is_finite = name_not_finite(dict(model.named_parameters())) is None
+            for key, curve in curves.items():  # NaN is lower than any score.
+                curve.append(score(metric, out, y, masks[key]) if is_finite else math.nan)
+            if keep and run.best_epoch == len(run) - 1:
+                state = {
+                    key: value.detach().cpu().clone().contiguous()
+                    for key, value in model.state_dict().items()
+                }
+                run.best = Best(run.best_epoch, state, out)
+            if on_epoch is not None:
+                on_epoch(run)
+        if len(run):
+            check_converged(model, run.loss[-1], y[masks["train"]], len(run))
+    except FloatingPointError as error:
+        _drop_useless_best(run, y[masks["train"]])
+        if run.best is None:
+            raise
+        raise FloatingPointError(
+            f"{error}. The best model before is that of epoch {run.best.epoch + 1}"
+        ) from error
+    return run
+
+
+def _fit_epoch(
+    model: ScalableGNN, epoch: Callable[[], float], run: Run, progress: Progress
+) -> None:
+    """Train one epoch, and note its loss, its time and what it moved."""
+    start = time.perf_counter() - progress.seconds
+    moved = moved_bytes(model) - progress.moved_bytes
+    progress.watch(model, start, moved, len(run) + 1)
+    run.loss.append(epoch())
+    if model.device.type == "cuda":
+        torch.cuda.synchronize(model.device)
+    run.seconds.append(time.perf_counter() - start)
+    run.moved_bytes.append(moved_bytes(model) - moved)
+    progress.reset()
+    run.age.append(mean_age(model))
+
+
+def _drop_useless_best(run: Run, y: Tensor) -> None:
+    """Keep the best model of a run that diverged only if it is of use itself."""
+    run.forget_unfinished()
+    best = run.best
+    if best is None:
+        return
+    is_finite = name_not_finite({**best.state, "outputs": best.out}) is None
+    if not is_finite or not is_usable(run.loss[best.epoch], y):
+        run.best = None
+
+
+def divergence_error(epoch: int | None, batch: int | None, loss: float) -> FloatingPointError:
+    """Make the error of a loss that isn't finite, in an epoch and at a batch that count from 1."""
+    numbers = {"epoch": epoch, "batch": batch}
+    places = [f"{name} {number}" for name, number in numbers.items() if number is not None]
+    where = f" in {', '.join(places)}" if places else ""
+    return FloatingPointError(f"the loss is {loss}{where}: {CURE}")
+
+
+def find_not_finite(losses: Sequence[tuple[int, Tensor]]) -> tuple[int, float] | None:
+    """Return the number and the loss of the first batch whose loss isn't finite."""
+    if not losses:
+        return None
+    values = torch.stack([loss for _, loss in losses]).tolist()
+    for (number, _), value in zip(losses, values, strict=True):
+        if not math.isfinite(value):
+            return number, value
+    return None
+
+
+def check_converged(model: ScalableGNN, loss: float, y: Tensor, epoch: int) -> None:
+    """Refuse what a training has ended with, if it is of no use.
+
+    Args:
+        model: The model.
+        loss: The mean loss of the last epoch.
+        y: The targets that were trained on.
+        epoch: The number of that epoch, from 1.
+
+    Raises:
+        FloatingPointError: If a weight isn't finite, or the loss is a million times that of
+            predicting zero, which no training ends with.
+    """
+    name = name_not_finite(dict(model.named_parameters()))
+    if name is not None:
+        raise FloatingPointError(f"{name!r} isn't finite after epoch {epoch}: {CURE}")
+    if not is_usable(loss, y):
+        raise FloatingPointError(f"the loss is {loss:.3g} after epoch {epoch}: {CURE}")
+
+
+def name_not_finite(tensors: Mapping[str, Tensor]) -> str | None:
+    """Return the name of the first tensor with a value that isn't finite.
+
+    A device is waited for once.
+    """
+    real = {key: value for key, value in tensors.items() if value.is_floating_point()}
+    if not real:
+        return None
+    is_finite = torch.stack([torch.isfinite(value.detach()).all() for value in real.values()])
+    return next((key for key, good in zip(real, is_finite.tolist(), strict=True) if not good), None)
+
+
+def is_usable(loss: float, y: Tensor) -> bool:
+    """Return whether a mean loss is below the largest that a training ends with; NaN isn't."""
+    known = y[known_targets(y)].double()
+    has_scale = known.numel() > 0 and metric_of(y) == "r2"
+    scale = float(known.square().mean()) if has_scale else 1.0
+    return loss <= MOST_LOSS * (scale or 1.0)
