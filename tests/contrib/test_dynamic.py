@@ -14,7 +14,7 @@ from torch_geometric.utils import coalesce
 
 import gas
 from gas.contrib.dynamic import DynamicGraph
-from gas.contrib.dynamic.rows import extend_ids, find_differing_rows
+from gas.contrib.dynamic.attributes import extend_ids, find_differing_rows
 from gas.history import MemoryStore
 
 NUM_NODES = 60

@@ -12,29 +12,29 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from gas import SubData, SubgraphLoader
-from gas.contrib.dynamic.following import HistoryFollower, find_reached
-from gas.contrib.dynamic.rows import (
+from gas.contrib.dynamic.attributes import (
+    EDGES,
     IDS,
+    WEIGHT,
     append_rows,
+    check_pairs,
+    check_row_counts,
     check_rows,
-    empty_rows,
+    complete_rows,
     extend_ids,
-    find_differing_rows,
+    set_edges,
     to_layout,
-    unlabelled_rows,
 )
+from gas.contrib.dynamic.histories import HistoryUpdater, find_changed_nodes
 from gas.graph import (
     PARTS,
     PERM,
     check_finite,
-    check_ids,
     check_weight,
     cluster,
     entry_rows,
-    find_changed_rows,
     find_entries,
     has_entry,
-    implicit_ones,
     insert_entries,
     is_row_per_edge,
     is_row_per_node,
@@ -42,13 +42,11 @@ from gas.graph import (
     remove_entries,
     with_edge_index,
 )
-from gas.native import check_integer, is_sparse, sparse_csr, warn
+from gas.native import check_integer, is_sparse, warn
 
 if TYPE_CHECKING:
     from gas.scalable import ScalableGNN
 
-WEIGHT = "edge_weight"
-EDGES = ("edge_index", "adj_t", WEIGHT, "num_nodes", PARTS)
 NOT_THERE = ("shards", "out", "memory", "in_place")
 
 
@@ -96,9 +94,9 @@ class DynamicGraph:
                 "data.to_homogeneous()"
             )
         self._checks: bool = kwargs.get("check", True)
-        self._following = HistoryFollower(model)
-        self._following.check()
-        self._following.check_size(data)
+        self._updater = HistoryUpdater(model)
+        self._updater.check()
+        self._updater.check_size(data)
         raw = cluster(data, num_parts, **kwargs)
         (rowptr, col, e_id), weight = read_csr(raw)
         keys = [key for key, _ in raw if key not in EDGES]
@@ -178,7 +176,7 @@ class DynamicGraph:
             MemoryError: If there is no room for the histories.
             OSError: If the disk has no room for the histories.
         """
-        self._following.check()
+        self._updater.check()
         with torch.inference_mode(False):  # Its tensors would be of no use to a later training.
             return self._update(nodes, edge_index, edges or {}, remove)
 
@@ -192,7 +190,7 @@ class DynamicGraph:
         self._adopt_attributes()
         new_nodes, count, others = self._check_nodes(nodes)
         before, total = self.num_nodes, self.num_nodes + count
-        added = _ids("edge_index", edge_index, total)
+        added = check_pairs("edge_index", edge_index, total)
         new_edges = check_rows("edges", edges, self._edges, added.size(1))
         if WEIGHT in new_edges:
             check_weight(new_edges[WEIGHT])
@@ -203,7 +201,7 @@ class DynamicGraph:
         row_of = torch.empty_like(perm)
         row_of[perm] = torch.arange(total)
 
-        taken = self._find_entries(_ids("remove", remove, before), row_of)
+        taken = self._find_entries(check_pairs("remove", remove, before), row_of)
         changed = [torch.arange(before, total), row_of[added[1]], entry_rows(self._rowptr, taken)]
         rowptr, col, mine = self._rowptr, self._col, self._edges
         if taken.numel():
@@ -222,9 +220,9 @@ class DynamicGraph:
         rows = torch.cat(changed).unique()
         base = SubgraphLoader(graph, log=False, cache=False)
         if self._transforms:  # Transforms may change distant rows, too.
-            rows = torch.cat([rows, _find_differing(self._base, base)]).unique()
+            rows = torch.cat([rows, find_changed_nodes(self._base, base)]).unique()
 
-        self._following.extend(total, self.graph)  # All that can fail has been done.
+        self._updater.extend(total, self.graph)  # All that can fail has been done.
         old, raw = self.graph, {"_rowptr": rowptr, "_col": col, "_edges": merged, "_nodes": longer}
         raw |= {
             "_others": others,
@@ -234,9 +232,9 @@ class DynamicGraph:
             "_base": base,
         }
         vars(self).update(raw, _published=graph.to_dict())  # At once, whatever interrupts it.
-        self._following.note(rows)
+        self._updater.note(rows)
         del old.adj_t  # Loaders of the old graph refuse to go on.
-        self._following.mark(base)
+        self._updater.mark(base)
         return torch.arange(before, total)
 
     def update_histories(self, **kwargs: Any) -> Tensor:
@@ -255,7 +253,7 @@ class DynamicGraph:
         Raises:
             ValueError: If there is no model.
         """
-        following, model = self._following, self._following.model
+        updater, model = self._updater, self._updater.model
         if model is None:
             raise ValueError("'model' is missing: pass it to DynamicGraph(data, num_parts, model=)")
         loader = self.loader(**{"log": False, "cache": False, **kwargs})
@@ -263,7 +261,7 @@ class DynamicGraph:
         def every() -> None:
             model.predict(self.graph, **kwargs)
 
-        rows = following.update(loader, self._part_size, every)
+        rows = updater.update(loader, self._part_size, every)
         return self.graph[PERM][rows].sort().values
 
     def refresh(self, **kwargs: Any) -> Tensor:
@@ -278,11 +276,11 @@ class DynamicGraph:
     @property
     def stale(self) -> Tensor:
         """Return the ids of nodes whose edges changed since the histories were last updated."""
-        return self.graph[PERM][self._following.stale(self.graph)].sort().values
+        return self.graph[PERM][self._updater.stale(self.graph)].sort().values
 
     @property
     def _transforms(self) -> bool:
-        model = self._following.model
+        model = self._updater.model
         return model is not None and model.transform is not None
 
     def _prepare(
@@ -295,9 +293,9 @@ class DynamicGraph:
     ) -> Data:
         """Return the graph in the form that the model's layers take, as compressed rows."""
         data = Data.from_dict({**others, **nodes})
-        _set_edges(data, rowptr, col, edges)
-        _check_kinds(data, nodes, edges)
-        model = self._following.model
+        set_edges(data, rowptr, col, edges)
+        check_row_counts(data, nodes, edges)
+        model = self._updater.model
         if model is None or model.transform is None:
             return data
         prepared = copy.copy(model.prepare(with_edge_index(data)))
@@ -309,7 +307,7 @@ class DynamicGraph:
         for key in ("edge_index", WEIGHT, *found):
             if key in prepared:
                 del prepared[key]
-        _set_edges(prepared, rowptr, col, found if weight is None else {**found, WEIGHT: weight})
+        set_edges(prepared, rowptr, col, found if weight is None else {**found, WEIGHT: weight})
         return prepared
 
     def _adopt_attributes(self) -> None:
@@ -365,16 +363,7 @@ class DynamicGraph:
         if nodes is not None and not isinstance(nodes, Mapping):
             check_integer("nodes", nodes, 0)
             count = nodes
-        left_out = {
-            key: value.new_zeros(count, *value.shape[1:])
-            for key, value in table.items()
-            if key.endswith("_mask")
-        }
-        if not count:
-            left_out = {key: empty_rows(value) for key, value in table.items()}
-        if count:
-            left_out |= unlabelled_rows(given, table, count)
-        rows = check_rows("nodes", {**left_out, **given}, table, count) if given or count else {}
+        rows = complete_rows(given, table, count) if given or count else {}
         if has_ids and (count or ids is not None):
             others = {**others, IDS: extend_ids(known, ids, count)}
         return rows, count, others
@@ -392,67 +381,9 @@ class DynamicGraph:
         return find_entries(self._rowptr, self._col, dst, src)
 
 
-def _check_kinds(data: Data, nodes: Mapping[str, Any], edges: Mapping[str, Tensor]) -> None:
-    """Refuse attributes whose number of rows makes their meaning ambiguous.
-
-    Raises:
-        ValueError: Naming one.
-    """
-    for key, _ in data:
-        if key in EDGES:
-            continue
-        are = is_row_per_node(data, key), is_row_per_edge(data, key)
-        if are != (key in nodes, key in edges):
-            raise ValueError(
-                f"'{key}' has {len(data[key])} rows, and the graph would have {data.num_nodes} "
-                f"nodes and {data.num_edges} edges, so that their meaning is ambiguous: take it "
-                "out of the graph, or add one node more"
-            )
-
-
-def _set_edges(data: Data, rowptr: Tensor, col: Tensor, edges: Mapping[str, Tensor]) -> None:
-    weight, num_nodes = edges.get(WEIGHT), rowptr.numel() - 1
-    value = implicit_ones(col.numel()) if weight is None else weight
-    data.num_nodes = num_nodes
-    data.adj_t = sparse_csr(rowptr.to(col.dtype), col, value, num_nodes)
-    for key, rows in edges.items():
-        if key != WEIGHT:
-            data[key] = rows
-
-
 class _LiveLoader(SubgraphLoader):
     """Loader that refuses to continue an epoch after an update of the graph."""
 
     def _tag_ids(self, batch: SubData) -> SubData:
         self._sync_graph()
         return super()._tag_ids(batch)
-
-
-def _find_differing(before: SubgraphLoader, after: SubgraphLoader) -> Tensor:
-    """Return nodes whose edges, edge attributes or neighbours' features have changed."""
-    keys = sorted(before._edge_keys)
-    sides = []
-    for loader in (before, after):
-        relabel = loader._relabel
-        values = [loader.data[key] for key in keys]
-        values += [] if relabel.weight is None else [relabel.weight]
-        sides.append((loader._rowptr, relabel.col, values))
-    rows = find_changed_rows(*sides)
-    for key in before._node_keys:
-        old, new = before.data[key], after.data[key]
-        if old is not new and key != PERM:
-            rows = torch.cat([rows, find_reached(after, find_differing_rows(old, new))])
-    return rows
-
-
-def _ids(name: str, pairs: Tensor | None, num_nodes: int) -> Tensor:
-    """Check edges between known nodes; return them as int64, of shape ``[2, E]``."""
-    if pairs is None:
-        return torch.empty(2, 0, dtype=torch.long)
-    is_tensor = isinstance(pairs, Tensor)
-    are_ids = is_tensor and pairs.dtype in (torch.int64, torch.int32)
-    if not are_ids or pairs.dim() != 2 or pairs.size(0) != 2:
-        what = f"{pairs.dtype} of shape {list(pairs.shape)}" if is_tensor else type(pairs).__name__
-        raise ValueError(f"'{name}' is {what}, expected ids of nodes of shape [2, E]")
-    check_ids(pairs, num_nodes, name)
-    return pairs.long()

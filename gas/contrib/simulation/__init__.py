@@ -1,9 +1,8 @@
 """Simulation of training on many machines: predicted time of an epoch, bytes and memory."""
 
 from gas.contrib.simulation.machine import Machine
-from gas.contrib.simulation.replicas import partition_statistics
+from gas.contrib.simulation.partition import PartitionStatistics, partition_statistics
 from gas.contrib.simulation.simulator import Simulation, simulate
-from gas.contrib.simulation.split import PartitionStatistics
 
 __all__ = [
     "Machine",

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from torch_geometric.data import Data
 
 from gas.contrib.simulation.machine import Machine, check_model, widths_of
-from gas.contrib.simulation.replicas import count_split
-from gas.contrib.simulation.split import PartitionStatistics
+from gas.contrib.simulation.partition import PartitionStatistics, count_split
 from gas.distributed import HEADER_BYTES, RANGE_BYTES
 from gas.native import check_integer, human
 

@@ -1,4 +1,4 @@
-"""Rows of new nodes and edges: checks, defaults, and appending to the old ones."""
+"""Attributes of nodes and edges of a dynamic graph: checks, new rows, and which have changed."""
 
 from __future__ import annotations
 
@@ -8,8 +8,16 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch_geometric.data import Data
 
-from gas.graph import to_csr_features
+from gas.graph import (
+    PARTS,
+    check_ids,
+    implicit_ones,
+    is_row_per_edge,
+    is_row_per_node,
+    to_csr_features,
+)
 from gas.native import (
     MOST_INT32,
     first_sparse_rows,
@@ -20,6 +28,8 @@ from gas.native import (
 )
 
 IDS = "node_id"
+WEIGHT = "edge_weight"
+EDGES = ("edge_index", "adj_t", WEIGHT, "num_nodes", PARTS)
 ROWS = 1024  # Sparse rows that are compared together.
 
 
@@ -70,6 +80,25 @@ def unlabelled_rows(
             )
     fill = float("nan") if y.is_floating_point() else -1
     return {"y": y.new_full((count, *y.shape[1:]), fill)}
+
+
+def complete_rows(
+    given: Mapping[str, Any], table: Mapping[str, Tensor], count: int
+) -> dict[str, Tensor]:
+    """Return checked rows of ``count`` new nodes, with defaults for those left out.
+
+    Raises:
+        ValueError: If an attribute is missing, is new, or has other rows.
+    """
+    if not count:
+        defaults = {key: empty_rows(value) for key, value in table.items()}
+    else:
+        defaults = {
+            key: value.new_zeros(count, *value.shape[1:])
+            for key, value in table.items()
+            if key.endswith("_mask")
+        } | unlabelled_rows(given, table, count)
+    return check_rows("nodes", {**defaults, **given}, table, count)
 
 
 def extend_ids(known: Any, ids: Any, count: int) -> Any:
@@ -158,3 +187,45 @@ def check_rows(
                 f"has it: pass {key}.to({table[key].dtype})"
             )
     return {k: given[k] if k in given else empty_rows(value) for k, value in table.items()}
+
+
+def check_row_counts(data: Data, nodes: Mapping[str, Any], edges: Mapping[str, Tensor]) -> None:
+    """Refuse attributes whose number of rows makes their meaning ambiguous.
+
+    Raises:
+        ValueError: Naming one.
+    """
+    for key, _ in data:
+        if key in EDGES:
+            continue
+        are = is_row_per_node(data, key), is_row_per_edge(data, key)
+        if are != (key in nodes, key in edges):
+            raise ValueError(
+                f"'{key}' has {len(data[key])} rows, and the graph would have {data.num_nodes} "
+                f"nodes and {data.num_edges} edges, so that their meaning is ambiguous: take it "
+                "out of the graph, or add one node more"
+            )
+
+
+def set_edges(data: Data, rowptr: Tensor, col: Tensor, edges: Mapping[str, Tensor]) -> None:
+    """Set the adjacency of a graph, and its edge attributes."""
+    weight, num_nodes = edges.get(WEIGHT), rowptr.numel() - 1
+    value = implicit_ones(col.numel()) if weight is None else weight
+    data.num_nodes = num_nodes
+    data.adj_t = sparse_csr(rowptr.to(col.dtype), col, value, num_nodes)
+    for key, rows in edges.items():
+        if key != WEIGHT:
+            data[key] = rows
+
+
+def check_pairs(name: str, pairs: Tensor | None, num_nodes: int) -> Tensor:
+    """Check edges between known nodes; return them as int64, of shape ``[2, E]``."""
+    if pairs is None:
+        return torch.empty(2, 0, dtype=torch.long)
+    is_tensor = isinstance(pairs, Tensor)
+    are_ids = is_tensor and pairs.dtype in (torch.int64, torch.int32)
+    if not are_ids or pairs.dim() != 2 or pairs.size(0) != 2:
+        what = f"{pairs.dtype} of shape {list(pairs.shape)}" if is_tensor else type(pairs).__name__
+        raise ValueError(f"'{name}' is {what}, expected ids of nodes of shape [2, E]")
+    check_ids(pairs, num_nodes, name)
+    return pairs.long()

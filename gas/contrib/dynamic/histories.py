@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from gas.graph import entry_rows
+from gas.contrib.dynamic.attributes import find_differing_rows
+from gas.graph import PERM, entry_rows, find_changed_rows
 from gas.history import Store, share_cores
 from gas.scalable import ChosenNodes, ScalableGNN, is_exact, made_exact, state_of
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from gas import SubgraphLoader
 
 
-class HistoryFollower:
+class HistoryUpdater:
     """The histories of a model, and which of their rows have other neighbours than they were of.
 
     Args:
@@ -175,3 +176,20 @@ def find_reached(loader: SubgraphLoader, rows: Tensor) -> Tensor:
     leads = is_reached.index_select(0, loader._relabel.col)
     is_reached[entry_rows(loader._rowptr, torch.from_numpy(np.flatnonzero(leads.numpy())))] = True
     return is_reached.nonzero().view(-1)
+
+
+def find_changed_nodes(before: SubgraphLoader, after: SubgraphLoader) -> Tensor:
+    """Return nodes whose edges, edge attributes or neighbours' features have changed."""
+    keys = sorted(before._edge_keys)
+    sides = []
+    for loader in (before, after):
+        relabel = loader._relabel
+        values = [loader.data[key] for key in keys]
+        values += [] if relabel.weight is None else [relabel.weight]
+        sides.append((loader._rowptr, relabel.col, values))
+    rows = find_changed_rows(*sides)
+    for key in before._node_keys:
+        old, new = before.data[key], after.data[key]
+        if old is not new and key != PERM:
+            rows = torch.cat([rows, find_reached(after, find_differing_rows(old, new))])
+    return rows
