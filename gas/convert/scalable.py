@@ -74,7 +74,7 @@ def to_scalable(
     node-level input of a message passing layer after the first, before dropout. Layers become those
     of :mod:`gas.nn`, where there are such; symmetric normalisation moves to the whole graph, which
     ``gas.cluster(data, num_parts, model=model)`` applies; APPNP, SGConv, SSGConv and TAGConv are
-    taken apart into hops. Each layer is tried on mini-batches of a small random graph: what
+    taken apart into hops. Each layer is checked on mini-batches of a small random graph: what
     doesn't give the same there as on the graph is refused::
 
         net = GraphSAGE(data.num_features, 256, num_layers=3, out_channels=47, dropout=0.5)
