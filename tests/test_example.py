@@ -309,7 +309,7 @@ def test_files_that_could_not_be_written_are_no_run(tmp_path, run_script, monkey
 def test_two_runs_into_a_folder_at_once(tmp_path, run_script):
     options = [SCRIPT, "--dataset", "planted:600", "--epochs", 1, "--out", "out"]
     code = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
-    code += "from pathlib import Path; from gas.graph.folder import lock_folder\n"
+    code += "from pathlib import Path; from gas.graph import lock_folder\n"
     code += "with lock_folder(Path('out')): print('there', flush=True); sys.stdin.read()"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "cwd": tmp_path}
     with started([sys.executable, "-c", code], **pipes) as first, first.stdin, first.stdout:

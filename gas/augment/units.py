@@ -7,8 +7,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
+from torch_geometric.index import ptr2index
 
-from gas.graph import Adjacency, read_graph, row_ids, version
+from gas.graph import Adjacency, read_graph, version
 from gas.native import EgoGraph, coo_to_csr, find_starts, is_sparse, parts, sparse_csr
 
 
@@ -155,7 +156,7 @@ def mask_features(x: Tensor, mask: Tensor, scale: Tensor) -> Tensor:
     """
     if is_sparse(x):
         rowptr, col, value = parts(x)
-        kept = mask[row_ids(rowptr, col.numel())]
+        kept = mask[ptr2index(rowptr.long(), col.numel())]
         value = (value * scale.to(x.dtype)).masked_fill_(~kept, 0)
         return sparse_csr(rowptr, col, value, x.size(1))
     mask = mask.view(-1, *[1] * (x.dim() - 1))

@@ -1,10 +1,23 @@
 """Graphs: the layouts that an adjacency is held in, edges read and checked, parts."""
 
 from gas.graph.adjacency import Adjacency, Uses, checked_adjacency
-from gas.graph.attributes import BATCH_SIZE, PARTS, PERM, SHARD, SHARDS, Shard, is_node_list
+from gas.graph.attributes import (
+    BATCH_SIZE,
+    PARTS,
+    PERM,
+    SHARD,
+    SHARDS,
+    clone_unless_learnable,
+    copy_graph,
+    is_node_list,
+    is_row_per_edge,
+    is_row_per_node,
+    is_sized_per_node,
+    keys_by_row,
+    nodes_and_edges,
+    without_edges,
+)
 from gas.graph.cluster import cluster, to_original_order
-from gas.graph.copies import clone_unless_learnable, copy_graph, without_edges
-from gas.graph.csr import row_ids, sort_by_row
 from gas.graph.edges import (
     CSR,
     Edges,
@@ -12,11 +25,6 @@ from gas.graph.edges import (
     check_ids,
     check_nodes,
     check_weight,
-    is_row_per_edge,
-    is_row_per_node,
-    is_sized_per_node,
-    keys_by_row,
-    nodes_and_edges,
     read_csr,
     read_edges,
     read_graph,
@@ -31,8 +39,16 @@ from gas.graph.entries import (
     insert_entries,
     remove_entries,
 )
-from gas.graph.features import dense, select_rows, shares_rows, to_csr_features, with_csr_features
-from gas.graph.finite import check_entering, check_finite
+from gas.graph.features import (
+    check_entering,
+    check_finite,
+    dense,
+    select_rows,
+    shares_rows,
+    to_csr_features,
+    with_csr_features,
+    with_sparse_features,
+)
 from gas.graph.folder.description import (
     COL,
     KEY,
@@ -52,24 +68,7 @@ from gas.graph.folder.opening import (
     open_folder,
     open_if_path,
 )
-from gas.graph.given import find_original_graph
-from gas.graph.ids import Ids, encode_utf8
-from gas.graph.layout import (
-    LAYOUTS,
-    default_layout,
-    drop_edges,
-    drop_edges_and_rows,
-    find_layout,
-    implicit_ones,
-    layout_of,
-)
-from gas.graph.links import LABELS, PAIRS, are_linked, read_pairs, without_links
-from gas.graph.partition import METHODS, find_parts, metis
-from gas.graph.permute import permute
-from gas.graph.report import PartitionReport, check_ptr, partition_report
-from gas.graph.shards import local_graph, shard_of
-from gas.graph.thin import with_sparse_features
-from gas.graph.typed import (
+from gas.graph.hetero import (
     EdgeType,
     check_features,
     cluster_heterogeneous,
@@ -81,7 +80,23 @@ from gas.graph.typed import (
     types_of,
     with_csr_types,
 )
-from gas.graph.versions import GraphVersions, Versions, version
+from gas.graph.ids import Ids, encode_utf8
+from gas.graph.layout import (
+    LAYOUTS,
+    default_layout,
+    drop_edges,
+    drop_edges_and_rows,
+    find_layout,
+    implicit_ones,
+    layout_of,
+    sort_by_row,
+)
+from gas.graph.links import LABELS, PAIRS, are_linked, read_pairs, without_links
+from gas.graph.partition import METHODS, find_parts, metis
+from gas.graph.permute import permute
+from gas.graph.report import PartitionReport, check_ptr, partition_report
+from gas.graph.shards import Shard, local_graph, shard_of
+from gas.graph.versions import GraphVersions, Versions, find_original_graph, version
 
 __all__ = [
     "Adjacency",
@@ -167,7 +182,6 @@ __all__ = [
     "read_pairs",
     "read_csr",
     "select_rows",
-    "row_ids",
     "entry_rows",
     "shard_of",
     "shares_rows",

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch_geometric.index import ptr2index
 
-from gas.graph.csr import row_ids, sort_by_row
-from gas.graph.layout import Layout, layout_of, register_layout
+from gas.graph.layout import Layout, layout_of, register_layout, sort_by_row
 from gas.graph.structure import (
     Structure,
     check_rows,
@@ -231,7 +231,7 @@ class Adjacency:
 
     def coo(self) -> tuple[Tensor, Tensor]:
         """Return the row and the column of every entry, each of shape ``[E]``, int64."""
-        return row_ids(self.rowptr, self.num_entries), self.col.long()
+        return ptr2index(self.rowptr.long(), self.num_entries), self.col.long()
 
     def to_edge_index(self) -> tuple[Tensor, Tensor | None]:
         """Return sources and destinations of shape ``[2, E]``, and the values."""

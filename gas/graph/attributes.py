@@ -1,19 +1,23 @@
-"""Attributes that ``gas.cluster`` adds to a graph, and attributes that hold node ids."""
+"""Attributes of a graph: the names that gas sets, rows of nodes and edges, copies."""
 
 from __future__ import annotations
 
+import copy
 import re
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Collection
 
 import torch
 from torch import Tensor
+from torch_geometric.data import Data
+
+from gas.graph.layout import layout_of
 
 PERM = "perm"  # The row of the original graph of each node.
 PARTS = "parts"  # The first row of each part.
 BATCH_SIZE = "batch_size"  # The parts per mini-batch of the last loader, the default of others.
 SHARDS = "shards"  # Of a graph for several processes, the first row of each shard.
 SHARD = "shard"  # Of the local graph of a process, a :class:`Shard`.
+EDGES = ("edge_index", "adj_t", "edge_weight")
 # Lists of node ids; "train_idx" is OGB's, the others are as common.
 NODE_LISTS = re.compile(r"(train|val|valid|validation|test|unlabell?ed)_(idx|index|ids?|nodes?)")
 
@@ -25,67 +29,109 @@ def is_node_list(key: str, value: object) -> bool:
     return value.dim() == 1 and value.dtype in (torch.int64, torch.int32)
 
 
-@dataclass(frozen=True, eq=False)
-class Shard:
-    """Rows and edges of the whole graph in a local graph; its attribute ``shard``.
+def is_row_per_node(data: Data, key: str) -> bool:
+    """Return whether ``data[key]`` is a tensor with one row per node."""
+    value, sizes = data[key], _sizes(data)
+    if not isinstance(value, Tensor) or not _by_row(data, key, value):
+        return False
+    if sizes is None:
+        return data.is_node_attr(key)
+    per_node = value.dim() > 0 and value.size(0) == sizes[0]
+    return per_node and (sizes[0] != sizes[1] or "edge" not in key)
 
-    Tensors are int64, and on the CPU.
 
-    * ``rank``: which shard it is, the rank of its process.
-    * ``bounds``: the first row of every shard in the whole graph, of shape ``[W + 1]``.
-    * ``replicas``: the nodes of other shards that have an edge into a node of this one, each once:
-      rows of the whole graph, increasing, of shape ``[R]``.
-    * ``edges``: which edge of the whole graph each local edge is, of shape ``[E]``, as ``e_id`` of
-      mini-batches of the whole graph counts them.
-    * ``fingerprint``: tells whether others have cut the same graph in the same way.
+def nodes_and_edges(data: Data) -> tuple[int, int]:
+    """Return the numbers by which :func:`is_row_per_node` tells rows; PyG's take many calls."""
+    return _sizes(data) or (int(data.num_nodes or 0), int(data.num_edges))
+
+
+def is_sized_per_node(data: Data, key: str, value: Tensor, sizes: tuple[int, int]) -> bool:
+    """Return whether a tensor has one row per node, for given sizes."""
+    if not _by_row(data, key, value) or value.size(0) != sizes[0]:
+        return False
+    return sizes[0] != sizes[1] or "edge" not in key
+
+
+def is_row_per_edge(data: Data, key: str) -> bool:
+    """Return whether ``data[key]`` is a tensor with one row per edge."""
+    value, sizes = data[key], _sizes(data)
+    if not isinstance(value, Tensor) or not _by_row(data, key, value):
+        return False
+    if sizes is None:
+        return data.is_edge_attr(key)
+    per_edge = value.dim() > 0 and value.size(0) == sizes[1]
+    return per_edge and (sizes[0] != sizes[1] or "edge" in key)
+
+
+def keys_by_row(data: Data, keys: list[str]) -> tuple[list[str], list[str]]:
+    """Return the attributes with one row per node, and those with one row per edge."""
+    per_node = [key for key in keys if is_row_per_node(data, key)]
+    return per_node, [key for key in keys if is_row_per_edge(data, key)]
+
+
+def _sizes(data: Data) -> tuple[int, int] | None:
+    """Return the numbers of nodes and edges of a CSR graph; ``None`` if PyG has to count.
+
+    PyG counts the rows of whatever has "edge" in its name, such as an ``edge_label_index``. (Of a
+    mini-batch, which has fewer rows than nodes, it may.)
     """
+    adj_t = data.get("adj_t")
+    if "edge_index" in data or not isinstance(adj_t, Tensor) or adj_t.layout != torch.sparse_csr:
+        return None
+    return (adj_t.size(0), adj_t._nnz()) if adj_t.size(0) == adj_t.size(1) else None
 
-    rank: int
-    bounds: Tensor
-    replicas: Tensor
-    edges: Tensor
-    fingerprint: int
 
-    @property
-    def num_ranks(self) -> int:
-        """The number of shards, W."""
-        return self.bounds.numel() - 1
+def _by_row(data: Data, key: str, value: Tensor) -> bool:
+    named = key in ("edge_index", "adj_t", "num_nodes", "edge_label_index")
+    named = named or (key == "edge_label" and "edge_label_index" in data)  # Of those pairs.
+    if named or value.dim() == 0:
+        return False
+    # PyG's names with "index" go along the last dimension, which may be the only one.
+    dim = data.__cat_dim__(key, value)
+    return isinstance(dim, int) and dim % value.dim() == 0
 
-    @cached_property
-    def begin(self) -> int:
-        """The first of its rows in the whole graph."""
-        return int(self.bounds[self.rank])
 
-    @cached_property
-    def end(self) -> int:
-        """The row after its last."""
-        return int(self.bounds[self.rank + 1])
+def clone_unless_learnable(tensor: Tensor) -> Tensor:
+    """Return a copy that may be changed in place, or a learnable tensor itself."""
+    return tensor if tensor.requires_grad else tensor.clone()
 
-    @property
-    def num_own(self) -> int:
-        """Number of own nodes, without replicas: the first rows of the local graph."""
-        return self.end - self.begin
 
-    @cached_property
-    def num_nodes(self) -> int:
-        """The number of nodes of the whole graph."""
-        return int(self.bounds[-1])
+def without_edges(data: Data) -> Data:
+    """Return the graph without its edges and their weights, of which the caller has a copy.
 
-    @cached_property
-    def nodes(self) -> Tensor:
-        """The row of the whole graph of each local row, of shape ``[num_own + R]``."""
-        return torch.cat([torch.arange(self.begin, self.end), self.replicas])
+    They stay where another attribute has a row per edge.
+    """
+    keys = [key for key in EDGES if key in data]
+    if any(is_row_per_edge(data, key) for key, _ in data if key not in EDGES):
+        return data
+    out = copy.copy(data)
+    out.num_nodes = data.num_nodes
+    for key in keys:
+        del out[key]
+    return out
 
-    @cached_property
-    def replica_ptr(self) -> Tensor:
-        """Ranges of replicas by owner, of shape ``[W + 1]``.
 
-        Those of the shard ``r`` are ``replicas[replica_ptr[r] : replica_ptr[r + 1]]``.
-        """
-        return torch.searchsorted(self.replicas, self.bounds)
+def copy_graph(data: Data, shared: Collection[str] = ()) -> Data:
+    """Copy a graph into new tensors; a transpose of its adjacency is shared.
 
-    def __repr__(self) -> str:
-        return (
-            f"Shard({self.rank} of {self.num_ranks}, nodes={self.num_own}, "
-            f"replicas={self.replicas.numel()}, edges={self.edges.numel()})"
-        )
+    Args:
+        data: The graph; if its weights are the values of ``adj_t``, those of the copy are as well.
+        shared: Names of attributes that aren't copied. (default: none)
+    """
+    # Rows that a batch has not read are read here, for both.
+    attributes = list(data._store._mapping.items())
+    out = copy.copy(data)
+    for key, value in attributes:
+        if isinstance(value, Tensor) and key != "adj_t" and key not in shared:
+            out[key] = clone_unless_learnable(value)
+    adj_t, weight = data.get("adj_t"), data.get("edge_weight")
+    if adj_t is None:
+        return out
+    layout = layout_of(adj_t)
+    value = layout.value(adj_t)
+    if value is not None and weight is not None and weight.data_ptr() == value.data_ptr():
+        value = out.edge_weight.view(-1)
+    elif value is not None:
+        value = clone_unless_learnable(value)
+    out.adj_t = layout.with_value(adj_t, value)
+    return out

@@ -16,16 +16,14 @@ from torch_geometric.data import Data, HeteroData
 from gas.graph.attributes import BATCH_SIZE, PARTS, PERM, SHARD, SHARDS
 from gas.graph.balance import classes_in
 from gas.graph.edges import Edges, check_edge_rows, read_graph, with_edge_index
-from gas.graph.features import with_csr_features
-from gas.graph.finite import check_entering
+from gas.graph.features import check_entering, with_csr_features, with_sparse_features
 from gas.graph.folder.new import NewFolder
 from gas.graph.folder.opening import check_is_graph, open_folder
 from gas.graph.folder.writing import GraphWriter
-from gas.graph.given import remember
+from gas.graph.hetero import cluster_heterogeneous
 from gas.graph.partition import find_parts, find_shards, shared_equally
 from gas.graph.permute import permute
-from gas.graph.thin import with_sparse_features
-from gas.graph.typed import cluster_heterogeneous
+from gas.graph.versions import remember_original
 from gas.native import bytes_of, check_integer
 
 
@@ -180,7 +178,7 @@ def cluster(
     if writer is None or folder is None:
         graph = ways.graph(num_parts, log, in_place)
         if before is None and not in_place:
-            remember(graph, original)
+            remember_original(graph, original)
         return graph
     writer.write(*ways.parts(num_parts, log), before, log)
     return open_folder(folder.path, check=False)

@@ -1,4 +1,4 @@
-"""Features that aren't numbers in a row: sparse ones, such as words of texts, and encoded ones.
+"""Features of nodes and edges: sparse and encoded ones read, sparse ones made, NaN refused.
 
 Sparse features are read once, as ``torch.sparse_csr`` matrices.
 """
@@ -6,13 +6,16 @@ Sparse features are read once, as ``torch.sparse_csr`` matrices.
 from __future__ import annotations
 
 import copy
+import sys
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
+from torch_geometric.index import ptr2index
 
+from gas.graph.folder.opening import MAPPED, mapped_rows
 from gas.history import Encoded
 from gas.native import (
     MOST_INT32,
@@ -24,7 +27,10 @@ from gas.native import (
     sparse_csr,
 )
 
-LAYOUTS = (torch.sparse_csr, torch.sparse_coo, torch.sparse_csc)
+BLOCK = 1 << 20  # Values that are looked at together.
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+RARE = 30  # Sparse features pay where fewer than one in so many isn't zero.
+SPARSE_LAYOUTS = (torch.sparse_csr, torch.sparse_coo, torch.sparse_csc)
 
 
 def with_csr_features(data: Data, name: str = "x") -> Data:
@@ -76,7 +82,7 @@ def to_csr_features(x: Any, name: str = "x") -> Tensor:
     accept_beta_state()
     if not isinstance(x, Tensor):
         x = _of_scipy(x, name)
-    elif x.layout not in LAYOUTS or x.dim() != 2 or x.dense_dim() != 0:
+    elif x.layout not in SPARSE_LAYOUTS or x.dim() != 2 or x.dense_dim() != 0:
         raise ValueError(
             f"'{name}' is {x.layout} of shape {list(x.shape)}, expected torch.sparse_csr of shape "
             f"[N, F]: pass {name}.to_dense().flatten(1).to_sparse_csr()"
@@ -140,17 +146,12 @@ def _coo(x: Tensor) -> Tensor:
     """Return the same entries, of which PyTorch doesn't say that each is there once."""
     if x.layout == torch.sparse_csc:
         ptr, row, value = x.ccol_indices(), x.row_indices(), x.values()
-        col = _expanded(ptr)
+        col = ptr2index(ptr)
     else:
         ptr, col, value = parts(x)
-        row = _expanded(ptr)
+        row = ptr2index(ptr)
     index = torch.stack([row.long(), col.long()])
     return torch.sparse_coo_tensor(index, value, x.shape, check_invariants=False)
-
-
-def _expanded(ptr: Tensor) -> Tensor:
-    ids = torch.arange(ptr.numel() - 1, device=ptr.device)
-    return torch.repeat_interleave(ids, ptr.diff())
 
 
 def select_rows(x: Tensor, index: Tensor) -> Tensor:
@@ -184,3 +185,158 @@ def shares_rows(whole: Tensor, part: Tensor) -> bool:
         and part.size(0) <= whole.size(0)
         and part.size(1) == whole.size(1)
     )
+
+
+# Dense features that are mostly zeros -------------------------------------------------------------
+
+
+def with_sparse_features(data: Data, wanted: bool | str, pays: bool, log: bool) -> Data:
+    """Keep the features of a graph sparse, if that is wanted and they are mostly zeros.
+
+    Args:
+        data: The graph; it is not modified.
+        wanted: ``True``: whatever they are; ``"auto"``: ordinary ones where fewer than one in
+            thirty isn't zero, if it ``pays``; ``False``: never. Sparse ones stay so.
+        pays: Whether the model multiplies their non-zeros alone.
+        log: Report on standard error that they were made sparse.
+
+    Raises:
+        ValueError: If ``wanted`` is none of these, or they can't be made sparse.
+    """
+    if wanted not in (True, False, "auto"):
+        raise ValueError(f"'sparse_features' is {wanted!r}, expected True, False or 'auto'")
+    x = data.get("x")
+    if wanted is False or (wanted == "auto" and not pays) or is_matrix(x):
+        return data
+    if wanted == "auto" and hasattr(x, MAPPED):
+        return data
+    if not _is_ordinary(x):
+        if wanted is True:
+            found = f"{x.dtype} of shape {list(x.shape)}" if isinstance(x, Tensor) else repr(x)
+            raise ValueError(
+                f"'sparse_features' is True, but 'x' is {found}: expected a matrix of "
+                "float32 or float64 without gradient; leave 'sparse_features' out"
+            )
+        return data
+    made = _find_non_zeros(x, x.numel() if wanted is True else (x.numel() - 1) // RARE)
+    if made is None:
+        return data
+    if log:
+        share = made.values().numel() / max(x.numel(), 1)
+        size = f"{x.size(0):,} x {x.size(1):,}"
+        print(
+            f"Features stay sparse: {share:.2%} of {size} values aren't zero "
+            "(sparse_features=False keeps them dense)",
+            file=sys.stderr,
+        )
+    out = copy.copy(data)
+    out.x = made
+    return out
+
+
+def _is_ordinary(x: Any) -> bool:
+    """Return whether features are a dense matrix in memory without a gradient."""
+    return (
+        type(x) is Tensor
+        and x.dim() == 2
+        and x.dtype in (torch.float32, torch.float64)
+        and not x.requires_grad
+    )
+
+
+def _find_non_zeros(x: Tensor, most: int) -> Tensor | None:
+    """Return dense features as a ``torch.sparse_csr`` matrix, if at most so many aren't zero."""
+    width, total = x.size(1), 0
+    counts, cols, values = [], [], []
+    for block in x.split(max(1, BLOCK // max(width, 1))):
+        flat = block.reshape(-1)
+        total += int(torch.count_nonzero(flat))
+        if total > most:
+            return None
+        place = flat.nonzero().view(-1)
+        counts.append(torch.bincount(place // width, minlength=block.size(0)))
+        cols.append((place % width).int())
+        values.append(flat[place])
+    rowptr = torch.zeros(x.size(0) + 1, dtype=torch.long, device=x.device)
+    torch.cumsum(torch.cat(counts), 0, out=rowptr[1:])
+    return to_csr_features(sparse_csr(rowptr, torch.cat(cols).long(), torch.cat(values), width))
+
+
+# NaN and infinite values --------------------------------------------------------------------------
+
+
+def check_finite(name: str, x: Any, start: int | None = None) -> None:
+    """Refuse features that hold NaN or infinite values; of sparse ones those that are stored.
+
+    Args:
+        name: What errors call them.
+        x: The features, of shape ``[rows, ...]``; anything that isn't a tensor of real numbers is
+            left alone.
+        start: The number of the first row, if these are some of many. (default: all are there)
+
+    Raises:
+        ValueError: If one does, naming the first such value, and how many there are.
+    """
+    if not isinstance(x, Tensor) or x.dtype not in FLOATS or x.dim() == 0:
+        return
+    x = x.detach()
+    found = _first_of_sparse(x) if is_sparse(x) else _first(x)
+    if found is None:
+        return
+    row, column, value, count = found
+    where = f"row {(start or 0) + row}" + f", column {column}" * (x.dim() > 1)
+    many = f"{'' if start is None else 'at least '}{count} such value{'s' * (count > 1)}"
+    raise ValueError(
+        f"'{name}' holds a NaN or infinite value in {where} ({value}; {many}): replace it, for "
+        f"example with torch.nan_to_num({name.split('.')[-1]}), or accept it, check=False "
+        "(--no-check)"
+    )
+
+
+def _first(x: Tensor) -> tuple[int, int, float, int] | None:
+    """Return row, column and value of the first non-finite element, and the number of these.
+
+    The largest and the smallest element say whether there is one: NaN is larger than any.
+    """
+    found, count = None, 0
+    rows = max(1, BLOCK // max(1, x[:1].numel()))
+    for begin in range(0, x.size(0), rows):
+        block = x[begin : begin + rows]
+        if block.numel() == 0 or bool(torch.isfinite(torch.stack(torch.aminmax(block))).all()):
+            continue
+        wrong = ~torch.isfinite(block).flatten(1) if block.dim() > 1 else ~torch.isfinite(block)
+        count += int(wrong.sum())
+        if found is None:
+            row, *column = wrong.nonzero()[0].tolist()
+            value = float(block[row].flatten()[column[0] if column else 0])
+            found = begin + row, column[0] if column else 0, value
+    return None if found is None else (*found, count)
+
+
+def _first_of_sparse(x: Tensor) -> tuple[int, int, float, int] | None:
+    """Return the same of the values of a ``torch.sparse_csr`` matrix."""
+    rowptr, col, values = parts(x)
+    found = _first(values)
+    if found is None:
+        return None
+    entry, _, value, count = found
+    row = torch.searchsorted(rowptr, rowptr.new_tensor([entry]), right=True)
+    return int(row) - 1, int(col[entry]), value, count
+
+
+def check_entering(data: Data, with_mapped: bool = False) -> None:
+    """Refuse NaN and infinite features of nodes and edges where a graph enters.
+
+    Args:
+        data: The graph.
+        with_mapped: Read features that are mapped from a file, too, which were checked when it was
+            written. (default: ``False``)
+
+    Raises:
+        ValueError: See :func:`check_finite`.
+    """
+    for key in ("x", "edge_attr"):
+        value = data.get(key)
+        is_mapped = hasattr(value, MAPPED) or mapped_rows(value) is not None
+        if with_mapped or not is_mapped:
+            check_finite(key, value)

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch_geometric.index import ptr2index
 from torch_geometric.typing import WITH_TORCH_SPARSE, SparseTensor
 
-from gas.graph.csr import row_ids
-from gas.native import sparse_csr
+from gas.native import assert_range, check_index, coo_to_csr, sparse_csr
 
 
 class Layout(abc.ABC):
@@ -54,7 +54,7 @@ class Layout(abc.ABC):
     def entries(self, adj: Any) -> tuple[Tensor, Tensor]:
         """Return row (destination) and column (source) of every edge, each of shape ``[E]``."""
         rowptr, col, _ = self.parts(adj)
-        return row_ids(rowptr, col.numel()), col
+        return ptr2index(rowptr.long(), col.numel()), col
 
     def value(self, adj: Any) -> Tensor | None:
         """Return the weight of every edge, of shape ``[E]``, or ``None``."""
@@ -130,7 +130,7 @@ class _EdgeIndex(Layout):
         return isinstance(adj, Tensor) and adj.layout == torch.strided
 
     def make(self, rowptr: Tensor, col: Tensor, value: Tensor | None, num_cols: int) -> Tensor:
-        return torch.stack([col, row_ids(rowptr, col.numel())])
+        return torch.stack([col, ptr2index(rowptr.long(), col.numel())])
 
     def num_rows(self, adj: Any) -> int | None:
         return None
@@ -261,6 +261,22 @@ def default_layout(adj: Any, is_clustered: bool = False) -> str:
     if _MADE["sparse_tensor"].holds(adj):
         return "sparse_tensor"
     return "fused" if is_clustered else "csr"
+
+
+def sort_by_row(row: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
+    """First entry of each row, of shape ``[rows + 1]``, and the entries in the order of rows.
+
+    Raises:
+        IndexError: If a row is outside ``[0, num_rows)``. (On a device that is an assertion of its
+            own, which CUDA reports when the host waits.)
+    """
+    if not row.is_cpu:
+        check_index("row", row)
+        assert_range("row", row, num_rows, "row")
+        ordered, order = torch.sort(row, stable=True)
+        return torch.searchsorted(ordered, torch.arange(num_rows + 1, device=row.device)), order
+    rowptr, order, _ = coo_to_csr(row, torch.arange(row.numel(), device=row.device), num_rows)
+    return rowptr, order
 
 
 # Dropping edges -----------------------------------------------------------------------------------

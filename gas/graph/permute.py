@@ -12,11 +12,20 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
-from gas.graph.attributes import BATCH_SIZE, PARTS, SHARD, SHARDS, Shard, is_node_list
-from gas.graph.edges import is_row_per_edge, is_row_per_node, read_graph, to_csr
+from gas.graph.attributes import (
+    BATCH_SIZE,
+    PARTS,
+    SHARD,
+    SHARDS,
+    is_node_list,
+    is_row_per_edge,
+    is_row_per_node,
+)
+from gas.graph.edges import read_graph, to_csr
 from gas.graph.features import select_rows, with_csr_features
 from gas.graph.folder.opening import check_is_graph
 from gas.graph.layout import LAYOUTS, find_layout, layout_of
+from gas.graph.shards import Shard
 from gas.history import is_encoded
 
 BLOCK = 2**20  # Ids that are looked up at once.

@@ -10,21 +10,95 @@ from __future__ import annotations
 import copy
 import weakref
 import zlib
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from gas.graph.attributes import PARTS, PERM, SHARD, SHARDS, Shard, is_node_list
-from gas.graph.edges import check_ids, is_row_per_edge, is_row_per_node, read_graph
+from gas.graph.attributes import (
+    PARTS,
+    PERM,
+    SHARD,
+    SHARDS,
+    is_node_list,
+    is_row_per_edge,
+    is_row_per_node,
+)
+from gas.graph.edges import check_ids, read_graph
 from gas.graph.features import select_rows, with_csr_features
 from gas.graph.layout import LAYOUTS, Layout, find_layout, implicit_ones, layout_of
 from gas.graph.versions import GraphVersions
 from gas.history import Encoded
 from gas.native import BLOCK, check_integer, coo_to_csr, is_sparse
 
-__all__ = ["SHARD", "SHARDS", "Shard", "local_graph", "shard_of"]
+
+@dataclass(frozen=True, eq=False)
+class Shard:
+    """Rows and edges of the whole graph in a local graph; its attribute ``shard``.
+
+    Tensors are int64, and on the CPU.
+
+    * ``rank``: which shard it is, the rank of its process.
+    * ``bounds``: the first row of every shard in the whole graph, of shape ``[W + 1]``.
+    * ``replicas``: the nodes of other shards that have an edge into a node of this one, each once:
+      rows of the whole graph, increasing, of shape ``[R]``.
+    * ``edges``: which edge of the whole graph each local edge is, of shape ``[E]``, as ``e_id`` of
+      mini-batches of the whole graph counts them.
+    * ``fingerprint``: tells whether others have cut the same graph in the same way.
+    """
+
+    rank: int
+    bounds: Tensor
+    replicas: Tensor
+    edges: Tensor
+    fingerprint: int
+
+    @property
+    def num_ranks(self) -> int:
+        """The number of shards, W."""
+        return self.bounds.numel() - 1
+
+    @cached_property
+    def begin(self) -> int:
+        """The first of its rows in the whole graph."""
+        return int(self.bounds[self.rank])
+
+    @cached_property
+    def end(self) -> int:
+        """The row after its last."""
+        return int(self.bounds[self.rank + 1])
+
+    @property
+    def num_own(self) -> int:
+        """Number of own nodes, without replicas: the first rows of the local graph."""
+        return self.end - self.begin
+
+    @cached_property
+    def num_nodes(self) -> int:
+        """The number of nodes of the whole graph."""
+        return int(self.bounds[-1])
+
+    @cached_property
+    def nodes(self) -> Tensor:
+        """The row of the whole graph of each local row, of shape ``[num_own + R]``."""
+        return torch.cat([torch.arange(self.begin, self.end), self.replicas])
+
+    @cached_property
+    def replica_ptr(self) -> Tensor:
+        """Ranges of replicas by owner, of shape ``[W + 1]``.
+
+        Those of the shard ``r`` are ``replicas[replica_ptr[r] : replica_ptr[r + 1]]``.
+        """
+        return torch.searchsorted(self.replicas, self.bounds)
+
+    def __repr__(self) -> str:
+        return (
+            f"Shard({self.rank} of {self.num_ranks}, nodes={self.num_own}, "
+            f"replicas={self.replicas.numel()}, edges={self.edges.numel()})"
+        )
 
 
 def shard_of(data: Data, rank: int) -> Data:

@@ -16,7 +16,7 @@ import torch
 from conftest import random_graph
 
 import gas
-from gas.graph.folder import open_folder, open_if_path
+from gas.graph import open_folder, open_if_path
 from gas.native.memory import free_memory
 
 TERA = 2**40

@@ -11,7 +11,7 @@ from conftest import ROOT, clustered_graph, random_graph
 
 import gas
 from gas.cli import Experiment, Settings
-from gas.graph.copies import without_edges
+from gas.graph.attributes import without_edges
 from gas.native.buffers import BufferPool
 from gas.native.sparse_rows import sparse_csr
 from gas.training.measure import MemoryAccount, give_back_freed

@@ -10,7 +10,7 @@ from conftest import random_graph
 from torch import nn
 
 import gas
-from gas.graph.folder import mapped_rows
+from gas.graph import mapped_rows
 from gas.loader.lazy import LazyRows
 
 E = 3  # Width of what edges have.

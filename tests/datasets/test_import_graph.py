@@ -17,7 +17,7 @@ import gas
 from gas.datasets import import_graph
 from gas.datasets.importing.sorting import PAIR, EdgeSorter, edge_type, is_new
 from gas.datasets.nodes import distinct_ids
-from gas.graph.folder import NewFolder
+from gas.graph import NewFolder
 from gas.graph.ids import Ids
 from gas.history import Codec
 

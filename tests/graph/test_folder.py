@@ -14,7 +14,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GATConv
 
 import gas
-from gas.graph.folder import NewFolder
+from gas.graph import NewFolder
 from gas.graph.layout import layout_of
 from gas.history import Encoded
 

@@ -12,7 +12,7 @@ from torch_geometric.transforms import GCNNorm
 import gas
 from gas import native
 from gas.datasets.planted import planted_partition
-from gas.graph.folder import mapped_rows
+from gas.graph import mapped_rows
 from gas.history.disk import DiskStore
 from gas.history.packing import Packing
 from gas.native import segments

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from gas.graph.attributes import PARTS, PERM, SHARDS, is_node_list
-from gas.graph.edges import is_row_per_edge, is_row_per_node, read_graph, to_csr
+from gas.graph.attributes import PARTS, PERM, SHARDS, is_node_list, is_row_per_edge, is_row_per_node
+from gas.graph.edges import read_graph, to_csr
 from gas.graph.folder.description import (
     COL,
     KEY,

@@ -7,8 +7,8 @@ from conftest import random_graph
 from torch_geometric.data import Data, HeteroData
 
 import gas
-from gas.graph import finite
-from gas.graph.finite import check_finite
+from gas.graph import features
+from gas.graph.features import check_finite
 
 INF, NAN = float("inf"), float("nan")
 
@@ -22,7 +22,7 @@ def spoilt(value=NAN, row=41, column=2):
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 def test_the_first_of_them_and_how_many(monkeypatch, dtype, value):
-    monkeypatch.setattr(finite, "BLOCK", 40)
+    monkeypatch.setattr(features, "BLOCK", 40)
     x = torch.randn(60, 5).to(dtype)
     check_finite("x", x)
     x[41, 2] = x[59, 0] = x[59, 4] = value

@@ -20,8 +20,7 @@ from torch_geometric.data import Data, HeteroData
 from gas.graph.attributes import BATCH_SIZE, PARTS, PERM, is_node_list
 from gas.graph.balance import balanced
 from gas.graph.edges import Edges, check_ids
-from gas.graph.features import select_rows, with_csr_features
-from gas.graph.finite import check_finite
+from gas.graph.features import check_finite, select_rows, with_csr_features
 from gas.graph.partition import find_parts
 from gas.graph.permute import renumbered
 from gas.graph.report import check_ptr

@@ -5,7 +5,7 @@ import torch
 from conftest import random_graph
 
 import gas
-from gas.graph.copies import clone_unless_learnable, copy_graph
+from gas.graph.attributes import clone_unless_learnable, copy_graph
 
 
 def make(layout):

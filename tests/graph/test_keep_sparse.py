@@ -129,7 +129,7 @@ def test_mapped_features_stay_where_they_are(tmp_path):
 
 
 def test_blocks(monkeypatch):
-    monkeypatch.setattr("gas.graph.thin.BLOCK", 300)
+    monkeypatch.setattr("gas.graph.features.BLOCK", 300)
     data = words()
     graph = cluster(data, our("GraphSAGE"))
     assert torch.equal(graph.x.to_dense(), data.x[graph.perm])
