@@ -1,6 +1,6 @@
 """Graphs: the layouts that an adjacency is held in, edges read and checked, parts."""
 
-from gas.graph.adjacency import Adjacency, Uses, checked_adjacency
+from gas.graph.adjacency import Adjacency, checked_adjacency
 from gas.graph.attributes import (
     BATCH_SIZE,
     PARTS,
@@ -92,10 +92,11 @@ from gas.graph.layout import (
     sort_by_row,
 )
 from gas.graph.links import LABELS, PAIRS, are_linked, read_pairs, without_links
-from gas.graph.partition import METHODS, find_parts, metis
+from gas.graph.partition import METHODS, PartitionOptions, find_parts, metis
 from gas.graph.permute import permute
 from gas.graph.report import PartitionReport, check_ptr, partition_report
 from gas.graph.shards import Shard, local_graph, shard_of
+from gas.graph.structure import Uses
 from gas.graph.versions import GraphVersions, Versions, find_original_graph, version
 
 __all__ = [
@@ -117,6 +118,7 @@ __all__ = [
     "PAIRS",
     "PARTS",
     "PERM",
+    "PartitionOptions",
     "PartitionReport",
     "ROWPTR",
     "SHARD",

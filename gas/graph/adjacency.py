@@ -12,28 +12,13 @@ from torch_geometric.index import ptr2index
 from gas.graph.layout import Layout, layout_of, register_layout, sort_by_row
 from gas.graph.structure import (
     Structure,
+    Uses,
     check_rows,
     make_usable_in_training,
     to_trainable,
     too_many_entries,
 )
 from gas.native import MOST_INT32, Matrix, assert_range, learns, sparse_csr
-
-
-class Uses(NamedTuple):
-    """Structures that layers have requested of an adjacency.
-
-    * ``transpose``: the transpose, at least of the columns that are rows, too.
-    * ``is_whole``: of all columns.
-    * ``with_self_loops``: what they have asked the one with self-loops for; ``None`` if they
-      haven't asked for it.
-    * ``kept``: the keys of others that were made of it, by what, and what was asked of those.
-    """
-
-    transpose: bool = False
-    is_whole: bool = False
-    with_self_loops: Uses | None = None
-    kept: tuple[tuple[Any, Callable[[Adjacency], Adjacency], Uses], ...] = ()
 
 
 class _Kept(NamedTuple):
@@ -70,8 +55,7 @@ class Adjacency:
         value: Tensor | None = None,
         num_cols: int | None = None,
     ) -> None:
-        if num_cols is None:
-            num_cols = max(rowptr.numel() - 1, 0)
+        num_cols = max(rowptr.numel() - 1, 0) if num_cols is None else num_cols
         check_rows(rowptr, col, num_cols)
         self._start(Structure(rowptr, col, num_cols), value)
 
@@ -91,10 +75,7 @@ class Adjacency:
 
     @classmethod
     def trusted(cls, rowptr: Tensor, col: Tensor, value: Tensor | None, num_cols: int) -> Adjacency:
-        """One of rows and columns that are known to be right: kernels read where these point.
-
-        Others are looked at, which waits for a GPU.
-        """
+        """Make one of valid rows and columns, which aren't checked: that makes the host wait."""
         if col.numel() > MOST_INT32:
             raise too_many_entries(col)
         return cls._of_structure(Structure(rowptr, col, num_cols), value)
@@ -110,7 +91,21 @@ class Adjacency:
             num_nodes: Of an ``edge_index``, the number of nodes. (default: its largest id plus 1)
             edge_weight: Of an ``edge_index``, the weight of each edge. (default: none)
         """
-        return to_adjacency(adj, num_nodes, edge_weight)
+        layout = layout_of(adj)
+        if layout.name == "fused":
+            return adj
+        if layout.name in ("csr", "sparse_tensor"):
+            rowptr, col, value = layout.parts(adj)
+            return checked_adjacency(rowptr, col, value, int(adj.size(1)))
+        row, col = layout.entries(adj)
+        size, value = layout.size(adj), layout.value(adj)
+        if size is None:
+            if num_nodes is None:  # The host waits for a device.
+                num_nodes = int(adj.max()) + 1 if adj.numel() else 0
+            size, value = (num_nodes, num_nodes), edge_weight
+        rowptr, order = sort_by_row(row, size[0])
+        value = None if value is None else value[order]
+        return checked_adjacency(rowptr, col[order], value, size[1])
 
     @property
     def rowptr(self) -> Tensor:
@@ -221,9 +216,7 @@ class Adjacency:
 
     def unweighted(self) -> Adjacency:
         """Return the same edges without values; both share one transpose."""
-        if self.value is None:
-            return self
-        return self.with_value(None)
+        return self if self.value is None else self.with_value(None)
 
     def with_value(self, value: Tensor | None) -> Adjacency:
         """Return the same edges with other values; both share one transpose."""
@@ -247,22 +240,18 @@ class Adjacency:
         structure.check()
         if structure.with_self_loops is None:
             with make_usable_in_training():
-                structure.with_self_loops = self._with_self_loops()
+                row, col = self.coo()
+                other = row != col
+                nodes = torch.arange(min(self.shape), device=self.device)
+                row, col = torch.cat([row[other], nodes]), torch.cat([col[other], nodes])
+                rowptr, order = sort_by_row(row, self.size(0))
+                col = col[order]
+                structure.with_self_loops = self.trusted(rowptr, col, None, self.size(1))
         return structure.with_self_loops
-
-    def _with_self_loops(self) -> Adjacency:
-        row, col = self.coo()
-        other = row != col
-        nodes = torch.arange(min(self.shape), device=self.device)
-        row, col = torch.cat([row[other], nodes]), torch.cat([col[other], nodes])
-        rowptr, order = sort_by_row(row, self.size(0))
-        return self.trusted(rowptr, col[order], None, self.size(1))
 
     def to_torch_sparse(self) -> Tensor:
         """Return the same as a ``torch.sparse_csr`` matrix, of ones where there are no values."""
         return sparse_csr(self.rowptr.long(), self.col.long(), self.value, self.size(1))
-
-    # What tensors have, by which PyG, data loaders and processes handle them ----------------------
 
     def apply(self, function: Callable[[Tensor], Tensor], keep: bool = True) -> Adjacency:
         """Return an adjacency of what ``function`` makes of each tensor, what is kept included.
@@ -316,7 +305,7 @@ class Adjacency:
 
     def is_pinned(self) -> bool:
         """Return whether its rows, columns and values are in pinned memory."""
-        return all(tensor.is_pinned() for tensor in self._given())
+        return all(tensor.is_pinned() for tensor in self._own_tensors())
 
     def share_memory_(self) -> Adjacency:
         """Move its tensors to memory that other processes see; itself."""
@@ -326,7 +315,7 @@ class Adjacency:
 
     def is_shared(self) -> bool:
         """Return whether other processes see its rows, columns and values."""
-        return all(tensor.is_shared() for tensor in self._given())
+        return all(tensor.is_shared() for tensor in self._own_tensors())
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
         """See :meth:`torch.Tensor.record_stream`."""
@@ -339,9 +328,7 @@ class Adjacency:
 
     def detach(self) -> Adjacency:
         """Return the same edges with values that pass no gradient on; both share one transpose."""
-        return self._of_structure(
-            self._structure, None if self.value is None else self.value.detach()
-        )
+        return self.with_value(None if self.value is None else self.value.detach())
 
     def requires_grad_(self, requires_grad: bool = True) -> Adjacency:
         """Make its values, if it has any, take a gradient; itself."""
@@ -349,13 +336,12 @@ class Adjacency:
             self.value.requires_grad_(requires_grad)
         return self
 
-    def _given(self) -> list[Tensor]:
-        given = [self.rowptr, self.col]
-        return given if self.value is None else [*given, self.value]
+    def _own_tensors(self) -> list[Tensor]:
+        return [t for t in (self.rowptr, self.col, self.value) if t is not None]
 
     def tensors(self) -> list[Tensor]:
         """Return the tensors it is made of, and those of what is kept, each once."""
-        found = {id(t): t for t in (*self._structure.tensors(), *self._given())}
+        found = {id(t): t for t in (*self._structure.tensors(), *self._own_tensors())}
         for kept in list(self._kept.values()):
             found.update((id(t), t) for t in kept.adj.tensors())
         return list(found.values())
@@ -412,23 +398,3 @@ def checked_adjacency(
     torch._assert_async(rises, f"'rowptr' does not rise from 0 to {col.numel()}")
     assert_range("col", col, num_cols, "column")
     return Adjacency.trusted(rowptr, col, value, num_cols)
-
-
-def to_adjacency(
-    adj: Any, num_nodes: int | None = None, edge_weight: Tensor | None = None
-) -> Adjacency:
-    """See :meth:`Adjacency.of`; without ``num_nodes`` the host waits for a device."""
-    layout = layout_of(adj)
-    if layout.name == "fused":
-        return adj
-    if layout.name in ("csr", "sparse_tensor"):
-        rowptr, col, value = layout.parts(adj)
-        return checked_adjacency(rowptr, col, value, int(adj.size(1)))
-    row, col = layout.entries(adj)
-    size, value = layout.size(adj), layout.value(adj)
-    if size is None:
-        if num_nodes is None:
-            num_nodes = int(adj.max()) + 1 if adj.numel() else 0
-        size, value = (num_nodes, num_nodes), edge_weight
-    rowptr, order = sort_by_row(row, size[0])
-    return checked_adjacency(rowptr, col[order], None if value is None else value[order], size[1])

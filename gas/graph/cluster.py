@@ -21,8 +21,8 @@ from gas.graph.folder.new import NewFolder
 from gas.graph.folder.opening import check_is_graph, open_folder
 from gas.graph.folder.writing import GraphWriter
 from gas.graph.hetero import cluster_heterogeneous
-from gas.graph.partition import find_parts, find_shards, shared_equally
-from gas.graph.permute import permute
+from gas.graph.partition import PartitionOptions, find_parts, find_shards, round_num_parts
+from gas.graph.permute import permute_edges
 from gas.graph.versions import remember_original
 from gas.native import bytes_of, check_integer
 
@@ -133,18 +133,19 @@ def cluster(
     """
     memory = _check(num_parts, shards, model, memory, in_place, out)
     check_is_graph(data)
-    if model is not None and (isinstance(model, type) or not hasattr(model, "prepare")):
-        what = model if isinstance(model, type) else type(model)
-        raise ValueError(
-            f"'model' is {what.__name__}, expected a model with histories: one of gas.models, or "
-            "gas.to_scalable(net, data)"
-        )
+    _check_model(model)
+    options = PartitionOptions(recursive, method, seed, cache, log)
     if isinstance(data, HeteroData):
-        others: dict[str, Any] = {"shards": shards > 1, "memory": memory, "out": out}
-        others |= {"edge_weight": edge_weight, "in_place": in_place, "balance": balance}
-        others["sparse_features"] = sparse_features is True
-        how = recursive, method, seed, cache, log, check
-        return cluster_heterogeneous(data, num_parts, others, *how)
+        _refuse_given(
+            shards=shards > 1,
+            memory=memory,
+            out=out,
+            edge_weight=edge_weight,
+            in_place=in_place,
+            balance=balance,
+            sparse_features=sparse_features is True,
+        )
+        return cluster_heterogeneous(data, num_parts, options, check)
     folder = None if out is None else NewFolder(out, "gas.cluster")
     original = data
     data, before = _uncut(data)
@@ -155,32 +156,27 @@ def cluster(
     pays = getattr(model, "_multiplies_sparse", False)
     data = with_sparse_features(data, sparse_features, pays, log)
     check_edge_rows(data, data.num_edges)  # A transform may add edges that have none.
-    given = None if edge_weight is None else read_graph(data, edge_weight=False)
+    weighted = None if edge_weight is None else read_graph(data)
     if model is not None:
-        if hasattr(model, "check_on_sample"):
-            model.check_on_sample(data)
-        transform = getattr(model, "transform", model)
-        takes_it = transform is None or getattr(transform, "takes_adj_t", False)
-        listed = data if takes_it else with_edge_index(data)  # As others take it.
-        prepared = model.prepare(listed)
-        data = data if prepared is listed else prepared
-    edges = given or read_graph(data, edge_weight=False)
+        data = _prepare(data, model)
+    edges = read_graph(data)
     if memory is not None:
         data = copy.copy(data)
         data[BATCH_SIZE] = 1  # A mini-batch of one part is what fits.
-    writer = None if folder is None else GraphWriter(folder, data)
-    options = edge_weight, method, seed, cache, classes
-    ways = _Ways(data, before, edges, shards, recursive, options)
+    writer = None if folder is None else GraphWriter(folder, data, edges)
+    cut = weighted or edges
+    partition = _Partition(data, before, edges, cut, shards, options, edge_weight, classes)
     if isinstance(memory, int) and model is not None:
-        num_parts = ways.share(model.parts_within(memory, ways.tried))
+        count = model.parts_within(memory, partition.cut_sample)
+        num_parts = partition.round_num_parts(count)
         if log:
             print(f"{num_parts} parts", file=sys.stderr)
     if writer is None or folder is None:
-        graph = ways.graph(num_parts, log, in_place)
+        graph = partition.cut(num_parts, log, in_place)
         if before is None and not in_place:
             remember_original(graph, original)
         return graph
-    writer.write(*ways.parts(num_parts, log), before, log)
+    writer.write(*partition.find(num_parts, log), before, log)
     return open_folder(folder.path, check=False)
 
 
@@ -208,44 +204,77 @@ def _check(
     return limit
 
 
-@dataclass(frozen=True)
-class _Ways:
-    """The ways to cut one graph, which differ in the number of parts.
+def _check_model(model: object) -> None:
+    """Refuse what is passed as a model by mistake, such as a class, or PyG's own model."""
+    if model is not None and (isinstance(model, type) or not hasattr(model, "prepare")):
+        what = model if isinstance(model, type) else type(model)
+        raise ValueError(
+            f"'model' is {what.__name__}, expected a model with histories: one of gas.models, or "
+            "gas.to_scalable(net, data)"
+        )
 
-    ``before`` are the rows that its nodes were, ``edges`` those that tell which nodes go together,
-    ``options`` the further arguments of :func:`find_parts`.
+
+def _refuse_given(**arguments: object) -> None:
+    """Refuse arguments that heterogeneous graphs don't have, unless they are left out."""
+    for name, value in arguments.items():
+        if value is not None and value is not False:
+            raise ValueError(
+                f"{name!r} is given, which gas.cluster doesn't have for heterogeneous graphs: "
+                "leave it out"
+            )
+
+
+def _prepare(data: Data, model: Any) -> Data:
+    """Return the graph as the layers of a model take it; itself if nothing is changed."""
+    if hasattr(model, "check_on_sample"):
+        model.check_on_sample(data)
+    transform = getattr(model, "transform", model)
+    takes_it = transform is None or getattr(transform, "takes_adj_t", False)
+    listed = data if takes_it else with_edge_index(data)  # As others take it.
+    prepared = model.prepare(listed)
+    return data if prepared is listed else prepared
+
+
+@dataclass(frozen=True)
+class _Partition:
+    """A graph that is to be cut, and how, for any number of parts.
+
+    ``before`` are the rows that its nodes were, ``edges`` its edges, ``to_cut`` those that tell
+    which nodes go together, which have the weights ``edge_weight``.
     """
 
     data: Data
     before: Tensor | None
     edges: Edges
+    to_cut: Edges
     shards: int
-    recursive: bool
-    options: tuple[Any, ...]
+    options: PartitionOptions
+    edge_weight: Tensor | None
+    balance: Tensor | None
 
-    def parts(self, num_parts: Any, log: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    def find(self, num_parts: Any, log: bool) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the order of nodes, the first of each part and, of several, of each shard."""
+        how = self.options._replace(log=log), self.edge_weight, self.balance
         if self.shards == 1:
-            found = find_parts(self.edges, num_parts, self.recursive, log, *self.options)
-            return *found, None
-        return find_shards(self.edges, num_parts, self.shards, self.recursive, log, *self.options)
+            return *find_parts(self.to_cut, num_parts, *how), None
+        return find_shards(self.to_cut, num_parts, self.shards, *how)
 
-    def graph(self, num_parts: Any, log: bool = False, in_place: bool = False) -> Data:
+    def cut(self, num_parts: Any, log: bool = False, in_place: bool = False) -> Data:
         """Return the graph, renumbered."""
-        perm, parts, bounds = self.parts(num_parts, log)
-        out = permute(self.data, perm, log, in_place=in_place)
+        perm, parts, bounds = self.find(num_parts, log)
+        out = permute_edges(self.data, self.edges, perm, log, in_place)
         out[PERM], out[PARTS] = perm if self.before is None else self.before[perm], parts
         if bounds is not None:
             out[SHARDS] = bounds
         return out
 
-    def share(self, num_parts: int) -> int:
+    def round_num_parts(self, num_parts: int) -> int:
         """Return a number of parts that the shards can share."""
-        return shared_equally(num_parts, self.shards, self.edges.num_nodes)
+        return round_num_parts(num_parts, self.shards, self.edges.num_nodes)
 
-    def tried(self, num_parts: int) -> Data:
+    def cut_sample(self, num_parts: int) -> Data:
         """Return the graph in about so many parts, to measure mini-batches of it."""
-        out = self.graph(self.share(num_parts))
+        out = self.cut(self.round_num_parts(num_parts))
         if SHARDS in out:  # All processes are to find the same, so each looks at all parts.
             del out[SHARDS]
         return out

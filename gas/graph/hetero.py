@@ -1,4 +1,4 @@
-"""Typed graphs, PyG's ``HeteroData``: read as one graph, cut into parts, renumbered per type.
+"""Heterogeneous graphs: read as one graph, cut into parts, renumbered for each type.
 
 Nodes of all types are numbered one type after the other where an algorithm wants a single graph; a
 part then has one range of rows in every type.
@@ -9,8 +9,6 @@ from __future__ import annotations
 import copy
 import sys
 import time
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +19,7 @@ from gas.graph.attributes import BATCH_SIZE, PARTS, PERM, is_node_list
 from gas.graph.balance import balanced
 from gas.graph.edges import Edges, check_ids
 from gas.graph.features import check_finite, select_rows, with_csr_features
-from gas.graph.partition import find_parts
+from gas.graph.partition import PartitionOptions, find_parts
 from gas.graph.permute import renumbered
 from gas.graph.report import check_ptr
 
@@ -95,9 +93,9 @@ def types_of(data: HeteroData) -> Types:
         edge_index = data[kind].get("edge_index")
         if not isinstance(edge_index, Tensor) or edge_index.dim() != 2 or edge_index.size(0) != 2:
             raise ValueError(
-                f"data[{edge_type_name(kind)}] has no 'edge_index' of shape [2, E], by which typed "
-                "graphs are read: set it, torch.empty(2, 0, dtype=torch.long) for no edges, in "
-                "place of 'adj_t'"
+                f"data[{edge_type_name(kind)}] has no 'edge_index' of shape [2, E], by which "
+                "heterogeneous graphs are read: set it, torch.empty(2, 0, dtype=torch.long) for no "
+                "edges, in place of 'adj_t'"
             )
         for ids, name in zip(edge_index, (src, dst), strict=True):
             check_ids(ids, sizes[name], f"edge_index of {edge_type_name(kind)}")
@@ -156,20 +154,10 @@ def to_homogeneous_edges(data: HeteroData, types: Types) -> Edges:
 def cluster_heterogeneous(
     data: HeteroData,
     num_parts: Any,
-    others: Mapping[str, Any],
-    recursive: bool,
-    method: str,
-    seed: int,
-    cache: bool | str | Path,
-    log: bool,
+    options: PartitionOptions,
     check: bool,
 ) -> HeteroData:
-    """:func:`gas.cluster` of a typed graph; ``others`` are arguments that aren't there for one."""
-    for name, value in others.items():
-        if value is not None and value is not False:
-            raise ValueError(
-                f"{name!r} is given, which gas.cluster doesn't have for typed graphs: leave it out"
-            )
+    """Cut a heterogeneous graph as :func:`gas.cluster` does; each type gets parts of its own."""
     data = with_csr_types(data)
     types = types_of(data)
     if check:
@@ -182,14 +170,14 @@ def cluster_heterogeneous(
                 "mini-batch sets: pass the graph as it was before, or rename the attribute"
             )
     edges = to_homogeneous_edges(data, types)
-    perm, ptr = find_parts(edges, num_parts, recursive, log, None, method, seed, cache)
+    perm, ptr = find_parts(edges, num_parts, options)
     part = torch.empty_like(perm)
     part[perm] = torch.repeat_interleave(ptr.diff())
-    if method != "random":
+    if options.method != "random":
         part = balanced(part, ptr.numel() - 1, _classes(data, types), edges)
     start = time.perf_counter()
     out = _permuted(data, types, part, ptr.numel() - 1)
-    if log:
+    if options.log:
         print(f"Permuted the graph [{time.perf_counter() - start:.2f} s]", file=sys.stderr)
     return out
 

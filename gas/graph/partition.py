@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -36,6 +36,16 @@ from gas.native import cache_dir, check_integer, report_blocking, warn
 MOST_QUIET_ENTRIES = 200_000
 METHODS = ("metis", "kaminpar", "random", "auto")
 _PARTITIONERS = {"metis": metis_parts, "kaminpar": kaminpar_parts}
+
+
+class PartitionOptions(NamedTuple):
+    """Arguments of :func:`metis` that say how to partition, not what."""
+
+    recursive: bool = False
+    method: str = "metis"
+    seed: int = 0
+    cache: bool | str | Path = True
+    log: bool = True
 
 
 def metis(
@@ -88,31 +98,19 @@ def metis(
         ValueError: If the graph, its weights or the number of parts is unusable.
         ImportError: If ``method`` is ``"kaminpar"``, which isn't installed.
     """
-    return find_parts(
-        read_edges(edge_index, num_nodes),
-        num_parts,
-        recursive,
-        log,
-        edge_weight,
-        method,
-        seed,
-        cache,
-        balance,
-    )
+    options = PartitionOptions(recursive, method, seed, cache, log)
+    return find_parts(read_edges(edge_index, num_nodes), num_parts, options, edge_weight, balance)
 
 
 def find_parts(
     edges: Edges,
     num_parts: int,
-    recursive: bool,
-    log: bool,
-    edge_weight: Tensor | None,
-    method: str,
-    seed: int,
-    cache: bool | str | Path,
+    options: PartitionOptions,
+    edge_weight: Tensor | None = None,
     balance: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """:func:`metis` of edges that were read, whose own weights it doesn't look at."""
+    """Partition edges that were read, as :func:`metis` does; their own weights don't matter."""
+    method, log = options.method, options.log
     if method not in METHODS:
         raise ValueError(f"'method' is {method!r}, expected one of {', '.join(map(repr, METHODS))}")
     if edge_weight is not None and method == "random":
@@ -128,10 +126,11 @@ def find_parts(
         return torch.arange(edges.num_nodes), torch.tensor([0, edges.num_nodes])
 
     def file_of(method: str) -> Path | None:
-        if not cache or method == "random":
+        if not options.cache or method == "random":
             return None
-        folder = cache_dir() if cache is True else Path(cache)
-        return folder / "partitions" / f"{_hash(edges, num_parts, recursive, method, seed)}.npy"
+        folder = cache_dir() if options.cache is True else Path(options.cache)
+        name = _hash(edges, num_parts, options.recursive, method, options.seed)
+        return folder / "partitions" / f"{name}.npy"
 
     for known in ("metis", "kaminpar") if method == "auto" else (method,):
         file = file_of(known)
@@ -141,7 +140,7 @@ def find_parts(
                 print(f"Found {num_parts} parts in {file}", file=sys.stderr)
             break
     else:
-        part = _compute(edges, num_parts, recursive, method, seed, log, file_of)
+        part = _compute(edges, num_parts, options, file_of)
 
     if classes is not None:  # What is cached is what the partitioner has found.
         before, every = part, torch.zeros(edges.num_nodes, 1, dtype=torch.long)
@@ -158,12 +157,8 @@ def find_shards(
     edges: Edges,
     num_parts: int,
     shards: int,
-    recursive: bool,
-    log: bool,
-    edge_weight: Tensor | None,
-    method: str,
-    seed: int,
-    cache: bool | str | Path,
+    options: PartitionOptions,
+    edge_weight: Tensor | None = None,
     balance: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Cut a graph twice: into shards, then each of these into as many parts as the others.
@@ -187,8 +182,7 @@ def find_shards(
             f"'num_parts' is {num_parts}, which {shards} shards can't share equally: expected a "
             f"multiple of 'shards', such as {_next_multiple(num_parts, shards)}"
         )
-    options = recursive, log, edge_weight, method, seed, cache
-    perm, bounds = find_parts(edges, shards, *options, balance)
+    perm, bounds = find_parts(edges, shards, options, edge_weight, balance)
     weight = None if edge_weight is None else whole_weights(edge_weight, edges.src.numel())
     new_id = torch.empty_like(perm)
     new_id[perm] = torch.arange(perm.numel())
@@ -206,14 +200,14 @@ def find_shards(
         # Where no edge matters, all are alike.
         heavy = None if weight is None or not bool(weight[inside].any()) else weight[inside]
         classes = None if balance is None else balance[perm[begin:end]]
-        order, ptr = find_parts(own, each, recursive, log, heavy, method, seed, cache, classes)
+        order, ptr = find_parts(own, each, options, heavy, classes)
         perms.append(perm[begin:end][order])
         ptrs.append(ptr[1:] + begin)
     return torch.cat(perms), torch.cat(ptrs), bounds
 
 
-def shared_equally(num_parts: int, shards: int, num_nodes: int) -> int:
-    """Return a number of parts that shards can share: the next one, if there are as many nodes."""
+def round_num_parts(num_parts: int, shards: int, num_nodes: int) -> int:
+    """Round a number of parts up to a multiple of ``shards``, down if there are fewer nodes."""
     parts = _next_multiple(num_parts, shards)
     return parts if parts <= num_nodes else max(num_nodes // shards, 1) * shards
 
@@ -225,13 +219,11 @@ def _next_multiple(number: int, of: int) -> int:
 def _compute(
     edges: Edges,
     num_parts: int,
-    recursive: bool,
-    method: str,
-    seed: int,
-    log: bool,
+    options: PartitionOptions,
     file_of: Callable[[str], Path | None],
 ) -> Tensor:
-    """Cut the graph, and keep the parts in the file for the method that did it."""
+    """Partition the graph, and cache the parts in the file for the method that did it."""
+    recursive, method, seed, _, log = options
     start = time.perf_counter()
     graph = None if method == "random" else undirected_graph(edges)
     if method == "auto" and graph is not None:

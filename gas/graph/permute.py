@@ -21,7 +21,7 @@ from gas.graph.attributes import (
     is_row_per_edge,
     is_row_per_node,
 )
-from gas.graph.edges import read_graph, to_csr
+from gas.graph.edges import Edges, read_graph, to_csr
 from gas.graph.features import select_rows, with_csr_features
 from gas.graph.folder.opening import check_is_graph
 from gas.graph.layout import LAYOUTS, find_layout, layout_of
@@ -54,7 +54,6 @@ def permute(data: Data, perm: Tensor, log: bool = True, *, in_place: bool = Fals
     Raises:
         ValueError: If ``perm`` is not a permutation of the nodes, or ``data`` a shard.
     """
-    start = time.perf_counter()
     check_is_graph(data)
     if isinstance(data.get(SHARD), Shard):
         raise ValueError(
@@ -62,7 +61,12 @@ def permute(data: Data, perm: Tensor, log: bool = True, *, in_place: bool = Fals
             "others expect them: renumber the whole graph, before gas.cluster cuts it"
         )
     data = with_csr_features(data)
-    edges = read_graph(data)
+    return permute_edges(data, read_graph(data), perm, log, in_place)
+
+
+def permute_edges(data: Data, edges: Edges, perm: Tensor, log: bool, in_place: bool) -> Data:
+    """Renumber the nodes of a graph whose edges were read; see :func:`permute`."""
+    start = time.perf_counter()
     num_nodes = edges.num_nodes
     if not isinstance(perm, Tensor) or perm.dtype != torch.long or perm.shape != (num_nodes,):
         what = f"{perm.dtype} of shape {list(perm.shape)}" if isinstance(perm, Tensor) else perm

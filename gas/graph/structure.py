@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -59,6 +59,22 @@ def to_trainable(tensor: Tensor) -> Tensor:
         return tensor
     with make_usable_in_training():
         return tensor.clone()
+
+
+class Uses(NamedTuple):
+    """Structures that layers have requested of an adjacency.
+
+    * ``transpose``: the transpose, at least of the columns that are rows, too.
+    * ``is_whole``: of all columns.
+    * ``with_self_loops``: what they have asked the one with self-loops for; ``None`` if they
+      haven't asked for it.
+    * ``kept``: the keys of others that were made of it, by what, and what was asked of those.
+    """
+
+    transpose: bool = False
+    is_whole: bool = False
+    with_self_loops: Uses | None = None
+    kept: tuple[tuple[Any, Callable[[Any], Any], Uses], ...] = ()
 
 
 class Structure:

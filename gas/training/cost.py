@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from gas.graph import Edges, cluster, find_parts, without_edges
+from gas.graph import Edges, PartitionOptions, cluster, find_parts, without_edges
 from gas.history import Codec, StoreFactory
 from gas.loader import CACHE_BYTES, SubData, SubgraphLoader, tensors
 from gas.native import resident_bytes
@@ -126,10 +126,9 @@ class Sample:
             dst, src = self._between.nonzero().t()
             weight = self._between[dst, src]
             method, known = ("random", None) if self._method == "random" else ("metis", weight)
-            perm, ptr = find_parts(
-                Edges(src, dst, None, self.finest), num_parts, False, False, known, method,
-                self._seed, False,
-            )  # fmt: skip
+            options = PartitionOptions(method=method, seed=self._seed, cache=False, log=False)
+            edges = Edges(src, dst, None, self.finest)
+            perm, ptr = find_parts(edges, num_parts, options, known)
             self._groups[num_parts] = [
                 perm[begin:end].sort().values
                 for begin, end in zip(ptr[:-1].tolist(), ptr[1:].tolist(), strict=True)

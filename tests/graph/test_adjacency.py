@@ -10,7 +10,7 @@ from torch_geometric.nn import GCNConv
 from torch_geometric.utils import to_dense_adj
 
 import gas
-from gas.graph.adjacency import Uses
+from gas.graph import Uses
 from gas.nn import Adjacency, spmm
 from gas.nn import GCNConv as FusedGCNConv
 

@@ -9,7 +9,7 @@ import gas
 from gas.datasets.planted import planted_partition
 from gas.graph.balance import SPARE, balanced, classes_in
 from gas.graph.edges import Edges
-from gas.graph.partition import find_parts
+from gas.graph.partition import PartitionOptions, find_parts
 
 
 def blocks(num_nodes, num_blocks, seed=0, inside=8, across=1):
@@ -87,7 +87,7 @@ def test_who_leaves_and_where_to(outer, leaves, to):
 def test_it_cuts_fewer_edges_than_chance_would():
     edges, _block = blocks(3200, 16)
     classes = torch.arange(3200) % 7 // 3
-    perm, ptr = find_parts(edges, 16, False, False, None, "metis", 0, False)
+    perm, ptr = find_parts(edges, 16, PartitionOptions(cache=False, log=False))
     part = torch.empty_like(perm)
     part[perm] = torch.repeat_interleave(ptr.diff())
     shifted = torch.where(torch.arange(3200) % 4 == 0, (part + 1) % 16, part)

@@ -8,7 +8,7 @@ from conftest import random_graph
 from pretended_device import DEVICE, Pretended, There
 
 import gas
-from gas.graph.adjacency import Uses
+from gas.graph import Uses
 from gas.graph.layout import layout_of
 from gas.loader.batch import loaded_tensors
 from gas.loader.transfer import _memory, _pinned, send_batch

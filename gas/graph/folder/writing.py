@@ -14,7 +14,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gas.graph.attributes import PARTS, PERM, SHARDS, is_node_list, is_row_per_edge, is_row_per_node
-from gas.graph.edges import read_graph, to_csr
+from gas.graph.edges import Edges, to_csr
 from gas.graph.folder.description import (
     COL,
     KEY,
@@ -42,14 +42,14 @@ class GraphWriter:
     Args:
         folder: Where to.
         data: The graph, with a row for each node and edge as they are before.
+        edges: Its edges, from :func:`gas.graph.read_graph`.
 
     Raises:
         ValueError: If an attribute can't be written, naming it; nothing has been written then.
     """
 
-    def __init__(self, folder: NewFolder, data: Data) -> None:
-        self._folder, self._data = folder, data
-        self._edges = read_graph(data)
+    def __init__(self, folder: NewFolder, data: Data, edges: Edges) -> None:
+        self._folder, self._data, self._edges = folder, data, edges
         num_nodes, num_edges = self._edges.num_nodes, self._edges.src.numel()
         small = max(num_nodes, num_edges) <= MOST_INT32
         self._index_type = torch.int32 if small else torch.int64

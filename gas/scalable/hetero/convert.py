@@ -15,7 +15,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch_geometric.data import HeteroData
 from torch_geometric.nn import MessagePassing
 
-from gas.graph import cluster_heterogeneous, is_edge_row, is_node_row, types_of, with_csr_types
+from gas.graph import (
+    PartitionOptions,
+    cluster_heterogeneous,
+    is_edge_row,
+    is_node_row,
+    types_of,
+    with_csr_types,
+)
 from gas.loader import HeteroLoader
 from gas.native import is_sparse
 from gas.nn import deep_copy, fuse, reason_inexact, twin
@@ -74,10 +81,8 @@ def to_typed(net: Module, data: HeteroData, **options: Any) -> HeteroModel:
         trial = ask_for_means(fuse(_trial(net)))
         sizes = types_of(small).num_nodes
         num_parts = min(PARTS, sum(sizes.values()))
-        graph = _as(
-            cluster_heterogeneous(small, num_parts, {}, False, "random", 0, False, False, False),
-            DOUBLE,
-        )
+        quick = PartitionOptions(method="random", cache=False, log=False)
+        graph = _as(cluster_heterogeneous(small, num_parts, quick, check=False), DOUBLE)
         plan, expected, rows = plan_of(trial, with_ids(graph), inputs)
         is_narrow, norms = _try_out(trial, plan, graph, sizes, expected, rows)
     model = HeteroModel(ask_for_means(fuse(twin(net))), plan, types.num_nodes, is_narrow, **options)
