@@ -59,8 +59,8 @@ class Cores:
             self.free, self._last = math.inf, None
         self.look()
 
-    def lately(self) -> float:
-        """``free`` if that is news, else infinite."""
+    def free_recently(self) -> float:
+        """Return ``free`` if it was seen within ``PAUSE``, else infinity."""
         return self.free if self._has_news() else math.inf
 
     def _has_news(self) -> bool:
@@ -90,7 +90,7 @@ def has_idle_cores() -> bool:
     Where it doesn't, work beside the computation would only interrupt it. Cores that other
     processes keep busy aren't idle, as far as :func:`share_cores` has just seen them.
     """
-    return torch.get_num_threads() < min(num_cores(), _cores.lately())
+    return torch.get_num_threads() < min(num_cores(), _cores.free_recently())
 
 
 class _Threads:

@@ -115,7 +115,7 @@ class CudaLink(HostLink):
         return self.store.table, self.streams.ids(index, current, copies)
 
     @property
-    def beside(self) -> bool:
+    def supports_overlap(self) -> bool:
         """See :class:`HostLink`: on a stream of its own, but for a table on the device."""
         return not self.here
 

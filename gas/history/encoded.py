@@ -1,4 +1,4 @@
-"""Features in the stores and codecs of histories: :func:`encode`."""
+"""Features in the stores and codecs of histories: :func:`quantize`."""
 
 from __future__ import annotations
 

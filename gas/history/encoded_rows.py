@@ -54,7 +54,7 @@ class Encoded(Tensor):
 
     Rows of it, by ``x[index]``, ``x[a:b]``, ``x[mask]`` or ``index_select``, are decoded alone;
     whatever else is done with it, all are. Either way comes an ordinary tensor, a copy. Only
-    ``clone`` and copies of Python's are encoded. It is never written to. :func:`gas.encode` makes
+    ``clone`` and copies of Python's are encoded. It is never written to. :func:`gas.quantize` makes
     one.
 
     * ``store``: the stored rows; ``store.nbytes`` are their bytes.
@@ -76,7 +76,7 @@ class Encoded(Tensor):
             store: The rows.
             codec: How they are stored.
             width: The values of a row.
-            kind: What copies of the matrix are stored in; see :func:`encode`.
+            kind: What copies of the matrix are stored in; see :func:`quantize`.
         """
         dtype = torch.float64 if codec.name == "float64" else torch.float32
         with torch.inference_mode(False):  # Whose tensors would be of no use to training.

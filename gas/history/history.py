@@ -17,7 +17,7 @@ from gas.history.engine import Copies, TransferEngine
 from gas.history.rows import StoredRows
 from gas.history.store import StoreFactory, TableStore
 from gas.history.tiers import make_store
-from gas.history.transfer import HostLink, Pull, rows_of
+from gas.history.transfer import HostLink, Pull, row_index_of
 from gas.native import check_index, check_integer, check_range, warn
 
 
@@ -344,7 +344,7 @@ class History(torch.nn.Module):
             raise ValueError(
                 f"'x' has dtype {x.dtype}, expected a floating-point type: pass x.float()"
             )
-        where = rows_of(x.size(0), n_id, offset, count, self.num_embeddings)
+        where = row_index_of(x.size(0), n_id, offset, count, self.num_embeddings)
         self._link.push(x.detach(), where)
         if self.engine.io == "none":
             return
@@ -420,7 +420,7 @@ class History(torch.nn.Module):
     @property
     def pulls_beside(self) -> bool:
         """Return whether started pulls overlap with the computation."""
-        return self._link.beside
+        return self._link.supports_overlap
 
     def in_place(
         self, n_id: Tensor, dtype: torch.dtype, copies: Copies | None = None

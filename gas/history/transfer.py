@@ -40,7 +40,7 @@ def as_index(where: RowIndex) -> Tensor:
     return torch.cat([torch.arange(0, device="cpu"), *ranges])
 
 
-def rows_of(
+def row_index_of(
     num_rows: int,
     n_id: Tensor | None,
     offset: Tensor | Sequence[int] | None,
@@ -55,7 +55,7 @@ def rows_of(
     """
     if (offset is None) != (count is None):
         raise ValueError("'offset' and 'count' describe ranges together: pass both or neither")
-    if offset is not None and count is not None and not _are_short(n_id, offset, count):
+    if offset is not None and count is not None and not _has_short_ranges(n_id, offset, count):
         return _ranges(num_rows, n_id, offset, count, num_embeddings)
     if n_id is not None:
         check_index("n_id", n_id)
@@ -103,7 +103,7 @@ def _ranges(
     return ranges
 
 
-def _are_short(
+def _has_short_ranges(
     n_id: Tensor | None, offset: Tensor | Sequence[int], count: Tensor | Sequence[int]
 ) -> bool:
     """Return whether ranges, whose rows are ``n_id``, are moved faster one row at a time."""
@@ -243,7 +243,7 @@ class HostLink:
         else:
             job = Job.calling(lambda: self._read(index, rows, codec))
         by = JobPolicy.WAITERS
-        if ahead and self.beside:
+        if ahead and self.supports_overlap:
             by = JobPolicy.ANYONE if self._native and plan is None else JobPolicy.WORKERS
         ticket = self.engine.submit(self.lane, job, by)
         return Pull(self.engine, ticket, out)
@@ -255,7 +255,7 @@ class HostLink:
         codec = () if x.dtype == self._dtype else self._codec
         x = x.to("cpu", torch.float32 if codec else self._dtype).contiguous()
         # Into memory rows are written at once: a copy to write from later costs as much.
-        later = self.engine.io == "concurrent" and not self._in_memory and self.beside
+        later = self.engine.io == "concurrent" and not self._in_memory and self.supports_overlap
         if later:
             x = self.engine.pool.take(x.size(0), self.width, x.dtype).copy_(x)
             where = where.clone() if isinstance(where, Tensor) else where
@@ -299,7 +299,7 @@ class HostLink:
         """Note that the caller has changed the table, or may have."""
 
     @property
-    def beside(self) -> bool:
+    def supports_overlap(self) -> bool:
         """Return whether work can overlap with the computation.
 
         Moving rows of memory or of a file takes a core, so one has to be idle. A store of the
