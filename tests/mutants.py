@@ -40,9 +40,8 @@ OPERATORS = re.compile(
 OTHER_TESTS = {  # Where they have other names.
     "gas/augment/checks.py": ["augment/test_base.py", "augment/test_mh.py"],
     "gas/augment/mh.py": ["augment/test_mh.py", "augment/test_chain.py"],
-    "gas/augment/statistics.py": ["augment/test_mh.py"],
     "gas/augment/units.py": [f"augment/test_{name}.py" for name in ("base", "drop", "views")],
-    "gas/augment/visited.py": ["augment/test_mh.py", "augment/test_chain.py"],
+    "gas/augment/statistics.py": ["augment/test_mh.py", "augment/test_chain.py"],
     **{
         f"gas/graph/folder/{name}.py": ["graph/test_folder.py", "attacks/test_graph_folders.py"]
         for name in ("description", "new", "npy", "opening", "writing")

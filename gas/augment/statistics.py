@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 
 from gas.augment.units import Units
-from gas.augment.visited import Visited
-from gas.native import warn
+from gas.native import random_bits, warn
 
 CHECK_EVERY = 1000  # Transitions between looks at the acceptance rate ...
 LOW_ACCEPTANCE = 0.01  # ... and the rate below which the chain is said to be stuck.
+
+SEED = 0x5EED  # Of the random numbers in fingerprints.
+MAX_PENDING = 4096  # Fingerprints that are on a GPU still.
 
 
 class Statistics(NamedTuple):
@@ -29,6 +31,55 @@ class Statistics(NamedTuple):
     distinct_states: int
 
 
+class VisitedStates:
+    """Counts different pairs of masks by their fingerprints, without making a host wait.
+
+    A fingerprint has 64 bits: a sum of random numbers, times the bytes of the packed masks. Two
+    masks share theirs with a probability below 2^-56.
+
+    Args:
+        size: The number of entries of both masks together.
+        device: Where the masks are.
+    """
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self._padding = torch.zeros(-size % 8, dtype=torch.bool, device=device)
+        self._key = random_bits((size + 7) // 8, SEED, device)
+        self._seen: set[int] = set()
+        self._pending: list[Tensor] = []
+
+    def fingerprint(self, edges: Tensor, nodes: Tensor) -> Tensor:
+        """Compute the fingerprint of a state, of shape ``[]``, int64."""
+        words = torch.cat([edges, nodes, self._padding]).view(torch.int64)
+        packed = (words * 0x0102040810204080 >> 56) & 0xFF  # Eight bytes of 0 or 1 become one.
+        return (packed * self._key).sum()
+
+    def add(self, fingerprint: Tensor) -> None:
+        """Add a state."""
+        self._pending.append(fingerprint)
+        if len(self._pending) >= MAX_PENDING:
+            self._flush_pending()
+
+    def _flush_pending(self) -> None:
+        if self._pending:
+            self._seen.update(torch.stack(self._pending).tolist())
+            self._pending.clear()
+
+    def __len__(self) -> int:
+        self._flush_pending()
+        return len(self._seen)
+
+    def state(self) -> Tensor:
+        """Return the fingerprints, of shape ``[states]``, int64."""
+        self._flush_pending()
+        return torch.tensor(sorted(self._seen), dtype=torch.int64)
+
+    def load(self, state: Tensor) -> None:
+        """Go on from :meth:`state`."""
+        self._pending.clear()
+        self._seen = set(state.tolist())
+
+
 class Tally:
     """Counter of transitions that doesn't synchronise with a GPU before it is read.
 
@@ -38,7 +89,7 @@ class Tally:
 
     def __init__(self, units: Units) -> None:
         self.steps = 0
-        self.visited = Visited(units.size + units.num_nodes, units.device)
+        self.visited = VisitedStates(units.size + units.num_nodes, units.device)
         self._accepted = torch.zeros((), dtype=torch.double, device=units.device)
         self._sum_share = torch.zeros(2, dtype=torch.double, device=units.device)
         self._warned, self._next_check = False, CHECK_EVERY
@@ -49,7 +100,7 @@ class Tally:
         Args:
             accepted: Whether it was, of shape ``[]``, bool.
             share: The fractions of edges and nodes that the state after it drops, of shape ``[2]``.
-            fingerprint: Of that state, see :class:`gas.augment.visited.Visited`.
+            fingerprint: Of that state, see :class:`VisitedStates`.
         """
         self.steps += 1
         self._accepted = self._accepted + accepted

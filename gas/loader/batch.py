@@ -17,7 +17,7 @@ from gas.loader.lazy import (
     LazyRows,
     get_lazy,
     read_lazy_rows,
-    set_lazy,
+    set_rows,
     stored_attributes,
 )
 from gas.native import explain_missing_cuda, is_sparse, parts
@@ -51,14 +51,14 @@ class SubData(NamedTuple):
 
     @property
     def own(self) -> Data:
-        """The node-level tensors of the in-batch nodes, views of those of the batch."""
+        """Return the node-level tensors of the in-batch nodes, views of those of the batch."""
         own = empty_graph(self.data)
         new, sizes = own._store._mapping, None
         new["n_id"] = self.n_id[: self.batch_size]
         for key, value in list(stored_attributes(self.data)):
             if isinstance(value, LazyRows):
                 if value.per_node:
-                    set_lazy(own, key, LazyOwnRows(value, self.batch_size))
+                    set_rows(own, key, LazyOwnRows(value, self.batch_size))
                     new = own._store._mapping
             elif key != "e_id" and isinstance(value, Tensor):
                 sizes = sizes or nodes_and_edges(self.data)
@@ -89,7 +89,7 @@ class SubData(NamedTuple):
         raise AttributeError(f"a batch has no {name!r}; its graph has {names}{how}")
 
     def features(self) -> Tensor | Features:
-        """``data.x`` where it lies, for layers that take it; a tensor if it was read already."""
+        """Return ``data.x`` in place, for layers that take it; a tensor if it was read already."""
         rows = get_lazy(self.data, "x")
         if rows is None or not rows.is_table:
             return self.data.get("x")
@@ -97,7 +97,7 @@ class SubData(NamedTuple):
         return Features(rows.table, rows.index, self.batch_size)
 
     def to(self, device: torch.device | str, *names: str, non_blocking: bool = False) -> SubData:
-        """Itself, or a copy with its graph elsewhere; the ids stay where the histories look.
+        """Return the batch with its graph on a device; the ids stay on the CPU, for histories.
 
         Args:
             device: The device.
@@ -164,7 +164,7 @@ def devices(data: Data) -> set[torch.device]:
 
 
 def tensors(data: Data) -> Iterator[Tensor]:
-    """Every tensor of a graph, those of its adjacency and of its views included."""
+    """Iterate over all tensors of a graph, those of its adjacency and of its views included."""
     read_lazy_rows(data)
     yield from loaded_tensors(data)
 

@@ -30,7 +30,7 @@ from gas.graph import (
 from gas.history import Encoded
 from gas.loader.batch import GRAPH_SIZE, RNG_FINGERPRINT, SubData, empty_graph
 from gas.loader.cache import BatchCache
-from gas.loader.lazy import LazyRows, read_lazy_rows, rows_of, set_lazy
+from gas.loader.lazy import LazyRows, gather, read_lazy_rows, set_rows
 from gas.native import Relabeler, check_integer, check_range
 
 FEATURES = ("x", "edge_attr")  # Attributes whose rows are gathered on first access.
@@ -232,7 +232,7 @@ class BatchCutter:
         self._trainable = [key for key in keys if key in rows and _requires_grad(self.data[key])]
 
     def _sync_graph(self) -> None:
-        """Take up what was changed in the graph since; its edges were copied.
+        """Apply changes of the graph's features and attributes; its edges were copied.
 
         Raises:
             ValueError: If edges were changed, or workers can't follow.
@@ -297,7 +297,7 @@ class BatchCutter:
         return data, n_id
 
     def _add_rows(self, batch: SubData) -> None:
-        """Add what nodes and edges have; features are read by who asks for them."""
+        """Add the attributes of nodes and edges; rows of features are gathered on first access."""
         for keys, index, per_node in (
             (self._node_keys, batch.n_id, True),
             (self._edge_keys, batch.data.e_id, False),
@@ -308,12 +308,12 @@ class BatchCutter:
                 table = self.data[key]
                 later = key in FEATURES or table.requires_grad  # Not here, without gradient.
                 if later and not table.is_inference():  # Whose changes are counted.
-                    set_lazy(batch.data, key, LazyRows(key, table, index, per_node))
+                    set_rows(batch.data, key, LazyRows(key, table, index, per_node))
                 else:
-                    batch.data[key] = rows_of(table, index)
+                    set_rows(batch.data, key, gather(table, index))
 
     def _add_others(self, batch: SubData) -> None:
-        """Add what isn't by row, and the views of the epoch."""
+        """Add the attributes of the whole graph, and the views of the epoch."""
         for key in self._other_keys:
             value = self.data[key]
             batch.data[key] = clone_unless_learnable(value) if isinstance(value, Tensor) else value
@@ -347,7 +347,7 @@ class BatchCutter:
         data.adj_t = self._layout.make(rowptr, col, value, num_cols)
 
     def _tag_ids(self, batch: SubData) -> SubData:
-        """Note the graph's size beside the ids; on their way from a worker they would lose it."""
+        """Attach the graph's size to the ids, which tensors from a worker would lose."""
         setattr(batch.n_id, GRAPH_SIZE, self.num_nodes)
         if self.shard is not None:
             setattr(batch.n_id, SHARD, self.shard)
@@ -356,7 +356,7 @@ class BatchCutter:
         return batch
 
     def _graph_fingerprint(self) -> int:
-        """Tell graphs, and orders of their nodes, from each other."""
+        """Return a checksum of the edges, which differs between graphs and orders of nodes."""
         if self._fingerprint is None:
             crc = 0
             for ids in (self._rowptr, self._relabel.col):

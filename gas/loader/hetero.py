@@ -1,4 +1,4 @@
-"""Mini-batches of typed graphs: PyG's ``HeteroData`` of some parts and their one-hop halo."""
+"""Mini-batches of heterogeneous graphs: PyG's ``HeteroData`` of some parts and their halo."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from gas.loader.subgraph import SubgraphLoader
 from gas.native import gather_sparse_rows, is_sparse
 
 TYPE, ROW = "type_of_node", "row_of_node"
-OURS = (PARTS, "num_nodes", "edge_index")
+REPLACED = (PARTS, "num_nodes", "edge_index")
 
 
 class HeteroLoader(SubgraphLoader):
-    """Loads mini-batches of a typed graph: some parts of it, with their halo.
+    """Loads mini-batches of a heterogeneous graph: some parts of it, with their halo.
 
     ``gas.SubgraphLoader(graph)`` makes one if ``graph`` is a ``HeteroData`` of :func:`gas.cluster`.
     A batch is a ``HeteroData``, too. In each type the in-batch nodes come first, then those of the
@@ -98,7 +98,7 @@ class HeteroLoader(SubgraphLoader):
         if check:
             check_features(data)
         self._parts = torch.stack(parts)
-        one, sizes = _one_graph(data, self.types, self._parts)
+        one, sizes = _to_homogeneous(data, self.types, self._parts)
         size = choose_batch_size(data, batch_size, False, kwargs)
         super().__init__(
             one, sizes, size, log=log, layout="edge_index", edge_weight=False, **kwargs
@@ -111,7 +111,7 @@ class HeteroLoader(SubgraphLoader):
         Raises:
             ValueError: If a part doesn't exist, or is named twice.
         """
-        return self._typed(super().cut(parts))
+        return self._split_by_type(super().cut(parts))
 
     def around(self, nodes: Tensor) -> HeteroData:
         """Is refused: chosen nodes are those of graphs of one type."""
@@ -121,12 +121,12 @@ class HeteroLoader(SubgraphLoader):
         )
 
     def _collate(self, parts: list[int]) -> HeteroData:
-        return self._typed(super()._collate(parts))
+        return self._split_by_type(super()._collate(parts))
 
     def _tag_ids(self, batch: Any) -> Any:
         return batch  # Which knows the graph that it is of by its types.
 
-    def _typed(self, batch: SubData) -> HeteroData:
+    def _split_by_type(self, batch: SubData) -> HeteroData:
         """Sort the nodes and edges of a mini-batch by their types."""
         out = HeteroData()
         for key, value in self.typed._global_store.items():
@@ -140,7 +140,7 @@ class HeteroLoader(SubgraphLoader):
             local[where] = torch.arange(where.numel())
             n_id, store = row[where], out[name]
             for key in self.typed[name]:
-                if key in OURS:
+                if key in REPLACED:
                     continue
                 value = self.typed[name][key]
                 is_row = is_node_row(self.typed, name, key, size)
@@ -164,7 +164,7 @@ class HeteroLoader(SubgraphLoader):
         first, last = self.types.first_edge[number : number + 2].tolist()
         store, e_id = out[name], e_id - first
         for key in self.typed[name]:
-            if key in OURS:
+            if key in REPLACED:
                 continue
             value = self.typed[name][key]
             is_row = is_edge_row(self.typed, name, key, last - first)
@@ -172,10 +172,10 @@ class HeteroLoader(SubgraphLoader):
         store.edge_index, store.e_id = edge_index, e_id
 
 
-SubgraphLoader._of_typed = HeteroLoader  # What gas.SubgraphLoader(graph) makes.
+SubgraphLoader._hetero_class = HeteroLoader  # What gas.SubgraphLoader(graph) makes.
 
 
-def _one_graph(data: HeteroData, types: Any, parts: Tensor) -> tuple[Data, Tensor]:
+def _to_homogeneous(data: HeteroData, types: Any, parts: Tensor) -> tuple[Data, Tensor]:
     """Return the graph as one, its nodes by part, then by type; and its parts."""
     edges = to_homogeneous_edges(data, types)
     sizes = parts.diff()

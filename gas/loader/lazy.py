@@ -1,4 +1,4 @@
-"""Rows of a graph that a mini-batch has, and that nobody has read yet."""
+"""Attributes of a mini-batch whose rows are gathered on first access."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from gas.history import Encoded, first_rows
 from gas.native import gather_rows, gather_sparse_rows, is_sparse, parts
 
 
-def rows_of(table: Tensor, index: Tensor) -> Tensor:
-    """``table[index]``, of a dense, a sparse or an encoded tensor."""
+def gather(table: Tensor, index: Tensor) -> Tensor:
+    """Return ``table[index]``, of a dense, a sparse or an encoded tensor."""
     if isinstance(table, Encoded):
         return table.read(index)
     return gather_sparse_rows(table, index) if is_sparse(table) else gather_rows(table, index)
@@ -30,7 +30,7 @@ def _is_copied(table: Tensor) -> bool:
 
 
 class LazyRows:
-    """Rows of a graph's tensor, which are read when they are asked for.
+    """Rows of a graph's tensor, which are gathered on first access.
 
     Args:
         name: What the graph calls the tensor.
@@ -74,12 +74,12 @@ class LazyRows:
                     out = torch.empty(shape, dtype=table.dtype, device="cpu", pin_memory=True)
                     self._rows = gather_rows(table, index, out)
                 else:
-                    self._rows = rows_of(table, index)
+                    self._rows = gather(table, index)
         return self._rows
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the rows, once they are read."""
+        """Return the bytes of the rows, once they are read."""
         if is_sparse(self.table):
             return sum(part.nbytes for part in parts(gather_sparse_rows(self.table, self.index)))
         return self.index.numel() * math.prod(self.table.shape[1:]) * self.table.element_size()
@@ -99,7 +99,7 @@ class LazyRows:
 
 
 class LazyOwnRows:
-    """The first of some rows, a view of them, made when asked for."""
+    """View of the first of some lazy rows, made on first access."""
 
     def __init__(self, rows: LazyRows, count: int) -> None:
         self._rows, self._count = rows, count
@@ -171,10 +171,10 @@ class Attributes(dict[str, Any]):
     __hash__ = None
 
 
-def set_lazy(data: Data, name: str, rows: LazyRows | LazyOwnRows) -> None:
-    """Add rows to a graph that are gathered on first access."""
+def set_rows(data: Data, name: str, rows: Tensor | LazyRows | LazyOwnRows) -> None:
+    """Set an attribute of a graph to rows, also to such as are gathered on first access."""
     mapping = data._store._mapping
-    if not isinstance(mapping, Attributes):
+    if not isinstance(rows, Tensor) and not isinstance(mapping, Attributes):
         mapping = data._store._mapping = Attributes(mapping)
     mapping[name] = rows
 
@@ -193,7 +193,7 @@ def stored_attributes(data: Data) -> Iterator[tuple[str, Any]]:
 
 
 def prefetch_rows(data: Data) -> None:
-    """Has the system read ahead rows that weren't read, where they lie packed on disk."""
+    """Ask the operating system to read ahead the lazy rows of a graph that are packed on disk."""
     for _, rows in stored_attributes(data):
         if isinstance(rows, LazyRows) and isinstance(rows.table, Encoded):
             rows.table.expect(rows.index)
@@ -209,5 +209,5 @@ def read_lazy_rows(data: Data, pinned: bool = False) -> None:
     for _, rows in stored_attributes(data):
         if isinstance(rows, LazyRows):
             rows.read(pinned)
-    for _ in data:  # Takes them for what they stand for.
+    for _ in data:  # Each access replaces the lazy rows by the tensor.
         pass

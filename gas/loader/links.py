@@ -19,8 +19,8 @@ from gas.graph import LABELS, PAIRS, Edges, are_linked, open_if_path, read_pairs
 from gas.loader.batch import SubData
 from gas.loader.subgraph import SubgraphLoader
 
-TRIES = 10  # To draw a pair that no edge joins.
-NOT_THERE = ("epoch_transform", "graph_transform", "persistent_workers", "cache")
+MAX_TRIES = 10  # To draw a pair that no edge joins.
+UNSUPPORTED = ("epoch_transform", "graph_transform", "persistent_workers", "cache")
 
 
 class LinkLoader(SubgraphLoader):
@@ -79,14 +79,14 @@ class LinkLoader(SubgraphLoader):
                 "'data' is a HeteroData, whose pairs of nodes aren't loaded by gas: make it "
                 "homogeneous, data.to_homogeneous(), or use LinkNeighborLoader of PyG"
             )
-        for name in NOT_THERE:
+        for name in UNSUPPORTED:
             if kwargs.get(name):
                 raise ValueError(
                     f"'{name}' is {kwargs[name]!r}, which batches of pairs don't have: leave it out"
                 )
         if neg_pool not in ("graph", "batch"):
             raise ValueError(f"'neg_pool' is {neg_pool!r}, expected 'graph' or 'batch'")
-        self.neg_sampling = _negatives(neg_sampling)
+        self.neg_sampling = _parse_neg_sampling(neg_sampling)
         self.neg_pool = neg_pool
         generator = kwargs.get("generator")
         self._seed, self._round = int(torch.randint(2**62, (), generator=generator)), 0
@@ -97,7 +97,7 @@ class LinkLoader(SubgraphLoader):
         """Note which tensors the graph has, and which pairs."""
         pairs = read_pairs(self.data, self.num_nodes)  # What is refused is looked at anew.
         label = _labels(self.data, pairs, self.neg_sampling)
-        _check_apart(self._rowptr, self._relabel.col, pairs)
+        _check_disjoint(self._rowptr, self._relabel.col, pairs)
         super()._classify_attributes()
         self._node_keys, self._edge_keys, self._other_keys = (
             [key for key in keys if key not in (PAIRS, LABELS)]
@@ -106,14 +106,14 @@ class LinkLoader(SubgraphLoader):
         part = torch.searchsorted(self.ptr, pairs[0], right=True) - 1
         order = part.argsort(stable=True)
         self._pairs, self._label, self._input_id = pairs[:, order], label[order], order
-        self._linked = (self._label.view(order.numel(), -1) != 0).any(1)  # Others are of no edge.
+        self._is_link = (self._label.view(order.numel(), -1) != 0).any(1)  # Others are of no edge.
         first = torch.searchsorted(part[order], torch.arange(self.ptr.numel()))
         self._pair_bounds: list[int] = first.tolist()
         told = to_csr(Edges(pairs[0], pairs[1], None, self.num_nodes), small=True)
-        self._told = told.rowptr, told.col
+        self._label_edges = told.rowptr, told.col
 
     def _epoch(self, resumes: bool) -> LinkLoader:
-        """Itself, as it draws in one epoch, whatever begins beside that."""
+        """Return a copy that draws the pairs of one epoch, also while another one begins."""
         self._round += not resumes
         epoch = copy.copy(self)
         epoch.collate_fn = epoch._collate
@@ -177,7 +177,7 @@ class LinkLoader(SubgraphLoader):
         with torch.inference_mode(False), torch.no_grad():
             nodes = _ranges(self._bounds, key)
             which = _ranges(self._pair_bounds, key)
-            pairs, linked = self._pairs[:, which], self._linked[which]
+            pairs, linked = self._pairs[:, which], self._is_link[which]
             src, dst = self._draw(pairs[:, linked], nodes, generator)
             is_own = torch.zeros(len(self._bounds) - 1, dtype=torch.bool)
             is_own[key] = True
@@ -213,16 +213,16 @@ class LinkLoader(SubgraphLoader):
             src = drawn(math.ceil(pairs.size(1) * sampling.amount), nodes)
         dst = drawn(src.numel(), pool)
         again = torch.arange(src.numel())
-        for number in range(2 * TRIES):
+        for number in range(2 * MAX_TRIES):
             ends = torch.stack([src[again], dst[again]])
             known = are_linked(self._rowptr, self._relabel.col, ends) | are_linked(
-                *self._told, ends
+                *self._label_edges, ends
             )
             again = again[known | (ends[0] == ends[1])]
             if not again.numel():
                 return src, dst
             # A part may be one community, all of whose nodes are joined.
-            dst[again] = drawn(again.numel(), pool if number < TRIES else None)
+            dst[again] = drawn(again.numel(), pool if number < MAX_TRIES else None)
             if sampling.is_binary():
                 src[again] = drawn(again.numel(), nodes)
         if sampling.is_binary():
@@ -230,18 +230,20 @@ class LinkLoader(SubgraphLoader):
             left[again] = False
             return src[left], dst[left]
         for place in again.tolist():  # Of nodes that are joined with nearly all.
-            dst[place] = self._other(src[place], generator)
+            dst[place] = self._draw_unlinked(src[place], generator)
         return src, dst
 
-    def _other(self, node: Tensor, generator: torch.Generator) -> Tensor:
-        """Any node that isn't joined with one.
+    def _draw_unlinked(self, node: Tensor, generator: torch.Generator) -> Tensor:
+        """Draw any node that no edge joins with the given one.
 
         Raises:
             ValueError: If all are.
         """
         every = torch.arange(self.num_own)
         ends = torch.stack([node.expand_as(every), every])
-        known = are_linked(self._rowptr, self._relabel.col, ends) | are_linked(*self._told, ends)
+        known = are_linked(self._rowptr, self._relabel.col, ends) | are_linked(
+            *self._label_edges, ends
+        )
         free = (~known & (every != node)).nonzero().view(-1)
         if not free.numel():
             raise ValueError(
@@ -273,7 +275,7 @@ def _add_pairs(
     data[LABELS] = torch.cat([label, label.new_zeros(src.numel(), *label.shape[1:])])
 
 
-def _negatives(sampling: NegativeSampling | str | None) -> NegativeSampling | None:
+def _parse_neg_sampling(sampling: NegativeSampling | str | None) -> NegativeSampling | None:
     """Return the negatives to draw.
 
     Raises:
@@ -315,7 +317,7 @@ def _labels(data: Data, pairs: Tensor, sampling: NegativeSampling | None) -> Ten
     return label
 
 
-def _check_apart(rowptr: Tensor, col: Tensor, pairs: Tensor) -> None:
+def _check_disjoint(rowptr: Tensor, col: Tensor, pairs: Tensor) -> None:
     """Refuse pairs that the graph joins by an edge: messages would tell what is asked.
 
     Raises:

@@ -15,9 +15,9 @@ from gas.graph import PARTS, SHARD, SHARDS, check_ptr
 from gas.loader.batch import SubData
 from gas.native import check_integer
 
-WAYS = ("labels", "staleness", "loss")
-LEAST = 0.1  # No part is drawn less often than by so much of the chance that all would have alike.
-KEPT = 0.5  # Of the running loss of a part, when the next is reported.
+CRITERIA = ("labels", "staleness", "loss")
+MIN_SHARE = 0.1  # Least probability of a part, as a fraction of that of a uniform draw.
+MOMENTUM = 0.5  # Of the running loss of a part, when the next is reported.
 
 
 class PartSampler(Sampler[int]):
@@ -68,8 +68,8 @@ class PartSampler(Sampler[int]):
         split: int = 0,
         generator: torch.Generator | None = None,
     ) -> None:
-        if by not in WAYS:
-            raise ValueError(f"'by' is {by!r}, expected one of {', '.join(map(repr, WAYS))}")
+        if by not in CRITERIA:
+            raise ValueError(f"'by' is {by!r}, expected one of {', '.join(map(repr, CRITERIA))}")
         if not isinstance(share, int | float) or not 0 < share <= 1:
             raise ValueError(f"'share' is {share!r}, expected a part of 1: above 0 and at most 1")
         if by == "loss" and share == 1:
@@ -127,7 +127,7 @@ class PartSampler(Sampler[int]):
         return self._num_first + self._num_others
 
     def __iter__(self) -> Iterator[int]:
-        self._take_up()
+        self._apply_reports()
         first, others = self._first, self._others
         shuffled = first[torch.randperm(first.numel(), generator=self.generator)]
         if self.by == "staleness":
@@ -135,9 +135,9 @@ class PartSampler(Sampler[int]):
             chosen = shuffled[order[: self._num_first]]
             self._chance.fill_(self._num_first / first.numel())
         else:
-            chance = chances(self._score()[shuffled], self._num_first)
+            chance = inclusion_probabilities(self._score()[shuffled], self._num_first)
             start = torch.rand((), dtype=torch.double, generator=self.generator)
-            chosen = shuffled[draw(chance, float(start))]
+            chosen = shuffled[systematic_sample(chance, float(start))]
             self._chance[shuffled] = chance
             # Systematic sampling keeps the order of what it draws from, which was random.
             turn = self._drawn_at[others].argsort(stable=True)[: self._num_others]
@@ -189,7 +189,7 @@ class PartSampler(Sampler[int]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint: drawn parts, their probabilities, and losses."""
-        self._take_up()
+        self._apply_reports()
         return {
             **self._settings(),
             "drawn": self._drawn,
@@ -275,7 +275,7 @@ class PartSampler(Sampler[int]):
         return parts
 
     def _score(self) -> Tensor:
-        """By what parts are drawn: the loss of their labelled nodes; all alike by labels.
+        """Return the score by which parts are drawn: the loss of their labelled nodes, or ones.
 
         A part whose loss isn't known counts as that with the largest.
         """
@@ -288,10 +288,10 @@ class PartSampler(Sampler[int]):
         total = float(score.sum())
         if total == 0:
             return torch.ones(self.num_parts, dtype=torch.double)
-        return (1 - LEAST) * score / total + LEAST / self._first.numel()
+        return (1 - MIN_SHARE) * score / total + MIN_SHARE / self._first.numel()
 
-    def _take_up(self) -> None:
-        """Follow the losses that were reported."""
+    def _apply_reports(self) -> None:
+        """Update the running losses with those that were reported."""
         for parts, losses in self._reported:
             rows = losses.double().cpu().split(self.labelled[parts].tolist())
             for part, loss in zip(parts.tolist(), rows, strict=True):
@@ -305,7 +305,9 @@ class PartSampler(Sampler[int]):
                         "expected a finite number, at least 0"
                     )
                 known = float(self._loss[part])
-                self._loss[part] = mean if math.isnan(known) else KEPT * known + (1 - KEPT) * mean
+                self._loss[part] = (
+                    mean if math.isnan(known) else MOMENTUM * known + (1 - MOMENTUM) * mean
+                )
         self._reported = []
 
     def __repr__(self) -> str:
@@ -332,8 +334,8 @@ def _parts_of(data: Data) -> Tensor:
     return parts.cpu()
 
 
-def chances(score: Tensor, number: int) -> Tensor:
-    """With which chance each is drawn, if so many are: by its score, but at most 1.
+def inclusion_probabilities(score: Tensor, number: int) -> Tensor:
+    """Return the probability of each to be drawn, proportional to its score, but at most 1.
 
     Args:
         score: Of shape ``[n]``, double, none negative, at least ``number`` above 0.
@@ -352,7 +354,7 @@ def chances(score: Tensor, number: int) -> Tensor:
         sure |= more
 
 
-def draw(chance: Tensor, start: float) -> Tensor:
+def systematic_sample(chance: Tensor, start: float) -> Tensor:
     """Draw by systematic sampling: as many as the probabilities' sum, each at most once.
 
     The chances lie one after the other on a line, and every whole number after ``start`` draws the

@@ -97,12 +97,12 @@ class SubgraphLoader(BatchCutter, DataLoader):
             epoch begins, if the graph has an attribute that workers can't send.
     """
 
-    _of_typed: ClassVar[type[SubgraphLoader]]  # Set by gas.loader.hetero, which builds on this.
+    _hetero_class: ClassVar[type[SubgraphLoader]]  # Set by gas.loader.hetero, which builds on this.
 
     def __new__(cls, data: Any = None, *args: Any, **kwargs: Any) -> SubgraphLoader:
         """Make a :class:`gas.loader.HeteroLoader` of a heterogeneous graph."""
-        is_typed = cls is SubgraphLoader and isinstance(data, HeteroData)
-        return super().__new__(cls._of_typed if is_typed else cls)
+        is_hetero = cls is SubgraphLoader and isinstance(data, HeteroData)
+        return super().__new__(cls._hetero_class if is_hetero else cls)
 
     def __init__(
         self,

@@ -12,7 +12,7 @@ from torch.utils.data import BatchSampler
 
 import gas
 from gas.loader import PartSampler
-from gas.loader.part_sampler import LEAST, chances, draw
+from gas.loader.part_sampler import MIN_SHARE, inclusion_probabilities, systematic_sample
 from gas.training import train_epoch
 
 PARTS = 12
@@ -164,7 +164,7 @@ def enumerated(chance):
     ends = torch.cat([line % 1, torch.tensor([0.0, 1.0])]).sort().values
     for low, high in itertools.pairwise(ends.tolist()):
         if high - low > 1e-12:
-            yield draw(chance, (low + high) / 2), high - low
+            yield systematic_sample(chance, (low + high) / 2), high - low
 
 
 @pytest.mark.parametrize("number", [1, 2, 4, 6, 7])
@@ -172,7 +172,7 @@ def enumerated(chance):
 def test_each_is_drawn_by_its_chance(number, seed):
     generator = torch.Generator().manual_seed(seed)
     score = torch.rand(7, generator=generator, dtype=torch.double) ** 4 + 1e-3
-    chance = chances(score, number)
+    chance = inclusion_probabilities(score, number)
     assert float(chance.sum()) == pytest.approx(number)
     assert bool((chance <= 1).all())
     free = chance < 1
@@ -188,9 +188,9 @@ def test_each_is_drawn_by_its_chance(number, seed):
 
 def test_many_are_drawn_once_each():
     score = torch.linspace(1, 2, 100_000, dtype=torch.double)
-    chance = chances(score, 50_000)
+    chance = inclusion_probabilities(score, 50_000)
     for start in (0.0, 0.5, 1 - 2**-53):
-        assert draw(chance, start).unique().numel() == 50_000
+        assert systematic_sample(chance, start).unique().numel() == 50_000
 
 
 def told(by="loss", share=0.4, seed=0, layers=2):
@@ -232,7 +232,7 @@ def test_the_expected_gradient_of_an_epoch_is_that_of_all_parts(
             expected = expected + gradient(model, loss)
     first = sampler._first
     order = torch.tensor([2, 0, 4, 1, 3])
-    chance = chances(sampler_scores(sampler)[first[order]], sampler._num_first)
+    chance = inclusion_probabilities(sampler_scores(sampler)[first[order]], sampler._num_first)
     if by == "loss":
         assert float(chance.max() / chance.min()) > 3
     state, mean, seen = sampler.state_dict(), 0, 0.0
@@ -270,9 +270,9 @@ def test_a_part_with_more_loss_comes_more_often_and_none_never():
     assert torch.allclose(count[labelled] / 2000, chance[labelled].float(), atol=0.045)
     loss = torch.arange(PARTS) + 0.1
     score = (loss * sampler.labelled)[labelled]
-    by_loss = (1 - LEAST) * score / score.sum() + LEAST / 5
+    by_loss = (1 - MIN_SHARE) * score / score.sum() + MIN_SHARE / 5
     torch.testing.assert_close(chance[labelled].float(), by_loss)
-    assert float(chance[0]) > LEAST / 5
+    assert float(chance[0]) > MIN_SHARE / 5
     assert not count[~labelled].any()
 
 
