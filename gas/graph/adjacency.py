@@ -64,6 +64,10 @@ class Adjacency:
 
     def _start(self, structure: Structure, value: Tensor | None) -> None:
         self._structure = structure
+        self.rowptr = structure.rowptr
+        """First entry of each row, of shape ``[rows + 1]``, int32."""
+        self.col = structure.col
+        """The source of each entry, of shape ``[E]``, int32."""
         self.value = value
         self._kept: dict[Any, _Kept] = {}
 
@@ -108,23 +112,13 @@ class Adjacency:
         return checked_adjacency(rowptr, col[order], value, size[1])
 
     @property
-    def rowptr(self) -> Tensor:
-        """First entry of each row, of shape ``[rows + 1]``, int32."""
-        return self._structure.rowptr
-
-    @property
-    def col(self) -> Tensor:
-        """The source of each entry, of shape ``[E]``, int32."""
-        return self._structure.col
-
-    @property
     def value(self) -> Tensor | None:
         """The weight of each entry, of shape ``[E]``, or ``None``."""
         return self._value
 
     @value.setter
     def value(self, value: Tensor | None) -> None:
-        col = self._structure.col
+        col = self.col
         if value is not None:
             if value.shape != col.shape:
                 raise ValueError(f"'value' has shape {list(value.shape)}, expected [{col.numel()}]")
@@ -216,7 +210,7 @@ class Adjacency:
 
     def unweighted(self) -> Adjacency:
         """Return the same edges without values; both share one transpose."""
-        return self if self.value is None else self.with_value(None)
+        return self if self._value is None else self.with_value(None)
 
     def with_value(self, value: Tensor | None) -> Adjacency:
         """Return the same edges with other values; both share one transpose."""

@@ -57,8 +57,11 @@ class CustomOp:
         class Differentiable(torch.autograd.Function):
             @staticmethod
             def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-                towards = differentiate(ctx, *grads)  # A list of them towards a sequence.
-                return tuple([None if isinstance(grad, list) else grad for grad in towards])
+                inputs = list(differentiate(ctx, *grads))
+                for position, grad in enumerate(inputs):
+                    if isinstance(grad, list):  # Towards a sequence, whose tensors take none.
+                        inputs[position] = None
+                return tuple(inputs)
 
             @staticmethod
             def jvp(ctx: Any, *_: Any) -> Any:
@@ -93,7 +96,9 @@ class CustomOp:
                 stacked = tuple(torch.stack(same) for same in zip(*outs, strict=True))
                 return stacked, (0,) * len(stacked)
 
-        self._function, self._transformable = Function, Transformable
+        # Function.apply without its search for wrappers of transforms, which __call__ has done.
+        self._apply = super(torch.autograd.Function, Function).apply
+        self._transformable = Transformable
 
     def _refuse_backward(self, *_: Any) -> Any:
         raise NotImplementedError(
@@ -103,26 +108,38 @@ class CustomOp:
 
     def __call__(self, *args: Any) -> Any:
         """Compute it."""
-        tensors = [arg for arg in args if isinstance(arg, Tensor)]
-        if _in_forward_mode(*tensors):
+        if forward_ad._current_level >= 0 and _in_forward_mode(*_tensors_of(args)):
             raise _no_forward_mode(self._name)
-        if _is_watched() or not _PLAIN.issuperset(map(type, tensors)):
+        if _is_watched():
             return self._op(*args)
-        if any(map(Tensor.is_neg, tensors)):  # A view that PyTorch negates when it reads.
+        is_negated = is_wrapped = has_grad = False
+        for arg in args:  # One loop: small batches spend their time here.
+            if isinstance(arg, Tensor):
+                if type(arg) not in _PLAIN:
+                    return self._op(*args)
+                is_negated |= arg.is_neg()
+                is_wrapped |= torch._C._functorch.is_functorch_wrapped_tensor(arg)
+                has_grad |= arg.requires_grad
+        if is_negated:  # A view that PyTorch negates when it reads.
             args = tuple(arg.resolve_neg() if isinstance(arg, Tensor) else arg for arg in args)
             return self(*args)
-        if any(map(torch._C._functorch.is_functorch_wrapped_tensor, tensors)):
+        if is_wrapped or (has_grad and torch._C._are_functorch_transforms_active()):
             return self._transformable.apply(*args)
-        needs_grad = torch.is_grad_enabled() and any(map(_requires_grad, tensors))
         try:
-            return (self._function.apply if needs_grad else self._kernel)(*args)
+            if has_grad and torch.is_grad_enabled():
+                return self._apply(*args)
+            return self._kernel(*args)
         except RuntimeError:
-            if any(map(torch._C._functorch.is_legacy_batchedtensor, tensors)):
+            if any(map(torch._C._functorch.is_legacy_batchedtensor, _tensors_of(args))):
                 raise NotImplementedError(
                     f"{self._name} takes no gradients in batches (is_grads_batched=True or "
                     "vectorize=True): use torch.func.jacrev, or leave that out"
                 ) from None
             raise
+
+
+def _tensors_of(args: tuple[Any, ...]) -> list[Tensor]:
+    return [arg for arg in args if isinstance(arg, Tensor)]
 
 
 def learns(*tensors: Tensor) -> bool:

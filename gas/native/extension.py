@@ -53,8 +53,11 @@ def on_cpu(*tensors: Tensor | None) -> bool:
 
 def has_kernels(*tensors: Tensor | None) -> bool:
     """Return whether kernels exist for all tensors: on the CPU, or on one CUDA device."""
-    if on_cpu(*tensors):
-        return True
+    for tensor in tensors:
+        if tensor is not None and not tensor.is_cpu:
+            break
+    else:
+        return C is not None
     devices = {t.device for t in tensors if t is not None}
     return C is not None and len(devices) == 1 and computes_on(devices.pop())
 

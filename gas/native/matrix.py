@@ -101,19 +101,21 @@ def run(name: str, x: Tensor, *arguments: object) -> None:
 
 
 def address(tensor: Tensor | None) -> int:
-    """Return the address of a tensor's elements; 0 for no tensor, or no elements."""
+    """Return the address of a tensor's elements; 0 for none."""
     return 0 if tensor is None else tensor.data_ptr()
 
 
 def forward_of(m: Matrix) -> object:
     """Return the matrix as kernels take it."""
-    return sparse(m.rowptr.numel() - 1, m.rowptr, m.col, None, m.start)
+    rowptr, col = m.rowptr.data_ptr(), m.col.data_ptr()
+    return native.C.Sparse(m.num_rows, m.col.numel(), rowptr, col, 0, m.start.data_ptr())
 
 
 def transpose_of(m: Matrix, num_cols: int | None = None) -> object:
     """Return the transpose as kernels take it, or its first rows."""
     rows = m.num_cols if num_cols is None else num_cols
-    return sparse(rows, m.t_rowptr, m.t_col, m.t_entry, m.t_start)
+    tensors = m.t_rowptr, m.t_col, m.t_entry, m.t_start
+    return native.C.Sparse(rows, m.t_col.numel(), *map(Tensor.data_ptr, tensors))
 
 
 def sparse(

@@ -23,7 +23,11 @@ from gas.nn.spmm import REDUCES
 
 def pyg_class(cls: type) -> type:
     """Return the class of PyG that a class here extends."""
-    return next(base for base in cls.__mro__ if base.__module__.startswith("torch_geometric."))
+    return next(filter(_is_of_pyg, cls.__mro__))
+
+
+def _is_of_pyg(cls: type) -> bool:
+    return cls.__module__.startswith("torch_geometric.")
 
 
 @contextlib.contextmanager
@@ -48,6 +52,13 @@ class FusedConv:
     _explain: bool | None
     path = "pyg: not called yet"
     """``"fused"``, or ``"pyg: <reason>"``: the way the last call took."""
+
+    _extends_pyg: bool
+    """Whether the class directly extends PyG's, so that it aggregates as that does."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls._extends_pyg = next(filter(_is_of_pyg, cls.__mro__), None) in cls.__bases__
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         with _as_pyg(self):
@@ -75,7 +86,7 @@ class FusedConv:
         """See :class:`torch.nn.Module`; takes :class:`Rows` and sparse features for tensors."""
         if isinstance(x, Rows) and self.takes_pairs:
             x = (x, x.own)
-        if _any_sparse(x) and not self.takes_sparse:
+        if not self.takes_sparse and any_sparse(x):
             x = dense(x)
         return super().__call__(x, *args, **kwargs)  # type: ignore[misc]
 
@@ -101,7 +112,8 @@ class FusedConv:
             self.path = f"pyg: {reason}"
             adj, kwargs = edge_index.to_torch_sparse(), to_tensors(kwargs)
             return super().propagate(adj, size=size, **kwargs)  # type: ignore[misc]
-        self.path = "fused"
+        if self.path != "fused":  # A module's attributes are set by some calls.
+            self.path = "fused"
         return self._propagate(edge_index, **kwargs)
 
     def _propagate(self, adj: Adjacency, x: Any, **_: Any) -> Tensor:
@@ -110,27 +122,31 @@ class FusedConv:
 
     def _reason_not_fused(self, kwargs: dict[str, Any]) -> str:
         """Say why the aggregation can't be fused; return an empty text if it can."""
-        if pyg_class(type(self)) not in type(self).__bases__:
-            return (
-                f"{type(self).__name__} may aggregate in another way than {pyg_class(type(self))}"
-            )
+        if not self._extends_pyg:
+            cls = type(self)
+            return f"{cls.__name__} may aggregate in another way than {pyg_class(cls)}"
         if self._reduce not in REDUCES:
             return f"aggr={self.aggr!r} is none of {', '.join(REDUCES)}"
         if kwargs.get("edge_weight") is not None:
             return "'edge_weight' is given, but an Adjacency has values of its own"
         if self.flow != "source_to_target":
             return f"flow={self.flow!r}"
-        if getattr(self, "explain", None):
+        if self._explain:
             return "an explanation masks its edges"
         return ""
 
     @property
     def _reduce(self) -> str:
-        return {"add": "sum"}.get(self.aggr, self.aggr) if isinstance(self.aggr, str) else ""
+        aggr = self.aggr
+        return ("sum" if aggr == "add" else aggr) if isinstance(aggr, str) else ""
 
 
-def _any_sparse(x: Any) -> bool:
-    return any(map(is_sparse, x)) if isinstance(x, tuple) else is_sparse(x)
+def any_sparse(x: Any) -> bool:
+    """Return whether features, or one of a pair, are a ``torch.sparse_csr`` matrix."""
+    for each in x if isinstance(x, tuple) else (x,):
+        if isinstance(each, Tensor) and each.layout == torch.sparse_csr:
+            return True
+    return False
 
 
 def to_tensors(x: Any) -> Any:

@@ -33,7 +33,7 @@ def multiply(
 ) -> Tensor:
     """See :func:`gas.native.sparse.multiply`."""
     # The rows of a batch's halo are those of `other` at `place`, behind the rows of `x`.
-    m = Matrix(*matrix)
+    m = matrix if isinstance(matrix, Matrix) else Matrix(*matrix)
     how = mean, transposed, num_rows
     return kernels.multiply(m, weight, x.contiguous(), *how, other, place)
 
@@ -277,23 +277,26 @@ def check_features(
             f"'adj' is a {type(adj).__name__}, expected a gas.nn.Adjacency: use Adjacency.of(adj), "
             "or a loader with layout='fused'"
         )
-    if x.dim() != dims or x.size(0) != adj.size(1):
+    shape, num_cols = x.shape, adj.size(1)
+    if len(shape) != dims or shape[0] != num_cols:
         raise ValueError(
-            f"'{name}' has shape {list(x.shape)}, expected {dims} dimensions and one row for each "
-            f"of the {adj.size(1)} columns of 'adj'"
+            f"'{name}' has shape {list(shape)}, expected {dims} dimensions and one row for each "
+            f"of the {num_cols} columns of 'adj'"
         )
-    check_tensors(adj, **{name: x.stored() if isinstance(x, Rows) else x})
-    if x.dtype not in TYPES and x.dtype != HALF:
+    stored = x.stored() if isinstance(x, Rows) else x
+    check_tensors(adj, **{name: stored})
+    if stored.dtype not in TYPES and stored.dtype != HALF:
         names = ", ".join((*TYPES.values(), "float16"))
-        raise ValueError(f"'{name}' has dtype {x.dtype}, expected one of {names}")
+        raise ValueError(f"'{name}' has dtype {stored.dtype}, expected one of {names}")
 
 
 def check_tensors(adj: Adjacency, **tensors: Tensor) -> None:
     """Raise ``ValueError`` unless tensors are dense, real and on the adjacency's device."""
+    device = adj.col.device
     for name, tensor in tensors.items():
-        if tensor.device != adj.device:
+        if tensor.device != device:
             raise ValueError(
-                f"'{name}' is on {tensor.device}, but 'adj' is on {adj.device}: move one to the "
+                f"'{name}' is on {tensor.device}, but 'adj' is on {device}: move one to the "
                 "other, adj.to(device)"
             )
         if tensor.layout != torch.strided or tensor.is_complex():

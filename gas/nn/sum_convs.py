@@ -11,7 +11,7 @@ from torch import Tensor
 from gas.graph import Adjacency, dense
 from gas.history import Rows, first_rows
 from gas.native import is_sparse
-from gas.nn.conv import FusedConv, to_tensors
+from gas.nn.conv import FusedConv, any_sparse, to_tensors
 from gas.nn.sparse_features import is_linear, linear
 from gas.nn.spmm import spmm
 
@@ -28,11 +28,12 @@ class SumConv(FusedConv):
         return self._aggregate(adj, x[0] if isinstance(x, tuple) else x)
 
     def _aggregate(self, adj: Adjacency, x: Tensor | Rows) -> Tensor:
-        if self._reduce in ("max", "min"):
+        reduce = self._reduce
+        if reduce in ("max", "min"):
             adj = adj.unweighted()
         elif adj.sums_of is not None and isinstance(x, Tensor) and self.sums_input_rows:
-            return adj.sums_of(x, self._reduce)
-        return spmm(adj, x, reduce=self._reduce)
+            return adj.sums_of(x, reduce)
+        return spmm(adj, x, reduce=reduce)
 
     @property
     def sums_input_rows(self) -> bool:
@@ -69,6 +70,8 @@ class SAGEConv(SumConv, pyg.SAGEConv):
         """See PyG."""
         if self.project:
             return super().forward(to_tensors(x), edge_index, size)
+        if not any_sparse(x):
+            return super().forward(x, edge_index, size)
         root = self.lin_r if self.root_weight else None
         out = _transform_then_sum(self, x, edge_index, self.lin_l, root, size=size)
         if out is None:
