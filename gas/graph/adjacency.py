@@ -64,10 +64,6 @@ class Adjacency:
 
     def _start(self, structure: Structure, value: Tensor | None) -> None:
         self._structure = structure
-        self.rowptr = structure.rowptr
-        """First entry of each row, of shape ``[rows + 1]``, int32."""
-        self.col = structure.col
-        """The source of each entry, of shape ``[E]``, int32."""
         self.value = value
         self._kept: dict[Any, _Kept] = {}
 
@@ -112,6 +108,16 @@ class Adjacency:
         return checked_adjacency(rowptr, col[order], value, size[1])
 
     @property
+    def rowptr(self) -> Tensor:
+        """First entry of each row, of shape ``[rows + 1]``, int32."""
+        return self._structure.rowptr
+
+    @property
+    def col(self) -> Tensor:
+        """The source of each entry, of shape ``[E]``, int32."""
+        return self._structure.col
+
+    @property
     def value(self) -> Tensor | None:
         """The weight of each entry, of shape ``[E]``, or ``None``."""
         return self._value
@@ -131,7 +137,8 @@ class Adjacency:
 
     def size(self, dim: int | None = None) -> Any:
         """Return the number of rows and of columns, or one of them."""
-        shape = (self.rowptr.numel() - 1, self._structure.num_cols)
+        structure = self._structure
+        shape = (structure.rowptr.numel() - 1, structure.num_cols)
         return shape if dim is None else shape[dim]
 
     @property

@@ -119,19 +119,20 @@ def copy_graph(data: Data, shared: Collection[str] = ()) -> Data:
         shared: Names of attributes that aren't copied. (default: none)
     """
     # Rows that a batch has not read are read here, for both.
-    attributes = list(data._store._mapping.items())
+    attributes = dict(data._store._mapping.items())
     out = copy.copy(data)
-    for key, value in attributes:
+    new = out._store._mapping
+    for key, value in attributes.items():
         if isinstance(value, Tensor) and key != "adj_t" and key not in shared:
-            out[key] = clone_unless_learnable(value)
-    adj_t, weight = data.get("adj_t"), data.get("edge_weight")
+            new[key] = clone_unless_learnable(value)
+    adj_t, weight = attributes.get("adj_t"), attributes.get("edge_weight")
     if adj_t is None:
         return out
     layout = layout_of(adj_t)
     value = layout.value(adj_t)
     if value is not None and weight is not None and weight.data_ptr() == value.data_ptr():
-        value = out.edge_weight.view(-1)
+        value = new["edge_weight"].view(-1)
     elif value is not None:
         value = clone_unless_learnable(value)
-    out.adj_t = layout.with_value(adj_t, value)
+    new["adj_t"] = layout.with_value(adj_t, value)
     return out

@@ -205,12 +205,14 @@ _MADE: dict[str, Layout] = {}  # The layouts of batches, by name; gas.graph.adja
 def register_layout(layout: Layout) -> Layout:
     """Add a layout that batches can have."""
     _MADE[layout.name] = layout
+    _SEARCHED.insert(0, layout)
     return layout
 
 
+_SEARCHED: list[Layout] = [_Coo()]  # Those of the loaders' default first.
+
 for _layout in (_Csr(), _EdgeIndex(), _SparseTensor()):
     register_layout(_layout)
-_COO = _Coo()
 
 
 def layout_of(adj: Any, name: str = "adj") -> Layout:
@@ -223,7 +225,7 @@ def layout_of(adj: Any, name: str = "adj") -> Layout:
     Raises:
         ValueError: If it is none.
     """
-    for layout in (*_MADE.values(), _COO):
+    for layout in _SEARCHED:
         if layout.holds(adj):
             return layout
     raise ValueError(

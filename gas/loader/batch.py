@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 
-from gas.graph import is_sized_per_node, layout_of, nodes_and_edges
+from gas.graph import Adjacency, is_sized_per_node, layout_of, nodes_and_edges
 from gas.history import Features, begin_alike, first_rows
 from gas.loader.lazy import (
     LazyOwnRows,
@@ -53,18 +53,21 @@ class SubData(NamedTuple):
     def own(self) -> Data:
         """Return the node-level tensors of the in-batch nodes, views of those of the batch."""
         own = empty_graph(self.data)
-        new, sizes = own._store._mapping, None
+        new, known = own._store._mapping, dict(stored_attributes(self.data))
         new["n_id"] = self.n_id[: self.batch_size]
-        for key, value in list(stored_attributes(self.data)):
+        e_id = known.pop("e_id", None)
+        # PyG's own counts take 50 calls.
+        sizes = None if e_id is None else (self.n_id.numel(), e_id.numel())
+        for key, value in known.items():
             if isinstance(value, LazyRows):
                 if value.per_node:
                     set_rows(own, key, LazyOwnRows(value, self.batch_size))
                     new = own._store._mapping
-            elif key != "e_id" and isinstance(value, Tensor):
+            elif isinstance(value, Tensor):
                 sizes = sizes or nodes_and_edges(self.data)
                 if is_sized_per_node(self.data, key, value, sizes):
                     new[key] = first_rows(value, self.batch_size)
-        own.num_nodes = self.batch_size
+        new["num_nodes"] = self.batch_size
         return own
 
     def __repr__(self) -> str:
@@ -158,8 +161,11 @@ def devices(data: Data) -> set[torch.device]:
             found.add(value.table.device)
         elif type(value) is Tensor and value.layout == torch.strided:
             found.add(value.device)
+        elif isinstance(value, Adjacency):
+            found.add(value.col.device)  # That of all of its tensors.
         else:
-            found.update(tensor.device for tensor in _tensors_of(key, value))
+            for tensor in _tensors_of(key, value):
+                found.add(tensor.device)
     return found
 
 

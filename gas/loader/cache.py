@@ -68,8 +68,9 @@ class BatchCache:
 
 
 def _copy(batch: SubData, shared: frozenset[str]) -> SubData:
-    ids = (tensor.clone() for tensor in batch[2:])
-    return SubData(copy_graph(batch.data, shared), batch.batch_size, *ids)
+    data, batch_size, n_id, offset, count = batch
+    ids = n_id.clone(), offset.clone(), count.clone()
+    return SubData(copy_graph(data, shared), batch_size, *ids)
 
 
 def make_cache(cache: bool | None, is_fixed: bool) -> BatchCache:

@@ -20,7 +20,8 @@ def gather(table: Tensor, index: Tensor) -> Tensor:
     """Return ``table[index]``, of a dense, a sparse or an encoded tensor."""
     if isinstance(table, Encoded):
         return table.read(index)
-    return gather_sparse_rows(table, index) if is_sparse(table) else gather_rows(table, index)
+    is_csr = table.layout == torch.sparse_csr
+    return gather_sparse_rows(table, index) if is_csr else gather_rows(table, index)
 
 
 def _is_copied(table: Tensor) -> bool:
@@ -67,15 +68,19 @@ class LazyRows:
             table, index = self.table, self.index
             if self.is_learnt:
                 return table.index_select(0, index)  # For this copy of the batch, and its graph.
-            # Tensors made in inference mode would be of no use to training.
-            with torch.inference_mode(False), torch.no_grad():
-                if pinned and _is_copied(table):
-                    shape = (index.numel(), *table.shape[1:])
-                    out = torch.empty(shape, dtype=table.dtype, device="cpu", pin_memory=True)
-                    self._rows = gather_rows(table, index, out)
-                else:
-                    self._rows = gather(table, index)
+            if torch.is_inference_mode_enabled():  # Whose tensors would be of no use to training.
+                with torch.inference_mode(False), torch.no_grad():
+                    self._rows = self._gather(pinned)
+            else:
+                self._rows = self._gather(pinned)
         return self._rows
+
+    def _gather(self, pinned: bool) -> Tensor:
+        if not pinned or not _is_copied(self.table):
+            return gather(self.table, self.index)
+        shape = (self.index.numel(), *self.table.shape[1:])
+        out = torch.empty(shape, dtype=self.table.dtype, device="cpu", pin_memory=True)
+        return gather_rows(self.table, self.index, out)
 
     @property
     def nbytes(self) -> int:

@@ -123,7 +123,10 @@ def attributes(data: Data) -> Mapping[str, Any]:
 
 def adjacency(data: Data) -> Any:
     """Return the adjacency of a batch, in its layout."""
-    return data.adj_t if "adj_t" in attributes(data) else data.edge_index
+    known = attributes(data)
+    if "adj_t" in known:
+        return known["adj_t"]
+    return data.edge_index
 
 
 @functools.lru_cache(maxsize=128)
