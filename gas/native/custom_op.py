@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +11,6 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 _PLAIN = frozenset((Tensor, Parameter))
-_requires_grad = operator.attrgetter("requires_grad")
 
 
 class CustomOp:
@@ -144,8 +142,10 @@ def _tensors_of(args: tuple[Any, ...]) -> list[Tensor]:
 
 def learns(*tensors: Tensor) -> bool:
     """Return whether a gradient towards one of them may be asked for."""
-    if torch.is_grad_enabled() and any(map(_requires_grad, tensors)):
-        return True
+    if torch.is_grad_enabled():
+        for tensor in tensors:  # The compiler can't follow map() of an attrgetter.
+            if tensor.requires_grad:
+                return True
     return is_transformed(*tensors)
 
 
