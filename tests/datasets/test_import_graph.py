@@ -379,13 +379,14 @@ def test_a_killed_process(tmp_path):
     import_graph(tmp_path / "tables", tmp_path / "whole", log=False)
     program = """
 import os, signal, time
+import gas
 from gas.datasets.importing import stages
 order = stages._Import._order
 def slow(self):
     print("now", flush=True)
     time.sleep(60)
 stages._Import._order = slow
-stages.import_graph("tables", "graph")
+gas.datasets.import_graph("tables", "graph")
 """
     process = subprocess.Popen(
         [sys.executable, "-c", program], cwd=tmp_path, stdout=subprocess.PIPE, text=True
