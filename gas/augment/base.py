@@ -11,6 +11,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
 
+from gas.augment.loss import mh_aug_loss
 from gas.augment.resumable import Resumable
 from gas.augment.units import GraphState, Units, check_mask, mask_features
 from gas.augment.views import Views
@@ -36,6 +37,9 @@ class Augmentation(Resumable, BaseTransform):
     Raises:
         ValueError: If the graph or an option is unusable, naming the argument.
     """
+
+    view_loss = staticmethod(mh_aug_loss)
+    """The loss of batches with views, unless :func:`gas.train_epoch` is given another."""
 
     def __init__(
         self,

@@ -11,8 +11,8 @@ from torch_geometric.data import Data
 
 from gas.contrib.simulation.machine import Machine, check_model, widths_of
 from gas.contrib.simulation.partition import PartitionStatistics, count_split
-from gas.distributed import HEADER_BYTES, RANGE_BYTES
 from gas.native import check_integer, human
+from gas.scalable import Ranks
 
 if TYPE_CHECKING:
     from gas import ScalableGNN
@@ -249,7 +249,7 @@ class _Ranks:
 
         sent = s.replicas / ranks * s.sent_balance * self.row_bytes
         received = s.replicas / ranks * s.replicas_balance * self.row_bytes
-        headers = (ranks - 1) * HEADER_BYTES * steps + s.ranges / ranks * RANGE_BYTES
+        headers = Ranks.header_bytes((ranks - 1) * steps, s.ranges / ranks)
         hops = (ranks - 1) * machine.latency * steps
         if not self.row_bytes:  # Nothing to send.
             headers = hops = 0.0
