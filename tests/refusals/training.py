@@ -281,17 +281,17 @@ CASES = {
     "PartitionStatistics, more ranks than nodes": lambda t: statistics(num_ranks=5),
     "PartitionStatistics, a balance below 1": lambda t: statistics(sent_balance=0.5),
     "PartitionStatistics, a negative spread": lambda t: statistics(part_spread=-1.0),
-    "scaled, from one number of ranks": lambda t: statistics().scaled(ranks=4),
+    "scaled, from one number of ranks": lambda t: statistics().extrapolate(ranks=4),
     "Machine, negative seconds": lambda t: machine(seconds_per_edge=-1.0),
     "Machine, no bandwidth": lambda t: machine(bandwidth=0),
     "Machine, twice the time for messages": lambda t: machine(backward_share=2),
     "Machine, no rank on a host": lambda t: machine(ranks_per_host=0),
-    "Machine.measured, a model elsewhere": lambda t: Machine.measured(
+    "Machine.measure, a model elsewhere": lambda t: Machine.measure(
         gcn().to("meta"), load(), 1e9, 0
     ),
-    "Machine.measured, local processes that fail": ranks_that_fail,
-    "Machine.measured, one rank": lambda t: Machine.measured(gcn(), load(), 1e9, 0, ranks=1),
-    "Machine.measured, two parts": lambda t: Machine.measured(gcn(), load(), 1e9, 0),
+    "Machine.measure, local processes that fail": ranks_that_fail,
+    "Machine.measure, one rank": lambda t: Machine.measure(gcn(), load(), 1e9, 0, ranks=1),
+    "Machine.measure, two parts": lambda t: Machine.measure(gcn(), load(), 1e9, 0),
     "Experiment, memory in full batch": lambda t: experiment(full_batch=True, memory="1GB"),
     "Experiment, memory and a budget": lambda t: experiment(memory="1GB", memory_budget=10),
     "Settings, no parts": lambda t: Settings(num_parts=0),
