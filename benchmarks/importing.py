@@ -24,12 +24,12 @@ import numpy as np
 from common import markdown, save
 
 from gas.cli.report import peak_rss_bytes, reset_peak_rss
-from gas.datasets import import_graph, planted_to_disk
+from gas.datasets import import_graph, write_planted_partition
 
 
 def write_sources(folder: Path, num_nodes: int) -> int:
     """Write the edges as arrays, and as text; their number."""
-    data = planted_to_disk(folder / "arrays", num_nodes, num_features=16)
+    data = write_planted_partition(folder / "arrays", num_nodes, num_features=16)
     src, dst = data.edge_index.numpy()
     (folder / "text").mkdir()
     with (folder / "text" / "edges.csv").open("w") as stream:

@@ -245,7 +245,7 @@ def measure_chain(data: Data, transitions: int, repeats: int, **options: Any) ->
     dropped = []
     for _ in range(transitions):
         chain.step()
-        dropped.append(chain.states[1].dropped)
+        dropped.append(chain.states[1].drop_fractions)
     series = torch.stack(dropped)
     seconds = {name: t["median"] for name, t in times.items()}
     return {

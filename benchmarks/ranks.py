@@ -47,7 +47,7 @@ from torch_geometric.data import Data
 import gas
 from gas.cli import peak_rss_bytes
 from gas.contrib.simulation import Machine, partition_statistics, simulate
-from gas.datasets import open_mapped, planted_to_disk
+from gas.datasets import open_mapped, write_planted_partition
 from gas.datasets.planted import planted_partition
 from gas.graph.edges import Edges
 from gas.graph.partitioners import undirected_graph
@@ -173,7 +173,7 @@ def count_large(folder: str, ranks: int) -> dict[str, Any]:
 
 
 def make_large(folder: str) -> dict[str, Any]:
-    planted_to_disk(folder, LARGE_NODES, AVG_DEGREE, num_features=1)
+    write_planted_partition(folder, LARGE_NODES, AVG_DEGREE, num_features=1)
     return {}
 
 

@@ -69,7 +69,7 @@ def train(model: gas.ScalableGNN, graph: Data) -> None:
 def explain(model: gas.ScalableGNN, loader: gas.SubgraphLoader, name: str) -> Explanation:
     """Of one person, on a mini-batch around them, in which they come first."""
     row = (loader.data.perm == PEOPLE.index(name)).nonzero().view(-1)
-    batch = loader.around(loader.neighbourhood(row, num_hops=1).n_id)
+    batch = loader.cut_nodes(loader.neighbourhood(row, num_hops=1).n_id)
     explainer = Explainer(
         model.at(batch),
         CaptumExplainer("IntegratedGradients", n_steps=20),

@@ -95,7 +95,7 @@ def main() -> None:
         unseen = ~data.train_mask[new]
         cells = [(right(out[unseen], data, new[unseen]), time.perf_counter() - start)]
 
-        batch = live.loader(log=False).around(live.graph.perm.argsort()[new])
+        batch = live.loader(log=False).cut_nodes(live.graph.perm.argsort()[new])
         train(model, [batch] * 5, 1, optimizer)  # Some steps on the new nodes.
         model.eval()
         out = model.predict(live.graph)

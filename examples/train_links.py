@@ -72,7 +72,7 @@ def split_links(data: Data, undirected: bool) -> tuple[Data, Data, Data]:
     drawn = torch.bucketize(last, ends)[pair]  # 0 for testing, 1 for validation, 2 to tell.
     graphs = []
     for number in (2, 1, 0):
-        graph = gas.graph.without_links(data, edges[:, drawn <= number])
+        graph = gas.graph.remove_links(data, edges[:, drawn <= number])
         graph.edge_label_index = edges[:, drawn == number]
         graphs.append(graph)
     return tuple(graphs)

@@ -50,7 +50,7 @@ def too_many_entries(t):
 
 
 def too_many_in_a_batch(t):
-    t.patch.setattr("gas.graph.adjacency.MOST_INT32", 3)
+    t.patch.setattr("gas.graph.structure.MOST_INT32", 3)
     list(load(layout="fused"))
 
 

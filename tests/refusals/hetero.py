@@ -178,7 +178,7 @@ CASES = {
     "SubgraphLoader, layout": lambda t: load(layout="csr"),
     "SubgraphLoader, an augmentation": lambda t: load(epoch_transform=object()),
     "SubgraphLoader, ptr": lambda t: load(ptr=torch.tensor([0, 12])),
-    "SubgraphLoader.around": lambda t: load().around(torch.tensor([0])),
+    "SubgraphLoader.cut_nodes": lambda t: load().cut_nodes(torch.tensor([0])),
     "to_scalable, a layer that normalises": lambda t: make(Net(layer=GCNConv)),
     "to_scalable, a layer that caches": lambda t: make(
         Net(layer=GCNConv, normalize=False, cached=True)
