@@ -3,7 +3,7 @@
 from gas.io.files import (
     flush_to_disk,
     refuse,
-    replacing,
+    replace_file,
     sync_folder,
 )
 from gas.io.json import parse_json, read_json, write_json
@@ -29,7 +29,7 @@ __all__ = [
     "parse_json",
     "read_json",
     "refuse",
-    "replacing",
+    "replace_file",
     "sync_folder",
     "tensor_of",
     "write_array",
