@@ -152,7 +152,7 @@ class Redistribution:
             ]
             for number, history in enumerate(cast(ScalableGNN, into.model).histories)
         ]
-        self._check_all(sources)
+        self._refuse_unread_histories(sources)
         self._rows = [row[each] for each in perms]  # That each one's own rows become.
 
     @staticmethod
@@ -188,7 +188,7 @@ class Redistribution:
             raise CheckpointError(f"{found.files.path} has too few rows of {name!r}: it is damaged")
         return found.files.read_history(name, history, num_rows)
 
-    def _check_all(self, sources: Sequence[Saved]) -> None:
+    def _refuse_unread_histories(self, sources: Sequence[Saved]) -> None:
         left = len(sources[0].files.manifest["histories"]) - len(self._readings)
         if left:
             raise ValueError(
