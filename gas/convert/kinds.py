@@ -13,7 +13,7 @@ from torch.nn import Module
 
 from gas.convert.inputs import copy_value
 from gas.convert.layers import is_close
-from gas.convert.trace import called_module, is_layer
+from gas.convert.trace import get_module, is_layer
 from gas.nn import reason_inexact
 
 ROWS = "rows"  # Rows of nodes, or their number.
@@ -145,7 +145,7 @@ def check_rows(
 
 
 def _call_name(net: Module, node: Node) -> str:
-    module = called_module(net, node)
+    module = get_module(net, node)
     return type(module).__name__ if module is not None else function_name(node)
 
 
@@ -173,7 +173,7 @@ def _check_node(
     size: int,
     rows: range,
 ) -> None:
-    module = called_module(net, node)
+    module = get_module(net, node)
     given: dict[Node, Any] = {}
 
     def cut(argument: Node) -> Any:

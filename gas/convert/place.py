@@ -14,7 +14,7 @@ from torch.nn import Module
 from gas.convert.kinds import ROWS
 from gas.convert.layers import WEIGHT, LayerCall
 from gas.convert.scope import dense, dropout, own_rows, pull, read_history, sources, weights
-from gas.convert.trace import called_module, is_dropout, is_layer
+from gas.convert.trace import get_module, is_dropout, is_layer
 from gas.nn import LINEAR_LAYERS, Dropout, FusedConv, has_hooks
 
 
@@ -178,7 +178,7 @@ class _Writer:
     def _readers_take_sparse(self, node: Node) -> bool:
         """Return whether all readers of a value take sparse features."""
         return all(
-            type(module := called_module(self._net, user)) in LINEAR_LAYERS
+            type(module := get_module(self._net, user)) in LINEAR_LAYERS
             or isinstance(module, FusedConv)
             or (self._is_dropout(user) and self._readers_take_sparse(user))
             for user in node.users
@@ -187,7 +187,7 @@ class _Writer:
     def _is_dropout(self, node: Node) -> bool:
         if node.target is torch.nn.functional.dropout:
             return True
-        module = called_module(self._net, node)
+        module = get_module(self._net, node)
         return isinstance(module, Dropout) and not module.inplace
 
 

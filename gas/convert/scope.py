@@ -78,7 +78,7 @@ class Scope:
         return self.edge_weight
 
 
-def _traced_as_call(function: Callable[..., Any]) -> Callable[..., Any]:
+def _make_leaf(function: Callable[..., Any]) -> Callable[..., Any]:
     """Make a function a single node when its graph is traced again, as in unpickling."""
 
     @functools.wraps(function)
@@ -90,7 +90,7 @@ def _traced_as_call(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-@_traced_as_call
+@_make_leaf
 def own_rows(scope: Scope, x: Any) -> Any:
     """Return the in-batch rows of a value; of a number of rows, the number of in-batch rows."""
     if isinstance(x, int):
@@ -102,33 +102,33 @@ def own_rows(scope: Scope, x: Any) -> Any:
     return first_rows(x, scope.batch_size)
 
 
-@_traced_as_call
+@_make_leaf
 def pull(scope: Scope, position: int, x: Tensor, rows: bool) -> Tensor | Rows:
     """Push the own rows of a batch to a history, and return the rows of all its nodes."""
     rows = rows and not scope.is_edge_index and scope.adj_t.size(0) == scope.batch_size
     return scope.push_and_pull(position, x, rows)
 
 
-@_traced_as_call
+@_make_leaf
 def read_history(scope: Scope, position: int, own: bool) -> Any:
     """Return the rows of a history, for a stage of layer-wise inference."""
     assert scope.read_history is not None
     return scope.read_history(position, own)
 
 
-@_traced_as_call
+@_make_leaf
 def dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
     """Apply :func:`gas.nn.dropout`, which always returns a new tensor."""
     return drop(x, p, training)
 
 
-@_traced_as_call
+@_make_leaf
 def dense(x: Any) -> Any:
     """Return features as a dense tensor."""
     return features.to_dense(x)
 
 
-@_traced_as_call
+@_make_leaf
 def sources(scope: Scope, x: Any, form: str, takes_pairs: bool = True) -> Any:
     """Return a layer's features in a form."""
     if form == FUSED and not scope.is_edge_index:
@@ -143,7 +143,7 @@ def _make_pair(x: Tensor, num_rows: int | None) -> Any:
     return x if num_rows is None or num_rows == x.size(0) else (x, first_rows(x, num_rows))
 
 
-@_traced_as_call
+@_make_leaf
 def edges(scope: Scope, form: str, weight: Tensor | None) -> Any:
     """Return a layer's adjacency in a form."""
     if form != FUSED or scope.is_edge_index:
@@ -151,19 +151,19 @@ def edges(scope: Scope, form: str, weight: Tensor | None) -> Any:
     return scope.adj_t if weight is scope.edge_weight else scope.adj_t.with_value(weight)
 
 
-@_traced_as_call
+@_make_leaf
 def edge_weight(scope: Scope, form: str, weight: Tensor | None) -> Tensor | None:
     """Return a layer's edge weights in a form; those of a matrix are its values."""
     return weight if form != FUSED or scope.is_edge_index else None
 
 
-@_traced_as_call
+@_make_leaf
 def weights(scope: Scope) -> Tensor | None:
     """Return the weight of every edge."""
     return scope.edge_weight
 
 
-@_traced_as_call
+@_make_leaf
 def gcn_weights(scope: Scope) -> Tensor | None:
     """Return the weight of every edge, after checking that the graph is normalised."""
     return scope.gcn_weight

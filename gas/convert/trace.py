@@ -265,20 +265,20 @@ def _constants(node: Node) -> list[tuple[int | str, Any]]:
     return [*enumerate(node.args), *node.kwargs.items()]
 
 
-def called_module(net: Module | GraphModule, node: Node) -> Module | None:
+def get_module(net: Module | GraphModule, node: Node) -> Module | None:
     """Return the module that a node calls, if it calls one."""
     return net.get_submodule(str(node.target)) if node.op == "call_module" else None
 
 
 def is_layer(net: Module, node: Node) -> bool:
     """Return whether a node is a message passing layer."""
-    return isinstance(called_module(net, node), MessagePassing)
+    return isinstance(get_module(net, node), MessagePassing)
 
 
 def is_dropout(net: Module, node: Node) -> bool:
     """Return whether a node drops elements at random."""
     if node.op == "call_module":
-        return isinstance(called_module(net, node), torch.nn.modules.dropout._DropoutNd)
+        return isinstance(get_module(net, node), torch.nn.modules.dropout._DropoutNd)
     return node.op == "call_function" and node.target in DROPOUTS
 
 
