@@ -1,4 +1,4 @@
-"""Files: durable writes, strict JSON, and ``.npy`` arrays that are mapped."""
+"""Files: durable writes, strict JSON, mapped ``.npy`` arrays."""
 
 from gas.io.files import (
     DISK_FULL,

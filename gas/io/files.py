@@ -1,4 +1,4 @@
-"""Write files so that they are there as a whole or not at all, whenever the power fails."""
+"""Durable and atomic writes of files."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ DISK_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
 
 def free_disk(path: Path) -> int:
-    """Return the bytes that are free where ``path`` is, or will be."""
+    """Return the free bytes of the file system of ``path``, which needn't exist."""
     while not path.exists():
         path = path.parent
     return shutil.disk_usage(path).free
 
 
 def refuse(path: Path, what: str, found: object, expected: str) -> NoReturn:
-    """Raise ``ValueError``: of a file of a folder that isn't what it should be."""
+    """Raise ``ValueError`` for the content of a file."""
     shown = found if isinstance(found, str) else repr(found)
     shown = shown if len(shown) <= 120 else f"{shown[:100]} ..."
     raise ValueError(f"{path}: {what} is {shown}, expected {expected}")
@@ -31,14 +31,14 @@ def refuse(path: Path, what: str, found: object, expected: str) -> NoReturn:
 
 @contextlib.contextmanager
 def explain_full_disk(path: str | Path, text: Callable[[int], str]) -> Iterator[None]:
-    """Name the cure, in this context, of an error of a disk that is full.
+    """Replace the text of errors of a full disk in this context.
 
     Args:
-        path: Where was written.
-        text: Makes the text of the error from the number of bytes that are free.
+        path: The path that is written to.
+        text: Returns the text for the number of free bytes.
 
     Raises:
-        OSError: With the system's number, the text and the path.
+        OSError: With the system's error number, the text and the path.
     """
     try:
         yield
@@ -50,13 +50,13 @@ def explain_full_disk(path: str | Path, text: Callable[[int], str]) -> Iterator[
 
 
 def flush_to_disk(stream: IO[bytes]) -> None:
-    """Wait until what was written to a stream has reached the disk."""
+    """Flush a stream, and wait until its content is on the disk."""
     stream.flush()
     os.fsync(stream.fileno())
 
 
 def sync_folder(path: Path) -> None:
-    """Make the names in a folder durable, where the system can."""
+    """Make the names in a folder durable, if the system supports it."""
     try:
         handle = os.open(path, os.O_RDONLY)
     except OSError:  # Windows can't open a folder.
@@ -64,7 +64,7 @@ def sync_folder(path: Path) -> None:
     try:
         os.fsync(handle)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # Of a file system that has none.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # Some file systems don't support it.
             raise
     finally:
         os.close(handle)
@@ -72,15 +72,15 @@ def sync_folder(path: Path) -> None:
 
 @contextlib.contextmanager
 def replace_file(path: Path, temporary: str | None = None) -> Iterator[Path]:
-    """Write a file that takes the place of ``path``, durably, when the context ends, or never.
+    """Replace a file atomically and durably at the end of the context, unless it raises an error.
 
     Args:
-        path: The file, which may be there; its folder is made.
-        temporary: The name in its folder until then; what a crash left there is overwritten.
-            (default: one that no other process has)
+        path: The file, which may exist; its folder is made.
+        temporary: The name of the temporary file in the same folder, which is overwritten.
+            (default: a unique name)
 
     Yields:
-        The file to write to.
+        The temporary file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if temporary is None:

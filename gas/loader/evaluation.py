@@ -1,4 +1,4 @@
-"""Mini-batches in order, each one range of nodes: for evaluation."""
+"""Loader of mini-batches in order, each one range of nodes, for evaluation."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ class EvalSubgraphLoader(SubgraphLoader):
 
 
 def batches_in_order(loader: SubgraphLoader) -> Iterator[Any]:
-    """Cut the mini-batches of a loader in the order of their nodes; none of them is kept."""
+    """Cut the mini-batches of a loader in the order of their nodes, without caching them."""
     num_parts = loader.ptr.numel() - 1
-    size = loader.batch_size or 1  # None where a sampler of batches was given.
+    size = loader.batch_size or 1  # It is None with a batch_sampler.
     with share_cores(loader.leave_cores) as follow_cores:
         for first in range(0, num_parts, size):
             batch = loader.cut(range(first, min(first + size, num_parts)))

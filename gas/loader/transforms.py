@@ -17,7 +17,7 @@ class EpochTransform(Protocol):
     """Transforms the whole graph once an epoch, as :class:`gas.augment.Augmentation` does."""
 
     def views(self, data: Data, transform: Callable[[Data], Data] | None) -> Any:
-        """Return what cuts the views of mini-batches; see :class:`gas.augment.Views`."""
+        """Return a :class:`gas.augment.Views`, which cuts views of mini-batches."""
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the state for a checkpoint."""
@@ -37,7 +37,7 @@ def transform_graph(
     epoch_transform: EpochTransform | None,
     graph_transform: Callable[[Data], Data] | None,
 ) -> tuple[Data, Any]:
-    """Return the transformed graph, of this process, and what cuts its views, if anything.
+    """Return the transformed graph of this process, and its :class:`gas.augment.Views`, if any.
 
     Raises:
         ValueError: If the graph is a shard, or the epoch transform makes no views.
