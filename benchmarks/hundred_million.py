@@ -74,7 +74,7 @@ def generate(folder: str, num_nodes: int) -> dict[str, Any]:
 
 
 def partition(folder: str, num_parts: int, method: str) -> dict[str, Any]:
-    """Cut the graph, and keep the parts beside it."""
+    """Partition the graph, and save the parts in its folder."""
     stages, data = Stages(), open_mapped(folder)
     with stages("partition"):
         perm, ptr = gas.metis(

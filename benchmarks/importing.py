@@ -6,7 +6,7 @@ The edges of a planted graph, with weights, as text and as arrays, are imported 
 in a process of its own: the edges of the source over the seconds from its first line to the folder,
 and the peak of memory that the process adds to what its libraries take. ``memory`` is what
 :func:`gas.datasets.import_graph` may take for reading and sorting; ids and numbers of edges by node
-come beside it. Files of the source are in the system's memory, what is written reaches the disk.
+come on top of it. Files of the source are in the system's memory, what is written reaches the disk.
 """
 
 from __future__ import annotations

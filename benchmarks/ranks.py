@@ -12,10 +12,10 @@
   compared with what was counted for 256 and 1,024, and for the larger graph.
 * *Measured*: mini-batches of a GCN of 3 layers of 256, on 128 features, on one core of this
   machine, in CPU time, of two planted graphs side by side, whose parts differ in edges per node.
-* *Validated*: local processes train, and their CPU time and bytes stand beside those predicted
+* *Validated*: local processes train, and their CPU time and bytes are compared with those predicted
   from mini-batches that as many processes have measured at once.
 * *Extrapolated*: ``simulate`` of larger graphs, on 1 to 64 machines with one rank
-  each. What is assumed of links and accelerators stands beside.
+  each. What is assumed of links and accelerators is printed with it.
 
 Results of earlier runs are kept for what ``--only`` leaves out.
 """

@@ -93,7 +93,7 @@ def share_above(score: Tensor, alike: Tensor) -> float:
 
 
 def draw(found: Explanation, title: str, path: str) -> None:
-    """Friends around the person, lines as wide as they count; beside them the words that count."""
+    """Friends around the person, lines as wide as their importance, and the words that matter."""
     figure = Figure(figsize=(12, 6.5), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(1.7, 1))
     middle = {"ha": "center", "va": "center"}
@@ -123,7 +123,9 @@ def draw(found: Explanation, title: str, path: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--person", choices=PEOPLE, metavar="NAME", help="whom to explain")
+    parser.add_argument(
+        "--person", choices=PEOPLE, metavar="NAME", help="the person whose prediction is explained"
+    )
     parser.add_argument("--out", default="explanation.png", help="the picture (%(default)s)")
     args = parser.parse_args()
     torch.manual_seed(0)

@@ -30,7 +30,7 @@ TEST, VAL, TOLD = 0.1, 0.05, 0.3  # Shares of all edges, and of those that are t
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--dataset", default="planted:2000", help="(%(default)s)")
-    parser.add_argument("--root", default="data", help="where graphs lie (%(default)s)")
+    parser.add_argument("--root", default="data", help="folder of the graphs (%(default)s)")
     parser.add_argument("--loss", choices=("binary", "triplet"), default="binary")
     parser.add_argument("--negatives", type=int, default=1, help="per edge (%(default)s)")
     parser.add_argument("--num-parts", type=int, default=16, help="of the graph (%(default)s)")

@@ -235,7 +235,7 @@ class Pretended(TorchFunctionMode):
 
 
 class _Link(HostLink):
-    """Moves rows between a store and the device, beside the point here."""
+    """Moves rows between a store and the device, which isn't tested here."""
 
     def __init__(self, link, pretended):
         self.__dict__.update(link.__dict__)

@@ -45,7 +45,7 @@ UNREACHED = [
     ("loader/cutter.py", "warn('loader.around", "of a name that goes away with the next release"),
     ("scalable/former.py", "warn(f'ScalableGNN", "of names that go away with the next release"),
     ("convert/model.py", "raise AssertionError", "a stage of inference pushes nothing itself"),
-    ("convert/tried.py", "raise AssertionError", "stands for histories where none are read"),
+    ("convert/check.py", "raise AssertionError", "stands for histories where none are read"),
     ("scalable/hetero/passes.py", "raise Reached", "ends forward early; never leaves the package"),
     ("scalable/call.py", "raise Reached", "ends forward early; never leaves the package"),
     ("scalable/norms.py", "raise Reached", "ends forward early; never leaves the package"),

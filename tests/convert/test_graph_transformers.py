@@ -107,7 +107,7 @@ WAYS = {
     "by hand": ("edge_index",),
     "in pairs": ("csr", "edge_index"),
 }
-# A residual of all rows; and self-loops, which PyG adds to no matrix beside features of edges.
+# A residual of all rows; and self-loops, which PyG doesn't add to a matrix if edges have features.
 UNTAKEN = [("GPS, local", "csr"), ("GPS, local", "edge_index"), ("GATv2", "csr")]
 CASES = [
     pytest.param(name, way, layout, id=f"{name}-{way}-{layout}")

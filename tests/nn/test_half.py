@@ -172,7 +172,7 @@ def test_models_with_histories(name, kind, device):
     graph = gas.cluster(data, num_parts=6, method="random", model=model, log=False)
     loader = gas.SubgraphLoader(graph, batch_size=2, layout="fused", log=False)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Of histories that nobody has filled.
+        warnings.simplefilter("ignore")  # Of histories that weren't filled.
         for batch in loader:
             batch = batch.to(device)
             exact = model(batch, push=False)

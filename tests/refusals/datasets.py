@@ -402,6 +402,9 @@ CASES = {
     "open_graph, other nodes have features": lambda t: opening(
         t, nodes__csv="id,label\n0,1\n1,1\n", x__csv="id,f\n0,1\n"
     ),
+    "open_graph, a node without a real target": lambda t: opening(
+        t, nodes__csv="id,f\n0,1\n1,1\n", labels__csv="id,label\n0,0.5\n"
+    ),
     "open_graph, other numbers of rows": lambda t: opening(
         t, x__npy=np.ones((2, 2)), y__npy=np.array([0, 1, 0])
     ),

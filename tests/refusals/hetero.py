@@ -158,7 +158,7 @@ def first_alone(net, x, edges):
 LARGER = torch.arange(9)[None].repeat(2, 1)
 
 CASES = {
-    "cluster, nobody knows how many nodes": lambda t: cut(typed(lambda d: d["a"].__delattr__("x"))),
+    "cluster, unknown number of nodes": lambda t: cut(typed(lambda d: d["a"].__delattr__("x"))),
     "cluster, a label too few": lambda t: changed("p", "y", torch.zeros(7)),
     "cluster, edges of no type of nodes": lambda t: changed(
         ("p", "in", "v"), "edge_index", torch.zeros(2, 1).long()

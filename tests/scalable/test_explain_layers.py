@@ -196,7 +196,7 @@ def test_attention_of_loops_that_a_layer_replaces_is_refused():
         if loops:
             with pytest.raises(ValueError, match=rf"has self-loops \({loops}\)"):
                 attention(model.at(batch), batch.x, batch.edge_index)
-        model.at(batch)(batch.x, batch.edge_index)  # Nobody looks.
+        model.at(batch)(batch.x, batch.edge_index)  # No explainer.
 
 
 def test_embeddings_that_no_history_has_are_refused():
@@ -216,7 +216,7 @@ def test_embeddings_that_no_history_has_are_refused():
 
 @pytest.mark.parametrize("training", [True, False])
 def test_the_mode_is_the_models(training):
-    """As it is when somebody explains, not when the module was made."""
+    """The weights at the time of the explanation, not when the module was made."""
     _, model, _, loader = made("gat", "conversion", 4)
     batch = next(iter(loader))
     module = model.train(not training).at(batch)
