@@ -1,4 +1,4 @@
-"""Base of augmentations: masks over one graph, and their application to it."""
+"""Base class of augmentations: masks of the edges and nodes of a graph, and their application."""
 
 from __future__ import annotations
 
@@ -101,6 +101,7 @@ class Augmentation(Resumable, BaseTransform):
         self._previous = self._current
 
     def _keep_all(self) -> GraphState:
+        """Return the state that drops nothing."""
         size, device = self.units.size, self.units.device
         edges = torch.ones(size, dtype=torch.bool, device=device)
         nodes = torch.ones(self.units.num_nodes, dtype=torch.bool, device=device)
@@ -123,6 +124,7 @@ class Augmentation(Resumable, BaseTransform):
         return view
 
     def _move(self, view: GraphState) -> None:
+        """Set the current state."""
         self._current = view
 
     # Steps --------------------------------------------------------------------------------------
@@ -167,7 +169,7 @@ class Augmentation(Resumable, BaseTransform):
         """Return an augmented copy of the graph, without taking a step.
 
         Args:
-            data: The graph that the augmentation was built on; features may be others.
+            data: The graph that the augmentation was built on; its features may differ.
             previous: Apply the previous masks. (default: the current ones)
 
         Raises:
@@ -184,7 +186,7 @@ class Augmentation(Resumable, BaseTransform):
         return out
 
     def views(self, data: Data, transform: Callable[[Data], Data] | None = None) -> Views:
-        """Return what cuts views of both states out of mini-batches; see :class:`Views`."""
+        """Return a :class:`Views`, which cuts views of both states out of mini-batches."""
         return Views(self, data, transform)
 
     def check(self, data: Data) -> None:

@@ -111,25 +111,8 @@ def read_nodes(file: Path, role: str, columns: Mapping[str, str]) -> NodeFile:
     if format_of(file) == ".npy":
         return _read_array(file, role)
     table, found = open_table(file, NODE_COLUMNS, columns)
-    rest = [name for name in table.types if name not in found.values()]
-    if not table.has_names and role != "x" and len(rest) > 1:
-        raise ValueError(
-            f"{file} has {len(rest)} columns without names: begin it with a line of names, such as "
-            "id,label"
-        )
-    index = [name for name in rest if name.lower() in INDEX]
-    if index and "id" not in found:
-        found["id"] = index[0]
-    rest = [name for name in rest if name not in index]
-    like_ids = [name for name in rest if LIKE_ID.search(CAMEL.sub("_", name).strip().lower())]
-    if like_ids and "id" not in found:
-        raise ValueError(
-            f"{file} has no column 'id', but {like_ids[0]!r}, which may be it: pass "
-            f"columns={{'id': {like_ids[0]!r}}}, or give it another name if it is a feature"
-        )
     wanted = {"y": "label", "split": "split", "node_type": "node_type"}.get(role)
-    if wanted and wanted not in found and len(rest) == 1:
-        found[wanted] = rest.pop()
+    rest = _find_columns(table, found, role, wanted)
     attributes: dict[str, Tensor] = {}
     ids: np.ndarray | None = None
     classes: list[str | int] | None = None
@@ -163,6 +146,34 @@ def read_nodes(file: Path, role: str, columns: Mapping[str, str]) -> NodeFile:
     features = tuple(named) if named else None
     known = tuple(table.types)
     return NodeFile(file.name, num_rows, ids, attributes, known, classes, features, types)
+
+
+def _find_columns(table: Table, found: dict[str, str], role: str, wanted: str | None) -> list[str]:
+    """Add the columns of ids and of the ``wanted`` role to ``found``; return the other columns.
+
+    Raises:
+        ValueError: If columns have no names, or the column of ids is ambiguous.
+    """
+    file = table.path
+    rest = [name for name in table.types if name not in found.values()]
+    if not table.has_names and role != "x" and len(rest) > 1:
+        raise ValueError(
+            f"{file} has {len(rest)} columns without names: begin it with a line of names, such as "
+            "id,label"
+        )
+    index = [name for name in rest if name.lower() in INDEX]
+    if index and "id" not in found:
+        found["id"] = index[0]
+    rest = [name for name in rest if name not in index]
+    like_ids = [name for name in rest if LIKE_ID.search(CAMEL.sub("_", name).strip().lower())]
+    if like_ids and "id" not in found:
+        raise ValueError(
+            f"{file} has no column 'id', but {like_ids[0]!r}, which may be it: pass "
+            f"columns={{'id': {like_ids[0]!r}}}, or give it another name if it is a feature"
+        )
+    if wanted and wanted not in found and len(rest) == 1:
+        found[wanted] = rest.pop()
+    return rest
 
 
 def _read_array(file: Path, role: str) -> NodeFile:

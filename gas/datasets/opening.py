@@ -155,17 +155,7 @@ def open_graph(
     if not path.exists():
         raise ValueError(f"'path' is {str(path)!r}, but there is no such file or folder")
     if is_graph_folder(path):
-        if undirected or columns:
-            given = "undirected" if undirected else "columns"
-            raise ValueError(
-                f"{given!r} is given with the graph folder {str(path)!r}, which is as it was "
-                "written: leave it out"
-            )
-        if hetero:
-            raise ValueError(
-                f"'hetero' is True, but {str(path)!r} is a graph folder, whose graph is of one "
-                "type: open the tables that it was made of"
-            )
+        _check_unused(path, undirected=undirected, columns=columns, hetero=hetero)
         data = open_folder(path, check and shard is None)  # shard_of checks the ids of a shard.
         if shard is not None:
             data = shard_of(data, shard)
@@ -202,6 +192,21 @@ def open_graph(
         print("\n".join(lines), file=sys.stderr)
         _warn_of_surprises(path, data, 0.0 if undirected else one_way_share(edges))
     return out
+
+
+def _check_unused(path: Path, *, undirected: bool, columns: object, hetero: bool) -> None:
+    """Refuse options that aren't supported for graph folders."""
+    if undirected or columns:
+        given = "undirected" if undirected else "columns"
+        raise ValueError(
+            f"{given!r} is given with the graph folder {str(path)!r}, which is as it was "
+            "written: leave it out"
+        )
+    if hetero:
+        raise ValueError(
+            f"'hetero' is True, but {str(path)!r} is a graph folder, whose graph is of one "
+            "type: open the tables that it was made of"
+        )
 
 
 def _folder_summary(path: Path, data: Data) -> str:
