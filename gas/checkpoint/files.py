@@ -22,15 +22,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from gas.checkpoint.tensors import CheckpointError, Checksum, checksum, read_json
-from gas.io import explain_full_disk, flush_to_disk, sync_folder, write_json
+from gas.io import explain_full_disk, flush_to_disk, lock, sync_folder, write_json
 from gas.native import human, make_folder
 
-try:
-    import fcntl
-except ImportError:  # On Windows folders aren't locked.
-    fcntl = None  # type: ignore[assignment]
-
-POSIX = fcntl is not None
 MANIFEST = "manifest.json"
 FORMAT, VERSION = "gas checkpoint", 1
 NEWEST = "newest.json"
@@ -140,7 +134,7 @@ def write_checkpoint(folder: Path, number: int) -> Iterator[FolderWriter]:
         ),
     ):
         try:
-            with _lock(temporary):
+            with lock(temporary):
                 yield FolderWriter(temporary)
                 if not (temporary / MANIFEST).exists():
                     raise AssertionError("a checkpoint without its manifest")
@@ -204,12 +198,17 @@ def read_newest(folder: Path) -> NewestCheckpoint | None:
     newest = NewestCheckpoint(*(found.get(key, 0) for key in NewestCheckpoint._fields))
     if found.get("format") != FORMAT_OF_RANKS or any(type(n) is not int or n < 1 for n in newest):
         raise error("doesn't say which checkpoint is the newest")
+    _check_version(file, found)
+    return newest
+
+
+def _check_version(path: Path, found: dict[str, Any]) -> None:
+    """Refuse files of another version of the format."""
     if found.get("version") != VERSION:
         raise CheckpointError(
-            f"{file} is of version {found.get('version')!r}, and this gas reads version {VERSION}: "
+            f"{path} is of version {found.get('version')!r}, and this gas reads version {VERSION}: "
             "use the gas that wrote it, or a newer one"
         )
-    return newest
 
 
 def find_source(folder: Path) -> Source | None:
@@ -306,11 +305,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     content = whole.get("content") if isinstance(whole, dict) else None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise error("doesn't say that it is one")
-    if content.get("version") != VERSION:
-        raise CheckpointError(
-            f"{path} is of version {content.get('version')!r}, and this gas reads version "
-            f"{VERSION}: use the gas that wrote it, or a newer one"
-        )
+    _check_version(path, content)
     again = json.dumps(content, allow_nan=False, separators=(",", ":"))
     if zlib.crc32(again.encode()) != whole.get("crc32"):
         raise error("was changed since it was written")
@@ -343,31 +338,10 @@ def check_files(path: Path, manifest: dict[str, Any]) -> None:
 
 def _remove(path: Path) -> None:
     """Remove the files of a checkpoint, unless a process is writing it."""
-    with _lock(path):
+    with lock(path):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path / MANIFEST)
         for file in path.iterdir():
             if FILE.fullmatch(file.name):
                 os.unlink(file)
         os.rmdir(path)
-
-
-@contextlib.contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """Lock a folder in this context.
-
-    Raises:
-        OSError: If it is locked.
-    """
-    if not POSIX:
-        yield
-        return
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        try:
-            yield
-        finally:
-            fcntl.flock(handle, fcntl.LOCK_UN)  # A forked process may keep the handle open.
-    finally:
-        os.close(handle)

@@ -24,7 +24,7 @@ from gas.datasets.arrays import (
 )
 from gas.datasets.roles import INDEX, NODE_COLUMNS, SPLITS, leave_out, open_table
 from gas.datasets.tables import Table, format_of, plain_ids
-from gas.datasets.types import load_types, number_types
+from gas.datasets.types import encode_types, number_types
 from gas.graph import Ids, encode_utf8
 
 # Names of columns that may hold ids, such as user_id or nodeNumber.
@@ -179,7 +179,7 @@ def _find_columns(table: Table, found: dict[str, str], role: str, wanted: str | 
 def _read_array(file: Path, role: str) -> NodeFile:
     """Read an array of labels or types of nodes, or the number of rows of features."""
     if role == "node_type":
-        value, names = number_types(*load_types(file), file)
+        value, names = number_types(*encode_types(load_array(file), file), file)
         return NodeFile(file.name, len(value), None, {role: value}, types=names)
     if role == "x":
         return NodeFile(file.name, len(map_features(file)), None, {}, features=())

@@ -15,7 +15,6 @@ from gas.datasets.files import read_archive
 from gas.datasets.folder import read_folder
 from gas.datasets.hetero import to_hetero_data
 from gas.datasets.masks import with_masks
-from gas.datasets.types import describe_types
 from gas.graph import (
     SHARD,
     SHARDS,
@@ -32,44 +31,26 @@ from gas.native import check_integer, is_sparse, warn
 
 @overload
 def open_graph(
-    path: str | Path,
-    *,
-    undirected: bool = ...,
-    columns: Mapping[str, str] | None = ...,
-    num_splits: int | None = ...,
-    shard: int | None = ...,
-    hetero: Literal[False] = ...,
-    check: bool = ...,
-    log: bool = ...,
-) -> Data: ...
+    path: str | Path, *, undirected: bool = ..., columns: Mapping[str, str] | None = ...,
+    num_splits: int | None = ..., shard: int | None = ..., hetero: Literal[False] = ...,
+    check: bool = ..., log: bool = ...,
+) -> Data: ...  # fmt: skip
 
 
 @overload
 def open_graph(
-    path: str | Path,
-    *,
-    undirected: bool = ...,
-    columns: Mapping[str, str] | None = ...,
-    num_splits: int | None = ...,
-    shard: int | None = ...,
-    hetero: Literal[True],
-    check: bool = ...,
-    log: bool = ...,
-) -> HeteroData: ...
+    path: str | Path, *, undirected: bool = ..., columns: Mapping[str, str] | None = ...,
+    num_splits: int | None = ..., shard: int | None = ..., hetero: Literal[True],
+    check: bool = ..., log: bool = ...,
+) -> HeteroData: ...  # fmt: skip
 
 
 @overload
 def open_graph(
-    path: str | Path,
-    *,
-    undirected: bool = ...,
-    columns: Mapping[str, str] | None = ...,
-    num_splits: int | None = ...,
-    shard: int | None = ...,
-    hetero: bool,
-    check: bool = ...,
+    path: str | Path, *, undirected: bool = ..., columns: Mapping[str, str] | None = ...,
+    num_splits: int | None = ..., shard: int | None = ..., hetero: bool, check: bool = ...,
     log: bool = ...,
-) -> Data | HeteroData: ...
+) -> Data | HeteroData: ...  # fmt: skip
 
 
 def open_graph(
@@ -227,9 +208,10 @@ def _list_types(data: Data | HeteroData) -> list[str]:
     keys = [key for key in ("edge_type", "node_type") if f"{key}_names" in data]
     if not keys:
         return []
+    counts = {key: len(data[f"{key}_names"]) for key in keys}
     found = [
-        f"{describe_types(data[f'{key}_names'], key.removesuffix('_type') + 's')} in data.{key}"
-        for key in keys
+        f"{count} type{'s' * (count != 1)} of {key.removesuffix('_type')}s in data.{key}"
+        for key, count in counts.items()
     ]
     return [
         f"hint: {', '.join(found)}: hetero=True (on the command line --hetero) gives HeteroData, "

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gas.datasets.arrays import load_array
 from gas.datasets.roles import leave_out
 from gas.datasets.tables import plain_ids
 
@@ -85,11 +83,6 @@ def _is_number(name: object) -> bool:
     return True
 
 
-def load_types(file: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Read an array of types, of shape ``[n]``, as codes and the distinct types."""
-    return encode_types(load_array(file), file)
-
-
 def encode_types(array: np.ndarray, file: Path) -> tuple[np.ndarray, np.ndarray]:
     """Return the code of each type in an array, of shape ``[n]``, and the distinct types."""
     distinct, codes = np.unique(check_types(array, file), return_inverse=True)
@@ -154,8 +147,3 @@ def place_types(names: Names, listed: Names, file: Path) -> np.ndarray:
             "line for each type, in the order of their numbers, from 0"
         )
     return np.array([known[name] for name in names], np.int64)
-
-
-def describe_types(names: Sequence[object], kind: str) -> str:
-    """Describe the number of types of edges or nodes."""
-    return f"{len(names)} type{'s' * (len(names) != 1)} of {kind}"

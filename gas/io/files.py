@@ -11,6 +11,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, NoReturn
 
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks. (mypy would infer the type of a module.)
+    fcntl = None  # type: ignore[assignment]
+
 # Error numbers of a full disk, a file at its size limit and an exhausted quota.
 DISK_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
@@ -68,6 +73,26 @@ def sync_folder(path: Path) -> None:
             raise
     finally:
         os.close(handle)
+
+
+@contextlib.contextmanager
+def lock(path: Path) -> Iterator[None]:
+    """Lock a file or folder in this context, where the system has locks.
+
+    The system removes the lock when the process ends, also if it is killed.
+
+    Raises:
+        BlockingIOError: If another process or thread has locked it.
+        OSError: If the file system has no locks.
+    """
+    with contextlib.ExitStack() as stack:
+        if fcntl is not None:
+            handle = os.open(path, os.O_RDONLY)
+            stack.callback(os.close, handle)
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # A forked process may keep the handle open.
+            stack.callback(fcntl.flock, handle, fcntl.LOCK_UN)
+        yield
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -13,13 +12,8 @@ from typing import Any
 import numpy as np
 
 from gas.graph.folder.description import NAME, Description
-from gas.io import Array, free_disk, read_json, sync_folder, write_array, write_json
+from gas.io import Array, free_disk, lock, read_json, sync_folder, write_array, write_json
 from gas.native import human, make_folder
-
-try:
-    import fcntl
-except ImportError:  # On Windows folders aren't locked. (mypy would infer the type of a module.)
-    fcntl = None  # type: ignore[assignment]
 
 MARK = "unfinished.json"  # Exists until graph.json does; lists the files that were written.
 MARK_FORMAT = "unfinished gas graph"
@@ -153,26 +147,21 @@ def lock_folder(path: Path) -> Iterator[None]:
     is_new = not path.exists()
     make_folder("out", path)
     with contextlib.ExitStack() as stack:
-        if fcntl is not None:  # Not on Windows.
-            handle = os.open(path, os.O_RDONLY)
-            stack.callback(os.close, handle)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise ValueError(
-                    f"'out' is {str(path)!r}, which another process is writing: wait for it, or "
-                    "name another folder"
-                ) from error
-            except OSError:  # Some file systems, such as network ones, have no locks.
-                pass
-        if is_new:  # No other process has it, as it is locked.
-            stack.callback(_remove_empty, path)
-        yield
-
-
-def _remove_empty(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        path.rmdir()
+        try:
+            stack.enter_context(lock(path))
+        except BlockingIOError as error:
+            raise ValueError(
+                f"'out' is {str(path)!r}, which another process is writing: wait for it, or "
+                "name another folder"
+            ) from error
+        except OSError:  # Some file systems, such as network ones, have no locks.
+            pass
+        try:
+            yield
+        finally:
+            if is_new:  # It is removed if it is empty.
+                with contextlib.suppress(OSError):
+                    path.rmdir()
 
 
 def _temporary_name(name: str) -> str:
