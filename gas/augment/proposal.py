@@ -47,7 +47,7 @@ def truncated_normal(mean: Tensor, sd: Tensor, u: Tensor, high: Tensor) -> Tenso
     return torch.minimum((mean + sd * z).clamp(min=0.0), high)
 
 
-class Binned:
+class BinnedProposal:
     """Proposal of ``size`` times a truncated normal around ``k / size``, rounded.
 
     Args:
@@ -74,7 +74,7 @@ class Binned:
         return log_interval_mass(low, high) - log_interval_mass(first, last)
 
 
-class Walk:
+class WalkProposal:
     """Random walk: ``k`` plus a rounded normal; numbers outside are proposed, and rejected.
 
     Args:
@@ -96,4 +96,7 @@ class Walk:
         return log_interval_mass((new - old - 0.5) / unit, (new - old + 0.5) / unit)
 
 
-PROPOSALS: dict[str, type[Binned | Walk]] = {"binned": Binned, "walk": Walk}
+PROPOSALS: dict[str, type[BinnedProposal | WalkProposal]] = {
+    "binned": BinnedProposal,
+    "walk": WalkProposal,
+}

@@ -35,7 +35,7 @@ from gas.checkpoint.redistribution import (
     Graph,
     LoadTarget,
     Redistribution,
-    Saved,
+    SavedRank,
     unwrap_loader,
 )
 from gas.checkpoint.tensors import CheckpointError
@@ -309,7 +309,7 @@ def _explain_redistribution(before: int, now: int) -> str:
     )
 
 
-def _read(source: Source, rank: int) -> Saved:
+def _read(source: Source, rank: int) -> SavedRank:
     """Read the checkpoint of a rank.
 
     Raises:
@@ -333,10 +333,10 @@ def _read(source: Source, rank: int) -> Saved:
             f"{_advice(source, path)}"
         ) from error
     if isinstance(about, dict):
-        return Saved(files, about)
+        return SavedRank(files, about)
     state = files.values["loader"]  # The checkpoint is of a single process.
     perm = state.get("perm") if isinstance(state, dict) else None
-    return Saved(files, {"cut": None, "perm": perm})
+    return SavedRank(files, {"cut": None, "perm": perm})
 
 
 def _advice(source: Source, path: Path) -> str:

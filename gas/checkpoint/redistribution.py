@@ -100,7 +100,7 @@ class LoadTarget(NamedTuple):
         return cast(ScalableGNN, self.model).num_nodes if shard is None else shard.nodes.numel()
 
 
-class Saved(NamedTuple):
+class SavedRank(NamedTuple):
     """The checkpoint of one rank, and its description of the graph."""
 
     files: CheckpointReader
@@ -119,7 +119,7 @@ class Redistribution:
         ValueError: If it is of another graph or model.
     """
 
-    def __init__(self, sources: Sequence[Saved], into: LoadTarget) -> None:
+    def __init__(self, sources: Sequence[SavedRank], into: LoadTarget) -> None:
         perms = [self._perm_of(found, len(sources)) for found in sources]
         if into.graph is None or into.graph.perm is None:
             raise ValueError(
@@ -156,7 +156,7 @@ class Redistribution:
         self._rows = [row[each] for each in perms]  # The new row of each saved own row.
 
     @staticmethod
-    def _perm_of(found: Saved, num_ranks: int) -> Tensor:
+    def _perm_of(found: SavedRank, num_ranks: int) -> Tensor:
         """Return the original nodes of a rank's own rows."""
         perm = found.about.get("perm")
         if num_ranks > 1 and found.about.get("cut") is None:
@@ -175,7 +175,7 @@ class Redistribution:
         return perm
 
     @staticmethod
-    def _read(found: Saved, number: int, history: History, num_own: int) -> StoredHistory:
+    def _read(found: SavedRank, number: int, history: History, num_own: int) -> StoredHistory:
         name = f"history_{number}"
         about = found.files.manifest["histories"].get(name)
         if about is None:
@@ -188,7 +188,7 @@ class Redistribution:
             raise CheckpointError(f"{found.files.path} has too few rows of {name!r}: it is damaged")
         return found.files.read_history(name, history, num_rows)
 
-    def _check_all(self, sources: Sequence[Saved]) -> None:
+    def _check_all(self, sources: Sequence[SavedRank]) -> None:
         left = len(sources[0].files.manifest["histories"]) - len(self._readings)
         if left:
             raise ValueError(

@@ -17,11 +17,11 @@ from gas.datasets.features import Features, find_features
 from gas.datasets.nodes import (
     NodeFile,
     Nodes,
-    distinct_ids,
-    list_of_ids,
+    collect_nodes,
     merge,
+    read_id_list,
     read_nodes,
-    set_once,
+    set_attribute,
 )
 from gas.datasets.roles import (
     EDGE_COLUMNS,
@@ -49,7 +49,7 @@ class NodeTable(NamedTuple):
 def read_folder(path: Path, columns: Mapping[str, str]) -> Data:
     """Read the graph of a folder, or of a file of its edges; see :func:`gas.open_graph`."""
     check_columns(columns)
-    files = files_of(path)
+    files = find_graph_files(path)
     stream = EdgeStream(files, columns)
     [block] = stream.blocks()
     ids = (block.source.distinct, block.target.distinct)
@@ -88,12 +88,14 @@ def read_node_table(
     data = Data()
     nodes = merge(list(read.values()), data)
     if nodes is None:
-        nodes = distinct_ids(edge_ids())
+        nodes = collect_nodes(edge_ids())
     data.num_nodes = nodes.num_nodes
     for part in SPLITS:
         for role in (part, f"{part}_mask"):
             if role in files:
-                set_once(data, f"{part}_mask", _mask(files[role], role, nodes), files[role].name)
+                set_attribute(
+                    data, f"{part}_mask", _mask(files[role], role, nodes), files[role].name
+                )
     names = files.get("node_type_names")
     if names is not None and "node_type" not in data:
         leave_out_names(names, "node_type")
@@ -118,7 +120,7 @@ def check_columns(columns: Mapping[str, str]) -> None:
         )
 
 
-def files_of(path: Path) -> dict[str, Path]:
+def find_graph_files(path: Path) -> dict[str, Path]:
     """Return the files of a folder by role; a single file is that of the edges.
 
     Raises:
@@ -156,7 +158,7 @@ def _mask(file: Path, role: str, nodes: Nodes) -> Tensor:
     """Read a mask, or convert a list of ids of nodes to a mask."""
     if not role.endswith("_mask"):
         mask = torch.zeros(nodes.num_nodes, dtype=torch.bool)
-        mask[torch.from_numpy(nodes.rows(list_of_ids(file), file.name))] = True
+        mask[torch.from_numpy(nodes.rows(read_id_list(file), file.name))] = True
         return mask
     array = load_array(file) if format_of(file) == ".npy" else read_numbers(file)
     mask = bool_mask(tensor_of(array, str(file)), role)

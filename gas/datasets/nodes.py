@@ -103,7 +103,7 @@ def read_nodes(file: Path, role: str, columns: Mapping[str, str]) -> NodeFile:
         ValueError: If its content is ambiguous or invalid.
     """
     if role == "node_id":
-        listed = list_of_ids(file)
+        listed = read_id_list(file)
         return NodeFile(file.name, len(listed), _check_unique(listed, file), {})
     if format_of(file) == ".npz":
         x = load_sparse(file)
@@ -208,7 +208,7 @@ def merge(read: list[NodeFile], data: Data) -> Nodes | None:
         for key, value in file.attributes.items():
             if rows is not None and file is not first:
                 value = _scatter_rows(value, rows, nodes, key, file.name)
-            set_once(data, key, value, file.name)
+            set_attribute(data, key, value, file.name)
         if file.classes is not None:
             data.classes = file.classes
         if file.types is not None:
@@ -229,7 +229,7 @@ def _scatter_rows(value: Tensor, rows: Tensor, nodes: Nodes, key: str, file: str
     return value.new_full((nodes.num_nodes, *value.shape[1:]), fill).index_copy_(0, rows, value)
 
 
-def set_once(data: Data, key: str, value: Tensor, file: str) -> None:
+def set_attribute(data: Data, key: str, value: Tensor, file: str) -> None:
     """Set an attribute; refuse one that is set already."""
     if key in data:
         raise ValueError(f"{key!r} is in {file}, and in another file as well: take one of them out")
@@ -277,7 +277,7 @@ def _masks(codes: np.ndarray, distinct: np.ndarray, file: Path) -> dict[str, Ten
     return {f"{part}_mask": torch.from_numpy(which == part) for part in SPLITS}
 
 
-def list_of_ids(file: Path) -> np.ndarray:
+def read_id_list(file: Path) -> np.ndarray:
     """Read a file that is a list of ids, of shape ``[n]``.
 
     Raises:
@@ -311,7 +311,7 @@ def _check_unique(ids: np.ndarray, file: Path, empty: np.ndarray | None = None) 
     return ids
 
 
-def distinct_ids(blocks: Iterable[np.ndarray]) -> Nodes:
+def collect_nodes(blocks: Iterable[np.ndarray]) -> Nodes:
     """Return the nodes of edges, in the order of their ids, which are integers if all are.
 
     Args:

@@ -124,7 +124,7 @@ def _read_only_error(what: str) -> ValueError:
 # As a source --------------------------------------------------------------------------------------
 
 
-def stores_of(source: Any) -> tuple[FeatureStore, GraphStore] | None:
+def get_stores(source: Any) -> tuple[FeatureStore, GraphStore] | None:
     """Return a pair of PyG's stores, or one object that is both; ``None`` for anything else."""
     if isinstance(source, FeatureStore) and isinstance(source, GraphStore):
         return source, source

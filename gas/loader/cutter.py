@@ -64,7 +64,7 @@ class BatchCutter:
         self.layout = layout
         self.edge_weight = edge_weight
         self.num_nodes: int = relabel.num_nodes
-        self.shard: Shard | None = shard_in(data)
+        self.shard: Shard | None = get_shard(data)
         """The shard that ``data`` is; ``None`` for a whole graph."""
         self._source = data  # Before transforms; ``like`` of a loader compares it.
         self._views: Any = None  # A gas.augment.Views, or the EpochViews of an epoch.
@@ -227,7 +227,9 @@ class BatchCutter:
 
     def _classify_attributes(self) -> None:
         """Sort the attributes of the graph into those of nodes, of edges, and others."""
-        ours = {PARTS, SHARDS, BATCH_SIZE} | ({SHARD} if shard_in(self.data) is not None else set())
+        ours = {PARTS, SHARDS, BATCH_SIZE}
+        if get_shard(self.data) is not None:
+            ours.add(SHARD)
         keys = [key for key in self.data.keys() if key not in ours]  # noqa: SIM118  # A graph iterates pairs.
         self._node_keys, self._edge_keys = keys_by_row(self.data, keys)
         rows = {*self._node_keys, *self._edge_keys, *ADJACENCY_KEYS}
@@ -374,7 +376,7 @@ class BatchCutter:
         return self._fingerprint
 
 
-def parts_in(data: Data, ptr: Tensor | None) -> Tensor:
+def get_parts(data: Data, ptr: Tensor | None) -> Tensor:
     """Return ``ptr``, or else the parts of the graph."""
     if ptr is not None:
         return ptr
@@ -387,7 +389,7 @@ def parts_in(data: Data, ptr: Tensor | None) -> Tensor:
     return parts
 
 
-def shard_in(data: Data) -> Shard | None:
+def get_shard(data: Data) -> Shard | None:
     """Return the shard that a graph is; ``None`` for a whole graph."""
     shard = data.get(SHARD)
     return shard if isinstance(shard, Shard) else None

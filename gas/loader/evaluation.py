@@ -13,7 +13,7 @@ from torch_geometric.data import Data, HeteroData
 from gas.graph import check_ptr, default_layout, local_graph, open_if_path, with_csr_features
 from gas.history import share_cores
 from gas.loader.batch_sampler import choose_batch_size
-from gas.loader.cutter import parts_in, shard_in
+from gas.loader.cutter import get_parts, get_shard
 from gas.loader.subgraph import SubgraphLoader
 
 
@@ -54,7 +54,7 @@ class EvalSubgraphLoader(SubgraphLoader):
         if kwargs.get("layout") is None:
             kwargs["layout"] = default_layout(data.get("adj_t"), is_clustered=ptr is None)
         mine = local_graph(data)
-        ptr, shard = parts_in(mine, ptr), shard_in(mine)
+        ptr, shard = get_parts(mine, ptr), get_shard(mine)
         num_nodes = with_csr_features(mine).num_nodes if shard is None else shard.num_own
         check_ptr(ptr, num_nodes)
         ptr = torch.unique_consecutive(torch.cat([ptr[::batch_size], ptr[-1:]]))

@@ -35,7 +35,7 @@ from gas.loader.batch_sampler import (
     remember_batch_size,
 )
 from gas.loader.cache import make_cache
-from gas.loader.cutter import BatchCutter, parts_in, shard_in
+from gas.loader.cutter import BatchCutter, get_parts, get_shard
 from gas.loader.transforms import EpochTransform, transform_graph
 from gas.native import Relabeler
 
@@ -139,7 +139,7 @@ class SubgraphLoader(BatchCutter, DataLoader):
             _check_like(like, source, edge_weight, is_transformed)
         if original is not None and not is_transformed:
             views, epoch_transform = original._views, original._augmentation
-        ptr = parts_in(graph, ptr)
+        ptr = get_parts(graph, ptr)
         with share_cores(leave_cores):  # This also measures which cores are free.
             relabel = like._relabel if like is not None else _make_relabeler(graph, edge_weight)
         _check_parts(graph, ptr, relabel.num_nodes, kwargs)
@@ -351,7 +351,7 @@ def _check_like(like: SubgraphLoader, data: Data, edge_weight: bool, is_transfor
 
 def _check_parts(data: Data, ptr: Tensor, num_nodes: int, options: Mapping[str, Any]) -> None:
     """Refuse parts of another graph, and a ``DistributedSampler`` of the parts of a shard."""
-    shard = shard_in(data)
+    shard = get_shard(data)
     check_ptr(ptr, num_nodes if shard is None else shard.num_own)
     if shard is None:
         return

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gas.graph import local_graph, with_csr_features
-from gas.loader.cutter import shard_in
+from gas.loader.cutter import get_shard
 
 
 class EpochTransform(Protocol):
@@ -44,7 +44,7 @@ def transform_graph(
     """
     if epoch_transform is None and graph_transform is None:
         return with_csr_features(local_graph(data)), None
-    if shard_in(data) is not None:
+    if get_shard(data) is not None:
         name = "graph_transform" if epoch_transform is None else "epoch_transform"
         raise ValueError(
             f"'{name}' is given with the graph of one process, a shard, which lacks the edges "

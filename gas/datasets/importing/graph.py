@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch_geometric.data import Data
 
-from gas.datasets.folder import check_columns, files_of
+from gas.datasets.folder import check_columns, find_graph_files
 from gas.datasets.importing import stages
-from gas.datasets.stores import import_stores, stores_of
+from gas.datasets.stores import get_stores, import_stores
 from gas.graph import NewFolder, cluster, open_folder
 from gas.history import Codec
 from gas.native import bytes_of, check_integer
@@ -71,7 +71,7 @@ def import_graph(
         ImportError: If pyarrow, which reads tables, is missing.
         ValueError: If a file is invalid, or has changed since it was first read.
     """
-    stores = stores_of(source)
+    stores = get_stores(source)
     if stores is not None:
         if undirected or columns or dtype is not None:
             raise ValueError(
@@ -103,5 +103,5 @@ def import_graph(
         "dtype": None if codec is None else codec.name,
         "check": check,
     }
-    stages.GraphImport(folder, path, files_of(path), options, codec, size, log).run()
+    stages.GraphImport(folder, path, find_graph_files(path), options, codec, size, log).run()
     return open_folder(folder.path, check=False)
