@@ -151,6 +151,7 @@ class Augmentation(Resumable, BaseTransform):
             self._step()
 
     def _seeds(self, count: int) -> list[int]:
+        """Draw seeds of kernels."""
         return torch.empty(count, dtype=torch.int64).random_(generator=self.generator).tolist()
 
     def rng_fingerprint(self) -> int:

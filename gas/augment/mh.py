@@ -177,9 +177,11 @@ class MHAug(Augmentation):
     # The target -----------------------------------------------------------------------------------
 
     def _pair(self, edges: float, nodes: float) -> Tensor:
+        """Return a tensor of one number for edges and one for nodes."""
         return torch.tensor([edges, nodes], dtype=torch.double, device=self.units.device)
 
     def _state_of(self, view: GraphState, k: Tensor) -> _State:
+        """Return the state of the chain for some masks."""
         delta = self._target.delta(view)
         return _State(view.edges, view.node_mask, k, delta, self._target.log_prob(delta, k))
 
@@ -279,6 +281,7 @@ class MHAug(Augmentation):
         return GraphState(self.units, *masks)
 
     def _step(self) -> Tensor:
+        """Propose a state, and accept or reject it."""
         drawn = torch.rand(4, dtype=torch.double, generator=self.generator)
         seeds = self._seeds(2)
         local = drawn.tolist()[3] < self.local  # On the CPU, so that nothing synchronises.

@@ -160,6 +160,7 @@ class Views:
         return self._epoch
 
     def _state(self, view: GraphState) -> _State:
+        """Read a state of the augmentation, in the order of :attr:`graph`."""
         device = self.data.edge_index.device
         nodes, scale = view.node_mask.to(device), view.scale.to(device)
         kept = view.edge_mask.to(device)
@@ -232,6 +233,7 @@ def _cut(
     weighted: bool,
     edge_keys: Sequence[str],
 ) -> Data:
+    """Cut the view of one state out of a batch."""
     key = "adj_t" if batch.get("adj_t") is not None else "edge_index"
     if isinstance(batch[key], Adjacency):
         entry, rowptr = kept_entries(batch[key].rowptr, e_id, state.edges)

@@ -76,6 +76,7 @@ def run_on_all_ranks(group: Group | None, what: str, function: Callable[[], T]) 
 
 
 def _describe_error(error: Exception | None) -> list[Any] | None:
+    """Describe an error as JSON, for other ranks."""
     if error is None:
         return None
     if isinstance(error, OSError):
@@ -86,6 +87,7 @@ def _describe_error(error: Exception | None) -> list[Any] | None:
 
 
 def _make_error(rank: int, kind: str, text: str, number: int | None, file: str) -> Exception:
+    """Make the error that another rank has described."""
     text = f"rank {rank}: {text}"
     if kind == "OSError" and number is not None:
         return OSError(number, text, *([file] if file else []))
@@ -257,6 +259,7 @@ def _plan(
     random_state: bool,
     objects: dict[str, Any],
 ) -> _Plan:
+    """Read and check the state of this rank, redistributed if necessary."""
     if into.ranks is not None and into.histories and not into.is_known:
         raise _no_loader_error()
     given = (into.model, optimizer)
@@ -302,6 +305,7 @@ def _other_graph_error(source: Source) -> ValueError:
 
 
 def _explain_redistribution(before: int, now: int) -> str:
+    """Return the text of the warning for another number of ranks or partition."""
     how = f"by {before} processes" if before != now else "of a graph that was cut otherwise"
     return (
         f"the checkpoint was written {how}: histories go on by the nodes' ids; the loader begins "

@@ -112,6 +112,7 @@ class CheckpointReader:
         restores: Restores | None,
         random_state: bool,
     ) -> dict[str, Any]:
+        """Restore everything that was checked."""
         saved = self.values["objects"]
         given = {**objects, **({} if optimizer is None else {"optimizer": optimizer})}
         if loader is not None:

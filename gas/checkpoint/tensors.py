@@ -121,6 +121,8 @@ def checksum(path: Path) -> Checksum:
 
 
 class _Place(NamedTuple):
+    """Type, shape and position of a tensor in a file."""
+
     dtype: torch.dtype
     shape: tuple[int, ...]
     begin: int  # In the file.
@@ -167,6 +169,7 @@ class TensorFile:
             raise self._error(f"has {size:,} bytes, expected {end:,}")
 
     def _place(self, name: str, entry: Any, start: int) -> _Place:
+        """Check the entry of a tensor in the header."""
         entry = entry if isinstance(entry, dict) else {}
         kind, shape, offsets = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))
         if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:

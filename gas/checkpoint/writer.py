@@ -103,6 +103,7 @@ def _is_object(value: Any) -> bool:
 
 
 def _state_of(name: str, value: Any) -> Any:
+    """Return the state of an object, with ``state_dict()`` or a generator."""
     if value is None:
         return None
     if isinstance(value, torch.Generator):

@@ -138,6 +138,7 @@ def dataset_names() -> list[str]:
 
 
 def _is_planted(name: str) -> bool:
+    """Return whether the name is ``planted:NUM_NODES``."""
     return name.partition(":")[0] == "planted" and not Path(name).is_file()
 
 

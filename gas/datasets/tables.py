@@ -241,6 +241,7 @@ class Table:
         return self.floats(self.read(self.number_types(names, dtype)), names, dtype)
 
     def _floats(self, column: pa.Array, name: str, number: pa.DataType) -> np.ndarray:
+        """Convert a column of numbers or lists to an array."""
         import pyarrow.compute as pc
 
         if not _is_list(column.type):

@@ -68,6 +68,7 @@ class BatchCache:
 
 
 def _copy(batch: SubData, shared: frozenset[str]) -> SubData:
+    """Copy a batch, except the shared attributes."""
     data, batch_size, n_id, offset, count = batch
     ids = n_id.clone(), offset.clone(), count.clone()
     return SubData(copy_graph(data, shared), batch_size, *ids)

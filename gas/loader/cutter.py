@@ -123,6 +123,7 @@ class BatchCutter:
         return self.cut_nodes(nodes)
 
     def _cut_nodes(self, nodes: Tensor) -> SubData:
+        """Return the mini-batch of checked nodes."""
         data, n_id = self._cut_edges(nodes, self.bipartite)
         starts = torch.ones(nodes.numel(), dtype=torch.bool)
         starts[1:] = nodes.diff() != 1
@@ -265,6 +266,7 @@ class BatchCutter:
             )
 
     def _collate(self, parts: list[int]) -> SubData:
+        """Return the mini-batch of some parts, perhaps a cached one."""
         # Training can't use cached tensors that were made in inference mode.
         with torch.inference_mode(False), torch.no_grad():
             key = tuple(sorted(parts))
@@ -342,6 +344,7 @@ class BatchCutter:
         num_cols: int,
         bipartite: bool,
     ) -> None:
+        """Set the adjacency of a batch in the layout of the loader."""
         if self.layout == "edge_index":
             data.edge_index = self._layout.make(rowptr, col, None, num_cols)
             if value is not None and "edge_weight" not in data:

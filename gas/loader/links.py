@@ -172,6 +172,7 @@ class LinkLoader(SubgraphLoader):
         self._seed, self._round = state["drawn"]["seed"], state["drawn"]["round"]
 
     def _collate(self, parts: list[int]) -> SubData:
+        """Return the mini-batch of some parts and of the pairs of their nodes."""
         key = sorted(parts)
         seed = hashlib.blake2b(repr((self._seed, self._round, key)).encode(), digest_size=8)
         generator = torch.Generator().manual_seed(int.from_bytes(seed.digest(), "little"))

@@ -340,6 +340,7 @@ def _make_relabeler(data: Data, edge_weight: bool) -> Relabeler:
 
 
 def _check_like(like: SubgraphLoader, data: Data, edge_weight: bool, is_transformed: bool) -> None:
+    """Refuse a loader ``like`` of another graph."""
     is_same = data is like.data or data is like._source
     if is_transformed or not is_same or like.edge_weight != edge_weight:
         raise ValueError(

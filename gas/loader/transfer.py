@@ -91,6 +91,7 @@ def _needs_copy(batch: SubData, device: torch.device) -> bool:
 
 @functools.cache
 def _copy_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the stream on which batches are copied to a device."""
     return torch.cuda.Stream(device)
 
 

@@ -158,6 +158,7 @@ class GraphImport:
         }
 
     def _edge_ids(self, bar: Any) -> Iterator[np.ndarray]:
+        """Yield the ids of the ends of edges, in blocks."""
         for block in EdgeStream(self.files, self.columns, self.at_once).blocks():
             yield block.source.distinct
             yield block.target.distinct

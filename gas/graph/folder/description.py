@@ -151,6 +151,7 @@ def _parse_shape(path: Path, what: str, value: Any) -> tuple[int, ...]:
 
 
 def _parse_matrix(path: Path, what: str, value: Any) -> Sparse:
+    """Check the entry of a sparse matrix."""
     parts = ("rowptr", "col", "value")
     said = _check_fields(path, what, value, ("codec", "shape", *parts), ())
     shape = _parse_shape(path, f"{what}.shape", said["shape"])
@@ -165,6 +166,7 @@ def _parse_matrix(path: Path, what: str, value: Any) -> Sparse:
 
 
 def _parse_array(path: Path, what: str, value: Any) -> Array:
+    """Check the entry of an array."""
     said = _check_fields(path, what, value, ("file", "dtype", "shape"), ("codec", "width", "numpy"))
     file, dtype = said["file"], said["dtype"]
     if not isinstance(file, str) or FILE_NAME.fullmatch(file) is None:
