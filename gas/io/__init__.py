@@ -1,10 +1,7 @@
 """Files: durable writes, strict JSON, mapped ``.npy`` arrays."""
 
 from gas.io.files import (
-    DISK_FULL,
-    explain_full_disk,
     flush_to_disk,
-    free_disk,
     lock,
     refuse,
     replace_file,
@@ -24,13 +21,10 @@ from gas.io.npy import (
 
 __all__ = [
     "Array",
-    "DISK_FULL",
     "GrowingArray",
     "array_of",
     "check_inside",
-    "explain_full_disk",
     "flush_to_disk",
-    "free_disk",
     "lock",
     "map_array",
     "map_private",

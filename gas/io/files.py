@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, NoReturn
 
@@ -16,42 +15,12 @@ try:
 except ImportError:  # Windows has no such locks. (mypy would infer the type of a module.)
     fcntl = None  # type: ignore[assignment]
 
-# Error numbers of a full disk, a file at its size limit and an exhausted quota.
-DISK_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
-
-
-def free_disk(path: Path) -> int:
-    """Return the free bytes of the file system of ``path``, which needn't exist."""
-    while not path.exists():
-        path = path.parent
-    return shutil.disk_usage(path).free
-
 
 def refuse(path: Path, what: str, found: object, expected: str) -> NoReturn:
     """Raise ``ValueError`` for the content of a file."""
     shown = found if isinstance(found, str) else repr(found)
     shown = shown if len(shown) <= 120 else f"{shown[:100]} ..."
     raise ValueError(f"{path}: {what} is {shown}, expected {expected}")
-
-
-@contextlib.contextmanager
-def explain_full_disk(path: str | Path, text: Callable[[int], str]) -> Iterator[None]:
-    """Replace the text of errors of a full disk in this context.
-
-    Args:
-        path: The path that is written to.
-        text: Returns the text for the number of free bytes.
-
-    Raises:
-        OSError: With the system's error number, the text and the path.
-    """
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in DISK_FULL:
-            raise
-        free = free_disk(Path(path).absolute())
-        raise OSError(error.errno, text(free), str(path)) from error
 
 
 def flush_to_disk(stream: IO[bytes]) -> None:

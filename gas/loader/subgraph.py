@@ -249,6 +249,11 @@ class SubgraphLoader(BatchCutter, DataLoader):
         """Start the next epoch from its first batch, even after :meth:`load_state_dict`."""
         self._order.end()
 
+    @property
+    def view_loss(self) -> Callable[..., Tensor] | None:
+        """Return the loss of batches with views that the augmentation has, if there is one."""
+        return getattr(self._augmentation, "view_loss", None)
+
     def plain_loader(self) -> SubgraphLoader:
         """Return a loader of the same batches without views, which doesn't run the augmentation."""
         if self._views is None and self.persistent_workers:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from gas.graph.folder.description import NAME, Description
-from gas.io import Array, free_disk, lock, read_json, sync_folder, write_array, write_json
-from gas.native import human, make_folder
+from gas.io import Array, lock, read_json, sync_folder, write_array, write_json
+from gas.native import free_disk, human, make_folder
 
 MARK = "unfinished.json"  # Exists until graph.json does; lists the files that were written.
 MARK_FORMAT = "unfinished gas graph"
