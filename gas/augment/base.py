@@ -1,4 +1,4 @@
-"""Base of augmentations: masks over one graph, and their application to it."""
+"""Base class of augmentations: masks of the edges and nodes of a graph, and their application."""
 
 from __future__ import annotations
 
@@ -105,6 +105,7 @@ class Augmentation(Resumable, BaseTransform):
         self._previous = self._current
 
     def _keep_all(self) -> GraphState:
+        """Return the state that drops nothing."""
         size, device = self.units.size, self.units.device
         edges = torch.ones(size, dtype=torch.bool, device=device)
         nodes = torch.ones(self.units.num_nodes, dtype=torch.bool, device=device)
@@ -127,6 +128,7 @@ class Augmentation(Resumable, BaseTransform):
         return view
 
     def _move(self, view: GraphState) -> None:
+        """Set the current state."""
         self._current = view
 
     # Steps --------------------------------------------------------------------------------------
@@ -153,6 +155,7 @@ class Augmentation(Resumable, BaseTransform):
             self._step()
 
     def _seeds(self, count: int) -> list[int]:
+        """Draw seeds of kernels."""
         return torch.empty(count, dtype=torch.int64).random_(generator=self.generator).tolist()
 
     def rng_fingerprint(self) -> int:
@@ -171,7 +174,7 @@ class Augmentation(Resumable, BaseTransform):
         """Return an augmented copy of the graph, without taking a step.
 
         Args:
-            data: The graph that the augmentation was built on; features may be others.
+            data: The graph that the augmentation was built on; its features may differ.
             previous: Apply the previous masks. (default: the current ones)
 
         Raises:
@@ -188,7 +191,7 @@ class Augmentation(Resumable, BaseTransform):
         return out
 
     def views(self, data: Data, transform: Callable[[Data], Data] | None = None) -> Views:
-        """Return what cuts views of both states out of mini-batches; see :class:`Views`."""
+        """Return a :class:`Views`, which cuts views of both states out of mini-batches."""
         return Views(self, data, transform)
 
     def check(self, data: Data) -> None:

@@ -16,7 +16,7 @@ from gas.native import subset
 
 
 class _IndependentDrop(Augmentation):
-    """Drop elements independently: a binomial number of them, every subset of a size alike."""
+    """Base class of augmentations that drop each element independently."""
 
     def __init__(self, data: Data, p: float, **kwargs: Any) -> None:
         check_probability(p=p)
@@ -24,7 +24,7 @@ class _IndependentDrop(Augmentation):
         self.p = p
 
     def _draw(self, size: int, most: int) -> Tensor:
-        """Draw the mask of kept elements, of shape ``[size]``, with at most ``most`` dropped."""
+        """Draw a mask of kept elements, of shape ``[size]``, that drops at most ``most``."""
         count = torch.tensor([float(size), self.p], dtype=torch.double)
         dropped = torch.binomial(count[:1], count[1:], generator=self.generator).clamp(max=most)
         device = self.units.device

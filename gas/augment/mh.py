@@ -1,8 +1,7 @@
 """MH-Aug: augmented graphs from a target distribution, by a Markov chain over masks.
 
 Source: Park et al., *Metropolis-Hastings Data Augmentation for Graph Neural Networks*, NeurIPS
-2021. Symbols are those of the paper; where it speaks of two sides, edges and nodes, vectors of two
-hold them in this order.
+2021. Symbols are those of the paper; vectors of two have a number for edges and one for nodes.
 """
 
 from __future__ import annotations
@@ -170,17 +169,19 @@ class MHAug(Augmentation):
             lam_choose=1.0 - (1.0 - self._pair(lam2, lam4)) * heat,
             hops=hops,
         )
-        self._log_scale = self._size.new_zeros(())  # Of sigma_delta, what adaptation has learnt.
-        self._time = 0  # Transitions, those of the burn-in included.
+        self._log_scale = self._size.new_zeros(())  # The adapted factor of sigma_delta.
+        self._time = 0  # The number of transitions, including the burn-in.
         self._tally = Tally(self.units)
         self._move(self._current)
 
     # The target -----------------------------------------------------------------------------------
 
     def _pair(self, edges: float, nodes: float) -> Tensor:
+        """Return a tensor of one number for edges and one for nodes."""
         return torch.tensor([edges, nodes], dtype=torch.double, device=self.units.device)
 
     def _state_of(self, view: GraphState, k: Tensor) -> _State:
+        """Return the state of the chain for some masks."""
         delta = self._target.delta(view)
         return _State(view.edges, view.node_mask, k, delta, self._target.log_prob(delta, k))
 
@@ -213,7 +214,7 @@ class MHAug(Augmentation):
         Raises:
             ValueError: If shapes don't fit, or a logit is NaN or infinite.
         """
-        # Tensors made in inference mode could not be changed later.
+        # Tensors made in inference mode can't be changed later.
         with torch.inference_mode(False), torch.no_grad():
             self._target.set_logits(logits, n_id)
             state = self._state
@@ -258,7 +259,7 @@ class MHAug(Augmentation):
         return torch.where(possible, ratio, -math.inf)
 
     def _propose(self, u: Tensor, seeds: list[int]) -> tuple[GraphState, Tensor]:
-        """Draw masks of other sizes; return them and the sizes, which may be impossible."""
+        """Propose masks of other sizes; return them and the sizes, which may be impossible."""
         k = self._proposal.draw(self._state.k, self.sigma_delta, u)
         keep = self._size - torch.minimum(k.clamp(min=0.0), self._most)
         sizes, device = (self.units.size, self.units.num_nodes), self.units.device
@@ -269,7 +270,7 @@ class MHAug(Augmentation):
         return GraphState(self.units, edges, nodes), k
 
     def _swap(self, seeds: list[int]) -> GraphState:
-        """Return masks of the same sizes, with a few elements exchanged."""
+        """Propose masks of the same sizes, with a few elements exchanged."""
         device, state = self.units.device, self._state
         masks = []
         for kept, k, size, seed in zip(state[:2], state.k, self._size, seeds, strict=True):
@@ -280,6 +281,7 @@ class MHAug(Augmentation):
         return GraphState(self.units, *masks)
 
     def _step(self) -> Tensor:
+        """Propose a state, and accept or reject it."""
         drawn = torch.rand(4, dtype=torch.double, generator=self.generator)
         seeds = self._seeds(2)
         local = drawn.tolist()[3] < self.local  # On the CPU, so that nothing synchronises.
@@ -315,18 +317,18 @@ class MHAug(Augmentation):
         self._log_scale = torch.minimum(self._log_scale + error / self._time**0.5, most)
 
     def step(self) -> bool:
-        """Make one transition, and wait for it. Returns whether the proposal was accepted."""
+        """Make one transition, synchronise, and return whether the proposal was accepted."""
         accepted = super().step()
         self._tally.warn_if_stuck()
         return accepted
 
     def run(self, num_steps: int | None = None) -> None:
-        """Make some transitions; on a GPU the host waits for none of them.
+        """Make some transitions, without synchronising a GPU.
 
-        It looks at the rate of acceptance once in a thousand.
+        The rate of acceptance is checked, which synchronises, once in a thousand transitions.
 
         Args:
-            num_steps: How many. (default: ``self.num_steps``)
+            num_steps: The number of transitions. (default: ``self.num_steps``)
         """
         super().run(num_steps)
         self._tally.warn_if_stuck()

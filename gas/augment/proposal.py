@@ -20,7 +20,7 @@ def log_choose(n: Tensor, k: Tensor) -> Tensor:
 
 def log_interval_mass(low: Tensor, high: Tensor) -> Tensor:
     """Compute ``log P(low < z < high)`` of a standard normal ``z``, accurate in both tails."""
-    right = low + high > 0  # Of what lies to the right, the mirror image is the smaller number.
+    right = low + high > 0  # Intervals in the right tail are mirrored, for accuracy.
     low, high = torch.where(right, -high, low), torch.where(right, -low, high)
     top = log_ndtr(high)
     return top + (-torch.expm1(log_ndtr(low) - top)).log()
@@ -42,12 +42,12 @@ def truncated_normal(mean: Tensor, sd: Tensor, u: Tensor, high: Tensor) -> Tenso
     """
     below, above = _tail(mean / sd), _tail((high - mean) / sd)
     inside = 1.0 - below - above
-    left, right = below + u * inside, above + (1.0 - u) * inside  # Either tail by its own side.
+    left, right = below + u * inside, above + (1.0 - u) * inside  # Each tail from its own side.
     z = torch.where(left < right, ndtri(left), -ndtri(right))
     return torch.minimum((mean + sd * z).clamp(min=0.0), high)
 
 
-class Binned:
+class BinnedProposal:
     """Proposal of ``size`` times a truncated normal around ``k / size``, rounded.
 
     Args:
@@ -74,7 +74,7 @@ class Binned:
         return log_interval_mass(low, high) - log_interval_mass(first, last)
 
 
-class Walk:
+class WalkProposal:
     """Random walk: ``k`` plus a rounded normal; numbers outside are proposed, and rejected.
 
     Args:
@@ -96,4 +96,7 @@ class Walk:
         return log_interval_mass((new - old - 0.5) / unit, (new - old + 0.5) / unit)
 
 
-PROPOSALS: dict[str, type[Binned | Walk]] = {"binned": Binned, "walk": Walk}
+PROPOSALS: dict[str, type[BinnedProposal | WalkProposal]] = {
+    "binned": BinnedProposal,
+    "walk": WalkProposal,
+}

@@ -35,4 +35,4 @@ PUBLISHED = {
         {"kl": 0.2, "h": 0.5},
     ),
 }  # fmt: skip
-"""By the name of a data set; those of Cora are a start for others."""
+"""Settings by the name of a data set; start with those of Cora for others."""

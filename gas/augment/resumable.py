@@ -1,4 +1,4 @@
-"""Objects with random numbers of their own that continue exactly from a checkpoint."""
+"""Objects with a random generator, which resume exactly from a checkpoint."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import Tensor
 
 
 class Resumable(ABC):
-    """Base class of what has a generator, and a state of tensors alone.
+    """Base class of objects with a random generator and a ``state_dict`` of tensors.
 
     Args:
-        generator: A generator of the CPU. (default: one of its own, seeded from PyTorch's)
+        generator: A generator of the CPU. (default: a new one, seeded from PyTorch's)
 
     Raises:
-        ValueError: If it is one of another device.
+        ValueError: If the generator is of another device.
     """
 
     def __init__(self, generator: torch.Generator | None = None) -> None:
@@ -37,10 +37,10 @@ class Resumable(ABC):
 
     @abstractmethod
     def _load(self, state: dict[str, Tensor]) -> None:
-        """Go on from a state that has been checked."""
+        """Restore a state that was checked."""
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a state.
+        """Restore a state.
 
         Raises:
             ValueError: If it is the state of another graph or class; nothing has changed then.
@@ -73,7 +73,7 @@ class Resumable(ABC):
                 )
 
     def __getstate__(self) -> dict[str, Any]:
-        # PyTorch's generators don't survive the way to a process that was spawned.
+        # PyTorch's generators can't be pickled.
         return {**self.__dict__, "generator": self.generator.get_state().numpy()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

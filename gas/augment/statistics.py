@@ -10,11 +10,11 @@ from torch import Tensor
 from gas.augment.units import Units
 from gas.native import random_bits, warn
 
-CHECK_EVERY = 1000  # Transitions between looks at the acceptance rate ...
-LOW_ACCEPTANCE = 0.01  # ... and the rate below which the chain is said to be stuck.
+CHECK_EVERY = 1000  # The number of transitions between checks of the acceptance rate.
+LOW_ACCEPTANCE = 0.01  # A lower rate gives a warning.
 
-SEED = 0x5EED  # Of the random numbers in fingerprints.
-MAX_PENDING = 4096  # Fingerprints that are on a GPU still.
+SEED = 0x5EED  # Seed of the random numbers in fingerprints.
+MAX_PENDING = 4096  # The number of fingerprints that are kept on a GPU.
 
 
 class Statistics(NamedTuple):
@@ -32,10 +32,10 @@ class Statistics(NamedTuple):
 
 
 class VisitedStates:
-    """Counts different pairs of masks by their fingerprints, without making a host wait.
+    """Counter of distinct states by their fingerprints, which doesn't synchronise a GPU.
 
-    A fingerprint has 64 bits: a sum of random numbers, times the bytes of the packed masks. Two
-    masks share theirs with a probability below 2^-56.
+    A fingerprint has 64 bits: the scalar product of random numbers and the bytes of the packed
+    masks. Two states have the same fingerprint with a probability below 2^-56.
 
     Args:
         size: The number of entries of both masks together.
@@ -75,7 +75,7 @@ class VisitedStates:
         return torch.tensor(sorted(self._seen), dtype=torch.int64)
 
     def load(self, state: Tensor) -> None:
-        """Go on from :meth:`state`."""
+        """Restore a :meth:`state`."""
         self._pending.clear()
         self._seen = set(state.tolist())
 
@@ -98,9 +98,9 @@ class Tally:
         """Count a transition.
 
         Args:
-            accepted: Whether it was, of shape ``[]``, bool.
-            share: The fractions of edges and nodes that the state after it drops, of shape ``[2]``.
-            fingerprint: Of that state, see :class:`VisitedStates`.
+            accepted: Whether the proposal was accepted, of shape ``[]``, bool.
+            share: The fractions of edges and nodes that the new state drops, of shape ``[2]``.
+            fingerprint: The fingerprint of the new state; see :class:`VisitedStates`.
         """
         self.steps += 1
         self._accepted = self._accepted + accepted
@@ -118,7 +118,7 @@ class Tally:
         return Statistics(self.steps, self.acceptance_rate, edges, nodes, len(self.visited))
 
     def warn_if_stuck(self) -> None:
-        """Look at the rate of acceptance once in a while, because a GPU makes the host wait."""
+        """Warn if the acceptance rate is low; it is checked rarely, as this synchronises a GPU."""
         if self._warned or self.steps < self._next_check:
             return
         self._next_check = self.steps + CHECK_EVERY
@@ -132,7 +132,7 @@ class Tally:
             )
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return all counts but the number of steps, which the chain has."""
+        """Return all counts except the number of steps, which is the chain's."""
         return {
             "accepted": self._accepted,
             "sum_share": self._sum_share,
@@ -140,7 +140,7 @@ class Tally:
         }
 
     def load(self, state: dict[str, Tensor], steps: int) -> None:
-        """Go on from :meth:`state_dict`, after some steps."""
+        """Restore a :meth:`state_dict`, after some steps."""
         self.steps = steps
         self._accepted = state["accepted"].clone()
         self._sum_share = state["sum_share"].clone()

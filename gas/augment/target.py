@@ -1,7 +1,7 @@
 """The distribution that MH-Aug samples from.
 
 Source: Park et al., *Metropolis-Hastings Data Augmentation for Graph Neural Networks*, NeurIPS
-2021. Vectors of two hold one number for edges and one for nodes.
+2021. Vectors of two have a number for edges and one for nodes.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class Target:
     """``log P`` of augmented states, up to a constant; see :class:`gas.MHAug`. All float64.
 
     Args:
-        units: What may be dropped.
-        size: How many edges and nodes there are, of shape ``[2]``.
+        units: The edges and nodes that may be dropped.
+        size: The numbers of edges and nodes, of shape ``[2]``.
         mu: The wanted changes of ego-graphs, of shape ``[2]``.
         a: How much entropy widens ``sigma``, of shape ``[2]``.
         b: ``sigma`` without entropy, of shape ``[2]``.
@@ -61,7 +61,7 @@ class Target:
         self._precision = self.lam_delta / (2.0 * sigma * sigma)
 
     def set_logits(self, logits: Tensor, n_id: Tensor | None) -> None:
-        """Take :attr:`eps` from outputs; see :meth:`gas.MHAug.update_entropy`."""
+        """Compute :attr:`eps` from outputs; see :meth:`gas.MHAug.update_entropy`."""
         n = self.units.num_nodes
         rows = n if n_id is None else n_id.numel()
         if logits.dim() != 2 or logits.size(0) != rows or logits.size(1) < 2:

@@ -22,8 +22,8 @@ class _State(NamedTuple):
     """A state of the augmentation, in the order of the graph that batches are cut from.
 
     ``edges`` of shape ``[E]`` and ``nodes`` of shape ``[N]``, bool, true for what is kept;
-    ``scale`` of shape ``[]``, of kept features; ``weight`` of shape ``[E]``, of which those of
-    dropped edges mean nothing, or ``None`` for a graph without weights.
+    ``scale`` of shape ``[]``, the factor of kept features; ``weight`` of shape ``[E]``, undefined
+    for dropped edges, or ``None`` for a graph without weights.
     """
 
     edges: Tensor
@@ -47,7 +47,7 @@ class StatefulAugmentation(Protocol):
 
 
 class EpochViews(NamedTuple):
-    """Cuts the views of one epoch, whatever the augmentation does meanwhile."""
+    """The states of an augmentation in one epoch, and the views that are cut from them."""
 
     previous: _State
     current: _State
@@ -66,11 +66,10 @@ class EpochViews(NamedTuple):
 
 
 class Views:
-    """Cuts views out of mini-batches, for any loader whose batches know their ``e_id``.
+    """Cuts views out of mini-batches, for any loader whose batches have ``e_id``.
 
-    There are two of a batch, for the previous and for the current state of the augmentation. They
-    have the nodes of the batch and those of its edges that the state keeps. ``run`` once an epoch,
-    on the whole graph, before its batches::
+    A batch has two views, of the previous and the current state of the augmentation, with the nodes
+    of the batch and the edges that the state keeps. Call :meth:`run` before each epoch::
 
         views = gas.augment.Views(chain, data)
         for epoch in range(100):
@@ -78,20 +77,20 @@ class Views:
             for batch in loader:
                 first, second = views.cut(batch, n_id)
 
-    What ``run`` returns cuts the views of that epoch also after the next ``run``.
+    The result of :meth:`run` cuts the views of that epoch, also after the next call.
 
     Args:
-        augmentation: Built on ``data``.
+        augmentation: The augmentation, built on ``data``.
         data: The graph, with features, before any ``transform``.
-        transform: Normalises the graph: it may compute ``edge_weight`` from edges, weights and the
-            number of nodes, and add self-loops or change theirs; other edges stay, in their order.
-            Each state gets weights by its own degrees. ``T.GCNNorm()`` and
-            ``T.AddRemainingSelfLoops()`` are such transforms. (default: none; weights are those of
-            ``data``)
+        transform: The normalisation of the graph, such as ``T.GCNNorm()`` and
+            ``T.AddRemainingSelfLoops()``. It may compute ``edge_weight`` from edges, weights and
+            the number of nodes, and add or change self-loops; other edges keep their order. Weights
+            of a view are normalised by the degrees of its state. (default: none; weights are those
+            of ``data``)
 
     Raises:
         ValueError: If the augmentation was built on another graph, ``data`` is normalised already,
-            or ``transform`` does something else.
+            or ``transform`` changes anything else.
     """
 
     def __init__(
@@ -108,22 +107,22 @@ class Views:
         self.data = data
         self.transform = transform
         self.graph = data if transform is None else transform(copy.copy(data))
-        """What batches are cut from: ``data`` after ``transform``."""
+        """The graph of the batches: ``data`` after ``transform``."""
         self._edge_keys = [key for key, _ in self.graph if is_row_per_edge(self.graph, key)]
         self._looped: Tensor | None = None  # Weights with self-loops, before GCNNorm's.
         if transform is not None:
             self._check_transform()
-        self._read: dict[GraphState, _State] = {}  # By state, as read once.
+        self._read: dict[GraphState, _State] = {}  # Cached, by state.
         self._epoch: EpochViews | None = None
 
     def run(self, again: bool = False) -> EpochViews:
-        """Run the augmentation on the whole graph; batches that are cut now have its states.
+        """Run the augmentation on the whole graph, and use its states for the next views.
 
         Args:
-            again: Take the states that it has, those of an epoch that goes on after a checkpoint.
+            again: Keep its current states, for an epoch that is resumed from a checkpoint.
                 (default: ``False``)
         """
-        # Tensors made in inference mode would be of no use to a later epoch of training.
+        # Training can't use tensors that were made in inference mode.
         with torch.inference_mode(False), torch.no_grad():
             if not again:
                 self.augmentation.run()
@@ -132,17 +131,17 @@ class Views:
     def cut(
         self, batch: Data, n_id: Tensor, weighted: bool = True, e_id: Tensor | None = None
     ) -> list[Data]:
-        """Return a batch's views: own ``x``, adjacency, ``e_id`` and edge-level tensors.
+        """Return both views of a batch, with new ``x``, adjacency and edge-level tensors.
 
-        Everything else is the batch's.
+        Other attributes are those of the batch.
 
         Args:
-            batch: Cut from :attr:`graph`, with ``x``, ``e_id`` and the adjacency in any layout, its
-                edges in the order of ``e_id``.
+            batch: A batch of :attr:`graph`, with ``x``, ``e_id`` and the adjacency in any layout,
+                its edges in the order of ``e_id``.
             n_id: The nodes of its features, of shape ``[nodes]``.
             weighted: Whether the values of ``adj_t`` are ``edge_weight``. (default: ``True``)
-            e_id: Which edges of :attr:`graph` those of a batch are that was cut from a part of it,
-                of shape ``[E]``, int64. (default: ``batch.e_id``)
+            e_id: The ids of its edges in :attr:`graph`, for a batch of a shard, of shape ``[E]``,
+                int64. (default: ``batch.e_id``)
         """
         epoch = self._epoch or self._read_states()
         return epoch.cut(batch, n_id, weighted, e_id)
@@ -150,7 +149,7 @@ class Views:
     # States ---------------------------------------------------------------------------------------
 
     def _read_states(self) -> EpochViews:
-        """Read both states, but for one that was the current one of the last epoch."""
+        """Read both states; the current one of the last epoch is cached."""
         read: dict[GraphState, _State] = {}
         for view in self.augmentation.states:
             known = read.get(view) or self._read.get(view)
@@ -161,6 +160,7 @@ class Views:
         return self._epoch
 
     def _state(self, view: GraphState) -> _State:
+        """Read a state of the augmentation, in the order of :attr:`graph`."""
         device = self.data.edge_index.device
         nodes, scale = view.node_mask.to(device), view.scale.to(device)
         kept = view.edge_mask.to(device)
@@ -178,7 +178,7 @@ class Views:
         return _State(edges, nodes, scale, weight)
 
     def _weigh(self, kept: Tensor) -> Tensor:
-        """Return the weights that the transform computes where dropped edges have weight 0."""
+        """Return the weights of the transform, with weight 0 for dropped edges."""
         assert self.transform is not None
         weight, own = kept.to(self.graph.edge_weight.dtype), self.data.get("edge_weight")
         if own is not None:
@@ -192,7 +192,7 @@ class Views:
         return out.edge_weight
 
     def _check_transform(self) -> None:
-        """Remember which edges of the graph the augmentation may drop."""
+        """Check that the transform changes nothing but weights and self-loops."""
         before, after = self.data, self.graph
         if after.get("edge_index") is None or after.get("adj_t") is not None:
             raise _transform_error(self.transform, "it makes no 'edge_index', or an 'adj_t'")
@@ -233,6 +233,7 @@ def _cut(
     weighted: bool,
     edge_keys: Sequence[str],
 ) -> Data:
+    """Cut the view of one state out of a batch."""
     key = "adj_t" if batch.get("adj_t") is not None else "edge_index"
     if isinstance(batch[key], Adjacency):
         entry, rowptr = kept_entries(batch[key].rowptr, e_id, state.edges)
@@ -254,7 +255,7 @@ def _cut(
 
 
 def _check_not_normalised(data: Data, transformed: bool) -> None:
-    """Refuse what looks normalised: every node has a self-loop, and edges have weights."""
+    """Refuse graphs that seem to be normalised, with weights and a self-loop at every node."""
     src, dst = data.edge_index
     looped = torch.zeros(data.num_nodes, dtype=torch.bool, device=src.device)
     looped[src[src == dst]] = True

@@ -1,4 +1,4 @@
-"""Checkpoints: a training that was killed goes on as if it had not been."""
+"""Checkpoints: save the state of a training, and resume it exactly."""
 
 from gas.checkpoint.files import checkpoints, prune
 from gas.checkpoint.save_load import finish, load, peek, save

@@ -1,12 +1,12 @@
-"""The files of checkpoints, which are there as a whole or not at all, whenever the power fails.
+"""The files of checkpoints, which are written atomically and durably.
 
-A folder has ``checkpoint_000001``, ``checkpoint_000002`` and so on. One is written under a name
-that begins with a dot; when all its files, and at last its manifest, have reached the disk, it gets
-its name, which has to reach the disk, too. Old ones lose their manifest first: a folder without one
-is none. What this hasn't written is never deleted.
+A folder has ``checkpoint_000001``, ``checkpoint_000002`` and so on. A checkpoint is written under a
+name that begins with a dot, and renamed when all its files, the manifest last, are on the disk.
+When an old one is removed, its manifest is removed first: a folder without a manifest is no
+checkpoint. Files of other programs are never deleted.
 
-Of many processes each has a series of its own, ``ranks_2/0/checkpoint_000001`` and so on, and
-``newest.json`` names the one that all of them have completed.
+In distributed training every rank has a series, ``ranks_2/0/checkpoint_000001`` and so on, and
+``newest.json`` names the newest one that all ranks have completed.
 """
 
 from __future__ import annotations
@@ -22,15 +22,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from gas.checkpoint.tensors import CheckpointError, Checksum, checksum, read_json
-from gas.io import flush_to_disk, sync_folder, write_json
+from gas.io import flush_to_disk, lock, sync_folder, write_json
 from gas.native import explain_full_disk, human, make_folder
 
-try:
-    import fcntl
-except ImportError:  # Windows: two that write into one folder aren't kept apart.
-    fcntl = None  # type: ignore[assignment]
-
-POSIX = fcntl is not None
 MANIFEST = "manifest.json"
 FORMAT, VERSION = "gas checkpoint", 1
 NEWEST = "newest.json"
@@ -39,7 +33,7 @@ MOST_MANIFEST = 1 << 30
 NAME = re.compile(r"checkpoint_(\d{6,18})")
 OF_RANKS = re.compile(r"ranks_([1-9]\d{0,8})")
 TEMPORARY = re.compile(r"\.checkpoint_(\d{6,18})\.writing")
-# What its folder holds, beside the manifest.
+# Files of a checkpoint, besides the manifest.
 FILE = re.compile(r"(model|state|(view_\d+_)?history_\d+(_changes)?)\.safetensors")
 
 
@@ -51,7 +45,7 @@ class NewestCheckpoint(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Folders that a checkpoint is read from: one (``world_size`` 0), or those of all ranks."""
+    """The checkpoint to read: of a single process (``world_size`` 0), or of all ranks."""
 
     root: Path
     world_size: int
@@ -64,46 +58,46 @@ class Source(NamedTuple):
 
 
 class KnownFile(NamedTuple):
-    """A file that was written or read as a whole: which one it is, and what it holds."""
+    """A complete file: its identity and checksum."""
 
     identity: tuple[int, ...]
     written: Checksum
 
 
 def file_identity(path: Path) -> tuple[int, ...]:
-    """Tell a file from all others, by whatever name; a changed one, too."""
+    """Return values that identify a file and its version, whatever its name."""
     about = os.stat(path)
     return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns
 
 
 class FolderWriter:
-    """A checkpoint while it is written; see :func:`write_checkpoint`."""
+    """Writer of the files of a checkpoint; see :func:`write_checkpoint`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.files: dict[str, Checksum] = {}
 
     def write(self, name: str, content: Callable[[BinaryIO], Checksum]) -> KnownFile:
-        """Write a file, and wait until it is on the disk."""
+        """Write a file durably."""
         with open(self.folder / name, "xb") as stream:
             self.files[name] = content(stream)
             flush_to_disk(stream)
         return KnownFile(file_identity(self.folder / name), self.files[name])
 
     def link(self, name: str, known: KnownFile) -> bool:
-        """Take up a file of an earlier checkpoint of the folder; say whether it could."""
+        """Link a file of an earlier checkpoint; return whether that was possible."""
         for path in reversed(checkpoints(self.folder.parent)):
             try:
                 if file_identity(path / name) == known.identity:
                     os.link(path / name, self.folder / name)
                     self.files[name] = known.written
                     return True
-            except OSError:  # It has none, or is gone, or this disk has no links.
+            except OSError:  # It lacks the file, was removed, or the disk has no hard links.
                 continue
         return False
 
     def write_manifest(self, content: dict[str, Any]) -> None:
-        """Write what makes a checkpoint of the folder."""
+        """Write the manifest, which completes the checkpoint."""
         files = {name: {"bytes": w.nbytes, "crc32": w.crc32} for name, w in self.files.items()}
         content = {"format": FORMAT, "version": VERSION, "files": files, **content}
         text = json.dumps(content, allow_nan=False, separators=(",", ":"))
@@ -115,10 +109,10 @@ class FolderWriter:
 
 @contextlib.contextmanager
 def write_checkpoint(folder: Path, number: int) -> Iterator[FolderWriter]:
-    """Open a new checkpoint, which is published when the context ends without an error.
+    """Write a new checkpoint, which gets its name when the context ends without an error.
 
     Raises:
-        OSError: If the disk is full, or the folder can't be written; no checkpoint has changed.
+        OSError: If the disk is full, or the folder isn't writable; no checkpoint has changed.
     """
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     make_folder("folder", folder)
@@ -140,14 +134,14 @@ def write_checkpoint(folder: Path, number: int) -> Iterator[FolderWriter]:
         ),
     ):
         try:
-            with _lock(temporary):
+            with lock(temporary):
                 yield FolderWriter(temporary)
                 if not (temporary / MANIFEST).exists():
                     raise AssertionError("a checkpoint without its manifest")
                 sync_folder(temporary)
                 os.rename(temporary, folder / name)
             sync_folder(folder)
-            for path in missing:  # Folders that were made for it.
+            for path in missing:  # New folders.
                 sync_folder(path.parent)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -156,13 +150,13 @@ def write_checkpoint(folder: Path, number: int) -> Iterator[FolderWriter]:
 
 
 def checkpoints(folder: str | Path) -> list[Path]:
-    """Return the complete checkpoints of a folder, newest last; their contents aren't checked."""
+    """Return the complete checkpoints of a folder, newest last, without checking their content."""
     found = sorted((int(number), path) for number, path in _find_numbered(Path(folder)))
     return [path for _, path in found if NAME.fullmatch(path.name) and (path / MANIFEST).is_file()]
 
 
 def _find_numbered(folder: Path) -> list[tuple[str, Path]]:
-    """Return the numbers and folders of checkpoints, those under way included."""
+    """Return the numbers and folders of checkpoints, including incomplete ones."""
     if not folder.is_dir():
         return []
     paths = [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]
@@ -171,7 +165,7 @@ def _find_numbered(folder: Path) -> list[tuple[str, Path]]:
 
 
 def next_number(folder: Path) -> int:
-    """Return a number that no checkpoint has, complete or not, larger than all."""
+    """Return the next number, larger than those of all checkpoints, complete or not."""
     newest = read_newest(folder)
     numbers = [0 if newest is None else newest.number]
     return 1 + max([*numbers, *(int(number) for number, _ in _find_numbered(folder))])
@@ -186,7 +180,7 @@ def read_newest(folder: Path) -> NewestCheckpoint | None:
     """Return the newest checkpoint that all ranks have completed, if there is one.
 
     Raises:
-        CheckpointError: If ``newest.json`` can't be read, or is none of ours.
+        CheckpointError: If ``newest.json`` can't be read, or is of another program.
     """
     file = folder / NEWEST
 
@@ -204,18 +198,23 @@ def read_newest(folder: Path) -> NewestCheckpoint | None:
     newest = NewestCheckpoint(*(found.get(key, 0) for key in NewestCheckpoint._fields))
     if found.get("format") != FORMAT_OF_RANKS or any(type(n) is not int or n < 1 for n in newest):
         raise error("doesn't say which checkpoint is the newest")
-    if found.get("version") != VERSION:
-        raise CheckpointError(
-            f"{file} is of version {found.get('version')!r}, and this gas reads version {VERSION}: "
-            "use the gas that wrote it, or a newer one"
-        )
+    _check_version(file, found)
     return newest
 
 
-def find_source(folder: Path) -> Source | None:
-    """Find the newest checkpoint of a folder, or the one that the folder itself is.
+def _check_version(path: Path, found: dict[str, Any]) -> None:
+    """Refuse files of another version of the format."""
+    if found.get("version") != VERSION:
+        raise CheckpointError(
+            f"{path} is of version {found.get('version')!r}, and this gas reads version {VERSION}: "
+            "use the gas that wrote it, or a newer one"
+        )
 
-    That of a rank stands for those of all.
+
+def find_source(folder: Path) -> Source | None:
+    """Find the newest checkpoint of a folder; the folder may be a checkpoint itself.
+
+    The checkpoint of a rank stands for those of all ranks.
 
     Raises:
         CheckpointError: If ``newest.json`` can't be read.
@@ -238,17 +237,17 @@ def number_of(path: Path) -> int:
 
 
 def write_newest(folder: Path, newest: NewestCheckpoint) -> None:
-    """Name the checkpoint that all ranks have completed; the one before was named until now.
+    """Write ``newest.json`` for the checkpoint that all ranks have completed.
 
     Raises:
-        OSError: If the disk is full, or the folder can't be written.
+        OSError: If the disk is full, or the folder isn't writable.
     """
     about = {"format": FORMAT_OF_RANKS, "version": VERSION, **newest._asdict()}
     write_json(folder / NEWEST, about, indent=None, temporary=f".{NEWEST}.writing")
 
 
 def prune(folder: Path, keep: int) -> None:
-    """Remove all checkpoints but the last ones, and what was left of others."""
+    """Remove all but the newest ``keep`` checkpoints, and incomplete ones."""
     sweep(folder)
     ours = [path for path in checkpoints(folder) if _is_ours(path)]
     for path in ours[: max(0, len(ours) - keep)]:
@@ -256,29 +255,30 @@ def prune(folder: Path, keep: int) -> None:
 
 
 def remove_after(folder: Path, after: int) -> None:
-    """Remove checkpoints that not all ranks have completed, those with larger numbers."""
+    """Remove checkpoints with larger numbers, which not all ranks have completed."""
     for path in checkpoints(folder):
         if number_of(path) > after and _is_ours(path):
             _discard(path)
 
 
 def _discard(path: Path) -> None:
-    with contextlib.suppress(OSError):  # Somebody put something into it.
+    """Rename and remove a checkpoint, unless it has other files."""
+    with contextlib.suppress(OSError):  # It has other files.
         if all(FILE.fullmatch(file.name) or file.name == MANIFEST for file in path.iterdir()):
             path = path.rename(path.with_name(f".{path.name}.writing"))
         _remove(path)
 
 
 def sweep(folder: Path) -> None:
-    """Remove checkpoints that were left unfinished, written or removed."""
+    """Remove incomplete checkpoints."""
     for _, path in _find_numbered(folder):
         if TEMPORARY.fullmatch(path.name):
-            with contextlib.suppress(OSError):  # Somebody writes it.
+            with contextlib.suppress(OSError):  # It is being written.
                 _remove(path)
 
 
 def _is_ours(path: Path) -> bool:
-    """Return whether a manifest is of this format; other programs use the same folder names."""
+    """Return whether the manifest has our format; other programs use the same folder names."""
     with contextlib.suppress(OSError), (path / MANIFEST).open("rb") as stream:
         return f'"format":"{FORMAT}"'.encode() in stream.read(200)
     return False
@@ -288,7 +288,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """Read the manifest of a checkpoint, without its files.
 
     Raises:
-        CheckpointError: If it is damaged, none of ours, or newer.
+        CheckpointError: If it is damaged, or of another program or a newer version.
     """
     file = path / MANIFEST
 
@@ -305,11 +305,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     content = whole.get("content") if isinstance(whole, dict) else None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise error("doesn't say that it is one")
-    if content.get("version") != VERSION:
-        raise CheckpointError(
-            f"{path} is of version {content.get('version')!r}, and this gas reads version "
-            f"{VERSION}: use the gas that wrote it, or a newer one"
-        )
+    _check_version(path, content)
     again = json.dumps(content, allow_nan=False, separators=(",", ":"))
     if zlib.crc32(again.encode()) != whole.get("crc32"):
         raise error("was changed since it was written")
@@ -317,10 +313,10 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def check_files(path: Path, manifest: dict[str, Any]) -> None:
-    """Read the files of a checkpoint, and compare them with what was written.
+    """Check the files of a checkpoint against the checksums of the manifest.
 
     Raises:
-        CheckpointError: Naming the first that is missing or differs.
+        CheckpointError: Naming the first file that is missing or differs.
     """
     files = manifest.get("files")
     if not isinstance(files, dict):
@@ -341,32 +337,11 @@ def check_files(path: Path, manifest: dict[str, Any]) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove our files of a checkpoint, unless a process is writing it."""
-    with _lock(path):
+    """Remove the files of a checkpoint, unless a process is writing it."""
+    with lock(path):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path / MANIFEST)
         for file in path.iterdir():
             if FILE.fullmatch(file.name):
                 os.unlink(file)
         os.rmdir(path)
-
-
-@contextlib.contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """Keep others from a folder.
-
-    Raises:
-        OSError: If somebody has it.
-    """
-    if not POSIX:
-        yield
-        return
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        try:
-            yield
-        finally:
-            fcntl.flock(handle, fcntl.LOCK_UN)  # A process that was forked has the handle, too.
-    finally:
-        os.close(handle)

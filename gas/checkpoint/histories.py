@@ -1,8 +1,8 @@
-"""Histories in checkpoints: all rows, or those that changed since all were written.
+"""Histories in checkpoints: all rows, or those that changed since an earlier checkpoint.
 
-A history that has changed by less than half since an earlier checkpoint takes up that one's file,
-which the new checkpoint then shares (a hard link), and has the changed rows in another. A push says
-which rows it wrote; a table that was changed by other means is written as a whole.
+If less than half of a history has changed since an earlier checkpoint, its file is hard-linked, and
+a second file has the changed rows. Changes by pushes are tracked by row; a history that was changed
+by other means is written as a whole.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from gas.scalable import HeteroModel, ScalableGNN
 if TYPE_CHECKING:
     from gas.history import History
 
-MODELS = (ScalableGNN, HeteroModel)  # What has histories.
-SHARE = 0.5  # Of rows; where more have changed, all are written.
+MODELS = (ScalableGNN, HeteroModel)  # Models with histories.
+SHARE = 0.5  # All rows are written if at least this fraction has changed.
 
 
 class _Base(NamedTuple):
-    """A file that holds all rows of a history, as they were once."""
+    """A file with all rows of a history at an earlier time."""
 
     file: KnownFile
-    by_others: tuple[int, int, int]  # What was done to the history then, but by pushes ...
-    pushes: int  # ... and by these.
+    by_others: tuple[int, int, int]  # The numbers of changes of the history at that time, without
+    pushes: int  # pushes, and of pushes.
 
 
-# What is known of the last such file of each history of this process.
+# The last such file of each history of this process.
 _bases: weakref.WeakKeyDictionary[History, _Base] = weakref.WeakKeyDictionary()
 
 HistoryWriter = Callable[[FolderWriter], dict[str, Any]]
 
 
 def name_histories(model: ScalableGNN | HeteroModel) -> dict[str, History]:
-    """Return the histories of a model, those of views included, by the names of their files."""
+    """Return the histories of a model and its views, by the names of their files."""
     found = {f"history_{number}": history for number, history in enumerate(model.histories)}
     for view, bank in enumerate(model.view_histories or ()):
         for number, history in enumerate(bank):
@@ -57,13 +57,12 @@ def name_histories(model: ScalableGNN | HeteroModel) -> dict[str, History]:
 
 
 def history_writer(name: str, history: History, at_once: bool) -> HistoryWriter:
-    """Return a function that writes a history's current state.
+    """Return a function that writes the current state of a history.
 
     Args:
-        name: Of its files.
+        name: The name of its files.
         history: The history.
-        at_once: It will be called before the history changes: nothing is copied. (Else all rows
-            are copied now, into memory.)
+        at_once: Whether it is called before the history changes. Otherwise all rows are copied now.
     """
     history.wait()
     base = _bases.get(history)
@@ -103,6 +102,7 @@ def history_writer(name: str, history: History, at_once: bool) -> HistoryWriter:
 
 
 def _count_other_changes(history: History) -> tuple[int, int, int]:
+    """Return the numbers of changes of a history that aren't pushes."""
     by_hand, _, received = history.changes
     return by_hand, received, history.num_resets
 
@@ -113,7 +113,7 @@ def _make_content(tensors: dict[str, Any], about: dict[str, Any]) -> Callable[[B
 
 
 def _blocks(history: History, index: Tensor | None) -> Iterator[Tensor]:
-    """Return the stored rows in pieces; of all, without ``index``."""
+    """Yield stored rows, or all of them without ``index``, in blocks."""
     row_bytes = max(1, history.store.columns * history.store.dtype.itemsize)
     size, step = history.num_embeddings, max(1, BLOCK // row_bytes)
     for first in range(0, size if index is None else index.numel(), step):
@@ -124,18 +124,18 @@ def _blocks(history: History, index: Tensor | None) -> Iterator[Tensor]:
 
 
 class StoredHistory:
-    """A history of a checkpoint, looked at before anything is changed.
+    """A history in a checkpoint, whose files are checked by the constructor.
 
     Args:
         path: The checkpoint.
-        name: Of the history.
-        about: What the manifest says of it.
-        history: What will take its rows, or one like it.
-        num_rows: How many rows it has. (default: as many as ``history``)
+        name: The name of the history.
+        about: Its entry in the manifest.
+        history: The history to restore, or one with the same width and codec.
+        num_rows: The number of rows in the checkpoint. (default: that of ``history``)
 
     Raises:
-        CheckpointError: If its files aren't what it says.
-        ValueError: If it is another history's.
+        CheckpointError: If its files don't agree with the manifest.
+        ValueError: If it doesn't fit ``history``.
     """
 
     def __init__(
@@ -193,7 +193,7 @@ class StoredHistory:
             )
 
     def restore(self, history: History, written: Checksum) -> None:
-        """Put the rows into a history; ``written`` is what is known of their first file."""
+        """Restore a history; ``written`` is the checksum of the first file."""
         history.restore(self.rows(), self.written_at, self.pushes)
         _bases.pop(history, None)
         if self.index is None:
@@ -201,7 +201,7 @@ class StoredHistory:
             _bases[history] = _Base(known, _count_other_changes(history), self.pushes)
 
     def rows(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Return row numbers and stored rows; of a repeated row the last counts."""
+        """Yield blocks of row numbers and stored rows; later rows replace earlier ones."""
         for first, rows in self.files[0].blocks("rows"):
             yield torch.arange(first, first + rows.size(0)), rows
         if self.index is not None:
@@ -210,5 +210,5 @@ class StoredHistory:
 
 
 def is_count(value: Any) -> bool:
-    """Return whether it is a number of pushes or rows."""
+    """Return whether a value is a valid number of pushes or rows."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31

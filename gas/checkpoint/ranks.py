@@ -1,8 +1,8 @@
-"""Checkpoints of a model on many ranks: all have completed one, or it doesn't count.
+"""Checkpoints in distributed training, which count once all ranks have completed them.
 
-Each rank has a series of its own, and writes the next of it as one process does. Once all have said
-that theirs has reached the disk, rank 0 names it in ``newest.json``, which replaces the one before
-at once. Nothing that it names is removed before another is named.
+Each rank writes a series of checkpoints as a single process does. When all ranks have reported that
+theirs is on the disk, rank 0 names it in ``newest.json``, which is replaced atomically. The
+checkpoints that it named before are removed only afterwards.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from gas.checkpoint.redistribution import (
     Graph,
     LoadTarget,
     Redistribution,
-    Saved,
+    SavedRank,
     unwrap_loader,
 )
 from gas.checkpoint.tensors import CheckpointError
@@ -97,12 +97,12 @@ def save_on_ranks(
         content.add("ranks", _describe_rank(ranks, graph, histories))
         sweep(mine)
         if newest:
-            remove_after(mine, newest)  # What not all ranks have completed.
+            remove_after(mine, newest)  # Not all ranks have completed these.
         return content.write(mine, number, history_writers(model, True) if histories else {})
 
     try:
         path = run_on_all_ranks(group, "writing a checkpoint", write)
-    except (ValueError, OSError):  # All ranks know; without an answer, the others may go on.
+    except (ValueError, OSError):  # After a RankError, other ranks may have completed it.
         remove_after(mine, number - 1)
         raise
 
@@ -136,7 +136,7 @@ def _describe_rank(ranks: Ranks, graph: Graph | None, histories: bool) -> dict[s
 
 
 def _find_other_sizes(folder: Path, world_size: int) -> Iterator[Path]:
-    """Folders of ranks when there were more or fewer."""
+    """Yield the folders of ranks of trainings with another number of ranks."""
     for path in folder.iterdir():
         match = OF_RANKS.fullmatch(path.name)
         if match is not None and int(match[1]) != world_size and path.is_dir():
@@ -170,7 +170,7 @@ def load_on_ranks(
     if plan.sum_then is not None and None not in sums and sum(sums) % (1 << 63) != plan.sum_then:
         raise _other_graph_error(source)
 
-    # What was given is as it was so far, on all ranks.
+    # Up to here, nothing has been changed on any rank.
     if ranks is not None and histories:
         exchange = ranks.bind(cast(ScalableGNN, model), into.shard)
         each = cast(ScalableGNN, model).histories
@@ -185,7 +185,7 @@ def load_on_ranks(
 
 
 def _find_source(folder: Path, group: Group | None) -> Source:
-    """Find the checkpoint to read: that of rank 0, on all ranks."""
+    """Return the checkpoint that rank 0 finds, on all ranks."""
 
     def find() -> Source:
         found = find_source(folder) if group is None or group.rank == 0 else Source(folder, 0, "")
@@ -205,10 +205,10 @@ class _Plan(NamedTuple):
     """Checked state of one rank, ready to be loaded."""
 
     load: Callable[[], dict[str, Any]]
-    exchange: Any = None  # The state of it; none, nothing is on its way.
-    text: str = ""  # Of a warning.
-    sum: int | None = None  # Of this rank's graph.
-    sum_then: int | None = None  # Of all that were saved.
+    exchange: Any = None  # The state of the exchange; None: no rows are in transit.
+    text: str = ""  # The text of a warning.
+    sum: int | None = None  # The checksum of this rank's graph.
+    sum_then: int | None = None  # The sum of the saved checksums.
 
 
 def _plan(
@@ -219,6 +219,7 @@ def _plan(
     random_state: bool,
     objects: dict[str, Any],
 ) -> _Plan:
+    """Read and check the state of this rank, redistributed if necessary."""
     if into.ranks is not None and into.histories and not into.is_known:
         raise _no_loader_error()
     given = (into.model, optimizer)
@@ -264,6 +265,7 @@ def _other_graph_error(source: Source) -> ValueError:
 
 
 def _explain_redistribution(before: int, now: int) -> str:
+    """Return the text of the warning for another number of ranks or partition."""
     how = f"by {before} processes" if before != now else "of a graph that was cut otherwise"
     return (
         f"the checkpoint was written {how}: histories go on by the nodes' ids; the loader begins "
@@ -271,8 +273,8 @@ def _explain_redistribution(before: int, now: int) -> str:
     )
 
 
-def _read(source: Source, rank: int) -> Saved:
-    """Read what a rank has saved.
+def _read(source: Source, rank: int) -> SavedRank:
+    """Read the checkpoint of a rank.
 
     Raises:
         CheckpointError: If it is damaged or missing, naming the rank.
@@ -295,10 +297,10 @@ def _read(source: Source, rank: int) -> Saved:
             f"{_advice(source, path)}"
         ) from error
     if isinstance(about, dict):
-        return Saved(files, about)
-    state = files.values["loader"]  # One process has saved it.
+        return SavedRank(files, about)
+    state = files.values["loader"]  # The checkpoint is of a single process.
     perm = state.get("perm") if isinstance(state, dict) else None
-    return Saved(files, {"cut": None, "perm": perm})
+    return SavedRank(files, {"cut": None, "perm": perm})
 
 
 def _advice(source: Source, path: Path) -> str:

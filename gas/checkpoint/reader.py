@@ -1,4 +1,4 @@
-"""``CheckpointReader``: reads a checkpoint without trusting it, then restores from it."""
+"""``CheckpointReader``: checks a checkpoint, then restores from it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def no_checkpoint_error(folder: Path) -> CheckpointError:
 # Functions that restore each history, by its name.
 Restores = Mapping[str, Callable[["History"], None]]
 
-# What optimizers keep of a parameter that has its shape.
+# Entries of optimizers with the shape of the parameter.
 LIKE_PARAMETERS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg")
 
 
@@ -43,7 +43,7 @@ class CheckpointReader:
     """Open one checkpoint and check its files against the manifest.
 
     Raises:
-        CheckpointError: If they aren't.
+        CheckpointError: If it is damaged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -86,9 +86,9 @@ class CheckpointReader:
         objects: dict[str, Any],
         num_rows: int | None = None,
     ) -> Callable[[], dict[str, Any]]:
-        """Check everything; what it returns changes what is given; see :func:`load`.
+        """Check everything; return a function that restores the arguments; see :func:`load`.
 
-        The histories of the model will have ``num_rows`` rows by then, or as many as now.
+        ``num_rows`` is the number of rows that histories will have. (default: as many as now)
         """
         try:
             weights, restores = self._check(model, optimizer, loader, histories, objects, num_rows)
@@ -112,6 +112,7 @@ class CheckpointReader:
         restores: Restores | None,
         random_state: bool,
     ) -> dict[str, Any]:
+        """Restore everything that was checked."""
         saved = self.values["objects"]
         given = {**objects, **({} if optimizer is None else {"optimizer": optimizer})}
         if loader is not None:
@@ -159,7 +160,7 @@ class CheckpointReader:
         return weights, restores
 
     def _weights_for(self, model: Module) -> Mapping[str, Tensor]:
-        """Return the weights, which fit the model."""
+        """Read the weights, and check that they fit the model."""
         file, mine = self.tensors[MODEL], weights_of(model)
         for name in [*mine, *file]:
             if name not in file or name not in mine:
@@ -178,7 +179,7 @@ class CheckpointReader:
         return {name: file.read(name) for name in file}
 
     def _histories_for(self, model: ScalableGNN | HeteroModel, num_rows: int | None) -> Restores:
-        """Return the histories, which fit the model."""
+        """Return functions that restore each history, and check that they fit the model."""
         found: dict[str, Any] = self.manifest["histories"]
         each = dict(enumerate(model.histories))
         names = {f"history_{number}": number for number in each}
@@ -200,7 +201,7 @@ class CheckpointReader:
         return restores
 
     def read_history(self, name: str, like: History, num_rows: int | None) -> stored.StoredHistory:
-        """Look at what was stored of a history; see :class:`.histories.StoredHistory`."""
+        """Open and check a stored history."""
         reading = stored.StoredHistory(
             self.path, name, self.manifest["histories"][name], like, num_rows
         )
@@ -210,7 +211,7 @@ class CheckpointReader:
     def _check_random(self) -> None:
         try:
             check_rng_states(self.values["random"])
-        except Exception as error:  # Whatever the generators say.
+        except Exception as error:  # The generators may raise any error.
             raise CheckpointError(
                 f"{self.path} has no state of random numbers that this Python can take "
                 f"({error}): pass random_state=False"
@@ -249,16 +250,16 @@ def _check_optimizer(optimizer: Any, state: Any) -> None:
 
 
 def _restore_all(objects: Mapping[str, Any], states: Mapping[str, Any]) -> None:
-    """Restore objects; if one refuses, the others are put back."""
+    """Restore objects; if one raises an error, restore their previous states."""
     before = {name: copy.deepcopy(_state(value)) for name, value in objects.items()}
     done = []
     try:
         for name, value in objects.items():
             done.append(name)
             _set_state(value, states[name])
-    except Exception as error:  # Whatever an object says.
+    except Exception as error:  # Objects of the user may raise any error.
         for name in done:
-            with contextlib.suppress(Exception):  # It may refuse that, too.
+            with contextlib.suppress(Exception):  # This may fail, too.
                 _set_state(objects[name], before[name])
         raise ValueError(
             f"'{done[-1]}' can't take what was saved ({type(error).__name__}: {error}): make it as "

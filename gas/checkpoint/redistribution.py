@@ -1,4 +1,4 @@
-"""Redistribution of histories: load what W ranks saved on another number of ranks."""
+"""Redistribution of histories: load a checkpoint of W ranks on another number of ranks."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Graph(NamedTuple):
 
     @property
     def own(self) -> Tensor | None:
-        """The original nodes of the rows that it owns."""
+        """The original nodes of own rows."""
         return self.perm if self.shard is None or self.perm is None else self.perm[: self.num_own]
 
     @property
@@ -50,7 +50,7 @@ class Graph(NamedTuple):
 
     @property
     def sum(self) -> int | None:
-        """Summed over all ranks, it tells graphs from each other, however they are cut."""
+        """A checksum; its sum over all ranks doesn't depend on the partition of the graph."""
         if self.own is None:
             return None
         node, degree = self.own + 1, self.degree[: self.num_own].cpu().long() + 1
@@ -100,7 +100,7 @@ class LoadTarget(NamedTuple):
         return cast(ScalableGNN, self.model).num_nodes if shard is None else shard.nodes.numel()
 
 
-class Saved(NamedTuple):
+class SavedRank(NamedTuple):
     """The checkpoint of one rank, and its description of the graph."""
 
     files: CheckpointReader
@@ -111,15 +111,15 @@ class Redistribution:
     """Move each saved history row to the rank that owns its node now.
 
     Args:
-        sources: What each rank has saved.
-        into: What gets them.
+        sources: The checkpoint of each rank.
+        into: The model and graph of this rank.
 
     Raises:
-        CheckpointError: If it is damaged.
-        ValueError: If it is another graph's or model's.
+        CheckpointError: If a checkpoint is damaged.
+        ValueError: If it is of another graph or model.
     """
 
-    def __init__(self, sources: Sequence[Saved], into: LoadTarget) -> None:
+    def __init__(self, sources: Sequence[SavedRank], into: LoadTarget) -> None:
         perms = [self._perm_of(found, len(sources)) for found in sources]
         if into.graph is None or into.graph.perm is None:
             raise ValueError(
@@ -153,10 +153,10 @@ class Redistribution:
             for number, history in enumerate(cast(ScalableGNN, into.model).histories)
         ]
         self._refuse_unread_histories(sources)
-        self._rows = [row[each] for each in perms]  # That each one's own rows become.
+        self._rows = [row[each] for each in perms]  # The new row of each saved own row.
 
     @staticmethod
-    def _perm_of(found: Saved, num_ranks: int) -> Tensor:
+    def _perm_of(found: SavedRank, num_ranks: int) -> Tensor:
         """Return the original nodes of a rank's own rows."""
         perm = found.about.get("perm")
         if num_ranks > 1 and found.about.get("cut") is None:
@@ -175,7 +175,7 @@ class Redistribution:
         return perm
 
     @staticmethod
-    def _read(found: Saved, number: int, history: History, num_own: int) -> StoredHistory:
+    def _read(found: SavedRank, number: int, history: History, num_own: int) -> StoredHistory:
         name = f"history_{number}"
         about = found.files.manifest["histories"].get(name)
         if about is None:
@@ -188,7 +188,7 @@ class Redistribution:
             raise CheckpointError(f"{found.files.path} has too few rows of {name!r}: it is damaged")
         return found.files.read_history(name, history, num_rows)
 
-    def _refuse_unread_histories(self, sources: Sequence[Saved]) -> None:
+    def _refuse_unread_histories(self, sources: Sequence[SavedRank]) -> None:
         left = len(sources[0].files.manifest["histories"]) - len(self._readings)
         if left:
             raise ValueError(
@@ -197,7 +197,7 @@ class Redistribution:
             )
 
     def restore(self, model: ScalableGNN) -> None:
-        """Put the rows into a model; ages are what they were."""
+        """Restore the histories of a model, with their ages."""
         set_banks(model, 0)
         for readings, history in zip(self._readings, model.histories, strict=True):
             pushes = max(reading.pushes for reading in readings)
@@ -211,7 +211,7 @@ class Redistribution:
     def _blocks(self, readings: Sequence[StoredHistory]) -> Iterator[tuple[Tensor, Tensor]]:
         for reading, rows in zip(readings, self._rows, strict=True):
             for index, values in reading.rows():
-                known = index < rows.numel()  # The others are replicas.
+                known = index < rows.numel()  # Other rows are replicas.
                 to = rows[index[known]]
                 order = to.argsort()
                 order = order[to[order] >= 0]

@@ -1,4 +1,4 @@
-"""``save`` and ``load``: write a checkpoint of a training, and go on from it."""
+"""``save`` and ``load``: write a checkpoint of a training, and resume from it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from gas.checkpoint.writer import CheckpointWriter, history_writers, unwrap_mode
 from gas.native import check_integer
 from gas.scalable import ScalableGNN
 
-_under_way: dict[Path, Future[Path]] = {}  # Of each folder.
+_under_way: dict[Path, Future[Path]] = {}  # Background saves, by folder.
 
 
 @overload
@@ -64,11 +64,10 @@ def save(
     background: bool = False,
     **state: Any,
 ) -> Path | Future[Path]:
-    """Write a checkpoint: what a training needs to go on as if nothing had happened.
+    """Write a checkpoint, from which a training can resume exactly.
 
-    That is the weights, the histories with their ages, the optimizer, the random numbers of Python,
-    NumPy and PyTorch, and of a loader the order of the epoch, how much of it is done, and its
-    augmentation::
+    It has the weights, the histories with their ages, the optimizer, the random states of Python,
+    NumPy and PyTorch, and the order and progress of the epoch of a loader, with its augmentation::
 
         for epoch in range(epochs):
             train_epoch(model, loader, optimizer)
@@ -76,39 +75,40 @@ def save(
 
     The folder gets ``checkpoint_000001``, then ``checkpoint_000002``, and so on: tensors in the
     format of safetensors, ``model.safetensors`` with the names that the model's ``state_dict``
-    has (of a model of :func:`gas.to_scalable`, those of the module that it was made of), the rest
-    in ``manifest.json``. A checkpoint is complete or not there, whenever the process is killed or
-    the power fails. Nothing in it is code. :func:`gas.load` reads it.
+    has (for a model of :func:`gas.to_scalable`, those of the module that it wraps), and the rest
+    in ``manifest.json``. Checkpoints are written atomically, also if the process is killed or
+    power fails. They contain no code. :func:`gas.load` reads them.
 
-    Of a model that :func:`gas.distribute` has connected, every rank calls it. Each writes what it
-    has, into ``ranks_2/0/checkpoint_000001`` and so on; ``newest.json`` names the one that all have
-    completed, and is written last. The folder is one that all ranks see.
+    In distributed training, with :func:`gas.distribute`, every rank calls it, and writes its state
+    into ``ranks_2/0/checkpoint_000001`` and so on; ``newest.json``, which is written last, names
+    the checkpoint that all ranks have completed. All ranks must have access to the folder.
 
     Args:
-        folder: The folder of a training's checkpoints, which is made.
+        folder: The folder for the checkpoints of the training, which is made.
         model: The model.
         optimizer: The optimizer, or anything else with ``state_dict()``. (default: none)
-        loader: What the training iterates, in a loop over it or between two: a
+        loader: The loader of the training, during or between epochs: a
             :class:`gas.SubgraphLoader`, a :class:`gas.PrefetchLoader`, or anything else with
             ``state_dict()``. (default: none)
-        keep: How many checkpoints stay: older ones are removed once the new one is complete.
-            (default: ``3``)
-        histories: Write the histories; without, they have to be filled again. (default: ``True``)
-        background: Copy what is to be written into memory, write it beside the training, and return
-            a ``concurrent.futures.Future`` of the path. The next checkpoint of the folder waits for
-            it, and raises what went wrong. Not for many ranks. (default: ``False``)
-        **state: Anything else, under names of its own, which :func:`gas.load` returns: numbers,
-            text, tensors, and lists and dictionaries of these. Of what has ``state_dict()``, such
-            as a scheduler, that; of a ``torch.Generator``, its state.
+        keep: The number of checkpoints to keep: older ones are removed once the new one is
+            complete. (default: ``3``)
+        histories: Write the histories; otherwise they have to be initialised again.
+            (default: ``True``)
+        background: Copy the state into memory, write it in a thread, and return a
+            ``concurrent.futures.Future`` of the path. The next checkpoint of the folder waits for
+            it, and raises its error. Not for distributed training. (default: ``False``)
+        **state: Further values, which :func:`gas.load` returns: numbers, text, tensors, and lists
+            and dictionaries of these. For objects with ``state_dict()``, such as a scheduler, and
+            for a ``torch.Generator``, their state is saved.
 
     Returns:
-        The checkpoint's own folder.
+        The folder of the new checkpoint.
 
     Raises:
-        ValueError: If something can't be held by a checkpoint, naming it; nothing was written.
-        OSError: If the disk is full or the folder can't be written; what was there stays. Where
-            that is so on one rank, all raise it, and it names the rank.
-        RankError: A ``RuntimeError``: if a rank has gone, or doesn't come in time.
+        ValueError: If a value can't be saved, naming it; nothing was written.
+        OSError: If the disk is full or the folder isn't writable; earlier checkpoints are
+            unchanged. An error on one rank is raised on all, and names the rank.
+        RankError: A ``RuntimeError``, if a rank has ended or doesn't answer in time.
     """
     check_integer("keep", keep, 1)
     model = unwrap_model(model)
@@ -141,21 +141,22 @@ def save(
 
 
 def _settle(future: Future[Path], write: Callable[[], Path]) -> None:
+    """Call a function, and set the result or the error of a future."""
     try:
         future.set_result(write())
-    except BaseException as error:  # Raised by who asks for the result.
+    except BaseException as error:  # future.result() raises it.
         future.set_exception(error)
 
 
 def finish(folder: str | Path) -> None:
-    """Wait for what is being written there, and raise what went wrong."""
+    """Wait for a background save into the folder, and raise its error."""
     future = _under_way.pop(Path(folder).absolute(), None)
     if future is not None:
         future.result()
 
 
 def finish_quietly(folder: Path) -> None:
-    """Wait for what is being written there; what went wrong is for who saves."""
+    """Wait for a background save into the folder, without raising its error."""
     future = _under_way.get(folder)
     if future is not None:
         with contextlib.suppress(Exception):
@@ -172,7 +173,7 @@ def load(
     random_state: bool = True,
     **objects: Any,
 ) -> dict[str, Any]:
-    """Go on from a checkpoint that :func:`gas.save` has written.
+    """Resume from a checkpoint of :func:`gas.save`.
 
     Everything is read and checked before anything is changed::
 
@@ -180,24 +181,23 @@ def load(
         for epoch in range(state["epoch"] + 1, epochs):
             ...
 
-    A loader whose epoch had begun goes on with its next mini-batch when it is iterated next. With a
-    ``prefetch=1`` model, the first one then reads rows that are one step newer than they would have
-    been; everything else goes on bit by bit.
+    A loader continues an epoch that had begun with its next mini-batch. With a ``prefetch=1``
+    model, the first mini-batch then pulls rows that are one step newer than without interruption;
+    everything else is bitwise the same.
 
-    Of a model that :func:`gas.distribute` has connected, every rank calls it, and goes on with what
-    it has written itself, rows that were on their way included. Where there is another number of
-    ranks, or the graph is cut otherwise, histories are found by the nodes' ids in the graph that
-    :func:`gas.cluster` was given, with their ages; the loader begins an epoch, and random numbers
-    go on as they are, with a warning. So does a model of one process on the whole graph go on with
-    what many have written, and the other way round. Without a model, it is rank 0's.
+    In distributed training, with :func:`gas.distribute`, every rank calls it, and resumes from its
+    own state, including rows in transit between ranks. If the number of ranks or the partition of
+    the graph has changed, histories and their ages are redistributed by the nodes of the original
+    graph; the loader then begins an epoch, random states aren't restored, and a warning is given.
+    So are checkpoints of many ranks loaded by a single process on the whole graph, and vice versa.
+    Without a model, the state is that of rank 0.
 
     Args:
-        folder: The folder of a training's checkpoints, of which the newest complete one is read; or
-            one checkpoint, such as that of a rank, which stands for those of all.
-        model: Gets the weights, and the histories. A plain module gets the weights of the model
-            that was made of it by :func:`gas.to_scalable`, and the other way round.
-            (default: none)
-        optimizer: Made for ``model``, of the same class as before. (default: none)
+        folder: The folder of the checkpoints, of which the newest complete one is read; or one
+            checkpoint; that of a rank stands for those of all ranks.
+        model: Its weights and histories are restored. A plain module gets the weights of the model
+            that :func:`gas.to_scalable` has made of it, and vice versa. (default: none)
+        optimizer: The optimizer of ``model``, of the same class as before. (default: none)
         loader: Of the same graph, cut in the same way, or, by many ranks, otherwise. These need it
             for histories, unless :func:`gas.distribute` was given the graph. (default: none)
         histories: Load the histories. (default: ``True``)

@@ -1,8 +1,8 @@
-"""Files of tensors, in the format of safetensors: written in one pass, read without trust.
+"""Files of tensors in the format of safetensors.
 
-Histories are larger than what fits twice: their rows go to the file, and to its checksum, a block
-at a time. What a file's header promises is compared with the file's size before anything is
-allocated. https://huggingface.co/docs/safetensors is the format.
+Histories may not fit memory twice: their rows are written, and added to the checksum, in blocks.
+The header of a file is checked against its size before memory is allocated.
+https://huggingface.co/docs/safetensors is the format.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ TYPES = {
 NAMES = {dtype: name for name, dtype in TYPES.items()}
 METADATA = "__metadata__"
 MOST_HEADER = 100 << 20  # As the format has it.
-BLOCK = 16 << 20  # Bytes that are read or written at once.
+BLOCK = 16 << 20  # Bytes that are read or written at a time.
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that is damaged, unfinished, of something else, or of a newer version."""
+    """Error for a checkpoint that is damaged, incomplete, of another program or a newer version."""
 
 
 class Blocks(NamedTuple):
-    """A tensor that is never whole in memory: its type, its shape, and its rows in pieces."""
+    """A tensor in blocks of rows, which needn't fit memory."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -52,12 +52,12 @@ class Blocks(NamedTuple):
 
     @classmethod
     def of(cls, tensor: Tensor) -> Blocks:
-        """Return a tensor that is."""
+        """Return a tensor in memory as a single block."""
         return cls(tensor.dtype, tuple(tensor.shape), [tensor])
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all elements."""
+        """The size of all elements in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
@@ -74,7 +74,7 @@ def write_tensors(
     """Write tensors, in their order.
 
     Raises:
-        ValueError: If a tensor is of a type that the format doesn't have.
+        ValueError: If the format lacks the type of a tensor.
     """
     parts = {k: Blocks.of(t) if isinstance(t, Tensor) else t for k, t in tensors.items()}
     header: dict[str, Any] = {METADATA: dict(metadata)}
@@ -106,13 +106,13 @@ def write_tensors(
 
 
 def as_bytes(tensor: Tensor) -> memoryview:
-    """Return the bytes of a tensor, itself where it is in the host's memory already."""
+    """Return the bytes of a tensor, without a copy if it is contiguous in host memory."""
     flat = tensor.detach().cpu().contiguous().view(-1)
     return flat.view(torch.uint8).numpy().data
 
 
 def checksum(path: Path) -> Checksum:
-    """Read a file, a block at a time."""
+    """Compute the size and CRC-32 of a file."""
     crc = size = 0
     with path.open("rb") as stream:
         while block := stream.read(BLOCK):
@@ -121,6 +121,8 @@ def checksum(path: Path) -> Checksum:
 
 
 class _Place(NamedTuple):
+    """Type, shape and position of a tensor in a file."""
+
     dtype: torch.dtype
     shape: tuple[int, ...]
     begin: int  # In the file.
@@ -128,13 +130,13 @@ class _Place(NamedTuple):
 
 
 class TensorFile:
-    """The tensors of a file, each read when it is asked for.
+    """The tensors of a file, which are read on demand.
 
     Args:
         path: The file.
 
     Raises:
-        CheckpointError: If it isn't what the format says, naming what.
+        CheckpointError: If the file is invalid.
     """
 
     def __init__(self, path: Path) -> None:
@@ -167,6 +169,7 @@ class TensorFile:
             raise self._error(f"has {size:,} bytes, expected {end:,}")
 
     def _place(self, name: str, entry: Any, start: int) -> _Place:
+        """Check the entry of a tensor in the header."""
         entry = entry if isinstance(entry, dict) else {}
         kind, shape, offsets = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))
         if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
@@ -192,7 +195,7 @@ class TensorFile:
         return place.dtype, place.shape
 
     def read(self, name: str) -> Tensor:
-        """Return a tensor."""
+        """Read a tensor."""
         dtype, shape = self.dtype_and_shape(name)
         out = torch.empty(shape, dtype=dtype)
         if out.numel():
@@ -202,7 +205,7 @@ class TensorFile:
         return out
 
     def blocks(self, name: str) -> Iterator[tuple[int, Tensor]]:
-        """Yield a tensor in blocks of rows: the first row, and a block that the next overwrites."""
+        """Yield a tensor in blocks of rows, with the first row; blocks share one buffer."""
         dtype, shape = self.dtype_and_shape(name)
         row_bytes = max(1, math.prod(shape[1:]) * dtype.itemsize)
         buffer = torch.empty(max(1, min(shape[0], BLOCK // row_bytes)), *shape[1:], dtype=dtype)
@@ -224,14 +227,14 @@ class TensorFile:
 
 
 def _are_sizes(value: Any) -> bool:
-    """Return whether it is a list of numbers that a file can have."""
+    """Return whether a value is a list of valid sizes."""
     return isinstance(value, list) and all(
         isinstance(size, int) and not isinstance(size, bool) and 0 <= size < 2**62 for size in value
     )
 
 
 def read_json(text: bytes, error: Any) -> Any:
-    """Read JSON that names nothing twice; ``error`` makes the exception of what is wrong."""
+    """Parse strict JSON; ``error`` makes the exception for a text."""
     try:
         return parse_json(text)
     except ValueError as reason:

@@ -1,7 +1,7 @@
-"""Values of Python as JSON, and the tensors in them by name: what isn't code comes back as it was.
+"""Conversion of Python values to JSON and named tensors, and back; random states.
 
-Tensors and arrays, numbers (NaN and infinities included), text, lists, tuples and dictionaries with
-keys of these; so do ``state_dict`` of optimizers, schedulers and augmentations.
+Supported are tensors and arrays, numbers (with NaN and infinities), text, and lists, tuples and
+dictionaries of these, such as the ``state_dict`` of optimizers, schedulers and augmentations.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 from gas.checkpoint.tensors import CheckpointError
 
 SPECIAL = ("nan", "inf", "-inf")
-DEEPEST = 64  # Values in values; deeper ones are a mistake, such as a list in itself.
+DEEPEST = 64  # The largest depth of nested values; a list may contain itself by mistake.
 
 
 def to_json(value: Any, name: str, tensors: dict[str, Tensor], depth: int = 0) -> Any:
@@ -37,7 +37,7 @@ def to_json(value: Any, name: str, tensors: dict[str, Tensor], depth: int = 0) -
     if isinstance(value, float):
         return value if math.isfinite(value) else {"$float": repr(value)}
     if isinstance(value, (Tensor, np.ndarray)):
-        while name in tensors:  # Such as of the keys 0 and "0".
+        while name in tensors:  # Keys such as 0 and "0" have the same name.
             name += "'"
         try:
             tensors[name] = torch.as_tensor(value).detach()
@@ -66,10 +66,10 @@ def to_json(value: Any, name: str, tensors: dict[str, Tensor], depth: int = 0) -
 
 
 def from_json(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Return the value that :func:`to_json` was given.
+    """Convert a value back; see :func:`to_json`.
 
     Raises:
-        CheckpointError: If it is none of those.
+        CheckpointError: If it is invalid.
     """
     if isinstance(value, list):
         return [from_json(item, tensors) for item in value]
@@ -120,7 +120,7 @@ def check_rng_states(found: Any) -> None:
 
 
 def restore_rng_states(found: dict[str, Any]) -> None:
-    """Set the random generators; states of devices that are missing here are ignored."""
+    """Set the random generators; states of missing devices are ignored."""
     random.setstate(found["python"])
     np.random.set_state(_numpy_state(found["numpy"]))
     torch.set_rng_state(found["torch"])

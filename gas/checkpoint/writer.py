@@ -44,16 +44,16 @@ class CheckpointWriter:
         self.weights = {key: value.detach().cpu() for key, value in weights_of(model).items()}
 
     def add(self, name: str, value: Any) -> None:
-        """Add an entry to the manifest, whose tensors go to their file."""
+        """Add an entry to the manifest, and its tensors to the file of tensors."""
         self.manifest[name] = to_json(value, name, self.tensors)
 
     def copy(self) -> None:
-        """Copy all tensors, so that they are written as they are now."""
+        """Copy all tensors, so that they can be written in the background."""
         self.tensors = {key: value.cpu().clone() for key, value in self.tensors.items()}
         self.weights = {key: value.clone() for key, value in self.weights.items()}
 
     def write(self, folder: Path, number: int, parts: Mapping[str, stored.HistoryWriter]) -> Path:
-        """Write a checkpoint, with what writes its histories."""
+        """Write a checkpoint; ``parts`` write its histories."""
         with write_checkpoint(folder, number) as writer:
             written = {name: part(writer) for name, part in parts.items()}
             writer.write(
@@ -103,6 +103,7 @@ def _is_object(value: Any) -> bool:
 
 
 def _state_of(name: str, value: Any) -> Any:
+    """Return the state of an object, with ``state_dict()`` or a generator."""
     if value is None:
         return None
     if isinstance(value, torch.Generator):

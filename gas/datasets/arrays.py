@@ -1,4 +1,4 @@
-"""Arrays of the user, converted to tensors, targets and masks."""
+"""Read arrays from files, and convert them to tensors, targets and masks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from gas.graph import to_csr_features
 from gas.native import accept_beta_state
 
-MOST_PACKED = {ZIP_STORED: 1, ZIP_DEFLATED: 1100}  # Bytes that one byte of an archive can hold.
+MOST_PACKED = {ZIP_STORED: 1, ZIP_DEFLATED: 1100}  # The largest ratios of compression.
 OTHERS = {ZIP_BZIP2: "bzip2", ZIP_LZMA: "LZMA"}
 
 
@@ -23,7 +23,7 @@ def load_arrays(path: Path) -> dict[str, np.ndarray]:
     """Read the arrays of an ``.npz`` file, without ever unpickling code.
 
     Raises:
-        Exception: Of any kind, if the file is damaged: it is for the caller to say what is read.
+        Exception: Of any type, if the file is damaged. The caller adds the name of the file.
     """
     with path.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
         for entry in arrays.zip.infolist():
@@ -45,27 +45,27 @@ def load_array(path: Path) -> np.ndarray:
     """Read an ``.npy`` file, without ever unpickling code.
 
     Raises:
-        ValueError: If it is none.
+        ValueError: If it can't be read.
     """
     try:
         with path.open("rb") as stream:
             _is_array(stream, path.stat().st_size)
         return np.load(path, allow_pickle=False)
-    except Exception as error:  # Damaged bytes lead NumPy and Python's parser to any.
+    except Exception as error:  # NumPy and Python's parser may raise any error.
         reason = "it holds pickled objects" if "pickle" in str(error).lower() else str(error)
         raise ValueError(f"{path} can't be read as an array of numbers: {reason}") from error
 
 
 def map_array(path: Path) -> np.ndarray:
-    """Map an ``.npy`` file into memory, read-only; an empty one, which can't be mapped, is read.
+    """Map an ``.npy`` file into memory, read-only; an empty array, which can't be mapped, is read.
 
     Raises:
-        ValueError: If it is none.
+        ValueError: If it can't be read.
     """
     try:
         return np.load(path, mmap_mode="r", allow_pickle=False)
-    except Exception:  # Damaged bytes raise errors of many kinds.
-        return load_array(path)  # This raises the reason.
+    except Exception:  # NumPy may raise any error.
+        return load_array(path)  # This explains the error.
 
 
 def map_features(path: Path) -> np.ndarray:
@@ -84,10 +84,10 @@ def map_features(path: Path) -> np.ndarray:
 
 
 def _is_array(stream: IO[bytes], size: int) -> bool:
-    """Return whether it is an array of NumPy's; nothing is allocated that it doesn't hold.
+    """Return whether a stream is an ``.npy`` file, and check its header before memory is allocated.
 
     Raises:
-        Exception: Of any kind, if its header is damaged, or promises more than the file's size.
+        Exception: Of any type, if its header is damaged, or promises more than ``size`` bytes.
     """
     if stream.read(len(npy.MAGIC_PREFIX)) != npy.MAGIC_PREFIX:
         return False
@@ -109,7 +109,7 @@ def load_sparse(path: Path) -> Tensor:
     """Read a matrix of ``scipy.sparse.save_npz`` as ``torch.sparse_csr``, float32.
 
     Raises:
-        ValueError: If it is none, or of another format than csr, csc and coo.
+        ValueError: If it can't be read, or its format isn't csr, csc or coo.
     """
     try:
         found = load_arrays(path)
@@ -127,7 +127,7 @@ def load_sparse(path: Path) -> Tensor:
                 first, second, value, shape, layout=layout, check_invariants=False
             )
         return to_csr_features(x, path.name)
-    except Exception as error:  # Whatever an archive of something else leads to.
+    except Exception as error:  # Another archive may raise any error.
         raise ValueError(
             f"{path} can't be read as a sparse matrix ({type(error).__name__}: "
             f"{str(error).splitlines()[0] if str(error) else 'empty'}): expected what "
@@ -136,12 +136,12 @@ def load_sparse(path: Path) -> Tensor:
 
 
 def tensor_of(array: np.ndarray, key: str) -> Tensor:
-    """Return a tensor of numbers; unsigned ones, which PyTorch can't compute with, become int64.
+    """Convert an array of numbers to a tensor; unsigned types that PyTorch lacks become int64.
 
     Raises:
         ValueError: If the array holds something else.
     """
-    if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:  # PyTorch has no longer ones.
+    if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:  # PyTorch has no float128.
         raise ValueError(f"the array '{key}' has type {array.dtype}, expected numbers")
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:
         if array.size and array.max() > np.iinfo(np.int64).max:
@@ -206,12 +206,12 @@ def check_classes(y: Tensor) -> None:
 
 
 def are_implausible_classes(distinct: np.ndarray) -> bool:
-    """Return whether so few of the classes up to the largest occur that they are something else."""
+    """Return whether so few of the classes up to the largest occur that they aren't classes."""
     return len(distinct) > 0 and int(distinct.max()) >= 2 * len(distinct) + 100
 
 
 def bool_mask(mask: Tensor, key: str) -> Tensor:
-    """Return a mask of bools, which may be given as numbers.
+    """Convert a mask of bools, or of the numbers 0 and 1, to bool.
 
     Raises:
         ValueError: If it holds other values than 0 and 1.

@@ -1,4 +1,4 @@
-"""Edges and their reverses."""
+"""Find edges without a reverse, and add the reverses."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from gas.graph import Edges, is_row_per_edge, read_graph
 
 
 def _is_one_way(edges: Edges) -> Tensor:
-    """Return a mask of the edges without a reverse, of shape ``[E]``; a loop is its own."""
+    """Return a mask of the edges without a reverse, of shape ``[E]``; false for self-loops."""
     there, back = (
         a * edges.num_nodes + b for a, b in ((edges.src, edges.dst), (edges.dst, edges.src))
     )
     known, wanted = np.sort(there.numpy(force=True)), back.numpy(force=True)
-    order = np.argsort(wanted)  # Looked up in order, neighbours are found in the cache.
+    order = np.argsort(wanted)  # Sorted look-ups use the CPU's cache.
     at = np.searchsorted(known, wanted[order]).clip(max=max(len(known) - 1, 0))
     lacks = np.empty(len(wanted), dtype=bool)
     lacks[order] = known[at] != wanted[order]
@@ -24,15 +24,15 @@ def _is_one_way(edges: Edges) -> Tensor:
 
 
 def one_way_share(edges: Edges) -> float:
-    """Return the share of edges without a reverse, loops apart."""
+    """Return the fraction of edges without a reverse, self-loops excluded."""
     num_edges = int((edges.src != edges.dst).sum())
     return int(_is_one_way(edges).sum()) / num_edges if num_edges else 0.0
 
 
 def with_reverse(data: Data, kind: Tensor | None = None) -> Data:
-    """Add the reverse of every edge that lacks it, with its attributes, after the others.
+    """Append the missing reverses of edges, with their attributes.
 
-    An edge back of another ``edge_type`` is a reverse, too.
+    An edge in the other direction of another ``edge_type`` counts as a reverse.
 
     Args:
         data: The graph, which is modified.

@@ -1,4 +1,4 @@
-"""Edges of tables and arrays, read in blocks, or all in one."""
+"""Read edges from tables and arrays, in blocks or at once."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from gas.datasets.types import (
     sort_types,
 )
 
-LONGEST_ID = 1024  # Bytes: all ids of a block take as many as its longest.
-NO_ATTRIBUTES = ("id", "edge_id", "edgeid", "index")  # Columns of ids of edges.
+LONGEST_ID = 1024  # Bytes; all ids of a block have the size of its longest one.
+NO_ATTRIBUTES = ("id", "edge_id", "edgeid", "index")  # Names of columns of edge ids.
 
 
 class Values(NamedTuple):
     """Ids or types of some edges: the distinct ones, and the code of each edge."""
 
     distinct: np.ndarray
-    codes: Any  # Of shape [edges], or a slice, of an array whose ids aren't compared.
+    codes: Any  # Of shape [edges]; or a slice, if `distinct` has an id for each edge.
 
     def __len__(self) -> int:
         return len(self.distinct) if isinstance(self.codes, slice) else len(self.codes)
@@ -50,7 +50,7 @@ class EdgeBlock(NamedTuple):
 
 
 class EdgeRows(NamedTuple):
-    """Some edges whose ends are rows of nodes, and whose types are numbers in order of coming."""
+    """Some edges between rows of nodes; types are numbered in order of first occurrence."""
 
     src: np.ndarray
     dst: np.ndarray
@@ -63,12 +63,12 @@ class EdgeStream:
     """The edges of a graph's files.
 
     Args:
-        files: The files by what they hold; see :func:`gas.datasets.roles.find_files`.
-        columns: What the user says that columns are called.
-        at_once: How many edges are read at a time. (default: all, into memory)
+        files: The files by role; see :func:`gas.datasets.roles.find_files`.
+        columns: Names of columns by role, given by the user.
+        at_once: The number of edges to read at a time. (default: all)
 
     Raises:
-        ValueError: If it can't be told what they hold.
+        ValueError: If the content of a file is ambiguous.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class EdgeStream:
         self.file, self._at_once = files["edges"], at_once or sys.maxsize
         self._is_whole = at_once is None
         self._type_names = files.get("edge_type_names")
-        self.num_edges: int | None = None  # None: not known beforehand.
+        self.num_edges: int | None = None  # None: unknown.
         self._array = None
         self._found: dict[str, str] = {}
         self._attributes: list[str] = []
@@ -101,13 +101,13 @@ class EdgeStream:
         self.has_weight = in_table["edge_weight"] or "edge_weight" in self._arrays
         self.has_types = in_table["edge_type"] or "edge_type" in self._arrays
         self._type_file = files.get("edge_type", self.file)
-        self._type_numbers: dict[Any, int] = {}  # Of the types that have come.
+        self._type_numbers: dict[Any, int] = {}  # By type, in order of first occurrence.
 
     def _open_values(self, file: Path, role: str, is_in_table: bool) -> np.ndarray:
-        """Open the weights, attributes or types in a file of their own.
+        """Open a separate file of weights, attributes or types.
 
         Raises:
-            ValueError: If they are in the edges' table, too, or have another shape.
+            ValueError: If they are in the edges' table, too, or have the wrong shape.
         """
         is_array = format_of(file) == ".npy"
         if not is_array and not self._is_whole:
@@ -122,7 +122,7 @@ class EdgeStream:
         if role == "edge_type":
             return check_types(map_array(file), file) if is_array else _table_of_types(file)
         array = map_array(file) if is_array else read_numbers(file)
-        tensor_of(array[:0].copy(), str(file))  # Refuses what isn't numbers.
+        tensor_of(array[:0].copy(), str(file))  # Checks the type.
         if array.shape[1:] == (1,):
             array = array[:, 0]
         if array.ndim != 1 and (role == "edge_weight" or array.ndim != 2):
@@ -194,7 +194,7 @@ class EdgeStream:
                 first += part.num_rows
 
     def _ids(self, column: Any, first: int) -> Values:
-        """Return the ids of a column, of which each has to be there."""
+        """Return the ids of a column without missing values."""
         import pyarrow as pa
 
         codes, distinct = codes_of(column), column.dictionary
@@ -209,10 +209,10 @@ class EdgeStream:
         return Values(plain_ids(distinct.to_numpy(zero_copy_only=False)), codes)
 
     def rows(self, blocks: Iterable[EdgeBlock], nodes: Nodes) -> Iterator[EdgeRows]:
-        """Yield edges by the rows of their ends.
+        """Convert blocks of edges between ids to edges between rows of nodes.
 
         Raises:
-            ValueError: If an end is none of the nodes.
+            ValueError: If an end isn't a node.
         """
         for block in blocks:
             src, dst = (
@@ -229,7 +229,7 @@ class EdgeStream:
     def sort_types(self) -> tuple[np.ndarray, Names]:
         """Return the final number of each type of :meth:`rows`, and the names by number.
 
-        They are in the order of their names, or in that of the file with these.
+        They are in the order of their names, or of the lines of the file with names.
 
         Raises:
             ValueError: If types are fractions, or have no name in that file.
@@ -243,17 +243,17 @@ class EdgeStream:
         return places, names
 
     def leave_out_names(self) -> None:
-        """Warn of a file with names of types where edges have no types."""
+        """Warn of a file with names of types if edges have no types."""
         if self._type_names is not None:
             leave_out_names(self._type_names, "edge_type")
 
 
 def set_edges(stream: EdgeStream, block: EdgeBlock, nodes: Nodes, data: Data) -> None:
-    """Set ``edge_index`` of a graph, and what its edges have of weights, attributes and types.
+    """Set ``edge_index`` of a graph, and the weights, attributes and types of edges, if any.
 
     Args:
         stream: The stream, which reads all edges in one block.
-        block: That block.
+        block: The block.
         nodes: The nodes.
         data: The graph, which is modified.
     """
@@ -272,10 +272,10 @@ def set_edges(stream: EdgeStream, block: EdgeBlock, nodes: Nodes, data: Data) ->
 
 
 def _edge_array(file: Path) -> np.ndarray:
-    """Map an array of edges as sources and targets, of shape ``[2, E]``.
+    """Map an array of edges, and transpose it to shape ``[2, E]`` if it is ``[E, 2]``.
 
     Raises:
-        ValueError: If it is something else.
+        ValueError: If it has another shape or type.
     """
     array = map_array(file)
     if array.ndim == 2 and array.shape[1] == 2 and not (len(array) == 2 and "index" in file.stem):
@@ -291,10 +291,10 @@ def _edge_array(file: Path) -> np.ndarray:
 def _edge_columns(
     file: Path, columns: Mapping[str, str]
 ) -> tuple[Table, dict[str, str], list[str]]:
-    """Return a table of edges, the columns of ends and weights, and those of attributes.
+    """Return a table of edges, its columns by role, and the columns of attributes.
 
     Raises:
-        ValueError: If it can't be told which are the ends.
+        ValueError: If the columns of source and target are ambiguous.
     """
     table, found = open_table(file, EDGE_COLUMNS, columns)
     others = [name for name in table.types if name not in found.values()]
@@ -321,7 +321,7 @@ def _edge_columns(
 
 
 def _table_of_types(file: Path) -> np.ndarray:
-    """Read the types of edges, in their order, from a table of one column."""
+    """Read the types of edges from a table of one column."""
     table, found = open_table(file, {"edge_type": EDGE_COLUMNS["edge_type"]}, {})
     if len(table.types) != 1:
         raise ValueError(f"{file} has the columns {', '.join(table.types)}, expected one, of types")
@@ -331,6 +331,7 @@ def _table_of_types(file: Path) -> np.ndarray:
 
 
 def _length_error(values: np.ndarray, role: str, found: int, more: str) -> ValueError:
+    """Make the error for an array with another number of rows than edges."""
     return ValueError(
         f"{role!r} has {len(values)} rows, but there are {found} edges and {more}: expected one "
         "row per edge"
@@ -350,7 +351,7 @@ def _text_ids(column: Any, file: Path, is_bounded: bool) -> np.ndarray:
     if pc.all(pc.match_substring_regex(column, r"^(0|-?[1-9][0-9]{0,17})$")).as_py():
         return column.cast(pa.int64()).to_numpy(zero_copy_only=False)
     if pc.all(pc.match_substring_regex(column, r"^-?[1-9][0-9]*$|^0$")).as_py():
-        return plain_ids(column.to_numpy(zero_copy_only=False))  # Some may be too large.
+        return plain_ids(column.to_numpy(zero_copy_only=False))  # Some may exceed int64.
     column = column.cast(pa.large_binary())
     _, ends, letters = column.buffers()
     ends = np.frombuffer(ends, np.int64)[column.offset : column.offset + len(column) + 1]

@@ -1,4 +1,4 @@
-"""Features of nodes in tables and arrays, read in blocks, or all in one."""
+"""Read features of nodes from tables and arrays, in blocks or at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gas.datasets.tables import format_of
 
 
 class Features(NamedTuple):
-    """Place of the features: the role of their file, their columns, and the rows' ids, if any."""
+    """Location of the features: the role of their file, their columns, and ids of rows, if any."""
 
     role: str
     names: tuple[str, ...]
@@ -28,9 +28,9 @@ class Features(NamedTuple):
         """Yield features in the order of their file, float32, of shape ``[rows, F]``.
 
         Args:
-            files: The files by what they hold.
-            columns: What the user says that columns are called.
-            at_once: How many rows are read at a time. (default: all, in one block)
+            files: The files by role.
+            columns: Names of columns by role, given by the user.
+            at_once: The number of rows to read at a time. (default: all, in one block)
 
         Raises:
             ValueError: If a number is missing.
@@ -64,10 +64,10 @@ def find_features(read: Mapping[str, NodeFile], nodes: Nodes, has_x: bool) -> Fe
     Args:
         read: The files, by their roles.
         nodes: The nodes.
-        has_x: There are sparse ones.
+        has_x: Whether there are sparse features.
 
     Raises:
-        ValueError: If several files have features, or not a row for each node.
+        ValueError: If several files have features, or a file lacks a row for each node.
     """
     roles = [role for role, file in read.items() if file.features is not None]
     if not roles:

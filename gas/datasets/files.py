@@ -1,4 +1,4 @@
-"""Graphs in files of the user's own, read without ever unpickling code."""
+"""Read graphs from ``.npz`` and ``.pt`` files, without unpickling code."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from torch_geometric.data.storage import AttrType, EdgeStorage, GlobalStorage, N
 from gas.datasets.arrays import bool_mask, check_targets, load_arrays, tensor_of, to_targets
 from gas.datasets.types import encode_types, number_types
 
-# Types inside of a Data object, besides those that PyTorch and PyG allow.
+# Types in a Data object that ``torch.load`` may create, besides those that PyTorch and PyG allow.
 SAFE_GLOBALS = [AttrType, DataEdgeAttr, DataTensorAttr, EdgeStorage, GlobalStorage, NodeStorage]
-UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # PyTorch can't find their maximum.
-CACHE = "_cached_attr"  # A cache of edge-level attributes, which PyG makes anew.
+UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # PyTorch has no maximum of them.
+CACHE = "_cached_attr"  # A cache of edge-level attributes, which PyG recreates.
 
 
 def load_graph(path: str | Path) -> Data:
@@ -43,7 +43,7 @@ def load_graph(path: str | Path) -> Data:
 
 
 def read_archive(path: Path) -> Data:
-    """Read a graph from a file as :func:`load_graph` does; real targets may be NaN."""
+    """Read a graph from a file as :func:`load_graph` does, but accept NaN targets."""
     content = _read_npz(path) if path.suffix == ".npz" else _read_pt(path)
     data = content if isinstance(content, Data) else Data.from_dict(content)
     if isinstance(data.get("edge_index"), Tensor) and data.edge_index.dtype in UNSIGNED:
@@ -70,7 +70,7 @@ def read_archive(path: Path) -> Data:
 def _read_npz(path: Path) -> dict[str, Any]:
     try:
         arrays = load_arrays(path)
-    except Exception as error:  # Damaged bytes lead zipfile, zlib, NumPy and Python to any.
+    except Exception as error:  # zipfile, zlib and NumPy may raise any error.
         if "pickle" not in str(error).lower():
             raise ValueError(_explain_unreadable(path, error)) from error
         raise ValueError(
@@ -88,13 +88,13 @@ def _read_npz(path: Path) -> dict[str, Any]:
 
 
 def _plain_dict(*_: object) -> dict[object, object]:
-    """Replace the defaultdict of PyG's cache, which newer PyTorch doesn't fill."""
+    """Stand for the defaultdict of PyG's cache, which newer PyTorch doesn't unpickle."""
     return {}
 
 
 @contextlib.contextmanager
 def _safe_globals() -> Iterator[None]:
-    """Let ``torch.load`` create the types of graphs; PyG's own list contains a defaultdict."""
+    """Allow ``torch.load`` to create the types of graphs in this context."""
     before = torch.serialization.get_safe_globals()
     others = [known for known in before if known is not defaultdict]
     torch.serialization.clear_safe_globals()
@@ -110,7 +110,7 @@ def _read_pt(path: Path) -> Data | dict[str, Tensor]:
     try:
         with _safe_globals():
             content = torch.load(path, weights_only=True, map_location="cpu")
-    except Exception as error:  # torch.load raises whatever the damaged bytes lead it to.
+    except Exception as error:  # torch.load may raise any error.
         foreign = re.search(r"[Uu]nsupported (?:global: )?GLOBAL (\S+)", str(error))
         if foreign is None:
             raise ValueError(_explain_unreadable(path, error)) from error
@@ -129,7 +129,8 @@ def _read_pt(path: Path) -> Data | dict[str, Tensor]:
 
 
 def _explain_unreadable(path: Path, error: Exception) -> str:
+    """Return the text of an error for an unreadable file."""
     reason = str(error).strip().split("\n")[0]
-    if "weights_only" in reason:  # PyTorch's advice is to run what the file says.
+    if "weights_only" in reason:  # PyTorch advises to unpickle code.
         reason = "not written by torch.save"
     return f"{path} is truncated or no graph file ({type(error).__name__}: {reason}): save it again"

@@ -1,4 +1,4 @@
-"""A graph in a folder of tables and arrays."""
+"""Read a graph from a folder of tables and arrays."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from gas.datasets.features import Features, find_features
 from gas.datasets.nodes import (
     NodeFile,
     Nodes,
-    distinct_ids,
-    list_of_ids,
+    collect_nodes,
     merge,
+    read_id_list,
     read_nodes,
-    set_once,
+    set_attribute,
 )
 from gas.datasets.roles import (
     EDGE_COLUMNS,
@@ -35,11 +35,11 @@ from gas.datasets.roles import (
 from gas.datasets.tables import PARQUET, TEXT, format_of
 from gas.datasets.types import leave_out_names, place_types, read_names
 
-NODE_ROLES = ("node_id", "nodes", "x", "y", "node_type", "split")  # Files about nodes.
+NODE_ROLES = ("node_id", "nodes", "x", "y", "node_type", "split")  # Roles of files about nodes.
 
 
 class NodeTable(NamedTuple):
-    """The nodes of a graph, a graph with what is known of them, and where their features are."""
+    """The nodes of a graph, a graph with their attributes, and the location of their features."""
 
     nodes: Nodes
     data: Data
@@ -49,7 +49,7 @@ class NodeTable(NamedTuple):
 def read_folder(path: Path, columns: Mapping[str, str]) -> Data:
     """Read the graph of a folder, or of a file of its edges; see :func:`gas.open_graph`."""
     check_columns(columns)
-    files = files_of(path)
+    files = find_graph_files(path)
     stream = EdgeStream(files, columns)
     [block] = stream.blocks()
     ids = (block.source.distinct, block.target.distinct)
@@ -72,28 +72,30 @@ def read_node_table(
     columns: Mapping[str, str],
     edge_ids: Callable[[], Iterable[np.ndarray]],
 ) -> NodeTable:
-    """Read everything about nodes but their features.
+    """Read the nodes and their attributes, except dense features.
 
     Args:
         path: The folder.
-        files: Its files, by what they hold.
-        columns: What the user says that columns are called.
-        edge_ids: Returns the ids that edges name, some at a time; called if no file has nodes.
+        files: Its files by role.
+        columns: Names of columns by role, given by the user.
+        edge_ids: Returns the ids in edges, in blocks; called if no file lists the nodes.
 
     Raises:
-        ValueError: If a file doesn't say what it should, or contradicts another.
+        ValueError: If a file is invalid, or contradicts another.
     """
     read = {role: read_nodes(files[role], role, columns) for role in NODE_ROLES if role in files}
     check_node_columns(list(read.values()), columns, files, path)
     data = Data()
     nodes = merge(list(read.values()), data)
     if nodes is None:
-        nodes = distinct_ids(edge_ids())
+        nodes = collect_nodes(edge_ids())
     data.num_nodes = nodes.num_nodes
     for part in SPLITS:
         for role in (part, f"{part}_mask"):
             if role in files:
-                set_once(data, f"{part}_mask", _mask(files[role], role, nodes), files[role].name)
+                set_attribute(
+                    data, f"{part}_mask", _mask(files[role], role, nodes), files[role].name
+                )
     names = files.get("node_type_names")
     if names is not None and "node_type" not in data:
         leave_out_names(names, "node_type")
@@ -118,11 +120,11 @@ def check_columns(columns: Mapping[str, str]) -> None:
         )
 
 
-def files_of(path: Path) -> dict[str, Path]:
-    """Return the files of a graph by what they hold: those of a folder, or one, of edges.
+def find_graph_files(path: Path) -> dict[str, Path]:
+    """Return the files of a folder by role; a single file is that of the edges.
 
     Raises:
-        ValueError: If there is none of a known format.
+        ValueError: If the format of the file is unknown.
     """
     if not path.is_dir() and format_of(path) not in (".npy", *PARQUET, *TEXT):
         raise ValueError(
@@ -135,7 +137,7 @@ def files_of(path: Path) -> dict[str, Path]:
 def check_node_columns(
     tables: list[NodeFile], columns: Mapping[str, str], files: Mapping[str, Path], path: Path
 ) -> None:
-    """Refuse names of columns of nodes, and of types, that no table has.
+    """Refuse names in ``columns`` that no table has.
 
     Raises:
         ValueError: Naming the role.
@@ -153,10 +155,10 @@ def check_node_columns(
 
 
 def _mask(file: Path, role: str, nodes: Nodes) -> Tensor:
-    """Return a mask, or that of a list of nodes, by their ids."""
+    """Read a mask, or convert a list of ids of nodes to a mask."""
     if not role.endswith("_mask"):
         mask = torch.zeros(nodes.num_nodes, dtype=torch.bool)
-        mask[torch.from_numpy(nodes.rows(list_of_ids(file), file.name))] = True
+        mask[torch.from_numpy(nodes.rows(read_id_list(file), file.name))] = True
         return mask
     array = load_array(file) if format_of(file) == ".npy" else read_numbers(file)
     mask = bool_mask(tensor_of(array, str(file)), role)

@@ -1,4 +1,4 @@
-"""A graph with types of nodes and edges as PyG's ``HeteroData``."""
+"""Convert a graph with types of nodes and edges to PyG's ``HeteroData``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gas.graph import select_rows
 from gas.history import is_encoded
 from gas.native import is_sparse
 
-NODE, RELATION = "node", "to"  # Of a graph without types.
+NODE, RELATION = "node", "to"  # Names for a graph without types.
 NAMES = ("edge_type_names", "node_type_names")
 MASKS = ("train_mask", "val_mask", "test_mask")
 
@@ -23,18 +23,17 @@ MASKS = ("train_mask", "val_mask", "test_mask")
 def to_hetero_data(data: Data, undirected: bool = False) -> HeteroData:
     """Split a graph by ``node_type`` and ``edge_type`` into a ``HeteroData``.
 
-    A type of edges becomes a relation for each pair of types of nodes that it joins. Types of nodes
-    of which none has a label get no ``y`` and no masks.
+    A type of edges becomes a relation for each pair of node types that it connects. Types of nodes
+    without labels get neither ``y`` nor masks.
 
     Args:
         data: The graph, with an ``edge_index``, which is not modified; without types its nodes are
             of type ``node``, its edges ``("node", "to", "node")``.
-        undirected: Add reverses: within a type of nodes, of edges without an edge back of any type;
-            for a relation between two types a second one, of all its reverses, named ``rev_...``.
-            (default: ``False``)
+        undirected: Add reverses: within a type of nodes, the missing reverses; for a relation
+            between two types, a relation ``rev_...`` of all its reverses. (default: ``False``)
 
     Raises:
-        ValueError: If the reverse of a relation is there already, or types are of another length.
+        ValueError: If the reverse of a relation exists already, or types have the wrong length.
     """
     num_nodes = int(data.num_nodes or 0)
     kind, kinds = _types(data, "node_type", num_nodes, NODE)
@@ -92,7 +91,7 @@ def _types(data: Data, key: str, count: int, default: str) -> tuple[Tensor, list
 
 
 def _has_labels(store: NodeStorage) -> bool:
-    """Return whether a node of a type has a label; one of several labels is in a mask."""
+    """Return whether a node of a type has a label, or is in a mask if labels are ``[N, C]``."""
     y = store.y
     if y.dim() > 1:
         masks = [store[key] for key in MASKS if key in store]
@@ -101,10 +100,10 @@ def _has_labels(store: NodeStorage) -> bool:
 
 
 def _add_reverses(data: HeteroData) -> None:
-    """Add a relation of all reverses for each between two types of nodes."""
+    """Add the reverse of each relation between two types of nodes."""
     for src, name, dst in data.edge_types:
         store = data[src, name, dst]
-        if src == dst:  # These have theirs.
+        if src == dst:  # They have reverses already.
             continue
         back = dst, f"rev_{name}", src
         if back in data.edge_types:

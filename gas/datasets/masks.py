@@ -8,10 +8,10 @@ from torch_geometric.data import Data
 
 from gas.graph import is_node_list
 
-NUM_SPLITS = 20  # Random splits of a graph that brings none, one per run ...
-MOST_SPLIT_NODES = 100_000  # ... up to this size; larger graphs get one.
+NUM_SPLITS = 20  # The number of random splits of a graph without one, up to
+MOST_SPLIT_NODES = 100_000  # so many nodes; larger graphs get one.
 
-# Names of parts in lists of nodes, as gas.permute knows them.
+# Names of the sets of a split in lists of nodes.
 MASKS = ("train_mask", "val_mask", "test_mask")
 PARTS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 
@@ -51,16 +51,16 @@ def gen_masks(
 def with_masks(data: Data, num_splits: int | None = None) -> Data:
     """Set the masks for training, validation and test of a graph.
 
-    They are its own, or those of its lists of nodes (``train_idx``, ...). Where it has neither,
-    its labelled nodes are split at random, always alike: 50 % training, 25 % validation, 25 % test;
-    ``data.split`` says so.
+    Existing masks are kept, and lists of nodes (``train_idx``, ...) converted. Without either, the
+    labelled nodes are split at random with a fixed seed: 50 % training, 25 % validation, 25 % test;
+    ``data.split`` describes it.
 
     Args:
         data: The graph, which is modified.
-        num_splits: How many random splits are drawn. (default: 20 up to 100,000 nodes, else 1)
+        num_splits: The number of random splits. (default: 20 up to 100,000 nodes, else 1)
 
     Raises:
-        ValueError: If parts of its split are missing, empty, or overlap.
+        ValueError: If masks are missing or empty, or overlap.
     """
     for key, value in list(data):
         if is_node_list(key, value) and key.split("_")[0] in PARTS:
@@ -82,7 +82,7 @@ def with_masks(data: Data, num_splits: int | None = None) -> Data:
         return data
     known = ~data.y.isnan() if data.y.is_floating_point() else data.y >= 0
     known = known.view(data.num_nodes, -1).all(dim=1)
-    labelled = torch.arange(data.num_nodes)[known.cpu()]  # Others are in no mask.
+    labelled = torch.arange(data.num_nodes)[known.cpu()]  # Other nodes are in no mask.
     if num_splits is None:
         num_splits = NUM_SPLITS if data.num_nodes <= MOST_SPLIT_NODES else 1
     size = labelled.numel()
@@ -127,6 +127,7 @@ def select_split(data: Data, split: int) -> None:
 
 
 def _check_ids(key: str, ids: Tensor, num_nodes: int) -> Tensor:
+    """Refuse ids that aren't nodes; return them as int64."""
     ids = ids.long()
     if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= num_nodes):
         wrong = int(ids.min()) if int(ids.min()) < 0 else int(ids.max())
@@ -135,10 +136,10 @@ def _check_ids(key: str, ids: Tensor, num_nodes: int) -> Tensor:
 
 
 def check_parts(data: Data) -> None:
-    """Refuse parts of a split without a node.
+    """Refuse masks without a node.
 
     Raises:
-        ValueError: Naming the part.
+        ValueError: Naming the mask.
     """
     for key in MASKS:
         if key in data:
@@ -170,6 +171,7 @@ def _check_disjoint(data: Data) -> None:
 
 
 def _check_labelled(data: Data) -> None:
+    """Refuse masks with unlabelled nodes."""
     if data.y.dim() > 1:
         return
     is_real = data.y.is_floating_point()

@@ -1,4 +1,4 @@
-"""Graphs by name, with labels and masks: PyG's data sets, the user's files, generated ones."""
+"""Load graphs by name, with labels and masks: data sets of PyG, files, generated graphs."""
 
 from __future__ import annotations
 
@@ -45,27 +45,25 @@ def get_data(
     """Load a graph for node classification, with masks for training, validation and test.
 
     Args:
-        root: The folder where PyG keeps its data sets; one folder per data set below it.
-        name: One of :func:`dataset_names`, in any spelling of case and dashes; or
-            ``planted:NUM_NODES`` for a generated graph; or the path of what :func:`gas.open_graph`
-            reads.
+        root: The folder of PyG's data sets, with one folder per data set.
+        name: One of :func:`dataset_names`, ignoring case and dashes; or ``planted:NUM_NODES`` for a
+            generated graph; or a path that :func:`gas.open_graph` reads.
         check: Refuse NaN and infinite features. (default: ``True``)
         undirected: Add the reverse of every edge that lacks it. (default: ``False``)
-        columns: Of tables, what columns are called; see :func:`gas.open_graph`.
+        columns: Names of the columns of tables; see :func:`gas.open_graph`.
         sparse_features: Make ``x`` a ``torch.sparse_csr`` matrix. (default: as it is stored)
-        split: The split whose masks are returned, where a graph has several (or gets several random
-            ones), or ``"all"`` of them. (default: ``0``)
-        log: Report what was found in files on standard error. (default: ``False``)
+        split: The split whose masks are returned, if there are several, or ``"all"`` of them.
+            (default: ``0``)
+        log: Print a summary of files on standard error. (default: ``False``)
 
     Returns:
         The graph, its number of features, and its number of classes (of labels, for multi-label
         targets; 1 for real numbers). Masks have shape ``[N]``; with ``split="all"``,
-        ``[N, splits]`` where there are several. ``data.split`` says how a graph that brings none
-        was split.
+        ``[N, splits]`` if there are several. ``data.split`` describes a random split.
 
     Raises:
         ValueError: If there is no such data set or split, or a file doesn't hold a usable graph.
-        ConnectionError: If raw files are missing and can't be downloaded; it names them.
+        ConnectionError: If raw files are missing and can't be downloaded, naming them.
     """
     if columns and not _is_path(name):
         raise ValueError(f"'columns' is for tables, but 'dataset' is {name!r}: leave it out")
@@ -81,7 +79,7 @@ def get_data(
         )
         for key in ("x", "y"):
             if key not in data:
-                raise ValueError(f"{name} has no {key!r}: {_WHERE[key]}")
+                raise ValueError(f"{name} has no {key!r}: {_CURES[key]}")
         if is_graph_folder(name):
             data = with_masks(_undo_clustering(data))
     else:
@@ -109,7 +107,7 @@ def get_data(
 
 
 def _undo_clustering(data: Data) -> Data:
-    """Return the graph of a folder as it was before it was cut into parts, with a list of edges."""
+    """Return the graph of a folder in its original order, with an ``edge_index``."""
     perm = data.get("perm")
     data = with_edge_index(data)
     for key in ("perm", "parts", "shards", "batch_size"):
@@ -120,15 +118,15 @@ def _undo_clustering(data: Data) -> Data:
     return permute(data, torch.argsort(perm), log=False)
 
 
-# The files in which open_graph looks for each.
-_WHERE = {
+# Cures for a missing attribute.
+_CURES = {
     "x": "give columns of numbers in nodes.csv, or x.npy, with the features of nodes",
     "y": "give a column 'label' in nodes.csv, or y.npy, with what is to be predicted",
 }
 
 
 def _is_path(name: str) -> bool:
-    """Return whether a data set is named by the path of its files."""
+    """Return whether the name of a data set is a path."""
     path = Path(name)
     known = format_of(path) in (".pt", ".npz", ".npy", *PARQUET, *TEXT)
     return known or os.sep in name or (path.is_dir() and dataset_key(name) not in _DATASETS)
@@ -140,11 +138,12 @@ def dataset_names() -> list[str]:
 
 
 def _is_planted(name: str) -> bool:
+    """Return whether the name is ``planted:NUM_NODES``."""
     return name.partition(":")[0] == "planted" and not Path(name).is_file()
 
 
 def dataset_key(name: str) -> str:
-    """Return the name of a data set in one spelling, for look-ups."""
+    """Return the normalised name of a data set."""
     if _is_planted(name):
         return "planted"
     key = name.lower().replace("-", "").replace("_", "")
@@ -152,7 +151,7 @@ def dataset_key(name: str) -> str:
 
 
 def num_outputs(y: Tensor) -> int:
-    """Return the number of outputs of a model of these targets; see :func:`get_data`."""
+    """Return the number of outputs of a model for given targets; see :func:`get_data`."""
     if y.dim() == 1 and y.is_floating_point():
         return 1
     return y.size(1) if y.dim() == 2 and y.size(1) > 1 else int(y.max()) + 1
@@ -162,7 +161,7 @@ def num_outputs(y: Tensor) -> int:
 
 
 def load_pyg(cls_name: str, root: str, *args: Any, **kwargs: Any) -> Data:
-    """Read a data set of PyG; where the download fails, name the missing files and their folder."""
+    """Load a data set of PyG; if the download fails, name the missing files and their folder."""
     base = getattr(importlib.import_module("torch_geometric.datasets"), cls_name)
 
     def download(self: Any) -> None:
@@ -198,7 +197,7 @@ def _load_with_few_labels(cls_name: str, name: str) -> Callable[[str], Data]:
 
 
 def load_wikics(folder: str) -> Data:
-    """Load WikiCS; its masks for early stopping become those for validation."""
+    """Load WikiCS; use its masks for early stopping as validation masks."""
     data = load_pyg("WikiCS", folder, is_undirected=True)
     data.val_mask = data.stopping_mask
     del data.stopping_mask
@@ -206,7 +205,7 @@ def load_wikics(folder: str) -> Data:
 
 
 def load_standardised(cls_name: str, folder: str) -> Data:
-    """Return a data set whose features are made to have mean 0 and standard deviation 1."""
+    """Load a data set, and standardise its features to mean 0 and standard deviation 1."""
     data = load_pyg(cls_name, folder)
     data.x = (data.x - data.x.mean(dim=0)) / data.x.std(dim=0).clamp(min=1e-12)
     return data
@@ -223,6 +222,8 @@ def _load_ppi(root: str) -> Data:
 
 
 def _load_ogb(name: str) -> Callable[[str], Data]:
+    """Return a function that loads a data set of OGB, with reverse edges."""
+
     def load(root: str) -> Data:
         try:
             from ogb.nodeproppred import PygNodePropPredDataset
@@ -251,7 +252,7 @@ def _load_ogb(name: str) -> Callable[[str], Data]:
 
 
 def _load_facebook(root: str) -> Data:
-    # Edges are mutual likes; the published file stores each of them once.
+    # The published file has each undirected edge once.
     return T.ToUndirected()(load_pyg("FacebookPagePage", f"{root}/FacebookPagePage"))
 
 
@@ -285,7 +286,7 @@ _DATASETS = {dataset_key(name): (name, load) for name, load in _NAMED.items()}
 
 
 def _writable_root(root: Path) -> Path:
-    """Return the folder, or a mirror of links to its raw files if PyG can't write to it."""
+    """Return the folder, or if it isn't writable, a cache folder with links to its raw files."""
     if not root.exists() or os.access(root, os.W_OK):
         return root
     mirror = cache_dir() / "datasets" / str(root.resolve()).strip(os.sep).replace(os.sep, "_")

@@ -1,4 +1,4 @@
-"""Nodes from tables and arrays: ids, features, labels, splits."""
+"""Read nodes from tables and arrays: ids, labels, types and splits."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from gas.datasets.arrays import (
 )
 from gas.datasets.roles import INDEX, NODE_COLUMNS, SPLITS, leave_out, open_table
 from gas.datasets.tables import Table, format_of, plain_ids
-from gas.datasets.types import load_types, number_types
+from gas.datasets.types import encode_types, number_types
 from gas.graph import Ids, encode_utf8
 
-# Names of columns that may be ids, such as user_id or nodeNumber.
+# Names of columns that may hold ids, such as user_id or nodeNumber.
 LIKE_ID = re.compile(r"(^|[\W_])(id|index|idx|number|no|key|name)$")
 CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 AT_ONCE = 1 << 20  # Ids that are merged together.
-MISSING = np.array(["nan", "NaN", "NA", "N/A", "null", "NULL", "None", "?"])  # Labels.
+MISSING = np.array(["nan", "NaN", "NA", "N/A", "null", "NULL", "None", "?"])  # Unknown labels.
 
 
 class Nodes:
     """The nodes of a graph.
 
     Args:
-        num_nodes: Their number.
-        ids: Their ids, of shape ``[N]``; ``None``: an id is the node's row.
+        num_nodes: The number of nodes.
+        ids: Their ids, of shape ``[N]``; ``None``: ids are rows.
         file: The name of the file that lists them.
     """
 
@@ -86,24 +86,24 @@ class NodeFile(NamedTuple):
     attributes: dict[str, Tensor]
     columns: tuple[str, ...] = ()
     classes: list[str | int] | None = None
-    features: tuple[str, ...] | None = None  # Columns, () of an array; they are read later.
+    features: tuple[str, ...] | None = None  # Columns, or () for an array; they are read later.
     types: list[str | int] | None = None
 
 
 def read_nodes(file: Path, role: str, columns: Mapping[str, str]) -> NodeFile:
-    """Read one file about nodes; of dense features, only where they are.
+    """Read a file about nodes, except for dense features, which are only located.
 
     Args:
         file: The file.
-        role: What it is, by its name: ``"nodes"``, ``"x"``, ``"y"``, ``"split"``, ``"node_id"``
-            or ``"node_type"``.
-        columns: What the user says that columns are called.
+        role: Its role: ``"nodes"``, ``"x"``, ``"y"``, ``"split"``, ``"node_id"`` or
+            ``"node_type"``.
+        columns: Names of columns by role, given by the user.
 
     Raises:
-        ValueError: If it can't be told what it says.
+        ValueError: If its content is ambiguous or invalid.
     """
     if role == "node_id":
-        listed = list_of_ids(file)
+        listed = read_id_list(file)
         return NodeFile(file.name, len(listed), _check_unique(listed, file), {})
     if format_of(file) == ".npz":
         x = load_sparse(file)
@@ -111,25 +111,8 @@ def read_nodes(file: Path, role: str, columns: Mapping[str, str]) -> NodeFile:
     if format_of(file) == ".npy":
         return _read_array(file, role)
     table, found = open_table(file, NODE_COLUMNS, columns)
-    rest = [name for name in table.types if name not in found.values()]
-    if not table.has_names and role != "x" and len(rest) > 1:
-        raise ValueError(
-            f"{file} has {len(rest)} columns without names: begin it with a line of names, such as "
-            "id,label"
-        )
-    index = [name for name in rest if name.lower() in INDEX]
-    if index and "id" not in found:
-        found["id"] = index[0]
-    rest = [name for name in rest if name not in index]
-    like_ids = [name for name in rest if LIKE_ID.search(CAMEL.sub("_", name).strip().lower())]
-    if like_ids and "id" not in found:
-        raise ValueError(
-            f"{file} has no column 'id', but {like_ids[0]!r}, which may be it: pass "
-            f"columns={{'id': {like_ids[0]!r}}}, or give it another name if it is a feature"
-        )
     wanted = {"y": "label", "split": "split", "node_type": "node_type"}.get(role)
-    if wanted and wanted not in found and len(rest) == 1:
-        found[wanted] = rest.pop()
+    rest = _find_columns(table, found, role, wanted)
     attributes: dict[str, Tensor] = {}
     ids: np.ndarray | None = None
     classes: list[str | int] | None = None
@@ -165,10 +148,38 @@ def read_nodes(file: Path, role: str, columns: Mapping[str, str]) -> NodeFile:
     return NodeFile(file.name, num_rows, ids, attributes, known, classes, features, types)
 
 
+def _find_columns(table: Table, found: dict[str, str], role: str, wanted: str | None) -> list[str]:
+    """Add the columns of ids and of the ``wanted`` role to ``found``; return the other columns.
+
+    Raises:
+        ValueError: If columns have no names, or the column of ids is ambiguous.
+    """
+    file = table.path
+    rest = [name for name in table.types if name not in found.values()]
+    if not table.has_names and role != "x" and len(rest) > 1:
+        raise ValueError(
+            f"{file} has {len(rest)} columns without names: begin it with a line of names, such as "
+            "id,label"
+        )
+    index = [name for name in rest if name.lower() in INDEX]
+    if index and "id" not in found:
+        found["id"] = index[0]
+    rest = [name for name in rest if name not in index]
+    like_ids = [name for name in rest if LIKE_ID.search(CAMEL.sub("_", name).strip().lower())]
+    if like_ids and "id" not in found:
+        raise ValueError(
+            f"{file} has no column 'id', but {like_ids[0]!r}, which may be it: pass "
+            f"columns={{'id': {like_ids[0]!r}}}, or give it another name if it is a feature"
+        )
+    if wanted and wanted not in found and len(rest) == 1:
+        found[wanted] = rest.pop()
+    return rest
+
+
 def _read_array(file: Path, role: str) -> NodeFile:
-    """Read an array of labels or types of nodes, or find out how many have features."""
+    """Read an array of labels or types of nodes, or the number of rows of features."""
     if role == "node_type":
-        value, names = number_types(*load_types(file), file)
+        value, names = number_types(*encode_types(load_array(file), file), file)
         return NodeFile(file.name, len(value), None, {role: value}, types=names)
     if role == "x":
         return NodeFile(file.name, len(map_features(file)), None, {}, features=())
@@ -179,7 +190,7 @@ def _read_array(file: Path, role: str) -> NodeFile:
 
 
 def merge(read: list[NodeFile], data: Data) -> Nodes | None:
-    """Merge the attributes of all files in one order: that of the first file with ids."""
+    """Merge the attributes of all files, in the order of the first file with ids."""
     if not read:
         return None
     first = next((file for file in read if file.ids is not None), read[0])
@@ -197,7 +208,7 @@ def merge(read: list[NodeFile], data: Data) -> Nodes | None:
         for key, value in file.attributes.items():
             if rows is not None and file is not first:
                 value = _scatter_rows(value, rows, nodes, key, file.name)
-            set_once(data, key, value, file.name)
+            set_attribute(data, key, value, file.name)
         if file.classes is not None:
             data.classes = file.classes
         if file.types is not None:
@@ -206,7 +217,7 @@ def merge(read: list[NodeFile], data: Data) -> Nodes | None:
 
 
 def _scatter_rows(value: Tensor, rows: Tensor, nodes: Nodes, key: str, file: str) -> Tensor:
-    """Move rows to those of their nodes; a node without one has no label and no split."""
+    """Assign rows to their nodes; other nodes get no label and no split."""
     if len(rows) == nodes.num_nodes:
         return torch.empty_like(value).index_copy_(0, rows, value)
     if key == "node_type" or value.is_floating_point():
@@ -218,8 +229,8 @@ def _scatter_rows(value: Tensor, rows: Tensor, nodes: Nodes, key: str, file: str
     return value.new_full((nodes.num_nodes, *value.shape[1:]), fill).index_copy_(0, rows, value)
 
 
-def set_once(data: Data, key: str, value: Tensor, file: str) -> None:
-    """Set an attribute, and refuse a second file with it."""
+def set_attribute(data: Data, key: str, value: Tensor, file: str) -> None:
+    """Set an attribute; refuse one that is set already."""
     if key in data:
         raise ValueError(f"{key!r} is in {file}, and in another file as well: take one of them out")
     data[key] = value
@@ -244,17 +255,17 @@ def _labels(table: Table, name: str) -> tuple[Tensor, list[str | int] | None]:
         return torch.from_numpy(codes), distinct.tolist()
     codes, distinct = table.values(name)
     codes = np.where(np.isin(codes, np.flatnonzero(np.isin(distinct, MISSING))), -1, codes)
-    used, codes = np.unique(codes, return_inverse=True)  # Of classes that are left.
+    used, codes = np.unique(codes, return_inverse=True)  # Number the remaining classes.
     if len(used) and used[0] == -1:
         used, codes = used[1:], codes - 1
     distinct = distinct[used]
     order = np.argsort(distinct)
-    places = np.append(np.argsort(order), -1)  # An empty cell, -1, stays unknown.
+    places = np.append(np.argsort(order), -1)  # Unknown labels stay -1.
     return torch.from_numpy(places[codes]), distinct[order].tolist()
 
 
 def _masks(codes: np.ndarray, distinct: np.ndarray, file: Path) -> dict[str, Tensor]:
-    """Return masks from the names of a split's parts; an empty cell is in none."""
+    """Convert the column of a split to masks; an empty cell is in none."""
     parts = {name: part for part, names in SPLITS.items() for name in names}
     named = [parts.get(str(name).strip().lower(), "") for name in distinct]
     if "" in named:
@@ -266,11 +277,11 @@ def _masks(codes: np.ndarray, distinct: np.ndarray, file: Path) -> dict[str, Ten
     return {f"{part}_mask": torch.from_numpy(which == part) for part in SPLITS}
 
 
-def list_of_ids(file: Path) -> np.ndarray:
-    """Return the ids in a file that is a list of them, of shape ``[n]``.
+def read_id_list(file: Path) -> np.ndarray:
+    """Read a file that is a list of ids, of shape ``[n]``.
 
     Raises:
-        ValueError: If it isn't.
+        ValueError: If it has another shape or type.
     """
     if format_of(file) == ".npy":
         array = load_array(file)
@@ -289,6 +300,7 @@ def list_of_ids(file: Path) -> np.ndarray:
 
 
 def _check_unique(ids: np.ndarray, file: Path, empty: np.ndarray | None = None) -> np.ndarray:
+    """Refuse empty and duplicate ids; return the ids."""
     if empty is not None and empty.any():
         raise ValueError(f"{file} has a node without an id, in row {int(empty.argmax())}")
     distinct, counts = np.unique(ids, return_counts=True)
@@ -299,11 +311,11 @@ def _check_unique(ids: np.ndarray, file: Path, empty: np.ndarray | None = None) 
     return ids
 
 
-def distinct_ids(blocks: Iterable[np.ndarray]) -> Nodes:
-    """Return the nodes that edges name, in the order of their ids: integers if all of them are.
+def collect_nodes(blocks: Iterable[np.ndarray]) -> Nodes:
+    """Return the nodes of edges, in the order of their ids, which are integers if all are.
 
     Args:
-        blocks: Some of the ids at a time.
+        blocks: The ids, in blocks.
     """
     known: np.ndarray = np.empty(0, np.int64)
     new: list[np.ndarray] = []
@@ -315,7 +327,7 @@ def distinct_ids(blocks: Iterable[np.ndarray]) -> Nodes:
             ids = ids[known[at] != ids]
         new.append(ids)
         size += len(ids)
-        if size > max(len(known), AT_ONCE):  # Each id is merged a few times, not with every block.
+        if size > max(len(known), AT_ONCE):  # Merging each block would take too long.
             known, new, size = _concatenate([known, *new]), [], 0
     known = _concatenate([known, *new])
     if known.dtype.kind == "S":
@@ -325,6 +337,7 @@ def distinct_ids(blocks: Iterable[np.ndarray]) -> Nodes:
 
 
 def _concatenate(parts: list[np.ndarray]) -> np.ndarray:
+    """Return the distinct ids of some arrays, sorted."""
     parts = [part for part in parts if len(part)] or parts[:1]
     if any(part.dtype.kind == "S" for part in parts):
         parts = [encode_utf8(part) for part in parts]

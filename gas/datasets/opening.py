@@ -1,4 +1,4 @@
-"""``open_graph``: a graph of the user's own, from tables and arrays."""
+"""``open_graph``: open a graph folder, or read a graph from tables and arrays."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from gas.datasets.files import read_archive
 from gas.datasets.folder import read_folder
 from gas.datasets.hetero import to_hetero_data
 from gas.datasets.masks import with_masks
-from gas.datasets.types import describe_types
 from gas.graph import (
     SHARD,
     SHARDS,
@@ -32,44 +31,26 @@ from gas.native import check_integer, is_sparse, warn
 
 @overload
 def open_graph(
-    path: str | Path,
-    *,
-    undirected: bool = ...,
-    columns: Mapping[str, str] | None = ...,
-    num_splits: int | None = ...,
-    shard: int | None = ...,
-    hetero: Literal[False] = ...,
-    check: bool = ...,
-    log: bool = ...,
-) -> Data: ...
+    path: str | Path, *, undirected: bool = ..., columns: Mapping[str, str] | None = ...,
+    num_splits: int | None = ..., shard: int | None = ..., hetero: Literal[False] = ...,
+    check: bool = ..., log: bool = ...,
+) -> Data: ...  # fmt: skip
 
 
 @overload
 def open_graph(
-    path: str | Path,
-    *,
-    undirected: bool = ...,
-    columns: Mapping[str, str] | None = ...,
-    num_splits: int | None = ...,
-    shard: int | None = ...,
-    hetero: Literal[True],
-    check: bool = ...,
-    log: bool = ...,
-) -> HeteroData: ...
+    path: str | Path, *, undirected: bool = ..., columns: Mapping[str, str] | None = ...,
+    num_splits: int | None = ..., shard: int | None = ..., hetero: Literal[True],
+    check: bool = ..., log: bool = ...,
+) -> HeteroData: ...  # fmt: skip
 
 
 @overload
 def open_graph(
-    path: str | Path,
-    *,
-    undirected: bool = ...,
-    columns: Mapping[str, str] | None = ...,
-    num_splits: int | None = ...,
-    shard: int | None = ...,
-    hetero: bool,
-    check: bool = ...,
+    path: str | Path, *, undirected: bool = ..., columns: Mapping[str, str] | None = ...,
+    num_splits: int | None = ..., shard: int | None = ..., hetero: bool, check: bool = ...,
     log: bool = ...,
-) -> Data | HeteroData: ...
+) -> Data | HeteroData: ...  # fmt: skip
 
 
 def open_graph(
@@ -85,73 +66,69 @@ def open_graph(
 ) -> Data | HeteroData:
     """Open a graph folder, or read a graph from a folder of tables and arrays or from a file.
 
-    A graph folder, which has a ``graph.json``, is what :func:`gas.cluster` has written: it is
-    mapped into memory, which takes no time, however large it is. The system reads what is looked
-    at, and gives its memory up when there is too little; what is written to its tensors stays in
-    memory, the files don't change. Nothing is added to it: ``undirected`` and ``columns`` are
-    refused, and no split is made up.
+    A graph folder, which has a ``graph.json``, is written by :func:`gas.cluster`. It is mapped into
+    memory, which takes no time, whatever its size. The system reads pages on access, and drops
+    them when memory is short. Changes of its tensors stay in memory; the files don't change. The
+    graph is returned as it was written: ``undirected`` and ``columns`` are refused, and no split
+    is drawn.
 
-    Any other folder holds ``.csv`` (or ``.tsv``, ``.txt``; packed, ``.csv.gz``), ``.parquet`` or
-    ``.npy`` files, which say by their names what they hold:
+    Any other folder has ``.csv`` (or ``.tsv``, ``.txt``; compressed, ``.csv.gz``), ``.parquet`` or
+    ``.npy`` files, with names by their content:
 
     * ``edges``: columns ``source`` and ``target`` (or ``src``, ``dst``; ``from``, ``to``; ...), and
       perhaps ``weight`` and ``type``; further numbers are edge attributes. ``edge_index.npy``:
       ``[2, E]``.
-    * ``nodes``: columns ``id``, ``label`` and ``split`` (``train``, ``val``, ``test``, or nothing),
-      or ``train_mask``, ...; all others that hold numbers, or lists of them, are features. A node
-      without a label is of unknown class; labels that are text are classes, by the alphabet. A
-      column ``type`` holds types of nodes.
-    * or apart: ``x`` (features; sparse ones in ``x.npz``, by ``scipy.sparse.save_npz``), ``y``
-      (labels), ``node_id``, ``node_type``, ``split``, ``edge_weight``, ``edge_attr``,
+    * ``nodes``: columns ``id``, ``label`` and ``split`` (``train``, ``val``, ``test``, or empty),
+      or ``train_mask``, ...; all other columns of numbers, or of lists of numbers, are features. A
+      node without a label is of unknown class; text labels are classes in alphabetical order. A
+      column ``type`` has types of nodes.
+    * or separate files: ``x`` (features; sparse ones in ``x.npz``, by ``scipy.sparse.save_npz``),
+      ``y`` (labels), ``node_id``, ``node_type``, ``split``, ``edge_weight``, ``edge_attr``,
       ``edge_type``; ``train_mask``, ... of bools; ``train_idx``, ... of ids; ``edge_types.txt`` and
-      ``node_types.txt``, a name for each number of a type, one a line.
+      ``node_types.txt``, a line with the name of each type.
 
     Ids are any integers or text. Tables without a column ``id``, and arrays, have a row for each
-    node in the order of the others; a node without an id has the number of its row, from 0. Where
-    nothing is said of nodes, they are those that edges name, in the order of their ids. Names of
-    columns may have capitals. A single file holds edges, or is an ``.npz`` or ``.pt`` file, whose
-    edges and lists name rows::
+    node in the order of the other files; without ids, nodes are numbered from 0. If no file lists
+    the nodes, they are those in edges, in the order of their ids. Names of columns are
+    case-insensitive. A single file has edges, or is an ``.npz`` or ``.pt`` file of a graph::
 
         data = gas.open_graph("my_graph", undirected=True)
         model = gas.to_scalable(net, data)
 
     Args:
         path: The folder, or the file.
-        undirected: Add the reverse of every edge that lacks it, with its weight, type and
-            attributes. With ``hetero``, a relation between two types of nodes gets another one of
-            its reverses, named ``rev_...``. (default: ``False``: messages go from source to target
-            alone)
-        columns: What columns are called: ``{"source": "payer", "target": "payee"}``; also of
+        undirected: Add missing reverses of edges, with weights, types and attributes. With
+            ``hetero``, a relation between two types of nodes gets a reverse relation ``rev_...``.
+            (default: ``False``: messages are passed from source to target only)
+        columns: Names of columns: ``{"source": "payer", "target": "payee"}``; also of
             ``weight``, ``type``, ``id``, ``label``, ``split``; ``edge_type`` and ``node_type``
-            where types of edges and nodes are called differently. (default: the names above)
-        num_splits: How many random splits are made up where labels come without a split; masks are
+            if types of edges and nodes have different names. (default: the names above)
+        num_splits: The number of random splits, if there are labels without a split; masks are
             ``[N]`` for one, ``[N, num_splits]`` for several. ``None``: 20 up to 100,000 nodes, else
             one. (default: ``1``)
-        shard: Read the local graph of one process into memory, and no more, of a graph folder that
-            ``gas.cluster(..., shards=W)`` has written: that of the process with this number, from
-            0; see :func:`gas.graph.shards.shard_of`. (default: the whole graph)
+        shard: Read only the local graph of the process with this number, from 0, into memory, from
+            a graph folder of ``gas.cluster(..., shards=W)``; see :func:`gas.graph.shard_of`.
+            (default: the whole graph)
         hetero: Return a ``HeteroData``, by the types of nodes and edges. (default: ``False``)
-        check: Refuse NaN and infinite features; of a graph folder, look at every id instead.
+        check: Refuse NaN and infinite features; of a graph folder, check every id instead.
             (default: ``True``)
-        log: Report what was found on standard error. (default: ``True``)
+        log: Print a summary on standard error. (default: ``True``)
 
     Returns:
-        The graph: ``edge_index``, and what there is of ``x`` (float32), ``y``, ``edge_weight``,
-        ``edge_attr``, ``train_mask``, ``val_mask`` and ``test_mask``. ``node_id`` is a NumPy array
-        of the nodes' own ids, in the order of rows, which :meth:`gas.ScalableGNN.predict` keeps;
-        ``classes`` a list of the names of classes; ``split`` says how a split was made up. Types
-        are ``edge_type`` of shape ``[E]`` and ``node_type`` of shape ``[N]``, numbered in the order
-        of their names, which ``edge_type_names`` and ``node_type_names`` list. With ``hetero``,
-        each type of nodes has its ``x``, ``node_id``, ``y`` and masks, those without a label
-        neither of the last; each type of edges has a relation ``(source, type, target)`` for the
-        types of nodes that it joins. Of a
-        graph folder: what was written, mapped, with ``parts``, ``perm`` and an ``adj_t``, a
-        ``torch.sparse_csr`` matrix whose values are the weights, or ones that take no memory.
+        The graph: ``edge_index``, and as far as they exist ``x`` (float32), ``y``,
+        ``edge_weight``, ``edge_attr``, ``train_mask``, ``val_mask`` and ``test_mask``. ``node_id``
+        is a NumPy array of the ids of nodes, in the order of rows; ``classes`` is a list of the
+        names of classes; ``split`` describes a random split. Types are ``edge_type`` of shape
+        ``[E]`` and ``node_type`` of shape ``[N]``, numbered in the order of their names,
+        ``edge_type_names`` and ``node_type_names``. With ``hetero``, each type of nodes has ``x``,
+        ``node_id``, and, if it has labels, ``y`` and masks; each type of edges is a relation
+        ``(source, type, target)`` for each pair of node types that it connects. A graph folder
+        gives the mapped graph, with ``parts``, ``perm`` and an ``adj_t``, a ``torch.sparse_csr``
+        matrix whose values are the weights, or ones that take no memory.
 
     Raises:
-        ImportError: If a table is to be read and pyarrow is missing.
-        ValueError: If the files hold no graph, or it can't be told which, or it is damaged; it
-            names the file.
+        ImportError: If pyarrow, which reads tables, is missing.
+        ValueError: If a file is invalid, ambiguous or damaged, naming it.
     """
     path = Path(path)
     if num_splits is not None:
@@ -159,18 +136,8 @@ def open_graph(
     if not path.exists():
         raise ValueError(f"'path' is {str(path)!r}, but there is no such file or folder")
     if is_graph_folder(path):
-        if undirected or columns:
-            given = "undirected" if undirected else "columns"
-            raise ValueError(
-                f"{given!r} is given with the graph folder {str(path)!r}, which is as it was "
-                "written: leave it out"
-            )
-        if hetero:
-            raise ValueError(
-                f"'hetero' is True, but {str(path)!r} is a graph folder, whose graph is of one "
-                "type: open the tables that it was made of"
-            )
-        data = open_folder(path, check and shard is None)  # Of a shard, its own are looked at.
+        _check_unused(path, undirected=undirected, columns=columns, hetero=hetero)
+        data = open_folder(path, check and shard is None)  # shard_of checks the ids of a shard.
         if shard is not None:
             data = shard_of(data, shard)
         if log:
@@ -208,7 +175,23 @@ def open_graph(
     return out
 
 
+def _check_unused(path: Path, *, undirected: bool, columns: object, hetero: bool) -> None:
+    """Refuse options that aren't supported for graph folders."""
+    if undirected or columns:
+        given = "undirected" if undirected else "columns"
+        raise ValueError(
+            f"{given!r} is given with the graph folder {str(path)!r}, which is as it was "
+            "written: leave it out"
+        )
+    if hetero:
+        raise ValueError(
+            f"'hetero' is True, but {str(path)!r} is a graph folder, whose graph is of one "
+            "type: open the tables that it was made of"
+        )
+
+
 def _folder_summary(path: Path, data: Data) -> str:
+    """Return a line that describes the graph of a folder."""
     parts = "" if "parts" not in data else f", {data.parts.numel() - 1} parts"
     shards = "" if SHARDS not in data else f" in {data[SHARDS].numel() - 1} shards"
     how = "mapped" if SHARD not in data else str(data[SHARD])
@@ -225,9 +208,10 @@ def _list_types(data: Data | HeteroData) -> list[str]:
     keys = [key for key in ("edge_type", "node_type") if f"{key}_names" in data]
     if not keys:
         return []
+    counts = {key: len(data[f"{key}_names"]) for key in keys}
     found = [
-        f"{describe_types(data[f'{key}_names'], key.removesuffix('_type') + 's')} in data.{key}"
-        for key in keys
+        f"{count} type{'s' * (count != 1)} of {key.removesuffix('_type')}s in data.{key}"
+        for key, count in counts.items()
     ]
     return [
         f"hint: {', '.join(found)}: hetero=True (on the command line --hetero) gives HeteroData, "
@@ -239,7 +223,7 @@ def _warn_of_surprises(path: Path, data: Data, one_way: float) -> None:
     """Warn of probable mistakes: no edges, one direction only, overlapping masks."""
     if data.num_edges == 0:
         warn(f"{path} has no edges: write a row for each below the names of its list of edges")
-    if one_way > 0:  # And none was added.
+    if one_way > 0:
         share = "no edge has" if one_way == 1 else f"{100 * one_way:.3g} % of edges lack"
         loss = ", without which citations and the like lose 6 to 10 points of accuracy"
         warn(

@@ -1,4 +1,4 @@
-"""Generated graphs of any size: planted communities with power-law degrees."""
+"""Generate graphs with planted communities and power-law degrees."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Communities:
 
     Args:
         community: The community of each node, of shape ``[N]``, int64, sorted.
-        num_communities: Their number.
+        num_communities: The number of communities.
         uniform: A uniform number for each node, of shape ``[N]``, double.
         exponent: Exponent of the degree distribution, above 2.
     """
@@ -20,22 +20,22 @@ class Communities:
     def __init__(
         self, community: Tensor, num_communities: int, uniform: Tensor, exponent: float
     ) -> None:
-        largest = max(1.0, community.numel() ** 0.5)  # Or hubs would exceed the expected degree.
+        largest = max(1.0, community.numel() ** 0.5)  # Limits the degree of hubs.
         weight = (1.0 - uniform).pow(-1.0 / (exponent - 1.0)).clamp_(max=largest)
         self.community, self.total = community, weight.cumsum(0)
-        # Sorted nodes make a community one range of cumulative weights.
+        # As nodes are sorted, a community is one range of cumulative weights.
         padded = torch.nn.functional.pad(self.total, (1, 0))
         number = torch.arange(num_communities)
         self.low = padded[torch.searchsorted(community, number)]
         self.high = padded[torch.searchsorted(community, number, right=True)]
 
     def draw(self, uniform: tuple[Tensor, Tensor, Tensor], mixing: float) -> tuple[Tensor, Tensor]:
-        """Draw edges: the first end by weight; the second too, among its community or all nodes.
+        """Draw both ends of edges by weight, the second from the same community or all nodes.
 
         Args:
-            uniform: Three uniform numbers for each edge, double: for the first end, for whether the
-                second may be any node, and for the second.
-            mixing: The fraction of edges whose second end may be any node.
+            uniform: Three uniform numbers for each edge, double: for the first end, for the choice
+                of all nodes, and for the second end.
+            mixing: The fraction of edges whose second end is drawn from all nodes.
         """
         last = self.total.numel() - 1
         src = torch.searchsorted(self.total, uniform[0] * self.total[-1]).clamp_(max=last)
@@ -67,10 +67,10 @@ def planted_partition(
     """Draw an undirected graph with planted communities and power-law degrees.
 
     The degree-corrected block model (Karrer and Newman, Physical Review E 83, 2011): each node has
-    a weight from a power law; an edge takes its first end by weight, and its second by weight too,
-    within the same community or, with probability ``mixing``, anywhere. A class is several
-    communities. Features are noisy class means, so that a node's neighbours tell its class better
-    than its own features do. The same arguments give the same graph.
+    a weight from a power law; both ends of an edge are drawn by weight, the second one within the
+    same community or, with probability ``mixing``, from all nodes. A class has several
+    communities. Features are noisy class means, so that the neighbours of a node predict its class
+    better than its own features. The same arguments give the same graph.
 
     Args:
         num_nodes: The number of nodes.
@@ -79,16 +79,16 @@ def planted_partition(
         num_classes: The number of classes. (default: ``16``)
         num_features: Features per node. (default: ``64``)
         community_size: Nodes per community, on average. (default: ``200``)
-        mixing: The fraction of edges whose second end may lie anywhere. (default: ``0.3``)
+        mixing: The fraction of edges whose second end is any node. (default: ``0.3``)
         exponent: Exponent of the degree distribution, above 2. (default: ``2.5``)
         noise: Standard deviation of the features around their class mean, whose elements have a
             standard deviation of 1. (default: ``4.0``)
         seed: Seed of the generator. (default: ``0``)
-        shuffle: Number the nodes at random. Otherwise those of a community follow one another, so
-            that ranges of nodes are good parts without a partitioner. (default: ``True``)
+        shuffle: Number the nodes at random. Otherwise nodes are sorted by community, so that ranges
+            of nodes are good parts. (default: ``True``)
 
     Returns:
-        A graph with ``x``, ``y`` and ``edge_index``, self-loops and duplicates possible.
+        A graph with ``x``, ``y`` and ``edge_index``, which may have self-loops and duplicates.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -102,7 +102,7 @@ def planted_partition(
     drawn = (uniform(num_pairs), uniform(num_pairs), uniform(num_pairs))
     src, dst = communities.draw(drawn, mixing)
 
-    shuffled = torch.randperm(num_nodes, generator=generator)  # Drawn in any case.
+    shuffled = torch.randperm(num_nodes, generator=generator)  # Also drawn without shuffling.
     if not shuffle:
         shuffled = torch.arange(num_nodes)
     edge_index = shuffled[torch.stack([torch.cat([src, dst]), torch.cat([dst, src])])]

@@ -1,4 +1,4 @@
-"""Generated graphs larger than memory: written in blocks, and mapped."""
+"""Generate graphs larger than memory: write them in blocks, and map them."""
 
 from __future__ import annotations
 
@@ -33,14 +33,13 @@ def write_planted_partition(
 ) -> Data:
     """Draw a graph of the model of :func:`gas.datasets.planted.planted_partition` into a folder.
 
-    Edges and features are drawn and written a block at a time; memory holds some 60 bytes per node.
-    The folder gets ``edge_index.npy`` of shape ``[2, E]``, int64, as all of gas reads ids: of
-    int32 there would be copies in memory; ``x.npy`` and ``y.npy``. :func:`gas.open_graph` reads it
-    into memory, :func:`open_mapped` maps it. The same arguments give the same graph, which isn't
-    that of :func:`planted_partition`.
+    Edges and features are drawn and written in blocks; this takes some 60 bytes of memory per node.
+    The folder gets ``edge_index.npy`` of shape ``[2, E]``, int64, ``x.npy`` and ``y.npy``.
+    :func:`gas.open_graph` reads it into memory, :func:`open_mapped` maps it. The same arguments
+    give the same graph, which differs from that of :func:`planted_partition`.
 
     Args:
-        folder: Where to write; it is made if it isn't there.
+        folder: The folder, which is made if it doesn't exist.
         num_nodes: The number of nodes.
         avg_degree: See :func:`gas.datasets.planted.planted_partition`. (default: ``20.0``)
         num_classes: See there. (default: ``16``)
@@ -50,16 +49,16 @@ def write_planted_partition(
         exponent: See there. (default: ``2.5``)
         noise: See there. (default: ``4.0``)
         seed: See there. (default: ``0``)
-        dtype: Of the features: ``torch.float32`` or ``torch.float16``.
+        dtype: The type of the features: ``torch.float32`` or ``torch.float16``.
             (default: ``torch.float32``)
-        block: How many edges, or features, are drawn at a time; the graph doesn't depend on it.
+        block: The number of edges, or features, to draw at a time, which doesn't change the graph.
             (default: ``1048576``)
 
     Returns:
         The graph, as :func:`open_mapped` returns it.
 
     Raises:
-        ValueError: If an argument is unusable, or the folder holds such files.
+        ValueError: If an argument is unusable, or the folder has such files already.
     """
     check_integer("num_nodes", num_nodes, 1)
     check_integer("block", block, 1)
@@ -70,7 +69,7 @@ def write_planted_partition(
     if there:
         raise ValueError(f"'folder' is {str(folder)!r}, which holds {there[0]}: choose another")
     make_folder("folder", folder)
-    # Each purpose has its own generator, so that block sizes don't change what is drawn.
+    # Separate generators, so that the graph doesn't depend on the size of blocks.
     for_nodes, for_src, for_anywhere, for_dst, for_means, for_x = (
         np.random.default_rng(stream) for stream in np.random.SeedSequence(seed).spawn(6)
     )
@@ -108,8 +107,8 @@ def write_planted_partition(
 def open_mapped(folder: str | Path) -> Data:
     """Map the graph in a folder of ``edge_index.npy``, ``x.npy`` and ``y.npy`` into memory.
 
-    The system reads what is looked at, and gives its memory up when there is too little. What is
-    written to these tensors stays in memory: the files don't change.
+    The system reads pages on access, and drops them when memory is short. Changes of the tensors
+    stay in memory; the files don't change.
 
     Raises:
         ValueError: If a file is missing.
@@ -128,7 +127,7 @@ def open_mapped(folder: str | Path) -> Data:
 
 
 class _BlockWriter:
-    """An ``.npy`` file that is written in blocks; nothing of it stays in memory."""
+    """Writer of an ``.npy`` file in blocks, in any order."""
 
     def __init__(self, file: Path, dtype: np.dtype, shape: tuple[int, int]) -> None:
         self.file, self.itemsize, self.offset = file, dtype.itemsize, 0

@@ -1,4 +1,4 @@
-"""Names of the files and columns that hold a graph."""
+"""Roles of files and columns by their names."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SPLITS = {
     "val": ("val", "valid", "validation", "dev"),
     "test": ("test", "testing"),
 }
-TYPE_NAMES = {"edge_type_names": "edge_type", "node_type_names": "node_type"}  # A name a line.
+TYPE_NAMES = {"edge_type_names": "edge_type", "node_type_names": "node_type"}  # Lines of names.
 LISTS = ("", "_idx", "_index", "_ids", "_nodes")  # Endings of the names of lists of nodes.
 # Names of columns, in lower case.
 EDGE_COLUMNS = {
@@ -46,15 +46,15 @@ NODE_COLUMNS = {
     "node_type": ("type", "node_type"),
     **{f"{part}_mask": (*names, f"{names[0]}_mask") for part, names in SPLITS.items()},
 }
-TYPE, TYPE_ROLES = "type", ("edge_type", "node_type")  # 'columns' may call both by the first.
+TYPE, TYPE_ROLES = "type", ("edge_type", "node_type")  # In `columns`, the first sets both roles.
 INDEX = ("", "unnamed: 0", "__index_level_0__")  # Names that pandas gives to its index.
 
 
 def find_files(path: Path) -> dict[str, Path]:
-    """Return the files of a folder by their role, which their names tell.
+    """Return the files of a folder by the roles of their names.
 
     Raises:
-        ValueError: If two hold the same, or none has edges.
+        ValueError: If two files have the same role, or none has edges.
     """
     roles = {name: role for role, names in FILES.items() for name in names}
     for part, names in SPLITS.items():
@@ -72,7 +72,7 @@ def find_files(path: Path) -> dict[str, Path]:
         role = roles.get(file.name.split(".")[0].lower().replace("-", "_"))
         if role in TYPE_NAMES and format_of(file) != ".txt":
             role = TYPE_NAMES[role] if format_of(file) == ".npy" else None
-        if format_of(file) == ".npz" and role != "x":  # Sparse features, or a graph of its own.
+        if format_of(file) == ".npz" and role != "x":  # Another .npz may be a whole graph.
             continue
         if role is None:
             others.append(file.name)
@@ -96,15 +96,15 @@ def find_files(path: Path) -> dict[str, Path]:
 def open_table(
     file: Path, known: Mapping[str, Sequence[str]], columns: Mapping[str, str]
 ) -> tuple[Table, dict[str, str]]:
-    """Return a table, and the column of each role that it has.
+    """Open a table, and find its columns by role.
 
     Args:
         file: The file.
-        known: What columns of each role are called.
-        columns: What the user says that they are called.
+        known: Known names of columns by role.
+        columns: Names of columns by role, given by the user.
 
     Raises:
-        ValueError: If several columns may have the role.
+        ValueError: If several columns may have a role.
     """
     names = {name for role in known for name in known[role]} | set(columns.values())
     table = Table(file, lambda cell: cell in names or cell.lower() in names)
@@ -133,7 +133,7 @@ def read_numbers(file: Path) -> np.ndarray:
 
 
 def leave_out(what: Sequence[str], where: str) -> None:
-    """Warn of files or columns that aren't read."""
+    """Warn of files or columns that are ignored."""
     if what:
         some = ", ".join(what[:5]) + (f" and {len(what) - 5} more" if len(what) > 5 else "")
         warn(f"{where}: {some} left out, being nothing that a graph is read from")

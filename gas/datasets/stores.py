@@ -1,4 +1,4 @@
-"""Graph folders as PyG's stores, which its loaders sample from; and PyG's stores as a source."""
+"""Graph folders as stores of PyG, for its loaders; and import from stores of PyG."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ from gas.history import Encoded
 from gas.io import Array, array_of
 from gas.native import gather_sparse_rows, is_sparse
 
-BLOCK_BYTES = 1 << 24  # Of features that a store is asked for at a time.
+BLOCK_BYTES = 1 << 24  # Bytes of features that are read from a store at a time.
 
 
 class FolderStore(FeatureStore, GraphStore):
-    """A graph folder as PyG's ``FeatureStore`` and ``GraphStore`` in one, to be read.
+    """Read-only ``FeatureStore`` and ``GraphStore`` of PyG for a graph folder.
 
-    PyG's loaders sample from it; features are read where they lie, a batch's rows alone::
+    PyG's loaders sample from it, and read the rows of a batch from the mapped files::
 
         store = gas.datasets.FolderStore("graph")
         loader = NeighborLoader((store, store), num_neighbors=[10, 10], batch_size=512)
 
-    Nodes and edges have no type (``None``). Edges are given by destination, ``"csc"``; PyG's
-    samplers need ids of int64: where the folder has int32, they are copied once, 8 bytes an edge.
+    Nodes and edges have no type (``None``). The layout of edges is ``"csc"``. PyG's samplers need
+    int64 ids: int32 ids of the folder are copied once, 8 bytes per edge.
 
     Args:
-        graph: The path of the folder, or what :func:`gas.open_graph` has returned for it.
+        graph: The path of the folder, or its graph from :func:`gas.open_graph`.
 
     Raises:
         ValueError: If there is no graph folder, or the graph has no edges.
@@ -124,7 +124,7 @@ def _read_only_error(what: str) -> ValueError:
 # As a source --------------------------------------------------------------------------------------
 
 
-def stores_of(source: Any) -> tuple[FeatureStore, GraphStore] | None:
+def get_stores(source: Any) -> tuple[FeatureStore, GraphStore] | None:
     """Return a pair of PyG's stores, or one object that is both; ``None`` for anything else."""
     if isinstance(source, FeatureStore) and isinstance(source, GraphStore):
         return source, source
@@ -140,7 +140,7 @@ def import_stores(
 ) -> Data:
     """Write the graph of PyG's stores into a folder; see :func:`gas.datasets.import_graph`.
 
-    Edges are in memory, as a store gives them; rows of tensors are asked for some at a time.
+    All edges are loaded into memory; rows of tensors are read in blocks.
 
     Raises:
         ValueError: If there are several types of nodes or edges, or tensors don't fit.
@@ -180,7 +180,7 @@ def import_stores(
 
 
 def _edges(features: FeatureStore, graph: GraphStore) -> Edges:
-    """Return the edges of the one type that there is."""
+    """Read the edges of a graph with one type of nodes and edges."""
     attrs = graph.get_all_edge_attrs()
     kinds = {attr.edge_type for attr in attrs}
     groups = {attr.group_name for attr in features.get_all_tensor_attrs()}
@@ -207,14 +207,14 @@ def _edges(features: FeatureStore, graph: GraphStore) -> Edges:
 
 
 def _select_rows(attr: TensorAttr, index: Any) -> TensorAttr:
-    """Return the attribute of some rows of a tensor."""
+    """Return the attribute for some rows of a tensor; ``None``: all rows."""
     attr = copy.copy(attr)
     attr.index = index
     return attr
 
 
 def _describe(features: FeatureStore, attr: TensorAttr, num_nodes: int) -> Array | None:
-    """Describe how a tensor of nodes is stored; those of edges have no known order: ``None``."""
+    """Describe how a tensor of nodes is stored; return ``None`` for others, which are left out."""
     key = attr.attr_name
     if isinstance(attr.group_name, tuple) or key in (PERM, PARTS):
         return None

@@ -1,4 +1,4 @@
-"""Columns of tables in files, CSV and Parquet, read by pyarrow in a stream."""
+"""Read columns of CSV and Parquet files by pyarrow, in blocks or at once."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ if TYPE_CHECKING:
 PARQUET = (".parquet", ".pq")
 TEXT = (".csv", ".tsv", ".txt")
 PACKED: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open}
-COMMENTS = ("#", "%")  # Lines at the beginning.
-DECIMAL_COMMA = re.compile(r"-?\d+,\d+")  # Of a cell, where cells don't end at commas.
-DELIMITERS = "\t;, "  # A line with several of them is cut at the first of these.
+COMMENTS = ("#", "%")  # First characters of comment lines at the beginning.
+DECIMAL_COMMA = re.compile(r"-?\d+,\d+")  # A number, if the delimiter isn't a comma.
+DELIMITERS = "\t;, "  # In the order of preference.
 
 
 def format_of(path: Path) -> str:
-    """Return a file's format by its name, such as ``.csv``, also of ``edges.csv.gz``."""
+    """Return the format of a file by its name; that of ``edges.csv.gz`` is ``.csv``."""
     return Path(path.stem if path.suffix in PACKED else path.name).suffix.lower()
 
 
 class Table:
-    """A table in a file; columns are read in blocks, on demand.
+    """A table in a file; columns are read on demand.
 
     Args:
-        path: A file ``.csv``, ``.tsv`` or ``.txt``, perhaps packed (``.gz``, ``.bz2``), or
-            ``.parquet``. Cells of text end at tabs, semicolons, commas or spaces.
-        is_name: Whether a cell is a name that columns are known by. The first line of a text has
-            the names of columns if one of its cells is, or if it has no number and the next does.
+        path: A file ``.csv``, ``.tsv`` or ``.txt``, perhaps compressed (``.gz``, ``.bz2``), or
+            ``.parquet``. Text is delimited by tabs, semicolons, commas or spaces.
+        is_name: Returns whether a cell is a known name of a column. The first line of a text is a
+            header if it has such a cell, or if it has no number and the next line does.
 
     Raises:
         ImportError: If pyarrow is missing.
-        ValueError: If the file holds no table, or it can't be told whether it names its columns.
+        ValueError: If the file isn't a table, or it is unclear whether it has a header.
     """
 
     def __init__(self, path: Path, is_name: Callable[[str], bool]) -> None:
@@ -65,7 +65,7 @@ class Table:
 
     @contextlib.contextmanager
     def _name_unreadable_file(self) -> Iterator[None]:
-        """Raise an error that names the file that can't be read, and the reason."""
+        """Add the name of the file to errors in this context."""
         import pyarrow as pa
 
         try:
@@ -75,7 +75,7 @@ class Table:
             raise ValueError(f"{self.path} can't be read as a table: {reason}") from error
 
     def _detect_format(self, is_name: Callable[[str], bool]) -> None:
-        """Detect the delimiter, and whether the first line has the names of columns."""
+        """Detect the delimiter, the decimal point, and whether there is a header."""
         opened = PACKED.get(self.path.suffix, open)
         with opened(self.path, "rt", encoding="utf-8-sig") as file:
             first, self._comments = file.readline(), 0
@@ -100,7 +100,7 @@ class Table:
             )
 
     def _open(self, types: Mapping[str, pa.DataType] | None = None) -> Any:
-        """Open the file, to iterate over blocks of the columns that have types, or of all."""
+        """Open the file; iterating yields blocks of the columns in ``types``, or of all."""
         if not self.is_text:
             return _ParquetBlocks(self.path, types)
         from pyarrow import csv
@@ -119,15 +119,15 @@ class Table:
     def blocks(
         self, types: Mapping[str, pa.DataType], names: Sequence[str] = ()
     ) -> Iterator[pa.RecordBatch]:
-        """Read columns as values of these types in blocks; blanks around text are removed.
+        """Read columns in blocks; whitespace around text is removed.
 
         Args:
             types: The type of each column.
-            names: Those that are ids or names, of which each distinct one is kept once. They may
-                be 'NA' or 'nan': of a text, only empty cells are missing.
+            names: The columns of ids or names, which are dictionary-encoded. In text files only
+                empty cells of these are missing, not 'NA' or 'nan'.
 
         Raises:
-            ValueError: If a value is of another type; it says which.
+            ValueError: If a value has another type, naming it.
         """
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -163,12 +163,12 @@ class Table:
         return pa.RecordBatch.from_arrays(columns, list(types))
 
     def count(self) -> int:
-        """Return the number of rows, which are all read if they have to be."""
+        """Count the rows."""
         name = next(iter(self.types))
         return sum(block.num_rows for block in self.blocks({name: self.id_type(name)}))
 
     def id_type(self, name: str) -> pa.DataType:
-        """Return the type to read a column of ids or names in: text, where the file has text."""
+        """Return the type in which a column of ids or names is read, text for text files."""
         import pyarrow as pa
 
         as_text = self.is_text or pa.types.is_null(self.types[name])
@@ -177,7 +177,7 @@ class Table:
     def number_types(
         self, names: Sequence[str], dtype: type = np.float32
     ) -> dict[str, pa.DataType]:
-        """Return the types to read columns of numbers, or of lists of numbers, in."""
+        """Return the types in which columns of numbers, or of lists of numbers, are read."""
         import pyarrow as pa
 
         number, types = pa.from_numpy_dtype(dtype), {}
@@ -199,10 +199,11 @@ class Table:
             block: The block.
             names: The columns.
             dtype: The type of the result. (default: ``numpy.float32``)
-            first_row: The block's first row, if none may be empty. (default: they may)
+            first_row: The number of the block's first row; empty cells are then refused.
+                (default: accept empty cells)
 
         Raises:
-            ValueError: If one is that may not be, or lists differ in length.
+            ValueError: If a cell is empty, or lists differ in length.
         """
         import pyarrow as pa
 
@@ -221,12 +222,12 @@ class Table:
         return values
 
     def values(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return a column of ids or names: which of the distinct values each row has, and these.
+        """Read a column of ids or names as codes and distinct values.
 
-        Values of a text are integers if all are written as integers are.
+        Text is converted to integers if all values are integers.
 
         Returns:
-            Of shape ``[rows]``, -1 for an empty cell, and ``[values]``.
+            Codes of shape ``[rows]``, -1 for an empty cell, and distinct values.
         """
         column = self.read({name: self.id_type(name)}, [name]).column(0)
         return codes_of(column), plain_ids(column.dictionary.to_numpy(zero_copy_only=False))
@@ -240,6 +241,7 @@ class Table:
         return self.floats(self.read(self.number_types(names, dtype)), names, dtype)
 
     def _floats(self, column: pa.Array, name: str, number: pa.DataType) -> np.ndarray:
+        """Convert a column of numbers or lists to an array."""
         import pyarrow.compute as pc
 
         if not _is_list(column.type):
@@ -269,12 +271,12 @@ class Table:
 
 
 def codes_of(column: pa.DictionaryArray) -> np.ndarray:
-    """Return which of its distinct values each row of a column has; -1 where it has none."""
+    """Return the codes of a dictionary-encoded column; -1 for missing values."""
     return column.indices.fill_null(-1).to_numpy(zero_copy_only=False)
 
 
 class _ParquetBlocks:
-    """Blocks of a Parquet file, with the interface of those of a text file."""
+    """Reader of a Parquet file in blocks, with the interface of pyarrow's for text files."""
 
     def __init__(self, path: Path, types: Mapping[str, Any] | None) -> None:
         from pyarrow import parquet
@@ -294,7 +296,7 @@ class _ParquetBlocks:
 
 
 def plain_ids(ids: np.ndarray) -> np.ndarray:
-    """Convert ids to int64 where all are integers, or written as such; else keep them or text."""
+    """Convert ids to int64 if all are integers, or texts of integers; else to text."""
     if ids.dtype == object:
         ids = np.array([re.sub(r"^(-?\d+)\.0+$", r"\1", str(value)) for value in ids], dtype=object)
         with contextlib.suppress(ValueError, TypeError, OverflowError):
@@ -311,6 +313,7 @@ def plain_ids(ids: np.ndarray) -> np.ndarray:
 
 
 def _is_value(cell: str) -> bool:
+    """Return whether a cell is a number or a truth value."""
     if cell.lower() in ("true", "false"):
         return True
     try:
@@ -329,7 +332,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _value_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type of a column's values; categories are kept as these."""
+    """Return the type of a column's values, also of a dictionary-encoded column."""
     import pyarrow as pa
 
     return kind.value_type if pa.types.is_dictionary(kind) else kind

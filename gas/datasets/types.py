@@ -1,15 +1,13 @@
-"""Types of edges and nodes, numbered in the order of their names."""
+"""Number types of edges and nodes in the order of their names."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gas.datasets.arrays import load_array
 from gas.datasets.roles import leave_out
 from gas.datasets.tables import plain_ids
 
@@ -17,18 +15,18 @@ Names = list[str | int]
 
 
 def number_types(codes: np.ndarray, distinct: np.ndarray, file: Path) -> tuple[Tensor, Names]:
-    """Assign numbers to types in the order of their names: by size, or by the alphabet.
+    """Number types in the order of their names, numerical or alphabetical.
 
     Args:
-        codes: The position in ``distinct`` of each one's type, of shape ``[n]``, -1 for none.
-        distinct: Types, each once, as :meth:`gas.datasets.tables.Table.values` returns them.
-        file: The file that has them.
+        codes: The position in ``distinct`` of each type, of shape ``[n]``, -1 for a missing one.
+        distinct: The distinct types, from :meth:`gas.datasets.tables.Table.values`.
+        file: The file, for error messages.
 
     Returns:
-        The number of each one's type, of shape ``[n]``, int64, and the names by number.
+        The number of each type, of shape ``[n]``, int64, and the names by number.
 
     Raises:
-        ValueError: If one has no type, or types are fractions.
+        ValueError: If a type is missing, or types are fractions.
     """
     check_no_missing_types(codes, distinct, file)
     places, names = sort_types(distinct, file)
@@ -38,10 +36,10 @@ def number_types(codes: np.ndarray, distinct: np.ndarray, file: Path) -> tuple[T
 def check_no_missing_types(
     codes: np.ndarray, distinct: np.ndarray, file: Path, first: int = 0
 ) -> None:
-    """Refuse types that are missing, blank or NaN, and dates, in rows from ``first`` on.
+    """Refuse missing, empty and NaN types, and dates; ``first`` is the number of the first row.
 
     Raises:
-        ValueError: Naming the first.
+        ValueError: Naming the first such row.
     """
     blank = distinct == "" if distinct.dtype.kind in "UO" else distinct != distinct
     codes = np.where(np.isin(codes, np.flatnonzero(blank)), -1, codes)
@@ -85,11 +83,6 @@ def _is_number(name: object) -> bool:
     return True
 
 
-def load_types(file: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Read an array of types, of shape ``[n]``, as codes and the distinct types."""
-    return encode_types(load_array(file), file)
-
-
 def encode_types(array: np.ndarray, file: Path) -> tuple[np.ndarray, np.ndarray]:
     """Return the code of each type in an array, of shape ``[n]``, and the distinct types."""
     distinct, codes = np.unique(check_types(array, file), return_inverse=True)
@@ -97,10 +90,10 @@ def encode_types(array: np.ndarray, file: Path) -> tuple[np.ndarray, np.ndarray]
 
 
 def check_types(array: np.ndarray, file: Path) -> np.ndarray:
-    """Return an array of types as one row.
+    """Return an array of types in shape ``[n]``.
 
     Raises:
-        ValueError: If it is something else.
+        ValueError: If it has another shape or type.
     """
     flat = array[:, 0] if array.shape[1:] == (1,) else array
     if flat.ndim != 1 or flat.dtype.kind not in "iuU":
@@ -112,10 +105,10 @@ def check_types(array: np.ndarray, file: Path) -> np.ndarray:
 
 
 def read_names(file: Path) -> Names:
-    """Read the names of types: a line of text for each, in the order of their numbers.
+    """Read the names of types, one line each, in the order of their numbers.
 
     Raises:
-        ValueError: If one is empty, or is there twice.
+        ValueError: If a name is empty, or occurs twice.
     """
     try:
         names: Names = [line.strip() for line in file.read_text("utf-8-sig").splitlines()]
@@ -129,20 +122,20 @@ def read_names(file: Path) -> Names:
 
 
 def leave_out_names(file: Path, key: str) -> None:
-    """Warn of names of types where there are no types."""
+    """Warn of a file with names of types if there are no types."""
     leave_out([f"the file {file.name} without {key}.npy"], str(file.parent))
 
 
 def place_types(names: Names, listed: Names, file: Path) -> np.ndarray:
-    """Return the number that a list of names gives each type, of shape ``[types]``.
+    """Return the number of each type in a list of names, of shape ``[types]``.
 
     Args:
-        names: The types that occur: numbers of lines of the list, or names that stand in it.
-        listed: What :func:`read_names` returns.
+        names: The types: names in the list, or numbers of its lines.
+        listed: The list, from :func:`read_names`.
         file: The file of the list.
 
     Raises:
-        ValueError: If the list lacks one.
+        ValueError: If a type isn't in the list.
     """
     known: dict[object, int] = {name: number for number, name in enumerate(listed)}
     if all(isinstance(name, int) for name in names):
@@ -154,8 +147,3 @@ def place_types(names: Names, listed: Names, file: Path) -> np.ndarray:
             "line for each type, in the order of their numbers, from 0"
         )
     return np.array([known[name] for name in names], np.int64)
-
-
-def describe_types(names: Sequence[object], kind: str) -> str:
-    """Describe the number of types of edges or nodes."""
-    return f"{len(names)} type{'s' * (len(names) != 1)} of {kind}"

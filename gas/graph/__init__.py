@@ -1,4 +1,4 @@
-"""Graphs: the layouts that an adjacency is held in, edges read and checked, parts."""
+"""Graphs: layouts of the adjacency, edges, features, partitions, shards and graph folders."""
 
 from gas.graph.adjacency import Adjacency, adjacency_from_csr
 from gas.graph.attributes import (

@@ -20,7 +20,7 @@ SPARE = 0.1  # How much more than the mean of a class a part may have, as a frac
 ROUNDS = 8
 
 
-def classes_in(data: Data, balance: object) -> Tensor:
+def find_classes(data: Data, balance: object) -> Tensor:
     """Return the classes that :func:`gas.cluster` is to balance, of shape ``[N, K]``.
 
     A mask gives two columns: whether a node is in it, and the labels of those that are.

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from gas.graph.attributes import BATCH_SIZE, PARTS, PERM, SHARD, SHARDS
-from gas.graph.balance import classes_in
+from gas.graph.balance import find_classes
 from gas.graph.edges import Edges, check_edge_rows, read_graph, with_edge_index
 from gas.graph.features import check_data_features, with_csr_features, with_sparse_features
 from gas.graph.folder.new import NewFolder
@@ -148,7 +148,7 @@ def cluster(
     folder = None if out is None else NewFolder(out, "gas.cluster")
     original = data
     data, before = _remove_parts(data)
-    classes = None if balance is None else classes_in(data, balance)
+    classes = None if balance is None else find_classes(data, balance)
     data = with_csr_features(data)
     if check:
         check_data_features(data, with_mapped=folder is not None)

@@ -193,6 +193,7 @@ def with_edge_index(data: Data) -> Data:
 
 
 def _check_fits(data: Data, num_rows: int) -> None:
+    """Refuse features without a row for each row of ``adj_t``."""
     if data.get("x") is not None and data.x.size(0) != num_rows:
         raise ValueError(f"'x' has {data.x.size(0)} rows, but 'adj_t' has {num_rows}: one per node")
 

@@ -1,7 +1,8 @@
-"""Files: durable writes, strict JSON, and ``.npy`` arrays that are mapped."""
+"""Files: durable writes, strict JSON, mapped ``.npy`` arrays."""
 
 from gas.io.files import (
     flush_to_disk,
+    lock,
     refuse,
     replace_file,
     sync_folder,
@@ -24,6 +25,7 @@ __all__ = [
     "array_of",
     "check_inside",
     "flush_to_disk",
+    "lock",
     "map_array",
     "map_private",
     "parse_json",

@@ -1,4 +1,4 @@
-"""Write files so that they are there as a whole or not at all, whenever the power fails."""
+"""Durable and atomic writes of files."""
 
 from __future__ import annotations
 
@@ -10,22 +10,27 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, NoReturn
 
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks. (mypy would infer the type of a module.)
+    fcntl = None  # type: ignore[assignment]
+
 
 def refuse(path: Path, what: str, found: object, expected: str) -> NoReturn:
-    """Raise ``ValueError``: of a file of a folder that isn't what it should be."""
+    """Raise ``ValueError`` for the content of a file."""
     shown = found if isinstance(found, str) else repr(found)
     shown = shown if len(shown) <= 120 else f"{shown[:100]} ..."
     raise ValueError(f"{path}: {what} is {shown}, expected {expected}")
 
 
 def flush_to_disk(stream: IO[bytes]) -> None:
-    """Wait until what was written to a stream has reached the disk."""
+    """Flush a stream, and wait until its content is on the disk."""
     stream.flush()
     os.fsync(stream.fileno())
 
 
 def sync_folder(path: Path) -> None:
-    """Make the names in a folder durable, where the system can."""
+    """Make the names in a folder durable, if the system supports it."""
     try:
         handle = os.open(path, os.O_RDONLY)
     except OSError:  # Windows can't open a folder.
@@ -33,23 +38,43 @@ def sync_folder(path: Path) -> None:
     try:
         os.fsync(handle)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # Of a file system that has none.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # Some file systems don't support it.
             raise
     finally:
         os.close(handle)
 
 
 @contextlib.contextmanager
+def lock(path: Path) -> Iterator[None]:
+    """Lock a file or folder in this context, where the system has locks.
+
+    The system removes the lock when the process ends, also if it is killed.
+
+    Raises:
+        BlockingIOError: If another process or thread has locked it.
+        OSError: If the file system has no locks.
+    """
+    with contextlib.ExitStack() as stack:
+        if fcntl is not None:
+            handle = os.open(path, os.O_RDONLY)
+            stack.callback(os.close, handle)
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # A forked process may keep the handle open.
+            stack.callback(fcntl.flock, handle, fcntl.LOCK_UN)
+        yield
+
+
+@contextlib.contextmanager
 def replace_file(path: Path, temporary: str | None = None) -> Iterator[Path]:
-    """Write a file that takes the place of ``path``, durably, when the context ends, or never.
+    """Replace a file atomically and durably at the end of the context, unless it raises an error.
 
     Args:
-        path: The file, which may be there; its folder is made.
-        temporary: The name in its folder until then; what a crash left there is overwritten.
-            (default: one that no other process has)
+        path: The file, which may exist; its folder is made.
+        temporary: The name of the temporary file in the same folder, which is overwritten.
+            (default: a unique name)
 
     Yields:
-        The file to write to.
+        The temporary file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if temporary is None:

@@ -1,4 +1,4 @@
-"""JSON that is read without trust, and written durably."""
+"""Strict parsing and durable writing of JSON."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any, NoReturn
 
 from gas.io.files import refuse, replace_file
 
-NUMBERS = re.compile(r"\[\n[\d,\s]+\]")  # Lists of whole numbers, which are written in one line.
+NUMBERS = re.compile(r"\[\n[\d,\s]+\]")  # Lists of integers, which are written in one line.
 
 
 def parse_json(text: bytes) -> Any:
-    """Parse JSON in which every name is there once, and every number is one.
+    """Parse JSON; refuse duplicate names, NaN and infinite numbers.
 
     Raises:
-        ValueError: If it is something else, saying what.
+        ValueError: Naming the fault.
     """
     try:
         return json.loads(
@@ -27,6 +27,7 @@ def parse_json(text: bytes) -> Any:
 
 
 def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make a dictionary of pairs; refuse duplicate names."""
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
@@ -42,7 +43,7 @@ def read_json(path: Path) -> Any:
     """Read a file of a graph folder; see :func:`parse_json`.
 
     Raises:
-        ValueError: If it is something else, naming the file.
+        ValueError: If it is invalid, naming the file.
     """
     try:
         return parse_json(path.read_bytes())
@@ -53,12 +54,12 @@ def read_json(path: Path) -> Any:
 def write_json(
     path: Path, content: Any, indent: int | None = 2, temporary: str | None = None
 ) -> None:
-    """Write or replace a file of JSON, durably: there is the old one, or the whole new one.
+    """Write or replace a JSON file, atomically and durably.
 
     Args:
         path: The file.
-        content: What it is to say.
-        indent: Spaces of each level. (default: ``2``)
+        content: The content.
+        indent: The spaces of each level. (default: ``2``)
         temporary: See :func:`gas.io.replace_file`.
     """
     text = json.dumps(content, indent=indent, allow_nan=False)

@@ -1,4 +1,4 @@
-"""``.npy`` files: written a block at a time, and mapped once their headers are believed."""
+"""``.npy`` files: write them in blocks, map them after checking their headers."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ from torch import Tensor
 
 from gas.io.files import flush_to_disk, refuse
 
-COMMON = ("x86_64", "aarch64", "riscv64", "s390x")  # Where Linux has the same number for it.
-LONGEST_HEADER = 65536  # Bytes; those that gas writes have 128.
-PREFIX = 12  # Bytes of a header's magic, version and length, at most.
-ALIGNED = 16  # Bytes that divide where elements begin, as NumPy has it.
-# A mapping whose changes nobody else sees; of which the system doesn't ask whether all of it could
-# be changed at once, or a file larger than memory couldn't be mapped.
+COMMON = ("x86_64", "aarch64", "riscv64", "s390x")  # With the same value of MAP_NORESERVE.
+LONGEST_HEADER = 65536  # Bytes; headers that gas writes have 128.
+PREFIX = 12  # The largest size of magic, version and length of a header, in bytes.
+ALIGNED = 16  # The offset of elements is a multiple of this in files of NumPy.
+# A copy-on-write mapping without reserved swap space, as the file may be larger than memory.
 PRIVATE: dict[str, Any] = {"access": mmap.ACCESS_COPY}
 if sys.platform == "linux":
     noreserve = getattr(mmap, "MAP_NORESERVE", 0x4000 if platform.machine() in COMMON else 0)
@@ -37,10 +36,10 @@ class Array(NamedTuple):
 
     * ``file``: the file's name.
     * ``dtype``: the type of the elements: PyTorch's name of it, or ``<U12`` for text of up to 12
-      letters. NumPy has no bfloat16: such files hold uint16.
-    * ``shape``: the shape of what is stored.
-    * ``codec``: how rows are encoded, see :class:`gas.history.Codec`; ``None`` for numbers.
-    * ``width``: of encoded rows, how many values each has.
+      letters. NumPy has no bfloat16: such files have uint16.
+    * ``shape``: the shape in the file.
+    * ``codec``: the codec of rows, see :class:`gas.history.Codec`; ``None`` for numbers.
+    * ``width``: the number of values of an encoded row.
     * ``numpy``: whether it is opened as a NumPy array, not as a tensor.
     """
 
@@ -53,19 +52,19 @@ class Array(NamedTuple):
 
     @property
     def numpy_dtype(self) -> np.dtype:
-        """The type that the file has."""
+        """The type in the file."""
         return np.dtype("uint16" if self.dtype == "bfloat16" else self.dtype)
 
     @property
     def nbytes(self) -> int:
-        """The bytes of its elements."""
+        """The size of its elements in bytes."""
         size = self.numpy_dtype.itemsize
         for length in self.shape:
             size *= length
         return size
 
     def to_json(self) -> dict[str, Any]:
-        """Return what ``graph.json`` says of it."""
+        """Return the entry in ``graph.json``."""
         said: dict[str, Any] = {"file": self.file, "dtype": self.dtype, "shape": list(self.shape)}
         if self.codec is not None:
             said |= {"codec": self.codec, "width": self.width}
@@ -73,10 +72,9 @@ class Array(NamedTuple):
 
 
 def map_array(folder: Path, array: Array) -> np.ndarray:
-    """Map an array of a folder: what is written to it stays in memory.
+    """Map an array of a folder, copy-on-write.
 
-    The file is mapped only if it is one of this folder, and its header and its size say what
-    ``graph.json`` says.
+    The file must be in the folder, and its header and size must agree with ``graph.json``.
 
     Raises:
         ValueError: If not, naming the file.
@@ -102,18 +100,18 @@ def map_array(folder: Path, array: Array) -> np.ndarray:
 
 
 def map_private(file: int, dtype: np.dtype, start: int, shape: tuple[int, ...]) -> np.ndarray:
-    """Map an array in an open file, whose size was looked at; what is written to it stays here."""
-    if 0 in shape:  # Which can't be mapped.
+    """Map an array in an open file, whose size was checked, copy-on-write."""
+    if 0 in shape:  # An empty array can't be mapped.
         return np.empty(shape, dtype)
     mapped = mmap.mmap(file, start + math.prod(shape) * dtype.itemsize, **PRIVATE)
     return np.frombuffer(mapped, dtype, offset=start).reshape(shape)
 
 
 def check_inside(path: Path) -> None:
-    """Refuse a link that leaves its folder.
+    """Refuse a symbolic link to a file outside of its folder.
 
     Raises:
-        ValueError: Naming where it leads.
+        ValueError: Naming its target.
     """
     if not path.is_symlink():
         return
@@ -123,7 +121,7 @@ def check_inside(path: Path) -> None:
 
 
 def _check_header(path: Path, file: int, array: Array) -> int:
-    """Return where the elements begin, if the header is that of the array."""
+    """Check the header of a file against an array; return the offset of the elements."""
     prefix = os.read(file, PREFIX)
     if len(prefix) < PREFIX or prefix[:6] != npy.MAGIC_PREFIX or prefix[6] not in (1, 2):
         refuse(path, "its beginning", repr(prefix), "the header of an .npy file, version 1 or 2")
@@ -139,7 +137,7 @@ def _check_header(path: Path, file: int, array: Array) -> int:
         version = npy.read_magic(header)
         read = npy.read_array_header_1_0 if version[0] == 1 else npy.read_array_header_2_0
         shape, is_fortran, dtype = read(header)
-    except Exception as error:  # Whatever a hostile header leads to.
+    except Exception as error:  # An invalid header may raise any error.
         refuse(path, "its header", f"unreadable ({type(error).__name__})", "that of an .npy file")
     wanted = array.numpy_dtype
     if dtype != wanted or shape != array.shape:
@@ -151,13 +149,13 @@ def _check_header(path: Path, file: int, array: Array) -> int:
 
 
 def tensor_of(mapped: np.ndarray, array: Array) -> Tensor:
-    """Return the tensor that an array is, in the same memory."""
+    """Convert a mapped array to a tensor in the same memory."""
     tensor = torch.from_numpy(mapped)
     return tensor.view(torch.bfloat16) if array.dtype == "bfloat16" else tensor
 
 
 def array_of(tensor: Tensor) -> np.ndarray:
-    """Return the elements of a tensor as they are stored."""
+    """Convert a tensor to the array that is stored."""
     tensor = tensor.detach().cpu().contiguous()
     if tensor.dtype == torch.bfloat16:
         return tensor.view(torch.int16).numpy().view(np.uint16)
@@ -165,10 +163,10 @@ def array_of(tensor: Tensor) -> np.ndarray:
 
 
 class GrowingArray:
-    """A file that is appended to; how many rows it has is said at the end.
+    """An ``.npy`` file to which rows are appended; their number is written by :meth:`close`.
 
     Args:
-        path: The file, which isn't there yet.
+        path: The file, which must not exist.
         dtype: The type of the elements, NumPy's.
         width: The shape of a row.
     """
@@ -185,7 +183,7 @@ class GrowingArray:
         npy.write_array_header_1_0(self._stream, fields)
 
     def append(self, rows: np.ndarray) -> None:
-        """Write rows after the others."""
+        """Append rows."""
         np.ascontiguousarray(rows, self._dtype).tofile(self._stream)
         self.num_rows += len(rows)
 
@@ -199,12 +197,12 @@ class GrowingArray:
 
 
 def write_array(path: Path, array: Array, blocks: Iterable[np.ndarray]) -> None:
-    """Write a file that isn't there yet, durably.
+    """Write a new file, durably.
 
     Args:
-        path: The file.
-        array: What it is to hold.
-        blocks: Its elements, in order; the next is asked for when one is written.
+        path: The file, which must not exist.
+        array: The description of its content.
+        blocks: The elements, in order, as an iterable of blocks.
     """
     wanted = array.numpy_dtype
     with path.open("xb") as stream:

@@ -1,4 +1,4 @@
-"""One mini-batch, as loaders yield it."""
+"""Mini-batches: :class:`SubData`, and functions on its tensors."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from gas.loader.lazy import (
 )
 from gas.native import explain_missing_cuda, is_sparse, parts
 
-RNG_FINGERPRINT = "drawn"  # An attribute of n_id: which random numbers its views are of.
-GRAPH_SIZE = "graph_size"  # An attribute of n_id: of how many nodes the graph is.
-# And "shard", of a graph that is one process's: ids are its rows.
+# Attributes of n_id, besides "shard": a fingerprint of the random state of views, and the number of
+# nodes of the graph.
+RNG_FINGERPRINT = "drawn"
+GRAPH_SIZE = "graph_size"
 
 
 class SubData(NamedTuple):
@@ -32,15 +33,14 @@ class SubData(NamedTuple):
 
     * ``data``: node-level tensors of the in-batch nodes, then of the halo; edge-level tensors in
       the order of ``data.e_id``; the adjacency in the loader's layout, whose values share memory
-      with ``data.edge_weight``, where they are made of it. Rows are copied from the graph when
-      they are first asked for. With an augmentation, ``data.views`` are two further ``Data`` of
-      the same nodes.
+      with ``data.edge_weight`` if there is one. Rows are gathered from the graph on first access.
+      With an augmentation, ``data.views`` are two further ``Data`` of the same nodes.
     * ``batch_size``: the number of in-batch nodes.
     * ``n_id``: global node ids, of shape ``[batch_size + halo]``, in-batch nodes first.
     * ``offset``, ``count``: the in-batch nodes are the global rows ``offset[i]`` to
       ``offset[i] + count[i] - 1`` of each part ``i``, of shape ``[parts]``.
 
-    What the graph has is read through it, too: ``batch.x`` is ``batch.data.x``.
+    Attributes of the graph are also those of the batch: ``batch.x`` is ``batch.data.x``.
     """
 
     data: Data
@@ -56,7 +56,7 @@ class SubData(NamedTuple):
         new, known = own._store._mapping, dict(raw_attributes(self.data))
         new["n_id"] = self.n_id[: self.batch_size]
         e_id = known.pop("e_id", None)
-        # PyG's own counts take 50 calls.
+        # num_nodes and num_edges of PyG take 50 Python calls.
         sizes = None if e_id is None else (self.n_id.numel(), e_id.numel())
         for key, value in known.items():
             if isinstance(value, LazyRows):
@@ -71,7 +71,7 @@ class SubData(NamedTuple):
         return own
 
     def __repr__(self) -> str:
-        """Name the batch's sizes, its tensors, and the tensors that belong to ``model(batch)``."""
+        """Describe the sizes and tensors of the batch, and which rows ``model(batch)`` returns."""
         size = self.batch_size
         tensors = ", ".join(filter(None, (_describe(k, v) for k, v in raw_attributes(self.data))))
         masks = [key for key in ("train_mask", "val_mask", "y") if key in self.data]
@@ -84,7 +84,7 @@ class SubData(NamedTuple):
         )
 
     def __getattr__(self, name: str) -> Any:
-        # Attributes, not methods: DataLoader would take those of the graph for the batch's.
+        # Attributes alone: DataLoader would call methods such as pin_memory.
         if not name.startswith("_") and name in self.data:
             return self.data[name]
         names = ", ".join(sorted(self.data.keys()))
@@ -92,7 +92,7 @@ class SubData(NamedTuple):
         raise AttributeError(f"a batch has no {name!r}; its graph has {names}{how}")
 
     def features(self) -> Tensor | Features:
-        """Return ``data.x`` in place, for layers that take it; a tensor if it was read already."""
+        """Return features that layers read in place; a tensor if they were gathered already."""
         rows = get_lazy(self.data, "x")
         if rows is None or not rows.is_table:
             return self.data.get("x")
@@ -119,7 +119,7 @@ class SubData(NamedTuple):
 
 
 def _describe(key: str, value: Any) -> str:
-    """Return a tensor's name and shape, without reading its rows; nothing of other attributes."""
+    """Return the name and shape of a tensor, without reading lazy rows; else an empty text."""
     if isinstance(value, LazyRows):
         return f"{key} {[value.index.numel(), *value.table.shape[1:]]}"
     shape = getattr(value, "shape", None)
@@ -131,12 +131,12 @@ def apply(data: Data, function: Callable[[Any], Any], *names: str) -> Data:
 
     Args:
         data: The graph.
-        function: What to do with each.
+        function: The function.
         *names: The attributes. (default: all)
     """
 
     def apply_to_value(value: Any) -> Any:
-        if isinstance(value, Data):  # It would change itself, and is another's.
+        if isinstance(value, Data):  # PyG's apply changes the graph in place.
             return copy.copy(value).apply(apply_to_value)
         return function(value)
 
@@ -144,17 +144,17 @@ def apply(data: Data, function: Callable[[Any], Any], *names: str) -> Data:
 
 
 def empty_graph(data: Data) -> Data:
-    """Return a graph of the same class with nothing in it.
+    """Return an empty graph of the same class; of a ``Batch`` of PyG, of the class of its graphs.
 
-    Some nodes of several graphs, which PyG's ``Batch`` holds, are several graphs no more. (It could
-    not be pickled either: each class of ``Batch`` that is called makes another.)
+    A mini-batch of a ``Batch`` doesn't consist of whole graphs, and PyG's dynamic subclasses of
+    ``Batch`` can't be pickled.
     """
     cls = type(data)
     return (cls.__bases__[-1] if issubclass(cls, Batch) else cls)()
 
 
 def devices(data: Data) -> set[torch.device]:
-    """Return the devices of a graph's tensors, unread ones included."""
+    """Return the devices of a graph's tensors, and of the tables of lazy rows."""
     found = set()
     for key, value in raw_attributes(data):
         if isinstance(value, LazyRows):
@@ -162,7 +162,7 @@ def devices(data: Data) -> set[torch.device]:
         elif type(value) is Tensor and value.layout == torch.strided:
             found.add(value.device)
         elif isinstance(value, Adjacency):
-            found.add(value.col.device)  # That of all of its tensors.
+            found.add(value.col.device)  # All of its tensors are on one device.
         else:
             for tensor in _tensors_of(key, value):
                 found.add(tensor.device)
@@ -176,7 +176,7 @@ def tensors(data: Data) -> Iterator[Tensor]:
 
 
 def tensors_in_memory(data: Data) -> Iterator[Tensor]:
-    """Return the tensors of a graph without rows that weren't read, which take no memory."""
+    """Iterate over the tensors of a graph, except lazy rows that weren't gathered."""
     for key, value in raw_attributes(data):
         yield from _tensors_of(key, value)
 
@@ -195,7 +195,7 @@ def _tensors_of(key: str, value: Any) -> Iterator[Tensor]:
 
 
 def num_bytes(batch: SubData) -> int:
-    """Return the bytes of a mini-batch's tensors, those of rows that weren't read included."""
+    """Return the bytes of a mini-batch's tensors, lazy rows included."""
     values = (value for _, value in raw_attributes(batch.data))
     later = sum(value.nbytes for value in values if isinstance(value, LazyRows))
     return (

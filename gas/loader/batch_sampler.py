@@ -1,4 +1,4 @@
-"""The mini-batches of an epoch: the parts of each, and their order, which a checkpoint resumes."""
+"""Order of the mini-batches of an epoch, which checkpoints save; batch sizes."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from gas.native import check_integer
 
 
 class ResumableBatchSampler(Sampler[list[int]]):
-    """Draws the mini-batches of an epoch all at once, and knows how many were handed out.
+    """Sampler that draws all mini-batches of an epoch at its start, and counts those yielded.
 
     Args:
-        batches: Draws an epoch: lists of parts.
+        batches: Iterable over the mini-batches of an epoch, lists of parts.
         ptr: The parts of the graph, of shape ``[num_parts + 1]``.
 
     Raises:
-        ValueError: If they are drawn by a sampler of other parts.
+        ValueError: If its :class:`PartSampler` is for other parts.
     """
 
     def __init__(self, batches: Iterable[list[int]], ptr: Tensor) -> None:
         self.batches = batches
         sampler = getattr(batches, "sampler", None)
-        self.sampler = sampler if isinstance(sampler, PartSampler) else None  # Which has a state.
+        self.sampler = sampler if isinstance(sampler, PartSampler) else None
         if self.sampler is not None and not torch.equal(self.sampler.ptr, ptr.cpu()):
             raise ValueError(
                 f"'sampler' is {self.sampler}, of other parts than the {ptr.numel() - 1} of the "
                 "graph: make it of the same graph, PartSampler(graph)"
             )
-        self.epoch: list[list[int]] | None = None  # That has begun.
-        self.done = 0  # Of its batches.
-        self.resumes = False  # Whether the next epoch is the rest of this one.
+        self.epoch: list[list[int]] | None = None  # The batches of the current epoch.
+        self.done = 0  # How many of them were yielded.
+        self.resumes = False  # Whether the next epoch is the rest of the current one.
 
     def __len__(self) -> int:
         return len(cast(Sized, self.batches))
 
     def __iter__(self) -> Iterator[list[int]]:
-        if not hasattr(self.batches, "__len__"):  # It may never end.
+        if not hasattr(self.batches, "__len__"):  # It may be infinite.
             yield from self.batches
             return
         if not self.resumes or self.epoch is None:
@@ -52,7 +52,7 @@ class ResumableBatchSampler(Sampler[list[int]]):
         yield from self.epoch[self.done :]
 
     def end(self, before: tuple[list[list[int]] | None, int] = (None, 0)) -> None:
-        """Return the epoch has ended; that in which it was run, if there was one, goes on."""
+        """End an epoch, and continue the epoch in which it was run, if there was one."""
         self.epoch, self.done = before
         self.resumes = False
 
@@ -61,7 +61,7 @@ class ResumableBatchSampler(Sampler[list[int]]):
         return {"epoch": self.epoch, "done": 0 if self.epoch is None else self.done}
 
     def restore(self, state: dict[str, Any], of_sampler: dict[str, Any] | None = None) -> None:
-        """Go on in an epoch, if one had begun, and with the state of the sampler of parts."""
+        """Restore the order of an epoch, and the state of the :class:`PartSampler`."""
         if self.sampler is not None and of_sampler is not None:
             self.sampler.load_state_dict(of_sampler)
         self.epoch, self.done = state["epoch"], state["done"]
@@ -69,7 +69,7 @@ class ResumableBatchSampler(Sampler[list[int]]):
 
 
 def check_order(state: Any, num_parts: int) -> None:
-    """Refuse what is no epoch of so many parts.
+    """Refuse a saved order that isn't an epoch of so many parts.
 
     Raises:
         ValueError: Saying why.
@@ -96,9 +96,9 @@ def check_state(
 
     Args:
         loader: The name of the loader's class.
-        mine: Its own state.
-        state: What was saved.
-        sampler: What draws its parts, if that has a state.
+        mine: The state of the loader.
+        state: The saved state.
+        sampler: The :class:`PartSampler` of the loader, if it has one.
 
     Raises:
         ValueError: Saying what differs.
@@ -139,16 +139,16 @@ def check_state(
 def choose_batch_size(
     data: Data | HeteroData, batch_size: int | None, has_ptr: bool, options: Mapping[str, Any]
 ) -> int:
-    """Return the number of parts per mini-batch: the given one, or what the graph remembers.
+    """Return the number of parts per mini-batch: the argument, or that of the last loader.
 
     Args:
         data: The graph.
-        batch_size: The given number, if there is one.
-        has_ptr: Whether the parts are others than those that the graph has.
-        options: Those of the ``DataLoader``: a ``batch_sampler`` takes no other number than 1.
+        batch_size: The argument, if it is given.
+        has_ptr: Whether ``ptr`` is given, so that the parts may differ from those of the graph.
+        options: Arguments of the ``DataLoader``: with a ``batch_sampler`` the result is 1.
 
     Raises:
-        ValueError: If the given number is none.
+        ValueError: If the argument is invalid.
     """
     if batch_size is not None:
         check_integer("batch_size", batch_size, 1, expected="a whole number of parts, at least 1")
@@ -160,6 +160,6 @@ def choose_batch_size(
 
 
 def remember_batch_size(data: Data | HeteroData, batch_size: int | None, has_ptr: bool) -> None:
-    """Note a number that a loader of the graph's own parts was given: the default of the next."""
+    """Set ``data.batch_size``, the default of later loaders, if the parts are the graph's."""
     if batch_size is not None and not has_ptr:
         setattr(data, BATCH_SIZE, batch_size)

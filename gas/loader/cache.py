@@ -1,4 +1,4 @@
-"""Mini-batches that come again every epoch, and what is theirs alone."""
+"""Cache of the mini-batches that repeat every epoch."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Iterable
 from gas.graph import Versions, copy_graph
 from gas.loader.batch import SubData, num_bytes, tensors_in_memory
 
-CACHE_BYTES = 1 << 30  # Cached batches of a loader, unless told.
+CACHE_BYTES = 1 << 30  # The default size of a loader's cache.
 
 
 class BatchCache:
-    """Batches for the next epoch, while there is room; what is handed out is the caller's.
+    """Cache of mini-batches, which callers may modify.
 
-    Ids of nodes, weights and attributes of edges are copies, which hides changes that PyTorch
-    doesn't count as well. A change of what is large and isn't copied, features, ids of edges and
-    the structure of an adjacency, is noticed: that batch isn't kept any longer.
+    Node ids, weights and attributes of edges are copied for the caller. Large tensors, namely
+    features, edge ids and the structure of an adjacency, are shared: if one was changed in place,
+    the batch is removed from the cache.
 
     Args:
-        limit: How many bytes to keep, or -1 for no batch at all.
+        limit: The size of the cache in bytes, or -1 for none.
     """
 
     def __init__(self, limit: int) -> None:
@@ -28,7 +28,7 @@ class BatchCache:
         self._kept: dict[tuple[int, ...], tuple[SubData, frozenset[str], Versions, int]] = {}
 
     def take(self, parts: tuple[int, ...]) -> SubData | None:
-        """Return a batch that was kept, unless it was changed."""
+        """Return a cached batch, unless one of its tensors was changed."""
         if parts not in self._kept:
             return None
         batch, shared, versions, size = self._kept[parts]
@@ -39,10 +39,10 @@ class BatchCache:
         return None
 
     def keep(self, parts: tuple[int, ...], batch: SubData, features: Iterable[str]) -> SubData:
-        """Keep a new batch, and return what to hand out.
+        """Cache a new batch if there is room, and return a batch for the caller.
 
         Args:
-            parts: The parts that it is made of.
+            parts: Its parts.
             batch: The batch.
             features: The names of its node-level tensors.
         """
@@ -64,20 +64,25 @@ class BatchCache:
         self._num_bytes = 0
 
     def __reduce__(self) -> tuple[type[BatchCache], tuple[int]]:
-        return BatchCache, (self.limit,)  # The batches stay in their process.
+        return BatchCache, (self.limit,)  # Other processes begin with an empty cache.
 
 
 def _copy(batch: SubData, shared: frozenset[str]) -> SubData:
+    """Copy a batch, except the shared attributes."""
     data, batch_size, n_id, offset, count = batch
     ids = n_id.clone(), offset.clone(), count.clone()
     return SubData(copy_graph(data, shared), batch_size, *ids)
 
 
 def make_cache(cache: bool | None, is_fixed: bool) -> BatchCache:
-    """Make the cache of a loader, whose batches come again if they are fixed.
+    """Make the cache of a loader.
+
+    Args:
+        cache: See :class:`gas.SubgraphLoader`.
+        is_fixed: Whether every epoch has the same batches.
 
     Raises:
-        ValueError: If batches that are not fixed have to be cached.
+        ValueError: If batches that differ between epochs are to be cached.
     """
     if cache and not is_fixed:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Mini-batches cut out of a partitioned graph: parts, their one-hop halo, and the edges."""
+"""Cut mini-batches out of a partitioned graph: some parts, their one-hop halo, and the edges."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from gas.loader.lazy import LazyRows, gather, read_lazy_rows, set_rows
 from gas.native import Relabeler, check_integer, check_range, warn
 
 FEATURES = ("x", "edge_attr")  # Attributes whose rows are gathered on first access.
-ADJACENCY_KEYS = ("edge_index", "adj_t", "num_nodes")  # Attributes that every batch makes anew.
+ADJACENCY_KEYS = ("edge_index", "adj_t", "num_nodes")  # Attributes that are made for every batch.
 
 
 class BatchCutter:
     """Cuts mini-batches out of a partitioned graph; the base of :class:`SubgraphLoader`.
 
     Args:
-        data: The graph, whose features are those of its rows; never modified.
+        data: The graph, which is never modified.
         ptr: The parts, of shape ``[num_parts + 1]``.
         relabel: The graph's edges by rows, with their weights.
         layout: Layout of the adjacency; see :class:`SubgraphLoader`.
@@ -64,10 +64,10 @@ class BatchCutter:
         self.layout = layout
         self.edge_weight = edge_weight
         self.num_nodes: int = relabel.num_nodes
-        self.shard: Shard | None = shard_in(data)
-        """Nodes and edges of the whole graph that ``data`` has, if not all."""
-        self._source = data  # Before it was transformed: what loaders that share edges are given.
-        self._views: Any = None  # See gas.augment.Views; those of one epoch in a loop over it.
+        self.shard: Shard | None = get_shard(data)
+        """The shard that ``data`` is; ``None`` for a whole graph."""
+        self._source = data  # Before transforms; ``like`` of a loader compares it.
+        self._views: Any = None  # A gas.augment.Views, or the EpochViews of an epoch.
         self._augmentation: Any = None
         self._layout = find_layout(layout)
         self._relabel = relabel
@@ -99,7 +99,7 @@ class BatchCutter:
         return self._tag_ids(batch)
 
     def cut_nodes(self, nodes: Tensor) -> SubData:
-        """Make the mini-batch of given nodes of any parts; its halo is their neighbours.
+        """Return the mini-batch of given nodes of any parts; its halo is their neighbours.
 
         ``model(loader.cut_nodes(nodes))`` computes and pushes these nodes alone, and pulls the
         histories of their neighbours. Its time doesn't depend on the size of the graph.
@@ -123,6 +123,7 @@ class BatchCutter:
         return self.cut_nodes(nodes)
 
     def _cut_nodes(self, nodes: Tensor) -> SubData:
+        """Return the mini-batch of checked nodes."""
         data, n_id = self._cut_edges(nodes, self.bipartite)
         starts = torch.ones(nodes.numel(), dtype=torch.bool)
         starts[1:] = nodes.diff() != 1
@@ -134,17 +135,17 @@ class BatchCutter:
         return self._tag_ids(batch)
 
     def neighbourhood(self, nodes: Tensor, num_hops: int, most: int | None = None) -> Data:
-        """Make the subgraph around given nodes that a full batch of them reads.
+        """Return the ``num_hops``-hop neighbourhood of given nodes, from which they are computed.
 
         Args:
             nodes: The nodes, of shape ``[B]``, each listed once.
-            num_hops: How far edges are followed back, at least 1.
-            most: How many nodes and edges it may have together. (default: any number)
+            num_hops: The number of hops, at least 1.
+            most: The largest number of nodes and edges together. (default: no limit)
 
         Returns:
-            ``nodes`` and all from which a path of at most ``num_hops`` edges leads to them, in the
-            order of its length, with every edge of those paths; edges into the farthest nodes are
-            left out. ``n_id`` holds the nodes' ids in the graph.
+            ``nodes``, then all nodes with a path of at most ``num_hops`` edges to them, by the
+            length of the path, with all edges but those into the farthest nodes. ``n_id`` holds the
+            nodes' ids in the graph.
 
         Raises:
             ValueError: If a node is named twice, or there is no hop, or the graph is a shard.
@@ -195,18 +196,18 @@ class BatchCutter:
             yield self._relabel(torch.arange(begin, end)).n_id[end - begin :]
 
     def get_cached_batches(self) -> list[SubData]:
-        """Return the batches that are kept for the next epoch, themselves: not to be changed."""
+        """Return the cached batches, which must not be changed."""
         return self._cache.batches()
 
     def get_mapped_features(self) -> Encoded | None:
-        """Return the features of nodes, if they are read from a file."""
+        """Return the features of nodes if they are mapped from a file, else ``None``."""
         self._sync_graph()
         return get_mapped_rows(self.data.get("x"))
 
     def use_features(self, x: Tensor) -> None:
         """Read the features of nodes from another tensor of the same values.
 
-        ``data`` is then a graph of its own: assign to ``loader.data`` what is to be seen.
+        ``loader.data`` is then another graph than the one that was passed.
         """
         self._sync_graph()
         if x is not self.data.x:
@@ -215,11 +216,10 @@ class BatchCutter:
             self._classify_attributes()
 
     def forget_edges(self) -> None:
-        """Let go of the graph's edges and weights, of which the loader has a copy of its own.
+        """Remove edges and weights from ``loader.data``, of which the loader has a copy.
 
-        ``data`` is then a graph without them, and batches have weights in ``adj_t`` alone. They
-        stay where another attribute has a row per edge. What is assigned to the graph that the
-        loader was given isn't seen any more: assign it to ``loader.data``.
+        Batches then have weights in ``adj_t`` only. Edges stay if another attribute has a row per
+        edge. ``loader.data`` is then another graph than the one that was passed.
         """
         self._sync_graph()
         self.data = self._source = remove_edges(self.data)
@@ -227,8 +227,10 @@ class BatchCutter:
         self._cache.clear()
 
     def _classify_attributes(self) -> None:
-        """Note which tensors the graph has."""
-        ours = {PARTS, SHARDS, BATCH_SIZE} | ({SHARD} if shard_in(self.data) is not None else set())
+        """Sort the attributes of the graph into those of nodes, of edges, and others."""
+        ours = {PARTS, SHARDS, BATCH_SIZE}
+        if get_shard(self.data) is not None:
+            ours.add(SHARD)
         keys = [key for key in self.data.keys() if key not in ours]  # noqa: SIM118  # A graph iterates pairs.
         self._node_keys, self._edge_keys = keys_by_row(self.data, keys)
         rows = {*self._node_keys, *self._edge_keys, *ADJACENCY_KEYS}
@@ -264,7 +266,8 @@ class BatchCutter:
             )
 
     def _collate(self, parts: list[int]) -> SubData:
-        # Tensors made in inference mode would be of no use to a later epoch of training.
+        """Return the mini-batch of some parts, perhaps a cached one."""
+        # Training can't use cached tensors that were made in inference mode.
         with torch.inference_mode(False), torch.no_grad():
             key = tuple(sorted(parts))
             batch = self._cache.take(key)
@@ -281,7 +284,7 @@ class BatchCutter:
         return batch
 
     def _cut(self, parts: tuple[int, ...]) -> SubData:
-        """Cut the edges of some parts out of the graph; features come later."""
+        """Make the mini-batch of some parts, without attributes of nodes and edges."""
         ranges = [(self._bounds[part], self._bounds[part + 1]) for part in parts]
         nodes = torch.cat([torch.arange(begin, end) for begin, end in ranges])
         data, n_id = self._cut_edges(nodes, self.bipartite)
@@ -290,13 +293,13 @@ class BatchCutter:
         return SubData(data, nodes.numel(), n_id, offset, count)
 
     def _cut_edges(self, nodes: Tensor, bipartite: bool) -> tuple[Data, Tensor]:
-        """Return the edges into some nodes, and the ids of these, then of the halo."""
+        """Return a graph of the edges into some nodes, and the ids of these and of their halo."""
         dtype = torch.int32 if self.layout == "fused" else torch.int64
         rowptr, col, e_id, n_id, weight = self._relabel(nodes, dtype)
 
         data = empty_graph(self.data)
         if weight is not None and self._weight_key in self._edge_keys:
-            # Cut already, with the edges.
+            # The relabeler has selected them.
             data[self._weight_key] = weight.view(-1, *self.data[self._weight_key].shape[1:])
         data.e_id = e_id
         data.num_nodes = n_id.numel()
@@ -305,30 +308,30 @@ class BatchCutter:
 
     def _add_rows(self, batch: SubData) -> None:
         """Add the attributes of nodes and edges; rows of features are gathered on first access."""
-        tables, data = self.data._store._mapping, batch.data  # Data's own way takes seven calls.
+        tables, data = self.data._store._mapping, batch.data  # Data takes seven calls per access.
         for keys, index, per_node in (
             (self._node_keys, batch.n_id, True),
             (self._edge_keys, data._store._mapping["e_id"], False),
         ):
             for key in keys:
-                if key == self._weight_key:  # Cut already, with the edges.
+                if key == self._weight_key:  # The relabeler has selected them.
                     continue
                 table = tables[key]
-                later = key in FEATURES or table.requires_grad  # Not here, without gradient.
-                if later and not table.is_inference():  # Whose changes are counted.
+                later = key in FEATURES or table.requires_grad  # Gradients are disabled here.
+                if later and not table.is_inference():  # Lazy rows need a version counter.
                     set_rows(data, key, LazyRows(key, table, index, per_node))
                 else:
                     data._store._mapping[key] = gather(table, index)
 
     def _add_others(self, batch: SubData) -> None:
-        """Add the attributes of the whole graph, and the views of the epoch."""
+        """Add other attributes, and the views of the epoch."""
         for key in self._other_keys:
             value = self.data._store._mapping[key]
             value = clone_unless_learnable(value) if isinstance(value, Tensor) else value
             batch.data._store._mapping[key] = value
         if self._views is not None:
             n_id, e_id, shard = batch.n_id, batch.data.e_id, self.shard
-            if shard is not None:  # The views are those of the whole graph.
+            if shard is not None:  # Views take ids of the whole graph.
                 n_id, e_id = shard.nodes[n_id], shard.edges[e_id]
             batch.data.views = self._views.cut(batch.data, n_id, self._weighted, e_id)
 
@@ -341,6 +344,7 @@ class BatchCutter:
         num_cols: int,
         bipartite: bool,
     ) -> None:
+        """Set the adjacency of a batch in the layout of the loader."""
         if self.layout == "edge_index":
             data.edge_index = self._layout.make(rowptr, col, None, num_cols)
             if value is not None and "edge_weight" not in data:
@@ -349,14 +353,14 @@ class BatchCutter:
         if not bipartite:
             halo_rows = num_cols - rowptr.numel() + 1
             rowptr = torch.nn.functional.pad(rowptr, (0, halo_rows), value=col.numel())
-        if value is None and self.layout == "csr":  # It has values always.
+        if value is None and self.layout == "csr":  # Such a matrix must have values.
             x = self.data.get("x")
             dtype = x.dtype if x is not None and x.is_floating_point() else None
             value = torch.ones(col.numel(), dtype=dtype)
         data.adj_t = self._layout.make(rowptr, col, value, num_cols)
 
     def _tag_ids(self, batch: SubData) -> SubData:
-        """Attach the graph's size to the ids, which tensors from a worker would lose."""
+        """Set attributes of the node ids; tensors from a worker process would lose them."""
         setattr(batch.n_id, GRAPH_SIZE, self.num_nodes)
         if self.shard is not None:
             setattr(batch.n_id, SHARD, self.shard)
@@ -365,7 +369,7 @@ class BatchCutter:
         return batch
 
     def _graph_fingerprint(self) -> int:
-        """Return a checksum of the edges, which differs between graphs and orders of nodes."""
+        """Return a checksum of the edges, to recognise a graph and its order of nodes."""
         if self._fingerprint is None:
             crc = 0
             for ids in (self._rowptr, self._relabel.col):
@@ -375,8 +379,8 @@ class BatchCutter:
         return self._fingerprint
 
 
-def parts_in(data: Data, ptr: Tensor | None) -> Tensor:
-    """Return the parts that a loader was given, or those of its graph."""
+def get_parts(data: Data, ptr: Tensor | None) -> Tensor:
+    """Return ``ptr``, or else the parts of the graph."""
     if ptr is not None:
         return ptr
     parts = data.get(PARTS)
@@ -388,7 +392,7 @@ def parts_in(data: Data, ptr: Tensor | None) -> Tensor:
     return parts
 
 
-def shard_in(data: Data) -> Shard | None:
-    """Return the shard that a graph is, if it isn't a whole one."""
+def get_shard(data: Data) -> Shard | None:
+    """Return the shard that a graph is; ``None`` for a whole graph."""
     shard = data.get(SHARD)
     return shard if isinstance(shard, Shard) else None

@@ -1,4 +1,4 @@
-"""Mini-batches in order, each one range of nodes: for evaluation."""
+"""Loader of mini-batches in order, each one range of nodes, for evaluation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch_geometric.data import Data, HeteroData
 from gas.graph import check_ptr, default_layout, local_graph, open_if_path, with_csr_features
 from gas.history import share_cores
 from gas.loader.batch_sampler import choose_batch_size
-from gas.loader.cutter import parts_in, shard_in
+from gas.loader.cutter import get_parts, get_shard
 from gas.loader.subgraph import SubgraphLoader
 
 
@@ -54,7 +54,7 @@ class EvalSubgraphLoader(SubgraphLoader):
         if kwargs.get("layout") is None:
             kwargs["layout"] = default_layout(data.get("adj_t"), is_clustered=ptr is None)
         mine = local_graph(data)
-        ptr, shard = parts_in(mine, ptr), shard_in(mine)
+        ptr, shard = get_parts(mine, ptr), get_shard(mine)
         num_nodes = with_csr_features(mine).num_nodes if shard is None else shard.num_own
         check_ptr(ptr, num_nodes)
         ptr = torch.unique_consecutive(torch.cat([ptr[::batch_size], ptr[-1:]]))
@@ -62,9 +62,9 @@ class EvalSubgraphLoader(SubgraphLoader):
 
 
 def batches_in_order(loader: SubgraphLoader) -> Iterator[Any]:
-    """Cut the mini-batches of a loader in the order of their nodes; none of them is kept."""
+    """Cut the mini-batches of a loader in the order of their nodes, without caching them."""
     num_parts = loader.ptr.numel() - 1
-    size = loader.batch_size or 1  # None where a sampler of batches was given.
+    size = loader.batch_size or 1  # It is None with a batch_sampler.
     with share_cores(loader.leave_cores) as follow_cores:
         for first in range(0, num_parts, size):
             batch = loader.cut(range(first, min(first + size, num_parts)))

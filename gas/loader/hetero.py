@@ -1,4 +1,4 @@
-"""Mini-batches of heterogeneous graphs: PyG's ``HeteroData`` of some parts and their halo."""
+"""Loader of mini-batches of heterogeneous graphs: ``HeteroData`` of some parts and their halo."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ REPLACED = (PARTS, "num_nodes", "edge_index")
 
 
 class HeteroLoader(SubgraphLoader):
-    """Loads mini-batches of a heterogeneous graph: some parts of it, with their halo.
+    """Loads mini-batches of a heterogeneous graph, each some parts and their halo.
 
     ``gas.SubgraphLoader(graph)`` makes one if ``graph`` is a ``HeteroData`` of :func:`gas.cluster`.
     A batch is a ``HeteroData``, too. In each type the in-batch nodes come first, then those of the
@@ -43,14 +43,14 @@ class HeteroLoader(SubgraphLoader):
       ``offset[i] + count[i] - 1`` of each part ``i``, of shape ``[parts]``;
     * ``batch['author', 'writes', 'paper'].edge_index``: every edge into an in-batch node, of shape
       ``[2, E]``; ``.e_id``: its position in the graph, of shape ``[E]``;
-    * ``x``, ``y``, ``train_mask``, ``edge_attr`` and whatever else has a row per node or edge.
+    * ``x``, ``y``, ``train_mask``, ``edge_attr`` and all other tensors with a row per node or edge.
 
     Args:
         data: The graph, from :func:`gas.cluster`. It is never modified, and features are read from
             it when a batch is made.
-        ptr: Is refused; parts are the graph's.
+        ptr: Not supported; the parts are those of the graph.
         batch_size: See :class:`SubgraphLoader`.
-        bipartite: Is refused if given; convolutions of several types take ``edge_index``.
+        bipartite: Not supported; convolutions of several types take ``edge_index``.
             (default: ``True``)
         log: Report progress on standard error. (default: ``True``)
         layout: ``"edge_index"``. (default: ``"edge_index"``)
@@ -92,7 +92,7 @@ class HeteroLoader(SubgraphLoader):
                 "gas.cluster has set, and edges are an edge_index: leave it out"
             )
         self.hetero_data = data = with_csr_types(data)
-        """The graph whose mini-batches these are."""
+        """The heterogeneous graph; ``data`` is the same graph without types."""
         self.types = types_of(data)
         parts = parts_of(data, self.types)
         if check:
@@ -114,7 +114,7 @@ class HeteroLoader(SubgraphLoader):
         return self._split_by_type(super().cut(parts))
 
     def cut_nodes(self, nodes: Tensor) -> HeteroData:
-        """Is refused: chosen nodes are those of graphs of one type."""
+        """Raise an error: mini-batches of given nodes are for homogeneous graphs."""
         raise ValueError(
             "'nodes' of a heterogeneous graph can't be chosen: cut the parts that have them, "
             "loader.cut(parts)"
@@ -124,10 +124,10 @@ class HeteroLoader(SubgraphLoader):
         return self._split_by_type(super()._collate(parts))
 
     def _tag_ids(self, batch: Any) -> Any:
-        return batch  # Which knows the graph that it is of by its types.
+        return batch  # Models recognise the graph by its types.
 
     def _split_by_type(self, batch: SubData) -> HeteroData:
-        """Sort the nodes and edges of a mini-batch by their types."""
+        """Convert a mini-batch of the homogeneous graph to ``HeteroData``."""
         out = HeteroData()
         for key, value in self.hetero_data._global_store.items():
             if key != BATCH_SIZE:
@@ -160,6 +160,7 @@ class HeteroLoader(SubgraphLoader):
         return out
 
     def _add_edges(self, out: HeteroData, number: int, edge_index: Tensor, e_id: Tensor) -> None:
+        """Add the edges of one type, and their attributes."""
         name = self.types.edges[number]
         first, last = self.types.first_edge[number : number + 2].tolist()
         store, e_id = out[name], e_id - first
@@ -172,11 +173,11 @@ class HeteroLoader(SubgraphLoader):
         store.edge_index, store.e_id = edge_index, e_id
 
 
-SubgraphLoader._hetero_class = HeteroLoader  # What gas.SubgraphLoader(graph) makes.
+SubgraphLoader._hetero_class = HeteroLoader  # SubgraphLoader.__new__ makes one.
 
 
 def _to_homogeneous(data: HeteroData, types: Any, parts: Tensor) -> tuple[Data, Tensor]:
-    """Return the graph as one, its nodes by part, then by type; and its parts."""
+    """Return a homogeneous graph, its nodes sorted by part, then by type, and its parts."""
     edges = to_homogeneous_edges(data, types)
     sizes = parts.diff()
     part = torch.cat([torch.repeat_interleave(size) for size in sizes])

@@ -28,10 +28,10 @@ class LazyRows:
     """Rows of a graph's tensor, which are gathered on first access.
 
     Args:
-        name: What the graph calls the tensor.
+        name: The name of the tensor in the graph.
         table: The tensor, of shape ``[rows, ...]``.
         index: The rows, of shape ``[n]``, int64.
-        per_node: Whether there is one for each node of the batch, or for each of its edges.
+        per_node: Whether the batch has a row for each node, or for each edge.
     """
 
     def __init__(self, name: str, table: Tensor, index: Tensor, per_node: bool) -> None:
@@ -40,10 +40,10 @@ class LazyRows:
         self.index = index
         self.per_node = per_node
         self._versions = version(table), version(index)
-        self._rows: Tensor | None = None  # Which copies of the batch share.
+        self._rows: Tensor | None = None  # Copies of the batch share it.
 
     def check(self) -> None:
-        """Raise ``RuntimeError`` if others would be read than when the batch was cut."""
+        """Raise ``RuntimeError`` if the tensor or the ids were changed since the batch was cut."""
         if (version(self.table), version(self.index)) != self._versions:
             raise RuntimeError(
                 f"'{self.name}' of the graph, or the ids of the batch, were changed in place since "
@@ -51,18 +51,18 @@ class LazyRows:
             )
 
     def read(self, pinned: bool = False) -> Tensor:
-        """Return a copy of the rows, of shape ``[n, ...]``, made once.
+        """Gather the rows, of shape ``[n, ...]``, once.
 
         Args:
-            pinned: Whether to make it in pinned memory, if rows are copied as they are.
+            pinned: Whether to gather plain rows in host memory into pinned memory.
                 (default: ``False``)
         """
         if self._rows is None:
             self.check()
             table, index = self.table, self.index
             if self.is_learnt:
-                return table.index_select(0, index)  # For this copy of the batch, and its graph.
-            if torch.is_inference_mode_enabled():  # Whose tensors would be of no use to training.
+                return table.index_select(0, index)  # Each copy has its autograd graph.
+            if torch.is_inference_mode_enabled():  # Training can't use inference tensors.
                 with torch.inference_mode(False), torch.no_grad():
                     self._rows = self._gather(pinned)
             else:
@@ -111,9 +111,9 @@ class LazyOwnRows:
 
 
 class Attributes(dict[str, Any]):
-    """Attribute store of a batch's graph, which gathers attributes on first access.
+    """Attribute store of a batch's graph, which gathers lazy rows on first access.
 
-    A dict's own views would hand out what wasn't read: those here are of another, with all read.
+    ``items()`` and ``values()`` gather all rows, and return views of another dictionary.
     """
 
     def __getitem__(self, key: str) -> Any:
@@ -147,10 +147,10 @@ class Attributes(dict[str, Any]):
         return {key: self[key] for key in self}
 
     def raw_items(self) -> Iterator[tuple[str, Any]]:
-        """Return the names and what is there, read or not."""
+        """Iterate over names and values without gathering lazy rows."""
         return iter(super().items())
 
-    def __iter__(self) -> Iterator[str]:  # Or dict(self) would look past __getitem__.
+    def __iter__(self) -> Iterator[str]:  # Overridden so that dict(self) calls __getitem__.
         return super().__iter__()
 
     def __copy__(self) -> Attributes:
@@ -164,7 +164,7 @@ class Attributes(dict[str, Any]):
         return copy.deepcopy(rows, memo)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return dict, (self._read(),)  # A process has no use for the whole table.
+        return dict, (self._read(),)  # Send the rows to other processes, not the table.
 
     def __eq__(self, other: object) -> bool:
         return self._read() == other
@@ -173,7 +173,7 @@ class Attributes(dict[str, Any]):
 
 
 def set_rows(data: Data, name: str, rows: Tensor | LazyRows | LazyOwnRows) -> None:
-    """Set an attribute of a graph to rows, also to such as are gathered on first access."""
+    """Set an attribute of a graph to rows, which may be lazy."""
     mapping = data._store._mapping
     if not isinstance(rows, Tensor) and not isinstance(mapping, Attributes):
         mapping = data._store._mapping = Attributes(mapping)
@@ -181,14 +181,14 @@ def set_rows(data: Data, name: str, rows: Tensor | LazyRows | LazyOwnRows) -> No
 
 
 def get_lazy(data: Data, key: str) -> LazyRows | None:
-    """Return an attribute of a graph that was not accessed yet."""
+    """Return the lazy rows of an attribute; ``None`` if there are none, or they were accessed."""
     mapping = data._store._mapping
     value = dict.get(mapping, key)
     return value if isinstance(value, LazyRows) else None
 
 
 def raw_attributes(data: Data) -> Iterator[tuple[str, Any]]:
-    """Return the attributes of a graph, those that weren't read as :class:`LazyRows`."""
+    """Iterate over the attributes of a graph without gathering :class:`LazyRows`."""
     mapping = data._store._mapping
     return mapping.raw_items() if isinstance(mapping, Attributes) else iter(mapping.items())
 
@@ -201,7 +201,7 @@ def prefetch_rows(data: Data) -> None:
 
 
 def read_lazy_rows(data: Data, pinned: bool = False) -> None:
-    """Read all rows of a graph that weren't read.
+    """Gather all lazy rows of a graph.
 
     Args:
         data: The graph.

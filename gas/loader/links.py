@@ -1,4 +1,4 @@
-"""Pairs of nodes, with the mini-batches that compute both of their ends."""
+"""Loader for link prediction: pairs of nodes, and mini-batches that compute both of their ends."""
 
 from __future__ import annotations
 
@@ -19,46 +19,47 @@ from gas.graph import LABELS, PAIRS, Edges, are_linked, open_if_path, read_pairs
 from gas.loader.batch import SubData
 from gas.loader.subgraph import SubgraphLoader
 
-MAX_TRIES = 10  # To draw a pair that no edge joins.
+MAX_TRIES = 10  # How often a pair is drawn again that is an edge.
 UNSUPPORTED = ("epoch_transform", "graph_transform", "persistent_workers", "cache")
 
 
 class LinkLoader(SubgraphLoader):
-    """Loads pairs of nodes, such as edges to predict, and pairs that no edge joins.
+    """Loads positive pairs of nodes, such as edges to predict, and negative pairs.
 
-    The pairs are those of ``data.edge_label_index``, which :func:`gas.cluster` renumbers, and whose
-    edges the graph must not have, see :func:`gas.graph.remove_links`. A mini-batch is some parts
-    of the graph, as that of :class:`SubgraphLoader`, with every pair whose first node is in them.
-    Nodes of other parts that are in one of its pairs become in-batch nodes, too, so that both ends
-    of every pair are computed, with gradients, from the newest weights. An epoch has every pair
-    once; a batch may have none. It has, by PyG's names, in rows of what the model returns:
+    The positive pairs are ``data.edge_label_index``, which :func:`gas.cluster` renumbers. They must
+    not be edges of the graph; see :func:`gas.graph.remove_links`. A mini-batch is that of some
+    parts, as of :class:`SubgraphLoader`, with every pair whose first node is in them. Nodes of
+    other parts in these pairs become in-batch nodes, too, so that both ends of every pair are
+    computed with the current weights, and get gradients. An epoch has every pair once; a batch may
+    have none. Its attributes have PyG's names, and refer to rows of the model's output:
 
-    * ``edge_label_index``, of shape ``[2, K]``, the given pairs, then the drawn ones, and
+    * ``edge_label_index``, of shape ``[2, K]``, the positive pairs, then the negative ones, and
       ``edge_label``, of shape ``[K]``, which is 0 for the latter;
     * for triplets instead ``src_index``, ``dst_pos_index``, each of shape ``[K]``, and
-      ``dst_neg_index``, of shape ``[K]``, or ``[K, amount]`` where there are several;
-    * ``input_id``, of shape ``[K]``: which of ``data.edge_label_index`` the given pairs are.
+      ``dst_neg_index``, of shape ``[K]``, or ``[K, amount]`` if there are several;
+    * ``input_id``, of shape ``[K]``: the columns of ``data.edge_label_index`` in the batch.
 
     Args:
         data: The graph, from :func:`gas.cluster` or :func:`gas.permute`; see
-            :class:`SubgraphLoader`. A new ``edge_label_index`` is seen from the next epoch on.
+            :class:`SubgraphLoader`. A new ``edge_label_index`` is used from the next epoch on.
         ptr: See :class:`SubgraphLoader`.
         batch_size: See :class:`SubgraphLoader`.
         bipartite: See :class:`SubgraphLoader`. (default: ``True``)
         log: Report progress on standard error. (default: ``True``)
-        neg_sampling: ``"binary"`` draws pairs with a first node of the batch's parts; ``"triplet"``
-            draws other second nodes for each given pair; ``NegativeSampling(mode, amount)`` of PyG
-            how many of them for each given pair whose label isn't 0; ``None`` none. No edge and no
-            given pair joins what is drawn, in either direction. (default: ``"binary"``)
-        neg_pool: Where second nodes are drawn from, each as likely: ``"graph"``, all nodes, or
+        neg_sampling: ``"binary"`` draws pairs whose first node is in the batch's parts;
+            ``"triplet"`` draws other second nodes for each positive pair;
+            ``NegativeSampling(mode, amount)`` of PyG sets their number for each pair whose label
+            isn't 0; ``None`` draws none. Negative pairs are neither edges nor given pairs, in
+            either direction. (default: ``"binary"``)
+        neg_pool: The nodes from which second nodes are drawn uniformly: ``"graph"``, all nodes, or
             ``"batch"``, those of the batch's parts, so that no further node has to be computed;
-            from all nodes where ten draws from these were joined. (default: ``"graph"``)
-        **kwargs: Further arguments of :class:`SubgraphLoader`, such as ``shuffle``. Views, kept
-            batches and workers that stay aren't there.
+            after ten unsuccessful draws, all nodes. (default: ``"graph"``)
+        **kwargs: Further arguments of :class:`SubgraphLoader`, such as ``shuffle``. Views, cached
+            batches and persistent workers are not supported.
 
     Raises:
-        ValueError: If the graph, its pairs or an option are unusable, naming the argument; or edges
-            of the graph are among the pairs.
+        ValueError: If the graph, its pairs or an option are unusable, naming the argument; or if
+            some pairs are edges of the graph.
     """
 
     def __init__(
@@ -90,12 +91,12 @@ class LinkLoader(SubgraphLoader):
         self.neg_pool = neg_pool
         generator = kwargs.get("generator")
         self._seed, self._round = int(torch.randint(2**62, (), generator=generator)), 0
-        kwargs["cache"] = False  # The next epoch draws others.
+        kwargs["cache"] = False  # Every epoch draws other pairs.
         super().__init__(data, ptr, batch_size, bipartite, log, **kwargs)
 
     def _classify_attributes(self) -> None:
-        """Note which tensors the graph has, and which pairs."""
-        pairs = read_pairs(self.data, self.num_nodes)  # What is refused is looked at anew.
+        """Sort the attributes of the graph, and read its pairs."""
+        pairs = read_pairs(self.data, self.num_nodes)  # Errors must not change any attribute.
         label = _labels(self.data, pairs, self.neg_sampling)
         _check_disjoint(self._rowptr, self._relabel.col, pairs)
         super()._classify_attributes()
@@ -106,21 +107,21 @@ class LinkLoader(SubgraphLoader):
         part = torch.searchsorted(self.ptr, pairs[0], right=True) - 1
         order = part.argsort(stable=True)
         self._pairs, self._label, self._input_id = pairs[:, order], label[order], order
-        self._is_link = (self._label.view(order.numel(), -1) != 0).any(1)  # Others are of no edge.
+        self._is_link = (self._label.view(order.numel(), -1) != 0).any(1)  # Positive pairs.
         first = torch.searchsorted(part[order], torch.arange(self.ptr.numel()))
         self._pair_bounds: list[int] = first.tolist()
-        told = to_csr(Edges(pairs[0], pairs[1], None, self.num_nodes), small=True)
-        self._label_edges = told.rowptr, told.col
+        csr = to_csr(Edges(pairs[0], pairs[1], None, self.num_nodes), small=True)
+        self._label_edges = csr.rowptr, csr.col
 
     def _epoch(self, resumes: bool) -> LinkLoader:
-        """Return a copy that draws the pairs of one epoch, also while another one begins."""
+        """Return a copy that draws the pairs of one epoch, also after another one has begun."""
         self._round += not resumes
         epoch = copy.copy(self)
         epoch.collate_fn = epoch._collate
         return epoch
 
     def plain_loader(self) -> SubgraphLoader:
-        """Return the mini-batches of the parts alone, without pairs, in order."""
+        """Return a loader of the same parts in order, without pairs."""
         return SubgraphLoader(
             self.data,
             self.ptr,
@@ -171,6 +172,7 @@ class LinkLoader(SubgraphLoader):
         self._seed, self._round = state["drawn"]["seed"], state["drawn"]["round"]
 
     def _collate(self, parts: list[int]) -> SubData:
+        """Return the mini-batch of some parts and of the pairs of their nodes."""
         key = sorted(parts)
         seed = hashlib.blake2b(repr((self._seed, self._round, key)).encode(), digest_size=8)
         generator = torch.Generator().manual_seed(int.from_bytes(seed.digest(), "little"))
@@ -196,7 +198,7 @@ class LinkLoader(SubgraphLoader):
     def _draw(
         self, pairs: Tensor, nodes: Tensor, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Draw pairs that no edge joins: their first and their second nodes, each ``[M]``."""
+        """Draw negative pairs: their first and their second nodes, each of shape ``[M]``."""
         sampling = self.neg_sampling
         if sampling is None or not pairs.numel():
             return nodes[:0], nodes[:0]
@@ -221,7 +223,7 @@ class LinkLoader(SubgraphLoader):
             again = again[known | (ends[0] == ends[1])]
             if not again.numel():
                 return src, dst
-            # A part may be one community, all of whose nodes are joined.
+            # All pairs of nodes of a part may be edges.
             dst[again] = draw_nodes(again.numel(), pool if number < MAX_TRIES else None)
             if sampling.is_binary():
                 src[again] = draw_nodes(again.numel(), nodes)
@@ -229,15 +231,15 @@ class LinkLoader(SubgraphLoader):
             left = torch.ones_like(src, dtype=torch.bool)
             left[again] = False
             return src[left], dst[left]
-        for place in again.tolist():  # Of nodes that are joined with nearly all.
+        for place in again.tolist():  # Nodes that are linked with nearly all others.
             dst[place] = self._draw_unlinked(src[place], generator)
         return src, dst
 
     def _draw_unlinked(self, node: Tensor, generator: torch.Generator) -> Tensor:
-        """Draw any node that no edge joins with the given one.
+        """Draw a node that isn't linked with the given one.
 
         Raises:
-            ValueError: If all are.
+            ValueError: If there is none.
         """
         every = torch.arange(self.num_own)
         ends = torch.stack([node.expand_as(every), every])
@@ -254,6 +256,7 @@ class LinkLoader(SubgraphLoader):
 
 
 def _ranges(bounds: Sequence[int], parts: Sequence[int]) -> Tensor:
+    """Return the concatenated ranges of some parts."""
     return torch.cat([torch.arange(bounds[part], bounds[part + 1]) for part in parts])
 
 
@@ -276,10 +279,10 @@ def _add_pairs(
 
 
 def _parse_neg_sampling(sampling: NegativeSampling | str | None) -> NegativeSampling | None:
-    """Return the negatives to draw.
+    """Convert the argument ``neg_sampling`` to PyG's class.
 
     Raises:
-        ValueError: If there is no such way, or nodes have weights.
+        ValueError: If it is invalid, or nodes have weights.
     """
     if isinstance(sampling, str) and sampling in ("binary", "triplet"):
         return NegativeSampling(sampling)
@@ -299,7 +302,7 @@ def _labels(data: Data, pairs: Tensor, sampling: NegativeSampling | None) -> Ten
     """Return the labels of the given pairs.
 
     Raises:
-        ValueError: If they don't fit the pairs, or what is drawn.
+        ValueError: If they don't fit the pairs or the sampling.
     """
     label = data.get(LABELS)
     if label is None:
@@ -318,10 +321,10 @@ def _labels(data: Data, pairs: Tensor, sampling: NegativeSampling | None) -> Ten
 
 
 def _check_disjoint(rowptr: Tensor, col: Tensor, pairs: Tensor) -> None:
-    """Refuse pairs that the graph joins by an edge: messages would tell what is asked.
+    """Refuse pairs that are edges of the graph, along which messages would reveal the labels.
 
     Raises:
-        ValueError: Saying how many.
+        ValueError: With their number.
     """
     shared = int((are_linked(rowptr, col, pairs) & (pairs[0] != pairs[1])).sum())
     if shared:

@@ -16,43 +16,43 @@ from gas.loader.batch import SubData
 from gas.native import check_integer
 
 CRITERIA = ("labels", "staleness", "loss")
-MIN_SHARE = 0.1  # Least probability of a part, as a fraction of that of a uniform draw.
-MOMENTUM = 0.5  # Of the running loss of a part, when the next is reported.
+MIN_SHARE = 0.1  # Smallest probability of a part, as a fraction of the uniform one.
+MOMENTUM = 0.5  # Weight of the running loss of a part in its next value.
 
 
 class PartSampler(Sampler[int]):
-    """Chooses the parts of an epoch, where visiting all of them would be wasteful.
+    """Samples the parts of an epoch by labels, loss or staleness.
 
-    It is given to a loader::
+    Pass it to a loader::
 
         sampler = gas.loader.PartSampler(graph, by="labels", every=10)
         loader = gas.SubgraphLoader(graph, batch_size=4, sampler=sampler)
 
-    An epoch is what it draws. Rows of histories of the other parts stay as old as they are, which
-    :attr:`age` tells in epochs, and ``model.staleness()`` in pushes.
+    An epoch has the sampled parts only. Histories of other parts aren't updated: :attr:`age` is
+    their staleness in epochs, ``model.staleness()`` that in pushes.
 
     * ``by="labels"``: parts with a labelled node, in random order, or a random ``share`` of them.
-    * ``by="loss"``: a ``share`` of these, each by a chance that grows with the running loss of its
-      labelled nodes, which :meth:`report` is told. :meth:`weight` makes up for the unequal chances:
-      at fixed parameters and histories, the expected gradient of an epoch is that of all parts.
+    * ``by="loss"``: a ``share`` of these, with probabilities that grow with the running loss of
+      their labelled nodes; see :meth:`report`. :meth:`weight` compensates for the probabilities: at
+      fixed parameters and histories, the expected gradient of an epoch is that of all parts.
     * ``by="staleness"``: the ``share`` of all parts that were visited least recently, those first;
       the first time in random order. Each part comes as often as any other, and with all parts no
       row gets older than one epoch, instead of nearly two with ``shuffle=True``.
 
-    :func:`gas.training.train_epoch` reports losses, and applies the weights, by itself. A
-    checkpoint of the loader has the sampler's state.
+    :func:`gas.training.train_epoch` reports losses and applies the weights. A checkpoint of the
+    loader includes the sampler's state.
 
     Args:
-        data: The graph, from :func:`gas.cluster`, with ``train_mask``, of which it takes note: make
+        data: The graph, from :func:`gas.cluster`, with ``train_mask``, which is read once: make
             another sampler for other labels.
         by: ``"labels"``, ``"staleness"`` or ``"loss"``. (default: ``"labels"``)
         share: How many of the parts to draw in an epoch, above 0 and at most 1; rounded up.
             (default: ``1.0``)
         every: Visit each part without labelled nodes once in so many epochs, equally many in each
-            epoch and before the others, so that its rows don't go stale; not with
+            epoch and before the others, to limit the staleness of its rows; not with
             ``by="staleness"``. (default: never)
-        split: Which split of a ``train_mask`` of several. (default: ``0``)
-        generator: Where random numbers come from. (default: PyTorch's, ``torch.manual_seed``)
+        split: The split of a ``train_mask`` of several splits. (default: ``0``)
+        generator: The random generator. (default: PyTorch's, ``torch.manual_seed``)
 
     Raises:
         ValueError: If the graph or an argument is unusable, naming it.
@@ -92,8 +92,8 @@ class PartSampler(Sampler[int]):
         self.ptr = _parts_of(data)
         """The parts, of shape ``[num_parts + 1]``."""
         self.labelled = self._count_labelled(data)
-        """How many nodes of each part are labelled, of shape ``[num_parts]``."""
-        self._first = torch.arange(self.num_parts)  # Those of which a share is drawn.
+        """The number of labelled nodes of each part, of shape ``[num_parts]``."""
+        self._first = torch.arange(self.num_parts)  # The parts of which a share is drawn.
         self._others = self._first[:0]
         if by != "staleness":
             self._first, self._others = (
@@ -101,7 +101,7 @@ class PartSampler(Sampler[int]):
             )
         self._num_first = math.ceil(round(share * self._first.numel(), 9))
         self._num_others = 0 if every is None else math.ceil(self._others.numel() / every)
-        # What a checkpoint keeps. Parts are counted as they are drawn, from 1.
+        # The state in a checkpoint. Draws are numbered from 1.
         self._drawn = 0
         self._drawn_at = torch.zeros(self.num_parts, dtype=torch.long)
         self._chance = torch.ones(self.num_parts, dtype=torch.double)
@@ -139,7 +139,7 @@ class PartSampler(Sampler[int]):
             start = torch.rand((), dtype=torch.double, generator=self.generator)
             chosen = shuffled[systematic_sample(chance, float(start))]
             self._chance[shuffled] = chance
-            # Systematic sampling keeps the order of what it draws from, which was random.
+            # Systematic sampling keeps the shuffled order.
             turn = self._drawn_at[others].argsort(stable=True)[: self._num_others]
             chosen = torch.cat([others[turn], chosen])
         self._drawn_at[chosen] = self._drawn + 1 + torch.arange(chosen.numel())
@@ -154,29 +154,29 @@ class PartSampler(Sampler[int]):
         """Return the loss weight of each labelled node of a mini-batch, of shape ``[labelled]``.
 
         The sum of ``weight * loss`` over an epoch is in expectation the mean loss of all labelled
-        nodes; multiply it by ``len(loader)``, and the mean over the epoch's steps is. It is 1 over
-        their number, divided by the chance that the part had of being drawn in this epoch.
+        nodes; so is the mean of ``len(loader) * weight * loss`` over steps. A weight is 1 over the
+        number of labelled nodes, divided by the probability of the part in this epoch.
 
         Args:
-            batch: The mini-batch, of the epoch that was drawn last.
+            batch: A mini-batch of the last epoch.
 
         Raises:
-            ValueError: If it isn't one of parts of the graph.
+            ValueError: If it doesn't consist of parts of the graph.
         """
         parts = self._parts(batch)
         weight = 1 / (self._chance[parts] * int(self.labelled.sum()))
         return weight.float().repeat_interleave(self.labelled[parts])
 
     def report(self, batch: SubData, loss: Tensor) -> None:
-        """Take note of the loss of a mini-batch, for ``by="loss"``.
+        """Report the losses of a mini-batch, for ``by="loss"``.
 
         Args:
             batch: The mini-batch.
-            loss: That of each of its labelled nodes, in their order, of shape ``[labelled]``.
+            loss: The loss of each labelled node, in their order, of shape ``[labelled]``.
 
         Raises:
-            ValueError: If it isn't a loss for each; when the next epoch begins, or a checkpoint is
-                written, if one is negative or not finite.
+            ValueError: If the shape is wrong; when the next epoch begins, or a checkpoint is
+                written, if a loss is negative or not finite.
         """
         parts = self._parts(batch)
         if loss.shape != (int(self.labelled[parts].sum()),):
@@ -185,7 +185,7 @@ class PartSampler(Sampler[int]):
                 f"mini-batch: [{int(self.labelled[parts].sum())}], of the split {self.split}"
             )
         if self.by == "loss":
-            self._reported.append((parts, loss.detach()))  # Looked at later: a GPU goes on.
+            self._reported.append((parts, loss.detach()))  # Read later: a GPU isn't synchronised.
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint: drawn parts, their probabilities, and losses."""
@@ -220,7 +220,7 @@ class PartSampler(Sampler[int]):
             )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state.
+        """Restore a state.
 
         Raises:
             ValueError: If it is that of another sampler; nothing has changed then.
@@ -239,6 +239,7 @@ class PartSampler(Sampler[int]):
         return {name: getattr(self, name) for name in names}
 
     def _count_labelled(self, data: Data) -> Tensor:
+        """Count the labelled nodes of each part, of shape ``[num_parts]``."""
         mask = data.get("train_mask")
         if mask is None and self.by == "staleness":
             return torch.zeros(self.num_parts, dtype=torch.long)
@@ -275,9 +276,9 @@ class PartSampler(Sampler[int]):
         return parts
 
     def _score(self) -> Tensor:
-        """Return the score by which parts are drawn: the loss of their labelled nodes, or ones.
+        """Return the scores of parts: the loss of their labelled nodes, or ones.
 
-        A part whose loss isn't known counts as that with the largest.
+        The score of a part with unknown loss is the largest of the known ones.
         """
         if self.by == "labels" or bool(self._loss.isnan().all()):
             return torch.ones(self.num_parts, dtype=torch.double)
@@ -291,7 +292,7 @@ class PartSampler(Sampler[int]):
         return (1 - MIN_SHARE) * score / total + MIN_SHARE / self._first.numel()
 
     def _apply_reports(self) -> None:
-        """Update the running losses with those that were reported."""
+        """Update the running losses by the reported ones."""
         for parts, losses in self._reported:
             rows = losses.double().cpu().split(self.labelled[parts].tolist())
             for part, loss in zip(parts.tolist(), rows, strict=True):
@@ -315,7 +316,7 @@ class PartSampler(Sampler[int]):
 
 
 def find_sampler(loader: Any) -> PartSampler | None:
-    """Return the part sampler of a loader, also of a prefetching one; ``None`` if there is none."""
+    """Return the part sampler of a loader or a prefetching loader; ``None`` if there is none."""
     batches = getattr(getattr(loader, "loader", loader), "batch_sampler", None)
     sampler = getattr(batches, "sampler", None)
     return sampler if isinstance(sampler, PartSampler) else None
@@ -335,43 +336,44 @@ def _parts_of(data: Data) -> Tensor:
 
 
 def inclusion_probabilities(score: Tensor, number: int) -> Tensor:
-    """Return the probability of each to be drawn, proportional to its score, but at most 1.
+    """Return probabilities that are proportional to scores, but at most 1.
 
     Args:
-        score: Of shape ``[n]``, double, none negative, at least ``number`` above 0.
-        number: How many are drawn.
+        score: Of shape ``[n]``, double, none negative, at least ``number`` of them positive.
+        number: The sum of the probabilities, the size of the sample.
 
     Returns:
-        Of shape ``[n]``, double, with the sum ``number``.
+        Of shape ``[n]``, double.
     """
     sure = torch.zeros_like(score, dtype=torch.bool)
     while True:
         left = number - int(sure.sum())
         chance = score * (left / score[~sure].sum().clamp(min=1e-300))
-        more = ~sure & (chance > 1 - 1e-9)  # Rounded, so that none is drawn twice.
+        more = ~sure & (chance > 1 - 1e-9)  # With a tolerance, so that none is drawn twice.
         if left == 0 or not bool(more.any()):
             return chance.masked_fill(sure, 1)
         sure |= more
 
 
 def systematic_sample(chance: Tensor, start: float) -> Tensor:
-    """Draw by systematic sampling: as many as the probabilities' sum, each at most once.
+    """Draw a sample without replacement by systematic sampling.
 
-    The chances lie one after the other on a line, and every whole number after ``start`` draws the
-    one it falls on (Madow, Annals of Mathematical Statistics 20, 1949).
+    The points ``start``, ``start + 1``, ... select positions by the cumulative sum of their
+    probabilities (Madow, Annals of Mathematical Statistics 20, 1949).
 
     Args:
-        chance: Of shape ``[n]``, double, each at most 1; the sum is whole.
-        start: Uniform, from 0 to below 1.
+        chance: The probabilities, of shape ``[n]``, double, each at most 1; their sum is the size
+            of the sample, an integer.
+        start: A uniform random number in ``[0, 1)``.
 
     Returns:
-        Their positions, increasing.
+        The positions in the sample, increasing.
     """
     sure = chance == 1
     line = torch.where(sure, 0.0, chance).cumsum(0)
     number = round(float(line[-1])) if line.numel() else 0
     points = start + torch.arange(number, dtype=torch.double)
-    # Rounding may end the line a little early.
+    # By rounding errors, the last point may exceed the sum.
     free = (~sure).nonzero().view(-1)
     drawn = free[torch.searchsorted(line[free], points, right=True).clamp(max=free.numel() - 1)]
     return torch.cat([sure.nonzero().view(-1), drawn]).sort().values

@@ -1,4 +1,4 @@
-"""Loader of the mini-batches of an epoch: some parts of a graph each, with their halo."""
+"""Loader of mini-batches: some parts of a graph each, with their halo."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from gas.loader.batch_sampler import (
     remember_batch_size,
 )
 from gas.loader.cache import make_cache
-from gas.loader.cutter import BatchCutter, parts_in, shard_in
+from gas.loader.cutter import BatchCutter, get_parts, get_shard
 from gas.loader.transforms import EpochTransform, transform_graph
 from gas.native import Relabeler
 
@@ -45,20 +45,17 @@ class SubgraphLoader(BatchCutter, DataLoader):
 
     Args:
         data: The graph, from :func:`gas.cluster` or :func:`gas.permute`, or the path of a graph
-            folder, whose edges and features are read where they lie. It is never modified, but that
-            it remembers ``batch_size``. Changes of its features and attributes are seen from the
-            next epoch on; those of its edges are refused. Sparse features ``x`` stay so:
-            batches have a ``torch.sparse_csr`` matrix of their nodes' rows. Where they have to be
-            made CSR, the loader works on a graph of its own: assign to ``loader.data`` then. So it
-            does where processes of ``torch.distributed`` share a graph that was cut into
-            ``shards``: each has the batches of its own, and ids of nodes and edges are those of the
-            local graph that :func:`gas.graph.shards.shard_of` makes. Such a local graph may be
-            given, too.
-        ptr: The parts, of shape ``[num_parts + 1]``, from :func:`gas.metis`; of the shard's own
-            nodes, where there is one. (default: ``data.parts``, which :func:`gas.cluster` has set)
-        batch_size: Parts per mini-batch; a batch lists them in increasing order. ``data`` remembers
-            it, as ``data.batch_size``, unless ``ptr`` is given. (default: that of the last loader
-            of ``data`` which was given one, or ``1``)
+            folder, which is mapped into memory. Only ``data.batch_size`` is modified. Changes of
+            features and attributes take effect in the next epoch; changes of edges are refused.
+            Sparse features ``x`` stay sparse: batches have a ``torch.sparse_csr`` matrix of their
+            nodes' rows. If features have to be converted to CSR, ``loader.data`` is another graph:
+            make changes to it. So it is in distributed training on a graph with ``shards``: a
+            process loads the batches of its shard, and ids of nodes and edges are those of the
+            local graph of :func:`gas.graph.shard_of`, which may also be passed itself.
+        ptr: The parts, of shape ``[num_parts + 1]``, from :func:`gas.metis`; of a shard, the parts
+            of its own nodes. (default: ``data.parts``, from :func:`gas.cluster`)
+        batch_size: Parts per mini-batch; a batch lists them in increasing order. It becomes
+            ``data.batch_size`` unless ``ptr`` is given. (default: ``data.batch_size``, or ``1``)
         bipartite: Make the adjacency ``[batch_size, batch_size + halo]``; otherwise square, with
             empty halo rows. The layout ``"edge_index"`` has no such shape. (default: ``True``)
         log: Report progress on standard error. (default: ``True``)
@@ -66,31 +63,29 @@ class SubgraphLoader(BatchCutter, DataLoader):
             ``"sparse_tensor"`` a ``torch_sparse.SparseTensor``; ``"fused"`` a
             :class:`gas.nn.Adjacency`, for the layers of :mod:`gas.nn`; ``"edge_index"`` sets
             ``data.edge_index``. (default: ``"fused"`` for a graph of :func:`gas.cluster`, ``"csr"``
-            where ``ptr`` is given, ``"sparse_tensor"`` for a graph that has one)
+            if ``ptr`` is given, ``"sparse_tensor"`` for a graph that has one)
         edge_weight: Make ``data.edge_weight`` the values of ``adj_t``. (default: ``True``)
-        cache: Keep batches, features included, for the next epoch. A batch may be modified in
-            place; those that share memory with what is kept are cut anew. Only fixed batches can be
-            kept: those of one part, or in a fixed order. (default: keep ids and edges of fixed
-            batches, up to 1 GiB, and no features)
+        cache: Cache batches, features included, for the next epoch. Batches may be modified in
+            place; a cached batch whose tensors were changed is cut again. Only batches that repeat
+            can be cached: those of one part, or in a fixed order. (default: cache ids and edges of
+            repeating batches, up to 1 GiB, and no features)
         check: Refuse NaN and infinite values in ``x`` and ``edge_attr``. (default: unless
-            :func:`gas.cluster` has cut the graph, which does, or it is mapped from a graph folder)
+            :func:`gas.cluster` has checked the graph, or it is mapped from a graph folder)
         epoch_transform: An augmentation of ``data``, which runs on the whole graph at the start of
-            every epoch; layer-wise inference leaves it alone. Batches then have ``data.views``: two
+            every epoch, but not for layer-wise inference. Batches then have ``data.views``: two
             of PyG's ``Data`` with ``x``, the adjacency and attributes of edges, for its previous
-            and its current state; see :class:`gas.augment.Views`. An epoch keeps the states of its
-            start. (default: none)
-        graph_transform: Normalises the whole graph, such as ``T.GCNNorm()``: what is loaded is
-            ``graph_transform(data)``, and views have weights by their own degrees.
-            (default: nothing)
+            and its current state; see :class:`gas.augment.Views`. (default: none)
+        graph_transform: Transform of the whole graph, such as ``T.GCNNorm()``: batches are those of
+            ``graph_transform(data)``, and weights of views are normalised by the degrees of the
+            view. (default: none)
         like: Another loader of the same graph, whose copy of edges and weights is shared.
-            (default: a copy of its own)
-        leave_cores: In a loop over the loader, leave cores to other processes that keep them busy,
-            with fewer of PyTorch's threads; see :func:`gas.training.share_cores`. Sums of PyTorch's
-            own may be rounded otherwise then, unless it has one thread from the start.
-            (default: ``True``)
+            (default: make a copy)
+        leave_cores: In a loop over the loader, reduce PyTorch's threads while other processes keep
+            cores busy; see :func:`gas.training.share_cores`. This may change the rounding of
+            PyTorch's sums, unless it has one thread from the start. (default: ``True``)
         **kwargs: Further arguments of ``torch.utils.data.DataLoader``, such as ``shuffle``, or
             ``sampler``: a :class:`gas.loader.PartSampler`; ``DistributedSampler(range(num_parts))``
-            gives each process some of the parts, which a graph with ``shards`` does by itself.
+            distributes the parts among processes, which a graph with ``shards`` doesn't need.
 
     Raises:
         ValueError: If the graph, ``ptr`` or an option is unusable, naming the argument; when an
@@ -144,8 +139,8 @@ class SubgraphLoader(BatchCutter, DataLoader):
             _check_like(like, source, edge_weight, is_transformed)
         if original is not None and not is_transformed:
             views, epoch_transform = original._views, original._augmentation
-        ptr = parts_in(graph, ptr)
-        with share_cores(leave_cores):  # A first loop knows then which cores are free.
+        ptr = get_parts(graph, ptr)
+        with share_cores(leave_cores):  # This also measures which cores are free.
             relabel = like._relabel if like is not None else _make_relabeler(graph, edge_weight)
         _check_parts(graph, ptr, relabel.num_nodes, kwargs)
         if check or (check is None and like is None and PARTS not in graph):
@@ -167,7 +162,7 @@ class SubgraphLoader(BatchCutter, DataLoader):
 
     @property
     def _index_sampler(self) -> ResumableBatchSampler:
-        """Sampler that PyTorch draws batches from; others replace ``batch_sampler``."""
+        """Return the sampler that PyTorch iterates, also if ``batch_sampler`` was replaced."""
         return self._order
 
     def __iter__(self) -> Iterator[SubData]:  # type: ignore[override]
@@ -180,7 +175,7 @@ class SubgraphLoader(BatchCutter, DataLoader):
         epoch = self._epoch(resumes)
         generator = cast("torch.Generator | None", self.generator)
         drawn = None if generator is None else generator.get_state()
-        # The rest of an epoch draws no random numbers: the whole has drawn them.
+        # A resumed epoch draws no random numbers again.
         with torch.random.fork_rng(devices=[], enabled=resumes):
             batches = DataLoader.__iter__(epoch)
         if resumes and generator is not None and drawn is not None:
@@ -194,7 +189,7 @@ class SubgraphLoader(BatchCutter, DataLoader):
                     follow_cores()
                     yield self._tag_ids(batch)
             mine = order.epoch
-        finally:  # Leaving the loop ends the epoch, unless another has begun.
+        finally:  # Leaving the loop ends the epoch, unless another epoch has begun.
             if mine is order.epoch:
                 order.end(before)
 
@@ -205,12 +200,12 @@ class SubgraphLoader(BatchCutter, DataLoader):
         return self._with_views(self._views.run(again=resumes))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint needs: the partition, the state of the epoch, the augmentation.
+        """Return the state for a checkpoint: partition, order of the epoch, augmentation.
 
-        Within a loop over the loader, the batches that it has handed out are done.
+        Within a loop over the loader, the batches that were yielded count as done.
         """
         order, chain = self._order, self._augmentation
-        # Without a key where it has none, as checkpoints were before there were such samplers.
+        # The key is optional, as in checkpoints of older versions.
         sampler = {} if order.sampler is None else {"sampler": order.sampler.state_dict()}
         return {
             **sampler,
@@ -234,7 +229,7 @@ class SubgraphLoader(BatchCutter, DataLoader):
             self._augmentation.check_state(state["augmentation"])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state: the next epoch is the rest of the one that had begun, if one had.
+        """Restore a state: the next epoch is the rest of the one that had begun, if one had.
 
         Raises:
             ValueError: If it is that of another graph or partition; nothing has changed then.
@@ -247,7 +242,7 @@ class SubgraphLoader(BatchCutter, DataLoader):
         self._order.restore(state["order"], state.get("sampler"))
 
     def epoch_state(self) -> dict[str, Any]:
-        """Return the progress of the epoch: its batches, and the number handed out."""
+        """Return the progress of the epoch: its batches, and how many were yielded."""
         return self._order.state()
 
     def forget_epoch(self) -> None:
@@ -260,16 +255,16 @@ class SubgraphLoader(BatchCutter, DataLoader):
         return getattr(self._augmentation, "view_loss", None)
 
     def plain_loader(self) -> SubgraphLoader:
-        """Return the same batches without views: the augmentation isn't run for them."""
+        """Return a loader of the same batches without views, which doesn't run the augmentation."""
         if self._views is None and self.persistent_workers:
-            return self  # Which has them.
+            return self  # A copy would start workers of its own.
         other = self._with_views(None)
-        # An epoch that is under way, or is to go on, is no business of theirs.
+        # It doesn't continue the epoch of this loader.
         other._order = ResumableBatchSampler(self._order.batches, self.ptr)
         return other
 
     def _with_views(self, views: Any) -> SubgraphLoader:
-        """Return the same loader with the views of one epoch, or none; it shares kept batches."""
+        """Return a copy of the loader with other views, or none; both share cached batches."""
         other = copy.copy(self)
         other._views, other._augmentation = views, None
         other.collate_fn = other._collate
@@ -284,7 +279,7 @@ class SubgraphLoader(BatchCutter, DataLoader):
             )
 
     def _check_trainable(self) -> None:
-        """Refuse what is to learn, and would not.
+        """Refuse attributes that require a gradient but wouldn't get one.
 
         Raises:
             ValueError: Naming the attribute.
@@ -304,7 +299,7 @@ class SubgraphLoader(BatchCutter, DataLoader):
             )
 
     def _check_sendable(self) -> None:
-        """Refuse what workers can't send: PyTorch would print why, and wait for ever.
+        """Refuse attributes that can't be pickled: workers of PyTorch would hang.
 
         Raises:
             ValueError: Naming the attribute.
@@ -317,7 +312,7 @@ class SubgraphLoader(BatchCutter, DataLoader):
                 continue
             try:
                 pickle.dumps(value)
-            except Exception as error:  # Whatever an object's own pickling leads to.
+            except Exception as error:  # Pickling may raise any error.
                 raise ValueError(
                     f"'{name}' is a {type(value).__name__}, which workers can't send with their "
                     f"batches ({error}): take it out of the graph, or leave 'num_workers' out"
@@ -333,8 +328,8 @@ class SubgraphLoader(BatchCutter, DataLoader):
 def _find_original(options: dict[str, Any]) -> SubgraphLoader | None:
     """Return the loader that is being re-created with another sampler, as by Lightning.
 
-    What makes it knows attributes of the ``DataLoader``, and the arguments that its constructor
-    names, as far as they are attributes, too. It can't give all, but the loader itself.
+    Lightning passes those arguments of the constructor that are attributes, and those of
+    ``DataLoader``; ``collate_fn``, a method of the loader, leads to the others.
     """
     loader = getattr(options.get("collate_fn"), "__self__", None)
     if not isinstance(loader, SubgraphLoader):
@@ -350,6 +345,7 @@ def _make_relabeler(data: Data, edge_weight: bool) -> Relabeler:
 
 
 def _check_like(like: SubgraphLoader, data: Data, edge_weight: bool, is_transformed: bool) -> None:
+    """Refuse a loader ``like`` of another graph."""
     is_same = data is like.data or data is like._source
     if is_transformed or not is_same or like.edge_weight != edge_weight:
         raise ValueError(
@@ -360,8 +356,8 @@ def _check_like(like: SubgraphLoader, data: Data, edge_weight: bool, is_transfor
 
 
 def _check_parts(data: Data, ptr: Tensor, num_nodes: int, options: Mapping[str, Any]) -> None:
-    """Refuse parts of another graph, and a sampler that shares out a shard's parts once more."""
-    shard = shard_in(data)
+    """Refuse parts of another graph, and a ``DistributedSampler`` of the parts of a shard."""
+    shard = get_shard(data)
     check_ptr(ptr, num_nodes if shard is None else shard.num_own)
     if shard is None:
         return

@@ -1,17 +1,15 @@
-"""Batches on their way to a CUDA device, beside the computation there.
+"""Copy batches to a CUDA device asynchronously, concurrently with the computation.
 
-A batch is copied to pinned memory, from which a GPU copies by itself, and to the device on a stream
-of its own, so that it waits for no computation, and the host for no copy. What that takes:
+A batch is copied to pinned memory, and from there to the device on a separate stream, so that
+neither the computation nor the host waits for it:
 
-* The pinned copies are let go of at once. They are of PyTorch's allocator of pinned memory, for
-  which a copy with ``non_blocking=True`` notes the stream that it runs on: the memory is handed
-  out again once that stream has come past the copy. (It does so for its own memory alone; what
-  others have pinned would have to be kept until then.)
-* The computation's stream waits for an event behind the copies.
-* The memory on the device belongs to the stream of the copies, which may use it again as soon as
-  nobody refers to it. ``record_stream`` puts that off until the computation has come past what it
-  was given by then.
-* That stream is one for all loaders, or each would have its own blocks of freed memory.
+* References to pinned copies are dropped immediately. PyTorch's allocator of pinned memory records
+  the stream of a copy with ``non_blocking=True``, and reuses the memory after that copy. (This
+  holds for memory of that allocator only.)
+* The stream of the computation waits for an event after the copies.
+* The memory on the device belongs to the stream of the copies, which would reuse it as soon as
+  there is no reference to it. ``record_stream`` delays that until the computation has used it.
+* All loaders share one stream of copies, because each stream has its own blocks of freed memory.
 """
 
 from __future__ import annotations
@@ -32,17 +30,17 @@ Held = TypeVar("Held", Tensor, Adjacency)
 
 
 class PendingBatch(NamedTuple):
-    """A batch on its way.
+    """A batch that is being copied.
 
-    * ``batch``: its tensors are there, and what is in them will be.
-    * ``event``: follows the copies; ``None`` if there is nothing to wait for.
+    * ``batch``: the batch on the device, whose tensors may not be filled yet.
+    * ``event``: recorded after the copies; ``None`` if there is nothing to wait for.
     """
 
     batch: SubData
     event: torch.cuda.Event | None
 
     def receive(self, device: torch.device) -> SubData:
-        """Return the batch for the current stream, which waits for it; the host doesn't."""
+        """Return the batch; the current stream waits for the copies, the host doesn't."""
         if self.event is not None:
             stream = torch.cuda.current_stream(device)
             stream.wait_event(self.event)
@@ -58,7 +56,7 @@ class PendingBatch(NamedTuple):
 
 
 def send_batch(batch: SubData, device: torch.device) -> PendingBatch:
-    """Begin to move a batch, from whatever thread, with its rows as they are now."""
+    """Gather the rows of a batch, and begin to copy it to a device; any thread may call this."""
     if not _needs_copy(batch, device):
         read_lazy_rows(batch.data)
         return PendingBatch(batch.to(device), None)
@@ -68,7 +66,7 @@ def send_batch(batch: SubData, device: torch.device) -> PendingBatch:
 
 
 def to_device(batch: SubData, device: torch.device) -> SubData:
-    """Return a batch for the current stream, which copies it in its turn; the host doesn't wait."""
+    """Copy a batch to a device on the current stream, without waiting for the copies."""
     if not _needs_copy(batch, device):
         return batch.to(device)
     read_lazy_rows(batch.data, pinned=True)
@@ -77,9 +75,9 @@ def to_device(batch: SubData, device: torch.device) -> SubData:
 
 
 def tensor_to_device(tensor: Held, device: torch.device) -> Held:
-    """Return a tensor without gradient, or an adjacency, for the current stream, as :func:`moved`.
+    """Copy a tensor without gradient, or an adjacency, on the current stream without waiting.
 
-    From memory that isn't pinned, even a copy that doesn't block may wait for what is under way.
+    Copies from memory that isn't pinned may synchronise, even with ``non_blocking=True``.
     """
     if device.type != "cuda":
         return tensor.to(device)
@@ -93,11 +91,12 @@ def _needs_copy(batch: SubData, device: torch.device) -> bool:
 
 @functools.cache
 def _copy_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the stream on which batches are copied to a device."""
     return torch.cuda.Stream(device)
 
 
 def _pin(value: Any) -> Any:
-    """Return a copy in pinned memory of what lies in the host's and has no gradient to hand on."""
+    """Copy plain tensors in host memory that require no gradient to pinned memory."""
     if isinstance(value, Adjacency):
         return value.apply(_pin)
     if is_sparse(value):
@@ -113,7 +112,7 @@ def _pin(value: Any) -> Any:
 
 
 def _dense_tensors(value: Any) -> Sequence[Tensor]:
-    """Return the dense tensors that an attribute is made of."""
+    """Return the dense tensors of an attribute."""
     if is_sparse(value):
         return parts(value)
     if isinstance(value, Tensor) and value.layout == torch.strided:

@@ -10,14 +10,14 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gas.graph import local_graph, with_csr_features
-from gas.loader.cutter import shard_in
+from gas.loader.cutter import get_shard
 
 
 class EpochTransform(Protocol):
     """Transforms the whole graph once an epoch, as :class:`gas.augment.Augmentation` does."""
 
     def views(self, data: Data, transform: Callable[[Data], Data] | None) -> Any:
-        """Return what cuts the views of mini-batches; see :class:`gas.augment.Views`."""
+        """Return a :class:`gas.augment.Views`, which cuts views of mini-batches."""
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the state for a checkpoint."""
@@ -37,14 +37,14 @@ def transform_graph(
     epoch_transform: EpochTransform | None,
     graph_transform: Callable[[Data], Data] | None,
 ) -> tuple[Data, Any]:
-    """Return the transformed graph, of this process, and what cuts its views, if anything.
+    """Return the transformed graph of this process, and its :class:`gas.augment.Views`, if any.
 
     Raises:
         ValueError: If the graph is a shard, or the epoch transform makes no views.
     """
     if epoch_transform is None and graph_transform is None:
         return with_csr_features(local_graph(data)), None
-    if shard_in(data) is not None:
+    if get_shard(data) is not None:
         name = "graph_transform" if epoch_transform is None else "epoch_transform"
         raise ValueError(
             f"'{name}' is given with the graph of one process, a shard, which lacks the edges "

@@ -16,7 +16,7 @@ from scipy import sparse as scipy_sparse
 import gas
 from gas.datasets import import_graph
 from gas.datasets.importing.sorting import PAIR, EdgeSorter, edge_type, is_new
-from gas.datasets.nodes import distinct_ids
+from gas.datasets.nodes import collect_nodes
 from gas.graph import NewFolder
 from gas.graph.ids import Ids
 from gas.history import Codec
@@ -504,10 +504,10 @@ def test_ids():
 def test_distinct_ids(monkeypatch):
     monkeypatch.setattr("gas.datasets.nodes.AT_ONCE", 2)
     blocks = [np.array([3, 1]), np.array([2, 3, 9]), np.array([1])]
-    assert distinct_ids(blocks).ids.tolist() == [1, 2, 3, 9]
+    assert collect_nodes(blocks).ids.tolist() == [1, 2, 3, 9]
     blocks.append(np.array(["ä", "007", "9"]))
-    assert distinct_ids(blocks).ids.tolist() == ["007", "1", "2", "3", "9", "ä"]
-    assert distinct_ids([]).num_nodes == 0
+    assert collect_nodes(blocks).ids.tolist() == ["007", "1", "2", "3", "9", "ä"]
+    assert collect_nodes([]).num_nodes == 0
 
 
 def test_what_is_new():

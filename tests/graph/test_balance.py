@@ -7,7 +7,7 @@ import torch
 
 import gas
 from gas.datasets.planted import planted_partition
-from gas.graph.balance import SPARE, balance_parts, classes_in
+from gas.graph.balance import SPARE, balance_parts, find_classes
 from gas.graph.edges import Edges
 from gas.graph.partition import PartitionOptions, find_parts
 
@@ -158,7 +158,7 @@ def made(data, num_parts=16, **options):
 @pytest.mark.parametrize("shards", [1, 2])
 def test_cluster_balances_labelled_nodes_and_their_classes(data, method, shards):
     graph, part, report = made(data, balance="train_mask", method=method, shards=shards)
-    classes = classes_in(graph, "train_mask")
+    classes = find_classes(graph, "train_mask")
     over = counts(part, classes[:, 1], 16) - most(classes[:, 1], 16)
     # Of two cuts, each rounds up; and the second shares out what the first has left too many of.
     assert int(over.max()) <= (0 if shards == 1 else 2)
@@ -196,7 +196,7 @@ def test_by_name_or_by_tensor(data):
     part = torch.repeat_interleave(ptr.diff())
     assert bool((counts(part, data.y[perm], 16) <= most(data.y, 16)).all())
 
-    columns = classes_in(data, "train_mask")
+    columns = find_classes(data, "train_mask")
     by_columns = made(data, balance=columns)[0]
     assert torch.equal(by_columns.perm, made(data, balance="train_mask")[0].perm)
     assert torch.equal(columns[:, 0], data.train_mask.long())
@@ -208,8 +208,8 @@ def test_by_name_or_by_tensor(data):
 def test_masks_of_several_splits_and_labels_that_are_no_classes(data):
     several = data.clone()
     several.train_mask = torch.stack([data.train_mask, torch.zeros(4000, dtype=torch.bool)], dim=1)
-    assert torch.equal(classes_in(several, "train_mask"), classes_in(data, "train_mask"))
+    assert torch.equal(find_classes(several, "train_mask"), find_classes(data, "train_mask"))
     for y in (torch.rand(4000), torch.ones(4000, 3, dtype=torch.long), None):
         several.y = y
-        assert torch.equal(classes_in(several, "train_mask")[:, 0], data.train_mask.long())
-        assert classes_in(several, "train_mask").size(1) == 1
+        assert torch.equal(find_classes(several, "train_mask")[:, 0], data.train_mask.long())
+        assert find_classes(several, "train_mask").size(1) == 1

@@ -3,7 +3,7 @@ import os
 
 import pytest
 
-from gas.io import files, parse_json, replace_file, sync_folder, write_json
+from gas.io import files, lock, parse_json, replace_file, sync_folder, write_json
 
 
 def test_write_json_is_whole_or_nothing(tmp_path):
@@ -75,3 +75,11 @@ def test_json_is_read_strictly(text, wrong):
 def test_folders_are_synced_where_the_system_can(tmp_path):
     sync_folder(tmp_path)
     sync_folder(tmp_path / "missing")  # As one that can't be opened.
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such locks")
+def test_a_lock_excludes_others(tmp_path):
+    with lock(tmp_path), pytest.raises(BlockingIOError), lock(tmp_path):
+        pass
+    with lock(tmp_path):
+        pass

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch_geometric.data import Data
 
-from gas.datasets.folder import check_columns, files_of
+from gas.datasets.folder import check_columns, find_graph_files
 from gas.datasets.importing import stages
-from gas.datasets.stores import import_stores, stores_of
+from gas.datasets.stores import get_stores, import_stores
 from gas.graph import NewFolder, cluster, open_folder
 from gas.history import Codec
 from gas.native import bytes_of, check_integer
@@ -33,53 +33,52 @@ def import_graph(
 ) -> Data:
     """Import a graph that need not fit memory from tables and arrays into a graph folder.
 
-    It reads what :func:`gas.open_graph` reads, but for ``.npz`` and ``.pt`` files of whole graphs,
-    and makes the same graph of it, of one part::
+    It reads the same files as :func:`gas.open_graph`, except ``.npz`` and ``.pt`` files of whole
+    graphs, and writes the same graph, with one part::
 
         gas.datasets.import_graph("tables", "graph", memory="2GB")
         gas.cluster(gas.open_graph("graph"), num_parts=400, model=model, out="parts")
 
-    Edges and features are read some at a time, and edges are sorted by destination on the disk,
-    which needs room for them twice: ``memory`` is for that. On top come 24 bytes for each node, its
-    id (8 bytes; of text, those of the longest one, once more while they are sorted), label and
-    masks, and what Python and PyTorch take anyhow. Duplicate edges and loops are counted and stay.
+    Edges and features are read in blocks within ``memory``; edges are sorted by destination on the
+    disk, which needs space for them twice. In addition the import takes 24 bytes per node, its id
+    (8 bytes; for text, the size of the longest id, twice while sorting), label and masks, and the
+    memory of Python and PyTorch. Duplicate edges and self-loops are counted and kept.
 
-    An import that was interrupted, or killed, goes on after the last stage that it had finished
-    when it is called again, and writes the same files as one that wasn't.
+    An import that was interrupted or killed continues after its last completed stage when it is
+    called again, and writes the same files.
 
     Args:
         source: The folder of tables and arrays, or a file of edges; see :func:`gas.open_graph`. Or
-            PyG's ``(feature_store, graph_store)``, or an object that is both, such as a ``Data``:
-            of one type of nodes and edges. Those give all edges at once; rows of tensors are asked
-            for some at a time. None of the options is for them, but ``out``, ``check`` and
-            ``log``.
-        out: The graph folder, which isn't there yet, or empty, or was left unfinished.
+            PyG's ``(feature_store, graph_store)``, or an object that is both, such as a ``Data``,
+            with one type of nodes and edges. Edges of stores are loaded at once, rows of tensors
+            in blocks; of the options only ``out``, ``check`` and ``log`` are supported.
+        out: The graph folder: new, empty, or left unfinished by an import.
         undirected: See :func:`gas.open_graph`. (default: ``False``)
         columns: See :func:`gas.open_graph`.
         num_splits: See :func:`gas.open_graph`. (default: ``1``)
-        dtype: How features are stored; see :func:`gas.quantize`. Sparse ones stay as they are.
-            (default: as float32)
-        memory: How many bytes reading and sorting may take, as a number or like ``"2GB"``.
+        dtype: The type in which dense features are stored; see :func:`gas.quantize`.
+            (default: float32)
+        memory: The bytes for reading and sorting, as a number or like ``"2GB"``.
             (default: ``"1GB"``)
         check: Refuse NaN and infinite features. (default: ``True``)
         log: Report progress on standard error. (default: ``True``)
 
     Returns:
-        The graph, mapped, as :func:`gas.open_graph` returns it; ``imported`` says how many edges
-        were read, and how many of all are duplicates and loops.
+        The mapped graph, as from :func:`gas.open_graph`; ``imported`` has the numbers of edges
+        that were read, of duplicates and of self-loops.
 
     Raises:
-        ImportError: If a table is to be read and pyarrow is missing.
-        ValueError: If the files hold no graph, or have changed since they were first read.
+        ImportError: If pyarrow, which reads tables, is missing.
+        ValueError: If a file is invalid, or has changed since it was first read.
     """
-    stores = stores_of(source)
+    stores = get_stores(source)
     if stores is not None:
         if undirected or columns or dtype is not None:
             raise ValueError(
                 "'undirected', 'columns' or 'dtype' is given with PyG's stores, which are written "
                 "as they are: leave it out"
             )
-        if isinstance(source, Data):  # Which has attributes of edges, too.
+        if isinstance(source, Data):  # Stores have no attributes of edges.
             return cluster(source, 1, out=out, log=log, check=check)
         stored = NewFolder(out, "gas.datasets.import_graph, from stores")
         return import_stores(*stores, stored, check)
@@ -104,5 +103,5 @@ def import_graph(
         "dtype": None if codec is None else codec.name,
         "check": check,
     }
-    stages.GraphImport(folder, path, files_of(path), options, codec, size, log).run()
+    stages.GraphImport(folder, path, find_graph_files(path), options, codec, size, log).run()
     return open_folder(folder.path, check=False)

@@ -1,8 +1,8 @@
 """External sort of edges by destination and source.
 
-They are written to one file as they come, while edges into each node are counted. Ranges of
-destinations whose edges fit are then a file each, which is sorted in memory. Of a destination
-that has more edges, ranges of sources are.
+Edges are written to one file in the order of reading, while edges into each node are counted. They
+are then distributed to one file per range of destinations, which is sorted in memory. A destination
+with too many edges is divided further by ranges of sources.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-# Bytes of an edge while it is sorted, besides three copies of itself: keys, orders, flags.
+# Bytes per edge while sorting, besides three copies of the edge: keys, orders, flags.
 SORT_BYTES = 64
 PAIR = ("dst", "src")
-FILE_BYTES = 1 << 20  # The most that is read of a file at once.
+FILE_BYTES = 1 << 20  # The largest block that is read from a file.
 Progress = Callable[[int], None]
 
 
@@ -35,12 +35,12 @@ class EdgeSorter:
     """External sort of the edges in a file.
 
     Args:
-        folder: Where files may lie, called ``edges-*.part``.
-        kind: What is written of an edge, from :func:`edge_type`.
+        folder: The folder of temporary files ``edges-*.part``.
+        kind: The record of an edge, from :func:`edge_type`.
         num_nodes: The number of nodes.
-        memory: How many bytes sorting may take.
-        progress: Told how many edges have been sorted.
-        announce: Told the names of files before they are begun.
+        memory: The bytes for sorting.
+        progress: Called with the number of edges after each block.
+        announce: Called with the names of files before they are created.
     """
 
     def __init__(
@@ -60,12 +60,12 @@ class EdgeSorter:
         self._number = 0
 
     def sort(self, file: Path, counts: np.ndarray) -> Iterator[np.ndarray]:
-        """Return the edges in order, some at a time; of equal ones, those that came first.
+        """Yield blocks of sorted edges; the sort is stable.
 
-        An edge that was added as the reverse of another is left out where it was there already.
+        Reverses that were added are left out if the same edge was read.
 
         Args:
-            file: The file, which stays.
+            file: The file of edges, which isn't removed.
             counts: The number of edges into each node, of shape ``[N]``.
 
         Raises:
@@ -82,7 +82,7 @@ class EdgeSorter:
     def _sort_by(
         self, file: Path, key: str, counts: np.ndarray, keep: bool = False
     ) -> Iterator[np.ndarray]:
-        """Return the edges of a file in order; by ranges of ids, which have so many of them."""
+        """Yield blocks of sorted edges of a file, whose ids of ``key`` have these counts."""
         total = int(counts.sum())
         if total <= self.capacity:
             yield self._sort_in_memory(np.fromfile(file, self._kind))
@@ -107,7 +107,7 @@ class EdgeSorter:
             if int(counts[begin:end].sum()) <= self.capacity:
                 yield self._sort_in_memory(np.fromfile(part, self._kind))
                 part.unlink()
-            elif key == "dst":  # One node, which has more edges.
+            elif key == "dst":  # A single node with too many edges.
                 yield from self._sort_by(part, "src", self._count_sources(part))
             else:
                 yield from self._parallel_edges(part)
@@ -123,6 +123,7 @@ class EdgeSorter:
         return np.array(bounds)
 
     def _count_sources(self, file: Path) -> np.ndarray:
+        """Count the edges from each node, of shape ``[N]``."""
         counts = np.zeros(self._num_nodes, np.int64)
         for block in self._read_blocks(file):
             np.add.at(counts, block["src"], 1)
@@ -137,6 +138,7 @@ class EdgeSorter:
                 yield block
 
     def _sort_in_memory(self, edges: np.ndarray) -> np.ndarray:
+        """Sort edges, without redundant reverses."""
         order = np.lexsort((edges["src"], edges["dst"]))
         edges = edges[order]
         del order
@@ -147,7 +149,7 @@ class EdgeSorter:
 
     @staticmethod
     def _is_redundant(edges: np.ndarray) -> np.ndarray:
-        """Return a mask of added edges that were there already."""
+        """Return a mask of added reverses that were read as edges, too."""
         starts = np.ones(len(edges), bool)
         starts[1:] = is_new(edges, PAIR)
         if not len(edges):
@@ -156,7 +158,7 @@ class EdgeSorter:
         return edges["added"] & given[np.cumsum(starts) - 1]
 
     def _parallel_edges(self, file: Path) -> Iterator[np.ndarray]:
-        """Yield the edges between the same two nodes in the order in which they were read."""
+        """Yield edges between the same two nodes, in the order of reading."""
         undirected = "added" in self._kind.names  # type: ignore[operator]
         given = undirected and any(bool((~b["added"]).any()) for b in self._read_blocks(file))
         for block in self._read_blocks(file):
@@ -176,23 +178,23 @@ class EdgeSorter:
 
 
 def is_new(edges: np.ndarray, fields: Sequence[str]) -> np.ndarray:
-    """Compare each edge with the one before in some fields; of shape ``[edges - 1]``."""
+    """Return whether each edge differs from the previous one, of shape ``[edges - 1]``."""
     return np.logical_or.reduce([edges[field][1:] != edges[field][:-1] for field in fields])
 
 
 def order_by_type(edges: np.ndarray) -> np.ndarray | None:
-    """Return the order in which edges of the same type are together; ``None`` without types."""
+    """Return the order that sorts edges by ends and type; ``None`` without types."""
     if "types" not in (edges.dtype.names or ()):
         return None
     return np.lexsort((edges["types"], edges["src"], edges["dst"]))
 
 
 class Duplicates:
-    """Number of edges that occur twice, of the same type if they have types."""
+    """Counter of duplicate edges, of the same type if they have types."""
 
     def __init__(self) -> None:
         self.count = 0
-        self._last: np.ndarray | None = None  # Each edge between the last two nodes, once.
+        self._last: np.ndarray | None = None  # The distinct edges between the last two nodes.
 
     def add(self, edges: np.ndarray) -> None:
         """Count the duplicates of the next edges, in the order of :class:`EdgeSorter`."""

@@ -37,7 +37,7 @@ from gas.io import Array, GrowingArray, array_of, flush_to_disk
 from gas.native import MOST_INT32, transfer
 
 TEMPORARY = re.compile(r"edges(-into|-\d+)?\.part")
-EDGES, INTO = "edges.part", "edges-into.part"  # As they came, and how many lead to each node.
+EDGES, INTO = "edges.part", "edges-into.part"  # Unsorted edges, and their number by destination.
 
 
 class GraphImport:
@@ -61,10 +61,10 @@ class GraphImport:
         self.at_once = max(1024, min(1 << 20, memory // 512))  # Edges that are read at a time.
 
     def run(self) -> None:
-        """Run the stages that are left, and complete the folder.
+        """Run the remaining stages, and complete the folder.
 
         Raises:
-            ValueError: If another process is at it.
+            ValueError: If another process writes into the folder.
         """
         with self.folder.lock():
             self._run()
@@ -87,11 +87,12 @@ class GraphImport:
         self._finish()
 
     def _file_stamps(self) -> dict[str, list[int]]:
-        """Return sizes and times of the files, by which a change is noticed."""
+        """Return sizes and times of the files, to detect changes."""
         about = {file.name: file.stat() for file in self.files.values()}
         return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in sorted(about.items())}
 
     def _check_source(self, source: dict[str, Any]) -> None:
+        """Refuse files or options that have changed since the import began."""
         before = self.folder.mark["source"]
         if before != source:
             old = before.get("files", {})
@@ -103,7 +104,7 @@ class GraphImport:
             )
 
     def _announce(self, names: Iterable[str]) -> None:
-        """Record the names of temporary files, and remove files left under them."""
+        """Record the names of files before they are created, and remove old files."""
         names = list(names)
         self.folder.note(files=sorted({*self.folder.mark["files"], *names}))
         for name in names:
@@ -157,20 +158,21 @@ class GraphImport:
         }
 
     def _edge_ids(self, bar: Any) -> Iterator[np.ndarray]:
+        """Yield the ids of the ends of edges, in blocks."""
         for block in EdgeStream(self.files, self.columns, self.at_once).blocks():
             yield block.source.distinct
             yield block.target.distinct
             bar.update(len(block.source))
 
     def _load_nodes(self) -> Nodes:
-        """Return the nodes, as the first stage has found them."""
+        """Load the nodes that the first stage has written."""
         found = self.found["nodes"]
         said = found["arrays"].get("node_id")
         ids = None if said is None else np.load(self.folder.path / said["file"], mmap_mode="r")
         return Nodes(found["num_nodes"], ids, found["file"])
 
     def _edges(self) -> dict[str, Any]:
-        """Read edges, and write them in the order of the files."""
+        """Read the edges, and write them to a temporary file."""
         nodes, undirected = self._load_nodes(), self.options["undirected"]
         stream = EdgeStream(self.files, self.columns, self.at_once)
         counts = np.zeros(nodes.num_nodes, np.int64)
@@ -268,7 +270,7 @@ class GraphImport:
         }
 
     def _features(self) -> dict[str, Any]:
-        """Read features, and write each row to that of its node."""
+        """Read the features, and write them in the order of the nodes."""
         place = self.found["nodes"]["features"]
         if place is None:
             return {"arrays": {}}
@@ -294,7 +296,7 @@ class GraphImport:
         return {"arrays": {"x": array.to_json()}}
 
     def _encode_blocks(self, blocks: Iterable[np.ndarray], bar: Any) -> Iterator[np.ndarray]:
-        """Yield blocks of features in the form in which they are stored."""
+        """Yield checked and encoded blocks of features."""
         first = 0
         for block in blocks:
             x = torch.from_numpy(block)
@@ -305,6 +307,7 @@ class GraphImport:
             bar.update(len(block))
 
     def _finish(self) -> None:
+        """Remove temporary files, and write ``graph.json``."""
         nodes, order = self.found["nodes"], self.found["order"]
         num_nodes, num_edges = nodes["num_nodes"], order["num_edges"]
         arrays = {**order["arrays"], **nodes["arrays"], **self.found["features"]["arrays"]}
@@ -349,7 +352,7 @@ def _encode(x: Tensor, codec: Codec, first: int) -> Tensor:
 
 
 def _write_at(path: Path, array: Array, rows: np.ndarray, blocks: Iterable[np.ndarray]) -> None:
-    """Write rows to their places in a file, durably."""
+    """Write blocks of rows to given positions in a file, durably."""
     mapped = np.lib.format.open_memmap(path, "w+", array.numpy_dtype, array.shape)
     first = 0
     for block in blocks:

@@ -1,6 +1,6 @@
 """Contents of ``graph.json``: the arrays of a graph folder, their files, types and shapes.
 
-It may come from anywhere: whatever it says is checked, and nothing is allocated for it.
+The file is not trusted: all of it is checked before anything is allocated.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gas.io import Array, read_json, refuse
 
 FORMAT, VERSION = "gas graph", 1
 NAME = "graph.json"
-MOST = 2**62  # Of anything that is counted: sums of it fit 64 bits.
+MOST = 2**62  # The largest count, so that sums of counts fit 64 bits.
 MOST_DIMS = 32
 CSR = "csr"  # The codec of sparse features.
 INDEX_TYPES = ("int32", "int64")
@@ -26,12 +26,12 @@ TORCH_TYPES = (
     *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
     *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
 )
-# Names of files and of attributes: what every system and PyG can hold.
+# Names of files and attributes that are valid on every system and in PyG.
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,150}\.npy")
 KEY = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}")
 TEXT = re.compile(r"<U([1-9][0-9]{0,5})")
 ROWPTR, COL, WEIGHT = "rowptr", "col", "edge_weight"  # The arrays of the adjacency.
-TAKEN = ("adj_t", "edge_index", "num_nodes")  # What opening sets.
+TAKEN = ("adj_t", "edge_index", "num_nodes")  # Attributes that opening a folder sets.
 
 
 class Sparse(NamedTuple):
@@ -43,7 +43,7 @@ class Sparse(NamedTuple):
     value: Array
 
     def to_json(self) -> dict[str, Any]:
-        """Return what ``graph.json`` says of it."""
+        """Return the entry in ``graph.json``."""
         parts = {name: getattr(self, name).to_json() for name in ("rowptr", "col", "value")}
         return {"codec": CSR, "shape": list(self.shape), **parts}
 
@@ -52,7 +52,7 @@ class Description(NamedTuple):
     """Contents of ``graph.json``.
 
     ``arrays`` has ``rowptr`` and ``col``, perhaps ``edge_weight``, and tensors by the names of
-    their attributes; ``attributes`` what isn't an array.
+    their attributes; ``attributes`` has all other attributes.
     """
 
     num_nodes: int
@@ -61,7 +61,7 @@ class Description(NamedTuple):
     attributes: dict[str, Any]
 
     def files(self) -> Iterator[tuple[str, Array]]:
-        """Every array that has a file, and what it is called."""
+        """Iterate over the names of arrays and the arrays, each in a file."""
         for key, array in self.arrays.items():
             if isinstance(array, Array):
                 yield key, array
@@ -87,10 +87,10 @@ class Description(NamedTuple):
 
 
 def read_description(path: Path) -> Description:
-    """Read ``graph.json``, and check all that it says by itself.
+    """Read ``graph.json``, and check that it is consistent.
 
     Raises:
-        ValueError: Naming what is wrong, and what was expected.
+        ValueError: Naming the first fault, and what was expected.
     """
     said = _check_fields(path, "it", read_json(path), ("format", "version"), None)
     if said["format"] != FORMAT:
@@ -118,7 +118,7 @@ def read_description(path: Path) -> Description:
 def _check_fields(
     path: Path, what: str, value: Any, needed: tuple[str, ...], others: tuple[str, ...] | None
 ) -> dict[str, Any]:
-    """Check an object of JSON that has these fields, and of others at most these."""
+    """Check that an object of JSON has the fields ``needed``, and no others than ``others``."""
     if not isinstance(value, dict):
         refuse(path, what, value, "an object of JSON")
     missing = [name for name in needed if name not in value]
@@ -131,7 +131,7 @@ def _check_fields(
 
 
 def _check_names(path: Path, what: str, value: Any) -> dict[str, Any]:
-    """Check an object of JSON whose fields are names of attributes."""
+    """Check that the fields of an object of JSON are names of attributes."""
     for name in _check_fields(path, what, value, (), None):
         if KEY.fullmatch(name) is None or name in TAKEN:
             refuse(path, f"a name in {what}", repr(name), "letters, digits and _, of an attribute")
@@ -151,6 +151,7 @@ def _parse_shape(path: Path, what: str, value: Any) -> tuple[int, ...]:
 
 
 def _parse_matrix(path: Path, what: str, value: Any) -> Sparse:
+    """Check the entry of a sparse matrix."""
     parts = ("rowptr", "col", "value")
     said = _check_fields(path, what, value, ("codec", "shape", *parts), ())
     shape = _parse_shape(path, f"{what}.shape", said["shape"])
@@ -165,6 +166,7 @@ def _parse_matrix(path: Path, what: str, value: Any) -> Sparse:
 
 
 def _parse_array(path: Path, what: str, value: Any) -> Array:
+    """Check the entry of an array."""
     said = _check_fields(path, what, value, ("file", "dtype", "shape"), ("codec", "width", "numpy"))
     file, dtype = said["file"], said["dtype"]
     if not isinstance(file, str) or FILE_NAME.fullmatch(file) is None:
@@ -201,7 +203,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 def _check_plain(
     path: Path, what: str, array: Array | Sparse, dtypes: tuple[str, ...], shape: tuple[int, ...]
 ) -> None:
-    """Refuse another array than a plain tensor of these types and this shape."""
+    """Refuse an array that isn't a plain tensor of one of these types and this shape."""
     plain = isinstance(array, Array) and array.codec is None and not array.numpy
     if not plain or array.dtype not in dtypes or array.shape != shape:  # type: ignore[union-attr]
         kind = f"{array.dtype} " if isinstance(array, Array) else ""
@@ -215,7 +217,7 @@ def _check_plain(
 
 
 def _check_files(path: Path, said: Description) -> None:
-    """Refuse arrays that share a file; names that differ in capitals are one to some systems."""
+    """Refuse arrays that share a file, also on systems that ignore the case of file names."""
     taken: dict[str, str] = {}
     for key, array in said.files():
         other = taken.setdefault(array.file.lower(), key)

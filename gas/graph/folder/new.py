@@ -1,10 +1,9 @@
-"""A folder that a graph is being written into: empty, unfinished, or whole."""
+"""A folder that a graph is written into: empty, unfinished or complete."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -13,31 +12,26 @@ from typing import Any
 import numpy as np
 
 from gas.graph.folder.description import NAME, Description
-from gas.io import Array, read_json, sync_folder, write_array, write_json
+from gas.io import Array, lock, read_json, sync_folder, write_array, write_json
 from gas.native import free_disk, human, make_folder
 
-try:
-    import fcntl
-except ImportError:  # Windows: nobody is kept out. mypy takes a name to be a module for ever.
-    fcntl = None  # type: ignore[assignment]
-
-MARK = "unfinished.json"  # There as long as graph.json isn't; lists the files that are ours.
+MARK = "unfinished.json"  # Exists until graph.json does; lists the files that were written.
 MARK_FORMAT = "unfinished gas graph"
-OURS = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*\.(npy|part)")  # The files that may be.
+OURS = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*\.(npy|part)")  # Names of files that may be listed.
 
 
 class NewFolder:
-    """A folder for a graph, which is whole when ``graph.json`` is there.
+    """A folder for a graph, which is complete when it has ``graph.json``.
 
-    Before, ``unfinished.json`` names the files that were begun; they alone are ever removed. Making
-    one only looks; :meth:`begin` is the first to write.
+    Until then ``unfinished.json`` lists the files that were begun; no other files are ever removed.
+    The constructor only reads; :meth:`begin` is the first to write.
 
     Args:
-        path: The folder: one that isn't there, an empty one, or one that was left unfinished.
-        by: Who writes it, in words; what somebody else left isn't taken up.
+        path: A new or an empty folder, or one that was left unfinished.
+        by: The name of the writer. Only the same writer can continue an unfinished folder.
 
     Raises:
-        ValueError: If the folder holds something else.
+        ValueError: If the folder contains other files.
     """
 
     def __init__(self, path: str | Path, by: str) -> None:
@@ -45,7 +39,7 @@ class NewFolder:
         self._check_contents()
 
     def _check_contents(self) -> None:
-        """Read what was left, and refuse anything else."""
+        """Read the mark of an unfinished folder, and refuse folders with other files."""
         self.mark: dict[str, Any] = {}
         if not self.path.is_dir():
             if self.path.exists() or self.path.is_symlink():
@@ -64,17 +58,17 @@ class NewFolder:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """In this context no other process, or thread, writes into the folder by this function.
+        """Lock the folder in this context; see :func:`lock_folder`.
 
         Raises:
-            ValueError: If one does, or has finished it since.
+            ValueError: If another process or thread has locked it, or has completed it since.
         """
         with lock_folder(self.path):
             self._check_contents()
             yield
 
     def _read_mark(self) -> dict[str, Any]:
-        """Read what an unfinished folder says of itself."""
+        """Read ``unfinished.json``."""
         path = self.path / MARK
         mark = read_json(path)
         files = mark.get("files") if isinstance(mark, dict) else None
@@ -92,15 +86,15 @@ class NewFolder:
         return mark
 
     def begin(self, files: Iterable[str], num_bytes: int, **more: Any) -> None:
-        """Make the folder and say whose it is; remove what was left of these files.
+        """Make the folder with ``unfinished.json``; remove files that were left unfinished.
 
         Args:
             files: The names of the files that will be written.
-            num_bytes: What they will take.
-            **more: What else ``unfinished.json`` is to say.
+            num_bytes: Their total size.
+            **more: Further entries of ``unfinished.json``.
 
         Raises:
-            OSError: If the disk has no room; nothing has been written then.
+            OSError: If the free space is insufficient; nothing has been written then.
         """
         free = free_disk(self.path.absolute())
         if num_bytes > free:
@@ -116,7 +110,7 @@ class NewFolder:
         self.note(files=sorted(files), **more)
 
     def note(self, **said: Any) -> None:
-        """Change what ``unfinished.json`` says, durably."""
+        """Change entries of ``unfinished.json``, durably."""
         self.mark = {**self.mark, "format": MARK_FORMAT, "by": self.by, **said}
         self._write_json(MARK, self.mark)
 
@@ -125,11 +119,11 @@ class NewFolder:
         write_array(self.path / array.file, array, blocks)
 
     def finish(self, description: Description, arrays: dict[str, Any] | None = None) -> None:
-        """Make the folder whole.
+        """Write ``graph.json`` and remove ``unfinished.json``.
 
         Args:
-            description: What ``graph.json`` is to say.
-            arrays: What it is to say of arrays, as JSON. (default: what the description does)
+            description: The contents of ``graph.json``.
+            arrays: The entries of its arrays, as JSON. (default: those of the description)
         """
         said = description.to_json()
         self._write_json(NAME, said if arrays is None else {**said, "arrays": arrays})
@@ -142,39 +136,34 @@ class NewFolder:
 
 @contextlib.contextmanager
 def lock_folder(path: Path) -> Iterator[None]:
-    """Make a folder and keep others that do so out of it, processes and threads, in this context.
+    """Make a folder, and lock it against other processes and threads in this context.
 
-    The system lets go of the folder when the process ends, however it does. If nothing comes of a
-    folder that wasn't there, it is removed.
+    The system unlocks the folder when the process ends, also if it is killed. A new folder that is
+    still empty in the end is removed.
 
     Raises:
-        ValueError: If another one writes into it.
+        ValueError: If it is locked.
     """
     is_new = not path.exists()
     make_folder("out", path)
     with contextlib.ExitStack() as stack:
-        if fcntl is not None:  # Not on Windows.
-            handle = os.open(path, os.O_RDONLY)
-            stack.callback(os.close, handle)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise ValueError(
-                    f"'out' is {str(path)!r}, which another process is writing: wait for it, or "
-                    "name another folder"
-                ) from error
-            except OSError:  # A file system without locks, such as of a network: as on Windows.
-                pass
-        if is_new:  # It is this one's: another that found no folder either was refused above.
-            stack.callback(_remove_empty, path)
-        yield
-
-
-def _remove_empty(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        path.rmdir()
+        try:
+            stack.enter_context(lock(path))
+        except BlockingIOError as error:
+            raise ValueError(
+                f"'out' is {str(path)!r}, which another process is writing: wait for it, or "
+                "name another folder"
+            ) from error
+        except OSError:  # Some file systems, such as network ones, have no locks.
+            pass
+        try:
+            yield
+        finally:
+            if is_new:  # It is removed if it is empty.
+                with contextlib.suppress(OSError):
+                    path.rmdir()
 
 
 def _temporary_name(name: str) -> str:
-    """Return the name of a file before it is whole."""
+    """Return the name of a file while it is written."""
     return f"{name}.new"

@@ -1,4 +1,4 @@
-"""Opening a graph folder: checked, and mapped into memory."""
+"""Open a graph folder: check it, and map it into memory."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from gas.history import Codec, DiskStore, Encoded, TableStore
 from gas.io import check_inside, map_array, tensor_of
 from gas.native import rises, sparse_csr
 
-BLOCK = 1 << 22  # Ids that are looked at at a time.
-MAPPED = "_gas_mapped"  # What a tensor has that lies in a file of a folder.
+BLOCK = 1 << 22  # Ids that are checked at a time.
+MAPPED = "_gas_mapped"  # An attribute of tensors that are mapped from a file of a folder.
 
 
 def is_graph_folder(path: str | Path) -> bool:
@@ -50,7 +50,7 @@ def is_graph_folder(path: str | Path) -> bool:
 
 
 def open_if_path(graph: Any, name: str = "data") -> Any:
-    """Open a graph that is given as the path of its folder; return anything else as it is.
+    """Open a graph folder that is given as a path; return anything else as it is.
 
     Args:
         graph: A ``Data``, or a path.
@@ -71,10 +71,10 @@ def open_if_path(graph: Any, name: str = "data") -> Any:
 
 
 def check_is_graph(graph: Any, name: str = "data") -> None:
-    """Refuse what is passed by mistake: tensors, tuples, a data set.
+    """Refuse objects that aren't graphs, such as tensors, tuples and data sets.
 
     Raises:
-        ValueError: If it can't be a graph.
+        ValueError: If it is one.
     """
     if graph is None or isinstance(graph, Tensor | Sequence | Dataset):
         raise ValueError(
@@ -88,7 +88,7 @@ def open_folder(folder: str | Path, check: bool = True) -> Data:
 
     Args:
         folder: The folder.
-        check: Look at every id of the edges, and of ``perm``. (default: ``True``)
+        check: Check every id of the edges, and of ``perm``. (default: ``True``)
 
     Raises:
         ValueError: If a file isn't what it should be, naming it.
@@ -102,23 +102,25 @@ def open_folder(folder: str | Path, check: bool = True) -> Data:
     data = Data()
     for key, array in said.arrays.items():
         if key not in (ROWPTR, COL, WEIGHT):
-            data[key] = _value(key, array, arrays)
+            data[key] = _make_attribute(key, array, arrays)
     for key, value in said.attributes.items():
         data[key] = value
-    rowptr, col = (_tensor(key, said, arrays) for key in (ROWPTR, COL))
-    weight = _tensor(WEIGHT, said, arrays) if WEIGHT in arrays else implicit_ones(said.num_edges)
+    rowptr, col = (_map_tensor(key, said, arrays) for key in (ROWPTR, COL))
+    weight = (
+        _map_tensor(WEIGHT, said, arrays) if WEIGHT in arrays else implicit_ones(said.num_edges)
+    )
     data.adj_t = sparse_csr(rowptr, col, weight, said.num_nodes)
     data.num_nodes = said.num_nodes
     return data
 
 
-def _tensor(key: str, said: Description, arrays: dict[str, np.ndarray]) -> Tensor:
+def _map_tensor(key: str, said: Description, arrays: dict[str, np.ndarray]) -> Tensor:
     array = said.arrays[key]
     assert isinstance(array, Array)
     return tensor_of(arrays[key], array)
 
 
-def _value(key: str, array: Array | Sparse, arrays: dict[str, np.ndarray]) -> Any:
+def _make_attribute(key: str, array: Array | Sparse, arrays: dict[str, np.ndarray]) -> Any:
     """Make an attribute: a tensor, a sparse matrix, encoded rows, or a NumPy array."""
     if isinstance(array, Sparse):
         rowptr, col, value = (
@@ -136,7 +138,7 @@ def _value(key: str, array: Array | Sparse, arrays: dict[str, np.ndarray]) -> An
 
 
 def get_mapped_rows(x: Any) -> Encoded | None:
-    """Return features that are read from a file, as rows that may be packed; else ``None``."""
+    """Return features that are mapped from a file, as encoded rows; ``None`` for others."""
     if isinstance(x, Encoded):
         store = x.store
         is_mapped = isinstance(store, TableStore) and store.direct and store.tier == "disk"
@@ -148,7 +150,7 @@ def get_mapped_rows(x: Any) -> Encoded | None:
 
 
 class MappedStore(TableStore):
-    """Rows of a graph folder; copies of them lie in temporary files."""
+    """Store of rows in a graph folder; copies of it are in temporary files."""
 
     tier = "disk"
 
@@ -165,7 +167,7 @@ class MappedStore(TableStore):
 def _check_content(
     folder: Path, said: Description, arrays: dict[str, np.ndarray], check: bool
 ) -> None:
-    """Refuse pointers that don't rise, and ids that point nowhere."""
+    """Refuse decreasing pointers, and ids out of range."""
     ends = {ROWPTR: (COL, said.num_edges), "parts": (None, said.num_nodes)}
     ends["shards"] = None, said.num_nodes
     ids = {COL: said.num_nodes}

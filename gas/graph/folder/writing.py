@@ -1,4 +1,4 @@
-"""Writing a clustered graph into a folder, array by array: it needn't fit memory twice."""
+"""Write a clustered graph into a folder, array by array, so that it needn't fit memory twice."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ from gas.history import Encoded
 from gas.io import array_of
 from gas.native import MOST_INT32, gather_sparse_rows, human, is_sparse, parts
 
-BLOCK_BYTES = 1 << 24  # What is renumbered at a time.
+BLOCK_BYTES = 1 << 24  # Rows are renumbered in blocks of this size.
 
 
 class GraphWriter:
-    """Write a graph with its nodes renumbered. What can't be written is refused by making one.
+    """Writes a graph with its nodes renumbered. The constructor checks that this is possible.
 
     Args:
-        folder: Where to.
-        data: The graph, with a row for each node and edge as they are before.
+        folder: The folder.
+        data: The graph before renumbering.
         edges: Its edges, from :func:`gas.graph.read_graph`.
 
     Raises:
@@ -95,7 +95,7 @@ class GraphWriter:
             perm: The row of ``data`` that each node was, of shape ``[N]``, int64.
             ptr: The parts, of shape ``[num_parts + 1]``.
             shards: The first row of each shard, of shape ``[shards + 1]``. (default: no shards)
-            before: The row that each node of ``data`` was even before. (default: its own)
+            before: The original row of each node of ``data``. (default: its row in ``data``)
             log: Report progress on standard error. (default: ``True``)
         """
         start = time.perf_counter()
@@ -121,7 +121,7 @@ class GraphWriter:
             print(f"Wrote the graph into {self._folder.path}: {took}", file=sys.stderr)
 
     def _write_edges(self, said: Description, new_id: Tensor) -> Tensor | None:
-        """Write rows, columns and weights; return the edge that each was."""
+        """Write rows, columns and weights; return the position of each entry in ``data``."""
         src, dst, weight, _ = self._edges
         new = self._edges._replace(src=new_id[src.cpu()], dst=new_id[dst.cpu()])
         csr = to_csr(new, small=self._index_type == torch.int32)
@@ -136,7 +136,7 @@ class GraphWriter:
     def _renumber(
         self, key: str, perm: Tensor, new_id: Tensor, e_id: Tensor | None
     ) -> tuple[Any, Tensor | None]:
-        """Return an attribute, and the order in which its rows are written."""
+        """Return an attribute with new node ids, and the order in which its rows are written."""
         data, value = self._data, self._data[key]
         if key == "edge_label_index":
             return new_id[value.long().cpu()], None
@@ -148,7 +148,7 @@ class GraphWriter:
 
 
 def _check_weights(data: Data, weight: Tensor | None) -> None:
-    """Refuse weights beside an ``adj_t`` that has others, or none: they'd be lost."""
+    """Refuse an ``edge_weight`` that differs from the values of ``adj_t``: it would be lost."""
     other = data.get(WEIGHT)
     if "adj_t" not in data or other is None:
         return
@@ -159,7 +159,7 @@ def _check_weights(data: Data, weight: Tensor | None) -> None:
 
 
 def _choose_file_name(key: str, taken: set[str]) -> str:
-    """Name a file as no other is named, also where capitals don't count."""
+    """Choose a file name that is unique, also if case is ignored."""
     lower, name, number = {file.lower() for file in taken}, key, 1
     ours = {f"{own}.npy" for own in (PERM, PARTS, SHARDS, WEIGHT)}
     while f"{name}.npy".lower() in lower | ours:
@@ -169,7 +169,11 @@ def _choose_file_name(key: str, taken: set[str]) -> str:
 
 
 def describe_array(key: str, value: Tensor | np.ndarray, file: str) -> Array | Sparse:
-    """Describe how an array or a tensor is stored."""
+    """Describe how an array or a tensor is stored in a file.
+
+    Raises:
+        ValueError: If it can't be stored, naming it.
+    """
     if isinstance(value, np.ndarray):
         if value.dtype.kind == "U":
             return Array(file, f"<U{max(value.dtype.itemsize // 4, 1)}", value.shape, numpy=True)
@@ -204,7 +208,11 @@ def _unwritable_error(key: str, found: str, expected: str) -> ValueError:
 
 
 def _to_json(key: str, value: Any) -> Any:
-    """Return a value as JSON holds it: tuples are lists there, and names of things are text."""
+    """Convert a value to JSON; tuples become lists.
+
+    Raises:
+        ValueError: If it can't be converted.
+    """
     value = value.item() if isinstance(value, np.generic) else value
     if isinstance(value, list | tuple):
         return [_to_json(key, part) for part in value]
@@ -251,14 +259,14 @@ def write_rows(
 
 
 def _read_stored(value: Encoded, index: Tensor) -> Tensor:
-    """Read rows as they are encoded, of shape ``[n, columns]``."""
+    """Read rows without decoding them, of shape ``[n, columns]``."""
     out = torch.empty(index.numel(), value.store.columns, dtype=value.store.dtype)
     value.store.read(index, out)
     return out
 
 
 def _blocks(value: Tensor, index: Tensor | None) -> Iterator[Tensor]:
-    """Yield the rows to read, some at a time."""
+    """Yield the rows to read, in blocks."""
     num_rows = value.size(0) if index is None else index.numel()
     width = value.numel() // max(value.size(0), 1) if value.layout == torch.strided else 1
     step = max(1, BLOCK_BYTES // max(1, width * value.element_size()))
