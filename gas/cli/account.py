@@ -13,7 +13,7 @@ from gas.cli.setup import Setup
 from gas.graph import layout_of
 from gas.history import Packing, TableStore
 from gas.native import idle_bytes
-from gas.training import MemoryAccount, batch_bytes, give_back_freed
+from gas.training import MemoryAccount, batch_bytes, release_freed_memory
 
 
 def account_of(
@@ -34,7 +34,7 @@ def account_of(
         libraries: The bytes that were resident before the graph was there.
         outputs: The outputs that evaluations have left.
     """
-    freed = give_back_freed()  # First: what follows allocates.
+    freed = release_freed_memory()  # First: what follows allocates.
     account = MemoryAccount()
     graphs = (experiment.graph, experiment.eval_graph)
     account.enter("interpreter and libraries", libraries)

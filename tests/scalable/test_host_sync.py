@@ -137,7 +137,7 @@ def test_a_loss_that_is_not_finite_is_named_at_the_end(graph, device):
     with pytest.raises(FloatingPointError, match="the loss is nan in batch 2"):
         run(model, loader, device, loss_fn=loss_fn)
     assert len(calls) == len(loader)
-    waits = [wait for wait in device.waits if "first_not_finite" not in wait[-1]]
+    waits = [wait for wait in device.waits if "find_nonfinite_loss" not in wait[-1]]
     assert_for_the_loss(waits)
 
 

@@ -138,7 +138,7 @@ def test_coarser_parts_are_like_cut_ones(num_parts):
     for size in (1, num_parts // 4):
         loader = SubgraphLoader(graph, batch_size=size, shuffle=True, log=False)
         cut = [Shape.of(batch) for batch in loader]
-        mean, largest = sample.shapes(num_parts, size)
+        mean, largest = sample.estimate_batch_sizes(num_parts, size)
         assert mean.own == 6000 * size / num_parts
         assert mean.halo == pytest.approx(sum(s.halo for s in cut) / len(cut), rel=0.12)
         assert mean.edges == pytest.approx(sum(s.edges for s in cut) / len(cut))
