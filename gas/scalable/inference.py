@@ -35,9 +35,9 @@ def compute_dtype(model: BatchModel, x: Tensor | Features | None) -> torch.dtype
     return next(given, x.dtype if floating and x is not None else torch.get_default_dtype())
 
 
-def without_views(loader: Iterable[SubData]) -> Iterable[SubData]:
+def plain_loader(loader: Iterable[SubData]) -> Iterable[SubData]:
     """Return a loader of the same batches without running its augmentation, if it has one."""
-    plain = getattr(loader, "without_views", None)
+    plain = getattr(loader, "plain_loader", None)
     return loader if plain is None else plain()
 
 
@@ -200,7 +200,7 @@ def _fill_histories(
             f"{model.num_nodes}: use model.for_graph(num_nodes), which shares the weights"
         )
     num_own = model.num_nodes if shard is None else shard.num_own
-    loader = _CompleteLoader(without_views(loader), num_own)
+    loader = _CompleteLoader(plain_loader(loader), num_own)
     norms = GraphNorms(model, None if ranks is None or shard is None else ranks.group, training)
 
     def context(batch: SubData, layer: int = 0) -> contextlib.AbstractContextManager[None]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch_geometric.data import Data
 
-from gas.loader import SubData, SubgraphLoader, loaded_tensors, num_bytes
+from gas.loader import SubData, SubgraphLoader, num_bytes, tensors_in_memory
 from gas.native import human
 from gas.scalable.base import preserve_modes
 from gas.scalable.call import BatchModel
@@ -66,7 +66,7 @@ class SavedTensors(saved_tensors_hooks):
 
         Features that the batch has read during forward are among its tensors.
         """
-        own = {tensor.untyped_storage().data_ptr() for tensor in loaded_tensors(batch.data)}
+        own = {tensor.untyped_storage().data_ptr() for tensor in tensors_in_memory(batch.data)}
         return sum(size for address, size in self._sizes.items() if address not in own)
 
 

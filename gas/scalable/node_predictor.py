@@ -83,7 +83,7 @@ class NodePredictor:
             raise ValueError(f"'nodes' is {nodes!r}, expected a tensor of ids, or a mask")
         check_range("nodes", nodes, self.row_of.numel())
         rows, place = self.row_of[nodes].unique(return_inverse=True)
-        batch = self.loader.around(rows)
+        batch = self.loader.cut_nodes(rows)
         with preserve_modes(model), share_cores(self.loader.leave_cores):
             model.eval()
             out = model(batch, push=False)
@@ -190,7 +190,7 @@ def predict_nodes(
         if PERM not in loader.data:
             raise ValueError(
                 "the graph has no 'perm', by which nodes are found: use gas.cluster(data, "
-                "num_parts), or model(loader.around(nodes)), by their rows in the loader"
+                "num_parts), or model(loader.cut_nodes(nodes)), by their rows in the loader"
             )
         known = model._node_predictor = NodePredictor(loader)
     return known.predict(model, nodes if ids is None else known.find_nodes(ids))

@@ -122,8 +122,8 @@ class GraphNorms:
             and (norm.running_mean is None or (training and norm.training))
         ]  # fmt: skip
         for name, norm in model.named_modules() if training else ():
-            is_typed = isinstance(norm, pyg.HeteroBatchNorm) and norm.training
-            if is_typed or ((name, norm) in self._norms and _has_own_forward(norm)):
+            is_hetero = isinstance(norm, pyg.HeteroBatchNorm) and norm.training
+            if is_hetero or ((name, norm) in self._norms and _has_own_forward(norm)):
                 raise ValueError(
                     f"the batch norm '{name}' is a {type(norm).__name__}, whose forward isn't "
                     "PyTorch's and would be left out: put it in evaluation mode, or pass "

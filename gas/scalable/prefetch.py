@@ -13,7 +13,7 @@ from gas.graph import Adjacency, Uses
 from gas.history import BatchPulls, has_idle_cores, share_cores
 from gas.loader import PendingBatch, SubData, SubgraphLoader, prefetch_rows, send_batch
 from gas.scalable.call import cancel_pulls, read_ahead, start_pulls
-from gas.scalable.inference import without_views
+from gas.scalable.inference import plain_loader
 from gas.scalable.model import ScalableGNN
 from gas.scalable.pack import is_packed
 
@@ -42,7 +42,7 @@ class PrefetchLoader:
         if not hasattr(model, "forward_layer"):
             raise ValueError(
                 f"'model' is a {type(model).__name__}, expected a gas.ScalableGNN: for others, "
-                "such as those of typed graphs, loop over the loader itself"
+                "such as those of heterogeneous graphs, loop over the loader itself"
             )
         self.loader = loader
         self.model = model
@@ -53,9 +53,9 @@ class PrefetchLoader:
     def __len__(self) -> int:
         return len(cast(Sized, self.loader))
 
-    def without_views(self) -> PrefetchLoader:
-        """Return the same batches without views; see :meth:`gas.SubgraphLoader.without_views`."""
-        return PrefetchLoader(without_views(self.loader), self.model)
+    def plain_loader(self) -> PrefetchLoader:
+        """Return the same batches without views; see :meth:`gas.SubgraphLoader.plain_loader`."""
+        return PrefetchLoader(plain_loader(self.loader), self.model)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the loader up to the last batch that was yielded.

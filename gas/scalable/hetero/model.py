@@ -142,8 +142,8 @@ class HeteroModel(PlannedModel):
         """Refuse a mini-batch of another graph."""
         if not isinstance(batch, HeteroData):
             raise ValueError(
-                f"'batch' is a {type(batch).__name__}, expected a mini-batch of a typed graph: "
-                "gas.SubgraphLoader(graph) yields some, graph = gas.cluster(data, num_parts)"
+                f"'batch' is a {type(batch).__name__}, expected a mini-batch of a "
+                "heterogeneous graph: gas.SubgraphLoader(graph) yields some, graph = gas.cluster(data, num_parts)"
             )
         for kind, size in self.num_nodes.items():
             if kind not in batch.node_types or "offset" not in batch[kind]:
@@ -212,8 +212,10 @@ class HeteroModel(PlannedModel):
             loader = self._loader(graph, batch_size)
             out = self._infer(loader, log)
         if isinstance(out, Tensor):
-            return to_original_order(loader.typed[str(self.plan.output)], out)
-        return {kind: to_original_order(loader.typed[kind], rows) for kind, rows in out.items()}
+            return to_original_order(loader.hetero_data[str(self.plan.output)], out)
+        return {
+            kind: to_original_order(loader.hetero_data[kind], rows) for kind, rows in out.items()
+        }
 
     @torch.no_grad()
     def refresh(
@@ -310,15 +312,15 @@ class HeteroModel(PlannedModel):
         """Compare mini-batches with a full batch of the uncut graph; see :func:`gas.verify`."""
         if num_nodes is not None:
             raise ValueError(
-                f"'num_nodes' is {num_nodes}, but all nodes of a typed graph are compared: leave "
-                "it out"
+                f"'num_nodes' is {num_nodes}, but all nodes of a heterogeneous graph are "
+                "compared: leave it out"
             )
         loader = self._loader(graph, batch_size)
         with contextlib.ExitStack() as stack:
             stack.enter_context(preserve_modes(self))
             self.eval()
             exact, stale = (stack.enter_context(contextlib.closing(self._clone())) for _ in "es")
-            expected = _concatenate(exact.full_batch(loader.typed, fill=True))
+            expected = _concatenate(exact.full_batch(loader.hetero_data, fill=True))
             swept = _concatenate(stale.run_sweeps(loader))
             pairs = zip(stale.histories, exact.histories, strict=True)
             errors = [relative_error(mine.emb, true.emb) for mine, true in pairs]

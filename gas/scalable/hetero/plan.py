@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch_geometric.data import HeteroData
 
-from gas.graph import PERM, EdgeType, dense
+from gas.graph import PERM, EdgeType, to_dense
 from gas.nn import SumConv
 from gas.scalable.hetero.layers import FusedCall, LayerCall, Visitor, visit_layers
 
@@ -100,7 +100,7 @@ def collect_inputs(data: HeteroData, inputs: Mapping[str, str]) -> dict[str, Any
         name: data[key]
         if key in data._global_store
         else {
-            kind: dense(store[PERM if key == "n_id" and PERM in store else key])
+            kind: to_dense(store[PERM if key == "n_id" and PERM in store else key])
             for kind, store in zip(_store_types(data), data.stores[1:], strict=True)
             if key in store
         }
