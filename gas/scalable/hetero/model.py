@@ -143,7 +143,8 @@ class HeteroModel(PlannedModel):
         if not isinstance(batch, HeteroData):
             raise ValueError(
                 f"'batch' is a {type(batch).__name__}, expected a mini-batch of a "
-                "heterogeneous graph: gas.SubgraphLoader(graph) yields some, graph = gas.cluster(data, num_parts)"
+                "heterogeneous graph: gas.SubgraphLoader(graph) yields some, graph = "
+                "gas.cluster(data, num_parts)"
             )
         for kind, size in self.num_nodes.items():
             if kind not in batch.node_types or "offset" not in batch[kind]:
