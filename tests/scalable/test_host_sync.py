@@ -16,7 +16,7 @@ from torch_geometric.utils import degree
 import gas
 from gas import nn
 from gas.augment import DropEdge
-from gas.graph.layout import _kept, drop_edges_and_rows, layout_of
+from gas.graph.layout import _draw_kept_edges, drop_edges_and_rows, layout_of
 from gas.native.matrix import transpose
 from gas.native.sparse_rows import sparse_csr
 from gas.nn import Adjacency
@@ -340,7 +340,7 @@ def test_how_many_edges_a_device_drops(device, p):
     torch.manual_seed(0)
     with device:
         for row in stays:
-            row[_kept(edges, p, DEVICE).on_host] = 1
+            row[_draw_kept_edges(edges, p, DEVICE).on_host] = 1
     count = stays.sum(1)
     assert count.var() / (edges * p * (1 - p)) == pytest.approx(1, abs=0.15)
     error = (p * (1 - p) / times) ** 0.5
