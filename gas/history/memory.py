@@ -8,8 +8,7 @@ from pathlib import Path
 
 import torch
 
-from gas.io import free_disk
-from gas.native import explain_missing_cuda, free_memory, human
+from gas.native import explain_missing_cuda, free_disk, free_memory, human
 
 
 def check_fits(num_bytes: int, device: torch.device | None = None) -> None:
