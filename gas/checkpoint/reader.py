@@ -119,7 +119,7 @@ class CheckpointReader:
             given["loader"] = loader
         _restore_all(given, {**saved, **{k: self.values[k] for k in ("optimizer", "loader")}})
         if model is not None:
-            plain = model._plain if isinstance(model, stored.MODELS) else model
+            plain = model._checkpoint_module if isinstance(model, stored.MODELS) else model
             plain.load_state_dict(dict(weights))
         if restores is not None and isinstance(model, stored.MODELS):
             views = {name.split("_")[1] for name in restores if name.startswith("view_")}

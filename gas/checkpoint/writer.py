@@ -88,7 +88,7 @@ def unwrap_model(model: Any) -> Any:
 
 def weights_of(model: Module) -> Mapping[str, Tensor]:
     """Return the ``state_dict`` of a model, or of the module that a converted model wraps."""
-    found = (model._plain if isinstance(model, stored.MODELS) else model).state_dict()
+    found = (model._checkpoint_module if isinstance(model, stored.MODELS) else model).state_dict()
     others = [key for key, value in found.items() if not isinstance(value, Tensor)]
     if others:
         raise ValueError(

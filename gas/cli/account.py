@@ -13,7 +13,7 @@ from gas.cli.setup import Setup
 from gas.graph import layout_of
 from gas.history import Packing, TableStore
 from gas.native import idle_bytes
-from gas.training import MemoryAccount, batch_bytes, give_back_freed
+from gas.training import MemoryAccount, batch_bytes, release_freed_memory
 
 
 def measure_memory(
@@ -34,7 +34,7 @@ def measure_memory(
         libraries: The resident bytes before the graph was loaded.
         outputs: The outputs of evaluations that are kept.
     """
-    freed = give_back_freed()  # First, because the rest allocates.
+    freed = release_freed_memory()  # First, because the rest allocates.
     account = MemoryAccount()
     graphs = (experiment.graph, experiment.eval_graph)
     account.enter("interpreter and libraries", libraries)

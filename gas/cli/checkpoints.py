@@ -18,7 +18,7 @@ from torch import Tensor
 import gas
 from gas.checkpoint import checkpoints, finish, peek, prune
 from gas.native import check_integer
-from gas.training import Progress, Run, name_not_finite
+from gas.training import Progress, Run, find_nonfinite_tensor
 
 UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
@@ -154,7 +154,7 @@ class Checkpoints:
     @property
     def _is_finite(self) -> bool:
         is_finite = math.isfinite(float(self._progress.loss))
-        return is_finite and name_not_finite(dict(self._parts[0].named_parameters())) is None
+        return is_finite and find_nonfinite_tensor(dict(self._parts[0].named_parameters())) is None
 
     @property
     def _is_due(self) -> bool:

@@ -6,7 +6,7 @@ from torch_geometric.data import Data
 
 import gas
 from gas.cli.settings import Settings
-from gas.training import is_real, known_targets
+from gas.training import is_real, known_target_mask
 
 MODELS: dict[str, type[gas.models.LayeredGNN]] = {
     "appnp": gas.models.APPNP,
@@ -47,7 +47,7 @@ def check_labels(data: Data) -> None:
         raise ValueError("'data' has no 'y': expected classes [N], labels [N, C] or real numbers")
     if y.dim() != 2 or is_real(y):
         return
-    known = known_targets(y)
+    known = known_target_mask(y)
     wrong = known & (y != 0) & (y != 1)
     if bool(wrong.any()):
         raise ValueError(

@@ -20,7 +20,7 @@ from gas.cli.report import peak_rss_bytes, reset_peak_rss
 from gas.cli.setup import Setup
 from gas.native import PeakMemory
 from gas.scalable import free_buffers, is_tracked
-from gas.training import Progress, Run, fit, give_back_freed, plan_micro_batches, train_epoch
+from gas.training import Progress, Run, fit, plan_micro_batches, release_freed_memory, train_epoch
 
 
 class Experiment(Setup):
@@ -96,7 +96,7 @@ class Experiment(Setup):
         run = Run() if run is None else run
         run.split = split
         torch.manual_seed(seed)
-        give_back_freed()  # The memory that preparing the graph needed.
+        release_freed_memory()  # The memory that preparing the graph needed.
         reset_peak_rss()
         with contextlib.ExitStack() as open_models:
             peak = open_models.enter_context(PeakMemory())

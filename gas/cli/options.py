@@ -29,7 +29,7 @@ from gas.datasets import dataset_key
 from gas.graph import lock_folder, with_sparse_features
 from gas.history import TIERS
 from gas.native import bytes_of, resident_bytes
-from gas.training import keep_little_freed
+from gas.training import limit_freed_memory
 
 MakeAugmentation = Callable[[Data], gas.augment.Augmentation]
 
@@ -169,7 +169,7 @@ def _restore_plan(args: argparse.Namespace) -> int:
         return 1
     about = peek(folder, "about")["about"]
     args.memory = None
-    keep_little_freed()  # Checkpoints don't tell whether the plan needs it.
+    limit_freed_memory()  # Checkpoints don't tell whether the plan needs it.
     args.num_parts, args.batch_size = (about["settings"][k] for k in ("num_parts", "batch_size"))
     args.dtype = about["histories"]["dtype"]
     if about["histories"]["store"] in TIERS:
@@ -243,7 +243,7 @@ def make_experiment(args: argparse.Namespace, files: Path) -> Experiment:
     libraries = None
     if args.memory_report:
         libraries = resident_bytes()
-        keep_little_freed()  # Else up to a fifth would be unused memory between blocks.
+        limit_freed_memory()  # Else up to a fifth would be unused memory between blocks.
     data, _, out_channels = gas.get_data(
         args.root,
         args.dataset,

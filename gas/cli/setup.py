@@ -31,10 +31,10 @@ from gas.native import PeakMemory, check_integer
 from gas.training import (
     Plan,
     baseline,
-    give_back_freed,
     is_real,
-    keep_little_freed,
+    limit_freed_memory,
     metric_of,
+    release_freed_memory,
     split_mask,
 )
 
@@ -181,8 +181,8 @@ class Setup:
                 log=log,
             )
         if found.gives_back:
-            keep_little_freed()
-        give_back_freed()  # The memory that planning needed.
+            limit_freed_memory()
+        release_freed_memory()  # The memory that planning needed.
         self.histories = {**self.histories, "dtype": found.dtype, "store": store}
         if found.store != "custom":
             self.histories["store"] = found.store

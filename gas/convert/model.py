@@ -57,7 +57,7 @@ class Converted(ScalableGNN):
         self._conversion: Conversion | None = conversion
 
     @property
-    def _plain(self) -> Module:
+    def _checkpoint_module(self) -> Module:
         """Return the layers; their weights have the names of the original module."""
         return self.net
 
@@ -117,7 +117,7 @@ class Converted(ScalableGNN):
         )
 
     @property
-    def _multiplies_sparse(self) -> bool:
+    def _supports_sparse_features(self) -> bool:
         given = [node for node in self.net.graph.nodes if node.target == "x"]
         return multiplies_sparse(self.net, given[0]) if given else False
 

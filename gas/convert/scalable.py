@@ -42,7 +42,7 @@ from gas.convert.trace import (
 )
 from gas.graph import check_nodes, layout_of, with_csr_features
 from gas.nn import fuse, reason_never_exact
-from gas.scalable import HeteroModel, ScalableGNN, to_typed
+from gas.scalable import HeteroModel, ScalableGNN, to_hetero_model
 
 OWN = 31  # In-batch nodes of the first mini-batch on which layers are checked.
 # Parameters of a call with a mini-batch, and of the graph that is made here.
@@ -95,7 +95,7 @@ def to_scalable(
     """
     _check_module(net)
     if isinstance(data, HeteroData):
-        return to_typed(net, data, **kwargs)
+        return to_hetero_model(net, data, **kwargs)
     if data is not None and not isinstance(data, Data):
         raise ValueError(
             f"'data' is a {type(data).__name__}, expected a torch_geometric.data.Data or HeteroData"

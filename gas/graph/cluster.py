@@ -152,7 +152,7 @@ def cluster(
     data = with_csr_features(data)
     if check:
         check_data_features(data, with_mapped=folder is not None)
-    pays = getattr(model, "_multiplies_sparse", False)
+    pays = getattr(model, "_supports_sparse_features", False)
     data = with_sparse_features(data, sparse_features, pays, log)
     check_edge_rows(data, data.num_edges)  # A transform may add edges that have none.
     weighted = None if edge_weight is None else read_graph(data)

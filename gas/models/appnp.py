@@ -84,7 +84,7 @@ class APPNP(LayeredGNN):
     def _layer(
         self, layer: int, x: Tensor | Rows, first: Callable[[], Tensor], graph: Neighbours
     ) -> Tensor:
-        h = self.propagate(graph.ends(x), graph.adj_t, graph.edge_weight)
+        h = self.propagate(graph.layer_input(x), graph.adj_t, graph.edge_weight)
         h = first_rows(h, graph.batch_size)
         return (1 - self.alpha) * h + self.alpha * first()
 

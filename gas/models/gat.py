@@ -65,12 +65,12 @@ class GAT(LayeredGNN):
         self.hidden_heads = hidden_heads
         self.out_heads = out_heads
 
-        def make(i: int, o: int) -> GATConv:
+        def make_conv(i: int, o: int) -> GATConv:
             last = len(self.convs) == num_layers - 1
             width, heads = (o, out_heads) if last else (hidden_channels, hidden_heads)
             return GATConv(i, width, heads, concat=not last, dropout=dropout, add_self_loops=False)
 
-        self._add_convs(make)
+        self._add_convs(make_conv)
 
     @property
     def reg_modules(self) -> ModuleList:

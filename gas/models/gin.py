@@ -78,14 +78,14 @@ class GIN(LayeredGNN):
         self.mlps = ModuleList()
         is_deep = num_layers > 1
 
-        def make(i: int, o: int) -> GINConv:
-            # The last perceptron is as wide as its input inside, or classes were a bottleneck.
+        def make_conv(i: int, o: int) -> GINConv:
+            # The last perceptron is as wide inside as its input, or few classes are a bottleneck.
             inner = i if is_deep and len(self.mlps) == num_layers - 1 else o
             norm = BatchNorm1d(inner) if batch_norm else Identity()
             self.mlps.append(Sequential(Linear(i, inner), norm, ReLU(), Linear(inner, o)))
             return GINConv(Identity(), train_eps=train_eps)
 
-        self._add_convs(make)
+        self._add_convs(make_conv)
 
     @property
     def reg_modules(self) -> ModuleList:
@@ -98,12 +98,12 @@ class GIN(LayeredGNN):
         return self.mlps[-1:]
 
     def reset_parameters(self) -> None:
-        """Draw new weights and forgets the histories."""
+        """Draw new weights and reset the histories."""
         super().reset_parameters()
         reset(self.mlps)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "reg_loss": 0.0}  # It holds on to a batch's graph.
+        return {**super().__getstate__(), "reg_loss": 0.0}  # It keeps a batch's graph of autograd.
 
     def forward(
         self,
@@ -112,7 +112,7 @@ class GIN(LayeredGNN):
         *args: Any,
         edge_weight: Tensor | None = None,
     ) -> Tensor:
-        """Compute the outputs of the in-batch nodes, or of all; sets ``reg_loss``."""
+        """Compute the outputs of the in-batch nodes, or of all, and set ``reg_loss``."""
         self.reg_loss = 0.0
         return super().forward(x, adj_t, *args, edge_weight=edge_weight)
 
@@ -121,15 +121,15 @@ class GIN(LayeredGNN):
     ) -> Tensor:
         conv, mlp = self.convs[layer], self.mlps[layer]
 
-        def f(h: Tensor | Rows) -> Tensor:
+        def apply_layer(h: Tensor | Rows) -> Tensor:
             # The empty rows of a square batch must not reach the statistics of batch norm.
-            return mlp(first_rows(conv(graph.ends(h), graph.adj_t), graph.batch_size))
+            return mlp(first_rows(conv(graph.layer_input(h), graph.adj_t), graph.batch_size))
 
-        out = f(x)
+        out = apply_layer(x)
         if self.training and self.noise > 0 and layer > 0:
             whole = x.tensor() if isinstance(x, Rows) else x
             with _freeze_running_stats(mlp):
-                noisy = f(whole + self.noise * torch.randn_like(whole))
+                noisy = apply_layer(whole + self.noise * torch.randn_like(whole))
             distance = torch.linalg.vector_norm(noisy - out, dim=-1)
             self.reg_loss = self.reg_loss + distance.mean() / (self.num_layers - 1)
         return out

@@ -1,4 +1,4 @@
-"""Base of the models: layers that ``forward`` and layer-wise inference both run."""
+"""``LayeredGNN``: the base of the models, for ``forward`` and layer-wise inference."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from torch_geometric.nn.inits import reset
 from gas.graph import layout_of, to_dense
 from gas.history import Features, Rows, first_rows
 from gas.nn import Adjacency, apply_rowwise, check_weights, dropout
-from gas.scalable import ScalableGNN, named_arguments
+from gas.scalable import ScalableGNN, collect_kwargs
 
 if TYPE_CHECKING:
     from gas.loader import SubData
 
 
 class Neighbours(NamedTuple):
-    """Arguments of a layer that describe the graph.
+    """The arguments of a layer that describe the graph.
 
     * ``adj_t``: the adjacency, in any layout.
     * ``edge_weight``: weights of shape ``[E]``, with the layout ``"edge_index"`` alone.
@@ -34,18 +34,18 @@ class Neighbours(NamedTuple):
     batch_size: int | None
 
     @property
-    def takes_rows(self) -> bool:
-        """Return whether layers take :class:`gas.history.Rows`: batches in layout ``"fused"``."""
+    def supports_rows(self) -> bool:
+        """Return whether layers support :class:`gas.history.Rows`: layout ``"fused"``."""
         adj_t = self.adj_t
         return isinstance(adj_t, Adjacency) and adj_t.size(0) == self.batch_size
 
     @property
     def num_rows(self) -> int | None:
-        """Return the rows of the adjacency; ``None`` in the layout ``"edge_index"``."""
+        """The number of rows of the adjacency; ``None`` in the layout ``"edge_index"``."""
         return layout_of(self.adj_t).num_rows(self.adj_t)
 
-    def ends(self, x: Tensor | Rows) -> Tensor | Rows | tuple[Tensor, Tensor]:
-        """Return the features of all sources and, where these are fewer, of all destinations."""
+    def layer_input(self, x: Tensor | Rows) -> Tensor | Rows | tuple[Tensor, Tensor]:
+        """Return the features of sources, with those of destinations if these are fewer."""
         if isinstance(x, Rows):
             return x
         rows = self.batch_size if self.num_rows is None else self.num_rows
@@ -55,9 +55,9 @@ class Neighbours(NamedTuple):
 class LayeredGNN(ScalableGNN):
     """A model whose layers are alike: a convolution, normalisation, a residual, an activation.
 
-    A subclass fills ``lins`` with a first and a last linear layer, if it has such, then ``convs``
-    and ``bns`` with :meth:`_add_convs`, and says with :meth:`_conv` what a convolution takes.
-    Histories hold each layer's output after the activation, before dropout.
+    A subclass fills ``lins`` with a first and a last linear layer, if it has them, then ``convs``
+    and ``bns`` with :meth:`_add_convs`, and overrides :meth:`_conv` if convolutions have other
+    arguments. Histories hold each layer's output after the activation, before dropout.
 
     Args:
         num_nodes: The number of nodes of the graph.
@@ -76,13 +76,13 @@ class LayeredGNN(ScalableGNN):
     """
 
     needs_weights = False
-    """Whether edges need the weights that ``transform`` gives them."""
+    """Whether edges need the weights of ``transform``."""
 
     jumping_knowledge = False
-    """Whether the end of the model takes the outputs of all layers."""
+    """Whether the last linear layer takes the outputs of all layers."""
 
     gains_by_sparse = True
-    """Whether its first layers multiply the non-zeros of sparse features alone."""
+    """Whether the first layers multiply only the non-zeros of sparse features."""
 
     _is_static = True
     activation: Callable[[Tensor], Tensor] = staticmethod(torch.relu)
@@ -113,7 +113,7 @@ class LayeredGNN(ScalableGNN):
         self.batch_norm = batch_norm
         self.dropout = dropout
         self.drop_input = drop_input
-        self.drop_first = drop_input  # The input of the first convolution.
+        self.drop_first = drop_input  # For the input of the first convolution.
         self.residual = residual
         self.lins = ModuleList()
         self.convs = ModuleList()
@@ -191,7 +191,7 @@ class LayeredGNN(ScalableGNN):
             if self.jumping_knowledge:
                 outs.append(h)
             if layer < self.num_layers - 1:
-                h = self.push_and_pull(self.histories[layer], h, *args, rows=graph.takes_rows)
+                h = self.push_and_pull(self.histories[layer], h, *args, rows=graph.supports_rows)
         return self._end(torch.cat(outs, dim=-1) if self.jumping_knowledge else h)
 
     def forward_layer(
@@ -204,8 +204,8 @@ class LayeredGNN(ScalableGNN):
     ) -> Tensor:
         """Compute one layer; see :meth:`gas.ScalableGNN.forward_layer`.
 
-        What a layer takes of earlier ones is computed again from the features, or read from the
-        histories, so that nothing is kept between layers.
+        Outputs of earlier layers are computed again from the features, or read from the histories,
+        so that nothing is kept between layers.
         """
         if layer == 0:
             check_features(x)
@@ -226,31 +226,32 @@ class LayeredGNN(ScalableGNN):
             out = torch.cat([first(), *earlier, out], dim=-1)
         return self._end(out)
 
-    def _given(self, batch: SubData) -> tuple[Tensor | Features, Any, dict[str, Any]]:
-        if not self._takes_features(batch.data.get("adj_t"), batch.batch_size):
-            return super()._given(batch)
-        return batch.features(), batch.data.adj_t, named_arguments(self.forward, batch.data)
+    def _forward_inputs(self, batch: SubData) -> tuple[Tensor | Features, Any, dict[str, Any]]:
+        if not self._supports_stored_features(batch.data.get("adj_t"), batch.batch_size):
+            return super()._forward_inputs(batch)
+        return batch.features(), batch.data.adj_t, collect_kwargs(self.forward, batch.data)
 
-    def _takes_features(self, adj_t: Any, batch_size: int) -> bool:
-        """Return whether input features may stay in their store: only our layers read them."""
+    def _supports_stored_features(self, adj_t: Any, batch_size: int) -> bool:
+        """Return whether input features may stay in their store."""
         is_narrow = isinstance(adj_t, Adjacency) and adj_t.size(0) == batch_size
-        return is_narrow and self._hides_features
+        return is_narrow and self._has_private_features
 
     @property
-    def _hides_features(self) -> bool:
-        """Return whether only our layers read the input features."""
+    def _has_private_features(self) -> bool:
+        """Return whether only layers of gas read the input features, and no hooks or subclasses."""
         return (
-            type(self).__module__.startswith("gas.")  # Or a subclass.
+            type(self).__module__.startswith("gas.")  # Not a user's subclass.
             and not ("forward" in vars(self) or "inputs_of" in vars(self))
             and not any(m._forward_pre_hooks or m._forward_hooks for m in self.modules())
             and not torch.nn.modules.module._has_any_global_hook()
         )
 
     @property
-    def _multiplies_sparse(self) -> bool:
-        return self.gains_by_sparse and self._hides_features
+    def _supports_sparse_features(self) -> bool:
+        return self.gains_by_sparse and self._has_private_features
 
     def _graph(self, adj_t: Any, edge_weight: Tensor | None, batch_size: int | None) -> Neighbours:
+        """Check the edge weights, and return the arguments of layers for a graph."""
         if self.needs_weights:
             check_weights(adj_t, edge_weight)
         return Neighbours(adj_t, edge_weight, batch_size)
@@ -264,7 +265,7 @@ class LayeredGNN(ScalableGNN):
     def _layer(
         self, layer: int, x: Tensor | Rows, first: Callable[[], Tensor], graph: Neighbours
     ) -> Tensor:
-        """Compute a layer, of shape ``[batch_size, width]``; ``first`` yields the start's rows."""
+        """Compute a layer, of shape ``[batch_size, width]``; ``first()`` has the rows of _start."""
         x = self._drop(x, layer > 0 or self.drop_first)
         # A square batch has empty halo rows: they must not reach the statistics of batch norm.
         h = first_rows(self._conv(layer, x, first, graph), graph.batch_size)
@@ -279,8 +280,8 @@ class LayeredGNN(ScalableGNN):
     def _conv(
         self, layer: int, x: Tensor | Rows, first: Callable[[], Tensor], graph: Neighbours
     ) -> Tensor:
-        """Return the convolution of a layer."""
-        return self.convs[layer](graph.ends(x), graph.adj_t)
+        """Compute the convolution of a layer."""
+        return self.convs[layer](graph.layer_input(x), graph.adj_t)
 
     def _end(self, x: Tensor) -> Tensor:
         """Transform the rows of each node after the last layer."""

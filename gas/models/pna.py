@@ -20,7 +20,7 @@ SCALERS = ("identity", "amplification", "attenuation")
 
 
 class PNAConv(torch.nn.Module):
-    """Aggregates neighbours in several ways, each scaled by the node's degree in several ways.
+    """Aggregate neighbours with several aggregators, each scaled by the degree in several ways.
 
     For every pair of an aggregator and a scaler, rows go through a linear layer and ReLU, are
     aggregated, go through another linear layer and are scaled; all pairs and a linear layer of the

@@ -16,7 +16,7 @@ from gas.nn import Linear, apply_rowwise
 
 
 class PNA_JK(LayeredGNN):  # noqa: N801  # The published name.
-    """A network of :class:`PNAConv` whose last layer sees the outputs of all others.
+    """A network of :class:`PNAConv` whose last layer gets the outputs of all others.
 
     A linear layer, convolutions, and a linear layer over all their outputs, concatenated as in
     jumping knowledge networks (Xu et al., ICML 2018). Histories hold the output of each convolution

@@ -1,15 +1,28 @@
-"""``ScalableGNN``, the base class of models, and what a call of one does."""
+"""``ScalableGNN``, the base class of models: calls, inference, exactness and verification."""
 
-from gas.scalable.base import emb_device, free_buffers, idle_bytes, moved_bytes, set_banks
-from gas.scalable.call import BANKS, cancel_pulls, expect, start_pulls
-from gas.scalable.checks import adjacency, attributes, named_arguments
-from gas.scalable.chosen import ChosenNodes, graph_of, is_exact, made_exact, state_of
+from gas.scalable.base import (
+    emb_device,
+    free_buffers,
+    idle_bytes,
+    moved_bytes,
+    preserve_modes,
+    set_banks,
+)
+from gas.scalable.call import BANKS, cancel_pulls, read_ahead, start_pulls
+from gas.scalable.checks import adjacency, attributes, collect_kwargs
 from gas.scalable.distributed import Distributed, distribute
-from gas.scalable.hetero.convert import to_typed
+from gas.scalable.hetero.convert import to_hetero_model
 from gas.scalable.hetero.model import HeteroModel
 from gas.scalable.inference import compute_dtype
-from gas.scalable.memory import SavedTensors, activation_bytes, left_alone, run_forward
+from gas.scalable.memory import SavedTensors, activation_bytes, preserve_state, run_forward
 from gas.scalable.model import ScalableGNN
+from gas.scalable.node_predictor import (
+    NodePredictor,
+    graph_of,
+    is_exact,
+    mark_exact,
+    state_fingerprint,
+)
 from gas.scalable.norms import GraphNorms, is_tracked
 from gas.scalable.one_batch import OneBatch
 from gas.scalable.pack import is_packed, pack_rows
@@ -19,7 +32,7 @@ from gas.scalable.verify import Verification, verify
 
 __all__ = [
     "BANKS",
-    "ChosenNodes",
+    "NodePredictor",
     "Distributed",
     "GraphNorms",
     "HeteroModel",
@@ -37,7 +50,6 @@ __all__ = [
     "compute_dtype",
     "distribute",
     "emb_device",
-    "expect",
     "free_buffers",
     "graph_of",
     "idle_bytes",
@@ -45,14 +57,16 @@ __all__ = [
     "is_packed",
     "pack_rows",
     "is_tracked",
-    "left_alone",
-    "made_exact",
+    "preserve_state",
+    "mark_exact",
     "moved_bytes",
-    "named_arguments",
+    "collect_kwargs",
+    "preserve_modes",
+    "read_ahead",
     "run_forward",
     "set_banks",
     "start_pulls",
-    "state_of",
-    "to_typed",
+    "state_fingerprint",
+    "to_hetero_model",
     "verify",
 ]

@@ -1,4 +1,4 @@
-"""Histories and the engine that moves rows: the base of all models."""
+"""``HistoryModel``: the histories of a model and the engine that transfers their rows."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from gas.graph import Adjacency
 from gas.history import History, HistoryFactory, Staleness, TransferEngine, check_io, measure
 from gas.native import check_integer, warn
 from gas.nn import FusedConv, fuse
-from gas.scalable.exact import Watch
+from gas.scalable.exact import ExactnessGuard
 
 
 class HistoryModel(torch.nn.Module):
     """A model with histories.
 
-    * ``histories``: one for each layer's output that others read.
-    * ``view_histories``: those of each view, where views have histories of their own.
+    * ``histories``: one for each layer's output that other nodes read.
+    * ``view_histories``: those of each view, if views have separate histories.
     """
 
     histories: Sequence[History]
@@ -30,13 +30,14 @@ class HistoryModel(torch.nn.Module):
     num_nodes: Any
     _engine: TransferEngine
     _factory: HistoryFactory
-    _is_static = False  # Forward does the same of every batch, whatever is in it.
+    _is_static = False  # Whether forward does the same for every batch, whatever it contains.
+    _check_io = staticmethod(check_io)
 
     def __init__(self) -> None:
         super().__init__()
-        self._is_proven = False  # A batch has gone through forward and filled every history.
-        self._takes_fused: bool | None = None  # Not looked at yet.
-        self._watch: Watch | None = None
+        self._is_proven = False  # Whether some batch has filled every history.
+        self._supports_fused: bool | None = None  # Whether layers take an Adjacency, once known.
+        self._watch: ExactnessGuard | None = None
 
     def _make_histories(self, folder: str = "") -> Sequence[History]:
         made = torch.nn.ModuleList(self._factory.make(self.num_nodes, self._engine, folder))
@@ -48,9 +49,9 @@ class HistoryModel(torch.nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Device of the parameters, which is that of the computation."""
+        """The device of the parameters, on which the model computes."""
         modules: list[torch.nn.Module | None] = [self]
-        while modules:  # The order of parameters(), which takes 60 calls to the first of them.
+        while modules:  # The order of parameters(), which takes 60 calls for its first one.
             module = modules.pop()
             if module is not None:
                 for parameter in module._parameters.values():
@@ -60,8 +61,8 @@ class HistoryModel(torch.nn.Module):
         return torch.device("cpu")
 
     @property
-    def _plain(self) -> torch.nn.Module:
-        """The module that has the weights by the names that a checkpoint gives them."""
+    def _checkpoint_module(self) -> torch.nn.Module:
+        """The module whose ``state_dict`` a checkpoint stores."""
         return self
 
     @property
@@ -71,7 +72,7 @@ class HistoryModel(torch.nn.Module):
 
     @io.setter
     def io(self, io: str) -> None:
-        self._engine.io = check_io(io)
+        self._engine.io = self._check_io(io)
         if io == "none":
             warn(
                 "io='none' moves no rows of histories: results are wrong, on purpose, as the upper "
@@ -79,61 +80,67 @@ class HistoryModel(torch.nn.Module):
             )
 
     @property
-    def _multiplies_sparse(self) -> bool:
-        """Return whether layers of gas multiply sparse features by their non-zeros."""
+    def _supports_sparse_features(self) -> bool:
+        """Return whether the first layers multiply only the non-zeros of sparse features."""
         return False
 
     @contextlib.contextmanager
-    def _without_histories(self) -> Iterator[None]:
-        """Read and write no rows of histories in this context; outputs are wrong then.
-
-        It is for measuring what a forward pass takes.
-        """
+    def _disable_transfers(self) -> Iterator[None]:
+        """Skip pushes and pulls in this context, to measure a forward pass; outputs are wrong."""
         io, self._engine.io = self._engine.io, "none"
         try:
             yield
         finally:
             self._engine.io = io
 
-    def _measure_ages(self) -> list[Staleness]:
+    def staleness(self) -> list[Staleness]:
+        """Return the staleness of each history."""
         return [measure(layer, history) for layer, history in enumerate(self.histories)]
 
+    def reset_parameters(self) -> None:
+        """Reset the histories; subclasses reset their parameters as well."""
+        for history in self._all_histories():
+            history.reset_parameters()
+
     def close(self) -> None:
-        """Write what is under way, close the stores and end the transfer engine's workers."""
-        with contextlib.ExitStack() as everything:  # What fails keeps nothing from being closed.
-            everything.callback(self._engine.close)
+        """Finish pending transfers, close the stores and stop the transfer engine's workers."""
+        with contextlib.ExitStack() as stack:  # An error in one of them doesn't skip the others.
+            stack.callback(self._engine.close)
             for history in self._all_histories():
-                everything.callback(history.close)
+                stack.callback(history.close)
 
     # Exactness ------------------------------------------------------------------------------------
 
-    def _to_supported(self, adj_t: Any) -> Any:
-        """Return an adjacency as the layers take it, after fusing those of PyG that can be."""
+    def _to_supported_layout(self, adj_t: Any) -> Any:
+        """Return an adjacency in a layout that the layers support; fuse PyG's layers first."""
         if not isinstance(adj_t, Adjacency):
             return adj_t
-        if self._takes_fused is None:
+        if self._supports_fused is None:
             layers = [each for each in fuse(self).modules() if isinstance(each, MessagePassing)]
-            self._takes_fused = all(isinstance(layer, FusedConv) for layer in layers)
-        return adj_t if self._takes_fused else adj_t.to_torch_sparse()
+            self._supports_fused = all(isinstance(layer, FusedConv) for layer in layers)
+        return adj_t if self._supports_fused else adj_t.to_torch_sparse()
 
     def _watch_layers(
         self, adj_t: Any, batch_size: int | None, n_id: torch.Tensor | None
     ) -> contextlib.AbstractContextManager[None] | None:
-        """Return a context that refuses inexact layers, ``None`` where no layer needs it."""
+        """Return a context that refuses inexact layers, or ``None`` if no layer needs it."""
         if batch_size is None or n_id is None or batch_size == self.num_nodes:
             return None
         if self._watch is None or not self._is_proven:
-            self._watch = Watch(self)
-        if not self._watch.looks:
+            self._watch = ExactnessGuard(self)
+        if not self._watch.has_layers:
             return None
-        kind, num_rows = self._kind(adj_t), n_id.numel()
+        kind, num_rows = self._batch_kind(adj_t), n_id.numel()
         if not self._watch.is_needed(batch_size, num_rows, kind):
             return None
-        return self._watch.batch(batch_size, num_rows, kind)
+        return self._watch.watch_batch(batch_size, num_rows, kind)
 
-    def _kind(self, adj_t: Any) -> Hashable:
-        """Return what decides which rows a norm is given in every pass; ``None`` if more does."""
-        if not self._is_static or not type(self).__module__.startswith("gas."):  # Or a subclass.
+    def _batch_kind(self, adj_t: Any) -> Hashable:
+        """Return a key of the batches for which norms get the same sort of rows, if known.
+
+        Subclasses outside of gas may change forward, so that ``None`` is returned for them.
+        """
+        if not self._is_static or not type(self).__module__.startswith("gas."):
             return None
         if isinstance(adj_t, torch.Tensor) and adj_t.layout == torch.strided:
             return "edge_index"
@@ -141,30 +148,30 @@ class HistoryModel(torch.nn.Module):
 
 
 def moved_bytes(model: HistoryModel) -> int:
-    """Return the bytes of stored rows that were pulled from histories and pushed to them so far.
+    """Return the bytes of stored rows that have been pulled and pushed so far.
 
-    Those that :mod:`gas.nn` reads where they are stored aren't moved.
+    Rows that :mod:`gas.nn` reads in place aren't counted.
     """
     return model._engine.moved_bytes
 
 
 def idle_bytes(model: HistoryModel) -> int:
-    """Return the bytes of buffers for rows of histories that wait for their next use."""
+    """Return the bytes of the transfer buffers that are unused at the moment."""
     return model._engine.pool.idle_bytes
 
 
 def free_buffers(model: HistoryModel) -> None:
-    """Give up these buffers, such as before other batches than the last ones."""
+    """Free the unused transfer buffers, such as before batches of another size."""
     model._engine.pool.clear()
 
 
 def emb_device(model: HistoryModel) -> torch.device:
-    """Return where the histories live."""
+    """Return the device of the histories."""
     return model.histories[0].device if model.histories else torch.device("cpu")
 
 
 def set_banks(model: HistoryModel, number: int) -> None:
-    """Give a model histories for so many views: copies of its own, where there were none."""
+    """Give a model separate histories for ``number`` views; new ones are copies of its own."""
     banks = list(model.view_histories or ())
     for bank in banks[number:]:
         for history in bank:
@@ -179,7 +186,18 @@ def set_banks(model: HistoryModel, number: int) -> None:
     model.view_histories = cast("Sequence[Sequence[History]]", modules) if number else None
 
 
-def widths_of(hidden_channels: int | Sequence[int], num_layers: int) -> list[int]:
+@contextlib.contextmanager
+def preserve_modes(module: torch.nn.Module) -> Iterator[None]:
+    """Restore the training mode of a module and of each of its submodules afterwards."""
+    modes = [(each, each.training) for each in module.modules()]
+    try:
+        yield
+    finally:
+        for each, mode in modes:
+            each.training = mode
+
+
+def history_widths(hidden_channels: int | Sequence[int], num_layers: int) -> list[int]:
     """Return the width of every history."""
     if isinstance(hidden_channels, Sequence):
         widths = list(hidden_channels)

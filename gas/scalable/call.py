@@ -1,16 +1,16 @@
 """A call of a model, from top to bottom.
 
-1. :meth:`BatchModel.__call__` is given a mini-batch, or a full batch.
-2. :func:`arrange` looks at it, makes the :class:`Call` and starts what is pulled.
-3. :func:`run` runs forward, the user's own code.
+1. :meth:`BatchModel.__call__` takes a mini-batch, or a full batch.
+2. :func:`prepare_call` checks it, makes the :class:`Call` and starts the pulls.
+3. :func:`run_call` runs the user's forward.
 4. Forward calls :meth:`BatchModel.push_and_pull` after each layer: :meth:`Call.exchange`.
-5. :meth:`Call.end` checks that every history was filled, and gives back what the call held.
+5. :meth:`Call.end` checks that every history was filled, and releases the call's resources.
 
 A full batch, a read-only call, a view, a sweep of layer-wise inference and a call on one of many
-ranks are calls with other fields, see :class:`Call`.
+ranks differ in the attributes of their :class:`Call`.
 
-Only forward can be compiled by ``torch.compile``: the other functions check values, take locks and
-move rows. They are excluded by ``disable_compile``, or by ``skip_frame`` if they call forward.
+``torch.compile`` compiles forward alone: the other functions check values, take locks and move
+rows. They are excluded by ``disable_compile``, or by ``skip_frame`` if they call forward.
 """
 
 from __future__ import annotations
@@ -37,30 +37,30 @@ from gas.scalable.checks import (
     check_halo,
     check_not_recomputing,
     check_whole,
+    collect_kwargs,
     explain,
-    named_arguments,
-    wrong_calls,
+    wrong_calls_error,
 )
 from gas.scalable.ranks import Ranks, check_connected
 
 BANKS = ("original", "per_view")
-Where = tuple[int | None, Tensor | None, Tensor | None, Tensor | None]
-"""``batch_size``, ``n_id``, ``offset`` and ``count``, as forward is given them."""
+BatchArgs = tuple[int | None, Tensor | None, Tensor | None, Tensor | None]
+"""``batch_size``, ``n_id``, ``offset`` and ``count``, the last arguments of forward."""
 
 
-class Reached(BaseException):
-    """Ends a forward pass at the history that layer-wise inference is filling."""
+class StopForward(BaseException):
+    """Ends a forward pass once it has filled the history that layer-wise inference needs."""
 
 
 class BatchModel(HistoryModel):
-    """A model that is called on mini-batches: its ``forward`` pushes rows and pulls them."""
+    """A model that is called on mini-batches, whose ``forward`` pushes and pulls rows."""
 
     pool_size: int | None
     buffer_size: int | None
     ranks: Ranks | None
     _calls: Calls
-    _ahead: list[tuple[Tensor, BatchPulls]]
-    _chosen: Any  # What finds the outputs of chosen nodes.
+    _started_pulls: list[tuple[Tensor, BatchPulls]]
+    _node_predictor: Any  # Of predict(graph, nodes=...).
 
     @skip_frame
     def __call__(
@@ -81,11 +81,11 @@ class BatchModel(HistoryModel):
         """Run the model on a mini-batch, on the full graph, or layer by layer over a loader.
 
         * ``model(batch)`` returns the ``[batch_size, out_channels]`` outputs of the in-batch nodes;
-          the batch is pushed to the histories and its halo pulled. ``forward`` is given what the
-          batch has of its parameters: see :meth:`inputs_of`.
-        * ``model(batch.x, batch.adj_t, *args)`` is the same, of a batch taken apart.
-        * ``model(x, adj_t)`` is plain full batch and leaves the histories alone; with ``fill=True``
-          it writes them.
+          their rows are pushed to the histories and those of the halo pulled. The arguments of
+          ``forward`` are attributes of the batch: see :meth:`inputs_of`.
+        * ``model(batch.x, batch.adj_t, *args)`` is the same, with the parts of a batch.
+        * ``model(x, adj_t)`` is a plain full batch and doesn't change the histories; with
+          ``fill=True`` it writes them.
         * ``model(loader=loader)`` computes every node's output layer by layer, in evaluation mode
           and without gradient, at the memory of one batch. It returns ``[num_nodes, out_channels]``
           on the CPU and leaves the histories equal to the full-batch hidden states.
@@ -101,12 +101,11 @@ class BatchModel(HistoryModel):
             count: Number of nodes of each part in the batch.
             loader: Batches that cover every node once, to compute layer by layer.
             fill: Write the histories from a full batch. (default: ``False``)
-            push: Write the rows of a mini-batch to the histories. Without, nothing is changed, for
+            push: Write the rows of a mini-batch to the histories. ``False`` changes nothing, for
                 explanations, perturbed inputs or several passes with dropout; the halo's rows are
                 read as they are, however old. (default: ``True``)
-            views: Also run the views of a mini-batch, with these histories: it is
-                :meth:`views` for what wraps the model, such as ``DistributedDataParallel``.
-                (default: no views)
+            views: Also run the views of a mini-batch, with these histories: :meth:`views` for
+                wrappers of the model, such as ``DistributedDataParallel``. (default: no views)
             **kwargs: Passed on to ``forward``, such as ``edge_weight``.
         """
         if loader is not None:
@@ -115,11 +114,11 @@ class BatchModel(HistoryModel):
             return self._infer(loader)
         if views is not None:
             return self.views(cast(SubData, x), views)
-        where = batch_size, n_id, offset, count
+        batch_args = batch_size, n_id, offset, count
         if fill is None:
             fill = self._should_fill(x, batch_size, n_id)
-        call = (_arrange if is_compiling() else arrange)(self, x, adj_t, where, fill, push, kwargs)
-        return run(call)
+        prepare = _prepare_call if is_compiling() else prepare_call
+        return run_call(prepare(self, x, adj_t, batch_args, fill, push, kwargs))
 
     def _should_fill(self, x: Any, batch_size: int | None, n_id: Tensor | None) -> bool:
         """Return whether a call writes the histories from a full batch by default."""
@@ -137,8 +136,8 @@ class BatchModel(HistoryModel):
 
         Args:
             batch: The mini-batch.
-            bank: Which histories the views have. ``"original"``: those of the original graph, which
-                the batch itself writes and views only read; each is pulled once for all of them.
+            bank: The histories of the views. ``"original"``: those of the original graph, which
+                the batch itself writes and views only read; each is pulled once for all views.
                 ``"per_view"``: a set of histories for each view, which it reads and writes. They
                 are made when they are first needed, as copies, and take as much memory again per
                 view. (default: ``"original"``)
@@ -150,42 +149,43 @@ class BatchModel(HistoryModel):
         Raises:
             ValueError: If the batch has no views, or an argument is unusable.
         """
-        outs = tuple(run(call) for call in arrange_views(self, batch, bank))
-        return outs if self.ranks is None else (outs[0], *map(self.ranks.weighed, outs[1:]))
+        outs = tuple(run_call(call) for call in prepare_view_calls(self, batch, bank))
+        return outs if self.ranks is None else (outs[0], *map(self.ranks.weigh_gradient, outs[1:]))
 
     def inputs_of(self, data: Data) -> tuple[Tensor, Any, dict[str, Any]]:
         """Return the arguments of ``forward`` from a batch, in any layout.
 
         Returns:
-            The features, the adjacency (``adj_t`` or ``edge_index``), and what the batch has of the
-            other parameters that ``forward`` names: ``edge_weight``, ``edge_attr``, ``pos``, ...
+            The features, the adjacency (``adj_t`` or ``edge_index``), and the attributes of the
+            batch that are named like other parameters of ``forward``: ``edge_weight``,
+            ``edge_attr``, ``pos``, ...
         """
-        return data.x, adjacency(data), named_arguments(self.forward, data)
+        return data.x, adjacency(data), collect_kwargs(self.forward, data)
 
-    def _given(self, batch: SubData) -> tuple[Tensor | Features, Any, dict[str, Any]]:
-        """Return what ``forward`` is given; the features where they lie, if it takes them."""
+    def _forward_inputs(self, batch: SubData) -> tuple[Tensor | Features, Any, dict[str, Any]]:
+        """Return the arguments of ``forward``, with features in their store if it supports that."""
         return self.inputs_of(batch.data)
 
     def forward_layer(self, layer: int, x: Tensor, adj_t: Any, state: dict[str, Any]) -> Tensor:
         """Compute one layer, for inference in a single pass over the data. Optional.
 
-        Without it, inference runs ``forward`` up to each history in turn, which is right for every
-        model and costs about ``num_layers / 2`` times as much.
+        Without it, inference runs ``forward`` up to each history in turn, which is correct for
+        every model and costs about ``num_layers / 2`` times as much.
 
         Args:
             layer: The layer, from 0.
             x: Input features for the first layer, else the rows of history ``layer - 1``, of shape
                 ``[batch_size + halo, width]``.
             adj_t: The batch's adjacency.
-            state: Kept per batch between layers; what is put here for every batch takes memory.
+            state: A dictionary that is kept for each batch between layers, at the cost of memory.
                 ``state["batch"]`` is the batch itself, a :class:`gas.SubData`, during the call:
-                features to compute something of again, or ids to pull from an earlier history.
+                for features to compute something from again, or ids to pull from another history.
 
-        Any other parameter, such as ``edge_weight`` or ``pos``, here and in ``forward``, is given
-        what the batch has under its name.
+        Any other parameter, such as ``edge_weight`` or ``pos``, here and in ``forward``, is the
+        batch's attribute of that name.
 
         Returns:
-            What is pushed to history ``layer``, or the output of the model; rows after the first
+            The rows to push to history ``layer``, or the output of the model; rows after the first
             ``batch_size`` are ignored.
         """
         raise NotImplementedError
@@ -236,55 +236,55 @@ class BatchModel(HistoryModel):
             history: One of ``self.histories``.
             x: The layer's output, of shape ``[rows, width]``; rows after the first ``batch_size``
                 are replaced.
-            batch_size: See :meth:`__call__`; this and the rest are what ``forward`` was given.
+            batch_size: See :meth:`__call__`; pass on this and the rest from ``forward``.
             n_id: See :meth:`__call__`.
             offset: See :meth:`__call__`.
             count: See :meth:`__call__`.
             rows: Return :class:`gas.history.Rows` of a batch, which the layers of :mod:`gas.nn`
-                take: sums and means read the halo's rows from the history itself, nothing walks the
-                halo's edges backward, and :func:`gas.nn.dropout` spares the halo.
+                take: sums and means read the halo's rows from the history itself, no gradient is
+                computed for the halo, and :func:`gas.nn.dropout` leaves the halo's rows unchanged.
                 (default: ``False``)
 
         Returns:
-            The in-batch rows, with gradient, then the halo's rows, without: of shape
-            ``[batch_size + halo, width]``, a tensor that is the caller's. On a full batch, ``x``.
+            The in-batch rows, with gradient, then the halo's rows, without: a new tensor of shape
+            ``[batch_size + halo, width]``. On a full batch, ``x``.
         """
         if torch.compiler.is_compiling():
             return _exchange_in_graph(self, history, x, (batch_size, n_id, offset, count), rows)
-        return _exchange_now(self, history, x, (batch_size, n_id, offset, count), rows)
+        return _exchange_eager(self, history, x, (batch_size, n_id, offset, count), rows)
 
 
 # Before forward -----------------------------------------------------------------------------------
 
 
-def arrange(
+def prepare_call(
     model: BatchModel,
     x: Tensor | SubData | None,
     adj_t: Any,
-    where: Where,
+    batch_args: BatchArgs,
     fill: bool,
     push: bool,
     kwargs: dict[str, Any],
 ) -> Call:
-    """Check what a call is given, and start what it pulls; see :class:`gas.ScalableGNN`."""
+    """Check the arguments of a call, and start its pulls; see :class:`gas.ScalableGNN`."""
     features: Tensor | Features | None
     batch = None
     if isinstance(x, SubData):
-        if adj_t is not None or where[0] is not None or where[1] is not None:
+        if adj_t is not None or batch_args[0] is not None or batch_args[1] is not None:
             raise ValueError(
                 "a mini-batch brings its own adjacency and ids: pass nothing else with it, "
                 "model(batch)"
             )
         batch = to_device(x, model.device)
-        features, adj_t, given = model._given(batch)
-        where, kwargs = batch[1:], {**given, **kwargs}
+        features, adj_t, given = model._forward_inputs(batch)
+        batch_args, kwargs = batch[1:], {**given, **kwargs}
     else:
-        if where[0] is None and where[1] is None:
+        if batch_args[0] is None and batch_args[1] is None:
             check_whole(adj_t)
-        # A full batch looks at all of them.
+        # A full batch reads every row, so that they are decoded at once.
         features, kwargs = decoded(x), {name: decoded(value) for name, value in kwargs.items()}
-    batch_size, n_id, offset, count = where
-    call = Call(model, features, adj_t, where, kwargs)
+    batch_size, n_id, offset, count = batch_args
+    call = Call(model, features, adj_t, batch_args, kwargs)
     call.fill, call.pushes = fill, push
     ranks = model.ranks
     if ranks is not None and fill:
@@ -293,8 +293,8 @@ def arrange(
             "fills the histories of all"
         )
     if ranks is not None and n_id is not None:
-        ranks.bind_to(model, n_id)
-        call.histories = tuple(model.histories)  # They may be others now.
+        ranks.bind_batch(model, n_id)
+        call.histories = tuple(model.histories)  # bind_batch may have replaced them.
     elif n_id is not None and push:
         check_connected(n_id)
     check_call(features, batch_size, n_id, fill, model.num_nodes, model.buffer_size)
@@ -302,15 +302,15 @@ def arrange(
         if ranks is not None and push:
             ranks.begin(n_id, offset, count, batch)
             call.ranks = ranks
-        call.pulls = pulls_of(model, batch_size, n_id)
+        call.pulls = get_pulls(model, batch_size, n_id)
     return call
 
 
-_arrange = disable_compile(arrange)
+_prepare_call = disable_compile(prepare_call)
 
 
 @disable_compile
-def arrange_views(model: BatchModel, batch: SubData, bank: str) -> list[Call]:
+def prepare_view_calls(model: BatchModel, batch: SubData, bank: str) -> list[Call]:
     """Make the calls of a batch and of its views; see :meth:`gas.ScalableGNN.views`."""
     if bank not in BANKS:
         raise ValueError(f"'bank' is {bank!r}, expected one of {', '.join(map(repr, BANKS))}")
@@ -323,7 +323,7 @@ def arrange_views(model: BatchModel, batch: SubData, bank: str) -> list[Call]:
     inputs = [model.inputs_of(view) for view in (data, *data.views)]
     ranks = model.ranks
     if ranks is not None:
-        ranks.bind_to(model, n_id)
+        ranks.bind_batch(model, n_id)
     else:
         check_connected(n_id)
     for x, _, _ in inputs:
@@ -341,7 +341,7 @@ def arrange_views(model: BatchModel, batch: SubData, bank: str) -> list[Call]:
             set_banks(model, len(views))
         for call, histories in zip(views, model.view_histories or (), strict=False):
             call.bank = dict(zip(model.histories, histories, strict=True))
-    own.ranks, own.pulls = ranks, pulls_of(model, batch_size, n_id)
+    own.ranks, own.pulls = ranks, get_pulls(model, batch_size, n_id)
     if bank == "original":
         pulls = own.pulls = own.pulls or BatchPulls([], batch_size, n_id)
         pulls.readers += len(views)
@@ -350,11 +350,14 @@ def arrange_views(model: BatchModel, batch: SubData, bank: str) -> list[Call]:
     return [own, *views]
 
 
-def pulls_of(model: BatchModel, batch_size: int, n_id: Tensor) -> BatchPulls | None:
-    """Start the pulls of a batch; return ``None`` where each is to begin when it is needed."""
-    pulls = take_ahead(model, n_id)
+def get_pulls(model: BatchModel, batch_size: int, n_id: Tensor) -> BatchPulls | None:
+    """Return the pulls of a batch, prefetched or started now.
+
+    ``None`` if each pull starts when forward needs its rows.
+    """
+    pulls = take_started_pulls(model, n_id)
     if pulls is None and model._engine.io == "concurrent":
-        expect(model, batch_size, n_id)
+        read_ahead(model, batch_size, n_id)
         ahead = [history for history in model.histories if history.pulls_beside]
         pulls = BatchPulls(ahead, batch_size, n_id, model.pool_size) if ahead else None
     if pulls is None and model.device.type != "cpu":  # The ids go to the device once.
@@ -363,37 +366,37 @@ def pulls_of(model: BatchModel, batch_size: int, n_id: Tensor) -> BatchPulls | N
 
 
 def start_pulls(model: BatchModel, batch: SubData) -> BatchPulls:
-    """Start the pulls of a batch that will be computed after the next one.
+    """Start the pulls of a batch that will be computed after the current one.
 
-    Rows are those at this call, of every history, whatever ``pool_size`` is: a pull that began
-    later would see what was pushed until then. :class:`gas.PrefetchLoader` calls this; without it,
+    They read every history as it is at this call, whatever ``pool_size`` is: later pulls would see
+    rows that were pushed in the meantime. :class:`gas.PrefetchLoader` calls this; without it,
     calling the model starts the pulls.
     """
     if model.ranks is not None:
-        model.ranks.bind_to(model, batch.n_id)
+        model.ranks.bind_batch(model, batch.n_id)
     check_halo(batch.batch_size, batch.n_id, model.buffer_size)
     pulls = BatchPulls(model.histories, batch.batch_size, batch.n_id)
-    model._ahead.append((batch.n_id, pulls))
+    model._started_pulls.append((batch.n_id, pulls))
     return pulls
 
 
 def cancel_pulls(model: BatchModel, pulls: BatchPulls) -> None:
-    """Take back what :func:`start_pulls` started, unless the model has used it."""
-    model._ahead = [item for item in model._ahead if item[1] is not pulls]
+    """Cancel the pulls of :func:`start_pulls`, unless the model has used them."""
+    model._started_pulls = [item for item in model._started_pulls if item[1] is not pulls]
     pulls.cancel()
 
 
-def take_ahead(model: BatchModel, n_id: Tensor) -> BatchPulls | None:
-    """Take the pulls of a batch that :class:`gas.PrefetchLoader` has started, if it has."""
-    for position, (ids, pulls) in enumerate(model._ahead):
+def take_started_pulls(model: BatchModel, n_id: Tensor) -> BatchPulls | None:
+    """Return and remove the pulls that :func:`start_pulls` started for a batch, if any."""
+    for position, (ids, pulls) in enumerate(model._started_pulls):
         if ids is n_id:
-            del model._ahead[position]
+            del model._started_pulls[position]
             return pulls
     return None
 
 
-def expect(model: BatchModel, batch_size: int, n_id: Tensor) -> None:
-    """Have the system read ahead what a batch will pull of packed histories; wait for nothing."""
+def read_ahead(model: BatchModel, batch_size: int, n_id: Tensor) -> None:
+    """Tell the system to read ahead the packed rows that a batch will pull, without waiting."""
     packed = [history for history in model.histories if history.is_packed]
     if packed:
         n_id = n_id.cpu()
@@ -406,17 +409,19 @@ def expect(model: BatchModel, batch_size: int, n_id: Tensor) -> None:
 
 
 @skip_frame
-def run(call: Call) -> Any:
-    """Run forward."""
+def run_call(call: Call) -> Any:
+    """Run forward in a call, and return the in-batch rows of its output."""
     model = call.model
     call.compiled = is_compiling() or model._compiled_call_impl is not None
     begin, end = (_begin, _end) if call.compiled else (Call.begin, Call.end)
     begin(call)
     try:
-        if call.compiled and not call.takes_compiler:
+        if call.compiled and not call.supports_compiler:
             out = _run_uncompiled(call)
         else:
-            out = torch.nn.Module.__call__(model, call.x, call.adj_t, *call.where, **call.kwargs)
+            out = torch.nn.Module.__call__(
+                model, call.x, call.adj_t, *call.batch_args, **call.kwargs
+            )
     except BaseException as error:
         _fail(call, error)
         raise
@@ -425,12 +430,12 @@ def run(call: Call) -> Any:
 
 @disable_compile
 def _run_uncompiled(call: Call) -> Any:
-    return call.model._call_impl(call.x, call.adj_t, *call.where, **call.kwargs)
+    return call.model._call_impl(call.x, call.adj_t, *call.batch_args, **call.kwargs)
 
 
 @disable_compile
 def _fail(call: Call, error: BaseException) -> None:
-    """End a forward pass that raised; say with the cure what PyTorch says without."""
+    """End a forward pass that raised; replace PyTorch's error by one that names the cure."""
     call.close()
     if call.ranks is not None:
         call.ranks.fail()
@@ -444,69 +449,74 @@ def _fail(call: Call, error: BaseException) -> None:
 class Call:
     """State of one call of a model.
 
-    * ``x``, ``adj_t``, ``where``, ``kwargs``: what forward is given.
-    * ``histories``: the model's; ``bank``: others, to be used in their place by a view.
-    * ``pulls``: the halo's rows; ``None`` to read them when they are asked for.
+    * ``x``, ``adj_t``, ``batch_args``, ``kwargs``: the arguments of forward.
+    * ``histories``: the model's; ``bank``: those that a view uses in their place.
+    * ``pulls``: the pulls of the halo's rows; ``None`` to start each when its rows are needed.
     * ``pushes``: whether in-batch rows are stored; a read-only call stores none.
-    * ``fill``: a full batch that stores its rows.
-    * ``layer``: in layer-wise inference, the history to fill, where forward ends.
-    * ``ranks``: whom the pushed rows are sent to.
-    * ``compiled``: forward is compiled. Graphs can't ask whether rows in a history have changed.
-    * ``pushed``: the histories that were filled; ``held_back``: pushes, until forward has ended.
+    * ``fill``: whether a full batch stores its rows.
+    * ``layer``: in layer-wise inference, the history to fill, after which forward ends.
+    * ``ranks``: the connection to other ranks, which get the pushed rows.
+    * ``compiled``: whether forward is compiled: it can't read rows in place then, as a compiled
+      graph doesn't notice changes of a history.
+    * ``pushed``: the histories filled so far; ``held_back``: pushes to do when forward has ended.
     """
 
     def __init__(
-        self, model: BatchModel, x: Any, adj_t: Any, where: Where, kwargs: dict[str, Any]
+        self, model: BatchModel, x: Any, adj_t: Any, batch_args: BatchArgs, kwargs: dict[str, Any]
     ) -> None:
-        self.model, self.x, self.adj_t, self.where, self.kwargs = model, x, adj_t, where, kwargs
-        self.batch = where[1] is not None
+        self.model, self.x, self.adj_t = model, x, adj_t
+        self.batch_args, self.kwargs = batch_args, kwargs
+        self.batch = batch_args[1] is not None
         self.histories: Sequence[History] = tuple(model.histories)
         self.bank: Mapping[History, History] = {}
         self.pulls: BatchPulls | None = None
         self.pushes, self.fill = True, False
         self.layer: int | None = None
         self.ranks: Ranks | None = None
-        self.compiled = self.takes_compiler = False
+        self.compiled = self.supports_compiler = False
         self.pushed: list[History] = []
         self.held_back: list[Callable[[], None]] | None = None
-        self._watched: contextlib.AbstractContextManager[None] | None = None
+        self._watching: contextlib.AbstractContextManager[None] | None = None
         self._outer: tuple[Call | None, Call | None, bool] | None = None
 
     def begin(self) -> None:
-        """Enter the call, before forward."""
+        """Prepare the model for forward."""
         model = self.model
         if self.compiled and isinstance(self.x, Rows):
             self.x = self.x.tensor()
         try:
             if not model._is_proven:
                 self.held_back = []
-            self.adj_t = model._to_supported(self.adj_t)
-            watched = model._watch_layers(self.adj_t, *self.where[:2])
-            if self.compiled and watched is None:
-                self.takes_compiler = self._takes_compiler()
-            if self.takes_compiler and isinstance(self.adj_t, Adjacency):
-                _complete(model, self.adj_t)
+            self.adj_t = model._to_supported_layout(self.adj_t)
+            watching = model._watch_layers(self.adj_t, *self.batch_args[:2])
+            if self.compiled and watching is None:
+                self.supports_compiler = self._supports_compiler()
+            if self.supports_compiler and isinstance(self.adj_t, Adjacency):
+                _materialise(model, self.adj_t)
             self._outer = model._calls.enter(self)
-            if watched is not None:
-                watched.__enter__()
-                self._watched = watched
+            if watching is not None:
+                watching.__enter__()
+                self._watching = watching
         except BaseException:
             self.close()
             raise
 
-    def _takes_compiler(self) -> bool:
-        """Return whether a forward pass whose layers aren't watched can be a graph.
+    def _supports_compiler(self) -> bool:
+        """Return whether forward can be compiled, if no layer has to be checked.
 
-        The compiler knows no matrices of ``torch.sparse``. A graph knows only what a batch does.
+        The compiler doesn't support matrices of ``torch.sparse``. In a compiled graph,
+        ``push_and_pull`` works for batches alone, and can't end forward.
         """
         adj_t = self.adj_t
         is_strided = isinstance(adj_t, Tensor) and adj_t.layout == torch.strided
         is_known = is_strided or isinstance(adj_t, Adjacency)
         return is_known and not is_sparse(self.x) and not self.fill and self.layer is None
 
-    def exchange(self, history: History, x: Tensor, where: Where, rows: bool) -> Tensor | Rows:
+    def exchange(
+        self, history: History, x: Tensor, batch_args: BatchArgs, rows: bool
+    ) -> Tensor | Rows:
         """Push a layer's in-batch rows and pull its halo's; see ``push_and_pull``."""
-        batch_size, n_id, offset, count = where
+        batch_size, n_id, offset, count = batch_args
         if n_id is None or batch_size is None:
             if self.batch:
                 raise ValueError(
@@ -523,8 +533,8 @@ class Call:
         if self.layer is None or self.layer == len(self.pushed):
             self.push(history, own, n_id[:batch_size], offset, count)
             if self.layer is not None:
-                raise Reached
-        else:  # Filled by an earlier sweep.
+                raise StopForward
+        else:  # An earlier sweep has filled this history.
             self.pushed.append(history)
         pulls = self.pulls or BatchPulls([], batch_size, n_id)
         if rows:
@@ -532,7 +542,7 @@ class Call:
         return pulls.tensor(history, own)
 
     def check(self, history: History, x: Tensor, num_rows: int) -> None:
-        """Refuse what can't be pushed to a history."""
+        """Refuse rows that can't be pushed to a history."""
         width = history.embedding_dim
         if x.dim() != 2 or x.size(0) < num_rows or x.size(1) != width:
             raise ValueError(
@@ -563,7 +573,7 @@ class Call:
         try:
             if self.batch or self.fill:
                 if len(self.pushed) < len(self.histories):
-                    raise wrong_calls(len(self.pushed), len(self.histories))
+                    raise wrong_calls_error(len(self.pushed), len(self.histories))
                 for push in self.held_back or ():
                     push()
                 if not model._is_proven:
@@ -572,14 +582,14 @@ class Call:
                 self.ranks.end(model.histories)
         finally:
             self.close()
-        out = first_rows(out, self.where[0]) if isinstance(out, Tensor) else out
-        return out if self.ranks is None else self.ranks.weighed(out)
+        out = first_rows(out, self.batch_args[0]) if isinstance(out, Tensor) else out
+        return out if self.ranks is None else self.ranks.weigh_gradient(out)
 
     def close(self) -> None:
-        """Give back what the call held."""
+        """Release the call's resources."""
         try:
-            if self._watched is not None:
-                self._watched.__exit__(None, None, None)
+            if self._watching is not None:
+                self._watching.__exit__(None, None, None)
         finally:
             if self._outer is not None:
                 self.model._calls.leave(self._outer)
@@ -590,51 +600,52 @@ class Call:
 _begin, _end = disable_compile(Call.begin), disable_compile(Call.end)
 
 
-def _complete(model: BatchModel, adj: Adjacency) -> None:
-    """Make what an adjacency otherwise makes when a layer first asks for it."""
+def _materialise(model: BatchModel, adj: Adjacency) -> None:
+    """Compute what an adjacency otherwise computes at the first use in a layer."""
     _ = adj.matrix
     if any(getattr(layer, "add_self_loops", False) for layer in model.modules()):
         _ = adj.with_self_loops().matrix
 
 
-def run_sweep(
+def run_to_history(
     model: BatchModel,
     batch: SubData,
     layer: int,
-    around: Callable[[SubData], contextlib.AbstractContextManager[None]],
+    context: Callable[[SubData], contextlib.AbstractContextManager[None]],
 ) -> Tensor:
-    """Run forward up to the history that a sweep of layer-wise inference fills, in a context."""
+    """Run forward up to the history that layer-wise inference fills, in ``context(batch)``."""
     check_graph(batch.n_id, model.num_nodes)
     x, adj_t, kwargs = model.inputs_of(to_device(batch, model.device).data)
     if not model._is_proven:
-        with model._without_histories():  # A wrong model should be found before they change.
+        with model._disable_transfers():  # A wrong model raises before histories change.
             model(x, adj_t, *batch[1:], **kwargs)
     call = Call(model, x, adj_t, batch[1:], kwargs)
     call.layer = layer
-    with around(batch):
-        return cast(Tensor, run(call))
+    with context(batch):
+        return cast(Tensor, run_call(call))
 
 
 # Calls that are under way -------------------------------------------------------------------------
 
 
-class _Running(threading.local):
-    """Innermost call of each thread, of any model."""
+class _CurrentCall(threading.local):
+    """The innermost call of each thread."""
 
     call: Call | None = None
 
 
-RUNNING = _Running()
+_CURRENT = _CurrentCall()  # Of any model.
 
 
 class Calls:
-    """The calls of one model that are under way: one for each thread, and one with histories.
+    """The current calls of one model: one in each thread, of which one uses the histories.
 
-    Batches write the histories in an order that has to be known; a plain full batch doesn't.
+    Several threads would write the histories in an unknown order. A plain full batch doesn't use
+    them.
     """
 
     def __init__(self) -> None:
-        self._mine = _Running()
+        self._mine = _CurrentCall()
         self._with_histories = threading.Lock()
 
     @property
@@ -643,7 +654,7 @@ class Calls:
         return self._mine.call
 
     def enter(self, call: Call) -> tuple[Call | None, Call | None, bool]:
-        """Make a call this thread's current one; return what :meth:`leave` is to be given.
+        """Make a call this thread's current one; return the arguments of :meth:`leave`.
 
         Raises:
             RuntimeError: If another thread's call uses the histories, as this one would.
@@ -656,13 +667,13 @@ class Calls:
                 "it from one thread, or make model.for_graph(num_nodes) for the other, which "
                 "shares the weights and has histories of its own"
             )
-        outside, RUNNING.call = RUNNING.call, call
+        outside, _CURRENT.call = _CURRENT.call, call
         self._mine.call = call
         return before, outside, waits
 
     def leave(self, entered: tuple[Call | None, Call | None, bool]) -> None:
         """End the current call."""
-        self._mine.call, RUNNING.call, waits = entered
+        self._mine.call, _CURRENT.call, waits = entered
         if waits:
             self._with_histories.release()
 
@@ -674,25 +685,25 @@ class Calls:
 
 
 @disable_compile
-def _exchange_now(
-    model: BatchModel, history: History, x: Tensor, where: Where, rows: bool
+def _exchange_eager(
+    model: BatchModel, history: History, x: Tensor, batch_args: BatchArgs, rows: bool
 ) -> Tensor | Rows:
     check_not_recomputing()
-    call = model._calls.current or Call(model, None, None, where, {})
-    return call.exchange(history, x, where, rows)
+    call = model._calls.current or Call(model, None, None, batch_args, {})
+    return call.exchange(history, x, batch_args, rows)
 
 
 def _exchange_in_graph(
-    model: BatchModel, history: History, x: Tensor, where: Where, rows: bool
+    model: BatchModel, history: History, x: Tensor, batch_args: BatchArgs, rows: bool
 ) -> Tensor | Rows:
-    """Do the same where the compiler looks: by an operator that doesn't break the graph."""
-    batch_size, n_id, offset, count = where
-    if n_id is None or batch_size is None:  # Of a batch, its end finds that nothing was pushed.
+    """Push and pull in a compiled graph, by an operator that doesn't break it."""
+    batch_size, n_id, offset, count = batch_args
+    if n_id is None or batch_size is None:  # Call.end raises if the call has a batch.
         return x
     own = first_rows(x, batch_size)
     known = [i for i, one in enumerate(model.histories) if one is history]
     if not known:
-        return _exchange_now(model, history, x, where, rows)
+        return _exchange_eager(model, history, x, batch_args, rows)
     out = _exchange(own, n_id, offset, count, batch_size, known[0])
     return Rows(out[:batch_size], out[batch_size:].detach()) if rows else out
 
@@ -706,19 +717,19 @@ def _exchange(
     batch_size: int,
     position: int,
 ) -> Tensor:
-    """Push a batch's own rows to a history of the model that is running, and pull its halo's.
+    """Push in-batch rows to a history of the current model, and pull the halo's.
 
-    Its own rows come out as well, so that the compiler can't leave it out where they are used.
+    The output contains the in-batch rows, too, so that the compiler can't remove the operator.
     """
     check_not_recomputing()
-    call = RUNNING.call
-    assert call is not None  # Graphs run in the call of their model.
-    where = batch_size, n_id, offset, count
-    return cast(Tensor, call.exchange(call.histories[position], own, where, False))
+    call = _CURRENT.call
+    assert call is not None  # A compiled graph runs in the call of its model.
+    batch_args = batch_size, n_id, offset, count
+    return cast(Tensor, call.exchange(call.histories[position], own, batch_args, False))
 
 
 @_exchange.register_fake
-def _(
+def _exchange_fake(
     own: Tensor,
     n_id: Tensor,
     offset: Tensor | None,
@@ -729,7 +740,7 @@ def _(
     return own.new_empty(n_id.size(0), own.size(1))
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.num_own = inputs[0].size(0)
 
 
@@ -737,4 +748,4 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return grad[: ctx.num_own], None, None, None, None, None
 
 
-_exchange.register_autograd(_backward, setup_context=_setup)
+_exchange.register_autograd(_backward, setup_context=_setup_context)

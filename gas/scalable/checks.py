@@ -1,4 +1,4 @@
-"""Check the arguments of a call, and explain PyTorch's errors."""
+"""Checks of the arguments of a call, and explanations of PyTorch's errors."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from gas.history import Rows
 from gas.loader import GRAPH_SIZE
 from gas.native import check_integer, is_sparse
 
-# What ``forward`` and ``forward_layer`` are given by position.
+# Parameters of ``forward`` and ``forward_layer`` that are passed by position.
 POSITIONAL = frozenset(
     ("self", "x", "adj_t", "edge_index", "batch_size", "n_id", "offset", "count", "layer", "state")
 )
-# How PyTorch calls what it can't do with a matrix of torch.sparse_csr.
+# Matches PyTorch's errors about operations that torch.sparse_csr doesn't support.
 SPARSE = re.compile(r"sparse|layout|strides", re.IGNORECASE)
 
 
-def wrong_calls(calls: int, num_histories: int) -> RuntimeError:
+def wrong_calls_error(calls: int, num_histories: int) -> RuntimeError:
     """Make the error of a model that doesn't fill each of its histories once."""
     return RuntimeError(
         f"forward called push_and_pull {calls} times, expected once for each of the model's "
@@ -39,7 +39,7 @@ def check_not_recomputing() -> None:
     """Refuse to push and pull again in a backward pass.
 
     Raises:
-        RuntimeError: If autograd is running this thread's code, as activation checkpointing has it.
+        RuntimeError: If autograd runs this code, as in activation checkpointing.
     """
     if torch._C._current_graph_task_id() != -1:
         raise RuntimeError(
@@ -57,7 +57,7 @@ def check_call(
     num_nodes: int,
     buffer_size: int | None,
 ) -> None:
-    """Refuse arguments of a model that don't describe one mini-batch, or one full batch."""
+    """Refuse arguments of a model that aren't one mini-batch or one full batch."""
     if isinstance(x, DataLoader):
         raise ValueError(
             f"'x' is a {type(x).__name__}, expected a mini-batch of it, model(batch); all of them "
@@ -86,7 +86,7 @@ def check_call(
 
 
 def check_graph(n_id: Tensor, num_nodes: int) -> None:
-    """Refuse nodes of another graph, as far as its size tells."""
+    """Refuse nodes of a graph of another size."""
     graph = getattr(n_id, GRAPH_SIZE, num_nodes)
     if n_id.device.type == "cpu" and n_id.numel():
         graph = max(graph, int(n_id.max()) + 1)
@@ -98,7 +98,7 @@ def check_graph(n_id: Tensor, num_nodes: int) -> None:
 
 
 def check_halo(batch_size: int, n_id: Tensor, buffer_size: int | None) -> None:
-    """Refuse a batch whose halo doesn't fit."""
+    """Refuse a batch whose halo exceeds ``buffer_size``."""
     halo = n_id.numel() - batch_size
     if buffer_size is not None and halo > buffer_size:
         raise ValueError(
@@ -108,7 +108,7 @@ def check_halo(batch_size: int, n_id: Tensor, buffer_size: int | None) -> None:
 
 
 def check_whole(adj_t: Any) -> None:
-    """Refuse the adjacency of a mini-batch whose ids were forgotten."""
+    """Refuse the adjacency of a mini-batch without its ids."""
     if (isinstance(adj_t, Adjacency) or is_sparse(adj_t)) and adj_t.size(0) != adj_t.size(1):
         raise ValueError(
             f"'adj_t' has shape {list(adj_t.shape)}, that of a mini-batch, which comes with ids: "
@@ -117,7 +117,7 @@ def check_whole(adj_t: Any) -> None:
 
 
 def attributes(data: Data) -> Mapping[str, Any]:
-    """Return the attributes of a graph by name; ``in`` of a ``Data`` itself takes 20 calls."""
+    """Return the attributes of a graph by name; ``name in data`` itself takes 20 calls."""
     return data._store._mapping
 
 
@@ -131,23 +131,23 @@ def adjacency(data: Data) -> Any:
 
 @functools.lru_cache(maxsize=128)
 def _parameters(function: Callable[..., Tensor]) -> tuple[str, ...]:
-    """Return the parameters that a function is given by name; to look takes long."""
+    """Return the parameters that a function takes by name; cached, as inspection is slow."""
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     named = [name for name, p in inspect.signature(function).parameters.items() if p.kind in kinds]
     return tuple(name for name in named if name not in POSITIONAL)
 
 
-def named_arguments(function: Callable[..., Tensor], data: Data) -> dict[str, Any]:
-    """Return what a batch has of the parameters of ``function``: ``edge_weight``, ``pos``, ..."""
+def collect_kwargs(function: Callable[..., Tensor], data: Data) -> dict[str, Any]:
+    """Return the attributes of a batch that are parameters of ``function``: ``pos``, ..."""
     named, known = _parameters(getattr(function, "__func__", function)), attributes(data)
     kwargs = {name: data[name] for name in named if name in known}
-    if "adj_t" in known:  # The weights are its values.
+    if "adj_t" in known:  # Its values are the edge weights.
         kwargs.pop("edge_weight", None)
     return kwargs
 
 
 def explain(error: BaseException, x: Any, adj_t: Any) -> RuntimeError | None:
-    """Return an error with the cure for what PyTorch can't do with sparse matrices, if it is."""
+    """Return an error with the cure if PyTorch's is about sparse matrices, or else ``None``."""
     if not isinstance(error, RuntimeError):
         return None
     text = str(error)

@@ -1,6 +1,6 @@
-"""``distribute``: one model on many ranks."""
+"""``distribute``: train one model on many ranks."""
 
-# No annotations from the future: DistributedDataParallel looks at those of a hook.
+# No ``from __future__ import annotations``: DistributedDataParallel checks those of a hook.
 import importlib.metadata
 from typing import Any, NoReturn
 
@@ -23,22 +23,22 @@ from gas.scalable.ranks import Ranks, Traffic, Weight
 class Distributed(DistributedDataParallel):
     """A model on one of many ranks; made by :func:`gas.distribute`.
 
-    It is PyTorch's ``DistributedDataParallel``; what that lacks, such as ``predict``, is looked up
-    in the model itself, ``module``.
+    It is PyTorch's ``DistributedDataParallel``. Other attributes, such as ``predict``, are those of
+    the model itself, ``module``.
     """
 
     module: ScalableGNN
 
     def __init__(self, model: ScalableGNN, **kwargs: Any) -> None:
         assert model.ranks is not None
-        if model.device.type == "cpu":  # Which has a time-out of ours.
+        if model.device.type == "cpu":  # This group has the time-out of gas.
             kwargs.setdefault("process_group", model.ranks.group.gradients)
         super().__init__(model, **kwargs)
         self.register_comm_hook(model.ranks, average_gradients)
         self._is_made = True
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set what the model has, such as ``io``, there."""
+        """Set attributes of the model, such as ``io``, on the model."""
         model = self.__dict__.get("_modules", {}).get("module")
         if (
             "_is_made" in self.__dict__
@@ -62,7 +62,7 @@ class Distributed(DistributedDataParallel):
             return getattr(super().__getattr__("module"), name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """See :class:`gas.ScalableGNN`; layer-wise inference is the model's own."""
+        """Call the model; layer-wise inference isn't wrapped. See :class:`gas.ScalableGNN`."""
         if kwargs.get("loader") is not None:
             return self.module(*args, **kwargs)
         return super().__call__(*args, **kwargs)
@@ -79,9 +79,9 @@ class Distributed(DistributedDataParallel):
 
 
 def average_gradients(ranks: Ranks, bucket: dist.GradBucket) -> Future[Tensor]:
-    """Return the mean of the ranks' gradients; an error names the rank that didn't come.
+    """Average the ranks' gradients: a communication hook of ``DistributedDataParallel``.
 
-    It is a communication hook of ``DistributedDataParallel``.
+    If a rank doesn't take part in time, the error names it.
     """
     gradient = bucket.buffer().div_(ranks.group.size)
     return ranks.group.start_sum(gradient, "averaging the gradients", bucket.is_last())
@@ -100,57 +100,59 @@ def distribute(
 ) -> Any:
     """Train a model on many processes, each with a shard of the graph and its histories.
 
-    The processes are those of ``torch.distributed``, which ``torchrun`` starts; the loop stays as
-    it is::
+    The processes are those of ``torch.distributed``, which ``torchrun`` starts; the training loop
+    is that of one process::
 
         torch.distributed.init_process_group("gloo")
         graph = gas.cluster(data, num_parts=40, shards=torch.distributed.get_world_size())
         model = gas.distribute(gas.to_scalable(net, data))
         for batch in gas.SubgraphLoader(graph, batch_size=5, shuffle=True):
             loss = ...  # Of model(batch).
-            loss.backward()  # Which averages the gradients of all processes.
+            loss.backward()  # Averages the gradients of all processes.
             optimizer.step()
         pred = model.predict(graph)  # Of all nodes, on every process.
 
-    A rank owns the rows of its shard, and has replicas of the rows of others that its own nodes
-    read. After each step the rows of its batch go to those who hold replicas of them. A step of W
-    ranks is one step of one process that computes W batches, which all see the histories as they
-    were when the step began, and takes the mean of their gradients, weighted by labelled nodes.
+    A rank owns the rows of its shard, and has replicas of other ranks' rows that its own nodes
+    read. After each step the rows of its batch are sent to the ranks with replicas of them. A step
+    of W ranks equals one step of one process that computes W batches, which all see the histories
+    as they were when the step began, and takes the mean of their gradients, weighted by labelled
+    nodes.
 
-    Where the graph has no ``shards``, such as under a ``DistributedSampler`` of parts, every rank
-    has all rows, and those of every batch go to all ranks. Some parts that the sampler repeats, to
-    give all ranks equally many, may be in batches of two ranks in one step, which push them both:
+    If the graph has no ``shards``, such as under a ``DistributedSampler`` of parts, every rank has
+    all rows, and those of every batch are sent to all ranks. Parts that the sampler repeats, to
+    give all ranks equally many, may be in batches of two ranks in one step, which both push them:
     ranks then have the rows of one or of the other.
 
     Args:
         model: The model, a :class:`gas.ScalableGNN`, of the whole graph or of a shard; all ranks
             begin with the weights of rank 0.
-        graph: What the loaders will load; the ranks then compare it at once.
-            (default: with the first mini-batch)
-        overlap: Let rows take until the next step has ended: they travel beside all of it, and are
-            seen one step later. (default: ``False``, they travel beside the backward pass)
-        dtype: How rows travel; see :class:`gas.History`. (default: as they are stored)
-        weight: What a batch counts for the mean of the gradients: the name of a mask, whose
-            in-batch nodes count; a function of a batch; or ``None``, all batches alike. A loss is
-            a mean over those nodes; that of a batch without any isn't looked at, be it NaN. All
-            in-batch nodes count where the graph has no ``train_mask``, and of a batch that is
+        graph: The graph of the loaders, which the ranks then compare at once.
+            (default: they compare it with the first mini-batch)
+        overlap: Allow the transfer of rows to take until the end of the next step: they become
+            visible one step later. (default: ``False``, it overlaps with the backward pass)
+        dtype: The precision in which rows are sent; see :class:`gas.History`.
+            (default: that of the histories)
+        weight: The weight of a batch in the mean of the gradients: the name of a mask, whose
+            in-batch nodes are counted; a function of a batch; or ``None``, the same for all. A loss
+            is a mean over these nodes; the loss of a batch without any is ignored, even if it is
+            NaN. All in-batch nodes count if the graph has no ``train_mask``, or if a batch is
             passed in pieces, ``model(batch.x, batch.adj_t, *args)``. The gradient of a batch is
             multiplied at the model's outputs, so that several batches may be added up before a
-            step; what is computed with ``push=False``, and of a full batch, counts alike on all
+            step; outputs with ``push=False``, and of a full batch, have the same weight on all
             ranks. (default: ``"train_mask"``)
-        timeout: After how many seconds a rank that doesn't come is given up, with an error that
-            names it. (default: as long as ``init_process_group`` was told)
-        wrap: Return the model in ``DistributedDataParallel``; without, it is only connected, for
-            what wraps it itself, such as Lightning. (default: ``True``)
+        timeout: The seconds after which a rank that doesn't respond raises an error that names it.
+            (default: that of ``init_process_group``)
+        wrap: Return the model in ``DistributedDataParallel``; ``False`` only connects it, for
+            libraries that wrap it themselves, such as Lightning. (default: ``True``)
         **kwargs: Further arguments of ``DistributedDataParallel``.
 
     Returns:
-        The model in :class:`torch.nn.parallel.DistributedDataParallel`, which also has what it has
-        itself, such as ``predict``; or the model.
+        The model in :class:`torch.nn.parallel.DistributedDataParallel`, which also has the model's
+        attributes, such as ``predict``; or the model.
 
     Raises:
         RankError: A ``RuntimeError``: if ranks differ in the program, packages or graph, or one
-            doesn't come; on every rank, naming it. In a backward pass it comes as a plain
+            doesn't respond; on every rank, naming it. In a backward pass it is a plain
             ``RuntimeError`` that quotes it.
         RuntimeError: If ``torch.distributed`` hasn't been initialised.
         ValueError: If the model is none, or is distributed already.
@@ -165,17 +167,17 @@ def distribute(
         raise ValueError(f"'timeout' is {timeout}, expected seconds above 0")
     codec = None if dtype is None else Codec.of(dtype)
     group = Group(timeout)
-    group.check_alike(_about(model, overlap, codec, weight))
+    group.check_alike(_describe_settings(model, overlap, codec, weight))
     model.ranks = Ranks(group, overlap, codec, weight)
     if graph is not None:
         model.ranks.bind(model, local_graph(graph).get(SHARD))
     return Distributed(model, **kwargs) if wrap else model
 
 
-def _about(
+def _describe_settings(
     model: ScalableGNN, overlap: bool, codec: Codec | None, weight: Weight
 ) -> dict[str, Any]:
-    """Describe the state that must be equal on all ranks."""
+    """Return the settings that must be equal on all ranks."""
     return {
         "gas": importlib.metadata.version("gas"),
         "PyTorch": torch.__version__,

@@ -1,4 +1,4 @@
-"""Layers that aren't exact on mini-batches: refused, or restricted to in-batch rows."""
+"""Refuse layers that aren't exact on mini-batches, or restrict them to in-batch rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from gas.nn import reason_inexact
 
-# What looks along a sequence, which may be one of nodes by mistake.
+# Layers that process a sequence, which might be the batch's nodes by mistake.
 SEQUENTIAL = (torch.nn.MultiheadAttention, torch.nn.RNNBase)
 
 
@@ -24,7 +24,7 @@ def _refuse(name: str, reason: str, layer: torch.nn.Module, _: Any) -> None:
 def _refuse_nodes(
     name: str, sizes: tuple[int, int], layer: Any, args: tuple[Any, ...], given: dict[str, Any]
 ) -> None:
-    """Refuse a sequence of the batch's nodes; a batch of as many sequences is one for each."""
+    """Refuse an input that is a sequence of the batch's nodes, not a sequence for each node."""
     x = next(iter((*args, *given.values())), None)
     if not isinstance(x, Tensor) or x.dim() not in (2, 3):
         return
@@ -37,11 +37,11 @@ def _refuse_nodes(
         _refuse(name, reason, layer, args)
 
 
-class Watch:
-    """Sees to it that the layers of a model give on mini-batches what they give on the graph.
+class ExactnessGuard:
+    """Refuse layers whose outputs on mini-batches would differ from those on the whole graph.
 
     Args:
-        model: The model; what it is made of may change later.
+        model: The model.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -54,42 +54,49 @@ class Watch:
             (name, layer) for name, layer in model.named_modules() if isinstance(layer, SEQUENTIAL)
         ]
         self._norms = [layer for layer in model.modules() if isinstance(layer, _BatchNorm)]
-        # Norms that were given a batch's own rows, or rows of edges, by the kind of batch.
-        self._at_ease: set[tuple[Hashable, torch.nn.Module]] = set()
+        # Norms that were called with in-batch rows or rows of edges, by the kind of batch.
+        self._safe: set[tuple[Hashable, torch.nn.Module]] = set()
 
     @property
-    def looks(self) -> bool:
-        """Return whether the model has a layer to watch."""
+    def has_layers(self) -> bool:
+        """Return whether the model has layers to check."""
         return bool(self._inexact or self._sequential or self._norms)
 
     def is_needed(self, batch_size: int, num_rows: int, kind: Hashable) -> bool:
-        """Return whether it has to look at a forward pass.
+        """Return whether a forward pass has to be checked.
 
         Args:
-            batch_size: See :meth:`batch`.
-            num_rows: See :meth:`batch`.
-            kind: See :meth:`batch`.
+            batch_size: See :meth:`watch_batch`.
+            num_rows: See :meth:`watch_batch`.
+            kind: See :meth:`watch_batch`.
         """
         norms = num_rows > batch_size and bool(self._norms_that_see_halo(kind))
         return bool(self._inexact) or bool(self._sequential) or norms
 
     def _norms_that_see_halo(self, kind: Hashable) -> list[torch.nn.Module]:
-        """Norms in training that may be given rows of the halo."""
-        at_ease = self._at_ease if kind is not None else ()
-        return [norm for norm in self._norms if norm.training and (kind, norm) not in at_ease]
+        """Return the norms in training mode that may be called with rows of the halo."""
+        safe = self._safe if kind is not None else ()
+        return [norm for norm in self._norms if norm.training and (kind, norm) not in safe]
 
     @contextlib.contextmanager
-    def batch(self, batch_size: int, num_rows: int, kind: Hashable = None) -> Iterator[None]:
-        """Watch over a forward pass of a batch of ``num_rows`` nodes, ``batch_size`` its own.
+    def watch_batch(self, batch_size: int, num_rows: int, kind: Hashable = None) -> Iterator[None]:
+        """Check the layers of a forward pass in this context.
 
-        Batches of one ``kind`` give a norm the same sort of rows in every pass: one that was given
-        others than the nodes' is let alone, even if they are as many by chance. ``None``: unknown.
+        Args:
+            batch_size: The number of in-batch nodes.
+            num_rows: The number of nodes of the batch, halo included.
+            kind: A key of batches for which a norm is called with the same sort of rows. A norm
+                that was called with other rows than those of all nodes isn't checked again for
+                this kind, even if it gets as many rows by chance. (default: unknown)
 
         Raises:
             ValueError: When a layer that isn't exact is called, naming it.
         """
         norms = self._norms_that_see_halo(kind)
-        spares = [_OwnStatistics(batch_size, num_rows) for _ in norms if num_rows > batch_size]
+        pairs = [
+            (layer, _OwnStatistics(batch_size, num_rows))
+            for layer in (norms if num_rows > batch_size else ())
+        ]
         with contextlib.ExitStack() as hooks:
             for name, layer, reason in self._inexact:
                 refuse = partial(_refuse, name, reason)
@@ -98,19 +105,20 @@ class Watch:
                 refuse = partial(_refuse_nodes, name, (batch_size, num_rows))
                 hook = layer.register_forward_pre_hook(refuse, with_kwargs=True)
                 hooks.callback(hook.remove)
-            for layer, spare in zip(norms, spares, strict=False):
-                hooks.callback(layer.register_forward_pre_hook(spare.before).remove)
-                hooks.callback(layer.register_forward_hook(spare.after).remove)
+            for layer, statistics in pairs:
+                hooks.callback(layer.register_forward_pre_hook(statistics.select_own).remove)
+                hooks.callback(layer.register_forward_hook(statistics.append_halo).remove)
             yield
-        for layer, spare in zip(norms, spares, strict=False):
-            if spare.saw_own and not spare.saw_halo:
-                self._at_ease.add((kind, layer))
+        for layer, statistics in pairs:
+            if statistics.saw_own and not statistics.saw_halo:
+                self._safe.add((kind, layer))
 
 
 class _OwnStatistics:
-    """Lets batch norm count a batch's own rows alone; halo rows are normalised by the same.
+    """Hooks that compute a batch norm's statistics from in-batch rows alone.
 
-    Those of a square batch's convolution hold nothing, and would count as nodes.
+    Halo rows are normalised by the same statistics. In a square batch they are empty and must not
+    count as nodes.
     """
 
     def __init__(self, batch_size: int, num_rows: int) -> None:
@@ -118,7 +126,8 @@ class _OwnStatistics:
         self._x: list[Tensor | None] = []
         self.saw_own = self.saw_halo = False
 
-    def before(self, layer: torch.nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    def select_own(self, layer: torch.nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """Return the norm's arguments with in-batch rows alone."""
         x = args[0] if args else None
         if not isinstance(x, Tensor) or x.dim() != 2 or x.size(0) != self._num_rows:
             self.saw_own = True
@@ -128,7 +137,8 @@ class _OwnStatistics:
         self.saw_halo = True
         return (x[: self._batch_size], *args[1:])
 
-    def after(self, layer: Any, _: tuple[Any, ...], out: Tensor) -> Tensor | None:
+    def append_halo(self, layer: Any, _: tuple[Any, ...], out: Tensor) -> Tensor | None:
+        """Append the normalised halo rows to the norm's output."""
         x = self._x.pop()
         if x is None:
             return None

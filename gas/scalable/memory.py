@@ -13,41 +13,40 @@ from torch_geometric.data import Data
 
 from gas.loader import SubData, SubgraphLoader, num_bytes, tensors_in_memory
 from gas.native import human
+from gas.scalable.base import preserve_modes
 from gas.scalable.call import BatchModel
 
-FIRST_NODES = 5_000  # Of a part, the first to be measured: small enough for any machine.
-TOO_LARGE = 1.1  # By how much the number of parts grows while one of them doesn't fit.
+FIRST_NODES = 5_000  # Nodes of the first part that is measured: it fits any machine.
+GROWTH = 1.1  # Least factor by which the number of parts grows until one part fits.
 
 
 def activation_bytes(model: BatchModel, batch: SubData, training: bool = True) -> int:
-    """Return bytes that training holds for one mini-batch: its tensors, and what autograd keeps.
+    """Return the bytes of a mini-batch in training: its tensors, and those saved for backward.
 
-    Those of its views are included.
-
-    The model runs forward once, without reading or writing histories; its buffers, such as the
-    statistics of batch norm, and PyTorch's generators are as before afterwards. Weights, optimizer
-    and what the backward pass needs for itself come on top.
+    Its views are included. The model runs forward once, without reading or writing histories; its
+    buffers, such as the statistics of batch norm, and PyTorch's generators are restored. Weights,
+    optimizer and temporary tensors of the backward pass aren't counted.
 
     Args:
         model: The model.
         batch: A mini-batch of its graph.
-        training: Run the model in training mode, otherwise in that of evaluation.
+        training: Run the model in training mode, otherwise in evaluation mode.
             (default: ``True``)
     """
     batch = batch.to(model.device)
     saved = SavedTensors(model)
-    with left_alone(model), model._without_histories(), torch.enable_grad(), saved:
+    with preserve_state(model), model._disable_transfers(), torch.enable_grad(), saved:
         model.train(training)
         outs = run_forward(model, batch)
-        del outs  # While they live, what was saved does.
-    return num_bytes(batch) + saved.num_bytes_besides(batch)
+        del outs  # They keep the saved tensors.
+    return num_bytes(batch) + saved.num_bytes_excluding(batch)
 
 
 class SavedTensors(saved_tensors_hooks):
-    """Note the storages that autograd saves for the backward pass in this context.
+    """Record the storages that autograd saves for the backward pass in this context.
 
     Args:
-        model: The model, whose parameters don't count.
+        model: The model, whose parameters aren't counted.
     """
 
     def __init__(self, model: BatchModel) -> None:
@@ -62,19 +61,19 @@ class SavedTensors(saved_tensors_hooks):
                 self._sizes[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    def num_bytes_besides(self, batch: SubData) -> int:
-        """Return the bytes of the storages, those of a mini-batch's tensors left out.
+    def num_bytes_excluding(self, batch: SubData) -> int:
+        """Return the bytes of the storages, except those of a mini-batch's tensors.
 
-        These are the ones that it has now: features that were read on the way are among them.
+        Features that the batch has read during forward are among its tensors.
         """
         own = {tensor.untyped_storage().data_ptr() for tensor in tensors_in_memory(batch.data)}
         return sum(size for address, size in self._sizes.items() if address not in own)
 
 
 def run_forward(model: BatchModel, batch: SubData) -> tuple[Tensor, ...]:
-    """Compute the outputs of a mini-batch, of its views too, without writing histories.
+    """Compute the outputs of a mini-batch and its views, without writing histories.
 
-    A batch with empty ``n_id`` is the whole graph.
+    A batch with empty ``n_id`` is a full batch.
     """
     if "views" in batch.data:
         return model.views(batch)
@@ -85,24 +84,25 @@ def run_forward(model: BatchModel, batch: SubData) -> tuple[Tensor, ...]:
 
 
 def parts_within(model: BatchModel, memory: int, cut: Callable[[int], Data]) -> int:
-    """Return the number of parts such that a mini-batch of one, the one with most edges, fits.
+    """Return a number of parts such that a mini-batch of the part with most edges fits.
 
     Args:
         model: The model.
-        memory: The most that :func:`activation_bytes` may be.
-        cut: Cuts the model's graph into so many parts.
+        memory: The upper bound of :func:`activation_bytes`.
+        cut: Cuts the model's graph into that many parts.
 
     Returns:
-        Few parts, at most a tenth too many for the estimate that a part's bytes follow its size.
+        The number of parts, which is the least or up to a tenth larger if bytes are proportional to
+        the size of a part.
 
     Raises:
         MemoryError: If not even a part of one node fits.
     """
     num_parts = math.ceil(model.num_nodes / FIRST_NODES)
-    need = _largest(model, cut(num_parts))
+    need = _largest_batch_bytes(model, cut(num_parts))
     guess = min(max(math.ceil(num_parts * need / memory), 1), model.num_nodes)
     while True:
-        need = _largest(model, cut(guess))
+        need = _largest_batch_bytes(model, cut(guess))
         if need <= memory:
             return guess
         if guess == model.num_nodes:
@@ -110,28 +110,26 @@ def parts_within(model: BatchModel, memory: int, cut: Callable[[int], Data]) -> 
                 f"'memory' is {human(memory)}, but a single node and its neighbours take "
                 f"{human(need)}: raise it, or make the model narrower"
             )
-        guess = min(math.ceil(guess * max(TOO_LARGE, min(need / memory, 2.0))), model.num_nodes)
+        guess = min(math.ceil(guess * max(GROWTH, min(need / memory, 2.0))), model.num_nodes)
 
 
-def _largest(model: BatchModel, graph: Data) -> int:
+def _largest_batch_bytes(model: BatchModel, graph: Data) -> int:
+    """Return the bytes of a mini-batch of the part with most edges."""
     loader = SubgraphLoader(graph, layout="fused", log=False)
     return activation_bytes(model, loader.cut([int(loader.edges_per_part().argmax())]))
 
 
 @contextmanager
-def left_alone(model: BatchModel) -> Iterator[None]:
-    """Restore a model's modes and buffers afterwards, and PyTorch's generators."""
-    modes = [(module, module.training) for module in model.modules()]
+def preserve_state(model: BatchModel) -> Iterator[None]:
+    """Restore a model's modes and buffers, and PyTorch's generators, after this context."""
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     devices = [model.device] if model.device.type == "cuda" else []
-    with torch.random.fork_rng(devices):
+    with torch.random.fork_rng(devices), preserve_modes(model):
         try:
             yield
         finally:
-            for module, mode in modes:
-                module.training = mode
             if "reg_loss" in vars(model):
-                vars(model)["reg_loss"] = 0.0  # It holds on to the graph of autograd.
+                vars(model)["reg_loss"] = 0.0  # Otherwise it keeps the graph of autograd.
             with torch.no_grad():
                 for buffer, before in buffers:
                     buffer.copy_(before)

@@ -22,14 +22,14 @@ from gas.graph import SHARD, check_is_graph, open_if_path
 from gas.history import Codec, HistoryFactory, Staleness, StoreFactory, TransferEngine, measure
 from gas.loader import SubData, SubgraphLoader
 from gas.native import check_integer, disable_compile, explain_missing_cuda, report_progress
-from gas.scalable.base import widths_of
+from gas.scalable.base import history_widths
 from gas.scalable.call import BatchModel, Calls
-from gas.scalable.chosen import predict_nodes
 from gas.scalable.former import FormerNames
-from gas.scalable.inference import layer_wise, loader_of, predict_every_node, refresh
+from gas.scalable.inference import loader_of, predict_every_node, refresh, run_inference
 from gas.scalable.memory import parts_within
+from gas.scalable.node_predictor import predict_nodes
 from gas.scalable.one_batch import OneBatch
-from gas.scalable.pack import Packed, pack
+from gas.scalable.pack import PackingSummary, pack
 
 Model = TypeVar("Model", bound="ScalableGNN")
 
@@ -47,34 +47,35 @@ class ScalableGNN(FormerNames, BatchModel):
                     x = self.push_and_pull(history, x, *args)
                 return self.convs[-1](x, adj_t)
 
-    A batch computes its own nodes exactly and reads the halo's embeddings from the histories,
-    without gradient. Batches write the histories in training and in evaluation mode alike.
+    A batch computes the in-batch nodes exactly and reads the halo's embeddings from the histories,
+    without gradient. Batches write the histories both in training and in evaluation mode.
 
     Args:
         num_nodes: The number of nodes of the graph.
         hidden_channels: The width of every history, or one width for each of them.
         num_layers: The number of layers; there are ``num_layers - 1`` histories.
-        pool_size: Upper bound of the pulls under way at once, each of which has a buffer, and of
-            the pinned buffers for a GPU that can't read a store itself. Those of a batch that is
-            prefetched all begin together. (default: one pull for every history, two pinned buffers)
+        pool_size: Upper bound of the number of simultaneous pulls, each of which has a buffer, and
+            of the pinned buffers for a GPU that can't read a store itself. Pulls of a prefetched
+            batch all start together. (default: one pull for every history, two pinned buffers)
         buffer_size: Upper bound of the rows of a buffer, which are those of a batch's halo: a batch
-            with a larger one is refused. (default: as large as a batch needs)
-        device: Where the histories live. (default: the CPU)
-        dtype: How the histories store rows; see :class:`gas.History`. (default: ``torch.float32``)
-        store: Where they store them: ``"device"``, ``"pinned"``, ``"host"``, ``"disk"``, ``"auto"``
-            or a function; see :class:`gas.History`. ``"auto"`` says on standard error what it
-            picked. (default: the CPU's memory, pinned where there is a GPU, or ``device``)
+            with a larger halo is refused. (default: as large as a batch needs)
+        device: The device of the histories. (default: the CPU)
+        dtype: The precision of the histories; see :class:`gas.History`.
+            (default: ``torch.float32``)
+        store: The place of the histories: ``"device"``, ``"pinned"``, ``"host"``, ``"disk"``,
+            ``"auto"`` or a function; see :class:`gas.History`. ``"auto"`` prints its choice on
+            standard error. (default: the CPU's memory, pinned if there is a GPU, or ``device``)
         path: A directory for ``store="disk"``; histories found there are opened with their rows.
-            Where ``torch.distributed`` has been initialised with several processes, each has its
+            If ``torch.distributed`` has been initialised with several processes, each has its
             files in ``rank_0``, ``rank_1``, ... of it. (default: a temporary directory)
-        io: ``"serial"`` moves rows when the forward pass asks for them. ``"concurrent"`` starts the
-            pulls of all histories when the model is called, so that they run beside the
-            computation where it leaves a core or the store is slow; results are equal, bit by bit.
+        io: ``"serial"`` moves rows when the forward pass needs them. ``"concurrent"`` starts the
+            pulls of all histories when the model is called, so that they overlap with the
+            computation if a core is idle or the store is slow; results are bitwise equal.
             ``"none"`` moves nothing, which is wrong on purpose: the upper bound for benchmarks. May
             be set later. (default: ``"concurrent"``)
-        prefetch: With a :class:`gas.PrefetchLoader`, how many batches ahead pulls may start, 0 or
-            1. With 1 a batch doesn't see what the batch before it pushes: its rows can be one step
-            older. (default: ``0``)
+        prefetch: With a :class:`gas.PrefetchLoader`, the number of batches ahead for which pulls
+            may start, 0 or 1. With 1 a batch doesn't see the rows pushed by the batch before it:
+            its rows can be one step older. (default: ``0``)
 
     Raises:
         ValueError: If an argument is unusable, naming it.
@@ -102,7 +103,7 @@ class ScalableGNN(FormerNames, BatchModel):
         for name, bound in (("pool_size", pool_size), ("buffer_size", buffer_size)):
             if bound is not None:
                 check_integer(name, bound, 1)
-        widths = widths_of(hidden_channels, num_layers)
+        widths = history_widths(hidden_channels, num_layers)
         check_integer("prefetch", prefetch, 0, 1, "0 or 1")
         self.num_nodes = num_nodes
         self.hidden_channels = hidden_channels
@@ -116,20 +117,20 @@ class ScalableGNN(FormerNames, BatchModel):
         self.histories = self._make_histories()
         self.view_histories = None
         self._calls = Calls()
-        self._ahead = []
-        self._chosen = None
+        self._started_pulls = []
+        self._node_predictor = None
         self.ranks = None
 
     def _apply(self: Model, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Model:
-        with explain_missing_cuda("the model"):  # Raised by the first tensor: nothing has moved.
+        with explain_missing_cuda("the model"):  # The first tensor raises: nothing has moved.
             return super()._apply(fn, recurse)
 
     def for_graph(self: Model, num_nodes: int, path: str | Path | None = None) -> Model:
         """Return this model for another graph: shared weights, separate histories.
 
-        Weights are shared, not copied: training either trains both, and ``train()`` and ``eval()``
-        of either set the mode of the layers of both. Use it to evaluate on a graph that wasn't
-        trained on, or to train on several::
+        Weights are shared, not copied: training one model trains both, and ``train()`` and
+        ``eval()`` of one set the mode of the layers of both. Use it to evaluate on another graph
+        than the training graph, or to train on several::
 
             test_model = model.for_graph(test_data.num_nodes)
             out = test_model(loader=gas.EvalSubgraphLoader(test_data, test_ptr))
@@ -142,60 +143,60 @@ class ScalableGNN(FormerNames, BatchModel):
             ValueError: If ``num_nodes`` is no number of nodes.
         """
         check_integer("num_nodes", num_nodes, 1)
-        twin = self.__class__.__new__(self.__class__)
-        twin.__dict__.update(self.__getstate__())
-        for name, value in self.__dict__.items():  # Hooks; not the weights, which are shared.
+        model = self.__class__.__new__(self.__class__)
+        model.__dict__.update(self.__getstate__())
+        for name, value in self.__dict__.items():  # Copies hooks, not the shared weights.
             if isinstance(value, dict) and name not in ("_parameters", "_buffers"):
-                twin.__dict__[name] = copy.copy(value)
-        twin.num_nodes = num_nodes
-        twin._engine = TransferEngine(self.io, self.pool_size)
-        twin._factory = dataclasses.replace(self._factory, path=path)
-        twin._modules.pop("view_histories", None)
-        twin.view_histories = None
-        twin.histories = twin._make_histories()
-        return twin
+                model.__dict__[name] = copy.copy(value)
+        model.num_nodes = num_nodes
+        model._engine = TransferEngine(self.io, self.pool_size)
+        model._factory = dataclasses.replace(self._factory, path=path)
+        model._modules.pop("view_histories", None)
+        model.view_histories = None
+        model.histories = model._make_histories()
+        return model
 
     def close(self) -> None:
-        """Write what is under way, close the stores and end the transfer engine's workers."""
-        with contextlib.ExitStack() as everything:  # What fails keeps nothing from being closed.
-            everything.callback(super().close)
+        """Finish pending transfers, close the stores and stop the transfer engine's workers."""
+        with contextlib.ExitStack() as stack:  # An error in one of them doesn't skip the others.
+            stack.callback(super().close)
             if self.ranks is not None:
-                everything.callback(self.ranks.close)
+                stack.callback(self.ranks.close)
 
     def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes without those that belong to this model alone."""
         return {
             **super().__getstate__(),
-            "_ahead": [],
-            "_chosen": None,
+            "_started_pulls": [],
+            "_node_predictor": None,
             "_calls": Calls(),
             "_watch": None,
             "ranks": None,
-        }  # Those are this model's.
+        }
 
     def reset_parameters(self) -> None:
-        """Forget the histories; subclasses reset their parameters as well."""
+        """Reset the histories; subclasses reset their parameters as well."""
         if self.ranks is not None:
-            self.ranks.forget()
-        for history in self._all_histories():
-            history.reset_parameters()
+            self.ranks.receive_pending()
+        super().reset_parameters()
 
     def staleness(self, loader: Iterable[SubData] | None = None) -> list[Staleness]:
         """Measure how stale each history is.
 
         Args:
             loader: Batches for layer-wise inference, to compare histories with exact embeddings.
-                This costs one inference and another set of histories. The reference is what
-                layer-wise inference gives on these batches, not the uncut graph: whether the model
-                is right on batches at all, :func:`gas.verify` says. (default: ages only)
+                This costs one inference and another set of histories. The reference is layer-wise
+                inference on these batches, not the uncut graph: :func:`gas.verify` checks whether
+                the model is exact on batches. (default: ages only)
         """
         if loader is None:
-            return self._measure_ages()
+            return super().staleness()
         if self.ranks is not None:
             self.ranks.bind(self, getattr(loader, SHARD, None))
         exact = self.for_graph(self.num_nodes)
         exact.ranks = self.ranks
         try:
-            layer_wise(exact, loader)
+            run_inference(exact, loader)
             pairs = zip(self.histories, exact.histories, strict=True)
             return [measure(layer, stale, true) for layer, (stale, true) in enumerate(pairs)]
         finally:
@@ -203,14 +204,14 @@ class ScalableGNN(FormerNames, BatchModel):
 
     @disable_compile
     def _infer(self, loader: Iterable[SubData]) -> Tensor:
-        return layer_wise(self, loader)
+        return run_inference(self, loader)
 
     def at(self, batch: SubData) -> OneBatch:
         """Return a read-only module of ``x`` and ``edge_index`` for one mini-batch.
 
-        It is for what takes such a module and calls it often, with features and edges of its own
-        making, such as :class:`torch_geometric.explain.Explainer`, and captum. Nothing is written
-        to the histories; the halo's rows are read as they are. See :class:`gas.scalable.OneBatch`.
+        It is for libraries that call such a module many times with other features and edges, such
+        as :class:`torch_geometric.explain.Explainer` and captum. Nothing is written to the
+        histories; the halo's rows are read as they are. See :class:`gas.scalable.OneBatch`.
 
         Args:
             batch: The mini-batch; its ``x`` is dense afterwards, as explainers mask every feature.
@@ -225,41 +226,40 @@ class ScalableGNN(FormerNames, BatchModel):
         memory: int | str = 0,
         path: str | Path | None = None,
         log: bool = True,
-    ) -> Packed:
-        """Arrange rows on disk by what a loader's batches read, so that few long reads find them.
+    ) -> PackingSummary:
+        """Copy rows on disk so that a batch reads them in few long reads.
 
-        A batch's halo is spread over the whole graph: where rows have to be read from a disk, each
-        costs a page of 4 KiB. Afterwards the files of ``store="disk"`` have beside them, in files
-        without a name, a copy of every row for each part that reads it, those of a part together;
-        whoever pushes a row writes its copies. So are features ``x`` of a graph folder, or of
-        ``gas.quantize(..., store="disk")``. Rows that most parts read can be kept in memory.
-        Results are equal, bit by bit::
+        A batch's halo is spread over the whole graph: each row read from a disk costs a page of
+        4 KiB. This adds to the files of ``store="disk"``, in unnamed files, a copy of every row for
+        each part that reads it, with the rows of a part together; each push of a row also writes
+        its copies. Features ``x`` of a graph folder, or of ``gas.quantize(..., store="disk")``, are
+        packed, too. Rows that most parts read can be kept in memory. Results are bitwise equal::
 
             model = gas.models.GCN(..., store="disk", path="/fast/disk")
             loader = gas.SubgraphLoader("graph", batch_size=4, shuffle=True)
             print(model.pack(loader, memory="2GB"))
 
-        It pays where the files are larger than memory. Copies take about as much disk as rows times
-        the nodes of a part's halo over its own, and pushes write as much more. Batches of other
-        parts are read as before. A copy of the model, and histories that are made later, aren't
-        packed. Calling it again replaces what was arranged, once there was room for both. Where
-        features were packed, ``loader.data`` is a graph of its own: go on with the loader, or that.
+        It is useful if the files are larger than memory. The copies multiply the disk space, and
+        the bytes written by pushes, by about the ratio of halo nodes to in-batch nodes of a part.
+        Batches of other parts are read as before. A copy of the model, and histories that are made
+        later, aren't packed. Calling it again replaces the copies, and needs room for both. If
+        features were packed, ``loader.data`` is a new graph: continue with the loader, or with it.
 
         Args:
-            loader: Its parts are what is arranged for, however batches combine them.
+            loader: The loader, for whose parts rows are copied; batches may combine them freely.
             memory: The bytes of rows kept in memory, of all histories and features together, as a
-                number or like ``"2GB"``: those that most parts read. :func:`gas.plan` says what is
-                left, ``plan.hot_bytes``. (default: ``0``)
-            path: A directory for copies of features, as large as they. (default: that of temporary
-                files)
+                number or like ``"2GB"``: those that most parts read. ``plan.hot_bytes`` of
+                :func:`gas.plan` is a suitable value. (default: ``0``)
+            path: A directory for copies of features, which are as large as these. (default: that of
+                temporary files)
             log: Print a line every ten seconds, on standard error. (default: ``True``)
 
         Returns:
-            What was arranged: its bytes, and the share of rows that is found in memory.
+            A summary: the bytes of the copies, and the share of rows that is kept in memory.
 
         Raises:
             ValueError: If histories aren't on disk, the graph has another number of nodes, or
-                ``path`` is no directory; nothing has changed then, nor after the others.
+                ``path`` is no directory; after any error, nothing has changed.
             MemoryError: If there is no room for ``memory`` bytes.
             OSError: If the disk has no room for the copies.
         """
@@ -271,10 +271,10 @@ class ScalableGNN(FormerNames, BatchModel):
     # Graphs ---------------------------------------------------------------------------------------
 
     transform: BaseTransform | None = None
-    """What the whole graph has to go through before it is cut into parts, such as ``GCNNorm()``."""
+    """The transform of the whole graph before it is cut into parts, such as ``GCNNorm()``."""
 
     def prepare(self, data: Data) -> Data:
-        """Return the whole graph as the model's layers take it, after :attr:`transform`.
+        """Apply :attr:`transform` to the whole graph.
 
         :func:`gas.cluster` calls it, ``gas.cluster(data, num_parts, model=model)``.
 
@@ -289,14 +289,14 @@ class ScalableGNN(FormerNames, BatchModel):
         return data if self.transform is None else self.transform(copy.copy(data))
 
     def parts_within(self, memory: int, cut: Callable[[int], Data]) -> int:
-        """Into how many parts the graph is cut by ``gas.cluster(data, "auto", memory=...)``.
+        """Return the number of parts for ``gas.cluster(data, "auto", memory=...)``.
 
         Args:
             memory: The bytes that a mini-batch of one part may take in training.
-            cut: Cuts the graph into so many parts.
+            cut: Cuts the graph into that many parts.
 
         Raises:
-            MemoryError: If they are too few for one node.
+            MemoryError: If ``memory`` is too small for one node.
         """
         return parts_within(self, memory, cut)
 
@@ -311,25 +311,26 @@ class ScalableGNN(FormerNames, BatchModel):
         log: bool = True,
         **kwargs: Any,
     ) -> Tensor:
-        """Every node's output, in the order of the graph that :func:`gas.cluster` was given.
+        """Compute every node's output, in the order of the graph before :func:`gas.cluster`.
 
-        It is layer-wise inference, ``model(loader=...)``, and leaves the histories equal to the
+        It is layer-wise inference, ``model(loader=...)``. Afterwards the histories equal the
         full-batch hidden states.
 
         Args:
-            graph: What :func:`gas.cluster` has returned, a loader of it, or the path of its folder.
+            graph: The graph of :func:`gas.cluster`, a loader of it, or the path of its folder.
             batch_size: Parts per mini-batch. (default: that of the last loader of the graph which
                 was given one, ``graph.batch_size``, or ``1``)
-            gather: Of a model of :func:`gas.distribute`, return the outputs of all nodes on every
-                rank; without, each has those of its own nodes, of shape ``[num_own,
+            gather: For a model of :func:`gas.distribute`, return the outputs of all nodes on every
+                rank; ``False`` returns those of the rank's own nodes, of shape ``[num_own,
                 out_channels]``, in the order of the loader. (default: ``True``)
-            nodes: Only these nodes' outputs, of shape ``[B, out_channels]``, by their ids in that
-                graph: from one mini-batch around them, with rows of histories for their neighbours,
-                which stay as they are. Exact if nothing has changed since all were predicted;
-                otherwise a warning says how old the rows are. The first call makes a loader of the
-                graph, which the next ones take, or give your own. (default: all)
-            ids: The same of the nodes with these ids, of the graph's ``node_id``: a list, which may
-                repeat some. (default: all)
+            nodes: Compute only these nodes' outputs, of shape ``[B, out_channels]``, by their rows
+                in that graph: from one mini-batch around them, with rows of histories for their
+                neighbours. The histories aren't changed. Outputs are exact if nothing has changed
+                since all nodes were predicted; otherwise a warning names the age of the rows. The
+                first call makes a loader of the graph for all further calls, unless ``graph`` is a
+                loader. (default: all)
+            ids: The same for nodes with these ids of the graph's ``node_id``: a list, which may
+                contain repetitions. (default: all)
             log: Print a line every ten seconds, on standard error. (default: ``True``)
             **kwargs: Further arguments of :class:`gas.EvalSubgraphLoader`, such as ``layout``.
 
@@ -357,25 +358,25 @@ class ScalableGNN(FormerNames, BatchModel):
     ) -> None:
         """Fill the histories and set the running statistics of batch norms, by the whole graph.
 
-        It is layer-wise inference, without dropout. Batch norms that are in training mode, as all
-        are unless the model is in evaluation mode, normalise by the statistics of all nodes, as in
-        a full batch; their running statistics become those that one step of a full batch with
-        momentum 1 would store. In mini-batches, they are those of the last few batches, each of a
-        few clusters: call it before training, and before each evaluation or saving of the weights::
+        It is layer-wise inference, without dropout. Batch norms that are in training mode normalise
+        by the statistics of all nodes, as in a full batch; their running statistics become those
+        that one step of a full batch with momentum 1 would store. Mini-batch training leaves the
+        statistics of the last few batches, each of a few clusters: call this before training, and
+        before the model is evaluated or saved::
 
             model.train()
             model.refresh(graph)
             pred = model.predict(graph)
 
         Without such norms it costs less than :meth:`predict`; each of them takes the computation of
-        Without such norms it costs less than :meth:`predict`; each of them takes the computation of
-        its layer once more. After an error, running statistics are as they were. In evaluation mode
-        none are set, which a warning says.
+        Without such norms it costs less than :meth:`predict`; each of them costs another
+        computation of its layer. After an error, running statistics are unchanged. In evaluation
+        mode none are set, and a warning is given.
 
         Args:
             graph: See :meth:`predict`.
             batch_size: See :meth:`predict`.
-            norms: Set running statistics; without, all norms take those that they have, as in
+            norms: Set running statistics; ``False`` normalises by the present ones, as in
                 :meth:`predict`. (default: ``True``)
             log: See :meth:`predict`. (default: ``True``)
             **kwargs: Further arguments of :class:`gas.EvalSubgraphLoader`, such as ``layout``.

@@ -1,4 +1,4 @@
-"""Batch normalisation by the whole graph's statistics, gathered over its mini-batches."""
+"""Batch normalisation by statistics of the whole graph, gathered from its mini-batches."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from torch.nn.functional import batch_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from gas.native import warn
-from gas.scalable.call import Reached
+from gas.scalable.call import StopForward
 
 if TYPE_CHECKING:
     from gas.distributed import Group
 
 BLOCK = 1 << 20  # Elements that are converted to float64 at once.
-Key = tuple[int, int, int]  # The layer that runs alone (or 0), the norm, and the call of it.
+Key = tuple[int, int, int]  # The layer computed alone (or 0), the norm, and its call.
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Moments:
 
     @classmethod
     def of(cls, x: Tensor, width: int) -> Moments:
-        """Those of ``x``, of shape ``[rows, width]`` or ``[rows, width, length]``."""
+        """Compute the moments of ``[rows, width]`` or ``[rows, width, length]``."""
         total = cls(torch.zeros(1 + 2 * width, dtype=torch.float64, device=x.device))
         if not x.numel():
             return total
@@ -48,21 +48,21 @@ class Moments:
 
     @property
     def count(self) -> Tensor:
-        """Return the number of rows."""
+        """The number of rows."""
         return self.values[0]
 
     @property
     def mean(self) -> Tensor:
-        """Return the means, of shape ``[width]``."""
+        """The means, of shape ``[width]``."""
         return self.values[1:].chunk(2)[0]
 
     @property
     def squares(self) -> Tensor:
-        """Return the sums of squared deviations, of shape ``[width]``."""
+        """The sums of squared deviations, of shape ``[width]``."""
         return self.values[1:].chunk(2)[1]
 
     def __add__(self, other: Moments) -> Moments:
-        """Those of the rows of both (Chan, Golub and LeVeque, 1979)."""
+        """Return the moments of the rows of both (Chan, Golub and LeVeque, 1979)."""
         count = self.count + other.count
         shift, share = other.mean - self.mean, other.count / count.clamp(min=1)
         mean = self.mean + shift * share
@@ -70,46 +70,46 @@ class Moments:
         return Moments(torch.cat([count.view(1), mean, squares]))
 
     def is_close(self, other: Moments) -> bool:
-        """Return whether they may be of the same rows, rounded otherwise."""
+        """Return whether two moments are equal but for rounding."""
         return torch.allclose(self.values, other.values, rtol=1e-5, atol=1e-7)
 
 
 @dataclass(frozen=True)
-class Gathered:
-    """The moments of what a norm was given in one of its calls, over some mini-batches.
+class CallMoments:
+    """The moments of a norm's inputs in one of its calls, over some mini-batches.
 
-    Where it is given as many rows as a batch has, in-batch nodes and halo, those of the halo don't
-    count. Rows of edges can be as many by chance, but aren't in every batch.
+    If the inputs have as many rows as the batch has nodes, halo included, in every batch, the rows
+    of the halo don't count. In some batches, rows of edges can be as many by chance.
     """
 
     own: Moments
     halo: Moments
     sees_halo: bool
 
-    def __add__(self, other: Gathered) -> Gathered:
+    def __add__(self, other: CallMoments) -> CallMoments:
         is_seen = self.sees_halo and other.sees_halo
-        return Gathered(self.own + other.own, self.halo + other.halo, is_seen)
+        return CallMoments(self.own + other.own, self.halo + other.halo, is_seen)
 
     @property
     def moments(self) -> Moments:
-        """Return the moments of the rows that count."""
+        """The moments of the rows that count."""
         return self.own if self.sees_halo else self.own + self.halo
 
 
 class GraphNorms:
-    """Normalises by the whole graph's statistics, as a full batch in training mode does.
+    """Normalise by the whole graph's statistics, as a full batch in training mode does.
 
-    A norm's statistics have to be known before anything behind it can be computed: a sweep over all
-    mini-batches gathers those of the first norm that isn't known yet, and ends each forward pass
+    A norm's statistics have to be known before later layers can be computed: a sweep over all
+    mini-batches gathers those of the first norm without statistics, and ends each forward pass
     there. Further sweeps normalise by them.
 
-    It is for the norms of a model that are in training mode when this is made, and for those that
-    have no running statistics; without such norms it does nothing.
+    This applies to norms that are in training mode at construction, and to norms without running
+    statistics. If a model has none of these, nothing is done.
 
     Args:
         model: The model.
-        group: The ranks whose mini-batches make up the graph. (default: there are no others)
-        training: Take norms in training mode as such; without, they take their running
+        group: The ranks whose mini-batches make up the graph. (default: one process)
+        training: Use batch statistics for norms in training mode; ``False`` uses their running
             statistics. (default: ``True``)
     """
 
@@ -122,8 +122,8 @@ class GraphNorms:
             and (norm.running_mean is None or (training and norm.training))
         ]  # fmt: skip
         for name, norm in model.named_modules() if training else ():
-            is_typed = isinstance(norm, pyg.HeteroBatchNorm) and norm.training
-            if is_typed or ((name, norm) in self._norms and _has_own_forward(norm)):
+            is_hetero = isinstance(norm, pyg.HeteroBatchNorm) and norm.training
+            if is_hetero or ((name, norm) in self._norms and _has_own_forward(norm)):
                 raise ValueError(
                     f"the batch norm '{name}' is a {type(norm).__name__}, whose forward isn't "
                     "PyTorch's and would be left out: put it in evaluation mode, or pass "
@@ -133,14 +133,14 @@ class GraphNorms:
             _warn_of_evaluation_mode(model)
         self._group = group
         self._tracked = [training and is_tracked(norm) for _, norm in self._norms]
-        # Of PyG, which takes running statistics for a batch of one node.
-        self._lenient = [
+        # PyG's norms that use running statistics for a batch of one node.
+        self._single_element_norms = [
             each for each in model.modules()
             if self._norms and isinstance(each, pyg.BatchNorm) and each.allow_single_element
         ]  # fmt: skip
         self._known: dict[Key, Moments] = {}
-        self._gathered: tuple[Key, Gathered] | None = None
-        # Of the forward pass that runs: its layer, sizes, and the calls of each norm so far.
+        self._moments: tuple[Key, CallMoments] | None = None
+        # The current forward pass: its layer, sizes, and the calls of each norm so far.
         self._layer: int | None = None
         self._batch_size = self._num_rows = 0
         self._is_whole = False
@@ -150,34 +150,35 @@ class GraphNorms:
         return bool(self._norms)
 
     @contextlib.contextmanager
-    def installed(self) -> Iterator[None]:
-        """In this context the norms of forward passes in :meth:`batch` are these."""
-        before = [(norm, vars(norm).get("forward")) for _, norm in self._norms]
+    def install(self) -> Iterator[None]:
+        """Replace the norms' forward in this context, for passes in :meth:`watch_batch`."""
+        originals = [(norm, vars(norm).get("forward")) for _, norm in self._norms]
         try:
             for number, (_, norm) in enumerate(self._norms):
                 norm.forward = partial(self._forward, number, norm, norm.forward)
-            for each in self._lenient:
+            for each in self._single_element_norms:
                 each.allow_single_element = False
             yield
         finally:
-            for norm, forward in before:
+            for norm, forward in originals:
                 del norm.forward
                 if forward is not None:
                     norm.forward = forward
-            for each in self._lenient:
+            for each in self._single_element_norms:
                 each.allow_single_element = True
 
     @contextlib.contextmanager
-    def batch(
+    def watch_batch(
         self, layer: int = 0, batch_size: int = 0, num_rows: int = 0, is_whole: bool = False
     ) -> Iterator[None]:
-        """In this context a forward pass runs, of ``num_rows`` nodes, ``batch_size`` its own.
+        """Normalise, or gather the statistics of, one forward pass in this context.
 
         Args:
-            layer: The layer, where one is computed alone. (default: ``0``)
-            batch_size: See above. (default: all rows count)
-            num_rows: See above.
-            is_whole: Whether it is the whole graph, which needs no sweep. (default: ``False``)
+            layer: The layer, if one is computed alone. (default: ``0``)
+            batch_size: The number of in-batch nodes. (default: all rows count)
+            num_rows: The number of nodes, halo included.
+            is_whole: Whether the batch is the whole graph, which needs no sweep.
+                (default: ``False``)
         """
         self._layer, self._batch_size, self._num_rows = layer, batch_size, num_rows
         self._is_whole, self._calls = is_whole, [0] * len(self._norms)
@@ -186,17 +187,20 @@ class GraphNorms:
         finally:
             self._layer = None
 
-    def settle(self, sweep: Callable[[], Iterable[tuple[Any, Any]]], probe: bool = False) -> None:
-        """Repeat a sweep until it has come past no norm that wasn't known.
+    def gather(
+        self, sweep: Callable[[], Iterable[tuple[Any, Any]]], stop_at_output: bool = False
+    ) -> None:
+        """Repeat a sweep until all norms in it have statistics.
 
         Args:
-            sweep: Runs all mini-batches; yields each with its output, or ``None`` where the forward
-                pass was ended before there was one.
-            probe: End a sweep with the first output, if no other is wanted. (default: ``False``)
+            sweep: Runs all mini-batches; yields each with its output, or ``None`` if the forward
+                pass ended before.
+            stop_at_output: End a sweep with the first output, if outputs aren't needed.
+                (default: ``False``)
         """
         while True:
             for _, out in sweep():
-                if probe and out is not None and self._gathered is None:
+                if stop_at_output and out is not None and self._moments is None:
                     break
             if not self._finish():
                 return
@@ -204,33 +208,36 @@ class GraphNorms:
     def _forward(
         self, number: int, norm: Any, forward: Callable[[Tensor], Tensor], x: Tensor
     ) -> Tensor:
+        """Compute the forward of a norm while it is installed."""
         if self._layer is None:
             return forward(x)
         key = self._layer, number, self._calls[number]
         self._calls[number] += 1
         if key not in self._known:
-            self._gather(key, norm, x)
+            self._add_rows(key, norm, x)
             if not self._is_whole:
-                raise Reached
+                raise StopForward
             self._finish()
         known = self._known[key]
         like = next((t for t in (norm.running_mean, norm.weight) if t is not None), x)
         mean, var = (t.to(like.dtype) for t in (known.mean, known.squares / known.count))
         return batch_norm(x, mean, var, norm.weight, norm.bias, eps=norm.eps)
 
-    def _gather(self, key: Key, norm: Any, x: Tensor) -> None:
+    def _add_rows(self, key: Key, norm: Any, x: Tensor) -> None:
+        """Add the moments of one call of a norm."""
         size, is_halo = x.size(0), self._batch_size < self._num_rows == x.size(0)
         own, halo = x.split([self._batch_size, size - self._batch_size] if is_halo else [size, 0])
         moments = [Moments.of(rows, norm.num_features) for rows in (own, halo)]
-        gathered = Gathered(moments[0], moments[1], size in (0, self._num_rows))
-        if self._gathered is None:
-            self._gathered = key, gathered
+        call = CallMoments(moments[0], moments[1], size in (0, self._num_rows))
+        if self._moments is None:
+            self._moments = key, call
             return
-        first, before = self._gathered
+        first, before = self._moments
         self._check_alike(first, key)
-        self._gathered = key, before + gathered
+        self._moments = key, before + call
 
     def _check_alike(self, *keys: Key) -> None:
+        """Refuse a model that calls norms in another order for some mini-batches."""
         if len(set(keys)) > 1:
             one, other = (self._norms[number][0] for _, number, _ in keys)
             raise RuntimeError(
@@ -239,13 +246,13 @@ class GraphNorms:
             )
 
     def _finish(self) -> bool:
-        """End a sweep; return whether it has gathered the statistics of a norm, on any rank."""
+        """End a sweep; return whether any rank has gathered the statistics of a norm."""
         if not self._norms:
             return False
-        every = [] if self._gathered is None else [self._gathered]
+        every = [] if self._moments is None else [self._moments]
         if self._group is not None:
-            every = _exchanged(self._group, self._gathered)
-        self._gathered = None
+            every = _exchange_moments(self._group, self._moments)
+        self._moments = None
         if not every:
             return False
         key, total = every[0]
@@ -271,7 +278,7 @@ class GraphNorms:
     def write(self) -> None:
         """Set the running statistics, as one step of a full batch with momentum 1 does.
 
-        Where a layer computes again what an earlier one has, it isn't another call of a norm.
+        A layer that repeats the computation of an earlier one doesn't count as another call.
         """
         calls: dict[int, list[tuple[int, Moments]]] = {}
         for (layer, number, _), moments in self._known.items():
@@ -302,7 +309,7 @@ def _has_own_forward(norm: Any) -> bool:
 
 
 def _warn_of_evaluation_mode(model: torch.nn.Module) -> None:
-    """Warn that no running statistics will be set, if a model has some."""
+    """Warn that running statistics won't be set, if a model has some."""
     norms = [n for n in model.modules() if isinstance(n, _BatchNorm | pyg.HeteroBatchNorm)]
     if any(n.running_mean is not None for n in norms) and not any(n.training for n in norms):
         warn(
@@ -311,17 +318,19 @@ def _warn_of_evaluation_mode(model: torch.nn.Module) -> None:
         )
 
 
-def _exchanged(group: Group, mine: tuple[Key, Gathered] | None) -> list[tuple[Key, Gathered]]:
-    """Exchange the statistics of a sweep; return those of all ranks in order, on the CPU."""
+def _exchange_moments(
+    group: Group, mine: tuple[Key, CallMoments] | None
+) -> list[tuple[Key, CallMoments]]:
+    """Exchange the moments of a sweep; return those of all ranks in order, on the CPU."""
     sent = torch.zeros(1, dtype=torch.float64)
     if mine is not None:
         key, each = mine
         head = torch.tensor([1, *key, each.sees_halo], dtype=torch.float64)
         sent = torch.cat([head, each.own.values.cpu(), each.halo.values.cpu()])
-    out: list[tuple[Key, Gathered]] = []
+    out: list[tuple[Key, CallMoments]] = []
     for found in group.gather(sent, "adding up the statistics of batch norms"):
         if found[0]:
             layer, number, call, sees_halo = (int(value) for value in found[1:5])
             own, halo = (Moments(values) for values in found[5:].chunk(2))
-            out.append(((layer, number, call), Gathered(own, halo, bool(sees_halo))))
+            out.append(((layer, number, call), CallMoments(own, halo, bool(sees_halo))))
     return out

@@ -1,4 +1,4 @@
-"""Arranging rows on disk by what mini-batches read; see :meth:`gas.ScalableGNN.pack`."""
+"""Arrange rows on disk by the mini-batches that read them; see :meth:`gas.ScalableGNN.pack`."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from gas.scalable.base import HistoryModel
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackingSummary:
     """Summary of the rows arranged by :meth:`gas.ScalableGNN.pack`.
 
-    * ``num_segments``: pieces of which the halos of all parts consist; ``copied_rows``: their rows;
-    * ``disk_bytes``: of the copies on disk, of all histories and features;
-    * ``hot_rows``: rows of each that are kept in memory; ``memory_bytes``: what they and the
-      positions of the others take there;
-    * ``hit_rate``: the share of the rows of all parts' halos that is found in memory.
+    * ``num_segments``: contiguous pieces of which the halos of all parts consist;
+      ``copied_rows``: their rows;
+    * ``disk_bytes``: the bytes of the copies on disk, of all histories and features;
+    * ``hot_rows``: the rows of each table that are kept in memory; ``memory_bytes``: the bytes of
+      these, and of the positions of the others;
+    * ``hit_rate``: the share of the rows of all parts' halos that is kept in memory.
     """
 
     num_segments: int
@@ -53,8 +54,8 @@ def pack(
     loader: SubgraphLoader,
     memory: int | str,
     path: str | Path | None,
-) -> Packed:
-    """Pack histories, and features that are read from a file, as a loader's batches read them."""
+) -> PackingSummary:
+    """Pack histories, and features in a file, by the batches of a loader."""
     if not isinstance(loader, SubgraphLoader):
         raise TypeError(
             f"'loader' is a {type(loader).__name__}, expected a SubgraphLoader: its parts are what "
@@ -67,7 +68,7 @@ def pack(
             f"'path' is {str(path)!r}, which is no directory: make it, or name another"
         )
     for history in histories:
-        check_packs(history, loader.num_nodes)
+        check_packable(history, loader.num_nodes)
     table = loader.get_mapped_features()
     if table is None and not histories:
         raise ValueError(
@@ -77,21 +78,21 @@ def pack(
     row_bytes = sum(history.codec.row_bytes(history.embedding_dim) for history in histories)
     if table is not None:
         row_bytes += table.store.columns * table.store.dtype.itemsize
-    packing = Packing(*_read_by(loader), limit // max(1, row_bytes))
+    packing = Packing(*_find_reads(loader), limit // max(1, row_bytes))
     if len(packing.hot) * row_bytes > free_memory():
         raise MemoryError(
             f"'memory' is {human(limit)}, but {human(free_memory())} are free: give less"
         )
     made = [pack_rows(history, packing) for history in histories]
     features = None if table is None else table.packed_by(packing, folder)
-    for history, packed in zip(histories, made, strict=True):  # Now that there was room for all.
+    for history, packed in zip(histories, made, strict=True):  # Only after all copies were made.
         history.wait()
         history.store.packed = packed
     if table is not None and features is not None:
         table.pack(features)
         made.append(features)
         loader.use_features(table)
-    return Packed(
+    return PackingSummary(
         packing.num_segments,
         packing.copied_rows,
         sum(one.nbytes for one in made),
@@ -101,11 +102,11 @@ def pack(
     )
 
 
-def check_packs(history: History, num_nodes: int) -> DiskStore:
-    """Return a history's store, if its rows can be packed for a graph of so many nodes.
+def check_packable(history: History, num_nodes: int) -> DiskStore:
+    """Return a history's store, if its rows can be packed for a graph of ``num_nodes`` nodes.
 
     Raises:
-        ValueError: If not.
+        ValueError: If they can't.
     """
     history.wait()
     store = history.store
@@ -123,22 +124,22 @@ def check_packs(history: History, num_nodes: int) -> DiskStore:
 
 
 def pack_rows(history: History, packing: Packing) -> PackedRows:
-    """Copy rows of a history to where few reads find those of a mini-batch.
+    """Copy rows of a history so that a mini-batch finds its rows with few reads.
 
     Returns:
-        To be set as ``history.store.packed``; until then nothing has changed.
+        The copies, to be set as ``history.store.packed``; the history itself isn't changed.
 
     Raises:
         ValueError: If the store isn't on disk, or the packing is of another graph.
         OSError: If the disk has no room for the copies.
     """
-    return check_packs(history, packing.num_rows).packed_by(packing, history.engine.pool)
+    return check_packable(history, packing.num_rows).packed_by(packing, history.engine.pool)
 
 
-def _read_by(loader: SubgraphLoader) -> tuple[Tensor, Iterable[Tensor]]:
-    """Return the parts of a loader, and which rows each reads.
+def _find_reads(loader: SubgraphLoader) -> tuple[Tensor, Iterable[Tensor]]:
+    """Return the bounds of a loader's parts, and the rows that each part reads.
 
-    The replicas of a shard are parts, too, one of each other rank, which read nothing.
+    The replicas of a shard are further parts, one for each other rank, which read nothing.
     """
     if loader.shard is None:
         return loader.ptr, loader.halos()

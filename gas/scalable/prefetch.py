@@ -1,4 +1,4 @@
-"""Preparing the next batch while the current one is computed."""
+"""``PrefetchLoader``: prepare the next batch while the current one is computed."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ import torch
 from gas.graph import Adjacency, Uses
 from gas.history import BatchPulls, has_idle_cores, share_cores
 from gas.loader import PendingBatch, SubData, SubgraphLoader, prefetch_rows, send_batch
-from gas.scalable.call import cancel_pulls, expect, start_pulls
+from gas.scalable.call import cancel_pulls, read_ahead, start_pulls
 from gas.scalable.inference import plain_loader
 from gas.scalable.model import ScalableGNN
 from gas.scalable.pack import is_packed
 
 
 class PrefetchLoader:
-    """Prepares batches ahead of a model, in the order of a loader.
+    """Prepare batches ahead of a model, in the order of a loader.
 
-    The next batch is cut from the graph, with the transpose that the model's layers have needed so
-    far, and moved to the model's device by a thread beside the computation, unless that computation
-    keeps all cores busy. A GPU copies it from pinned memory, on a stream of its own, for which the
-    stream waits that is current when the batch is handed out. What it will read of packed rows
-    (:meth:`gas.ScalableGNN.pack`) the system is told in any case. For a model with ``prefetch=1``,
-    the pulls of its halo begin as well, before the current batch pushes anything: those rows can be
-    one step older than without prefetching, and are the same in every run. Nothing is prepared
-    beyond the end of an epoch; leaving the loop takes back what was begun::
+    A thread cuts the next batch from the graph, with the transpose if the model's layers have
+    needed it so far, and moves it to the model's device, unless the computation keeps all cores
+    busy. A GPU copies it from pinned memory on a separate stream, for which the current stream
+    waits when the batch is yielded. Packed rows (:meth:`gas.ScalableGNN.pack`) are read ahead in
+    any case. For a model with ``prefetch=1``, the pulls of its halo start as well, before the
+    current batch pushes anything: those rows can be one step older than without prefetching, and
+    are the same in every run. Nothing is prepared beyond the end of an epoch; leaving the loop
+    cancels the prepared batch::
 
         for batch, *args in gas.PrefetchLoader(loader, model):
             out = model(batch.x, batch.adj_t, *args)
@@ -42,12 +42,12 @@ class PrefetchLoader:
         if not hasattr(model, "forward_layer"):
             raise ValueError(
                 f"'model' is a {type(model).__name__}, expected a gas.ScalableGNN: for others, "
-                "such as those of typed graphs, loop over the loader itself"
+                "such as those of heterogeneous graphs, loop over the loader itself"
             )
         self.loader = loader
         self.model = model
-        self._order: dict[str, Any] | None = None  # Of the epoch that is under way.
-        # What layers asked an adjacency for, by whether gradients were taken.
+        self._order: dict[str, Any] | None = None  # Of the current epoch.
+        # The forms of an adjacency that layers have used, by whether gradients were enabled.
         self._uses: dict[bool, Uses] = {}
 
     def __len__(self) -> int:
@@ -58,9 +58,9 @@ class PrefetchLoader:
         return PrefetchLoader(plain_loader(self.loader), self.model)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the loader up to the last batch handed out.
+        """Return the state of the loader up to the last batch that was yielded.
 
-        Pulls of the next batch that have begun, with a model's ``prefetch=1``, aren't part of it.
+        Pulls of the next batch, with a model's ``prefetch=1``, aren't part of it.
         """
         state = cast(Any, self.loader).state_dict()
         return state if self._order is None else {**state, "order": dict(self._order)}
@@ -77,10 +77,8 @@ class PrefetchLoader:
     def __iter__(self) -> Iterator[SubData]:
         leave_cores = getattr(self.loader, "leave_cores", True)
         try:
-            with share_cores(
-                leave_cores
-            ) as follow_cores:  # A thread cuts batches, and has its own.
-                for batch in self._prepared():
+            with share_cores(leave_cores) as follow_cores:
+                for batch in self._prefetch_batches():
                     if self._order is not None:
                         self._order["done"] += 1
                     follow_cores()
@@ -88,15 +86,16 @@ class PrefetchLoader:
         finally:
             self._order = None
 
-    def _prepared(self) -> Iterator[SubData]:
+    def _prefetch_batches(self) -> Iterator[SubData]:
+        """Yield batches, of which the next one is prepared meanwhile."""
         model = self.model
         batches = iter(self.loader)
         is_beside = model.device.type != "cpu" or has_idle_cores()
         learns = torch.is_grad_enabled()
-        # The first batch is cut here: a sampler draws its random numbers in the caller's thread.
+        # The first batch is cut in the caller's thread, so that samplers draw random numbers there.
         sent = self._next(batches, self._uses.get(learns) if is_beside else None)
         if isinstance(self.loader, SubgraphLoader) and sent is not None:
-            # What the loader knows runs ahead of what is handed out.
+            # The loader is one batch ahead of the batches that were yielded.
             order = self.loader.epoch_state()
             self._order = {**order, "done": max(0, order["done"] - 1)}
         thread = ThreadPoolExecutor(1, thread_name_prefix="gas-prefetch") if is_beside else None
@@ -105,7 +104,7 @@ class PrefetchLoader:
 
         def prepare() -> None:
             if thread is None and is_packed(model):
-                begun = self._begin(batches)  # So that the disk has time.
+                begun = self._begin(batches)  # Starts reading ahead.
                 ahead.append(lambda: self._finish(begun))
             elif thread is None:
                 ahead.append(lambda: self._next(batches))
@@ -119,7 +118,7 @@ class PrefetchLoader:
                 current = sent.receive(model.device)
                 if not model.prefetch:
                     yield current
-                    self._note(current, learns)
+                    self._note_uses(current, learns)
                 sent = ahead.popleft()()
                 if sent is not None:
                     prepare()
@@ -127,8 +126,8 @@ class PrefetchLoader:
                     if sent is not None:
                         pulls.append(start_pulls(model, sent.batch))
                     yield current
-                    self._note(current, learns)
-                    while len(pulls) > 1:  # A batch that was skipped needs no rows.
+                    self._note_uses(current, learns)
+                    while len(pulls) > 1:  # The caller may have skipped a batch.
                         cancel_pulls(model, pulls.popleft())
         finally:
             for started in pulls:
@@ -136,30 +135,32 @@ class PrefetchLoader:
             if thread is not None:
                 thread.shutdown(cancel_futures=True)
 
-    def _note(self, computed: SubData, learns: bool) -> None:
-        """Note what layers have asked a batch's adjacency for; the next ones have it ready."""
+    def _note_uses(self, computed: SubData, learns: bool) -> None:
+        """Store the forms of the adjacency that layers used, to prepare them for later batches."""
         adj = computed.data.get("adj_t")
         if isinstance(adj, Adjacency):
             self._uses[learns] = adj.uses
 
     def _next(self, batches: Iterator[SubData], uses: Uses | None = None) -> PendingBatch | None:
+        """Cut the next batch and send it to the device; ``None`` after the last."""
         return self._finish(self._begin(batches), uses)
 
     def _begin(self, batches: Iterator[SubData]) -> SubData | None:
-        """Cut the next batch; has the system read ahead what lies on disk."""
+        """Cut the next batch, and start reading its rows on disk ahead."""
         batch = next(batches, None)
         if batch is not None:
-            expect(self.model, batch.batch_size, batch.n_id)
+            read_ahead(self.model, batch.batch_size, batch.n_id)
             prefetch_rows(batch.data)
         return batch
 
     def _finish(self, batch: SubData | None, uses: Uses | None = None) -> PendingBatch | None:
+        """Send a batch to the device, with the forms of its adjacency that layers use."""
         if batch is None:
             return None
         graphs = (batch.data, *(batch.data.get("views") or ()))
         for adj in (graph.get("adj_t") for graph in graphs):
             if isinstance(adj, Adjacency) and uses is not None:
-                adj.prepare(uses)  # On the CPU, and moved along.
+                adj.prepare(uses)  # On the CPU; they are sent with the batch.
         return send_batch(batch, self.model.device)
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Work of a model on one of many ranks."""
+"""``Ranks``: the connection of a model to the same model on other ranks."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from gas.loader import GRAPH_SIZE, RNG_FINGERPRINT, SubData
 from gas.scalable.base import HistoryModel
 
 Weight = str | Callable[[SubData], float] | None
-LABELLED = "train_mask"  # What counts unless told.
-ROWS = 65536  # What is copied at once.
+LABELLED = "train_mask"  # The default weight.
+ROWS = 65536  # Rows that are copied at once.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Traffic:
     """Rows sent by a rank so far, and its waiting time.
 
     ``sent_bytes`` are those of mini-batches, ``inference_bytes`` those of layer-wise inference.
-    ``bound_bytes`` is the least that an epoch sends: each row once to each rank that holds it.
+    ``bound_bytes`` is the least for an epoch: each row is sent once to each rank with a replica.
     """
 
     rank: int
@@ -38,15 +38,15 @@ class Traffic:
 
 
 class Ranks:
-    """Connects a model to the same model on other ranks.
+    """Connect a model to the same model on other ranks.
 
-    Which rows go where is known with the first mini-batch: of a shard, those that other ranks hold;
-    of a whole graph, all of them.
+    With the first mini-batch it is known which rows are sent: of a shard, those of which other
+    ranks have replicas; of a whole graph, all of them.
 
     Args:
         group: The ranks.
         overlap: See :func:`gas.distribute`.
-        codec: How rows travel. (default: as they are stored)
+        codec: The precision in which rows are sent. (default: that of the histories)
         weight: See :func:`gas.distribute`.
     """
 
@@ -57,7 +57,7 @@ class Ranks:
         self.exchange: Exchange | None = None
 
     def bind(self, model: HistoryModel, shard: Shard | None) -> Exchange:
-        """Has the model's histories hold what this rank needs, once.
+        """Make the model's histories hold the rows that this rank needs, at the first call.
 
         Raises:
             RankError: If the ranks have other graphs.
@@ -75,16 +75,16 @@ class Ranks:
             return self.exchange
         self._check(model, shard)
         if shard is not None:
-            _hold(model, shard)
+            _move_to_shard(model, shard)
         pool = model._engine.pool
         self.exchange = Exchange(self.group, shard, self.overlap, self.codec, pool)
         return self.exchange
 
-    def bind_to(self, model: HistoryModel, n_id: Tensor) -> None:
+    def bind_batch(self, model: HistoryModel, n_id: Tensor) -> None:
         """Bind the model to the graph of a batch; see :meth:`bind`.
 
         Raises:
-            ValueError: If it isn't known which graph that is.
+            ValueError: If the graph isn't known.
         """
         if hasattr(n_id, GRAPH_SIZE):
             self.bind(model, getattr(n_id, SHARD, None))
@@ -95,6 +95,7 @@ class Ranks:
             )
 
     def _check(self, model: HistoryModel, shard: Shard | None) -> None:
+        """Refuse a graph that other ranks don't have, or that doesn't fit the model."""
         graph = "one without shards"
         if shard is not None:
             graph = f"{shard.fingerprint} in {shard.num_ranks} shards"
@@ -123,18 +124,18 @@ class Ranks:
     def begin(
         self, n_id: Tensor, offset: Tensor | None, count: Tensor | None, batch: SubData | None
     ) -> None:
-        """Before a batch reads or writes histories; see :meth:`gas.distributed.Exchange.begin`."""
+        """Begin a step, before histories are used; see :meth:`gas.distributed.Exchange.begin`."""
         assert self.exchange is not None
         if offset is None or count is None:
             raise ValueError(
                 "'offset' and 'count' are missing, by which ranks say what they send: pass all "
                 "that the loader yields, model(batch) or model(batch.x, batch.adj_t, *args)"
             )
-        weight = self._weigh(batch, int(count.sum())) if torch.is_grad_enabled() else 0.0
+        weight = self._batch_weight(batch, int(count.sum())) if torch.is_grad_enabled() else 0.0
         ranges = list(zip(offset.tolist(), count.tolist(), strict=True))
         self.exchange.begin(ranges, weight, getattr(n_id, RNG_FINGERPRINT, 0))
 
-    def _weigh(self, batch: SubData | None, size: int) -> float:
+    def _batch_weight(self, batch: SubData | None, size: int) -> float:
         """Return the weight of a batch in the gradient."""
         if self.weight is None:
             return 1.0
@@ -159,36 +160,36 @@ class Ranks:
         return weight
 
     def end(self, histories: Sequence[History]) -> None:
-        """After the batch's rows have been pushed; see :meth:`gas.distributed.Exchange.end`."""
+        """End a step, after a batch's pushes; see :meth:`gas.distributed.Exchange.end`."""
         assert self.exchange is not None
         self.exchange.end(histories)
 
-    def weighed(self, out: Any) -> Any:
-        """Return the outputs of a batch, whose gradient is multiplied on its way back.
+    def weigh_gradient(self, out: Any) -> Any:
+        """Return a batch's outputs with a hook that multiplies their gradient by its weight.
 
-        The mean of all ranks' gradients is then that of the step. Of a batch that counts nothing,
-        the gradient isn't looked at, be it NaN.
+        The mean of all ranks' gradients is then that of the step. The gradient of a batch without
+        weight is ignored, even if it is NaN.
         """
         exchange = self.exchange
         if exchange is None or not isinstance(out, Tensor) or not out.requires_grad:
             return out
         share = self.group.size * exchange.weight / exchange.weights if exchange.weight else 0.0
-        out = out.view_as(out)  # Whoever has the tensor itself, such as a layer, isn't concerned.
+        out = out.view_as(out)  # The hook must not affect other users of the tensor itself.
         out.register_hook(lambda grad: grad * share if share else torch.zeros_like(grad))
         return out
 
     def fail(self) -> None:
-        """Return the batch's forward pass has failed."""
+        """Tell the other ranks that the batch's forward pass has failed."""
         if self.exchange is not None:
             self.exchange.fail()
 
-    def forget(self) -> None:
-        """Take in what is on its way, before all rows are forgotten or computed anew."""
+    def receive_pending(self) -> None:
+        """Receive the rows that are on their way, before histories are reset or recomputed."""
         if self.exchange is not None:
             self.exchange.take_in()
 
     def close(self) -> None:
-        """Give the connections back."""
+        """Close the connections."""
         self.group.close()
 
     @property
@@ -197,23 +198,23 @@ class Ranks:
         return self.exchange is not None and self.exchange.weights > 0
 
     def mean(self, total: float, count: int) -> float:
-        """Return the mean of numbers of which every rank has added up some."""
+        """Return the mean over all ranks, from the sum and the count on each."""
         found = self.group.gather_json([total, count], "adding up the loss")
         return sum(total for total, _ in found) / max(sum(count for _, count in found), 1)
 
     # Layer-wise inference -------------------------------------------------------------------------
 
-    def swept(self, history: History, layer: int) -> None:
-        """After every batch was pushed to the history of a layer."""
+    def exchange_layer(self, history: History, layer: int) -> None:
+        """Send the rows of a layer's history, after every batch was pushed to it."""
         if self.exchange is not None and self.exchange.shard is not None:
             self.exchange.layer(history, layer)
 
     def share_buffers(self, model: HistoryModel) -> None:
-        """Give all ranks the buffers of rank 0, such as means of a batch normalisation."""
+        """Copy the buffers of rank 0 to all ranks, such as statistics of a batch norm."""
         for name, buffer in model.named_buffers():
             self.group.broadcast(buffer, f"sending the buffer {name}")
 
-    def every_row(self, rows: Tensor) -> Tensor:
+    def gather_rows(self, rows: Tensor) -> Tensor:
         """Gather the own rows of all ranks, in the order of the whole graph."""
         assert self.exchange is not None
         if self.exchange.shard is None:
@@ -231,7 +232,7 @@ class Ranks:
         return messages * HEADER_BYTES + ranges * RANGE_BYTES
 
     def traffic(self, histories: Sequence[History]) -> Traffic:
-        """Return the traffic so far."""
+        """Return the rows sent so far, and the waiting time."""
         exchange, waited = self.exchange, self.group.waited
         if exchange is None:
             return Traffic(self.group.rank, 0, 0, 0, 0, waited)
@@ -240,16 +241,16 @@ class Ranks:
         return Traffic(self.group.rank, exchange.steps, steps, layers, bound, waited)
 
 
-def _hold(model: HistoryModel, shard: Shard) -> None:
-    """Give a model histories of the rows of a shard, with what was known of them."""
+def _move_to_shard(model: HistoryModel, shard: Shard) -> None:
+    """Replace a model's histories by those of a shard's rows, and copy the rows written so far."""
     if model.num_nodes == shard.nodes.numel():
         return
-    old, before = model.histories, model.num_nodes
+    old, num_nodes = model.histories, model.num_nodes
     model.num_nodes = shard.nodes.numel()
-    try:  # The files of the old ones are open.
+    try:  # The old histories' files are still open, so these have a folder of their own.
         made = model._make_histories(f"shard_of_{shard.num_ranks}")
     except BaseException:
-        model.num_nodes = before
+        model.num_nodes = num_nodes
         raise
     for full, mine in zip(old, made, strict=True):
         known = full.written[shard.nodes].nonzero().view(-1)
@@ -260,17 +261,17 @@ def _hold(model: HistoryModel, shard: Shard) -> None:
 
 
 def check_connected(n_id: Tensor) -> None:
-    """Refuse a batch of a shard for a model that knows no other ranks.
+    """Refuse a batch of a shard for a model that isn't connected to other ranks.
 
     Raises:
         ValueError: If it is one.
     """
     if hasattr(n_id, SHARD):
-        raise of_one_shard("'n_id'")
+        raise one_shard_error("'n_id'")
 
 
-def of_one_shard(name: str) -> ValueError:
-    """Return the error of a model that computes on one shard alone."""
+def one_shard_error(name: str) -> ValueError:
+    """Return the error of a model that isn't connected to the ranks of other shards."""
     return ValueError(
         f"{name} is of one shard of a graph, whose halo is computed by other ranks: connect them, "
         "gas.distribute(model), or load the whole graph in one process"
@@ -278,7 +279,7 @@ def of_one_shard(name: str) -> ValueError:
 
 
 def check_alone(model: HistoryModel, what: str) -> None:
-    """Refuse what isn't done on many ranks.
+    """Refuse a method that models on several ranks don't support.
 
     Raises:
         ValueError: If the model is connected to others, naming ``what``.

@@ -1,4 +1,4 @@
-"""Comparison of mini-batches and histories with the uncut graph."""
+"""``verify``: compare mini-batches and histories with the uncut graph."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from gas.graph import open_if_path
 from gas.history import History, relative_error
 from gas.loader import EvalSubgraphLoader, SubData, SubgraphLoader, batches_in_order
 from gas.native import check_integer, free_memory
-from gas.scalable.inference import assemble, layer_wise
+from gas.scalable.base import preserve_modes
+from gas.scalable.inference import assemble, run_inference
 from gas.scalable.memory import activation_bytes
 from gas.scalable.ranks import check_alone
 
@@ -38,10 +39,9 @@ class Verification(NamedTuple):
     """Result of :func:`gas.verify`; true if everything is exact.
 
     * ``errors``: ``|h - h*| / |h*|`` of every history, then of the outputs: Frobenius norms over
-      all nodes, or over those that were sampled, of what mini-batches give and what the reference
-      gives (``h*``).
+      all nodes, or the sampled ones, of mini-batches (``h``) and the reference (``h*``).
     * ``tolerance``: the largest error that counts as exact.
-    * ``reference``: what mini-batches were compared with, in words.
+    * ``reference``: a description of the reference.
     """
 
     errors: tuple[float, ...]
@@ -89,49 +89,50 @@ def verify(
 ) -> Verification:
     """Compare mini-batches and histories with the uncut graph, at the model's current weights.
 
-    With fixed weights every output is exact after one sweep over all mini-batches per layer. Here
-    that many are made, on histories of their own, and compared, layer by layer, with a reference,
-    in evaluation mode; so are the outputs of layer-wise inference. The model and its histories stay
-    as they are::
+    With fixed weights every output is exact after one sweep over all mini-batches per layer. That
+    many sweeps are run in evaluation mode, on separate histories, and compared with a reference,
+    layer by layer; so are the outputs of layer-wise inference. The model and its histories aren't
+    changed::
 
         found = gas.verify(model, graph)
         print(found)  # Names the first layer that differs.
 
-    The reference is one full batch of the whole graph, at its memory and that of a further set of
-    histories. Outputs of a model of :func:`gas.to_scalable` are compared with those of the module
-    itself, called on the graph that :func:`gas.cluster` was given, in the layout that it has. Where
-    this isn't possible, because model or graph is a copy or comes from a folder, something was
-    changed since, or messages of all edges don't fit, ``reference`` says that it is the graph as
-    prepared for the model. Where no full batch fits, it is one of the neighbourhood of each of some
+    The reference is one full batch of the whole graph, which needs memory for it and for another
+    set of histories. Outputs of a model of :func:`gas.to_scalable` are compared with those of the
+    original module, called on the graph before :func:`gas.cluster`, in its layout. If this isn't
+    possible, because model or graph is a copy or comes from a folder, something was changed since,
+    or messages of all edges don't fit memory, the full batch is the graph as prepared for the
+    model, and ``reference`` says so.
+
+    If no full batch fits, the reference is a full batch of the neighbourhood of each of some
     sampled nodes, one after the other: all nodes within ``num_layers`` hops, at least two, with
-    their edges. Layers that read one hop each can't see further, so this is exact for the sampled
-    nodes, which alone are compared. A layer that reads further gives something else there than
-    mini-batches do, and is called inexact, even where these happen to hold all that it reads; so is
-    one that looks something up by ``n_id``. Nodes are sampled among those that edges lead to; those
-    whose neighbourhood doesn't fit either are passed over, at most as many as are taken. It takes
-    the memory of a mini-batch and of one set of histories, and that of one neighbourhood: few hops
-    may reach most of a graph.
+    their edges. If each layer reads one hop, this is exact for the sampled nodes, and only these
+    are compared. A layer that reads further, or by ``n_id``, has other inputs there than in
+    mini-batches, and is reported as inexact, even if the mini-batches contain all that it reads.
+    Nodes with incoming edges are sampled first; those whose neighbourhood doesn't fit are skipped,
+    at most as many as are compared. This needs memory for a mini-batch, one set of histories and
+    one neighbourhood: few hops may reach most of a graph.
 
     Args:
         model: The model.
-        graph: What :func:`gas.cluster` has returned, or the path of its folder, or a loader, whose
-            parts, layout and weights are taken, in order and without views.
+        graph: The graph of :func:`gas.cluster`, or the path of its folder, or a loader, whose
+            parts, layout and weights are used, in order and without views.
         batch_size: Parts per mini-batch. (default: that of the last loader of the graph which was
             given one, or ``1``; or the loader's)
-        num_nodes: How many nodes to sample; as many as the graph has: the whole graph.
+        num_nodes: The number of nodes to sample; that of the graph compares the whole graph.
             (default: the whole graph if its full batch, estimated by a mini-batch, fits half of the
-            memory that is free, or else 64)
-        seed: Of the sample. (default: ``0``)
-        tolerance: The largest relative error that counts as exact. (default: ``1e-5``, or what
-            histories of fewer bits allow: ``2e-3`` for float16, ``2e-2`` for bfloat16 and int8)
+            free memory, or else 64)
+        seed: The seed of the sample. (default: ``0``)
+        tolerance: The largest relative error that counts as exact. (default: ``1e-5``, or by the
+            histories' precision ``2e-3`` for float16, ``2e-2`` for bfloat16 and int8)
         **kwargs: Further arguments of :class:`gas.EvalSubgraphLoader`, such as ``layout``.
 
     Raises:
         ValueError: If the graph isn't that of the histories, or an argument is unusable.
         MemoryError: If not even a neighbourhood fits.
     """
-    if hasattr(model, "verified"):  # Of typed graphs.
-        return cast(Any, model).verified(graph, batch_size, num_nodes, tolerance, **kwargs)
+    if hasattr(model, "_verify"):  # A HeteroModel.
+        return cast(Any, model)._verify(graph, batch_size, num_nodes, tolerance, **kwargs)
     if not hasattr(model, "for_graph"):
         raise ValueError(
             f"'model' is a {type(model).__name__}, expected a gas.ScalableGNN, such as "
@@ -145,49 +146,48 @@ def verify(
         check_integer("num_nodes", num_nodes, 1, most, f"between 1 and the graph's {most} nodes")
     if tolerance is None:
         tolerance = tolerance_of(model.histories)
-    with contextlib.ExitStack() as after:
-        for module in model.modules():
-            after.callback(setattr, module, "training", module.training)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(preserve_modes(model))
         model.eval()
-        stale = after.enter_context(contextlib.closing(model.for_graph(model.num_nodes)))
-        room = 0 if num_nodes == loader.num_nodes else _room(stale, loader)
+        stale = stack.enter_context(contextlib.closing(model.for_graph(model.num_nodes)))
+        max_size = 0 if num_nodes == loader.num_nodes else _max_graph_size(stale, loader)
         whole = loader.num_nodes + int(loader.edges_per_part().sum())
         if num_nodes is None:
-            num_nodes = loader.num_nodes if whole <= room else SAMPLE
+            num_nodes = loader.num_nodes if whole <= max_size else SAMPLE
         if num_nodes >= loader.num_nodes:
             nodes, reference = None, UNCUT
-            exact = after.enter_context(contextlib.closing(model.for_graph(model.num_nodes)))
-            expected = _full_batch(exact, loader.cut(range(loader.ptr.numel() - 1)).data)
+            exact = stack.enter_context(contextlib.closing(model.for_graph(model.num_nodes)))
+            expected = _run_full_batch(exact, loader.cut(range(loader.ptr.numel() - 1)).data)
             if hasattr(model, "run_module"):
-                own = _by_module(model, loader, whole)
+                own = _run_module(model, loader, whole)
                 expected[-1] = expected[-1] if own is None else own
                 reference = UNCUT if own is not None else f"{UNCUT}, {AS_PREPARED}"
         else:
             num_hops = max(model.num_layers, 2)
-            drawn = _drawn(loader, seed)
-            nodes, larger, expected = _neighbourhoods(
-                model, loader, drawn, num_nodes, num_hops, room
+            order = _shuffle_nodes(loader, seed)
+            nodes, larger, expected = _run_neighbourhoods(
+                model, loader, order, num_nodes, num_hops, max_size
             )
             reference = f"{num_hops}-hop neighbourhoods of {nodes.numel()} sampled nodes"
             if larger:
                 reference += f" ({larger} with too large ones passed over)"
-        batches = _InOrder(loader)
-        found = _by_mini_batches(stale, batches, nodes)
+        batches = _OrderedLoader(loader)
+        found = _run_mini_batches(stale, batches, nodes)
         errors = [relative_error(rows, true) for rows, true in zip(found, expected, strict=True)]
-        inferred = relative_error(_of(layer_wise(stale, batches), nodes), expected[-1])
+        inferred = relative_error(_select_rows(run_inference(stale, batches), nodes), expected[-1])
         errors[-1] = math.nan if math.isnan(inferred) else max(inferred, errors[-1])
     return Verification(tuple(errors), tolerance, reference)
 
 
 def tolerance_of(histories: Iterable[History]) -> float:
-    """Return the largest relative error that counts as exact with such histories."""
+    """Return the largest relative error that counts as exact for histories of this precision."""
     return max((_TOLERANCES.get(h.codec.name, 1e-5) for h in histories), default=1e-5)
 
 
 def _loader(
     graph: Data | SubgraphLoader, batch_size: int | None, options: dict[str, Any]
 ) -> SubgraphLoader:
-    """Return the mini-batches that are compared."""
+    """Return a loader of the mini-batches to compare."""
     if isinstance(graph, Data):
         return EvalSubgraphLoader(graph, None, batch_size, log=False, **options)
     if not isinstance(graph, SubgraphLoader):
@@ -204,8 +204,8 @@ def _loader(
     return graph.plain_loader()
 
 
-class _InOrder:
-    """The mini-batches of a loader, in the order of their nodes; none of them is kept."""
+class _OrderedLoader:
+    """The mini-batches of a loader in the order of their nodes, none of which is cached."""
 
     def __init__(self, loader: SubgraphLoader) -> None:
         self._loader = loader
@@ -215,10 +215,10 @@ class _InOrder:
         return batches_in_order(self._loader)
 
 
-def _room(model: ScalableGNN, loader: SubgraphLoader) -> int:
-    """Return the nodes and edges of a full batch that fit half of the free memory.
+def _max_graph_size(model: ScalableGNN, loader: SubgraphLoader) -> int:
+    """Return the number of nodes and edges of a full batch that fit half of the free memory.
 
-    It is judged by the mini-batch of the part with most edges.
+    It is estimated by the mini-batch of the part with most edges.
     """
     batch = loader.cut([int(loader.edges_per_part().argmax())])
     size = batch.n_id.numel() + batch.data.e_id.numel()
@@ -226,26 +226,26 @@ def _room(model: ScalableGNN, loader: SubgraphLoader) -> int:
     return free_memory(model.device) // 2 * size // need
 
 
-def _drawn(loader: SubgraphLoader, seed: int) -> Tensor:
-    """Return all nodes in random order; nodes without edges, exact for any model, come last."""
+def _shuffle_nodes(loader: SubgraphLoader, seed: int) -> Tensor:
+    """Return all nodes in random order; those without edges, which are always exact, come last."""
     order = torch.randperm(loader.num_nodes, generator=torch.Generator().manual_seed(seed))
-    lonely = loader.degree[order] == 0
-    return torch.cat([order[~lonely], order[lonely]])
+    is_isolated = loader.degree[order] == 0
+    return torch.cat([order[~is_isolated], order[is_isolated]])
 
 
-def _full_batch(exact: ScalableGNN, data: Data) -> list[Tensor]:
-    """Return histories (those of ``exact``) and outputs of a full batch."""
+def _run_full_batch(exact: ScalableGNN, data: Data) -> list[Tensor]:
+    """Run a full batch; return the histories of ``exact``, which it fills, and the outputs."""
     x, adj_t, given = exact.inputs_of(copy.copy(data).to(exact.device))
     out = exact(x, adj_t, fill=True, **given)
     return [*(history.emb for history in exact.histories), out]
 
 
-def _by_module(model: Any, loader: SubgraphLoader, size: int) -> Tensor | None:
+def _run_module(model: Any, loader: SubgraphLoader, size: int) -> Tensor | None:
     """Return the outputs of the original module on the original graph.
 
     Returns:
-        ``None`` if the module or that graph isn't known any more, or there is no room: PyG's layers
-        make a message for every edge.
+        ``None`` if the module or that graph isn't known any more, or there is no room for a message
+        for every edge, as PyG's layers make them.
     """
     x = loader.data.get("x")
     widths = [history.embedding_dim for history in model.histories]
@@ -255,31 +255,33 @@ def _by_module(model: Any, loader: SubgraphLoader, size: int) -> Tensor | None:
     return None if needed > free_memory(model.device) // 2 else model.run_module(loader.data)
 
 
-def _neighbourhoods(
+def _run_neighbourhoods(
     model: ScalableGNN,
     loader: SubgraphLoader,
-    drawn: Tensor,
+    order: Tensor,
     num_nodes: int,
     num_hops: int,
-    room: int,
+    max_size: int,
 ) -> tuple[Tensor, int, list[Tensor]]:
-    """Return the first nodes whose neighbourhoods fit, and what a full batch of each gives for it.
+    """Run a full batch of the neighbourhood of each of some nodes.
 
-    Also how many nodes were passed over.
+    Returns:
+        The first ``num_nodes`` nodes whose neighbourhoods fit, the number of nodes that were
+        skipped, and each history's and the outputs' rows of these nodes.
     """
     nodes: list[Tensor] = []
     rows: list[list[Tensor]] = []
     larger: list[MemoryError] = []
-    for node in drawn[: 2 * num_nodes].split(1):
+    for node in order[: 2 * num_nodes].split(1):
         try:
-            rows.append(_neighbourhood(model, loader, node, num_hops, room))
+            rows.append(_run_neighbourhood(model, loader, node, num_hops, max_size))
         except MemoryError as error:
             larger.append(error)
             continue
         nodes.append(node)
         if len(nodes) == num_nodes:
             break
-    if len(larger) > len(nodes):  # What the few say, that may have no neighbours, says little.
+    if len(larger) > len(nodes):  # The few others may have no neighbours, and show little.
         raise MemoryError(
             f"the neighbourhoods of {len(larger)} of {len(larger) + len(nodes)} nodes don't fit "
             f"half of the memory that is free: {larger[-1]}. Verify a model of fewer layers, or a "
@@ -288,20 +290,21 @@ def _neighbourhoods(
     return torch.cat(nodes), len(larger), [torch.cat(layer) for layer in zip(*rows, strict=True)]
 
 
-def _neighbourhood(
-    model: ScalableGNN, loader: SubgraphLoader, node: Tensor, num_hops: int, room: int
+def _run_neighbourhood(
+    model: ScalableGNN, loader: SubgraphLoader, node: Tensor, num_hops: int, max_size: int
 ) -> list[Tensor]:
-    data = loader.neighbourhood(node, num_hops, room)
-    with contextlib.redirect_stderr(io.StringIO()):  # Where each has its histories.
-        twin = model.for_graph(data.n_id.numel())
-    with contextlib.closing(twin) as exact:
-        return [layer[:1].clone() for layer in _full_batch(exact, data)]
+    """Run a full batch of one node's neighbourhood, and return the node's rows."""
+    data = loader.neighbourhood(node, num_hops, max_size)
+    with contextlib.redirect_stderr(io.StringIO()):  # Hides the place of these histories.
+        exact = model.for_graph(data.n_id.numel())
+    with contextlib.closing(exact):
+        return [layer[:1].clone() for layer in _run_full_batch(exact, data)]
 
 
-def _by_mini_batches(
-    model: ScalableGNN, loader: _InOrder, nodes: Tensor | None
+def _run_mini_batches(
+    model: ScalableGNN, loader: _OrderedLoader, nodes: Tensor | None
 ) -> Iterator[Tensor]:
-    """Return every history and the outputs of mini-batches after a sweep per layer."""
+    """Run a sweep of mini-batches per layer; yield each history's rows, then the outputs."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "A history was read before it was filled")
         for _ in range(model.num_layers - 1):
@@ -310,8 +313,8 @@ def _by_mini_batches(
         out = assemble(((batch, model(batch)) for batch in loader), model.num_nodes)
     for history in model.histories:
         yield history.emb if nodes is None else history.pull(nodes)
-    yield _of(out, nodes)
+    yield _select_rows(out, nodes)
 
 
-def _of(rows: Tensor, nodes: Tensor | None) -> Tensor:
+def _select_rows(rows: Tensor, nodes: Tensor | None) -> Tensor:
     return rows if nodes is None else rows[nodes]

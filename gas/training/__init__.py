@@ -4,7 +4,7 @@ from gas.history import share_cores
 from gas.scalable import activation_bytes
 from gas.training.cost import Candidate, Linear
 from gas.training.evaluation import Predictions, evaluate, prediction_columns, predictions
-from gas.training.fit import Progress, Run, divergence_error, fit, mean_age, name_not_finite
+from gas.training.fit import Progress, Run, divergence_error, find_nonfinite_tensor, fit, mean_age
 from gas.training.full_batch import FullBatch
 from gas.training.links import compute_hits, compute_mrr, link_loss, rank_links
 from gas.training.loop import train_epoch
@@ -12,10 +12,10 @@ from gas.training.measure import (
     MemoryAccount,
     Shape,
     batch_bytes,
-    give_back_freed,
+    clone_with_histories,
     gradients,
-    keep_little_freed,
-    twin_with_histories,
+    limit_freed_memory,
+    release_freed_memory,
 )
 from gas.training.metrics import (
     METRICS,
@@ -24,7 +24,7 @@ from gas.training.metrics import (
     compute_r2,
     compute_roc_auc,
     is_real,
-    known_targets,
+    known_target_mask,
     loss_of,
     metric_of,
     score,
@@ -54,16 +54,16 @@ __all__ = [
     "divergence_error",
     "evaluate",
     "fit",
-    "give_back_freed",
+    "release_freed_memory",
     "gradients",
     "is_real",
-    "keep_little_freed",
-    "known_targets",
+    "limit_freed_memory",
+    "known_target_mask",
     "link_loss",
     "loss_of",
     "mean_age",
     "metric_of",
-    "name_not_finite",
+    "find_nonfinite_tensor",
     "plan",
     "plan_micro_batches",
     "prediction_columns",
@@ -73,5 +73,5 @@ __all__ = [
     "share_cores",
     "split_mask",
     "train_epoch",
-    "twin_with_histories",
+    "clone_with_histories",
 ]

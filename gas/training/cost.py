@@ -1,4 +1,4 @@
-"""Costs of training, predicted: mini-batches of coarser parts, their bytes and seconds."""
+"""Predict the bytes and seconds of training, by mini-batches of coarser parts."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from gas.loader import CACHE_BYTES, SubData, SubgraphLoader, tensors
 from gas.native import resident_bytes
 from gas.scalable import ScalableGNN
 from gas.training.measure import (
-    Measured,
+    BatchCosts,
     MemoryAccount,
     Shape,
-    give_back_freed,
     optimizer_seconds,
+    release_freed_memory,
 )
 
-MOST_SAMPLED = 4  # Mini-batches whose halo is counted, for one number and size of parts.
+MOST_SAMPLED = 4  # Mini-batches whose halo is counted, for each number and size of parts.
 MOST_PARTS = 2048
-LEAST_NODES = 100  # Of a part.
-ROWS = 1 << 22  # Edges that are looked at together.
-EPOCHS = 5  # Of random mini-batches: the largest is that of so many epochs.
-# Of what a mini-batch takes: blocks that were freed, and that the C library keeps, as is usual and
-# at most. It was 3.4 in 6 layers of 128 whose batches are kept: they lie between the holes.
+LEAST_NODES = 100  # Nodes per part.
+ROWS = 1 << 22  # Edges that are counted at once.
+EPOCHS = 5  # The largest mini-batch is that of this many epochs of random ones.
+# Freed blocks that the C library keeps, relative to the bytes of a mini-batch: usually, and at
+# most. It was 3.4 for 6 layers of 128 with cached batches, which fragment memory.
 FREED, MOST_FREED = 1.0, 4.0
 
 Way = tuple[int, int, int]  # Parts, parts per mini-batch, mini-batches per step.
@@ -41,7 +41,7 @@ Store = str | StoreFactory | None
 def find_ways(
     num_nodes: int, num_parts: int | None, batch_size: int | None, steps: int
 ) -> Iterator[Way]:
-    """Yield the ways to cut a graph so that an epoch has ``steps`` steps of as many nodes."""
+    """Yield ways to cut a graph so that an epoch has ``steps`` steps of equal size."""
     steps = min(steps, num_nodes)
     if num_parts is not None:
         numbers = [num_parts]
@@ -59,19 +59,19 @@ def find_ways(
 
 
 class Sample:
-    """Sample the mini-batches that a graph would have if it were cut into some number of parts.
+    """Sample the mini-batches of a graph for several numbers of parts.
 
-    The graph is cut into the most parts; fewer are some of these together, found by cutting the
-    graph of parts, whose edges weigh what runs between them.
+    The graph is cut into the largest number of parts. For fewer parts, these are grouped by
+    partitioning the graph of parts, weighted by the number of edges between them.
 
     Args:
         data: The graph.
         model: The model that it is cut for.
-        finest: The most parts.
+        finest: The largest number of parts.
         layout: See :class:`gas.SubgraphLoader`.
         edge_weight: See :class:`gas.SubgraphLoader`.
         method: See :func:`gas.metis`.
-        seed: See :func:`gas.metis`; of the choice of batches, too.
+        seed: See :func:`gas.metis`; also the seed of the choice of batches.
         cache: See :func:`gas.metis`.
         log: Report progress on standard error.
     """
@@ -111,15 +111,15 @@ class Sample:
             counts += torch.bincount(some * self.finest + part[col], minlength=size)
         return counts.view(self.finest, self.finest)
 
-    def held(self) -> Iterator[Tensor]:
-        """Yield the tensors that the sample holds."""
+    def held_tensors(self) -> Iterator[Tensor]:
+        """Yield the tensors of the sample."""
         relabel = self.loader._relabel
         yield from tensors(self.graph)
         yield from (t for t in (relabel.rowptr, relabel.e_id, relabel.weight) if t is not None)
         yield from (relabel.col, self._between)
 
     def groups(self, num_parts: int) -> list[Tensor]:
-        """Return the finest parts that each of fewer parts consists of."""
+        """Group the finest parts into fewer ones; return the finest parts of each."""
         if num_parts == self.finest:
             return list(torch.arange(num_parts).split(1))
         if num_parts not in self._groups:
@@ -140,7 +140,7 @@ class Sample:
         return self.batches(num_parts, batch_size)[0]
 
     def batches(self, num_parts: int, batch_size: int, most: int = 1) -> list[SubData]:
-        """Cut some mini-batches, of parts that are chosen at random."""
+        """Cut at most ``most`` mini-batches of randomly chosen parts."""
         groups = self.groups(num_parts)
         generator = torch.Generator().manual_seed(self._seed)
         order = torch.randperm(num_parts, generator=generator).split(batch_size)
@@ -151,7 +151,7 @@ class Sample:
         ]
 
     def estimate_batch_sizes(self, num_parts: int, batch_size: int) -> tuple[Shape, Shape]:
-        """Return the size of the mean mini-batch, and of the largest in some epochs."""
+        """Estimate the size of the mean mini-batch, and of the largest in some epochs."""
         batch_size = min(batch_size, num_parts)
         number = math.ceil(num_parts / batch_size)
         found = [Shape.of(b) for b in self.batches(num_parts, batch_size, MOST_SAMPLED)]
@@ -163,7 +163,7 @@ class Sample:
             most = float(edges.max())
         elif batch_size == num_parts:
             most = float(edges.sum())
-        else:  # The largest of so many sums of random parts, none of which comes twice.
+        else:  # The expected maximum of that many sums of parts drawn without replacement.
             spread = float(edges.std()) * math.sqrt(batch_size * (1 - batch_size / num_parts))
             beyond = math.sqrt(2 * math.log(max(2, number * EPOCHS)))
             most = min(float(edges.mean()) * batch_size + beyond * spread, self.num_edges)
@@ -176,18 +176,18 @@ class Sample:
 
 
 class Linear:
-    """A linear function of a mini-batch's size, with no negative coefficient.
+    """A linear function of a mini-batch's size, with nonnegative coefficients.
 
     Args:
-        shapes: Some sizes.
-        values: The value for each; relative errors are minimised.
+        shapes: Sizes of mini-batches.
+        values: The value for each size; relative errors are minimised.
     """
 
     def __init__(self, shapes: Sequence[Shape], values: Sequence[float]) -> None:
         rows = torch.tensor([[1.0, *shape] for shape in shapes], dtype=torch.double)
         wanted = torch.tensor(values, dtype=torch.double)
         weight = 1 / wanted.clamp(min=1e-9 + 1e-3 * float(wanted.max()))
-        self.coefficients = _not_negative(rows * weight[:, None], wanted * weight)
+        self.coefficients = _solve_nonnegative(rows * weight[:, None], wanted * weight)
 
     def __call__(self, shape: Shape) -> float:
         """Return the value for a size."""
@@ -195,10 +195,10 @@ class Linear:
         return one + own * shape.own + halo * shape.halo + edges * shape.edges
 
 
-def _not_negative(rows: Tensor, values: Tensor) -> Tensor:
-    """Solve least squares without negative coefficients: the best of all sets of columns."""
+def _solve_nonnegative(rows: Tensor, values: Tensor) -> Tensor:
+    """Solve nonnegative least squares: try all sets of columns."""
     best, least = torch.zeros(rows.size(1), dtype=torch.double), float(values.square().sum())
-    # Every column fits one size alone: then, others are to cost as much for an edge.
+    # A single size is fitted by its edges alone, so that costs are proportional to edges.
     order = range(rows.size(1))[:: -1 if rows.size(0) == 1 else 1]
     scale = rows.abs().amax(dim=0).clamp(min=1e-300)
     for size in range(1, min(rows.shape) + 1):
@@ -216,7 +216,7 @@ def _not_negative(rows: Tensor, values: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A way to train, and its predicted cost; see :class:`gas.training.Plan`."""
+    """A way to train and its predicted cost; see :class:`gas.training.Plan`."""
 
     num_parts: int
     batch_size: int
@@ -228,18 +228,18 @@ class Candidate:
     components: dict[str, int] = field(repr=False, compare=False)
 
     def may_exceed(self, limit: int) -> bool:
-        """Say whether the C library might keep too many freed blocks for a limit of memory."""
+        """Return whether freed blocks that the C library keeps might exceed a limit of memory."""
         freed = self.components["freed, not given back"]
         return self.peak_bytes + (MOST_FREED / FREED - 1) * freed > limit
 
 
 class Predictor:
-    """Predict memory and time of training, from mini-batches that were measured.
+    """Predict memory and time of training from measured mini-batches.
 
     Args:
-        measured: The mini-batches.
-        data: The graph, as it was given.
-        sample: The graph, cut.
+        measured: The costs of mini-batches.
+        data: The graph before clustering.
+        sample: The sample of its mini-batches.
         model: The model.
         evaluation: See :func:`gas.plan`.
         keep_graph: See :func:`gas.plan`.
@@ -248,7 +248,7 @@ class Predictor:
 
     def __init__(
         self,
-        measured: Sequence[Measured],
+        measured: Sequence[BatchCosts],
         data: Data,
         sample: Sample,
         model: ScalableGNN,
@@ -258,7 +258,7 @@ class Predictor:
     ) -> None:
         shapes = [one.shape for one in measured]
 
-        def fit(value: Callable[[Measured], float]) -> Linear:
+        def fit(value: Callable[[BatchCosts], float]) -> Linear:
             return Linear(shapes, [value(one) for one in measured])
 
         self._cut = fit(lambda one: one.cut)
@@ -290,8 +290,8 @@ class Predictor:
             shapes: The sizes of the mean mini-batch then, and of the largest.
             codec: The precision of the histories' rows.
             store: The place of the histories' rows.
-            extra: Seconds and bytes that each row takes with such histories, beyond those that
-                were measured. (default: none)
+            extra: Additional seconds and bytes per row for such histories, compared with those
+                that were measured. (default: none)
         """
         (num_parts, batch_size, micro), (mean, largest) = way, shapes
         number = math.ceil(num_parts / batch_size)
@@ -316,6 +316,7 @@ class Predictor:
         )
 
     def _history_bytes(self, codec: Codec, store: Store) -> dict[str, int]:
+        """Predict the bytes of the histories."""
         widths = [history.embedding_dim for history in self._model.histories]
         rows = self._sets * int(self._graph.own)
         held = {"ages of histories": rows * 4 * len(widths)}
@@ -333,7 +334,7 @@ class Predictor:
             evaluating = self._evaluated(self._graph)
         elif self._evaluation == "layerwise":
             evaluating = 2 * batch + self._evaluated(largest) + more
-        evaluating += self._constant.get("outputs", 0)  # Beside those of the best epoch.
+        evaluating += self._constant.get("outputs", 0)  # In addition to those of the best epoch.
         return {
             "batch": int(batch),
             "batch before": int(batch),
@@ -344,10 +345,10 @@ class Predictor:
         }
 
     def _constant_bytes(self, data: Data, sample: Sample, keep_graph: bool) -> dict[str, int]:
-        """Count the bytes that are held during all of the training, in whatever parts."""
+        """Count the bytes that are held during all of the training, for any number of parts."""
         model, now, account = self._model, MemoryAccount(), MemoryAccount()
         now.enter("given", tensors(data))
-        now.enter("sample", sample.held())
+        now.enter("sample", sample.held_tensors())
         account.enter("interpreter and libraries", _library_bytes(model, now.total))
         if keep_graph:
             account.enter("graph given", now.held["given"])
@@ -366,8 +367,8 @@ class Predictor:
         return account.held
 
 
-def bound_bytes(model: ScalableGNN, codec: Codec, known: Measured, shape: Shape) -> float:
-    """Bound the bytes of measuring a mini-batch of some size, by those of a smaller one."""
+def bound_bytes(model: ScalableGNN, codec: Codec, known: BatchCosts, shape: Shape) -> float:
+    """Bound the bytes of measuring a mini-batch by the measured bytes of a smaller one."""
     rows = known.shape.own + known.shape.halo
     histories = rows * sum(codec.row_bytes(one.embedding_dim) for one in model.histories)
     taken = (1 + FREED) * (2 * known.training.batch + known.training.peak) + histories
@@ -375,8 +376,8 @@ def bound_bytes(model: ScalableGNN, codec: Codec, known: Measured, shape: Shape)
 
 
 def _library_bytes(model: ScalableGNN, given: int) -> int:
-    """Count what the process holds besides the graph and the model's own histories."""
-    give_back_freed()
+    """Count the resident bytes besides the graph and the model's own histories."""
+    release_freed_memory()
     filled = sum(
         history.store.nbytes
         for history in model.histories

@@ -1,8 +1,9 @@
-"""Predictions of a model on a clustered graph: scores by split, and a table by the user's ids."""
+"""Evaluate a model on a clustered graph: scores by split, and a table of predictions by node id."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,14 @@ from torch_geometric.data import HeteroData
 
 from gas.graph import open_if_path, to_original_order
 from gas.scalable import graph_of
-from gas.scalable.hetero import model as typed
-from gas.training.metrics import holds_labels, is_real, known_targets, metric_of, score, split_mask
+from gas.training.metrics import (
+    holds_labels,
+    is_real,
+    known_target_mask,
+    metric_of,
+    score,
+    split_mask,
+)
 
 SPLITS = ("train", "val", "test")
 Metric = str | Callable[[Tensor, Tensor], Any]
@@ -27,32 +34,32 @@ def evaluate(
     split: int = 0,
     **options: Any,
 ) -> dict[str, float]:
-    """Score what a model predicts of the nodes in each of a graph's masks.
+    """Score the predictions of a model for the nodes in each of a graph's masks.
 
-    Labels and masks are those of the graph that the model predicts on, so that orders of nodes
-    can't be mixed up::
+    Labels and masks are those of the graph that the model predicts on, so that the order of nodes
+    is always right::
 
         gas.evaluate(model, graph)  # {"train": 0.93, "val": 0.81, "test": 0.82}
 
-    It is ``model.predict(graph)``, layer-wise inference: the model's mode and the statistics of its
-    norms stay as they are, the histories are exact afterwards.
+    It calls ``model.predict(graph)``, layer-wise inference: the model's mode and the statistics of
+    its norms aren't changed; the histories are exact afterwards.
 
     Args:
         model: The model, of :func:`gas.to_scalable`, :mod:`gas.models` or :func:`gas.distribute`.
-        graph: What :func:`gas.cluster` has returned, a loader of it, or the path of its folder;
-            of several ranks the whole graph, on every rank. Targets that are unknown, a negative
-            class or NaN, don't count. Floating-point ``y`` of shape ``[N, C]`` are labels if each
-            is 0, 1 or NaN, and else real numbers.
-        metric: One of :data:`gas.training.METRICS`, or a function of outputs and targets of the
-            nodes of a split, which is given those whose targets are all known. (default: accuracy
-            of classes, micro-F1 of labels ``[N, C]``, ROC-AUC of a binary target with a single
-            output, R2 of real numbers)
+        graph: The graph of :func:`gas.cluster`, a loader of it, or the path of its folder; with
+            several ranks the whole graph, on every rank. Unknown targets, a negative class or NaN,
+            don't count. Floating-point ``y`` of shape ``[N, C]`` are labels if each is 0, 1 or NaN,
+            and else real numbers.
+        metric: One of :data:`gas.training.METRICS`, or a function of outputs and targets, called
+            with those nodes of a split whose targets are all known. (default: accuracy of classes,
+            micro-F1 of labels ``[N, C]``, ROC-AUC of a binary target with a single output, R2 of
+            real numbers)
         split: Which split of masks of shape ``[N, S]``. (default: ``0``)
         **options: Further arguments of :meth:`gas.ScalableGNN.predict`, such as ``batch_size``.
 
     Returns:
-        The scores by ``"train"``, ``"val"`` and ``"test"``, as far as the graph has these masks;
-        higher is better, NaN where no node counts.
+        The scores by ``"train"``, ``"val"`` and ``"test"``, for the masks that the graph has;
+        higher is better, NaN if no node counts.
 
     Raises:
         ValueError: If the graph isn't clustered, or has no labels or no masks.
@@ -68,7 +75,7 @@ def evaluate(
             "score model.predict(graph), which is in the order of the graph before"
         )
     out = found.out
-    known = known_targets(y).view(y.size(0), -1)
+    known = known_target_mask(y).view(y.size(0), -1)
     known = known.all(dim=1) if callable(metric) else known.any(dim=1)
     metric = metric or ("roc_auc" if _is_binary(out, y) else metric_of(y))
     scores = {}
@@ -84,57 +91,56 @@ def evaluate(
 
 
 def predictions(model: Any, graph: Any, *, split: int = 0, **options: Any) -> dict[str, Any]:
-    """Tell what a model predicts of every node, by the user's ids, as ``train_gas.py`` writes it.
+    """Return a table of a model's predictions by node id, as ``train_gas.py`` writes it.
 
-    ``pandas.DataFrame(gas.predictions(model, graph))`` is a table with a row for each node, in the
-    order of the graph that :func:`gas.cluster` was given.
+    ``pandas.DataFrame(gas.predictions(model, graph))`` has a row for each node, in the order of the
+    graph before :func:`gas.cluster`.
 
     Args:
         model: The model.
-        graph: What :func:`gas.cluster` has returned, a loader of it, or the path of its folder.
+        graph: The graph of :func:`gas.cluster`, a loader of it, or the path of its folder.
         split: Which split of masks of shape ``[N, S]``. (default: ``0``)
         **options: Further arguments of :meth:`gas.ScalableGNN.predict`, such as ``batch_size``.
 
     Returns:
         Columns by name, each with an entry for each node:
 
-        * ``node``: its own id, of ``node_id``, or else its row.
+        * ``node``: its id in ``node_id``, or else its row.
         * ``prediction``: a class, by its name if the graph has ``classes``; a real number, or
-          several; or of several labels, 0 or 1 for each.
-        * ``probability``: of the predicted class, or of each label; absent for real numbers.
-        * ``label``: the same of the targets, ``None`` where a class or a label isn't known, and
-          NaN where a real number isn't; absent without ``y``.
+          several; or 0 or 1 for each of several labels.
+        * ``probability``: that of the predicted class, or of each label; absent for real numbers.
+        * ``label``: the target in the same form, ``None`` for an unknown class or label, and NaN
+          for an unknown real number; absent without ``y``.
         * ``split``: ``"train"``, ``"val"``, ``"test"`` or ``None``; absent without masks.
 
     Raises:
         ValueError: If the graph isn't clustered.
     """
-    found = _predict(model, graph, options)
-    return prediction_columns(found, split)
+    return prediction_columns(_predict(model, graph, options), split)
 
 
 class Predictions:
-    """The outputs of a graph's nodes and what else it has of them, in one order.
+    """The outputs of a graph's nodes and their attributes, in the original order.
 
     Args:
-        out: The outputs, of shape ``[N, C]``, in the order of the graph as it was given.
+        out: The outputs, of shape ``[N, C]``, in the order of the graph before clustering.
         stored: The attributes of the graph.
-        in_first_order: Puts rows of tensors among these into that order.
+        to_original_order: Puts rows of these attributes into that order.
     """
 
     def __init__(
         self, out: Tensor, stored: Any, to_original_order: Callable[[Tensor], Tensor]
     ) -> None:
-        self.out, self._stored, self._in_first_order = out, stored, to_original_order
+        self.out, self._stored, self._to_original_order = out, stored, to_original_order
 
     def get(self, key: str) -> Any:
-        """Return an attribute; of a tensor, the rows of nodes in the order of the outputs."""
+        """Return an attribute; tensors have their rows in the order of the outputs."""
         value = self._stored.get(key, None)
-        return self._in_first_order(value.cpu()) if isinstance(value, Tensor) else value
+        return self._to_original_order(value.cpu()) if isinstance(value, Tensor) else value
 
     @property
     def classes(self) -> Sequence[Any] | None:
-        """The names of classes, if the graph has some."""
+        """The names of the classes, if the graph has them."""
         return self._stored.get("classes", None)
 
     def mask(self, name: str, split: int) -> Tensor | None:
@@ -165,9 +171,9 @@ def prediction_columns(found: Predictions, split: int) -> dict[str, Any]:
         if out.size(1) == 1:  # One output of two classes.
             out = torch.cat([torch.zeros_like(out), out], dim=1)
         best = out.softmax(dim=1).max(dim=1)
-        columns["prediction"] = _named(best.indices, names)
+        columns["prediction"] = _name_classes(best.indices, names)
         columns["probability"] = best.values.numpy()
-        label = None if y is None else _named(y.view(-1), names)
+        label = None if y is None else _name_classes(y.view(-1), names)
     if label is not None:
         columns["label"] = label
     masks = [found.mask(name, split) for name in SPLITS]
@@ -176,7 +182,7 @@ def prediction_columns(found: Predictions, split: int) -> dict[str, Any]:
         if mask is not None:
             parts[mask] = number
     if any(mask is not None for mask in masks):
-        columns["split"] = _named(parts, SPLITS)
+        columns["split"] = _name_classes(parts, SPLITS)
     return columns
 
 
@@ -186,14 +192,15 @@ def _predict(model: Any, graph: Any, options: Mapping[str, Any]) -> Predictions:
     out = model.predict(graph, **options)
     given = getattr(graph, "hetero_data", graph)
     if isinstance(given, HeteroData):
-        kind = _kind(model, out, given)
+        kind = _scored_type(model, out, given)
         out = out if isinstance(out, Tensor) else out[kind]
-        return Predictions(out, given[kind], lambda rows: typed.in_first_order(given, kind, rows))
-    data = graph_of(graph)
-    return Predictions(out, data, lambda rows: to_original_order(data, rows))
+        stored = given[kind]
+    else:
+        stored = graph_of(graph)
+    return Predictions(out, stored, partial(to_original_order, stored))
 
 
-def _kind(model: Any, out: Any, graph: HeteroData) -> str:
+def _scored_type(model: Any, out: Any, graph: HeteroData) -> str:
     """Return the type of nodes to score: the only one, or the only one with labels."""
     if isinstance(out, Tensor):
         return str(model.plan.output)
@@ -208,14 +215,14 @@ def _kind(model: Any, out: Any, graph: HeteroData) -> str:
 
 
 def _is_binary(out: Tensor, y: Tensor) -> bool:
-    """Say whether a single output says which of two classes a node has."""
+    """Return whether a single output distinguishes two classes."""
     is_single = out.dim() == 1 or out.size(1) == 1
     return is_single and not y.is_floating_point() and (y.dim() == 1 or y.size(1) == 1)
 
 
 def _labels(y: Tensor) -> list[Any]:
-    """Return the labels of each node, of shape ``[C]``; ``None`` for those that are unknown."""
-    known = known_targets(y)
+    """Return the labels of each node, of shape ``[C]``; unknown ones are ``None``."""
+    known = known_target_mask(y)
     rows: list[Any] = list(torch.where(known, y, 0).int().numpy())
     for node in (~known).any(dim=1).nonzero().view(-1).tolist():
         of_node = zip(rows[node].tolist(), known[node].tolist(), strict=True)
@@ -224,8 +231,8 @@ def _labels(y: Tensor) -> list[Any]:
     return rows
 
 
-def _named(classes: Tensor, names: Sequence[Any] | None) -> np.ndarray:
-    """Return classes by their names; ``None`` for negative ones, which are unknown."""
+def _name_classes(classes: Tensor, names: Sequence[Any] | None) -> np.ndarray:
+    """Return the names of classes; ``None`` for negative ones, which are unknown."""
     codes = classes.long().numpy()
     are_known = not (codes < 0).any()
     if names is None and are_known:
@@ -234,6 +241,6 @@ def _named(classes: Tensor, names: Sequence[Any] | None) -> np.ndarray:
     known = list(range(most) if names is None else names)[:most]
     if are_known:
         return np.array(known)[codes]
-    table = np.empty(most + 1, dtype=object)  # Whose last, at -1, is None.
+    table = np.empty(most + 1, dtype=object)  # The last entry, at -1, stays None.
     table[:most] = known
     return table[np.maximum(codes, -1)]

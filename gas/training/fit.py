@@ -1,4 +1,4 @@
-"""Training for several epochs: its record, its end, and the errors of one that diverges."""
+"""Train for several epochs, record the results, and detect divergence."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from torch_geometric.data import Data
 
 from gas.history import share_cores
 from gas.scalable import ScalableGNN, moved_bytes
-from gas.training.metrics import known_targets, metric_of, score, split_mask
+from gas.training.metrics import known_target_mask, metric_of, score, split_mask
 
 if TYPE_CHECKING:
     from gas.training.measure import MemoryAccount
 
 PER_EPOCH = ("loss", "train_acc", "val_acc", "test_acc", "age", "seconds", "moved_bytes")
-MOST_LOSS = 1e6  # Of a mean loss, in nats, or relative to the mean square of real targets.
+MOST_LOSS = 1e6  # Largest usable mean loss, in nats or relative to the targets' mean square.
 CURE = (
     "training diverged. Take a smaller learning rate, such as lr=0.001, clip gradients "
     "(grad_norm=1), or scale features to about 1; where autocast computes or histories store in "
@@ -29,8 +29,8 @@ CURE = (
 )
 
 
-class Best(NamedTuple):
-    """A model of its best epoch, from 0: its ``state_dict`` on the CPU, and outputs, ``[N, C]``."""
+class BestEpoch(NamedTuple):
+    """The best epoch, from 0: the model's ``state_dict`` on the CPU, and outputs, ``[N, C]``."""
 
     epoch: int
     state: dict[str, Tensor]
@@ -41,14 +41,14 @@ class Best(NamedTuple):
 class Run:
     """Record of one run, one entry per epoch.
 
-    ``train_acc``, ``val_acc`` and ``test_acc`` are accuracies, as fractions, or another score where
-    the data asks for one.
+    ``train_acc``, ``val_acc`` and ``test_acc`` are accuracies, as fractions, or the usual score of
+    other targets.
     ``age`` is the mean number of pushes since a history's rows were written, at the epoch's end;
     ``moved_bytes`` are those of stored rows that were read and written in training.
-    ``chain`` is what MH-Aug's chain did in the whole run, see :class:`gas.augment.Statistics`;
-    empty without one. ``best`` and ``memory`` are there if they were asked for.
+    ``chain`` has the statistics of MH-Aug's chain, see :class:`gas.augment.Statistics`; empty
+    without a chain. ``best`` and ``memory`` are optional.
     ``peak_rss_bytes`` is the peak of resident memory; ``peak_own_bytes`` and ``peak_mapped_bytes``
-    are those of its two kinds, as they were sampled; see :class:`gas.native.memory.PeakMemory`.
+    are sampled peaks of its two kinds; see :class:`gas.native.memory.PeakMemory`.
     """
 
     loss: list[float] = field(default_factory=list)
@@ -61,22 +61,24 @@ class Run:
     history_bytes: int = 0
     moved_bytes: list[int] = field(default_factory=list)
     chain: dict[str, float] = field(default_factory=dict)
-    best: Best | None = field(default=None, repr=False)
+    best: BestEpoch | None = field(default=None, repr=False)
     memory: MemoryAccount | None = field(default=None, repr=False)
     peak_own_bytes: float = 0
     peak_mapped_bytes: float = 0
-    split: int = 0  # Of the masks.
+    split: int = 0  # The split of the masks.
 
     def __len__(self) -> int:
         """Return the number of epochs that have ended."""
         return len(self.test_acc)
 
     def forget_unfinished(self) -> None:
-        """Drop what an epoch that was interrupted has left."""
+        """Remove the entries of an epoch that was interrupted."""
         epochs = len(self)
         for name in PER_EPOCH:
             del getattr(self, name)[epochs:]
-        if self.best is not None and self.best.epoch != self.best_epoch:  # Not kept any more.
+        if (
+            self.best is not None and self.best.epoch != self.best_epoch
+        ):  # The best epoch wasn't kept.
             self.test_acc.pop()
             self.forget_unfinished()
 
@@ -87,26 +89,26 @@ class Run:
         return scores.index(max(scores))
 
     def has_stalled(self, patience: int | None) -> bool:
-        """Say whether the validation score has not risen for this many epochs."""
+        """Return whether the validation score has not risen for this many epochs."""
         return (
             patience is not None and len(self) > 0 and len(self) - 1 - self.best_epoch >= patience
         )
 
     @property
     def epoch_seconds(self) -> float:
-        """The median time of a training epoch, evaluation apart."""
+        """The median time of a training epoch, without evaluation."""
         return statistics.median(self.seconds)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the epochs that have ended, and the best, for a checkpoint."""
+        """Return the finished epochs, and the best one, for a checkpoint."""
         best = None if self.best is None else self.best._asdict()
         return {**{name: getattr(self, name)[: len(self)] for name in PER_EPOCH}, "best": best}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from :meth:`state_dict`."""
+        """Restore :meth:`state_dict`."""
         for name in PER_EPOCH:
             getattr(self, name)[:] = state[name]
-        self.best = None if state["best"] is None else Best(**state["best"])
+        self.best = None if state["best"] is None else BestEpoch(**state["best"])
 
 
 @dataclass
@@ -119,10 +121,10 @@ class Progress:
     steps: int = 0
     seconds: float = 0.0
     moved_bytes: int = 0
-    epoch: int | None = None  # From 1, for errors, as far as it is known.
+    epoch: int | None = None  # From 1, for error messages, if it is known.
 
-    def watch(self, model: ScalableGNN, start: float, moved: int, epoch: int) -> None:
-        """Note the begin of an epoch, and the bytes that had been moved until then."""
+    def start_epoch(self, model: ScalableGNN, start: float, moved: int, epoch: int) -> None:
+        """Record the start of an epoch, and the bytes moved until then."""
         self._began, self.epoch = (model, start, moved), epoch
 
     def add(self, loss: Tensor, count: int) -> None:
@@ -131,7 +133,7 @@ class Progress:
         self.labelled += count
 
     def reset(self) -> None:
-        """Forget the epoch, which has ended."""
+        """Reset the progress after an epoch."""
         self.load_state_dict(Progress().state_dict())
 
     def state_dict(self) -> dict[str, Any]:
@@ -144,7 +146,7 @@ class Progress:
         return {**state, "loss": float(self.loss)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from :meth:`state_dict`."""
+        """Restore :meth:`state_dict`."""
         for key in PROGRESS:
             setattr(self, key, state[key])
 
@@ -180,21 +182,22 @@ def fit(
         data: The whole graph, for its labels and masks.
         epoch: Trains one epoch and returns its loss.
         evaluate: Returns every node's output, of shape ``[N, C]``; it may refresh the histories.
-        epochs: The number of epochs, those that ``run`` has included.
-        split: Which split of the masks to use. (default: ``0``)
+        epochs: The number of epochs, including those of ``run``.
+        split: The split of the masks. (default: ``0``)
         on_epoch: Called after each epoch with the run so far.
         metric: The score; see :func:`gas.training.score`. (default: the usual one for ``data.y``)
         patience: Stop once the validation score has not risen for this many epochs.
             (default: never)
         leave_cores: For the evaluation; see :func:`train_epoch`. (default: ``True``)
         keep: Keep the model and the outputs of the best epoch. (default: ``False``)
-        run: Filled as training goes on, which survives an interruption. (default: a new one)
-        progress: What ``epoch`` fills; see :func:`train_epoch`. (default: nothing goes on)
+        run: The record to fill, with the epochs before an interruption. (default: a new one)
+        progress: The progress that ``epoch`` fills; see :func:`train_epoch`.
+            (default: the epoch starts anew)
 
     Raises:
-        FloatingPointError: If training diverges: where ``epoch`` says so, or at the end, if weights
-            aren't finite or the loss is beyond that of any use. ``run`` then has the epochs that
-            ended, and the best of them if its loss, weights and outputs are of use.
+        FloatingPointError: If training diverges: raised by ``epoch``, or at the end, if weights
+            aren't finite or the loss is too large to be usable. ``run`` then has the finished
+            epochs, and the best of them if its loss, weights and outputs are usable.
     """
     if patience is not None and patience < 1:
         raise ValueError(f"'patience' is {patience}, expected at least 1 epoch")
@@ -210,7 +213,7 @@ def fit(
             model.eval()
             with torch.no_grad(), share_cores(leave_cores):
                 out = evaluate(model).cpu()
-            is_finite = name_not_finite(dict(model.named_parameters())) is None
+            is_finite = find_nonfinite_tensor(dict(model.named_parameters())) is None
             for key, curve in curves.items():  # NaN is lower than any score.
                 curve.append(score(metric, out, y, masks[key]) if is_finite else math.nan)
             if keep and run.best_epoch == len(run) - 1:
@@ -218,7 +221,7 @@ def fit(
                     key: value.detach().cpu().clone().contiguous()
                     for key, value in model.state_dict().items()
                 }
-                run.best = Best(run.best_epoch, state, out)
+                run.best = BestEpoch(run.best_epoch, state, out)
             if on_epoch is not None:
                 on_epoch(run)
         if len(run):
@@ -236,10 +239,10 @@ def fit(
 def _fit_epoch(
     model: ScalableGNN, epoch: Callable[[], float], run: Run, progress: Progress
 ) -> None:
-    """Train one epoch, and note its loss, its time and what it moved."""
+    """Train one epoch, and record its loss, time and moved bytes."""
     start = time.perf_counter() - progress.seconds
     moved = moved_bytes(model) - progress.moved_bytes
-    progress.watch(model, start, moved, len(run) + 1)
+    progress.start_epoch(model, start, moved, len(run) + 1)
     run.loss.append(epoch())
     if model.device.type == "cuda":
         torch.cuda.synchronize(model.device)
@@ -250,25 +253,25 @@ def _fit_epoch(
 
 
 def _drop_useless_best(run: Run, y: Tensor) -> None:
-    """Keep the best model of a run that diverged only if it is of use itself."""
+    """Remove the best model of a run that diverged unless it is usable."""
     run.forget_unfinished()
     best = run.best
     if best is None:
         return
-    is_finite = name_not_finite({**best.state, "outputs": best.out}) is None
+    is_finite = find_nonfinite_tensor({**best.state, "outputs": best.out}) is None
     if not is_finite or not is_usable(run.loss[best.epoch], y):
         run.best = None
 
 
 def divergence_error(epoch: int | None, batch: int | None, loss: float) -> FloatingPointError:
-    """Make the error of a loss that isn't finite, in an epoch and at a batch that count from 1."""
+    """Return the error of a loss that isn't finite, at an epoch and a batch, both from 1."""
     numbers = {"epoch": epoch, "batch": batch}
     places = [f"{name} {number}" for name, number in numbers.items() if number is not None]
     where = f" in {', '.join(places)}" if places else ""
     return FloatingPointError(f"the loss is {loss}{where}: {CURE}")
 
 
-def find_not_finite(losses: Sequence[tuple[int, Tensor]]) -> tuple[int, float] | None:
+def find_nonfinite_loss(losses: Sequence[tuple[int, Tensor]]) -> tuple[int, float] | None:
     """Return the number and the loss of the first batch whose loss isn't finite."""
     if not losses:
         return None
@@ -280,7 +283,7 @@ def find_not_finite(losses: Sequence[tuple[int, Tensor]]) -> tuple[int, float] |
 
 
 def check_converged(model: ScalableGNN, loss: float, y: Tensor, epoch: int) -> None:
-    """Refuse what a training has ended with, if it is of no use.
+    """Refuse the result of a training that has diverged.
 
     Args:
         model: The model.
@@ -290,20 +293,17 @@ def check_converged(model: ScalableGNN, loss: float, y: Tensor, epoch: int) -> N
 
     Raises:
         FloatingPointError: If a weight isn't finite, or the loss is a million times that of
-            predicting zero, which no training ends with.
+            predicting zero.
     """
-    name = name_not_finite(dict(model.named_parameters()))
+    name = find_nonfinite_tensor(dict(model.named_parameters()))
     if name is not None:
         raise FloatingPointError(f"{name!r} isn't finite after epoch {epoch}: {CURE}")
     if not is_usable(loss, y):
         raise FloatingPointError(f"the loss is {loss:.3g} after epoch {epoch}: {CURE}")
 
 
-def name_not_finite(tensors: Mapping[str, Tensor]) -> str | None:
-    """Return the name of the first tensor with a value that isn't finite.
-
-    A device is waited for once.
-    """
+def find_nonfinite_tensor(tensors: Mapping[str, Tensor]) -> str | None:
+    """Return the name of the first tensor with a value that isn't finite, with one device sync."""
     real = {key: value for key, value in tensors.items() if value.is_floating_point()}
     if not real:
         return None
@@ -312,8 +312,8 @@ def name_not_finite(tensors: Mapping[str, Tensor]) -> str | None:
 
 
 def is_usable(loss: float, y: Tensor) -> bool:
-    """Return whether a mean loss is below the largest that a training ends with; NaN isn't."""
-    known = y[known_targets(y)].double()
+    """Return whether a mean loss is at most the largest usable one; NaN isn't."""
+    known = y[known_target_mask(y)].double()
     has_scale = known.numel() > 0 and metric_of(y) == "r2"
     scale = float(known.square().mean()) if has_scale else 1.0
     return loss <= MOST_LOSS * (scale or 1.0)

@@ -12,7 +12,7 @@ from torch_geometric.data import Data
 
 from gas.graph import Versions, with_csr_features
 from gas.loader import EvalSubgraphLoader, SubData, tensors
-from gas.scalable import GraphNorms, ScalableGNN
+from gas.scalable import GraphNorms, ScalableGNN, preserve_modes
 
 
 class FullBatch:
@@ -51,24 +51,21 @@ class FullBatch:
 
     @torch.no_grad()
     def refresh(self, model: ScalableGNN, fill: bool = True) -> None:
-        """Set running statistics of batch norms, without dropout; see its method of that name.
+        """Set running statistics of batch norms; see :meth:`gas.ScalableGNN.refresh`.
 
         Args:
             model: The model.
             fill: Fill the histories. (default: ``True``)
         """
         norms = GraphNorms(model)
-        modes = [(module, module.training) for module in model.modules()]
-        model.eval()
-        try:
-            with norms.installed(), norms.batch(is_whole=True):
+        with preserve_modes(model):
+            model.eval()
+            with norms.install(), norms.watch_batch(is_whole=True):
                 self(model, fill)
             norms.write()
-        finally:
-            for module, mode in modes:
-                module.training = mode
 
     def _check(self) -> None:
+        """Refuse a graph that was changed in place."""
         if self._versions.has_changed():
             raise ValueError(
                 "a tensor of the full batch was changed in place, perhaps by the model's forward: "

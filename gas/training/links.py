@@ -11,25 +11,25 @@ from torch import Tensor
 from gas.graph import Edges, check_ids, to_csr
 from gas.loader import SubData
 
-BLOCK_BYTES = 1 << 26  # Of scores that are held at once.
-SORTED = 16  # Links of a node from which on its scores are sorted.
+BLOCK_BYTES = 1 << 26  # Bytes of scores computed at once.
+SORTED = 16  # Number of links of a node from which its scores are sorted.
 
 
 def link_loss(out: Tensor, batch: SubData) -> Tensor:
     """Return the loss of dot products of nodes in a batch of :class:`gas.loader.LinkLoader`.
 
-    Of given and drawn pairs it is the binary cross entropy with ``edge_label``, where categories
-    from 1 on, as PyG numbers those of links, count as 1; of triplets it is
-    the Bayesian personalised ranking loss ``-log sigmoid(positive - negative)`` (Rendle et al.,
-    "BPR: Bayesian Personalized Ranking from Implicit Feedback", UAI 2009, equation 4.1 without the
-    regulariser), the mean over all negatives. Where a batch has no pair it is 0.
+    For positive and negative pairs it is the binary cross entropy with ``edge_label``, where
+    categories of links, which PyG numbers from 1, count as 1; for triplets it is the Bayesian
+    personalised ranking loss ``-log sigmoid(positive - negative)`` (Rendle et al., "BPR: Bayesian
+    Personalized Ranking from Implicit Feedback", UAI 2009, equation 4.1 without the regulariser),
+    the mean over all negatives. For a batch without pairs it is 0.
 
     Args:
-        out: What the model returns, of shape ``[batch_size, C]``.
+        out: The model's outputs, of shape ``[batch_size, C]``.
         batch: The mini-batch.
 
     Raises:
-        ValueError: If it isn't one of pairs.
+        ValueError: If the batch has no pairs of nodes.
     """
     if "dst_neg_index" in batch.data:
         src, pos, neg = (batch.data[f"{name}_index"] for name in ("src", "dst_pos", "dst_neg"))
@@ -59,26 +59,27 @@ def rank_links(
 ) -> Tensor:
     """Compute the ranks of links: the number of nodes that score higher than the true one.
 
-    Scores of some first nodes with all nodes are made at a time, 64 MiB of them, or those of one
-    node where these are more.
+    Scores of some first nodes with all nodes are computed at a time: 64 MiB, or the scores of one
+    node if these are more.
 
     Args:
-        out: What ``model.predict(graph)`` returns, of shape ``[num_nodes, C]``.
+        out: The outputs of ``model.predict(graph)``, of shape ``[num_nodes, C]``.
         edge_label_index: The links, of shape ``[2, K]``, in the order of ``out``.
-        known: Links that are no rivals of others of their first node, such as the edges of the
-            training graph, of shape ``[2, E]``; those of ``edge_label_index`` never are ("filtered"
-            in Bordes et al., "Translating Embeddings for Modeling Multi-relational Data", NeurIPS
-            2013). A node isn't its own rival either. (default: none)
-        undirected: Both directions of a link are links, though lists may have one. (default:
-            ``False``)
-        score: Gives the scores ``[B, num_nodes]`` of ``B`` first nodes ``[B, C]`` with all nodes
+        known: Links that are excluded from the ranking of others with the same first node, such as
+            the edges of the training graph, of shape ``[2, E]``. Those of ``edge_label_index`` are
+            always excluded ("filtered" in Bordes et al., "Translating Embeddings for Modeling
+            Multi-relational Data", NeurIPS 2013), and so is the first node itself.
+            (default: none)
+        undirected: Count both directions of a link, even if only one is given.
+            (default: ``False``)
+        score: Computes the scores ``[B, num_nodes]`` of ``B`` first nodes ``[B, C]`` with all nodes
             ``[num_nodes, C]``, higher ones for links. (default: dot products)
 
     Returns:
-        Of shape ``[K]``, float64, from 1, which is best; of equal scores the mean rank.
+        Of shape ``[K]``, float64, from 1, which is best; equal scores have their mean rank.
 
     Raises:
-        ValueError: If there are no such nodes, or scores aren't numbers.
+        ValueError: If a node doesn't exist, or a score isn't finite.
     """
     num_nodes = out.size(0)
     lists = [edge_label_index] if known is None else [edge_label_index, known]
@@ -95,7 +96,7 @@ def rank_links(
     left_out = torch.cat([pairs.long().cpu() for pairs in lists], dim=1)
     if undirected:
         left_out = torch.cat([left_out, left_out.flip(0)], dim=1)
-    rivals = to_csr(Edges(left_out[1], left_out[0], None, num_nodes))  # A row has its links.
+    excluded = to_csr(Edges(left_out[1], left_out[0], None, num_nodes))  # By first node.
     ranks = torch.empty(src.numel(), dtype=torch.float64)
     first, group = src.unique(return_inverse=True)
     order = group.argsort(stable=True)
@@ -110,30 +111,30 @@ def rank_links(
             which = order[bounds[begin] : bounds[begin + nodes.numel()]]
             row, column = (group[which] - begin).to(scores.device), dst[which].to(scores.device)
             own = scores[row, column]
-            entry, count = _entries(rivals.rowptr, nodes)
+            entry, count = _entries(excluded.rowptr, nodes)
             hidden = torch.repeat_interleave(torch.arange(nodes.numel()), count).to(scores.device)
             scores = scores.index_put(
-                (hidden, rivals.col[entry].to(scores.device)), scores.new_tensor(-torch.inf)
+                (hidden, excluded.col[entry].to(scores.device)), scores.new_tensor(-torch.inf)
             )
             scores[torch.arange(nodes.numel()), nodes] = -torch.inf
-            ranks[which] = 1 + _above(scores, row, own).cpu()
+            ranks[which] = 1 + _count_above(scores, row, own).cpu()
     return ranks
 
 
-def _above(scores: Tensor, row: Tensor, own: Tensor) -> Tensor:
-    """Count the scores of its row above each score, equal ones counting half.
+def _count_above(scores: Tensor, row: Tensor, own: Tensor) -> Tensor:
+    """Count the scores in its row that are higher than each score; equal ones count half.
 
     Args:
-        scores: Of shape ``[B, N]``.
-        row: Rising, of shape ``[K]``.
-        own: Of shape ``[K]``.
+        scores: All scores, of shape ``[B, N]``.
+        row: The rows of the scores to rank, ascending, of shape ``[K]``.
+        own: The scores to rank, of shape ``[K]``.
     """
     found = []
     for number, mine in enumerate(own.split(torch.bincount(row, minlength=len(scores)).tolist())):
         if mine.numel() < SORTED:
             each = scores[number] - mine[:, None]
             found.append((each > 0).sum(1) + 0.5 * (each == 0).sum(1))
-        else:  # A hub's: once sorted, whole row by whole row needn't be looked at.
+        else:  # For hubs, sorting the row once is faster than comparing it with each score.
             rising = scores[number].sort().values
             above = rising.numel() - torch.searchsorted(rising, mine, right=True)
             found.append(0.5 * (above + rising.numel() - torch.searchsorted(rising, mine)))
@@ -141,7 +142,7 @@ def _above(scores: Tensor, row: Tensor, own: Tensor) -> Tensor:
 
 
 def _entries(rowptr: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the positions of the entries of some rows, and their number in each."""
+    """Return the positions of the entries of some rows, and the number of entries of each."""
     begin, count = rowptr[rows], rowptr[rows + 1] - rowptr[rows]
     ends = count.cumsum(0)
     position = torch.arange(int(count.sum()))
@@ -149,6 +150,7 @@ def _entries(rowptr: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _check_scores(scores: Tensor, num_rows: int, num_nodes: int) -> None:
+    """Refuse scores of another shape, or that aren't finite."""
     if scores.shape != (num_rows, num_nodes):
         raise ValueError(
             f"'score' gave {list(scores.shape)}, expected the scores of {num_rows} nodes with all "
@@ -165,19 +167,19 @@ def compute_mrr(ranks: Tensor) -> float:
         ranks: Of shape ``[K]``, from :func:`rank_links`.
 
     Returns:
-        Between 0 and 1, which is best; 0 where there are no ranks.
+        Between 0 and 1, which is best; 0 without ranks.
     """
     return float(ranks.double().reciprocal().mean()) if ranks.numel() else 0.0
 
 
 def compute_hits(ranks: Tensor, k: int) -> float:
-    """Hits@k: which part of the links is among the best ``k`` of all nodes.
+    """Compute Hits@k: the share of links with a rank of at most ``k``.
 
     Args:
         ranks: Of shape ``[K]``, from :func:`rank_links`.
-        k: How many, at least 1.
+        k: The largest rank that counts, at least 1.
 
     Returns:
-        Between 0 and 1, which is best; 0 where there are no ranks.
+        Between 0 and 1, which is best; 0 without ranks.
     """
     return float((ranks <= k).double().mean()) if ranks.numel() else 0.0

@@ -1,4 +1,4 @@
-"""One epoch of training, and the loss of a mini-batch's labelled nodes."""
+"""Train one epoch; compute the loss of a mini-batch's labelled nodes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gas.graph import drop_edges_and_rows, is_row_per_edge
 from gas.history import share_cores
 from gas.loader import PartSampler, SubData, find_sampler, tensor_to_device, to_device
 from gas.scalable import ScalableGNN
-from gas.training.fit import Progress, divergence_error, find_not_finite
+from gas.training.fit import Progress, divergence_error, find_nonfinite_loss
 from gas.training.metrics import loss_of, split_mask
 
 
@@ -45,49 +45,47 @@ def train_epoch(
     """Train on every batch once, and return the mean loss per labelled node.
 
     A model's ``reg_loss`` (see :class:`gas.models.GIN`) is added to the loss. Batches with views
-    (``SubgraphLoader(..., epoch_transform=...)``) are trained by ``view_loss``; those without
-    labelled nodes refresh the histories alone.
+    (``SubgraphLoader(..., epoch_transform=...)``) are trained by ``view_loss``; batches without
+    labelled nodes only update the histories.
 
     Args:
         model: The model.
         loader: The mini-batches.
         optimizer: Steps once per ``micro_batches`` batches.
-        split: Which split of ``train_mask`` to use. (default: ``0``)
+        split: The split of ``train_mask``. (default: ``0``)
         grad_norm: Clip the norm of the gradient to this. (default: no clipping)
         full_batch: The batch is the whole graph, without histories. (default: ``False``)
         refresh_unlabelled: Run batches without labelled nodes forward, without gradient, so that
-            their rows in the histories do not go stale. (default: ``True``)
-        micro_batches: Accumulate the gradients of this many batches before each step, at the
+            their rows in the histories don't become stale. (default: ``True``)
+        micro_batches: Accumulate the gradients of this many batches before each step, with the
             memory of one: the gradient is that of the mean over all their labelled nodes.
             (default: ``1``)
         scale_loss: Weigh each step by its number of labelled nodes, relative to the mean over the
-            epoch's steps, so that every labelled node counts alike; with a
-            :class:`gas.loader.PartSampler`, by its weights, too, as is always so where that draws
-            parts by their loss. Needs a loader with a length.
+            epoch's steps, so that every labelled node has the same weight. The weights of a
+            :class:`gas.loader.PartSampler` are applied, too; a sampler by loss always applies
+            them. Needs a loader with a length.
             (default: a step is the mean over its labelled nodes, however few)
         edge_dropout: Drop each edge of a batch with this probability; see :func:`gas.drop_edges`.
             (default: ``0.0``)
         max_steps: End the epoch after this many steps. (default: every batch)
-        autocast: Run the forward pass in this type where PyTorch considers it safe.
-            (default: no)
+        autocast: The dtype of :class:`torch.autocast` for the forward pass. (default: no autocast)
         loss_fn: The mean loss of outputs and targets. (default: :func:`loss_of`)
         view_loss: The loss of batches with views, of the outputs for the original graph and for
             each view, the targets, and the positions of labelled nodes.
             (default: that of the loader's augmentation, :func:`gas.augment.mh_aug_loss`)
-        bank: Which histories views have; see :meth:`gas.ScalableGNN.views`.
+        bank: The histories of views; see :meth:`gas.ScalableGNN.views`.
             (default: ``"original"``)
-        leave_cores: Leave cores to other processes that keep them busy: the epoch then takes
-            fewer of PyTorch's threads, see :func:`gas.training.share_cores`. Sums of PyTorch's
-            own may be rounded otherwise then, unless it has one thread from the start.
-            (default: ``True``)
-        progress: How far the epoch has come, when it goes on after a checkpoint; it is filled, and
-            ``loader`` has what is left. (default: the epoch begins)
+        leave_cores: Leave busy cores to other processes by using fewer of PyTorch's threads; see
+            :func:`gas.training.share_cores`. PyTorch may then round sums differently, unless it
+            has one thread from the start. (default: ``True``)
+        progress: The progress of an epoch that continues after a checkpoint; it is updated, and
+            ``loader`` yields the remaining batches. (default: a new epoch)
         on_step: Called after every step, such as to write a checkpoint. (default: nothing)
 
     Raises:
-        FloatingPointError: If a loss isn't finite, naming the epoch, where ``progress`` knows it,
-            and the batch, from 1: on the CPU before the weights change by it; on a GPU, and of
-            several ranks, at the end of the epoch, so that no step waits for it.
+        FloatingPointError: If a loss isn't finite, naming the epoch, if ``progress`` has it, and
+            the batch, from 1: on the CPU before it changes the weights; on a GPU, and with several
+            ranks, at the end of the epoch, so that no step waits for it.
     """
     ranks = getattr(model, "ranks", None)
     _check_options(ranks, micro_batches, scale_loss)
@@ -101,9 +99,9 @@ def train_epoch(
     )  # fmt: skip
     done = Progress() if progress is None else progress
     done.loss = tensor_to_device(torch.as_tensor(done.loss, dtype=torch.float32), device)
-    of_step = 0  # Labelled nodes of the step so far.
+    of_step = 0  # Labelled nodes of the current step so far.
     stops_at_once = device.type == "cpu" and ranks is None
-    losses: list[tuple[int, Tensor]] = []  # Of the batches, if nothing looks at them before.
+    losses: list[tuple[int, Tensor]] = []  # Of each batch, if they are checked at the end.
     optimizer.zero_grad()
     with share_cores(leave_cores) as follow_cores:
         for number, batch in _number_batches(loader, done, max_steps, follow_cores):
@@ -120,13 +118,13 @@ def train_epoch(
             if number % micro_batches and number < _length(loader):
                 continue
             if of_step > 0 or (ranks is not None and ranks.is_labelled):
-                _step(model, optimizer, grad_norm, per_step or of_step, micro_batches)
+                _take_step(model, optimizer, grad_norm, per_step or of_step, micro_batches)
             of_step = 0
             done.batches, done.steps = number, done.steps + 1
             if on_step is not None:
                 on_step()
-    if of_step > 0:  # Of a loader without a length.
-        _step(model, optimizer, grad_norm, per_step or of_step, micro_batches)
+    if of_step > 0:  # The last step of a loader without a length.
+        _take_step(model, optimizer, grad_norm, per_step or of_step, micro_batches)
     return _mean_loss(done, ranks, losses)
 
 
@@ -147,16 +145,16 @@ def _number_batches(
 
 
 def _weigh(loss: Tensor, count: int, micro_batches: int, per_step: float | None) -> Tensor:
-    """Weigh the loss of a batch by its labelled nodes, where a step asks for that."""
+    """Weigh the loss of a batch by its labelled nodes, for micro-batches and ``scale_loss``."""
     if count > 0 and micro_batches > 1:
-        return loss * count  # Divided by those of all, once they are known.
+        return loss * count  # _take_step divides by the labelled nodes of all.
     if count > 0 and per_step is not None:
         return loss * (count / per_step)
     return loss
 
 
 def _mean_loss(done: Progress, ranks: Any, losses: Sequence[tuple[int, Tensor]]) -> float:
-    """Return the mean loss of an epoch, of all ranks; ``losses`` are those of its batches.
+    """Return the mean loss of an epoch over all ranks; ``losses`` are those of its batches.
 
     Raises:
         FloatingPointError: If it isn't finite.
@@ -164,12 +162,12 @@ def _mean_loss(done: Progress, ranks: Any, losses: Sequence[tuple[int, Tensor]])
     total = float(done.loss)
     mean = total / max(done.labelled, 1) if ranks is None else ranks.mean(total, done.labelled)
     if not math.isfinite(mean):
-        raise divergence_error(done.epoch, *(find_not_finite(losses) or (None, mean)))
+        raise divergence_error(done.epoch, *(find_nonfinite_loss(losses) or (None, mean)))
     return mean
 
 
 def _check_options(ranks: Any, micro_batches: int, scale_loss: bool) -> None:
-    """Refuse numbers of micro-batches below 1, and options that ranks don't have."""
+    """Refuse numbers of micro-batches below 1, and options that ranks don't support."""
     if micro_batches < 1:
         raise ValueError(f"'micro_batches' is {micro_batches}, expected at least 1")
     if ranks is not None and (micro_batches > 1 or scale_loss):
@@ -183,16 +181,16 @@ def _check_options(ranks: Any, micro_batches: int, scale_loss: bool) -> None:
 def _weights_of(
     loader: Iterable[SubData], split: int, micro_batches: int, scale_loss: bool
 ) -> tuple[PartSampler | None, float | None]:
-    """Return the sampler whose weights count, and the mean labelled nodes of a step if they do."""
+    """Return the sampler whose weights apply, and the mean labelled nodes per step if needed."""
     sampler = find_sampler(loader)
     if sampler is not None and not scale_loss and sampler.by != "loss":
-        sampler = None  # Its weights don't matter.
+        sampler = None  # Its weights don't apply.
     scales = scale_loss or sampler is not None
     return sampler, _labels_per_step(loader, split, micro_batches) if scales else None
 
 
 def _check_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimizer without a single parameter of the model that is trained."""
+    """Refuse an optimizer that has none of the model's trainable parameters."""
     trained = {id(p) for p in model.parameters() if p.requires_grad}
     has = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if trained and not trained & has:
@@ -203,14 +201,14 @@ def _check_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -
         )
 
 
-def _step(
+def _take_step(
     model: ScalableGNN,
     optimizer: torch.optim.Optimizer,
     grad_norm: float | None,
     num_labels: float,
     micro_batches: int,
 ) -> None:
-    """Take one step, by the gradients of the micro-batches before it."""
+    """Take one step, with the accumulated gradients of its micro-batches."""
     if micro_batches > 1:
         for parameter in model.parameters():
             if parameter.grad is not None:
@@ -222,8 +220,8 @@ def _step(
 
 
 def _train_mask(loader: Iterable[SubData], split: int) -> Tensor | None:
-    """Return the mask of training nodes, of shape ``[N]``, if a loader has it on the host."""
-    data = getattr(getattr(loader, "loader", loader), "data", None)  # Of a PrefetchLoader.
+    """Return the mask of training nodes, of shape ``[N]``, if a loader has it on the CPU."""
+    data = getattr(getattr(loader, "loader", loader), "data", None)  # Unwraps a PrefetchLoader.
     for name in ("y", "train_mask"):
         if isinstance(data, Data) and data.get(name) is None:
             raise ValueError(
@@ -241,12 +239,13 @@ def _find_view_loss(loader: Iterable[SubData]) -> Callable[..., Tensor] | None:
 
 
 def _length(loader: Iterable[SubData]) -> float:
+    """Return the number of batches, or infinity if it isn't known."""
     return len(loader) if isinstance(loader, Sized) else math.inf
 
 
 def _labels_per_step(loader: Iterable[SubData], split: int, micro_batches: int) -> float:
     """Return the mean number of labelled nodes per step of an epoch."""
-    inner = getattr(loader, "loader", loader)  # Of a PrefetchLoader.
+    inner = getattr(loader, "loader", loader)  # Unwraps a PrefetchLoader.
     data = getattr(inner, "data", None)
     if data is None or not isinstance(inner, Sized):
         raise ValueError(
@@ -259,14 +258,14 @@ def _labels_per_step(loader: Iterable[SubData], split: int, micro_batches: int) 
 
 @dataclass(frozen=True)
 class Objective:
-    """The loss of one mini-batch after the other, by a model; see :func:`gas.training.train_epoch`.
+    """The loss of a model on a mini-batch; see :func:`gas.training.train_epoch`.
 
-    ``mask`` says which nodes of the graph to train on, of shape ``[N]``, if that is known on the
-    host; ``sampler`` weighs the parts of a mini-batch, if any does.
+    ``mask`` is the mask of training nodes, of shape ``[N]``, if it is on the CPU; ``sampler``
+    weighs the parts of a mini-batch, if it isn't ``None``.
     """
 
     model: ScalableGNN
-    device: torch.device  # The model's, which takes a while to find.
+    device: torch.device  # The model's, which is slow to find for each batch.
     split: int
     mask: Tensor | None
     full_batch: bool
@@ -282,10 +281,10 @@ class Objective:
         """Run the model forward.
 
         Returns:
-            The number of labelled nodes, their mean loss, detached, and what is to be minimised:
-            ``None`` where there is nothing.
+            The number of labelled nodes, their mean loss, detached, and the loss to minimise, or
+            ``None`` in their place.
         """
-        index = _labelled(batch, self.split, self.mask)
+        index = _find_labelled(batch, self.split, self.mask)
         count = index.numel()
         is_ranked = getattr(self.model, "ranks", None) is not None
         trains = count > 0 or is_ranked
@@ -302,14 +301,14 @@ class Objective:
             outs = self._forward(batch, has_views)
         if not trains:
             return count, None, None
-        if count == 0:  # The others wait for a gradient, which isn't looked at.
+        if count == 0:  # The other ranks wait for a gradient, whose weight is 0.
             return count, None, torch.stack([out.sum() for out in outs]).mul(0.0).sum()
         index = tensor_to_device(index, self.device)
         y = batch.data.y[: batch.batch_size]
         if self.autocast is not None:
             outs = tuple(out.float() for out in outs)
         if self.sampler is not None:
-            loss, weighted = self._by_parts(self.sampler, batch, outs, y, index, has_views)
+            loss, weighted = self._loss_by_parts(self.sampler, batch, outs, y, index, has_views)
         elif has_views and self.view_loss is not None:
             loss = weighted = self.view_loss(*outs, y, index)
         else:
@@ -317,7 +316,7 @@ class Objective:
         return count, loss.detach(), weighted + getattr(self.model, "reg_loss", 0.0)
 
     def _forward(self, batch: SubData, has_views: bool) -> tuple[Tensor, ...]:
-        """Compute the outputs of the in-batch nodes, of the batch itself and then of its views."""
+        """Compute the outputs of the in-batch nodes, for the batch itself and then its views."""
         model, edge_dropout = self.model, self.edge_dropout
         if has_views and edge_dropout > 0:
             raise ValueError(
@@ -341,7 +340,7 @@ class Objective:
             fewer[key] = value
         return (model(batch._replace(data=fewer)),)
 
-    def _by_parts(
+    def _loss_by_parts(
         self,
         sampler: PartSampler,
         batch: SubData,
@@ -350,7 +349,7 @@ class Objective:
         index: Tensor,
         has_views: bool,
     ) -> tuple[Tensor, Tensor]:
-        """Return the mean loss of labelled nodes, plain and by the weights of their parts."""
+        """Return the mean loss of labelled nodes, unweighted and weighted by their parts."""
         if has_views:
             raise ValueError(
                 f"the loader has {sampler}, which weighs parts by themselves, but its batches have "
@@ -377,10 +376,10 @@ class Objective:
         return loss.mean(), (weight * loss).mean()
 
 
-def _labelled(batch: SubData, split: int, mask: Tensor | None) -> Tensor:
-    """Return the in-batch nodes to train on, of shape ``[labelled]``.
+def _find_labelled(batch: SubData, split: int, mask: Tensor | None) -> Tensor:
+    """Return the positions of the in-batch nodes to train on, of shape ``[num_labelled]``.
 
-    Of a batch on a device they are found by the graph's mask, for which nobody waits.
+    For a batch on a device the mask of the whole graph is used, so that the host doesn't wait.
     """
     own, nodes = batch.data.train_mask[: batch.batch_size], batch.n_id[: batch.batch_size]
     if own.device.type == "cpu" or mask is None or nodes.device != mask.device:
@@ -393,6 +392,7 @@ def _labelled(batch: SubData, split: int, mask: Tensor | None) -> Tensor:
 def _autocast(
     device: torch.device, dtype: torch.dtype | None
 ) -> contextlib.AbstractContextManager[Any]:
+    """Return a context with autocast to a dtype, if it isn't ``None``."""
     if dtype is None:
         return contextlib.nullcontext()
     return torch.autocast(device.type, dtype)

@@ -1,4 +1,4 @@
-"""Measurements of training: bytes and seconds of mini-batches, and the memory of the process."""
+"""Measure bytes and seconds of mini-batches, and the memory of the process."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from gas.graph import is_row_per_node, layout_of
 from gas.history import Codec, Encoded, StoreFactory, share_cores
 from gas.loader import SubData, raw_attributes, tensors, tensors_in_memory
 from gas.native import human, is_sparse, parts, resident_bytes
-from gas.scalable import SavedTensors, ScalableGNN, left_alone, run_forward
+from gas.scalable import SavedTensors, ScalableGNN, preserve_state, run_forward
 
-# How often a mini-batch is run for its time at least, for how many seconds together, and how often
-# at most; the later half counts. It takes so many to see how many cores other processes leave.
+# Least runs of a mini-batch to time it, least seconds of all runs, and most runs. The later half
+# counts: it takes some runs until the threads have adapted to other processes.
 TIMED, SECONDS, MOST_TIMED = 3, 0.3, 100
-LARGE_BLOCK = 1 << 20  # From here on, blocks are the system's again as soon as they are freed.
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # Of GNU's malloc.h.
+LARGE_BLOCK = 1 << 20  # Freed blocks of this size or more go back to the system at once.
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # From GNU's malloc.h.
 
 
 class Shape(NamedTuple):
@@ -48,18 +48,18 @@ class Shape(NamedTuple):
 
 
 class LiveBytes(TorchDispatchMode):
-    """Count the bytes of the tensors that operators make in this context, forward and backward.
+    """Count the bytes of the tensors that operators create in this context, forward and backward.
 
-    * ``now``: the bytes of those that live; ``peak``: the most that there were at once.
+    * ``now``: the bytes of live tensors; ``peak``: the maximum of ``now``.
 
-    Tensors from before don't count, nor do those of other threads, nor the workspace of an
-    operator.
+    Tensors that existed before, those of other threads, and the workspace of operators aren't
+    counted.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.now = self.peak = 0
-        # By the address of a storage: its bytes, 0 for one that was there before.
+        # The bytes of each storage by address, 0 for one that existed before.
         self._size: dict[int, int] = {}
         self._watch: dict[int, weakref.ref[Any]] = {}
 
@@ -101,10 +101,10 @@ class LiveBytes(TorchDispatchMode):
 class BatchBytes(NamedTuple):
     """Bytes that one mini-batch takes.
 
-    * ``batch``: its tensors, with what its adjacency has made of itself, without rows that weren't
-      read;
-    * ``kept``: what autograd keeps besides;
-    * ``peak``: the most that there was at once, ``kept`` included and ``batch`` not;
+    * ``batch``: its tensors, with all forms of its adjacency that were used, without rows that
+      weren't read;
+    * ``kept``: further tensors that autograd keeps;
+    * ``peak``: the peak, with ``kept`` and without ``batch``;
     * ``out``: the outputs.
     """
 
@@ -117,26 +117,26 @@ class BatchBytes(NamedTuple):
 def batch_bytes(model: ScalableGNN, batch: SubData, training: bool = True) -> BatchBytes:
     """Run a mini-batch, or a full batch, forward and backward, and count its bytes.
 
-    The model's modes, buffers, gradients and histories, and PyTorch's generators are as before
-    afterwards. Rows that are pulled count as kept.
+    The model's modes, buffers, gradients and histories, and PyTorch's generators are restored.
+    Pulled rows count as kept.
 
     Args:
         model: The model, on the CPU.
         batch: A mini-batch of its graph; with empty ``n_id`` a full batch.
-        training: Run in training mode and backward, otherwise in that of evaluation and without
-            gradient. (default: ``True``)
+        training: Run in training mode and backward; otherwise in evaluation mode without gradient.
+            (default: ``True``)
     """
     saved = SavedTensors(model)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(left_alone(model))
+        stack.enter_context(preserve_state(model))
         stack.enter_context(torch.set_grad_enabled(training))
         live = stack.enter_context(LiveBytes())
         model.train(training)
         if "views" in batch.data:
-            stack.enter_context(model._without_histories())
+            stack.enter_context(model._disable_transfers())
         with saved:
             outs = run_forward(model, batch)
-        kept = saved.num_bytes_besides(batch)  # Later, others may lie where these do.
+        kept = saved.num_bytes_excluding(batch)  # Freed addresses may be used again later.
         size = sum(out.nbytes for out in outs)
         if training:
             gradients(model, outs)
@@ -147,9 +147,9 @@ def batch_bytes(model: ScalableGNN, batch: SubData, training: bool = True) -> Ba
 
 
 def gradients(model: ScalableGNN, outs: Sequence[Tensor]) -> Sequence[Tensor | None]:
-    """Return the gradients of some loss, in the order of the parameters that require one.
+    """Return the gradients of some loss for the parameters that require one.
 
-    Gradients that the parameters have already stay as they are.
+    ``grad`` of the parameters isn't changed.
     """
     loss = torch.stack([out.square().mean() for out in outs]).sum()
     loss = loss + getattr(model, "reg_loss", 0.0)
@@ -171,13 +171,13 @@ def _storages(values: Iterable[Any]) -> Iterator[torch.UntypedStorage]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Measured:
-    """Measured costs of one mini-batch.
+class BatchCosts:
+    """BatchCosts costs of one mini-batch.
 
-    * ``cut``: seconds to cut it out of the graph; ``step``: to run it forward and backward,
-      history traffic included;
+    * ``cut``: seconds to cut it from the graph; ``step``: seconds to run it forward and backward,
+      transfers of histories included;
     * ``training``, ``evaluation``: its bytes with and without gradient;
-    * ``between``: the bytes that a loader keeps of it between epochs, if it keeps batches.
+    * ``between``: the bytes of the batch in a loader's cache.
     """
 
     shape: Shape
@@ -193,34 +193,34 @@ def measure(
     cut: Callable[[], SubData],
     codec: Codec,
     store: str | StoreFactory | None,
-) -> Measured:
-    """Measure a mini-batch, with histories of its nodes alone; the model is left as it was.
+) -> BatchCosts:
+    """Measure a mini-batch, with histories of its nodes alone; the model isn't changed.
 
     Args:
         model: The model.
         cut: Cuts the mini-batch.
-        codec: How the histories store rows.
-        store: Where.
+        codec: The precision of the histories.
+        store: The place of the histories.
     """
     first = cut()
-    with twin_with_histories(model, first.n_id.numel(), codec, store) as twin:
+    with clone_with_histories(model, first.n_id.numel(), codec, store) as clone:
         size, nodes = first.batch_size, torch.arange(first.n_id.numel())
 
         def renumber(batch: SubData) -> SubData:
-            """Return a batch of the graph of its nodes alone."""
+            """Return the batch with ids for histories of its nodes alone."""
             return batch._replace(n_id=nodes, offset=torch.tensor([0]), count=torch.tensor([size]))
 
-        io, twin.io = twin.io, "serial"  # What other threads make isn't seen.
-        evaluation = batch_bytes(twin, renumber(cut()), training=False)
+        io, clone.io = clone.io, "serial"  # Tensors of other threads aren't counted.
+        evaluation = batch_bytes(clone, renumber(cut()), training=False)
         batch = renumber(cut())
-        training = batch_bytes(twin, batch)
+        training = batch_bytes(clone, batch)
         between = training.batch - _row_bytes(batch)
         del batch
-        twin.io = io
+        clone.io = io
         cuts: list[float] = []
         steps: list[float] = []
-        with share_cores() as follow, left_alone(twin):
-            twin.train()
+        with share_cores() as follow, preserve_state(clone):
+            clone.train()
             while len(steps) < TIMED or (sum(cuts + steps) < SECONDS and len(steps) < MOST_TIMED):
                 follow()
                 start = time.perf_counter()
@@ -228,15 +228,22 @@ def measure(
                 cuts.append(time.perf_counter() - start)
                 batch = renumber(batch)
                 start = time.perf_counter()
-                outs = (twin(batch),)
-                gradients(twin, outs)
+                outs = (clone(batch),)
+                gradients(clone, outs)
                 steps.append(time.perf_counter() - start)
                 del batch, outs
-    return Measured(Shape.of(first), _usual(cuts), _usual(steps), training, evaluation, between)
+    return BatchCosts(
+        Shape.of(first),
+        _median_of_later_half(cuts),
+        _median_of_later_half(steps),
+        training,
+        evaluation,
+        between,
+    )
 
 
 def _row_bytes(batch: SubData) -> int:
-    """Count the bytes of a batch's rows of nodes, which loaders read anew."""
+    """Count the bytes of a batch's node-level rows, which loaders don't cache."""
     return sum(
         value.nbytes
         for key, value in list(raw_attributes(batch.data))
@@ -244,29 +251,29 @@ def _row_bytes(batch: SubData) -> int:
     )
 
 
-def _usual(seconds: Sequence[float]) -> float:
-    """Return the median of the later half."""
+def _median_of_later_half(seconds: Sequence[float]) -> float:
+    """Return the median of the later half of some times."""
     return statistics.median(seconds[len(seconds) // 2 :])
 
 
 @contextlib.contextmanager
-def twin_with_histories(
+def clone_with_histories(
     model: ScalableGNN, num_nodes: int, codec: Codec, store: str | StoreFactory | None
 ) -> Iterator[ScalableGNN]:
-    """Yield a twin of the model with filled histories of another kind, for ``num_nodes`` nodes."""
-    twin = model.for_graph(1)
-    for history in twin.histories:
+    """Yield a model with the same weights and other, filled histories of ``num_nodes`` nodes."""
+    clone = model.for_graph(1)
+    for history in clone.histories:
         history.close()
-    twin.num_nodes = num_nodes
-    twin._factory = dataclasses.replace(twin._factory, codec=codec, store=store, path=None)
-    twin.histories = twin._make_histories()
-    twin.buffer_size = None
+    clone.num_nodes = num_nodes
+    clone._factory = dataclasses.replace(clone._factory, codec=codec, store=store, path=None)
+    clone.histories = clone._make_histories()
+    clone.buffer_size = None
     try:
-        for history in twin.histories:
+        for history in clone.histories:
             history.push(torch.zeros(num_nodes, history.embedding_dim))
-        yield twin
+        yield clone
     finally:
-        twin.close()
+        clone.close()
 
 
 def optimizer_seconds(model: ScalableGNN) -> float:
@@ -282,13 +289,13 @@ def optimizer_seconds(model: ScalableGNN) -> float:
         start = time.perf_counter()
         optimizer.step()
         seconds.append(time.perf_counter() - start)
-    return _usual(seconds)
+    return _median_of_later_half(seconds)
 
 
 class MemoryAccount:
-    """Bytes of host memory by their holder, in the order in which they were entered.
+    """Bytes of host memory by name, in the order in which they were entered.
 
-    Tensors that share a storage count once, for the first holder.
+    Tensors that share a storage count once, for the first name.
     """
 
     def __init__(self) -> None:
@@ -296,13 +303,13 @@ class MemoryAccount:
         self._seen: set[int] = set()
 
     def enter(self, name: str, found: int | Iterable[Any]) -> None:
-        """Add bytes, or the storages of tensors and graphs that were not entered before."""
+        """Add bytes, or those of tensors and graphs whose storages weren't entered before."""
         if not isinstance(found, int):
             found = sum(self._new(tensor) for tensor in found)
         self.held[name] = self.held.get(name, 0) + found
 
     def _new(self, tensor: Any) -> int:
-        """Return the bytes of a tensor's storage on the CPU, or 0 if it has been counted."""
+        """Return the bytes of a tensor's storage on the CPU, or 0 if it was counted before."""
         if isinstance(tensor, Data):
             return sum(map(self._new, tensors(tensor)))
         if not isinstance(tensor, Tensor) or tensor.device.type != "cpu":
@@ -319,52 +326,53 @@ class MemoryAccount:
 
     @property
     def total(self) -> int:
-        """The sum: the expected peak of the process."""
+        """The sum of all bytes: the expected peak of the process."""
         return sum(self.held.values())
 
     def table(self, peak_bytes: float) -> str:
-        """Format the account as text, with the measured peak of the process below the sum."""
+        """Format the account as a table, with the measured peak of the process."""
         rows = [(name, human(size)) for name, size in self.held.items() if size]
-        rows += [("sum", human(self.total)), ("measured peak", _or_unknown(peak_bytes))]
+        rows += [("sum", human(self.total)), ("measured peak", _format_bytes(peak_bytes))]
         width = max(len(name) for name, _ in rows)
         return "\n".join(f"  {name:<{width}}  {size:>12}" for name, size in rows)
 
 
-def _or_unknown(num_bytes: float) -> str:
+def _format_bytes(num_bytes: float) -> str:
+    """Format a number of bytes, which may be NaN or infinite."""
     return human(int(num_bytes)) if math.isfinite(num_bytes) else "unknown"
 
 
 @functools.cache
-def _library() -> Any:
-    """Load the C library, if it is GNU's, which has the functions that are needed here."""
+def _load_c_library() -> Any:
+    """Return the C library, or ``None`` if it isn't GNU's."""
     try:
         library = ctypes.CDLL(None)
-        # To look them up raises where they aren't.
+        # Raises AttributeError in other C libraries.
         library.malloc_trim, library.mallopt  # noqa: B018
     except (AttributeError, OSError, TypeError):  # TypeError: on Windows.
         return None
     return library
 
 
-def give_back_freed() -> int:
-    """Give freed memory back to the system, and return the bytes that were resident until then.
+def release_freed_memory() -> int:
+    """Return freed memory to the system, and return the bytes that are no longer resident.
 
-    Nothing happens where the C library isn't GNU's.
+    Nothing is done unless the C library is GNU's.
     """
     gc.collect()
     before = resident_bytes()
-    if _library() is not None:
-        _library().malloc_trim(0)
+    if _load_c_library() is not None:
+        _load_c_library().malloc_trim(0)
     return max(0, before - resident_bytes())
 
 
-def keep_little_freed() -> None:
-    """Give large blocks back to the system when they are freed, in this process from now on.
+def limit_freed_memory() -> None:
+    """Make this process return large blocks to the system as soon as they are freed.
 
-    Otherwise the C library keeps those of up to 32 MiB. Mini-batches differ in size, so that the
-    blocks of one don't fit the next, and holes between them pile up. New blocks are cleared by the
-    system, which takes time. Nothing happens where the C library isn't GNU's.
+    Otherwise the C library keeps blocks of up to 32 MiB. Mini-batches differ in size, so that the
+    blocks of one don't fit the next, and memory becomes fragmented. The cost is that the system
+    clears new blocks. Nothing is done unless the C library is GNU's.
     """
-    if _library() is not None:
-        _library().mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK)
-        _library().mallopt(M_TRIM_THRESHOLD, LARGE_BLOCK)
+    if _load_c_library() is not None:
+        _load_c_library().mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK)
+        _load_c_library().mallopt(M_TRIM_THRESHOLD, LARGE_BLOCK)

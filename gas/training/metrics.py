@@ -1,4 +1,4 @@
-"""Losses and metrics of predictions. Of every score, higher is better."""
+"""Losses and metrics of predictions. Higher scores are better."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ METRICS = ("accuracy", "micro_f1", "roc_auc", "r2")
 
 
 def is_real(y: Tensor) -> bool:
-    """Say whether targets are real numbers: floating-point, of shape ``[N]`` or ``[N, 1]``."""
+    """Return whether targets are real numbers: floating-point, of shape ``[N]`` or ``[N, 1]``."""
     return y.is_floating_point() and (y.dim() == 1 or y.size(1) == 1)
 
 
@@ -19,17 +19,17 @@ def holds_labels(y: Tensor) -> bool:
     return not y.is_floating_point() or bool(((y == 0) | (y == 1) | y.isnan()).all())
 
 
-def known_targets(y: Tensor) -> Tensor:
-    """Return which targets are known, of the shape of ``y``: not NaN, nor a negative class."""
+def known_target_mask(y: Tensor) -> Tensor:
+    """Return a mask of the known targets, of the shape of ``y``: not NaN, nor a negative class."""
     return ~y.isnan() if y.is_floating_point() else y >= 0
 
 
 def metric_of(y: Tensor) -> str:
     """Return the usual metric for targets ``y``.
 
-    Classes of shape ``[N]`` have their accuracy, labels of shape ``[N, C]`` the micro-averaged F1
-    score, real numbers of shape ``[N]`` or ``[N, C]`` the coefficient of determination.
-    Floating-point targets of shape ``[N, C]`` are labels if each is 0, 1 or NaN.
+    It is the accuracy for classes of shape ``[N]``, the micro-averaged F1 score for labels of shape
+    ``[N, C]``, and the coefficient of determination for real numbers of shape ``[N]`` or
+    ``[N, C]``. Floating-point targets of shape ``[N, C]`` are labels if each is 0, 1 or NaN.
     """
     if is_real(y) or (y.dim() == 2 and not holds_labels(y)):
         return "r2"
@@ -37,7 +37,7 @@ def metric_of(y: Tensor) -> str:
 
 
 def split_mask(mask: Tensor, split: int) -> Tensor:
-    """Return the mask of one split, of shape ``[N]``; runs beyond the last split start over."""
+    """Return the mask of one split, of shape ``[N]``; ``split`` is taken modulo their number."""
     return mask if mask.dim() == 1 else mask[:, split % mask.size(1)]
 
 
@@ -130,7 +130,7 @@ def compute_micro_f1(logits: Tensor, y: Tensor, mask: Tensor | None = None) -> f
         logits, y = logits[mask], y[mask]
     if y.dim() == 1:
         return int((logits.argmax(dim=-1) == y).sum()) / max(y.numel(), 1)
-    known = known_targets(y)
+    known = known_target_mask(y)
     predicted, actual = (logits > 0) & known, (y > 0.5) & known
     hits = int((predicted & actual).sum())
     return 2 * hits / max(int(predicted.sum()) + int(actual.sum()), 1)

@@ -1,4 +1,4 @@
-"""Plan how to cut a graph and store histories, so that training fits memory and is fast."""
+"""Choose parts, batch size and histories such that training fits memory and is fast."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from gas.loader import SubgraphLoader
 from gas.native import bytes_of, check_integer, free_memory, human, report_progress, resident_kinds
 from gas.scalable import ScalableGNN, activation_bytes
 from gas.training.cost import Candidate, Predictor, Sample, Store, Way, bound_bytes, find_ways
-from gas.training.measure import Measured, Shape, give_back_freed, measure
+from gas.training.measure import BatchCosts, Shape, measure, release_freed_memory
 
-STEPS = 8  # Of an epoch, as settings have them that say nothing.
-LEVELS = 4  # Numbers of mini-batches that some are measured of.
-MOST_EDGES = 3_000_000  # Of a mini-batch that is measured.
+STEPS = 8  # Default number of steps per epoch.
+LEVELS = 4  # Numbers of mini-batches per epoch for which some are measured.
+MOST_EDGES = 3_000_000  # Most edges of a mini-batch that is measured.
 SHOWN = 8  # Candidates in the table.
 ORDER = attrgetter("epoch_seconds", "peak_bytes")
-# How much longer an epoch takes whose freed blocks are given back at once: up to 1.6 times.
-GIVING_BACK = 1.5
+# Factor of the time of an epoch if freed blocks are released at once; measured: up to 1.6.
+RELEASE_TIME = 1.5
 
 
 @dataclass(frozen=True)
 class Plan(Candidate):
-    """A way to train within some memory; made by :func:`gas.plan`.
+    """A way to train within a limit of memory; made by :func:`gas.plan`.
 
     * ``num_parts``: for :func:`gas.cluster`; ``batch_size``: parts per mini-batch;
       ``micro_batches``: mini-batches per step, for :func:`gas.training.train_epoch`;
     * ``dtype``, ``store``: of the histories, for the model;
     * ``peak_bytes``: the predicted peak of the process's resident memory in training;
-      ``components``: who holds how much of it; ``epoch_seconds``: the predicted time of an epoch;
-    * ``memory``: the bytes that it had to fit; ``why``: why this was chosen, in words;
-    * ``gives_back``: whether it surely fits only if freed blocks are given back at once, with
-      ``gas.training.keep_little_freed()``, whose time ``epoch_seconds`` has counted;
-    * ``candidates``: all that were looked at, the fastest that fit first, then those that don't.
+      ``components``: its parts by name; ``epoch_seconds``: the predicted time of an epoch;
+    * ``memory``: the limit in bytes; ``why``: the reason for this choice, in words;
+    * ``gives_back``: whether it is sure to fit only with ``gas.training.limit_freed_memory()``,
+      whose time ``epoch_seconds`` includes;
+    * ``candidates``: all candidates: those that fit, the fastest first, then those that don't.
 
     ``print(plan)`` shows a table.
     """
@@ -54,9 +54,9 @@ class Plan(Candidate):
 
     @property
     def hot_bytes(self) -> int:
-        """Of what is predicted to be left of the memory, half: for ``model.pack(loader, memory)``.
+        """Half of the memory that is predicted to be free: for ``model.pack(loader, memory)``.
 
-        0 where histories fit memory. The other half is for what packed rows pass through.
+        0 if histories are in memory. The other half is for buffers of packed rows.
         """
         return (self.memory - self.peak_bytes) // 2 if self.store == "disk" else 0
 
@@ -116,8 +116,8 @@ def plan(
     """Predict memory and time of training, and choose the fastest way that fits.
 
     The graph is cut once, and some mini-batches of different sizes are run forward and backward.
-    What others would take follows from their nodes, halo and edges. Nothing is changed: not the
-    graph, nor the model and its histories, nor PyTorch's generators::
+    The costs of others are estimated from their nodes, halo and edges. The graph, the model, its
+    histories and PyTorch's generators aren't changed::
 
         plan = gas.plan(data, model, "6GB")
         print(plan)
@@ -126,49 +126,49 @@ def plan(
         ...
         train_epoch(model, loader, optimizer, micro_batches=plan.micro_batches)
 
-    The peak is that of the process's resident memory in training and evaluation, on the CPU and
-    with the C library as it is, which keeps some blocks that were freed; see ``gives_back``. Pages
-    of histories on disk that the system keeps in memory, while it has room, don't count. Measuring
-    stays within ``memory``, too; METIS, which cuts the graph before, isn't predicted.
+    The peak is that of the process's resident memory in training and evaluation, on the CPU,
+    including freed blocks that the C library keeps; see ``gives_back``. Pages of histories on disk
+    that the system caches in memory don't count. Measuring stays within ``memory``, too; the memory
+    of METIS, which cuts the graph before, isn't predicted.
 
     Args:
-        data: The graph, as it was given to nobody else; see :func:`gas.cluster`.
+        data: The graph before clustering; see :func:`gas.cluster`.
         model: The model, on the CPU.
-        memory: What the process may take, in bytes or like ``"6GB"`` (10^9 bytes each; ``"6GiB"``:
-            2^30).
+        memory: The memory limit of the process, in bytes or like ``"6GB"`` (10^9 bytes each;
+            ``"6GiB"``: 2^30).
         num_parts: The number of parts. (default: powers of two times ``steps``, up to 2,048 or a
             hundred nodes per part)
-        batch_size: Parts per step of the optimizer. They are split into micro-batches where they
-            don't fit. (default: those that make ``steps`` steps)
-        steps: Steps of the optimizer per epoch, which don't change with memory; with ``num_parts``
-            and ``batch_size``, those of them. (default: ``8``)
-        dtype: How histories may store rows, as a :class:`gas.History` takes it, or several, of
-            which a later one is taken only if none before fits: it is less exact. (default: as
-            ``model`` does; then, if that is float32, bfloat16)
-        store: Where they may store them. (default: as ``model`` does; if it doesn't say, in memory,
+        batch_size: Parts per step of the optimizer. They are split into micro-batches if they don't
+            fit. (default: the number that makes ``steps`` steps)
+        steps: Steps of the optimizer per epoch, which don't depend on memory; ignored if
+            ``num_parts`` and ``batch_size`` are given. (default: ``8``)
+        dtype: The precision of the histories, see :class:`gas.History`, or several, of which a
+            later, less exact one is chosen only if none before fits. (default: that of ``model``;
+            then, if it is float32, bfloat16)
+        store: The place of the histories. (default: that of ``model``; if it has none, in memory,
             or else on the disk)
-        evaluation: How every epoch is evaluated: ``"layerwise"``, ``"full"`` or ``"none"``.
+        evaluation: The evaluation after every epoch: ``"layerwise"``, ``"full"`` or ``"none"``.
             (default: ``"layerwise"``)
-        evaluate_apart: Whether evaluation has histories of its own. (default: ``False``)
+        evaluate_apart: Whether evaluation has separate histories. (default: ``False``)
         layout: See :class:`gas.SubgraphLoader`.
         edge_weight: See :class:`gas.SubgraphLoader`. (default: ``True``)
         keep_graph: Whether ``data`` and the edges of the clustered graph stay in memory; otherwise
             ``del data`` and ``loader.forget_edges()`` are expected. (default: ``True``)
         method: See :func:`gas.metis`. (default: ``"metis"``)
-        seed: See :func:`gas.metis`; of the choice of batches, too. (default: ``0``)
+        seed: See :func:`gas.metis`; also the seed of the choice of batches. (default: ``0``)
         cache: See :func:`gas.metis`. (default: ``True``)
         log: Report progress on standard error. (default: ``True``)
 
     Raises:
         ValueError: If an argument is unusable, naming it.
-        MemoryError: If nothing fits; it says what takes most.
+        MemoryError: If nothing fits; it names the largest component.
     """
-    limit = _check(data, model, memory, num_parts, batch_size, steps, evaluation)
+    limit = _check_arguments(data, model, memory, num_parts, batch_size, steps, evaluation)
     codecs, stores = _codecs(model, dtype), _stores(model, store)
     ways = list(find_ways(data.num_nodes, num_parts, batch_size, steps))
     finest = max(way[0] for way in ways)
     sample = Sample(data, model, finest, layout, edge_weight, method, seed, cache, log)
-    with report_progress("Planning", log=log):  # Predictions take no time beside measurements.
+    with report_progress("Planning", log=log):  # Predictions take little time.
         shapes = {way: sample.estimate_batch_sizes(*way[:2]) for way in ways}
         pairs = _choose_pairs(shapes)
         measured = _measure_all(model, sample, pairs, codecs[0], stores[0], limit)
@@ -177,15 +177,15 @@ def plan(
     )
     compared = max(measured, key=lambda pair: measured[pair].shape.edges)
 
-    def extra(codec: Codec, place: Store) -> tuple[float, float]:
-        """Measure seconds and bytes per row of other histories, beyond the first kind's."""
+    def measure_extra(codec: Codec, place: Store) -> tuple[float, float]:
+        """Measure additional seconds and bytes per row, compared with the first histories."""
         if (codec, place) == (codecs[0], stores[0]):
             return 0.0, 0.0
         one = measured[compared]
         other = measure(model, partial(sample.first_batch, *compared), codec, place)
         rows = max(1.0, one.shape.own + one.shape.halo)
         seconds = (other.step - one.step) / rows
-        if codec == codecs[0]:  # The same rows elsewhere are never read faster: that is noise.
+        if codec == codecs[0]:  # The second store is slower; a negative difference is noise.
             seconds = max(0.0, seconds)
         return seconds, (other.training.peak - one.training.peak) / rows
 
@@ -193,15 +193,15 @@ def plan(
     for codec in codecs:
         found: list[Candidate] = []
         for place in stores:
-            more = extra(codec, place)
+            more = measure_extra(codec, place)
             found += [predictor(way, shapes[way], codec, place, more) for way in ways]
             if all(one.peak_bytes <= limit for one in found):
                 break  # The disk is no faster.
-        seen += [_add_giving_back(one, limit) for one in found]
+        seen += [_add_release_time(one, limit) for one in found]
         fit = [one for one in seen[-len(found) :] if one.peak_bytes <= limit]
         if fit:
             return _make_plan(min(fit, key=ORDER), seen, limit, codecs[0].name)
-    raise _nothing_fits(seen, limit)
+    raise _no_fit_error(seen, limit)
 
 
 def plan_micro_batches(
@@ -216,7 +216,7 @@ def plan_micro_batches(
     Args:
         model: The model.
         loader: The loader of mini-batches.
-        budget_bytes: The most that :func:`activation_bytes` may be, of the parts with most edges.
+        budget_bytes: The upper bound of :func:`activation_bytes`, for the parts with most edges.
 
     Returns:
         Parts per micro-batch, and micro-batches per step.
@@ -239,7 +239,7 @@ def plan_micro_batches(
     )
 
 
-def _check(
+def _check_arguments(
     data: Data,
     model: ScalableGNN,
     memory: int | str,
@@ -248,7 +248,7 @@ def _check(
     steps: int,
     evaluation: str,
 ) -> int:
-    """Return the bytes of ``memory``, and refuse what can't be planned."""
+    """Refuse arguments that can't be planned; return the bytes of ``memory``."""
     if isinstance(data, HeteroData):
         raise ValueError(
             "'data' is a HeteroData, of which gas.plan knows nothing: cut it into some parts, and "
@@ -276,32 +276,32 @@ def _measure_all(
     codec: Codec,
     store: Store,
     limit: int,
-) -> dict[tuple[int, int], Measured]:
-    """Measure mini-batches, by parts and parts per batch, as far as that fits the limit itself.
+) -> dict[tuple[int, int], BatchCosts]:
+    """Measure mini-batches, as long as this fits the limit.
 
-    ``pairs`` has the size of each, the smallest last.
+    ``pairs`` has the size of each by parts and parts per batch, the smallest last.
     """
-    found: dict[tuple[int, int], Measured] = {}
+    found: dict[tuple[int, int], BatchCosts] = {}
     smallest, *larger = reversed(pairs)
     known = measure(model, partial(sample.first_batch, *smallest), codec, store)  # Loads code.
     for pair in (smallest, *larger):
         taken = bound_bytes(model, codec, known, pairs[pair])
-        if found and _room(limit) < taken:
-            give_back_freed()
-            if _room(limit) < taken:
+        if found and _available_bytes(limit) < taken:
+            release_freed_memory()
+            if _available_bytes(limit) < taken:
                 break  # Those that are larger don't fit, either.
         known = found[pair] = measure(model, partial(sample.first_batch, *pair), codec, store)
     return found
 
 
-def _room(limit: int) -> float:
-    """Count what the process may allocate now within the limit, and within what the system has."""
+def _available_bytes(limit: int) -> float:
+    """Return the bytes that the process may allocate now, by the limit and the system."""
     return min(limit - resident_kinds()[0], free_memory())
 
 
-def _add_giving_back(one: Candidate, limit: int) -> Candidate:
-    """Return the candidate, slower if freed blocks have to be given back at once."""
-    factor = GIVING_BACK if one.may_exceed(limit) else 1
+def _add_release_time(one: Candidate, limit: int) -> Candidate:
+    """Return the candidate, with a longer time if freed blocks have to be released at once."""
+    factor = RELEASE_TIME if one.may_exceed(limit) else 1
     return replace(one, epoch_seconds=one.epoch_seconds * factor)
 
 
@@ -309,6 +309,7 @@ def _codecs(
     model: ScalableGNN,
     dtype: Codec | torch.dtype | str | Sequence[Codec | torch.dtype | str] | None,
 ) -> list[Codec]:
+    """Return the precisions to try, in order."""
     if dtype is None:
         own = model._factory.codec
         return [own, *([Codec("bfloat16")] if own.name == "float32" else [])]
@@ -319,6 +320,7 @@ def _codecs(
 
 
 def _stores(model: ScalableGNN, store: Store) -> list[Store]:
+    """Return the stores to try, in order."""
     store = model._factory.store if store is None else store
     if store is None or store == "auto":
         return ["host", "disk"]
@@ -330,7 +332,7 @@ def _stores(model: ScalableGNN, store: Store) -> list[Store]:
 
 
 def _choose_pairs(shapes: dict[Way, tuple[Shape, Shape]]) -> dict[tuple[int, int], Shape]:
-    """Choose mini-batches to measure, of several sizes and halos.
+    """Choose mini-batches of several sizes and halos to measure.
 
     Returns:
         The largest sizes, by parts and parts per batch.
@@ -353,7 +355,7 @@ def _make_plan(best: Candidate, seen: list[Candidate], limit: int, first: str) -
     """Make the plan, with its reasons."""
     fit = sorted((one for one in seen if one.peak_bytes <= limit), key=ORDER)
     rest = sorted((one for one in seen if one.peak_bytes > limit), key=lambda x: x.peak_bytes)
-    # Less exact ones that were looked at come last.
+    # Candidates of lower precision come last.
     fit = [best, *(one for one in fit if one is not best)]
     steps = math.ceil(best.num_parts / best.batch_size / best.micro_batches)
     why = (
@@ -378,8 +380,8 @@ def _make_plan(best: Candidate, seen: list[Candidate], limit: int, first: str) -
     return Plan(**vars(best), memory=limit, why=why, gives_back=gives_back, candidates=candidates)
 
 
-def _nothing_fits(seen: list[Candidate], limit: int) -> MemoryError:
-    """Make the error that names the largest component."""
+def _no_fit_error(seen: list[Candidate], limit: int) -> MemoryError:
+    """Return the error that names the largest component."""
     least = min(seen, key=lambda one: one.peak_bytes)
     most = max(least.components, key=lambda name: least.components[name])
     return MemoryError(

@@ -14,7 +14,7 @@ from gas.cli import Experiment, Settings
 from gas.graph.attributes import remove_edges
 from gas.native.buffers import BufferPool
 from gas.native.sparse_rows import sparse_csr
-from gas.training.measure import MemoryAccount, give_back_freed
+from gas.training.measure import MemoryAccount, release_freed_memory
 
 
 def test_a_storage_counts_once():
@@ -112,7 +112,7 @@ def test_freed_memory_is_given_back():
     assert pool.idle_bytes >= 4_000_000
     pool.clear()
     assert pool.idle_bytes == 0
-    assert give_back_freed() >= 0
+    assert release_freed_memory() >= 0
 
 
 @pytest.mark.slow  # Processes that train on large graphs.

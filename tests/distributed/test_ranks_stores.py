@@ -92,7 +92,7 @@ def trained(rank, options, dtype=None, layout=None, pack=False):
         out = torch.cat([out for _, out in outs])
         rows = loader.shard.nodes[torch.cat([n_id for n_id, _ in outs])]
         net = float_net(data)
-        net.load_state_dict(model._plain.state_dict())
+        net.load_state_dict(model._checkpoint_module.state_dict())
         exact = net.eval()(data.x, data.edge_index)[graph.perm[rows]]
     return {**found, "out": out, "exact": exact}
 

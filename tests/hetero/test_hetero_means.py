@@ -10,10 +10,10 @@ from torch import nn
 from torch_geometric.nn import HANConv, HeteroConv, SAGEConv
 
 import gas
-from gas.scalable.hetero.layers import around_layers
-from gas.scalable.hetero.plan import given, with_ids
+from gas.scalable.hetero.layers import Visitor, visit_layers
+from gas.scalable.hetero.plan import add_ids, collect_inputs
 from gas.scalable.hetero.semantic import HANConv as OurHANConv
-from gas.scalable.hetero.semantic import mean_of
+from gas.scalable.hetero.semantic import mean_rows
 
 
 class Attended(nn.Module):
@@ -123,7 +123,7 @@ def test_one_part_has_the_gradients_of_pyg_on_the_whole_graph(name):
             torch.testing.assert_close(mine.grad, true.grad)
 
 
-class Detached:
+class Detached(Visitor):
     """A full batch in which rows of other nodes than a batch's give no gradient."""
 
     def __init__(self, model, batch):
@@ -137,14 +137,8 @@ class Detached:
     def source(self, layer, kind, x):
         return self._own(kind, x) if (layer.number, kind) in self.model.plan.reads else x
 
-    def fused(self, call):
-        return call.x, call.edges[call.kind]
-
     def mean(self, layer, kind, rows):
-        return mean_of(kind, self._own(kind, rows))
-
-    def output(self, layer, kind, out):
-        return out
+        return mean_rows(kind, self._own(kind, rows))
 
 
 @pytest.mark.slow(fast=1)
@@ -157,8 +151,8 @@ def test_a_batch_has_the_gradient_of_the_whole_graph_with_others_detached(name):
         flat(model(batch)).square().sum().backward()
         mine = [None if p.grad is None else p.grad.clone() for p in net.parameters()]
         net.zero_grad()
-        arguments = given(with_ids(graph), model.plan.inputs)
-        with around_layers(model.net, arguments["edge_index_dict"], Detached(model, batch)):
+        arguments = collect_inputs(add_ids(graph), model.plan.inputs)
+        with visit_layers(model.net, arguments["edge_index_dict"], Detached(model, batch)):
             full = model.net(**arguments)
         own = {kind: batch[kind].n_id[: batch[kind].batch_size] for kind in full}
         sum(full[kind][own[kind]].square().sum() for kind in full).backward()

@@ -23,8 +23,8 @@ from torch_geometric.nn import GCNConv, HeteroConv, Linear, SAGEConv, to_hetero
 import gas
 from gas.native import progress
 from gas.scalable.hetero import HeteroModel
-from gas.scalable.hetero.layers import around_layers
-from gas.scalable.hetero.plan import given, with_ids
+from gas.scalable.hetero.layers import Visitor, visit_layers
+from gas.scalable.hetero.plan import add_ids, collect_inputs
 
 
 def converted(name, dtype=torch.double, num_parts=4, seed=0, **options):
@@ -107,7 +107,7 @@ def test_one_part_has_the_gradients_of_a_full_batch(name):
             torch.testing.assert_close(mine.grad, true.grad)
 
 
-class Detached:
+class Detached(Visitor):
     """A full batch in which rows of other nodes than a batch's give no gradient."""
 
     def __init__(self, model, batch):
@@ -119,12 +119,6 @@ class Detached:
         own = torch.zeros(len(x), 1, dtype=torch.bool)
         own[self.batch[kind].n_id[: self.batch[kind].batch_size]] = True
         return torch.where(own, x, x.detach())
-
-    def fused(self, call):
-        return call.x, call.edges[call.kind]
-
-    def output(self, layer, kind, out):
-        return out
 
 
 @pytest.mark.slow(fast=3)
@@ -140,8 +134,8 @@ def test_a_batch_has_the_gradient_of_the_whole_graph_with_the_halo_detached(name
         mine = [p.grad.clone() if p.grad is not None else None for p in net.parameters()]
         net.zero_grad()
         visitor = Detached(model, batch)
-        arguments = given(with_ids(graph), model.plan.inputs)
-        with around_layers(model.net, arguments[edges_of(model)], visitor):
+        arguments = collect_inputs(add_ids(graph), model.plan.inputs)
+        with visit_layers(model.net, arguments[edges_of(model)], visitor):
             full = model.net(**arguments)
         full = full if isinstance(full, dict) else {model.plan.output: full}
         own = {k: batch[k].n_id[: batch[k].batch_size] for k in full}

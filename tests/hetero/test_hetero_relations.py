@@ -73,7 +73,7 @@ def test_at_once_is_one_by_one(name, num_parts, monkeypatch):
 def test_what_is_shared_are_sums_of_the_same_rows():
     data = bibliography()
     plan = gas.to_scalable(Convs(data, sage, 2), data).plan
-    kinds = {call: set(together) for call, together in plan.shared.items()}
+    kinds = {call: set(together) for call, together in plan.shared_relations.items()}
     of_papers = {kind for kind in data.edge_types if kind[0] == "paper"}
     of_authors = {kind for kind in data.edge_types if kind[0] == "author"}
     assert sorted(map(len, kinds.values())) == [2] * 4 + [4] * 8
@@ -82,7 +82,7 @@ def test_what_is_shared_are_sums_of_the_same_rows():
         lambda: SAGEConv((16, 16), 16, project=True),  # Each projects its own.
         lambda: SAGEConv((-1, -1), 16, aggr="max"),
     ):
-        assert not gas.to_scalable(Convs(data, make, 2), data).plan.shared
+        assert not gas.to_scalable(Convs(data, make, 2), data).plan.shared_relations
 
 
 class Mixed(nn.Module):

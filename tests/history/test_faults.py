@@ -99,7 +99,7 @@ def test_forward_raises_between_pull_and_push(graph, error, prefetch):
         train(model, gas.PrefetchLoader(loader, model))
     gc.collect()  # Ends the loop's iterator.
     assert model._calls.current is None
-    assert not model._ahead
+    assert not model._started_pulls
     # The next batch reads its own rows: as in a model that took up where this one stumbled.
     twin = make_model(graph, io="serial")
     twin.load_state_dict(model.state_dict())

@@ -517,7 +517,7 @@ def test_what_comes_next_is_expected(monkeypatch):
     model.pack(loader)
     told = []
     for module in (gas.scalable.call, gas.scalable.prefetch):
-        monkeypatch.setattr(module, "expect", lambda _, size, n_id: told.append(int(n_id[0])))
+        monkeypatch.setattr(module, "read_ahead", lambda _, size, n_id: told.append(int(n_id[0])))
     seen = []
     for batch in gas.PrefetchLoader(loader, model):
         seen.append(int(batch.n_id[0]))

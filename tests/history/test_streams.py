@@ -16,7 +16,7 @@ from gas.history.batch import BatchPulls
 from gas.history.codec import Codec
 from gas.history.cuda import CudaLink
 from gas.native import device
-from gas.scalable.call import pulls_of
+from gas.scalable.call import get_pulls
 
 CPU = torch.device("cpu")
 ROWS, WIDTH = 12, 4
@@ -159,10 +159,10 @@ def test_histories_share_two_streams_and_the_ids_of_a_batch(machine):
 
 def test_layers_share_the_ids_even_where_no_pull_is_started():
     engine = SimpleNamespace(io="serial")
-    model = SimpleNamespace(_ahead=[], _engine=engine, device=torch.device("meta"))
-    assert pulls_of(model, 2, torch.arange(7)) is not None
+    model = SimpleNamespace(_started_pulls=[], _engine=engine, device=torch.device("meta"))
+    assert get_pulls(model, 2, torch.arange(7)) is not None
     model.device = CPU
-    assert pulls_of(model, 2, torch.arange(7)) is None  # Nothing is copied there.
+    assert get_pulls(model, 2, torch.arange(7)) is None  # Nothing is copied there.
 
 
 def test_a_table_on_the_device_is_read_in_place(machine):

@@ -61,7 +61,9 @@ def test_models_read_features_where_they_lie(name, training):
         for batch in gas.SubgraphLoader(data, batch_size=2, layout="fused", log=False):
             if not in_place:
                 _ = batch.x  # A tensor now, which the model is given.
-            assert isinstance(model._given(batch)[0], Features if in_place else torch.Tensor)
+            assert isinstance(
+                model._forward_inputs(batch)[0], Features if in_place else torch.Tensor
+            )
             out = model(batch)
             (out.square().sum() + getattr(model, "reg_loss", 0.0)).backward()
             outs.append(out.detach())
@@ -104,11 +106,11 @@ def test_who_may_see_more_gets_a_tensor():
     model(batch)
     model = MODELS["gcn"]()
     model.inputs_of = lambda data: (data.x * 0, data.adj_t, {})
-    seen.append(model._given(batch)[0])
+    seen.append(model._forward_inputs(batch)[0])
     assert not seen[-1].any()
     for layout in ("csr", "edge_index"):
         other = next(iter(gas.SubgraphLoader(data, layout=layout, log=False)))
-        seen.append(MODELS["gcn"]()._given(other)[0])
+        seen.append(MODELS["gcn"]()._forward_inputs(other)[0])
     assert all(type(x) is torch.Tensor for x in seen)
     assert len(seen) == 6
 

@@ -16,7 +16,7 @@ from torch_geometric.utils import degree
 import gas
 from gas import nn
 from gas.augment import DropEdge
-from gas.graph.layout import _kept, drop_edges_and_rows, layout_of
+from gas.graph.layout import _draw_kept_edges, drop_edges_and_rows, layout_of
 from gas.native.matrix import transpose
 from gas.native.sparse_rows import sparse_csr
 from gas.nn import Adjacency
@@ -137,7 +137,7 @@ def test_a_loss_that_is_not_finite_is_named_at_the_end(graph, device):
     with pytest.raises(FloatingPointError, match="the loss is nan in batch 2"):
         run(model, loader, device, loss_fn=loss_fn)
     assert len(calls) == len(loader)
-    waits = [wait for wait in device.waits if "first_not_finite" not in wait[-1]]
+    waits = [wait for wait in device.waits if "find_nonfinite_loss" not in wait[-1]]
     assert_for_the_loss(waits)
 
 
@@ -340,7 +340,7 @@ def test_how_many_edges_a_device_drops(device, p):
     torch.manual_seed(0)
     with device:
         for row in stays:
-            row[_kept(edges, p, DEVICE).on_host] = 1
+            row[_draw_kept_edges(edges, p, DEVICE).on_host] = 1
     count = stays.sum(1)
     assert count.var() / (edges * p * (1 - p)) == pytest.approx(1, abs=0.15)
     error = (p * (1 - p) / times) ** 0.5

@@ -113,12 +113,12 @@ def test_nothing_crosses_an_epoch(graph, prefetch):
     before = threading.active_count()
     for batch, *args in loader:
         model(batch.x, batch.adj_t, *args)
-    assert not model._ahead
+    assert not model._started_pulls
     for batch, *args in loader:
         model(batch.x, batch.adj_t, *args)
         break
     gc.collect()
-    assert not model._ahead
+    assert not model._started_pulls
     assert threading.active_count() == before
 
 

@@ -249,11 +249,11 @@ def test_nodes_without_neighbours_do_not_speak_for_the_others(monkeypatch):
     graph = gas.cluster(data, 4, log=False)
     loader = gas.SubgraphLoader(graph, log=False)
     module = sys.modules["gas.scalable.verify"]
-    drawn = module._drawn(loader, 0)
-    assert drawn.sort().values.tolist() == list(range(NODES))
-    assert (loader.degree[drawn[:50]] > 0).all()
+    order = module._shuffle_nodes(loader, 0)
+    assert order.sort().values.tolist() == list(range(NODES))
+    assert (loader.degree[order[:50]] > 0).all()
     model = gas.models.GraphSAGE(NODES, 5, 8, 3, num_layers=2)
-    monkeypatch.setattr(module, "_room", lambda *_: 4)
+    monkeypatch.setattr(module, "_max_graph_size", lambda *_: 4)
     with pytest.raises(MemoryError, match="nodes don't fit half of the memory"):
         gas.verify(model, graph, num_nodes=20)
 

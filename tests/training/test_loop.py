@@ -277,18 +277,18 @@ def test_micro_batches_use_what_was_prefetched(monkeypatch):
     data, ptr, model = make(prefetch=1)
     exact(data, model)
     started, used = [], []
-    start, take = gas.scalable.start_pulls, gas.scalable.call.take_ahead
+    start, take = gas.scalable.start_pulls, gas.scalable.call.take_started_pulls
     monkeypatch.setattr(
         gas.scalable.prefetch, "start_pulls", lambda *args: started.append(1) or start(*args)
     )
     monkeypatch.setattr(
-        gas.scalable.call, "take_ahead", lambda *args: used.append(1) or take(*args)
+        gas.scalable.call, "take_started_pulls", lambda *args: used.append(1) or take(*args)
     )
     batches = gas.PrefetchLoader(gas.SubgraphLoader(data, ptr, 1, log=False), model)
     train_epoch(model, batches, NoStep(model.parameters()), micro_batches=2)
     assert len(used) == 4
     assert len(started) == 3  # All but the first, before which there is no batch.
-    assert not model._ahead
+    assert not model._started_pulls
 
 
 def test_the_most_steps_of_an_epoch():

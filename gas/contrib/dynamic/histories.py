@@ -13,7 +13,7 @@ from torch_geometric.data import Data
 from gas.contrib.dynamic.attributes import find_differing_rows
 from gas.graph import PERM, entry_rows, find_changed_rows
 from gas.history import Store, share_cores
-from gas.scalable import ChosenNodes, ScalableGNN, is_exact, made_exact, state_of
+from gas.scalable import NodePredictor, ScalableGNN, is_exact, mark_exact, state_fingerprint
 
 if TYPE_CHECKING:
     from gas import SubgraphLoader
@@ -84,7 +84,7 @@ class HistoryUpdater:
         if model is None:
             return
         self.changed = self.stale_rows(graph)
-        was_exact = is_exact(model, graph) or self._exact_state == state_of(model)
+        was_exact = is_exact(model, graph) or self._exact_state == state_fingerprint(model)
         before = model.num_nodes
         try:
             for history in model._all_histories():
@@ -94,7 +94,7 @@ class HistoryUpdater:
                 history.resize(before)
             raise
         model.num_nodes = num_nodes
-        self._exact_state = state_of(model) if was_exact else None
+        self._exact_state = state_fingerprint(model) if was_exact else None
 
     def stale_rows(self, graph: Data) -> Tensor:
         """Return rows whose neighbours changed since the histories were exact."""
@@ -114,16 +114,16 @@ class HistoryUpdater:
         model = self.model
         if model is None:
             return
-        was_exact = self._exact_state == state_of(model)
-        model._ahead = []
-        model._chosen = ChosenNodes(loader)
+        was_exact = self._exact_state == state_fingerprint(model)
+        model._started_pulls = []
+        model._node_predictor = NodePredictor(loader)
         rows = self.changed
         for layer, history in enumerate(model.histories):
             history.mark_stale(rows)
             for bank in model.view_histories or ():
                 bank[layer].mark_stale(rows)
             rows = find_reached(loader, rows)
-        self._exact_state = state_of(model) if was_exact else None
+        self._exact_state = state_fingerprint(model) if was_exact else None
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -141,7 +141,7 @@ class HistoryUpdater:
         model, rows = self.model, self.stale_rows(loader.data)
         if model is None:
             return rows
-        was_exact = is_exact(model, loader.data) or self._exact_state == state_of(model)
+        was_exact = is_exact(model, loader.data) or self._exact_state == state_fingerprint(model)
         modes = [(module, module.training) for module in model.modules()]
         warned = [history._warned for history in model.histories]
         model.eval()
@@ -165,7 +165,7 @@ class HistoryUpdater:
         self.changed = self.changed[:0]
         self._exact_state = None
         if was_exact:
-            made_exact(model, loader.data)
+            mark_exact(model, loader.data)
         return rows
 
 

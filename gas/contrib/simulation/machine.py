@@ -14,8 +14,8 @@ import torch
 from gas.contrib.simulation.local_ranks import measure_ranks
 from gas.history import share_cores
 from gas.native import check_integer, warn
-from gas.scalable import ScalableGNN, left_alone
-from gas.training import Linear, Shape, batch_bytes, gradients, twin_with_histories
+from gas.scalable import ScalableGNN, preserve_state
+from gas.training import Linear, Shape, batch_bytes, clone_with_histories, gradients
 
 if TYPE_CHECKING:
     from gas import SubData, SubgraphLoader
@@ -173,7 +173,10 @@ class Machine:
             )
         chosen = _choose_parts(num_parts)
         codec, store = model._factory.codec, model._factory.store
-        with twin_with_histories(model, loader.num_nodes, codec, store) as twin, left_alone(twin):
+        with (
+            clone_with_histories(model, loader.num_nodes, codec, store) as twin,
+            preserve_state(twin),
+        ):
             shapes, seconds = _measure_times(twin, loader, chosen, clock)
             held = [_measure_bytes(twin, loader.cut(parts)) for parts in _drop_warm_up(chosen)]
         fit = Linear(shapes, seconds)

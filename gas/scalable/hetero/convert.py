@@ -1,4 +1,4 @@
-"""A module of typed graphs as a model with histories, tried on a small graph first."""
+"""Convert a module for heterogeneous graphs to a model, checked on a small graph first."""
 
 from __future__ import annotations
 
@@ -26,35 +26,36 @@ from gas.graph import (
 from gas.loader import HeteroLoader
 from gas.native import is_sparse
 from gas.nn import deep_copy, fuse, reason_inexact, twin
-from gas.scalable.hetero.model import HeteroModel, evaluating
-from gas.scalable.hetero.plan import EDGES, Plan, given, inputs_of, plan_of, with_ids
-from gas.scalable.hetero.semantic import ask_for_means
+from gas.scalable.base import preserve_modes
+from gas.scalable.hetero.model import HeteroModel
+from gas.scalable.hetero.plan import EDGES, Plan, add_ids, collect_inputs, make_plan, match_inputs
+from gas.scalable.hetero.semantic import replace_han_convs
 
-SMALLEST = 23  # Nodes of a type of the small graph; those of the next have two more.
+SMALLEST = 23  # Nodes of the first type of the small graph; each further type has two more.
 DEGREE = 3
 PARTS = 3
 TOLERANCE = 1e-8
 DOUBLE = torch.double
 
 
-def to_typed(net: Module, data: HeteroData, **options: Any) -> HeteroModel:
-    """:func:`gas.to_scalable` of a module of typed graphs.
+def to_hetero_model(net: Module, data: HeteroData, **options: Any) -> HeteroModel:
+    """Convert a module for heterogeneous graphs; see :func:`gas.to_scalable`.
 
-    The model has the parameters of ``net``, and calls it. Its ``forward`` takes dictionaries by
-    type, named as PyG names them: ``x_dict``, ``edge_index_dict``, ``edge_attr_dict``, or without
-    ``_dict`` as those of ``to_hetero`` are; ``n_id_dict`` for embeddings of nodes that have no
-    features. A history stands wherever a layer reads rows that another layer has computed, before
-    dropout. On a small random graph with the same types, mini-batches have to give what a full
-    batch gives; a module of which they don't is refused.
+    The model has the parameters of ``net``, and calls it. ``forward`` of ``net`` takes dictionaries
+    by type, with the names of PyG: ``x_dict``, ``edge_index_dict``, ``edge_attr_dict``, or without
+    ``_dict`` like modules of ``to_hetero``; ``n_id_dict`` for embeddings of nodes without features.
+    There is a history wherever a layer reads rows that another layer has computed, before dropout.
+    On a small random graph with the same types, mini-batches are compared with a full batch; a
+    module for which they differ is refused.
 
     Args:
         net: The module: ``to_hetero(net, data.metadata())``, or one with ``HeteroConv``,
             ``HGTConv`` or layers of single relations.
-        data: The graph, as it is or of :func:`gas.cluster`.
-        **options: Those of :class:`gas.scalable.hetero.HeteroModel`.
+        data: The graph, before or after :func:`gas.cluster`.
+        **options: Options of :class:`gas.scalable.hetero.HeteroModel`.
 
     Raises:
-        ValueError: If ``net`` can't be followed, or isn't exact on mini-batches.
+        ValueError: If ``net`` isn't supported, or isn't exact on mini-batches.
     """
     if isinstance(net, HeteroModel):
         raise ValueError("'net' is a HeteroModel already: use it as it is, or convert its 'net'")
@@ -73,29 +74,31 @@ def to_typed(net: Module, data: HeteroData, **options: Any) -> HeteroModel:
                 f"'{name}' ({type(layer).__name__}) has cached=True, which keeps what it computes "
                 "of the first edges that it is given: build it with cached=False"
             )
-    inputs = inputs_of(net, data)
+    inputs = match_inputs(net, data)
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
-        _initialise(net, _small(data, inputs), inputs)
-        torch.default_generator.manual_seed(0)  # That of a GPU stays as it is.
-        small = _small(data, inputs)
-        trial = ask_for_means(fuse(_trial(net)))
+        _initialise(net, _make_small_graph(data, inputs), inputs)
+        torch.default_generator.manual_seed(0)  # The generator of a GPU isn't changed.
+        small = _make_small_graph(data, inputs)
+        trial = replace_han_convs(fuse(_perturb_copy(net)))
         sizes = types_of(small).num_nodes
         num_parts = min(PARTS, sum(sizes.values()))
         quick = PartitionOptions(method="random", cache=False, log=False)
-        graph = _as(cluster_heterogeneous(small, num_parts, quick, check=False), DOUBLE)
-        plan, expected, rows = plan_of(trial, with_ids(graph), inputs)
-        is_narrow, norms = _try_out(trial, plan, graph, sizes, expected, rows)
-    model = HeteroModel(ask_for_means(fuse(twin(net))), plan, types.num_nodes, is_narrow, **options)
+        graph = _cast(cluster_heterogeneous(small, num_parts, quick, check=False), DOUBLE)
+        plan, expected, rows = make_plan(trial, add_ids(graph), inputs)
+        is_narrow, norms = _check_on_mini_batches(trial, plan, graph, sizes, expected, rows)
+    model = HeteroModel(
+        replace_han_convs(fuse(twin(net))), plan, types.num_nodes, is_narrow, **options
+    )
     model.norms_of_halo = norms
     return model
 
 
-def _small(data: HeteroData, inputs: Mapping[str, str]) -> HeteroData:
-    """Return a random graph of the same types, with as wide attributes of those that are read."""
+def _make_small_graph(data: HeteroData, inputs: Mapping[str, str]) -> HeteroData:
+    """Return a small random graph of the same types, with the attributes that are inputs."""
     out, types = HeteroData(), types_of(data)
     keys = {key for key in inputs.values() if key not in (EDGES, "num_nodes")}
 
-    def like(value: Tensor, size: int) -> Tensor:
+    def random_like(value: Tensor, size: int) -> Tensor:
         if not value.size(0):
             return torch.zeros(size, *value.shape[1:], dtype=value.dtype)
         if value.is_floating_point():
@@ -106,12 +109,14 @@ def _small(data: HeteroData, inputs: Mapping[str, str]) -> HeteroData:
 
     for number, (kind, most) in enumerate(types.num_nodes.items()):
         size = SMALLEST + 2 * number
-        if "n_id" in inputs.values():  # Of tables that have no more rows.
+        if "n_id" in inputs.values():  # Embedding tables have no more rows.
             size = min(size, most)
         out[kind].num_nodes = size
         for key in keys & set(data[kind].keys()):
             value = data[kind][key]
-            out[kind][key] = like(value, size) if is_node_row(data, kind, key, most) else value
+            out[kind][key] = (
+                random_like(value, size) if is_node_row(data, kind, key, most) else value
+            )
     for key in keys & set(data._global_store.keys()):
         out[key] = data[key]
     for relation in types.edges:
@@ -119,32 +124,33 @@ def _small(data: HeteroData, inputs: Mapping[str, str]) -> HeteroData:
         size = DEGREE * max(ends) if min(ends) else 0
         store = out[relation]
         src, dst = (torch.randint(max(end, 1), (size,)) for end in ends)
-        store.edge_index = torch.stack([src, dst.sort().values])  # As those of mini-batches are.
+        store.edge_index = torch.stack([src, dst.sort().values])  # Sorted as in mini-batches.
         num_edges = data[relation].edge_index.size(1)
         for key in keys & set(data[relation].keys()):
             value = data[relation][key]
             is_row = is_edge_row(data, relation, key, num_edges)
-            store[key] = like(value, size) if is_row else value
+            store[key] = random_like(value, size) if is_row else value
     return out
 
 
-def _as(data: HeteroData, dtype: torch.dtype) -> HeteroData:
-    """Return the graph with numbers of another type."""
+def _cast(data: HeteroData, dtype: torch.dtype) -> HeteroData:
+    """Return the graph with floating-point attributes of another dtype."""
     return copy.copy(data).apply(
         lambda value: value.to(dtype) if value.is_floating_point() else value
     )
 
 
 def _initialise(net: Module, small: HeteroData, inputs: Mapping[str, str]) -> None:
-    """Initialise lazy parameters, by running the module, which changes nothing else."""
+    """Initialise lazy parameters, by running the module in evaluation mode."""
     if any(torch.nn.parameter.is_lazy(p) for p in net.parameters()):
         device = next((p.device for p in net.parameters()), torch.device("cpu"))
-        with torch.no_grad(), evaluating(net):
-            net(**given(with_ids(small).to(device), inputs))
+        with torch.no_grad(), preserve_modes(net):
+            net.eval()
+            net(**collect_inputs(add_ids(small).to(device), inputs))
 
 
-def _trial(net: Module) -> Module:
-    """Return a copy of the module in evaluation mode, none of whose parameters happens to be 0."""
+def _perturb_copy(net: Module) -> Module:
+    """Copy a module in evaluation mode, with noise on its parameters: zeros would hide errors."""
     trial = deep_copy(net).cpu().to(DOUBLE).eval()
     with torch.no_grad():
         for parameter in trial.parameters():
@@ -153,7 +159,7 @@ def _trial(net: Module) -> Module:
     return trial
 
 
-def _try_out(
+def _check_on_mini_batches(
     trial: Module,
     plan: Plan,
     graph: HeteroData,
@@ -161,9 +167,11 @@ def _try_out(
     expected: Any,
     rows: list[Tensor],
 ) -> tuple[bool, frozenset[str]]:
-    """Return whether what layers return can be cut to in-batch nodes; refuses what isn't exact.
+    """Refuse a module that isn't exact on mini-batches.
 
-    Also which batch norms are given rows of the halo.
+    Returns:
+        Whether outputs of layers can be cut to in-batch nodes, and the names of the batch norms
+        that get rows of the halo.
     """
     failed: Exception | None = None
     for is_narrow in (True, False):
@@ -171,18 +179,20 @@ def _try_out(
         try:
             loader = HeteroLoader(graph, log=False)
             with torch.no_grad():
-                out = model.swept(loader)
-                norms = _norms_of_halo(model, loader)
+                out = model.run_sweeps(loader)
+                norms = _find_norms_of_halo(model, loader)
             histories = [history.emb.clone() for history in model.histories]
-        except Exception as error:  # Of whatever the module does of rows that it didn't expect.
+        except Exception as error:  # The module may raise anything for unexpected shapes.
             failed = failed or error
             continue
         finally:
             model.close()
-        found = [*histories, *_flat(out)]
+        found = [*histories, *_output_tensors(out)]
         names = [f"what '{p.layer}' reads of '{p.kind}'" for p in plan.places]
-        names += [f"the output for {kind!r}" if kind else "the output" for kind in _kinds(out)]
-        for name, mine, true in zip(names, found, [*rows, *_flat(expected)], strict=True):
+        names += [
+            f"the output for {kind!r}" if kind else "the output" for kind in _output_types(out)
+        ]
+        for name, mine, true in zip(names, found, [*rows, *_output_tensors(expected)], strict=True):
             _check_close(trial, name, mine, true)
         return is_narrow, norms
     raise ValueError(
@@ -190,19 +200,19 @@ def _try_out(
     ) from failed
 
 
-def _norms_of_halo(model: HeteroModel, loader: HeteroLoader) -> frozenset[str]:
-    """Return the batch norms whose input has the rows of a type with the halo."""
+def _find_norms_of_halo(model: HeteroModel, loader: HeteroLoader) -> frozenset[str]:
+    """Return the names of the batch norms whose input has a row for each node, halo included."""
     found: set[str] = set()
     sizes: set[int] = set()
 
-    def look(name: str, _: Module, args: tuple[Any, ...]) -> None:
+    def record(name: str, _: Module, args: tuple[Any, ...]) -> None:
         if args[0].size(0) in sizes:
             found.add(name)
 
     norms = [(n, each) for n, each in model.net.named_modules() if isinstance(each, _BatchNorm)]
     with contextlib.ExitStack() as hooks:
         for name, norm in norms:
-            hooks.callback(norm.register_forward_pre_hook(partial(look, name)).remove)
+            hooks.callback(norm.register_forward_pre_hook(partial(record, name)).remove)
         for batch in cast("Iterable[HeteroData]", loader):
             sizes = {batch[kind].n_id.numel() for kind in model.num_nodes}
             sizes -= {batch[kind].batch_size for kind in model.num_nodes}
@@ -210,15 +220,18 @@ def _norms_of_halo(model: HeteroModel, loader: HeteroLoader) -> frozenset[str]:
     return frozenset(found)
 
 
-def _kinds(out: Any) -> list[str | None]:
+def _output_types(out: Any) -> list[str | None]:
+    """Return the node types of an output, or ``[None]`` for a tensor."""
     return sorted(k for k in out if out[k] is not None) if isinstance(out, Mapping) else [None]
 
 
-def _flat(out: Any) -> list[Tensor]:
-    return [out[k] for k in _kinds(out)] if isinstance(out, Mapping) else [out]
+def _output_tensors(out: Any) -> list[Tensor]:
+    """Return the tensors of an output, by node type."""
+    return [out[k] for k in _output_types(out)] if isinstance(out, Mapping) else [out]
 
 
 def _check_close(trial: Module, name: str, found: Tensor, expected: Tensor) -> None:
+    """Refuse a module for which rows of mini-batches and of a full batch differ."""
     if found.shape == expected.shape and torch.allclose(found, expected, TOLERANCE, TOLERANCE):
         return
     why = (

@@ -1,8 +1,8 @@
-"""The message passing layers that a module of typed graphs calls: looked at, one call at a time.
+"""Hooks around the message passing layers that a heterogeneous module calls.
 
-Modules of typed graphs hold their features in dictionaries and loop over them, which can't be
-traced as that of one type can. What is done around a layer is therefore done when it is called:
-which types its rows are of says the ``edge_index`` that it is given, one of the batch's.
+Modules for heterogeneous graphs loop over dictionaries of features, which can't be traced like
+modules of one node type. Inputs and outputs of a layer are therefore changed when it is called: its
+``edge_index``, which is one of the batch's, tells the types of its rows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import functools
 import inspect
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -22,11 +22,11 @@ from torch_geometric.nn import MessagePassing
 
 from gas.graph import EdgeType
 from gas.nn import FusedConv
-from gas.scalable.hetero.semantic import HANConv
+from gas.scalable.hetero.semantic import HANConv, mean_rows
 
 
-class Layer(NamedTuple):
-    """A call of a layer: which it is of the calls, from 0, and the layer's name."""
+class LayerCall(NamedTuple):
+    """A call of a layer: its number among all calls, from 0, and the layer's name."""
 
     number: int
     name: str
@@ -35,11 +35,11 @@ class Layer(NamedTuple):
 class FusedCall(NamedTuple):
     """A call of a layer of :mod:`gas.nn`.
 
-    * ``number``: which it is of the calls.
+    * ``number``: its number among all calls.
     * ``layer``: the layer.
     * ``kind``: its relation.
     * ``edges``: the edges of all relations.
-    * ``x``: rows of the nodes where its edges start, or of these and of those where they end.
+    * ``x``: rows of the source nodes, or of source and destination nodes.
     """
 
     number: int
@@ -50,47 +50,51 @@ class FusedCall(NamedTuple):
 
     @property
     def source(self) -> Tensor:
-        """Rows of the nodes where edges start."""
+        """Rows of the source nodes."""
         return self.x[0] if isinstance(self.x, tuple) else self.x
 
     @property
     def target(self) -> Tensor | None:
-        """Rows of the nodes where edges end, if they have some."""
+        """Rows of the destination nodes, if there are any."""
         return self.x[1] if isinstance(self.x, tuple) else self.x
 
 
-class Visitor(Protocol):
-    """Hooks around layers."""
+class Visitor:
+    """Changes inputs and outputs of layers; this base class leaves them as in a full batch."""
 
-    def source(self, layer: Layer, kind: str, x: Tensor) -> Tensor:
+    def source(self, layer: LayerCall, kind: str, x: Tensor) -> Tensor:
         """Return the layer's input for source rows of a type."""
+        return x
 
-    def fused(self, call: FusedCall) -> tuple[Any, Any]:
+    def fused_inputs(self, call: FusedCall) -> tuple[Any, Any]:
         """Return the features and edges of a layer of :mod:`gas.nn`, which takes an adjacency."""
+        return call.x, call.edges[call.kind]
 
-    def mean(self, layer: Layer, kind: str, rows: Tensor) -> Tensor:
-        """Return the mean over all nodes of a type, for a layer that asks for it."""
+    def mean(self, layer: LayerCall, kind: str, rows: Tensor) -> Tensor:
+        """Return the mean over all nodes of a type, for a :class:`HANConv`."""
+        return mean_rows(kind, rows)
 
-    def output(self, layer: Layer, kind: str, out: Tensor) -> Tensor:
+    def output(self, layer: LayerCall, kind: str, out: Tensor) -> Tensor:
         """Return the layer's output for rows of a type."""
+        return out
 
 
 @contextlib.contextmanager
-def around_layers(
+def visit_layers(
     net: Module, edge_index: Mapping[EdgeType, Tensor], visitor: Visitor
 ) -> Iterator[None]:
-    """In this context a visitor sees every message passing layer that a module calls.
+    """Call a visitor's methods around every message passing layer of a module in this context.
 
     Raises:
-        ValueError: When a layer is given edges, or returns something, that can't be followed.
+        ValueError: When edges or outputs of a layer aren't supported.
     """
-    state = _State(edge_index, visitor)
+    state = _LayerHooks(edge_index, visitor)
     with contextlib.ExitStack() as hooks:
         for name, layer in net.named_modules():
             if isinstance(layer, MessagePassing):
-                before, after = partial(state.before, name), partial(state.after, name)
-                hooks.callback(layer.register_forward_pre_hook(before, with_kwargs=True).remove)
-                hooks.callback(layer.register_forward_hook(after).remove)
+                enter, leave = partial(state.enter, name), partial(state.leave, name)
+                hooks.callback(layer.register_forward_pre_hook(enter, with_kwargs=True).remove)
+                hooks.callback(layer.register_forward_hook(leave).remove)
                 if isinstance(layer, HANConv):
                     hooks.callback(layer.__dict__.pop, "mean_over_nodes", None)
         yield
@@ -102,20 +106,21 @@ def _parameters(layer: type[MessagePassing]) -> tuple[str, ...]:
     return tuple(inspect.signature(layer.forward).parameters)[1:]
 
 
-class _State:
-    """State of a running module."""
+class _LayerHooks:
+    """The hooks of :func:`visit_layers`, and the layers that are running."""
 
     def __init__(self, edge_index: Mapping[EdgeType, Tensor], visitor: Visitor) -> None:
         self._edges, self._visitor = edge_index, visitor
         self._kinds = {id(edges): kind for kind, edges in edge_index.items()}
         self._calls = 0
-        self._running: list[tuple[Layer, EdgeType | None]] = []
+        self._running: list[tuple[LayerCall, EdgeType | None]] = []
 
-    def before(
+    def enter(
         self, name: str, layer: MessagePassing, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        call = Layer(self._calls, name)
-        if self._running:  # A layer in a layer, which sees what that was given.
+        """Change the arguments of a layer."""
+        call = LayerCall(self._calls, name)
+        if self._running:  # A layer inside a layer gets its inputs unchanged.
             self._running.append((call, None))
             return args, kwargs
         given = dict(zip(_parameters(layer.__class__), args, strict=False)) | kwargs
@@ -127,13 +132,13 @@ class _State:
             layer.__dict__["mean_over_nodes"] = partial(self._visitor.mean, call)
         if isinstance(edges, Mapping):
             kind = None
-            sources = {self._kind(name, layer, each)[0] for each in edges.values()}
+            sources = {self._edge_type(name, layer, each)[0] for each in edges.values()}
             x = {
                 key: self._visitor.source(call, key, value) if key in sources else value
                 for key, value in x.items()
             }
         else:
-            kind = self._kind(name, layer, edges)
+            kind = self._edge_type(name, layer, edges)
             if isinstance(x, tuple | list):
                 x = (self._visitor.source(call, kind[0], x[0]), *x[1:])
             else:
@@ -141,12 +146,13 @@ class _State:
             others = [value for value in given.values() if value is not None]
             if isinstance(layer, FusedConv) and len(others) == 2:
                 fused = FusedCall(call.number, layer, kind, self._edges, x)
-                x, edges = self._visitor.fused(fused)
+                x, edges = self._visitor.fused_inputs(fused)
         self._running.append((call, kind))
         new = {**given, first: x, second: edges}
         return tuple(new.pop(name) for name in list(new)[: len(args)]), new
 
-    def after(self, name: str, layer: Module, _: tuple[Any, ...], out: Any) -> Any:
+    def leave(self, name: str, layer: Module, _: tuple[Any, ...], out: Any) -> Any:
+        """Change the output of a layer."""
         call, kind = self._running.pop()
         if self._running:
             return out
@@ -163,7 +169,8 @@ class _State:
             "with a row for each node"
         )
 
-    def _kind(self, name: str, layer: Module, edges: Any) -> EdgeType:
+    def _edge_type(self, name: str, layer: Module, edges: Any) -> EdgeType:
+        """Return the relation of a layer's edges."""
         kind = self._kinds.get(id(edges))
         if kind is None:
             raise ValueError(
@@ -177,7 +184,7 @@ TRAIN = {torch.nn.functional.dropout: "training", torch.dropout: "train"}
 
 
 class Dropouts(TorchFunctionMode):
-    """Notes what was dropped out of what, so that histories get rows as they were before."""
+    """Record the inputs of dropout in this context, so that histories store rows before it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -197,11 +204,11 @@ class Dropouts(TorchFunctionMode):
             )
             if training and p > 0 and not inplace:
                 x = args[0] if args else kwargs["input"]
-                self._found[id(out)] = out, x, p  # Kept, as are its id.
+                self._found[id(out)] = out, x, p  # A reference to out keeps its id valid.
         return out
 
-    def before(self, x: Tensor) -> tuple[Tensor, float]:
-        """Return a tensor before dropout and the probability; itself and 0 without dropout."""
+    def find_input(self, x: Tensor) -> tuple[Tensor, float]:
+        """Return the input of a dropout and its probability; ``x`` and 0 without dropout."""
         if id(x) not in self._found:
             return x, 0.0
         _, whole, p = self._found[id(x)]

@@ -1,4 +1,4 @@
-"""Hooks around the layers of a heterogeneous module: full batch, mini-batch and sweep."""
+"""Visitors of the layers of a heterogeneous module: full batch, mini-batch and sweep."""
 
 from __future__ import annotations
 
@@ -27,14 +27,21 @@ from gas.history import (
 from gas.loader import tensor_to_device
 from gas.nn import share_products
 from gas.scalable.base import HistoryModel
-from gas.scalable.call import Reached
-from gas.scalable.hetero.layers import Dropouts, FusedCall, Layer
+from gas.scalable.call import StopForward
+from gas.scalable.hetero.layers import Dropouts, FusedCall, LayerCall, Visitor
 from gas.scalable.hetero.plan import Place, Plan
-from gas.scalable.hetero.semantic import Totals, mean_of
+from gas.scalable.hetero.semantic import Totals, mean_rows
+
+
+def check_transfers(io: str) -> str:
+    """Refuse ``"none"``, which is for benchmarks of homogeneous graphs."""
+    if check_io(io) == "none":
+        raise ValueError("'io' is 'none', expected 'serial' or 'concurrent': rows have to be moved")
+    return io
 
 
 class PlannedModel(HistoryModel):
-    """A module of heterogeneous graphs with histories where its plan has them.
+    """A module for heterogeneous graphs with the histories of its plan.
 
     See :class:`gas.scalable.hetero.HeteroModel`.
     """
@@ -56,7 +63,7 @@ class PlannedModel(HistoryModel):
         self.net = net
         self.training = net.training
         self.plan, self.num_nodes, self.is_narrow = plan, num_nodes, is_narrow
-        self._engine = TransferEngine(check_moves(io))
+        self._engine = TransferEngine(check_transfers(io))
         self._options: dict[str, Any] = {"device": device, "dtype": dtype, "store": store}
         codec, made = Codec.of(dtype), dict[int, History]()
         for number, (kind, size) in enumerate(num_nodes.items()):
@@ -66,55 +73,30 @@ class PlannedModel(HistoryModel):
             made |= zip(mine, factory.make(size, self._engine, f"type_{number}"), strict=True)
         ours = torch.nn.ModuleList(made[i] for i in range(len(plan.places)))
         self.histories = cast("Sequence[History]", ours)
-        self.view_histories = None  # Views are of graphs of one type.
-        self.totals = Totals()  # Of those whose mean is read.
+        self.view_histories = None  # Heterogeneous graphs have no views.
+        self.totals = Totals()  # Of the histories whose mean is read.
 
     @property
-    def _plain(self) -> Module:
+    def _checkpoint_module(self) -> Module:
         return self.net
 
-
-def check_moves(io: str) -> str:
-    """Refuse a mode that moves nothing, which is for benchmarks of graphs of one type."""
-    if check_io(io) == "none":
-        raise ValueError("'io' is 'none', expected 'serial' or 'concurrent': rows have to be moved")
-    return io
+    _check_io = staticmethod(check_transfers)
 
 
-class FullBatch:
-    """A full batch: layers see what they are given."""
-
-    def source(self, layer: Layer, kind: str, x: Tensor) -> Tensor:
-        """See :class:`gas.scalable.hetero.layers.Visitor`."""
-        return x
-
-    def fused(self, call: FusedCall) -> tuple[Any, Any]:
-        """See :class:`gas.scalable.hetero.layers.Visitor`."""
-        return call.x, call.edges[call.kind]
-
-    def mean(self, layer: Layer, kind: str, rows: Tensor) -> Tensor:
-        """See :class:`gas.scalable.hetero.layers.Visitor`."""
-        return mean_of(kind, rows)
-
-    def output(self, layer: Layer, kind: str, out: Tensor) -> Tensor:
-        """See :class:`gas.scalable.hetero.layers.Visitor`."""
-        return out
-
-
-class Filling(FullBatch):
+class FillingPass(Visitor):
     """A full batch that writes the histories."""
 
     def __init__(self, model: PlannedModel) -> None:
         self._model = model
 
-    def source(self, layer: Layer, kind: str, x: Tensor) -> Tensor:
+    def source(self, layer: LayerCall, kind: str, x: Tensor) -> Tensor:
         """See :class:`gas.scalable.hetero.layers.Visitor`."""
         position = self._model.plan.reads.get((layer.number, kind))
         if position is not None:
             self._model.histories[position].push(x)
         return x
 
-    def mean(self, layer: Layer, kind: str, rows: Tensor) -> Tensor:
+    def mean(self, layer: LayerCall, kind: str, rows: Tensor) -> Tensor:
         """See :class:`gas.scalable.hetero.layers.Visitor`."""
         self._model.histories[self._model.plan.means[layer.number, kind]].push(rows)
         return super().mean(layer, kind, rows)
@@ -122,7 +104,7 @@ class Filling(FullBatch):
 
 @dataclass(frozen=True)
 class OwnNodes:
-    """The nodes of a type in a mini-batch, as a loader names them; ids are on the CPU."""
+    """The nodes of a type in a mini-batch; ids are on the CPU."""
 
     batch_size: int
     n_id: Tensor
@@ -130,41 +112,44 @@ class OwnNodes:
     count: Tensor
 
 
-class MiniBatch:
-    """A mini-batch: pushes its own rows and pulls those of its halo, once for each history."""
+class MiniBatch(Visitor):
+    """A mini-batch: pushes in-batch rows and pulls those of the halo, once for each history."""
 
     def __init__(self, model: PlannedModel, batch: HeteroData, push: bool = True) -> None:
         self.model, self._push = model, push
-        # As they were given: then the batch is moved.
+        # Before the batch is moved to the device: ids stay on the CPU.
         self._batch = {kind: _own_nodes(batch[kind]) for kind in model.num_nodes}
         self._edges = {kind: batch[kind].get("edge_index") for kind in batch.edge_types}
         self._has_loops = any(getattr(each, "add_self_loops", False) for each in model.modules())
         self.dropouts: Dropouts | None = None
-        self._pulls = {kind: self._start(kind) for kind in model.num_nodes}
+        self._pulls = {kind: self._start_pulls(kind) for kind in model.num_nodes}
         self._joined: dict[int, tuple[Tensor, Tensor]] = {}
-        # Of relations that are multiplied together, by their numbers of rows.
+        # The adjacencies of relations that are multiplied together, by their numbers of rows.
         self._adjacencies: dict[tuple[Any, ...], dict[EdgeType, Adjacency]] = {}
-        self._firsts: dict[tuple[str, int], tuple[Tensor, Tensor]] = {}  # By id; the tensor, too.
+        self._firsts: dict[
+            tuple[str, int], tuple[Tensor, Tensor]
+        ] = {}  # By id, which the tensor keeps valid.
 
-    def _start(self, kind: str) -> BatchPulls:
+    def _start_pulls(self, kind: str) -> BatchPulls:
+        """Start the pulls of a type's histories."""
         plan = self.model.plan
         joined = set(range(len(plan.places))) - set(plan.means.values())
         places = [(plan.places[i], self.model.histories[i]) for i in sorted(joined)]
-        mine = [h for place, h in places if place.kind == kind and self._reads(place)]
+        mine = [h for place, h in places if place.kind == kind and self._is_read(place)]
         ahead = [h for h in mine if self.model.io == "concurrent" and h.pulls_beside]
         store = self._batch[kind]
         return BatchPulls(ahead, store.batch_size, store.n_id)
 
-    def _reads(self, place: Place) -> bool:
-        """Return whether a history is read."""
+    def _is_read(self, place: Place) -> bool:
+        """Return whether the pass reads a history."""
         return True
 
     def cancel(self) -> None:
-        """Take back the pulls that nobody waited for."""
+        """Cancel the pulls that weren't used."""
         for pulls in self._pulls.values():
             pulls.cancel()
 
-    def source(self, layer: Layer, kind: str, x: Tensor) -> Tensor:
+    def source(self, layer: LayerCall, kind: str, x: Tensor) -> Tensor:
         """See :class:`gas.scalable.hetero.layers.Visitor`."""
         position = self.model.plan.reads.get((layer.number, kind))
         self._check(layer)
@@ -181,7 +166,7 @@ class MiniBatch:
         return joined
 
     def check_all_read(self) -> None:
-        """Refuse a pass that left out a history, whose rows would stay as they are."""
+        """Refuse a pass that skipped a history, whose rows would be stale."""
         for position, place in enumerate(self.model.plan.places):
             if position not in self._joined:
                 raise RuntimeError(
@@ -189,7 +174,8 @@ class MiniBatch:
                     "did when it was converted: it depends on what is in the graph"
                 )
 
-    def _check(self, layer: Layer) -> None:
+    def _check(self, layer: LayerCall) -> None:
+        """Refuse a call of a layer that isn't in the plan."""
         names = self.model.plan.layers
         if layer.number >= len(names) or names[layer.number] != layer.name:
             raise RuntimeError(
@@ -198,13 +184,13 @@ class MiniBatch:
             )
 
     def _exchange(self, position: int, kind: str, x: Tensor) -> Tensor:
-        """Return the rows of a layer's input: the batch's own, and the halo's of the history."""
+        """Return the rows of a layer's input: in-batch rows, and the halo's of the history."""
         history, store = self.model.histories[position], self._batch[kind]
         own = first_rows(x, store.batch_size)
         assert self.dropouts is not None
-        whole, p = self.dropouts.before(x)
+        whole, p = self.dropouts.find_input(x)
         self._store(position, first_rows(whole, store.batch_size).detach(), store)
-        if not self._reads(self.model.plan.places[position]):
+        if not self._is_read(self.model.plan.places[position]):
             return torch.cat([own, own.new_zeros(store.n_id.numel() - len(own), own.size(1))])
         out = self._pulls[kind].tensor(history, own)
         if p == 0.0:
@@ -212,19 +198,20 @@ class MiniBatch:
         return torch.cat([own, dropout(out[store.batch_size :].detach(), p)])
 
     def _store(self, position: int, own: Tensor, store: OwnNodes) -> None:
+        """Push in-batch rows to a history."""
         if self._push:
             history, size = self.model.histories[position], store.batch_size
             history.push(own, store.n_id[:size], store.offset, store.count)
 
-    def fused(self, call: FusedCall) -> tuple[Any, Any]:
+    def fused_inputs(self, call: FusedCall) -> tuple[Any, Any]:
         """See :class:`gas.scalable.hetero.layers.Visitor`."""
         source, target, kind = call.source, call.target, call.kind
         if target is not None:
-            target = self._cut(kind[2], target)
+            target = self._first_rows(kind[2], target)
         sizes = {kind: self._batch[kind[2]].batch_size if target is None else target.size(0)}
-        if sizes[kind] == self._size(kind[2]):  # Of others nobody knows with what they are summed.
-            kinds = self.model.plan.shared.get(call.number, (kind,))
-            sizes = {each: self._size(each[2]) for each in kinds}
+        if sizes[kind] == self._num_rows(kind[2]):  # Only then the plan's shared relations apply.
+            kinds = self.model.plan.shared_relations.get(call.number, (kind,))
+            sizes = {each: self._num_rows(each[2]) for each in kinds}
         key = tuple(sizes.items())
         if key not in self._adjacencies:
             adjs = [self._adjacency(k, n, source) for k, n in sizes.items()]
@@ -234,9 +221,9 @@ class MiniBatch:
         return ((source, target) if call.layer.takes_pairs else source), adj
 
     def _adjacency(self, kind: EdgeType, num_rows: int, source: Tensor) -> Adjacency:
-        """Return the edges of a relation on the device of the rows.
+        """Return the edges of a relation, computed on the CPU, on the device of the rows.
 
-        On a device the host would wait to know how many they are.
+        On a device, computing their number would make the host wait.
         """
         adj = adjacency_of(self._edges[kind], num_rows, source.size(0))
         if adj.device == source.device:
@@ -245,20 +232,20 @@ class MiniBatch:
             adj.with_self_loops()
         return tensor_to_device(adj, source.device)
 
-    def _size(self, kind: str) -> int:
+    def _num_rows(self, kind: str) -> int:
         """Return the number of rows of a type that layers compute."""
         store = self._batch[kind]
         return store.batch_size if self.model.is_narrow else store.n_id.numel()
 
-    def _cut(self, kind: str, x: Tensor) -> Tensor:
-        """Those of its rows; once of each tensor, so that its gradient is put together once."""
+    def _first_rows(self, kind: str, x: Tensor) -> Tensor:
+        """Return the rows of a type that layers compute, cached to add their gradients once."""
         key = kind, id(x)
         if key not in self._firsts:
-            self._firsts[key] = x, first_rows(x, self._size(kind))
+            self._firsts[key] = x, first_rows(x, self._num_rows(kind))
         return self._firsts[key][1]
 
-    def mean(self, layer: Layer, kind: str, rows: Tensor) -> Tensor:
-        """Return in-batch rows, with gradient, and the last rows of other nodes, without."""
+    def mean(self, layer: LayerCall, kind: str, rows: Tensor) -> Tensor:
+        """Return the mean of in-batch rows, with gradient, and the history of other nodes."""
         position = self.model.plan.means.get((layer.number, kind))
         if position is None:
             raise RuntimeError(
@@ -268,31 +255,31 @@ class MiniBatch:
         history, store = self.model.histories[position], self._batch[kind]
         own = first_rows(rows, store.batch_size)
         self._joined[position] = own, own
-        if not self._reads(self.model.plan.places[position]):
+        if not self._is_read(self.model.plan.places[position]):
             self._store(position, own.detach(), store)
-            return mean_of(kind, own)
+            return mean_rows(kind, own)
         n_id = store.n_id[: store.batch_size]
         total = tensor_to_device(self.model.totals.of(position, history), own.device)
         others = total - history.pull(n_id).to(total).sum(0)
         self._store(position, own.detach(), store)
-        stored = history.pull(n_id).to(total).sum(0)  # As they were rounded.
+        stored = history.pull(n_id).to(total).sum(0)  # Rounded by the history.
         self.model.totals.set(position, history, others + stored)
         return (others.to(own) + own.sum(0)) / self.model.num_nodes[kind]
 
-    def output(self, layer: Layer, kind: str, out: Tensor) -> Tensor:
+    def output(self, layer: LayerCall, kind: str, out: Tensor) -> Tensor:
         """See :class:`gas.scalable.hetero.layers.Visitor`."""
         return first_rows(out, self._batch[kind].batch_size) if self.model.is_narrow else out
 
 
 class Sweep(MiniBatch):
-    """Layer-wise inference: writes the histories of one level, those of lower ones being exact."""
+    """Layer-wise inference: writes the histories of one level, once those below are exact."""
 
     def __init__(self, model: PlannedModel, batch: HeteroData, level: int) -> None:
         self._level = level
         super().__init__(model, batch)
         self._left = sum(place.level == level for place in model.plan.places)
 
-    def _reads(self, place: Place) -> bool:
+    def _is_read(self, place: Place) -> bool:
         return place.level < self._level
 
     def _store(self, position: int, own: Tensor, store: OwnNodes) -> None:
@@ -301,17 +288,20 @@ class Sweep(MiniBatch):
         super()._store(position, own, store)
         self._left -= 1
         if not self._left:
-            raise Reached
+            raise StopForward
 
 
 def _own_nodes(store: Any) -> OwnNodes:
+    """Return the nodes of a mini-batch's store of a type."""
     return OwnNodes(store.batch_size, store.n_id.cpu(), store.offset.cpu(), store.count.cpu())
 
 
 def adjacency_of(edges: Tensor, num_rows: int, num_cols: int) -> Adjacency:
-    """Return the edges into the first rows; edges into the halo are dropped."""
+    """Return the adjacency of the edges into the first ``num_rows`` nodes."""
     src, dst = edges.contiguous()
-    if bool((dst[1:] < dst[:-1]).any()):  # Somebody has changed the batch.
+    if bool(
+        (dst[1:] < dst[:-1]).any()
+    ):  # A loader's edges are sorted; the caller may have changed them.
         dst, order = dst.sort(stable=True)
         src = src[order]
     rowptr = torch.searchsorted(dst, torch.arange(num_rows + 1, device=dst.device))

@@ -1,4 +1,4 @@
-"""Positions of histories in a heterogeneous module, found by running it on a small graph."""
+"""Plan the histories of a heterogeneous module by running it on a small graph."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ from torch_geometric.data import HeteroData
 
 from gas.graph import PERM, EdgeType, to_dense
 from gas.nn import SumConv
-from gas.scalable.hetero.layers import FusedCall, Layer, around_layers
-from gas.scalable.hetero.semantic import mean_of
+from gas.scalable.hetero.layers import FusedCall, LayerCall, Visitor, visit_layers
 
 EDGES = "edge_index"
 DICT = "_dict"
 
 
 class Place(NamedTuple):
-    """A history: of which type, how wide, and of which level.
+    """A history's node type, width and level.
 
-    Those of a level depend on those of lower ones alone. ``layer`` is the first that reads it, or
-    the one that reads its mean.
+    Histories of a level depend on those of lower levels alone. ``layer`` is the first layer that
+    reads the history, or the one that reads its mean.
     """
 
     kind: str
@@ -39,15 +38,15 @@ class Place(NamedTuple):
 class Plan:
     """Layers and histories of a module for heterogeneous graphs.
 
-    * ``inputs``: what ``forward`` takes, by the names of its parameters: attributes of the graph.
-    * ``kinds``: the types that each of these is given for.
+    * ``inputs``: the graph's attribute for each parameter of ``forward``.
+    * ``kinds``: the types that have each attribute, by parameter.
     * ``places``: the histories.
-    * ``reads``: which of them a call of a layer reads for a type, by the call's number.
+    * ``reads``: the history that a call of a layer reads, by the call's number and node type.
     * ``layers``: the layers in the order of their calls.
-    * ``output``: the type that the output has rows of; ``None`` if it is a dictionary by type.
-    * ``shared``: of a call of a layer that sums the same rows as others do, in the same way, the
-      relations over which that is done, its own included.
-    * ``means``: the history of what a call of a layer takes the mean of over all nodes of a type.
+    * ``output``: the node type of the output's rows; ``None`` if it is a dictionary by type.
+    * ``shared_relations``: the relations for which several calls of layers sum the same rows in the
+      same way, by the numbers of these calls.
+    * ``means``: the history whose mean a call of a layer reads, by the call's number and node type.
     """
 
     inputs: Mapping[str, str]
@@ -56,7 +55,7 @@ class Plan:
     reads: Mapping[tuple[int, str], int]
     layers: tuple[str, ...]
     output: str | None
-    shared: Mapping[int, tuple[EdgeType, ...]]
+    shared_relations: Mapping[int, tuple[EdgeType, ...]]
     means: Mapping[tuple[int, str], int]
 
     @property
@@ -65,11 +64,11 @@ class Plan:
         return max((place.level for place in self.places), default=-1) + 1
 
 
-def inputs_of(net: Module, data: HeteroData) -> dict[str, str]:
-    """Return the arguments of ``forward``: ``x_dict`` or ``x`` is the attribute ``x`` of all types.
+def match_inputs(net: Module, data: HeteroData) -> dict[str, str]:
+    """Return the attribute for each parameter of ``forward``: ``x`` for ``x_dict`` or ``x``.
 
     Raises:
-        ValueError: If the graph lacks one that has no default.
+        ValueError: If the graph lacks the attribute of a parameter without a default.
     """
     found = {}
     for name, parameter in inspect.signature(net.forward).parameters.items():
@@ -92,26 +91,25 @@ def inputs_of(net: Module, data: HeteroData) -> dict[str, str]:
     return found
 
 
-def given(data: HeteroData, inputs: Mapping[str, str]) -> dict[str, Any]:
-    """Return the arguments of ``forward``: dictionaries by type, and what the whole graph has.
+def collect_inputs(data: HeteroData, inputs: Mapping[str, str]) -> dict[str, Any]:
+    """Return the arguments of ``forward``: dictionaries by type, and attributes of the graph.
 
-    ``n_id`` are ids in the graph that was cut, whatever its parts are. Sparse features are made
-    dense: those of a mini-batch, where it is one.
+    ``n_id`` are ids in the graph before clustering. Sparse features are made dense.
     """
     return {
         name: data[key]
         if key in data._global_store
         else {
             kind: to_dense(store[PERM if key == "n_id" and PERM in store else key])
-            for kind, store in zip(_kinds(data), data.stores[1:], strict=True)
+            for kind, store in zip(_store_types(data), data.stores[1:], strict=True)
             if key in store
         }
         for name, key in inputs.items()
     }
 
 
-def with_ids(data: HeteroData) -> HeteroData:
-    """Return a whole graph with the ids of its nodes and edges, which mini-batches have."""
+def add_ids(data: HeteroData) -> HeteroData:
+    """Return a whole graph with ``n_id`` and ``e_id``, which mini-batches have."""
     out = copy.copy(data)
     for kind in data.node_types:
         size = out[kind].num_nodes = int(data[kind].num_nodes or 0)
@@ -121,17 +119,18 @@ def with_ids(data: HeteroData) -> HeteroData:
     return out
 
 
-def _kinds(data: HeteroData) -> list[Any]:
+def _store_types(data: HeteroData) -> list[Any]:
+    """Return the node and edge types of a graph, in the order of its stores."""
     return [store._key for store in data.stores[1:]]
 
 
 class _Mark(torch.autograd.Function):
-    """The identity; where it stands in a graph of autograd, a layer has computed."""
+    """The identity, which marks the outputs of layers in the graph of autograd."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, level: int) -> Tensor:
         ctx.level = level
-        return x.clone()  # Which may be changed in place.
+        return x.clone()  # The module may change it in place.
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
@@ -151,12 +150,12 @@ def _level(x: Tensor) -> int:
     return level
 
 
-class _Finder:
-    """Notes which rows that layers read other layers have computed."""
+class _Finder(Visitor):
+    """A visitor that finds the inputs of layers which other layers have computed."""
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
         self._sizes = sizes
-        self._known: dict[int, tuple[Tensor, int]] = {}  # By id; the tensor keeps it.
+        self._known: dict[int, tuple[Tensor, int]] = {}  # By id, which the tensor keeps valid.
         self._levels: dict[int, int] = {}  # Of each call.
         self.places: list[Place] = []
         self.reads: dict[tuple[int, str], int] = {}
@@ -165,7 +164,7 @@ class _Finder:
         self.rows: list[Tensor] = []
         self._summed: dict[tuple[int, str], tuple[Any, dict[int, EdgeType]]] = {}
 
-    def source(self, layer: Layer, kind: str, x: Tensor) -> Tensor:
+    def source(self, layer: LayerCall, kind: str, x: Tensor) -> Tensor:
         self._note(layer)
         level = _level(x)
         if level == 0:
@@ -184,29 +183,31 @@ class _Finder:
         self.reads[layer.number, kind] = self._known[id(x)][1]
         return x
 
-    def fused(self, call: FusedCall) -> tuple[Any, Any]:
+    def fused_inputs(self, call: FusedCall) -> tuple[Any, Any]:
         if isinstance(call.layer, SumConv) and call.layer.sums_input_rows:
             key = id(call.source), call.layer._reduce
             _, calls = self._summed.setdefault(key, (call.source, {}))
             calls[call.number] = call.kind
-        return call.x, call.edges[call.kind]
+        return super().fused_inputs(call)
 
     @property
-    def shared(self) -> dict[int, tuple[EdgeType, ...]]:
+    def shared_relations(self) -> dict[int, tuple[EdgeType, ...]]:
         """See :class:`Plan`."""
         groups = [
             (calls, tuple(dict.fromkeys(calls.values()))) for _, calls in self._summed.values()
         ]
         return {call: kinds for calls, kinds in groups for call in calls if len(kinds) > 1}
 
-    def mean(self, layer: Layer, kind: str, rows: Tensor) -> Tensor:
+    def mean(self, layer: LayerCall, kind: str, rows: Tensor) -> Tensor:
         level = _level(rows)
         self.means[layer.number, kind] = len(self.places)
         self.places.append(Place(kind, rows.size(1), level, layer.name))
         self.rows.append(rows)
-        return _Mark.apply(mean_of(kind, rows), level + 2)  # What depends on it is a level higher.
+        return _Mark.apply(
+            super().mean(layer, kind, rows), level + 2
+        )  # Its users are a level higher.
 
-    def output(self, layer: Layer, kind: str, out: Tensor) -> Tensor:
+    def output(self, layer: LayerCall, kind: str, out: Tensor) -> Tensor:
         self._note(layer)
         if out.dim() == 0 or out.size(0) != self._sizes[kind]:
             raise ValueError(
@@ -215,28 +216,29 @@ class _Finder:
             )
         return _Mark.apply(out, self._levels[layer.number] + 1)
 
-    def _note(self, layer: Layer) -> None:
+    def _note(self, layer: LayerCall) -> None:
+        """Record a call of a layer."""
         self._levels.setdefault(layer.number, 0)
         if layer.number == len(self.layers):
             self.layers.append(layer.name)
 
 
-def plan_of(net: Module, data: HeteroData, inputs: Mapping[str, str]) -> tuple[Plan, Any, Any]:
-    """Run a module on a small graph, and see where it needs histories.
+def make_plan(net: Module, data: HeteroData, inputs: Mapping[str, str]) -> tuple[Plan, Any, Any]:
+    """Run a module on a small graph, and find where it needs histories.
 
     Args:
         net: The module, in evaluation mode.
-        data: The graph, with ``n_id`` and ``e_id``; its types have different numbers of nodes,
-            as far as that can be.
-        inputs: What ``forward`` takes.
+        data: The graph, with ``n_id`` and ``e_id``; its types should have different numbers of
+            nodes.
+        inputs: The attribute for each parameter of ``forward``.
 
     Returns:
         The plan, the output, and the rows that each history would hold.
 
     Raises:
-        ValueError: If it can't be followed.
+        ValueError: If the module isn't supported.
     """
-    arguments = given(data, inputs)
+    arguments = collect_inputs(data, inputs)
     sizes = {kind: data[kind].num_nodes for kind in data.node_types}
     with torch.enable_grad():
         for values in arguments.values():
@@ -245,7 +247,7 @@ def plan_of(net: Module, data: HeteroData, inputs: Mapping[str, str]) -> tuple[P
                     values[kind] = value.detach().clone().requires_grad_()
         finder = _Finder(sizes)
         edges = next(arguments[name] for name, key in inputs.items() if key == EDGES)
-        with around_layers(net, edges, finder):
+        with visit_layers(net, edges, finder):
             try:
                 out = net(**arguments)
             except (ValueError, KeyboardInterrupt):
@@ -258,13 +260,16 @@ def plan_of(net: Module, data: HeteroData, inputs: Mapping[str, str]) -> tuple[P
     if not finder.layers:
         raise ValueError(f"{type(net).__name__} calls no message passing layer")
     layers, places = tuple(finder.layers), tuple(finder.places)
-    kind = _output_kind(net, out, sizes)
+    kind = _output_type(net, out, sizes)
     kinds = {name: frozenset(v) for name, v in arguments.items() if isinstance(v, dict)}
-    plan = Plan(inputs, kinds, places, finder.reads, layers, kind, finder.shared, finder.means)
+    plan = Plan(
+        inputs, kinds, places, finder.reads, layers, kind, finder.shared_relations, finder.means
+    )
     return plan, out, finder.rows
 
 
-def _output_kind(net: Module, out: Any, sizes: Mapping[str, int]) -> str | None:
+def _output_type(net: Module, out: Any, sizes: Mapping[str, int]) -> str | None:
+    """Return the node type of the output's rows; ``None`` if it is a dictionary by type."""
     name = type(net).__name__
     if isinstance(out, Mapping):
         for kind, value in out.items():

@@ -1,4 +1,4 @@
-"""HAN's attention over relations, which weighs them by means over all nodes of a type."""
+"""HAN's attention over relations, whose weights are means over all nodes of a type."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from gas.graph import EdgeType
 from gas.history import History
 
 
-def mean_of(kind: str, rows: Tensor) -> Tensor:
-    """Return the mean of all rows, zero of none."""
+def mean_rows(kind: str, rows: Tensor) -> Tensor:
+    """Return the mean of all rows, or zero if there are none."""
     return rows.sum(0) / max(1, rows.size(0))
 
 
 class HANConv(pyg.HANConv):
-    """:class:`torch_geometric.nn.HANConv`, which asks for the means that it weighs relations by."""
+    """:class:`torch_geometric.nn.HANConv` whose means over all nodes can be replaced."""
 
-    mean_over_nodes = staticmethod(mean_of)
-    """The mean over all nodes of a type, of which rows of scores are given, ``[n, relations]``."""
+    mean_over_nodes = staticmethod(mean_rows)
+    """Return the mean of the scores of all nodes of a type, ``[n, relations]``."""
 
     def forward(
         self,
@@ -31,7 +31,7 @@ class HANConv(pyg.HANConv):
         edge_index_dict: Mapping[EdgeType, Tensor],
         return_semantic_attention_weights: bool = False,
     ) -> Any:
-        """See PyG."""
+        """See :class:`torch_geometric.nn.HANConv`."""
         if return_semantic_attention_weights:
             return super().forward(x_dict, edge_index_dict, True)
         shape = -1, self.heads, self.out_channels // self.heads
@@ -42,9 +42,10 @@ class HANConv(pyg.HANConv):
             lins = self.lin_src[key], self.lin_dst[key]
             alpha = tuple((rows * lin).sum(-1) for rows, lin in zip(x, lins, strict=True))
             outs[dst].append(self.propagate(edges, x=x, alpha=alpha).relu())
-        return {kind: self._weighed(kind, rows) for kind, rows in outs.items()}
+        return {kind: self._combine_relations(kind, rows) for kind, rows in outs.items()}
 
-    def _weighed(self, kind: str, outs: list[Tensor]) -> Tensor | None:
+    def _combine_relations(self, kind: str, outs: list[Tensor]) -> Tensor | None:
+        """Return the weighted sum of the outputs of a type's relations."""
         if len(outs) < 2:
             return outs[0] if outs else None
         rows = torch.stack(outs)
@@ -53,8 +54,8 @@ class HANConv(pyg.HANConv):
         return (weight[:, None, None] * rows).sum(0)
 
 
-def ask_for_means(net: Module) -> Module:
-    """Make the layers of PyG such ones, in place."""
+def replace_han_convs(net: Module) -> Module:
+    """Replace PyG's ``HANConv`` by that of this module, in place."""
     for layer in net.modules():
         if type(layer) is pyg.HANConv:
             layer.__class__ = HANConv
@@ -62,23 +63,23 @@ def ask_for_means(net: Module) -> Module:
 
 
 class Totals:
-    """The sums of all rows of histories, kept up to date by what is pushed."""
+    """The sums of all rows of histories, which are updated with each push."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[Any, Tensor]] = {}  # With what tells whether they still are.
+        self._known: dict[int, tuple[Any, Tensor]] = {}  # With the history's version.
 
     def of(self, position: int, history: History) -> Tensor:
         """Return the sum of a history's rows, of shape ``[width]``, float64."""
         known = self._known.get(position)
-        if known is None or known[0] != _state(history):
-            known = _state(history), history.emb.double().sum(0)
+        if known is None or known[0] != _history_version(history):
+            known = _history_version(history), history.emb.double().sum(0)
             self._known[position] = known
         return known[1]
 
     def set(self, position: int, history: History, total: Tensor) -> None:
-        """Note the sum after a push."""
-        self._known[position] = _state(history), total
+        """Store the sum after a push."""
+        self._known[position] = _history_version(history), total
 
 
-def _state(history: History) -> tuple[Any, ...]:
+def _history_version(history: History) -> tuple[Any, ...]:
     return history.changes, history.num_resets

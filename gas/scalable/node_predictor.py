@@ -1,4 +1,4 @@
-"""Outputs of chosen nodes: one mini-batch around them, with what histories have of the rest."""
+"""Outputs of some nodes, from one mini-batch around them and histories of their neighbours."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from gas.graph import MAPPED, PARTS, PERM, Ids, to_original_order, version
 from gas.history import share_cores
 from gas.loader import SubgraphLoader
 from gas.native import check_range, warn
+from gas.scalable.base import preserve_modes
 from gas.scalable.call import BatchModel
 
-_Seen = dict[str, tuple["weakref.ref[Tensor]", int]]
+_TensorVersions = dict[str, tuple["weakref.ref[Tensor]", int]]
 
 
-class ChosenNodes:
-    """Finds the outputs of some nodes of a clustered graph.
+class NodePredictor:
+    """Compute the outputs of some nodes of a clustered graph.
 
     Args:
         loader: A loader of it.
@@ -32,19 +33,19 @@ class ChosenNodes:
         perm = loader.data[PERM]
         self.row_of = torch.empty_like(perm)
         self.row_of[perm] = torch.arange(perm.numel())
-        self._ids: tuple[Any, Ids] | None = None  # Of the graph's node_id, as it was then.
+        self._ids: tuple[Any, Ids] | None = None  # The graph's node_id, and an index of it.
 
-    def nodes_with(self, ids: Any) -> Tensor:
+    def find_nodes(self, ids: Any) -> Tensor:
         """Find nodes by the user's ids, those of ``node_id``.
 
         Args:
             ids: The ids, a list, or an array or tensor of shape ``[B]``; some may be repeated.
 
         Returns:
-            The rows of the graph as it was given, of shape ``[B]``.
+            The rows of the graph before clustering, of shape ``[B]``.
 
         Raises:
-            ValueError: If the graph has no ids, or one of them isn't there.
+            ValueError: If the graph has no ids, or lacks one of them.
         """
         data = graph_of(self.loader)
         given = data.get("node_id")
@@ -57,7 +58,7 @@ class ChosenNodes:
         if wanted.ndim != 1:
             raise ValueError(f"'ids' is {ids!r}, expected a list of ids: pass [id] for one")
         if self._ids is None or self._ids[0] is not given:
-            self._ids = given, Ids(_array(data, given), self.row_of.numel())
+            self._ids = given, Ids(_id_array(data, given), self.row_of.numel())
             twice = self._ids[1].find_duplicate()
             if twice is not None:
                 self._ids = None
@@ -71,7 +72,7 @@ class ChosenNodes:
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             raise ValueError(
                 f"'ids' holds {missing[0]!r}{more}, which no node of the graph has: "
-                f"expected ids of its 'node_id', such as {_array(data, given)[:1].tolist()[0]!r}"
+                f"expected ids of its 'node_id', such as {_id_array(data, given)[:1].tolist()[0]!r}"
             )
         return torch.from_numpy(rows)
 
@@ -83,61 +84,57 @@ class ChosenNodes:
         check_range("nodes", nodes, self.row_of.numel())
         rows, place = self.row_of[nodes].unique(return_inverse=True)
         batch = self.loader.cut_nodes(rows)
-        modes = [(module, module.training) for module in model.modules()]
-        model.eval()
-        try:
-            with share_cores(self.loader.leave_cores):
-                out = model(batch, push=False)
-        finally:
-            for module, mode in modes:
-                module.training = mode
-        _report(model, self.loader.data, batch.n_id[batch.batch_size :])
+        with preserve_modes(model), share_cores(self.loader.leave_cores):
+            model.eval()
+            out = model(batch, push=False)
+        _warn_if_stale(model, self.loader.data, batch.n_id[batch.batch_size :])
         return out.cpu()[place]
 
 
-def without_prefetch(graph: Any) -> Any:
-    """Return the loader that a :class:`gas.PrefetchLoader` has; anything else as it is."""
+def unwrap_prefetch(graph: Any) -> Any:
+    """Return the loader inside a :class:`gas.PrefetchLoader`; anything else unchanged."""
     return getattr(graph, "loader", graph)
 
 
 def graph_of(graph: Any) -> Data:
     """Return a graph, or that of a loader."""
-    return graph if isinstance(graph, Data) else without_prefetch(graph).data
+    return graph if isinstance(graph, Data) else unwrap_prefetch(graph).data
 
 
-def _array(data: Data, ids: Any) -> np.ndarray:
-    """Return node ids in the order of the original graph; tensors were permuted."""
+def _id_array(data: Data, ids: Any) -> np.ndarray:
+    """Return node ids as an array in the order of the original graph; tensors are permuted."""
     if isinstance(ids, Tensor):
         return to_original_order(data, ids.cpu()).numpy()
     return np.asarray(ids)
 
 
-# What each model computed with, and on which graph, when its histories were last made exact.
-_exact: weakref.WeakKeyDictionary[BatchModel, tuple[Any, _Seen]] = weakref.WeakKeyDictionary()
+# State and graph of each model when its histories were last exact.
+_exact: weakref.WeakKeyDictionary[BatchModel, tuple[Any, _TensorVersions]]
+_exact = weakref.WeakKeyDictionary()
 
 
-def made_exact(model: BatchModel, graph: Data | None) -> None:
-    """Note that histories are what the model gives, as it is now, on a graph, if it is known."""
-    _exact[model] = state_of(model), {} if graph is None else _seen(graph)
+def mark_exact(model: BatchModel, graph: Data | None) -> None:
+    """Record that histories are exact for a model's current weights, and a graph if it is known."""
+    _exact[model] = state_fingerprint(model), {} if graph is None else _tensor_versions(graph)
 
 
 def is_exact(model: BatchModel, graph: Data) -> bool:
-    """Return whether neither model nor graph have changed since the histories were made exact."""
+    """Return whether neither model nor graph have changed since the histories were exact."""
     state, seen = _exact.get(model, (None, {}))
-    return state is not None and state == state_of(model) and _is_seen(graph, seen)
+    return state is not None and state == state_fingerprint(model) and _is_unchanged(graph, seen)
 
 
-def state_of(model: BatchModel) -> Any:
-    """Tell weights and histories from what they are after any change."""
+def state_fingerprint(model: BatchModel) -> Any:
+    """Return a value that differs after any change of weights or histories."""
     tensors = [*model.parameters(), *model.buffers()]
     changes = [history.changes for history in model.histories]
     return [(id(tensor), tensor._version) for tensor in tensors], changes
 
 
-def _seen(graph: Data) -> _Seen:
-    """Return the tensors that outputs may depend on, as they are now, without keeping them.
+def _tensor_versions(graph: Data) -> _TensorVersions:
+    """Return the tensors that outputs may depend on, as weak references, and their versions.
 
-    Those of a graph folder are others each time it is opened, and aren't looked at.
+    Tensors of a graph folder are new ones each time it is opened, so that they aren't compared.
     """
     tensors = {key: value for key, value in graph.to_dict().items() if isinstance(value, Tensor)}
     if any(hasattr(value, MAPPED) for value in tensors.values()):
@@ -149,14 +146,15 @@ def _seen(graph: Data) -> _Seen:
     }
 
 
-def _is_seen(graph: Data, seen: _Seen) -> bool:
-    now = _seen(graph)
+def _is_unchanged(graph: Data, seen: _TensorVersions) -> bool:
+    """Return whether a graph has the same tensors as before, unchanged."""
+    now = _tensor_versions(graph)
     both = ((now[key], seen[key]) for key in now.keys() & seen.keys())
     return all(new[0]() is old[0]() and new[1] == old[1] for new, old in both)
 
 
-def _report(model: BatchModel, graph: Data, halo: Tensor) -> None:
-    """Warn of rows that were read and aren't exact, with their age."""
+def _warn_if_stale(model: BatchModel, graph: Data, halo: Tensor) -> None:
+    """Warn if rows that were read may not be exact, with their age."""
     if not model.histories or not halo.numel() or is_exact(model, graph):
         return
     ages = [h.num_pushes - int(h.written_at[halo.cpu()].min()) for h in model.histories]
@@ -169,7 +167,7 @@ def _report(model: BatchModel, graph: Data, halo: Tensor) -> None:
 def predict_nodes(
     model: BatchModel, graph: Any, nodes: Tensor | None, ids: Any, options: Mapping[str, Any]
 ) -> Tensor:
-    """See :meth:`gas.ScalableGNN.predict`; of ``nodes`` and ``ids`` one is given.
+    """Predict some nodes, by ``nodes`` or ``ids``; see :meth:`gas.ScalableGNN.predict`.
 
     Raises:
         ValueError: If the graph isn't clustered, or the model or an option isn't for some nodes.
@@ -184,7 +182,7 @@ def predict_nodes(
             f"'{name}' are chosen, but {what}: pass a loader with its options, to a model of one "
             "process"
         )
-    known, graph = model._chosen, without_prefetch(graph)
+    known, graph = model._node_predictor, unwrap_prefetch(graph)
     if known is None or not any(graph is each for each in (known.loader, known.loader._source)):
         loader = graph
         if isinstance(graph, Data):
@@ -194,5 +192,5 @@ def predict_nodes(
                 "the graph has no 'perm', by which nodes are found: use gas.cluster(data, "
                 "num_parts), or model(loader.cut_nodes(nodes)), by their rows in the loader"
             )
-        known = model._chosen = ChosenNodes(loader)
-    return known.predict(model, nodes if ids is None else known.nodes_with(ids))
+        known = model._node_predictor = NodePredictor(loader)
+    return known.predict(model, nodes if ids is None else known.find_nodes(ids))
