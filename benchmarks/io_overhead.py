@@ -141,10 +141,10 @@ def read_all_halos(model: GIN, batches: list[SubData]) -> tuple[float, int]:
     make_cold(model)
     before = sum(history.store.packed.moved_bytes for history in model.histories)
     start = time.perf_counter()
-    gas.scalable.expect(model, batches[0].batch_size, batches[0].n_id)
+    gas.scalable.read_ahead(model, batches[0].batch_size, batches[0].n_id)
     for batch, following in zip(batches, [*batches[1:], None], strict=True):
         if following is not None:  # As PrefetchLoader does.
-            gas.scalable.expect(model, following.batch_size, following.n_id)
+            gas.scalable.read_ahead(model, following.batch_size, following.n_id)
         own, halo = batch.n_id[: batch.batch_size], batch.n_id[batch.batch_size :]
         for pull in [history.start_pull(halo, 0, own) for history in model.histories]:
             pull.wait()

@@ -21,9 +21,9 @@ from gas.native import (
     MOST_INT32,
     accept_beta_state,
     gather_sparse_rows,
+    has_sorted_rows,
     is_sparse,
     parts,
-    sorted_rows,
     sparse_csr,
 )
 
@@ -139,7 +139,7 @@ def _check(x: Tensor, name: str) -> None:
 def _is_in_order(x: Tensor) -> bool:
     """Return whether columns rise in every row."""
     rowptr, col, _ = parts(x)
-    return sorted_rows(rowptr, col, strict=True)
+    return has_sorted_rows(rowptr, col, strict=True)
 
 
 def _coo(x: Tensor) -> Tensor:
@@ -162,7 +162,7 @@ def select_rows(x: Tensor, index: Tensor) -> Tensor:
         index: Which of them, of shape ``[n]``, int64.
     """
     if isinstance(x, Encoded):
-        return x.rearranged(index)
+        return x.select_rows(index)
     return gather_sparse_rows(x, index) if is_sparse(x) else x[index]
 
 

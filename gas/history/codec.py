@@ -10,7 +10,7 @@ from torch import Tensor
 from gas.native import transfer
 
 _SHORT = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-NAMES = ("float64", "float32", "bfloat16", "float16", "int8")
+CODEC_NAMES = ("float64", "float32", "bfloat16", "float16", "int8")
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Codec:
             return dtype
         name = str(dtype).removeprefix("torch.")
         name = _SHORT.get(name, name)
-        if name not in NAMES:
-            raise ValueError(f"'dtype' is {dtype}, expected one of {', '.join(NAMES)}")
+        if name not in CODEC_NAMES:
+            raise ValueError(f"'dtype' is {dtype}, expected one of {', '.join(CODEC_NAMES)}")
         return Codec(name)
 
     @property
@@ -52,7 +52,7 @@ class Codec:
 
     def columns(self, width: int) -> int:
         """Return the number of elements of a stored row of ``width`` values."""
-        return transfer.stored_columns(self.name, width)
+        return transfer.num_stored_columns(self.name, width)
 
     def row_bytes(self, width: int) -> int:
         """Return the bytes of a stored row of ``width`` values."""

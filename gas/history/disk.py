@@ -81,7 +81,7 @@ class DiskStore(TableStore):
         header = HEADER.pack(MAGIC, VERSION, num_rows, columns, dtype.itemsize, content.encode())
         try:
             self._file, self.resumed = _open(self.path, header, num_rows * columns * dtype.itemsize)
-            table = _map(self._file, num_rows, columns, dtype)
+            table = _map_rows(self._file, num_rows, columns, dtype)
         except BaseException:
             _release(os.getpid(), self._file, directory)
             raise
@@ -96,7 +96,7 @@ class DiskStore(TableStore):
         if self._file is not None:
             os.fsync(self._file)
 
-    def packed_by(self, packing: Packing, pool: BufferPool) -> PackedRows:
+    def make_packed(self, packing: Packing, pool: BufferPool) -> PackedRows:
         """Copy rows to where few reads find those of a mini-batch: to be set as ``packed``.
 
         Args:
@@ -139,7 +139,7 @@ class DiskStore(TableStore):
         named = self.content.encode()
         header = HEADER.pack(MAGIC, VERSION, num_rows, self.columns, element, named)
         os.pwrite(self._file, header, 0)
-        self.table = _map(self._file, num_rows, self.columns, self.dtype)
+        self.table = _map_rows(self._file, num_rows, self.columns, self.dtype)
         self.num_rows = num_rows
 
     def clone(self) -> DiskStore:
@@ -180,13 +180,13 @@ def _open(path: Path, header: bytes, num_bytes: int) -> tuple[int, bool]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise _in_use(path) from error
+            raise _in_use_error(path) from error
         size = 0 if is_new else os.fstat(file).st_size
         if size:
             _check_header(path, os.pread(file, HEADER.size, 0), header, size, num_bytes)
             return file, True
         if is_new and path.exists():  # Of another process, which was faster.
-            raise _in_use(path)
+            raise _in_use_error(path)
         _reserve(path, unfinished if is_new else path, file, HEADER_BYTES + num_bytes)
         os.pwrite(file, header, 0)
         os.fsync(file)
@@ -198,7 +198,7 @@ def _open(path: Path, header: bytes, num_bytes: int) -> tuple[int, bool]:
     return file, False
 
 
-def _in_use(path: Path) -> ValueError:
+def _in_use_error(path: Path) -> ValueError:
     return ValueError(
         f"'path' {str(path)!r} is in use: two models can't share the file of a history. Processes "
         "that train together share a path if torch.distributed.init_process_group is called before "
@@ -266,7 +266,7 @@ def _check_header(path: Path, found: bytes, wanted: bytes, size: int, num_bytes:
         )
 
 
-def _map(file: int, num_rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
+def _map_rows(file: int, num_rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
     num_bytes = num_rows * columns * dtype.itemsize
     with torch.inference_mode(False):  # Whose tensors don't tell that they have changed.
         if num_bytes == 0:

@@ -11,13 +11,12 @@ import torch
 
 from gas.history.codec import Codec
 from gas.history.disk import DiskStore
-from gas.history.engine import TransferEngine
 from gas.history.history import History
-from gas.history.memory import check_fits, check_fits_disk
-from gas.history.store import StoreFactory
+from gas.history.store import StoreFactory, check_fits, check_fits_disk
 from gas.history.tiers import check_tier, default_tier, pick_tier
+from gas.history.transfer import TransferEngine
 
-ROWS = 65536  # What is copied at once.
+ROWS_PER_COPY = 65536  # What is copied at once.
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ class HistoryFactory:
             print(f"Histories: store={store!r}, because {why}", file=sys.stderr)
         tier = default_tier(self.device) if store is None else store
         files: list[Path | None] = [None] * len(self.widths)
-        place = None if self.path is None else _own_folder(self.path) / folder
+        place = None if self.path is None else _process_folder(self.path) / folder
         if tier == "disk" and place is not None:
             files = [place / f"history_{layer}" for layer in range(len(self.widths))]
         if tier == "device":
@@ -103,12 +102,12 @@ class HistoryFactory:
         """
         made = self.make(histories[0].num_embeddings, engine) if histories else []
         for old, new in zip(histories, made, strict=True):
-            for rows in old.written.nonzero().view(-1).split(ROWS):
+            for rows in old.written.nonzero().view(-1).split(ROWS_PER_COPY):
                 new.push(old.pull(rows), rows)
         return made
 
 
-def _own_folder(path: str | Path) -> Path:
+def _process_folder(path: str | Path) -> Path:
     """Return the folder of this process: processes that train together are given the same path."""
     group = torch.distributed
     if not (group.is_available() and group.is_initialized()) or group.get_world_size() == 1:

@@ -13,12 +13,11 @@ from torch import Tensor
 from gas.history.codec import Codec
 from gas.history.cuda import CudaLink
 from gas.history.disk import DiskStore
-from gas.history.engine import Copies, TransferEngine
 from gas.history.rows import StoredRows
 from gas.history.store import StoreFactory, TableStore
 from gas.history.tiers import make_store
-from gas.history.transfer import HostLink, Pull, row_index_of
-from gas.native import check_index, check_integer, check_range, warn
+from gas.history.transfer import Copies, HostLink, Pull, TransferEngine, check_row_index
+from gas.native import check_index, check_integer, check_range, renamed, warn
 
 
 class History(torch.nn.Module):
@@ -119,7 +118,7 @@ class History(torch.nn.Module):
         self._check_open()
         self._link.wait()
         if isinstance(self.store, TableStore) and self.codec.dtype == self._value_dtype:
-            self._link.catch_up()
+            self._link.note_changes()
             return self.store.table
         every = torch.arange(self.num_embeddings, device="cpu")
         return self._link.pull(every, 0, self._value_dtype).wait()
@@ -130,7 +129,7 @@ class History(torch.nn.Module):
         self._link.wait()
         if isinstance(self.store, TableStore):
             self.store.table.zero_()
-            self._link.catch_up()
+            self._link.note_changes()
         else:
             zeros = torch.zeros(self.num_embeddings, self.embedding_dim)
             self._link.push(zeros, [(0, self.num_embeddings)])
@@ -176,9 +175,13 @@ class History(torch.nn.Module):
         """Return whether each row was ever pushed, of shape ``[N]``, bool."""
         return self._written_at > 0
 
+    expect = renamed("History.expect", "read_ahead")
+    in_place = renamed("History.in_place", "stored_rows")
+    stored = renamed("History.stored", "read_stored")
+
     # Rows as they are stored ----------------------------------------------------------------------
 
-    def stored(self, index: Tensor, out: Tensor | None = None) -> Tensor:
+    def read_stored(self, index: Tensor, out: Tensor | None = None) -> Tensor:
         """Return rows as they are stored, on the CPU; not to be written to.
 
         Args:
@@ -213,7 +216,7 @@ class History(torch.nn.Module):
         for index, rows in blocks:
             self.store.write(index, rows)
         if isinstance(self.store, TableStore):
-            self._link.catch_up()
+            self._link.note_changes()
         self._written_at.copy_(written_at)
         self._num_pushes = num_pushes
         self._num_unwritten = int((written_at == 0).sum())
@@ -344,7 +347,7 @@ class History(torch.nn.Module):
             raise ValueError(
                 f"'x' has dtype {x.dtype}, expected a floating-point type: pass x.float()"
             )
-        where = row_index_of(x.size(0), n_id, offset, count, self.num_embeddings)
+        where = check_row_index(x.size(0), n_id, offset, count, self.num_embeddings)
         self._link.push(x.detach(), where)
         if self.engine.io == "none":
             return
@@ -381,7 +384,7 @@ class History(torch.nn.Module):
         """
         if n_id is None:
             n_id = torch.arange(self.num_embeddings, device="cpu")
-        return self._start(n_id, 0, self._value_dtype).wait().to(self._value_dtype)
+        return self._start_pull(n_id, 0, self._value_dtype).wait().to(self._value_dtype)
 
     @torch.no_grad()
     def start_pull(
@@ -390,24 +393,28 @@ class History(torch.nn.Module):
         space: int = 0,
         own: Tensor | None = None,
         copies: Copies | None = None,
+        ahead: bool = True,
     ) -> Pull:
-        """Begin to read rows; ``wait()`` on what is returned yields them.
+        """Begin to read rows; ``wait()`` on the result returns them.
 
-        They are those at this call: pushes that follow are not seen.
+        They are the rows at this call: later pushes don't change them.
 
         Args:
             n_id: The nodes to read, of shape ``[n]``, int64.
             space: The result has this many rows in front, with unspecified values: of shape
                 ``[space + n, embedding_dim]``. (default: ``0``)
-            own: The batch's own nodes, if ``n_id`` is its halo: what :meth:`gas.ScalableGNN.pack`
-                has arranged is found by them. (default: rows are read where they lie)
-            copies: Of ``n_id`` on devices; what is made is added, for the next history that is
-                given the same. (default: none are kept)
+            own: The batch's own nodes, if ``n_id`` is its halo: the rows that
+                :meth:`gas.ScalableGNN.pack` has arranged for the batch are found by them.
+                (default: rows are read from the table)
+            copies: Copies of ``n_id`` on devices. A new copy is added, for the other histories
+                that read the same rows. (default: none are kept)
+            ahead: Overlap with the computation, in an engine with ``io="concurrent"``. ``False`` if
+                ``wait()`` follows at once. (default: ``True``)
         """
-        ahead = self.engine.io == "concurrent"
-        return self._start(n_id, space, self._dtype, ahead, own, copies)
+        ahead = ahead and self.engine.io == "concurrent"
+        return self._start_pull(n_id, space, self._dtype, ahead, own, copies)
 
-    def expect(self, n_id: Tensor, own: Tensor) -> None:
+    def read_ahead(self, n_id: Tensor, own: Tensor) -> None:
         """Have the system read ahead what a pull will need, if rows lie packed.
 
         Args:
@@ -415,14 +422,14 @@ class History(torch.nn.Module):
             own: The batch's own nodes.
         """
         if not self._closed and self.engine.io != "none" and self.store.packed is not None:
-            self.store.packed.expect(n_id, own)
+            self.store.packed.read_ahead(n_id, own)
 
     @property
-    def pulls_beside(self) -> bool:
+    def supports_overlap(self) -> bool:
         """Return whether started pulls overlap with the computation."""
         return self._link.supports_overlap
 
-    def in_place(
+    def stored_rows(
         self, n_id: Tensor, dtype: torch.dtype, copies: Copies | None = None
     ) -> StoredRows | None:
         """Return rows to be read in place, if they can be, instead of being pulled.
@@ -437,7 +444,7 @@ class History(torch.nn.Module):
         """
         self._check_open()
         check_index("n_id", n_id)
-        where = self._link.in_place(n_id, dtype, copies)
+        where = self._link.table_and_index(n_id, dtype, copies)
         if where is None:
             return None
         if n_id.device.type == "cpu":  # Ids on a device are checked by the loader alone.
@@ -452,7 +459,7 @@ class History(torch.nn.Module):
             return True
         return self._num_pushes != pushes and bool((self._written_at[index.cpu()] > pushes).any())
 
-    def _start(
+    def _start_pull(
         self,
         n_id: Tensor,
         space: int,

@@ -25,7 +25,7 @@ from gas.native import (
     BufferPool,
     Job,
     RowIndex,
-    padded,
+    padded_sizes,
     read_bytes,
     read_segments,
     write_bytes,
@@ -64,7 +64,7 @@ class PackedRows:
         self.packing = packing
         self._rows_file = file
         self._row_bytes = table.size(1) * table.element_size()
-        sizes = padded(np.diff(packing.starts) * self._row_bytes)
+        sizes = padded_sizes(np.diff(packing.starts) * self._row_bytes)
         self._offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
         self._process = os.getpid()
         with torch.inference_mode(False):  # Whose tensors couldn't be written to outside of it.
@@ -80,9 +80,9 @@ class PackedRows:
         self._stale = set(range(len(packing.bounds) - 1))  # Parts whose copies are to be made.
         self._version = self._changes
         self._lock = threading.Lock()
-        self.file = _unnamed_file(Path(folder), int(self._offsets[-1]))
+        self.file = _make_unnamed_file(Path(folder), int(self._offsets[-1]))
         self._finalizer = weakref.finalize(self, os.close, self.file)
-        self._catch_up()
+        self._update_stale()
 
     @property
     def _changes(self) -> int:
@@ -114,20 +114,20 @@ class PackedRows:
             codec: The codec that rows pass, and their width. (default: they are read as they are)
         """
         if plan.in_order and not codec:
-            self.stage(plan, out)
+            self.read_staged(plan, out)
         else:
-            Job.pull(self.stage(plan), plan.places, out, *codec).run()
+            Job.pull(self.read_staged(plan), plan.places, out, *codec).run()
 
-    def stage(self, plan: Plan, out: Tensor | None = None) -> Tensor:
+    def read_staged(self, plan: Plan, out: Tensor | None = None) -> Tensor:
         """Read what a plan says into memory, of shape ``[plan.num_rows, columns]``.
 
         Args:
             plan: What to read.
             out: Where to. (default: memory that is used again)
         """
-        self._catch_up()
+        self._update_stale()
         if out is None:
-            out = self._take(plan.num_rows)
+            out = self._allocate(plan.num_rows)
         at = plan.hot.numel()
         if at:
             Job.pull(self.hot, plan.hot, out[:at]).run()
@@ -144,8 +144,8 @@ class PackedRows:
         self.hot_rows_read += plan.hot.numel()
         return out
 
-    def _take(self, num_rows: int) -> Tensor:
-        return self._pool.take(num_rows, self.table.size(1), self.table.dtype)
+    def _allocate(self, num_rows: int) -> Tensor:
+        return self._pool.allocate(num_rows, self.table.size(1), self.table.dtype)
 
     def _read_range(self, first: int, end: int, out: Tensor) -> None:
         """Read rows of the table that follow one another."""
@@ -156,7 +156,7 @@ class PackedRows:
             read_bytes(file, start + first * self._row_bytes, out)
         self.moved_bytes += (end - first) * self._row_bytes
 
-    def expect(self, index: Tensor, own: Tensor | None = None) -> None:
+    def read_ahead(self, index: Tensor, own: Tensor | None = None) -> None:
         """Have the system begin to read the rows of a batch; see :meth:`Packing.plan`."""
         plan = self.plan(index, own)
         if plan is None or not hasattr(os, "posix_fadvise"):
@@ -185,7 +185,7 @@ class PackedRows:
         """
         assert self._rows_file is not None
         if codec:
-            encoded = self._take(rows.size(0))
+            encoded = self._allocate(rows.size(0))
             Job.push(encoded, rows, [(0, rows.size(0))], *codec).run()
             rows = encoded
         if os.getpid() != self._process:
@@ -194,23 +194,24 @@ class PackedRows:
                 "them, which wouldn't know: call model.pack(loader) in the process that trains"
             )
         if isinstance(where, Tensor):
-            self._stale.update(self.packing.parts_with(where))  # Whatever becomes of the writing.
+            # Before writing, which may fail.
+            self._stale.update(self.packing.parts_of_rows(where))
             Job.push(self.table, rows, where).run()
             return
         file, start = self._rows_file
         begin = 0
         for first, size in where:
             new = rows[begin : begin + size]
-            whole, cut = self.packing.parts_of(first, first + size)
+            whole, cut = self.packing.parts_in_range(first, first + size)
             self._stale.update(whole, cut)
             write_bytes(file, start + first * self._row_bytes, new)
             for part in whole:
                 low, high = self.packing.bounds[part : part + 2]
-                self._copy(part, new[low - first : high - first])
+                self._write_copies(part, new[low - first : high - first])
                 self._stale.discard(part)
             begin += size
 
-    def _catch_up(self) -> None:
+    def _update_stale(self) -> None:
         """Copy rows again that were written by others, or in parts."""
         if not self._stale and self._version == self._changes:
             return
@@ -221,16 +222,16 @@ class PackedRows:
             while self._stale:
                 part = min(self._stale)
                 first, end = self.packing.bounds[part : part + 2]
-                rows = self._take(end - first)
+                rows = self._allocate(end - first)
                 self._read_range(first, end, rows)
-                self._copy(part, rows)
+                self._write_copies(part, rows)
                 self._stale.discard(part)
 
-    def _copy(self, part: int, rows: Tensor) -> None:
+    def _write_copies(self, part: int, rows: Tensor) -> None:
         """Write the copies of a part's own rows."""
         packing = self.packing
         base = packing.bounds[part]
-        low, high = packing.hot_of(part)
+        low, high = packing.hot_slots(part)
         if high > low:
             hot = torch.from_numpy(packing.hot[low:high] - base)
             Job.pull(rows, hot, self.hot[low:high]).run()
@@ -240,7 +241,7 @@ class PackedRows:
         write_segments(self.file, rows, packing.rows, base, starts, ends, offsets)
 
 
-def _unnamed_file(folder: Path, num_bytes: int) -> int:
+def _make_unnamed_file(folder: Path, num_bytes: int) -> int:
     """Make a file that is gone when it is closed, with room for so many bytes."""
     file, name = tempfile.mkstemp(prefix=".gas-packed-", dir=folder)
     os.unlink(name)

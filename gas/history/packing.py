@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-KEPT = 4  # Plans of the last batches, for the other histories of a model.
+MAX_PLANS = 4  # Plans of the last batches, for the other histories of a model.
 UNKNOWN, HOT = -1, -2  # Of a row's place; slots of hot rows count down from there.
 
 
@@ -65,16 +65,16 @@ class Packing:
         for halo in rows:
             read[halo] += 1
         self.halo_rows = int(read.sum(dtype=np.int64))
-        self.hot = self._most_read(read, num_hot)
+        self.hot = self._find_hot_rows(read, num_hot)
         self.hot_reads = int(read[self.hot].sum(dtype=np.int64))
         # Where each row is staged, while a plan is made.
         self._place = np.full(self.num_rows, UNKNOWN, dtype)
         self._place[self.hot] = HOT - np.arange(len(self.hot), dtype=dtype)
         rows = [halo[self._place[halo] == UNKNOWN] for halo in rows]
-        self._cut(rows)
-        self._start()
+        self._make_segments(rows)
+        self._reset_plans()
 
-    def _start(self) -> None:
+    def _reset_plans(self) -> None:
         """Begin without plans, in a process of its own."""
         self._process = os.getpid()
         self._lock = threading.Lock()
@@ -82,14 +82,14 @@ class Packing:
         self._place[self.rows] = UNKNOWN
 
     @staticmethod
-    def _most_read(read: np.ndarray, num_hot: int) -> np.ndarray:
+    def _find_hot_rows(read: np.ndarray, num_hot: int) -> np.ndarray:
         """Return the rows that most parts read, in order; none that no part does."""
         num_hot = min(num_hot, int((read > 0).sum()))
         if num_hot == 0:
             return np.zeros(0, np.int64)
         return np.sort(np.argpartition(-read, num_hot - 1)[:num_hot])
 
-    def _cut(self, halos: Sequence[np.ndarray]) -> None:
+    def _make_segments(self, halos: Sequence[np.ndarray]) -> None:
         """Note the bounds of segments, and the parts that write them."""
         num_parts = len(self.bounds) - 1
         starts, writers, self._first_of = [], [], [0]
@@ -109,7 +109,7 @@ class Packing:
         ends = np.searchsorted(self.writers[order], np.arange(num_parts + 1))
         self._written_by = [order[a:b] for a, b in itertools.pairwise(ends)]
         hot_ends = np.searchsorted(self.hot, self.bounds)
-        self._hot_of = list(itertools.pairwise(hot_ends.tolist()))
+        self._hot_slots = list(itertools.pairwise(hot_ends.tolist()))
 
     @property
     def num_segments(self) -> int:
@@ -117,7 +117,7 @@ class Packing:
         return len(self.writers)
 
     @property
-    def copied_rows(self) -> int:
+    def num_copied_rows(self) -> int:
         """The rows of all segments."""
         return len(self.rows)
 
@@ -128,7 +128,7 @@ class Packing:
 
     # Writing --------------------------------------------------------------------------------------
 
-    def parts_of(self, first: int, end: int) -> tuple[range, list[int]]:
+    def parts_in_range(self, first: int, end: int) -> tuple[range, list[int]]:
         """Return the parts in a range of rows, and those of which it has only some rows."""
         low = int(np.searchsorted(self.bounds, first, "left"))
         high = max(low, int(np.searchsorted(self.bounds, end, "right")) - 1)
@@ -139,7 +139,7 @@ class Packing:
             cut = [part for part in {of_first, of_last} if not low <= part < high]
         return range(low, high), cut
 
-    def parts_with(self, index: Tensor) -> list[int]:
+    def parts_of_rows(self, index: Tensor) -> list[int]:
         """Return the parts that have some rows."""
         parts = np.searchsorted(self.bounds, index.numpy(), "right") - 1
         return np.unique(parts).tolist()
@@ -148,9 +148,9 @@ class Packing:
         """Return the segments of a part's own rows, one for each part that reads some."""
         return self._written_by[part]
 
-    def hot_of(self, part: int) -> tuple[int, int]:
+    def hot_slots(self, part: int) -> tuple[int, int]:
         """Return the slots of a part's own rows that are kept in memory: the first and the end."""
-        return self._hot_of[part]
+        return self._hot_slots[part]
 
     # Reading --------------------------------------------------------------------------------------
 
@@ -162,14 +162,14 @@ class Packing:
                 own and then the halo's.
             own: The batch's own rows, which aren't read. (default: they are)
         """
-        parts, size = self._parts(index if own is None else own)
+        parts, size = self._leading_parts(index if own is None else own)
         if not parts or (own is not None and size < own.numel()):
             return None
         rows = index.numpy()
         if len(rows) and (rows.min() < 0 or rows.max() >= self.num_rows):
             return None  # Whoever reads them otherwise says which.
         if os.getpid() != self._process:  # Forked, maybe while another thread had the lock.
-            self._start()
+            self._reset_plans()
         with self._lock:
             key = (own is None, *parts)
             plan = self._plans.get(key)
@@ -179,11 +179,11 @@ class Packing:
                     return None
                 self._plans[key] = plan
             self._plans.move_to_end(key)
-            while len(self._plans) > KEPT:
+            while len(self._plans) > MAX_PLANS:
                 self._plans.popitem(last=False)
         return plan
 
-    def _parts(self, index: Tensor) -> tuple[list[int], int]:
+    def _leading_parts(self, index: Tensor) -> tuple[list[int], int]:
         """Return the whole parts with which some rows begin, and the number of their rows."""
         rows, at, parts = index.numpy(), 0, []
         while at < len(rows):
@@ -200,7 +200,7 @@ class Packing:
     def _plan(self, index: Tensor, parts: list[int], own: int) -> Plan | None:
         rows = index.numpy()
         ranges = [(self.bounds[p], self.bounds[p + 1]) for p in parts] if own else []
-        runs = list(self._runs(parts))
+        runs = list(self._segment_runs(parts))
         places = np.empty(len(rows), np.int64)
         places[:own] = np.arange(own)
         staged = own
@@ -217,11 +217,11 @@ class Packing:
             return None  # It has a larger halo, such as that of another graph.
         if staged >= self.num_rows:  # All rows are fewer.
             ranges, runs, staged = [(0, self.num_rows)], [], self.num_rows
-            return self._finished(index, index.clone(), ranges, runs, staged)
+            return self._put_hot_first(index, index.clone(), ranges, runs, staged)
         places[own:] = halo
-        return self._finished(index, torch.from_numpy(places), ranges, runs, staged)
+        return self._put_hot_first(index, torch.from_numpy(places), ranges, runs, staged)
 
-    def _runs(self, parts: list[int]) -> Iterable[tuple[int, int]]:
+    def _segment_runs(self, parts: list[int]) -> Iterable[tuple[int, int]]:
         """Yield the segments that some parts read, but for those that they themselves write."""
         for part in parts:
             first, end = self._first_of[part], self._first_of[part + 1]
@@ -232,7 +232,7 @@ class Packing:
                 first = stop + 1
 
     @staticmethod
-    def _finished(
+    def _put_hot_first(
         index: Tensor,
         places: Tensor,
         ranges: list[tuple[int, int]],

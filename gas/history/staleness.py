@@ -34,7 +34,7 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
     return float(torch.linalg.vector_norm(found.double().cpu() - true) / norm)
 
 
-def measure(layer: int, history: History, exact: History | None = None) -> Staleness:
+def measure_staleness(layer: int, history: History, exact: History | None = None) -> Staleness:
     """Measure a history, against another that holds the exact embeddings if there is one."""
     age = history.age[history.written]
     mean, largest = (float(age.float().mean()), int(age.max())) if len(age) else (0.0, 0)

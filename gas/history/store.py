@@ -3,14 +3,49 @@
 from __future__ import annotations
 
 import abc
+import errno
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from gas.history.memory import check_fits
 from gas.history.packed import PackedRows
-from gas.native import pinned_zeros, reads_host_memory, zeros
+from gas.io import free_disk
+from gas.native import (
+    allocate_pinned,
+    explain_missing_cuda,
+    free_memory,
+    human,
+    reads_host_memory,
+    zeros,
+)
+
+
+def check_fits(num_bytes: int, device: torch.device | None = None) -> None:
+    """Raise ``MemoryError`` if ``num_bytes`` of histories can't be allocated."""
+    with explain_missing_cuda("histories"):
+        free = free_memory(device)
+    if num_bytes > free:
+        where = "the device" if device is not None and device.type == "cuda" else "memory"
+        raise MemoryError(
+            f"histories of {human(num_bytes)} do not fit {where}, {human(free)} are free: use "
+            "store='disk', a narrower 'dtype' such as torch.int8, or fewer 'hidden_channels'"
+        )
+
+
+def check_fits_disk(num_bytes: int, path: str | Path | None = None) -> None:
+    """Raise ``OSError`` if the disk of ``path`` has no room for new files of histories."""
+    folder = Path(path or tempfile.gettempdir()).absolute()
+    free = free_disk(folder)
+    if num_bytes > free:
+        raise OSError(
+            errno.ENOSPC,
+            f"histories of {human(num_bytes)} do not fit the disk, {human(free)} are free: choose "
+            "another 'path', a narrower 'dtype' such as torch.int8, or fewer 'hidden_channels'",
+            str(folder),
+        )
 
 
 class Store(abc.ABC):
@@ -125,7 +160,7 @@ class MemoryStore(TableStore):
         check_fits(num_bytes, device)
         is_direct = self.tier == "host" or (self.tier == "pinned" and reads_host_memory())
         if is_direct and num_bytes > 0:
-            memory = pinned_zeros(num_bytes) if pin else zeros(num_bytes)
+            memory = allocate_pinned(num_bytes) if pin else zeros(num_bytes)
             table = torch.from_numpy(memory).view(dtype).view(num_rows, columns)
         else:
             pin = pin and num_bytes > 0

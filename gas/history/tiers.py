@@ -15,7 +15,7 @@ from gas.native import free_memory, human
 
 TIERS = ("device", "pinned", "host", "disk", "auto")
 # Of the free memory, "auto" takes no more than this: the rest is for batches and the graph.
-SHARE = 0.5
+MAX_SHARE = 0.5
 
 
 def pick_tier(num_bytes: int, path: str | Path | None = None) -> tuple[str, str]:
@@ -24,9 +24,9 @@ def pick_tier(num_bytes: int, path: str | Path | None = None) -> tuple[str, str]
     need = human(num_bytes)
     if torch.cuda.is_available():
         on_device = free_memory(torch.device("cuda"))
-        if num_bytes <= SHARE * on_device:
+        if num_bytes <= MAX_SHARE * on_device:
             return "device", f"{need} fit the GPU, {human(on_device)} are free"
-    if num_bytes <= SHARE * free:
+    if num_bytes <= MAX_SHARE * free:
         tier = "pinned" if torch.cuda.is_available() else "host"
         return tier, f"{need} fit memory, {human(free)} are free"
     on_disk = free_disk(Path(path or tempfile.gettempdir()).absolute())

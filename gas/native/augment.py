@@ -13,9 +13,9 @@ from torch import Tensor
 
 from gas.native import extension as native
 from gas.native.dropout import random_bits
-from gas.native.matrix import sparse
+from gas.native.matrix import native_sparse
 
-DIGIT = 16  # Bits of a key that the twin looks at in one round.
+DIGIT_BITS = 16  # Bits of a key that the twin looks at in one round.
 
 
 def on_host(tensor: Tensor) -> bool:
@@ -81,8 +81,8 @@ def _subset_torch(
     drawn = torch.zeros(size, dtype=torch.bool, device=device)
     active = torch.ones_like(drawn) if among is None else among
     left = k.long().view(1)
-    most = 2**DIGIT - 1
-    for shift in range(64 - DIGIT, -1, -DIGIT):
+    most = 2**DIGIT_BITS - 1
+    for shift in range(64 - DIGIT_BITS, -1, -DIGIT_BITS):
         digit = (key >> shift) & most
         count = torch.zeros(most + 1, dtype=torch.long, device=device)
         count.scatter_add_(0, digit, active.long())
@@ -97,7 +97,7 @@ def _subset_torch(
 # Entries ------------------------------------------------------------------------------------------
 
 
-def kept_entries(rowptr: Tensor, ids: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+def find_kept_entries(rowptr: Tensor, ids: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
     """Select entries of a sparse matrix in compressed rows.
 
     Args:
@@ -155,7 +155,7 @@ def ego_hop(graph: EgoGraph, kept: Tensor, x: Tensor) -> Tensor:
     if not native.has_kernels(x, kept, graph.col):
         return _ego_hop_torch(graph, kept, x)
     out = torch.empty_like(x)
-    matrix = sparse(x.size(0), graph.rowptr, graph.col, graph.unit, graph.start)
+    matrix = native_sparse(x.size(0), graph.rowptr, graph.col, graph.unit, graph.start)
     address = kept.data_ptr(), graph.loops.data_ptr(), x.data_ptr(), out.data_ptr()
     native.run("ego_hop", x.device, matrix, *address)
     return out

@@ -48,7 +48,7 @@ def _pages(num_bytes: int) -> np.ndarray:
     return np.frombuffer(pages, dtype=np.uint8)
 
 
-def pinned_zeros(num_bytes: int) -> np.ndarray:
+def allocate_pinned(num_bytes: int) -> np.ndarray:
     """Allocate exactly the requested host memory, for access by GPUs over the bus.
 
     PyTorch's allocator would take the next power of two. It would also wait for kernels that it
@@ -86,7 +86,7 @@ class BufferPool:
         # By dtype, so that what a buffer held is a number of its type.
         self._idle: dict[torch.dtype, deque[np.ndarray]] = defaultdict(deque)
 
-    def take(self, rows: int, width: int, dtype: torch.dtype) -> Tensor:
+    def allocate(self, rows: int, width: int, dtype: torch.dtype) -> Tensor:
         """Return a CPU tensor of shape ``[rows, width]`` with unspecified but finite values."""
         size = rows * width * dtype.itemsize
         if size < SMALL_BYTES:
@@ -154,4 +154,4 @@ def empty(rows: int, width: int, like: Tensor) -> Tensor:
     """Return an uninitialised tensor of shape ``[rows, width]`` with the type of another."""
     if like.device.type != "cpu" or rows * width * like.element_size() < LARGE_BYTES:
         return like.new_empty(rows, width)
-    return SHARED.take(rows, width, like.dtype)
+    return SHARED.allocate(rows, width, like.dtype)

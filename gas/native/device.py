@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gas.native import costs
 from gas.native import extension as native
-from gas.native.transfer import decode_torch, encode_torch, stored_columns
+from gas.native.transfer import decode_torch, encode_torch, num_stored_columns
 
 MOST_BLOCKS = 65535  # For rows on the device: as many as there is work for.
 # Of 256 threads with up to 16 bytes each: over 500 KB on their way on a GPU of 132 multiprocessors,
@@ -58,7 +58,7 @@ def gather_rows(table: Tensor, index: Tensor, out: Tensor | None = None) -> Tens
     """
     if out is None:
         out = table.new_empty(index.numel(), *table.shape[1:], device=index.device)
-    if not _launches(index) or costs.moves_by_torch("gather", table):
+    if not _launches(index) or costs.prefers_torch_move("gather", table):
         return torch.index_select(table, 0, index, out=out)
     native.launch(
         "cuda_gather_rows",
@@ -81,7 +81,7 @@ def scatter_rows(table: Tensor, index: Tensor, rows: Tensor) -> None:
         index: The rows, of shape ``[n]``, int64, on the device.
         rows: Their values, contiguous, of the table's dtype, on the device.
     """
-    if not _launches(index) or costs.moves_by_torch("scatter", table):
+    if not _launches(index) or costs.prefers_torch_move("scatter", table):
         table.index_copy_(0, index, rows)
         return
     native.launch(
@@ -101,7 +101,7 @@ def encode(codec: str, x: Tensor) -> Tensor:
     if codec != "int8" or not _launches(x):
         return encode_torch(codec, x)
     n, width = x.shape
-    rows = torch.empty(n, stored_columns(codec, width), dtype=torch.uint8, device=x.device)
+    rows = torch.empty(n, num_stored_columns(codec, width), dtype=torch.uint8, device=x.device)
     native.launch(
         "cuda_encode_int8", x.device, x.data_ptr(), n, width, rows.size(1), rows.data_ptr()
     )

@@ -29,8 +29,8 @@ def dropout(x: Tensor, p: float, seed: int) -> Tensor:
     if not native.on_cpu(x):
         return _dropout_torch(x, threshold, scale, seed)
     out = buffers.empty(x.size(0), x.size(1), x) if x.dim() == 2 else torch.empty_like(x)
-    how = threshold, scale, seed, out.data_ptr()
-    native.run(f"dropout_{_TYPES[x.dtype]}", x.device, x.data_ptr(), x.numel(), *how)
+    options = threshold, scale, seed, out.data_ptr()
+    native.run(f"dropout_{_TYPES[x.dtype]}", x.device, x.data_ptr(), x.numel(), *options)
     return out
 
 
@@ -52,8 +52,8 @@ def gather_dropout(table: Tensor, index: Tensor, p: float, seed: int) -> Tensor:
     index = index.contiguous()
     out = buffers.empty(index.numel(), table.size(1), table)
     rows = table.data_ptr(), table.size(0), table.size(1), index.data_ptr(), index.numel()
-    how = round(p * 2**32), 1.0 / (1.0 - p), seed, out.data_ptr()
-    native.run(f"gather_dropout_{_TYPES[table.dtype]}", table.device, *rows, *how)
+    options = round(p * 2**32), 1.0 / (1.0 - p), seed, out.data_ptr()
+    native.run(f"gather_dropout_{_TYPES[table.dtype]}", table.device, *rows, *options)
     return out
 
 
@@ -96,8 +96,8 @@ def gather_decode_dropout(
     index = index.contiguous()
     out = buffers.empty(index.numel(), width, table.new_empty(0, dtype=torch.float32))
     rows = table.data_ptr(), table.size(0), width, index.data_ptr(), index.numel()
-    how = round(p * 2**32), 1.0 / (1.0 - p), seed, out.data_ptr()
-    native.run("gather_decode_dropout", table.device, CODECS[codec], *rows, *how)
+    options = round(p * 2**32), 1.0 / (1.0 - p), seed, out.data_ptr()
+    native.run("gather_decode_dropout", table.device, CODECS[codec], *rows, *options)
     return out
 
 
@@ -111,13 +111,13 @@ def _dropout_torch(x: Tensor, threshold: int, scale: float, seed: int) -> Tensor
 def random_bits(count: int, seed: int, device: torch.device) -> Tensor:
     """64 random bits for each of ``count`` counters, as int64; ``common/random.h`` in torch."""
 
-    def signed(z: int) -> int:
+    def to_signed(z: int) -> int:
         return (z + 2**63) % 2**64 - 2**63
 
     counter = torch.arange(count, device=device) + 1
-    z = counter * signed(0x9E3779B97F4A7C15) + seed
-    z = (z ^ _shift(z, 30)) * signed(0xBF58476D1CE4E5B9)
-    z = (z ^ _shift(z, 27)) * signed(0x94D049BB133111EB)
+    z = counter * to_signed(0x9E3779B97F4A7C15) + seed
+    z = (z ^ _shift(z, 30)) * to_signed(0xBF58476D1CE4E5B9)
+    z = (z ^ _shift(z, 27)) * to_signed(0x94D049BB133111EB)
     return z ^ _shift(z, 31)
 
 

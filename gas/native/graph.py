@@ -69,7 +69,7 @@ def _coo_to_csr_torch(row: Tensor, col: Tensor, num_rows: int) -> tuple[Tensor, 
     return rowptr, col[perm], perm
 
 
-def undirected(
+def symmetrize_edges(
     src: Tensor,
     dst: Tensor,
     num_nodes: int,
@@ -95,7 +95,7 @@ def undirected(
     check_index("src", src)
     check_index("dst", dst)
     if not native.on_cpu(src, dst, weight):
-        return _undirected_torch(src, dst, num_nodes, weight, dtype)
+        return _symmetrize_edges_torch(src, dst, num_nodes, weight, dtype)
     src, dst = src.contiguous(), dst.contiguous()
     weight = None if weight is None else weight.contiguous()
     rowptr = src.new_empty(num_nodes + 1)
@@ -117,7 +117,7 @@ def undirected(
     return rowptr, col[:kept], None if out_weight is None else out_weight[:kept]
 
 
-def _undirected_torch(
+def _symmetrize_edges_torch(
     src: Tensor, dst: Tensor, num_nodes: int, weight: Tensor | None, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     both = torch.stack([torch.cat([src, dst]), torch.cat([dst, src])])
@@ -178,7 +178,7 @@ class Relabeler:
         if col.dtype != torch.int32:
             check_index("col", col)
         self.num_nodes = rowptr.numel() - 1
-        if not rises(rowptr, col.numel()):
+        if not is_valid_rowptr(rowptr, col.numel()):
             raise ValueError(f"'rowptr' does not rise from 0 to the {col.numel()} entries of 'col'")
         check_range("col", col, self.num_nodes)
         for name, values in (("e_id", e_id), ("weight", weight)):
@@ -196,7 +196,9 @@ class Relabeler:
         self._native = None
         movable = self.weight is None or self.weight.element_size() in (4, 8)
         if native.C is not None and movable and native.on_cpu(self.rowptr, self.col):
-            self._native = native.C.Relabeler(self.num_nodes, sorted_rows(self.rowptr, self.col))
+            self._native = native.C.Relabeler(
+                self.num_nodes, has_sorted_rows(self.rowptr, self.col)
+            )
 
     @property
     def scratch_bytes(self) -> int:
@@ -257,7 +259,7 @@ class Relabeler:
         return Batch(rowptr.to(dtype), col.to(dtype), e_id, n_id, weight)
 
 
-def rises(rowptr: Tensor, num_entries: int) -> bool:
+def is_valid_rowptr(rowptr: Tensor, num_entries: int) -> bool:
     """Return whether row pointers rise from 0 to a number of entries, checked by blocks."""
     if rowptr[:1].tolist() + rowptr[-1:].tolist() != [0, num_entries]:
         return False
@@ -265,7 +267,7 @@ def rises(rowptr: Tensor, num_entries: int) -> bool:
     return all(bool((rowptr[first : first + BLOCK + 1].diff() >= 0).all()) for first in firsts)
 
 
-def sorted_rows(rowptr: Tensor, col: Tensor, strict: bool = False) -> bool:
+def has_sorted_rows(rowptr: Tensor, col: Tensor, strict: bool = False) -> bool:
     """Return whether columns never fall but where a row starts; a few are looked at at a time.
 
     Args:

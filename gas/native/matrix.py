@@ -105,20 +105,20 @@ def address(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
-def forward_of(m: Matrix) -> object:
+def native_matrix(m: Matrix) -> object:
     """Return the matrix as kernels take it."""
     rowptr, col = m.rowptr.data_ptr(), m.col.data_ptr()
     return native.C.Sparse(m.num_rows, m.col.numel(), rowptr, col, 0, m.start.data_ptr())
 
 
-def transpose_of(m: Matrix, num_cols: int | None = None) -> object:
+def native_transpose(m: Matrix, num_cols: int | None = None) -> object:
     """Return the transpose as kernels take it, or its first rows."""
     rows = m.num_cols if num_cols is None else num_cols
     tensors = m.t_rowptr, m.t_col, m.t_entry, m.t_start
     return native.C.Sparse(rows, m.t_col.numel(), *map(Tensor.data_ptr, tensors))
 
 
-def sparse(
+def native_sparse(
     num_rows: int,
     rowptr: Tensor,
     col: Tensor,
@@ -150,7 +150,7 @@ def transpose(
         torch.empty_like(col),
     )
     native.C.transpose(
-        sparse(rowptr.numel() - 1, rowptr, col),
+        native_sparse(rowptr.numel() - 1, rowptr, col),
         num_cols,
         kept,
         t_rowptr.data_ptr(),

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 EVERY = 10.0  # Seconds between two lines, and before the first.
 # The program of a second process, which prints until its input is closed.
-_BESIDE = """
+_PROGRAM = """
 import select, signal, sys, time
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 what, every, start = sys.argv[1], float(sys.argv[2]), time.monotonic()
@@ -71,7 +71,7 @@ def report_blocking(what: str, log: bool = True) -> Iterator[None]:
     if log and sys.executable:
         with contextlib.suppress(OSError, ValueError, AttributeError):  # A stream without a file.
             beside = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _BESIDE, what, str(EVERY)],
+                [sys.executable, "-I", "-S", "-c", _PROGRAM, what, str(EVERY)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=sys.stderr.fileno(),

@@ -16,7 +16,7 @@ PAGE = 4096
 MOST_PIECES = 1000  # Of one call of the system, which takes 1,024.
 
 
-def padded(num_bytes: np.ndarray) -> np.ndarray:
+def padded_sizes(num_bytes: np.ndarray) -> np.ndarray:
     """Return the bytes of segments in a file, with padding."""
     return -(-num_bytes // PAGE) * PAGE
 
@@ -43,8 +43,10 @@ def read_segments(file: int, offset: int, starts: np.ndarray, row_bytes: int, ou
     if native.C is not None:
         starts = np.ascontiguousarray(starts)
         address = starts.ctypes.data
-        return _checked(native.C.read_segments(file, offset, address, n, row_bytes, out.data_ptr()))
-    memory, begin, total = bytes_of(out), 0, 0
+        return _check_result(
+            native.C.read_segments(file, offset, address, n, row_bytes, out.data_ptr())
+        )
+    memory, begin, total = byte_view(out), 0, 0
     trash = np.empty(PAGE, np.uint8)
     sizes = np.diff(starts) * row_bytes
     for first in range(0, n, MOST_PIECES // 2):
@@ -87,13 +89,13 @@ def write_segments(
         starts, ends, offsets = map(np.ascontiguousarray, (starts, ends, offsets))
         write = getattr(native.C, f"write_segments_{ids.dtype.name}")
         addresses = [array.ctypes.data for array in (starts, ends, offsets)]
-        _checked(
+        _check_result(
             write(file, rows.data_ptr(), row_bytes, ids.ctypes.data, base, *addresses, len(starts))
         )
         return
     for first, end, offset in zip(starts.tolist(), ends.tolist(), offsets.tolist(), strict=True):
         index = torch.from_numpy(ids[first:end].astype(np.int64) - base)
-        memory = bytes_of(rows[index])
+        memory = byte_view(rows[index])
         _move_all(os.pwritev, file, [memory, np.zeros(-len(memory) % PAGE, np.uint8)], offset)
 
 
@@ -103,7 +105,7 @@ def read_bytes(file: int, offset: int, out: Tensor) -> None:
     Raises:
         OSError: If the disk says so, or the file has ended.
     """
-    _move_all(os.preadv, file, [bytes_of(out)], offset)
+    _move_all(os.preadv, file, [byte_view(out)], offset)
 
 
 def write_bytes(file: int, offset: int, rows: Tensor) -> None:
@@ -112,21 +114,21 @@ def write_bytes(file: int, offset: int, rows: Tensor) -> None:
     Raises:
         OSError: If the disk says so.
     """
-    _move_all(os.pwritev, file, [bytes_of(rows)], offset)
+    _move_all(os.pwritev, file, [byte_view(rows)], offset)
 
 
-def bytes_of(rows: Tensor) -> np.ndarray:
+def byte_view(rows: Tensor) -> np.ndarray:
     """Return the memory of a contiguous tensor."""
     return rows.view(-1).view(torch.uint8).numpy() if rows.numel() else np.empty(0, np.uint8)
 
 
-def _checked(result: int) -> int:
+def _check_result(result: int) -> int:
     if result < 0:
-        raise _failed(-result)
+        raise _disk_error(-result)
     return result
 
 
-def _failed(number: int) -> OSError:
+def _disk_error(number: int) -> OSError:
     return OSError(number, f"rows on disk can't be moved ({os.strerror(number)})")
 
 
@@ -147,7 +149,7 @@ def _move_all(
     while pieces:
         done = call(file, pieces, offset)
         if done == 0:
-            raise _failed(errno.EIO)
+            raise _disk_error(errno.EIO)
         offset += done
         while pieces and done >= len(pieces[0]):
             done -= len(pieces.pop(0))

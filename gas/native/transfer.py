@@ -11,6 +11,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -39,7 +40,7 @@ def check_ranges(ranges: Sequence[tuple[int, int]], num_rows: int) -> None:
 # Codecs -------------------------------------------------------------------------------------------
 
 
-def stored_columns(codec: str, width: int) -> int:
+def num_stored_columns(codec: str, width: int) -> int:
     """Return the elements of a stored row: of the codec's dtype, or bytes for ``int8``."""
     return (4 + width + 3) // 4 * 4 if codec == "int8" else width
 
@@ -50,12 +51,12 @@ def encode_torch(codec: str, x: Tensor) -> Tensor:
         return x.to(_DTYPES[codec])
     n, width = x.shape
     if x.numel() == 0:
-        return x.new_zeros(n, stored_columns(codec, width), dtype=torch.uint8)
+        return x.new_zeros(n, num_stored_columns(codec, width), dtype=torch.uint8)
     scale = x.abs().amax(1, keepdim=True) / 127
     usable = (scale > 0) & scale.isfinite()
     quotient = (x / scale).clamp(-127, 127).round()
     values = torch.where(usable, quotient, 0).to(torch.int8)
-    pad = x.new_zeros(n, stored_columns(codec, width) - 4 - width, dtype=torch.uint8)
+    pad = x.new_zeros(n, num_stored_columns(codec, width) - 4 - width, dtype=torch.uint8)
     return torch.cat([scale.view(torch.uint8), values.view(torch.uint8), pad], dim=1)
 
 
@@ -70,20 +71,19 @@ def decode_torch(codec: str, rows: Tensor, width: int) -> Tensor:
 # Jobs ---------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, eq=False, slots=True)
 class Job:
     """Work to do now, by :meth:`run`, or in a lane of an :class:`Engine`.
 
-    Args:
-        work: A native job, or a function without arguments where the extension was not built.
-        keep: What must live until the work is done: native code knows addresses only.
+    * ``work``: a native job, or a function without arguments where the extension was not built.
+    * ``keep``: tensors that must live until the work is done: native code knows addresses only.
     """
 
-    def __init__(self, work: Any, keep: object = None) -> None:
-        self.work = work
-        self.keep = keep
+    work: Any
+    keep: object = None
 
     @staticmethod
-    def calling(function: Callable[[], None]) -> Job:
+    def call(function: Callable[[], None]) -> Job:
         """Make a job that calls a function of Python, once; what it refers to is let go then."""
         functions = [function]
 

@@ -1,7 +1,7 @@
 """``ScalableGNN``, the base class of models, and what a call of one does."""
 
 from gas.scalable.base import emb_device, free_buffers, idle_bytes, moved_bytes, set_banks
-from gas.scalable.call import BANKS, cancel_pulls, expect, start_pulls
+from gas.scalable.call import BANKS, cancel_pulls, read_ahead, start_pulls
 from gas.scalable.checks import adjacency, attributes, named_arguments
 from gas.scalable.chosen import ChosenNodes, graph_of, is_exact, made_exact, state_of
 from gas.scalable.distributed import Distributed, distribute
@@ -37,7 +37,7 @@ __all__ = [
     "compute_dtype",
     "distribute",
     "emb_device",
-    "expect",
+    "read_ahead",
     "free_buffers",
     "graph_of",
     "idle_bytes",

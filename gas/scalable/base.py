@@ -12,7 +12,14 @@ import torch
 from torch_geometric.nn import MessagePassing
 
 from gas.graph import Adjacency
-from gas.history import History, HistoryFactory, Staleness, TransferEngine, check_io, measure
+from gas.history import (
+    History,
+    HistoryFactory,
+    Staleness,
+    TransferEngine,
+    check_io,
+    measure_staleness,
+)
 from gas.native import check_integer, warn
 from gas.nn import FusedConv, fuse
 from gas.scalable.exact import Watch
@@ -96,7 +103,7 @@ class HistoryModel(torch.nn.Module):
             self._engine.io = io
 
     def _measure_ages(self) -> list[Staleness]:
-        return [measure(layer, history) for layer, history in enumerate(self.histories)]
+        return [measure_staleness(layer, history) for layer, history in enumerate(self.histories)]
 
     def close(self) -> None:
         """Write what is under way, close the stores and end the transfer engine's workers."""

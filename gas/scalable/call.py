@@ -26,7 +26,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gas.graph import Adjacency
-from gas.history import BatchPulls, Features, History, Rows, decoded, first_rows
+from gas.history import BatchPulls, Features, History, Rows, dequantize, first_rows
 from gas.loader import SubData, to_device
 from gas.native import custom_op, disable_compile, is_compiling, is_sparse, skip_frame
 from gas.scalable.base import HistoryModel, set_banks
@@ -35,7 +35,6 @@ from gas.scalable.checks import (
     check_call,
     check_graph,
     check_halo,
-    check_not_recomputing,
     check_whole,
     explain,
     named_arguments,
@@ -276,7 +275,8 @@ def arrange(
         if where[0] is None and where[1] is None:
             check_whole(adj_t)
         # A full batch looks at all of them.
-        features, kwargs = decoded(x), {name: decoded(value) for name, value in kwargs.items()}
+        features = dequantize(x)
+        kwargs = {name: dequantize(value) for name, value in kwargs.items()}
     batch_size, n_id, offset, count = where
     call = Call(model, features, adj_t, where, kwargs)
     call.fill, call.pushes = fill, push
@@ -348,8 +348,8 @@ def pulls_of(model: BatchModel, batch_size: int, n_id: Tensor) -> BatchPulls | N
     """Start the pulls of a batch; return ``None`` where each is to begin when it is needed."""
     pulls = take_ahead(model, n_id)
     if pulls is None and model._engine.io == "concurrent":
-        expect(model, batch_size, n_id)
-        ahead = [history for history in model.histories if history.pulls_beside]
+        read_ahead(model, batch_size, n_id)
+        ahead = [history for history in model.histories if history.supports_overlap]
         pulls = BatchPulls(ahead, batch_size, n_id, model.pool_size) if ahead else None
     if pulls is None and model.device.type != "cpu":  # The ids go to the device once.
         pulls = BatchPulls([], batch_size, n_id)
@@ -386,14 +386,14 @@ def take_ahead(model: BatchModel, n_id: Tensor) -> BatchPulls | None:
     return None
 
 
-def expect(model: BatchModel, batch_size: int, n_id: Tensor) -> None:
+def read_ahead(model: BatchModel, batch_size: int, n_id: Tensor) -> None:
     """Have the system read ahead what a batch will pull of packed histories; wait for nothing."""
     packed = [history for history in model.histories if history.is_packed]
     if packed:
         n_id = n_id.cpu()
         own, halo = n_id[:batch_size], n_id[batch_size:]
         for history in packed:
-            history.expect(halo, own)
+            history.read_ahead(halo, own)
 
 
 # Forward ------------------------------------------------------------------------------------------
@@ -628,13 +628,8 @@ class Calls:
     """
 
     def __init__(self) -> None:
-        self._mine = _Running()
+        self.running = _Running()
         self._with_histories = threading.Lock()
-
-    @property
-    def current(self) -> Call | None:
-        """Return the call of this thread."""
-        return self._mine.call
 
     def enter(self, call: Call) -> tuple[Call | None, Call | None, bool]:
         """Make a call this thread's current one; return what :meth:`leave` is to be given.
@@ -642,7 +637,7 @@ class Calls:
         Raises:
             RuntimeError: If another thread's call uses the histories, as this one would.
         """
-        before = self._mine.call
+        before = self.running.call
         waits = (call.batch or call.fill) and (before is None or not (before.batch or before.fill))
         if waits and not self._with_histories.acquire(blocking=False):
             raise RuntimeError(
@@ -651,12 +646,12 @@ class Calls:
                 "shares the weights and has histories of its own"
             )
         outside, RUNNING.call = RUNNING.call, call
-        self._mine.call = call
+        self.running.call = call
         return before, outside, waits
 
     def leave(self, entered: tuple[Call | None, Call | None, bool]) -> None:
         """End the current call."""
-        self._mine.call, RUNNING.call, waits = entered
+        self.running.call, RUNNING.call, waits = entered
         if waits:
             self._with_histories.release()
 
@@ -667,12 +662,26 @@ class Calls:
         return Calls, ()
 
 
+def check_not_recomputing() -> None:
+    """Refuse to push and pull again in a backward pass.
+
+    Raises:
+        RuntimeError: If autograd is running this thread's code, as activation checkpointing has it.
+    """
+    if torch._C._current_graph_task_id() != -1:
+        raise RuntimeError(
+            "push_and_pull was called in the backward pass, by activation checkpointing: it would "
+            "read what has been pushed since, and push again. Checkpoint the layers alone, "
+            "x = checkpoint(conv, x, adj_t, use_reentrant=False), and call push_and_pull outside"
+        )
+
+
 @disable_compile
 def _exchange_now(
     model: BatchModel, history: History, x: Tensor, where: Where, rows: bool
 ) -> Tensor | Rows:
     check_not_recomputing()
-    call = model._calls.current or Call(model, None, None, where, {})
+    call = model._calls.running.call or Call(model, None, None, where, {})
     return call.exchange(history, x, where, rows)
 
 

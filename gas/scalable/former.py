@@ -27,7 +27,7 @@ class FormerNames(torch.nn.Module):
 
     start_pulls = _former("start_pulls", call.start_pulls)
     cancel_pulls = _former("cancel_pulls", call.cancel_pulls)
-    expect = _former("expect", call.expect)
+    expect = _former("expect", call.read_ahead, "gas.scalable.read_ahead(model, ...)")
     free_buffers = _former("free_buffers", base.free_buffers)
     without_histories = _former("without_histories", base.HistoryModel._without_histories, "io=")
     moved_bytes = _former("moved_bytes", base.moved_bytes, is_method=False)

@@ -83,7 +83,7 @@ def pack(
             f"'memory' is {human(limit)}, but {human(free_memory())} are free: give less"
         )
     made = [pack_rows(history, packing) for history in histories]
-    features = None if table is None else table.packed_by(packing, folder)
+    features = None if table is None else table.make_packed(packing, folder)
     for history, packed in zip(histories, made, strict=True):  # Now that there was room for all.
         history.wait()
         history.store.packed = packed
@@ -93,7 +93,7 @@ def pack(
         loader.use_features(table)
     return Packed(
         packing.num_segments,
-        packing.copied_rows,
+        packing.num_copied_rows,
         sum(one.nbytes for one in made),
         len(packing.hot),
         packing.nbytes + sum(one.hot.nbytes for one in made),
@@ -132,7 +132,7 @@ def pack_rows(history: History, packing: Packing) -> PackedRows:
         ValueError: If the store isn't on disk, or the packing is of another graph.
         OSError: If the disk has no room for the copies.
     """
-    return check_packs(history, packing.num_rows).packed_by(packing, history.engine.pool)
+    return check_packs(history, packing.num_rows).make_packed(packing, history.engine.pool)
 
 
 def _read_by(loader: SubgraphLoader) -> tuple[Tensor, Iterable[Tensor]]:

@@ -10,9 +10,10 @@ from typing import Any, cast
 import torch
 
 from gas.graph import Adjacency, Uses
-from gas.history import BatchPulls, has_idle_cores, share_cores
+from gas.history import BatchPulls
 from gas.loader import PendingBatch, SubData, SubgraphLoader, prefetch_rows, send_batch
-from gas.scalable.call import cancel_pulls, expect, start_pulls
+from gas.native import has_idle_cores, share_cores
+from gas.scalable.call import cancel_pulls, read_ahead, start_pulls
 from gas.scalable.inference import without_views
 from gas.scalable.model import ScalableGNN
 from gas.scalable.pack import is_packed
@@ -149,7 +150,7 @@ class PrefetchLoader:
         """Cut the next batch; has the system read ahead what lies on disk."""
         batch = next(batches, None)
         if batch is not None:
-            expect(self.model, batch.batch_size, batch.n_id)
+            read_ahead(self.model, batch.batch_size, batch.n_id)
             prefetch_rows(batch.data)
         return batch
 

@@ -12,7 +12,8 @@ from torch_geometric.data import Data
 
 from gas.contrib.dynamic.attributes import find_differing_rows
 from gas.graph import PERM, entry_rows, find_changed_rows
-from gas.history import Store, share_cores
+from gas.history import Store
+from gas.native import share_cores
 from gas.scalable import ChosenNodes, ScalableGNN, is_exact, made_exact, state_of
 
 if TYPE_CHECKING:

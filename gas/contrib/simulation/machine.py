@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 from gas.contrib.simulation.local_ranks import measure_ranks
-from gas.history import share_cores
-from gas.native import check_integer
+from gas.native import check_integer, share_cores
 from gas.scalable import ScalableGNN, left_alone
 from gas.training import Linear, Shape, batch_bytes, gradients, twin_with_histories
 

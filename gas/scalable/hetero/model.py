@@ -15,9 +15,9 @@ from torch.nn import Module
 from torch_geometric.data import HeteroData
 
 from gas.graph import PERM, with_csr_types
-from gas.history import Staleness, first_rows, relative_error, share_cores
+from gas.history import Staleness, first_rows, relative_error
 from gas.loader import HeteroLoader, batches_in_order, tensor_to_device
-from gas.native import report_progress
+from gas.native import report_progress, share_cores
 from gas.scalable.call import Reached
 from gas.scalable.hetero.layers import Dropouts, around_layers
 from gas.scalable.hetero.passes import (
