@@ -72,7 +72,7 @@ class Contender:
         )
         self.batches: Any = self.loader
         if way == AROUND:
-            self.batches = [self.loader.around(self.rows)]
+            self.batches = [self.loader.cut_nodes(self.rows)]
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.01)
         self.model.predict(graph, batch_size=batch_size)  # Fills the histories.
         self.seconds: list[float] = []

@@ -154,7 +154,9 @@ def main() -> None:
         rows.append(row)
         unmeasured.update(reasons)
     columns = ["graph", "model, parts / per batch", *names]
-    table = markdown([*columns, "gas beside two busy processes"] if beside else columns, rows)
+    table = markdown(
+        [*columns, "gas under CPU contention (two busy processes)"] if beside else columns, rows
+    )
     notes = "In brackets: times the epoch of gas. NeighborLoader: training nodes as seeds."
     if beside:
         notes += (

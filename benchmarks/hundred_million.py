@@ -33,7 +33,7 @@ from scaling import PART_NODES, PARTS_PER_BATCH, exponent
 
 import gas
 from gas.cli.report import peak_rss_bytes, reset_peak_rss
-from gas.datasets import open_mapped, planted_to_disk
+from gas.datasets import open_mapped, write_planted_partition
 from gas.training import train_epoch
 
 try:
@@ -68,13 +68,13 @@ class Stages:
 def generate(folder: str, num_nodes: int) -> dict[str, Any]:
     stages = Stages()
     with stages("generate"), tempfile.TemporaryDirectory(dir=Path(folder).parent) as temporary:
-        planted_to_disk(f"{temporary}/graph", num_nodes, AVG_DEGREE)
+        write_planted_partition(f"{temporary}/graph", num_nodes, AVG_DEGREE)
         os.replace(f"{temporary}/graph", folder)
     return {"stages": stages.found}
 
 
 def partition(folder: str, num_parts: int, method: str) -> dict[str, Any]:
-    """Cut the graph, and keep the parts beside it."""
+    """Partition the graph, and save the parts in its folder."""
     stages, data = Stages(), open_mapped(folder)
     with stages("partition"):
         perm, ptr = gas.metis(

@@ -6,7 +6,7 @@ The edges of a planted graph, with weights, as text and as arrays, are imported 
 in a process of its own: the edges of the source over the seconds from its first line to the folder,
 and the peak of memory that the process adds to what its libraries take. ``memory`` is what
 :func:`gas.datasets.import_graph` may take for reading and sorting; ids and numbers of edges by node
-come beside it. Files of the source are in the system's memory, what is written reaches the disk.
+come on top of it. Files of the source are in the system's memory, what is written reaches the disk.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ import numpy as np
 from common import markdown, save
 
 from gas.cli.report import peak_rss_bytes, reset_peak_rss
-from gas.datasets import import_graph, planted_to_disk
+from gas.datasets import import_graph, write_planted_partition
 
 
 def write_sources(folder: Path, num_nodes: int) -> int:
     """Write the edges as arrays, and as text; their number."""
-    data = planted_to_disk(folder / "arrays", num_nodes, num_features=16)
+    data = write_planted_partition(folder / "arrays", num_nodes, num_features=16)
     src, dst = data.edge_index.numpy()
     (folder / "text").mkdir()
     with (folder / "text" / "edges.csv").open("w") as stream:

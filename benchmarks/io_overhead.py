@@ -9,7 +9,7 @@ ratio of inter- to intra-connectivity is the number of halo nodes over that of i
 goes from 0 to 3.
 
 The overhead is the time of an epoch over that with ``io="none"``, which moves nothing. ``serial``
-moves rows when the model asks for them, ``concurrent`` starts when the model is called,
+moves rows when the model needs them, ``concurrent`` starts when the model is called,
 ``prefetch`` one batch earlier, and ``expected`` has the system read ahead what the next batch will
 pull (of packed rows alone), so that rows are those of ``serial``. ``disk`` is a file whose pages
 are in memory; for ``cold disk`` the system is told to forget them before every epoch; ``packed`` is
@@ -367,7 +367,7 @@ def main() -> None:
     parser.add_argument("--ratios", type=float, nargs="*", help="(default: 0 1 2 3)")
     parser.add_argument("--codecs", nargs="*", default=["float32", "bfloat16", "float16", "int8"])
     parser.add_argument("--stores", nargs="*", help="(default: all that the device can have)")
-    parser.add_argument("--folder", help="where files lie (default: that of temporary files)")
+    parser.add_argument("--folder", help="folder of the files (default: that of temporary files)")
     args = read_options(parser)
     device, times = args.device, TIMES[args.device]
     degree = args.degree or (60 if device == "cuda" else 5)

@@ -1,4 +1,4 @@
-"""Test accuracy with MH-Aug, over several seeds, beside what its loss does without its chain.
+"""Test accuracy with MH-Aug, over several seeds, and with its loss alone, without its chain.
 
     python benchmarks/mh_aug_accuracy.py --root data --jobs 2
 

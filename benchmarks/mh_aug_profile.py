@@ -8,7 +8,7 @@ step is written anew from its description, for this comparison alone, and withou
 its acceptance: it copies the graph, builds edge lists in Python, aggregates four times where two
 differ, reads numbers of tensors one by one, and runs a forward pass for the entropy. Phases are
 ranges of ``torch.profiler``. The chain is measured on growing graphs as well: the time of a
-transition, beside that of two passes over the compressed rows.
+transition, compared with two passes over the compressed rows.
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ def measure_chain(data: Data, transitions: int, repeats: int, **options: Any) ->
     dropped = []
     for _ in range(transitions):
         chain.step()
-        dropped.append(chain.states[1].dropped)
+        dropped.append(chain.states[1].drop_fractions)
     series = torch.stack(dropped)
     seconds = {name: t["median"] for name, t in times.items()}
     return {
@@ -327,7 +327,7 @@ def main() -> None:
         markdown(
             ["graph", "step", *PHASES, "all but the model", "published over ours"], phase_rows
         ),
-        "The chain; its transition beside two passes over the compressed rows:",
+        "The chain; its transition, and two passes over the compressed rows:",
         markdown(
             ["graph", "edges", "transition", "over two passes", "accepted", "effective samples"],
             chain_rows,

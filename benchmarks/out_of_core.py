@@ -42,7 +42,7 @@ from common import markdown, save
 
 import gas
 from gas.cli.report import peak_rss_bytes
-from gas.datasets import planted_to_disk
+from gas.datasets import write_planted_partition
 from gas.graph.cluster import to_original_order
 from gas.native.memory import human
 from gas.training import train_epoch
@@ -256,7 +256,7 @@ def generate(folder: Path, num_nodes: int, num_parts: int) -> dict[str, int]:
     """Write the clustered graph; the bytes of what training needs."""
     if not (folder / "graph").exists():
         raw = folder / "raw"
-        data = planted_to_disk(
+        data = write_planted_partition(
             raw, num_nodes, DEGREE, num_features=FEATURES, mixing=MIXING, noise=12.0
         )
         torch.manual_seed(0)

@@ -12,10 +12,10 @@
   compared with what was counted for 256 and 1,024, and for the larger graph.
 * *Measured*: mini-batches of a GCN of 3 layers of 256, on 128 features, on one core of this
   machine, in CPU time, of two planted graphs side by side, whose parts differ in edges per node.
-* *Validated*: local processes train, and their CPU time and bytes stand beside those predicted
+* *Validated*: local processes train, and their CPU time and bytes are compared with those predicted
   from mini-batches that as many processes have measured at once.
 * *Extrapolated*: ``simulate`` of larger graphs, on 1 to 64 machines with one rank
-  each. What is assumed of links and accelerators stands beside.
+  each. What is assumed of links and accelerators is printed with it.
 
 Results of earlier runs are kept for what ``--only`` leaves out.
 """
@@ -47,7 +47,7 @@ from torch_geometric.data import Data
 import gas
 from gas.cli import peak_rss_bytes
 from gas.contrib.simulation import Machine, partition_statistics, simulate
-from gas.datasets import open_mapped, planted_to_disk
+from gas.datasets import open_mapped, write_planted_partition
 from gas.datasets.planted import planted_partition
 from gas.graph.edges import Edges
 from gas.graph.partitioners import undirected_graph
@@ -173,7 +173,7 @@ def count_large(folder: str, ranks: int) -> dict[str, Any]:
 
 
 def make_large(folder: str) -> dict[str, Any]:
-    planted_to_disk(folder, LARGE_NODES, AVG_DEGREE, num_features=1)
+    write_planted_partition(folder, LARGE_NODES, AVG_DEGREE, num_features=1)
     return {}
 
 

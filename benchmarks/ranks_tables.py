@@ -60,7 +60,7 @@ def counted_rows(name: str, edges: str, found: dict[str, Any]) -> list[list[str]
 
 
 def held_out_rows(name: str, small: dict[str, Any], large: dict[str, Any]) -> list[list[str]]:
-    """Return replicas as the law of few ranks has them, beside those that were counted."""
+    """Return replicas as the law of few ranks predicts them, and as they were counted."""
     fitted = [of(small[str(ranks)]) for ranks in FITTED]
     rows = []
     for edges, found in (("10M", small), ("100M", large)):
@@ -191,7 +191,7 @@ def tables(content: dict[str, Any]) -> tuple[str, list[dict[str, Any]]]:
     header = ["graph", "edges", "shards", "replicas per node, counted", "by the law", "error"]
     fitted = ", ".join(map(str, FITTED))
     texts.append(
-        f"**Held out.** A law fitted to {fitted} shards of 10 million edges, beside what was "
+        f"**Held out.** A law fitted to {fitted} shards of 10 million edges, and what was "
         f"counted.\n\n{markdown(header, rows)}"
     )
     results: list[dict[str, Any]] = []
@@ -216,7 +216,7 @@ def tables(content: dict[str, Any]) -> tuple[str, list[dict[str, Any]]]:
             f"Assumed: links of {' and '.join(LINKS)} per machine, {1e6 * LATENCY:.0f} µs a "
             f"message, one rank per machine; the accelerator: {FASTER} times as fast as measured "
             f"here, {COPIES / 1e9:.0f} GB/s copied. {PARTS_PER_BATCH} parts per mini-batch; rows "
-            "travel beside a whole step (overlap=True); histories are float32."
+            "travel during a whole step (overlap=True); histories are float32."
         )
         sizes = "; ".join(
             f"{name}: {nodes / 1e6:,.0f} million nodes, {edges / 1e9:.1f} billion edges"

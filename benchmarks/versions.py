@@ -133,10 +133,10 @@ def one_set(checkouts: dict[str, Path], case: str, root: str, rounds: int) -> di
 
 
 def median_of(ratios: list[float]) -> tuple[float, float, float]:
-    """Return the median, and between which two of the ratios the true one lies in 95 % of cases."""
+    """Return the median, and the two ratios that contain the true one in 95 % of cases."""
     ordered, size = sorted(ratios), len(ratios)
     rank, outside = 0, 0.5**size
-    while 2 * outside <= 0.05:  # Of a binomial distribution, what lies outside of these ranks.
+    while 2 * outside <= 0.05:  # Of a binomial distribution, the share outside of these ranks.
         rank += 1
         outside += math.comb(size, rank) * 0.5**size
     if rank == 0:
@@ -160,7 +160,7 @@ def main() -> int:
     parser.add_argument(
         "--limit",
         type=float,
-        help="save nothing, and fail where the interval lies above this ratio",
+        help="save nothing, and fail where the interval is above this ratio",
     )
     parser.add_argument("--worker", choices=CASES, help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -69,7 +69,7 @@ def train(model: gas.ScalableGNN, graph: Data) -> None:
 def explain(model: gas.ScalableGNN, loader: gas.SubgraphLoader, name: str) -> Explanation:
     """Of one person, on a mini-batch around them, in which they come first."""
     row = (loader.data.perm == PEOPLE.index(name)).nonzero().view(-1)
-    batch = loader.around(loader.neighbourhood(row, num_hops=1).n_id)
+    batch = loader.cut_nodes(loader.neighbourhood(row, num_hops=1).n_id)
     explainer = Explainer(
         model.at(batch),
         CaptumExplainer("IntegratedGradients", n_steps=20),
@@ -93,7 +93,7 @@ def share_above(score: Tensor, alike: Tensor) -> float:
 
 
 def draw(found: Explanation, title: str, path: str) -> None:
-    """Friends around the person, lines as wide as they count; beside them the words that count."""
+    """Friends around the person, lines as wide as their importance, and the words that matter."""
     figure = Figure(figsize=(12, 6.5), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(1.7, 1))
     middle = {"ha": "center", "va": "center"}
@@ -123,7 +123,9 @@ def draw(found: Explanation, title: str, path: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--person", choices=PEOPLE, metavar="NAME", help="whom to explain")
+    parser.add_argument(
+        "--person", choices=PEOPLE, metavar="NAME", help="the person whose prediction is explained"
+    )
     parser.add_argument("--out", default="explanation.png", help="the picture (%(default)s)")
     args = parser.parse_args()
     torch.manual_seed(0)

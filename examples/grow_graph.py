@@ -28,7 +28,7 @@ from gas.contrib.dynamic import DynamicGraph
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--dataset", default="planted:3000", help="(%(default)s)")
-    parser.add_argument("--root", default="data", help="where graphs lie (%(default)s)")
+    parser.add_argument("--root", default="data", help="folder of the graphs (%(default)s)")
     parser.add_argument("--arrivals", type=int, default=5, help="batches (%(default)s)")
     parser.add_argument("--num-parts", type=int, default=16, help="to begin with (%(default)s)")
     parser.add_argument("--epochs", type=int, default=15, help="of a training (%(default)s)")
@@ -95,7 +95,7 @@ def main() -> None:
         unseen = ~data.train_mask[new]
         cells = [(right(out[unseen], data, new[unseen]), time.perf_counter() - start)]
 
-        batch = live.loader(log=False).around(live.graph.perm.argsort()[new])
+        batch = live.loader(log=False).cut_nodes(live.graph.perm.argsort()[new])
         train(model, [batch] * 5, 1, optimizer)  # Some steps on the new nodes.
         model.eval()
         out = model.predict(live.graph)

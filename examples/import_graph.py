@@ -6,7 +6,7 @@
 
 What was interrupted goes on when it is called again. ``gas.open_graph("graph")`` maps the result.
 With ``--num-parts`` the graph is cut as well, which takes memory for all its edges: the parts are
-in the folder, the graph as it was imported beside it (``graph.imported``).
+in the folder, the imported graph next to it (``graph.imported``).
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ if __name__ == "__main__":
     parser.add_argument("--dtype", default="float32", help="of histories, and on their way")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--lr", type=float, default=0.01)
-    parser.add_argument("--overlap", action="store_true", help="rows travel beside a whole step")
+    parser.add_argument("--overlap", action="store_true", help="rows travel during a whole step")
     parser.add_argument(
         "--timeout", type=float, default=300, help="seconds that a rank is waited for"
     )

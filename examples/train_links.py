@@ -30,7 +30,7 @@ TEST, VAL, TOLD = 0.1, 0.05, 0.3  # Shares of all edges, and of those that are t
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--dataset", default="planted:2000", help="(%(default)s)")
-    parser.add_argument("--root", default="data", help="where graphs lie (%(default)s)")
+    parser.add_argument("--root", default="data", help="folder of the graphs (%(default)s)")
     parser.add_argument("--loss", choices=("binary", "triplet"), default="binary")
     parser.add_argument("--negatives", type=int, default=1, help="per edge (%(default)s)")
     parser.add_argument("--num-parts", type=int, default=16, help="of the graph (%(default)s)")
@@ -72,7 +72,7 @@ def split_links(data: Data, undirected: bool) -> tuple[Data, Data, Data]:
     drawn = torch.bucketize(last, ends)[pair]  # 0 for testing, 1 for validation, 2 to tell.
     graphs = []
     for number in (2, 1, 0):
-        graph = gas.graph.without_links(data, edges[:, drawn <= number])
+        graph = gas.graph.remove_links(data, edges[:, drawn <= number])
         graph.edge_label_index = edges[:, drawn == number]
         graphs.append(graph)
     return tuple(graphs)

@@ -231,7 +231,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
 
 @pytest.fixture(autouse=True)
 def _poisoned_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Buffers hold what nobody wrote: zeros when they are new, and then some older rows."""
+    """Fill new buffers with NaN: they hold zeros when they are new, and older rows later."""
     allocate = BufferPool.allocate
 
     def poisoned(pool: BufferPool, rows: int, width: int, dtype: torch.dtype) -> Tensor:
@@ -280,7 +280,7 @@ def _idle_cores(_no_idle_cores: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def data_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the real graphs: PyG writes beside them."""
+    """Copy the real graphs: PyG writes files into their folder."""
     root = tmp_path_factory.mktemp("data")
     shutil.copytree(SHARED, root, dirs_exist_ok=True)
     for path in [root, *root.rglob("*")]:

@@ -82,7 +82,7 @@ def mutants_of(code: str) -> list[list[tuple[str, int]]]:
 
 
 def meaning(code: str) -> str:
-    """Return a source without its annotations, which nobody evaluates."""
+    """Return a source without its annotations, which aren't evaluated."""
     tree = ast.parse(code)
     for node in ast.walk(tree):
         for name in ("annotation", "returns"):

@@ -139,7 +139,7 @@ class Pretended(TorchFunctionMode):
                 return super().submit(there, *args)
 
         monkeypatch.setattr("gas.scalable.prefetch.ThreadPoolExecutor", Pool)
-        monkeypatch.setattr("gas.loader.transfer._copies", lambda device: self.copies)
+        monkeypatch.setattr("gas.loader.transfer._copy_stream", lambda device: self.copies)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: self.current)
         monkeypatch.setattr(torch.cuda, "stream", self._on)
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
@@ -235,7 +235,7 @@ class Pretended(TorchFunctionMode):
 
 
 class _Link(HostLink):
-    """Moves rows between a store and the device, beside the point here."""
+    """Moves rows between a store and the device, which isn't tested here."""
 
     def __init__(self, link, pretended):
         self.__dict__.update(link.__dict__)

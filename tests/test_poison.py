@@ -1,4 +1,4 @@
-"""Memory that nobody wrote is noticed: see ``conftest.py``."""
+"""Reads of uninitialised memory are noticed: see ``conftest.py``."""
 
 import subprocess
 import sys

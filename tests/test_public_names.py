@@ -19,7 +19,7 @@ NAMES = {
     "gas.cli": """Checkpoints EventWriter Experiment MODELS Settings machine metrics peak_rss_bytes
         reset_peak_rss summary write_results""",
     "gas.datasets": """FolderStore dataset_key dataset_names gen_masks get_data import_graph
-        index2mask open_mapped planted_to_disk""",
+        index2mask open_mapped write_planted_partition""",
     "gas.history": """Codec DiskStore Encoded History MemoryStore Pull Store TableStore
         TransferEngine pick_tier quantize""",
     "gas.contrib.dynamic": "DynamicGraph",

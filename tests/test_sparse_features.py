@@ -164,7 +164,7 @@ def test_what_they_are_made_of(kind):
     (batch,) = gas.SubgraphLoader(given, whole, log=False)
     assert torch.equal(batch.x.to_dense(), before)
     assert torch.equal(FullBatch(given).data.x.to_dense(), before)
-    assert given.x is not dense.x  # Nobody has put another in its place.
+    assert given.x is not dense.x  # It wasn't replaced.
 
 
 def test_a_graph_in_order_is_taken_as_it_is():

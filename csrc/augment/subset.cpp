@@ -21,12 +21,12 @@ struct Found {
   std::vector<Keyed> inside;
 };
 
-uint64_t key_at(double share) {  // The key that this share of all keys lies below.
+uint64_t key_at(double share) {  // This share of all keys is below it.
   if (share <= 0) return 0;
   return share >= 1 ? UINT64_MAX : static_cast<uint64_t>(std::ldexp(share, 64));
 }
 
-// Blocks keep the loop over keys free of branches; few blocks hold a key of the window. What lies
+// Blocks keep the loop over keys free of branches; few blocks hold a key of the window. What is
 // below it wraps around, so that one comparison tells what is inside.
 constexpr int64_t kBlock = 256;
 

@@ -9,7 +9,7 @@ namespace gas::cuda {
 struct Stream {
   uintptr_t raw;  // A cudaStream_t.
   // Returns device memory of that many bytes, aligned to 16, that is not reused before the
-  // stream has passed the call that asked for it.
+  // stream has passed the call that requested it.
   std::function<uintptr_t(int64_t)> allocate;
 
   template <typename T>

@@ -294,12 +294,12 @@ void attention(const Sparse& matrix, const Attention& how, const T* x,
     const auto forward = [&](auto heads, auto both) GAS_INLINED {
       forward_rows<heads, both>(rows.m, how, x, source, own, to, found, rows.begin, rows.end);
     };
-    constexpr std::integral_constant<int, 0> any;
-    constexpr std::integral_constant<int, 1> one;
+    constexpr std::integral_constant<int, 0> kAny;
+    constexpr std::integral_constant<int, 1> kOne;
     if (positive != nullptr) {
-      how.heads == 1 ? forward(one, std::true_type()) : forward(any, std::true_type());
+      how.heads == 1 ? forward(kOne, std::true_type()) : forward(kAny, std::true_type());
     } else {
-      how.heads == 1 ? forward(one, std::false_type()) : forward(any, std::false_type());
+      how.heads == 1 ? forward(kOne, std::false_type()) : forward(kAny, std::false_type());
     }
   };
   reduce_rows(matrix, grain_of(kEnough, how.heads * how.width), threads, run,

@@ -11,7 +11,7 @@
 // all edges is zero, so that
 //   sum of leaky'(e) a(e) (da(e) - D)  =  (1 - slope) * (<G, P> - A D),
 // where P and A are the parts of out[r, h] and of the sum of a(e) that edges of positive score
-// have. Forward adds up P beside the rest, at no further multiplication.
+// have. Forward adds up P in the same pass, at no further multiplication.
 #pragma once
 
 #include <cstdint>

@@ -5,7 +5,7 @@
 //
 // Nothing of the size of the edges is stored: backward computes the activation's derivative again.
 // The gradient towards target[r] is the one towards out[r] times the sum of act', element by
-// element; forward adds that sum up beside the rest, so that it needs no pass of its own.
+// element; forward adds that sum up in the same pass, so that it needs no pass of its own.
 #pragma once
 
 #include <cstdint>

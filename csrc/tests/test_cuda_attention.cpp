@@ -1,5 +1,5 @@
 // The CUDA kernels of csrc/operators/attention.cu, run on the CPU, against the
-// functions for the CPU beside them.
+// functions for the CPU.
 #include "operators/attention.cu"
 
 #include <utility>
@@ -141,7 +141,7 @@ void test_large_scores() {
   for (int64_t i = 0; i < found.out.n; ++i) CHECK(std::abs(found.out[i] - wanted.out[i]) < 2e-3);
 }
 
-// However many columns there are, no more is asked for than a few lanes for each of a large device.
+// However many columns there are, a launch takes at most a few lanes for each of a large device.
 void test_scratch() {
   struct Asked {
     int64_t bytes;

@@ -1,5 +1,5 @@
 // The CUDA kernels of csrc/operators/edge_conv.cu, run on the CPU, against the
-// functions for the CPU beside them.
+// functions for the CPU.
 #include "operators/edge_conv.cu"
 
 #include "cuda_data.h"

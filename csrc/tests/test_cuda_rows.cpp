@@ -1,5 +1,5 @@
 // The CUDA kernels of csrc/transfer/rows.cu and codec.cu, run on the CPU, against the
-// functions for the CPU beside them.
+// functions for the CPU.
 #include "transfer/codec.cu"
 #include "transfer/rows.cu"
 

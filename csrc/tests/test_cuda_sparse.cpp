@@ -1,5 +1,5 @@
 // The CUDA kernels of csrc/operators/multiply.cu and extreme.cu, run on the CPU, against the
-// functions for the CPU beside them.
+// functions for the CPU.
 #include "operators/extreme.cu"
 #include "operators/multiply.cu"
 

@@ -1,5 +1,5 @@
 // The CUDA kernels of csrc/augment/subset.cu, run on the CPU, against the
-// functions for the CPU beside them.
+// functions for the CPU.
 #include "augment/subset.cu"
 
 #include <algorithm>

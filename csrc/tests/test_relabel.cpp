@@ -174,7 +174,7 @@ void test_vectors() {
   }
 }
 
-// Sets whose members lie in one word, in neighbouring words, and far from each other.
+// Sets whose members are in one word, in neighbouring words, and far from each other.
 void test_set() {
   const int64_t num_nodes = 5000000;
   std::mt19937 random(5);

@@ -171,13 +171,13 @@ Engine::Engine(int threads, int64_t capacity) : state_(std::make_shared<State>()
 }
 
 Engine::~Engine() {
-  if (getpid() != state_->process) {  // The threads are the parent's; so is the lock.
-    new std::shared_ptr<State>(state_);
+  if (getpid() != state_->process) {  // Threads and lock are the parent's: keep the state forever.
+    new std::shared_ptr<State>(state_);  // NOLINT(bugprone-unhandled-exception-at-new)
     return;
   }
   try {
     close();
-  } catch (...) {  // No thread is left to report it to.
+  } catch (...) {  // NOLINT(bugprone-empty-catch): no thread is left to report it to.
   }
 }
 

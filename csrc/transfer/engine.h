@@ -1,4 +1,4 @@
-// The transfer engine: jobs that run beside the computation, in lanes.
+// The transfer engine: jobs that overlap with the computation, in lanes.
 #pragma once
 
 #include <chrono>

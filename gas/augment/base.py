@@ -85,7 +85,7 @@ class Augmentation(Resumable, BaseTransform):
 
         The result is a tensor, so that a GPU isn't synchronised.
         """
-        return self._previous.dropped.sum() < self._current.dropped.sum()
+        return self._previous.drop_fractions.sum() < self._current.drop_fractions.sum()
 
     def reset(self, edge_mask: Tensor | None = None, node_mask: Tensor | None = None) -> None:
         """Set a state, which becomes the previous one, too.

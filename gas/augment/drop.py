@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from gas.augment.units import GraphState
 from gas.native import subset
 
 
-class _Independent(Augmentation):
+class _IndependentDrop(Augmentation):
     """Drop elements independently: a binomial number of them, every subset of a size alike."""
 
     def __init__(self, data: Data, p: float, **kwargs: Any) -> None:
@@ -30,11 +31,16 @@ class _Independent(Augmentation):
         kept = (size - dropped[0]).to(device, non_blocking=True)
         return subset(size, kept, self._seeds(1)[0], device)
 
-    def _accepted(self) -> Tensor:
+    @abstractmethod
+    def _draw_state(self) -> GraphState:
+        """Draw the masks of a step."""
+
+    def _step(self) -> Tensor:
+        self._current = self._draw_state()
         return torch.ones((), dtype=torch.bool)
 
 
-class DropEdge(_Independent):
+class DropEdge(_IndependentDrop):
     """Drops each edge with probability ``p`` (Rong et al., *DropEdge*, ICLR 2020).
 
     Args:
@@ -51,13 +57,12 @@ class DropEdge(_Independent):
         super().__init__(data, p, **kwargs)
         self.units.check_size()
 
-    def _step(self) -> Tensor:
+    def _draw_state(self) -> GraphState:
         size = self.units.size
-        self._current = GraphState(self.units, self._draw(size, size), self._current.node_mask)
-        return self._accepted()
+        return GraphState(self.units, self._draw(size, size), self._current.node_mask)
 
 
-class MaskFeatures(_Independent):
+class MaskFeatures(_IndependentDrop):
     """Masks the features of each node with probability ``p``; at least one node keeps its own.
 
     As *DropNode* does (Feng et al., *Graph Random Neural Networks for Semi-Supervised Learning on
@@ -77,7 +82,6 @@ class MaskFeatures(_Independent):
             raise ValueError("'p' is 1.0, which drops every node: expected less")
         super().__init__(data, p, **kwargs)
 
-    def _step(self) -> Tensor:
+    def _draw_state(self) -> GraphState:
         size = self.units.num_nodes
-        self._current = GraphState(self.units, self._current.edges, self._draw(size, size - 1))
-        return self._accepted()
+        return GraphState(self.units, self._current.edges, self._draw(size, size - 1))

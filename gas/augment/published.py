@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Published(NamedTuple):
+class PublishedSettings(NamedTuple):
     """Settings for one data set: of :class:`gas.MHAug`, and of :func:`gas.augment.mh_aug_loss`."""
 
     chain: dict[str, float]
@@ -18,7 +18,7 @@ class Published(NamedTuple):
 
 
 PUBLISHED = {
-    "cora": Published(
+    "cora": PublishedSettings(
         {
             "mu_e": 0.3, "mu_v": 0.7, "sigma_delta_e": 0.1, "sigma_delta_v": 0.01,
             "a_e": 10, "b_e": 1, "a_v": 1, "b_v": 1,
@@ -26,7 +26,7 @@ PUBLISHED = {
         },
         {"kl": 0.5, "h": 0.5},
     ),
-    "citeseer": Published(
+    "citeseer": PublishedSettings(
         {
             "mu_e": 0.2, "mu_v": 0.5, "sigma_delta_e": 0.005, "sigma_delta_v": 0.1,
             "a_e": 5, "b_e": 1, "a_v": 10, "b_v": 0.1,

@@ -137,7 +137,7 @@ class GraphState:
         return self.node_mask.numel() / self.node_mask.sum()
 
     @cached_property
-    def dropped(self) -> Tensor:
+    def drop_fractions(self) -> Tensor:
         """Return the fractions of dropped edges and nodes, of shape ``[2]``, float64."""
         masks = (self.edges, self.node_mask)
         return torch.stack([(~mask).sum().double() / max(mask.numel(), 1) for mask in masks])

@@ -32,7 +32,7 @@ class _State(NamedTuple):
     weight: Tensor | None
 
 
-class Stateful(Protocol):
+class StatefulAugmentation(Protocol):
     """Augmentation whose states are masks, see :class:`gas.augment.Augmentation`."""
 
     @property
@@ -96,7 +96,7 @@ class Views:
 
     def __init__(
         self,
-        augmentation: Stateful,
+        augmentation: StatefulAugmentation,
         data: Data,
         transform: Callable[[Data], Data] | None = None,
     ) -> None:

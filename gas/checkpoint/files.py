@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from gas.checkpoint.tensors import CheckpointError, Written, checksum, read_json
+from gas.checkpoint.tensors import CheckpointError, Checksum, checksum, read_json
 from gas.io import explain_full_disk, flush_to_disk, sync_folder, write_json
 from gas.native import human, make_folder
 
@@ -43,7 +43,7 @@ TEMPORARY = re.compile(r"\.checkpoint_(\d{6,18})\.writing")
 FILE = re.compile(r"(model|state|(view_\d+_)?history_\d+(_changes)?)\.safetensors")
 
 
-class Newest(NamedTuple):
+class NewestCheckpoint(NamedTuple):
     """Contents of ``newest.json``: a checkpoint and its number of processes."""
 
     world_size: int
@@ -59,42 +59,42 @@ class Source(NamedTuple):
 
     def path(self, rank: int) -> Path:
         """Return the checkpoint of a rank."""
-        folder = of_rank(self.root, self.world_size, rank) if self.world_size else self.root
+        folder = rank_folder(self.root, self.world_size, rank) if self.world_size else self.root
         return folder / self.name
 
 
-class Known(NamedTuple):
+class KnownFile(NamedTuple):
     """A file that was written or read as a whole: which one it is, and what it holds."""
 
     identity: tuple[int, ...]
-    written: Written
+    written: Checksum
 
 
-def identity(path: Path) -> tuple[int, ...]:
+def file_identity(path: Path) -> tuple[int, ...]:
     """Tell a file from all others, by whatever name; a changed one, too."""
     about = os.stat(path)
     return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns
 
 
-class Writer:
-    """A checkpoint while it is written; see :func:`writing`."""
+class FolderWriter:
+    """A checkpoint while it is written; see :func:`write_checkpoint`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.files: dict[str, Written] = {}
+        self.files: dict[str, Checksum] = {}
 
-    def write(self, name: str, content: Callable[[BinaryIO], Written]) -> Known:
+    def write(self, name: str, content: Callable[[BinaryIO], Checksum]) -> KnownFile:
         """Write a file, and wait until it is on the disk."""
         with open(self.folder / name, "xb") as stream:
             self.files[name] = content(stream)
             flush_to_disk(stream)
-        return Known(identity(self.folder / name), self.files[name])
+        return KnownFile(file_identity(self.folder / name), self.files[name])
 
-    def link(self, name: str, known: Known) -> bool:
+    def link(self, name: str, known: KnownFile) -> bool:
         """Take up a file of an earlier checkpoint of the folder; say whether it could."""
         for path in reversed(checkpoints(self.folder.parent)):
             try:
-                if identity(path / name) == known.identity:
+                if file_identity(path / name) == known.identity:
                     os.link(path / name, self.folder / name)
                     self.files[name] = known.written
                     return True
@@ -114,7 +114,7 @@ class Writer:
 
 
 @contextlib.contextmanager
-def writing(folder: Path, number: int) -> Iterator[Writer]:
+def write_checkpoint(folder: Path, number: int) -> Iterator[FolderWriter]:
     """Open a new checkpoint, which is published when the context ends without an error.
 
     Raises:
@@ -140,8 +140,8 @@ def writing(folder: Path, number: int) -> Iterator[Writer]:
         ),
     ):
         try:
-            with _locked(temporary):
-                yield Writer(temporary)
+            with _lock(temporary):
+                yield FolderWriter(temporary)
                 if not (temporary / MANIFEST).exists():
                     raise AssertionError("a checkpoint without its manifest")
                 sync_folder(temporary)
@@ -157,11 +157,11 @@ def writing(folder: Path, number: int) -> Iterator[Writer]:
 
 def checkpoints(folder: str | Path) -> list[Path]:
     """Return the complete checkpoints of a folder, newest last; their contents aren't checked."""
-    found = sorted((int(number), path) for number, path in _numbered(Path(folder)))
+    found = sorted((int(number), path) for number, path in _find_numbered(Path(folder)))
     return [path for _, path in found if NAME.fullmatch(path.name) and (path / MANIFEST).is_file()]
 
 
-def _numbered(folder: Path) -> list[tuple[str, Path]]:
+def _find_numbered(folder: Path) -> list[tuple[str, Path]]:
     """Return the numbers and folders of checkpoints, those under way included."""
     if not folder.is_dir():
         return []
@@ -174,15 +174,15 @@ def next_number(folder: Path) -> int:
     """Return a number that no checkpoint has, complete or not, larger than all."""
     newest = read_newest(folder)
     numbers = [0 if newest is None else newest.number]
-    return 1 + max([*numbers, *(int(number) for number, _ in _numbered(folder))])
+    return 1 + max([*numbers, *(int(number) for number, _ in _find_numbered(folder))])
 
 
-def of_rank(folder: Path, world_size: int, rank: int) -> Path:
+def rank_folder(folder: Path, world_size: int, rank: int) -> Path:
     """Return the folder of a rank's checkpoints."""
     return folder / f"ranks_{world_size}" / str(rank)
 
 
-def read_newest(folder: Path) -> Newest | None:
+def read_newest(folder: Path) -> NewestCheckpoint | None:
     """Return the newest checkpoint that all ranks have completed, if there is one.
 
     Raises:
@@ -201,7 +201,7 @@ def read_newest(folder: Path) -> Newest | None:
         raise error(f"can't be read ({reason})") from reason
     found = read_json(text, error)
     found = found if isinstance(found, dict) else {}
-    newest = Newest(*(found.get(key, 0) for key in Newest._fields))
+    newest = NewestCheckpoint(*(found.get(key, 0) for key in NewestCheckpoint._fields))
     if found.get("format") != FORMAT_OF_RANKS or any(type(n) is not int or n < 1 for n in newest):
         raise error("doesn't say which checkpoint is the newest")
     if found.get("version") != VERSION:
@@ -237,7 +237,7 @@ def number_of(path: Path) -> int:
     return int(path.name.removeprefix("checkpoint_"))
 
 
-def write_newest(folder: Path, newest: Newest) -> None:
+def write_newest(folder: Path, newest: NewestCheckpoint) -> None:
     """Name the checkpoint that all ranks have completed; the one before was named until now.
 
     Raises:
@@ -255,7 +255,7 @@ def prune(folder: Path, keep: int) -> None:
         _discard(path)
 
 
-def drop(folder: Path, after: int) -> None:
+def remove_after(folder: Path, after: int) -> None:
     """Remove checkpoints that not all ranks have completed, those with larger numbers."""
     for path in checkpoints(folder):
         if number_of(path) > after and _is_ours(path):
@@ -271,7 +271,7 @@ def _discard(path: Path) -> None:
 
 def sweep(folder: Path) -> None:
     """Remove checkpoints that were left unfinished, written or removed."""
-    for _, path in _numbered(folder):
+    for _, path in _find_numbered(folder):
         if TEMPORARY.fullmatch(path.name):
             with contextlib.suppress(OSError):  # Somebody writes it.
                 _remove(path)
@@ -342,7 +342,7 @@ def check_files(path: Path, manifest: dict[str, Any]) -> None:
 
 def _remove(path: Path) -> None:
     """Remove our files of a checkpoint, unless a process is writing it."""
-    with _locked(path):
+    with _lock(path):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path / MANIFEST)
         for file in path.iterdir():
@@ -352,7 +352,7 @@ def _remove(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _lock(path: Path) -> Iterator[None]:
     """Keep others from a folder.
 
     Raises:

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from gas.checkpoint.files import Known, Writer, identity
+from gas.checkpoint.files import FolderWriter, KnownFile, file_identity
 from gas.checkpoint.tensors import (
     BLOCK,
     Blocks,
     CheckpointError,
+    Checksum,
     TensorFile,
-    Written,
     write_tensors,
 )
 from gas.scalable import HeteroModel, ScalableGNN
@@ -36,7 +36,7 @@ SHARE = 0.5  # Of rows; where more have changed, all are written.
 class _Base(NamedTuple):
     """A file that holds all rows of a history, as they were once."""
 
-    file: Known
+    file: KnownFile
     by_others: tuple[int, int, int]  # What was done to the history then, but by pushes ...
     pushes: int  # ... and by these.
 
@@ -44,10 +44,10 @@ class _Base(NamedTuple):
 # What is known of the last such file of each history of this process.
 _bases: weakref.WeakKeyDictionary[History, _Base] = weakref.WeakKeyDictionary()
 
-Saving = Callable[[Writer], dict[str, Any]]
+HistoryWriter = Callable[[FolderWriter], dict[str, Any]]
 
 
-def named(model: ScalableGNN | HeteroModel) -> dict[str, History]:
+def name_histories(model: ScalableGNN | HeteroModel) -> dict[str, History]:
     """Return the histories of a model, those of views included, by the names of their files."""
     found = {f"history_{number}": history for number, history in enumerate(model.histories)}
     for view, bank in enumerate(model.view_histories or ()):
@@ -56,7 +56,7 @@ def named(model: ScalableGNN | HeteroModel) -> dict[str, History]:
     return found
 
 
-def saving(name: str, history: History, at_once: bool) -> Saving:
+def history_writer(name: str, history: History, at_once: bool) -> HistoryWriter:
     """Return a function that writes a history's current state.
 
     Args:
@@ -68,13 +68,13 @@ def saving(name: str, history: History, at_once: bool) -> Saving:
     history.wait()
     base = _bases.get(history)
     pushes, every = history.num_pushes, history.num_embeddings
-    by_others = _by_others(history)
+    by_others = _count_other_changes(history)
     written_at = history.written_at if at_once else history.written_at.clone()
     changed = None
     if at_once and base is not None and base.by_others == by_others:
         later = (written_at > base.pushes).nonzero().view(-1)
         changed = later if later.numel() < SHARE * every else None
-    pieces = None if at_once else _pieces(history)
+    pieces = None if at_once else [block.clone() for block in _blocks(history, None)]
     about = {
         "num_rows": every,
         "width": history.embedding_dim,
@@ -87,25 +87,27 @@ def saving(name: str, history: History, at_once: bool) -> Saving:
         blocks = _blocks(history, index) if pieces is None else iter(pieces)
         return Blocks(history.store.dtype, (size, history.store.columns), blocks)
 
-    def write(writer: Writer) -> dict[str, Any]:
+    def write(writer: FolderWriter) -> dict[str, Any]:
         whole, part = f"{name}.safetensors", f"{name}_changes.safetensors"
         if changed is not None and base is not None and writer.link(whole, base.file):
             part_of = {"index": changed, "rows": rows(changed), "written_at": written_at}
-            writer.write(part, _writing(part_of, about))
+            writer.write(part, _make_content(part_of, about))
             return {**about, "files": [whole, part]}
-        known = writer.write(whole, _writing({"rows": rows(None), "written_at": written_at}, about))
+        known = writer.write(
+            whole, _make_content({"rows": rows(None), "written_at": written_at}, about)
+        )
         _bases[history] = _Base(known, by_others, pushes)
         return {**about, "files": [whole]}
 
     return write
 
 
-def _by_others(history: History) -> tuple[int, int, int]:
+def _count_other_changes(history: History) -> tuple[int, int, int]:
     by_hand, _, received = history.changes
     return by_hand, received, history.num_resets
 
 
-def _writing(tensors: dict[str, Any], about: dict[str, Any]) -> Callable[[BinaryIO], Written]:
+def _make_content(tensors: dict[str, Any], about: dict[str, Any]) -> Callable[[BinaryIO], Checksum]:
     metadata = {key: str(value) for key, value in about.items()}
     return lambda stream: write_tensors(stream, tensors, metadata)
 
@@ -121,11 +123,7 @@ def _blocks(history: History, index: Tensor | None) -> Iterator[Tensor]:
             yield history.read_stored(index[first : first + step])
 
 
-def _pieces(history: History) -> list[Tensor]:
-    return [block.clone() for block in _blocks(history, None)]
-
-
-class Reading:
+class StoredHistory:
     """A history of a checkpoint, looked at before anything is changed.
 
     Args:
@@ -174,7 +172,7 @@ class Reading:
         self.index: Tensor | None = None
         if len(self.files) > 1:
             self.index = index = self.files[1].read("index")
-            _, shape = self.files[1].about("rows")
+            _, shape = self.files[1].dtype_and_shape("rows")
             fits = index.dtype == torch.int64 and index.dim() == 1 and len(index) == shape[0]
             if not fits or (len(index) and not 0 <= int(index[0]) <= int(index[-1]) < size):
                 raise CheckpointError(f"{self.files[1].path} has rows that don't exist")
@@ -185,7 +183,7 @@ class Reading:
     def _check(
         file: TensorFile, name: str, dtype: torch.dtype, columns: int | None, size: int | None
     ) -> None:
-        found, shape = file.about(name)
+        found, shape = file.dtype_and_shape(name)
         dims = 1 if columns is None else 2
         fits = found == dtype and len(shape) == dims and (size is None or shape[0] == size)
         if not fits or (columns is not None and shape[1] != columns):
@@ -194,13 +192,13 @@ class Reading:
                 f"and {[size, columns][:dims]}"
             )
 
-    def restore(self, history: History, written: Written) -> None:
+    def restore(self, history: History, written: Checksum) -> None:
         """Put the rows into a history; ``written`` is what is known of their first file."""
         history.restore(self.rows(), self.written_at, self.pushes)
         _bases.pop(history, None)
         if self.index is None:
-            known = Known(identity(self.files[0].path), written)
-            _bases[history] = _Base(known, _by_others(history), self.pushes)
+            known = KnownFile(file_identity(self.files[0].path), written)
+            _bases[history] = _Base(known, _count_other_changes(history), self.pushes)
 
     def rows(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Return row numbers and stored rows; of a repeated row the last counts."""

@@ -17,20 +17,20 @@ from torch.nn import Module
 from gas.checkpoint.files import (
     MANIFEST,
     OF_RANKS,
-    Newest,
+    NewestCheckpoint,
     Source,
     checkpoints,
-    drop,
     find_source,
     next_number,
     number_of,
-    of_rank,
     prune,
+    rank_folder,
     read_newest,
+    remove_after,
     sweep,
     write_newest,
 )
-from gas.checkpoint.reader import CheckpointReader, no_checkpoint
+from gas.checkpoint.reader import CheckpointReader, no_checkpoint_error
 from gas.checkpoint.redistribution import (
     Graph,
     LoadTarget,
@@ -93,7 +93,7 @@ def _make_error(rank: int, kind: str, text: str, number: int | None, file: str) 
     return others.get(kind, RankError)(text)
 
 
-def _no_loader() -> ValueError:
+def _no_loader_error() -> ValueError:
     return ValueError(
         "'loader' isn't given, which tells which nodes this rank has: pass it, give the graph to "
         "gas.distribute(model, graph), or pass histories=False, which leaves them out"
@@ -115,11 +115,11 @@ def save_on_ranks(
     """See :func:`gas.save`."""
     ranks = cast(Ranks, model.ranks)
     group, graph = ranks.group, Graph.of(loader)
-    mine = of_rank(folder, group.size, group.rank)
+    mine = rank_folder(folder, group.size, group.rank)
 
     def gather() -> tuple[CheckpointWriter, int, int]:
         if histories and ranks.exchange is None and graph is None:
-            raise _no_loader()
+            raise _no_loader_error()
         newest = read_newest(folder)
         number = max(next_number(folder), next_number(mine))
         content = CheckpointWriter(folder, model, optimizer, loader, state)
@@ -132,26 +132,26 @@ def save_on_ranks(
     def write() -> Path:
         if histories and graph is not None:
             ranks.bind(model, graph.shard)
-        content.add("ranks", _about(ranks, graph, histories))
+        content.add("ranks", _describe_rank(ranks, graph, histories))
         sweep(mine)
         if newest:
-            drop(mine, newest)  # What not all ranks have completed.
+            remove_after(mine, newest)  # What not all ranks have completed.
         return content.write(mine, number, history_writers(model, True) if histories else {})
 
     try:
         path = run_on_all_ranks(group, "writing a checkpoint", write)
     except (ValueError, OSError):  # All ranks know; without an answer, the others may go on.
-        drop(mine, number - 1)
+        remove_after(mine, number - 1)
         raise
 
-    def name() -> None:
+    def publish() -> None:
         if group.rank == 0:
-            write_newest(folder, Newest(group.size, number))
+            write_newest(folder, NewestCheckpoint(group.size, number))
 
-    run_on_all_ranks(group, "naming a checkpoint", name)
+    run_on_all_ranks(group, "naming a checkpoint", publish)
     prune(mine, keep)
     if group.rank == 0 and len(checkpoints(mine)) >= keep:
-        for other in _of_other_sizes(folder, group.size):
+        for other in _find_other_sizes(folder, group.size):
             prune(other, 0)
             with contextlib.suppress(OSError):  # It isn't empty, or not the last one.
                 other.rmdir()
@@ -159,7 +159,7 @@ def save_on_ranks(
     return path
 
 
-def _about(ranks: Ranks, graph: Graph | None, histories: bool) -> dict[str, Any]:
+def _describe_rank(ranks: Ranks, graph: Graph | None, histories: bool) -> dict[str, Any]:
     """Describe the rank's checkpoint for the other ranks."""
     group, exchange = ranks.group, ranks.exchange
     found: dict[str, Any] = {"rank": group.rank, "world_size": group.size}
@@ -173,12 +173,12 @@ def _about(ranks: Ranks, graph: Graph | None, histories: bool) -> dict[str, Any]
     return found
 
 
-def _of_other_sizes(folder: Path, world_size: int) -> Iterator[Path]:
+def _find_other_sizes(folder: Path, world_size: int) -> Iterator[Path]:
     """Folders of ranks when there were more or fewer."""
     for path in folder.iterdir():
         match = OF_RANKS.fullmatch(path.name)
         if match is not None and int(match[1]) != world_size and path.is_dir():
-            yield from (of_rank(folder, int(match[1]), rank) for rank in range(int(match[1])))
+            yield from (rank_folder(folder, int(match[1]), rank) for rank in range(int(match[1])))
 
 
 # Loading ------------------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ def load_on_ranks(
     ranks = model.ranks if isinstance(model, ScalableGNN) else None
     group = None if ranks is None else ranks.group
     histories = histories and isinstance(model, ScalableGNN)
-    source = _source(folder, group)
+    source = _find_source(folder, group)
     into = LoadTarget(model, ranks, Graph.of(loader), histories)
 
     def prepare() -> _Plan:
@@ -206,7 +206,7 @@ def load_on_ranks(
     plan = run_on_all_ranks(group, "reading a checkpoint", prepare)
     sums = [plan.sum] if group is None else group.gather_json(plan.sum, "comparing graphs")
     if plan.sum_then is not None and None not in sums and sum(sums) % (1 << 63) != plan.sum_then:
-        raise _other_graph(source)
+        raise _other_graph_error(source)
 
     # What was given is as it was so far, on all ranks.
     if ranks is not None and histories:
@@ -214,7 +214,7 @@ def load_on_ranks(
         each = cast(ScalableGNN, model).histories
         state = plan.exchange or {"arriving": []}
         run_on_all_ranks(
-            group, "reading a checkpoint", lambda: _checked(exchange.restore, state, each)
+            group, "reading a checkpoint", lambda: _restore_exchange(exchange.restore, state, each)
         )
     result = run_on_all_ranks(group, "going on from a checkpoint", plan.load)
     if plan.text and (group is None or group.rank == 0):
@@ -222,13 +222,13 @@ def load_on_ranks(
     return result
 
 
-def _source(folder: Path, group: Group | None) -> Source:
+def _find_source(folder: Path, group: Group | None) -> Source:
     """Find the checkpoint to read: that of rank 0, on all ranks."""
 
     def find() -> Source:
         found = find_source(folder) if group is None or group.rank == 0 else Source(folder, 0, "")
         if found is None:
-            raise no_checkpoint(folder)
+            raise no_checkpoint_error(folder)
         return found
 
     found = run_on_all_ranks(group, "looking for a checkpoint", find)
@@ -258,7 +258,7 @@ def _plan(
     objects: dict[str, Any],
 ) -> _Plan:
     if into.ranks is not None and into.histories and not into.is_known:
-        raise _no_loader()
+        raise _no_loader_error()
     given = (into.model, optimizer)
     if into.model is not None and max(source.world_size, 1) == into.size:
         rank = 0 if into.ranks is None else into.ranks.group.rank
@@ -267,7 +267,7 @@ def _plan(
         if found.about.get("cut", cut) == cut or not into.is_known:
             sums = [found.about.get("sum"), None if into.graph is None else into.graph.sum]
             if None not in sums and sums[0] != sums[1]:
-                raise _other_graph(source)
+                raise _other_graph_error(source)
             num_rows = into.num_rows if into.histories else None
             load = found.files.prepare(
                 *given, loader, into.histories, random_state, objects, num_rows
@@ -277,7 +277,7 @@ def _plan(
     load = sources[0].files.prepare(*given, None, False, False, objects)
     moving = Redistribution(sources, into) if into.histories else None
 
-    def go_on() -> dict[str, Any]:
+    def restore() -> dict[str, Any]:
         state = load()
         if moving is not None:
             moving.restore(cast(ScalableGNN, into.model))
@@ -287,21 +287,21 @@ def _plan(
         return state
 
     if not into.histories and loader is None:
-        return _Plan(go_on)
+        return _Plan(restore)
     then = [n for found in sources if isinstance(n := found.about.get("sum"), int)]
     sum_then = sum(then) % (1 << 63) if len(then) == len(sources) else None
     mine = None if into.graph is None else into.graph.sum
-    return _Plan(go_on, None, _warning(len(sources), into.size), mine, sum_then)
+    return _Plan(restore, None, _explain_redistribution(len(sources), into.size), mine, sum_then)
 
 
-def _other_graph(source: Source) -> ValueError:
+def _other_graph_error(source: Source) -> ValueError:
     return ValueError(
         f"'loader' has another graph than {source.root} was saved with, of as many nodes: load the "
         "graph as it was then, in however many shards"
     )
 
 
-def _warning(before: int, now: int) -> str:
+def _explain_redistribution(before: int, now: int) -> str:
     how = f"by {before} processes" if before != now else "of a graph that was cut otherwise"
     return (
         f"the checkpoint was written {how}: histories go on by the nodes' ids; the loader begins "
@@ -341,7 +341,7 @@ def _read(source: Source, rank: int) -> Saved:
 
 def _advice(source: Source, path: Path) -> str:
     """Name an earlier checkpoint of all ranks that can be loaded instead."""
-    ranks = [of_rank(source.root, source.world_size, rank) for rank in range(source.world_size)]
+    ranks = [rank_folder(source.root, source.world_size, rank) for rank in range(source.world_size)]
     names = [{found.name for found in checkpoints(folder)} for folder in ranks]
     paths = [ranks[0] / name for name in set.intersection(*names)]
     before = [found for found in paths if number_of(found) < number_of(path)]
@@ -350,7 +350,7 @@ def _advice(source: Source, path: Path) -> str:
     return f". All ranks have one before it: load {str(max(before, key=number_of))!r}"
 
 
-def _checked(restore: Callable[[Any, Any], None], state: Any, histories: Any) -> None:
+def _restore_exchange(restore: Callable[[Any, Any], None], state: Any, histories: Any) -> None:
     """Restore what was on its way, of whatever form the state is.
 
     Raises:

@@ -15,7 +15,7 @@ from torch.nn import Module
 
 from gas.checkpoint import histories as stored
 from gas.checkpoint.files import MANIFEST, check_files, read_manifest
-from gas.checkpoint.tensors import CheckpointError, TensorFile, Written
+from gas.checkpoint.tensors import CheckpointError, Checksum, TensorFile
 from gas.checkpoint.values import check_rng_states, from_json, restore_rng_states
 from gas.checkpoint.writer import MODEL, STATE, weights_of
 from gas.scalable import HeteroModel, ScalableGNN, set_banks
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gas.history import History
 
 
-def no_checkpoint(folder: Path) -> CheckpointError:
+def no_checkpoint_error(folder: Path) -> CheckpointError:
     """Make the error for a folder without a complete checkpoint."""
     return CheckpointError(
         f"'folder' is {str(folder)!r}, which has no complete checkpoint: expected a folder that "
@@ -124,7 +124,7 @@ class CheckpointReader:
             views = {name.split("_")[1] for name in restores if name.startswith("view_")}
             if isinstance(model, ScalableGNN):
                 set_banks(model, len(views))
-            for name, history in stored.named(model).items():
+            for name, history in stored.name_histories(model).items():
                 restores[name](history)
         if random_state:
             restore_rng_states(self.values["random"])
@@ -168,7 +168,7 @@ class CheckpointReader:
                     f"{has} has the weight {name!r}, and {lacks} has not: make the model as it was "
                     "when the checkpoint was written"
                 )
-            dtype, shape = file.about(name)
+            dtype, shape = file.dtype_and_shape(name)
             if shape != tuple(mine[name].shape) or dtype != mine[name].dtype:
                 raise ValueError(
                     f"'model' has {name!r} of {mine[name].dtype} and shape "
@@ -195,13 +195,15 @@ class CheckpointReader:
         for name, number in names.items():
             reading = self.read_history(name, each[number], num_rows)
             file = self.manifest["files"][f"{name}.safetensors"]
-            written = Written(file["bytes"], file["crc32"])
+            written = Checksum(file["bytes"], file["crc32"])
             restores[name] = partial(reading.restore, written=written)
         return restores
 
-    def read_history(self, name: str, like: History, num_rows: int | None) -> stored.Reading:
-        """Look at what was stored of a history; see :class:`.histories.Reading`."""
-        reading = stored.Reading(self.path, name, self.manifest["histories"][name], like, num_rows)
+    def read_history(self, name: str, like: History, num_rows: int | None) -> stored.StoredHistory:
+        """Look at what was stored of a history; see :class:`.histories.StoredHistory`."""
+        reading = stored.StoredHistory(
+            self.path, name, self.manifest["histories"][name], like, num_rows
+        )
         self._check_named(*(file.path.name for file in reading.files))
         return reading
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from gas.checkpoint.histories import Reading, is_count
+from gas.checkpoint.histories import StoredHistory, is_count
 from gas.checkpoint.reader import CheckpointReader
 from gas.checkpoint.tensors import CheckpointError
 from gas.graph import PERM, Shard
@@ -175,7 +175,7 @@ class Redistribution:
         return perm
 
     @staticmethod
-    def _read(found: Saved, number: int, history: History, num_own: int) -> Reading:
+    def _read(found: Saved, number: int, history: History, num_own: int) -> StoredHistory:
         name = f"history_{number}"
         about = found.files.manifest["histories"].get(name)
         if about is None:
@@ -208,7 +208,7 @@ class Redistribution:
                 written_at[rows[rows >= 0]] = at[rows >= 0]
             history.restore(self._blocks(readings), written_at, pushes)
 
-    def _blocks(self, readings: Sequence[Reading]) -> Iterator[tuple[Tensor, Tensor]]:
+    def _blocks(self, readings: Sequence[StoredHistory]) -> Iterator[tuple[Tensor, Tensor]]:
         for reading, rows in zip(readings, self._rows, strict=True):
             for index, values in reading.rows():
                 known = index < rows.numel()  # The others are replicas.

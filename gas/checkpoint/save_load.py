@@ -22,7 +22,7 @@ from gas.checkpoint.files import (
     sweep,
 )
 from gas.checkpoint.ranks import load_on_ranks, save_on_ranks
-from gas.checkpoint.reader import CheckpointReader, no_checkpoint
+from gas.checkpoint.reader import CheckpointReader, no_checkpoint_error
 from gas.checkpoint.tensors import CheckpointError
 from gas.checkpoint.values import from_json
 from gas.checkpoint.writer import CheckpointWriter, history_writers, unwrap_model
@@ -224,7 +224,7 @@ def load(
         return load_on_ranks(folder, model, optimizer, loader, histories, random_state, objects)
     paths = [folder] if (folder / MANIFEST).exists() else checkpoints(folder)
     if not paths:
-        raise no_checkpoint(folder)
+        raise no_checkpoint_error(folder)
     try:
         found = CheckpointReader(paths[-1])
     except CheckpointError as error:
@@ -243,7 +243,7 @@ def peek(folder: str | Path, *names: str) -> dict[str, Any]:
     of_ranks = source is not None and source.world_size
     paths = [cast(Source, source).path(0)] if of_ranks else checkpoints(folder)
     if not paths:
-        raise no_checkpoint(folder)
+        raise no_checkpoint_error(folder)
     try:
         state = read_manifest(paths[-1]).get("state")
     except CheckpointError as error:

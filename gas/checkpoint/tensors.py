@@ -61,7 +61,7 @@ class Blocks(NamedTuple):
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-class Written(NamedTuple):
+class Checksum(NamedTuple):
     """Size and CRC-32 of a written file, to detect changes."""
 
     nbytes: int
@@ -70,7 +70,7 @@ class Written(NamedTuple):
 
 def write_tensors(
     stream: BinaryIO, tensors: Mapping[str, Tensor | Blocks], metadata: Mapping[str, str]
-) -> Written:
+) -> Checksum:
     """Write tensors, in their order.
 
     Raises:
@@ -102,7 +102,7 @@ def write_tensors(
             view = as_bytes(block)
             stream.write(view)
             crc = zlib.crc32(view, crc)
-    return Written(8 + len(text) + end, crc)
+    return Checksum(8 + len(text) + end, crc)
 
 
 def as_bytes(tensor: Tensor) -> memoryview:
@@ -111,13 +111,13 @@ def as_bytes(tensor: Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data
 
 
-def checksum(path: Path) -> Written:
+def checksum(path: Path) -> Checksum:
     """Read a file, a block at a time."""
     crc = size = 0
     with path.open("rb") as stream:
         while block := stream.read(BLOCK):
             crc, size = zlib.crc32(block, crc), size + len(block)
-    return Written(size, crc)
+    return Checksum(size, crc)
 
 
 class _Place(NamedTuple):
@@ -184,7 +184,7 @@ class TensorFile:
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
 
-    def about(self, name: str) -> tuple[torch.dtype, tuple[int, ...]]:
+    def dtype_and_shape(self, name: str) -> tuple[torch.dtype, tuple[int, ...]]:
         """Return the type and the shape of a tensor."""
         place = self._places.get(name)
         if place is None:
@@ -193,7 +193,7 @@ class TensorFile:
 
     def read(self, name: str) -> Tensor:
         """Return a tensor."""
-        dtype, shape = self.about(name)
+        dtype, shape = self.dtype_and_shape(name)
         out = torch.empty(shape, dtype=dtype)
         if out.numel():
             with self.path.open("rb") as stream:
@@ -203,7 +203,7 @@ class TensorFile:
 
     def blocks(self, name: str) -> Iterator[tuple[int, Tensor]]:
         """Yield a tensor in blocks of rows: the first row, and a block that the next overwrites."""
-        dtype, shape = self.about(name)
+        dtype, shape = self.dtype_and_shape(name)
         row_bytes = max(1, math.prod(shape[1:]) * dtype.itemsize)
         buffer = torch.empty(max(1, min(shape[0], BLOCK // row_bytes)), *shape[1:], dtype=dtype)
         with self.path.open("rb") as stream:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from gas.checkpoint import histories as stored
-from gas.checkpoint.files import writing
+from gas.checkpoint.files import write_checkpoint
 from gas.checkpoint.tensors import write_tensors
 from gas.checkpoint.values import rng_states, to_json
 
@@ -52,9 +52,9 @@ class CheckpointWriter:
         self.tensors = {key: value.cpu().clone() for key, value in self.tensors.items()}
         self.weights = {key: value.clone() for key, value in self.weights.items()}
 
-    def write(self, folder: Path, number: int, parts: Mapping[str, stored.Saving]) -> Path:
+    def write(self, folder: Path, number: int, parts: Mapping[str, stored.HistoryWriter]) -> Path:
         """Write a checkpoint, with what writes its histories."""
-        with writing(folder, number) as writer:
+        with write_checkpoint(folder, number) as writer:
             written = {name: part(writer) for name, part in parts.items()}
             writer.write(
                 MODEL, lambda stream: write_tensors(stream, self.weights, {"format": "pt"})
@@ -64,11 +64,14 @@ class CheckpointWriter:
         return folder / f"checkpoint_{number:06}"
 
 
-def history_writers(model: Module, at_once: bool) -> dict[str, stored.Saving]:
-    """Return, by name, a function that writes each history; see :func:`.histories.saving`."""
+def history_writers(model: Module, at_once: bool) -> dict[str, stored.HistoryWriter]:
+    """Return a function for each history, by its name, that writes it."""
     if not isinstance(model, stored.MODELS):
         return {}
-    return {k: stored.saving(k, history, at_once) for k, history in stored.named(model).items()}
+    return {
+        k: stored.history_writer(k, history, at_once)
+        for k, history in stored.name_histories(model).items()
+    }
 
 
 def unwrap_model(model: Any) -> Any:

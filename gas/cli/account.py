@@ -49,7 +49,7 @@ def account_of(
     account.enter(
         "loader", sum({id(x._relabel): x._relabel.scratch_bytes for x in loaders}.values())
     )
-    kept = [(b.data, b.n_id) for x in loaders for b in x.kept_batches()]
+    kept = [(b.data, b.n_id) for x in loaders for b in x.get_cached_batches()]
     whole = [g.whole.data for g in graphs if g.whole is not None]
     account.enter("full batch", (t for data in whole for t in _given(data)))
     account.enter("kept batches", (t for data, n_id in kept for t in (*_given(data), n_id)))
@@ -81,7 +81,7 @@ def _enter_rows(
                 account.enter("packed rows in memory", [store.packed.hot])
                 packings.add(store.packed.packing)
     for loader in loaders:
-        x = loader.mapped_features()
+        x = loader.get_mapped_features()
         if x is not None and x.packed is not None:
             account.enter("packed rows in memory", [x.packed.hot])
             packings.add(x.packed.packing)

@@ -204,7 +204,7 @@ class Experiment(Setup):
         packed = model.pack(loader, memory, self.histories.get("path"), self.log)
         if self.log:
             print(f"Packed: {packed}", file=sys.stderr)
-        x = loader.mapped_features()
+        x = loader.get_mapped_features()
         if x is not None and x.packed is not None and self.graph.inference is not None:
             self.graph.inference.use_features(x)
 

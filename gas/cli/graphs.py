@@ -12,7 +12,7 @@ from torch_geometric.utils import degree
 
 from gas import EvalSubgraphLoader, SubgraphLoader, metis, partition_report, permute
 from gas.cli.settings import Settings
-from gas.graph import select_rows, without_edges
+from gas.graph import remove_edges, select_rows
 from gas.history import is_encoded
 from gas.native import is_sparse
 from gas.training import FullBatch
@@ -103,7 +103,7 @@ def prepare_graph(
             inference.forget_edges()
         data = loader.data
     else:
-        data = without_edges(data)
+        data = remove_edges(data)
     return Graph(perm, None, data, loader, inference, whole, deg, shown)
 
 

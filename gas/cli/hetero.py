@@ -20,7 +20,7 @@ from gas.cli.choices import check_labels
 from gas.cli.report import metrics
 from gas.cli.settings import Settings
 from gas.datasets import num_outputs
-from gas.io import replacing, write_json
+from gas.io import replace_file, write_json
 from gas.training import (
     Predictions,
     Progress,
@@ -211,7 +211,7 @@ class HeteroExperiment:
             from safetensors.torch import save_file
 
             state = {key.removeprefix("net."): value for key, value in best.state.items()}
-            with replacing(self.args.out / results.MODEL) as file:
+            with replace_file(self.args.out / results.MODEL) as file:
                 save_file(state, file, {"model": "gas.cli.hetero.HeteroSAGE"})
         if results.PREDICTIONS not in absent:
             import pyarrow as pa
@@ -221,7 +221,7 @@ class HeteroExperiment:
             if "classes" in self.data:
                 stored["classes"] = self.data.classes
             predicted = Predictions(best.out, stored, lambda rows: rows)
-            with replacing(self.args.out / results.PREDICTIONS) as file:
+            with replace_file(self.args.out / results.PREDICTIONS) as file:
                 parquet.write_table(pa.table(prediction_columns(predicted, run.split)), file)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from gas.io import replacing
+from gas.io import replace_file
 from gas.training import Run
 
 try:
@@ -145,7 +145,7 @@ def plot_curves(path: Path, runs: Sequence[Run], title: str, score: str = "accur
         if "age" in curves:
             axis.set_ylim(0, 1.1 * max(axis.get_ylim()[1], 1e-9))
     figure.suptitle(title, fontsize=11)
-    with replacing(path) as file:
+    with replace_file(path) as file:
         figure.savefig(file, dpi=120)
     plt.close(figure)
 

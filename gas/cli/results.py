@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from gas.cli.report import machine, metrics, plot_curves
-from gas.io import replacing, write_json
+from gas.io import replace_file, write_json
 from gas.native import human
 from gas.training import Predictions, Run, prediction_columns
 
@@ -102,12 +102,12 @@ def write_results(
         words["in_channels"] = experiment.data.x.size(1)
         words["out_channels"] = experiment.out_channels
         texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in words.items()}
-        with replacing(folder / MODEL) as file:
+        with replace_file(folder / MODEL) as file:
             save_file(best.state, file, texts)
     if PREDICTIONS not in absent:
         from pyarrow import parquet
 
-        with replacing(folder / PREDICTIONS) as file:
+        with replace_file(folder / PREDICTIONS) as file:
             parquet.write_table(predictions(experiment, best.out, runs[number].split), file)
     write_json(folder / "metrics.json", found)
     names = ["metrics.json", "curve.png", *(name for name in PACKAGES if name not in absent)]

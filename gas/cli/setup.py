@@ -26,7 +26,7 @@ from gas.cli.choices import (
 from gas.cli.graphs import Graph, prepare_graph, training_nodes
 from gas.cli.settings import Settings
 from gas.datasets import check_parts
-from gas.graph import check_entering, with_csr_features
+from gas.graph import check_data_features, with_csr_features
 from gas.native import PeakMemory, check_integer
 from gas.training import (
     Plan,
@@ -120,7 +120,7 @@ class Setup:
         data = with_csr_features(data)
         gas.models.check_features(data.get("x"))
         if check:
-            check_entering(data)
+            check_data_features(data)
         check_labels(data)
         check_parts(data)
         return data

@@ -15,7 +15,7 @@ from torch_geometric.data import Data
 
 from gas.convert.inputs import Inputs
 from gas.convert.layers import WEIGHT
-from gas.graph import dense, is_row_per_edge, is_row_per_node, layout_of, select_rows
+from gas.graph import is_row_per_edge, is_row_per_node, layout_of, select_rows, to_dense
 
 # Nodes and edges of the random graphs: primes, so that no width is as large.
 SAMPLES = ((61, 241), (67, 263))
@@ -129,7 +129,7 @@ def prime(size: int) -> int:
 
 def _rows(value: Tensor, ids: Tensor) -> Tensor:
     value = value.detach().cpu()
-    return value[ids] if value.layout == torch.strided else dense(select_rows(value, ids))
+    return value[ids] if value.layout == torch.strided else to_dense(select_rows(value, ids))
 
 
 def _first_nodes(data: Data, size: int, random: torch.Generator) -> Tensor:

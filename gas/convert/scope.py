@@ -125,7 +125,7 @@ def dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False
 @_leaf
 def dense(x: Any) -> Any:
     """Return features as a dense tensor."""
-    return features.dense(x)
+    return features.to_dense(x)
 
 
 @_leaf

@@ -6,7 +6,7 @@ from gas.datasets.masks import check_parts, gen_masks, index2mask
 from gas.datasets.named import dataset_key, dataset_names, get_data, num_outputs
 from gas.datasets.opening import open_graph
 from gas.datasets.planted import planted_partition
-from gas.datasets.planted_disk import open_mapped, planted_to_disk
+from gas.datasets.planted_disk import open_mapped, write_planted_partition
 from gas.datasets.stores import FolderStore
 
 __all__ = [
@@ -23,5 +23,5 @@ __all__ = [
     "open_graph",
     "open_mapped",
     "planted_partition",
-    "planted_to_disk",
+    "write_planted_partition",
 ]

@@ -153,7 +153,7 @@ def tensor_of(array: np.ndarray, key: str) -> Tensor:
 def to_targets(y: Tensor) -> Tensor:
     """Convert ``y`` to one class or real target per node; labels ``[N, C]`` stay as they are.
 
-    A target may be NaN, which :func:`check_known` refuses.
+    A target may be NaN, which :func:`check_targets` refuses.
 
     Raises:
         ValueError: If they are none of these.
@@ -178,7 +178,7 @@ def not_finite_error() -> ValueError:
     return ValueError("'y' holds a NaN or infinite value, expected classes or real numbers")
 
 
-def check_known(y: Tensor) -> None:
+def check_targets(y: Tensor) -> None:
     """Refuse real targets that are NaN.
 
     Raises:

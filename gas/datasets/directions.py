@@ -10,7 +10,7 @@ from torch_geometric.data import Data
 from gas.graph import Edges, is_row_per_edge, read_graph
 
 
-def _lacks_reverse(edges: Edges) -> Tensor:
+def _is_one_way(edges: Edges) -> Tensor:
     """Return a mask of the edges without a reverse, of shape ``[E]``; a loop is its own."""
     there, back = (
         a * edges.num_nodes + b for a, b in ((edges.src, edges.dst), (edges.dst, edges.src))
@@ -23,10 +23,10 @@ def _lacks_reverse(edges: Edges) -> Tensor:
     return torch.from_numpy(lacks)
 
 
-def share_one_way(edges: Edges) -> float:
+def one_way_share(edges: Edges) -> float:
     """Return the share of edges without a reverse, loops apart."""
     num_edges = int((edges.src != edges.dst).sum())
-    return int(_lacks_reverse(edges).sum()) / num_edges if num_edges else 0.0
+    return int(_is_one_way(edges).sum()) / num_edges if num_edges else 0.0
 
 
 def with_reverse(data: Data, kind: Tensor | None = None) -> Data:
@@ -48,7 +48,7 @@ def with_reverse(data: Data, kind: Tensor | None = None) -> Data:
             "made, or give an 'edge_index'"
         )
     edges = read_graph(data)
-    lacks = _lacks_reverse(edges)
+    lacks = _is_one_way(edges)
     if kind is not None:
         lacks &= kind[edges.src.long()] == kind[edges.dst.long()]
     for key in [key for key, _ in data if is_row_per_edge(data, key)]:

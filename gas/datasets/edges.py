@@ -13,11 +13,11 @@ from torch_geometric.data import Data
 
 from gas.datasets.arrays import map_array, tensor_of
 from gas.datasets.nodes import Nodes
-from gas.datasets.roles import EDGE_COLUMNS, INDEX, leave_out, open_table
+from gas.datasets.roles import EDGE_COLUMNS, INDEX, leave_out, open_table, read_numbers
 from gas.datasets.tables import Table, codes_of, format_of, plain_ids
 from gas.datasets.types import (
     Names,
-    check_given,
+    check_no_missing_types,
     check_types,
     leave_out_names,
     place_types,
@@ -121,11 +121,7 @@ class EdgeStream:
             )
         if role == "edge_type":
             return check_types(map_array(file), file) if is_array else _table_of_types(file)
-        if is_array:
-            array = map_array(file)
-        else:
-            table, _ = open_table(file, {}, {})
-            array = table.numbers(list(table.types))
+        array = map_array(file) if is_array else read_numbers(file)
         tensor_of(array[:0].copy(), str(file))  # Refuses what isn't numbers.
         if array.shape[1:] == (1,):
             array = array[:, 0]
@@ -158,7 +154,9 @@ class EdgeStream:
                     types = Values(*np.unique(rows, return_inverse=True))
                     block = block._replace(types=types)
             if block.types is not None:
-                check_given(block.types.codes, block.types.distinct, self._type_file, first)
+                check_no_missing_types(
+                    block.types.codes, block.types.distinct, self._type_file, first
+                )
             yield block
             first = last
         for role, values in self._arrays.items():
@@ -179,7 +177,7 @@ class EdgeStream:
         types = {name: table.id_type(name) for name in ids}
         types |= table.number_types([*weights, *self._attributes])
         first = 0
-        for block in [table.whole(types, ids)] if self._is_whole else table.blocks(types, ids):
+        for block in [table.read(types, ids)] if self._is_whole else table.blocks(types, ids):
             for start in range(0, max(1, block.num_rows), self._at_once):
                 part = block.slice(start, self._at_once)
                 source, target = (self._ids(part.column(name), first) for name in ids[:2])
@@ -328,7 +326,7 @@ def _table_of_types(file: Path) -> np.ndarray:
     if len(table.types) != 1:
         raise ValueError(f"{file} has the columns {', '.join(table.types)}, expected one, of types")
     codes, distinct = table.values(found.get("edge_type", next(iter(table.types))))
-    check_given(codes, distinct, file)
+    check_no_missing_types(codes, distinct, file)
     return distinct[codes]
 
 

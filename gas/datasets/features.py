@@ -44,7 +44,7 @@ class Features(NamedTuple):
         table, _ = open_table(file, NODE_COLUMNS, columns)
         types = table.number_types(self.names)
         first = 0
-        for block in [table.whole(types)] if at_once is None else table.blocks(types):
+        for block in [table.read(types)] if at_once is None else table.blocks(types):
             for start in range(0, max(1, block.num_rows), step):
                 part = block.slice(start, step)
                 yield table.floats(part, self.names, first_row=first).astype(np.float32, copy=False)

@@ -15,7 +15,7 @@ from torch_geometric.data import Data
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import AttrType, EdgeStorage, GlobalStorage, NodeStorage
 
-from gas.datasets.arrays import bool_mask, check_known, load_arrays, tensor_of, to_targets
+from gas.datasets.arrays import bool_mask, check_targets, load_arrays, tensor_of, to_targets
 from gas.datasets.types import encode_types, number_types
 
 # Types inside of a Data object, besides those that PyTorch and PyG allow.
@@ -38,7 +38,7 @@ def load_graph(path: str | Path) -> Data:
         ValueError: If the file can't be read, or lacks a part of the graph.
     """
     data = read_archive(Path(path))
-    check_known(data.y)
+    check_targets(data.y)
     return data
 
 
@@ -72,7 +72,7 @@ def _read_npz(path: Path) -> dict[str, Any]:
         arrays = load_arrays(path)
     except Exception as error:  # Damaged bytes lead zipfile, zlib, NumPy and Python to any.
         if "pickle" not in str(error).lower():
-            raise ValueError(_unreadable(path, error)) from error
+            raise ValueError(_explain_unreadable(path, error)) from error
         raise ValueError(
             f"{path} holds pickled objects, which are never loaded because they can run code, or "
             "no arrays: save plain arrays, np.savez(path, x=x, y=y, edge_index=edge_index)"
@@ -113,7 +113,7 @@ def _read_pt(path: Path) -> Data | dict[str, Tensor]:
     except Exception as error:  # torch.load raises whatever the damaged bytes lead it to.
         foreign = re.search(r"[Uu]nsupported (?:global: )?GLOBAL (\S+)", str(error))
         if foreign is None:
-            raise ValueError(_unreadable(path, error)) from error
+            raise ValueError(_explain_unreadable(path, error)) from error
         raise ValueError(
             f"{path} holds a pickled {foreign[1]}, which is never loaded because it can run code: "
             "save a PyG Data object or a dictionary of tensors"
@@ -128,7 +128,7 @@ def _read_pt(path: Path) -> Data | dict[str, Tensor]:
     return content
 
 
-def _unreadable(path: Path, error: Exception) -> str:
+def _explain_unreadable(path: Path, error: Exception) -> str:
     reason = str(error).strip().split("\n")[0]
     if "weights_only" in reason:  # PyTorch's advice is to run what the file says.
         reason = "not written by torch.save"

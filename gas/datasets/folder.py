@@ -23,7 +23,15 @@ from gas.datasets.nodes import (
     read_nodes,
     set_once,
 )
-from gas.datasets.roles import EDGE_COLUMNS, NODE_COLUMNS, SPLITS, TYPE, find_files, open_table
+from gas.datasets.roles import (
+    EDGE_COLUMNS,
+    NODE_COLUMNS,
+    SPLITS,
+    TYPE,
+    find_files,
+    open_table,
+    read_numbers,
+)
 from gas.datasets.tables import PARQUET, TEXT, format_of
 from gas.datasets.types import leave_out_names, place_types, read_names
 
@@ -82,7 +90,10 @@ def read_node_table(
     if nodes is None:
         nodes = distinct_ids(edge_ids())
     data.num_nodes = nodes.num_nodes
-    _add_masks(files, nodes, data)
+    for part in SPLITS:
+        for role in (part, f"{part}_mask"):
+            if role in files:
+                set_once(data, f"{part}_mask", _mask(files[role], role, nodes), files[role].name)
     names = files.get("node_type_names")
     if names is not None and "node_type" not in data:
         leave_out_names(names, "node_type")
@@ -91,14 +102,6 @@ def read_node_table(
         places = place_types(data.node_type_names, listed, names)
         data.node_type, data.node_type_names = torch.from_numpy(places)[data.node_type], listed
     return NodeTable(nodes, data, find_features(read, nodes, "x" in data))
-
-
-def _add_masks(files: Mapping[str, Path], nodes: Nodes, data: Data) -> None:
-    """Set the masks that are in files of their own."""
-    for part in SPLITS:
-        for role in (part, f"{part}_mask"):
-            if role in files:
-                set_once(data, f"{part}_mask", _mask(files[role], role, nodes), files[role].name)
 
 
 def check_columns(columns: Mapping[str, str]) -> None:
@@ -149,21 +152,14 @@ def check_node_columns(
             )
 
 
-def _array(file: Path) -> np.ndarray:
-    """Return an array, or the columns of a table of numbers."""
-    if format_of(file) == ".npy":
-        return load_array(file)
-    table, _ = open_table(file, {}, {})
-    return table.numbers(list(table.types))
-
-
 def _mask(file: Path, role: str, nodes: Nodes) -> Tensor:
     """Return a mask, or that of a list of nodes, by their ids."""
     if not role.endswith("_mask"):
         mask = torch.zeros(nodes.num_nodes, dtype=torch.bool)
         mask[torch.from_numpy(nodes.rows(list_of_ids(file), file.name))] = True
         return mask
-    mask = bool_mask(tensor_of(_array(file), str(file)), role)
+    array = load_array(file) if format_of(file) == ".npy" else read_numbers(file)
+    mask = bool_mask(tensor_of(array, str(file)), role)
     if len(mask) != nodes.num_nodes:
         raise ValueError(
             f"{file} has {len(mask)} values, but {nodes.file} has {nodes.num_nodes} nodes: "

@@ -77,7 +77,7 @@ def with_masks(data: Data, num_splits: int | None = None) -> Data:
                     "isn't replaced"
                 )
         check_parts(data)
-        _check_apart(data)
+        _check_disjoint(data)
         _check_labelled(data)
         return data
     known = ~data.y.isnan() if data.y.is_floating_point() else data.y >= 0
@@ -150,7 +150,7 @@ def check_parts(data: Data) -> None:
                 )
 
 
-def _check_apart(data: Data) -> None:
+def _check_disjoint(data: Data) -> None:
     """Refuse training nodes that are also validation or test nodes."""
     train = data.train_mask.bool().view(data.num_nodes, -1)
     for key in MASKS[1:]:

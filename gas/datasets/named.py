@@ -70,7 +70,7 @@ def get_data(
     if columns and not _is_path(name):
         raise ValueError(f"'columns' is for tables, but 'dataset' is {name!r}: leave it out")
     if _is_planted(name):
-        data = _planted(name)
+        data = _load_planted(name)
     elif _is_path(name):
         if not Path(name).exists():
             tables = Path(name).suffix not in (".pt", ".npz")
@@ -184,7 +184,7 @@ def load_planetoid(root: str, name: str) -> Data:
     return T.NormalizeFeatures()(load_pyg("Planetoid", root, name))
 
 
-def _few_labels(cls_name: str, name: str) -> Callable[[str], Data]:
+def _load_with_few_labels(cls_name: str, name: str) -> Callable[[str], Data]:
     """Load Amazon and Coauthor with 20 training and 30 validation nodes per class."""
 
     def load(root: str) -> Data:
@@ -212,7 +212,7 @@ def load_standardised(cls_name: str, folder: str) -> Data:
     return data
 
 
-def _ppi(root: str) -> Data:
+def _load_ppi(root: str) -> Data:
     """Load all graphs of PPI as one, with masks for training, validation and test."""
     parts = [load_pyg("PPI", f"{root}/PPI", split) for split in ("train", "val", "test")]
     union = Batch.from_data_list([Data(x=p.x, y=p.y, edge_index=p.edge_index) for p in parts])
@@ -222,7 +222,7 @@ def _ppi(root: str) -> Data:
     return data
 
 
-def _ogb(name: str) -> Callable[[str], Data]:
+def _load_ogb(name: str) -> Callable[[str], Data]:
     def load(root: str) -> Data:
         try:
             from ogb.nodeproppred import PygNodePropPredDataset
@@ -250,12 +250,12 @@ def _ogb(name: str) -> Callable[[str], Data]:
     return load
 
 
-def _facebook(root: str) -> Data:
+def _load_facebook(root: str) -> Data:
     # Edges are mutual likes; the published file stores each of them once.
     return T.ToUndirected()(load_pyg("FacebookPagePage", f"{root}/FacebookPagePage"))
 
 
-def _hetero(name: str) -> Callable[[str], Data]:
+def _load_heterophilous(name: str) -> Callable[[str], Data]:
     return lambda root: load_pyg("HeterophilousGraphDataset", root, name)
 
 
@@ -263,23 +263,23 @@ _NAMED: dict[str, Callable[[str], Data]] = {
     "Cora": lambda root: load_planetoid(root, "Cora"),
     "CiteSeer": lambda root: load_planetoid(root, "CiteSeer"),
     "PubMed": lambda root: load_planetoid(root, "PubMed"),
-    "AmazonComputers": _few_labels("Amazon", "Computers"),
-    "AmazonPhoto": _few_labels("Amazon", "Photo"),
-    "CoauthorCS": _few_labels("Coauthor", "CS"),
-    "CoauthorPhysics": _few_labels("Coauthor", "Physics"),
+    "AmazonComputers": _load_with_few_labels("Amazon", "Computers"),
+    "AmazonPhoto": _load_with_few_labels("Amazon", "Photo"),
+    "CoauthorCS": _load_with_few_labels("Coauthor", "CS"),
+    "CoauthorPhysics": _load_with_few_labels("Coauthor", "Physics"),
     "WikiCS": lambda root: load_wikics(f"{root}/WikiCS"),
-    "FacebookPagePage": _facebook,
-    "Roman-empire": _hetero("Roman-empire"),
-    "Amazon-ratings": _hetero("Amazon-ratings"),
-    "Minesweeper": _hetero("Minesweeper"),
-    "Tolokers": _hetero("Tolokers"),
-    "Questions": _hetero("Questions"),
-    "PPI": _ppi,
+    "FacebookPagePage": _load_facebook,
+    "Roman-empire": _load_heterophilous("Roman-empire"),
+    "Amazon-ratings": _load_heterophilous("Amazon-ratings"),
+    "Minesweeper": _load_heterophilous("Minesweeper"),
+    "Tolokers": _load_heterophilous("Tolokers"),
+    "Questions": _load_heterophilous("Questions"),
+    "PPI": _load_ppi,
     "Flickr": lambda root: load_pyg("Flickr", f"{root}/Flickr"),
     "Reddit2": lambda root: load_standardised("Reddit2", f"{root}/Reddit2"),
     "Yelp": lambda root: load_standardised("Yelp", f"{root}/Yelp"),
-    "ogbn-arxiv": _ogb("ogbn-arxiv"),
-    "ogbn-products": _ogb("ogbn-products"),
+    "ogbn-arxiv": _load_ogb("ogbn-arxiv"),
+    "ogbn-products": _load_ogb("ogbn-products"),
 }
 _DATASETS = {dataset_key(name): (name, load) for name, load in _NAMED.items()}
 
@@ -300,7 +300,7 @@ def _writable_root(root: Path) -> Path:
 # Generated graphs ---------------------------------------------------------------------------------
 
 
-def _planted(name: str) -> Data:
+def _load_planted(name: str) -> Data:
     _, _, size = name.partition(":")
     if not size.isdigit() or int(size) < 1:
         raise ValueError(

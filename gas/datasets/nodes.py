@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -318,8 +318,10 @@ def distinct_ids(blocks: Iterable[np.ndarray]) -> Nodes:
         if size > max(len(known), AT_ONCE):  # Each id is merged a few times, not with every block.
             known, new, size = _concatenate([known, *new]), [], 0
     known = _concatenate([known, *new])
-    ids = known if known.dtype.kind == "i" else np.concatenate([*_decode_blocks(known)])
-    return Nodes(len(ids), ids, "the edges")
+    if known.dtype.kind == "S":
+        blocks = [known[first : first + AT_ONCE] for first in range(0, len(known), AT_ONCE)]
+        known = np.concatenate([np.char.decode(block, "utf-8") for block in blocks])
+    return Nodes(len(known), known, "the edges")
 
 
 def _concatenate(parts: list[np.ndarray]) -> np.ndarray:
@@ -327,8 +329,3 @@ def _concatenate(parts: list[np.ndarray]) -> np.ndarray:
     if any(part.dtype.kind == "S" for part in parts):
         parts = [encode_utf8(part) for part in parts]
     return np.unique(np.concatenate(parts))
-
-
-def _decode_blocks(ids: np.ndarray) -> Iterator[np.ndarray]:
-    for first in range(0, len(ids), AT_ONCE):
-        yield np.char.decode(ids[first : first + AT_ONCE], "utf-8")

@@ -9,8 +9,8 @@ from typing import Literal, overload
 
 from torch_geometric.data import Data, HeteroData
 
-from gas.datasets.arrays import check_classes, check_known
-from gas.datasets.directions import share_one_way, with_reverse
+from gas.datasets.arrays import check_classes, check_targets
+from gas.datasets.directions import one_way_share, with_reverse
 from gas.datasets.files import read_archive
 from gas.datasets.folder import read_folder
 from gas.datasets.hetero import to_hetero_data
@@ -197,14 +197,14 @@ def open_graph(
         data = with_reverse(data)
     if "y" in data:
         if not hetero:
-            check_known(data.y)
+            check_targets(data.y)
         check_classes(data.y)
         with_masks(data, num_splits)
     out = to_hetero_data(data, undirected) if hetero else data
     if log:
         lines = [*_summary(path, data), *_list_types(out)]
         print("\n".join(lines), file=sys.stderr)
-        _warn_of_surprises(path, data, 0.0 if undirected else share_one_way(edges))
+        _warn_of_surprises(path, data, 0.0 if undirected else one_way_share(edges))
     return out
 
 

@@ -16,7 +16,7 @@ from gas.native import check_integer, make_folder
 KEYS = ("edge_index", "x", "y")
 
 
-def planted_to_disk(
+def write_planted_partition(
     folder: str | Path,
     num_nodes: int,
     avg_degree: float = 20.0,
@@ -86,7 +86,7 @@ def planted_to_disk(
     np.save(folder / "y.npy", y.numpy())
 
     num_pairs = int(num_nodes * avg_degree / 2)
-    edges = _Blocks(folder / "edge_index.npy", np.dtype(np.int64), (2, 2 * num_pairs))
+    edges = _BlockWriter(folder / "edge_index.npy", np.dtype(np.int64), (2, 2 * num_pairs))
     for start in range(0, num_pairs, block):
         size = min(block, num_pairs - start)
         drawn = [torch.from_numpy(r.random(size)) for r in (for_src, for_anywhere, for_dst)]
@@ -96,7 +96,7 @@ def planted_to_disk(
             edges.write(position * num_pairs + start, ids)
 
     means = torch.from_numpy(for_means.standard_normal((num_classes, num_features), np.float32))
-    x = _Blocks(folder / "x.npy", means.to(dtype).numpy().dtype, (num_nodes, num_features))
+    x = _BlockWriter(folder / "x.npy", means.to(dtype).numpy().dtype, (num_nodes, num_features))
     rows = max(1, block // max(1, num_features))
     for start in range(0, num_nodes, rows):
         own = y[start : start + rows]
@@ -127,7 +127,7 @@ def open_mapped(folder: str | Path) -> Data:
     return data
 
 
-class _Blocks:
+class _BlockWriter:
     """An ``.npy`` file that is written in blocks; nothing of it stays in memory."""
 
     def __init__(self, file: Path, dtype: np.dtype, shape: tuple[int, int]) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from gas.datasets.tables import PARQUET, TEXT, Table, format_of
 from gas.native import warn
 
@@ -122,6 +124,12 @@ def open_table(
         if fits and fits[0] not in found.values():
             found[role] = fits[0]
     return table, found
+
+
+def read_numbers(file: Path) -> np.ndarray:
+    """Read all columns of a table of numbers, of shape ``[rows, width]``, float32."""
+    table, _ = open_table(file, {}, {})
+    return table.numbers(list(table.types))
 
 
 def leave_out(what: Sequence[str], where: str) -> None:

@@ -98,23 +98,23 @@ class FolderStore(FeatureStore, GraphStore):
         return self._ids
 
     def _put_tensor(self, tensor: Any, attr: TensorAttr) -> bool:
-        raise _read_only(f"the tensor {attr.attr_name!r}")
+        raise _read_only_error(f"the tensor {attr.attr_name!r}")
 
     def _remove_tensor(self, attr: TensorAttr) -> bool:
-        raise _read_only(f"the tensor {attr.attr_name!r}")
+        raise _read_only_error(f"the tensor {attr.attr_name!r}")
 
     def _put_edge_index(self, edge_index: Any, edge_attr: EdgeAttr) -> bool:
-        raise _read_only("edges")
+        raise _read_only_error("edges")
 
     def _remove_edge_index(self, edge_attr: EdgeAttr) -> bool:
-        raise _read_only("edges")
+        raise _read_only_error("edges")
 
     def __repr__(self) -> str:
         num_nodes, _ = self._edge_attr.size
         return f"{type(self).__name__}({num_nodes} nodes, {self._csr.col.numel()} edges)"
 
 
-def _read_only(what: str) -> ValueError:
+def _read_only_error(what: str) -> ValueError:
     return ValueError(
         f"{what} can't be written or removed: a graph folder is as it was written; write another, "
         "gas.cluster(data, num_parts, out=folder)"
@@ -173,7 +173,7 @@ def import_stores(
     for key, ids in whole.items():
         folder.write(arrays[key], [array_of(ids)])
     for key, attr in tensors.items():
-        rows = _rows(features, attr, arrays[key], check and key == "x")
+        rows = _read_rows(features, attr, arrays[key], check and key == "x")
         folder.write(arrays[key], rows)
     folder.finish(said)
     return open_folder(folder.path, check=False)
@@ -199,19 +199,14 @@ def _edges(features: FeatureStore, graph: GraphStore) -> Edges:
         col = torch.repeat_interleave(torch.arange(col.numel() - 1), col.diff().long())
     elif layout == EdgeLayout.CSR:
         row = torch.repeat_interleave(torch.arange(row.numel() - 1), row.diff().long())
-    sizes = [size[0] for size in map(features.get_tensor_size, _nodes(features)) if size]
+    of_nodes = [a for a in features.get_all_tensor_attrs() if not isinstance(a.group_name, tuple)]
+    shapes = [features.get_tensor_size(_select_rows(attr, None)) for attr in of_nodes]
+    sizes = [shape[0] for shape in shapes if shape]
     sizes += [size for size in attr.size or () if size is not None]
     return read_edges(torch.stack([row.long(), col.long()]), max(sizes, default=None))
 
 
-def _nodes(features: FeatureStore) -> Iterator[TensorAttr]:
-    """Return the tensors of nodes, whole."""
-    for attr in features.get_all_tensor_attrs():
-        if not isinstance(attr.group_name, tuple):
-            yield _at(attr, None)
-
-
-def _at(attr: TensorAttr, index: Any) -> TensorAttr:
+def _select_rows(attr: TensorAttr, index: Any) -> TensorAttr:
     """Return the attribute of some rows of a tensor."""
     attr = copy.copy(attr)
     attr.index = index
@@ -223,8 +218,8 @@ def _describe(features: FeatureStore, attr: TensorAttr, num_nodes: int) -> Array
     key = attr.attr_name
     if isinstance(attr.group_name, tuple) or key in (PERM, PARTS):
         return None
-    shape = features.get_tensor_size(_at(attr, None))
-    first = features.get_tensor(_at(attr, torch.arange(min(1, num_nodes))))
+    shape = features.get_tensor_size(_select_rows(attr, None))
+    first = features.get_tensor(_select_rows(attr, torch.arange(min(1, num_nodes))))
     if isinstance(first, Encoded):
         first = first.dequantize()
     first = torch.as_tensor(first)
@@ -240,7 +235,7 @@ def _describe(features: FeatureStore, attr: TensorAttr, num_nodes: int) -> Array
     return Array(f"{key}.npy", dtype_name(first.dtype), tuple(shape))
 
 
-def _rows(
+def _read_rows(
     features: FeatureStore, attr: TensorAttr, array: Array, check: bool
 ) -> Iterator[np.ndarray]:
     """Yield all rows of a tensor in blocks."""
@@ -248,7 +243,7 @@ def _rows(
     step = max(1, BLOCK_BYTES * num_rows // max(1, array.nbytes))
     for first in range(0, num_rows, step):
         index = torch.arange(first, min(first + step, num_rows))
-        rows = torch.as_tensor(features.get_tensor(_at(attr, index)))
+        rows = torch.as_tensor(features.get_tensor(_select_rows(attr, index)))
         if check:
             check_finite(attr.attr_name, rows, first)
         yield array_of(rows)

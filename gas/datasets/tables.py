@@ -147,7 +147,7 @@ class Table:
                 columns = [convert(*pair) for pair in zip(types, columns, strict=True)]
                 yield pa.RecordBatch.from_arrays(columns, list(types))
 
-    def whole(self, types: Mapping[str, pa.DataType], names: Sequence[str] = ()) -> pa.RecordBatch:
+    def read(self, types: Mapping[str, pa.DataType], names: Sequence[str] = ()) -> pa.RecordBatch:
         """Read columns as :meth:`blocks` does, but in one block."""
         import pyarrow as pa
 
@@ -228,7 +228,7 @@ class Table:
         Returns:
             Of shape ``[rows]``, -1 for an empty cell, and ``[values]``.
         """
-        column = self.whole({name: self.id_type(name)}, [name]).column(0)
+        column = self.read({name: self.id_type(name)}, [name]).column(0)
         return codes_of(column), plain_ids(column.dictionary.to_numpy(zero_copy_only=False))
 
     def numbers(self, names: Sequence[str], dtype: type = np.float32) -> np.ndarray:
@@ -237,7 +237,7 @@ class Table:
         Raises:
             ValueError: If a value is no number, or lists differ in length.
         """
-        return self.floats(self.whole(self.number_types(names, dtype)), names, dtype)
+        return self.floats(self.read(self.number_types(names, dtype)), names, dtype)
 
     def _floats(self, column: pa.Array, name: str, number: pa.DataType) -> np.ndarray:
         import pyarrow.compute as pc

@@ -30,12 +30,14 @@ def number_types(codes: np.ndarray, distinct: np.ndarray, file: Path) -> tuple[T
     Raises:
         ValueError: If one has no type, or types are fractions.
     """
-    check_given(codes, distinct, file)
+    check_no_missing_types(codes, distinct, file)
     places, names = sort_types(distinct, file)
     return torch.from_numpy(places[codes]), names
 
 
-def check_given(codes: np.ndarray, distinct: np.ndarray, file: Path, first: int = 0) -> None:
+def check_no_missing_types(
+    codes: np.ndarray, distinct: np.ndarray, file: Path, first: int = 0
+) -> None:
     """Refuse types that are missing, blank or NaN, and dates, in rows from ``first`` on.
 
     Raises:
@@ -44,7 +46,10 @@ def check_given(codes: np.ndarray, distinct: np.ndarray, file: Path, first: int 
     blank = distinct == "" if distinct.dtype.kind in "UO" else distinct != distinct
     codes = np.where(np.isin(codes, np.flatnonzero(blank)), -1, codes)
     if (codes < 0).any():
-        raise missing_type_error(file, first + int((codes < 0).argmax()))
+        raise ValueError(
+            f"{file} has no type in row {first + int((codes < 0).argmax())}: fill in what is "
+            "missing, or rename the column if it is an attribute"
+        )
     if distinct.dtype.kind in "mM":
         raise type_error(file, distinct[0].item())
 
@@ -56,21 +61,12 @@ def sort_types(distinct: np.ndarray, file: Path) -> tuple[np.ndarray, Names]:
         ValueError: If they are fractions.
     """
     distinct = plain_ids(distinct)
-    is_text = distinct.dtype.kind in "UO"
-    if len(distinct) and (
-        all(map(_is_number, distinct.tolist())) if is_text else _is_no_integer(distinct)
-    ):
+    kind = distinct.dtype.kind
+    are_numbers = all(map(_is_number, distinct.tolist())) if kind in "UO" else kind not in "iu"
+    if len(distinct) and are_numbers:
         raise type_error(file, distinct[0].item())
     names, places = np.unique(distinct, return_inverse=True)
     return places.reshape(-1).astype(np.int64), names.tolist()
-
-
-def missing_type_error(file: Path, row: int) -> ValueError:
-    """Return the error of an edge or a node without a type."""
-    return ValueError(
-        f"{file} has no type in row {row}: fill in what is missing, or rename the column if it is "
-        "an attribute"
-    )
 
 
 def type_error(file: Path, name: object) -> ValueError:
@@ -79,10 +75,6 @@ def type_error(file: Path, name: object) -> ValueError:
         f"{file} has the type {name!r}, expected names or integers: rename the column if it is an "
         "attribute"
     )
-
-
-def _is_no_integer(distinct: np.ndarray) -> bool:
-    return distinct.dtype.kind not in "iu"
 
 
 def _is_number(name: object) -> bool:

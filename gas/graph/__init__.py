@@ -1,6 +1,6 @@
 """Graphs: the layouts that an adjacency is held in, edges read and checked, parts."""
 
-from gas.graph.adjacency import Adjacency, checked_adjacency
+from gas.graph.adjacency import Adjacency, adjacency_from_csr
 from gas.graph.attributes import (
     BATCH_SIZE,
     PARTS,
@@ -9,13 +9,13 @@ from gas.graph.attributes import (
     SHARDS,
     clone_unless_learnable,
     copy_graph,
+    count_nodes_and_edges,
     is_node_list,
     is_row_per_edge,
     is_row_per_node,
     is_sized_per_node,
     keys_by_row,
-    nodes_and_edges,
-    without_edges,
+    remove_edges,
 )
 from gas.graph.cluster import cluster, to_original_order
 from gas.graph.edges import (
@@ -40,12 +40,12 @@ from gas.graph.entries import (
     remove_entries,
 )
 from gas.graph.features import (
-    check_entering,
+    check_data_features,
     check_finite,
-    dense,
     select_rows,
     shares_rows,
     to_csr_features,
+    to_dense,
     with_csr_features,
     with_sparse_features,
 )
@@ -63,11 +63,12 @@ from gas.graph.folder.new import NewFolder, lock_folder
 from gas.graph.folder.opening import (
     MAPPED,
     check_is_graph,
+    get_mapped_rows,
     is_graph_folder,
-    mapped_rows,
     open_folder,
     open_if_path,
 )
+from gas.graph.folder.writing import describe_array, write_rows
 from gas.graph.hetero import (
     EdgeType,
     check_features,
@@ -91,7 +92,7 @@ from gas.graph.layout import (
     layout_of,
     sort_by_row,
 )
-from gas.graph.links import LABELS, PAIRS, are_linked, read_pairs, without_links
+from gas.graph.links import LABELS, PAIRS, are_linked, read_pairs, remove_links
 from gas.graph.partition import METHODS, PartitionOptions, find_parts, metis
 from gas.graph.permute import permute
 from gas.graph.report import PartitionReport, check_ptr, partition_report
@@ -133,7 +134,7 @@ __all__ = [
     "sort_by_row",
     "find_changed_rows",
     "check_edge_rows",
-    "check_entering",
+    "check_data_features",
     "check_features",
     "check_finite",
     "check_ids",
@@ -141,13 +142,14 @@ __all__ = [
     "check_nodes",
     "check_ptr",
     "check_weight",
-    "checked_adjacency",
+    "adjacency_from_csr",
     "cluster",
     "cluster_heterogeneous",
     "copy_graph",
     "clone_unless_learnable",
     "default_layout",
-    "dense",
+    "describe_array",
+    "to_dense",
     "drop_edges",
     "drop_edges_and_rows",
     "dtype_name",
@@ -168,11 +170,11 @@ __all__ = [
     "keys_by_row",
     "layout_of",
     "local_graph",
-    "mapped_rows",
+    "get_mapped_rows",
     "metis",
     "edge_type_name",
     "implicit_ones",
-    "nodes_and_edges",
+    "count_nodes_and_edges",
     "lock_folder",
     "open_folder",
     "open_if_path",
@@ -197,7 +199,8 @@ __all__ = [
     "with_edge_index",
     "insert_entries",
     "with_sparse_features",
-    "without_edges",
+    "remove_edges",
     "remove_entries",
-    "without_links",
+    "remove_links",
+    "write_rows",
 ]

@@ -1,4 +1,4 @@
-"""The adjacency of a batch or a graph, with the transpose that gradients walk."""
+"""The adjacency of a batch or a graph, with the transpose that backward passes use."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from gas.graph.layout import Layout, layout_of, register_layout, sort_by_row
 from gas.graph.structure import (
     Structure,
     Uses,
+    check_entry_count,
     check_rows,
     make_usable_in_training,
     to_trainable,
-    too_many_entries,
 )
-from gas.native import MOST_INT32, Matrix, assert_range, learns, sparse_csr
+from gas.native import Matrix, assert_range, learns, sparse_csr
 
 
-class _Kept(NamedTuple):
+class _CacheEntry(NamedTuple):
     """Cached results of an adjacency, with the values and their version counters."""
 
     value: Tensor | None
@@ -31,10 +31,10 @@ class _Kept(NamedTuple):
 
 
 class Adjacency:
-    """A sparse matrix of edges, rows being destinations, as operators of :mod:`gas.nn` take it.
+    """Sparse matrix of edges, in the form that operators of :mod:`gas.nn` take.
 
-    Its transpose is made when a gradient first needs it, and kept. Values may be changed, or
-    replaced by others; rows and columns may not.
+    Rows are destinations. The transpose is computed when a gradient first needs it, and cached.
+    Values may be changed or replaced; rows and columns may not.
 
     Args:
         rowptr: First entry of each row, of shape ``[rows + 1]``.
@@ -60,12 +60,12 @@ class Adjacency:
         self._start(Structure(rowptr, col, num_cols), value)
 
     sums_of: Callable[[Tensor, str], Tensor] | None = None
-    """Sums or means over the rows of a tensor, made with those of others; see gas.nn.hetero."""
+    """Sums or means over neighbours, computed for several relations at once; see gas.nn.hetero."""
 
     def _start(self, structure: Structure, value: Tensor | None) -> None:
         self._structure = structure
         self.value = value
-        self._kept: dict[Any, _Kept] = {}
+        self._kept: dict[Any, _CacheEntry] = {}
 
     @classmethod
     def _of_structure(cls, structure: Structure, value: Tensor | None) -> Adjacency:
@@ -74,38 +74,39 @@ class Adjacency:
         return adj
 
     @classmethod
-    def trusted(cls, rowptr: Tensor, col: Tensor, value: Tensor | None, num_cols: int) -> Adjacency:
-        """Make one of valid rows and columns, which aren't checked: that makes the host wait."""
-        if col.numel() > MOST_INT32:
-            raise too_many_entries(col)
+    def from_valid_csr(
+        cls, rowptr: Tensor, col: Tensor, value: Tensor | None, num_cols: int
+    ) -> Adjacency:
+        """Make an adjacency without checking rows and columns, so that the host doesn't wait."""
+        check_entry_count(rowptr, col)
         return cls._of_structure(Structure(rowptr, col, num_cols), value)
 
     @classmethod
     def of(
         cls, adj: Any, num_nodes: int | None = None, edge_weight: Tensor | None = None
     ) -> Adjacency:
-        """Make one of any adjacency: an ``edge_index``, a ``torch.sparse`` matrix, ...
+        """Convert an ``edge_index``, a ``torch.sparse`` matrix or another adjacency.
 
         Args:
             adj: ``edge_index`` of shape ``[2, E]``, a matrix, or an :class:`Adjacency`.
-            num_nodes: Of an ``edge_index``, the number of nodes. (default: its largest id plus 1)
-            edge_weight: Of an ``edge_index``, the weight of each edge. (default: none)
+            num_nodes: The number of nodes of an ``edge_index``. (default: its largest id plus 1)
+            edge_weight: The weights of the edges of an ``edge_index``. (default: none)
         """
         layout = layout_of(adj)
         if layout.name == "fused":
             return adj
         if layout.name in ("csr", "sparse_tensor"):
             rowptr, col, value = layout.parts(adj)
-            return checked_adjacency(rowptr, col, value, int(adj.size(1)))
+            return adjacency_from_csr(rowptr, col, value, int(adj.size(1)))
         row, col = layout.entries(adj)
         size, value = layout.size(adj), layout.value(adj)
         if size is None:
-            if num_nodes is None:  # The host waits for a device.
+            if num_nodes is None:  # Synchronises with a GPU.
                 num_nodes = int(adj.max()) + 1 if adj.numel() else 0
             size, value = (num_nodes, num_nodes), edge_weight
         rowptr, order = sort_by_row(row, size[0])
         value = None if value is None else value[order]
-        return checked_adjacency(rowptr, col[order], value, size[1])
+        return adjacency_from_csr(rowptr, col[order], value, size[1])
 
     @property
     def rowptr(self) -> Tensor:
@@ -137,8 +138,7 @@ class Adjacency:
 
     def size(self, dim: int | None = None) -> Any:
         """Return the number of rows and of columns, or one of them."""
-        structure = self._structure
-        shape = (structure.rowptr.numel() - 1, structure.num_cols)
+        shape = (self.rowptr.numel() - 1, self._structure.num_cols)
         return shape if dim is None else shape[dim]
 
     @property
@@ -158,18 +158,18 @@ class Adjacency:
 
     @property
     def matrix(self) -> Matrix:
-        """Both directions, as the kernels take them."""
+        """Rows and transpose, in the form that the kernels take."""
         return self._structure.get(self._structure.num_cols)
 
     def matrix_for(self, x: Tensor) -> Matrix:
-        """Both directions; the transpose at least of the columns whose gradient ``x`` takes."""
+        """Return rows and transpose; the latter may leave out columns that need no gradient."""
         if torch.compiler.is_compiling():
             return self.matrix
         return self._structure.get(x.size(0) if learns(x) else 0)
 
     @property
     def uses(self) -> Uses:
-        """Structures that were requested."""
+        """Return which structures layers have requested."""
         known, looped = self._structure.known, self._structure.with_self_loops
         columns = 0 if known is None else known[1]
         return Uses(
@@ -180,7 +180,7 @@ class Adjacency:
         )
 
     def prepare(self, uses: Uses) -> None:
-        """Make what another one, of a batch of the same graph, was asked for."""
+        """Make the structures that another adjacency of the same graph was used for."""
         if uses.transpose:
             self._structure.get(self.size(1) if uses.is_whole else self.size(0))
         if uses.with_self_loops is not None:
@@ -189,25 +189,25 @@ class Adjacency:
             self.keep(key, make).prepare(others)
 
     def keep(self, key: Any, make: Callable[[Adjacency], Adjacency]) -> Adjacency:
-        """Cache the result of ``make``, until the values change.
+        """Cache the result of ``make`` until the values change.
 
-        What is made of values that take a gradient isn't kept: it has a graph of its own.
+        Results of values that require a gradient aren't cached: each has its own autograd graph.
 
         Args:
-            key: What tells it from others.
-            make: Makes it of an adjacency.
+            key: The key of the result in the cache.
+            make: Computes the result from an adjacency.
         """
         self._structure.check()
         value = self.value
         if value is not None and value.requires_grad:
             return make(self)
         kept = self._kept.get(key)
-        if torch.compiler.is_compiling():  # It can't count changes of values.
+        if torch.compiler.is_compiling():  # Version counters can't be read.
             return make(self) if kept is None or value is not None else kept.adj
         version = 0 if value is None else value._version
         if kept is None or kept.value is not value or kept.version != version:
             with make_usable_in_training(value):
-                kept = _Kept(value, version, make(self), make)
+                kept = _CacheEntry(value, version, make(self), make)
             self._kept[key] = kept
         return kept.adj
 
@@ -215,7 +215,7 @@ class Adjacency:
         """Return the number of entries of each row, of shape ``[rows]``, int32."""
         return self.rowptr.diff()
 
-    def unweighted(self) -> Adjacency:
+    def remove_values(self) -> Adjacency:
         """Return the same edges without values; both share one transpose."""
         return self if self._value is None else self.with_value(None)
 
@@ -233,9 +233,9 @@ class Adjacency:
         return torch.stack([col, row]), self.value
 
     def with_self_loops(self) -> Adjacency:
-        """Return the edges without values, and one self-loop for each node that is on both sides.
+        """Return the edges without values, with one self-loop for each node that is a source, too.
 
-        Self-loops that are there already are replaced, as PyG's attention layers do.
+        Existing self-loops are replaced, as in PyG's attention layers.
         """
         structure = self._structure
         structure.check()
@@ -247,19 +247,19 @@ class Adjacency:
                 row, col = torch.cat([row[other], nodes]), torch.cat([col[other], nodes])
                 rowptr, order = sort_by_row(row, self.size(0))
                 col = col[order]
-                structure.with_self_loops = self.trusted(rowptr, col, None, self.size(1))
+                structure.with_self_loops = self.from_valid_csr(rowptr, col, None, self.size(1))
         return structure.with_self_loops
 
     def to_torch_sparse(self) -> Tensor:
-        """Return the same as a ``torch.sparse_csr`` matrix, of ones where there are no values."""
+        """Convert to a ``torch.sparse_csr`` matrix; without values its entries are 1."""
         return sparse_csr(self.rowptr.long(), self.col.long(), self.value, self.size(1))
 
     def apply(self, function: Callable[[Tensor], Tensor], keep: bool = True) -> Adjacency:
-        """Return an adjacency of what ``function`` makes of each tensor, what is kept included.
+        """Apply a function, such as a move to a device, to all tensors, cached ones included.
 
         Args:
-            function: Such as a move; it doesn't change what is in a tensor.
-            keep: Whether it leaves values as precise as they are. (default: ``True``)
+            function: The function, which doesn't change the elements of a tensor.
+            keep: Whether the precision of values stays the same. (default: ``True``)
         """
         with make_usable_in_training(self.value):
             structure = self._structure.apply(function)
@@ -270,11 +270,11 @@ class Adjacency:
             version, new = (0 if v is None else v._version for v in (self.value, twin.value))
             for key, (old, then, made, make) in list(self._kept.items()):
                 if keep and old is self.value and then == version:
-                    twin._kept[key] = _Kept(twin.value, new, made.apply(function), make)
+                    twin._kept[key] = _CacheEntry(twin.value, new, made.apply(function), make)
         return twin
 
     def to(self, *args: Any, **kwargs: Any) -> Adjacency:
-        """Itself, or a copy on another device, as :meth:`torch.nn.Module.to`: a type is of values.
+        """Move to a device, or change the type of values, as :meth:`torch.nn.Module.to` does.
 
         Args:
             *args: A device, a floating point type, ``non_blocking``, or another tensor.
@@ -291,32 +291,32 @@ class Adjacency:
         return self.apply(move, keep=dtype is None)
 
     def cpu(self) -> Adjacency:
-        """Itself, or a copy on the CPU."""
+        """Move to the CPU."""
         return self.to("cpu")
 
     def cuda(
         self, device: int | str | torch.device | None = None, non_blocking: bool = False
     ) -> Adjacency:
-        """Itself, or a copy on a GPU. (default: the current one)."""
+        """Move to a GPU. (default: the current one)."""
         return self.apply(lambda tensor: tensor.cuda(device, non_blocking))
 
     def pin_memory(self) -> Adjacency:
-        """Itself, or a copy in pinned memory, which a GPU copies without the CPU's help."""
+        """Copy to pinned memory, from which a GPU copies asynchronously."""
         return self.apply(torch.Tensor.pin_memory)
 
     def is_pinned(self) -> bool:
         """Return whether its rows, columns and values are in pinned memory."""
-        return all(tensor.is_pinned() for tensor in self._own_tensors())
+        return all(t.is_pinned() for t in (self.rowptr, self.col, self.value) if t is not None)
 
     def share_memory_(self) -> Adjacency:
-        """Move its tensors to memory that other processes see; itself."""
+        """Move all tensors to shared memory, and return the adjacency itself."""
         for tensor in self.tensors():
             tensor.share_memory_()
         return self
 
     def is_shared(self) -> bool:
-        """Return whether other processes see its rows, columns and values."""
-        return all(tensor.is_shared() for tensor in self._own_tensors())
+        """Return whether its rows, columns and values are in shared memory."""
+        return all(t.is_shared() for t in (self.rowptr, self.col, self.value) if t is not None)
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
         """See :meth:`torch.Tensor.record_stream`."""
@@ -328,21 +328,19 @@ class Adjacency:
         return self.apply(torch.clone)
 
     def detach(self) -> Adjacency:
-        """Return the same edges with values that pass no gradient on; both share one transpose."""
+        """Return the same edges with detached values; both share one transpose."""
         return self.with_value(None if self.value is None else self.value.detach())
 
     def requires_grad_(self, requires_grad: bool = True) -> Adjacency:
-        """Make its values, if it has any, take a gradient; itself."""
+        """Set whether values, if there are any, require a gradient; return the adjacency itself."""
         if self.value is not None:
             self.value.requires_grad_(requires_grad)
         return self
 
-    def _own_tensors(self) -> list[Tensor]:
-        return [t for t in (self.rowptr, self.col, self.value) if t is not None]
-
     def tensors(self) -> list[Tensor]:
-        """Return the tensors it is made of, and those of what is kept, each once."""
-        found = {id(t): t for t in (*self._structure.tensors(), *self._own_tensors())}
+        """Return all tensors, those of the transpose and of cached results included, each once."""
+        own = (*self._structure.tensors(), self.rowptr, self.col, self.value)
+        found = {id(t): t for t in own if t is not None}
         for kept in list(self._kept.values()):
             found.update((id(t), t) for t in kept.adj.tensors())
         return list(found.values())
@@ -360,7 +358,7 @@ class Adjacency:
 
 
 class _Fused(Layout):
-    """An :class:`Adjacency`, which the operators of :mod:`gas.nn` take."""
+    """Layout of an :class:`Adjacency`."""
 
     name = "fused"
 
@@ -368,7 +366,7 @@ class _Fused(Layout):
         return isinstance(adj, Adjacency)
 
     def make(self, rowptr: Tensor, col: Tensor, value: Tensor | None, num_cols: int) -> Adjacency:
-        return Adjacency.trusted(rowptr, col, value, num_cols)
+        return Adjacency.from_valid_csr(rowptr, col, value, num_cols)
 
     def parts(self, adj: Any) -> tuple[Tensor, Tensor, Tensor | None]:
         return adj.rowptr, adj.col, adj.value
@@ -383,19 +381,19 @@ class _Fused(Layout):
 register_layout(_Fused())
 
 
-def checked_adjacency(
+def adjacency_from_csr(
     rowptr: Tensor, col: Tensor, value: Tensor | None, num_cols: int
 ) -> Adjacency:
-    """Make an :class:`Adjacency` of rows and columns, checking them on their device.
+    """Make an :class:`Adjacency`; check rows and columns on their device.
 
     Raises:
         ValueError: If rows don't rise from 0 to the number of entries.
-        IndexError: If a column is outside ``[0, num_cols)``. (On a device both are an assertion of
-            its own, which CUDA reports when the host waits.)
+        IndexError: If a column is outside ``[0, num_cols)``. (On a GPU both are assertions of the
+            device, which CUDA reports at the next synchronisation.)
     """
     if col.is_cpu or torch.compiler.is_compiling():
         return Adjacency(rowptr, col, value, num_cols)
     rises = (rowptr[0] == 0) & (rowptr[-1] == col.numel()) & (rowptr.diff() >= 0).all()
     torch._assert_async(rises, f"'rowptr' does not rise from 0 to {col.numel()}")
     assert_range("col", col, num_cols, "column")
-    return Adjacency.trusted(rowptr, col, value, num_cols)
+    return Adjacency.from_valid_csr(rowptr, col, value, num_cols)

@@ -32,7 +32,7 @@ def is_node_list(key: str, value: object) -> bool:
 def is_row_per_node(data: Data, key: str) -> bool:
     """Return whether ``data[key]`` is a tensor with one row per node."""
     value, sizes = data[key], _sizes(data)
-    if not isinstance(value, Tensor) or not _by_row(data, key, value):
+    if not isinstance(value, Tensor) or not _is_by_row(data, key, value):
         return False
     if sizes is None:
         return data.is_node_attr(key)
@@ -40,14 +40,14 @@ def is_row_per_node(data: Data, key: str) -> bool:
     return per_node and (sizes[0] != sizes[1] or "edge" not in key)
 
 
-def nodes_and_edges(data: Data) -> tuple[int, int]:
-    """Return the numbers by which :func:`is_row_per_node` tells rows; PyG's take many calls."""
+def count_nodes_and_edges(data: Data) -> tuple[int, int]:
+    """Return the numbers of nodes and edges that :func:`is_row_per_node` compares sizes with."""
     return _sizes(data) or (int(data.num_nodes or 0), int(data.num_edges))
 
 
 def is_sized_per_node(data: Data, key: str, value: Tensor, sizes: tuple[int, int]) -> bool:
     """Return whether a tensor has one row per node, for given sizes."""
-    if not _by_row(data, key, value) or value.size(0) != sizes[0]:
+    if not _is_by_row(data, key, value) or value.size(0) != sizes[0]:
         return False
     return sizes[0] != sizes[1] or "edge" not in key
 
@@ -55,7 +55,7 @@ def is_sized_per_node(data: Data, key: str, value: Tensor, sizes: tuple[int, int
 def is_row_per_edge(data: Data, key: str) -> bool:
     """Return whether ``data[key]`` is a tensor with one row per edge."""
     value, sizes = data[key], _sizes(data)
-    if not isinstance(value, Tensor) or not _by_row(data, key, value):
+    if not isinstance(value, Tensor) or not _is_by_row(data, key, value):
         return False
     if sizes is None:
         return data.is_edge_attr(key)
@@ -72,8 +72,8 @@ def keys_by_row(data: Data, keys: list[str]) -> tuple[list[str], list[str]]:
 def _sizes(data: Data) -> tuple[int, int] | None:
     """Return the numbers of nodes and edges of a CSR graph; ``None`` if PyG has to count.
 
-    PyG counts the rows of whatever has "edge" in its name, such as an ``edge_label_index``. (Of a
-    mini-batch, which has fewer rows than nodes, it may.)
+    PyG takes the number of edges from any attribute with "edge" in its name, such as
+    ``edge_label_index``. Only mini-batches, whose matrix isn't square, are left to it.
     """
     adj_t = data.get("adj_t")
     if "edge_index" in data or not isinstance(adj_t, Tensor) or adj_t.layout != torch.sparse_csr:
@@ -81,12 +81,13 @@ def _sizes(data: Data) -> tuple[int, int] | None:
     return (adj_t.size(0), adj_t._nnz()) if adj_t.size(0) == adj_t.size(1) else None
 
 
-def _by_row(data: Data, key: str, value: Tensor) -> bool:
+def _is_by_row(data: Data, key: str, value: Tensor) -> bool:
+    """Return whether a tensor is stacked along its first dimension, as PyG batches attributes."""
     named = key in ("edge_index", "adj_t", "num_nodes", "edge_label_index")
     named = named or (key == "edge_label" and "edge_label_index" in data)  # Of those pairs.
     if named or value.dim() == 0:
         return False
-    # PyG's names with "index" go along the last dimension, which may be the only one.
+    # PyG stacks attributes with "index" in their name along the last dimension.
     dim = data.__cat_dim__(key, value)
     return isinstance(dim, int) and dim % value.dim() == 0
 
@@ -96,11 +97,8 @@ def clone_unless_learnable(tensor: Tensor) -> Tensor:
     return tensor if tensor.requires_grad else tensor.clone()
 
 
-def without_edges(data: Data) -> Data:
-    """Return the graph without its edges and their weights, of which the caller has a copy.
-
-    They stay where another attribute has a row per edge.
-    """
+def remove_edges(data: Data) -> Data:
+    """Return the graph without edges and weights, unless another attribute has a row per edge."""
     keys = [key for key in EDGES if key in data]
     if any(is_row_per_edge(data, key) for key, _ in data if key not in EDGES):
         return data
@@ -112,13 +110,13 @@ def without_edges(data: Data) -> Data:
 
 
 def copy_graph(data: Data, shared: Collection[str] = ()) -> Data:
-    """Copy a graph into new tensors; a transpose of its adjacency is shared.
+    """Copy the tensors of a graph; a cached transpose of its adjacency is shared.
 
     Args:
-        data: The graph; if its weights are the values of ``adj_t``, those of the copy are as well.
+        data: The graph. If its weights and the values of ``adj_t`` share memory, so do the copies.
         shared: Names of attributes that aren't copied. (default: none)
     """
-    # Rows that a batch has not read are read here, for both.
+    # This reads lazy rows of a batch once, for both.
     attributes = dict(data._store._mapping.items())
     out = copy.copy(data)
     new = out._store._mapping

@@ -1,7 +1,7 @@
-"""Parts with about equally many nodes of each class: of each type, labelled, of each label.
+"""Balance the numbers of nodes of each class among parts: of each type, or labelled, or of a label.
 
-The METIS that Python has takes one weight per node; this moves nodes from parts that have too many
-of a class to those that have room, along the edges that keep the cut small.
+``pymetis`` takes a single weight per node. Here nodes are moved after partitioning, from parts with
+too many nodes of a class to parts with room, so that few more edges are cut.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from gas.graph.edges import Edges
 from gas.graph.partitioners import undirected_graph
 from gas.native import warn
 
-SPARE = 0.1  # A part may have so much more of a class than the mean.
+SPARE = 0.1  # How much more than the mean of a class a part may have, as a fraction.
 ROUNDS = 8
 
 
 def classes_in(data: Data, balance: object) -> Tensor:
     """Return the classes that :func:`gas.cluster` is to balance, of shape ``[N, K]``.
 
-    Of a mask these are whether a node is in it, and for those that are, their labels.
+    A mask gives two columns: whether a node is in it, and the labels of those that are.
 
     Raises:
         ValueError: If the graph has no such attribute.
@@ -41,13 +41,13 @@ def classes_in(data: Data, balance: object) -> Tensor:
         return classes
     mask, y = value.cpu().view(value.size(0), -1).any(dim=1), data.get("y")
     if not isinstance(y, Tensor) or y.is_floating_point() or y.numel() != mask.numel():
-        return mask.long()[:, None]  # No single label for each.
+        return mask.long()[:, None]  # Nodes have no single label.
     labels = y.cpu().view(-1).unique(return_inverse=True)[1]
     return torch.stack([mask.long(), torch.where(mask, labels + 1, 0)], dim=1)
 
 
 def check_classes(classes: object, num_nodes: int) -> Tensor:
-    """Classes of nodes as whole numbers from 0, of shape ``[N, K]``.
+    """Return classes of nodes as whole numbers from 0, of shape ``[N, K]``.
 
     Raises:
         ValueError: If they aren't one or several whole numbers, or booleans, for each node.
@@ -67,18 +67,18 @@ def check_classes(classes: object, num_nodes: int) -> Tensor:
     return torch.stack([each.unique(return_inverse=True)[1] for each in columns], dim=1)
 
 
-def balanced(part: Tensor, num_parts: int, classes: Tensor, edges: Edges) -> Tensor:
+def balance_parts(part: Tensor, num_parts: int, classes: Tensor, edges: Edges) -> Tensor:
     """Move nodes until no part has more of a class than ``1 + SPARE`` times the mean, rounded up.
 
-    In every round the nodes of parts with too many go where most of their neighbours are and there
-    is room, those first by which fewest edges more are cut. What is left over goes anywhere.
+    In every round, nodes of parts with too many move to the part with room that has most of their
+    neighbours, first those that add the fewest cut edges. The rest moves to any part with room.
 
     Args:
         part: The part of each node, of shape ``[N]``.
         num_parts: The number of parts.
-        classes: The class of each node, from 0, of shape ``[N]``; or of shape ``[N, K]``, one of
-            each of ``K`` ways to divide the nodes. All are met where each way divides further what
-            another has divided; otherwise they may contradict each other, of which a warning tells.
+        classes: The class of each node, from 0, of shape ``[N]``, or ``[N, K]`` for ``K``
+            classifications. If each refines another, all can be balanced; otherwise they may
+            contradict each other, and a warning is given.
         edges: The graph.
 
     Returns:
@@ -89,9 +89,9 @@ def balanced(part: Tensor, num_parts: int, classes: Tensor, edges: Edges) -> Ten
         return part
     columns = classes.view(part.numel(), -1)
     sizes = columns.amax(0) + 1
-    order = sizes.argsort(stable=True)  # Those that divide furthest are last.
+    order = sizes.argsort(stable=True)  # The finest classification is last.
     columns, sizes = columns[:, order], sizes[order]
-    columns = columns + (sizes.cumsum(0) - sizes)  # No two ways have a class in common.
+    columns = columns + (sizes.cumsum(0) - sizes)  # No two columns have a class in common.
     num_classes = int(sizes.sum())
     mean = torch.bincount(columns.reshape(-1), minlength=num_classes).double() / num_parts
     most = (mean * (1 + SPARE)).ceil().long()
@@ -107,15 +107,15 @@ def balanced(part: Tensor, num_parts: int, classes: Tensor, edges: Edges) -> Ten
         nodes = (left[part[:, None], columns] < 0).any(dim=1).nonzero().view(-1)
         if nodes.numel() == 0:
             return part
-        nodes, target, gain = _best(graph.rowptr, graph.col, part, nodes, left, columns)
+        nodes, target, gain = _find_best_parts(graph.rowptr, graph.col, part, nodes, left, columns)
         wanted = torch.zeros_like(nodes, dtype=torch.bool)
         for kind in columns[nodes].unbind(1):
-            leaves = _ranked(part[nodes] * num_classes + kind, gain)
+            leaves = _rank_in_group(part[nodes] * num_classes + kind, gain)
             wanted |= leaves < -left[part[nodes], kind]
         nodes, target, gain = nodes[wanted], target[wanted], gain[wanted]
         fits = torch.ones_like(nodes, dtype=torch.bool)
         for kind in columns[nodes].unbind(1):
-            enters = _ranked(target * num_classes + kind, gain)
+            enters = _rank_in_group(target * num_classes + kind, gain)
             fits &= enters < left[target, kind]
         if not bool(fits.any()):
             break
@@ -130,7 +130,7 @@ def balanced(part: Tensor, num_parts: int, classes: Tensor, edges: Edges) -> Ten
     return part
 
 
-def _best(
+def _find_best_parts(
     rowptr: Tensor, col: Tensor, part: Tensor, nodes: Tensor, room: Tensor, columns: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return nodes with a neighbour in a part that has room, the best such part, and the gain."""
@@ -154,8 +154,8 @@ def _best(
     return nodes[row], near, edges - own[row]
 
 
-def _ranked(group: Tensor, gain: Tensor) -> Tensor:
-    """Return the place of each among those of its group, those that gain most first."""
+def _rank_in_group(group: Tensor, gain: Tensor) -> Tensor:
+    """Return the rank of each node within its group, by decreasing gain."""
     order = gain.argsort(descending=True, stable=True)
     order = order[group[order].argsort(stable=True)]
     of = group[order]
@@ -167,10 +167,10 @@ def _ranked(group: Tensor, gain: Tensor) -> Tensor:
 
 
 def _spread(part: Tensor, columns: Tensor, room: Tensor, degree: Tensor) -> Tensor:
-    """Move what parts have too many of to wherever there is room, nodes with few edges first.
+    """Move excess nodes to any part with room, nodes with few edges first.
 
-    It begins with what divides furthest. Where a part has more of a class than another, it has so
-    of one that divides it further, too: moving one of these leaves in order what already is.
+    The finest classification is balanced first. A part with too many nodes of a coarse class also
+    has more of one of its finer classes, so that moving these keeps the finer ones balanced.
     """
     kinds, kind = columns.unique(dim=0, return_inverse=True)
     num_parts, num_columns = room.size(0), columns.size(1)

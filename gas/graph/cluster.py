@@ -1,4 +1,4 @@
-"""A graph made ready for mini-batches: transformed as a whole, cut into parts, renumbered."""
+"""Prepare a graph for mini-batches: transform it as a whole, partition it, renumber its nodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch_geometric.data import Data, HeteroData
 from gas.graph.attributes import BATCH_SIZE, PARTS, PERM, SHARD, SHARDS
 from gas.graph.balance import classes_in
 from gas.graph.edges import Edges, check_edge_rows, read_graph, with_edge_index
-from gas.graph.features import check_entering, with_csr_features, with_sparse_features
+from gas.graph.features import check_data_features, with_csr_features, with_sparse_features
 from gas.graph.folder.new import NewFolder
 from gas.graph.folder.opening import check_is_graph, open_folder
 from gas.graph.folder.writing import GraphWriter
@@ -34,7 +34,7 @@ class Model(Protocol):
         """Return the graph as layers take it."""
 
     def parts_within(self, memory: int, cut: Callable[[int], Data]) -> int:
-        """Into how many parts the graph is to be cut for a mini-batch of one to fit."""
+        """Return the number of parts for which a mini-batch of one part fits into memory."""
 
 
 def cluster(
@@ -56,58 +56,58 @@ def cluster(
     check: bool = True,
     sparse_features: bool | str = "auto",
 ) -> Data:
-    """Cut a graph into parts for mini-batches, and renumber its nodes so that each is one range.
+    """Partition a graph for mini-batches, and renumber its nodes so that each part is one range.
 
-    It is :meth:`gas.ScalableGNN.prepare`, :func:`gas.metis` and :func:`gas.permute` in one::
+    It combines :meth:`gas.ScalableGNN.prepare`, :func:`gas.metis` and :func:`gas.permute`::
 
         graph = gas.cluster(data, num_parts=40, model=model)
         loader = gas.SubgraphLoader(graph, batch_size=10, shuffle=True)
 
     Args:
         data: The graph; it is not modified. Its features ``x`` may be sparse, a matrix of
-            ``torch.sparse`` or SciPy. A ``HeteroData`` is cut as one graph; each part gets about
-            equally many nodes of every type, and of those in its ``train_mask``. Each type then has
-            ``parts`` and ``perm``. ``shards``, ``"auto"``, ``edge_weight``, ``in_place``, ``out``,
-            ``balance`` and ``sparse_features`` aren't there for it.
+            ``torch.sparse`` or SciPy. A ``HeteroData`` is partitioned as one graph; each part gets
+            about equally many nodes of every type, and of those in its ``train_mask``. Each type
+            then has ``parts`` and ``perm``. ``shards``, ``"auto"``, ``edge_weight``, ``in_place``,
+            ``out``, ``balance`` and ``sparse_features`` are not supported for it.
         num_parts: The number of parts, between 1 and the number of nodes. No part is empty.
-            ``"auto"``: few enough for ``memory``, for mini-batches of one part, as ``batch_size``
-            of the graph then says. A multiple of ``shards``.
-        shards: How many processes are to train, each on a graph of its own: the graph is cut into
-            so many shards, and each of these into equally many parts, so that few edges run
-            between processes. (default: ``1``)
-        model: Whose transform of the whole graph is applied first, such as the normalisation of
-            :class:`gas.models.GCN`; give the graph as it was before. What is returned is that
-            model's graph: another one would see its edges and weights. A model of
-            :func:`gas.to_scalable` is tried on some nodes of the graph. (default: no transform)
+            ``"auto"``: the smallest number for which a mini-batch of one part fits ``memory``;
+            ``batch_size`` of the graph is then 1. A multiple of ``shards``.
+        shards: The number of processes for distributed training. The graph is partitioned into
+            so many shards, and each of these into equally many parts, so that few edges connect
+            processes. (default: ``1``)
+        model: The model whose transform of the whole graph is applied first, such as the
+            normalisation of :class:`gas.models.GCN`; pass the graph without it. The result is for
+            this model alone: another one would see its edges and weights. A model of
+            :func:`gas.to_scalable` is checked on some nodes of the graph. (default: no transform)
         memory: With ``num_parts="auto"``, how many bytes a mini-batch of one part may take in
             training, as a number or like ``"2GB"`` (10^9 bytes each; ``"2GiB"``: 2^30): its
-            tensors, and what autograd keeps for the backward pass. It is measured, with ``model``,
-            on the part with most edges; parameters, optimizer and histories come on top.
-            :func:`gas.plan` is for all that the process takes.
+            tensors, and those that autograd saves for the backward pass. It is measured, with
+            ``model``, on the part with most edges; parameters, optimizer and histories come on top.
+            :func:`gas.plan` limits the memory of the whole process.
         recursive: See :func:`gas.metis`.
-        edge_weight: See :func:`gas.metis`; of the edges of ``data``, as it was given. Those that it
-            holds itself are for its model, and don't matter to the parts.
+        edge_weight: See :func:`gas.metis`; one for each edge of ``data``. ``data.edge_weight`` is
+            for the model, and does not influence the parts.
         method: See :func:`gas.metis`.
         seed: See :func:`gas.metis`.
         cache: See :func:`gas.metis`.
         log: Report progress on standard error. (default: ``True``)
-        in_place: Write to the tensors of ``data``, which is of no use afterwards; see
+        in_place: Overwrite the tensors of ``data``, which can't be used afterwards; see
             :func:`gas.permute`. (default: ``False``)
-        out: A folder to write the graph into, array by array, instead of into memory; it isn't
-            there yet, or empty, or was left unfinished by another such call. It is durable when
-            this returns. (default: none)
-        balance: What every part gets about equally many of: ``"train_mask"``, or the name of
+        out: A folder to write the graph into, array by array, instead of into memory: a new or
+            an empty folder, or one that such a call left unfinished. It is durable when this
+            returns. (default: none)
+        balance: Classes of nodes that are balanced among parts: ``"train_mask"``, or the name of
             another mask, for the nodes in it and those of each class in ``y``; or classes of nodes,
             by name or as a tensor, see :func:`gas.metis`. Where many nodes are in the mask and
             neighbours have the same class, classes cost many more cut edges: pass
             ``data.train_mask`` itself, which balances the mask alone. (default: nodes)
         check: Refuse NaN and infinite values in ``x`` and ``edge_attr``; in those mapped from a
-            graph folder if ``out`` is given, since they were checked when they were imported.
+            graph folder only if ``out`` is given, since they were checked when it was written.
             (default: ``True``)
         sparse_features: Keep ``x`` as a ``torch.sparse_csr`` matrix, whose non-zeros alone are
-            multiplied. ``"auto"``: where fewer than one in thirty of its values isn't zero, and
+            multiplied. ``"auto"``: if fewer than one in thirty of its values isn't zero, and
             ``model`` is one of :mod:`gas.models` or :func:`gas.to_scalable` whose layers gain by
-            it; ``log`` reports it, ``graph.x.is_sparse_csr`` tells it later. PyTorch can neither
+            it; ``log`` reports it, and ``graph.x.is_sparse_csr`` is then true. PyTorch can neither
             index such a matrix nor deep-copy it: read rows of ``graph.x.to_dense()``, and copy a
             graph by ``graph.clone()``. ``False`` leaves ``x`` as it is. (default: ``"auto"``)
 
@@ -115,28 +115,27 @@ def cluster(
         The graph with its nodes, masks, lists of node ids (``train_idx``, ...) and edges
         renumbered, and ``parts``, of shape ``[num_parts + 1]``: part ``p`` is the nodes
         ``parts[p]`` to ``parts[p + 1] - 1``; and ``perm``, of shape ``[N]``: the row of ``data``
-        that each node was. Loaders add ``batch_size``, which the next ones, ``predict`` and
-        :func:`gas.verify` take unless they are given another. With several shards it has
-        ``shards``, of shape ``[shards + 1]``: the first row of each; see
-        :func:`gas.graph.shards.shard_of`. With ``out`` it is what
-        :func:`gas.open_graph` returns for that folder: mapped, with an ``adj_t`` of compressed
-        rows, whose values are the weights, in place of ``edge_index`` and ``edge_weight``, and
-        attributes of edges in the order of that. A graph of one part may be cut again; ``perm`` is
-        then of the graph before that.
+        that each node was. Loaders add ``batch_size``, the default of later loaders, ``predict``
+        and :func:`gas.verify`. With several shards it has ``shards``, of shape ``[shards + 1]``:
+        the first row of each; see :func:`gas.graph.shard_of`. With ``out``, the graph
+        is that of :func:`gas.open_graph` for the folder: mapped, with an ``adj_t`` of compressed
+        rows, whose values are the weights, in place of ``edge_index`` and ``edge_weight``, and with
+        attributes of edges in the order of its entries. A graph of one part may be partitioned
+        again; ``perm`` then refers to the original graph.
 
     Raises:
         ValueError: If the graph or an argument is unusable, or the graph is clustered already; if
-            features aren't finite, or ``model`` isn't exact on it; if ``out`` is taken, or an
+            features aren't finite, or ``model`` isn't exact on it; if ``out`` isn't empty, or an
             attribute can't be written into it.
         OSError: If the disk of ``out`` is too small.
         MemoryError: If ``memory`` is too little for one node.
     """
-    memory = _check(num_parts, shards, model, memory, in_place, out)
+    memory = _check_arguments(num_parts, shards, model, memory, in_place, out)
     check_is_graph(data)
     _check_model(model)
     options = PartitionOptions(recursive, method, seed, cache, log)
     if isinstance(data, HeteroData):
-        _refuse_given(
+        _refuse_arguments(
             shards=shards > 1,
             memory=memory,
             out=out,
@@ -148,11 +147,11 @@ def cluster(
         return cluster_heterogeneous(data, num_parts, options, check)
     folder = None if out is None else NewFolder(out, "gas.cluster")
     original = data
-    data, before = _uncut(data)
+    data, before = _remove_parts(data)
     classes = None if balance is None else classes_in(data, balance)
     data = with_csr_features(data)
     if check:
-        check_entering(data, with_mapped=folder is not None)
+        check_data_features(data, with_mapped=folder is not None)
     pays = getattr(model, "_multiplies_sparse", False)
     data = with_sparse_features(data, sparse_features, pays, log)
     check_edge_rows(data, data.num_edges)  # A transform may add edges that have none.
@@ -180,7 +179,7 @@ def cluster(
     return open_folder(folder.path, check=False)
 
 
-def _check(
+def _check_arguments(
     num_parts: int | str,
     shards: int,
     model: Model | None,
@@ -188,7 +187,7 @@ def _check(
     in_place: bool,
     out: str | Path | None,
 ) -> int | None:
-    """Return the bytes of ``memory``, if it is given; refuses arguments that don't go together."""
+    """Refuse arguments that contradict each other; return ``memory`` in bytes, if it is given."""
     if (num_parts == "auto") != (memory is not None) or (memory is not None and model is None):
         raise ValueError(
             f"'num_parts' is {num_parts!r} and 'memory' {memory}: expected num_parts='auto' with "
@@ -205,7 +204,7 @@ def _check(
 
 
 def _check_model(model: object) -> None:
-    """Refuse what is passed as a model by mistake, such as a class, or PyG's own model."""
+    """Refuse a model without histories, such as a class, or a model of PyG."""
     if model is not None and (isinstance(model, type) or not hasattr(model, "prepare")):
         what = model if isinstance(model, type) else type(model)
         raise ValueError(
@@ -214,8 +213,8 @@ def _check_model(model: object) -> None:
         )
 
 
-def _refuse_given(**arguments: object) -> None:
-    """Refuse arguments that heterogeneous graphs don't have, unless they are left out."""
+def _refuse_arguments(**arguments: object) -> None:
+    """Refuse arguments that aren't supported for heterogeneous graphs."""
     for name, value in arguments.items():
         if value is not None and value is not False:
             raise ValueError(
@@ -225,22 +224,22 @@ def _refuse_given(**arguments: object) -> None:
 
 
 def _prepare(data: Data, model: Any) -> Data:
-    """Return the graph as the layers of a model take it; itself if nothing is changed."""
+    """Apply the transform of a model; return the graph itself if it changes nothing."""
     if hasattr(model, "check_on_sample"):
         model.check_on_sample(data)
     transform = getattr(model, "transform", model)
     takes_it = transform is None or getattr(transform, "takes_adj_t", False)
-    listed = data if takes_it else with_edge_index(data)  # As others take it.
+    listed = data if takes_it else with_edge_index(data)
     prepared = model.prepare(listed)
     return data if prepared is listed else prepared
 
 
 @dataclass(frozen=True)
 class _Partition:
-    """A graph that is to be cut, and how, for any number of parts.
+    """Partitions a graph into any number of parts.
 
-    ``before`` are the rows that its nodes were, ``edges`` its edges, ``to_cut`` those that tell
-    which nodes go together, which have the weights ``edge_weight``.
+    ``before`` are the original rows of its nodes, ``edges`` its edges, ``to_cut`` the edges that
+    are partitioned, with the weights ``edge_weight``.
     """
 
     data: Data
@@ -260,7 +259,7 @@ class _Partition:
         return find_shards(self.to_cut, num_parts, self.shards, *how)
 
     def cut(self, num_parts: Any, log: bool = False, in_place: bool = False) -> Data:
-        """Return the graph, renumbered."""
+        """Partition and renumber the graph."""
         perm, parts, bounds = self.find(num_parts, log)
         out = permute_edges(self.data, self.edges, perm, log, in_place)
         out[PERM], out[PARTS] = perm if self.before is None else self.before[perm], parts
@@ -269,19 +268,19 @@ class _Partition:
         return out
 
     def round_num_parts(self, num_parts: int) -> int:
-        """Return a number of parts that the shards can share."""
+        """Round a number of parts to a multiple of the number of shards."""
         return round_num_parts(num_parts, self.shards, self.edges.num_nodes)
 
     def cut_sample(self, num_parts: int) -> Data:
-        """Return the graph in about so many parts, to measure mini-batches of it."""
+        """Partition the graph into about so many parts, to measure its mini-batches."""
         out = self.cut(self.round_num_parts(num_parts))
-        if SHARDS in out:  # All processes are to find the same, so each looks at all parts.
+        if SHARDS in out:  # Every process measures all parts, so that the results agree.
             del out[SHARDS]
         return out
 
 
-def _uncut(data: Data) -> tuple[Data, Tensor | None]:
-    """Return a graph without the parts of an earlier call, and the previous rows of its nodes.
+def _remove_parts(data: Data) -> tuple[Data, Tensor | None]:
+    """Return a graph of one part without ``parts`` and ``perm``, and its ``perm``.
 
     Raises:
         ValueError: If it has several parts.

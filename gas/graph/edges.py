@@ -64,7 +64,7 @@ def read_edges(adj: Any, num_nodes: int | None = None, name: str = "edge_index")
                 f"'num_nodes' is {num_nodes}, but '{name}' has {size[0]} rows: leave 'num_nodes' "
                 "out"
             )
-        return _checked(Edges(src.long(), dst.long(), layout.value(adj), size[0]), name)
+        return _check_ends(Edges(src.long(), dst.long(), layout.value(adj), size[0]), name)
     if adj.is_floating_point() or adj.is_complex() or adj.dtype == torch.bool:
         raise ValueError(f"'{name}' has dtype {adj.dtype}, expected integers: pass {name}.long()")
     if adj.dim() != 2 or adj.size(0) != 2:
@@ -78,17 +78,18 @@ def read_edges(adj: Any, num_nodes: int | None = None, name: str = "edge_index")
     if num_nodes is None:
         num_nodes = int(edge_index.max()) + 1 if edge_index.numel() else 0
     src, dst = edge_index
-    return _checked(Edges(src, dst, None, num_nodes), name)
+    return _check_ends(Edges(src, dst, None, num_nodes), name)
 
 
-def _checked(edges: Edges, name: str) -> Edges:
+def _check_ends(edges: Edges, name: str) -> Edges:
+    """Refuse edges whose ends aren't nodes; return the edges."""
     for ids in (edges.src, edges.dst):
         check_ids(ids, edges.num_nodes, name)
     return edges
 
 
 def check_ids(ids: Tensor, num_nodes: int, name: str) -> None:
-    """Refuse ids of nodes that aren't there.
+    """Refuse ids of nodes outside ``[0, num_nodes)``.
 
     Raises:
         ValueError: Naming one.
@@ -148,8 +149,8 @@ def read_graph(data: Data, edge_weight: bool = True) -> Edges:
 def read_csr(data: Data, edge_weight: bool = True) -> tuple[CSR, Tensor | None]:
     """Read and check a graph as compressed sparse rows, and the weights in their order.
 
-    An ``adj_t`` that is ``torch.sparse_csr``, with columns in order, is taken as it lies, such as
-    that of a graph folder; anything else is read by :func:`read_graph` and sorted.
+    An ``adj_t`` that is ``torch.sparse_csr`` with sorted columns, such as that of a graph folder,
+    is not copied; anything else is read by :func:`read_graph` and sorted.
 
     Raises:
         ValueError: If edges, weights or node-level tensors don't fit each other.
@@ -174,9 +175,9 @@ def read_csr(data: Data, edge_weight: bool = True) -> tuple[CSR, Tensor | None]:
 
 
 def with_edge_index(data: Data) -> Data:
-    """Return a graph with a list of edges, which transforms take: itself, unless its edges are CSR.
+    """Replace a ``torch.sparse_csr`` ``adj_t`` by ``edge_index`` and ``edge_weight``.
 
-    Then its weights, if it has some, are in ``edge_weight``.
+    Other graphs are returned as they are.
     """
     adj_t = data.get("adj_t")
     if "edge_index" in data or not isinstance(adj_t, Tensor) or layout_of(adj_t).name != "csr":
@@ -197,7 +198,7 @@ def _check_fits(data: Data, num_rows: int) -> None:
 
 
 def check_nodes(data: Data, num_nodes: int) -> None:
-    """Refuse what should have one row per node by its name, and doesn't.
+    """Refuse attributes without one row per node that should have one, such as masks.
 
     Raises:
         ValueError: Naming the attribute.
@@ -214,7 +215,7 @@ def check_nodes(data: Data, num_nodes: int) -> None:
 
 
 def check_edge_rows(data: Data, num_edges: int) -> None:
-    """Refuse attributes of another number of edges.
+    """Refuse ``edge_attr`` and ``edge_type`` without one row per edge.
 
     Raises:
         ValueError: Naming the attribute.

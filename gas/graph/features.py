@@ -1,6 +1,6 @@
-"""Features of nodes and edges: sparse and encoded ones read, sparse ones made, NaN refused.
+"""Features of nodes and edges: select rows, convert to sparse matrices, refuse NaN.
 
-Sparse features are read once, as ``torch.sparse_csr`` matrices.
+Sparse features are ``torch.sparse_csr`` matrices.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.index import ptr2index
 
-from gas.graph.folder.opening import MAPPED, mapped_rows
+from gas.graph.folder.opening import MAPPED, get_mapped_rows
 from gas.history import Encoded
 from gas.native import (
     MOST_INT32,
@@ -27,14 +27,14 @@ from gas.native import (
     sparse_csr,
 )
 
-BLOCK = 1 << 20  # Values that are looked at together.
+BLOCK = 1 << 20  # Values that are checked together.
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-RARE = 30  # Sparse features pay where fewer than one in so many isn't zero.
+RARE = 30  # Features become sparse if fewer than one in RARE values isn't zero.
 SPARSE_LAYOUTS = (torch.sparse_csr, torch.sparse_coo, torch.sparse_csc)
 
 
 def with_csr_features(data: Data, name: str = "x") -> Data:
-    """Return a graph whose sparse features are ready for mini-batches: itself, if they are already.
+    """Convert sparse features of a graph to CSR; return the graph itself if they are.
 
     Args:
         data: The graph.
@@ -66,10 +66,10 @@ def is_matrix(x: Any) -> bool:
 
 
 def to_csr_features(x: Any, name: str = "x") -> Tensor:
-    """Sparse features as a ``torch.sparse_csr`` matrix: itself, if it is one in order.
+    """Convert sparse features to a canonical ``torch.sparse_csr`` matrix, if they aren't one.
 
-    In order are columns that rise in each row, each there once, and indices of int32, where these
-    can count the entries. Entries that are there twice are added up; zeros that are stored stay.
+    Its columns are sorted and unique in each row, and its indices are int32 where that suffices.
+    Duplicate entries are added up; stored zeros stay.
 
     Args:
         x: A ``torch.sparse_csr``, ``sparse_csc`` or ``sparse_coo`` matrix of shape ``[N, F]``, or
@@ -77,23 +77,23 @@ def to_csr_features(x: Any, name: str = "x") -> Tensor:
         name: What errors call it. (default: ``"x"``)
 
     Raises:
-        ValueError: If it is something else, or its indices are none of a matrix.
+        ValueError: If it is something else, or its indices are invalid.
     """
     accept_beta_state()
     if not isinstance(x, Tensor):
-        x = _of_scipy(x, name)
+        x = _from_scipy(x, name)
     elif x.layout not in SPARSE_LAYOUTS or x.dim() != 2 or x.dense_dim() != 0:
         raise ValueError(
             f"'{name}' is {x.layout} of shape {list(x.shape)}, expected torch.sparse_csr of shape "
             f"[N, F]: pass {name}.to_dense().flatten(1).to_sparse_csr()"
         )
     if x.layout == torch.sparse_csr:
-        _check(x, name)
-        if not _is_in_order(x):
-            x = _coo(x)
+        _check_indices(x, name)
+        if not has_sorted_rows(*parts(x)[:2], strict=True):
+            x = _to_coo(x)
     elif x.layout == torch.sparse_csc:
-        _check(x, name)
-        x = _coo(x)
+        _check_indices(x, name)
+        x = _to_coo(x)
     if x.layout == torch.sparse_coo:
         x = x.coalesce().to_sparse_csr()
     rowptr, col, value = parts(x)
@@ -102,8 +102,8 @@ def to_csr_features(x: Any, name: str = "x") -> Tensor:
     return x
 
 
-def _of_scipy(x: Any, name: str) -> Tensor:
-    """Return a SciPy matrix, or array, with its own memory where it can."""
+def _from_scipy(x: Any, name: str) -> Tensor:
+    """Convert a SciPy matrix or array; memory is shared if possible."""
     if x.ndim != 2 or x.dtype.kind not in "biuf":
         raise ValueError(
             f"'{name}' is a {type(x).__name__} of {x.dtype} and shape {list(x.shape)}, expected a "
@@ -118,8 +118,8 @@ def _of_scipy(x: Any, name: str) -> Tensor:
     return sparse_csr(rowptr, col, value, csr.shape[1])
 
 
-def _check(x: Tensor, name: str) -> None:
-    """Refuse indices that point outside, which PyTorch looks at only if it is asked to."""
+def _check_indices(x: Tensor, name: str) -> None:
+    """Refuse indices out of range, which PyTorch doesn't check by default."""
     is_csr = x.layout == torch.sparse_csr
     ptr = x.crow_indices() if is_csr else x.ccol_indices()
     ids = x.col_indices() if is_csr else x.row_indices()
@@ -136,14 +136,8 @@ def _check(x: Tensor, name: str) -> None:
         )
 
 
-def _is_in_order(x: Tensor) -> bool:
-    """Return whether columns rise in every row."""
-    rowptr, col, _ = parts(x)
-    return has_sorted_rows(rowptr, col, strict=True)
-
-
-def _coo(x: Tensor) -> Tensor:
-    """Return the same entries, of which PyTorch doesn't say that each is there once."""
+def _to_coo(x: Tensor) -> Tensor:
+    """Convert a compressed matrix to ``torch.sparse_coo``, uncoalesced."""
     if x.layout == torch.sparse_csc:
         ptr, row, value = x.ccol_indices(), x.row_indices(), x.values()
         col = ptr2index(ptr)
@@ -155,25 +149,25 @@ def _coo(x: Tensor) -> Tensor:
 
 
 def select_rows(x: Tensor, index: Tensor) -> Tensor:
-    """``x[index]`` in the form of ``x``: of sparse rows sparse ones, of encoded rows encoded ones.
+    """Return ``x[index]``; sparse rows stay sparse, and encoded rows encoded.
 
     Args:
         x: The rows of nodes or edges, of shape ``[rows, ...]``.
-        index: Which of them, of shape ``[n]``, int64.
+        index: The rows to select, of shape ``[n]``, int64.
     """
     if isinstance(x, Encoded):
         return x.select_rows(index)
     return gather_sparse_rows(x, index) if is_sparse(x) else x[index]
 
 
-def dense(x: Any) -> Any:
-    """Sparse features as a dense tensor, alone or in a pair; anything else as it is."""
+def to_dense(x: Any) -> Any:
+    """Convert sparse features, or a pair of them, to dense ones; return others as they are."""
     if isinstance(x, tuple):
         whole, own = (*x, None)[:2]
         if len(x) == 2 and is_sparse(whole) and is_sparse(own) and shares_rows(whole, own):
             rows = whole.to_dense()
             return rows, rows[: own.size(0)]
-        return tuple(map(dense, x))
+        return tuple(map(to_dense, x))
     return x.to_dense() if is_sparse(x) else x
 
 
@@ -191,17 +185,17 @@ def shares_rows(whole: Tensor, part: Tensor) -> bool:
 
 
 def with_sparse_features(data: Data, wanted: bool | str, pays: bool, log: bool) -> Data:
-    """Keep the features of a graph sparse, if that is wanted and they are mostly zeros.
+    """Convert the dense features of a graph to sparse ones, if ``wanted``.
 
     Args:
         data: The graph; it is not modified.
-        wanted: ``True``: whatever they are; ``"auto"``: ordinary ones where fewer than one in
-            thirty isn't zero, if it ``pays``; ``False``: never. Sparse ones stay so.
-        pays: Whether the model multiplies their non-zeros alone.
+        wanted: ``True``: always; ``"auto"``: if fewer than one in thirty values isn't zero, and it
+            ``pays``; ``False``: never. Sparse features stay sparse.
+        pays: Whether the model multiplies non-zero values alone.
         log: Report on standard error that they were made sparse.
 
     Raises:
-        ValueError: If ``wanted`` is none of these, or they can't be made sparse.
+        ValueError: If ``wanted`` is none of these, or the features can't become sparse.
     """
     if wanted not in (True, False, "auto"):
         raise ValueError(f"'sparse_features' is {wanted!r}, expected True, False or 'auto'")
@@ -271,16 +265,16 @@ def check_finite(name: str, x: Any, start: int | None = None) -> None:
     Args:
         name: What errors call them.
         x: The features, of shape ``[rows, ...]``; anything that isn't a tensor of real numbers is
-            left alone.
-        start: The number of the first row, if these are some of many. (default: all are there)
+            accepted.
+        start: The number of the first row, if ``x`` is a block of rows. (default: all rows)
 
     Raises:
-        ValueError: If one does, naming the first such value, and how many there are.
+        ValueError: Naming the first such value, and their number.
     """
     if not isinstance(x, Tensor) or x.dtype not in FLOATS or x.dim() == 0:
         return
     x = x.detach()
-    found = _first_of_sparse(x) if is_sparse(x) else _first(x)
+    found = _find_non_finite_sparse(x) if is_sparse(x) else _find_non_finite(x)
     if found is None:
         return
     row, column, value, count = found
@@ -293,10 +287,10 @@ def check_finite(name: str, x: Any, start: int | None = None) -> None:
     )
 
 
-def _first(x: Tensor) -> tuple[int, int, float, int] | None:
-    """Return row, column and value of the first non-finite element, and the number of these.
+def _find_non_finite(x: Tensor) -> tuple[int, int, float, int] | None:
+    """Return row, column and value of the first non-finite element, and their number.
 
-    The largest and the smallest element say whether there is one: NaN is larger than any.
+    Blocks with a finite minimum and maximum are skipped: both are NaN if an element is.
     """
     found, count = None, 0
     rows = max(1, BLOCK // max(1, x[:1].numel()))
@@ -313,10 +307,10 @@ def _first(x: Tensor) -> tuple[int, int, float, int] | None:
     return None if found is None else (*found, count)
 
 
-def _first_of_sparse(x: Tensor) -> tuple[int, int, float, int] | None:
-    """Return the same of the values of a ``torch.sparse_csr`` matrix."""
+def _find_non_finite_sparse(x: Tensor) -> tuple[int, int, float, int] | None:
+    """Do the same for the stored values of a ``torch.sparse_csr`` matrix."""
     rowptr, col, values = parts(x)
-    found = _first(values)
+    found = _find_non_finite(values)
     if found is None:
         return None
     entry, _, value, count = found
@@ -324,12 +318,12 @@ def _first_of_sparse(x: Tensor) -> tuple[int, int, float, int] | None:
     return int(row) - 1, int(col[entry]), value, count
 
 
-def check_entering(data: Data, with_mapped: bool = False) -> None:
-    """Refuse NaN and infinite features of nodes and edges where a graph enters.
+def check_data_features(data: Data, with_mapped: bool = False) -> None:
+    """Refuse NaN and infinite features of nodes and edges.
 
     Args:
         data: The graph.
-        with_mapped: Read features that are mapped from a file, too, which were checked when it was
+        with_mapped: Also check features that are mapped from a file, which were checked when it was
             written. (default: ``False``)
 
     Raises:
@@ -337,6 +331,6 @@ def check_entering(data: Data, with_mapped: bool = False) -> None:
     """
     for key in ("x", "edge_attr"):
         value = data.get(key)
-        is_mapped = hasattr(value, MAPPED) or mapped_rows(value) is not None
+        is_mapped = hasattr(value, MAPPED) or get_mapped_rows(value) is not None
         if with_mapped or not is_mapped:
             check_finite(key, value)

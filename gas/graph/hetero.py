@@ -1,7 +1,7 @@
-"""Heterogeneous graphs: read as one graph, cut into parts, renumbered for each type.
+"""Heterogeneous graphs: conversion to one graph, partition, renumbering for each type.
 
-Nodes of all types are numbered one type after the other where an algorithm wants a single graph; a
-part then has one range of rows in every type.
+For algorithms on a single graph, the nodes of all types are numbered type by type. After the
+partition, a part is one range of rows of every type.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from gas.graph.attributes import BATCH_SIZE, PARTS, PERM, is_node_list
-from gas.graph.balance import balanced
+from gas.graph.balance import balance_parts
 from gas.graph.edges import Edges, check_ids
 from gas.graph.features import check_finite, select_rows, with_csr_features
 from gas.graph.partition import PartitionOptions, find_parts
-from gas.graph.permute import renumbered
+from gas.graph.permute import renumber_ids
 from gas.graph.report import check_ptr
 
 OURS = (PARTS, PERM, "n_id", "e_id", "batch_size", "offset", "count")
@@ -28,11 +28,11 @@ EdgeType = tuple[str, str, str]
 
 
 class Types(NamedTuple):
-    """The types of a graph, in the order in which its nodes and edges are numbered as one.
+    """The types of a graph, in the order in which its nodes and edges are numbered as one graph.
 
     * ``nodes``, ``edges``: the types.
-    * ``first_node``, ``first_edge``: the first of each, then how many there are, of shape
-      ``[types + 1]``.
+    * ``first_node``, ``first_edge``: the first node and edge of each type, then their total, of
+      shape ``[types + 1]``.
     """
 
     nodes: tuple[str, ...]
@@ -57,7 +57,7 @@ def edge_type_name(kind: EdgeType) -> str:
 
 
 def types_of(data: HeteroData) -> Types:
-    """Return the types of a graph, which is checked.
+    """Return the types of a graph, and check its edges and the sizes of its tensors.
 
     Raises:
         ValueError: If it has no nodes or edges, edges of types that have no nodes, or ids that
@@ -66,7 +66,12 @@ def types_of(data: HeteroData) -> Types:
     sizes: dict[str, int] = {}
     for name in data.node_types:
         store = data[name]
-        known = [v.size(0) for k, v in store.items() if isinstance(v, Tensor) and _per_node(k, v)]
+        known = [
+            value.size(0)
+            for key, value in store.items()
+            if isinstance(value, Tensor) and value.dim() > 0
+            if key in ("x", "y", "n_id") or key.endswith("_mask")
+        ]
         if "num_nodes" not in store and not known:
             raise ValueError(
                 f"data['{name}'] has neither features nor 'num_nodes': set data['{name}'].num_nodes"
@@ -101,7 +106,7 @@ def types_of(data: HeteroData) -> Types:
             check_ids(ids, sizes[name], f"edge_index of {edge_type_name(kind)}")
         counts.append(edge_index.size(1))
     nodes, edges = tuple(sizes), tuple(data.edge_types)
-    return Types(nodes, edges, _first(list(sizes.values())), _first(counts))
+    return Types(nodes, edges, _offsets(list(sizes.values())), _offsets(counts))
 
 
 def check_features(data: HeteroData) -> None:
@@ -117,7 +122,7 @@ def check_features(data: HeteroData) -> None:
 
 
 def with_csr_types(data: HeteroData) -> HeteroData:
-    """Return a graph whose sparse features are ready for mini-batches; itself if they are.
+    """Convert sparse features to CSR; return the graph itself if they are.
 
     Raises:
         ValueError: If those of a type are no matrix of numbers.
@@ -132,16 +137,13 @@ def with_csr_types(data: HeteroData) -> HeteroData:
     return out
 
 
-def _per_node(key: str, value: Tensor) -> bool:
-    return value.dim() > 0 and (key in ("x", "y", "n_id") or key.endswith("_mask"))
-
-
-def _first(counts: list[int]) -> Tensor:
+def _offsets(counts: list[int]) -> Tensor:
+    """Return the first position of each of consecutive ranges, then the total."""
     return torch.tensor([0, *counts]).cumsum(0)
 
 
 def to_homogeneous_edges(data: HeteroData, types: Types) -> Edges:
-    """Return all edges, of nodes that are numbered as one."""
+    """Return all edges, between nodes that are numbered as one graph."""
     first = types.first_node
     pairs = [
         data[kind].edge_index.cpu().long() + torch.stack([first[src], first[dst]])[:, None]
@@ -157,7 +159,7 @@ def cluster_heterogeneous(
     options: PartitionOptions,
     check: bool,
 ) -> HeteroData:
-    """Cut a heterogeneous graph as :func:`gas.cluster` does; each type gets parts of its own."""
+    """Partition a heterogeneous graph; see :func:`gas.cluster`. Each type gets ``parts``."""
     data = with_csr_types(data)
     types = types_of(data)
     if check:
@@ -174,9 +176,9 @@ def cluster_heterogeneous(
     part = torch.empty_like(perm)
     part[perm] = torch.repeat_interleave(ptr.diff())
     if options.method != "random":
-        part = balanced(part, ptr.numel() - 1, _classes(data, types), edges)
+        part = balance_parts(part, ptr.numel() - 1, _classes(data, types), edges)
     start = time.perf_counter()
-    out = _permuted(data, types, part, ptr.numel() - 1)
+    out = _permute(data, types, part, ptr.numel() - 1)
     if options.log:
         print(f"Permuted the graph [{time.perf_counter() - start:.2f} s]", file=sys.stderr)
     return out
@@ -194,8 +196,8 @@ def _classes(data: HeteroData, types: Types) -> Tensor:
     return torch.cat(found)
 
 
-def _permuted(data: HeteroData, types: Types, part: Tensor, num_parts: int) -> HeteroData:
-    """Return the graph with the nodes of each part in one range of every type."""
+def _permute(data: HeteroData, types: Types, part: Tensor, num_parts: int) -> HeteroData:
+    """Renumber the nodes, so that each part is one range of rows of every type."""
     out = copy.copy(data)
     if BATCH_SIZE in out._global_store:  # Of other parts, or of a mini-batch of PyG's.
         del out._global_store[BATCH_SIZE]
@@ -209,12 +211,12 @@ def _permuted(data: HeteroData, types: Types, part: Tensor, num_parts: int) -> H
         store = out[name]
         for key, value in list(data[name].items()):
             if is_node_list(key, value):
-                store[key] = renumbered(key, value, new_id)
+                store[key] = renumber_ids(key, value, new_id)
             elif is_node_row(data, name, key, size):
                 store[key] = select_rows(value, perm)
         store.num_nodes = size
         store[PERM] = perm
-        store[PARTS] = _first(torch.bincount(mine, minlength=num_parts).tolist())
+        store[PARTS] = _offsets(torch.bincount(mine, minlength=num_parts).tolist())
     for kind in types.edges:
         store = out[kind]
         for key in ("edge_index", "edge_label_index"):
@@ -225,14 +227,14 @@ def _permuted(data: HeteroData, types: Types, part: Tensor, num_parts: int) -> H
 
 
 def is_node_row(data: HeteroData, name: str, key: str, size: int) -> bool:
-    """Return whether ``data[name][key]`` has a row for each of so many nodes."""
+    """Return whether ``data[name][key]`` is a tensor with a row for each of ``size`` nodes."""
     value = data[name][key]
     is_rows = isinstance(value, Tensor) and value.dim() > 0 and value.size(0) == size
     return is_rows and key not in (PARTS, "num_nodes")
 
 
 def is_edge_row(data: HeteroData, kind: EdgeType, key: str, size: int) -> bool:
-    """Return whether ``data[kind][key]`` has a row for each of so many edges."""
+    """Return whether ``data[kind][key]`` is a tensor with a row for each of ``size`` edges."""
     value = data[kind][key]
     is_rows = isinstance(value, Tensor) and value.dim() > 0 and value.size(0) == size
     return is_rows and key not in ("edge_index", "edge_label_index")

@@ -1,4 +1,4 @@
-"""Rows of node ids, looked up in a sorted array instead of a dictionary."""
+"""Look up the rows of node ids in a sorted array."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ AT_ONCE = 1 << 20  # Ids that are encoded as text together.
 
 
 class Ids:
-    """The rows of nodes, by their ids: integers, or text as UTF-8.
+    """Index from the ids of nodes, integers or text, to their rows.
 
     Args:
-        ids: The id of each row, of shape ``[N]``, integers or text; ``None``: its number.
+        ids: The id of each row, of shape ``[N]``, integers or text. ``None``: ids are rows.
         num_nodes: The number of nodes.
     """
 
@@ -48,7 +48,7 @@ class Ids:
         if self._ids.dtype.kind == "i":
             if ids.dtype.kind not in "iu":
                 texts = np.char.decode(ids, "utf-8") if ids.dtype.kind == "S" else ids
-                numbers = [_number(text) for text in texts.tolist()]
+                numbers = [_parse_integer(text) for text in texts.tolist()]
                 known = np.array([number is not None for number in numbers], bool)
                 ids = np.array([number or 0 for number in numbers], np.int64)
                 return np.where(known, self.rows(ids), -1)
@@ -61,8 +61,8 @@ class Ids:
         return np.where(self._ids[at] == ids, rows, -1).astype(np.int64)
 
 
-def _number(text: object) -> int | None:
-    """Return the integer that an id is written as, if it is one of 64 bits."""
+def _parse_integer(text: object) -> int | None:
+    """Parse an id in canonical decimal notation; return ``None`` for others, and beyond 64 bits."""
     try:
         number = int(str(text))
     except ValueError:

@@ -1,7 +1,7 @@
-"""The layouts in which an adjacency is held; rows are destinations.
+"""The layouts of an adjacency: CSR matrix, ``edge_index``, ``SparseTensor``.
 
-Entry ``(i, j)`` is the edge ``j -> i``, PyG's ``adj_t``. Whoever needs to know how an adjacency is
-held asks :func:`layout_of`.
+Rows are destinations: entry ``(i, j)`` is the edge ``j -> i``, PyG's ``adj_t``. Code that depends
+on the layout of an adjacency calls the methods of :func:`layout_of`, instead of testing its type.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from gas.native import assert_range, check_index, coo_to_csr, sparse_csr
 
 
 class Layout(abc.ABC):
-    """One way to hold an adjacency."""
+    """A layout of adjacencies, with the operations on them."""
 
     name = ""
 
     @abc.abstractmethod
     def holds(self, adj: Any) -> bool:
-        """Return whether ``adj`` is held in this way."""
+        """Return whether ``adj`` has this layout."""
 
     def make(self, rowptr: Tensor, col: Tensor, value: Tensor | None, num_cols: int) -> Any:
         """Make an adjacency of compressed rows.
@@ -35,7 +35,7 @@ class Layout(abc.ABC):
             value: Its weight, of shape ``[E]``, or ``None``.
             num_cols: The number of sources.
         """
-        raise NotImplementedError(f"nobody makes an adjacency in the layout {self.name!r}")
+        raise NotImplementedError(f"adjacencies in the layout {self.name!r} can't be made")
 
     def parts(self, adj: Any) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the arguments of :meth:`make`: ``rowptr``, ``col`` and ``value``."""
@@ -44,7 +44,7 @@ class Layout(abc.ABC):
         )
 
     def num_rows(self, adj: Any) -> int | None:
-        """Return the number of rows; ``None`` for an ``edge_index``, which doesn't say."""
+        """Return the number of rows; ``None`` for an ``edge_index``, which has no size."""
         return int(adj.size(0))
 
     def size(self, adj: Any) -> tuple[int, int] | None:
@@ -66,7 +66,7 @@ class Layout(abc.ABC):
         return self.make(rowptr, col, value, int(adj.size(1)))
 
     def tensors(self, adj: Any) -> list[Tensor]:
-        """Return the tensors that it is made of."""
+        """Return the tensors of an adjacency."""
         return [part for part in self.parts(adj) if part is not None]
 
     def keep(
@@ -76,10 +76,10 @@ class Layout(abc.ABC):
 
         Args:
             adj: The adjacency.
-            entry: The positions of those that stay, increasing, of shape ``[kept]``.
-            value: Their values, of shape ``[kept]``; not of an ``edge_index``, which has none.
-                (default: the values they have)
-            rowptr: Their rows, of shape ``[rows + 1]``. (default: what follows from ``entry``)
+            entry: The positions of the selected edges, increasing, of shape ``[kept]``.
+            value: Their new values, of shape ``[kept]``; ignored for an ``edge_index``.
+                (default: their values)
+            rowptr: Their rows, of shape ``[rows + 1]``. (default: computed from ``entry``)
         """
         old_rowptr, col, old = self.parts(adj)
         if value is None and old is not None:
@@ -91,10 +91,9 @@ class Layout(abc.ABC):
 
 
 class _Csr(Layout):
-    """A ``torch.sparse_csr`` matrix. Duplicate entries are allowed: their products add up.
+    """Layout of a ``torch.sparse_csr`` matrix, which may have duplicate entries.
 
-    It has values always. Those that are one number for all entries, as :func:`implicit_ones` makes
-    them, are none.
+    Such a matrix always has values. Those of :func:`implicit_ones` count as no values.
     """
 
     name = "csr"
@@ -111,18 +110,18 @@ class _Csr(Layout):
         return adj.crow_indices(), adj.col_indices(), None if one else value
 
     def with_value(self, adj: Any, value: Tensor | None) -> Tensor:
-        # Nobody counts for one matrix what is changed by the indices of another.
+        # Cloned, so that the matrices don't share version counters of their indices.
         rowptr, col = adj.crow_indices().clone(), adj.col_indices().clone()
         return self.make(rowptr, col, value, int(adj.size(1)))
 
 
 def implicit_ones(num_entries: int) -> Tensor:
-    """Return values of a ``torch.sparse_csr`` matrix that has none: ones that take no memory."""
+    """Return ones that take no memory: the values of a ``torch.sparse_csr`` matrix without any."""
     return torch.ones(1).as_strided((num_entries,), (0,))
 
 
 class _EdgeIndex(Layout):
-    """``edge_index`` of shape ``[2, E]``: sources, then destinations."""
+    """Layout of an ``edge_index`` of shape ``[2, E]``: sources, then destinations."""
 
     name = "edge_index"
 
@@ -154,7 +153,7 @@ class _EdgeIndex(Layout):
 
 
 class _SparseTensor(Layout):
-    """A ``torch_sparse.SparseTensor``."""
+    """Layout of a ``torch_sparse.SparseTensor``."""
 
     name = "sparse_tensor"
 
@@ -179,7 +178,7 @@ class _SparseTensor(Layout):
 
 
 class _Coo(Layout):
-    """Any other ``torch.sparse`` matrix, which is read and never made."""
+    """Layout of any other ``torch.sparse`` matrix, which is only read."""
 
     name = "coo"
 
@@ -203,13 +202,13 @@ _MADE: dict[str, Layout] = {}  # The layouts of batches, by name; gas.graph.adja
 
 
 def register_layout(layout: Layout) -> Layout:
-    """Add a layout that batches can have."""
+    """Add a layout of mini-batches."""
     _MADE[layout.name] = layout
     _SEARCHED.insert(0, layout)
     return layout
 
 
-_SEARCHED: list[Layout] = [_Coo()]  # Those of the loaders' default first.
+_SEARCHED: list[Layout] = [_Coo()]  # The most frequent first.
 
 for _layout in (_Csr(), _EdgeIndex(), _SparseTensor()):
     register_layout(_layout)
@@ -223,7 +222,7 @@ def layout_of(adj: Any, name: str = "adj") -> Layout:
         name: What the error calls it. (default: ``"adj"``)
 
     Raises:
-        ValueError: If it is none.
+        ValueError: If it is no adjacency.
     """
     for layout in _SEARCHED:
         if layout.holds(adj):
@@ -257,7 +256,7 @@ def default_layout(adj: Any, is_clustered: bool = False) -> str:
 
     Args:
         adj: The adjacency of the graph, if it has one as a matrix.
-        is_clustered: Whether the graph says what its parts are, as no script of old has it.
+        is_clustered: Whether the parts are those of the graph, from :func:`gas.cluster`.
             (default: ``False``)
     """
     if _MADE["sparse_tensor"].holds(adj):
@@ -266,11 +265,11 @@ def default_layout(adj: Any, is_clustered: bool = False) -> str:
 
 
 def sort_by_row(row: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
-    """First entry of each row, of shape ``[rows + 1]``, and the entries in the order of rows.
+    """Return the first entry of each row, of shape ``[rows + 1]``, and the order that sorts by row.
 
     Raises:
-        IndexError: If a row is outside ``[0, num_rows)``. (On a device that is an assertion of its
-            own, which CUDA reports when the host waits.)
+        IndexError: If a row is outside ``[0, num_rows)``. (On a GPU that is an assertion of the
+            device, which CUDA reports at the next synchronisation.)
     """
     if not row.is_cpu:
         check_index("row", row)
@@ -287,7 +286,7 @@ def sort_by_row(row: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
 def drop_edges(adj_t: Any, p: float, training: bool = True) -> Any:
     """Drop each edge with probability ``p``, as DropEdge (Rong et al., ICLR 2020) does.
 
-    Weights that remain are scaled by ``1 / (1 - p)``, unless all are 1: those are no weights.
+    The remaining weights are scaled by ``1 / (1 - p)``, unless all are 1.
 
     Args:
         adj_t: An adjacency matrix in any layout.
@@ -323,7 +322,7 @@ def drop_edges_and_rows(
     scale = 1.0 / (1.0 - p)
     layout = layout_of(adj)
     col, value = layout.entries(adj)[1], layout.value(adj)
-    entry = _kept(col.numel(), p, col.device)
+    entry = _draw_kept_edges(col.numel(), p, col.device)
     if value is not None:
         are_weights = (value != 1).any()
         value = value[entry]
@@ -334,11 +333,11 @@ def drop_edges_and_rows(
     return layout.keep(adj, entry, value), attributes
 
 
-def _kept(num_edges: int, p: float, device: torch.device) -> Tensor:
-    """Return the positions of the edges that stay, each with probability ``1 - p``, increasing.
+def _draw_kept_edges(num_edges: int, p: float, device: torch.device) -> Tensor:
+    """Draw the positions of the kept edges, each with probability ``1 - p``, increasing.
 
-    Of a device the host would wait to know how many they are: it draws that itself, and the device
-    as many of the edges.
+    For a GPU, the host draws their number from a binomial distribution, so that it needn't
+    synchronise to know the size of the result.
     """
     if device.type == "cpu":
         return (torch.rand(num_edges, device=device) >= p).nonzero().view(-1)

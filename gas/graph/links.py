@@ -1,4 +1,4 @@
-"""Pairs of nodes that are to be told apart from others: which of them a graph joins by edges."""
+"""Pairs of nodes for link prediction: read them, look up their edges, remove these."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch_geometric.data import Data
 from gas.graph.edges import check_ids, read_graph, to_csr, with_edge_index
 from gas.graph.entries import has_entry
 
-PAIRS = "edge_label_index"  # PyG's name, and that of their labels:
+PAIRS = "edge_label_index"  # PyG's names of pairs and their labels.
 LABELS = "edge_label"
 BLOCK = 1 << 22  # Edges that are looked up at a time.
 
@@ -44,21 +44,22 @@ def read_pairs(data: Data, num_nodes: int) -> Tensor:
     return pairs.long()
 
 
-def without_links(data: Data, edge_label_index: Tensor | None = None) -> Data:
-    """Return a graph without the edges that are to be predicted, in both directions.
+def remove_links(data: Data, edge_label_index: Tensor | None = None) -> Data:
+    """Return a graph without the edges to predict, in both directions.
 
-    A model that is given an edge as a path of messages needn't learn to predict it. Take them out
-    before the graph is normalised and cut::
+    Otherwise messages along these edges would reveal them. Remove them before the graph is
+    normalised and partitioned::
 
-        train = gas.graph.without_links(data, positives)
+        train = gas.graph.remove_links(data, positives)
         graph = gas.cluster(train, num_parts=40, model=model)
         loader = gas.loader.LinkLoader(graph, batch_size=10, shuffle=True)
 
-    ``torch_geometric.transforms.RandomLinkSplit`` with a ``disjoint_train_ratio`` draws such edges.
+    ``torch_geometric.transforms.RandomLinkSplit`` with a ``disjoint_train_ratio`` selects such
+    edges at random.
 
     Args:
         data: The graph; it is not modified.
-        edge_label_index: The pairs of nodes that are to be told, of shape ``[2, K]``.
+        edge_label_index: The pairs of nodes to predict, of shape ``[2, K]``.
             (default: ``data.edge_label_index``)
 
     Returns:
@@ -80,9 +81,11 @@ def without_links(data: Data, edge_label_index: Tensor | None = None) -> Data:
             "edges out before T.ToSparseTensor"
         )
     src, dst = edges.src, edges.dst
-    told = to_csr(edges._replace(src=pairs[0], dst=pairs[1], weight=None))
+    targets = to_csr(edges._replace(src=pairs[0], dst=pairs[1], weight=None))
     blocks = zip(src.split(BLOCK), dst.split(BLOCK), strict=True)
-    taken = torch.cat([are_linked(told.rowptr, told.col, torch.stack(each)) for each in blocks])
+    taken = torch.cat(
+        [are_linked(targets.rowptr, targets.col, torch.stack(each)) for each in blocks]
+    )
     kept = ~taken | (src == dst)
     if kept.numel() and not bool(kept.any()):
         raise ValueError(
@@ -90,7 +93,7 @@ def without_links(data: Data, edge_label_index: Tensor | None = None) -> Data:
             "some of them, torch_geometric.transforms.RandomLinkSplit(disjoint_train_ratio=0.3)"
         )
     labels = {key: out[key] for key in (PAIRS, LABELS) if key in out}
-    for key in labels:  # Of which there may be as many as edges.
+    for key in labels:  # PyG could take them for attributes of edges.
         del out[key]
     out = out.edge_subgraph(kept)
     out.num_nodes = edges.num_nodes

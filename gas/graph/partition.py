@@ -1,8 +1,8 @@
-"""Partitions: which nodes share a mini-batch.
+"""Partition a graph into parts, by METIS or KaMinPar or at random, and cache the result.
 
-METIS puts neighbours into the same part. Fewer halo rows then have to be moved, and those that
-remain are fresher (Fey et al., ICML 2021, Section 3). After :func:`gas.permute`, every part is one
-contiguous range of rows, so a push is one copy per part.
+METIS puts neighbours into the same part, so that fewer halo rows have to be pulled, with less
+staleness (Fey et al., ICML 2021, Section 3). After :func:`gas.permute`, every part is one
+contiguous range of rows, so that a push is one copy per part.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gas.graph.balance import balanced, check_classes
+from gas.graph.balance import balance_parts, check_classes
 from gas.graph.edges import Edges, read_edges
 from gas.graph.partitioners import (
     kaminpar_parts,
     metis_parts,
     pick_method,
     random_parts,
+    to_integer_weights,
     undirected_graph,
-    whole_weights,
 )
-from gas.io import replacing
+from gas.io import replace_file
 from gas.native import cache_dir, check_integer, report_blocking, warn
 
-# Up to so many entries of the undirected graph, METIS takes less than ten seconds.
+# METIS takes less than ten seconds for so many entries of the undirected graph.
 MOST_QUIET_ENTRIES = 200_000
 METHODS = ("metis", "kaminpar", "random", "auto")
 _PARTITIONERS = {"metis": metis_parts, "kaminpar": kaminpar_parts}
 
 
 class PartitionOptions(NamedTuple):
-    """Arguments of :func:`metis` that say how to partition, not what."""
+    """Options of a partitioner; see :func:`metis`."""
 
     recursive: bool = False
     method: str = "metis"
@@ -63,7 +63,7 @@ def metis(
 ) -> tuple[Tensor, Tensor]:
     """Partition a graph into parts of about equal size with few edges between them.
 
-    Edge directions, duplicate edges and self-loops don't matter to the partition. The result is
+    Edge directions, duplicate edges and self-loops don't influence the partition. The result is
     cached on disk by the graph's hash, so that it is computed once.
 
     Args:
@@ -73,21 +73,21 @@ def metis(
             (default: ``False``)
         log: Report progress on standard error. (default: ``True``)
         num_nodes: The number of nodes. (default: what ``edge_index`` says)
-        edge_weight: How much it matters not to cut each edge, of shape ``[E]``: integers or floats,
-            none negative. Those of duplicates and of both directions add up; an edge of weight 0 is
-            none. Only their ratios matter, down to a millionth of the largest. (default: all alike)
+        edge_weight: The cost of cutting each edge, of shape ``[E]``: integers or floats, none
+            negative. Costs of duplicates and of both directions add up; an edge of weight 0 is
+            ignored. Only ratios matter, down to a millionth of the largest. (default: all equal)
         method: ``"metis"``; ``"kaminpar"``, which is parallel and needs ``pip install
-            gas[kaminpar]``; ``"random"``, for graphs that neither can hold; or ``"auto"``: METIS
-            for graphs that it can hold and cuts in a minute or two; then KaMinPar if it is
-            installed, else METIS; ``"random"`` if memory is too little for either.
+            gas[kaminpar]``; ``"random"``, for graphs that are too large for both; or ``"auto"``:
+            METIS for graphs that it partitions in a minute or two, then KaMinPar if it is
+            installed, else METIS; ``"random"`` if memory is insufficient for both.
             (default: ``"metis"``)
         seed: Seed of the partitioner. (default: ``0``)
         cache: Whether to cache results, or the folder to cache them in. (default: ``True``, in
             ``$GAS_CACHE_DIR`` or ``~/.cache/gas``)
         balance: A class of each node, of shape ``[N]``, whole numbers or booleans, such as
             ``data.train_mask``; or several, of shape ``[N, K]``. No part gets more nodes, or more
-            of a class, than 1.1 times the mean, rounded up: nodes are moved for it after the
-            graph was cut. (default: nodes of all classes together, about)
+            of a class, than 1.1 times the mean, rounded up: nodes are moved after partitioning.
+            (default: the number of nodes is balanced approximately)
 
     Returns:
         ``perm`` of shape ``[N]``: the old id of every new node, for :func:`gas.permute`; and
@@ -109,7 +109,7 @@ def find_parts(
     edge_weight: Tensor | None = None,
     balance: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Partition edges that were read, as :func:`metis` does; their own weights don't matter."""
+    """Partition edges as :func:`metis` does; ``edges.weight`` is ignored."""
     method, log = options.method, options.log
     if method not in METHODS:
         raise ValueError(f"'method' is {method!r}, expected one of {', '.join(map(repr, METHODS))}")
@@ -118,7 +118,7 @@ def find_parts(
             "'edge_weight' is given, which method='random' doesn't look at: leave it out, or take "
             "another 'method'"
         )
-    weight = None if edge_weight is None else whole_weights(edge_weight, edges.src.numel())
+    weight = None if edge_weight is None else to_integer_weights(edge_weight, edges.src.numel())
     edges = Edges(edges.src.cpu(), edges.dst.cpu(), weight, edges.num_nodes)
     _check_num_parts(num_parts, edges.num_nodes)
     classes = None if balance is None else check_classes(balance, edges.num_nodes)
@@ -142,9 +142,9 @@ def find_parts(
     else:
         part = _compute(edges, num_parts, options, file_of)
 
-    if classes is not None:  # What is cached is what the partitioner has found.
+    if classes is not None:  # The cache contains the partition before balancing.
         before, every = part, torch.zeros(edges.num_nodes, 1, dtype=torch.long)
-        part = balanced(before, num_parts, torch.cat([every, classes], dim=1), edges)
+        part = balance_parts(before, num_parts, torch.cat([every, classes], dim=1), edges)
         if log:
             moved = int((part != before).sum())
             print(f"Moved {moved:,} nodes to balance the parts", file=sys.stderr)
@@ -161,12 +161,12 @@ def find_shards(
     edge_weight: Tensor | None = None,
     balance: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Cut a graph twice: into shards, then each of these into as many parts as the others.
+    """Partition a graph into shards, then each shard into equally many parts.
 
-    A single cut into parts would leave open which of them a process is to have, so that few edges
-    run between processes. Parts of a shard are those of the edges within it.
+    The first partition minimises the edges between processes. The second one takes only the edges
+    within a shard.
 
-    ``num_parts`` are those of all shards together; see :func:`metis` for the rest.
+    ``num_parts`` counts the parts of all shards together; see :func:`metis` for other arguments.
 
     Returns:
         ``perm`` and ``ptr`` as of :func:`metis`, and the first row of every shard, of shape
@@ -183,7 +183,7 @@ def find_shards(
             f"multiple of 'shards', such as {_next_multiple(num_parts, shards)}"
         )
     perm, bounds = find_parts(edges, shards, options, edge_weight, balance)
-    weight = None if edge_weight is None else whole_weights(edge_weight, edges.src.numel())
+    weight = None if edge_weight is None else to_integer_weights(edge_weight, edges.src.numel())
     new_id = torch.empty_like(perm)
     new_id[perm] = torch.arange(perm.numel())
     src, dst = new_id[edges.src.cpu()], new_id[edges.dst.cpu()]
@@ -197,7 +197,7 @@ def find_shards(
             )
         inside = ((src >= begin) & (src < end) & (dst >= begin) & (dst < end)).nonzero().view(-1)
         own = Edges(src[inside] - begin, dst[inside] - begin, None, end - begin)
-        # Where no edge matters, all are alike.
+        # If all weights are 0, edges are unweighted.
         heavy = None if weight is None or not bool(weight[inside].any()) else weight[inside]
         classes = None if balance is None else balance[perm[begin:end]]
         order, ptr = find_parts(own, each, options, heavy, classes)
@@ -270,6 +270,7 @@ def _fill_empty(part: Tensor, num_parts: int) -> Tensor:
 
 
 def _hash(edges: Edges, *settings: object) -> str:
+    """Return a hash of a graph and the settings of its partition, the name in the cache."""
     digest = hashlib.blake2b(repr((edges.num_nodes, *settings)).encode(), digest_size=16)
     for values in (edges.src, edges.dst, edges.weight):
         if values is not None:
@@ -278,7 +279,7 @@ def _hash(edges: Edges, *settings: object) -> str:
 
 
 def _load(file: Path | None, num_nodes: int, num_parts: int) -> Tensor | None:
-    """Read a cached partition; an unreadable or unfitting one counts as absent."""
+    """Read a cached partition; return ``None`` if it is missing, unreadable or of another graph."""
     if file is None or not file.exists():
         return None
     try:
@@ -294,10 +295,11 @@ def _load(file: Path | None, num_nodes: int, num_parts: int) -> Tensor | None:
 
 
 def _save(file: Path | None, part: Tensor) -> None:
+    """Write a partition to the cache; warn if the folder isn't writable."""
     if file is None:
         return
     try:
-        with replacing(file) as temporary:
+        with replace_file(file) as temporary:
             np.save(temporary, part.numpy().astype(np.int32))
     except OSError as error:
         warn(

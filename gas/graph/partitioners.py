@@ -14,15 +14,15 @@ from torch import Tensor
 from gas.graph.edges import Edges
 from gas.native import free_memory, human, symmetrize_edges
 
-# Of an edge, as METIS and KaMinPar take it: far below what their sums can hold.
+# The largest weight of an edge for METIS and KaMinPar: far below an overflow of their sums.
 MOST_WEIGHT = 2**20
-# Bytes that each takes at its peak for every entry of the undirected graph, beside the graph. METIS
-# took 87 to 101 in graphs of 1.6 and 8 million entries; KaMinPar 25 in the larger one, or 19
-# compressed, and more in the smaller, where it doesn't matter. A weight comes on top.
+# Bytes that a partitioner takes at its peak for every entry of the undirected graph, without the
+# graph. METIS took 87 to 101 in graphs of 1.6 and 8 million entries; KaMinPar 25 in the larger one,
+# or 19 compressed, and more in the smaller one. A weight comes on top.
 METIS_BYTES, KAMINPAR_BYTES, WEIGHT_BYTES = 110, 30, 20
-# Beyond, KaMinPar is taken where it is installed: METIS would take minutes.
+# For more entries, METIS takes minutes, and KaMinPar is preferred if it is installed.
 MOST_METIS_ENTRIES = 20_000_000
-# Beyond, KaMinPar compresses the graph: a quarter less memory for a tenth more time.
+# For more entries, KaMinPar compresses the graph: a quarter less memory for a tenth more time.
 MOST_PLAIN_ENTRIES = 20_000_000
 
 
@@ -44,17 +44,17 @@ class Undirected(NamedTuple):
 
 
 def undirected_graph(edges: Edges) -> Undirected:
-    """Return the graph for partitioners, with ``edges.weight`` from :func:`whole_weights`."""
+    """Return the graph for partitioners, with ``edges.weight`` from :func:`to_integer_weights`."""
     fits = edges.num_nodes <= torch.iinfo(torch.int32).max
     dtype = torch.int32 if fits else torch.int64
     return Undirected(*symmetrize_edges(edges.src, edges.dst, edges.num_nodes, edges.weight, dtype))
 
 
-def whole_weights(weight: object, num_edges: int) -> Tensor:
-    """Return weights of edges as whole numbers, of shape ``[E]``, int32.
+def to_integer_weights(weight: object, num_edges: int) -> Tensor:
+    """Convert weights of edges to integers, of shape ``[E]``, int32.
 
     Integers up to :data:`MOST_WEIGHT` stay as they are. Others are scaled, so that the largest
-    becomes that, and rounded up: what isn't zero doesn't become zero.
+    becomes that, and rounded up, so that only zeros become zero.
 
     Raises:
         ValueError: If they aren't one number for each edge, none of them negative, not all zero.
@@ -108,12 +108,12 @@ def pick_method(graph: Undirected) -> tuple[str, str]:
 
 
 def metis_parts(graph: Undirected, num_parts: int, recursive: bool, seed: int) -> Tensor:
-    """METIS's part of every node, of shape ``[N]``; parts may be empty."""
+    """Partition by METIS: return the part of every node, of shape ``[N]``; parts may be empty."""
     import pymetis
 
     _, part = pymetis.part_graph(
         num_parts,
-        # Of METIS's own type; it would copy others one by one.
+        # Other types are converted element by element.
         pymetis.CSRAdjacency(graph.rowptr.numpy(), graph.col.long().numpy()),
         eweights=None if graph.weight is None else graph.weight.numpy(),
         recursive=recursive,
@@ -123,7 +123,7 @@ def metis_parts(graph: Undirected, num_parts: int, recursive: bool, seed: int) -
 
 
 def kaminpar_parts(graph: Undirected, num_parts: int, recursive: bool, seed: int) -> Tensor:
-    """KaMinPar's part of every node, of shape ``[N]``; parts may be empty."""
+    """Partition by KaMinPar: return the part of every node, ``[N]``; parts may be empty."""
     try:
         import kaminpar
     except ImportError as error:
@@ -161,6 +161,6 @@ def _write_parhip(graph: Undirected, file: str) -> None:
 
 
 def random_parts(num_nodes: int, num_parts: int, seed: int) -> Tensor:
-    """Return a part for every node, of shape ``[N]``, by chance; all are about as large."""
+    """Return a random part for every node, of shape ``[N]``; sizes differ by at most 1."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randperm(num_nodes, generator=generator) % num_parts

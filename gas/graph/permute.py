@@ -29,7 +29,7 @@ from gas.graph.shards import Shard
 from gas.history import is_encoded
 
 BLOCK = 2**20  # Ids that are looked up at once.
-LINE_BYTES = 64  # Of a row, what a cache reads at once.
+LINE_BYTES = 64  # Size of a cache line.
 
 
 def permute(data: Data, perm: Tensor, log: bool = True, *, in_place: bool = False) -> Data:
@@ -39,17 +39,17 @@ def permute(data: Data, perm: Tensor, log: bool = True, *, in_place: bool = Fals
     renumbered. The columns of ``edge_index`` keep their order, so edge-level tensors stay as they
     are; the entries of an ``adj_t`` are sorted by row and column again, and edge-level tensors
     with them. Node ids in tensors named ``train_idx``, ``val_index``, ``test_nodes`` and so on are
-    renumbered; those under other names, and lists, stay as they are. Parts and shards of
-    :func:`gas.cluster` would fit no more, and are left out.
+    renumbered; those under other names, and Python lists, stay as they are. Parts and shards of
+    :func:`gas.cluster` are removed.
 
     Args:
         data: The graph; it is not modified.
         perm: The old id of every new node, of shape ``[N]``, from :func:`gas.metis`.
         log: Report progress on standard error. (default: ``True``)
-        in_place: Write to the tensors of ``data``, which is of no use afterwards, also if this is
-            interrupted: besides them it then takes memory for some columns of the features, not for
-            all. They must be in memory that may be written to. Sparse and encoded features, an
-            ``adj_t``, and what shares memory are made anew nevertheless. (default: ``False``)
+        in_place: Overwrite the tensors of ``data``, which can't be used afterwards, also if this is
+            interrupted. It then takes additional memory for some columns of the features only. The
+            tensors must be writable. Sparse and encoded features, an ``adj_t``, and tensors that
+            share memory are copied nevertheless. (default: ``False``)
 
     Raises:
         ValueError: If ``perm`` is not a permutation of the nodes, or ``data`` a shard.
@@ -86,9 +86,9 @@ def permute_edges(data: Data, edges: Edges, perm: Tensor, log: bool, in_place: b
     for key, value in data:
         if key in ("edge_index", "edge_label_index"):
             ids = value.as_tensor() if isinstance(value, EdgeIndex) else value
-            out[key] = _looked_up(new_id, ids.long(), key in writable)
+            out[key] = _look_up(new_id, ids.long(), key in writable)
         elif is_node_list(key, value):
-            out[key] = renumbered(key, value, new_id)
+            out[key] = renumber_ids(key, value, new_id)
         elif is_row_per_node(data, key):
             if key in writable:
                 _rearrange(value, perm)
@@ -116,7 +116,7 @@ def permute_edges(data: Data, edges: Edges, perm: Tensor, log: bool, in_place: b
 
 
 def _writable(data: Data, perm: Tensor) -> frozenset[str]:
-    """Return the ordinary tensors of a graph whose memory is theirs alone."""
+    """Return the names of dense tensors that share memory with no other tensor."""
     tensors = {
         key: value
         for key, value in data
@@ -135,12 +135,13 @@ def _writable(data: Data, perm: Tensor) -> frozenset[str]:
 
 
 def _rearrange(x: Tensor, index: Tensor) -> None:
-    """``x[:] = x[index]``, some columns at a time."""
+    """Assign ``x[:] = x[index]``, some columns at a time."""
     for block in x.split(LINE_BYTES // x.element_size(), dim=1) if x.dim() == 2 else [x]:
         block.copy_(block[index])
 
 
-def _looked_up(new_id: Tensor, ids: Tensor, in_place: bool) -> Tensor:
+def _look_up(new_id: Tensor, ids: Tensor, in_place: bool) -> Tensor:
+    """Return ``new_id[ids]``, perhaps in the memory of ``ids``."""
     if not in_place:
         return new_id[ids]
     for block in (block for row in ids for block in row.split(BLOCK)):
@@ -148,7 +149,7 @@ def _looked_up(new_id: Tensor, ids: Tensor, in_place: bool) -> Tensor:
     return ids
 
 
-def renumbered(key: str, ids: Tensor, new_id: Tensor) -> Tensor:
+def renumber_ids(key: str, ids: Tensor, new_id: Tensor) -> Tensor:
     """Return the new ids of the nodes in a list.
 
     Raises:

@@ -16,8 +16,8 @@ from gas.native import Relabeler
 class PartitionReport:
     """Quality of a partition, from :func:`partition_report`.
 
-    ``size``, ``halo`` and ``cut`` have shape ``[num_parts]``: nodes of each part, nodes outside
-    that it reads, edges into it from outside. A part's halo is what has to be pulled for it.
+    ``size``, ``halo`` and ``cut`` have shape ``[num_parts]``: the number of nodes of each part, of
+    halo nodes, whose histories are pulled for it, and of edges into it from other parts.
     """
 
     num_nodes: int
@@ -28,7 +28,7 @@ class PartitionReport:
 
     @property
     def edge_cut(self) -> float:
-        """The fraction of edges whose ends lie in different parts."""
+        """The fraction of edges between different parts."""
         return int(self.cut.sum()) / max(self.num_edges, 1)
 
     @property
@@ -54,6 +54,7 @@ class PartitionReport:
 
 
 def _spread(values: Tensor) -> str:
+    """Return mean, minimum and maximum as text."""
     low, high = int(values.min()), int(values.max())
     return f"{float(values.double().mean()):,.1f} ({low:,} to {high:,})"
 

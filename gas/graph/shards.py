@@ -1,8 +1,8 @@
-"""Shards: which process has which nodes of a graph, and the local graph that is made of them.
+"""Shards: the nodes of a graph that one process trains, and the local graph of that process.
 
-:func:`gas.cluster` cuts a graph into shards, each one range of rows. A process works on a local
-graph: the nodes of its shard, every edge into them, and *replicas* of the nodes of other shards
-that these edges come from. Replicas have features and history rows, but no edges into them.
+:func:`gas.cluster` partitions a graph into shards, each one range of rows. A process works on a
+local graph: the nodes of its shard, every edge into them, and *replicas* of the sources of these
+edges in other shards. Replicas have features and history rows, but no edges into them.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from gas.native import BLOCK, check_integer, coo_to_csr, is_sparse
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """Rows and edges of the whole graph in a local graph; its attribute ``shard``.
+    """Attribute ``shard`` of a local graph: its rows and edges in the whole graph.
 
     Tensors are int64, and on the CPU.
 
-    * ``rank``: which shard it is, the rank of its process.
+    * ``rank``: the number of the shard, and of its process.
     * ``bounds``: the first row of every shard in the whole graph, of shape ``[W + 1]``.
     * ``replicas``: the nodes of other shards that have an edge into a node of this one, each once:
       rows of the whole graph, increasing, of shape ``[R]``.
-    * ``edges``: which edge of the whole graph each local edge is, of shape ``[E]``, as ``e_id`` of
-      mini-batches of the whole graph counts them.
-    * ``fingerprint``: tells whether others have cut the same graph in the same way.
+    * ``edges``: the id of each local edge in the whole graph, of shape ``[E]``; see ``e_id`` of
+      mini-batches.
+    * ``fingerprint``: a checksum of the graph and its shards, to compare with other processes.
     """
 
     rank: int
@@ -90,7 +90,7 @@ class Shard:
     def replica_ptr(self) -> Tensor:
         """Ranges of replicas by owner, of shape ``[W + 1]``.
 
-        Those of the shard ``r`` are ``replicas[replica_ptr[r] : replica_ptr[r + 1]]``.
+        The nodes of shard ``r`` are ``replicas[replica_ptr[r] : replica_ptr[r + 1]]``.
         """
         return torch.searchsorted(self.replicas, self.bounds)
 
@@ -104,24 +104,23 @@ class Shard:
 def shard_of(data: Data, rank: int) -> Data:
     """Return the local graph of a process.
 
-    Of a graph folder, the edges of its rows and what these and its replicas have are read; besides
-    them only ``perm``, for the fingerprint.
+    Of a graph folder, only the edges into the shard are read, and the attributes of its edges,
+    nodes and replicas; and ``perm``, for the fingerprint.
 
     Args:
         data: The whole graph, from :func:`gas.cluster` with ``shards``.
-        rank: Which shard, from 0.
+        rank: The number of the shard, from 0.
 
     Returns:
-        A graph with a row for each node of the shard, in order, then for each replica, in memory;
-        the edges into the shard's nodes, a list of them in the order that it had; and ``shard``, a
+        A graph in memory with a row for each node of the shard, then for each replica; the edges
+        into the shard's nodes (an ``edge_index`` in its previous order); and ``shard``, a
         :class:`Shard`. Masks, attributes named ``*_mask``, are false for replicas, and lists of
-        nodes name the shard's alone: the others are those of other processes. ``parts`` are those
-        of the shard, of which the last ends where replicas begin. ``perm`` has a row of the
-        original graph for each node and replica. A graph that is such a one already is returned
-        as it is.
+        nodes contain nodes of the shard only. ``parts`` are the parts of the shard; the last one
+        ends where replicas begin. ``perm`` has a row of the original graph for each node and
+        replica. A local graph of the same rank is returned as it is.
 
     Raises:
-        ValueError: If the graph has no shards, or no such one.
+        ValueError: If the graph has no shards, or no shard ``rank``.
     """
     check_integer("rank", rank, 0)
     known = data.get(SHARD)
@@ -138,10 +137,10 @@ def shard_of(data: Data, rank: int) -> Data:
             f"'rank' is {rank}, but the graph has {bounds.numel() - 1} shards: expected a number "
             f"from 0 to {bounds.numel() - 2}"
         )
-    if not is_sparse(data.get("x")):  # Those that are CSR are read row by row.
+    if not is_sparse(data.get("x")):  # Rows of CSR features are read below.
         data = with_csr_features(data)
     begin, end = bounds[rank : rank + 2].tolist()
-    dst, src, weight, edges, layout = _edges_into(data, begin, end)
+    dst, src, weight, edges, layout = _read_edges_into(data, begin, end)
     is_own = (src >= begin) & (src < end)
     replicas = torch.unique(src[~is_own])
     src = torch.where(is_own, src - begin, end - begin + torch.searchsorted(replicas, src))
@@ -164,7 +163,7 @@ def shard_of(data: Data, rank: int) -> Data:
         if key == "edge_index":
             out[key] = torch.stack([src, dst - begin])
         elif key not in (SHARDS, "adj_t"):
-            out[key] = _own(data, key, value, shard)
+            out[key] = _select_own(data, key, value, shard)
     if layout is not None:
         out.adj_t = layout.make(rowptr, col, weight, num_nodes)
     out.num_nodes = num_nodes
@@ -190,12 +189,12 @@ def _bounds(data: Data) -> Tensor:
     return bounds
 
 
-def _edges_into(
+def _read_edges_into(
     data: Data, begin: int, end: int
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Layout | None]:
-    """Return the edges into some rows: destinations, sources, weights, which edges these are.
+    """Return destinations, sources, weights and ids of the edges into some rows.
 
-    The last is the layout of the matrix that they are to be held in, if they are in one.
+    The last value is the layout of the adjacency to make, ``None`` for an ``edge_index``.
     """
     adj_t = data.get("adj_t")
     layout = None if adj_t is None else layout_of(adj_t, "adj_t")
@@ -216,8 +215,8 @@ def _edges_into(
     return whole.dst[edges], whole.src[edges], weight, edges, layout
 
 
-def _own(data: Data, key: str, value: Any, shard: Shard) -> Any:
-    """Return the rows of an attribute in a local graph."""
+def _select_own(data: Data, key: str, value: Any, shard: Shard) -> Any:
+    """Select the rows of an attribute that belong to a local graph."""
     if key == PARTS:
         parts = value.cpu()
         return parts[(parts >= shard.begin) & (parts <= shard.end)] - shard.begin
@@ -230,23 +229,24 @@ def _own(data: Data, key: str, value: Any, shard: Shard) -> Any:
         ids = value.long()
         return ids[(ids >= shard.begin) & (ids < shard.end)] - shard.begin
     if is_row_per_node(data, key):
-        rows = _in_memory(value, shard.nodes)
+        rows = _load_rows(value, shard.nodes)
         if key.endswith("_mask"):
             rows[shard.num_own :] = False
         return rows
-    return _in_memory(value, shard.edges) if is_row_per_edge(data, key) else value
+    return _load_rows(value, shard.edges) if is_row_per_edge(data, key) else value
 
 
-def _in_memory(value: Tensor, index: Tensor) -> Tensor:
-    """Return rows of a tensor, in its form; those of a file are of one no longer."""
+def _load_rows(value: Tensor, index: Tensor) -> Tensor:
+    """Select rows of a tensor, and load them into memory."""
     if isinstance(value, Encoded) and value.store.tier == "disk":
         value = Encoded.of(value.store, value.codec, value.size(1), "host")
     return select_rows(value, index)
 
 
 def _fingerprint(data: Data, bounds: Tensor) -> int:
+    """Return a checksum of a graph and its shards."""
     crc = 0
-    edges = data.get("edge_index")  # Those of a graph folder are the same file.
+    edges = data.get("edge_index")  # An adj_t is in a graph folder, which processes share.
     listed = [] if edges is None else list(edges)
     for ids in (bounds, data[PARTS], data[PERM], torch.tensor([data.num_edges]), *listed):
         for block in ids.split(BLOCK):
@@ -257,31 +257,29 @@ def _fingerprint(data: Data, bounds: Tensor) -> int:
 # One per process ----------------------------------------------------------------------------------
 
 
-class _Made(NamedTuple):
-    """The local graph that was last made of a graph, which is kept while that lives."""
+class _LocalGraph(NamedTuple):
+    """Cached local graph of the graph ``of``, which it doesn't keep alive."""
 
     of: weakref.ref[Data]
     versions: GraphVersions
     local: Data
 
 
-_last: _Made | None = None  # For the loaders that are made of one graph.
+_last: _LocalGraph | None = None  # Several loaders are often made of one graph.
 
 
 def _forget(whole: weakref.ref[Data]) -> None:
+    """Remove the cached local graph when its whole graph is deleted."""
     global _last
     if _last is not None and _last.of is whole:
         _last = None
 
 
 def local_graph(data: Data) -> Data:
-    """Return the graph that this process works on: its shard, where processes share one.
-
-    Processes are those of ``torch.distributed``. In a single one a graph with shards is a whole
-    graph like any other.
+    """Return the graph of this process: its shard in distributed training, else the whole graph.
 
     Raises:
-        ValueError: If there is another number of processes than of shards.
+        ValueError: If the numbers of processes of ``torch.distributed`` and of shards differ.
     """
     group = torch.distributed
     if SHARDS not in data or SHARD in data or PARTS not in data:
@@ -295,8 +293,10 @@ def local_graph(data: Data) -> Data:
             f"processes: cut it with shards={num_ranks}, or start as many processes as shards"
         )
     global _last
-    last = _last  # Which another thread may replace.
-    is_same = last is not None and last.of() is data and not last.versions.changed(data)
+    last = _last  # Another thread may replace it.
+    is_same = last is not None and last.of() is data and not last.versions.find_changes(data)
     if last is None or not is_same or last.local[SHARD].rank != rank:
-        last = _last = _Made(weakref.ref(data, _forget), GraphVersions(data), shard_of(data, rank))
+        last = _last = _LocalGraph(
+            weakref.ref(data, _forget), GraphVersions(data), shard_of(data, rank)
+        )
     return last.local

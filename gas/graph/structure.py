@@ -1,4 +1,4 @@
-"""Compressed rows with the transpose that gradients walk, checked once."""
+"""Compressed rows with the transpose that backward passes use, checked once."""
 
 from __future__ import annotations
 
@@ -21,40 +21,43 @@ def _transpose(
 
 
 @_transpose.register_fake
-def _(rowptr: Tensor, col: Tensor, num_cols: int, kept: int) -> tuple[Tensor, Tensor, Tensor]:
+def _transpose_fake(
+    rowptr: Tensor, col: Tensor, num_cols: int, kept: int
+) -> tuple[Tensor, Tensor, Tensor]:
     return rowptr.new_empty(num_cols + 1), torch.empty_like(col), torch.empty_like(col)
 
 
 def make_usable_in_training(value: Tensor | None = None) -> contextlib.AbstractContextManager[None]:
-    """Make tensors in this context that training can use, also in inference mode.
+    """Make ordinary tensors in this context, also in inference mode.
 
-    The same holds inside a transform such as :func:`torch.func.grad`, which ends before the tensors
-    do, unless they are made of a value that the transform holds.
+    The same holds inside a transform such as :func:`torch.func.grad`, unless the tensors are made
+    of a value that it transforms: cached tensors outlive the transform.
     """
     if torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
-        return _outside_inference()
+        return _disable_inference_mode()
     within = torch._C._functorch.peek_interpreter_stack() is not None
     if within and (value is None or not is_transformed(value)):
         return torch._C._DisableFuncTorch()
     return contextlib.nullcontext()
 
 
-def _of_real_numbers() -> contextlib.AbstractContextManager[object]:
-    """Compute without the fake tensors of ``torch.export``, which must not stay in a cache."""
+def _disable_fake_tensors() -> contextlib.AbstractContextManager[object]:
+    """Compute without the fake tensors of ``torch.export``, which must not get into a cache."""
     if torch.compiler.is_dynamo_compiling():
         return contextlib.nullcontext()
     return _disable_current_modes()
 
 
 @contextlib.contextmanager
-def _outside_inference() -> Iterator[None]:
+def _disable_inference_mode() -> Iterator[None]:
+    """Leave inference mode in this context, without enabling gradients."""
     grad = torch.is_grad_enabled()
     with torch.inference_mode(False), torch.set_grad_enabled(grad):
         yield
 
 
 def to_trainable(tensor: Tensor) -> Tensor:
-    """Return a tensor that training can use and that counts its changes in place."""
+    """Return a tensor that isn't an inference tensor, so that it has a version counter."""
     if torch.compiler.is_compiling() or not tensor.is_inference():
         return tensor
     with make_usable_in_training():
@@ -64,11 +67,12 @@ def to_trainable(tensor: Tensor) -> Tensor:
 class Uses(NamedTuple):
     """Structures that layers have requested of an adjacency.
 
-    * ``transpose``: the transpose, at least of the columns that are rows, too.
-    * ``is_whole``: of all columns.
-    * ``with_self_loops``: what they have asked the one with self-loops for; ``None`` if they
-      haven't asked for it.
-    * ``kept``: the keys of others that were made of it, by what, and what was asked of those.
+    * ``transpose``: whether the transpose was requested, at least of the columns that are rows.
+    * ``is_whole``: whether it was requested for all columns.
+    * ``with_self_loops``: the structures requested of the adjacency with self-loops; ``None`` if
+      that wasn't requested.
+    * ``kept``: for each cached adjacency, its key, the function that makes it, and the structures
+      requested of it.
     """
 
     transpose: bool = False
@@ -78,37 +82,37 @@ class Uses(NamedTuple):
 
 
 class Structure:
-    """Rows and columns, and as many columns of the transpose as gradients have needed so far."""
+    """Rows and columns, and the columns of the transpose that gradients have needed so far."""
 
     def __init__(self, rowptr: Tensor, col: Tensor, num_cols: int) -> None:
         self.rowptr = to_trainable(rowptr.to(torch.int32).contiguous())
         self.col = to_trainable(col.to(torch.int32).contiguous())
         self.num_cols = num_cols
-        # With the number of columns; one value, which threads replace by a larger one.
+        # The matrix and its number of transposed columns: one value, which threads can replace.
         self.known: tuple[Matrix, int] | None = None
         self.with_self_loops: Any = None  # An Adjacency, which holds another structure.
-        self._versions = None if torch.compiler.is_compiling() else self._count()
+        self._versions = None if torch.compiler.is_compiling() else self._count_changes()
 
-    def _count(self) -> tuple[int, int]:
+    def _count_changes(self) -> tuple[int, int]:
         return self.rowptr._version, self.col._version
 
     def check(self) -> None:
-        """Raise ``RuntimeError`` if rows or columns have become others since they were checked."""
+        """Raise ``RuntimeError`` if rows or columns were changed in place."""
         if torch.compiler.is_compiling() or self._versions is None:
             return
-        if self._count() != self._versions:
+        if self._count_changes() != self._versions:
             raise RuntimeError(
                 "'rowptr' or 'col' of an Adjacency was changed in place, which its transpose "
                 "doesn't follow: make a new one, Adjacency(rowptr, col, value, num_cols), of clones"
             )
 
     def get(self, kept: int) -> Matrix:
-        """Return the matrix with its transpose, which may leave out columns from ``kept`` on."""
+        """Return the matrix with the transpose of at least the first ``kept`` columns."""
         self.check()
         known = self.known
         if known is None or known[1] < kept:
-            with make_usable_in_training(), _of_real_numbers():
-                if kept == 0:  # It will not be read.
+            with make_usable_in_training(), _disable_fake_tensors():
+                if kept == 0:  # The transpose isn't used.
                     none = self.col.new_empty(0)
                     back = self.rowptr.new_zeros(self.num_cols + 1), none, none
                 else:
@@ -164,8 +168,7 @@ def check_rows(rowptr: Tensor, col: Tensor, num_cols: int) -> None:
                 f"'{name}' is {ids.dtype} of shape {list(ids.shape)}, expected a one-dimensional "
                 "tensor of int32 or int64"
             )
-    if col.numel() > MOST_INT32 or rowptr.numel() > MOST_INT32:
-        raise too_many_entries(col)
+    check_entry_count(rowptr, col)
     if rowptr.device != col.device:
         raise ValueError(f"'rowptr' is on {rowptr.device}, but 'col' is on {col.device}")
     if rowptr.numel() == 0 or not 0 <= num_cols <= MOST_INT32:
@@ -188,9 +191,10 @@ def check_rows(rowptr: Tensor, col: Tensor, num_cols: int) -> None:
             )
 
 
-def too_many_entries(col: Tensor) -> ValueError:
-    """Make the error for more entries than an int32 counts."""
-    return ValueError(
-        f"'col' has {col.numel():,} entries, expected fewer than 2^31: cut the graph into "
-        "mini-batches"
-    )
+def check_entry_count(rowptr: Tensor, col: Tensor) -> None:
+    """Refuse 2^31 rows or entries, or more."""
+    if max(rowptr.numel(), col.numel()) > MOST_INT32:
+        raise ValueError(
+            f"'col' has {col.numel():,} entries, expected fewer than 2^31: cut the graph into "
+            "mini-batches"
+        )

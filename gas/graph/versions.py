@@ -1,4 +1,4 @@
-"""Version counters of tensors and graphs: notice changes in place, find a graph as it was."""
+"""Version counters of tensors and graphs: detect changes in place, find the original graph."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch_geometric.data import Data
 from gas.graph.attributes import PERM
 from gas.graph.layout import layout_of
 
-# By ``perm`` of the clustered graph, which copies of it share: what both graphs had. Tensors are
-# not kept alive by it.
+# Attributes of a clustered graph and its original, by ``perm`` of the former, which its copies
+# share. Tensors are not kept alive.
 _ORIGINALS: Any = WeakIdKeyDictionary()
 
 
@@ -24,7 +24,7 @@ def version(tensor: Tensor) -> int:
 
 
 class Versions:
-    """Some tensors as they are now; changes by ``.data`` or numpy aren't counted.
+    """Version counters of some tensors; changes by ``.data`` or NumPy aren't counted.
 
     Args:
         tensors: The tensors.
@@ -33,16 +33,16 @@ class Versions:
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         self._tensors = [(tensor, version(tensor)) for tensor in tensors]
 
-    def changed(self) -> bool:
+    def has_changed(self) -> bool:
         """Return whether any of them was changed in place since."""
         return any(version(tensor) != before for tensor, before in self._tensors)
 
     def __reduce__(self) -> tuple[type[Versions], tuple[list[Tensor]]]:
-        return Versions, ([tensor for tensor, _ in self._tensors],)  # Copies count anew.
+        return Versions, ([tensor for tensor, _ in self._tensors],)  # Copies have new counters.
 
 
 class GraphVersions:
-    """The tensors of a graph as they are now, by the names of its attributes.
+    """Version counters of the tensors of a graph, by the names of its attributes.
 
     Args:
         data: The graph.
@@ -51,11 +51,11 @@ class GraphVersions:
     def __init__(self, data: Data) -> None:
         self._seen = {key: (value, Versions(_tensors(value))) for key, value in _attributes(data)}
 
-    def changed(self, data: Data) -> set[str]:
-        """Return the attributes that came, went, were replaced, or changed in place since."""
+    def find_changes(self, data: Data) -> set[str]:
+        """Return the attributes that were added, removed, replaced or changed in place since."""
         now, seen = dict(_attributes(data)), self._seen
         same = {key for key in now.keys() & seen.keys() if now[key] is seen[key][0]}
-        same = {key for key in same if not seen[key][1].changed()}
+        same = {key for key in same if not seen[key][1].has_changed()}
         return (now.keys() | seen.keys()) - same
 
 
@@ -68,20 +68,20 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def remember_original(graph: Data, data: Data) -> None:
-    """Note which graph a clustered one was made of."""
+    """Remember the original graph of a clustered one."""
     _ORIGINALS[graph[PERM]] = _note(graph), _note(data)
 
 
 def find_original_graph(graph: Data, names: Collection[str]) -> Data | None:
-    """Return edges and selected attributes of the graph that :func:`gas.cluster` was given.
+    """Return edges and selected attributes of the graph that was passed to :func:`gas.cluster`.
 
     Args:
-        graph: What it has returned.
+        graph: The clustered graph.
         names: The attributes.
 
     Returns:
-        ``None`` if that was in another process, or one of them, or of those of ``graph``, is gone,
-        was replaced, or was written to.
+        The original graph; ``None`` if it was clustered in another process, or if one of these
+        attributes was deleted, replaced or changed in either graph.
     """
     noted = _ORIGINALS.get(graph[PERM]) if PERM in graph else None
     if noted is None:
@@ -105,7 +105,7 @@ def _note(data: Data) -> dict[str, Any]:
 
 
 def _look_up(noted: dict[str, Any]) -> list[tuple[str, Any]]:
-    """Return the attributes as they are now, ``None`` for tensors that aren't as they were."""
+    """Return the remembered attributes, with ``None`` for deleted or changed tensors."""
     out = []
     for key, value in noted.items():
         if isinstance(value, tuple):

@@ -6,7 +6,7 @@ from gas.io.files import (
     flush_to_disk,
     free_disk,
     refuse,
-    replacing,
+    replace_file,
     sync_folder,
 )
 from gas.io.json import parse_json, read_json, write_json
@@ -35,7 +35,7 @@ __all__ = [
     "parse_json",
     "read_json",
     "refuse",
-    "replacing",
+    "replace_file",
     "sync_folder",
     "tensor_of",
     "write_array",

@@ -71,7 +71,7 @@ def sync_folder(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def replacing(path: Path, temporary: str | None = None) -> Iterator[Path]:
+def replace_file(path: Path, temporary: str | None = None) -> Iterator[Path]:
     """Write a file that takes the place of ``path``, durably, when the context ends, or never.
 
     Args:

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any, NoReturn
 
-from gas.io.files import refuse, replacing
+from gas.io.files import refuse, replace_file
 
 NUMBERS = re.compile(r"\[\n[\d,\s]+\]")  # Lists of whole numbers, which are written in one line.
 
@@ -20,13 +20,13 @@ def parse_json(text: bytes) -> Any:
     """
     try:
         return json.loads(
-            text.decode(), object_pairs_hook=_each_once, parse_constant=_refuse_constant
+            text.decode(), object_pairs_hook=_refuse_duplicates, parse_constant=_refuse_constant
         )
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
 
 
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
@@ -59,9 +59,9 @@ def write_json(
         path: The file.
         content: What it is to say.
         indent: Spaces of each level. (default: ``2``)
-        temporary: See :func:`gas.io.replacing`.
+        temporary: See :func:`gas.io.replace_file`.
     """
     text = json.dumps(content, indent=indent, allow_nan=False)
     text = NUMBERS.sub(lambda found: " ".join(found[0].split()), text)
-    with replacing(path, temporary) as file:
+    with replace_file(path, temporary) as file:
         file.write_text(text + "\n", encoding="utf-8")

@@ -4,14 +4,14 @@ from gas.loader.batch import (
     GRAPH_SIZE,
     RNG_FINGERPRINT,
     SubData,
-    loaded_tensors,
     num_bytes,
     tensors,
+    tensors_in_memory,
 )
 from gas.loader.cache import CACHE_BYTES
 from gas.loader.evaluation import EvalSubgraphLoader, batches_in_order
 from gas.loader.hetero import HeteroLoader
-from gas.loader.lazy import prefetch_rows, stored_attributes
+from gas.loader.lazy import prefetch_rows, raw_attributes
 from gas.loader.links import LinkLoader
 from gas.loader.part_sampler import PartSampler, find_sampler
 from gas.loader.subgraph import SubgraphLoader
@@ -30,11 +30,11 @@ __all__ = [
     "SubgraphLoader",
     "batches_in_order",
     "find_sampler",
-    "loaded_tensors",
+    "tensors_in_memory",
     "num_bytes",
     "prefetch_rows",
     "send_batch",
-    "stored_attributes",
+    "raw_attributes",
     "tensor_to_device",
     "tensors",
     "to_device",

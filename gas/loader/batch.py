@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 
-from gas.graph import Adjacency, is_sized_per_node, layout_of, nodes_and_edges
+from gas.graph import Adjacency, count_nodes_and_edges, is_sized_per_node, layout_of
 from gas.history import Features, cache_row_starts, first_rows
 from gas.loader.lazy import (
     LazyOwnRows,
     LazyRows,
     get_lazy,
+    raw_attributes,
     read_lazy_rows,
     set_rows,
-    stored_attributes,
 )
 from gas.native import explain_missing_cuda, is_sparse, parts
 
@@ -53,7 +53,7 @@ class SubData(NamedTuple):
     def own(self) -> Data:
         """Return the node-level tensors of the in-batch nodes, views of those of the batch."""
         own = empty_graph(self.data)
-        new, known = own._store._mapping, dict(stored_attributes(self.data))
+        new, known = own._store._mapping, dict(raw_attributes(self.data))
         new["n_id"] = self.n_id[: self.batch_size]
         e_id = known.pop("e_id", None)
         # PyG's own counts take 50 calls.
@@ -64,7 +64,7 @@ class SubData(NamedTuple):
                     set_rows(own, key, LazyOwnRows(value, self.batch_size))
                     new = own._store._mapping
             elif isinstance(value, Tensor):
-                sizes = sizes or nodes_and_edges(self.data)
+                sizes = sizes or count_nodes_and_edges(self.data)
                 if is_sized_per_node(self.data, key, value, sizes):
                     new[key] = first_rows(value, self.batch_size)
         new["num_nodes"] = self.batch_size
@@ -73,7 +73,7 @@ class SubData(NamedTuple):
     def __repr__(self) -> str:
         """Name the batch's sizes, its tensors, and the tensors that belong to ``model(batch)``."""
         size = self.batch_size
-        tensors = ", ".join(filter(None, (_shown(k, v) for k, v in stored_attributes(self.data))))
+        tensors = ", ".join(filter(None, (_describe(k, v) for k, v in raw_attributes(self.data))))
         masks = [key for key in ("train_mask", "val_mask", "y") if key in self.data]
         chosen = f": out[batch.own.{masks[0]}], not out[batch.{masks[0]}]" if masks else ""
         return (
@@ -118,7 +118,7 @@ class SubData(NamedTuple):
             return self._replace(data=apply(self.data, move, *names))
 
 
-def _shown(key: str, value: Any) -> str:
+def _describe(key: str, value: Any) -> str:
     """Return a tensor's name and shape, without reading its rows; nothing of other attributes."""
     if isinstance(value, LazyRows):
         return f"{key} {[value.index.numel(), *value.table.shape[1:]]}"
@@ -135,12 +135,12 @@ def apply(data: Data, function: Callable[[Any], Any], *names: str) -> Data:
         *names: The attributes. (default: all)
     """
 
-    def each(value: Any) -> Any:
+    def apply_to_value(value: Any) -> Any:
         if isinstance(value, Data):  # It would change itself, and is another's.
-            return copy.copy(value).apply(each)
+            return copy.copy(value).apply(apply_to_value)
         return function(value)
 
-    return copy.copy(data).apply(each, *names)
+    return copy.copy(data).apply(apply_to_value, *names)
 
 
 def empty_graph(data: Data) -> Data:
@@ -156,7 +156,7 @@ def empty_graph(data: Data) -> Data:
 def devices(data: Data) -> set[torch.device]:
     """Return the devices of a graph's tensors, unread ones included."""
     found = set()
-    for key, value in stored_attributes(data):
+    for key, value in raw_attributes(data):
         if isinstance(value, LazyRows):
             found.add(value.table.device)
         elif type(value) is Tensor and value.layout == torch.strided:
@@ -172,12 +172,12 @@ def devices(data: Data) -> set[torch.device]:
 def tensors(data: Data) -> Iterator[Tensor]:
     """Iterate over all tensors of a graph, those of its adjacency and of its views included."""
     read_lazy_rows(data)
-    yield from loaded_tensors(data)
+    yield from tensors_in_memory(data)
 
 
-def loaded_tensors(data: Data) -> Iterator[Tensor]:
+def tensors_in_memory(data: Data) -> Iterator[Tensor]:
     """Return the tensors of a graph without rows that weren't read, which take no memory."""
-    for key, value in stored_attributes(data):
+    for key, value in raw_attributes(data):
         yield from _tensors_of(key, value)
 
 
@@ -191,11 +191,13 @@ def _tensors_of(key: str, value: Any) -> Iterator[Tensor]:
         yield value
     elif key == "views":
         for view in value:
-            yield from loaded_tensors(view)
+            yield from tensors_in_memory(view)
 
 
 def num_bytes(batch: SubData) -> int:
     """Return the bytes of a mini-batch's tensors, those of rows that weren't read included."""
-    values = (value for _, value in stored_attributes(batch.data))
+    values = (value for _, value in raw_attributes(batch.data))
     later = sum(value.nbytes for value in values if isinstance(value, LazyRows))
-    return batch.n_id.nbytes + later + sum(tensor.nbytes for tensor in loaded_tensors(batch.data))
+    return (
+        batch.n_id.nbytes + later + sum(tensor.nbytes for tensor in tensors_in_memory(batch.data))
+    )

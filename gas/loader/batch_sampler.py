@@ -136,11 +136,6 @@ def check_state(
         )
 
 
-def check_batch_size(batch_size: int) -> None:
-    """Refuse what is no number of parts."""
-    check_integer("batch_size", batch_size, 1, expected="a whole number of parts, at least 1")
-
-
 def choose_batch_size(
     data: Data | HeteroData, batch_size: int | None, has_ptr: bool, options: Mapping[str, Any]
 ) -> int:
@@ -156,7 +151,7 @@ def choose_batch_size(
         ValueError: If the given number is none.
     """
     if batch_size is not None:
-        check_batch_size(batch_size)
+        check_integer("batch_size", batch_size, 1, expected="a whole number of parts, at least 1")
         return batch_size
     known = getattr(data, BATCH_SIZE, None)
     if has_ptr or options.get("batch_sampler") is not None:

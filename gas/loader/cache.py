@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable
 
 from gas.graph import Versions, copy_graph
-from gas.loader.batch import SubData, loaded_tensors, num_bytes
+from gas.loader.batch import SubData, num_bytes, tensors_in_memory
 
 CACHE_BYTES = 1 << 30  # Cached batches of a loader, unless told.
 
@@ -32,7 +32,7 @@ class BatchCache:
         if parts not in self._kept:
             return None
         batch, shared, versions, size = self._kept[parts]
-        if not versions.changed():
+        if not versions.has_changed():
             return _copy(batch, shared)
         del self._kept[parts]
         self._num_bytes -= size
@@ -50,7 +50,7 @@ class BatchCache:
         if self._num_bytes + size > self.limit:
             return batch
         shared = frozenset((*features, "edge_index", "e_id"))
-        self._kept[parts] = batch, shared, Versions(loaded_tensors(batch.data)), size
+        self._kept[parts] = batch, shared, Versions(tensors_in_memory(batch.data)), size
         self._num_bytes += size
         return _copy(batch, shared)
 

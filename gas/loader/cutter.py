@@ -22,16 +22,16 @@ from gas.graph import (
     check_nodes,
     clone_unless_learnable,
     find_layout,
+    get_mapped_rows,
     keys_by_row,
-    mapped_rows,
+    remove_edges,
     with_csr_features,
-    without_edges,
 )
 from gas.history import Encoded
 from gas.loader.batch import GRAPH_SIZE, RNG_FINGERPRINT, SubData, empty_graph
 from gas.loader.cache import BatchCache
 from gas.loader.lazy import LazyRows, gather, read_lazy_rows, set_rows
-from gas.native import Relabeler, check_integer, check_range
+from gas.native import Relabeler, check_integer, check_range, warn
 
 FEATURES = ("x", "edge_attr")  # Attributes whose rows are gathered on first access.
 ADJACENCY_KEYS = ("edge_index", "adj_t", "num_nodes")  # Attributes that every batch makes anew.
@@ -98,11 +98,11 @@ class BatchCutter:
         self._add_others(batch)
         return self._tag_ids(batch)
 
-    def around(self, nodes: Tensor) -> SubData:
+    def cut_nodes(self, nodes: Tensor) -> SubData:
         """Make the mini-batch of given nodes of any parts; its halo is their neighbours.
 
-        ``model(loader.around(nodes))`` computes these nodes alone, with rows of histories for their
-        neighbours, in a time that doesn't depend on the size of the graph; and writes theirs.
+        ``model(loader.cut_nodes(nodes))`` computes and pushes these nodes alone, and pulls the
+        histories of their neighbours. Its time doesn't depend on the size of the graph.
 
         Args:
             nodes: Their rows in ``loader.data``, of shape ``[B]``, each listed once.
@@ -115,10 +115,15 @@ class BatchCutter:
         if nodes.numel() == 0:
             raise ValueError("'nodes' is empty, expected at least one node")
         self._sync_graph()
-        return self._around(nodes)
+        return self._cut_nodes(nodes)
 
-    def _around(self, nodes: Tensor) -> SubData:
-        data, n_id = self._cut_nodes(nodes, self.bipartite)
+    def around(self, nodes: Tensor) -> SubData:
+        """Return what :meth:`cut_nodes` does; a former name of it, for one release."""
+        warn("loader.around is now loader.cut_nodes", DeprecationWarning)
+        return self.cut_nodes(nodes)
+
+    def _cut_nodes(self, nodes: Tensor) -> SubData:
+        data, n_id = self._cut_edges(nodes, self.bipartite)
         starts = torch.ones(nodes.numel(), dtype=torch.bool)
         starts[1:] = nodes.diff() != 1
         first = starts.nonzero().view(-1)
@@ -157,7 +162,7 @@ class BatchCutter:
         for _ in range(num_hops - 1):
             nodes = self._relabel(nodes).n_id
         none = torch.empty(0, dtype=torch.long)
-        data, n_id = self._cut_nodes(nodes, bipartite=False)
+        data, n_id = self._cut_edges(nodes, bipartite=False)
         size = n_id.numel() + data.e_id.numel()
         if most is not None and size > most:
             raise MemoryError(
@@ -189,14 +194,14 @@ class BatchCutter:
         for begin, end in itertools.pairwise(self._bounds):
             yield self._relabel(torch.arange(begin, end)).n_id[end - begin :]
 
-    def kept_batches(self) -> list[SubData]:
+    def get_cached_batches(self) -> list[SubData]:
         """Return the batches that are kept for the next epoch, themselves: not to be changed."""
         return self._cache.batches()
 
-    def mapped_features(self) -> Encoded | None:
+    def get_mapped_features(self) -> Encoded | None:
         """Return the features of nodes, if they are read from a file."""
         self._sync_graph()
-        return mapped_rows(self.data.get("x"))
+        return get_mapped_rows(self.data.get("x"))
 
     def use_features(self, x: Tensor) -> None:
         """Read the features of nodes from another tensor of the same values.
@@ -217,7 +222,7 @@ class BatchCutter:
         loader was given isn't seen any more: assign it to ``loader.data``.
         """
         self._sync_graph()
-        self.data = self._source = without_edges(self.data)
+        self.data = self._source = remove_edges(self.data)
         self._classify_attributes()
         self._cache.clear()
 
@@ -229,7 +234,9 @@ class BatchCutter:
         rows = {*self._node_keys, *self._edge_keys, *ADJACENCY_KEYS}
         self._other_keys = [key for key in keys if key not in rows]
         self._versions = GraphVersions(self.data)
-        self._trainable = [key for key in keys if key in rows and _requires_grad(self.data[key])]
+        self._trainable = [
+            key for key in keys if key in rows and getattr(self.data[key], "requires_grad", False)
+        ]
 
     def _sync_graph(self) -> None:
         """Apply changes of the graph's features and attributes; its edges were copied.
@@ -237,7 +244,7 @@ class BatchCutter:
         Raises:
             ValueError: If edges were changed, or workers can't follow.
         """
-        changed = self._versions.changed(self.data)
+        changed = self._versions.find_changes(self.data)
         if not changed:
             return
         self._check_changes(changed)
@@ -277,12 +284,12 @@ class BatchCutter:
         """Cut the edges of some parts out of the graph; features come later."""
         ranges = [(self._bounds[part], self._bounds[part + 1]) for part in parts]
         nodes = torch.cat([torch.arange(begin, end) for begin, end in ranges])
-        data, n_id = self._cut_nodes(nodes, self.bipartite)
+        data, n_id = self._cut_edges(nodes, self.bipartite)
         offset = torch.tensor([begin for begin, _ in ranges])
         count = torch.tensor([end - begin for begin, end in ranges])
         return SubData(data, nodes.numel(), n_id, offset, count)
 
-    def _cut_nodes(self, nodes: Tensor, bipartite: bool) -> tuple[Data, Tensor]:
+    def _cut_edges(self, nodes: Tensor, bipartite: bool) -> tuple[Data, Tensor]:
         """Return the edges into some nodes, and the ids of these, then of the halo."""
         dtype = torch.int32 if self.layout == "fused" else torch.int64
         rowptr, col, e_id, n_id, weight = self._relabel(nodes, dtype)
@@ -385,7 +392,3 @@ def shard_in(data: Data) -> Shard | None:
     """Return the shard that a graph is, if it isn't a whole one."""
     shard = data.get(SHARD)
     return shard if isinstance(shard, Shard) else None
-
-
-def _requires_grad(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.requires_grad

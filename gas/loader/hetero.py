@@ -76,8 +76,8 @@ class HeteroLoader(SubgraphLoader):
     ) -> None:
         if layout not in (None, "edge_index"):
             raise ValueError(
-                f"'layout' is {layout!r}, but mini-batches of a typed graph have 'edge_index', "
-                "which layers of several types take: leave it out"
+                f"'layout' is {layout!r}, but mini-batches of a heterogeneous graph have "
+                "'edge_index', which layers of several types take: leave it out"
             )
         for name in ("epoch_transform", "graph_transform", "like"):
             if kwargs.get(name) is not None:
@@ -88,10 +88,10 @@ class HeteroLoader(SubgraphLoader):
         if ptr is not None or not bipartite:
             name = "bipartite" if ptr is None else "ptr"
             raise ValueError(
-                f"{name!r} is given, but of a typed graph the parts are those that gas.cluster has "
-                "set, and edges are an edge_index: leave it out"
+                f"{name!r} is given, but of a heterogeneous graph the parts are those that "
+                "gas.cluster has set, and edges are an edge_index: leave it out"
             )
-        self.typed = data = with_csr_types(data)
+        self.hetero_data = data = with_csr_types(data)
         """The graph whose mini-batches these are."""
         self.types = types_of(data)
         parts = parts_of(data, self.types)
@@ -113,10 +113,10 @@ class HeteroLoader(SubgraphLoader):
         """
         return self._split_by_type(super().cut(parts))
 
-    def around(self, nodes: Tensor) -> HeteroData:
+    def cut_nodes(self, nodes: Tensor) -> HeteroData:
         """Is refused: chosen nodes are those of graphs of one type."""
         raise ValueError(
-            "'nodes' of a typed graph can't be chosen: cut the parts that have them, "
+            "'nodes' of a heterogeneous graph can't be chosen: cut the parts that have them, "
             "loader.cut(parts)"
         )
 
@@ -129,7 +129,7 @@ class HeteroLoader(SubgraphLoader):
     def _split_by_type(self, batch: SubData) -> HeteroData:
         """Sort the nodes and edges of a mini-batch by their types."""
         out = HeteroData()
-        for key, value in self.typed._global_store.items():
+        for key, value in self.hetero_data._global_store.items():
             if key != BATCH_SIZE:
                 out[key] = value
         kind, row = batch.data[TYPE], batch.data[ROW]
@@ -139,11 +139,11 @@ class HeteroLoader(SubgraphLoader):
             where = (kind == number).nonzero().view(-1)
             local[where] = torch.arange(where.numel())
             n_id, store = row[where], out[name]
-            for key in self.typed[name]:
+            for key in self.hetero_data[name]:
                 if key in REPLACED:
                     continue
-                value = self.typed[name][key]
-                is_row = is_node_row(self.typed, name, key, size)
+                value = self.hetero_data[name][key]
+                is_row = is_node_row(self.hetero_data, name, key, size)
                 if is_row:
                     value = gather_sparse_rows(value, n_id) if is_sparse(value) else value[n_id]
                 store[key] = value
@@ -163,11 +163,11 @@ class HeteroLoader(SubgraphLoader):
         name = self.types.edges[number]
         first, last = self.types.first_edge[number : number + 2].tolist()
         store, e_id = out[name], e_id - first
-        for key in self.typed[name]:
+        for key in self.hetero_data[name]:
             if key in REPLACED:
                 continue
-            value = self.typed[name][key]
-            is_row = is_edge_row(self.typed, name, key, last - first)
+            value = self.hetero_data[name][key]
+            is_row = is_edge_row(self.hetero_data, name, key, last - first)
             store[key] = value[e_id] if is_row else value
         store.edge_index, store.e_id = edge_index, e_id
 

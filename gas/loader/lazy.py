@@ -24,12 +24,6 @@ def gather(table: Tensor, index: Tensor) -> Tensor:
     return gather_sparse_rows(table, index) if is_csr else gather_rows(table, index)
 
 
-def _is_copied(table: Tensor) -> bool:
-    """Return whether rows are read as they lie in the host's memory."""
-    is_plain = not isinstance(table, Encoded) and table.layout == torch.strided
-    return is_plain and table.device.type == "cpu"
-
-
 class LazyRows:
     """Rows of a graph's tensor, which are gathered on first access.
 
@@ -76,11 +70,13 @@ class LazyRows:
         return self._rows
 
     def _gather(self, pinned: bool) -> Tensor:
-        if not pinned or not _is_copied(self.table):
-            return gather(self.table, self.index)
-        shape = (self.index.numel(), *self.table.shape[1:])
-        out = torch.empty(shape, dtype=self.table.dtype, device="cpu", pin_memory=True)
-        return gather_rows(self.table, self.index, out)
+        table, index = self.table, self.index
+        is_plain = not isinstance(table, Encoded) and table.layout == torch.strided
+        if not pinned or not is_plain or table.device.type != "cpu":
+            return gather(table, index)
+        shape = (index.numel(), *table.shape[1:])
+        out = torch.empty(shape, dtype=table.dtype, device="cpu", pin_memory=True)
+        return gather_rows(table, index, out)
 
     @property
     def nbytes(self) -> int:
@@ -191,7 +187,7 @@ def get_lazy(data: Data, key: str) -> LazyRows | None:
     return value if isinstance(value, LazyRows) else None
 
 
-def stored_attributes(data: Data) -> Iterator[tuple[str, Any]]:
+def raw_attributes(data: Data) -> Iterator[tuple[str, Any]]:
     """Return the attributes of a graph, those that weren't read as :class:`LazyRows`."""
     mapping = data._store._mapping
     return mapping.raw_items() if isinstance(mapping, Attributes) else iter(mapping.items())
@@ -199,7 +195,7 @@ def stored_attributes(data: Data) -> Iterator[tuple[str, Any]]:
 
 def prefetch_rows(data: Data) -> None:
     """Ask the operating system to read ahead the lazy rows of a graph that are packed on disk."""
-    for _, rows in stored_attributes(data):
+    for _, rows in raw_attributes(data):
         if isinstance(rows, LazyRows) and isinstance(rows.table, Encoded):
             rows.table.read_ahead(rows.index)
 
@@ -211,7 +207,7 @@ def read_lazy_rows(data: Data, pinned: bool = False) -> None:
         data: The graph.
         pinned: See :meth:`LazyRows.read`. (default: ``False``)
     """
-    for _, rows in stored_attributes(data):
+    for _, rows in raw_attributes(data):
         if isinstance(rows, LazyRows):
             rows.read(pinned)
     for _ in data:  # Each access replaces the lazy rows by the tensor.

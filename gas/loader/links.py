@@ -27,7 +27,7 @@ class LinkLoader(SubgraphLoader):
     """Loads pairs of nodes, such as edges to predict, and pairs that no edge joins.
 
     The pairs are those of ``data.edge_label_index``, which :func:`gas.cluster` renumbers, and whose
-    edges the graph must not have, see :func:`gas.graph.without_links`. A mini-batch is some parts
+    edges the graph must not have, see :func:`gas.graph.remove_links`. A mini-batch is some parts
     of the graph, as that of :class:`SubgraphLoader`, with every pair whose first node is in them.
     Nodes of other parts that are in one of its pairs become in-batch nodes, too, so that both ends
     of every pair are computed, with gradients, from the newest weights. An epoch has every pair
@@ -119,7 +119,7 @@ class LinkLoader(SubgraphLoader):
         epoch.collate_fn = epoch._collate
         return epoch
 
-    def without_views(self) -> SubgraphLoader:
+    def plain_loader(self) -> SubgraphLoader:
         """Return the mini-batches of the parts alone, without pairs, in order."""
         return SubgraphLoader(
             self.data,
@@ -184,7 +184,7 @@ class LinkLoader(SubgraphLoader):
             ends = torch.cat([pairs.reshape(-1), src, dst]).unique()
             others = ends[~is_own[torch.searchsorted(self.ptr, ends, right=True) - 1]]
             nodes = torch.cat([nodes, others])
-            batch = self._around(nodes)
+            batch = self._cut_nodes(nodes)
             rows, place = nodes.sort()
             given, src, dst = (
                 place[torch.searchsorted(rows, ids.contiguous())] for ids in (pairs, src, dst)
@@ -201,7 +201,7 @@ class LinkLoader(SubgraphLoader):
         if sampling is None or not pairs.numel():
             return nodes[:0], nodes[:0]
 
-        def drawn(size: int, among: Tensor | None) -> Tensor:
+        def draw_nodes(size: int, among: Tensor | None) -> Tensor:
             limit = self.num_own if among is None else among.numel()
             index = torch.randint(limit, (size,), generator=generator)
             return index if among is None else among[index]
@@ -210,8 +210,8 @@ class LinkLoader(SubgraphLoader):
         if sampling.is_triplet():
             src = pairs[0].repeat_interleave(int(sampling.amount))
         else:
-            src = drawn(math.ceil(pairs.size(1) * sampling.amount), nodes)
-        dst = drawn(src.numel(), pool)
+            src = draw_nodes(math.ceil(pairs.size(1) * sampling.amount), nodes)
+        dst = draw_nodes(src.numel(), pool)
         again = torch.arange(src.numel())
         for number in range(2 * MAX_TRIES):
             ends = torch.stack([src[again], dst[again]])
@@ -222,9 +222,9 @@ class LinkLoader(SubgraphLoader):
             if not again.numel():
                 return src, dst
             # A part may be one community, all of whose nodes are joined.
-            dst[again] = drawn(again.numel(), pool if number < MAX_TRIES else None)
+            dst[again] = draw_nodes(again.numel(), pool if number < MAX_TRIES else None)
             if sampling.is_binary():
-                src[again] = drawn(again.numel(), nodes)
+                src[again] = draw_nodes(again.numel(), nodes)
         if sampling.is_binary():
             left = torch.ones_like(src, dtype=torch.bool)
             left[again] = False
@@ -328,6 +328,6 @@ def _check_disjoint(rowptr: Tensor, col: Tensor, pairs: Tensor) -> None:
         raise ValueError(
             f"{shared} of {pairs.size(1)} pairs of '{PAIRS}' are edges of the graph, along which "
             "messages would tell the answer: take them out before gas.cluster, "
-            "gas.graph.without_links(data), or split data.coalesce(), which has each edge once, by "
+            "gas.graph.remove_links(data), or split data.coalesce(), which has each edge once, by "
             "RandomLinkSplit(disjoint_train_ratio=0.3)"
         )

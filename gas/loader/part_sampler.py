@@ -91,7 +91,7 @@ class PartSampler(Sampler[int]):
         self.generator = generator
         self.ptr = _parts_of(data)
         """The parts, of shape ``[num_parts + 1]``."""
-        self.labelled = self._labelled(data)
+        self.labelled = self._count_labelled(data)
         """How many nodes of each part are labelled, of shape ``[num_parts]``."""
         self._first = torch.arange(self.num_parts)  # Those of which a share is drawn.
         self._others = self._first[:0]
@@ -146,7 +146,7 @@ class PartSampler(Sampler[int]):
         self._drawn += chosen.numel()
         yield from chosen.tolist()
 
-    def labelled_in(self, batch: SubData) -> list[int]:
+    def count_labelled(self, batch: SubData) -> list[int]:
         """Return the number of labelled nodes of each part of a mini-batch."""
         return self.labelled[self._parts(batch)].tolist()
 
@@ -238,7 +238,7 @@ class PartSampler(Sampler[int]):
         names = ("by", "share", "every", "split", "num_parts")
         return {name: getattr(self, name) for name in names}
 
-    def _labelled(self, data: Data) -> Tensor:
+    def _count_labelled(self, data: Data) -> Tensor:
         mask = data.get("train_mask")
         if mask is None and self.by == "staleness":
             return torch.zeros(self.num_parts, dtype=torch.long)

@@ -18,7 +18,7 @@ from torch_geometric.data import Data, HeteroData
 from gas.graph import (
     PARTS,
     PERM,
-    check_entering,
+    check_data_features,
     check_is_graph,
     check_ptr,
     default_layout,
@@ -148,7 +148,7 @@ class SubgraphLoader(BatchCutter, DataLoader):
             relabel = like._relabel if like is not None else _make_relabeler(graph, edge_weight)
         _check_parts(graph, ptr, relabel.num_nodes, kwargs)
         if check or (check is None and like is None and PARTS not in graph):
-            check_entering(graph, with_mapped=bool(check))
+            check_data_features(graph, with_mapped=bool(check))
         if log:
             print(f"Loading {len(ptr) - 1} parts, {batch_size} per batch", file=sys.stderr)
         self.log = log
@@ -253,7 +253,7 @@ class SubgraphLoader(BatchCutter, DataLoader):
         """Start the next epoch from its first batch, even after :meth:`load_state_dict`."""
         self._order.end()
 
-    def without_views(self) -> SubgraphLoader:
+    def plain_loader(self) -> SubgraphLoader:
         """Return the same batches without views: the augmentation isn't run for them."""
         if self._views is None and self.persistent_workers:
             return self  # Which has them.

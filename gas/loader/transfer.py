@@ -48,7 +48,7 @@ class PendingBatch(NamedTuple):
             stream.wait_event(self.event)
 
             def record(value: Any) -> Any:
-                for tensor in _memory(value):
+                for tensor in _dense_tensors(value):
                     if tensor.is_cuda:
                         tensor.record_stream(stream)
                 return value
@@ -59,20 +59,20 @@ class PendingBatch(NamedTuple):
 
 def send_batch(batch: SubData, device: torch.device) -> PendingBatch:
     """Begin to move a batch, from whatever thread, with its rows as they are now."""
-    if not _is_far(batch, device):
+    if not _needs_copy(batch, device):
         read_lazy_rows(batch.data)
         return PendingBatch(batch.to(device), None)
-    stream = _copies(device)
+    stream = _copy_stream(device)
     with torch.cuda.stream(stream):
         return PendingBatch(to_device(batch, device), stream.record_event())
 
 
 def to_device(batch: SubData, device: torch.device) -> SubData:
     """Return a batch for the current stream, which copies it in its turn; the host doesn't wait."""
-    if not _is_far(batch, device):
+    if not _needs_copy(batch, device):
         return batch.to(device)
     read_lazy_rows(batch.data, pinned=True)
-    batch = batch._replace(data=apply(batch.data, _pinned))
+    batch = batch._replace(data=apply(batch.data, _pin))
     return batch.to(device, non_blocking=True)
 
 
@@ -83,25 +83,25 @@ def tensor_to_device(tensor: Held, device: torch.device) -> Held:
     """
     if device.type != "cuda":
         return tensor.to(device)
-    return _pinned(tensor).to(device, non_blocking=True)
+    return _pin(tensor).to(device, non_blocking=True)
 
 
-def _is_far(batch: SubData, device: torch.device) -> bool:
+def _needs_copy(batch: SubData, device: torch.device) -> bool:
     """Return whether a batch has to be copied to a GPU."""
     return device.type == "cuda" and not devices(batch.data) <= {device}
 
 
 @functools.cache
-def _copies(device: torch.device) -> torch.cuda.Stream:
+def _copy_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-def _pinned(value: Any) -> Any:
+def _pin(value: Any) -> Any:
     """Return a copy in pinned memory of what lies in the host's and has no gradient to hand on."""
     if isinstance(value, Adjacency):
-        return value.apply(_pinned)
+        return value.apply(_pin)
     if is_sparse(value):
-        rowptr, col, entries = map(_pinned, parts(value))
+        rowptr, col, entries = map(_pin, parts(value))
         return sparse_csr(rowptr, col, entries, value.size(1))
     if isinstance(value, Tensor):
         is_plain = value.layout == torch.strided and not value.requires_grad
@@ -112,7 +112,7 @@ def _pinned(value: Any) -> Any:
     return value.pin_memory()
 
 
-def _memory(value: Any) -> Sequence[Tensor]:
+def _dense_tensors(value: Any) -> Sequence[Tensor]:
     """Return the dense tensors that an attribute is made of."""
     if is_sparse(value):
         return parts(value)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import BatchNorm1d, Module, ModuleList
 from torch_geometric.nn.inits import reset
 
-from gas.graph import dense, layout_of
+from gas.graph import layout_of, to_dense
 from gas.history import Features, Rows, first_rows
 from gas.nn import Adjacency, apply_rowwise, check_weights, dropout
 from gas.scalable import ScalableGNN, named_arguments
@@ -273,7 +273,7 @@ class LayeredGNN(ScalableGNN):
         if self.bns:
             h = self.bns[layer](h)
         if self.residual and h.size(-1) == x.size(-1):
-            h = h + dense(first_rows(x, h.size(0)))
+            h = h + to_dense(first_rows(x, h.size(0)))
         return self.activation(h)
 
     def _conv(

@@ -80,7 +80,7 @@ class PNAConv(torch.nn.Module):
             source, own = x, x.own
         else:
             source, own = (x, x) if isinstance(x, Tensor) else x
-        adj = Adjacency.of(adj_t, source.size(0)).unweighted()
+        adj = Adjacency.of(adj_t, source.size(0)).remove_values()
         log_degree = (adj.degree()[: own.size(0)].to(source.dtype) + 1).log()[:, None]
         out = self.lin(own)
         for (aggregator, scaler), pre, post in zip(

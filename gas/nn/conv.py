@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
-from gas.graph import Adjacency, dense, shares_rows
+from gas.graph import Adjacency, shares_rows, to_dense
 from gas.history import Features, Rows
 from gas.native import is_sparse
 from gas.nn.sparse_features import accept_sparse_features
@@ -87,7 +87,7 @@ class FusedConv:
         if isinstance(x, Rows) and self.takes_pairs:
             x = (x, x.own)
         if not self.takes_sparse and any_sparse(x):
-            x = dense(x)
+            x = to_dense(x)
         return super().__call__(x, *args, **kwargs)  # type: ignore[misc]
 
     @property

@@ -188,7 +188,7 @@ def edge_conv(
         keep_state = learns(target)
         mean = reduce == "mean"
         return _sums(adj.matrix, target, source, name, parameter, mean, keep_state)[0]
-    out = spmm(adj.unweighted(), source, reduce=reduce)
+    out = spmm(adj.remove_values(), source, reduce=reduce)
     if reduce == "sum":
         return out + adj.degree().to(target.dtype)[:, None] * target
     out = out + target

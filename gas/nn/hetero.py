@@ -79,7 +79,7 @@ def share_products(adjs: Sequence[Adjacency]) -> Sequence[Adjacency]:
         adjs: With the same number of columns.
     """
     if len(adjs) < 2:
-        return [adj.unweighted() for adj in adjs]
+        return [adj.remove_values() for adj in adjs]
     group, made = _RelationGroup(adjs), [adj.with_value(None) for adj in adjs]
     for number, adj in enumerate(made):
         adj.sums_of = partial(group.sums_of, number)
@@ -90,7 +90,7 @@ class _RelationGroup:
     """Stacked adjacencies of several relations, with a cache of their aggregations."""
 
     def __init__(self, adjs: Sequence[Adjacency]) -> None:
-        self._adjs = [adj.unweighted() for adj in adjs]
+        self._adjs = [adj.remove_values() for adj in adjs]
         self._stacked: Adjacency | None = None
         self._of: weakref.ref[Tensor] | None = None
         self._how: tuple[Any, ...] = ()
@@ -125,7 +125,7 @@ def _stack(adjs: Sequence[Adjacency]) -> Adjacency:
         pointers.append(adj.rowptr[1:] + first)
         first += adj.num_entries
     col = torch.cat([adj.col for adj in adjs])
-    return Adjacency.trusted(torch.cat(pointers), col, None, adjs[0].size(1))
+    return Adjacency.from_valid_csr(torch.cat(pointers), col, None, adjs[0].size(1))
 
 
 class _Multiply(torch.autograd.Function):

@@ -8,7 +8,7 @@ import torch_geometric.nn as pyg
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from gas.graph import Adjacency, checked_adjacency, version
+from gas.graph import Adjacency, adjacency_from_csr, version
 from gas.history import cache_row_starts
 from gas.native import TYPES, is_sparse, parts, sparse_csr
 from gas.nn.spmm import spmm
@@ -73,7 +73,7 @@ def _rows_of(x: Tensor) -> Adjacency:
     known = _KNOWN.get(x)
     if known is None or known[1] != version(x):
         rowptr, col, _ = parts(x)
-        known = checked_adjacency(rowptr, col, None, x.size(1)), version(x)
+        known = adjacency_from_csr(rowptr, col, None, x.size(1)), version(x)
         _KNOWN[x] = known
     return known[0]
 

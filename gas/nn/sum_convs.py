@@ -8,7 +8,7 @@ import torch.nn.functional as F
 import torch_geometric.nn as pyg
 from torch import Tensor
 
-from gas.graph import Adjacency, dense
+from gas.graph import Adjacency, to_dense
 from gas.history import Rows, first_rows
 from gas.native import is_sparse
 from gas.nn.conv import FusedConv, any_sparse, to_tensors
@@ -30,7 +30,7 @@ class SumConv(FusedConv):
     def _aggregate(self, adj: Adjacency, x: Tensor | Rows) -> Tensor:
         reduce = self._reduce
         if reduce in ("max", "min"):
-            adj = adj.unweighted()
+            adj = adj.remove_values()
         elif adj.sums_of is not None and isinstance(x, Tensor) and self.sums_input_rows:
             return adj.sums_of(x, reduce)
         return spmm(adj, x, reduce=reduce)
@@ -75,11 +75,11 @@ class SAGEConv(SumConv, pyg.SAGEConv):
         root = self.lin_r if self.root_weight else None
         out = _transform_then_sum(self, x, edge_index, self.lin_l, root, size=size)
         if out is None:
-            return super().forward(dense(x), edge_index, size)
+            return super().forward(to_dense(x), edge_index, size)
         return F.normalize(out, p=2.0, dim=-1) if self.normalize else out
 
     def _aggregate(self, adj: Adjacency, x: Tensor | Rows) -> Tensor:
-        return super()._aggregate(adj.unweighted(), x)
+        return super()._aggregate(adj.remove_values(), x)
 
     @property
     def sums_input_rows(self) -> bool:
@@ -91,7 +91,7 @@ class GINConv(SumConv, pyg.GINConv):
     """:class:`torch_geometric.nn.GINConv`; values of the adjacency are ignored, as in PyG."""
 
     def _aggregate(self, adj: Adjacency, x: Tensor | Rows) -> Tensor:
-        return super()._aggregate(adj.unweighted(), x)
+        return super()._aggregate(adj.remove_values(), x)
 
 
 class GraphConv(SumConv, pyg.GraphConv):
@@ -105,7 +105,7 @@ class GraphConv(SumConv, pyg.GraphConv):
         """See PyG."""
         how = {"edge_weight": edge_weight, "size": size}
         out = _transform_then_sum(self, x, edge_index, self.lin_rel, self.lin_root, **how)
-        return super().forward(dense(x), edge_index, edge_weight, size) if out is None else out
+        return super().forward(to_dense(x), edge_index, edge_weight, size) if out is None else out
 
 
 class SimpleConv(SumConv, pyg.SimpleConv):

@@ -81,7 +81,7 @@ class ChosenNodes:
             raise ValueError(f"'nodes' is {nodes!r}, expected a tensor of ids, or a mask")
         check_range("nodes", nodes, self.row_of.numel())
         rows, place = self.row_of[nodes].unique(return_inverse=True)
-        batch = self.loader.around(rows)
+        batch = self.loader.cut_nodes(rows)
         modes = [(module, module.training) for module in model.modules()]
         model.eval()
         try:
@@ -191,7 +191,7 @@ def predict_nodes(
         if PERM not in loader.data:
             raise ValueError(
                 "the graph has no 'perm', by which nodes are found: use gas.cluster(data, "
-                "num_parts), or model(loader.around(nodes)), by their rows in the loader"
+                "num_parts), or model(loader.cut_nodes(nodes)), by their rows in the loader"
             )
         known = model._chosen = ChosenNodes(loader)
     return known.predict(model, nodes if ids is None else known.nodes_with(ids))

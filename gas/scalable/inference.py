@@ -33,9 +33,9 @@ def compute_dtype(model: BatchModel, x: Tensor | Features | None) -> torch.dtype
     return next(given, x.dtype if floating and x is not None else torch.get_default_dtype())
 
 
-def without_views(loader: Iterable[SubData]) -> Iterable[SubData]:
+def plain_loader(loader: Iterable[SubData]) -> Iterable[SubData]:
     """Return the batches of a loader; if it has an augmentation, that isn't run for them."""
-    plain = getattr(loader, "without_views", None)
+    plain = getattr(loader, "plain_loader", None)
     return loader if plain is None else plain()
 
 
@@ -187,7 +187,7 @@ def _filled(
             f"'loader' has a graph of {graph} nodes, but the histories are for "
             f"{model.num_nodes}: use model.for_graph(num_nodes), which shares the weights"
         )
-    loader = _Complete(without_views(loader), model.num_nodes if shard is None else shard.num_own)
+    loader = _Complete(plain_loader(loader), model.num_nodes if shard is None else shard.num_own)
     norms = GraphNorms(model, None if ranks is None or shard is None else ranks.group, training)
 
     def around(batch: SubData, layer: int = 0) -> contextlib.AbstractContextManager[None]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch_geometric.data import Data
 
-from gas.loader import SubData, SubgraphLoader, loaded_tensors, num_bytes
+from gas.loader import SubData, SubgraphLoader, num_bytes, tensors_in_memory
 from gas.native import human
 from gas.scalable.call import BatchModel
 
@@ -67,7 +67,7 @@ class SavedTensors(saved_tensors_hooks):
 
         These are the ones that it has now: features that were read on the way are among them.
         """
-        own = {tensor.untyped_storage().data_ptr() for tensor in loaded_tensors(batch.data)}
+        own = {tensor.untyped_storage().data_ptr() for tensor in tensors_in_memory(batch.data)}
         return sum(size for address, size in self._sizes.items() if address not in own)
 
 

@@ -68,7 +68,7 @@ def pack(
         )
     for history in histories:
         check_packs(history, loader.num_nodes)
-    table = loader.mapped_features()
+    table = loader.get_mapped_features()
     if table is None and not histories:
         raise ValueError(
             "'loader' has no features on disk, and the model has no histories: there is nothing to "

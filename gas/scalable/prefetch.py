@@ -14,7 +14,7 @@ from gas.history import BatchPulls
 from gas.loader import PendingBatch, SubData, SubgraphLoader, prefetch_rows, send_batch
 from gas.native import has_idle_cores, share_cores
 from gas.scalable.call import cancel_pulls, read_ahead, start_pulls
-from gas.scalable.inference import without_views
+from gas.scalable.inference import plain_loader
 from gas.scalable.model import ScalableGNN
 from gas.scalable.pack import is_packed
 
@@ -54,9 +54,9 @@ class PrefetchLoader:
     def __len__(self) -> int:
         return len(cast(Sized, self.loader))
 
-    def without_views(self) -> PrefetchLoader:
-        """Return the same batches without views; see :meth:`gas.SubgraphLoader.without_views`."""
-        return PrefetchLoader(without_views(self.loader), self.model)
+    def plain_loader(self) -> PrefetchLoader:
+        """Return the same batches without views; see :meth:`gas.SubgraphLoader.plain_loader`."""
+        return PrefetchLoader(plain_loader(self.loader), self.model)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the loader up to the last batch handed out.

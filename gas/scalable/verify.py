@@ -201,7 +201,7 @@ def _loader(
             f"{', '.join(map(repr, given))} given with a loader, which has its own: pass the "
             "graph, gas.verify(model, graph, ...)"
         )
-    return graph.without_views()
+    return graph.plain_loader()
 
 
 class _InOrder:

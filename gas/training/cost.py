@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from gas.graph import Edges, PartitionOptions, cluster, find_parts, without_edges
+from gas.graph import Edges, PartitionOptions, cluster, find_parts, remove_edges
 from gas.history import Codec, StoreFactory
 from gas.loader import CACHE_BYTES, SubData, SubgraphLoader, tensors
 from gas.native import resident_bytes
@@ -353,7 +353,7 @@ class Predictor:
             account.enter("graph given", now.held["given"])
         graph, relabel = sample.graph, sample.loader._relabel
         account.enter("features", [graph.get("x")])
-        account.enter("graph, clustered", tensors(graph if keep_graph else without_edges(graph)))
+        account.enter("graph, clustered", tensors(graph if keep_graph else remove_edges(graph)))
         account.enter("loader", (relabel.rowptr, relabel.col, relabel.e_id, relabel.weight))
         account.enter("loader", relabel.scratch_bytes)
         if self._evaluation == "full":

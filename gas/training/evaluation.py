@@ -184,7 +184,7 @@ def _predict(model: Any, graph: Any, options: Mapping[str, Any]) -> Predictions:
     """Predict on a graph, and return the outputs with the graph's attributes."""
     graph = open_if_path(graph, "graph")
     out = model.predict(graph, **options)
-    given = getattr(graph, "typed", graph)
+    given = getattr(graph, "hetero_data", graph)
     if isinstance(given, HeteroData):
         kind = _kind(model, out, given)
         out = out if isinstance(out, Tensor) else out[kind]

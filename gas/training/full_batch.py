@@ -69,7 +69,7 @@ class FullBatch:
                 module.training = mode
 
     def _check(self) -> None:
-        if self._versions.changed():
+        if self._versions.has_changed():
             raise ValueError(
                 "a tensor of the full batch was changed in place, perhaps by the model's forward: "
                 "expected the graph as it was, for the next epoch; change a clone() of it"

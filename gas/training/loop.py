@@ -348,7 +348,7 @@ class Objective:
                 "views, whose loss is that of all parts together: leave 'epoch_transform' out, or "
                 "take by='labels' without 'scale_loss'"
             )
-        counts = sampler.labelled_in(batch)
+        counts = sampler.count_labelled(batch)
         if sum(counts) != index.numel():
             raise ValueError(
                 f"the mini-batch has {index.numel()} labelled nodes, but the loader's {sampler} "

@@ -22,7 +22,7 @@ from torch_geometric.data import Data
 
 from gas.graph import is_row_per_node, layout_of
 from gas.history import Codec, Encoded, StoreFactory
-from gas.loader import SubData, loaded_tensors, stored_attributes, tensors
+from gas.loader import SubData, raw_attributes, tensors, tensors_in_memory
 from gas.native import human, is_sparse, parts, resident_bytes, share_cores
 from gas.scalable import SavedTensors, ScalableGNN, left_alone, run_forward
 
@@ -141,8 +141,8 @@ def batch_bytes(model: ScalableGNN, batch: SubData, training: bool = True) -> Ba
         if training:
             gradients(model, outs)
         del outs
-        made = live.size_of(loaded_tensors(batch.data))
-    num_bytes = batch.n_id.nbytes + sum(tensor.nbytes for tensor in loaded_tensors(batch.data))
+        made = live.size_of(tensors_in_memory(batch.data))
+    num_bytes = batch.n_id.nbytes + sum(tensor.nbytes for tensor in tensors_in_memory(batch.data))
     return BatchBytes(num_bytes, kept, max(0, live.peak - made), size)
 
 
@@ -239,7 +239,7 @@ def _row_bytes(batch: SubData) -> int:
     """Count the bytes of a batch's rows of nodes, which loaders read anew."""
     return sum(
         value.nbytes
-        for key, value in list(stored_attributes(batch.data))
+        for key, value in list(raw_attributes(batch.data))
         if isinstance(value, Tensor) and is_row_per_node(batch.data, key)
     )
 

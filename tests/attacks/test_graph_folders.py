@@ -143,7 +143,7 @@ def is_folder(name):
 
 
 def is_pipe(name):
-    """To read one that nobody writes would wait for ever."""
+    """Reading a pipe without a writer would wait for ever."""
 
     def attack(folder):
         (folder / name).unlink()

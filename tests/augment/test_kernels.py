@@ -81,7 +81,7 @@ def test_masks_of_a_proposal_have_exact_sizes():
     dropped = 0
     for u in torch.rand(50, 2, dtype=torch.double):
         view, k = chain._propose(u, chain._seeds(2))
-        assert (view.dropped * chain._size).round().tolist() == k.tolist()
+        assert (view.drop_fractions * chain._size).round().tolist() == k.tolist()
         dropped += float(k.sum())
     assert dropped > 0
 

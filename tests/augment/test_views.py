@@ -199,7 +199,7 @@ def test_inference_leaves_the_augmentation_alone(workers, prefetch):
     model.staleness(loader)
     for key, tensor in chain.state_dict().items():
         assert torch.equal(tensor, before[key])
-    plain = loader.without_views()
+    plain = loader.plain_loader()
     assert not any("views" in batch.data for batch in plain)
     assert len(plain) == len(loader)
     assert all("views" in batch.data for batch in loader)

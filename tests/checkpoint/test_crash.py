@@ -320,7 +320,7 @@ def test_killed_at_any_moment(tmp_path, every):
 def test_killed_while_it_writes(tmp_path):
     """Unfinished files of another process are removed, unless it is still writing."""
     gas.save(tmp_path, model_of(1), number=1)
-    with contextlib.suppress(RuntimeError), of_disk.writing(tmp_path, 2) as writer:
+    with contextlib.suppress(RuntimeError), of_disk.write_checkpoint(tmp_path, 2) as writer:
         writer.write("model.safetensors", lambda stream: stream.write(b"x") and None)
         other = tmp_path / ".checkpoint_000007.writing"
         other.mkdir()

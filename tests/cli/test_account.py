@@ -11,7 +11,7 @@ from conftest import ROOT, clustered_graph, random_graph
 
 import gas
 from gas.cli import Experiment, Settings
-from gas.graph.attributes import without_edges
+from gas.graph.attributes import remove_edges
 from gas.native.buffers import BufferPool
 from gas.native.rows import sparse_csr
 from gas.training.measure import MemoryAccount, give_back_freed
@@ -77,7 +77,7 @@ def test_edges_go_once_batches_have_copies():
     for batch, expected in zip(loader, before, strict=True):
         assert torch.equal(batch.data.adj_t.to_dense(), expected)
     data.edge_attr = torch.rand(data.num_edges, 2)
-    assert "edge_index" in without_edges(data)  # Which says how many rows are one per edge.
+    assert "edge_index" in remove_edges(data)  # Which says how many rows are one per edge.
 
 
 @pytest.mark.slow

@@ -258,7 +258,7 @@ def test_packed(pack, evaluation):
         packed = experiment.run(0)
         assert packed.loss == plain.loss
         assert packed.val_acc == plain.val_acc
-    assert experiment.graph.loader.mapped_features().packed.rows_read
+    assert experiment.graph.loader.get_mapped_features().packed.rows_read
 
 
 def test_packing_what_was_found_to_fit_memory():

@@ -67,7 +67,7 @@ def run(net, data):
 
 
 class Replay:
-    """A graph that is changed beside one that is made anew."""
+    """A graph that was changed, and one that was made anew with the same edges."""
 
     def __init__(self, data, live):
         self.data, self.live = copy.copy(data), live

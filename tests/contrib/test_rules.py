@@ -39,7 +39,7 @@ def mask_of(nodes):
 
 
 def graph():
-    y = torch.tensor([0, 1, 2, 0, 1, 2, 0, 1, 2, -1, -1, -1])  # Nobody reads those of the rest.
+    y = torch.tensor([0, 1, 2, 0, 1, 2, 0, 1, 2, -1, -1, -1])  # Those of the rest aren't read.
     return Data(x=torch.arange(N).float()[:, None], y=y, edge_index=torch.zeros(2, 0).long())
 
 

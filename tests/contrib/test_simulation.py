@@ -273,8 +273,8 @@ def test_uneven_work():
 
 
 def test_messages_travel_beside_computing():
-    plain, beside = simulate(), simulate(overlap=True)
-    assert plain.hidden_seconds == plain.history_seconds == beside.hidden_seconds
+    plain, overlapped = simulate(), simulate(overlap=True)
+    assert plain.hidden_seconds == plain.history_seconds == overlapped.hidden_seconds
     none = simulate(machine=dataclasses.replace(MACHINE, backward_share=0))
     assert none.hidden_seconds == 0
     assert none.epoch_seconds == pytest.approx(plain.epoch_seconds + plain.history_seconds)

@@ -10,7 +10,7 @@ from conftest import random_graph
 from torch import nn
 
 import gas
-from gas.graph import mapped_rows
+from gas.graph import get_mapped_rows
 from gas.loader.lazy import LazyRows
 
 E = 3  # Width of what edges have.
@@ -107,7 +107,7 @@ WAYS = {
     "by hand": ("edge_index",),
     "in pairs": ("csr", "edge_index"),
 }
-# A residual of all rows; and self-loops, which PyG adds to no matrix beside features of edges.
+# A residual of all rows; and self-loops, which PyG doesn't add to a matrix if edges have features.
 UNTAKEN = [("GPS, local", "csr"), ("GPS, local", "edge_index"), ("GATv2", "csr")]
 CASES = [
     pytest.param(name, way, layout, id=f"{name}-{way}-{layout}")
@@ -264,4 +264,4 @@ def test_edge_features_that_stay_on_the_disk(way, layout, tmp_path):
                 assert torch.equal(batch.edge_attr, clustered.edge_attr[batch.data.e_id])
         curves.append([*losses, *model.predict(clustered, 2, layout=layout).view(-1).tolist()])
     assert curves[0] == curves[1]
-    assert mapped_rows(clustered.edge_attr) is not None
+    assert get_mapped_rows(clustered.edge_attr) is not None

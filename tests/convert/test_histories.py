@@ -246,7 +246,7 @@ class Optional(nn.Module):
     (Optional(), dict(edge_weight=torch.rand(400), edge_attr=torch.rand(400, 3)), "edge_attr"),
 ])  # fmt: skip
 def test_attributes_that_do_not_fit_the_layers_are_not_left_out(net, attributes, name):
-    """The model was computed without them, weights included, and nobody said so."""
+    """Refuse edges that the model ignores; it used to ignore their weights silently."""
     with pytest.raises(ValueError, match=f"without '{name}' it can: .*, del data.{name}"):
         gas.to_scalable(net, graph(**attributes))
 

@@ -96,7 +96,7 @@ class Two(nn.Module):
 
 
 class Carried(nn.Module):
-    """Adds what it has given before, as a state that nobody resets does."""
+    """Adds its previous output: a state that is never reset."""
 
     def __init__(self, width=W):
         super().__init__()
@@ -127,7 +127,7 @@ class Evolving(nn.Module):
 
 
 class Remembering(nn.Module):
-    """Keeps what it gives for whoever wants to look at it."""
+    """Keeps its output as an attribute."""
 
     def __init__(self):
         super().__init__()

@@ -299,7 +299,7 @@ def test_it_goes_on(where, when, undirected, tmp_path, monkeypatch):
     example(tmp_path / "tables", "text")
     options = {"undirected": undirected, "memory": LITTLE, "log": False}
     import_graph(tmp_path / "tables", tmp_path / "whole", **options)
-    importer = gas.datasets.importing.stages._Import
+    importer = gas.datasets.importing.stages.GraphImport
     stage, done = getattr(importer, f"_{where}"), []
 
     def stops(self):
@@ -344,7 +344,7 @@ def test_it_goes_on(where, when, undirected, tmp_path, monkeypatch):
 
 def test_two_at_once(tmp_path, monkeypatch):
     example(tmp_path / "tables")
-    importer = gas.datasets.importing.stages._Import
+    importer = gas.datasets.importing.stages.GraphImport
     features, refused = importer._features, []
 
     def meanwhile(self):
@@ -364,11 +364,11 @@ def test_two_at_once(tmp_path, monkeypatch):
 
 
 def test_nothing_is_left_where_nothing_was_written(tmp_path):
-    with pytest.raises(KeyError), NewFolder(tmp_path / "graph", "somebody").alone():
+    with pytest.raises(KeyError), NewFolder(tmp_path / "graph", "somebody").lock():
         raise KeyError
     assert not (tmp_path / "graph").exists()
     (tmp_path / "empty").mkdir()
-    with pytest.raises(KeyError), NewFolder(tmp_path / "empty", "somebody").alone():
+    with pytest.raises(KeyError), NewFolder(tmp_path / "empty", "somebody").lock():
         raise KeyError
     assert (tmp_path / "empty").exists()
 
@@ -381,11 +381,11 @@ def test_a_killed_process(tmp_path):
 import os, signal, time
 import gas
 from gas.datasets.importing import stages
-order = stages._Import._order
+order = stages.GraphImport._order
 def slow(self):
     print("now", flush=True)
     time.sleep(60)
-stages._Import._order = slow
+stages.GraphImport._order = slow
 gas.datasets.import_graph("tables", "graph")
 """
     process = subprocess.Popen(
@@ -416,7 +416,7 @@ def test_what_says_nothing_of_stages_is_begun_anew(more, tmp_path):
 def test_what_has_changed_is_refused(tmp_path, monkeypatch):
     example(tmp_path / "tables")
     with monkeypatch.context() as patch:
-        patch.setattr(gas.datasets.importing.stages._Import, "_order", lambda self: 1 / 0)
+        patch.setattr(gas.datasets.importing.stages.GraphImport, "_order", lambda self: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             import_graph(tmp_path / "tables", tmp_path / "graph", log=False)
     with pytest.raises(ValueError, match="the options, or files, have changed since the import"):
@@ -432,14 +432,14 @@ def test_what_has_changed_is_refused(tmp_path, monkeypatch):
 
 def test_a_source_that_changes_meanwhile(tmp_path, monkeypatch):
     example(tmp_path / "tables")
-    features = gas.datasets.importing.stages._Import._features
+    features = gas.datasets.importing.stages.GraphImport._features
 
     def changes(self):
         with (tmp_path / "tables" / "edges.csv").open("a") as file:
             file.write("1,2,3,4,5\n")
         return features(self)
 
-    monkeypatch.setattr(gas.datasets.importing.stages._Import, "_features", changes)
+    monkeypatch.setattr(gas.datasets.importing.stages.GraphImport, "_features", changes)
     with pytest.raises(ValueError, match="edges.csv has changed since the import"):
         import_graph(tmp_path / "tables", tmp_path / "graph", log=False)
     assert not (tmp_path / "graph" / "graph.json").exists()

@@ -4,7 +4,7 @@ import torch
 
 import gas
 from gas.datasets.planted import planted_partition
-from gas.datasets.planted_disk import open_mapped, planted_to_disk
+from gas.datasets.planted_disk import open_mapped, write_planted_partition
 
 
 def same_class(data):
@@ -12,7 +12,7 @@ def same_class(data):
 
 
 def test_the_model_is_that_of_graphs_in_memory(tmp_path):
-    data = planted_to_disk(tmp_path, 5000)
+    data = write_planted_partition(tmp_path, 5000)
     twin = planted_partition(5000)
     for key in ("edge_index", "x", "y"):
         assert data[key].shape == twin[key].shape
@@ -42,16 +42,16 @@ def class_means(data):
 
 def test_blocks_do_not_matter_and_the_seed_does(tmp_path):
     arguments = {"num_nodes": 300, "avg_degree": 5, "num_features": 7}
-    first = planted_to_disk(tmp_path / "0", **arguments)
+    first = write_planted_partition(tmp_path / "0", **arguments)
     for number, block in enumerate((1, 10, 97, 750, 10**6), 1):
-        again = planted_to_disk(tmp_path / str(number), **arguments, block=block)
+        again = write_planted_partition(tmp_path / str(number), **arguments, block=block)
         assert all(torch.equal(value, again[key]) for key, value in first)
-    other = planted_to_disk(tmp_path / "other", **arguments, seed=1)
+    other = write_planted_partition(tmp_path / "other", **arguments, seed=1)
     assert not any(torch.equal(value, other[key]) for key, value in first)
 
 
 def test_it_is_read_by_open_graph_and_clustered_from_the_map(tmp_path):
-    data = planted_to_disk(tmp_path, 400, dtype=torch.float16)
+    data = write_planted_partition(tmp_path, 400, dtype=torch.float16)
     assert data.x.dtype == torch.float16
     read = gas.open_graph(tmp_path, log=False)
     for key in ("edge_index", "x", "y"):
@@ -66,17 +66,17 @@ def test_it_is_read_by_open_graph_and_clustered_from_the_map(tmp_path):
 
 @pytest.mark.parametrize("num_nodes", [1, 2, 50])
 def test_small_graphs(num_nodes, tmp_path):
-    data = planted_to_disk(tmp_path, num_nodes)
+    data = write_planted_partition(tmp_path, num_nodes)
     assert data.num_nodes == num_nodes
     assert int(data.edge_index.max()) < num_nodes
-    assert planted_to_disk(tmp_path / "none", num_nodes, avg_degree=0).num_edges == 0
-    assert planted_to_disk(tmp_path / "bare", num_nodes, num_features=0).x.size(1) == 0
+    assert write_planted_partition(tmp_path / "none", num_nodes, avg_degree=0).num_edges == 0
+    assert write_planted_partition(tmp_path / "bare", num_nodes, num_features=0).x.size(1) == 0
 
 
 def test_a_folder_that_is_taken(tmp_path):
     (tmp_path / "x.npy").write_text("mine")
     with pytest.raises(ValueError, match="which holds x.npy: choose another"):
-        planted_to_disk(tmp_path, 10)
+        write_planted_partition(tmp_path, 10)
     assert [file.name for file in tmp_path.iterdir()] == ["x.npy"]
     with pytest.raises(ValueError, match="has no edge_index.npy"):
         open_mapped(tmp_path)
@@ -84,7 +84,7 @@ def test_a_folder_that_is_taken(tmp_path):
 
 def test_files_larger_than_memory_are_mapped(tmp_path):
     """A hole takes no room: of x there is only what was written."""
-    planted_to_disk(tmp_path, 10)
+    write_planted_partition(tmp_path, 10)
     shape = (2**30, 2**10)
     with (tmp_path / "x.npy").open("wb") as stream:
         header = {"descr": "<f4", "fortran_order": False, "shape": shape}

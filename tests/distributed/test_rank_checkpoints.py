@@ -284,8 +284,8 @@ def test_every_rank_refuses_what_one_does(second):
 
 
 def test_a_disk_that_is_full_on_one_rank(second):
-    for of_rank in second:
-        found = of_rank["failures"]
+    for rank_folder in second:
+        found = rank_folder["failures"]
         error, state, weight, files = found["in a file"]
         assert error[:2] == ("OSError", errno.ENOSPC)
         assert "rank 1: the disk has no room" in error[2]
@@ -342,33 +342,33 @@ def four(first, folder, places):
 
 def check_moved(found, first, case):
     """Return rows, ages and predictions are those of before."""
-    want = of_all([of_rank[case]["rows"] for of_rank in first])
-    have = of_all([of_rank[case]["rows"] for of_rank in found])
+    want = of_all([rank_folder[case]["rows"] for rank_folder in first])
+    have = of_all([rank_folder[case]["rows"] for rank_folder in found])
     for (rows, ages), (rows_then, ages_then) in zip(have, want, strict=True):
         assert torch.equal(rows, rows_then)
         assert torch.equal(ages, ages_then)
         assert (ages_then >= 0).any()
         assert len(ages_then.unique()) > 2
-    for of_rank in found:
-        node, histories = of_rank[case]["replicas"]
+    for rank_folder in found:
+        node, histories = rank_folder[case]["replicas"]
         for (rows, ages), (rows_then, ages_then) in zip(histories, want, strict=True):
             assert torch.equal(rows, rows_then[node])
             assert torch.equal(ages, ages_then[node])
-        assert of_rank[case]["state"] == {"epoch": 1} | (
-            {"generator": None} if "generator" in of_rank[case]["state"] else {}
+        assert rank_folder[case]["state"] == {"epoch": 1} | (
+            {"generator": None} if "generator" in rank_folder[case]["state"] else {}
         )
-        torch.testing.assert_close(of_rank[case]["pred"], first[0][case]["pred"])
+        torch.testing.assert_close(rank_folder[case]["pred"], first[0][case]["pred"])
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_from_two_to_four_ranks(case, first, four):
     check_moved(four, first, case)
-    warned = [of_rank[case]["warned"] for of_rank in four]
+    warned = [rank_folder[case]["warned"] for rank_folder in four]
     assert warned[1:] == [[], [], []]
     assert any("the checkpoint was written by 2 processes" in text for text in warned[0])
-    moments = [of_rank[case]["moment"] for of_rank in four]
+    moments = [rank_folder[case]["moment"] for rank_folder in four]
     assert all(torch.equal(each, moments[0]) for each in moments)
-    assert any(len(of_rank[case]["replicas"][0]) for of_rank in four)
+    assert any(len(rank_folder[case]["replicas"][0]) for rank_folder in four)
 
 
 def test_from_four_to_one_and_two_ranks(first, four, folder, places):
@@ -378,8 +378,8 @@ def test_from_four_to_one_and_two_ranks(first, four, folder, places):
     two = run_on(2, both, folder / "two", of_four, of_one)
     for case in CASES:
         check_moved(alone, first, case)
-        check_moved([of_rank[0] for of_rank in two], first, case)
-        check_moved([of_rank[1] for of_rank in two], first, case)
+        check_moved([rank_folder[0] for rank_folder in two], first, case)
+        check_moved([rank_folder[1] for rank_folder in two], first, case)
     plain = GraphSAGE(5, 6, 3, CLASSES)
     assert gas.load(of_four[CASES[0]], plain) == {"epoch": 1}
     assert gas.load(of_four[CASES[0]]) == {"epoch": 1}

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow  # Processes for every rank.
 
 
 def refreshed(rank, num_ranks, is_sharded):
-    """Return the buffers, and what is inferred, beside those of a full batch."""
+    """Return the buffers and outputs of a distributed model and of a full batch."""
     data = graph_data()
     torch.manual_seed(1)
     net = GraphSAGE(5, 4, 3, out_channels=3, norm="batch_norm", dropout=0.5).double()

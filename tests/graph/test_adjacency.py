@@ -93,10 +93,10 @@ def test_values_that_learn_through_a_normalisation():
 
 def test_what_is_made_of_rows_and_columns_stays():
     adj = make(weights())
-    loops, plain = adj.with_self_loops(), adj.unweighted()
+    loops, plain = adj.with_self_loops(), adj.remove_values()
     adj.value.mul_(2)
     assert adj.with_self_loops() is loops
-    assert adj.unweighted().matrix is plain.matrix
+    assert adj.remove_values().matrix is plain.matrix
 
 
 @pytest.mark.parametrize("what", ["rowptr", "col"])
@@ -147,14 +147,14 @@ def test_what_inference_makes_is_of_use_to_training(where):
     with torch.inference_mode():
         ours(x, adj)
         adj.with_self_loops()
-        adj.unweighted()
+        adj.remove_values()
         _ = adj.matrix
         _ = adj.with_self_loops().matrix
         if where == "moved":
             adj = pickle.loads(pickle.dumps(adj.to(torch.float64).to(torch.float32).clone()))
     assert not any(tensor.is_inference() for tensor in adj.tensors())
     assert torch.allclose(trained(adj, x), wanted)
-    for each in (adj.with_self_loops(), adj.unweighted()):
+    for each in (adj.with_self_loops(), adj.remove_values()):
         trained(each, x)
     x.requires_grad_()
     ours(x, adj).sum().backward()
@@ -211,7 +211,7 @@ def warm(value=None):
     adj = make(value)
     _, ours = layers()
     ours(torch.randn(3, 4, requires_grad=True), adj)
-    _ = adj.matrix, adj.with_self_loops().matrix, adj.unweighted().matrix
+    _ = adj.matrix, adj.with_self_loops().matrix, adj.remove_values().matrix
     return adj
 
 
@@ -277,7 +277,7 @@ def test_another_has_what_one_was_asked_for():
     assert len(made) == len(adj.tensors()) > 15
     _, ours = layers()
     ours(torch.randn(3, 4, requires_grad=True), other).sum().backward()
-    _ = other.matrix, other.with_self_loops().matrix, other.unweighted().matrix
+    _ = other.matrix, other.with_self_loops().matrix, other.remove_values().matrix
     assert [id(tensor) for tensor in other.tensors()] == [id(tensor) for tensor in made]
     assert make().uses == Uses()
 
@@ -292,7 +292,7 @@ def test_another_type_is_of_values():
     for kind in (torch.bfloat16, torch.float64):
         other = adj.to(kind)
         assert other.value.dtype == kind
-        assert_equal(other.unweighted(), adj.unweighted())
+        assert_equal(other.remove_values(), adj.remove_values())
         assert spmm(other, torch.ones(3, 2, dtype=kind)).dtype == kind
     with pytest.raises(ValueError, match="'dtype' is torch.int32, expected a floating point type"):
         adj.to(torch.int32)

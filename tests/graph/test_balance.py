@@ -7,7 +7,7 @@ import torch
 
 import gas
 from gas.datasets.planted import planted_partition
-from gas.graph.balance import SPARE, balanced, classes_in
+from gas.graph.balance import SPARE, balance_parts, classes_in
 from gas.graph.edges import Edges
 from gas.graph.partition import PartitionOptions, find_parts
 
@@ -42,30 +42,30 @@ def test_no_part_has_too_many_of_a_class(num_parts, seed):
     edges, _ = blocks(320, 8, seed)
     part = torch.randint(num_parts, (320,), generator=generator)
     classes = torch.randint(4, (320,), generator=generator) ** 2 // 3
-    found = balanced(part, num_parts, classes, edges)
+    found = balance_parts(part, num_parts, classes, edges)
     most = (torch.bincount(classes).double() / num_parts * (1 + SPARE)).ceil()
     assert bool((counts(found, classes, num_parts) <= most).all())
-    assert torch.equal(found, balanced(part, num_parts, classes, edges))
+    assert torch.equal(found, balance_parts(part, num_parts, classes, edges))
 
 
 def test_what_is_balanced_stays():
     edges, block = blocks(320, 8)
     classes = torch.arange(320) % 5
-    assert torch.equal(balanced(block, 8, classes, edges), block)
-    assert balanced(block[:0], 1, classes[:0], Edges(*(block[:0],) * 2, None, 0)).numel() == 0
+    assert torch.equal(balance_parts(block, 8, classes, edges), block)
+    assert balance_parts(block[:0], 1, classes[:0], Edges(*(block[:0],) * 2, None, 0)).numel() == 0
 
 
 def test_a_class_that_lies_in_one_part_is_spread():
     edges, block = blocks(320, 8)
     classes = (block == 0).long()
-    found = balanced(block, 8, classes, edges)
+    found = balance_parts(block, 8, classes, edges)
     assert int(counts(found, classes, 8)[:, 1].max()) <= 6
     assert int(counts(found, classes, 8)[:, 0].max()) <= 39
 
 
 def test_without_edges_nodes_go_anywhere():
     none, zeros = torch.empty(0, dtype=torch.long), torch.zeros(12, dtype=torch.long)
-    found = balanced(zeros, 4, zeros, Edges(none, none, None, 12))
+    found = balance_parts(zeros, 4, zeros, Edges(none, none, None, 12))
     assert int(torch.bincount(found, minlength=4).max()) == 4
 
 
@@ -79,7 +79,7 @@ def test_who_leaves_and_where_to(outer, leaves, to):
     """
     part, zeros = torch.tensor([0, 0, 0, 0, 0, 1, 1, 2, 2]), torch.zeros(9, dtype=torch.long)
     pairs = torch.tensor([*itertools.combinations(range(4), 2), *outer]).T
-    found = balanced(part, 3, zeros, Edges(*pairs, None, 9))
+    found = balance_parts(part, 3, zeros, Edges(*pairs, None, 9))
     assert (found != part).nonzero().view(-1).tolist() == [leaves]
     assert to is None or int(found[leaves]) == to
 
@@ -93,7 +93,7 @@ def test_it_cuts_fewer_edges_than_chance_would():
     shifted = torch.where(torch.arange(3200) % 4 == 0, (part + 1) % 16, part)
     few = classes == 1
     shifted[few.nonzero()[:600, 0]] = 3
-    found = balanced(shifted, 16, classes, edges)
+    found = balance_parts(shifted, 16, classes, edges)
     moved = found != shifted
     assert 0 < int(moved.sum()) < 800
     assert cut(found, edges) < cut(shifted, edges)
@@ -119,11 +119,13 @@ def test_classes_that_divide_each_other_are_all_met(num_parts, seed, with_edges)
     labelled = (torch.rand(320, generator=generator) < 0.05 + 0.1 * seed) | (block == 2)
     label = torch.where(labelled, 1 + (torch.rand(320, generator=generator) ** 2 * 12).long(), 0)
     columns = torch.stack([label, torch.zeros(320, dtype=torch.long), labelled.long()], dim=1)
-    found = balanced(part, num_parts, columns, edges)
+    found = balance_parts(part, num_parts, columns, edges)
     for classes in columns.unbind(1):
         assert bool((counts(found, classes, num_parts) <= most(classes, num_parts)).all())
-    assert torch.equal(found, balanced(part, num_parts, columns, edges))
-    assert torch.equal(found, balanced(found, num_parts, columns, edges))  # Nothing is left to do.
+    assert torch.equal(found, balance_parts(part, num_parts, columns, edges))
+    assert torch.equal(
+        found, balance_parts(found, num_parts, columns, edges)
+    )  # Nothing is left to do.
 
 
 def test_classes_that_contradict_each_other_are_told():
@@ -134,8 +136,8 @@ def test_classes_that_contradict_each_other_are_told():
     none, zeros = torch.empty(0, dtype=torch.long), torch.zeros(5, dtype=torch.long)
     edges = Edges(none, none, None, 5)
     with pytest.warns(UserWarning, match="no way was found to balance all classes at once"):
-        balanced(zeros, 4, columns.T, edges)
-    assert balanced(zeros, 5, columns.T, edges).unique().numel() == 5
+        balance_parts(zeros, 4, columns.T, edges)
+    assert balance_parts(zeros, 5, columns.T, edges).unique().numel() == 5
 
 
 @pytest.fixture(scope="module")

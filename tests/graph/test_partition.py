@@ -196,7 +196,7 @@ def test_whole_weights():
         (torch.tensor([5], dtype=torch.uint8), [5]),
         (torch.tensor([]), []),
     ]:
-        found = partitioners.whole_weights(given, given.size(0))
+        found = partitioners.to_integer_weights(given, given.size(0))
         assert found.dtype == torch.int32
         assert found.tolist() == expected
 

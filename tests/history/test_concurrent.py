@@ -1,4 +1,4 @@
-"""Transfers beside the computation: the same results, in less time."""
+"""Transfers that overlap with the computation: the same results, in less time."""
 
 import threading
 import time
@@ -117,7 +117,7 @@ def test_an_epoch_takes_the_longer_of_computation_and_transfer():
     for compute in (0.15, 0.1, 0.03):
         longer = max(batches * compute, transfer)
         total = batches * compute + transfer
-        # The first pull and the last push have nothing beside them.
+        # The first pull and the last push overlap with nothing.
         most = longer + 3 * sleep
         assert most < total + sleep
         for _ in range(20):  # Others may use the cores now and then.

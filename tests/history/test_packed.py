@@ -12,7 +12,7 @@ from torch_geometric.transforms import GCNNorm
 import gas
 from gas import native
 from gas.datasets.planted import planted_partition
-from gas.graph import mapped_rows
+from gas.graph import get_mapped_rows
 from gas.history.disk import DiskStore
 from gas.history.packing import Packing
 from gas.native import segments
@@ -269,7 +269,7 @@ def test_whenever_rows_are_moved(cores, io, prefetch, monkeypatch):
 def test_batches_of_a_graph_folder(options, tmp_path):
     graph(out=tmp_path / "graph")
     data = gas.open_graph(tmp_path / "graph", log=False)
-    assert mapped_rows(data.x) is not None
+    assert get_mapped_rows(data.x) is not None
     assert_same(trained(data, False, **options), trained(data, True, memory="4kB", **options))
 
 

@@ -386,7 +386,7 @@ def test_pulled_memory_is_used_again():
     address, kept = first.data_ptr(), first[1:2]
     del first
     second = history.pull(n_id)
-    assert second.data_ptr() != address  # Somebody refers to it still.
+    assert second.data_ptr() != address  # There is still a reference to it.
     del kept
     assert history.pull(n_id).data_ptr() == address
 
@@ -397,7 +397,7 @@ def test_address_space_of_this_test_is_unlimited():
 
 
 def test_what_a_killed_process_left_is_made_anew(tmp_path, monkeypatch):
-    """A file has its name once it is whole; before, it is nobody's."""
+    """A file gets its name once it is complete; before, no directory lists it."""
     path = tmp_path / "history"
 
     def killed(*_):

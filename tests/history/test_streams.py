@@ -51,7 +51,7 @@ def machine(monkeypatch):
 
 
 class Program:
-    """Pulls and pushes of some histories in a random order, beside what should come of them."""
+    """Pulls and pushes of some histories in a random order, with the expected results."""
 
     def __init__(self, machine, way, dtype, seed, pool_size):
         self.machine, self.random = machine, random.Random(seed)

@@ -1,4 +1,4 @@
-"""A model whose transfers run beside the computation, its training, and a store that is slow."""
+"""A model whose transfers overlap with the computation, its training, and a store that is slow."""
 
 import time
 

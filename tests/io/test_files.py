@@ -3,7 +3,7 @@ import os
 
 import pytest
 
-from gas.io import files, parse_json, replacing, sync_folder, write_json
+from gas.io import files, parse_json, replace_file, sync_folder, write_json
 
 
 def test_write_json_is_whole_or_nothing(tmp_path):
@@ -29,7 +29,7 @@ def test_what_replaces_a_file_has_reached_the_disk_before(tmp_path, monkeypatch)
     monkeypatch.setattr(files, "sync_folder", lambda path: calls.append("folder"))
     rename = os.replace
     monkeypatch.setattr(os, "replace", lambda *paths: (calls.append("name"), rename(*paths)))
-    with replacing(tmp_path / "a.npy") as file:
+    with replace_file(tmp_path / "a.npy") as file:
         file.write_bytes(b"new")
     assert calls == ["content", "name", "folder"]
     assert (tmp_path / "a.npy").read_bytes() == b"new"
@@ -40,7 +40,7 @@ def test_a_failure_leaves_the_old_file_alone(tmp_path, temporary):
     (tmp_path / "a").write_bytes(b"old")
 
     def fail():
-        with replacing(tmp_path / "a", temporary) as file:
+        with replace_file(tmp_path / "a", temporary) as file:
             file.write_bytes(b"half")
             raise KeyboardInterrupt
 
@@ -52,7 +52,7 @@ def test_a_failure_leaves_the_old_file_alone(tmp_path, temporary):
 
 def test_what_a_crash_left_is_overwritten(tmp_path):
     (tmp_path / ".a.writing").write_bytes(b"longer than the new one")
-    with replacing(tmp_path / "a", ".a.writing") as file:
+    with replace_file(tmp_path / "a", ".a.writing") as file:
         file.write_bytes(b"new")
     assert os.listdir(tmp_path) == ["a"]
 

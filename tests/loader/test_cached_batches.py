@@ -95,7 +95,7 @@ def test_fixed_batches_share_a_transpose():
     one, other = (next(iter(loader)).data.adj_t for _ in range(2))
     assert one is not other
     assert one.matrix is other.matrix
-    assert one.unweighted().matrix is one.matrix
+    assert one.remove_values().matrix is one.matrix
     assert one.with_self_loops() is other.with_self_loops()
 
 

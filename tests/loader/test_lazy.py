@@ -1,4 +1,4 @@
-"""Rows that a batch has and nobody has read: read when asked for, right, and never others."""
+"""Lazy rows of a batch: gathered on first access, and the right ones."""
 
 import copy
 import pickle

@@ -13,7 +13,7 @@ from torch_geometric.transforms import RandomLinkSplit
 from torch_geometric.utils import coalesce
 
 import gas
-from gas.graph import without_links
+from gas.graph import remove_links
 from gas.loader import LinkLoader
 from gas.training import link_loss
 
@@ -28,7 +28,7 @@ def split_graph(directed=False):
     train, *_ = RandomLinkSplit(
         is_undirected=not directed, disjoint_train_ratio=0.4, add_negative_train_samples=False
     )(data)
-    return without_links(train)  # The other direction of what is told, where it is directed.
+    return remove_links(train)  # The other direction of what is told, where it is directed.
 
 
 def linked(data):
@@ -280,7 +280,7 @@ def test_links_are_taken_out_in_both_directions(undirected):
     data.edge_index[:, 0] = 5  # A self-loop.
     told = data.edge_index[:, [0, 3, 4]]
     told = told.flip(0) if undirected else told
-    out = without_links(data, told)
+    out = remove_links(data, told)
     pairs = {tuple(pair) for pair in told.t().tolist() if pair[0] != pair[1]}
     pairs |= {pair[::-1] for pair in pairs}
     kept = [k for k, e in enumerate(data.edge_index.t().tolist()) if tuple(e) not in pairs]

@@ -315,7 +315,7 @@ def test_batches_of_other_ranges_than_parts_are_refused():
     sampler = PartSampler(graph)
     joined = next(iter(gas.EvalSubgraphLoader(graph, batch_size=2, log=False)))
     loader = gas.SubgraphLoader(graph, log=False)
-    shifted = loader.around(torch.arange(1, 1 + int(graph.parts[1])))
+    shifted = loader.cut_nodes(torch.arange(1, 1 + int(graph.parts[1])))
     for batch in (joined, shifted):
         with pytest.raises(ValueError, match=r"which aren't parts of the sampler's graph"):
             sampler.weight(batch)

@@ -10,8 +10,8 @@ from pretended_device import DEVICE, Pretended, There
 import gas
 from gas.graph import Uses
 from gas.graph.layout import layout_of
-from gas.loader.batch import loaded_tensors
-from gas.loader.transfer import _memory, _pinned, send_batch
+from gas.loader.batch import tensors_in_memory
+from gas.loader.transfer import _dense_tensors, _pin, send_batch
 from gas.native.rows import parts, sparse_csr
 
 PTR = torch.arange(0, 201, 20)
@@ -54,7 +54,7 @@ def test_what_streams_do(device, layout):
     used = {id(tensor) for *_, tensor in device.log[1:]}
     assert used == {id(tensor) for *_, tensor in copies}
     assert not device.waits
-    there, here = list(loaded_tensors(moved.data)), list(loaded_tensors(batch.data))
+    there, here = list(tensors_in_memory(moved.data)), list(tensors_in_memory(batch.data))
     assert {id(tensor) for tensor in there} < used  # And those in lists.
     assert len(there) == len(here) > (20 if layout == "fused" else 6)
     for mine, other in zip(there, here, strict=True):
@@ -62,7 +62,7 @@ def test_what_streams_do(device, layout):
         assert torch.equal(mine.on_host, other)
     assert isinstance(moved.data.several[1]["inner"], There)
     assert moved.data.text == "no tensor"
-    assert not any(isinstance(tensor, There) for tensor in loaded_tensors(batch.data))
+    assert not any(isinstance(tensor, There) for tensor in tensors_in_memory(batch.data))
 
 
 def test_features_are_read_into_pinned_memory(device):
@@ -96,28 +96,28 @@ def test_what_learns_is_copied_from_where_it_is(device):
     batch = make_batch()
     batch.data.edge_weight = batch.data.edge_weight.clone().requires_grad_()
     with device:
-        assert _pinned(batch.data.edge_weight) is batch.data.edge_weight
-        assert _pinned(batch.data.y).is_pretended
+        assert _pin(batch.data.edge_weight) is batch.data.edge_weight
+        assert _pin(batch.data.y).is_pretended
 
 
 def test_elements_that_share_memory(device):
     one = torch.rand(3, 1)
     with device:
         for shared in (one.expand(3, 4), one[0].as_strided((5,), (0,))):
-            assert torch.equal(_pinned(shared), shared)
-        assert _pinned(one[:, 0]).is_pretended
+            assert torch.equal(_pin(shared), shared)
+        assert _pin(one[:, 0]).is_pretended
 
 
 def test_sparse_features(device):
     x = torch.rand(4, 6).round().to_sparse_csr()
     with device:
-        pinned = _pinned(x)
-        assert all(part.is_pretended for part in map(_pinned, parts(x)))
+        pinned = _pin(x)
+        assert all(part.is_pretended for part in map(_pin, parts(x)))
     assert torch.equal(pinned.to_dense(), x.to_dense())
-    assert len(_memory(pinned)) == 3
+    assert len(_dense_tensors(pinned)) == 3
     coo = sparse_csr(*parts(x), 6).to_sparse_coo()
-    assert len(_memory(coo)) == 2
-    assert _pinned(coo) is coo
+    assert len(_dense_tensors(coo)) == 2
+    assert _pin(coo) is coo
 
 
 @pytest.mark.parametrize("prefetch", [0, 1])

@@ -169,7 +169,7 @@ def test_layer_wise_inference_keeps_nothing_between_layers(name):
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("name", ZOO)
 def test_batches_of_every_shape_equal_the_full_batch(name, residual, layout, bipartite):
-    """Square batches have empty rows for the halo, which are nobody's."""
+    """Square batches have empty rows for the halo, which aren't read."""
     kwargs = {} if name == "APPNP" else {"residual": residual}
     model, data = make(name, **kwargs)
     perm, ptr = gas.metis(data.edge_index, 4, num_nodes=60, log=False)

@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def folder(monkeypatch, tmp_path):
-    """A cache of its own, where nobody has measured."""
+    """An empty cache."""
     monkeypatch.setenv("GAS_CACHE_DIR", str(tmp_path / "cache"))
     costs._is_torch_faster.cache_clear()
     yield tmp_path / "cache"

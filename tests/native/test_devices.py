@@ -114,7 +114,7 @@ def test_launches_let_other_threads_run():
     lock.acquire()
     thread.start()
     try:
-        sys.setswitchinterval(1000)  # Nobody is asked to give up the GIL.
+        sys.setswitchinterval(1000)  # No thread gives up the GIL.
         lock.release()
         for _ in range(300_000):
             kernel(matrix, 0, (0, 0, 0, 0, 0), 8, False, 0, stream)

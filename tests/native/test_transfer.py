@@ -99,7 +99,7 @@ def test_infinities_and_nans(implementation, codec):
     table.pull(torch.arange(4), out).run()
     assert out[2, 0].isnan()
     assert torch.equal(out[3], x[3])
-    if codec == "int8":  # A row is told by its scale: nobody can overlook it.
+    if codec == "int8":  # The scale identifies a row.
         assert out[:3].isnan().all()
     else:
         assert torch.equal(out[:2], x[:2])

@@ -115,7 +115,7 @@ def test_what_cannot_be_fused_says_why(cls, options, extra, reason):
     else:
         out, wanted = ours(x, adj, **extra), theirs(x, edge_index, **extra)
         out, wanted = (o[0] if isinstance(o, tuple) else o for o in (out, wanted))
-        if cls is nn.GCNConv:  # PyG ignores weights beside a matrix.
+        if cls is nn.GCNConv:  # PyG ignores weights if there is a matrix.
             wanted = theirs(x, edge_index)
         assert torch.allclose(out, wanted, atol=1e-5)
     assert reason in ours.path
@@ -201,7 +201,7 @@ def test_the_cheaper_order():
         expected = conv.lin(nn.spmm(adj, x)) + conv.bias
         assert torch.allclose(out, expected, atol=1e-4)
         assert torch.allclose(out, nn.spmm(adj, conv.lin(x)) + conv.bias, atol=1e-4)
-    # Whoever transforms first walks the transpose, even if only the weights learn.
+    # A layer that transforms first walks the transpose, even if only the weights learn.
     graph, x = make_adjacency(300, 300, 1500), torch.randn(300, 16)
     assert nn.gcn.should_aggregate_first(graph, x, 8)
     assert not nn.gcn.should_aggregate_first(graph, x.requires_grad_(), 4)

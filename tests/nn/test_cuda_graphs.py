@@ -1,4 +1,4 @@
-"""Layers in captured CUDA graphs, and seeds that nobody waits for."""
+"""Layers in captured CUDA graphs, and seeds without a wait for the device."""
 
 import importlib
 
@@ -28,7 +28,7 @@ def test_dropout_is_refused_where_its_seed_would_stay(monkeypatch):
     with pytest.raises(RuntimeError, match="'dropout' is 0.5 while a CUDA graph is captured"):
         attention.draw_seed(0.5, CUDA)
     assert attention.draw_seed(0.0, CUDA) == 0
-    attention.draw_seed(0.5, torch.device("cpu"))  # Of another batch, beside the capture.
+    attention.draw_seed(0.5, torch.device("cpu"))  # Of another batch, outside the capture.
     capturing = False
     attention.draw_seed(0.5, CUDA)
 

@@ -116,7 +116,7 @@ def test_values_of_an_adjacency_widen_messages():
     assert out.dtype == torch.float32
     assert out.eq(300_000).all()  # float16 ends at 65,504.
     assert spmm(adj.to(torch.float64), x).dtype == torch.float64
-    assert spmm(adj.unweighted(), x).eq(torch.inf).all()
+    assert spmm(adj.remove_values(), x).eq(torch.inf).all()
     assert spmm(adj, x, reduce="max").dtype == torch.float16
 
 
@@ -172,7 +172,7 @@ def test_models_with_histories(name, kind, device):
     graph = gas.cluster(data, num_parts=6, method="random", model=model, log=False)
     loader = gas.SubgraphLoader(graph, batch_size=2, layout="fused", log=False)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Of histories that nobody has filled.
+        warnings.simplefilter("ignore")  # Of histories that weren't filled.
         for batch in loader:
             batch = batch.to(device)
             exact = model(batch, push=False)

@@ -72,7 +72,7 @@ def test_equals_pyg_and_each_relation_alone(name):
     ours = gas.fuse(copy.deepcopy(theirs))
     together = relations(edges, SIZES)
     assert list(together) == list(edges)
-    alone = {kind: adj.unweighted().with_value(None) for kind, adj in together.items()}
+    alone = {kind: adj.remove_values().with_value(None) for kind, adj in together.items()}
     assert all(adj.sums_of is None for adj in alone.values())
     expected, true = grads_of(theirs, x_dict, edges)
     out, mine = grads_of(ours, x_dict, together)

@@ -1,4 +1,4 @@
-"""A batch's own rows and its halo's, as operators and layers take them beside tensors."""
+"""A batch's own rows and its halo's (``Rows``) as input of operators and layers."""
 
 import copy
 import pickle
@@ -35,7 +35,7 @@ def with_halo(own, rows, stored=True):
 
 
 def unpulled(own, rows):
-    """Return the same, of a halo that nobody may pull."""
+    """Return the same, of a halo that must not be pulled."""
     x = with_halo(own, rows)
     x.halo.history._start_pull = lambda *_: pytest.fail("the halo was pulled")
     return x

@@ -235,10 +235,10 @@ def test_any_adjacency(kind):
 
 def test_what_is_made_of_an_adjacency():
     adj = make_adjacency(*SHAPES["bipartite"], weighted=True)
-    plain = adj.unweighted()
+    plain = adj.remove_values()
     assert plain.value is None
-    assert plain.unweighted() is plain
-    assert adj.unweighted().matrix is plain.matrix
+    assert plain.remove_values() is plain
+    assert adj.remove_values().matrix is plain.matrix
     assert plain.matrix is adj.matrix
     loops = adj.with_self_loops()
     row, col = loops.coo()
@@ -271,7 +271,7 @@ def test_only_columns_with_a_gradient_are_transposed(monkeypatch, natively):
     assert torch.equal(first.t_entry[:entries], whole.t_entry[:entries])
     assert first.num_cols == 19
     assert adj.matrix_for(x) is first
-    assert adj.unweighted().matrix_for(x) is first
+    assert adj.remove_values().matrix_for(x) is first
     moved = adj.to("cpu")
     assert torch.equal(moved.matrix_for(x).t_rowptr, first.t_rowptr)
     for mine, other in zip(adj.matrix, whole, strict=True):  # Made anew, whole.

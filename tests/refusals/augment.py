@@ -173,7 +173,7 @@ CASES = {
     ),
     "RuleOversampling, ids in place of a mask": lambda t: rules(train_mask=torch.tensor([0, 2])),
     "RuleOversampling, trained on and held out": lambda t: rules(train_mask=mask(0, 1)),
-    "RuleOversampling, nobody held out is covered": lambda t: rules(covers=(0, 2)),
+    "RuleOversampling, no held-out node is covered": lambda t: rules(covers=(0, 2)),
     "RuleOversampling, everybody held out is covered": lambda t: rules(covers=(0, 1, 3)),
     "RuleOversampling, nothing to draw from": lambda t: rules(covers=(1,)),
     "RuleOversampling, an unknown way": lambda t: rules(conflicts="remove"),

@@ -253,7 +253,7 @@ CASES = {
     "a module that can't be copied": lambda t: convert(
         lambda net, x, edge_index: net.conv(x, edge_index), lock=Locked()
     ),
-    "edge attributes beside a normalisation": lambda t: convert(
+    "edge attributes with a normalisation": lambda t: convert(
         lambda net, x, edge_index, edge_attr: net.b(net.a(x, edge_index), edge_index, edge_attr),
         "x, edge_index, edge_attr",
         data=ring(edge_attr=torch.ones(8, 2)),
@@ -295,7 +295,7 @@ CASES = {
     "two normalisations": lambda t: convert(
         mixed, a=pyg.GCNConv(2, 2), b=pyg.GCNConv(2, 2, add_self_loops=False)
     ),
-    "a layer of the graph as it is beside one that normalises": lambda t: convert(
+    "a layer of the plain graph with one that normalises": lambda t: convert(
         mixed, a=pyg.GCNConv(2, 2), b=pyg.SAGEConv(2, 2)
     ),
     "a weighted adj_t to a layer that takes no weights": lambda t: convert(

@@ -11,7 +11,7 @@ from torch_geometric.data import Data
 from torch_geometric.testing import MyFeatureStore, MyGraphStore
 
 import gas
-from gas.datasets import open_mapped, planted_to_disk
+from gas.datasets import open_mapped, write_planted_partition
 from refusals import raising, ring
 
 EDGES = np.array([[0, 1], [1, 0]])
@@ -151,7 +151,7 @@ def imports_arrays(t, **arrays):
 
 
 def import_that_changed(t):
-    t.patch.setattr("gas.datasets.importing.stages._Import._finish", raising(OSError("full")))
+    t.patch.setattr("gas.datasets.importing.stages.GraphImport._finish", raising(OSError("full")))
     with contextlib.suppress(OSError):
         imports(t)
     imports(t, {"edges.csv": "source,target\na,b\n"})
@@ -163,13 +163,13 @@ def import_into_one_folder(t):
     def meanwhile(*_):
         gas.datasets.import_graph(t.path / "tables", t.path / "graph", log=False)
 
-    t.patch.setattr("gas.datasets.importing.stages._Import._order", meanwhile)
+    t.patch.setattr("gas.datasets.importing.stages.GraphImport._order", meanwhile)
     imports(t)
 
 
 def import_of_a_cut_off_file(t):
     with t.patch.context() as patch:
-        patch.setattr("gas.datasets.importing.stages._Import._order", raising(OSError("full")))
+        patch.setattr("gas.datasets.importing.stages.GraphImport._order", raising(OSError("full")))
         with contextlib.suppress(OSError):
             imports(t)
     part = t.path / "graph" / "edges.part"
@@ -240,6 +240,14 @@ CASES = {
             "x.csv": "id,f\n0,1\n",
         },
     ),
+    "import_graph, targets of fewer nodes": lambda t: imports(
+        t,
+        {
+            "edges.csv": EDGES_OF_0_AND_1,
+            "node_id.csv": "id\n0\n1\n",
+            "y.csv": "id,y\n0,0.5\n",
+        },
+    ),
     "import_graph, features of another shape": lambda t: imports_arrays(t, x=np.ones(2)),
     "import_graph, features too large": lambda t: imports_arrays(
         t, x=np.full((2, 1), 1e9), dtype="float16"
@@ -265,12 +273,12 @@ CASES = {
     "open_graph, a shard of a graph without": lambda t: graph_folder(t, shard=0),
     "open_graph, a shard of tables": lambda t: opening(t, options={"shard": 0}),
     "open_graph, columns of a graph folder": lambda t: graph_folder(t, columns={"source": "a"}),
-    "planted_to_disk, no nodes": lambda t: planted_to_disk(t.path, 0),
-    "planted_to_disk, features of another type": lambda t: planted_to_disk(
+    "write_planted_partition, no nodes": lambda t: write_planted_partition(t.path, 0),
+    "write_planted_partition, features of another type": lambda t: write_planted_partition(
         t.path, 9, dtype=torch.bfloat16
     ),
-    "planted_to_disk, a folder that is taken": lambda t: [
-        planted_to_disk(t.path / "there", 9) for _ in range(2)
+    "write_planted_partition, a folder that is taken": lambda t: [
+        write_planted_partition(t.path / "there", 9) for _ in range(2)
     ],
     "open_mapped, nothing there": lambda t: open_mapped(t.path / "nowhere"),
     "open_graph, x.npz that is no sparse matrix": lambda t: sparse_folder(t, x=ONES),
@@ -393,6 +401,9 @@ CASES = {
     "open_graph, text is no feature": lambda t: opening(t, nodes__csv="id,city\n0,A\n1,B\n"),
     "open_graph, other nodes have features": lambda t: opening(
         t, nodes__csv="id,label\n0,1\n1,1\n", x__csv="id,f\n0,1\n"
+    ),
+    "open_graph, a node without a real target": lambda t: opening(
+        t, nodes__csv="id,f\n0,1\n1,1\n", labels__csv="id,label\n0,0.5\n"
     ),
     "open_graph, other numbers of rows": lambda t: opening(
         t, x__npy=np.ones((2, 2)), y__npy=np.array([0, 1, 0])

@@ -159,7 +159,7 @@ CASES = {
     "distribute, a rank that doesn't answer": lambda t: gone(t, silent),
     "distribute, ranks that all fail": lambda t: gone(t, told),
     "distribute, a rank that does something else": lambda t: gone(t, elsewhere),
-    "distribute, nobody to ask": lambda t: gone(t, unreachable),
+    "distribute, no other rank answers": lambda t: gone(t, unreachable),
     "distribute, histories for views": lambda t: distributed(
         t, lambda m: m.views(first_batch(epoch_transform=DropEdge(ring(), p=0.5)), "per_view")
     ),

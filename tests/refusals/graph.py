@@ -50,7 +50,7 @@ def too_many_entries(t):
 
 
 def too_many_in_a_batch(t):
-    t.patch.setattr("gas.graph.adjacency.MOST_INT32", 3)
+    t.patch.setattr("gas.graph.structure.MOST_INT32", 3)
     list(load(layout="fused"))
 
 
@@ -175,7 +175,7 @@ CASES = {
     ),
     "cluster, out= is a file": folder_that_is_a_file,
     "cluster, out= holds a graph": lambda t: [folder(t), folder(t)],
-    "cluster, out= is somebody else's": taken_up,
+    "cluster, out= is another graph's folder": taken_up,
     "cluster, out= on a full disk": folder_on_a_full_disk,
     "cluster, out= of a name": lambda t: folder(t, col=torch.ones(1)),
     "cluster, out= of an object": lambda t: folder(t, odd=object()),

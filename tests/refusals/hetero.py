@@ -158,7 +158,7 @@ def first_alone(net, x, edges):
 LARGER = torch.arange(9)[None].repeat(2, 1)
 
 CASES = {
-    "cluster, nobody knows how many nodes": lambda t: cut(typed(lambda d: d["a"].__delattr__("x"))),
+    "cluster, unknown number of nodes": lambda t: cut(typed(lambda d: d["a"].__delattr__("x"))),
     "cluster, a label too few": lambda t: changed("p", "y", torch.zeros(7)),
     "cluster, edges of no type of nodes": lambda t: changed(
         ("p", "in", "v"), "edge_index", torch.zeros(2, 1).long()
@@ -178,7 +178,7 @@ CASES = {
     "SubgraphLoader, layout": lambda t: load(layout="csr"),
     "SubgraphLoader, an augmentation": lambda t: load(epoch_transform=object()),
     "SubgraphLoader, ptr": lambda t: load(ptr=torch.tensor([0, 12])),
-    "SubgraphLoader.around": lambda t: load().around(torch.tensor([0])),
+    "SubgraphLoader.cut_nodes": lambda t: load().cut_nodes(torch.tensor([0])),
     "to_scalable, a layer that normalises": lambda t: make(Net(layer=GCNConv)),
     "to_scalable, a layer that caches": lambda t: make(
         Net(layer=GCNConv, normalize=False, cached=True)

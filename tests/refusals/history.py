@@ -247,7 +247,7 @@ CASES = {
     "push, a store that fails": failing_write,
     "pull, an id too many": lambda t: history().pull(ids([4])),
     "pull, ids that aren't int64": lambda t: history().pull(ids([True])),
-    "pull, rows that nobody pushed": lambda t: history().pull(ids([0, 1])),
+    "pull, rows that were never pushed": lambda t: history().pull(ids([0, 1])),
     "pull, closed": lambda t: closed(lambda h: h.pull(ids([0]))),
     "push, closed": lambda t: closed(lambda h: h.push(ROWS, ids([0, 1]))),
     "emb, closed": lambda t: closed(lambda h: h.emb),

@@ -4,7 +4,7 @@ import torch
 from torch_geometric.data import HeteroData
 from torch_geometric.sampler import NegativeSampling
 
-from gas.graph import without_links
+from gas.graph import remove_links
 from gas.loader import LinkLoader
 from gas.training import link_loss, rank_links
 from refusals import HALVES, load, ring
@@ -42,10 +42,10 @@ CASES = {
     ),
     "LinkLoader, a pool of some sort": lambda t: links(neg_pool="parts"),
     "LinkLoader, a state of other pairs": of_other_pairs,
-    "without_links, a matrix": lambda t: without_links(
+    "remove_links, a matrix": lambda t: remove_links(
         ring(edge_index=None, adj_t=torch.eye(4).to_sparse()), PAIR
     ),
-    "without_links, every edge": lambda t: without_links(ring(), ring().edge_index),
+    "remove_links, every edge": lambda t: remove_links(ring(), ring().edge_index),
     "link_loss, a batch of no pairs": lambda t: link_loss(ROWS, next(iter(load()))),
     "LinkLoader, a state of other draws": lambda t: links().load_state_dict(
         links(neg_pool="batch").state_dict()

@@ -87,7 +87,7 @@ CASES = {
     ),
     "PartSampler, no labelled node": lambda t: sampled(clustered(train_mask=NO_LABELS)),
     "PartSampler.weight, a batch of some nodes": lambda t: sampled().weight(
-        load().around(torch.tensor([1]))
+        load().cut_nodes(torch.tensor([1]))
     ),
     "PartSampler.report, losses of all nodes": lambda t: told(torch.ones(4)),
     "PartSampler.report, a loss that is no number": lambda t: told(torch.full((2,), torch.nan)),
@@ -116,7 +116,7 @@ CASES = {
         load(batch_size=2, shuffle=True, cache=True)
     ),
     "SubgraphLoader, what workers can't send": lambda t: with_a_lock(num_workers=1),
-    "SubgraphLoader.around, no nodes": lambda t: load().around(torch.arange(0)),
+    "SubgraphLoader.cut_nodes, no nodes": lambda t: load().cut_nodes(torch.arange(0)),
     "SubgraphLoader.cut, no parts": lambda t: load().cut([]),
     "SubgraphLoader.cut, a part twice": lambda t: load().cut([1, 1]),
     "SubgraphLoader.cut, a part too many": lambda t: load().cut([2]),

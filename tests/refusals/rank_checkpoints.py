@@ -9,8 +9,8 @@ import torch.distributed as dist
 
 import gas
 from gas.checkpoint import load, save
-from gas.checkpoint.files import Newest, of_rank, write_newest
-from gas.checkpoint.histories import saving
+from gas.checkpoint.files import NewestCheckpoint, rank_folder, write_newest
+from gas.checkpoint.histories import history_writer
 from gas.checkpoint.redistribution import Graph
 from gas.checkpoint.writer import CheckpointWriter, history_writers
 from gas.distributed import Exchange
@@ -63,10 +63,10 @@ def saved(t, number=1, histories=True, views=(), **changes):
         content = CheckpointWriter(t.path / "run", model, None, mine, {})
         content.add("ranks", {**about, **(changes if rank else {})})
         parts = history_writers(model, True) if histories else {}
-        parts |= {name: saving(name, model.histories[0], True) for name in views}
-        content.write(of_rank(t.path / "run", 2, rank), number, parts)
-    write_newest(t.path / "run", Newest(2, number))
-    return of_rank(t.path / "run", 2, 1) / f"checkpoint_{number:06}"
+        parts |= {name: history_writer(name, model.histories[0], True) for name in views}
+        content.write(rank_folder(t.path / "run", 2, rank), number, parts)
+    write_newest(t.path / "run", NewestCheckpoint(2, number))
+    return rank_folder(t.path / "run", 2, 1) / f"checkpoint_{number:06}"
 
 
 def loaded(t, model=None, graph=None, **changes):

@@ -102,7 +102,7 @@ def test_explanations_of_a_batch(kind, algorithm):
     _, model = made(kind, data)
     loader = batches(model, data, 4)
     before = rows_of(model)
-    for batch in [*loader, loader.around(torch.tensor([40, 3, 8, 11]))]:
+    for batch in [*loader, loader.cut_nodes(torch.tensor([40, 3, 8, 11]))]:
         found = explainer(model.at(batch), algorithm())(batch.x, batch.edge_index, index=3)
         assert found.node_mask.shape == batch.x.shape
         assert found.edge_mask.shape == (batch.edge_index.size(1),)
@@ -159,7 +159,7 @@ def test_around_a_node_and_its_neighbours_are_those_of_the_graph(kind, algorithm
     net, model = made(kind, data)
     loader = batches(model, data, 4)
     graph, node = loader.data, torch.tensor([17])
-    batch = loader.around(loader.neighbourhood(node, num_hops=1).n_id)
+    batch = loader.cut_nodes(loader.neighbourhood(node, num_hops=1).n_id)
     weight = {"edge_weight": graph.edge_weight} if kind == "weighted" else {}
     full = explainer(net, algorithm())(graph.x, graph.edge_index, index=17, **weight)
     found = explainer(model.at(batch), algorithm())(batch.x, batch.edge_index, index=0)

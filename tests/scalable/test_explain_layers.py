@@ -113,7 +113,7 @@ def test_pg_explainer_takes_the_halos_rows_from_the_history(kind, by, some):
     """Its masks are what its network makes of the hidden states of both ends of each edge."""
     net, model, graph, loader = made(kind, by, 4)
     hidden = net.first(graph.x, graph.edge_index).relu()
-    for batch in loader if some == "parts" else [loader.around(torch.tensor([11, 3, 30, 5]))]:
+    for batch in loader if some == "parts" else [loader.cut_nodes(torch.tensor([11, 3, 30, 5]))]:
         before = state_of(model)
         inputs, target = (batch.x, batch.edge_index), batch.own.y
         explainer = trained(model.at(batch), inputs, target, [1, 3])
@@ -151,7 +151,7 @@ def test_attention_on_batches_is_that_on_the_graph(by, kind, loops):
     net, model, graph, loader = made(kind, by, 4, loops)
     full = attention(net, graph.x, graph.edge_index)
     before = state_of(model)
-    batches = [*loader, loader.around(torch.tensor([11, 3, 30]))]
+    batches = [*loader, loader.cut_nodes(torch.tensor([11, 3, 30]))]
     assert sum(batch.e_id.numel() for batch in batches[:-1]) == graph.num_edges
     for batch in batches:
         found = attention(model.at(batch), batch.x, batch.edge_index)
@@ -171,7 +171,7 @@ def test_attention_around_a_node_reaches_no_further_than_its_layers(by):
     assert torch.allclose(found, expected, atol=1e-6)
     # With a hop of neighbours in the batch, all that two layers read.
     nodes = loader.neighbourhood(batch.n_id[3:4], num_hops=1).n_id
-    around = loader.around(nodes)
+    around = loader.cut_nodes(nodes)
     found = attention(model.at(around), around.x, around.edge_index, index=0)
     assert torch.allclose(found, expected[batch.e_id.argsort()][around.e_id], atol=1e-6)
     assert (found > 0).all()
@@ -196,7 +196,7 @@ def test_attention_of_loops_that_a_layer_replaces_is_refused():
         if loops:
             with pytest.raises(ValueError, match=rf"has self-loops \({loops}\)"):
                 attention(model.at(batch), batch.x, batch.edge_index)
-        model.at(batch)(batch.x, batch.edge_index)  # Nobody looks.
+        model.at(batch)(batch.x, batch.edge_index)  # No explainer.
 
 
 def test_embeddings_that_no_history_has_are_refused():
@@ -216,7 +216,7 @@ def test_embeddings_that_no_history_has_are_refused():
 
 @pytest.mark.parametrize("training", [True, False])
 def test_the_mode_is_the_models(training):
-    """As it is when somebody explains, not when the module was made."""
+    """The weights at the time of the explanation, not when the module was made."""
     _, model, _, loader = made("gat", "conversion", 4)
     batch = next(iter(loader))
     module = model.train(not training).at(batch)

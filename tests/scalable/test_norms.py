@@ -251,7 +251,7 @@ def test_a_model_in_evaluation_mode_is_told_to_train():
     assert torch.equal(norms_of(model)[0].running_mean, before)
     model.refresh(graph, norms=False)  # Without a warning, which would be an error here.
     model.train()
-    for norm in norms_of(model):  # As whoever freezes them wants it.
+    for norm in norms_of(model):  # Frozen statistics.
         norm.eval()
     model.refresh(graph)
 

@@ -1,4 +1,4 @@
-"""Pulls beside the computation: each row once, in whichever order a model asks for them."""
+"""Pulls that overlap with the computation: each row once, in any order of layers."""
 
 import time
 
@@ -38,7 +38,7 @@ class InOrder(gas.ScalableGNN):
         for conv, number in zip(self.convs, self.order, strict=False):
             x = conv((x, x[:batch_size]), adj_t).relu()
             x = self.push_and_pull(self.histories[number], x, batch_size, *args)
-            time.sleep(0.02)  # Whoever reads too much has the time to.
+            time.sleep(0.02)  # Time enough to read too much.
         return self.convs[-1]((x, x[:batch_size]), adj_t)
 
 

@@ -126,7 +126,7 @@ def test_what_is_kept_stays_as_it_was_or_is_refused(call, change, rows):
     kept, given, batch_size, n_id = model.kept[-1]
     wanted = torch.cat([given, table[n_id[batch_size:]]])
     assert torch.equal(kept.tensor() if rows else kept, wanted)
-    if rows:  # Nobody has read the halo of this one.
+    if rows:  # Its halo wasn't read.
         kept = Rows(given, model.histories[0].stored_rows(n_id[batch_size:], torch.float32))
     change(model, torch.randn(60, 4))
     if rows:
@@ -168,7 +168,7 @@ class Checkpointed(Keeps):
 
 
 def test_checkpoints_around_a_layer():
-    """The first call pushes when it has ended: its own rows, which nobody reads again."""
+    """The first call pushes when it has ended: its own rows, which aren't read again."""
     model = Checkpointed()
     model.histories[0].push(torch.randn(60, 4))
     (first, *others), (second, *more) = list(make_loader())[:2]

@@ -297,7 +297,7 @@ def test_bad_input():
 
 
 def test_the_batch_stays_where_it_is():
-    """Whoever computes it on another device moves a copy."""
+    """A computation on another device moves a copy."""
     data, ptr = make_graph()
     model = make_model("GraphSAGE")
     fill("GraphSAGE", model, data)

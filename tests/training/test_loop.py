@@ -287,7 +287,7 @@ def test_micro_batches_use_what_was_prefetched(monkeypatch):
     batches = gas.PrefetchLoader(gas.SubgraphLoader(data, ptr, 1, log=False), model)
     train_epoch(model, batches, NoStep(model.parameters()), micro_batches=2)
     assert len(used) == 4
-    assert len(started) == 3  # All but the first, which nobody could start earlier.
+    assert len(started) == 3  # All but the first, before which there is no batch.
     assert not model._ahead
 
 

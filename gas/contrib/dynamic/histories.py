@@ -154,7 +154,7 @@ class HistoryUpdater:
                     break
                 for nodes in rows.split(size) if rows.numel() else ():
                     with share_cores(loader.leave_cores):
-                        model(loader.around(nodes))
+                        model(loader.cut_nodes(nodes))
                 rows = find_reached(loader, rows)
         finally:
             for module, mode in modes:

@@ -104,5 +104,5 @@ def import_graph(
         "dtype": None if codec is None else codec.name,
         "check": check,
     }
-    stages._Import(folder, path, files_of(path), options, codec, size, log).run()
+    stages.GraphImport(folder, path, files_of(path), options, codec, size, log).run()
     return open_folder(folder.path, check=False)

@@ -20,13 +20,13 @@ Progress = Callable[[int], None]
 
 
 def edge_type(
-    num_nodes: int, weighted: bool, width: int, undirected: bool, typed: bool = False
+    num_nodes: int, has_weight: bool, width: int, undirected: bool, has_types: bool = False
 ) -> np.dtype:
     """Return the record of an edge in a temporary file."""
     index = "<i4" if num_nodes < 2**31 else "<i8"
     fields: list[tuple[str, str] | tuple[str, str, tuple[int]]] = [("dst", index), ("src", index)]
-    fields += [("types", "<i4")] if typed else []
-    fields += [("weight", "<f4")] if weighted else []
+    fields += [("types", "<i4")] if has_types else []
+    fields += [("weight", "<f4")] if has_weight else []
     fields += [("attr", "<f4", (width,))] if width else []
     return np.dtype(fields + ([("added", "?")] if undirected else []))
 
@@ -59,7 +59,7 @@ class EdgeSorter:
         self._announce = announce
         self._number = 0
 
-    def sorted(self, file: Path, counts: np.ndarray) -> Iterator[np.ndarray]:
+    def sort(self, file: Path, counts: np.ndarray) -> Iterator[np.ndarray]:
         """Return the edges in order, some at a time; of equal ones, those that came first.
 
         An edge that was added as the reverse of another is left out where it was there already.
@@ -77,21 +77,21 @@ class EdgeSorter:
                 f"{file} has {found:,} bytes, expected {wanted:,}: it was changed since the import "
                 "was interrupted; remove its folder to start over"
             )
-        yield from self._by(file, "dst", counts, keep=True)
+        yield from self._sort_by(file, "dst", counts, keep=True)
 
-    def _by(
+    def _sort_by(
         self, file: Path, key: str, counts: np.ndarray, keep: bool = False
     ) -> Iterator[np.ndarray]:
         """Return the edges of a file in order; by ranges of ids, which have so many of them."""
         total = int(counts.sum())
         if total <= self.capacity:
-            yield self._in_memory(np.fromfile(file, self._kind))
+            yield self._sort_in_memory(np.fromfile(file, self._kind))
             if not keep:
                 file.unlink()
             return
         bounds = self._bounds(counts)
         files = self._new_files(len(bounds) - 1)
-        for block in self._blocks(file):
+        for block in self._read_blocks(file):
             which = np.searchsorted(bounds, block[key], side="right") - 1
             order = np.argsort(which, kind="stable")
             ends = np.searchsorted(which[order], np.arange(len(files) + 1))
@@ -105,10 +105,10 @@ class EdgeSorter:
             if not part.exists():
                 continue
             if int(counts[begin:end].sum()) <= self.capacity:
-                yield self._in_memory(np.fromfile(part, self._kind))
+                yield self._sort_in_memory(np.fromfile(part, self._kind))
                 part.unlink()
             elif key == "dst":  # One node, which has more edges.
-                yield from self._by(part, "src", self._sources(part))
+                yield from self._sort_by(part, "src", self._count_sources(part))
             else:
                 yield from self._parallel_edges(part)
 
@@ -122,13 +122,13 @@ class EdgeSorter:
             bounds.append(max(end, begin + 1))
         return np.array(bounds)
 
-    def _sources(self, file: Path) -> np.ndarray:
+    def _count_sources(self, file: Path) -> np.ndarray:
         counts = np.zeros(self._num_nodes, np.int64)
-        for block in self._blocks(file):
+        for block in self._read_blocks(file):
             np.add.at(counts, block["src"], 1)
         return counts
 
-    def _blocks(self, file: Path) -> Iterator[np.ndarray]:
+    def _read_blocks(self, file: Path) -> Iterator[np.ndarray]:
         with file.open("rb") as stream:
             while True:
                 block = np.fromfile(stream, self._kind, self._step)
@@ -136,7 +136,7 @@ class EdgeSorter:
                     return
                 yield block
 
-    def _in_memory(self, edges: np.ndarray) -> np.ndarray:
+    def _sort_in_memory(self, edges: np.ndarray) -> np.ndarray:
         order = np.lexsort((edges["src"], edges["dst"]))
         edges = edges[order]
         del order
@@ -158,8 +158,8 @@ class EdgeSorter:
     def _parallel_edges(self, file: Path) -> Iterator[np.ndarray]:
         """Yield the edges between the same two nodes in the order in which they were read."""
         undirected = "added" in self._kind.names  # type: ignore[operator]
-        given = undirected and any(bool((~b["added"]).any()) for b in self._blocks(file))
-        for block in self._blocks(file):
+        given = undirected and any(bool((~b["added"]).any()) for b in self._read_blocks(file))
+        for block in self._read_blocks(file):
             if given:
                 block = block[~block["added"]]
             self._progress(len(block))

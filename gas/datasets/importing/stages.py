@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from gas.datasets.arrays import check_classes, check_known
+from gas.datasets.arrays import check_classes, check_targets
 from gas.datasets.edges import EdgeStream
 from gas.datasets.features import Features
 from gas.datasets.folder import read_node_table
@@ -26,20 +26,21 @@ from gas.graph import (
     WEIGHT,
     Description,
     NewFolder,
-    Sparse,
     check_finite,
     check_weight,
+    describe_array,
     dtype_name,
+    write_rows,
 )
 from gas.history import Codec
 from gas.io import Array, GrowingArray, array_of, flush_to_disk
-from gas.native import MOST_INT32, is_sparse, parts, transfer
+from gas.native import MOST_INT32, transfer
 
 TEMPORARY = re.compile(r"edges(-into|-\d+)?\.part")
 EDGES, INTO = "edges.part", "edges-into.part"  # As they came, and how many lead to each node.
 
 
-class _Import:
+class GraphImport:
     """An import in stages, each of which writes some files and returns their description."""
 
     STAGES = ("nodes", "edges", "order", "features")
@@ -65,7 +66,7 @@ class _Import:
         Raises:
             ValueError: If another process is at it.
         """
-        with self.folder.alone():
+        with self.folder.lock():
             self._run()
 
     def _run(self) -> None:
@@ -110,26 +111,10 @@ class _Import:
 
     def _write(self, key: str, value: Any, found: dict[str, Any]) -> None:
         """Write an array from memory."""
-        array: Array | Sparse
-        if is_sparse(value):
-            names = ("rowptr", "col", "value")
-            made = []
-            for name, part in zip(names, parts(value), strict=True):
-                file = f"{key}.{name}.npy"
-                made.append(Array(file, dtype_name(part.dtype), tuple(part.shape)))
-                self._announce([file])
-                self.folder.write(made[-1], [array_of(part)])
-            array = Sparse(tuple(value.shape), *made)
-        else:
-            if isinstance(value, Tensor):
-                array = Array(f"{key}.npy", dtype_name(value.dtype), tuple(value.shape))
-                value = array_of(value)
-            else:
-                is_text = value.dtype.kind == "U"
-                kind = f"<U{max(value.dtype.itemsize // 4, 1)}" if is_text else value.dtype.name
-                array = Array(f"{key}.npy", kind, value.shape, numpy=True)
-            self._announce([array.file])
-            self.folder.write(array, [value])
+        array = describe_array(key, value, f"{key}.npy")
+        files = Description(0, 0, {key: array}, {}).files()
+        self._announce(part.file for _, part in files)
+        write_rows(self.folder, array, value)
         found[key] = array.to_json()
 
     def _bar(self, what: str, unit: str, total: int | None) -> Any:
@@ -150,7 +135,7 @@ class _Import:
         if nodes.num_nodes == 0:
             raise ValueError(f"{self.path} has no nodes, expected at least one")
         if "y" in data:
-            check_known(data.y)
+            check_targets(data.y)
             check_classes(data.y)
             with_masks(data, self.options["num_splits"])
         arrays: dict[str, Any] = {}
@@ -177,7 +162,7 @@ class _Import:
             yield block.target.distinct
             bar.update(len(block.source))
 
-    def _known_nodes(self) -> Nodes:
+    def _load_nodes(self) -> Nodes:
         """Return the nodes, as the first stage has found them."""
         found = self.found["nodes"]
         said = found["arrays"].get("node_id")
@@ -186,7 +171,7 @@ class _Import:
 
     def _edges(self) -> dict[str, Any]:
         """Read edges, and write them in the order of the files."""
-        nodes, undirected = self._known_nodes(), self.options["undirected"]
+        nodes, undirected = self._load_nodes(), self.options["undirected"]
         stream = EdgeStream(self.files, self.columns, self.at_once)
         counts = np.zeros(nodes.num_nodes, np.int64)
         first, width = 0, 0
@@ -228,9 +213,9 @@ class _Import:
         stream.leave_out_names()
         return found
 
-    def _edge_type(self, weighted: bool, width: int, typed: bool) -> np.dtype:
+    def _edge_type(self, weighted: bool, width: int, has_types: bool) -> np.dtype:
         num_nodes = self.found["nodes"]["num_nodes"]
-        return edge_type(num_nodes, weighted, width, self.options["undirected"], typed)
+        return edge_type(num_nodes, weighted, width, self.options["undirected"], has_types)
 
     def _order(self) -> dict[str, Any]:
         """Sort the edges; write rows, columns, weights and attributes."""
@@ -259,7 +244,7 @@ class _Import:
             sorter = EdgeSorter(
                 self.folder.path, kind, num_nodes, self.memory // 2, bar.update, self._announce
             )
-            for edges in sorter.sorted(self.folder.path / EDGES, counts):
+            for edges in sorter.sort(self.folder.path / EDGES, counts):
                 for key, (field, _, _) in shapes.items():
                     rows = edges[field]
                     growing[key].append(types[rows] if key == "edge_type" else rows)  # type: ignore[index]
@@ -287,7 +272,7 @@ class _Import:
         place = self.found["nodes"]["features"]
         if place is None:
             return {"arrays": {}}
-        nodes, file = self._known_nodes(), self.files[place["role"]]
+        nodes, file = self._load_nodes(), self.files[place["role"]]
         ids = read_nodes(file, place["role"], self.columns).ids
         features = Features(place["role"], tuple(place["names"]), ids)
         first = next(features.blocks(self.files, self.columns, 1), None)
@@ -300,7 +285,7 @@ class _Import:
         with self._bar("Features", "nodes", nodes.num_nodes) as bar:
             at_once = max(1, self.memory // 16 // max(1, 4 * width))
             blocks = features.blocks(self.files, self.columns, at_once)
-            stored = self._encoded_blocks(blocks, bar)
+            stored = self._encode_blocks(blocks, bar)
             rows = features.rows(nodes, file.name)
             if rows is None:
                 self.folder.write(array, stored)
@@ -308,7 +293,7 @@ class _Import:
                 _write_at(self.folder.path / array.file, array, rows, stored)
         return {"arrays": {"x": array.to_json()}}
 
-    def _encoded_blocks(self, blocks: Iterable[np.ndarray], bar: Any) -> Iterator[np.ndarray]:
+    def _encode_blocks(self, blocks: Iterable[np.ndarray], bar: Any) -> Iterator[np.ndarray]:
         """Yield blocks of features in the form in which they are stored."""
         first = 0
         for block in blocks:

@@ -92,18 +92,20 @@ def read_description(path: Path) -> Description:
     Raises:
         ValueError: Naming what is wrong, and what was expected.
     """
-    said = _fields(path, "it", read_json(path), ("format", "version"), None)
+    said = _check_fields(path, "it", read_json(path), ("format", "version"), None)
     if said["format"] != FORMAT:
         refuse(path, "'format'", said["format"], repr(FORMAT))
     if said["version"] != VERSION or isinstance(said["version"], bool):
         refuse(path, "'version'", said["version"], f"{VERSION}, which this version of gas reads")
     wanted = ("format", "version", "num_nodes", "num_edges", "arrays", "attributes")
-    said = _fields(path, "it", said, wanted, ())
-    num_nodes, num_edges = (_count(path, f"'{key}'", said[key]) for key in wanted[2:4])
+    said = _check_fields(path, "it", said, wanted, ())
+    num_nodes, num_edges = (_check_count(path, f"'{key}'", said[key]) for key in wanted[2:4])
     arrays: dict[str, Array | Sparse] = {}
-    for key, value in _names(path, "'arrays'", said["arrays"]).items():
-        arrays[key] = _array_or_matrix(path, f"'arrays.{key}'", value)
-    attributes = _names(path, "'attributes'", said["attributes"])
+    for key, value in _check_names(path, "'arrays'", said["arrays"]).items():
+        is_matrix = isinstance(value, dict) and value.get("codec") == CSR
+        parse = _parse_matrix if is_matrix else _parse_array
+        arrays[key] = parse(path, f"'arrays.{key}'", value)
+    attributes = _check_names(path, "'attributes'", said["attributes"])
     both = attributes.keys() & {*arrays, ROWPTR, COL, WEIGHT}
     if both:
         refuse(path, f"'attributes.{min(both)}'", "there", "one that 'arrays' doesn't have")
@@ -113,7 +115,7 @@ def read_description(path: Path) -> Description:
     return found
 
 
-def _fields(
+def _check_fields(
     path: Path, what: str, value: Any, needed: tuple[str, ...], others: tuple[str, ...] | None
 ) -> dict[str, Any]:
     """Check an object of JSON that has these fields, and of others at most these."""
@@ -128,47 +130,42 @@ def _fields(
     return value
 
 
-def _names(path: Path, what: str, value: Any) -> dict[str, Any]:
+def _check_names(path: Path, what: str, value: Any) -> dict[str, Any]:
     """Check an object of JSON whose fields are names of attributes."""
-    for name in _fields(path, what, value, (), None):
+    for name in _check_fields(path, what, value, (), None):
         if KEY.fullmatch(name) is None or name in TAKEN:
             refuse(path, f"a name in {what}", repr(name), "letters, digits and _, of an attribute")
     return value
 
 
-def _count(path: Path, what: str, value: Any) -> int:
+def _check_count(path: Path, what: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST:
         refuse(path, what, value, "a whole number, not negative and at most 2^62")
     return value
 
 
-def _shape(path: Path, what: str, value: Any) -> tuple[int, ...]:
+def _parse_shape(path: Path, what: str, value: Any) -> tuple[int, ...]:
     if not isinstance(value, list) or len(value) > MOST_DIMS:
         refuse(path, what, value, f"a list of at most {MOST_DIMS} lengths")
-    return tuple(_count(path, f"a length in {what}", length) for length in value)
+    return tuple(_check_count(path, f"a length in {what}", length) for length in value)
 
 
-def _array_or_matrix(path: Path, what: str, value: Any) -> Array | Sparse:
-    is_matrix = isinstance(value, dict) and value.get("codec") == CSR
-    return _matrix(path, what, value) if is_matrix else _array(path, what, value)
-
-
-def _matrix(path: Path, what: str, value: Any) -> Sparse:
+def _parse_matrix(path: Path, what: str, value: Any) -> Sparse:
     parts = ("rowptr", "col", "value")
-    said = _fields(path, what, value, ("codec", "shape", *parts), ())
-    shape = _shape(path, f"{what}.shape", said["shape"])
-    rowptr, col, values = (_array(path, f"{what}.{part}", said[part]) for part in parts)
+    said = _check_fields(path, what, value, ("codec", "shape", *parts), ())
+    shape = _parse_shape(path, f"{what}.shape", said["shape"])
+    rowptr, col, values = (_parse_array(path, f"{what}.{part}", said[part]) for part in parts)
     if len(shape) != 2:
         refuse(path, f"{what}.shape", list(shape), "[rows, columns]")
-    _check_is(path, f"{what}.rowptr", rowptr, INDEX_TYPES, (shape[0] + 1,))
-    _check_is(path, f"{what}.col", col, (rowptr.dtype,), col.shape[:1] or (0,))
+    _check_plain(path, f"{what}.rowptr", rowptr, INDEX_TYPES, (shape[0] + 1,))
+    _check_plain(path, f"{what}.col", col, (rowptr.dtype,), col.shape[:1] or (0,))
     floats = ("float32", "float64", "float16", "bfloat16")
-    _check_is(path, f"{what}.value", values, floats, col.shape)
+    _check_plain(path, f"{what}.value", values, floats, col.shape)
     return Sparse(shape, rowptr, col, values)
 
 
-def _array(path: Path, what: str, value: Any) -> Array:
-    said = _fields(path, what, value, ("file", "dtype", "shape"), ("codec", "width", "numpy"))
+def _parse_array(path: Path, what: str, value: Any) -> Array:
+    said = _check_fields(path, what, value, ("file", "dtype", "shape"), ("codec", "width", "numpy"))
     file, dtype = said["file"], said["dtype"]
     if not isinstance(file, str) or FILE_NAME.fullmatch(file) is None:
         refuse(path, f"{what}.file", file, "the name of an .npy file in the folder")
@@ -178,7 +175,7 @@ def _array(path: Path, what: str, value: Any) -> Array:
     is_numpy = said.get("numpy", False)
     if not isinstance(is_numpy, bool) or (is_text and not is_numpy):
         refuse(path, f"{what}.numpy", is_numpy, "true for an array of NumPy's, such as of text")
-    array = Array(file, dtype, _shape(path, f"{what}.shape", said["shape"]), numpy=is_numpy)
+    array = Array(file, dtype, _parse_shape(path, f"{what}.shape", said["shape"]), numpy=is_numpy)
     codec = said.get("codec")
     if codec is None:
         if "width" in said:
@@ -186,7 +183,7 @@ def _array(path: Path, what: str, value: Any) -> Array:
         return array
     if codec not in CODECS or is_numpy:
         refuse(path, f"{what}.codec", codec, f"one of {', '.join((*CODECS, CSR))}, of a tensor")
-    width = _count(path, f"{what}.width", said.get("width"))
+    width = _check_count(path, f"{what}.width", said.get("width"))
     stored = Codec(codec)
     columns = stored.columns(width)
     if len(array.shape) != 2 or array.shape[1] != columns or dtype != dtype_name(stored.dtype):
@@ -201,7 +198,7 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _check_is(
+def _check_plain(
     path: Path, what: str, array: Array | Sparse, dtypes: tuple[str, ...], shape: tuple[int, ...]
 ) -> None:
     """Refuse another array than a plain tensor of these types and this shape."""
@@ -232,20 +229,20 @@ def _check_sizes(path: Path, said: Description) -> None:
     for key in (ROWPTR, COL):
         if key not in arrays:
             refuse(path, "'arrays'", f"without {key!r}", "the rows and columns of the adjacency")
-    _check_is(path, "'rowptr'", arrays[ROWPTR], INDEX_TYPES, (num_nodes + 1,))
+    _check_plain(path, "'rowptr'", arrays[ROWPTR], INDEX_TYPES, (num_nodes + 1,))
     rowptr = arrays[ROWPTR]
     assert isinstance(rowptr, Array)
-    _check_is(path, "'col'", arrays[COL], (rowptr.dtype,), (num_edges,))
+    _check_plain(path, "'col'", arrays[COL], (rowptr.dtype,), (num_edges,))
     if WEIGHT in arrays:
         real = tuple(t for t in TORCH_TYPES if "complex" not in t and t != "bool")
-        _check_is(path, f"'{WEIGHT}'", arrays[WEIGHT], real, (num_edges,))
+        _check_plain(path, f"'{WEIGHT}'", arrays[WEIGHT], real, (num_edges,))
     if "perm" in arrays:
-        _check_is(path, "'perm'", arrays["perm"], ("int64",), (num_nodes,))
+        _check_plain(path, "'perm'", arrays["perm"], ("int64",), (num_nodes,))
     for key in ("parts", "shards"):
         if key in arrays:
             shape = arrays[key].shape
             shape = shape if len(shape) == 1 and shape[0] >= 2 else (2,)
-            _check_is(path, f"'{key}'", arrays[key], ("int64",), shape)
+            _check_plain(path, f"'{key}'", arrays[key], ("int64",), shape)
     for key, array in arrays.items():
         per_node = key in ("x", "y", "n_id") or key.endswith("_mask")
         per_edge = key in ("edge_attr", "edge_type")

@@ -42,19 +42,19 @@ class NewFolder:
 
     def __init__(self, path: str | Path, by: str) -> None:
         self.path, self.by = Path(path), by
-        self._look()
+        self._check_contents()
 
-    def _look(self) -> None:
+    def _check_contents(self) -> None:
         """Read what was left, and refuse anything else."""
         self.mark: dict[str, Any] = {}
         if not self.path.is_dir():
             if self.path.exists() or self.path.is_symlink():
                 raise ValueError(f"'out' is {str(self.path)!r}, which is a file: name a folder")
             return
-        names = {entry.name for entry in self.path.iterdir()} - {_new(MARK)}
+        names = {entry.name for entry in self.path.iterdir()} - {_temporary_name(MARK)}
         if MARK in names and NAME not in names:
             self.mark = self._read_mark()
-            names -= {MARK, _new(NAME), *self.mark["files"]}
+            names -= {MARK, _temporary_name(NAME), *self.mark["files"]}
         if NAME in names or names:
             found = NAME if NAME in names else min(names)
             raise ValueError(
@@ -63,14 +63,14 @@ class NewFolder:
             )
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """In this context no other process, or thread, writes into the folder by this function.
 
         Raises:
             ValueError: If one does, or has finished it since.
         """
         with lock_folder(self.path):
-            self._look()
+            self._check_contents()
             yield
 
     def _read_mark(self) -> dict[str, Any]:
@@ -111,7 +111,7 @@ class NewFolder:
                 str(self.path),
             )
         make_folder("out", self.path)
-        for name in [*self.mark.get("files", ()), _new(NAME), _new(MARK)]:
+        for name in [*self.mark.get("files", ()), _temporary_name(NAME), _temporary_name(MARK)]:
             (self.path / name).unlink(missing_ok=True)
         self.note(files=sorted(files), **more)
 
@@ -137,7 +137,7 @@ class NewFolder:
         sync_folder(self.path)
 
     def _write_json(self, name: str, content: Any) -> None:
-        write_json(self.path / name, content, indent=1, temporary=_new(name))
+        write_json(self.path / name, content, indent=1, temporary=_temporary_name(name))
 
 
 @contextlib.contextmanager
@@ -175,6 +175,6 @@ def _remove_empty(path: Path) -> None:
         path.rmdir()
 
 
-def _new(name: str) -> str:
+def _temporary_name(name: str) -> str:
     """Return the name of a file before it is whole."""
     return f"{name}.new"

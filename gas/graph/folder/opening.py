@@ -135,7 +135,7 @@ def _value(key: str, array: Array | Sparse, arrays: dict[str, np.ndarray]) -> An
     return Encoded.of(MappedStore(tensor), Codec(array.codec), array.width or 0, "disk")
 
 
-def mapped_rows(x: Any) -> Encoded | None:
+def get_mapped_rows(x: Any) -> Encoded | None:
     """Return features that are read from a file, as rows that may be packed; else ``None``."""
     if isinstance(x, Encoded):
         store = x.store

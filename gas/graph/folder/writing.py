@@ -28,7 +28,7 @@ from gas.graph.folder.description import (
     dtype_name,
 )
 from gas.graph.folder.new import NewFolder
-from gas.graph.permute import renumbered
+from gas.graph.permute import renumber_ids
 from gas.history import Encoded
 from gas.io import array_of
 from gas.native import MOST_INT32, gather_sparse_rows, human, is_sparse, parts
@@ -73,10 +73,11 @@ class GraphWriter:
                     "to a word of letters, digits and _ that isn't 'rowptr' or 'col'"
                 )
             if isinstance(value, Tensor | np.ndarray):
-                file = _file_of(key, {array.file for _, array in _files(arrays)})
-                arrays[key] = _described(key, value, file)
+                files = Description(0, 0, arrays, {}).files()
+                file = _choose_file_name(key, {array.file for _, array in files})
+                arrays[key] = describe_array(key, value, file)
             else:
-                attributes[key] = _plain(key, value)
+                attributes[key] = _to_json(key, value)
         arrays[PERM] = Array(f"{PERM}.npy", "int64", (num_nodes,))
         self._said = Description(num_nodes, num_edges, arrays, attributes)
 
@@ -111,9 +112,9 @@ class GraphWriter:
         e_id = self._write_edges(said, new_id)
         for key, array in arrays.items():
             if key in found:
-                _write(self._folder, array, found[key], None)
+                write_rows(self._folder, array, found[key])
             elif key not in (ROWPTR, COL, WEIGHT):
-                _write(self._folder, array, *self._renumbered(key, perm, new_id, e_id))
+                write_rows(self._folder, array, *self._renumber(key, perm, new_id, e_id))
         self._folder.finish(said)
         if log:
             took = f"{human(said.nbytes)} [{time.perf_counter() - start:.2f} s]"
@@ -126,13 +127,13 @@ class GraphWriter:
         csr = to_csr(new, small=self._index_type == torch.int32)
         del new
         rowptr, col = said.arrays[ROWPTR], said.arrays[COL]
-        _write(self._folder, rowptr, csr.rowptr.to(self._index_type), None)
-        _write(self._folder, col, csr.col, None)
+        write_rows(self._folder, rowptr, csr.rowptr.to(self._index_type))
+        write_rows(self._folder, col, csr.col)
         if weight is not None:
-            _write(self._folder, said.arrays[WEIGHT], weight, csr.e_id)
+            write_rows(self._folder, said.arrays[WEIGHT], weight, csr.e_id)
         return csr.e_id
 
-    def _renumbered(
+    def _renumber(
         self, key: str, perm: Tensor, new_id: Tensor, e_id: Tensor | None
     ) -> tuple[Any, Tensor | None]:
         """Return an attribute, and the order in which its rows are written."""
@@ -140,7 +141,7 @@ class GraphWriter:
         if key == "edge_label_index":
             return new_id[value.long().cpu()], None
         if is_node_list(key, value):
-            return renumbered(key, value, new_id), None
+            return renumber_ids(key, value, new_id), None
         if is_row_per_node(data, key):
             return value, perm
         return value, e_id if is_row_per_edge(data, key) else None
@@ -157,11 +158,7 @@ def _check_weights(data: Data, weight: Tensor | None) -> None:
         )
 
 
-def _files(arrays: dict[str, Array | Sparse]) -> Iterator[tuple[str, Array]]:
-    return Description(0, 0, arrays, {}).files()
-
-
-def _file_of(key: str, taken: set[str]) -> str:
+def _choose_file_name(key: str, taken: set[str]) -> str:
     """Name a file as no other is named, also where capitals don't count."""
     lower, name, number = {file.lower() for file in taken}, key, 1
     ours = {f"{own}.npy" for own in (PERM, PARTS, SHARDS, WEIGHT)}
@@ -171,14 +168,14 @@ def _file_of(key: str, taken: set[str]) -> str:
     return f"{name}.npy"
 
 
-def _described(key: str, value: Tensor | np.ndarray, file: str) -> Array | Sparse:
+def describe_array(key: str, value: Tensor | np.ndarray, file: str) -> Array | Sparse:
     """Describe how an array or a tensor is stored."""
     if isinstance(value, np.ndarray):
         if value.dtype.kind == "U":
             return Array(file, f"<U{max(value.dtype.itemsize // 4, 1)}", value.shape, numpy=True)
         if value.dtype.name in TORCH_TYPES:
             return Array(file, value.dtype.name, value.shape, numpy=True)
-        raise _unwritable(key, f"an array of {value.dtype}", "numbers or text")
+        raise _unwritable_error(key, f"an array of {value.dtype}", "numbers or text")
     shape = tuple(value.shape)
     if isinstance(value, Encoded):
         store = value.store
@@ -193,48 +190,59 @@ def _described(key: str, value: Tensor | np.ndarray, file: str) -> Array | Spars
         return Sparse(shape, *made)
     dtype = dtype_name(value.dtype)
     if value.layout != torch.strided or dtype not in TORCH_TYPES:
-        raise _unwritable(key, f"{value.layout} of {value.dtype}", "a dense tensor of numbers")
+        raise _unwritable_error(
+            key, f"{value.layout} of {value.dtype}", "a dense tensor of numbers"
+        )
     return Array(file, dtype, shape)
 
 
-def _unwritable(key: str, found: str, expected: str) -> ValueError:
+def _unwritable_error(key: str, found: str, expected: str) -> ValueError:
     return ValueError(
         f"'{key}' is {found}, which can't be written into a graph folder: make it {expected}, or "
         "delete it"
     )
 
 
-def _plain(key: str, value: Any) -> Any:
+def _to_json(key: str, value: Any) -> Any:
     """Return a value as JSON holds it: tuples are lists there, and names of things are text."""
     value = value.item() if isinstance(value, np.generic) else value
     if isinstance(value, list | tuple):
-        return [_plain(key, part) for part in value]
+        return [_to_json(key, part) for part in value]
     if isinstance(value, dict) and all(isinstance(name, str) for name in value):
-        return {name: _plain(key, part) for name, part in value.items()}
+        return {name: _to_json(key, part) for name, part in value.items()}
     try:
         if value is None or isinstance(value, bool | int | float | str):
             return json.loads(json.dumps(value, allow_nan=False))
     except ValueError:  # NaN and the infinite.
-        raise _unwritable(key, repr(value), "a finite number") from None
-    raise _unwritable(
+        raise _unwritable_error(key, repr(value), "a finite number") from None
+    raise _unwritable_error(
         key, f"of type {type(value).__name__}", "a tensor, or text and numbers"
     ) from None
 
 
-def _write(folder: NewFolder, array: Array | Sparse, value: Any, index: Tensor | None) -> None:
-    """Write rows of a tensor in the order of an index, or as they are."""
+def write_rows(
+    folder: NewFolder, array: Array | Sparse, value: Any, index: Tensor | None = None
+) -> None:
+    """Write the rows of a tensor or an array.
+
+    Args:
+        folder: The folder.
+        array: The description of what is written, from :func:`describe_array`.
+        value: The tensor or the array.
+        index: The rows to write, in this order, of shape ``[n]``. (default: all)
+    """
     if isinstance(array, Sparse):
         count = parts(value)[0].diff()
         count = count if index is None else count[index.long()]
         ptr = torch.nn.functional.pad(count.cumsum(0), (1, 0))
-        _write(folder, array.rowptr, ptr.to(parts(value)[0].dtype), None)
+        write_rows(folder, array.rowptr, ptr.to(parts(value)[0].dtype))
         for number, part in ((1, array.col), (2, array.value)):
             rows = (gather_sparse_rows(value, ids) for ids in _blocks(value, index))
             folder.write(part, (array_of(parts(block)[number]) for block in rows))
     elif isinstance(value, np.ndarray):
         folder.write(array, [value])
     elif isinstance(value, Encoded):
-        folder.write(array, (array_of(_stored(value, ids)) for ids in _blocks(value, index)))
+        folder.write(array, (array_of(_read_stored(value, ids)) for ids in _blocks(value, index)))
     elif value.dim() == 0:
         folder.write(array, [array_of(value)])
     else:
@@ -242,7 +250,7 @@ def _write(folder: NewFolder, array: Array | Sparse, value: Any, index: Tensor |
         folder.write(array, (array_of(value[ids]) for ids in _blocks(value, index)))
 
 
-def _stored(value: Encoded, index: Tensor) -> Tensor:
+def _read_stored(value: Encoded, index: Tensor) -> Tensor:
     """Read rows as they are encoded, of shape ``[n, columns]``."""
     out = torch.empty(index.numel(), value.store.columns, dtype=value.store.dtype)
     value.store.read(index, out)

@@ -234,8 +234,8 @@ class HeteroModel(PlannedModel):
             loader = self._loader(graph, batch_size)
             out = self._layer_wise(loader, log)
         if isinstance(out, Tensor):
-            return in_first_order(loader.typed, str(self.plan.output), out)
-        return {kind: in_first_order(loader.typed, kind, rows) for kind, rows in out.items()}
+            return in_first_order(loader.hetero_data, str(self.plan.output), out)
+        return {kind: in_first_order(loader.hetero_data, kind, rows) for kind, rows in out.items()}
 
     @torch.no_grad()
     def refresh(
@@ -354,7 +354,7 @@ class HeteroModel(PlannedModel):
         with contextlib.ExitStack() as after:
             after.enter_context(evaluating(self))
             exact, stale = (after.enter_context(contextlib.closing(self._twin())) for _ in "es")
-            expected = exact.full_batch(loader.typed, fill=True)
+            expected = exact.full_batch(loader.hetero_data, fill=True)
             swept = stale.swept(loader)
             pairs = zip(stale.histories, exact.histories, strict=True)
             errors = [relative_error(mine.emb, true.emb) for mine, true in pairs]

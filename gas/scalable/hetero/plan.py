@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch_geometric.data import HeteroData
 
-from gas.graph import PERM, EdgeType, dense
+from gas.graph import PERM, EdgeType, to_dense
 from gas.nn import SumConv
 from gas.scalable.hetero.layers import FusedCall, Layer, around_layers
 from gas.scalable.hetero.semantic import mean_of
@@ -102,7 +102,7 @@ def given(data: HeteroData, inputs: Mapping[str, str]) -> dict[str, Any]:
         name: data[key]
         if key in data._global_store
         else {
-            kind: dense(store[PERM if key == "n_id" and PERM in store else key])
+            kind: to_dense(store[PERM if key == "n_id" and PERM in store else key])
             for kind, store in zip(_kinds(data), data.stores[1:], strict=True)
             if key in store
         }
