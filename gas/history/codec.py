@@ -1,4 +1,4 @@
-"""Codecs: how a history stores its rows."""
+"""Codecs: the precision of stored rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Codec:
 
     @staticmethod
     def of(dtype: Codec | torch.dtype | str) -> Codec:
-        """Return the codec that a ``dtype`` argument names.
+        """Return the codec of a ``dtype`` argument.
 
         Args:
             dtype: Such as ``torch.bfloat16``, ``torch.int8``, ``"bfloat16"``, ``"bf16"``.
@@ -47,7 +47,7 @@ class Codec:
 
     @property
     def value_dtype(self) -> torch.dtype:
-        """The type of what ``History.pull`` returns: the stored type, and float32 for ``int8``."""
+        """The type of rows from ``History.pull``: the stored type, and float32 for ``int8``."""
         return torch.float32 if self.name == "int8" else self.dtype
 
     def columns(self, width: int) -> int:

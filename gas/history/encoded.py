@@ -1,4 +1,4 @@
-"""Features that are encoded, or elsewhere: tensors to PyTorch and to PyG, read where they lie."""
+"""Encoded features: tensors whose rows are decoded on access, in the stores of histories."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from gas.native import (
 )
 
 aten = torch.ops.aten
-BLOCK_VALUES = 1 << 22  # Values that are encoded at once: 16 MiB of float32.
+BLOCK_VALUES = 1 << 22  # Values encoded at once: 16 MiB of float32.
 
 
 def is_encoded(x: Any) -> bool:
@@ -39,12 +39,12 @@ def is_encoded(x: Any) -> bool:
 
 
 def dequantize(x: Any) -> Any:
-    """Decode all values of encoded rows; return anything else as it is."""
+    """Decode all values of :class:`Encoded` features; return other values unchanged."""
     return x.dequantize() if isinstance(x, Encoded) else x
 
 
 def row_blocks(num_rows: int, width: int) -> Iterator[tuple[int, int]]:
-    """Yield ranges of rows that are looked at together."""
+    """Yield ranges of rows, of about ``BLOCK_VALUES`` values each."""
     step = max(1, BLOCK_VALUES // max(1, width))
     for first in range(0, num_rows, step):
         yield first, min(first + step, num_rows)
@@ -53,20 +53,20 @@ def row_blocks(num_rows: int, width: int) -> Iterator[tuple[int, int]]:
 class Encoded(Tensor):
     """A matrix whose rows are decoded when they are read, of shape ``[rows, width]``.
 
-    Rows of it, by ``x[index]``, ``x[a:b]``, ``x[mask]`` or ``index_select``, are decoded alone;
-    whatever else is done with it, all are. Either way comes an ordinary tensor, a copy. Only
-    ``clone`` and copies of Python's are encoded. It is never written to. :func:`gas.quantize` makes
-    one.
+    ``x[index]``, ``x[a:b]``, ``x[mask]`` and ``index_select`` decode the selected rows only; all
+    other functions decode all rows. The results are ordinary tensors, copies. Only ``clone`` and
+    the module ``copy`` return encoded rows. The values are read-only. :func:`gas.quantize` makes
+    such a matrix.
 
-    * ``store``: the stored rows; ``store.nbytes`` are their bytes.
-    * ``codec``: how they are stored.
+    * ``store``: the stored rows; ``store.nbytes`` is their size.
+    * ``codec``: their precision.
     """
 
     store: Store
     codec: Codec
     kind: str | StoreFactory
 
-    # Functions of PyTorch go to __torch_dispatch__ alone, which decodes.
+    # All functions of PyTorch go through __torch_dispatch__, which decodes.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
@@ -75,12 +75,12 @@ class Encoded(Tensor):
 
         Args:
             store: The rows.
-            codec: How they are stored.
-            width: The values of a row.
-            kind: What copies of the matrix are stored in; see :func:`quantize`.
+            codec: Their precision.
+            width: The number of values of a row.
+            kind: The store of copies of the matrix; see :func:`quantize`.
         """
         dtype = torch.float64 if codec.name == "float64" else torch.float32
-        with torch.inference_mode(False):  # Whose tensors would be of no use to training.
+        with torch.inference_mode(False):  # Training can't use inference tensors.
             out = Tensor._make_wrapper_subclass(
                 Encoded, (store.num_rows, width), dtype=dtype, device=torch.device("cpu")
             )
@@ -89,13 +89,13 @@ class Encoded(Tensor):
 
     @property
     def _table(self) -> Tensor | None:
-        """The stored rows, where they are a table that native code may read and write."""
+        """The stored rows if native code can read and write them, else ``None``."""
         store = self.store
         return store.table if isinstance(store, TableStore) and store.direct else None
 
     @property
     def plain_table(self) -> Tensor | None:
-        """The stored rows, where they are float32 or float64; ``None`` where each is decoded."""
+        """The stored rows if they need no decoding, float32 or float64, else ``None``."""
         table = self._table
         if table is None or self.packed is not None or self.codec.dtype != self.dtype:
             return None
@@ -103,21 +103,21 @@ class Encoded(Tensor):
 
     @property
     def packed(self) -> PackedRows | None:
-        """Copy of rows for those who read a mini-batch's; see :meth:`gas.ScalableGNN.pack`."""
+        """The packed copies of rows for mini-batches; see :meth:`gas.ScalableGNN.pack`."""
         return self.store.packed
 
     @property
     def _version(self) -> int:  # type: ignore[override]  # An attribute of tensors.
-        """The number of changes in place of a mapped table beneath its copies."""
+        """The number of in-place changes of a mapped table that has packed copies."""
         table = self._table if self.packed is not None else None
         return 0 if table is None or table.is_inference() else table._version
 
     def make_packed(self, packing: Packing, folder: str | Path) -> PackedRows:
-        """Copy rows to where few reads find those of a mini-batch; nothing has changed then.
+        """Copy rows into an order in which a mini-batch needs few reads, for :meth:`pack`.
 
         Args:
-            packing: What is copied.
-            folder: Where the copies lie, in a file without a name.
+            packing: The rows to copy, and their order.
+            folder: The folder of the copies, a file without a name.
 
         Raises:
             OSError: If the disk has no room for the copies.
@@ -127,18 +127,18 @@ class Encoded(Tensor):
 
     @property
     def resident_tensors(self) -> list[Tensor]:
-        """The tensors that take memory of the process: none of what is mapped, or elsewhere."""
+        """The tensors in memory of this process: none if rows are in a file or elsewhere."""
         table = self._table
         return [] if table is None or self.store.tier == "disk" else [table]
 
     def read(self, index: Tensor, p: float = 0.0, seed: int = 0) -> Tensor:
-        """Decode rows, and drop elements of them on the way.
+        """Decode rows, optionally with dropout.
 
         Args:
             index: The rows, of shape ``[n]``, int64.
             p: The probability of dropping an element; see :func:`gas.native.dropout.dropout`.
                 (default: ``0.0``)
-            seed: See there. (default: ``0``)
+            seed: The seed of the dropout. (default: ``0``)
 
         Returns:
             A new tensor of shape ``[n, width]``.
@@ -149,7 +149,7 @@ class Encoded(Tensor):
         check_index("index", index)
         index, name, width = index.cpu(), self.codec.name, self.size(1)
         table = self._table
-        packed = self.packed  # Which another thread may replace.
+        packed = self.packed  # Another thread may replace the attribute.
         if packed is not None:
             plan = packed.plan(index)
             if plan is not None:
@@ -167,15 +167,15 @@ class Encoded(Tensor):
         return gather_decode(table, name, width, index)
 
     def pack(self, packed: PackedRows) -> None:
-        """Read rows by their copies from now on.
+        """Read rows from packed copies from now on.
 
         Args:
-            packed: From :meth:`make_packed`.
+            packed: The copies, from :meth:`make_packed`.
         """
         self.store.packed = packed
 
     def read_ahead(self, index: Tensor) -> None:
-        """Have the system read ahead rows that will be read, where they lie packed.
+        """Let the system read ahead rows, if they are packed.
 
         Args:
             index: The rows, of shape ``[n]``, int64.
@@ -184,7 +184,7 @@ class Encoded(Tensor):
             self.packed.read_ahead(index)
 
     def select_rows(self, index: Tensor) -> Encoded:
-        """Copy rows as they are encoded, to a store of the same kind.
+        """Copy encoded rows to a store of the same kind.
 
         Args:
             index: The rows, of shape ``[n]``, int64.
@@ -213,7 +213,7 @@ class Encoded(Tensor):
         return out
 
     def write(self, first: int, rows: Tensor) -> None:
-        """Store rows, of shape ``[n, width]``, from the row ``first`` on."""
+        """Encode rows of shape ``[n, width]`` and store them, from the row ``first`` on."""
         name, table = self.codec.name, self._table
         encoded = name in transfer.CODECS
         if table is None:
@@ -225,7 +225,7 @@ class Encoded(Tensor):
 
     decoded = renamed("Encoded.decoded", "dequantize")
 
-    # Being a tensor -------------------------------------------------------------------------------
+    # Tensor protocol ------------------------------------------------------------------------------
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -252,7 +252,7 @@ class Encoded(Tensor):
         return self.read(rows.view(-1)).view(*rows.shape, self.size(1))
 
     def _row_ids(self, index: Any) -> Tensor | None:
-        """Return the rows that an index names, of any shape; ``None`` if it names no rows."""
+        """Return the row ids of an index, of any shape; ``None`` if it doesn't select rows."""
         size = self.size(0)
         if isinstance(index, slice) and (index.step or 1) > 0:
             return torch.arange(*index.indices(size), device="cpu")
@@ -299,7 +299,7 @@ class Encoded(Tensor):
 
     def __reduce_ex__(self, _: Any) -> Any:
         rows: Any = self._table
-        if rows is None or self.store.tier == "disk":  # Of the file, each has one of its own.
+        if rows is None or self.store.tier == "disk":  # Every copy needs its own file.
             every = torch.arange(self.size(0), device="cpu")
             rows = self._read_stored(every).view(torch.uint8).numpy()
         return _restore, (rows, self.codec, self.size(1), self.kind)
@@ -330,7 +330,7 @@ def _refuse(what: str) -> NoReturn:
 def _restore(
     rows: Tensor | np.ndarray, codec: Codec, width: int, kind: str | StoreFactory
 ) -> Encoded:
-    """Restore what was pickled: a table in memory, which processes may share, or bytes of rows."""
+    """Unpickle a table in memory, which processes may share, or the bytes of rows."""
     store: Store
     if isinstance(rows, Tensor):
         store = TableStore(rows)

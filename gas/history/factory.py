@@ -1,4 +1,4 @@
-"""The histories of one model on one graph, made together or not at all."""
+"""Make the histories of one model on one graph, all of them or none."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gas.history.store import StoreFactory, check_fits, check_fits_disk
 from gas.history.tiers import check_tier, default_tier, pick_tier
 from gas.history.transfer import TransferEngine
 
-ROWS_PER_COPY = 65536  # What is copied at once.
+ROWS_PER_COPY = 65536
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class HistoryFactory:
 
         Args:
             num_nodes: The number of rows of each.
-            engine: Moves them.
-            folder: Where their files are in ``path``. (default: ``""``, in ``path`` itself)
+            engine: The engine that moves the rows.
+            folder: The folder of their files, relative to ``path``. (default: ``""``)
 
         Raises:
             MemoryError: If there is no room for all of them; none has been made then.
@@ -85,7 +85,7 @@ class HistoryFactory:
         return made
 
     def discard(self, histories: Sequence[History]) -> None:
-        """Close histories; files that were made for them go, those found there stay."""
+        """Close histories and remove the files that were made for them; files from before stay."""
         for history in histories:
             store = history.store
             history.close()
@@ -94,7 +94,7 @@ class HistoryFactory:
                 store.path.with_name(f"{store.path.name}.age").unlink()
 
     def clone(self, histories: Sequence[History], engine: TransferEngine) -> list[History]:
-        """Make histories with the rows of others, as far as those were written.
+        """Make histories with the written rows of others.
 
         Raises:
             MemoryError: If there is no room for all of them; none has been made then.
@@ -108,7 +108,7 @@ class HistoryFactory:
 
 
 def _process_folder(path: str | Path) -> Path:
-    """Return the folder of this process: processes that train together are given the same path."""
+    """Return the folder of this process: processes that train together share one path."""
     group = torch.distributed
     if not (group.is_available() and group.is_initialized()) or group.get_world_size() == 1:
         return Path(path)

@@ -25,27 +25,27 @@ def quantize(
 ) -> Tensor:
     """Store features as histories are stored: in fewer bytes, or on disk.
 
-    What it returns is a tensor, of the shape of ``x``, to PyTorch, PyG and everything of gas::
+    PyTorch, PyG and gas use the result like a tensor of the shape of ``x``::
 
         data.x = gas.quantize(data.x, "int8")
         data.edge_attr = gas.quantize(data.edge_attr, "float16", store="disk")
         graph = gas.cluster(data, num_parts=40, model=model)
 
-    Rows of it, ``x[index]``, are decoded alone: mini-batches read theirs where they lie. They are
-    float32, and float64 where they are stored so. Renumbering the graph moves them as they are, to
-    a store of the same kind. Whatever else is done with it decodes all. It can't be written to.
+    ``x[index]`` decodes the selected rows only, which is how mini-batches read theirs. Decoded
+    values are float32, or float64 if they are stored so. Renumbering the graph copies encoded rows
+    to a store of the same kind. All other functions decode all rows. The values are read-only.
 
-    Rows are encoded a few at a time, so that ``x`` may be a mapped file larger than memory.
+    Rows are encoded in blocks, so that ``x`` may be a mapped file larger than memory.
 
     Args:
         x: The features, of shape ``[rows, width]``, of any floating-point type, on the CPU: of
             nodes, or of edges.
-        dtype: How rows are stored: ``"float64"``, ``"float32"``, ``"bfloat16"``, ``"float16"``, or
+        dtype: The stored type: ``"float64"``, ``"float32"``, ``"bfloat16"``, ``"float16"``, or
             ``"int8"`` with one scale per row; see :class:`gas.history.Codec`. (default: ``"int8"``)
         store: ``"host"``, ``"pinned"``, ``"disk"`` (a file mapped into memory), ``"auto"`` (memory
             if it has room), or a function ``(num_rows, columns, dtype) -> Store``.
             (default: ``"pinned"`` with CUDA, else ``"host"``)
-        path: The file of a ``"disk"`` store, which mustn't be there. (default: a temporary one,
+        path: The file of a ``"disk"`` store, which mustn't exist. (default: a temporary file,
             removed with the features)
 
     Raises:
@@ -89,7 +89,7 @@ def _check_features(x: Any) -> None:
 def _kind(
     store: str | StoreFactory | None, path: str | Path | None, num_bytes: int
 ) -> str | StoreFactory:
-    """Choose the store, if it has room."""
+    """Choose the store, and check that it has room."""
     if store == "device":
         raise ValueError(
             "'store' is 'device', but mini-batches are cut on the CPU, which reads features: use "
@@ -130,16 +130,16 @@ def _cast_values(x: Tensor, codec: Codec, first: int) -> Tensor:
 class Features(Rows):
     """Input features of a batch, history 0: rows of the graph's table, copied only when needed.
 
-    Layers take it as they take other :class:`Rows`. A sparse product reads the rows of the table
-    itself, and dropout is done while they are read; rows of :func:`gas.quantize` are decoded by
-    then. No gradient flows towards them.
+    Layers take them like other :class:`Rows`. A sparse product reads rows directly from the table;
+    dropout, and decoding of rows from :func:`gas.quantize`, happen while rows are read. There is no
+    gradient towards features.
 
     Args:
-        table: All features, of shape ``[N, width]``, not to be written to.
+        table: All features, of shape ``[N, width]``, read-only.
         index: The batch's own rows, then the halo's, of shape ``[batch_size + halo]``, int64.
         num_own: The batch size.
         p: The probability of dropping an element. (default: ``0.0``)
-        seed: Of what is dropped. (default: ``0``)
+        seed: The seed of the dropout. (default: ``0``)
     """
 
     def __init__(
@@ -156,11 +156,11 @@ class Features(Rows):
     seed: int
 
     def dropout(self, p: float, seed: int) -> Features:
-        """Return the same with elements dropped, those of the halo's rows, too.
+        """Return the features with dropout, of the halo's rows, too.
 
         Args:
-            p: The probability.
-            seed: Decides on each element by its position.
+            p: The probability of dropping an element.
+            seed: The seed; an element is dropped depending on its position.
         """
         if self.p == 0.0:
             return Features(self.table, self.index, self.num_own, p, seed)
@@ -180,14 +180,14 @@ class Features(Rows):
 
     @cached_property
     def own(self) -> Tensor:
-        """The batch's own rows, of shape ``[batch_size, width]``, not to be written to."""
-        if not self._in_place or "_batch_rows" in self.__dict__:  # There is a copy of all anyhow.
+        """The batch's own rows, of shape ``[batch_size, width]``, read-only."""
+        if not self._in_place or "_batch_rows" in self.__dict__:  # All rows are copied anyway.
             return self._batch_rows[: self.num_own]
         return self._read(self.index[: self.num_own])
 
     @property
     def halo(self) -> Tensor:
-        """Return the halo's rows, of shape ``[halo, width]``, not to be written to."""
+        """Return the halo's rows, of shape ``[halo, width]``, read-only."""
         return self._batch_rows[self.num_own :]
 
     @property
@@ -212,7 +212,7 @@ class Features(Rows):
 
     @property
     def shape(self) -> torch.Size:
-        """Of all rows."""
+        """The shape of all rows."""
         return torch.Size((self.index.numel(), self.table.size(1)))
 
     def __repr__(self) -> str:

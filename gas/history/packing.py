@@ -1,4 +1,4 @@
-"""Rows read by mini-batches, arranged for few reads."""
+"""Arrange the rows that mini-batches read so that a batch needs few reads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 MAX_PLANS = 4  # Plans of the last batches, for the other histories of a model.
-UNKNOWN, HOT = -1, -2  # Of a row's place; slots of hot rows count down from there.
+UNKNOWN, HOT = -1, -2  # Values of a row's place: slots of hot rows count down from HOT.
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,12 +22,12 @@ class Plan:
     """Plan to stage the rows of a batch: reads into memory, and the gather from there.
 
     * ``index``: the rows, of shape ``[n]``, int64;
-    * ``hot``: slots of those in memory, of shape ``[num_hot]``, int64, which come first;
-    * ``ranges``: rows of the table itself, as pairs of the first and the end, then;
-    * ``runs``: segments of copies, as pairs of the first and the end, at last;
-    * ``num_rows``: how many rows are staged;
-    * ``places``: which of them each of ``index`` is, of shape ``[n]``, int64; ``in_order``: whether
-      they are staged as they are asked for.
+    * ``hot``: slots of the rows in memory, of shape ``[num_hot]``, int64, which are staged first;
+    * ``ranges``: rows of the table, as pairs of the first and the end, staged next;
+    * ``runs``: segments of copies, as pairs of the first and the end, staged last;
+    * ``num_rows``: the number of staged rows;
+    * ``places``: the staged row of each of ``index``, of shape ``[n]``, int64;
+    * ``in_order``: the staged rows are in the order of ``index``.
     """
 
     index: Tensor
@@ -40,19 +40,20 @@ class Plan:
 
 
 class Packing:
-    """The halo of every part, in segments: the rows of one part that the halo of another has.
+    """The halo of every part in segments: the rows of one part that are in the halo of another.
 
-    A store that packs has, beside its rows, a copy of each segment: those of one reader lie
-    together, in the order of the rows. Rows that most parts read may be kept in memory instead,
-    and aren't in any segment.
+    A packed store has a copy of each segment in addition to its rows. The segments of one reading
+    part are contiguous, in the order of the rows. The rows that most parts read may be kept in
+    memory instead, and are in no segment.
 
-    It takes four bytes for each row of the graph and of the halos, some three times as much while
-    it is made, and plans of the last batches.
+    It takes four bytes for each row of the graph and of the halos, about three times as much while
+    it is made, and the plans of the last batches.
 
     Args:
-        bounds: Where parts begin and end, of shape ``[num_parts + 1]``, int64.
+        bounds: The first row of each part, and the number of rows, of shape ``[num_parts + 1]``,
+            int64.
         halos: The halo of every part, in order: rows outside the part, each of shape ``[h]``.
-        num_hot: How many rows are kept in memory: those in most halos. (default: ``0``)
+        num_hot: The number of rows to keep in memory: those in most halos. (default: ``0``)
     """
 
     def __init__(self, bounds: Tensor, halos: Iterable[Tensor], num_hot: int = 0) -> None:
@@ -61,13 +62,13 @@ class Packing:
         self._starts = {first: part for part, first in enumerate(self.bounds[:-1])}
         dtype = np.int32 if 2 * self.num_rows < 2**31 else np.int64
         rows = [np.sort(halo.numpy()).astype(dtype) for halo in halos]
-        read = np.zeros(self.num_rows, np.int32)  # By how many parts.
+        read = np.zeros(self.num_rows, np.int32)  # The number of parts that read each row.
         for halo in rows:
             read[halo] += 1
         self.halo_rows = int(read.sum(dtype=np.int64))
         self.hot = self._find_hot_rows(read, num_hot)
         self.hot_reads = int(read[self.hot].sum(dtype=np.int64))
-        # Where each row is staged, while a plan is made.
+        # The place where each row is staged, while a plan is made.
         self._place = np.full(self.num_rows, UNKNOWN, dtype)
         self._place[self.hot] = HOT - np.arange(len(self.hot), dtype=dtype)
         rows = [halo[self._place[halo] == UNKNOWN] for halo in rows]
@@ -75,7 +76,7 @@ class Packing:
         self._reset_plans()
 
     def _reset_plans(self) -> None:
-        """Begin without plans, in a process of its own."""
+        """Start without plans, here or in a forked process."""
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._plans: OrderedDict[tuple[int, ...], Plan] = OrderedDict()
@@ -83,14 +84,14 @@ class Packing:
 
     @staticmethod
     def _find_hot_rows(read: np.ndarray, num_hot: int) -> np.ndarray:
-        """Return the rows that most parts read, in order; none that no part does."""
+        """Return the rows that most parts read, in order; at least one part reads each."""
         num_hot = min(num_hot, int((read > 0).sum()))
         if num_hot == 0:
             return np.zeros(0, np.int64)
         return np.sort(np.argpartition(-read, num_hot - 1)[:num_hot])
 
     def _make_segments(self, halos: Sequence[np.ndarray]) -> None:
-        """Note the bounds of segments, and the parts that write them."""
+        """Find the bounds of segments, and the parts that write them."""
         num_parts = len(self.bounds) - 1
         starts, writers, self._first_of = [], [], [0]
         before = 0
@@ -118,18 +119,18 @@ class Packing:
 
     @property
     def num_copied_rows(self) -> int:
-        """The rows of all segments."""
+        """The number of rows of all segments."""
         return len(self.rows)
 
     @property
     def nbytes(self) -> int:
-        """The memory that this takes, without plans."""
+        """The size of this object in memory, without plans."""
         return self.rows.nbytes + self._place.nbytes + self.hot.nbytes + 3 * self.starts.nbytes
 
     # Writing --------------------------------------------------------------------------------------
 
     def parts_in_range(self, first: int, end: int) -> tuple[range, list[int]]:
-        """Return the parts in a range of rows, and those of which it has only some rows."""
+        """Return the parts inside a range of rows, and those of which it has only some rows."""
         low = int(np.searchsorted(self.bounds, first, "left"))
         high = max(low, int(np.searchsorted(self.bounds, end, "right")) - 1)
         cut = []
@@ -140,7 +141,7 @@ class Packing:
         return range(low, high), cut
 
     def parts_of_rows(self, index: Tensor) -> list[int]:
-        """Return the parts that have some rows."""
+        """Return the parts of some rows."""
         parts = np.searchsorted(self.bounds, index.numpy(), "right") - 1
         return np.unique(parts).tolist()
 
@@ -167,8 +168,8 @@ class Packing:
             return None
         rows = index.numpy()
         if len(rows) and (rows.min() < 0 or rows.max() >= self.num_rows):
-            return None  # Whoever reads them otherwise says which.
-        if os.getpid() != self._process:  # Forked, maybe while another thread had the lock.
+            return None  # The caller reads them from the table, which raises the error.
+        if os.getpid() != self._process:  # Another thread may have had the lock at the fork.
             self._reset_plans()
         with self._lock:
             key = (own is None, *parts)
@@ -184,7 +185,7 @@ class Packing:
         return plan
 
     def _leading_parts(self, index: Tensor) -> tuple[list[int], int]:
-        """Return the whole parts with which some rows begin, and the number of their rows."""
+        """Return the complete parts at the beginning of some rows, and the number of their rows."""
         rows, at, parts = index.numpy(), 0, []
         while at < len(rows):
             part = self._starts.get(int(rows[at]))
@@ -214,15 +215,15 @@ class Packing:
             for first, end in runs:
                 self._place[self.rows[self.starts[first] : self.starts[end]]] = UNKNOWN
         if (halo == UNKNOWN).any():
-            return None  # It has a larger halo, such as that of another graph.
-        if staged >= self.num_rows:  # All rows are fewer.
+            return None  # The halo has other rows, such as that of another graph.
+        if staged >= self.num_rows:  # Reading the whole table takes fewer rows.
             ranges, runs, staged = [(0, self.num_rows)], [], self.num_rows
             return self._put_hot_first(index, index.clone(), ranges, runs, staged)
         places[own:] = halo
         return self._put_hot_first(index, torch.from_numpy(places), ranges, runs, staged)
 
     def _segment_runs(self, parts: list[int]) -> Iterable[tuple[int, int]]:
-        """Yield the segments that some parts read, but for those that they themselves write."""
+        """Yield the segments that some parts read and don't write themselves."""
         for part in parts:
             first, end = self._first_of[part], self._first_of[part + 1]
             own = np.nonzero(np.isin(self.writers[first:end], parts))[0]
@@ -239,7 +240,7 @@ class Packing:
         runs: list[tuple[int, int]],
         staged: int,
     ) -> Plan:
-        """Put the hot rows in front of the others."""
+        """Make a plan in which hot rows are staged before the others."""
         is_hot = places <= HOT
         hot = HOT - places[is_hot]
         places += hot.numel()

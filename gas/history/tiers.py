@@ -1,4 +1,4 @@
-"""Choosing and making the store of a history."""
+"""Choose and make the store of a history."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gas.io import free_disk
 from gas.native import free_memory, human
 
 TIERS = ("device", "pinned", "host", "disk", "auto")
-# Of the free memory, "auto" takes no more than this: the rest is for batches and the graph.
+# The share of the free memory that "auto" uses: the rest is for batches and the graph.
 MAX_SHARE = 0.5
 
 
@@ -47,7 +47,7 @@ def default_tier(device: torch.device | str | None) -> str:
 
 
 def check_tier(store: str | StoreFactory | None, path: str | Path | None) -> None:
-    """Raise ``ValueError`` for an unknown ``store``, or one that has no use for ``path``."""
+    """Raise ``ValueError`` for an unknown ``store``, or a ``path`` for a store without files."""
     if isinstance(store, str) and store not in TIERS:
         raise ValueError(
             f"'store' is {store!r}, expected one of {', '.join(TIERS)}, or a function that makes a "

@@ -1,8 +1,8 @@
 """The native extension: the only importer of ``gas._C``.
 
-One file for each subject of ``csrc``. A function runs natively where the extension was built and as
-its pure-torch twin, which stands beside it, elsewhere. Results are equal bit by bit, whichever ran,
-but for sums over neighbours, which are added up in another order.
+One file for each subject of ``csrc``. A function runs natively if the extension was built, and else
+as its pure-torch twin in the same file. The results are bitwise equal, except for sums over
+neighbours, whose order of summation differs.
 """
 
 from gas.native.attention import Dropout

@@ -28,7 +28,7 @@ def attention(
     dropout: Dropout,
     keep_state: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Attention over the entries of each row; see ``csrc/operators/attention.h``.
+    """Compute attention over the entries of each row; see ``csrc/operators/attention.h``.
 
     Args:
         m: The matrix.
@@ -114,7 +114,7 @@ def attention_backward(
 def _weights_torch(
     m: Matrix, source: Tensor, target: Tensor, slope: float, dropout: Dropout
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of every entry and head: the attention weight, dropout's factor, the derivative of leaky."""
+    """Return, for every entry and head, the weight, dropout's factor and leaky's derivative."""
     row, col = m.row, m.col.long()
     raw = source[col] + target[row]
     bend = torch.where(raw > 0, raw.new_ones(()), raw.new_tensor(slope))

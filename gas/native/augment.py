@@ -1,7 +1,7 @@
 """Subsets of exact size and ego-graph counts: the native kernels, and their pure-torch twins.
 
-Every function checks nothing but where it runs; :mod:`gas.augment` checks what users pass. Results
-equal the twins' bit by bit. On a GPU, too, the host waits for nothing.
+The functions don't check their arguments; :mod:`gas.augment` does. Results equal those of the twins
+bitwise. On a GPU, the host doesn't wait.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from gas.native import extension as native
 from gas.native.dropout import random_bits
 from gas.native.matrix import native_sparse
 
-DIGIT_BITS = 16  # Bits of a key that the twin looks at in one round.
+DIGIT_BITS = 16  # Bits of a key per round of the twin.
 
 
 def on_host(tensor: Tensor) -> bool:
-    """Return whether reading ``tensor`` makes nobody wait."""
+    """Return whether ``tensor`` can be read without waiting for a device."""
     return tensor.device.type == "cpu"
 
 
@@ -75,7 +75,7 @@ def _subset_torch(
 ) -> Tensor:
     """Radix selection: each round finds the digit of the k-th key among those that share the last.
 
-    Everything has a size that is known beforehand, so that no host waits.
+    All sizes are known beforehand, so that the host doesn't wait.
     """
     key = random_bits(size, seed, device)
     drawn = torch.zeros(size, dtype=torch.bool, device=device)
@@ -102,8 +102,8 @@ def find_kept_entries(rowptr: Tensor, ids: Tensor, kept: Tensor) -> tuple[Tensor
 
     Args:
         rowptr: First entry of each row, of shape ``[rows + 1]``, int32.
-        ids: Of every entry, its place in ``kept``, of shape ``[entries]``, int64.
-        kept: Which stay, bool.
+        ids: The position of every entry in ``kept``, of shape ``[entries]``, int64.
+        kept: Whether entries stay, bool.
 
     Returns:
         The positions of those that stay, of shape ``[n]``, int64, and their rows, of shape
@@ -149,7 +149,7 @@ def ego_hop(graph: EgoGraph, kept: Tensor, x: Tensor) -> Tensor:
 
     Args:
         graph: The graph ``A``.
-        kept: Which units ``A'`` keeps, of shape ``[units]``, bool.
+        kept: Whether ``A'`` keeps each unit, of shape ``[units]``, bool.
         x: Of shape ``[n, 2]``, float64, contiguous.
     """
     if not native.has_kernels(x, kept, graph.col):

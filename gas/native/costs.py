@@ -24,9 +24,9 @@ from torch import Tensor
 
 from gas.native.cache import cache_dir
 
-MARGIN = 0.95  # Of our time PyTorch has to take less than this: noise shall decide nothing.
+MARGIN = 0.95  # PyTorch must take less than this share of our time: noise must not decide.
 
-# By device: of an operation and a size the seconds of each way.
+# Seconds by device, operation, size and way.
 Costs = dict[str, dict[str, dict[str, dict[str, float]]]]
 
 _forced: str | None = None  # The way that is being measured.
@@ -52,7 +52,7 @@ def _prefers_torch(operation: str, size: int, device: torch.device) -> bool:
 
 @functools.cache
 def _is_torch_faster(operation: str, size: int, device: torch.device) -> bool:
-    """By the costs of the next larger size that was measured, or of the largest."""
+    """Compare the costs at the next larger measured size, or at the largest."""
     costs = _read_costs().get(_device_key(device), {}).get(operation, {})
     sizes = sorted(map(int, costs))
     if not sizes:
@@ -79,7 +79,7 @@ def _read_costs() -> Costs:
 
 
 def save_costs(device: torch.device, costs: dict[str, dict[str, dict[str, float]]]) -> None:
-    """Write what was measured on a device to the cache, and use it from now on.
+    """Write the measured costs of a device to the cache, and use them from now on.
 
     Raises:
         OSError: If it can't be written.

@@ -15,7 +15,7 @@ _TYPES = {torch.float32: "float32", torch.float64: "float64"}
 
 
 def dropout(x: Tensor, p: float, seed: int) -> Tensor:
-    """Drop elements: ``x / (1 - p)`` where the seed keeps them, 0 elsewhere.
+    """Drop elements: return ``x / (1 - p)`` for those that are kept, else 0.
 
     The same seed drops the same elements, so that nothing has to be stored for the backward pass.
 
@@ -35,7 +35,7 @@ def dropout(x: Tensor, p: float, seed: int) -> Tensor:
 
 
 def gather_dropout(table: Tensor, index: Tensor, p: float, seed: int) -> Tensor:
-    """``dropout(gather_rows(table, index), p, seed)`` in one pass.
+    """Compute ``dropout(gather_rows(table, index), p, seed)`` in one pass.
 
     Args:
         table: A float32 or float64 table of shape ``[rows, width]``, on the CPU.
@@ -62,7 +62,7 @@ def gather_decode(table: Tensor, codec: str, width: int, index: Tensor) -> Tenso
 
     Args:
         table: The stored rows, contiguous, of shape ``[N, columns]``, on the CPU.
-        codec: How they are encoded, a key of ``CODECS``.
+        codec: The codec of the rows, a key of ``CODECS``.
         width: The width of decoded rows.
         index: The rows to read, of shape ``[n]``, int64.
 
@@ -77,7 +77,7 @@ def gather_decode(table: Tensor, codec: str, width: int, index: Tensor) -> Tenso
 def gather_decode_dropout(
     table: Tensor, codec: str, width: int, index: Tensor, p: float, seed: int
 ) -> Tensor:
-    """``dropout(gather_decode(table, codec, width, index), p, seed)`` in one pass.
+    """Compute ``dropout(gather_decode(table, codec, width, index), p, seed)`` in one pass.
 
     Args:
         table: See :func:`gather_decode`.
@@ -109,7 +109,7 @@ def _dropout_torch(x: Tensor, threshold: int, scale: float, seed: int) -> Tensor
 
 
 def random_bits(count: int, seed: int, device: torch.device) -> Tensor:
-    """64 random bits for each of ``count`` counters, as int64; ``common/random.h`` in torch."""
+    """Return 64 random bits for each of ``count`` counters, as int64, as ``common/random.h``."""
 
     def to_signed(z: int) -> int:
         return (z + 2**63) % 2**64 - 2**63

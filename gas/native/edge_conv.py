@@ -79,7 +79,7 @@ def _native_edge_conv(activation: str, parameter: float, width: int, mean: bool)
 def _activate_torch(
     m: Matrix, target: Tensor, source: Tensor, activation: str, parameter: float
 ) -> tuple[Tensor, Tensor]:
-    """Of every entry the activation and its derivative, of shape ``[entries, width]``."""
+    """Return the activation of every entry and its derivative, ``[entries, width]``."""
     kind = sum_type(target)
     x = target[m.row].to(kind) + source[m.col.long()].to(kind)
     if activation == "relu":

@@ -11,7 +11,7 @@ from torch import Tensor
 from gas.native import extension as native
 from gas.native.checks import check_index, check_range
 
-BLOCK = 1 << 24  # Columns that are looked at at a time.
+BLOCK = 1 << 24  # Columns that are checked at a time.
 
 
 def coo_to_csr(
@@ -76,9 +76,9 @@ def symmetrize_edges(
     weight: Tensor | None = None,
     dtype: torch.dtype = torch.int64,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Both directions of every edge, once, without self-loops: what partitioners take.
+    """Return each edge in both directions, without duplicates and self-loops, for partitioners.
 
-    Besides what it returns, it needs memory for an eighth of the entries.
+    In addition to the result, it needs memory for an eighth of the entries.
 
     Args:
         src: One end of each edge, of shape ``[E]``, int64, in ``[0, num_nodes)``.
@@ -99,7 +99,7 @@ def symmetrize_edges(
     src, dst = src.contiguous(), dst.contiguous()
     weight = None if weight is None else weight.contiguous()
     rowptr = src.new_empty(num_nodes + 1)
-    room = 2 * src.numel()  # What isn't written, the system never gives.
+    room = 2 * src.numel()  # The system allocates only pages that are written.
     col = torch.empty(room, dtype=dtype)
     out_weight = None if weight is None else src.new_empty(room)
     kept = native.C.undirected(
@@ -153,11 +153,11 @@ class Batch(NamedTuple):
 
 
 class Relabeler:
-    """Cuts mini-batches out of a graph: the rows of some nodes, with columns renumbered.
+    """Cut mini-batches out of a graph: the rows of some nodes, with columns renumbered.
 
-    Keeps one int32 per node as scratch, and one bit for each thread, so that a batch costs no more
-    than its edges and nodes, however many nodes the graph has. Threads take turns; a copy sent to
-    another process starts with scratch of its own.
+    It keeps one int32 per node as scratch memory, and one bit for each thread, so that the time of
+    a batch depends on its edges and nodes only, not on the size of the graph. Threads take turns; a
+    copy in another process has its own scratch memory.
 
     Args:
         rowptr: Row pointers of the graph, of shape ``[N + 1]``, int64.
@@ -260,7 +260,7 @@ class Relabeler:
 
 
 def is_valid_rowptr(rowptr: Tensor, num_entries: int) -> bool:
-    """Return whether row pointers rise from 0 to a number of entries, checked by blocks."""
+    """Return whether row pointers increase from 0 to ``num_entries``, checked by blocks."""
     if rowptr[:1].tolist() + rowptr[-1:].tolist() != [0, num_entries]:
         return False
     firsts = range(0, rowptr.numel(), BLOCK)
@@ -268,12 +268,12 @@ def is_valid_rowptr(rowptr: Tensor, num_entries: int) -> bool:
 
 
 def has_sorted_rows(rowptr: Tensor, col: Tensor, strict: bool = False) -> bool:
-    """Return whether columns never fall but where a row starts; a few are looked at at a time.
+    """Return whether columns are sorted in each row, checked by blocks.
 
     Args:
-        rowptr: First entry of each row, which rises from 0 to ``E``, of shape ``[rows + 1]``.
+        rowptr: First entry of each row, increasing from 0 to ``E``, of shape ``[rows + 1]``.
         col: The columns, of shape ``[E]``.
-        strict: Whether they rise: none is there twice in a row. (default: ``False``)
+        strict: Also check that no row has a column twice. (default: ``False``)
     """
     for first in range(1, col.numel(), BLOCK):
         last = min(first + BLOCK, col.numel())

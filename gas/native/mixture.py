@@ -24,12 +24,12 @@ class Mixture(NamedTuple):
     sigma: Tensor
 
     def weights(self) -> Tensor:
-        """Of every entry and kernel, of shape ``[entries, kernels]``."""
+        """Return the weight of every entry and kernel, of shape ``[entries, kernels]``."""
         gap = self.pseudo[:, None] - self.mu
         return (-0.5 * gap.square() / (EPS + self.sigma.square())).sum(dim=-1).exp()
 
     def to_native(self) -> object:
-        """As the kernels take it."""
+        """Return the mixture in the form of the kernels."""
         addresses = (tensor.data_ptr() for tensor in self)
         return getattr(native.C, f"Mixture_{TYPES[self.mu.dtype]}")(*self.mu.shape, *addresses)
 
@@ -121,12 +121,12 @@ def backward(
         own: Of shape ``[rows, kernels, width]``, contiguous.
         other: Of shape ``[cols, width]``, contiguous.
         keep_out: Whether to return the :func:`spread` of ``other`` too.
-        keep_pseudo: Whether ``pseudo`` wants a gradient.
+        keep_pseudo: Whether ``pseudo`` requires a gradient.
         transposed: Exchange rows and columns. (default: ``False``)
 
     Returns:
-        The spread and the gradients towards ``pseudo``, ``mu`` and ``sigma``; what isn't wanted is
-        empty.
+        The spread and the gradients towards ``pseudo``, ``mu`` and ``sigma``; those
+        that aren't required are empty.
     """
     if not native.has_kernels(own, other, *mixture, m.col):
         return _backward_torch(m, mixture, own, other, keep_out, keep_pseudo, transposed)

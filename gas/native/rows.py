@@ -1,4 +1,4 @@
-"""Rows of tables: the native functions, and their pure-torch twins."""
+"""Rows of tables, dense and sparse: the native functions, and their pure-torch twins."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def gather_rows(table: Tensor, index: Tensor, out: Tensor | None = None) -> Tens
     Args:
         table: The table, of shape ``[rows, ...]`` and any dtype.
         index: The rows to read, of shape ``[n]``, int64.
-        out: Where to write, contiguous, of shape ``[n, ...]``. (default: a new tensor)
+        out: The tensor to write to, contiguous, of shape ``[n, ...]``. (default: a new tensor)
 
     Raises:
         IndexError: If an index is outside ``[0, rows)``; nothing was written then.
@@ -80,7 +80,7 @@ def sparse_csr(rowptr: Tensor, col: Tensor, value: Tensor | None, num_cols: int)
 
 @functools.cache
 def accept_beta_state() -> None:
-    """Create one CSR tensor, so that PyTorch says "beta state" here, once, unheard."""
+    """Create a CSR tensor once to silence PyTorch's warning of the "beta state"."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         one = torch.ones(1, dtype=torch.long)
@@ -93,7 +93,7 @@ def parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def gather_sparse_rows(x: Tensor, index: Tensor) -> Tensor:
-    """``x[index]``, which takes the time of the entries of these rows.
+    """Return ``x[index]`` in the time of the entries of these rows.
 
     Args:
         x: A ``torch.sparse_csr`` matrix, of shape ``[rows, F]``.
@@ -116,7 +116,7 @@ def gather_sparse_rows(x: Tensor, index: Tensor) -> Tensor:
 
 
 def first_sparse_rows(x: Tensor, num_rows: int) -> Tensor:
-    """``x[:num_rows]``, which shares the memory of ``x``."""
+    """Return ``x[:num_rows]``, which shares the memory of ``x``."""
     rowptr, col, value = parts(x)
     rowptr = rowptr[: num_rows + 1]
     size = int(rowptr[-1])

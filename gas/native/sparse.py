@@ -33,7 +33,7 @@ def multiply(
         num_rows: Of a product by the transpose, how many rows to compute. (default: all)
         other: A table with the rows that follow those of ``x``, contiguous.
         place: Their places in it, of shape ``[cols - rows of x]``, int64, contiguous.
-            (default: as they lie)
+            (default: the order of the table)
     """
     if not native.has_kernels(x, weight, other, place, m.col):
         if other is not None:
@@ -74,7 +74,7 @@ def _multiply_torch(
 
 
 def dot_rows(m: Matrix, a: Tensor, b: Tensor) -> Tensor:
-    """``<a[row], b[col]>`` of every entry, of shape ``[entries]``."""
+    """Return ``<a[row], b[col]>`` of every entry, of shape ``[entries]``."""
     if not native.has_kernels(a, b, m.col):
         left, right = a[m.row].to(sum_type(a)), b[m.col.long()].to(sum_type(a))
         return (left * right).sum(dim=1).to(a.dtype)
