@@ -166,7 +166,7 @@ class Job:
         return Job(work, (table, x, where))
 
     def run(self, threads: int | None = None) -> None:
-        """Do the work with at most ``threads`` threads. (default: those of PyTorch)"""
+        """Do the work with at most ``threads`` threads, by default as many as PyTorch."""
         if native.C is None:
             self.work()
         else:
