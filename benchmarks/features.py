@@ -75,7 +75,7 @@ def inferred(model: gas.ScalableGNN, graph: Graph) -> Tensor:
 def experiment_scores(root: str, name: str, epochs: int, seeds: int) -> dict[str, list[float]]:
     """Return the test accuracies of the epochs selected by validation."""
     data, _, out_channels = gas.get_data(root, name, split="all")
-    settings = Settings.load(FILES / GRAPHS[name][1])[0].but(epochs=epochs)
+    settings = Settings.load(FILES / GRAPHS[name][1])[0].replace(epochs=epochs)
     scores: dict[str, list[float]] = {}
     for way, how in WAYS.items():
         experiment = Experiment(encoded(data, how), out_channels, "gcn", settings, log=False)

@@ -111,7 +111,7 @@ def finished(cell: Path, way: str) -> dict[int, dict[str, Any]]:
             result = json.loads(line)
         except json.JSONDecodeError:  # Cut off while it was written.
             continue
-        if Settings(**result["settings"]).but(runs=1) != settings.but(runs=1):
+        if Settings(**result["settings"]).replace(runs=1) != settings.replace(runs=1):
             raise ValueError(f"{file} holds runs with other settings than {cell}: remove it")
         runs[result["run"]] = result
     return runs

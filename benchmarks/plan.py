@@ -47,7 +47,7 @@ class Case:
 
     @property
     def settings(self) -> Settings:
-        return Settings.default(self.model).but(
+        return Settings.default(self.model).replace(
             num_layers=self.num_layers, hidden_channels=self.hidden_channels
         )
 
@@ -102,7 +102,7 @@ def train(root: str, case: Case, way: tuple[int, int, str], epochs: int) -> dict
     """Return peak and median time of an epoch."""
     data, out_channels = load(root, case.dataset)
     parts, batch_size, dtype = way
-    settings = case.settings.but(num_parts=parts, batch_size=batch_size, epochs=epochs)
+    settings = case.settings.replace(num_parts=parts, batch_size=batch_size, epochs=epochs)
     experiment = Experiment(
         data, out_channels, case.model, settings, keep_edges=False, log=False, dtype=dtype,
         store="host",

@@ -191,7 +191,7 @@ def measure(num_nodes: int) -> dict[str, Any]:
         data, num_nodes // PART_NODES, model=model, method="kaminpar", log=False, cache=False
     )
     loader = gas.SubgraphLoader(graph, layout="fused", log=False)
-    measured = Machine.measured(model, loader, 1e9, 0.0, ranks=2, clock=time.process_time)
+    measured = Machine.measure(model, loader, 1e9, 0.0, ranks=2, clock=time.process_time)
     return dataclasses.asdict(measured)
 
 
@@ -257,7 +257,7 @@ def measure_one(num_nodes: int, ranks: int) -> dict[str, Any]:
     torch.set_num_threads(1)
     graph, model = validated(1, num_nodes)
     loader = gas.SubgraphLoader(graph, layout="fused", log=False, cache=False)
-    known = Machine.measured(model, loader, 1e9, 0.0, ranks=ranks, clock=time.process_time)
+    known = Machine.measure(model, loader, 1e9, 0.0, ranks=ranks, clock=time.process_time)
     return dataclasses.asdict(known)
 
 

@@ -68,7 +68,7 @@ def held_out_rows(name: str, small: dict[str, Any], large: dict[str, Any]) -> li
             if ranks == "1" or "not_measured" in one or (found is small and int(ranks) in FITTED):
                 continue
             s = of(one)
-            law = fitted[0].scaled(nodes=s.num_nodes, ranks=int(ranks), others=fitted[1:])
+            law = fitted[0].extrapolate(nodes=s.num_nodes, ranks=int(ranks), others=fitted[1:])
             error = law.replicas / s.replicas - 1
             rows.append(
                 [
@@ -119,7 +119,7 @@ def simulations(statistics: dict[str, Any], measured: dict[str, Any]) -> list[di
         for kind, found in statistics.items():
             base, others = base_of(found)
             for ranks in MACHINES:
-                s = base.scaled(nodes=nodes, edges=edges, ranks=ranks, others=others)
+                s = base.extrapolate(nodes=nodes, edges=edges, ranks=ranks, others=others)
                 for processor, machine in processors.items():
                     for link, bandwidth in LINKS.items():
                         given = dataclasses.replace(machine, bandwidth=bandwidth, latency=LATENCY)

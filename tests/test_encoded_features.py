@@ -299,7 +299,7 @@ def test_experiments(options, dtype):
     data.x = gas.quantize(data.x, dtype)
     plain = Data(**data.to_dict())
     plain.x = data.x.dequantize()
-    settings = Settings.default("gcn").but(epochs=2, num_parts=4, batch_size=2)
+    settings = Settings.default("gcn").replace(epochs=2, num_parts=4, batch_size=2)
     runs = []
     for given in (data, plain):
         experiment = Experiment(given, out_channels, "gcn", settings, log=False, **options)

@@ -446,7 +446,7 @@ def test_beside_other_things(kind):
 def test_experiments(inductive):
     data, _, outs = gas.get_data("data", "planted:600")
     data.x = thinned(data.x)
-    settings = Settings.default("gcn").but(epochs=2, dropout=0.0, num_parts=4, batch_size=2)
+    settings = Settings.default("gcn").replace(epochs=2, dropout=0.0, num_parts=4, batch_size=2)
     sparse_data = copy.copy(data)
     sparse_data.x = sparse_of(data.x)
     runs = [

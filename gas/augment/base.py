@@ -11,8 +11,9 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
 
+from gas.augment.loss import mh_aug_loss
 from gas.augment.resumable import Resumable
-from gas.augment.units import GraphState, Units, check_mask, mask_features
+from gas.augment.units import GraphState, Units, check_mask, mask_node_features
 from gas.augment.views import Views
 from gas.graph import is_row_per_edge
 from gas.native import check_integer
@@ -36,6 +37,9 @@ class Augmentation(Resumable, BaseTransform):
     Raises:
         ValueError: If the graph or an option is unusable, naming the argument.
     """
+
+    view_loss = staticmethod(mh_aug_loss)
+    """The loss of batches with views, unless :func:`gas.train_epoch` is given another."""
 
     def __init__(
         self,
@@ -180,7 +184,7 @@ class Augmentation(Resumable, BaseTransform):
             if is_row_per_edge(data, key):
                 out[key] = data[key][view.edge_mask]
         out.edge_index = data.edge_index[:, view.edge_mask]
-        out.x = mask_features(data.x, view.node_mask, view.scale)
+        out.x = mask_node_features(data.x, view.node_mask, view.scale)
         return out
 
     def views(self, data: Data, transform: Callable[[Data], Data] | None = None) -> Views:

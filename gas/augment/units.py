@@ -146,7 +146,7 @@ class GraphState:
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # By bytes.
 
 
-def mask_features(x: Tensor, mask: Tensor, scale: Tensor) -> Tensor:
+def mask_node_features(x: Tensor, mask: Tensor, scale: Tensor) -> Tensor:
     """Return the features of some nodes in a view.
 
     Args:

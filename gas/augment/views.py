@@ -13,7 +13,7 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.transforms import GCNNorm
 from torch_geometric.utils import add_remaining_self_loops
 
-from gas.augment.units import GraphState, mask_features
+from gas.augment.units import GraphState, mask_node_features
 from gas.graph import Adjacency, copy_graph, is_row_per_edge, layout_of
 from gas.native import find_kept_entries, gather_rows
 
@@ -239,7 +239,7 @@ def _cut(
     else:
         entry, rowptr = state.edges.index_select(0, e_id).nonzero().view(-1), None
     view = batch.__class__()
-    view.x = mask_features(batch.x, state.nodes.index_select(0, n_id), state.scale)
+    view.x = mask_node_features(batch.x, state.nodes.index_select(0, n_id), state.scale)
     view.e_id = batch.e_id.index_select(0, entry)
     view.num_nodes = batch.num_nodes
     value = None

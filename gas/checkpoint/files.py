@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from gas.checkpoint.tensors import CheckpointError, Checksum, checksum, read_json
-from gas.io import explain_full_disk, flush_to_disk, sync_folder, write_json
-from gas.native import human, make_folder
+from gas.io import flush_to_disk, sync_folder, write_json
+from gas.native import explain_full_disk, human, make_folder
 
 try:
     import fcntl

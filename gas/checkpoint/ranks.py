@@ -8,9 +8,9 @@ at once. Nothing that it names is removed before another is named.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from torch.nn import Module
 
@@ -40,57 +40,19 @@ from gas.checkpoint.redistribution import (
 )
 from gas.checkpoint.tensors import CheckpointError
 from gas.checkpoint.writer import CheckpointWriter, history_writers
-from gas.distributed import Group, RankError
 from gas.native import warn
 from gas.scalable import Ranks, ScalableGNN
+
+if TYPE_CHECKING:
+    from gas.distributed import Exchange, Group
+    from gas.history import History
 
 T = TypeVar("T")
 
 
 def run_on_all_ranks(group: Group | None, what: str, function: Callable[[], T]) -> T:
-    """Call a function on every rank; if it fails on one, raise on all.
-
-    Args:
-        group: The ranks; ``None``, there is one.
-        what: The task in words, for the error of a rank that does not answer.
-        function: Must not wait for another rank.
-
-    Raises:
-        ValueError: Or ``CheckpointError``, or ``OSError``: the error of the first rank that failed,
-            with that rank in its text.
-        RankError: For any other error, or if a rank has gone, or doesn't come in time.
-    """
-    if group is None:
-        return function()
-    result, failed = None, None
-    try:
-        result = function()
-    except RankError:
-        raise
-    except Exception as error:  # Whatever it is, the others wait.
-        failed = error
-    for rank, told in enumerate(group.gather_json(_describe_error(failed), what)):
-        if told is not None:
-            raise _make_error(rank, *told) from failed
-    return cast(T, result)
-
-
-def _describe_error(error: Exception | None) -> list[Any] | None:
-    if error is None:
-        return None
-    if isinstance(error, OSError):
-        return ["OSError", error.strerror or str(error), error.errno, str(error.filename or "")]
-    kinds = {"CheckpointError": CheckpointError, "ValueError": ValueError}
-    kind = next((name for name, kind in kinds.items() if isinstance(error, kind)), "")
-    return [kind, str(error) if kind else f"{type(error).__name__}: {error}", None, ""]
-
-
-def _make_error(rank: int, kind: str, text: str, number: int | None, file: str) -> Exception:
-    text = f"rank {rank}: {text}"
-    if kind == "OSError" and number is not None:
-        return OSError(number, text, *([file] if file else []))
-    others = {"OSError": OSError, "CheckpointError": CheckpointError, "ValueError": ValueError}
-    return others.get(kind, RankError)(text)
+    """Call a function in one process, or on every rank; see :meth:`Group.run`."""
+    return function() if group is None else group.run(what, function, CheckpointError)
 
 
 def _no_loader_error() -> ValueError:
@@ -214,7 +176,7 @@ def load_on_ranks(
         each = cast(ScalableGNN, model).histories
         state = plan.exchange or {"arriving": []}
         run_on_all_ranks(
-            group, "reading a checkpoint", lambda: _restore_exchange(exchange.restore, state, each)
+            group, "reading a checkpoint", lambda: _restore_exchange(exchange, state, each)
         )
     result = run_on_all_ranks(group, "going on from a checkpoint", plan.load)
     if plan.text and (group is None or group.rank == 0):
@@ -350,15 +312,15 @@ def _advice(source: Source, path: Path) -> str:
     return f". All ranks have one before it: load {str(max(before, key=number_of))!r}"
 
 
-def _restore_exchange(restore: Callable[[Any, Any], None], state: Any, histories: Any) -> None:
-    """Restore what was on its way, of whatever form the state is.
+def _restore_exchange(exchange: Exchange, state: Any, histories: Sequence[History]) -> None:
+    """Restore the message that was in transit.
 
     Raises:
-        CheckpointError: If it isn't what was saved.
+        CheckpointError: If the state isn't one that was saved.
     """
     try:
-        restore(state, histories)
-    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as e:
-        if isinstance(e, RankError):
-            raise
-        raise CheckpointError(f"{e}: choose 'dtype' of gas.distribute as it was then") from e
+        exchange.restore(state, histories)
+    except ValueError as error:
+        raise CheckpointError(
+            f"{error}: choose 'dtype' of gas.distribute as it was then"
+        ) from error

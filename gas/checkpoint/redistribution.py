@@ -12,10 +12,10 @@ from torch.nn import Module
 from gas.checkpoint.histories import StoredHistory, is_count
 from gas.checkpoint.reader import CheckpointReader
 from gas.checkpoint.tensors import CheckpointError
-from gas.graph import PERM, Shard
 from gas.scalable import Ranks, ScalableGNN, set_banks
 
 if TYPE_CHECKING:
+    from gas.graph import Shard
     from gas.history import History
 
 MIXERS = (0x9E3779B97F4A7C1, 0xC2B2AE3D27D4EB5)  # Spread ids and degrees over 64 bits.
@@ -35,7 +35,7 @@ class Graph(NamedTuple):
         data, rowptr = getattr(loader, "data", None), getattr(loader, "_rowptr", None)
         if data is None or rowptr is None:
             return None
-        perm = data.get(PERM)
+        perm = data.get("perm")  # As gas.cluster calls it.
         return cls(loader.shard, None if perm is None else perm.cpu().long(), rowptr.diff())
 
     @property
@@ -152,7 +152,7 @@ class Redistribution:
             ]
             for number, history in enumerate(cast(ScalableGNN, into.model).histories)
         ]
-        self._check_all(sources)
+        self._refuse_unread_histories(sources)
         self._rows = [row[each] for each in perms]  # That each one's own rows become.
 
     @staticmethod
@@ -188,7 +188,7 @@ class Redistribution:
             raise CheckpointError(f"{found.files.path} has too few rows of {name!r}: it is damaged")
         return found.files.read_history(name, history, num_rows)
 
-    def _check_all(self, sources: Sequence[Saved]) -> None:
+    def _refuse_unread_histories(self, sources: Sequence[Saved]) -> None:
         left = len(sources[0].files.manifest["histories"]) - len(self._readings)
         if left:
             raise ValueError(

@@ -2,6 +2,7 @@
 
 from gas.cli.checkpoints import Checkpoints
 from gas.cli.choices import MODELS
+from gas.cli.command import main
 from gas.cli.experiment import Experiment
 from gas.cli.report import (
     EventWriter,
@@ -21,6 +22,7 @@ __all__ = [
     "MODELS",
     "Settings",
     "machine",
+    "main",
     "metrics",
     "peak_rss_bytes",
     "reset_peak_rss",

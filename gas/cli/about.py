@@ -1,4 +1,4 @@
-"""Fingerprint of a run: a checkpoint is resumed only by a run with the same options and graph."""
+"""Description of a run: only a run with the same description resumes a checkpoint."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from gas.cli.setup import Setup
 from gas.history import Codec
 
 
-def about_of(experiment: Setup, seed: int, split: int) -> dict[str, Any]:
-    """Describe a run of an experiment: its options but ``epochs``, and its graph."""
+def describe_run(experiment: Setup, seed: int, split: int) -> dict[str, Any]:
+    """Describe a run of an experiment: its options except ``epochs``, and its graph."""
     settings = {**dataclasses.asdict(experiment.settings), "epochs": None}
     histories = experiment.histories
     return {
@@ -29,17 +29,17 @@ def about_of(experiment: Setup, seed: int, split: int) -> dict[str, Any]:
         "full_batch": experiment.full_batch,
         "evaluation": experiment.evaluation,
         "refresh": experiment.refresh,
-        "augmented": _plainly(experiment.augment),
-        "training": _plainly(experiment.training),
+        "augmented": _to_json(experiment.augment),
+        "training": _to_json(experiment.training),
         "prefetch": experiment.prefetch,
         "memory_budget": experiment.memory_budget,
-        "graph": _graph_in_words(experiment),
+        "graph": _describe_graph(experiment),
         "seed": seed,
         "split": split,
     }
 
 
-def _graph_in_words(experiment: Setup) -> str:
+def _describe_graph(experiment: Setup) -> str:
     """Describe a graph by its sizes, and by a checksum of labels and masks."""
     crc = 0
     for key in ("y", "train_mask", "val_mask", "test_mask"):
@@ -48,12 +48,12 @@ def _graph_in_words(experiment: Setup) -> str:
     return f"{experiment.graph.shown}, labels and masks {crc:08x}"
 
 
-def _plainly(value: Any) -> Any:
-    """Convert an option to JSON values that are the same in every process."""
+def _to_json(value: Any) -> Any:
+    """Convert an option to JSON values, equal in every process."""
     if isinstance(value, partial):
-        return [_plainly(value.func), _plainly(value.keywords)]
+        return [_to_json(value.func), _to_json(value.keywords)]
     if isinstance(value, dict):
-        return {key: _plainly(item) for key, item in value.items()}
+        return {key: _to_json(item) for key, item in value.items()}
     if callable(value):
         return getattr(value, "__qualname__", type(value).__name__)
     return value if value is None or isinstance(value, (bool, int, float)) else str(value)

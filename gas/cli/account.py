@@ -1,4 +1,4 @@
-"""Memory of an experiment in training, by its holders: every storage counts once."""
+"""Memory of an experiment in training, by what holds it; every storage counts once."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from gas.native import idle_bytes
 from gas.training import MemoryAccount, batch_bytes, give_back_freed
 
 
-def account_of(
+def measure_memory(
     experiment: Setup,
     model: ScalableGNN,
-    apart: ScalableGNN,
+    evaluator: ScalableGNN,
     optimizer: torch.optim.Optimizer,
     libraries: int,
     outputs: Iterable[Tensor] = (),
 ) -> MemoryAccount:
-    """Account for the memory of an experiment in training, at the end of its largest batch.
+    """Measure the memory of an experiment in training, at the end of its largest batch.
 
     Args:
         experiment: The experiment.
-        model: The model that it trains, at least an epoch old.
-        apart: The model that evaluates, ``model`` itself or one with histories of its own.
+        model: The model that is trained, after at least one epoch.
+        evaluator: The model that evaluates, ``model`` itself or one with histories of its own.
         optimizer: The optimizer.
-        libraries: The bytes that were resident before the graph was there.
-        outputs: The outputs that evaluations have left.
+        libraries: The resident bytes before the graph was loaded.
+        outputs: The outputs of evaluations that are kept.
     """
-    freed = give_back_freed()  # First: what follows allocates.
+    freed = give_back_freed()  # First, because the rest allocates.
     account = MemoryAccount()
     graphs = (experiment.graph, experiment.eval_graph)
     account.enter("interpreter and libraries", libraries)
@@ -51,11 +51,10 @@ def account_of(
     )
     kept = [(b.data, b.n_id) for x in loaders for b in x.get_cached_batches()]
     whole = [g.whole.data for g in graphs if g.whole is not None]
-    account.enter("full batch", (t for data in whole for t in _given(data)))
-    account.enter("kept batches", (t for data, n_id in kept for t in (*_given(data), n_id)))
-    every = [*whole, *(data for data, _ in kept)]
-    account.enter("transposes", every)
-    _enter_rows(account, (model, apart), loaders)
+    account.enter("full batch", (t for data in whole for t in _batch_tensors(data)))
+    account.enter("kept batches", (t for data, n_id in kept for t in (*_batch_tensors(data), n_id)))
+    account.enter("transposes", [*whole, *(data for data, _ in kept)])
+    _enter_rows(account, (model, evaluator), loaders)
     account.enter("parameters and optimizer", model.parameters())
     gradients = sum(parameter.nbytes for parameter in model.parameters())
     account.enter("parameters and optimizer", gradients)
@@ -69,7 +68,7 @@ def account_of(
 def _enter_rows(
     account: MemoryAccount, models: Iterable[ScalableGNN], loaders: Iterable[SubgraphLoader]
 ) -> None:
-    """Enter rows of histories, and packed rows of histories and features."""
+    """Add the rows of histories, and packed rows of histories and features."""
     packings: set[Packing] = set()
     for one in models:
         for history in one.histories:
@@ -89,28 +88,30 @@ def _enter_rows(
 
 
 def _enter_batch(account: MemoryAccount, experiment: Setup, model: ScalableGNN, freed: int) -> None:
-    """Enter what the largest batch takes in training, and evaluation beyond it."""
-    batch = _largest(experiment)
+    """Add the memory of the largest batch in training, and what evaluation needs beyond it."""
+    batch = _largest_batch(experiment)
     buffers = scalable.idle_bytes(model)
-    scalable.free_buffers(model)  # Those that the batch needs count as what it keeps.
+    scalable.free_buffers(model)  # The batch makes those again that it needs.
     taken = batch_bytes(model, batch)
     training = taken.peak
     if not experiment.full_batch:
         account.enter("batch", taken.batch)
-        account.enter("batch before", taken.batch)  # Held until the next one has been cut.
+        account.enter("batch before", taken.batch)  # It is freed after the next one has been cut.
         training += 2 * taken.batch
     account.enter("activations", taken.kept)
     account.enter("gradients of activations", max(0, taken.peak - taken.kept))
     buffers = max(0, buffers - scalable.idle_bytes(model))
     account.enter("buffers of histories", buffers)
     training += buffers
-    account.enter("evaluation, beyond training", max(0, _evaluation(experiment, model) - training))
-    # Activations were in there while they were needed.
+    account.enter(
+        "evaluation, beyond training", max(0, _evaluation_bytes(experiment, model) - training)
+    )
+    # Freed memory has held the activations before.
     account.enter("freed, not given back", max(0, freed + idle_bytes() - taken.kept))
 
 
-def _given(data: Data) -> Iterator[Tensor]:
-    """Yield the tensors of a batch, without those that its adjacency has cached."""
+def _batch_tensors(data: Data) -> Iterator[Tensor]:
+    """Yield the tensors of a batch, except those that its adjacency has cached."""
     for key, value in data:
         if key == "adj_t":
             yield from (part for part in layout_of(value).parts(value) if part is not None)
@@ -118,18 +119,18 @@ def _given(data: Data) -> Iterator[Tensor]:
             yield value
 
 
-def _evaluation(experiment: Setup, model: ScalableGNN) -> int:
-    """Count the bytes that evaluation takes at once, besides what stays."""
+def _evaluation_bytes(experiment: Setup, model: ScalableGNN) -> int:
+    """Return the peak bytes of evaluation, besides what is held all the time."""
     whole = experiment.eval_graph.whole
     if whole is None or experiment.evaluation != "full":
-        return 0  # Layer by layer, it is less than training.
+        return 0  # Layer by layer, it needs less than training.
     (batch,) = whole
     taken = batch_bytes(model, batch, training=False)
-    return taken.peak + taken.out  # The best epoch's outputs are kept beside those of this one.
+    return taken.peak + taken.out  # The outputs of the best epoch are kept, too.
 
 
-def _largest(experiment: Setup) -> SubData:
-    """Return the batch of the parts with most edges, or the whole graph."""
+def _largest_batch(experiment: Setup) -> SubData:
+    """Return the batch of the parts with the most edges, or the whole graph."""
     graph = experiment.graph
     if graph.loader is None:
         assert graph.whole is not None

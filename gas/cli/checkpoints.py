@@ -26,18 +26,17 @@ UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 class Checkpoints:
     """Folder and schedule of the checkpoints of a run of :class:`gas.cli.Experiment`.
 
-    While it runs, SIGTERM and Ctrl-C wait for the step that is under way (for the epoch, in full
-    batch and with ``prefetch``), write one more, and do then what they did before; a second one
-    does so at once. When the run has ended, the last
-    checkpoint stays.
+    During a run, SIGTERM and Ctrl-C wait for the end of the current step (of the epoch, in full
+    batch and with ``prefetch``), write one more checkpoint, and then act as usual; a second signal
+    acts at once. The last checkpoint of a finished run is kept.
 
     Args:
-        folder: The folder of this run alone.
-        every: After how many epochs, or, in the middle of one if need be, after what time: like
-            ``"30s"``, ``"10min"`` or ``"2h"``. (default: ``1``)
-        resume: Go on from the newest that is there, if there is one. (default: ``False``)
-        keep: How many stay. (default: ``3``)
-        background: Write beside the training; see :func:`gas.save`. (default: ``False``)
+        folder: The folder, of this run alone.
+        every: The interval: a number of epochs, or a time such as ``"30s"``, ``"10min"`` or
+            ``"2h"``, after which one is written even within an epoch. (default: ``1``)
+        resume: Continue from the newest checkpoint, if there is one. (default: ``False``)
+        keep: How many checkpoints to keep. (default: ``3``)
+        background: Write while training continues; see :func:`gas.save`. (default: ``False``)
 
     Raises:
         ValueError: If an argument is unusable, or there are checkpoints already and ``resume`` is
@@ -53,8 +52,8 @@ class Checkpoints:
         background: bool = False,
     ) -> None:
         self.folder = Path(folder)
-        self.seconds = seconds_of(every)
-        self.every = None if self.seconds else int(every)  # Which was checked.
+        self.seconds = parse_interval(every)
+        self.every = None if self.seconds else int(every)
         check_integer("keep", keep, 1)
         self.keep, self.background = keep, background
         there = checkpoints(self.folder)
@@ -64,11 +63,11 @@ class Checkpoints:
                 "resume=True to go on, or name another folder"
             )
         self.resumes = bool(there)
-        self.came: int | None = None  # The signal that ends the run.
+        self.received: int | None = None  # The signal that ends the run.
         self._frame: FrameType | None = None
         self._handlers: dict[int, Any] = {}
         self._last = time.monotonic()
-        self._saved: tuple[int, int] | None = None  # Epochs, and steps, at the last one.
+        self._saved: tuple[int, int] | None = None  # Epochs and steps of the last checkpoint.
 
     def start(
         self,
@@ -80,10 +79,10 @@ class Checkpoints:
         about: dict[str, Any],
         perm: Tensor | None = None,
     ) -> None:
-        """Register the parts of the training, and load the newest checkpoint, if it is to resume.
+        """Register the parts of the training, and load the newest checkpoint to resume from it.
 
         Raises:
-            ValueError: If what had begun was another training, naming what differs.
+            ValueError: If the checkpoint is of another training, naming what differs.
         """
         self._parts = (model, optimizer, loader if hasattr(loader, "state_dict") else None)
         self._run, self._progress, self._about, self._perm = run, progress, about, perm
@@ -91,7 +90,7 @@ class Checkpoints:
             return
         found = peek(self.folder, "about").get("about")
         found = found if isinstance(found, dict) else {}
-        before, now = _options_of(found), _options_of(about)
+        before, now = _flatten_options(found), _flatten_options(about)
         for key in [*now, *before]:
             old, new = before.get(key), now.get(key)
             is_off = all(value is None or value is False for value in (old, new))
@@ -104,38 +103,39 @@ class Checkpoints:
         self._saved = (len(run), progress.steps)
 
     def after_step(self) -> None:
-        """Write one in the middle of an epoch, if it is time and the training can resume there.
+        """Write a checkpoint within an epoch, if one is due and training can resume from it.
 
-        It can't where the whole graph is one step, and where the next batch has read rows already.
+        Training can't resume within an epoch if the whole graph is one step, or if the rows of the
+        next batch have been prefetched.
         """
         model, _, loader = self._parts
         if loader is None or model.prefetch:
             return
-        if self.came is not None or self._is_late:
+        if self.received is not None or self._is_due:
             self.write()
-        self._leave()
+        self._stop_if_signalled()
 
     def after_epoch(self) -> None:
-        """Write one between two epochs, if it is time."""
+        """Write a checkpoint between two epochs, if one is due."""
         due = self.every is not None and len(self._run) % self.every == 0
-        if due or self.came is not None or self._is_late:
+        if due or self.received is not None or self._is_due:
             self.write()
-        self._leave()
+        self._stop_if_signalled()
 
     def end(self) -> None:
-        """Write the last one of a run, and remove the others."""
+        """Write the last checkpoint of a run, and remove the others."""
         self.write(background=False)
         finish(self.folder)
         prune(self.folder.absolute(), 1)
 
     def write(self, background: bool | None = None) -> None:
-        """Write one, unless nothing has happened since the last, or the training has diverged.
+        """Write a checkpoint, unless nothing has changed since the last or training has diverged.
 
-        A loss or a weight that isn't finite says so, of which a GPU's are looked at here for the
-        first time; the epoch ends with the error.
+        It has diverged if a loss or a weight isn't finite. The error follows at the end of the
+        epoch.
         """
         if background is None:
-            background = self.background and self.came is None
+            background = self.background and self.received is None
         now = (len(self._run), self._progress.steps)
         if now == self._saved or not self._is_finite:
             return
@@ -147,7 +147,7 @@ class Checkpoints:
             run=self._run,
             progress=self._progress,
             about=self._about,
-            perm=self._perm,  # Which rows of the graph as it was given the parts have.
+            perm=self._perm,  # The original row of every node.
         )
         self._saved, self._last = now, time.monotonic()
 
@@ -157,13 +157,13 @@ class Checkpoints:
         return is_finite and name_not_finite(dict(self._parts[0].named_parameters())) is None
 
     @property
-    def _is_late(self) -> bool:
+    def _is_due(self) -> bool:
         return self.seconds is not None and time.monotonic() - self._last >= self.seconds
 
     # Signals --------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def heard(self) -> Iterator[None]:
+    def delay_signals(self) -> Iterator[None]:
         """Delay SIGTERM and Ctrl-C in this context until the next checkpoint."""
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -173,41 +173,43 @@ class Checkpoints:
             for number in (signal.SIGINT, signal.SIGTERM)
             if signal.getsignal(number) != signal.SIG_IGN
         ]
-        self._handlers = {number: signal.signal(number, self._hear) for number in numbers}
+        self._handlers = {number: signal.signal(number, self._on_signal) for number in numbers}
         try:
             yield
         finally:
             for number, handler in self._handlers.items():
                 signal.signal(number, handler)
-        self._leave()  # It came while the last one was written.
+        self._stop_if_signalled()  # A signal that came while the last checkpoint was written.
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
-        if self.came is None:
-            self.came, self._frame = number, frame
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        """Keep the first signal for later; let a second one act at once."""
+        if self.received is None:
+            self.received, self._frame = number, frame
         else:
-            self._pass_on(number, frame)
+            self._call_handler(number, frame)
 
-    def _leave(self) -> None:
-        if self.came is not None:
-            self._pass_on(self.came, self._frame)
+    def _stop_if_signalled(self) -> None:
+        """Let a signal act that came earlier."""
+        if self.received is not None:
+            self._call_handler(self.received, self._frame)
 
-    def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        """Do what the signal would have done."""
+    def _call_handler(self, number: int, frame: FrameType | None) -> None:
+        """Call the previous handler of a signal, and end the program if it returns."""
         handler = self._handlers.get(number)
         if callable(handler):
             handler(number, frame)
         raise SystemExit(128 + number)
 
 
-def _options_of(about: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of groups such as ``settings`` by their own names."""
+def _flatten_options(about: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of nested groups such as ``settings`` in one dictionary."""
     options: dict[str, Any] = {}
     for key, value in about.items():
-        options |= _options_of(value) if isinstance(value, dict) else {key: value}
+        options |= _flatten_options(value) if isinstance(value, dict) else {key: value}
     return options
 
 
-def seconds_of(every: int | str) -> float | None:
+def parse_interval(every: int | str) -> float | None:
     """Convert a time to seconds, and a number of epochs to ``None``.
 
     Raises:

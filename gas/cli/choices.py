@@ -1,4 +1,4 @@
-"""Options of an experiment, and checks of those that exclude each other."""
+"""Options of an experiment, and checks for options that exclude each other."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ MODELS: dict[str, type[gas.models.LayeredGNN]] = {
     "sage": gas.models.GraphSAGE,
 }
 NORMALISED = tuple(name for name in MODELS if name not in ("appnp", "gat"))
-DENSE = 30  # Edges per node, from which a hint names batch norm: histories oscillate there.
+DENSE = 30  # Edges per node from which a hint recommends batch norm.
 REFRESHES = ("none", "full", "layerwise")
 EVALUATIONS = ("full", "layerwise")
 
 
 def check_modes(model: str, evaluation: str, refresh: str, full_batch: bool) -> None:
-    """Refuse unknown names, and histories of a full batch."""
+    """Refuse unknown names, and options of histories with a full batch."""
     for name, value, known in (
         ("model", model, tuple(MODELS)),
         ("evaluation", evaluation, EVALUATIONS),
@@ -41,7 +41,7 @@ def check_modes(model: str, evaluation: str, refresh: str, full_batch: bool) -> 
 
 
 def check_labels(data: Data) -> None:
-    """Refuse no labels, several per node that aren't 0 and 1, and unknown ones to train on."""
+    """Refuse missing labels, multi-labels other than 0 and 1, and unknown training labels."""
     y, mask = data.get("y"), data.get("train_mask")
     if y is None:
         raise ValueError("'data' has no 'y': expected classes [N], labels [N, C] or real numbers")
@@ -79,7 +79,7 @@ def check_predictable(
     is_augmented: bool,
     inductive: bool,
 ) -> None:
-    """Refuse ``memory`` for what :func:`gas.plan` can't predict."""
+    """Refuse ``memory`` with options that :func:`gas.plan` can't predict."""
     for name, given, why in (
         ("full_batch", full_batch, "has no mini-batches to choose"),
         ("memory_budget", memory_budget is not None, "splits mini-batches itself"),
@@ -93,7 +93,7 @@ def check_predictable(
 
 
 def check_augment(data: Data, settings: Settings, full_batch: bool, inductive: bool) -> None:
-    """Refuse ``augment`` where there are no views, or no loss for them."""
+    """Refuse ``augment`` where views, or their loss, aren't defined."""
     reason = ""
     if full_batch:
         reason = "'full_batch' has no mini-batches: use num_parts=1, which computes the same"

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 import gas
-from gas.cli.about import about_of
-from gas.cli.account import account_of
+from gas.cli.about import describe_run
+from gas.cli.account import measure_memory
 from gas.cli.checkpoints import Checkpoints
 from gas.cli.report import peak_rss_bytes, reset_peak_rss
 from gas.cli.setup import Setup
@@ -30,43 +30,43 @@ class Experiment(Setup):
         data: The graph, with masks.
         out_channels: The number of outputs of the model.
         model: One of :data:`MODELS`.
-        settings: The settings; what they leave open follows from the size of the graph.
+        settings: The settings; missing ones are derived from the size of the graph.
         full_batch: Train on the whole graph at once, without histories. (default: ``False``)
-        inductive: Train on the graph of the training nodes alone, evaluate on all of it; of a union
-            of graphs, these are the graphs that are trained on. (default: as the settings say)
+        inductive: Train on the subgraph of the training nodes, and evaluate on the whole graph.
+            (default: as in the settings)
         evaluation: ``"full"`` computes the whole graph as one batch, ``"layerwise"`` layer by
-            layer; without a refresh, or inductively, in another set of histories.
+            layer; without a refresh, or if ``inductive``, in a second set of histories.
             (default: ``"full"`` up to 20,000 nodes, or with ``full_batch``)
         refresh: How all histories are made exact after each epoch: ``"full"``, ``"layerwise"``,
-            or ``"none"``. They are filled before the first epoch in any case. (default: as
-            ``evaluation``, at no further cost)
-        layout: See :class:`gas.SubgraphLoader`. (default: ``"fused"`` on the CPU, and on a GPU that
-            the extension was compiled for; ``"csr"`` elsewhere)
+            or ``"none"``. They are always filled before the first epoch. (default: as
+            ``evaluation``, which costs nothing extra)
+        layout: See :class:`gas.SubgraphLoader`. (default: ``"fused"`` on the CPU and on GPUs that
+            the extension was compiled for, ``"csr"`` elsewhere)
         partition: See :func:`gas.metis`. (default: ``"metis"``)
         prefetch: Start pulls one batch ahead. (default: ``False``)
         memory_budget: Split mini-batches so that the tensors of one take at most this many bytes;
             see :func:`gas.training.plan_micro_batches`. (default: never split)
-        memory: Choose parts, batches and how histories are stored, as far as settings and arguments
-            leave them open, so that the process takes at most this: bytes, or like ``"6GB"``. What
-            was chosen is in ``plan``; see :func:`gas.plan`. (default: what settings say)
+        memory: The memory of the process, in bytes or like ``"6GB"``. Parts, batches and the
+            storage of histories are chosen to fit, unless settings or arguments give them. The
+            choice is in ``plan``; see :func:`gas.plan`. (default: no limit)
         micro_batches: How many mini-batches make a step of the optimizer; see
-            :func:`gas.training.train_epoch`. (default: ``1``, or as ``memory`` asks for)
-        pack: Arrange histories on disk, and features there, by what batches read, with so many
-            bytes of rows in memory: a number, or like ``"2GB"``, or ``"auto"``, what ``memory``
-            leaves. It does nothing where ``memory`` or ``store="auto"`` found that histories fit
-            memory. See :meth:`gas.ScalableGNN.pack`. (default: don't)
-        augment: Makes an augmentation of a graph, such as
-            ``functools.partial(gas.MHAug, mu_e=0.3, ...)``; each run has its own. Batches then have
-            views; see ``view_loss`` of :func:`gas.training.train_epoch`. MH-Aug takes its entropies
-            from each evaluation. (default: none)
+            :func:`gas.training.train_epoch`. (default: ``1``, or as ``memory`` requires)
+        pack: Pack histories and features on disk in the order in which batches read them, and keep
+            this many bytes of rows in memory: a number, or like ``"2GB"``, or ``"auto"`` for what
+            ``memory`` leaves. Histories that fit in memory aren't packed. See
+            :meth:`gas.ScalableGNN.pack`. (default: no packing)
+        augment: A function that makes an augmentation of a graph, such as
+            ``functools.partial(gas.MHAug, mu_e=0.3, ...)``; it is called once for each run. Batches
+            then have views; see ``view_loss`` of :func:`gas.training.train_epoch`. Each evaluation
+            updates the entropies of MH-Aug. (default: none)
         patience: See :func:`gas.training.fit`. (default: never stop early)
-        keep_edges: Leave ``edge_index`` and weights in ``data``, though batches have copies.
+        keep_edges: Keep ``edge_index`` and weights in ``data``, besides the copies in batches.
             (default: ``True``)
         check: Refuse NaN and infinite features. (default: ``True``)
-        libraries: Write an account of memory into each run: the bytes that were resident before the
-            graph was there. (default: no account)
-        device: Where the model computes. (default: ``"cpu"``)
-        log: Report. (default: ``True``)
+        libraries: The resident bytes before the graph was loaded. If given, each run has an account
+            of its memory. (default: no account)
+        device: The device of the model. (default: ``"cpu"``)
+        log: Print progress. (default: ``True``)
         training: Further arguments of :func:`gas.training.train_epoch`.
         **histories: ``store``, ``dtype``, ``path`` and ``io`` of :class:`gas.ScalableGNN`.
 
@@ -83,49 +83,49 @@ class Experiment(Setup):
         run: Run | None = None,
         checkpoints: Checkpoints | None = None,
     ) -> Run:
-        """Train one model from a seed and evaluates it after every epoch.
+        """Train one model from a seed, and evaluate it after every epoch.
 
         Args:
-            seed: Of PyTorch's generator.
+            seed: The seed of PyTorch's generator.
             split: Which split of the masks to use. (default: ``0``)
             on_epoch: Called after each epoch with the run so far.
             keep: Keep the model and the outputs of the best epoch. (default: ``False``)
-            run: Filled as training goes on, which survives an interruption. (default: a new one)
-            checkpoints: When to write them, and whether to go on from one. (default: none)
+            run: Filled during training, so that it survives an interruption. (default: a new one)
+            checkpoints: The schedule of checkpoints. (default: none)
         """
         run = Run() if run is None else run
         run.split = split
         torch.manual_seed(seed)
-        give_back_freed()  # What preparing the graph took.
+        give_back_freed()  # The memory that preparing the graph needed.
         reset_peak_rss()
         with contextlib.ExitStack() as open_models:
             peak = open_models.enter_context(PeakMemory())
             model = self.make_model()
             open_models.callback(model.close)
-            apart: gas.ScalableGNN = model  # The one that evaluates.
+            evaluator: gas.ScalableGNN = model
             if self.evaluation == "layerwise" and not self._refreshes_by_evaluating:
-                apart = model.for_graph(self.data.num_nodes)
-                open_models.callback(apart.close)
+                evaluator = model.for_graph(self.data.num_nodes)
+                open_models.callback(evaluator.close)
             if checkpoints is not None:
-                open_models.enter_context(checkpoints.heard())
+                open_models.enter_context(checkpoints.delay_signals())
             try:
-                about = about_of(self, seed, split)
-                self._run(model, apart, split, on_epoch, keep, run, checkpoints, about, peak)
+                about = describe_run(self, seed, split)
+                self._run(model, evaluator, split, on_epoch, keep, run, checkpoints, about, peak)
             finally:
-                _note_peak(run, peak)
+                _record_peaks(run, peak)
                 if not self.full_batch:
                     run.history_bytes = sum(history.store.nbytes for history in model.histories)
         return run
 
     @property
     def _refreshes_by_evaluating(self) -> bool:
-        """Say whether the histories that evaluation writes are those of the training."""
+        """Return whether evaluation writes the histories that training reads."""
         return self.eval_graph is self.graph and self.refresh != "none"
 
     def _run(
         self,
         model: gas.models.LayeredGNN,
-        apart: gas.ScalableGNN,
+        evaluator: gas.ScalableGNN,
         split: int,
         on_epoch: Callable[[Run], None] | None,
         keep: bool,
@@ -139,9 +139,9 @@ class Experiment(Setup):
         self._pack(model)
         resumes = checkpoints is not None and checkpoints.resumes
         if not self.full_batch and not resumes:
-            self._refresh(model)  # So that the first epoch reads real embeddings.
+            self._refresh(model)  # The first epoch then reads embeddings instead of zeros.
         augmentation = self._make_augmentation()
-        batches, micro_batches = self._batches(model, augmentation)
+        batches, micro_batches = self._make_batches(model, augmentation)
         progress = Progress()
         if checkpoints is not None:
             checkpoints.start(model, optimizer, batches, run, progress, about, self.graph.perm)
@@ -153,24 +153,25 @@ class Experiment(Setup):
             on_step=None if checkpoints is None else checkpoints.after_step, **self.training,
         )  # fmt: skip
 
-        def ended(run: Run) -> None:
+        def finish_epoch(run: Run) -> None:
             if on_epoch is not None:
                 on_epoch(run)
             if checkpoints is not None:
                 checkpoints.after_epoch()
 
         def evaluate(model: gas.ScalableGNN) -> Tensor:
-            out = self._evaluate(model, apart)
-            for one in (model, apart):
-                free_buffers(one)  # Of other rows than training pulls.
+            out = self._evaluate(model, evaluator)
+            for one in (model, evaluator):
+                free_buffers(one)  # Training pulls batches of other sizes.
             if isinstance(augmentation, gas.MHAug):
                 augmentation.update_entropy(out)
             return out
 
         try:
             fit(
-                model, self.data, epoch, evaluate, settings.epochs, split, ended, self.metric,
-                self.patience, self.training.get("leave_cores", True), keep, run, progress,
+                model, self.data, epoch, evaluate, settings.epochs, split, finish_epoch,
+                self.metric, self.patience, self.training.get("leave_cores", True), keep, run,
+                progress,
             )  # fmt: skip
             if checkpoints is not None:
                 checkpoints.end()
@@ -178,9 +179,9 @@ class Experiment(Setup):
             if isinstance(augmentation, gas.MHAug):
                 run.chain = augmentation.statistics()._asdict()
         if self.libraries is not None:
-            _note_peak(run, peak)  # Before the account, which computes a batch.
+            _record_peaks(run, peak)  # Before a batch is computed to measure its memory.
             outputs = [] if run.best is None else [run.best.out]
-            run.memory = account_of(self, model, apart, optimizer, self.libraries, outputs)
+            run.memory = measure_memory(self, model, evaluator, optimizer, self.libraries, outputs)
 
     def _make_optimizer(self, model: gas.models.LayeredGNN) -> torch.optim.Optimizer:
         settings = self.settings
@@ -217,25 +218,25 @@ class Experiment(Setup):
         edge_index = raw.edge_index.to(self.device)
         return self.augment(Data(edge_index=edge_index, num_nodes=raw.num_nodes))
 
-    def _batches(
+    def _make_batches(
         self, model: gas.ScalableGNN, augmentation: gas.augment.Augmentation | None = None
     ) -> tuple[Iterable[gas.SubData], int]:
-        """Return the batches of an epoch, and how many of them make a step."""
+        """Return the batches of an epoch, and the number of batches per step."""
         graph, batches = self.graph, self.graph.loader
         if batches is not None:
-            batches.forget_epoch()  # Of a run that went on from a checkpoint, to its end.
+            batches.forget_epoch()  # A resumed run may have left one unfinished.
         micro_batches = self.micro_batches
         if graph.whole is not None and batches is None:
             return graph.whole, 1
         assert batches is not None
         if augmentation is not None:
-            batches = self._loader(batches, batches.batch_size or 1, augmentation)
+            batches = self._make_loader(batches, batches.batch_size or 1, augmentation)
         if self.memory_budget is not None:
             size, micro_batches = plan_micro_batches(model, batches, self.memory_budget)
-            batches = self._loader(batches, size, augmentation)
+            batches = self._make_loader(batches, size, augmentation)
         return (gas.PrefetchLoader(batches, model) if self.prefetch else batches), micro_batches
 
-    def _loader(
+    def _make_loader(
         self,
         like: gas.SubgraphLoader,
         batch_size: int,
@@ -256,42 +257,42 @@ class Experiment(Setup):
             log=False,
         )
 
-    def _refresh(self, model: gas.ScalableGNN, apart: gas.ScalableGNN | None = None) -> None:
-        """Make all histories exact, or, in those of ``apart``, running statistics alone."""
+    def _refresh(self, model: gas.ScalableGNN, evaluator: gas.ScalableGNN | None = None) -> None:
+        """Refresh histories and running statistics; with ``evaluator``, the statistics alone."""
         if self.refresh != "layerwise" and self.graph.whole is not None:
-            self.graph.whole.refresh(model, fill=apart is None)
+            self.graph.whole.refresh(model, fill=evaluator is None)
             return
         assert self.graph.inference is not None
-        if apart is None or apart.num_nodes == model.num_nodes:
-            (apart or model).refresh(self.graph.inference)
+        if evaluator is None or evaluator.num_nodes == model.num_nodes:
+            (evaluator or model).refresh(self.graph.inference)
             return
         with contextlib.closing(model.for_graph(model.num_nodes)) as twin:  # Of another graph.
             twin.refresh(self.graph.inference)
 
-    def _evaluate(self, model: gas.ScalableGNN, apart: gas.ScalableGNN) -> Tensor:
-        """Compute every node's output, and make all histories exact, if they are to be.
+    def _evaluate(self, model: gas.ScalableGNN, evaluator: gas.ScalableGNN) -> Tensor:
+        """Compute every node's output, and refresh the histories if ``refresh`` says so.
 
-        Running statistics of batch norms become those of the graph that is trained on, but of a
-        full batch, where they follow its steps as in PyG.
+        Running statistics of batch norms become those of the training graph, except in full-batch
+        training, where they are averages over steps, as in PyG.
         """
         fills = self._refreshes_by_evaluating and self.refresh == self.evaluation
         refreshes = self.refresh != "none"
         model.train()
         if not self.full_batch and any(is_tracked(module) for module in model.modules()):
-            self._refresh(model, None if refreshes else apart)
+            self._refresh(model, None if refreshes else evaluator)
             refreshes = False
         model.eval()
         if self.evaluation == "full" and self.eval_graph.whole is not None:
             out = self.eval_graph.whole(model, fill=fills)
         else:
-            out = apart(loader=self.eval_graph.inference)
+            out = evaluator(loader=self.eval_graph.inference)
         if refreshes and not fills:
             self._refresh(model)
         return out
 
 
-def _note_peak(run: Run, peak: PeakMemory) -> None:
-    """Write the peaks of memory so far into a run, unless it has them."""
+def _record_peaks(run: Run, peak: PeakMemory) -> None:
+    """Write the peaks of memory into a run, unless it has them already."""
     if not run.peak_rss_bytes:
         peak.sample()
         run.peak_rss_bytes = peak_rss_bytes()

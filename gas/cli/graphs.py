@@ -1,4 +1,4 @@
-"""The graph of an experiment, in the forms that training and evaluation take it."""
+"""The graph of an experiment, prepared for training and evaluation."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 
 class Graph(NamedTuple):
-    """A graph in the forms that training and evaluation take it."""
+    """A graph, prepared for training and evaluation."""
 
-    perm: Tensor | None  # The row, as the graph was given, of every node.
-    raw: Data | None  # Permuted, on the CPU, where it is augmented ...
-    data: Data  # ... and transformed, without the edges, where batches have copies of them.
-    loader: SubgraphLoader | None  # Mini-batches, unless it is trained as a whole.
-    inference: EvalSubgraphLoader | None  # Mini-batches to compute layer by layer ...
-    whole: FullBatch | None  # ... or the graph as one batch.
-    degree: Tensor | None  # The number of edges into each node, where the model asks for it.
-    shown: str  # The graph in words, with its edges.
+    perm: Tensor | None  # The original row of every node.
+    raw: Data | None  # Before the model's transform, on the CPU, if it is augmented.
+    data: Data  # After the transform; without edges, unless they are kept.
+    loader: SubgraphLoader | None  # Mini-batches, unless it is trained in full batch.
+    inference: EvalSubgraphLoader | None  # Mini-batches for layer-wise inference.
+    whole: FullBatch | None  # The graph as one batch.
+    degree: Tensor | None  # The number of edges into each node, if the model needs it.
+    shown: str  # The graph as text, with its edges.
 
 
 def prepare_graph(
@@ -48,20 +48,20 @@ def prepare_graph(
     device: torch.device | str,
     log: bool,
 ) -> Graph:
-    """Cut a graph, and make its forms for training and evaluation.
+    """Partition a graph, and prepare it for training and evaluation.
 
     Args:
-        data: The graph, as it was given.
-        modes: How it is evaluated and refreshed: ``"full"``, ``"layerwise"``.
+        data: The original graph.
+        modes: The modes of evaluation and refresh: ``"full"``, ``"layerwise"``.
         cls: The class of the model.
-        settings: The settings, without gaps.
-        full_batch: See :class:`gas.cli.Experiment`, here and below.
-        layout: See there.
-        partition: See there.
-        keep_edges: See there.
-        keep_raw: Keep the graph as it was before its transform, and its edges.
-        device: See there.
-        log: See there.
+        settings: The settings, complete.
+        full_batch: See :class:`gas.cli.Experiment`.
+        layout: See :class:`gas.cli.Experiment`.
+        partition: See :class:`gas.cli.Experiment`.
+        keep_edges: See :class:`gas.cli.Experiment`.
+        keep_raw: Keep the graph before its transform, and its edges.
+        device: See :class:`gas.cli.Experiment`.
+        log: See :class:`gas.cli.Experiment`.
     """
     num_parts, batch_size = settings.num_parts or 1, settings.batch_size or 1
     perm = ptr = None
@@ -75,7 +75,7 @@ def prepare_graph(
         )
         data = permute(data, perm, log=log)
     raw = data
-    if cls.transform is not None:  # Of the whole graph, before it is cut into parts.
+    if cls.transform is not None:  # It needs the whole graph.
         data = cls.transform(data)
     loader = inference = None
     if ptr is not None:
@@ -85,7 +85,7 @@ def prepare_graph(
         options["edge_weight"] = cls.needs_weights
         loader = SubgraphLoader(data, ptr, batch_size, shuffle=True, **options)
         if "layerwise" in modes:
-            # Cutting batches anew takes some percent of computing them, and no memory.
+            # Cutting batches again takes a few percent of the time to compute them, and no memory.
             options |= {"like": loader, "cache": False}
             inference = EvalSubgraphLoader(data, ptr, batch_size, **options)
     full = full_batch or "full" in modes
@@ -107,8 +107,8 @@ def prepare_graph(
     return Graph(perm, None, data, loader, inference, whole, deg, shown)
 
 
-def training_nodes(data: Data) -> Data:
-    """Return the graph of the training nodes alone."""
+def training_subgraph(data: Data) -> Data:
+    """Return the subgraph of the training nodes."""
     mask = data.train_mask
     if mask.dim() > 1:
         raise ValueError(
@@ -117,19 +117,14 @@ def training_nodes(data: Data) -> Data:
             "with masks of one split"
         )
     data, x = copy.copy(data), data.x
-    apart = is_sparse(x) or is_encoded(x)  # PyG can't cut the one, and would decode the other.
-    if apart:
+    is_special = is_sparse(x) or is_encoded(x)  # PyG can't slice the one, and decodes the other.
+    if is_special:
         data.num_nodes = x.size(0)
         del data.x
-    for key in (
-        "node_id",
-        "classes",
-        "edge_type_names",
-        "node_type_names",
-    ):  # Of all nodes, which PyG can't cut.
+    for key in ("node_id", "classes", "edge_type_names", "node_type_names"):  # No tensors.
         if key in data:
             del data[key]
     out = data.subgraph(mask)
-    if apart:
+    if is_special:
         out.x = select_rows(x, mask.nonzero().view(-1))
     return out

@@ -1,4 +1,4 @@
-"""``train_gas.py --hetero``: layers for each relation, trained on a typed graph from tables."""
+"""``train_gas.py --hetero``: GraphSAGE for each relation of a heterogeneous graph from tables."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from torch_geometric.nn import HeteroConv, Linear, SAGEConv
 
 import gas
 from gas.cli import results
+from gas.cli.checkpoints import Checkpoints
 from gas.cli.choices import check_labels
 from gas.cli.report import metrics
 from gas.cli.settings import Settings
@@ -47,8 +48,8 @@ class HeteroSAGE(torch.nn.Module):
     """A linear layer for each type of nodes, GraphSAGE for each relation, scores of one type.
 
     Args:
-        data: The graph, whose types all have features.
-        kind: The type of nodes to predict.
+        data: The graph; each node type has features.
+        kind: The node type to predict.
         hidden_channels: The width of embeddings.
         out_channels: The number of outputs.
         num_layers: The number of layers.
@@ -86,18 +87,18 @@ class HeteroSAGE(torch.nn.Module):
         for conv in self.convs:
             out = {kind: x.relu() for kind, x in conv(h, edge_index_dict).items()}
             out = {kind: torch.dropout(x, self.dropout, self.training) for kind, x in out.items()}
-            h = {**h, **out}  # No relation may lead to a type.
+            h = {**h, **out}  # Some types may have no incoming relation.
         return self.scores(h[self.kind])
 
 
 class HeteroExperiment:
-    """Trains :class:`HeteroSAGE` on the tables that the command line names, once for each seed.
+    """Train :class:`HeteroSAGE` on the tables of the command line.
 
     Args:
         args: The command line.
 
     Raises:
-        ValueError: If the data set isn't a path, or has no type with features and labels.
+        ValueError: If the data set isn't a path, or no single node type has labels.
     """
 
     def __init__(self, args: argparse.Namespace) -> None:
@@ -114,9 +115,9 @@ class HeteroExperiment:
             hetero=True,
             check=not args.no_check,
         )
-        self.args, self.data, self.kind = args, data, _labelled_kind(data)
+        self.args, self.data, self.kind = args, data, _find_target_type(data)
         check_labels(cast(Data, data[self.kind]))
-        self.settings = settings = Settings.default("sage").but(
+        self.settings = settings = Settings.default("sage").replace(
             num_layers=args.num_layers, hidden_channels=args.hidden_channels, dropout=args.dropout,
             num_parts=args.num_parts, batch_size=args.batch_size, lr=args.lr, epochs=args.epochs,
             metric=args.metric,
@@ -132,7 +133,7 @@ class HeteroExperiment:
         on_epoch: Callable[[Run], None] | None = None,
         keep: bool = False,
         run: Run | None = None,
-        checkpoints: None = None,
+        checkpoints: Checkpoints | None = None,
     ) -> Run:
         """Train one model from a seed; see :meth:`gas.cli.Experiment.run`."""
         run, progress = Run() if run is None else run, Progress()
@@ -168,12 +169,12 @@ class HeteroExperiment:
     def write(
         self, runs: Sequence[Run], failed: list[dict[str, Any]], interrupted: bool
     ) -> dict[str, Any]:
-        """Write scores, curves, the best model and what it predicts of every node.
+        """Write scores, curves, the best model and its predictions for every node.
 
         Returns:
             The contents of ``metrics.json``.
         """
-        args, settings, number = self.args, self.settings, results.kept(runs)
+        args, settings, number = self.args, self.settings, results.best_run_index(runs)
         run = runs[number]
         kept = run.best_epoch
         curves = {"loss": run.loss, "seconds": run.seconds, "train": run.train_acc,
@@ -204,8 +205,8 @@ class HeteroExperiment:
         return said
 
     def _write_best(self, run: Run) -> None:
-        """Write the weights of the best epoch, and what it predicts of every node."""
-        best, absent = run.best, results.missing_packages()
+        """Write the weights of the best epoch, and its predictions for every node."""
+        best, absent = run.best, results.find_missing_packages()
         assert best is not None
         if results.MODEL not in absent:
             from safetensors.torch import save_file
@@ -225,8 +226,8 @@ class HeteroExperiment:
                 parquet.write_table(pa.table(prediction_columns(predicted, run.split)), file)
 
 
-def _labelled_kind(data: HeteroData) -> str:
-    """Return the type of nodes to predict.
+def _find_target_type(data: HeteroData) -> str:
+    """Return the node type to predict.
 
     Raises:
         ValueError: If none, or several, have labels; or a type has no features.
@@ -261,7 +262,7 @@ def _train_epoch(
         store = batch[kind]
         mask = split_mask(store.train_mask[: store.batch_size], split)
         size, y = int(mask.sum()), store.y[: store.batch_size]
-        out = model(batch)  # Batches without labels update the histories, too.
+        out = model(batch)  # Also without labels, to update the histories.
         if not size:
             continue
         rows = mask.nonzero().view(-1)

@@ -1,4 +1,4 @@
-"""Command line of ``examples/train_gas.py``, and the experiment that it describes."""
+"""Checked options of the command line, and the experiment that they describe."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torch_geometric.data import Data
 import gas
 from gas.checkpoint import checkpoints, peek, prune
 from gas.cli import hetero
-from gas.cli.checkpoints import Checkpoints, seconds_of
+from gas.cli.checkpoints import Checkpoints, parse_interval
 from gas.cli.choices import DENSE, MODELS, NORMALISED
 from gas.cli.experiment import Experiment
 from gas.cli.parser import make_parser
@@ -33,7 +33,7 @@ from gas.training import keep_little_freed
 
 MakeAugmentation = Callable[[Data], gas.augment.Augmentation]
 
-# Options that do nothing without another: which, and the value that it needs.
+# Options that need another option, with the values that it must have.
 NEEDS = {
     **dict.fromkeys(("num_steps", "reference_size"), ("augment", "mh_aug")),
     "drop": ("augment", "drop_edge"),
@@ -44,7 +44,7 @@ NOT_FULL_BATCH = (
     "num_parts", "batch_size", "partition", "store", "dtype", "path", "pack", "io", "prefetch",
     "refresh", "memory", "memory_budget", "skip_unlabelled", "scale_loss", "verify",
 )  # fmt: skip
-# Arguments that have another name on the command line.
+# Arguments whose option has another name.
 OTHER_NAMES = {
     "evaluation": "eval",
     "augmented": "augment",
@@ -57,7 +57,7 @@ DEFAULTS = {"num_steps": 12, "drop": 0.3, "bank": "original", "partition": "meti
 
 
 def parse_args() -> argparse.Namespace:
-    """Parse the command line: options that have an effect, and a folder that can be made."""
+    """Parse the command line; refuse options without effect and an unusable output folder."""
     parser = make_parser()
     args = parser.parse_args()
     if args.hetero:
@@ -65,16 +65,16 @@ def parse_args() -> argparse.Namespace:
     for name in ("runs", "epochs", "num_layers", "hidden_channels", "num_parts", "batch_size"):
         value = getattr(args, name)
         if value is not None and value < 1:
-            parser.error(f"argument {option(name)} is {value}, expected at least 1")
+            parser.error(f"argument {option_name(name)} is {value}, expected at least 1")
     for name, (needed, value) in NEEDS.items():
         given = getattr(args, needed)
         wanted = (value,) if isinstance(value, str) else value
         if getattr(args, name) is not None and (given is None or (wanted and given not in wanted)):
-            expected = f"{option(needed)} {wanted[0]}" if wanted else option(needed)
-            parser.error(f"argument {option(name)} does nothing without {expected}: add it")
+            expected = f"{option_name(needed)} {wanted[0]}" if wanted else option_name(needed)
+            parser.error(f"argument {option_name(name)} does nothing without {expected}: add it")
     for name in NOT_FULL_BATCH if args.full_batch else ():
         if getattr(args, name):
-            print(f"warning: {option(name)} does nothing with --full-batch", file=sys.stderr)
+            print(f"warning: {option_name(name)} does nothing with --full-batch", file=sys.stderr)
     for name, value in DEFAULTS.items():
         is_open = name == "dtype" and args.memory is not None
         if getattr(args, name) is None and not is_open:
@@ -99,7 +99,7 @@ def parse_args() -> argparse.Namespace:
     if args.resume and args.overwrite:
         parser.error("argument --resume goes on with what --overwrite would remove: leave one out")
     try:
-        seconds_of(args.checkpoint_every or 1)
+        parse_interval(args.checkpoint_every or 1)
     except ValueError as error:
         parser.error(f"argument --checkpoint-every: {error}")
     refused = explain_refusal(args)
@@ -109,7 +109,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def explain_refusal(args: argparse.Namespace) -> str | None:
-    """Say why ``--out`` is refused: it holds a run, which isn't to be overwritten."""
+    """Return the error if ``--out`` holds a run that must not be overwritten, else ``None``."""
     there = [folder for folder in sorted(args.out.glob("checkpoints/run*")) if checkpoints(folder)]
     if there and not (args.resume or args.overwrite):
         return (
@@ -122,11 +122,11 @@ def explain_refusal(args: argparse.Namespace) -> str | None:
 
 
 @contextlib.contextmanager
-def alone(args: argparse.Namespace) -> Iterator[None]:
+def lock_output(args: argparse.Namespace) -> Iterator[None]:
     """Lock ``--out`` against other runs in this context.
 
     Raises:
-        ValueError: If one does, or has ended there since the command line was read.
+        ValueError: If another run uses it, or has ended there since the command line was read.
     """
     with lock_folder(args.out):
         refused = explain_refusal(args)
@@ -139,37 +139,37 @@ def _check_hetero(parser: argparse.ArgumentParser, args: argparse.Namespace) -> 
     """Refuse options that have no effect with ``--hetero``."""
     for name, value in vars(args).items():
         if name not in hetero.OPTIONS and value != parser.get_default(name):
-            parser.error(f"argument {option(name)} does nothing with --hetero: leave it out")
+            parser.error(f"argument {option_name(name)} does nothing with --hetero: leave it out")
     if args.model not in (None, "sage"):
         parser.error(f"argument --model is {args.model}, but --hetero trains sage: leave it out")
 
 
 def remove_checkpoints(args: argparse.Namespace) -> None:
-    """Remove those of the runs that are to be overwritten."""
+    """Remove the checkpoints of runs that are overwritten."""
     for folder in args.out.glob("checkpoints/run*") if args.overwrite else ():
         prune(folder, 0)
 
 
-def checkpoints_of(args: argparse.Namespace, number: int) -> Checkpoints | None:
-    """Return the schedule of a run's checkpoints, if it is to write some."""
+def make_checkpoints(args: argparse.Namespace, number: int) -> Checkpoints | None:
+    """Return the schedule of a run's checkpoints; ``None`` if it writes none."""
     folder = args.out / f"checkpoints/run{number}"
     if args.checkpoint_every is None and not args.resume:
         return None
     return Checkpoints(folder, args.checkpoint_every or 1, args.resume)
 
 
-def _as_it_was(args: argparse.Namespace) -> int:
-    """Take what ``--memory`` chose from a checkpoint: now it might choose otherwise.
+def _restore_plan(args: argparse.Namespace) -> int:
+    """Restore from a checkpoint what ``--memory`` chose: planning again might choose otherwise.
 
     Returns:
-        The micro-batches of a step.
+        The number of micro-batches per step.
     """
     folder = args.out / "checkpoints/run0"
     if not args.resume or args.memory is None or not checkpoints(folder):
         return 1
     about = peek(folder, "about")["about"]
     args.memory = None
-    keep_little_freed()  # It isn't known any more whether there is room for more.
+    keep_little_freed()  # Checkpoints don't tell whether the plan needs it.
     args.num_parts, args.batch_size = (about["settings"][k] for k in ("num_parts", "batch_size"))
     args.dtype = about["histories"]["dtype"]
     if about["histories"]["store"] in TIERS:
@@ -177,13 +177,13 @@ def _as_it_was(args: argparse.Namespace) -> int:
     return about["micro_batches"]
 
 
-def option(name: str) -> str:
-    """Return the option of a value, by its name."""
+def option_name(name: str) -> str:
+    """Return the command line option of an argument."""
     return "--" + OTHER_NAMES.get(name, name).replace("_", "-")
 
 
-def settings_of(args: argparse.Namespace, files: Path) -> Settings:
-    """Return the settings of a configuration in ``files``, changed by the command line."""
+def make_settings(args: argparse.Namespace, files: Path) -> Settings:
+    """Make the settings of a configuration in ``files``, changed by the command line."""
     base = None
     if args.config is not None:
         base, about = Settings.load(args.config)
@@ -205,11 +205,11 @@ def settings_of(args: argparse.Namespace, files: Path) -> Settings:
             )
         if args.model in NORMALISED:
             given["batch_norm"] = args.norm == "batch"
-    return base.but(**given)
+    return base.replace(**given)
 
 
-def _hint_of_norm(args: argparse.Namespace, settings: Settings, data: Data) -> None:
-    """Say that batch norm usually gains from a graph as dense as this, if nothing was chosen."""
+def _suggest_norm(args: argparse.Namespace, settings: Settings, data: Data) -> None:
+    """Recommend batch norm for dense graphs, unless a norm was chosen."""
     degree = data.num_edges / max(data.num_nodes, 1)
     chosen = args.norm is not None or "batch_norm" in settings.architecture
     if degree >= DENSE and not chosen and not args.full_batch and args.model in NORMALISED:
@@ -220,8 +220,8 @@ def _hint_of_norm(args: argparse.Namespace, settings: Settings, data: Data) -> N
         )
 
 
-def augmentation_of(args: argparse.Namespace) -> tuple[MakeAugmentation | None, dict]:
-    """Return the factory of the augmentation, and the weights of its loss."""
+def make_augmentation(args: argparse.Namespace) -> tuple[MakeAugmentation | None, dict]:
+    """Make the factory of the augmentation, and the weights of its loss."""
     known = gas.augment.PUBLISHED
     published = known.get(dataset_key(args.dataset), known["cora"])
     given = {"kl": args.kl, "h": args.entropy}
@@ -238,12 +238,12 @@ def augmentation_of(args: argparse.Namespace) -> tuple[MakeAugmentation | None, 
 
 def make_experiment(args: argparse.Namespace, files: Path) -> Experiment:
     """Make the experiment that the command line describes."""
-    micro_batches = _as_it_was(args)
-    settings = settings_of(args, files)
+    micro_batches = _restore_plan(args)
+    settings = make_settings(args, files)
     libraries = None
     if args.memory_report:
         libraries = resident_bytes()
-        keep_little_freed()  # Or holes between blocks, which nobody holds, would be a fifth.
+        keep_little_freed()  # Else up to a fifth would be unused memory between blocks.
     data, _, out_channels = gas.get_data(
         args.root,
         args.dataset,
@@ -254,12 +254,12 @@ def make_experiment(args: argparse.Namespace, files: Path) -> Experiment:
         split="all",
         log=True,
     )
-    _hint_of_norm(args, settings, data)
+    _suggest_norm(args, settings, data)
     if args.feature_dtype or args.feature_store:
         data.x = gas.quantize(data.x, args.feature_dtype or "float32", args.feature_store)
     elif args.sparse_features is None:
         data = with_sparse_features(data, "auto", MODELS[args.model].gains_by_sparse, log=True)
-    augment, weights = augmentation_of(args)
+    augment, weights = make_augmentation(args)
     experiment = Experiment(
         data,
         out_channels,
@@ -297,22 +297,22 @@ def make_experiment(args: argparse.Namespace, files: Path) -> Experiment:
     return experiment
 
 
-def in_options(error: BaseException | str, args: argparse.Namespace) -> str:
-    """Name an error or a warning in words whose advice is for the command line."""
+def explain_error(error: BaseException | str, args: argparse.Namespace) -> str:
+    """Return the text of an error or a warning, with command line options for arguments."""
 
-    def renamed(found: re.Match[str]) -> str:
+    def rename(found: re.Match[str]) -> str:
         name, value = found["given"] or found["name"], found["value"]
         if OTHER_NAMES.get(name, name) not in vars(args):
             return found[0]
-        return option(name) if value in (None, "True") else f"{option(name)} {value}"
+        return option_name(name) if value in (None, "True") else f"{option_name(name)} {value}"
 
     text = str(error).strip()
     if isinstance(error, OSError) and error.errno and error.strerror == os.strerror(error.errno):
         parts = (error.filename, error.strerror, _CURES.get(error.errno))
         text = ": ".join(str(part) for part in parts if part)
-    elif "can't allocate memory" in text:  # PyTorch's allocator, whose error is a RuntimeError.
+    elif "can't allocate memory" in text:  # PyTorch's allocator raises a RuntimeError.
         return f"{text.splitlines()[0]}: {_NOT_ENOUGH_MEMORY}"
-    # A flag whose values are words, not those of the argument.
+    # The option has other values than the argument.
     norms = {"None": "none", "False": "none", "True": "batch"}
     text = re.sub(
         r"'batch_norm' is (\w+), but now it is (\w+)",
@@ -321,10 +321,10 @@ def in_options(error: BaseException | str, args: argparse.Namespace) -> str:
         ),
         text,
     )
-    argument = r"(?<![/\\,])\b(?P<given>\w+)='?(?P<value>\w+)'?"  # Paths have such names, too.
-    # So have values, and columns and types of the user.
+    argument = r"(?<![/\\,])\b(?P<given>\w+)='?(?P<value>\w+)'?"  # Not within paths.
+    # Quoted values, columns and types of the user stay as they are.
     name = r"(?<!is )(?<!use )(?<!of )(?<!, )(?<!type )(?<!column )(?<!\()'(?P<name>\w+)'"
-    text = re.sub(f"{argument}|{name}", renamed, text)
+    text = re.sub(f"{argument}|{name}", rename, text)
     if isinstance(
         error, (str, Warning, ValueError, ArithmeticError, ImportError, OSError, MemoryError)
     ):

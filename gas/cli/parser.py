@@ -1,4 +1,4 @@
-"""The options of ``examples/train_gas.py``."""
+"""The parser of the command line."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ FEATURE_CODECS = tuple(name for name in CODECS if name != "float64")
 
 
 class OptionParser(argparse.ArgumentParser):
-    """A parser whose errors are one line, not the whole usage."""
+    """Parser whose errors are one line, without the whole usage."""
 
     def error(self, message: str) -> NoReturn:
-        """End the program with the line that matters."""
+        """Exit with one line."""
         self.exit(2, f"{self.prog}: error: {message} (--help shows all options)\n")
 
 
@@ -86,9 +86,9 @@ def _add_graph(parser: argparse.ArgumentParser) -> None:
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("settings, instead of those of the configuration")
-    group.add_argument("--num-layers", type=int, help=_per_model("num_layers"))
-    group.add_argument("--hidden-channels", type=int, help=_per_model("hidden_channels"))
-    group.add_argument("--dropout", type=float, help=_per_model("dropout"))
+    group.add_argument("--num-layers", type=int, help=_describe_defaults("num_layers"))
+    group.add_argument("--hidden-channels", type=int, help=_describe_defaults("hidden_channels"))
+    group.add_argument("--dropout", type=float, help=_describe_defaults("dropout"))
     group.add_argument(
         "--norm",
         choices=NORMS,
@@ -106,8 +106,8 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--metric", choices=METRICS, help="(the usual one for the targets)")
 
 
-def _per_model(key: str) -> str:
-    """Return the default of a setting, and of the models that have another."""
+def _describe_defaults(key: str) -> str:
+    """Describe the default of a setting, and that of models that have another."""
     by_model = {name: settings[key] for name, settings in ARCHITECTURES.items()}
     usual = by_model["gcn"]
     others = [f"{name} {value}" for name, value in by_model.items() if value != usual]

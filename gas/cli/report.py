@@ -26,7 +26,7 @@ PER_EPOCH = ("loss", "train_acc", "val_acc", "test_acc", "age", "seconds")
 
 
 def reset_peak_rss() -> None:
-    """Start measuring the peak of resident memory anew, where the system can (Linux)."""
+    """Reset the peak of resident memory, where the system can (Linux)."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
@@ -34,7 +34,7 @@ def reset_peak_rss() -> None:
 def peak_rss_bytes() -> float:
     """Return the peak of this process's resident memory, in bytes, since :func:`reset_peak_rss`.
 
-    NaN where the system doesn't tell.
+    NaN where the system doesn't report it.
     """
     try:
         for line in Path("/proc/self/status").read_text().splitlines():
@@ -71,7 +71,7 @@ def machine() -> dict[str, Any]:
     }
 
 
-def _finite(value: float) -> float | None:
+def _finite_or_none(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
@@ -79,7 +79,11 @@ def summary(values: Sequence[float]) -> dict[str, Any]:
     """Return mean, sample standard deviation (0 for one run) and values; null if not finite."""
     mean = statistics.fmean(values)
     std = statistics.stdev(values) if len(values) > 1 and math.isfinite(mean) else mean - mean
-    return {"mean": _finite(mean), "std": _finite(std), "values": [_finite(v) for v in values]}
+    return {
+        "mean": _finite_or_none(mean),
+        "std": _finite_or_none(std),
+        "values": [_finite_or_none(v) for v in values],
+    }
 
 
 def metrics(runs: Sequence[Run]) -> dict[str, Any]:
@@ -102,7 +106,7 @@ def metrics(runs: Sequence[Run]) -> dict[str, Any]:
         "best_epoch": summary([run.best_epoch + 1 for run in runs]),
         "final_loss": summary([run.loss[-1] for run in runs]),
         "epochs": [
-            {key: [_finite(value) for value in getattr(run, key)] for key in PER_EPOCH}
+            {key: [_finite_or_none(value) for value in getattr(run, key)] for key in PER_EPOCH}
             for run in runs
         ],
         "chain": {key: summary([chain[key] for chain in chains]) for key in (chains or [{}])[0]},
@@ -151,7 +155,7 @@ def plot_curves(path: Path, runs: Sequence[Run], title: str, score: str = "accur
 
 
 class EventWriter:
-    """Writes TensorBoard events, one step per epoch and one folder per run."""
+    """Writer of TensorBoard events: one step per epoch, and one folder per run."""
 
     def __init__(self, folder: Path) -> None:
         try:
@@ -163,9 +167,9 @@ class EventWriter:
     def write(self, run: Run) -> None:
         """Add the last epoch of a run."""
         step = len(run.loss)
-        for name in ("loss", "train_acc", "val_acc", "test_acc", "age", "seconds"):
+        for name in PER_EPOCH:
             self._writer.add_scalar(name, getattr(run, name)[-1], step)
 
     def close(self) -> None:
-        """Write what is buffered."""
+        """Write buffered events."""
         self._writer.close()

@@ -1,4 +1,4 @@
-"""Results of a run: the parameters of the best model, and its predictions of every node."""
+"""Results of a run: the parameters of the best model, and its predictions for every node."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ MODEL, PREDICTIONS = "model.safetensors", "predictions.parquet"
 PACKAGES = {MODEL: "safetensors", PREDICTIONS: "pyarrow"}
 
 
-def missing_packages() -> dict[str, str]:
-    """Return the files that can't be written here, and the packages that they need."""
+def find_missing_packages() -> dict[str, str]:
+    """Find the files that can't be written, and return the missing package of each."""
     return {f: name for f, name in PACKAGES.items() if importlib.util.find_spec(name) is None}
 
 
-def check_room(folder: Path, experiment: Experiment) -> None:
-    """Refuse a folder whose disk has no room for what a run leaves.
+def check_disk_space(folder: Path, experiment: Experiment) -> None:
+    """Refuse a folder whose disk has no room for the results of a run.
 
     Raises:
-        OSError: Naming what there is, and what is needed.
+        OSError: Naming the free and the needed bytes.
     """
     with contextlib.closing(experiment.make_model(histories=False)) as model:
         state = sum(value.nbytes for value in model.state_dict().values())
@@ -48,8 +48,8 @@ def check_room(folder: Path, experiment: Experiment) -> None:
         )
 
 
-def kept(runs: Sequence[Run]) -> int:
-    """Return the run whose model is kept: the first with the highest validation score."""
+def best_run_index(runs: Sequence[Run]) -> int:
+    """Return the position of the run with the highest validation score, whose model is kept."""
     scores = [max((score for score in run.val_acc if score == score), default=0) for run in runs]
     return scores.index(max(scores))
 
@@ -61,24 +61,24 @@ def write_results(
     title: str,
     about: dict[str, Any],
 ) -> list[Path]:
-    """Write the results of runs, as far as the packages for it are installed.
+    """Write the results of runs, as far as the packages are installed.
 
-    * ``metrics.json``: scores, of every epoch, and what they are of.
-    * ``curve.png``: the same, drawn.
+    * ``metrics.json``: the scores of every epoch, and a description of the runs.
+    * ``curve.png``: a plot of them.
     * ``model.safetensors``: the parameters of the best epoch by validation, of the best run.
-    * ``predictions.parquet``: what that model predicts; see :func:`predictions`.
+    * ``predictions.parquet``: the predictions of that model; see :func:`predictions`.
 
     Args:
-        folder: Where.
+        folder: The folder to write to.
         experiment: The experiment.
-        runs: Its runs; that which is :func:`kept` has ``best``.
-        title: Of the plot.
-        about: What is said of them.
+        runs: Its runs; that of :func:`best_run_index` has ``best``.
+        title: The title of the plot.
+        about: The description of the runs, for ``metrics.json``.
 
     Returns:
         The files.
     """
-    folder, number = Path(folder), kept(runs)
+    folder, number = Path(folder), best_run_index(runs)
     best = runs[number].best
     assert best is not None
     found = {
@@ -90,10 +90,10 @@ def write_results(
         **about,
         "machine": machine(),
     }
-    # What says that the folder holds a run comes last: a mixture of two never says it.
+    # It is written last: where it exists, all files are of the same run.
     (folder / "metrics.json").unlink(missing_ok=True)
     plot_curves(folder / "curve.png", runs, title, score_name(experiment.metric))
-    absent = missing_packages()
+    absent = find_missing_packages()
     if MODEL not in absent:
         from safetensors.torch import save_file
 
@@ -127,10 +127,10 @@ def predictions(experiment: Experiment, out: Tensor, split: int = 0) -> pyarrow.
     Args:
         experiment: The experiment.
         out: The outputs of its nodes, of shape ``[N, C]``, in the order of ``experiment.data``.
-        split: Which split of the masks is told. (default: ``0``)
+        split: The split of the masks to name. (default: ``0``)
     """
     import pyarrow as pa
 
-    in_order = experiment.in_first_order
+    in_order = experiment.to_original_order
     found = Predictions(in_order(out), experiment.data, in_order)
     return pa.table(prediction_columns(found, split))

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gas.native import check_integer
+from gas.native import check_integer, warn
 from gas.training import METRICS
 
-# What a model is made with where nobody says; APPNP propagates farther than others convolve.
+# The default arguments of models.
 _TWO_LAYERS = {"num_layers": 2, "hidden_channels": 64, "dropout": 0.5}
 _PNA = {"aggregators": ["mean", "max"], "scalers": ["identity", "amplification"]}
 ARCHITECTURES: dict[str, dict[str, Any]] = {
@@ -27,7 +27,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 }
 
 
-ABOUT = ("dataset", "model", "published")  # What else a file says.
+ABOUT = ("dataset", "model", "published")  # Further entries of a file.
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class Settings:
       ``nonreg_weight_decay`` to ``model.nonreg_modules``.
     * ``grad_norm``: the bound of gradient clipping; ``edge_dropout``: the probability of dropping
       an edge of a batch; ``max_steps``: the most steps of an epoch.
-    * ``epochs``, ``runs``: how long, and how often from other seeds.
-    * ``metric``: what is measured; ``None`` for the usual score.
+    * ``epochs``: the number of epochs; ``runs``: the number of runs, each from another seed.
+    * ``metric``: the score; ``None`` for the usual one of the targets.
     * ``inductive``: train on the graph of the training nodes alone.
     """
 
@@ -122,10 +122,11 @@ class Settings:
             raise ValueError(f"{path}: {error}") from error
         return settings, {key: value for key, value in content.items() if key not in names}
 
-    def but(self, **changes: Any) -> Settings:
-        """Return these settings with changes; names of ``architecture`` may be given directly.
+    def replace(self, **changes: Any) -> Settings:
+        """Return a copy with changes; names of ``architecture`` may be given directly.
 
-        ``None`` changes nothing.
+        Args:
+            **changes: The new values; ``None`` changes nothing.
         """
         changes = {key: value for key, value in changes.items() if value is not None}
         names = {f.name for f in dataclasses.fields(self)}
@@ -133,8 +134,16 @@ class Settings:
         changes["architecture"] = {**self.architecture, **architecture}
         return dataclasses.replace(self, **changes)
 
+    def but(self, **changes: Any) -> Settings:
+        """Call :meth:`replace`, which is the new name."""
+        warn("Settings.but is now Settings.replace; the old name works until the next release",
+             DeprecationWarning)  # fmt: skip
+        return self.replace(**changes)
+
     def for_size(self, num_nodes: int) -> Settings:
-        """Return these settings, by default with parts of some 300 nodes and eight batches."""
+        """Return a copy with ``num_parts`` and ``batch_size``: by default 300 nodes per part, and
+        eight batches.
+        """
         num_parts = self.num_parts or max(1, min(num_nodes // 300, 256))
         batch_size = self.batch_size or max(1, num_parts // 8)
         return dataclasses.replace(self, num_parts=num_parts, batch_size=min(batch_size, num_parts))

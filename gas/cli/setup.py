@@ -1,4 +1,4 @@
-"""Set-up of an experiment: its options, its graph prepared for training, and new models for it."""
+"""Preparation of an experiment: its options, its graph and its models."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gas.cli.choices import (
     check_predictable,
     check_splits,
 )
-from gas.cli.graphs import Graph, prepare_graph, training_nodes
+from gas.cli.graphs import Graph, prepare_graph, training_subgraph
 from gas.cli.settings import Settings
 from gas.datasets import check_parts
 from gas.graph import check_data_features, with_csr_features
@@ -41,7 +41,7 @@ from gas.training import (
 if TYPE_CHECKING:
     from gas.scalable import Verification
 
-MOST_FULL_NODES = 20_000  # Up to here the whole graph is evaluated as one batch.
+MOST_FULL_NODES = 20_000  # Graphs up to this size are evaluated as one batch.
 
 
 class Setup:
@@ -100,11 +100,11 @@ class Setup:
         inductive = settings.inductive if inductive is None else inductive
         data = self._to_supported(data, check)
         self.plan: Plan | None = None
-        with PeakMemory() as self.peak_before:  # Until training: planning and preparing.
+        with PeakMemory() as self.peak_before:  # Of planning and preparing, before training.
             if memory is not None:
                 self.plan = self._plan(data, memory, inductive, layout, partition, log)
                 chosen = {"num_parts": self.plan.num_parts, "batch_size": self.plan.batch_size}
-                self.settings, micro_batches = settings.but(**chosen), self.plan.micro_batches
+                self.settings, micro_batches = settings.replace(**chosen), self.plan.micro_batches
             check_integer("micro_batches", micro_batches, 1)
             self.micro_batches = micro_batches
             self.graph, self.eval_graph = self._prepare(data, inductive, layout, partition)
@@ -112,7 +112,7 @@ class Setup:
         self.metric = settings.metric or metric_of(self.data.y)
 
     def _to_supported(self, data: Data, check: bool) -> Data:
-        """Check features, labels and parts, and return the graph with features to train on."""
+        """Check features, labels and parts, and return the graph with supported features."""
         y = data.get("y")
         if self.settings.metric == "r2" and y is not None and y.dim() == 1 and not is_real(y):
             data, self.out_channels = copy.copy(data), 1
@@ -128,7 +128,7 @@ class Setup:
     def _prepare(
         self, data: Data, inductive: bool, layout: str, partition: str
     ) -> tuple[Graph, Graph]:
-        """Cut the graph, and return its forms for training and for evaluation."""
+        """Prepare the graph for training and for evaluation."""
         self.settings = settings = self.settings.for_size(data.num_nodes)
         if self.augment is not None:
             check_augment(data, settings, self.full_batch, inductive)
@@ -140,7 +140,7 @@ class Setup:
         )  # fmt: skip
         fill = self.evaluation if self.refresh == "none" else self.refresh
         if inductive:
-            return prepare(training_nodes(data), {fill}), prepare(data, {self.evaluation})
+            return prepare(training_subgraph(data), {fill}), prepare(data, {self.evaluation})
         graph = prepare(data, {fill, self.evaluation})
         return graph, graph
 
@@ -153,7 +153,7 @@ class Setup:
         partition: str,
         log: bool,
     ) -> Plan:
-        """Plan what fits memory, and adopt its precision and place of histories."""
+        """Plan batches that fit memory, and adopt the precision and the store of histories."""
         check_predictable(
             memory, self.full_batch, self.memory_budget, self.augment is not None, inductive
         )
@@ -162,7 +162,7 @@ class Setup:
             deg = None
             if "aggregators" in self.settings.architecture:
                 deg = degree(data.edge_index[1], data.num_nodes)
-            made = self._new_model(1, data.x.size(1), deg)
+            made = self._make_model(1, data.x.size(1), deg)
         with contextlib.closing(made) as model:
             found = gas.plan(
                 data,
@@ -182,7 +182,7 @@ class Setup:
             )
         if found.gives_back:
             keep_little_freed()
-        give_back_freed()  # What planning took.
+        give_back_freed()  # The memory that planning needed.
         self.histories = {**self.histories, "dtype": found.dtype, "store": store}
         if found.store != "custom":
             self.histories["store"] = found.store
@@ -194,8 +194,8 @@ class Setup:
         """Make a new model, with weights drawn from PyTorch's generator.
 
         Args:
-            histories: Make those of the graph; else they are for one node, of no use.
-                (default: unless it trains in full batch)
+            histories: Make histories for all nodes, unless training is in full batch; without,
+                they have one row. (default: ``True``)
         """
         histories = histories and not self.full_batch
         data = self.graph.data
@@ -203,9 +203,9 @@ class Setup:
         if options.get("store") is None:
             options["device"] = self.device
         num_nodes = data.num_nodes if histories else 1
-        return self._new_model(num_nodes, data.x.size(1), self.graph.degree, **options)
+        return self._make_model(num_nodes, data.x.size(1), self.graph.degree, **options)
 
-    def _new_model(
+    def _make_model(
         self, num_nodes: int, in_channels: int, deg: Tensor | None, **options: Any
     ) -> gas.models.LayeredGNN:
         architecture = dict(self.settings.architecture)
@@ -224,7 +224,7 @@ class Setup:
     def verify(self) -> Verification:
         """Compare mini-batches and histories with the uncut graph; see :func:`gas.verify`.
 
-        It is done with a new model and the mini-batches of the training.
+        It takes a new model and the mini-batches of training.
 
         Raises:
             ValueError: If the experiment has no mini-batches.
@@ -236,11 +236,11 @@ class Setup:
             return gas.verify(model, loader)
 
     def baseline(self, split: int = 0) -> float:
-        """Return the test score of predicting for every node what most training nodes have."""
+        """Return the test score of predicting the most frequent training label for every node."""
         masks = [split_mask(self.data[key], split) for key in ("train_mask", "test_mask")]
         return baseline(self.metric, self.data.y, *masks)
 
-    def in_first_order(self, rows: Tensor) -> Tensor:
-        """Return rows of evaluated nodes, of shape ``[N, ...]``, as the graph was given."""
+    def to_original_order(self, rows: Tensor) -> Tensor:
+        """Return rows of evaluated nodes, of shape ``[N, ...]``, in the original order."""
         perm = self.eval_graph.perm
         return rows if perm is None else torch.empty_like(rows).index_copy_(0, perm, rows)

@@ -10,7 +10,6 @@ from torch import Tensor
 
 import gas
 from gas import SubData
-from gas.native import skip_frame
 
 __all__ = ["APPNP", "GAT", "GCN", "GCN2", "PNA", "PNA_JK", "ScalableGNN"]
 
@@ -24,40 +23,9 @@ class ScalableGNN(gas.ScalableGNN):
     the one that is trained on: pass ``fill=False`` for any other.
     """
 
-    @skip_frame
-    def __call__(
-        self,
-        x: Tensor | SubData | None = None,
-        adj_t: Any = None,
-        batch_size: int | None = None,
-        n_id: Tensor | None = None,
-        offset: Tensor | None = None,
-        count: Tensor | None = None,
-        loader: Iterable[SubData] | None = None,
-        *,
-        fill: bool | None = None,
-        **kwargs: Any,
-    ) -> Tensor:
-        """See :meth:`gas.ScalableGNN.__call__`.
-
-        Args:
-            x: A mini-batch, or node features.
-            adj_t: The adjacency.
-            batch_size: The number of in-batch nodes.
-            n_id: Global ids of in-batch nodes, then of the halo.
-            offset: First global row of each part in the batch.
-            count: Number of nodes of each part in the batch.
-            loader: Batches that cover every node once, to compute layer by layer.
-            fill: Write the histories from a full batch. (default: if ``x`` has as many rows as the
-                model has nodes)
-            **kwargs: Further arguments.
-        """
-        if fill is None:
-            whole = isinstance(x, Tensor) and x.size(0) == self.num_nodes
-            fill = whole and batch_size is None and n_id is None
-        return super().__call__(
-            x, adj_t, batch_size, n_id, offset, count, loader=loader, fill=fill, **kwargs
-        )
+    def _should_fill(self, x: Any, batch_size: int | None, n_id: Tensor | None) -> bool:
+        is_whole = isinstance(x, Tensor) and x.size(0) == self.num_nodes
+        return is_whole and batch_size is None and n_id is None
 
     @property
     def emb_device(self) -> torch.device:

@@ -1,4 +1,4 @@
-"""Feature rows in a RocksDB, which are written while training and persist."""
+"""Persistent feature rows in a RocksDB, which may be written during training."""
 
 from __future__ import annotations
 
@@ -14,22 +14,21 @@ from torch import Tensor
 from gas.history import Codec, Encoded, Store
 from gas.native import check_index, check_integer, check_range, make_folder, transfer
 
-ABOUT = b"about"  # The key of what is stored; those of rows have eight bytes.
-AT_ONCE = 65536  # Rows that are read or written together.
+ABOUT = b"about"  # The key of the description; keys of rows have eight bytes.
+BLOCK_ROWS = 65536  # Rows that are read or written together.
 
 
 class RocksStore(Store):
     """Store of rows in a RocksDB, in the folder ``path``; unwritten rows are zeros.
 
-    Rows may be written at any time, from any thread of one process. What was written is there when
-    the store is opened again, also after a crash.
+    Rows may be written at any time, from any thread of one process, and survive a crash.
 
     Args:
         num_rows: The number of rows.
         columns: The number of elements of a row.
         dtype: Their type.
-        path: The folder, which is made if it isn't there.
-        codec: How rows are encoded, in words. (default: the type's name)
+        path: The folder, which is made if it doesn't exist.
+        codec: The name of the encoding of rows. (default: the type's name)
 
     Raises:
         ImportError: If rocksdict is missing.
@@ -49,7 +48,7 @@ class RocksStore(Store):
         super().__init__(num_rows, columns, dtype)
         self.path = Path(path)
         self._process = os.getpid()
-        self._db = _open(self.path)
+        self._db = _open_database(self.path)
         name = codec or str(dtype).removeprefix("torch.")
         mine = {"rows": num_rows, "columns": columns, "codec": name}
         there = self._db.get(ABOUT)
@@ -58,8 +57,8 @@ class RocksStore(Store):
         elif json.loads(there) != mine:
             self.close()
             raise ValueError(
-                f"'path' is {str(path)!r}, which holds {_words(json.loads(there))}, expected "
-                f"{_words(mine)}: name another folder"
+                f"'path' is {str(path)!r}, which holds {_describe_rows(json.loads(there))}, "
+                f"expected {_describe_rows(mine)}: name another folder"
             )
 
     def read(self, index: Tensor, out: Tensor) -> None:
@@ -68,7 +67,7 @@ class RocksStore(Store):
         size = self.columns * self.dtype.itemsize
         missing = bytes(size)
         to = out.view(torch.uint8) if size else out
-        for first, keys in _keys(index):
+        for first, keys in _key_blocks(index):
             rows = self._db[keys]
             held = b"".join(missing if row is None else row for row in rows)
             block = torch.frombuffer(bytearray(held), dtype=torch.uint8) if held else None
@@ -81,7 +80,7 @@ class RocksStore(Store):
 
         self._check_process()
         held = rows.detach().cpu().to(self.dtype).contiguous().view(torch.uint8).numpy()
-        for first, keys in _keys(index):
+        for first, keys in _key_blocks(index):
             batch = WriteBatch(raw_mode=True)
             for key, row in zip(keys, held[first : first + len(keys)], strict=True):
                 batch.put(key, row.tobytes())
@@ -95,7 +94,7 @@ class RocksStore(Store):
             )
 
     def flush(self) -> None:
-        """Write to files what is only in memory and in the log so far."""
+        """Write the rows that are only in memory and in the log to files."""
         self._db.flush()
 
     def close(self) -> None:
@@ -106,7 +105,7 @@ class RocksStore(Store):
         raise TypeError("rows in a RocksDB can't be pickled: one process alone may open it")
 
 
-def _open(path: Path) -> Any:
+def _open_database(path: Path) -> Any:
     try:
         from rocksdict import Options, Rdict
     except ImportError as error:
@@ -114,21 +113,21 @@ def _open(path: Path) -> Any:
     make_folder("path", path.parent)
     try:
         return Rdict(str(path), Options(raw_mode=True))
-    except Exception as error:  # It has no other type.
+    except Exception as error:  # rocksdict raises no other class.
         raise ValueError(
             f"'path' is {str(path)!r}, which can't be opened as a RocksDB ({error}): close it "
             "where it is open, or name another folder"
         ) from error
 
 
-def _keys(index: Tensor) -> Iterator[tuple[int, list[bytes]]]:
-    """Yield the keys of rows in blocks, with the first row of each; keys have the order of rows."""
-    for first in range(0, index.numel(), AT_ONCE):
-        held = index[first : first + AT_ONCE].cpu().numpy().astype(">u8").tobytes()
+def _key_blocks(index: Tensor) -> Iterator[tuple[int, list[bytes]]]:
+    """Yield the position of the first key of each block, and its keys, in the order of rows."""
+    for first in range(0, index.numel(), BLOCK_ROWS):
+        held = index[first : first + BLOCK_ROWS].cpu().numpy().astype(">u8").tobytes()
         yield first, [held[at : at + 8] for at in range(0, len(held), 8)]
 
 
-def _words(said: Any) -> str:
+def _describe_rows(said: Any) -> str:
     return f"{said['rows']} rows of {said['columns']} as {said['codec']}"
 
 
@@ -140,18 +139,18 @@ def open_rows(
     ::
 
         data.x = open_rows("features", data.num_nodes, 64)
-        for batch in gas.SubgraphLoader(data, ptr):  # Reads the rows that are there then.
+        for batch in gas.SubgraphLoader(data, ptr):  # Reads the current rows.
             ...
             write_rows(data.x, batch.n_id[: batch.batch_size], values)
 
-    Rows belong to nodes as they are numbered in the graph: cut and renumber it before. A loader
-    with workers, or with ``cache=True``, wouldn't see what is written.
+    Rows have the order of the graph's nodes: partition and permute it first. Loaders with workers
+    or with ``cache=True`` don't see later writes.
 
     Args:
         path: The folder of the database.
         num_rows: The number of rows.
         width: The number of values of a row.
-        dtype: How rows are stored; see :class:`gas.history.Codec`. (default: ``"float32"``)
+        dtype: The storage type; see :class:`gas.history.Codec`. (default: ``"float32"``)
 
     Raises:
         ImportError: If rocksdict is missing.
@@ -165,7 +164,7 @@ def open_rows(
 
 
 def write_rows(x: Encoded, index: Tensor, rows: Tensor) -> None:
-    """Write rows of features in a RocksDB, for all readers to come.
+    """Write rows of features in a RocksDB; later reads return them.
 
     Args:
         x: The features, from :func:`open_rows`.

@@ -1,4 +1,4 @@
-"""Feedback rules: training examples that users' rules ask for, kept where they help."""
+"""Feedback rules: training examples made by rules, which are kept if they help."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CONFLICTS = ("relabel", "drop", "keep")
 
 
 class Rule(NamedTuple):
-    """A rule: the class that some nodes shall get, whatever their labels are.
+    """A feedback rule: the class that a model should predict for some nodes, whatever their labels.
 
     * ``covers``: a function of the graph, or its result: a mask of shape ``[N]``, bool.
     * ``label``: a class, or a probability for each class.
@@ -38,13 +38,13 @@ class Score(NamedTuple):
 
 
 class RuleOversampling(gas.augment.Resumable):
-    """Training examples that feedback rules ask for, of which those that help are kept.
+    """Oversampling of training examples by feedback rules; examples that help are kept.
 
     After FROTE (Alkan et al., *FROTE: Feedback Rule-driven Oversampling for Editing Models*,
-    MLSys 2022): examples are proposed, the model is trained with them, and they stay if the
-    objective has become better on nodes held out. An example is a node of the graph that a rule
-    covers, with the rule's label; the graph, its features and ``y`` are never modified, and no node
-    is made up. It is one more transform of each epoch, beside the views of others::
+    MLSys 2022): examples are proposed, the model is trained with them, and they are kept if the
+    objective on held-out nodes has improved. An example is a node of the graph that a rule covers,
+    with the rule's label; the graph, its features and ``y`` are never modified, and no nodes are
+    generated. It runs once per epoch, also together with augmentations::
 
         rules = RuleOversampling(graph, [Rule(lambda data: data.x[:, 0] > 2, 1)],
                                              graph.train_mask, graph.val_mask)
@@ -54,25 +54,25 @@ class RuleOversampling(gas.augment.Resumable):
             ...  # Train on rules.examples(n_id) of each batch's own nodes.
             rules.update(out)  # In each epoch, or in every few.
 
-    Everything is in the order of ``data``: of ``gas.cluster``'s graph, say, whose rows a batch's
-    ``n_id`` are.
+    All masks and outputs are in the order of ``data``, such as the graph of ``gas.cluster``, whose
+    rows are the ``n_id`` of batches.
 
     Args:
         data: The graph, with labels ``y`` of shape ``[N]``, integers.
-        rules: The rules. Of a node that several cover, their labels are equally likely.
-        train_mask: The nodes whose labels are trained on, of shape ``[N]``, bool.
-        held_out: The labelled nodes by which examples are judged, of shape ``[N]``, bool.
-        pool: The nodes that examples may be of, of shape ``[N]``, bool; their ``y`` isn't read.
+        rules: The rules. If several cover a node, their labels are equally likely.
+        train_mask: The nodes whose labels are used for training, of shape ``[N]``, bool.
+        held_out: The labelled nodes that measure the objective, of shape ``[N]``, bool.
+        pool: The nodes that may become examples, of shape ``[N]``, bool; their ``y`` isn't read.
             (default: ``train_mask``)
         num_classes: The number of classes.
-            (default: as many as labels that are read, and rules, have)
-        fraction: How many examples a proposal has, of the number of training nodes.
+            (default: that of the labels that are read and of the rules)
+        fraction: The examples of a proposal, as a fraction of the training nodes.
             (default: ``0.1``)
-        quota: How many examples there may be in the end, likewise. (default: ``0.5``)
-        conflicts: What becomes of training nodes that a rule covers: ``"relabel"`` takes the
-            rule's label in place of theirs, ``"drop"`` leaves them out, ``"keep"`` trains on their
-            own. (default: ``"relabel"``)
-        generator: A generator of the CPU. (default: one of its own, seeded from PyTorch's)
+        quota: The most examples that are kept, as a fraction of the training nodes.
+            (default: ``0.5``)
+        conflicts: The label of training nodes that a rule covers: ``"relabel"`` takes the rule's,
+            ``"keep"`` their own, ``"drop"`` leaves these nodes out. (default: ``"relabel"``)
+        generator: A generator of the CPU. (default: a new one, seeded by PyTorch's)
 
     Raises:
         ValueError: If an argument is unusable, naming it.
@@ -122,7 +122,7 @@ class RuleOversampling(gas.augment.Resumable):
         for number, mask in enumerate(masks_of_rules):
             gas.augment.check_mask(f"rules[{number}].covers", mask, size, "nodes", y.device)
         self.covers = torch.stack(masks_of_rules)  # [R, N]
-        """Which nodes each rule covers, of shape ``[R, N]``, bool."""
+        """Masks of the nodes that each rule covers, of shape ``[R, N]``, bool."""
         self._check_held_out()
         read = y[train_mask | held_out]
         if num_classes is None:
@@ -133,9 +133,11 @@ class RuleOversampling(gas.augment.Resumable):
                 f"expected those of [0, {num_classes})"
             )
         self.num_classes = num_classes
-        labels = [_label(number, rule.label, num_classes) for number, rule in enumerate(rules)]
+        labels = [
+            _to_probabilities(number, rule.label, num_classes) for number, rule in enumerate(rules)
+        ]
         self.labels = torch.stack(labels).to(y.device)
-        """The label of each rule, of shape ``[R, C]``, probabilities."""
+        """The label of each rule as probabilities, of shape ``[R, C]``."""
         self.conflicts = conflicts
         num_trained = int(train_mask.sum())
         self.num_proposed = round(fraction * num_trained)
@@ -143,10 +145,10 @@ class RuleOversampling(gas.augment.Resumable):
         super().__init__(generator)
         self._kept = torch.zeros(self.covers.shape, dtype=torch.int32, device=y.device)
         self._tried = torch.zeros_like(self._kept)
-        self._best = torch.tensor(-1.0, dtype=torch.double)  # Of no objective.
+        self._best = torch.tensor(-1.0, dtype=torch.double)  # No objective has been measured.
 
     def _check_held_out(self) -> None:
-        """Refuse held-out nodes on which one of the scores has no node."""
+        """Refuse held-out nodes for which one of both scores isn't defined."""
         covered = self.covers.any(dim=0)
         for kind, mask in (("that a rule covers", covered), ("that no rule covers", ~covered)):
             if not bool((mask & self.held_out).any()):
@@ -160,9 +162,9 @@ class RuleOversampling(gas.augment.Resumable):
     # Examples -----------------------------------------------------------------------------------
 
     def examples(self, n_id: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the weights and the label distributions with which nodes are trained on.
+        """Return the training weights and the label distributions of nodes.
 
-        Several labels of one node are one distribution, which has the same cross entropy::
+        Several labels of one node are averaged, which gives the same cross entropy::
 
             weight, target = rules.examples(batch.n_id[: batch.batch_size])
             losses = F.cross_entropy(out, target, reduction="none")
@@ -172,8 +174,8 @@ class RuleOversampling(gas.augment.Resumable):
             n_id: The nodes, of shape ``[nodes]``, int64.
 
         Returns:
-            ``weight``, of shape ``[nodes]``, 0 for a node that isn't trained on; and ``target``, of
-            shape ``[nodes, C]``, probabilities, 0 for such a node.
+            ``weight``, of shape ``[nodes]``, 0 for nodes without an example; and ``target``, the
+            probabilities, of shape ``[nodes, C]``, 0 for such nodes.
         """
         rows = n_id.to(self.y.device)
         covers, trained = self.covers[:, rows], self.train_mask[rows]
@@ -188,13 +190,13 @@ class RuleOversampling(gas.augment.Resumable):
         return weight.to(n_id.device), (total / weight.clamp(min=1e-12)[:, None]).to(n_id.device)
 
     def _rule_labels(self, covers: Tensor) -> Tensor:
-        """Return the labels that rules ask for, of shape ``[nodes, C]``; 0 where none covers."""
+        """Return the mean label of the rules of each node, of shape ``[nodes, C]``; 0 without."""
         covers = covers.to(self.labels.dtype)
         return covers.t() @ self.labels / covers.sum(dim=0).clamp(min=1)[:, None]
 
     @property
     def num_examples(self) -> int:
-        """Return the number of examples that were kept."""
+        """Return the number of kept examples."""
         return int(self._kept.sum())
 
     # Proposals ----------------------------------------------------------------------------------
@@ -202,7 +204,7 @@ class RuleOversampling(gas.augment.Resumable):
     def run(self) -> None:
         """Propose examples, unless some are on trial or :meth:`update` hasn't been called yet.
 
-        Each is of a rule, all alike, and of a node of ``pool`` that it covers, all alike.
+        Rules are drawn uniformly, and then nodes of ``pool`` that the rule covers.
         """
         count = min(self.num_proposed, self.most - self.num_examples)
         if self._best < 0 or count < 1 or bool(self._tried.any()):
@@ -225,8 +227,8 @@ class RuleOversampling(gas.augment.Resumable):
             mask: The nodes, of shape ``[N]``, bool. (default: ``held_out``)
 
         Returns:
-            The probability that rules give the predicted class, by the mean over covered nodes, and
-            the accuracy on the others; 1 of no nodes.
+            The mean probability of the predicted class by the rules, over covered nodes, and the
+            accuracy on the others; 1 if there are none.
         """
         if out.dim() != 2 or list(out.shape) != [self.y.numel(), self.num_classes]:
             raise ValueError(
@@ -246,14 +248,14 @@ class RuleOversampling(gas.augment.Resumable):
     def update(self, out: Tensor) -> bool:
         """Keep the examples on trial if the objective is the best so far.
 
-        The first call only looks at what the model gives without any.
+        The first call measures the objective without examples.
 
         Args:
             out: The outputs of all nodes, of shape ``[N, C]``.
 
         Returns:
-            Whether examples were kept. Those that weren't are forgotten; what the model has learnt
-            of them stays in its weights.
+            Whether examples were kept. Others are discarded, but the model's weights, which were
+            trained with them, stay as they are.
         """
         objective = self.score(out).objective
         tried = bool(self._tried.any())
@@ -290,10 +292,13 @@ class RuleOversampling(gas.augment.Resumable):
 
 
 def _last_class(label: int | Sequence[float] | Tensor) -> int:
+    """Return the largest class of a rule's label."""
     return label if isinstance(label, int) else len(label) - 1
 
 
-def _label(number: int, label: int | Sequence[float] | Tensor, num_classes: int) -> Tensor:
+def _to_probabilities(
+    number: int, label: int | Sequence[float] | Tensor, num_classes: int
+) -> Tensor:
     """Return the label of a rule as probabilities."""
     if isinstance(label, int) and 0 <= label < num_classes:
         return torch.nn.functional.one_hot(torch.tensor(label), num_classes).float()

@@ -1,4 +1,4 @@
-"""Checks that layers give the same on mini-batches as on the graph itself, by running both."""
+"""Numerical checks that layers are exact on mini-batches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ from torch.nn import Module
 from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
 
-from gas.convert.inputs import Inputs, eval_mode, matrix, perturbed_copy, record
+from gas.convert.inputs import (
+    Inputs,
+    copy_with_noise,
+    eval_mode,
+    record,
+    to_matrix,
+)
 from gas.convert.kinds import EDGES, OTHER, Values, check_rows
 from gas.convert.layers import WEIGHT, LayerCall, disable_normalisation, is_close
 from gas.convert.sample import subsample
@@ -25,11 +31,11 @@ from gas.history import Rows
 from gas.loader import SubgraphLoader
 from gas.nn import FusedConv, fuse, reason_inexact, twin
 
-MOST_NODES, MOST_EDGES = 2048, 2**15  # Of the sample of a graph.
+MOST_NODES, MOST_EDGES = 2048, 2**15  # Limits of the sample of a graph.
 
 
 def make_layers(net: Module, constants: Mapping[str, Any]) -> Module:
-    """Return a twin with the module's own parameters, whose layers are the fused ones."""
+    """Return a twin of a module, with its parameters and with fused layers."""
     out = twin(net)
     for layer in out.modules():
         if isinstance(layer, UNROLLED):
@@ -45,7 +51,7 @@ class LayerTest(NamedTuple):
 
     * ``call``: the call of the layer; ``expected``: its outputs on the graph, of in-batch nodes.
     * ``value_of``: the value in the mini-batch of a node of the traced graph.
-    * ``scopes``: the mini-batch in several layouts, in all of which outputs have to agree.
+    * ``scopes``: the mini-batch in several layouts; the layer must be exact in all of them.
     """
 
     call: LayerCall
@@ -57,7 +63,7 @@ class LayerTest(NamedTuple):
         """Find the form of the call that is exact.
 
         Raises:
-            ValueError: If there is none, saying why.
+            ValueError: If there is none, with the reason.
         """
         for form in (FUSED, PAIR, SQUARE):
             if form == FUSED and not isinstance(self.call.layer, FusedConv):
@@ -78,7 +84,7 @@ class LayerTest(NamedTuple):
         )
         try:
             out = self.call.layer(**given)
-        except Exception:  # Whatever a layer raises at what it can't take.
+        except Exception:  # A layer may raise anything for arguments that it doesn't support.
             return False
         return isinstance(out, Tensor) and is_close(out[: scope.batch_size], self.expected)
 
@@ -94,21 +100,21 @@ class LayerTest(NamedTuple):
         )
 
 
-def layer_tests(
+def make_layer_tests(
     calls: Sequence[LayerCall],
     kinds: Mapping[Node, str],
     values: Values,
     graph: Data,
     cuts: Iterable[int],
 ) -> Iterator[LayerTest]:
-    """Cut a small graph into mini-batches, and yield a test of every layer on each.
+    """Cut a small graph into mini-batches, and yield a test of each layer on each of them.
 
     Args:
         calls: The calls of the layers.
         kinds: The kind of the value of each node of the traced graph.
         values: These values on the small graph.
         graph: The small graph.
-        cuts: The first node of each mini-batch but the first.
+        cuts: The first node of each mini-batch, except the first.
 
     Raises:
         ValueError: If a layer gives anything but one tensor.
@@ -128,7 +134,7 @@ def layer_tests(
         batch = batch.to(device)
         adj_t = batch.data.adj_t
         scopes = [
-            Scope(adj, weight, batch.batch_size, _no_history)
+            Scope(adj, weight, batch.batch_size, _refuse_history)
             for adj, weight in ((adj_t, None), adj_t.to_edge_index())
         ]
 
@@ -144,7 +150,7 @@ def layer_tests(
             yield LayerTest(call, expected, cut, scopes)
 
 
-def _no_history(position: int, x: Tensor, rows: bool) -> Tensor | Rows:
+def _refuse_history(position: int, x: Tensor, rows: bool) -> Tensor | Rows:
     raise AssertionError("a single layer reads no history")
 
 
@@ -152,11 +158,11 @@ def _no_history(position: int, x: Tensor, rows: bool) -> Tensor | Rows:
 class Conversion:
     """Conversion of a module, which can be checked on further graphs.
 
-    * ``net``: the module as it was given; ``inputs``: what it takes.
-    * ``graph``, ``kinds``, ``calls``: its traced graph, and what is in it.
+    * ``net``: the original module; ``inputs``: its arguments.
+    * ``graph``, ``kinds``, ``calls``: its traced graph, the kinds of its values and its layers.
     * ``weighted``: the layers that are given the weights of edges.
-    * ``transform``: what the whole graph goes through; ``constants``: tensors of the traced graph.
-    * ``numbers``: the numbers that its nodes gave on the small graph, ``None`` of other nodes.
+    * ``transform``: the transform of the whole graph; ``constants``: tensors of the traced graph.
+    * ``numbers``: the numbers among the nodes' values on the small graph, ``None`` for others.
     """
 
     net: Module
@@ -170,7 +176,7 @@ class Conversion:
     numbers: Values = field(default_factory=dict)
 
     def check(self, data: Data) -> None:
-        """Check the layers on a sample of a graph, as they were checked on a small random one.
+        """Check the layers on a sample of a graph, as on the small random graph.
 
         Raises:
             ValueError: If a layer isn't exact on mini-batches of it, naming it, or the module
@@ -182,11 +188,11 @@ class Conversion:
             return
         devices = [device] if device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
-            torch.default_generator.manual_seed(0)  # Those of other devices stay as they are.
+            torch.default_generator.manual_seed(0)  # Generators of other devices don't change.
             try:
-                mine, sample = perturbed_copy(self.net), sample.to(device)
-                expected = self.inputs.run_as_given(mine, sample)
-            except Exception:  # A module may raise anything: the check on a small graph has to do.
+                mine, sample = copy_with_noise(self.net), sample.to(device)
+                expected = self.inputs.run_in_layout(mine, sample)
+            except Exception:  # A module may raise anything; only the small graph is checked then.
                 return
             try:
                 self._check(mine, sample, expected)
@@ -195,7 +201,7 @@ class Conversion:
                     raise
 
     def _sample(self, data: Data) -> Data | None:
-        """Return a sample in the graph's layout; ``None`` if it can't be taken."""
+        """Return a sample in the graph's layout; ``None`` if there is none."""
         listed = with_edge_index(data)
         names = {*self.inputs.names, *(name for name in ("x", WEIGHT) if name in listed)}
         tensors = [listed.get(name) for name in (*names, "edge_index")]
@@ -205,17 +211,17 @@ class Conversion:
         if "edge_index" not in data:
             if WEIGHT not in out:
                 out.edge_weight = torch.ones(out.num_edges)
-            out.adj_t = matrix(out)
+            out.adj_t = to_matrix(out)
             del out.edge_index, out.edge_weight
         return out
 
     def _is_exact_in_double(self, mine: Module, sample: Data) -> bool:
-        """Return whether the differences are due to rounding."""
+        """Return whether the layers are exact in float64: then differences are due to rounding."""
         try:
             mine = mine.double()
             sample = sample.apply(lambda rows: rows.double() if rows.is_floating_point() else rows)
-            self._check(mine, sample, self.inputs.run_as_given(mine, sample))
-        except Exception:  # A module may raise anything in float64: then the first error stands.
+            self._check(mine, sample, self.inputs.run_in_layout(mine, sample))
+        except Exception:  # A module may raise anything in float64; the first error is raised then.
             return False
         return True
 
@@ -225,7 +231,7 @@ class Conversion:
         listed = with_edge_index(sample)
         if self.transform is not None:
             listed = self.transform(copy.copy(sample))
-        given = {**self.inputs.of(listed), TRAINING: False}
+        given = {**self.inputs.arguments(listed), TRAINING: False}
         values = record(layers, self.graph, given, listed.get(WEIGHT), self.weighted)
         output = next(node for node in self.graph.nodes if node.op == "output").args[0]
         if not is_close(values[output], expected):
@@ -241,6 +247,6 @@ class Conversion:
             check_rows(layers, self.graph, self.kinds, [values, self.numbers], counts)
             calls = [replace(call, layer=layers.get_submodule(call.name)) for call in self.calls]
             cuts = sorted({max(listed.num_nodes // 32, 1), listed.num_nodes // 2})
-            for test in layer_tests(calls, self.kinds, values, listed, cuts):
+            for test in make_layer_tests(calls, self.kinds, values, listed, cuts):
                 if not test.is_exact(test.call.form):
                     raise test.error()

@@ -1,4 +1,4 @@
-"""Arguments that a graph gives to a module, and runs of the module with them."""
+"""Arguments of a module that a graph provides, and runs of the module with them."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Inputs:
     """Arguments of a method that a graph provides.
 
     * ``names``: attributes; ``edges``: the parameter for the adjacency.
-    * ``by_value``: whether the weights of the edges are values of the adjacency, as of an
-      ``adj_t``: layers that take weights have them then without being given any.
+    * ``by_value``: whether the weights of the edges are the values of the adjacency, as of an
+      ``adj_t``, so that layers get them without an argument of their own.
     """
 
     method: str
@@ -38,26 +38,26 @@ class Inputs:
         """Return whether the module takes edges as a matrix whose values are the weights."""
         return self.by_value and self.edges != "edge_index"
 
-    def of(self, data: Data) -> dict[str, Any]:
+    def arguments(self, data: Data) -> dict[str, Any]:
         """Return the arguments, with the adjacency as ``edge_index``."""
         return {**{name: data[name] for name in self.names}, self.edges: data.edge_index}
 
-    def run_as_given(self, net: Module, data: Data) -> Tensor:
+    def run_in_layout(self, net: Module, data: Data) -> Tensor:
         """Run the module on a graph in the graph's own layout."""
         values = {name: copy_value(data[name]) for name in self.names}
         if "edge_index" not in data:
             values[self.edges] = data.adj_t
         else:
             is_matrix = self.is_matrix and WEIGHT in data
-            values[self.edges] = matrix(data) if is_matrix else data.edge_index
+            values[self.edges] = to_matrix(data) if is_matrix else data.edge_index
         with eval_mode(net):
             return getattr(net, self.method)(**values)
 
     def run(self, net: Module, data: Data) -> Tensor:
-        """Run the module itself; lazy parameters are initialised."""
-        values = {name: copy_value(value) for name, value in self.of(data).items()}
+        """Run the module, which initialises lazy parameters."""
+        values = {name: copy_value(value) for name, value in self.arguments(data).items()}
         if self.by_value:
-            values[self.edges] = matrix(data)
+            values[self.edges] = to_matrix(data)
         try:
             with eval_mode(net):
                 return getattr(net, self.method)(**values)
@@ -68,7 +68,7 @@ class Inputs:
             ) from error
 
 
-def matrix(data: Data) -> Tensor:
+def to_matrix(data: Data) -> Tensor:
     """Return the weighted adjacency of a graph."""
     src, dst = data.edge_index
     order = dst.argsort(stable=True)
@@ -79,10 +79,10 @@ def matrix(data: Data) -> Tensor:
     )
 
 
-def perturbed_copy(net: Module) -> Module:
-    """Copy a module with other parameters, to be run on small graphs in its place.
+def copy_with_noise(net: Module) -> Module:
+    """Copy a module, and add noise to its parameters, for runs on small graphs.
 
-    What is zero at first, such as a gate or the last layer, would hide what comes before it.
+    Parameters that are zero, such as those of a gate, would hide the values before them.
     """
     try:
         copied = deep_copy(net)
@@ -120,7 +120,7 @@ class _Recorder(Interpreter):
 
 
 def copy_value(value: Any) -> Any:
-    """Copy values, so that nothing changes them in place."""
+    """Copy values, so that they can't be changed in place."""
     if isinstance(value, Tensor):
         return value.detach().clone()
     return type(value)(map(copy_value, value)) if type(value) in (tuple, list) else value
@@ -140,7 +140,7 @@ def record(
         graph: The graph.
         inputs: Its inputs by name.
         weight: The weight of each edge. (default: none)
-        weighted: The names of the layers that are given it. (default: none)
+        weighted: The names of the layers that take it. (default: none)
     """
     recorder = _Recorder(net, graph, weight, weighted)
     names = [str(node.target) for node in graph.nodes if node.op == "placeholder"]

@@ -13,10 +13,10 @@ from torch.nn import Module
 
 from gas.convert.inputs import copy_value
 from gas.convert.layers import is_close
-from gas.convert.trace import is_layer, module_of
+from gas.convert.trace import called_module, is_layer
 from gas.nn import reason_inexact
 
-ROWS = "rows"  # Of nodes: a tensor with a row for each, or how many there are.
+ROWS = "rows"  # Rows of nodes, or their number.
 EDGES = "edges"
 OTHER = "other"
 
@@ -24,7 +24,7 @@ Values = Mapping[Node, Any]
 
 
 def sizes(value: Any) -> list[Any]:
-    """Return all sizes in a value that may grow with the graph."""
+    """Return all sizes in a value that may depend on the size of the graph."""
     if isinstance(value, Tensor):
         return list(value.shape)
     if isinstance(value, tuple | list):
@@ -34,18 +34,18 @@ def sizes(value: Any) -> list[Any]:
     return [value] if isinstance(value, int) and not isinstance(value, bool) else []
 
 
-def kinds_of(
+def find_kinds(
     graph: Graph, records: Sequence[Values], counts: Sequence[tuple[int, int]]
 ) -> dict[Node, str]:
-    """Return the kind of the value of each node of a graph.
+    """Find the kind of the value of each node of a graph.
 
     Args:
         graph: The graph.
-        records: What the nodes gave on several graphs of different sizes.
-        counts: The nodes and edges of each of them.
+        records: The nodes' values on several graphs of different sizes.
+        counts: The numbers of nodes and edges of these graphs.
 
     Raises:
-        ValueError: If something has a size that is neither.
+        ValueError: If a size is neither the number of nodes nor that of edges.
     """
     out = {}
     for node in graph.nodes:
@@ -64,14 +64,14 @@ def kinds_of(
         }  # fmt: skip
         if len(found) > 1 or OTHER in found:
             raise ValueError(
-                f"'{node.name}' ({describe(node)}) has a size that is neither the number of nodes "
-                "nor of edges: mini-batches have other ones, so its meaning isn't known"
+                f"'{node.name}' ({function_name(node)}) has a size that is neither the number of "
+                "nodes nor of edges: mini-batches have other ones, so its meaning isn't known"
             )
         out[node] = found.pop() if found else OTHER
     return out
 
 
-def describe(node: Node) -> str:
+def function_name(node: Node) -> str:
     """Return the name of the function that a node calls."""
     return str(getattr(node.target, "__name__", node.target))
 
@@ -110,20 +110,20 @@ def check_rows(
     records: Sequence[Values],
     counts: tuple[int, int],
 ) -> None:
-    """Refuse functions outside of layers that don't treat each node, and each edge, alike.
+    """Refuse functions outside of layers that don't treat every node, or every edge, alike.
 
-    Each function is run on the first rows alone, which must give the first rows of its result, and
-    on the last.
+    Each function is run on the first half of the rows, and on the last: the results must be the
+    rows of its result on all of them.
 
     Args:
         net: The module.
         graph: Its graph.
-        kinds: What each node of it gives.
-        records: What the nodes gave on several graphs.
-        counts: The nodes and edges of the first of them.
+        kinds: The kind of each node's value.
+        records: The nodes' values on several graphs.
+        counts: The numbers of nodes and edges of the first of these graphs.
 
     Raises:
-        ValueError: If one doesn't, naming it.
+        ValueError: Naming the function.
     """
     for node in graph.nodes:
         if node.op in ("placeholder", "get_attr", "output") or is_layer(net, node):
@@ -141,12 +141,12 @@ def check_rows(
             continue  # A width, a type, a device.
         size = counts[taken == {EDGES}]
         for rows in (range(size // 2), range(size - size // 2, size)):
-            _check(net, node, kinds, records[0], size, rows)
+            _check_node(net, node, kinds, records[0], size, rows)
 
 
 def _call_name(net: Module, node: Node) -> str:
-    module = module_of(net, node)
-    return type(module).__name__ if module is not None else describe(node)
+    module = called_module(net, node)
+    return type(module).__name__ if module is not None else function_name(node)
 
 
 def _check_type(net: Module, node: Node, records: Sequence[Values], kind: str) -> None:
@@ -165,7 +165,7 @@ def _check_type(net: Module, node: Node, records: Sequence[Values], kind: str) -
         )
 
 
-def _check(
+def _check_node(
     net: Module,
     node: Node,
     kinds: Mapping[Node, str],
@@ -173,7 +173,7 @@ def _check(
     size: int,
     rows: range,
 ) -> None:
-    module = module_of(net, node)
+    module = called_module(net, node)
     given: dict[Node, Any] = {}
 
     def cut(argument: Node) -> Any:
@@ -182,7 +182,7 @@ def _check(
     reason = reason_inexact(module) if module is not None else ""
     why = reason or "looks at more than one node or edge at a time"
     try:
-        out = run(net, node, cut)
+        out = evaluate_node(net, node, cut)
         expected = select_rows(values[node], size, rows)
         exact = not reason and kinds[node] != OTHER and is_close(out, expected)
     except Exception as error:
@@ -200,7 +200,7 @@ def _check(
             )
 
 
-def run(net: Module, node: Node, value_of: Callable[[Node], Any]) -> Any:
+def evaluate_node(net: Module, node: Node, value_of: Callable[[Node], Any]) -> Any:
     """Evaluate a node for other values of its arguments."""
     args, kwargs = map_arg(node.args, value_of), map_arg(node.kwargs, value_of)
     if node.op == "call_module":

@@ -1,4 +1,4 @@
-"""Calls of message passing layers, and the normalisation that moves from them to the graph."""
+"""Calls of message passing layers, and normalisation, which moves to the whole graph."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gas.convert.scope import (
     SQUARE,
     edge_weight,
     edges,
-    normalised_weights,
+    gcn_weights,
     sources,
     weights,
 )
@@ -33,20 +33,20 @@ WEIGHT = "edge_weight"
 class Normalise(BaseTransform):
     """The symmetric normalisation of a graph's edge weights, as PyG's layers compute it.
 
-    It is that of the layout in which the graph is given: to the diagonal of an ``adj_t`` of
-    ``torch.sparse``, PyG adds self-loops, and to an ``edge_index`` those that are missing.
+    It depends on the layout, as in PyG: self-loops are added to the diagonal of an ``adj_t`` of
+    ``torch.sparse``, but to an ``edge_index`` only where they are missing.
 
     Args:
         improved: Weight self-loops by 2.
         add_self_loops: Add self-loops.
-        weighted: Take the weights that the graph has. (default: ``True``)
+        weighted: Use the weights of the graph. (default: ``True``)
     """
 
     by_value = False
-    """Whether the module takes a list of edges with weights as a matrix, too."""
+    """Whether the module takes weighted edges as a matrix, even if they are given as a list."""
 
     takes_adj_t = True
-    """Whether :func:`gas.cluster` gives it the graph with an ``adj_t``, not a list of edges."""
+    """Whether :func:`gas.cluster` passes the graph with an ``adj_t`` instead of ``edge_index``."""
 
     def __init__(self, improved: bool, add_self_loops: bool, weighted: bool = True) -> None:
         self.improved = improved
@@ -64,7 +64,7 @@ class Normalise(BaseTransform):
                 "'data' has no 'edge_index', which the normalisation needs: give the graph with "
                 "one instead of 'adj_t'"
             )
-        if not self.weighted:  # A matrix has values always.
+        if not self.weighted:  # A matrix always has values.
             weight = None if is_list or weight is None else weight.to(dtype)
         loops = self.add_self_loops
         if loops and not is_list:
@@ -80,7 +80,7 @@ class Normalise(BaseTransform):
     def _add_to_diagonal(
         self, edge_index: Tensor, weight: Tensor, num_nodes: int
     ) -> tuple[Tensor, Tensor]:
-        """Add a self-loop to the existing ones of a node."""
+        """Add the weight of a self-loop to that of the existing ones."""
         is_loop = edge_index[0] == edge_index[1]
         loops = weight.new_full((num_nodes,), 2.0 if self.improved else 1.0)
         loops.index_add_(0, edge_index[0, is_loop], weight[is_loop])
@@ -105,13 +105,13 @@ class Normalise(BaseTransform):
 class LayerCall:
     """Call of a message passing layer.
 
-    * ``node``: the call; ``layer``: the layer; ``name``: where it is in the model.
-    * ``given``: its arguments by the names of its parameters.
-    * ``features``: the one of them whose rows are neighbours'; ``other``: further rows of nodes.
-    * ``adjacency``, ``weight``: which are the edges and their weights.
-    * ``normalised``: whether weights must be those of the normalised graph.
-    * ``weighted``: whether it takes those of the adjacency without being given any.
-    * ``form``: how it is called.
+    * ``node``: the call; ``layer``: the layer; ``name``: its name in the model.
+    * ``given``: the arguments by the names of the parameters.
+    * ``features``: the parameter for the neighbours' rows; ``other``: further rows of nodes.
+    * ``adjacency``, ``weight``: the parameters for the edges and their weights.
+    * ``normalised``: whether the weights must be those of the normalised graph.
+    * ``weighted``: whether the values of the adjacency are the weights.
+    * ``form``: the form of the call.
     """
 
     node: Node
@@ -134,10 +134,10 @@ class LayerCall:
         Args:
             form: One of the forms in :mod:`gas.convert.scope`.
             make: ``make(function, *args)`` calls a function of :mod:`gas.convert.scope`.
-            value_of: What an argument in the traced graph is.
+            value_of: Returns the value of an argument of the traced graph.
         """
         if self.normalised or self.weighted:
-            weight = make(normalised_weights if self.normalised else weights)
+            weight = make(gcn_weights if self.normalised else weights)
         else:
             weight = value_of(self.weight)
         out = {}
@@ -161,7 +161,7 @@ def bind_arguments(layer: Any, node: Node) -> dict[str, Any]:
     return inspect.signature(layer.forward).bind(*node.args, **node.kwargs).arguments
 
 
-def layer_call(
+def describe_call(
     net: Module,
     node: Node,
     kinds: Mapping[Node, str],
@@ -193,17 +193,17 @@ def layer_call(
 
 
 def lacks_weight(net: Module, node: Node) -> bool:
-    """Return whether a layer takes weights of edges, and is called without."""
+    """Return whether a layer takes edge weights, but is called without any."""
     layer: Any = net.get_submodule(str(node.target))
     takes = WEIGHT in inspect.signature(layer.forward).parameters
     return takes and bind_arguments(layer, node).get(WEIGHT) is None
 
 
 def disable_normalisation(layer: Any) -> Normalise | None:
-    """Return the transform of the whole graph that a layer needs, and switch off the layer's own.
+    """Disable the normalisation of a layer, and return it as a transform of the whole graph.
 
     Changes:
-        ``layer.normalize`` is false afterwards.
+        ``layer.normalize`` becomes false.
     """
     if isinstance(layer, pyg.SGConv | pyg.SSGConv):
         return Normalise(False, layer.add_self_loops)
@@ -220,9 +220,13 @@ NORMALISING = (pyg.GCNConv, pyg.GCN2Conv, pyg.LGConv, pyg.FAConv, pyg.TAGConv, p
 def move_normalisation(
     net: Module, graph: Graph, weighted: Sequence[str]
 ) -> tuple[Normalise | None, list[str]]:
-    """Move normalisation to the whole graph; return how, and the names of the layers called."""
+    """Move normalisation from layers to the whole graph.
+
+    Returns:
+        The transform of the graph, and the names of the layers that take its weights.
+    """
     found = {
-        _hop_of(net, name): how
+        _hop_name(net, name): how
         for name, layer in net.named_modules() if (how := disable_normalisation(layer)) is not None
     }  # fmt: skip
     for node in graph.nodes:
@@ -243,8 +247,8 @@ def move_normalisation(
     return next(iter(found.values()), None), list(found)
 
 
-def _hop_of(net: Module, name: str) -> str:
-    """Return the layer that is called for another: a hop, if that was taken apart."""
+def _hop_name(net: Module, name: str) -> str:
+    """Return the name of the layer to call: of an unrolled layer, that of its hop."""
     if not isinstance(net.get_submodule(name), UNROLLED):
         return name
     return f"{name}.hop" if name else "hop"

@@ -12,7 +12,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn.inits import reset
 
 from gas.convert.check import Conversion
-from gas.convert.place import multiplies_sparse, stages_of
+from gas.convert.place import make_stages, multiplies_sparse
 from gas.convert.scope import Scope
 from gas.convert.trace import CONSTANT, TRAINING
 from gas.graph import find_original_graph
@@ -42,7 +42,7 @@ class Converted(ScalableGNN):
         self._name = type(conversion.net).__name__
         made = GraphModule(net, graph, self._name)
         constants = {n: b for n, b in made._buffers.items() if n not in net._buffers}
-        # All that the module has, in its order, not just what the graph calls.
+        # All submodules, in the original order, also those that the graph doesn't call.
         for kept in ("_modules", "_parameters", "_buffers"):
             made.__dict__[kept] = dict(net.__dict__[kept])
         for key, value in constants.items():
@@ -51,21 +51,21 @@ class Converted(ScalableGNN):
         self._stages: list[GraphModule] | None = None
         self.training = made.training = net.training
         self.transform = conversion.transform
-        self._takes_fused = True  # Scope sees to it that each layer gets what it takes.
+        self._takes_fused = True  # Scope converts the adjacency for each layer.
         _, *self._inputs = [str(node.target) for node in graph.nodes if node.op == "placeholder"]
         self._drawing = list(drawing)
         self._conversion: Conversion | None = conversion
 
     @property
     def _plain(self) -> Module:
-        """Return the layers, whose weights have the names that they have in the module."""
+        """Return the layers; their weights have the names of the original module."""
         return self.net
 
     def check_on_sample(self, data: Data) -> None:
-        """Check the layers on some nodes of a graph, as they were on a small random one.
+        """Check the layers on some nodes of a graph, as on the small random graph.
 
-        :func:`gas.cluster` calls it. Copies of the model, and one whose layers were replaced, don't
-        know of the module that they came from, and check nothing.
+        :func:`gas.cluster` calls it. Copies of the model, and models whose layers were replaced,
+        have no reference to the original module, and check nothing.
 
         Args:
             data: The graph, before :attr:`transform`.
@@ -73,32 +73,32 @@ class Converted(ScalableGNN):
         Raises:
             ValueError: If the model isn't exact on it, naming the layer.
         """
-        if (conversion := self._own_conversion()) is not None:
+        if (conversion := self._find_conversion()) is not None:
             conversion.check(data)
 
     def run_module(self, graph: Data) -> Tensor | None:
         """Run the original module on a whole graph.
 
         Args:
-            graph: What :func:`gas.cluster` has returned. The module is called on the graph that
-                this was made of, in the layout in which it was given.
+            graph: A graph that :func:`gas.cluster` has returned. The module is run on the original
+                graph, in its layout.
 
         Returns:
-            The rows in the order of ``graph``; ``None`` if the module isn't known, see
-            :meth:`check_on_sample`, or that graph, or if it can't be called on it.
+            The rows in the order of ``graph``; ``None`` without a reference to the module (see
+            :meth:`check_on_sample`) or the original graph, or if the module fails.
         """
-        made = self._own_conversion()
+        made = self._find_conversion()
         data = None if made is None else find_original_graph(graph, made.inputs.names)
         if made is None or data is None:
             return None
         try:
-            out = made.inputs.run_as_given(made.net, data.to(self.device))
-        except Exception:  # A module may raise anything: then the reference is another.
+            out = made.inputs.run_in_layout(made.net, data.to(self.device))
+        except Exception:  # A module may raise anything; verify then takes another reference.
             return None
         return out[graph.perm.to(out.device)]
 
-    def _own_conversion(self) -> Conversion | None:
-        """Return the conversion, as long as the model's parameters are exactly the module's."""
+    def _find_conversion(self) -> Conversion | None:
+        """Return the conversion, if the model's parameters are still those of the module."""
         if self._conversion is None:
             return None
         mine, modules = (
@@ -131,9 +131,9 @@ class Converted(ScalableGNN):
             return self.push_and_pull(history, h, batch_size, *where, rows=rows)
 
         scope = Scope(adj_t, kwargs.get("edge_weight"), batch_size, push_and_pull)
-        return self.net(scope, *self._values(x, kwargs))
+        return self.net(scope, *self._input_values(x, kwargs))
 
-    def _values(self, x: Tensor, given: dict[str, Any]) -> list[Any]:
+    def _input_values(self, x: Tensor, given: dict[str, Any]) -> list[Any]:
         """Return the inputs of the graph."""
         given = {**given, "x": x, TRAINING: self.training}
         missing = [name for name in self._inputs if name not in given]
@@ -147,36 +147,36 @@ class Converted(ScalableGNN):
     def forward_layer(self, layer: int, x: Tensor, adj_t: Any, state: dict[str, Any]) -> Tensor:
         """Compute one layer; see :meth:`gas.ScalableGNN.forward_layer`.
 
-        What it takes of earlier ones is read from their histories, or computed again.
+        Values of earlier layers are read from histories, or computed again.
         """
         if self._stages is None:
-            self._stages = stages_of(self.net)
+            self._stages = make_stages(self.net)
         batch = state["batch"]
         features, _, given = self.inputs_of(batch.data)
 
-        def stored(position: int, own: bool) -> Tensor:
+        def read_history(position: int, own: bool) -> Tensor:
             if position == layer - 1:
                 return first_rows(x, batch.batch_size) if own else x
             ids = batch.n_id[: batch.batch_size] if own else batch.n_id
             return self.histories[position].pull(ids).to(x.device, compute_dtype(self, features))
 
-        def never(position: int, h: Tensor, rows: bool) -> Tensor:
+        def refuse_push(position: int, h: Tensor, rows: bool) -> Tensor:
             raise AssertionError("a stage ends where a history is pushed to")
 
-        scope = Scope(adj_t, given.get("edge_weight"), batch.batch_size, never, stored)
-        return self._stages[layer](scope, *self._values(features, given))
+        scope = Scope(adj_t, given.get("edge_weight"), batch.batch_size, refuse_push, read_history)
+        return self._stages[layer](scope, *self._input_values(features, given))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         known = [name for name in self.net._buffers if name.startswith(CONSTANT)]
-        self.net._non_persistent_buffers_set.update(known)  # As they were.
+        self.net._non_persistent_buffers_set.update(known)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Stages are made of ``net``; and the module has the parameters of this model alone.
+        # Stages are made again from ``net``; a copy has other parameters than the module.
         return {**super().__getstate__(), "_stages": None, "_conversion": None}
 
     def reset_parameters(self) -> None:
-        """Draw new weights, which are the module's, too, and forget the histories."""
+        """Draw new weights, also of the original module, and clear the histories."""
         super().reset_parameters()
         for child in self.net.children():
             reset(child)

@@ -13,17 +13,17 @@ from torch.nn import Module
 
 from gas.convert.kinds import ROWS
 from gas.convert.layers import WEIGHT, LayerCall
-from gas.convert.scope import dense, dropout, own, pull, sources, stored, weights
-from gas.convert.trace import is_dropout, is_layer, module_of
+from gas.convert.scope import dense, dropout, own_rows, pull, read_history, sources, weights
+from gas.convert.trace import called_module, is_dropout, is_layer
 from gas.nn import LINEAR_LAYERS, Dropout, FusedConv, has_hooks
 
 
 @dataclass
 class Placement:
-    """Values that are computed of all rows of a mini-batch, not only of its own.
+    """Placement of histories in a traced graph.
 
-    * ``whole``: nodes that are computed of all rows.
-    * ``pulled``: nodes of own rows that go to a history, and whose halo comes from there.
+    * ``whole``: nodes that are computed for all rows of a mini-batch, halo included.
+    * ``pulled``: nodes that are computed for own rows; their halo is pulled from a history.
     """
 
     whole: set[Node] = field(default_factory=set)
@@ -33,43 +33,43 @@ class Placement:
 def place_histories(
     net: Module, graph: Graph, kinds: Mapping[Node, str], calls: Sequence[LayerCall]
 ) -> Placement:
-    """Find the places of histories: before dropout, if a layer's input has been dropped."""
-    exact = _before_layers(net, graph, kinds)
+    """Place a history before each layer; if its input has dropout, before the dropout."""
+    exact = _find_feature_nodes(net, graph, kinds)
     out = Placement(whole={node for node in graph.nodes if node.op == "placeholder"})
 
-    def need(node: Node) -> None:
+    def require(node: Node) -> None:
         if node in out.whole or node in out.pulled:
             return
-        if node in exact:  # Of the features alone, which a batch has of its halo, too.
+        if node in exact:  # It depends on features only, which batches have for the halo, too.
             out.whole.add(node)
-            for argument in _rows_of(node, kinds):
-                need(argument)
+            for argument in _row_arguments(node, kinds):
+                require(argument)
             return
         chain = _chain_to_dropout(net, node, kinds, exact)
         out.whole.update(chain)
-        source = _rows_of(chain[-1], kinds)[0] if chain else node
+        source = _row_arguments(chain[-1], kinds)[0] if chain else node
         if source not in out.pulled and source not in out.whole:
             out.pulled.append(source)
 
     for call in calls:
         for name in (call.features, *call.other):
-            need(call.given[name])
+            require(call.given[name])
     order = {node: position for position, node in enumerate(graph.nodes)}
     out.pulled.sort(key=order.__getitem__)
     return out
 
 
-def _rows_of(node: Node, kinds: Mapping[Node, str]) -> list[Node]:
+def _row_arguments(node: Node, kinds: Mapping[Node, str]) -> list[Node]:
     return [argument for argument in node.all_input_nodes if kinds[argument] == ROWS]
 
 
-def _before_layers(net: Module, graph: Graph, kinds: Mapping[Node, str]) -> set[Node]:
-    """Return the nodes whose rows depend on those of the input only, not on neighbours."""
+def _find_feature_nodes(net: Module, graph: Graph, kinds: Mapping[Node, str]) -> set[Node]:
+    """Find the nodes that depend on a row's own features only, not on neighbours."""
     out: set[Node] = set()
     for node in graph.nodes:
         if node.op == "output" or kinds[node] != ROWS or is_layer(net, node):
             continue
-        if all(argument in out for argument in _rows_of(node, kinds)):
+        if all(argument in out for argument in _row_arguments(node, kinds)):
             out.add(node)
     return out
 
@@ -77,11 +77,11 @@ def _before_layers(net: Module, graph: Graph, kinds: Mapping[Node, str]) -> set[
 def _chain_to_dropout(
     net: Module, node: Node, kinds: Mapping[Node, str], exact: set[Node]
 ) -> list[Node]:
-    """Return the nodes from a value back to the first dropout that it has passed, if any."""
+    """Return the nodes from a value back to the first dropout before it, if there is one."""
     chain: list[Node] = []
     until = 0
     while not is_layer(net, node) and node not in exact:
-        rows = _rows_of(node, kinds)
+        rows = _row_arguments(node, kinds)
         if len(rows) != 1:
             break
         chain.append(node)
@@ -107,14 +107,14 @@ class _Writer:
         self._edges = next(str(c.given[c.adjacency].target) for c in calls.values())
         self.graph = Graph()
         self._scope = self.graph.placeholder("scope")
-        self._written: dict[Node, Node] = {}  # Of all rows, where the plan says so.
+        self._written: dict[Node, Node] = {}  # For all rows, if the placement says so.
         self._own: dict[Node, Node] = {}
         self._all: dict[Node, Node] = {}
 
     def make(self, function: Any, *args: Any) -> Node:
         return self.graph.call_function(function, (self._scope, *args))
 
-    def own(self, node: Node) -> Node:
+    def own_rows(self, node: Node) -> Node:
         """Return a value's own rows."""
         written = self._written[node]
         if self._kinds[node] != ROWS or node not in self._plan.whole:
@@ -125,74 +125,74 @@ class _Writer:
                 "both by a layer and past it: put them first, as torch.stack(..., dim=1) does"
             )
         if node not in self._own:
-            self._own[node] = self.make(own, written)
+            self._own[node] = self.make(own_rows, written)
         return self._own[node]
 
-    def all(self, node: Node) -> Node:
+    def all_rows(self, node: Node) -> Node:
         """Return a value's rows, those of the halo included."""
         return self._all.get(node, self._written[node])
 
     def write(self, node: Node) -> None:
         if node.op == "output":
-            self.graph.output(map_arg(node.args[0], self.own))
+            self.graph.output(map_arg(node.args[0], self.own_rows))
             return
         if node.op == "placeholder" and node.target == self._edges:
-            return  # They come with the scope, as each layer takes them.
-        made = self._layer(node) if node in self._calls else self._other(node)
+            return  # The scope provides the edges.
+        made = self._write_layer(node) if node in self._calls else self._write_other(node)
         self._written[node] = made
         if node in self._plan.pulled:
             position = self._plan.pulled.index(node)
-            self._all[node] = self.make(pull, position, made, self._may_be_rows(node))
+            self._all[node] = self.make(pull, position, made, self._readers_take_rows(node))
 
-    def _layer(self, node: Node) -> Node:
+    def _write_layer(self, node: Node) -> Node:
         call = self._calls[node]
 
         def value_of(argument: Any) -> Any:
-            return self.all(argument) if isinstance(argument, Node) else argument
+            return self.all_rows(argument) if isinstance(argument, Node) else argument
 
         given = call.arguments(call.form, self.make, value_of)
         (_, first), *rest = given.items()
         out = self.graph.call_module(str(node.target), (first,), dict(rest))
-        return self.make(own, out)
+        return self.make(own_rows, out)
 
-    def _other(self, node: Node) -> Node:
+    def _write_other(self, node: Node) -> Node:
         if node.op == "placeholder" and node.target == WEIGHT:
             return self.make(weights)
-        value_of = self.all if node in self._plan.whole else self.own
+        value_of = self.all_rows if node in self._plan.whole else self.own_rows
         made = self.graph.node_copy(node, value_of)
-        if node.op == "placeholder" and not self._may_be_sparse(node):
+        if node.op == "placeholder" and not self._readers_take_sparse(node):
             made = self.graph.call_function(dense, (made,))
         if node.target is torch.nn.functional.dropout:
             made.target = dropout
         return made
 
-    def _may_be_rows(self, node: Node) -> bool:
+    def _readers_take_rows(self, node: Node) -> bool:
         """Return whether all readers of the whole value take :class:`gas.history.Rows`."""
         return all(
             user in self._calls
             or user not in self._plan.whole
-            or (self._drops(user) and self._may_be_rows(user))
+            or (self._is_dropout(user) and self._readers_take_rows(user))
             for user in node.users
         )
 
-    def _may_be_sparse(self, node: Node) -> bool:
+    def _readers_take_sparse(self, node: Node) -> bool:
         """Return whether all readers of a value take sparse features."""
         return all(
-            type(module := module_of(self._net, user)) in LINEAR_LAYERS
+            type(module := called_module(self._net, user)) in LINEAR_LAYERS
             or isinstance(module, FusedConv)
-            or (self._drops(user) and self._may_be_sparse(user))
+            or (self._is_dropout(user) and self._readers_take_sparse(user))
             for user in node.users
         )
 
-    def _drops(self, node: Node) -> bool:
+    def _is_dropout(self, node: Node) -> bool:
         if node.target is torch.nn.functional.dropout:
             return True
-        module = module_of(self._net, node)
+        module = called_module(self._net, node)
         return isinstance(module, Dropout) and not module.inplace
 
 
 def multiplies_sparse(net: Module, node: Node) -> bool:
-    """Return whether all readers of a value of a written graph multiply its non-zeros only."""
+    """Return whether all readers of a value in a written graph multiply only its non-zeros."""
     for user in node.users:
         module: Any = None
         if user.op == "call_module":
@@ -201,7 +201,7 @@ def multiplies_sparse(net: Module, node: Node) -> bool:
             return False
         if isinstance(module, FusedConv):
             multiplies = module.multiplies_sparse
-        elif user.target in (own, sources, dropout) or isinstance(module, Dropout):
+        elif user.target in (own_rows, sources, dropout) or isinstance(module, Dropout):
             multiplies = multiplies_sparse(net, user)
         else:
             multiplies = type(module) in LINEAR_LAYERS
@@ -218,12 +218,18 @@ def write_graph(
     calls: Sequence[LayerCall],
     not_first: Collection[Node],
 ) -> Graph:
-    """Return the graph that a placement makes of another: ``graph(scope, *inputs)``.
+    """Write the graph of a model with histories: ``graph(scope, *inputs)``.
 
-    ``not_first`` are the values whose rows of nodes aren't in the first dimension.
+    Values of all rows are cut to the batch's own rows, except for layers, so that all uses of a
+    dropout have the same mask.
 
-    What is computed of all rows, by dropout included, is cut to a batch's own for everything but
-    the layers, so that one mask serves every use.
+    Args:
+        net: The module.
+        graph: Its traced graph.
+        kinds: The kind of each node's value.
+        placed: The placement of histories.
+        calls: The calls of layers.
+        not_first: Nodes whose rows aren't in the first dimension.
     """
     writer = _Writer(net, kinds, placed, {call.node: call for call in calls}, not_first)
     for node in graph.nodes:
@@ -232,11 +238,10 @@ def write_graph(
     return writer.graph
 
 
-def stages_of(net: GraphModule) -> list[GraphModule]:
-    """Return the graphs that compute each history, and the output, from features and earlier ones.
+def make_stages(net: GraphModule) -> list[GraphModule]:
+    """Make the graphs that compute each history, and the output, from features and earlier ones.
 
-    A stage stops where a history has what it needs: its inputs are those of ``net``, whose modules
-    and parameters it shares.
+    The stages have the inputs, modules and parameters of ``net``.
     """
     pulls = {node.args[1]: node for node in net.graph.nodes if node.target is pull}
     (output,) = [node for node in net.graph.nodes if node.op == "output"]
@@ -244,15 +249,15 @@ def stages_of(net: GraphModule) -> list[GraphModule]:
     stages = []
     for layer, target in enumerate(targets):
         known = {position: pulls[position] for position in range(layer)}
-        stage = GraphModule(net, _stage(net.graph, target, known))
+        stage = GraphModule(net, _make_stage(net.graph, target, known))
         for shared in ("_modules", "_parameters", "_buffers"):
             stage.__dict__[shared] = net.__dict__[shared]
         stages.append(stage)
     return stages
 
 
-def _stage(graph: Graph, target: Node, known: dict[int, Node]) -> Graph:
-    """Return the graph of one stage, which reads own rows, or all rows, of known histories."""
+def _make_stage(graph: Graph, target: Node, known: dict[int, Node]) -> Graph:
+    """Make the graph of one stage, which reads rows of earlier histories."""
     reads: dict[Any, tuple[int, bool]] = {}
     for position, node in known.items():
         reads[node], reads[node.args[2]] = (position, False), (position, True)
@@ -264,7 +269,7 @@ def _stage(graph: Graph, target: Node, known: dict[int, Node]) -> Graph:
             made[node] = out.node_copy(node)
         elif node in reads and node in needed:
             scope = made[next(iter(graph.nodes))]
-            made[node] = out.call_function(stored, (scope, *reads[node]))
+            made[node] = out.call_function(read_history, (scope, *reads[node]))
         elif node in needed:
             made[node] = out.node_copy(node, made.__getitem__)
     out.output(map_arg(target, made.__getitem__))
@@ -273,7 +278,7 @@ def _stage(graph: Graph, target: Node, known: dict[int, Node]) -> Graph:
 
 
 def _find_needed(target: Node, reads: dict[Any, tuple[int, bool]]) -> set[Node]:
-    """Return the nodes to compute for a value, and those to read."""
+    """Find the nodes to compute, or to read, for a value."""
     needed: set[Node] = set()
     left = [target]
     while left:

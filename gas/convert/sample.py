@@ -17,16 +17,16 @@ from gas.convert.inputs import Inputs
 from gas.convert.layers import WEIGHT
 from gas.graph import is_row_per_edge, is_row_per_node, layout_of, select_rows, to_dense
 
-# Nodes and edges of the random graphs: primes, so that no width is as large.
+# Nodes and edges of the random graphs: primes, which differ from usual widths.
 SAMPLES = ((61, 241), (67, 263))
-# How features of random graphs are made: at random, those of the graph scaled at random, which
-# keeps signs and zeros, or as they are.
+# Features of random graphs: random ones, those of the graph scaled at random (which keeps signs
+# and zeros), or those of the graph.
 FEATURES = ("random", "scaled", "real")
-MOST_SEARCHED = 2**22  # Numbers among which the largest is searched.
+MOST_SEARCHED = 2**22  # Numbers to search for the largest.
 HOPS = 4
 
 
-def sample(
+def make_sample(
     data: Data,
     names: Sequence[str],
     num_nodes: int,
@@ -34,18 +34,17 @@ def sample(
     features: str,
     self_loops: bool = True,
 ) -> Data:
-    """Return a random graph with attributes like those of another.
+    """Make a random graph with attributes like those of another.
 
-    Weights of edges are random; everything else but features, such as types of edges, is taken from
-    the graph.
+    Edge weights are random; other attributes, such as edge types, are taken from the graph.
 
     Args:
         data: The graph.
         names: The attributes.
-        num_nodes: How many nodes it gets.
-        num_edges: How many edges, sorted by destination; a node has none.
+        num_nodes: The number of nodes.
+        num_edges: The number of edges, sorted by destination; the last node has none.
         features: One of :data:`FEATURES`.
-        self_loops: Whether there are any. (default: ``True``)
+        self_loops: Whether self-loops are allowed. (default: ``True``)
     """
     random = torch.Generator().manual_seed(1)
     src = torch.randint(num_nodes, (num_edges,), generator=random)
@@ -79,7 +78,7 @@ def _make_like(
         return torch.rand(rows, *value.shape[1:], generator=random, dtype=value.dtype) + 0.1
     if value.size(0) == 0:
         return torch.zeros(rows, *value.shape[1:], dtype=value.dtype)
-    out = _rows(value, torch.randint(value.size(0), (rows,), generator=random))
+    out = _read_rows(value, torch.randint(value.size(0), (rows,), generator=random))
     if name == "x" and floating and features == "scaled":
         out = out * (torch.rand(out.shape, generator=random, dtype=out.dtype) + 0.5)
     return out
@@ -88,51 +87,53 @@ def _make_like(
 def subsample(data: Data, names: Sequence[str], num_nodes: int, num_edges: int) -> Data:
     """Select some nodes of a graph, most of them connected, with their attributes and edges.
 
-    They are found from the row of features with the largest number, and some random ones, on: what
-    a layer does of large values is done there. Edges are a list, in the order of the graph.
+    The search starts at the node with the largest feature, so that large values are tested, and at
+    random nodes. The edges are an ``edge_index``, in the order of the graph.
 
     Args:
         data: The graph, with a list of edges.
         names: The attributes.
-        num_nodes: The most nodes, of which there is a prime number, which no width is.
-        num_edges: The most edges, too; others are left out at random.
+        num_nodes: The most nodes; the number becomes a prime, which differs from usual widths.
+        num_edges: The most edges, likewise; others are dropped at random.
     """
     random = torch.Generator().manual_seed(1)
     src, dst = data.edge_index.cpu()
     size = int(data.num_nodes or 0)
-    first = _first_nodes(data, size, random)
-    nodes = _grow_neighbourhood(src, dst, size, first, prime(min(size, num_nodes)), random)
+    first = _choose_first_nodes(data, size, random)
+    nodes = _grow_neighbourhood(src, dst, size, first, largest_prime(min(size, num_nodes)), random)
     inside = torch.zeros(size, dtype=torch.bool)
     inside[nodes] = True
     entry = (inside[src] & inside[dst]).nonzero().view(-1)
-    kept = torch.randperm(entry.numel(), generator=random)[: prime(min(entry.numel(), num_edges))]
+    kept = torch.randperm(entry.numel(), generator=random)[
+        : largest_prime(min(entry.numel(), num_edges))
+    ]
     entry = entry[kept.sort().values]
     rows = inside.cumsum(0) - 1
     out = Data(edge_index=rows[torch.stack([src[entry], dst[entry]])], num_nodes=nodes.numel())
     for name in names:
         value = data[name]
         if is_row_per_node(data, name):
-            out[name] = _rows(value, nodes)
+            out[name] = _read_rows(value, nodes)
         elif is_row_per_edge(data, name):
-            out[name] = _rows(value, entry)
+            out[name] = _read_rows(value, entry)
         else:
             out[name] = value
     return out
 
 
-def prime(size: int) -> int:
+def largest_prime(size: int) -> int:
     """Return the largest prime up to a number."""
     while any(size % factor == 0 for factor in range(2, math.isqrt(size) + 1)):
         size -= 1
     return size
 
 
-def _rows(value: Tensor, ids: Tensor) -> Tensor:
+def _read_rows(value: Tensor, ids: Tensor) -> Tensor:
     value = value.detach().cpu()
     return value[ids] if value.layout == torch.strided else to_dense(select_rows(value, ids))
 
 
-def _first_nodes(data: Data, size: int, random: torch.Generator) -> Tensor:
+def _choose_first_nodes(data: Data, size: int, random: torch.Generator) -> Tensor:
     """Draw random nodes, and add the one with the largest feature among the first rows."""
     out = torch.randint(size, (8,), generator=random)
     x = data.get("x")
@@ -148,7 +149,7 @@ def _first_nodes(data: Data, size: int, random: torch.Generator) -> Tensor:
 def _grow_neighbourhood(
     src: Tensor, dst: Tensor, size: int, nodes: Tensor, num_nodes: int, random: torch.Generator
 ) -> Tensor:
-    """Collect nodes and their in-neighbours, hop by hop; then random ones if these are too few."""
+    """Collect nodes and their in-neighbours, hop by hop, and fill up with random nodes."""
     chosen = torch.zeros(size, dtype=torch.bool)
     chosen[nodes] = True
     for _ in range(HOPS):
@@ -166,10 +167,10 @@ def _grow_neighbourhood(
     return chosen.nonzero().view(-1)
 
 
-def _run_first(
+def _run_with_inputs(
     net: Module, inputs: Inputs, data: Data, wanted: dict[str, Any]
 ) -> tuple[Tensor, Inputs]:
-    """Run the module, without edge features if only PyG's signature has them.
+    """Run the module, without edge features if only the signature of PyG's model has them.
 
     Raises:
         ValueError: If it can't be run, naming an attribute without which it could.
@@ -204,14 +205,16 @@ def find_sample_graphs(
     net: Module, inputs: Inputs, data: Data, wanted: dict[str, Any], device: torch.device
 ) -> tuple[list[Data], Tensor, Inputs]:
     """Return small graphs on which a module's outputs are finite, and the first output."""
-    # PyG adds self-loops to those that an adj_t has, and replaces those of an edge_index.
+    # PyG adds self-loops to those of an adj_t, but replaces those of an edge_index.
     self_loops = not inputs.by_value
     attributes = [*inputs.names, *([WEIGHT] if inputs.by_value else [])]
     failure: ValueError | None = None
     for features in FEATURES:
-        graphs = [sample(data, attributes, *n, features, self_loops).to(device) for n in SAMPLES]
+        graphs = [
+            make_sample(data, attributes, *n, features, self_loops).to(device) for n in SAMPLES
+        ]
         try:
-            out, used = _run_first(net, inputs, graphs[0], wanted)
+            out, used = _run_with_inputs(net, inputs, graphs[0], wanted)
         except ValueError as error:
             failure = failure or error
             continue

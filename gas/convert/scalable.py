@@ -14,16 +14,16 @@ from torch.nn import Module
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import MessagePassing
 
-from gas.convert.check import Conversion, layer_tests, make_layers
-from gas.convert.inputs import Inputs, eval_mode, perturbed_copy, record
-from gas.convert.kinds import ROWS, Values, check_rows, kinds_of, row_dim
+from gas.convert.check import Conversion, make_layer_tests, make_layers
+from gas.convert.inputs import Inputs, copy_with_noise, eval_mode, record
+from gas.convert.kinds import ROWS, Values, check_rows, find_kinds, row_dim
 from gas.convert.layers import (
     WEIGHT,
     LayerCall,
     Normalise,
+    describe_call,
     is_close,
     lacks_weight,
-    layer_call,
     move_normalisation,
 )
 from gas.convert.model import Converted
@@ -70,12 +70,12 @@ def to_scalable(
 ) -> Converted | HeteroModel:
     """Convert an ordinary module, such as any of PyG's models, into a model with histories.
 
-    The model has the parameters of ``net``, not copies of them. A history stands on every
-    node-level input of a message passing layer after the first, before dropout. Layers become those
+    The model has the parameters of ``net``, not copies of them. Every node-level input of a message
+    passing layer after the first gets a history, before dropout. Layers become those
     of :mod:`gas.nn`, where there are such; symmetric normalisation moves to the whole graph, which
     ``gas.cluster(data, num_parts, model=model)`` applies; APPNP, SGConv, SSGConv and TAGConv are
-    taken apart into hops. Each layer is checked on mini-batches of a small random graph: what
-    doesn't give the same there as on the graph is refused::
+    unrolled into hops. Each layer is checked numerically on mini-batches of a small random graph;
+    layers that aren't exact raise an error::
 
         net = GraphSAGE(data.num_features, 256, num_layers=3, out_channels=47, dropout=0.5)
         model = gas.to_scalable(net, data)
@@ -85,13 +85,13 @@ def to_scalable(
         net: The module. Its ``forward`` (or ``encode``, if it has no other) takes ``edge_index`` or
             ``adj_t``, and attributes of the graph by their names: ``x``, ``edge_weight``,
             ``edge_attr``, ``edge_type``, ... Those that the graph lacks have their defaults.
-        data: The graph, of which names and widths are read.
+        data: The graph, with the attributes that ``net`` takes.
         num_nodes: Instead of ``data``, the number of nodes of a graph with ``x`` and
             ``edge_index`` alone; the width of ``x`` is ``net.in_channels``.
         **kwargs: Options of :class:`gas.ScalableGNN`, such as ``store`` or ``dtype``.
 
     Raises:
-        ValueError: If ``net`` can't be followed, or isn't exact on mini-batches, naming the layer.
+        ValueError: If ``net`` can't be traced, or isn't exact on mini-batches, naming the layer.
     """
     _check_module(net)
     if isinstance(data, HeteroData):
@@ -103,7 +103,7 @@ def to_scalable(
     if isinstance(net, ScalableGNN):
         raise ValueError(f"{type(net).__name__} is a ScalableGNN already: use it as it is")
     _check_layers(net)
-    data = _graph_of(net, data, num_nodes)
+    data = _make_graph(net, data, num_nodes)
     if "num_nodes" in data:
         check_nodes(data, data.num_nodes)
     inputs, wanted = _find_inputs(net, data)
@@ -147,14 +147,14 @@ def _find_inputs(net: Module, data: Data) -> tuple[Inputs, dict[str, Any]]:
 
 
 def _is_weighted(adj_t: Any) -> bool:
-    """Return whether a matrix has values that aren't all 1."""
+    """Return whether a matrix has values other than 1."""
     if adj_t is None:
         return False
     value = layout_of(adj_t, "adj_t").value(adj_t)
     return value is not None and bool((value != 1).any())
 
 
-def _graph_of(net: Module, data: Data | None, num_nodes: int | None) -> Data:
+def _make_graph(net: Module, data: Data | None, num_nodes: int | None) -> Data:
     if data is not None and num_nodes is None:
         return with_csr_features(data)
     if data is not None or num_nodes is None:
@@ -217,9 +217,11 @@ def _convert(
     name = type(net).__name__
     device = next((p.device for p in net.parameters()), torch.device("cpu"))
     if any(torch.nn.parameter.is_lazy(p) for p in net.parameters()):
-        find_sample_graphs(net, inputs, data, wanted, device)  # A run initialises them.
-    torch.default_generator.manual_seed(0)  # The caller has the generator as it was.
-    copied = perturbed_copy(net)
+        find_sample_graphs(
+            net, inputs, data, wanted, device
+        )  # It runs the module, which initialises them.
+    torch.default_generator.manual_seed(0)  # The generator is restored for the caller.
+    copied = copy_with_noise(net)
     graphs, expected, inputs = find_sample_graphs(copied, inputs, data, wanted, device)
     graph = _trace(copied, inputs, wanted)
     weighted = [
@@ -232,13 +234,13 @@ def _convert(
             transform.by_value = True
         graphs = [transform(each) for each in graphs]
     given_weights = [*normalised, *weighted]
-    records = _records(copied, graph, inputs, graphs, given_weights, transform, name)
+    records = _record_values(copied, graph, inputs, graphs, given_weights, transform, name)
     output = next(node for node in graph.nodes if node.op == "output").args[0]
     if not isinstance(output, Node):
         raise ValueError(f"{name} returns {output}, expected one tensor")
     if not is_close(records[0][output], expected):
         raise _mismatch_error(name, transform, inputs.by_value)
-    kinds = kinds_of(graph, records, [(each.num_nodes, each.num_edges) for each in graphs])
+    kinds = find_kinds(graph, records, [(each.num_nodes, each.num_edges) for each in graphs])
     if kinds[output] != ROWS:
         raise ValueError(
             f"{name} returns '{output.name}', which isn't a row for each node: mini-batches give "
@@ -249,12 +251,12 @@ def _convert(
     fuse(copied)
     source = next(node for node in graph.nodes if node.target == inputs.edges)
     calls = [
-        layer_call(copied, node, kinds, source, normalised, weighted)
+        describe_call(copied, node, kinds, source, normalised, weighted)
         for node in graph.nodes if is_layer(copied, node)
     ]  # fmt: skip
     _check_edges(source, calls)
     with eval_mode(copied):
-        for test in layer_tests(calls, kinds, records[0], graphs[0], [OWN]):
+        for test in make_layer_tests(calls, kinds, records[0], graphs[0], [OWN]):
             test.call.form = test.find_form()
     return _make_model(
         copied, data, records[0], options,
@@ -263,7 +265,7 @@ def _convert(
 
 
 def _trace(net: Module, inputs: Inputs, wanted: dict[str, Any]) -> Graph:
-    """Trace a module's method, without arguments that it doesn't use."""
+    """Trace a module's method, and remove unused inputs."""
     order = [key for key in wanted if key in inputs.names or key == inputs.edges]
     fixed = {key: default for key, default in wanted.items() if key not in order}
     graph = trace(net, inputs.method, order, fixed)
@@ -287,7 +289,7 @@ def _make_model(
     """
     graph, kinds, calls = made.graph, made.kinds, made.calls
     placed = place_histories(copied, graph, kinds, calls)
-    widths = [_width(node, values[node]) for node in placed.pulled]
+    widths = [_history_width(node, values[node]) for node in placed.pulled]
     not_first = {node for node, value in values.items() if row_dim(value, SAMPLES[0][0])}
     written = write_graph(copied, graph, kinds, placed, calls, not_first)
     drawing = _describe_layers(graph, placed, calls, widths)
@@ -310,7 +312,7 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 
 
 def _check_hooks(net: Module, graph: Graph) -> None:
-    """Refuse hooks of modules that a model doesn't call: the module itself and what it contains.
+    """Refuse hooks of modules that the model doesn't call, such as the module itself.
 
     Raises:
         ValueError: If there are any, naming the module.
@@ -326,7 +328,7 @@ def _check_hooks(net: Module, graph: Graph) -> None:
             )
 
 
-def _records(
+def _record_values(
     net: Module,
     graph: Graph,
     inputs: Inputs,
@@ -335,10 +337,12 @@ def _records(
     transform: Normalise | None,
     name: str,
 ) -> list[Values]:
-    """Return the values of the traced graph's nodes on each of the small graphs."""
+    """Record the values of the traced graph's nodes on each of the small graphs."""
     try:
         return [
-            record(net, graph, {**inputs.of(each), TRAINING: False}, each.get(WEIGHT), weighted)
+            record(
+                net, graph, {**inputs.arguments(each), TRAINING: False}, each.get(WEIGHT), weighted
+            )
             for each in graphs
         ]
     except Exception as error:
@@ -371,7 +375,7 @@ def _check_edges(source: Node, calls: Sequence[LayerCall]) -> None:
             )
 
 
-def _width(node: Node, value: Any) -> int:
+def _history_width(node: Node, value: Any) -> int:
     if not isinstance(value, Tensor) or value.dim() != 2 or not value.is_floating_point():
         shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
         raise ValueError(

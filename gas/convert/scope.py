@@ -15,10 +15,10 @@ from gas.history import Rows, first_rows
 from gas.nn import check_weights
 from gas.nn import dropout as drop
 
-# Forms in which a layer takes its neighbours' rows.
+# Forms of calling a layer.
 FUSED = "fused"  # Features (or sources and destinations) and a matrix in the loader's layout.
 PAIR = "pair"  # Sources and destinations, and an edge_index between them.
-SQUARE = "square"  # All rows, and an edge_index; rows of the halo come out as well, and are cut.
+SQUARE = "square"  # All rows and an edge_index; the outputs of halo nodes are removed.
 
 
 class Scope:
@@ -28,10 +28,10 @@ class Scope:
         adj_t: The adjacency, in any layout.
         edge_weight: The weights of an ``edge_index``.
         batch_size: The number of in-batch nodes; ``None`` on a full batch.
-        push_and_pull: Given a history's position, a layer's output, and whether it may be
-            :class:`gas.history.Rows`.
-        stored: Given a history's position, and whether they are those of the in-batch nodes alone,
-            the rows that it has. (default: nothing asks)
+        push_and_pull: A function of a history's position, a layer's output, and whether it may
+            return :class:`gas.history.Rows`.
+        read_history: A function of a history's position, and of whether to read the rows of the
+            in-batch nodes alone; layer-wise inference needs it. (default: none)
     """
 
     def __init__(
@@ -40,19 +40,19 @@ class Scope:
         edge_weight: Tensor | None,
         batch_size: int | None,
         push_and_pull: Callable[[int, Tensor, bool], Tensor | Rows],
-        stored: Callable[[int, bool], Tensor] | None = None,
+        read_history: Callable[[int, bool], Tensor] | None = None,
     ) -> None:
         self.is_edge_index = layout_of(adj_t, "adj_t").num_rows(adj_t) is None
         self.given = adj_t, edge_weight
-        # Any matrix as one that every layer takes alike.
+        # One layout for all layers.
         self.adj_t = adj_t if self.is_edge_index else Adjacency.of(adj_t)
         self.edge_weight = edge_weight if self.is_edge_index else self.adj_t.value
         self.batch_size = batch_size
         self.push_and_pull = push_and_pull
-        self.stored = stored
-        # Looked at once. (The compiler knows no functools.cached_property.)
+        self.read_history = read_history
+        # Computed once. (torch.compile doesn't support functools.cached_property.)
         self._edge_index: Any = adj_t if self.is_edge_index else None
-        self._is_normalised = False
+        self._is_checked = False
 
     @property
     def edge_index(self) -> Any:
@@ -62,9 +62,9 @@ class Scope:
         return self._edge_index
 
     @property
-    def normalised(self) -> Tensor | None:
-        """Return the weights of the edges, which must be those of a normalised graph."""
-        if self._is_normalised:
+    def gcn_weight(self) -> Tensor | None:
+        """Return the weights of the edges, after checking that the graph is normalised."""
+        if self._is_checked:
             return self.edge_weight
         try:
             check_weights(*self.given)
@@ -74,12 +74,12 @@ class Scope:
                 "graph: cut it by gas.cluster(data, num_parts, model=model), or give "
                 "model.prepare(data)"
             ) from error
-        self._is_normalised = True
+        self._is_checked = True
         return self.edge_weight
 
 
-def _leaf(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a function a single node of a graph that is traced again, as pickling does."""
+def _traced_as_call(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a function a single node when its graph is traced again, as in unpickling."""
 
     @functools.wraps(function)
     def call(first: Any, *args: Any, **kwargs: Any) -> Any:
@@ -90,60 +90,60 @@ def _leaf(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-@_leaf
-def own(scope: Scope, x: Any) -> Any:
-    """Return the in-batch rows of a value, or their number for the number of all rows."""
+@_traced_as_call
+def own_rows(scope: Scope, x: Any) -> Any:
+    """Return the in-batch rows of a value; of a number of rows, the number of in-batch rows."""
     if isinstance(x, int):
         return x if scope.batch_size is None else scope.batch_size
     if isinstance(x, torch.Size):
-        return torch.Size((own(scope, x[0]), *x[1:]))
+        return torch.Size((own_rows(scope, x[0]), *x[1:]))
     if isinstance(x, tuple | list):
         return type(x)(first_rows(item, scope.batch_size) for item in x)
     return first_rows(x, scope.batch_size)
 
 
-@_leaf
+@_traced_as_call
 def pull(scope: Scope, position: int, x: Tensor, rows: bool) -> Tensor | Rows:
     """Push the own rows of a batch to a history, and return the rows of all its nodes."""
     rows = rows and not scope.is_edge_index and scope.adj_t.size(0) == scope.batch_size
     return scope.push_and_pull(position, x, rows)
 
 
-@_leaf
-def stored(scope: Scope, position: int, own: bool) -> Any:
+@_traced_as_call
+def read_history(scope: Scope, position: int, own: bool) -> Any:
     """Return the rows of a history, for a stage of layer-wise inference."""
-    assert scope.stored is not None
-    return scope.stored(position, own)
+    assert scope.read_history is not None
+    return scope.read_history(position, own)
 
 
-@_leaf
+@_traced_as_call
 def dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
     """Apply :func:`gas.nn.dropout`, which always returns a new tensor."""
     return drop(x, p, training)
 
 
-@_leaf
+@_traced_as_call
 def dense(x: Any) -> Any:
     """Return features as a dense tensor."""
     return features.to_dense(x)
 
 
-@_leaf
+@_traced_as_call
 def sources(scope: Scope, x: Any, form: str, takes_pairs: bool = True) -> Any:
     """Return a layer's features in a form."""
     if form == FUSED and not scope.is_edge_index:
         if isinstance(x, Rows) or not takes_pairs:
             return x
-        return _pair(x, scope.adj_t.size(0))
+        return _make_pair(x, scope.adj_t.size(0))
     x = x.tensor() if isinstance(x, Rows) else x
-    return _pair(x, scope.batch_size) if form == PAIR else x
+    return _make_pair(x, scope.batch_size) if form == PAIR else x
 
 
-def _pair(x: Tensor, num_rows: int | None) -> Any:
+def _make_pair(x: Tensor, num_rows: int | None) -> Any:
     return x if num_rows is None or num_rows == x.size(0) else (x, first_rows(x, num_rows))
 
 
-@_leaf
+@_traced_as_call
 def edges(scope: Scope, form: str, weight: Tensor | None) -> Any:
     """Return a layer's adjacency in a form."""
     if form != FUSED or scope.is_edge_index:
@@ -151,19 +151,19 @@ def edges(scope: Scope, form: str, weight: Tensor | None) -> Any:
     return scope.adj_t if weight is scope.edge_weight else scope.adj_t.with_value(weight)
 
 
-@_leaf
+@_traced_as_call
 def edge_weight(scope: Scope, form: str, weight: Tensor | None) -> Tensor | None:
     """Return a layer's edge weights in a form; those of a matrix are its values."""
     return weight if form != FUSED or scope.is_edge_index else None
 
 
-@_leaf
+@_traced_as_call
 def weights(scope: Scope) -> Tensor | None:
     """Return the weight of every edge."""
     return scope.edge_weight
 
 
-@_leaf
-def normalised_weights(scope: Scope) -> Tensor | None:
-    """Return the weight of every edge, which must be those of the normalised graph."""
-    return scope.normalised
+@_traced_as_call
+def gcn_weights(scope: Scope) -> Tensor | None:
+    """Return the weight of every edge, after checking that the graph is normalised."""
+    return scope.gcn_weight

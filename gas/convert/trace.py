@@ -17,16 +17,16 @@ from torch_geometric.nn import MessagePassing
 from gas.nn import BY_TIME, SimpleConv
 
 ADJACENCY = ("edge_index", "adj_t", "adj")
-# Layers that propagate several times and transform nothing in between, taken apart into hops.
+# Layers that propagate several times without a transformation in between; unrolled into hops.
 UNROLLED = (pyg.APPNP, pyg.SGConv, pyg.SSGConv, pyg.TAGConv)
-# Those of whole graphs or of neighbour samplers; a mini-batch's are others.
+# Parameters of graph batches and of neighbour samplers.
 UNSUPPORTED = ("batch", "batch_size", "num_sampled_nodes_per_hop", "num_sampled_edges_per_hop")
 TRAINING = "training"
-CONSTANT = "_tensor_constant"  # The names of such tensors begin with it.
+CONSTANT = "_tensor_constant"  # The prefix of the names of such tensors.
 
 
 def parameters(net: Module, method: str) -> dict[str, Any]:
-    """Return a method's parameters and defaults; ``inspect.Parameter.empty`` for none."""
+    """Return a method's parameters and defaults; ``inspect.Parameter.empty`` without one."""
     if isinstance(net, pyg.Sequential):
         return dict.fromkeys(net.signature.param_dict, inspect.Parameter.empty)
     named = inspect.signature(getattr(net, method)).parameters.values()
@@ -35,10 +35,10 @@ def parameters(net: Module, method: str) -> dict[str, Any]:
 
 
 def adjacency_name(names: Sequence[str]) -> str:
-    """Return the parameter that is the adjacency.
+    """Return the name of the parameter for the adjacency.
 
     Raises:
-        ValueError: If none is called as one.
+        ValueError: If there is none.
     """
     for name in ADJACENCY:
         if name in names:
@@ -55,7 +55,7 @@ def adjacency_name(names: Sequence[str]) -> str:
 
 
 class _Tracer(Tracer):
-    """Tracer whose leaves are message passing layers and modules without any inside."""
+    """Tracer whose leaves are message passing layers, and modules without such layers."""
 
     proxy_buffer_attributes = True  # Their values may change.
 
@@ -76,13 +76,13 @@ class _Tracer(Tracer):
 
     def is_leaf_module(self, m: Module, module_qualified_name: str) -> bool:
         if isinstance(m, (*UNROLLED, torch.nn.Sequential)):
-            return False  # A dropout in a Sequential is one to put a history before.
+            return False  # Histories are placed before a dropout in it.
         return isinstance(m, MessagePassing) or not any(
             isinstance(child, MessagePassing) for child in m.modules()
         )
 
     def create_node(self, *args: Any, **kwargs: Any) -> Node:
-        """Refuse nodes that a graph can't have."""
+        """Refuse changes of gradient mode and autocast, which a graph can't represent."""
         if (torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")) != self._modes:
             raise ValueError(
                 "it changes whether gradients or lower precision are on, which a graph can't say: "
@@ -93,7 +93,7 @@ class _Tracer(Tracer):
     def create_args_for_root(
         self, root_fn: Any, is_module: bool, concrete_args: Any = None
     ) -> tuple[Callable[..., Any], list[Any]]:
-        """Make inputs of the parameters that the graph has; others have their defaults."""
+        """Make inputs of the parameters that the graph provides; others keep their defaults."""
         proxies = [self.create_proxy("placeholder", name, (), {}) for name in self._inputs]
 
         def call(root: Module, *values: Any) -> Any:
@@ -123,7 +123,7 @@ class Hops:
 
 
 @contextlib.contextmanager
-def _unrolling(net: Module) -> Iterator[None]:
+def _unroll_layers(net: Module) -> Iterator[None]:
     layers = [layer for layer in net.modules() if isinstance(layer, UNROLLED)]
     for layer in layers:
         object.__setattr__(layer, "propagate", Hops(layer))
@@ -137,7 +137,7 @@ def _unrolling(net: Module) -> Iterator[None]:
 def trace(net: Module, method: str, inputs: Sequence[str], fixed: dict[str, Any]) -> Graph:
     """Trace a module's method; ``training`` arguments become an input of that name.
 
-    Layers of :data:`UNROLLED` get a child ``hop``, and are traced through.
+    Layers of :data:`UNROLLED` get a child ``hop``, and their calls are traced.
 
     Args:
         net: The module, whose layers the graph calls by their names.
@@ -146,7 +146,7 @@ def trace(net: Module, method: str, inputs: Sequence[str], fixed: dict[str, Any]
         fixed: The values of the others.
 
     Raises:
-        ValueError: If it can't be traced, or calls other functions in training.
+        ValueError: If it can't be traced, or differs in training from evaluation.
     """
     modes = [(module, module.training) for module in net.modules()]
     graphs: list[Graph] = []
@@ -154,7 +154,7 @@ def trace(net: Module, method: str, inputs: Sequence[str], fixed: dict[str, Any]
     sizes: list[int] = []
     tracer = _Tracer(method, inputs, fixed)
     try:
-        with _unrolling(net):
+        with _unroll_layers(net):
             for training in (True, False):
                 net.train(training)
                 tracer = _Tracer(method, inputs, fixed)
@@ -184,7 +184,7 @@ def trace(net: Module, method: str, inputs: Sequence[str], fixed: dict[str, Any]
 
 
 def _find_kept_value(net: Module) -> str:
-    """Name the module and the attribute that keep a traced value; return "" if none does."""
+    """Find a module that keeps a traced value, and name its attribute; return "" if none does."""
     for name, module in net.named_modules():
         for key, value in (*vars(module).items(), *module._buffers.items()):
             if isinstance(value, Proxy):
@@ -194,7 +194,7 @@ def _find_kept_value(net: Module) -> str:
 
 
 def _check_states(net: Module, size: int, graphs: Sequence[Graph]) -> None:
-    """Refuse a trace that has read values kept by the one before, of ``size`` nodes.
+    """Refuse a trace that has read values of the trace before it, which had ``size`` nodes.
 
     Raises:
         ValueError: Naming the module and the attribute.
@@ -210,7 +210,7 @@ def _check_states(net: Module, size: int, graphs: Sequence[Graph]) -> None:
 
 
 def _check_dropout(net: Module, graph: Graph) -> None:
-    """Refuse dropout without an argument for training."""
+    """Refuse dropout that is also applied in evaluation."""
     for node in graph.nodes:
         if node.op == "call_function" and node.target in DROPOUTS:
             given = dict(zip(("input", "p", "training"), node.args, strict=False))
@@ -221,13 +221,13 @@ def _check_dropout(net: Module, graph: Graph) -> None:
 
 
 def _take_constants(net: Module) -> dict[str, Tensor]:
-    """Remove and return the tensors that tracing has found besides the module's."""
+    """Remove the tensors that tracing has stored in a module, and return them."""
     names = [name for name in vars(net) if name.startswith(CONSTANT)]
     return {name: net.__dict__.pop(name) for name in names}
 
 
 def _mark_training(name: str, graph: Graph, other: Graph) -> None:
-    """Make an input of the arguments that are true in training and false otherwise."""
+    """Make an input of the arguments that are true in training and false in evaluation."""
     nodes, others = list(graph.nodes), list(other.nodes)
     alike = len(nodes) == len(others) and all(
         (a.op, a.target) == (b.op, b.target) for a, b in zip(nodes, others, strict=True)
@@ -265,20 +265,20 @@ def _constants(node: Node) -> list[tuple[int | str, Any]]:
     return [*enumerate(node.args), *node.kwargs.items()]
 
 
-def module_of(net: Module | GraphModule, node: Node) -> Module | None:
+def called_module(net: Module | GraphModule, node: Node) -> Module | None:
     """Return the module that a node calls, if it calls one."""
     return net.get_submodule(str(node.target)) if node.op == "call_module" else None
 
 
 def is_layer(net: Module, node: Node) -> bool:
     """Return whether a node is a message passing layer."""
-    return isinstance(module_of(net, node), MessagePassing)
+    return isinstance(called_module(net, node), MessagePassing)
 
 
 def is_dropout(net: Module, node: Node) -> bool:
     """Return whether a node drops elements at random."""
     if node.op == "call_module":
-        return isinstance(module_of(net, node), torch.nn.modules.dropout._DropoutNd)
+        return isinstance(called_module(net, node), torch.nn.modules.dropout._DropoutNd)
     return node.op == "call_function" and node.target in DROPOUTS
 
 

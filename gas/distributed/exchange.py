@@ -355,7 +355,10 @@ class Exchange:
         Raises:
             ValueError: If no such exchange has had the state; nothing has changed then.
         """
-        arriving = deque(self._message(found, histories) for found in state["arriving"])
+        try:
+            arriving = deque(self._message(found, histories) for found in state["arriving"])
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError) as error:
+            raise ValueError(str(error)) from error  # A state of another form.
         self.take_in()  # Messages in transit belong to another training.
         self._arriving = arriving
 

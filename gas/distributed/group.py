@@ -6,14 +6,16 @@ import contextlib
 import json
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
+
+T = TypeVar("T")
 
 SOURCE = re.compile(r"^\[\S+\] ")  # The place in gloo's sources that an error begins with.
 FAILED = "failed: "
@@ -150,6 +152,33 @@ class Group:
                         "ranks with the same program, packages, graph and options"
                     )
 
+    def run(self, what: str, function: Callable[[], T], *kinds: type[Exception]) -> T:
+        """Call a function on every rank; if it fails on one, raise on all.
+
+        Args:
+            what: The task in words, for the error of a rank that does not answer.
+            function: Must not wait for another rank.
+            *kinds: Classes of errors, besides ``ValueError`` and ``OSError``, that the other ranks
+                raise as well; subclasses first.
+
+        Raises:
+            ValueError: Or one of ``kinds``, or ``OSError``: the error of the first rank that
+                failed, with that rank in its text.
+            RankError: For any other error, or if a rank has gone, or doesn't come in time.
+        """
+        named = {kind.__name__: kind for kind in (*kinds, ValueError)}
+        result, failed = None, None
+        try:
+            result = function()
+        except RankError:
+            raise
+        except Exception as error:  # Whatever it is, the others wait.
+            failed = error
+        for rank, told in enumerate(self.gather_json(_describe_error(failed, named), what)):
+            if told is not None:
+                raise _make_error(rank, named, *told) from failed
+        return cast(T, result)
+
     # Failures -----------------------------------------------------------------------------------
 
     def report(self, step: int) -> None:
@@ -206,6 +235,31 @@ class Group:
                     "same, with as many mini-batches each."
                 )
         return "All ranks have answered: the first error of another one is the cause."
+
+
+def _describe_error(error: Exception | None, kinds: dict[str, type[Exception]]) -> list[Any] | None:
+    """Describe an error in values that JSON can hold."""
+    if error is None:
+        return None
+    if isinstance(error, OSError):
+        return ["OSError", error.strerror or str(error), error.errno, str(error.filename or "")]
+    kind = next((name for name, cls in kinds.items() if isinstance(error, cls)), "")
+    return [kind, str(error) if kind else f"{type(error).__name__}: {error}", None, ""]
+
+
+def _make_error(
+    rank: int,
+    kinds: dict[str, type[Exception]],
+    kind: str,
+    text: str,
+    number: int | None,
+    file: str,
+) -> Exception:
+    """Make the error that another rank has described."""
+    text = f"rank {rank}: {text}"
+    if kind == "OSError":
+        return OSError(text) if number is None else OSError(number, text, *([file] if file else []))
+    return kinds.get(kind, RankError)(text)
 
 
 def _timeout() -> timedelta | None:

@@ -152,7 +152,7 @@ class _EdgeIndex(Layout):
         return adj.index_select(1, entry)
 
 
-class _SparseTensor(Layout):
+class _SparseTensorLayout(Layout):
     """Layout of a ``torch_sparse.SparseTensor``."""
 
     name = "sparse_tensor"
@@ -210,7 +210,7 @@ def register_layout(layout: Layout) -> Layout:
 
 _SEARCHED: list[Layout] = [_Coo()]  # The most frequent first.
 
-for _layout in (_Csr(), _EdgeIndex(), _SparseTensor()):
+for _layout in (_Csr(), _EdgeIndex(), _SparseTensorLayout()):
     register_layout(_layout)
 
 

@@ -18,8 +18,7 @@ import torch
 from gas.history.packed import PackedRows
 from gas.history.packing import Packing
 from gas.history.store import TableStore
-from gas.io import explain_full_disk
-from gas.native import BufferPool
+from gas.native import BufferPool, explain_full_disk
 
 try:
     import fcntl

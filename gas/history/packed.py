@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 
 from gas.history.packing import Packing, Plan
-from gas.io import explain_full_disk
 from gas.native import (
     BufferPool,
     Job,
     RowIndex,
+    explain_full_disk,
     padded_sizes,
     read_bytes,
     read_segments,

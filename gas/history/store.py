@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from gas.history.packed import PackedRows
-from gas.io import free_disk
 from gas.native import (
     allocate_pinned,
     explain_missing_cuda,
+    free_disk,
     free_memory,
     human,
     reads_host_memory,

@@ -10,8 +10,7 @@ import torch
 from gas.history.codec import Codec
 from gas.history.disk import DiskStore
 from gas.history.store import MemoryStore, Store, StoreFactory
-from gas.io import free_disk
-from gas.native import free_memory, human
+from gas.native import free_disk, free_memory, human
 
 TIERS = ("device", "pinned", "host", "disk", "auto")
 # The share of the free memory that "auto" uses: the rest is for batches and the graph.

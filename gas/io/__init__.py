@@ -1,10 +1,7 @@
 """Files: durable writes, strict JSON, and ``.npy`` arrays that are mapped."""
 
 from gas.io.files import (
-    DISK_FULL,
-    explain_full_disk,
     flush_to_disk,
-    free_disk,
     refuse,
     replace_file,
     sync_folder,
@@ -23,13 +20,10 @@ from gas.io.npy import (
 
 __all__ = [
     "Array",
-    "DISK_FULL",
     "GrowingArray",
     "array_of",
     "check_inside",
-    "explain_full_disk",
     "flush_to_disk",
-    "free_disk",
     "map_array",
     "map_private",
     "parse_json",

@@ -5,21 +5,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, NoReturn
-
-# Error numbers of a full disk, a file at its size limit and an exhausted quota.
-DISK_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
-
-
-def free_disk(path: Path) -> int:
-    """Return the bytes that are free where ``path`` is, or will be."""
-    while not path.exists():
-        path = path.parent
-    return shutil.disk_usage(path).free
 
 
 def refuse(path: Path, what: str, found: object, expected: str) -> NoReturn:
@@ -27,26 +16,6 @@ def refuse(path: Path, what: str, found: object, expected: str) -> NoReturn:
     shown = found if isinstance(found, str) else repr(found)
     shown = shown if len(shown) <= 120 else f"{shown[:100]} ..."
     raise ValueError(f"{path}: {what} is {shown}, expected {expected}")
-
-
-@contextlib.contextmanager
-def explain_full_disk(path: str | Path, text: Callable[[int], str]) -> Iterator[None]:
-    """Name the cure, in this context, of an error of a disk that is full.
-
-    Args:
-        path: Where was written.
-        text: Makes the text of the error from the number of bytes that are free.
-
-    Raises:
-        OSError: With the system's number, the text and the path.
-    """
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in DISK_FULL:
-            raise
-        free = free_disk(Path(path).absolute())
-        raise OSError(error.errno, text(free), str(path)) from error
 
 
 def flush_to_disk(stream: IO[bytes]) -> None:

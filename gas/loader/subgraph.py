@@ -253,6 +253,11 @@ class SubgraphLoader(BatchCutter, DataLoader):
         """Start the next epoch from its first batch, even after :meth:`load_state_dict`."""
         self._order.end()
 
+    @property
+    def view_loss(self) -> Callable[..., Tensor] | None:
+        """Return the loss of batches with views that the augmentation has, if there is one."""
+        return getattr(self._augmentation, "view_loss", None)
+
     def plain_loader(self) -> SubgraphLoader:
         """Return the same batches without views: the augmentation isn't run for them."""
         if self._views is None and self.persistent_workers:

@@ -1,10 +1,14 @@
-"""Free memory, and memory sizes as text."""
+"""Free memory and free disk space, and their sizes as text."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import math
 import re
+import shutil
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -23,6 +27,9 @@ CGROUPS = (
 )
 
 RESIDENT = re.compile(rb"^Rss(\w+):\s+(\d+) kB", re.MULTILINE)
+
+# Error numbers of a full disk, a file at its size limit and an exhausted quota.
+DISK_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
 UNITS = {"B": 1} | {
     f"{prefix}{unit}": base ** (power + 1)
@@ -51,6 +58,33 @@ def free_memory(device: torch.device | None = None) -> int:
             if allowed != resource.RLIM_INFINITY:
                 free.append(allowed - (_kilobytes("/proc/self/status", counted) or 0))
     return max(0, min((f for f in free if f is not None), default=2**63))
+
+
+def free_disk(path: Path) -> int:
+    """Return the free bytes of the disk that holds ``path``, which need not exist yet."""
+    while not path.exists():
+        path = path.parent
+    return shutil.disk_usage(path).free
+
+
+@contextlib.contextmanager
+def explain_full_disk(path: str | Path, text: Callable[[int], str]) -> Iterator[None]:
+    """Add the cure to an error about a full disk in this context.
+
+    Args:
+        path: The file or folder that is written.
+        text: Returns the error's text for a number of free bytes.
+
+    Raises:
+        OSError: With the system's number, the text and the path.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        free = free_disk(Path(path).absolute())
+        raise OSError(error.errno, text(free), str(path)) from error
 
 
 def resident_bytes() -> int:

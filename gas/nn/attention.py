@@ -1,4 +1,4 @@
-"""Graph attention in one pass over the edges, forward and backward."""
+"""Fused graph attention: one pass over the edges, forward and backward."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def gat_attention(
 
 
 def check_dropout(dropout: float) -> None:
-    """Raise ``ValueError`` unless it is a probability below 1."""
+    """Raise ``ValueError`` unless ``dropout`` is a probability below 1."""
     if not 0.0 <= dropout < 1.0:
         raise ValueError(f"'dropout' is {dropout}, expected a probability in [0, 1)")
 
@@ -188,14 +188,14 @@ def check_dropout(dropout: float) -> None:
 def draw_seed(p: float, device: torch.device) -> Tensor:
     """Draw a seed of dropout's generator, int64; 0, without drawing, if nothing is dropped.
 
-    It is drawn by the CPU's generator, and stays on the CPU: reading it doesn't synchronise.
+    The CPU's generator draws it, so that reading it doesn't synchronise.
 
     Args:
         p: The probability of dropping.
-        device: Where it will be used.
+        device: The device of the operator.
 
     Raises:
-        RuntimeError: If a CUDA graph is captured, in which a seed would stay the same for ever.
+        RuntimeError: If a CUDA graph is captured, which would keep the seed.
     """
     if p == 0:
         return torch.zeros((), dtype=torch.int64, device="cpu")
@@ -240,7 +240,7 @@ class GATConv(FusedConv, pyg.GATConv):
         if isinstance(x, Tensor) and self.lin is not None:
             target = source
         elif self.lin is not None and is_leading_view(x[0], own):
-            target = source[: own.size(0)]  # The rows of the batch have been transformed already.
+            target = source[: own.size(0)]  # They are transformed already.
         else:
             lin = self.lin if self.lin is not None else self.lin_dst
             target = lin(own).view(-1, heads, width)
@@ -267,7 +267,7 @@ class GATConv(FusedConv, pyg.GATConv):
 def reason_attention_not_fused(
     conv: Any, adj: Any, edge_attr: Any, return_attention_weights: Any
 ) -> str:
-    """Say why attention can't be fused; return an empty text if it can."""
+    """Return the reason why attention can't be fused; "" if it can."""
     if not isinstance(adj, Adjacency):
         return f"the adjacency is a {type(adj).__name__}"
     if conv.edge_dim is not None or edge_attr is not None:

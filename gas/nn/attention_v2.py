@@ -1,4 +1,4 @@
-"""Attention scored by both ends together, without anything of the size of the edges."""
+"""Fused GATv2 attention; nothing of the size of the edges is stored."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def gatv2_attention(
         source: Features of the sources, of shape ``[cols, heads, width]``, float32, float64, or
             bfloat16 or float16, which are added up in float32.
         target: Features of the destinations, of shape ``[rows, heads, width]``, of the same type.
-        att: What scores are made with, of shape ``[heads, width]``.
+        att: The attention vectors, of shape ``[heads, width]``.
         negative_slope: Of the leaky ReLU below zero. (default: ``0.2``)
         dropout: Probability of dropping an attention weight, in ``[0, 1)``; ``torch.manual_seed``
             makes it repeatable on every device. (default: ``0.0``)
@@ -187,7 +187,7 @@ class GATv2Conv(FusedConv, pyg.GATv2Conv):
         whole, own = (x, x) if isinstance(x, Tensor) else x
         source = apply_rowwise(self.lin_l, whole).view(-1, self.heads, self.out_channels)
         if self.lin_l is self.lin_r and (own is whole or is_leading_view(whole, own)):
-            target = source[: own.size(0)]  # These rows have been transformed already.
+            target = source[: own.size(0)]  # They are transformed already.
         else:
             target = self.lin_r(own).view(-1, self.heads, self.out_channels)
         adj = edge_index.with_self_loops() if self.add_self_loops else edge_index

@@ -1,7 +1,7 @@
 """Base of the fused convolutions: constructors, weights and outputs are those of PyG's.
 
-Each takes what PyG's takes, and an :class:`gas.nn.Adjacency` as ``adj_t``, square or bipartite.
-What it can't fuse goes PyG's own way, and ``conv.path`` says which it took and why.
+They take the arguments of PyG's layers, and a :class:`gas.nn.Adjacency` as ``adj_t``, square or
+bipartite. Calls that can't be fused run PyG's own code; ``conv.path`` names the reason.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from gas.nn.spmm import REDUCES
 
 def pyg_class(cls: type) -> type:
     """Return the class of PyG that a class here extends."""
-    return next(filter(_is_of_pyg, cls.__mro__))
+    return next(filter(_is_pyg_class, cls.__mro__))
 
 
-def _is_of_pyg(cls: type) -> bool:
+def _is_pyg_class(cls: type) -> bool:
     return cls.__module__.startswith("torch_geometric.")
 
 
 @contextlib.contextmanager
-def _as_pyg(conv: Any) -> Iterator[None]:
-    """Make a layer an object of PyG's class: PyG compiles methods from a class's source."""
+def _use_pyg_class(conv: Any) -> Iterator[None]:
+    """Give a layer PyG's class in this context: PyG compiles methods from a class's source."""
     cls = type(conv)
     conv.__class__ = pyg_class(cls)
     try:
@@ -44,38 +44,37 @@ def _as_pyg(conv: Any) -> Iterator[None]:
 class FusedConv:
     """A convolution whose aggregation is an operator of :mod:`gas.nn`, such as a sparse product.
 
-    It stands in front of a class of PyG, which the type checker doesn't see behind it.
+    It is mixed into classes of PyG, which the type checker doesn't know.
     """
 
     aggr: Any
     flow: str
     _explain: bool | None
     path = "pyg: not called yet"
-    """``"fused"``, or ``"pyg: <reason>"``: the way the last call took."""
+    """The path of the last call: ``"fused"``, or ``"pyg: <reason>"``."""
 
     _extends_pyg: bool
-    """Whether the class directly extends PyG's, so that it aggregates as that does."""
+    """Whether the class directly extends PyG's, so that both aggregate alike."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        cls._extends_pyg = next(filter(_is_of_pyg, cls.__mro__), None) in cls.__bases__
+        cls._extends_pyg = next(filter(_is_pyg_class, cls.__mro__), None) in cls.__bases__
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        with _as_pyg(self):
+        with _use_pyg_class(self):
             self.__init__(*args, **kwargs)  # type: ignore[misc]
         if self.takes_sparse:
-            # Whatever mixes this in is a Module.
             accept_sparse_features(self)  # type: ignore[arg-type]
 
     def _set_jittable_templates(self, raise_on_error: bool = False) -> None:
-        with _as_pyg(self):
+        with _use_pyg_class(self):
             self._set_jittable_templates(raise_on_error)
 
     takes_pairs = True
-    """Whether sources and destinations may be given apart, ``(x, x[:batch_size])``."""
+    """Whether sources and destinations may be given as a pair, ``(x, x[:batch_size])``."""
 
     takes_sparse = False
-    """Whether it takes sparse features, which others are given as dense ones."""
+    """Whether it takes sparse features; otherwise they are converted to dense ones."""
 
     @property
     def multiplies_sparse(self) -> bool:
@@ -86,7 +85,7 @@ class FusedConv:
         """See :class:`torch.nn.Module`; takes :class:`Rows` and sparse features for tensors."""
         if isinstance(x, Rows) and self.takes_pairs:
             x = (x, x.own)
-        if not self.takes_sparse and any_sparse(x):
+        if not self.takes_sparse and has_sparse(x):
             x = to_dense(x)
         return super().__call__(x, *args, **kwargs)  # type: ignore[misc]
 
@@ -98,11 +97,11 @@ class FusedConv:
     @explain.setter
     def explain(self, explain: bool | None) -> None:
         MessagePassing.explain.fset(self, explain)
-        if not explain:  # PyG's own, which would stand before that of the class from here on.
+        if not explain:  # PyG's function, which would hide the method of the class.
             self.__dict__.pop("propagate", None)
 
     def propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
-        """Aggregate over an :class:`Adjacency`; leave everything else to PyG."""
+        """Aggregate over an :class:`Adjacency`; call PyG's method for other layouts."""
         if not isinstance(edge_index, Adjacency):
             self.path = f"pyg: the adjacency is a {type(edge_index).__name__}"
             kwargs = to_tensors(kwargs)
@@ -112,7 +111,7 @@ class FusedConv:
             self.path = f"pyg: {reason}"
             adj, kwargs = edge_index.to_torch_sparse(), to_tensors(kwargs)
             return super().propagate(adj, size=size, **kwargs)  # type: ignore[misc]
-        if self.path != "fused":  # A module's attributes are set by some calls.
+        if self.path != "fused":  # Setting an attribute of a module is slow.
             self.path = "fused"
         return self._propagate(edge_index, **kwargs)
 
@@ -121,7 +120,7 @@ class FusedConv:
         raise NotImplementedError
 
     def _reason_not_fused(self, kwargs: dict[str, Any]) -> str:
-        """Say why the aggregation can't be fused; return an empty text if it can."""
+        """Return the reason why the aggregation can't be fused; "" if it can."""
         if not self._extends_pyg:
             cls = type(self)
             return f"{cls.__name__} may aggregate in another way than {pyg_class(cls)}"
@@ -141,7 +140,7 @@ class FusedConv:
         return ("sum" if aggr == "add" else aggr) if isinstance(aggr, str) else ""
 
 
-def any_sparse(x: Any) -> bool:
+def has_sparse(x: Any) -> bool:
     """Return whether features, or one of a pair, are a ``torch.sparse_csr`` matrix."""
     for each in x if isinstance(x, tuple) else (x,):
         if isinstance(each, Tensor) and each.layout == torch.sparse_csr:
@@ -159,7 +158,7 @@ def to_tensors(x: Any) -> Any:
 
 
 def apply_rowwise(function: Callable[[Tensor], Tensor], x: Tensor | Rows) -> Tensor:
-    """Apply a function that treats each row alike, such as a linear layer."""
+    """Apply a row-wise function, such as a linear layer."""
     if isinstance(x, Features):
         return function(x.tensor())
     if isinstance(x, Rows):
@@ -174,7 +173,7 @@ def is_leading_view(whole: Tensor | Rows, part: Tensor) -> bool:
     if is_sparse(whole):
         return is_sparse(part) and shares_rows(whole, part)
     if torch.compiler.is_compiling():
-        return False  # It can't look at memory.
+        return False  # Pointers aren't known.
     return (
         whole.requires_grad == part.requires_grad
         and part._base is not None

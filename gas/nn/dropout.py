@@ -1,4 +1,4 @@
-"""Dropout whose random numbers cost no more than reading the tensor."""
+"""Dropout with counter-based random numbers, drawn in parallel."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gas.nn.sparse_features import check_layout, replace_values
 
 
 class _Dropout(torch.autograd.Function):
-    """Keeps a seed for the backward pass, not a mask."""
+    """Function that saves a seed for the backward pass instead of a mask."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, p: float, seed: int) -> Tensor:
@@ -39,17 +39,16 @@ def dropout(x: Rows, p: float = ..., training: bool = ...) -> Rows: ...
 def dropout(x: Tensor | Rows, p: float = 0.5, training: bool = True) -> Tensor | Rows:
     """Set each element to zero with probability ``p`` and scale the rest by ``1 / (1 - p)``.
 
-    Like ``torch.nn.functional.dropout``, which on the CPU draws its random numbers one after the
-    other and takes most of a small model's epoch. This one computes each from its position, in
-    parallel, and again in the backward pass; ``torch.manual_seed`` makes it repeatable. On other
-    devices, for other types than float32 and float64, and to the compiler and function transforms
-    it is PyTorch's.
+    ``torch.nn.functional.dropout`` draws random numbers sequentially on the CPU, which takes most
+    of a small model's epoch. Here each number is computed from its position, in parallel, and again
+    in the backward pass; ``torch.manual_seed`` makes it repeatable. PyTorch's function is used on
+    other devices, for types other than float32 and float64, and under ``torch.compile`` and
+    function transforms.
 
-    Of :class:`gas.history.Rows`, which :meth:`gas.ScalableGNN.push_and_pull` returns if asked to,
-    it drops elements of the batch's own rows. Those of the halo, which are the expectation of what
-    dropout would make of them, stay where they are stored. Of a batch's input features, which are
-    :class:`gas.history.Features`, it drops elements of all rows, when they are read; of sparse
-    ones, a ``torch.sparse_csr`` matrix, stored values: zeros are zeros either way.
+    For :class:`gas.history.Rows`, see :meth:`gas.ScalableGNN.push_and_pull`, only the batch's own
+    rows are dropped; halo rows keep their stored values, which are the expectation under dropout.
+    For :class:`gas.history.Features`, a batch's input features, all rows are dropped when they are
+    read. For sparse features, a ``torch.sparse_csr`` matrix, stored values are dropped.
 
     Args:
         x: A tensor of any shape, a ``torch.sparse_csr`` matrix, or :class:`gas.history.Rows`.

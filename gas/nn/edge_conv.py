@@ -1,4 +1,4 @@
-"""Edge convolution: a function of both ends of each edge, without anything of their number."""
+"""Fused edge convolution; nothing of the size of the edges is stored."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gas.nn.half import HALF
 from gas.nn.sparse_features import LINEAR_LAYERS
 from gas.nn.spmm import NONE, REDUCES, check_features, check_tensors, spmm
 
-# By class: the kernel's name, and the attribute that holds its parameter.
+# The kernel's name and the parameter's attribute by class.
 ACTIVATIONS: dict[type[torch.nn.Module], tuple[str, str]] = {
     torch.nn.ReLU: ("relu", ""),
     torch.nn.LeakyReLU: ("leaky_relu", "negative_slope"),
@@ -83,7 +83,7 @@ def _(
 
 @custom_op("gas::edge_conv_scale", "gas.nn.edge_conv")
 def _scale(grad: Tensor, slope: Tensor, target: Tensor, source: Tensor) -> Tensor:
-    # The slope depends on target and source, which a second derivative mustn't overlook.
+    # An operator of its own: the slope depends on target and source in a second derivative.
     return grad * slope
 
 
@@ -118,8 +118,8 @@ def kernel_activation(module: torch.nn.Module | None, reduce: str) -> tuple[str,
     """Return the kernels' name of an activation and its parameter; ``"identity"`` for none.
 
     Raises:
-        ValueError: If it isn't one that :func:`edge_conv` knows, or falls where the largest sum has
-            to give the largest value.
+        ValueError: If :func:`edge_conv` doesn't support it, or it isn't monotonic with ``"max"`` or
+            ``"min"``.
     """
     if module is None or type(module) is torch.nn.Identity:
         return "identity", 0.0
@@ -149,9 +149,9 @@ def edge_conv(
 
     An edge function that is linear in the features of both ends, ``W [x_i, x_j - x_i] + b`` in
     EdgeConv, needs a product for each node instead of each edge: ``target = (W_1 - W_2) x + b``
-    and ``source = W_2 x``. An activation that never falls takes the largest sum to the largest
-    value, so that for ``"max"`` and ``"min"`` it is applied to rows. For ``"sum"`` and ``"mean"``
-    the backward pass computes its derivatives again. Deterministic.
+    and ``source = W_2 x``. For ``"max"`` and ``"min"``, a monotonic activation is applied to the
+    aggregated rows. For ``"sum"`` and ``"mean"``, the backward pass computes derivatives again.
+    Deterministic.
 
     Source: Wang et al., *Dynamic Graph CNN for Learning on Point Clouds*, ACM TOG 2019; the way of
     computing it, Zhang et al., *Understanding GNN Computational Graph*, MLSys 2022.
@@ -200,9 +200,9 @@ def edge_conv(
 class EdgeConv(FusedConv, pyg.EdgeConv):
     """:class:`torch_geometric.nn.EdgeConv`, with products for nodes instead of edges.
 
-    Where ``nn`` is a linear layer, or one and an activation of :func:`gas.nn.edge_conv`. The
-    difference ``x_j - x_i`` is taken after the product, which rounds more coarsely where positions
-    are large and differences small.
+    It is fused if ``nn`` is a linear layer, with or without an activation of
+    :func:`gas.nn.edge_conv`. The difference ``x_j - x_i`` is taken after the product, which loses
+    precision if positions are large and differences small.
     """
 
     nn: torch.nn.Module
@@ -211,7 +211,7 @@ class EdgeConv(FusedConv, pyg.EdgeConv):
         reason = super()._reason_not_fused(kwargs)
         if reason:
             return reason
-        layers = _layers(self.nn)
+        layers = _list_layers(self.nn)
         if type(layers[0]) not in LINEAR_LAYERS or len(layers) > 2:
             return "'nn' is more than a linear layer and an activation"
         if any(m._forward_hooks or m._forward_pre_hooks for m in (self.nn, *layers)):
@@ -223,12 +223,12 @@ class EdgeConv(FusedConv, pyg.EdgeConv):
         return ""
 
     def _propagate(self, adj: Adjacency, x: Any, **_: Any) -> Tensor:
-        linear, activation = (*_layers(self.nn), None)[:2]
+        linear, activation = (*_list_layers(self.nn), None)[:2]
         by_target, by_difference = linear.weight.chunk(2, dim=1)
         target = F.linear(x[1], by_target - by_difference, linear.bias)
         source = apply_rowwise(lambda rows: F.linear(rows, by_difference), x[0])
         return edge_conv(adj, target, source, activation, self._reduce)
 
 
-def _layers(module: Any) -> list[Any]:
+def _list_layers(module: Any) -> list[Any]:
     return list(module) if type(module) is torch.nn.Sequential and len(module) else [module]

@@ -1,4 +1,4 @@
-"""Layers that PyG's explainers mask and observe, on mini-batches."""
+"""Support of PyG's explainers on mini-batches."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ Masks = dict[MessagePassing, tuple[Tensor | None, Tensor, bool]]
 
 @contextlib.contextmanager
 def prepare_layers(model: torch.nn.Module, edges: Any, masks: Masks) -> Iterator[None]:
-    """Run a model as an explainer wants it, and leave its layers as they were before that.
+    """Prepare layers for an explainer in this context, and restore them afterwards.
 
-    PyG puts its masks on layers and takes them off at the end of an explanation, which an exception
-    prevents. Here they are on the layers only while the model runs, and in ``masks`` between runs.
-    A layer keeps no more than ``_loop_mask``, by which PyG's ``clear_masks`` tells of the end.
+    PyG sets masks on layers and clears them at the end of an explanation, unless an exception is
+    raised. Here layers have masks only while the model runs; between runs they are in ``masks``.
+    Layers keep only ``_loop_mask``, which PyG's ``clear_masks`` resets at the end.
 
     Args:
         model: The model.
-        edges: Those that it runs on.
-        masks: The masks of earlier runs, which are changed to those of this run.
+        edges: The edges of the run.
+        masks: The masks of earlier runs, which are updated.
 
     Raises:
-        ValueError: If AttentionExplainer looks, and wouldn't see the attention of these edges.
+        ValueError: If AttentionExplainer couldn't observe the attention of these edges.
     """
     layers = [layer for layer in model.modules() if isinstance(layer, MessagePassing)]
     for layer in layers:
@@ -51,7 +51,7 @@ def prepare_layers(model: torch.nn.Module, edges: Any, masks: Masks) -> Iterator
 
 
 def forget_masks(masks: Masks) -> None:
-    """End an explanation that PyG's ``clear_masks`` hasn't ended."""
+    """Clear the masks of an explanation that PyG's ``clear_masks`` hasn't ended."""
     for layer, (_, loops, _) in masks.items():
         if layer._loop_mask is loops and layer.explain is not True:
             layer._loop_mask = None
@@ -59,7 +59,7 @@ def forget_masks(masks: Masks) -> None:
 
 
 def _restore_mask(layer: MessagePassing, masks: Masks) -> None:
-    """Give a layer the mask of the last run, unless PyG has given it another, or ended it."""
+    """Set the mask of the last run on a layer, unless PyG has set another or ended it."""
     mask, loops, sigmoid = masks.pop(layer, (None, None, True))
     if loops is None or layer.explain is True or layer._loop_mask is not loops:
         return
@@ -68,23 +68,23 @@ def _restore_mask(layer: MessagePassing, masks: Masks) -> None:
 
 
 def _remove_mask(layer: MessagePassing, masks: Masks) -> None:
-    """Take PyG's mask off a layer, and all that it has left there."""
+    """Remove PyG's mask, and what belongs to it, from a layer."""
     if layer._loop_mask is not None and layer.explain is True:
         masks[layer] = layer._edge_mask, layer._loop_mask, layer._apply_sigmoid
         layer.explain = None
         layer._apply_sigmoid = True
     if layer.explain is not True:
-        # PyG would make a parameter of the next mask, and captum find no gradient of its own.
+        # A registered parameter would turn the next mask into a parameter.
         layer._parameters.pop("_edge_mask", None)
         layer._edge_mask = None
         layer.__dict__.pop("propagate", None)
 
 
 def _check_attention(model: torch.nn.Module, edges: Any) -> None:
-    """Refuse edges whose attention AttentionExplainer would miss or confuse.
+    """Refuse edges whose attention AttentionExplainer can't observe.
 
     Raises:
-        ValueError: Saying how to load the batch, or to cut the graph.
+        ValueError: Naming the layer and the cure.
     """
     looked_at = {
         name: layer
@@ -98,7 +98,7 @@ def _check_attention(model: torch.nn.Module, edges: Any) -> None:
 
 
 def _reason_attention_unseen(name: str, layer: Any, edges: Any) -> str:
-    """Say why a layer's messages don't show the attention of its edges; return "" if they do."""
+    """Return the reason why the attention of edges can't be observed; "" if it can."""
     if not isinstance(edges, Tensor) or edges.layout != torch.strided:
         return (
             f"'edge_index' is a {type(edges).__name__}, of which '{name}' "
@@ -117,14 +117,14 @@ def _reason_attention_unseen(name: str, layer: Any, edges: Any) -> str:
 
 
 def show_embeddings(model: Any, batch: Any, out: Tensor) -> Tensor:
-    """Show PyG's ``get_embeddings`` the last history's rows, and return the outputs.
+    """Pass the last history's rows to PyG's ``get_embeddings``, and return the outputs.
 
-    What it sees of layers is of the in-batch nodes alone, and PGExplainer takes the halo's, too.
+    Layers give rows of the in-batch nodes only, but PGExplainer needs those of the halo, too.
 
     Args:
         model: A model with histories, which has run.
-        batch: The :class:`gas.SubData` that it has run on; one of the whole graph lacks nothing.
-        out: What it gave, and is returned.
+        batch: The :class:`gas.SubData` that it has run on.
+        out: Its outputs.
 
     Raises:
         ValueError: If there is no history.
@@ -137,18 +137,18 @@ def show_embeddings(model: Any, batch: Any, out: Tensor) -> Tensor:
             f"{type(model).__name__} has no history, and the explainer asks for embeddings of all "
             "nodes of the batch, halo included: take a batch of all parts, or another explainer"
         )
-    if layers:  # All have the same hook; what it is shown last counts.
+    if layers:  # All have the same hook, which keeps the last call.
         rows = model.histories[-1].pull(batch.n_id).to(out)
         _hooks_of(EMBEDDINGS, layers[0]._forward_hooks)[0](model, (), rows)
     return out
 
 
 def _hooks_of(module: str, hooks: dict[int, Any]) -> list[Callable[..., Any]]:
-    """Return the hooks that a module of PyG has registered."""
+    """Return the hooks that are functions of a module of PyG."""
     return [hook for hook in hooks.values() if getattr(hook, "__module__", None) == module]
 
 
 def _remove_hooks(module: str, hooks: dict[int, Any]) -> None:
-    """Take off the hooks that a module of PyG has registered."""
+    """Remove the hooks that are functions of a module of PyG."""
     for key in [key for key, hook in hooks.items() if _hooks_of(module, {key: hook})]:
         del hooks[key]

@@ -1,4 +1,4 @@
-"""Making the layers of a model those of :mod:`gas.nn`."""
+"""Replacement of a model's layers by those of :mod:`gas.nn`."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ FUSED: dict[type, type] = {
 
 
 def fuse(model: torch.nn.Module) -> torch.nn.Module:
-    """Make every PyG convolution of a model that can use the fused operators do so, in place.
+    """Replace PyG's convolutions of a model by fused ones, in place.
 
-    Weights, hooks and ``state_dict`` stay as they are; layers of other classes, subclasses of PyG's
-    included, are left alone. Load batches with ``layout='fused'``. Layers that are
-    :class:`torch.nn.Dropout` draw faster, see :func:`gas.nn.dropout`; a ``forward`` that calls
-    ``torch.nn.functional.dropout`` may call that instead. Linear layers take sparse features.
+    Weights, hooks and ``state_dict`` don't change; other layers, including subclasses of PyG's, are
+    left as they are. Load batches with ``layout='fused'``. :class:`torch.nn.Dropout` becomes
+    :class:`gas.nn.Dropout`, which is faster; replace ``torch.nn.functional.dropout`` by
+    :func:`gas.nn.dropout` yourself. Linear layers take sparse features.
 
     Args:
         model: Any model.
@@ -52,5 +52,5 @@ def fuse(model: torch.nn.Module) -> torch.nn.Module:
         if cls is not None:
             module.__class__ = cls
             if "propagate" in vars(module) and not module.explain:
-                del module.propagate  # PyG's own, which an explanation has left there.
+                del module.propagate  # PyG's function, left by an explanation.
     return model

@@ -19,10 +19,10 @@ from gas.nn.sparse_features import is_linear
 from gas.nn.spmm import spmm
 from gas.nn.sum_convs import SumConv
 
-# In the time of so many multiplications of a dense product two cores do one element of a sparse
-# product, transpose an entry, and read an element of a halo's row from a history to transform it.
-# Of 36 shapes, 677 to 105,000 columns with and without a halo, widths of 7 to 1,433, these choose
-# the slower order in four, by 1.2 times at most.
+# Costs, in multiplications of a dense product on two cores: of an element of a sparse product, of
+# transposing an entry, and of reading an element of a halo row from a history. For 36 shapes (677
+# to 105,000 columns, with and without a halo, widths of 7 to 1,433) they choose the slower order in
+# four cases, by a factor of at most 1.2.
 SPARSE_COST = 5
 TRANSPOSE_COST = 400
 HALO_COST = 30
@@ -66,19 +66,19 @@ class GCNConv(SumConv, pyg.GCNConv):
         self.path = "fused"
         if self.normalize:
             edge_index = normalise_graph(edge_index, self.improved, self.add_self_loops, x.dtype)
-        if is_sparse(x):  # Aggregated, its rows would have more non-zeros.
+        if is_sparse(x):  # Aggregated rows would have more non-zeros.
             out = spmm(edge_index, self.lin(x))
             return out if self.bias is None else out + self.bias
         if should_aggregate_first(edge_index, x, self.out_channels):
             out = apply_linear(self.lin, spmm(edge_index, x), self.bias)
-            value = edge_index.value  # Of messages, where autocast makes the linear layer float16.
+            value = edge_index.value  # Under autocast, the linear layer returns float16.
             return out if value is None else out.to(message_dtype(out, value))
         out = spmm(edge_index, apply_rowwise(self.lin, x))
         return out if self.bias is None else out + self.bias
 
 
 def apply_linear(linear: Any, x: Tensor, bias: Tensor | None) -> Tensor:
-    """Return ``linear(x) + bias``, in one pass unless a hook observes ``linear(x)``."""
+    """Return ``linear(x) + bias``, in one pass unless the layer has hooks."""
     if is_linear(linear) and linear.bias is None and not torch.is_autocast_enabled(x.device.type):
         return F.linear(x, linear.weight, bias)
     out = linear(x)
@@ -88,9 +88,9 @@ def apply_linear(linear: Any, x: Tensor, bias: Tensor | None) -> Tensor:
 def should_aggregate_first(adj: Adjacency, x: Tensor | Rows, out_channels: int) -> bool:
     """Return whether ``(A x) W`` costs less than ``A (x W)``; both have the same values.
 
-    Aggregating first spares the rows of the halo the dense product, and the transpose where the
-    input takes no gradient; transforming first is better where it makes rows narrower. Backward,
-    the gradient towards the input costs both once more. Of a batch's entries half may be inside it.
+    Aggregating first saves the dense product of halo rows, and the transpose if the input needs no
+    gradient; transforming first is better if it makes rows narrower. The gradient of the input
+    costs both once more. Half of a batch's entries are assumed to be inside it.
     """
     rows, cols = adj.shape
     entries, width, dense = adj.num_entries, x.size(1), x.size(1) * out_channels
@@ -112,7 +112,7 @@ def normalise_graph(
     """Return a whole graph with symmetric normalisation, cached while its values stay the same.
 
     Raises:
-        ValueError: If it is that of a mini-batch.
+        ValueError: If the graph is a mini-batch.
     """
     if adj.size(0) != adj.size(1):
         raise ValueError(

@@ -1,8 +1,7 @@
-"""float16 in layers: no kernel computes in it, so that they compute in float32.
+"""float16 in layers: kernels compute in float32 instead.
 
-``torch.autocast('cuda')`` makes linear layers give float16, and the layers of PyG multiply that by
-weights in float32, so that their messages are float32. What is computed here is given back in the
-type that PyG's layers give.
+Under ``torch.autocast('cuda')``, linear layers return float16, and PyG's layers multiply it by
+weights in float32, so that their messages are float32. Results here have the dtype of PyG's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Relations of a heterogeneous graph with sources of one type: one product computes their sums."""
+"""Joint aggregation of relations of a heterogeneous graph with the same source type."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ def relations(
 ) -> dict[EdgeType, Adjacency]:
     """Return the edges of a whole heterogeneous graph for layers in PyG's ``HeteroConv``.
 
-    Relations that start at the same type are multiplied together: the first layer that sums rows
-    does so for all of these relations, and the others, which are given the same rows, find their
-    sums made. Give those alone whose layers are called. Sums are the same, bit by bit; gradients
-    are added up in another order. Graphs of :func:`gas.to_scalable` need none of this, it is done
-    in their mini-batches::
+    Relations with the same source type are aggregated by one product: the first layer that sums
+    rows computes the sums of all these relations, which the others read. Pass only relations whose
+    layers are called. Sums are the same, bit by bit; gradients are added up in another order.
+    Models of :func:`gas.to_scalable` do this in their mini-batches already::
 
         net = gas.fuse(HeteroConv({kind: SAGEConv((-1, -1), 64) for kind in data.edge_types}))
         edges = gas.nn.relations(data.edge_index_dict, data.num_nodes_dict)
@@ -48,7 +47,7 @@ def relations(
                     f"'num_nodes_dict' has no '{end}', where relation {edge_type_name(kind)} "
                     "starts or ends: pass data.num_nodes_dict"
                 )
-        made[kind[0]][kind] = _adjacency(kind, edges, num_nodes_dict)
+        made[kind[0]][kind] = _make_adjacency(kind, edges, num_nodes_dict)
     together = {
         kind: adj
         for same in made.values()
@@ -57,7 +56,7 @@ def relations(
     return {kind: together[kind] for kind in edge_index_dict}
 
 
-def _adjacency(kind: EdgeType, edges: Any, sizes: Mapping[str, int]) -> Adjacency:
+def _make_adjacency(kind: EdgeType, edges: Any, sizes: Mapping[str, int]) -> Adjacency:
     name = f"edge_index_dict[{edge_type_name(kind)}]"
     layout = layout_of(edges, name)
     if layout.value(edges) is not None:
@@ -73,10 +72,10 @@ def _adjacency(kind: EdgeType, edges: Any, sizes: Mapping[str, int]) -> Adjacenc
 
 
 def share_products(adjs: Sequence[Adjacency]) -> Sequence[Adjacency]:
-    """Return the same edges, without values, whose layers sum over all of them at once.
+    """Return the same edges without values, for layers that share one product.
 
     Args:
-        adjs: With the same number of columns.
+        adjs: The adjacencies, with the same number of columns.
     """
     if len(adjs) < 2:
         return [adj.remove_values() for adj in adjs]
@@ -129,7 +128,7 @@ def _stack(adjs: Sequence[Adjacency]) -> Adjacency:
 
 
 class _Multiply(torch.autograd.Function):
-    """A product that is split into the rows of each relation; backward is one product, too."""
+    """Product whose result is split by relation; the backward pass is one product, too."""
 
     @staticmethod
     def forward(

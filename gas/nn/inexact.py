@@ -1,7 +1,7 @@
 """Layers whose result on a mini-batch differs from that on the graph: reasons and cures.
 
-A batch knows all edges into its own nodes, and nothing else of its halo: neither degrees nor second
-neighbours, nor edges out of a node. A layer that needs more gives other results, without an error.
+A batch has all edges into its own nodes, but not the degrees, further neighbours or outgoing edges
+of its halo. A layer that needs them would return other results without an error.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _reason_edge_order(layer: Any) -> str:
     )
 
 
-def _backwards(layer: Any) -> str:
+def _reason_flow(layer: Any) -> str:
     if layer.flow == "source_to_target":
         return ""
     return (
@@ -77,7 +77,7 @@ def _backwards(layer: Any) -> str:
     )
 
 
-# By class of PyG: why a layer isn't exact on batches, and the cure; empty for one that is.
+# The reason why a layer isn't exact on batches, and the cure, by class of PyG; "" if it is exact.
 INEXACT: dict[type[torch.nn.Module], Callable[[Any], str]] = {
     pyg.GCNConv: _reason_degrees,
     pyg.GCN2Conv: _reason_degrees,
@@ -128,9 +128,9 @@ INEXACT: dict[type[torch.nn.Module], Callable[[Any], str]] = {
         "minimises an energy of all nodes of the batch together: use an aggregation of each node's "
         "own edges, such as SoftmaxAggregation or DeepSetsAggregation"
     ),
-    pyg.MessagePassing: _backwards,
+    pyg.MessagePassing: _reason_flow,
 }
-# Those that nothing makes exact: neither a transform of the graph nor a history in between.
+# Layers that neither a transform of the graph nor histories make exact.
 NEVER: dict[type[torch.nn.Module], Callable[[Any], str]] = {
     pyg.GPSConv: lambda _: (
         "attends to all nodes of the batch, not of the graph: take its 'conv' alone, with the "
@@ -148,18 +148,18 @@ NEVER: dict[type[torch.nn.Module], Callable[[Any], str]] = {
         f"before: {BY_TIME}"
     ),
 }
-# PyTorch Geometric Temporal's, which need not be installed.
+# The layers of PyTorch Geometric Temporal, which need not be installed.
 RECURRENT = "torch_geometric_temporal.nn.recurrent"
 
 
 def reason_inexact(layer: torch.nn.Module) -> str:
-    """Say why a layer's result on a mini-batch differs from that on the graph; return "" if not."""
+    """Return the reason why a layer isn't exact on mini-batches; "" if it is."""
     reasons = (INEXACT[cls](layer) for cls in type(layer).__mro__ if cls in INEXACT)
     return reason_never_exact(layer) or next(filter(None, reasons), "")
 
 
 def reason_never_exact(layer: torch.nn.Module) -> str:
-    """Say why nothing makes a layer exact on mini-batches; return "" if something may."""
+    """Return the reason why a layer can't be made exact on mini-batches; "" if it may be."""
     for cls in type(layer).__mro__:
         if cls in NEVER:
             return NEVER[cls](layer)

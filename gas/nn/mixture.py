@@ -1,4 +1,4 @@
-"""Sums over neighbours with weights from a mixture of Gaussians, as in MoNet."""
+"""Fused aggregation with weights from a mixture of Gaussians, as in MoNet."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from gas.nn.half import HALF, compute_dtype, message_dtype
 from gas.nn.spmm import NONE, check_features, check_tensors
 
 
-def _contiguous(*tensors: Tensor) -> Mixture:
+def _make_mixture(*tensors: Tensor) -> Mixture:
+    """Make a mixture of contiguous tensors."""
     return Mixture(*(tensor.contiguous() for tensor in tensors))
 
 
@@ -31,7 +32,7 @@ def _spread(
     mean: bool,
     transposed: bool,
 ) -> Tensor:
-    mixture = _contiguous(pseudo, mu, sigma)
+    mixture = _make_mixture(pseudo, mu, sigma)
     return kernels.spread(Matrix(*matrix), mixture, x.contiguous(), mean, transposed)
 
 
@@ -59,7 +60,7 @@ def _collapse(
     mean: bool,
     transposed: bool,
 ) -> Tensor:
-    mixture = _contiguous(pseudo, mu, sigma)
+    mixture = _make_mixture(pseudo, mu, sigma)
     return kernels.collapse(Matrix(*matrix), mixture, x.contiguous(), mean, transposed)
 
 
@@ -89,7 +90,7 @@ def _backward(
     keep_pseudo: bool,
     transposed: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    mixture = _contiguous(pseudo, mu, sigma)
+    mixture = _make_mixture(pseudo, mu, sigma)
     sides = own.contiguous(), other.contiguous()
     return kernels.backward(Matrix(*matrix), mixture, *sides, keep_out, keep_pseudo, transposed)
 
@@ -170,9 +171,9 @@ def gaussian_mixture(
     ``w_k(u) = exp(-1/2 sum over d of (u_d - mu_kd)^2 / (1e-15 + sigma_kd^2))``. Weights are
     computed again in the backward pass; nothing has their size. Deterministic.
 
-    If all kernels read the same, ``x`` of shape ``[cols, width]``, each kernel has its own row of
-    the output, ``out[i, k] = sum of w_k(pseudo[i, j]) * x[j]``. A linear layer may come before the
-    one or after the other; what is cheaper depends on the graph.
+    With ``x`` of shape ``[cols, width]``, all kernels read the same rows, and the output has a row
+    for each: ``out[i, k] = sum of w_k(pseudo[i, j]) * x[j]``. A linear layer may be applied before
+    the first form or after the second; the cheaper order depends on the graph.
 
     Source: Monti et al., *Geometric Deep Learning on Graphs and Manifolds Using Mixture Model
     CNNs*, CVPR 2017, equations 9 and 11; the way of computing it, Zhang et al., *Understanding GNN
@@ -254,7 +255,7 @@ class GMMConv(FusedConv, pyg.GMMConv):
         if should_sum_first(edge_index, source, self.kernel_size, self.out_channels):
             sums = gaussian_mixture(edge_index, to_tensors(source), *mixture)  # [rows, kernels, in]
             out = sums.flatten(1) @ weight.transpose(0, 1).flatten(0, 1)
-            out = out.to(message_dtype(out, *mixture[:3]))  # Autocast may have made it float16.
+            out = out.to(message_dtype(out, *mixture[:3]))  # Under autocast, it may be float16.
         else:
             transformed = apply_rowwise(lambda rows: rows @ self.g, source).view(
                 -1, self.kernel_size, self.out_channels
@@ -272,17 +273,16 @@ class GMMConv(FusedConv, pyg.GMMConv):
         return super()._reason_not_fused(kwargs)
 
 
-# One element of a product that computes its weights takes as long as so many multiplications of a
-# dense one. Those of a plain product take 4 to 34, by degree and width; see also conv.py.
+# The cost of an element of a product that computes its weights, in multiplications of a dense
+# product. In a product with given weights, it is 4 to 34, depending on degree and width.
 SPARSE_COST = 10
 
 
 def should_sum_first(adj: Adjacency, x: Tensor | Rows, kernels: int, out_channels: int) -> bool:
     """Return whether summing each kernel's rows before the linear layer costs less than after it.
 
-    Either way a pass over the edges reads a row of each kernel and another reads one row for all of
-    them, but for a narrow input, or one without a gradient. What differs most is the product: of
-    the rows, or of the columns.
+    Both orders make a pass over the edges with a row per kernel, and one with a row for all. They
+    differ mostly in the dense product, which is over the rows or over the columns.
     """
     rows, cols = adj.shape
     again = 1 if x.requires_grad else 0

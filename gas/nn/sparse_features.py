@@ -1,4 +1,4 @@
-"""Linear layers of sparse features, which multiply only the non-zeros."""
+"""Linear layers for sparse features, which multiply only the non-zeros."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from gas.history import cache_row_starts
 from gas.native import TYPES, is_sparse, parts, sparse_csr
 from gas.nn.spmm import spmm
 
-# The rows and columns of matrices, with the transpose that gradients walk, while the matrices live;
-# and how often each had been changed. What dropout makes of one has the same.
-_KNOWN: WeakIdKeyDictionary = WeakIdKeyDictionary()
+# The adjacency of each living matrix, which caches its transpose for gradients, with the version of
+# the matrix. The result of dropout has the same adjacency.
+_ADJACENCIES: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Compute ``x W^T + b`` from the non-zeros of sparse features.
 
     Deterministic, forward and backward: the gradient towards ``weight`` is a product by the
-    transpose, which is made once for a matrix. float16 is computed in float32.
+    transpose, which is computed once per matrix. float16 is computed in float32.
 
     Args:
-        x: Features, of shape ``[N, F]``, a ``torch.sparse_csr`` matrix; a dense tensor of any shape
-            goes PyTorch's way.
-        weight: Of shape ``[out, F]``. Values of ``x`` are taken in its type.
-        bias: Of shape ``[out]``. (default: none)
+        x: Features, of shape ``[N, F]``, a ``torch.sparse_csr`` matrix, or a dense tensor of any
+            shape, which PyTorch multiplies.
+        weight: The weight, of shape ``[out, F]``. Values of ``x`` are converted to its type.
+        bias: The bias, of shape ``[out]``. (default: none)
 
     Returns:
         Of shape ``[N, out]``, dense.
@@ -45,7 +45,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
             f"each of the features of 'x', which has shape {list(x.shape)}"
         )
     kind = weight.dtype if weight.dtype in TYPES else torch.float32
-    adj = _rows_of(x).with_value(x.values())
+    adj = _find_adjacency(x).with_value(x.values())
     out = spmm(adj, weight.t().to(kind)).to(weight.dtype)
     return out if bias is None else out + bias
 
@@ -60,21 +60,21 @@ def check_layout(x: Tensor) -> None:
 
 
 def replace_values(x: Tensor, value: Tensor) -> Tensor:
-    """Return sparse features with other values ``[entries]``; they share a transpose."""
-    known = _rows_of(x)
+    """Return sparse features with other values ``[entries]``; the transpose is shared."""
+    known = _find_adjacency(x)
     rowptr, col, _ = parts(x)
     out = cache_row_starts(sparse_csr(rowptr, col, value, x.size(1)), x)
-    _KNOWN[out] = known, version(out)
+    _ADJACENCIES[out] = known, version(out)
     return out
 
 
-def _rows_of(x: Tensor) -> Adjacency:
+def _find_adjacency(x: Tensor) -> Adjacency:
     """Return the adjacency of the entries of sparse features, without values."""
-    known = _KNOWN.get(x)
+    known = _ADJACENCIES.get(x)
     if known is None or known[1] != version(x):
         rowptr, col, _ = parts(x)
         known = adjacency_from_csr(rowptr, col, None, x.size(1)), version(x)
-        _KNOWN[x] = known
+        _ADJACENCIES[x] = known
     return known[0]
 
 
@@ -115,7 +115,7 @@ def accept_sparse_features(module: torch.nn.Module) -> None:
 
 
 def has_hooks(layer: torch.nn.Module) -> bool:
-    """Return whether a hook observes a layer."""
+    """Return whether a layer has hooks, global ones included."""
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return (
         any(getattr(layer, name) for name in hooks)
@@ -124,5 +124,5 @@ def has_hooks(layer: torch.nn.Module) -> bool:
 
 
 def is_linear(layer: torch.nn.Module) -> bool:
-    """Return whether a layer is linear and no hook observes it."""
+    """Return whether a layer is linear and has no hooks."""
     return type(layer) in LINEAR_LAYERS and not has_hooks(layer)

@@ -32,7 +32,7 @@ def multiply(
     num_rows: int | None,
 ) -> Tensor:
     """See :func:`gas.native.sparse.multiply`."""
-    # The rows of a batch's halo are those of `other` at `place`, behind the rows of `x`.
+    # Halo rows, which follow the rows of `x`, are those of `other` at `place`.
     m = matrix if isinstance(matrix, Matrix) else Matrix(*matrix)
     how = mean, transposed, num_rows
     return kernels.multiply(m, weight, x.contiguous(), *how, other, place)
@@ -201,9 +201,9 @@ def spmm(
 ) -> Tensor:
     """Aggregate the rows of each node's neighbours: ``out[i]`` from ``x[j]`` for edges ``j -> i``.
 
-    Deterministic: each row of the output, and of the gradient, is added up in one order. Of
-    :class:`gas.history.Rows` those of the halo get no gradient, and none is computed; sums and
-    means read them where they are stored, unless ``weight`` takes a gradient. On a GPU where
+    Deterministic: each row of the output, and of the gradient, is added up in one order. In
+    :class:`gas.history.Rows`, halo rows get no gradient; sums and means read them in place, unless
+    ``weight`` needs a gradient. On a GPU where
     :func:`gas.native.measure_costs.measure` found cuSPARSE faster, cuSPARSE computes sums in
     float32, unless ``torch.use_deterministic_algorithms`` is set.
 
@@ -257,7 +257,7 @@ def spmm(
     other = place = None
     if isinstance(x, Rows):
         if weight is not None and weight.requires_grad and torch.is_grad_enabled():
-            x = x.tensor()  # Its gradient needs the rows again, when they may have changed.
+            x = x.tensor()  # The backward pass needs a copy, as rows may change.
         else:
             x, other, place = x.kernel_inputs()
     return multiply(adj.matrix_for(x), weight, x, other, place, reduce == "mean", False, None)
@@ -268,7 +268,7 @@ def check_features(
 ) -> None:
     """Raise ``ValueError`` unless ``x`` has a row for each source, of a dtype of the kernels.
 
-    And ``TypeError`` for :class:`Rows`, unless the caller takes them.
+    Raise ``TypeError`` for :class:`Rows`, unless ``takes_rows``.
     """
     if isinstance(x, Rows) and not takes_rows:
         raise TypeError(f"{name!r} is Rows, expected a tensor: {ROWS_HINT}")

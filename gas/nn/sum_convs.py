@@ -11,7 +11,7 @@ from torch import Tensor
 from gas.graph import Adjacency, to_dense
 from gas.history import Rows, first_rows
 from gas.native import is_sparse
-from gas.nn.conv import FusedConv, any_sparse, to_tensors
+from gas.nn.conv import FusedConv, has_sparse, to_tensors
 from gas.nn.sparse_features import is_linear, linear
 from gas.nn.spmm import spmm
 
@@ -37,7 +37,7 @@ class SumConv(FusedConv):
 
     @property
     def sums_input_rows(self) -> bool:
-        """Return whether the rows that are summed are the input's, which layers may share."""
+        """Return whether input rows are summed, so that layers can share the sums."""
         return self._reduce in ("sum", "mean")
 
 
@@ -46,7 +46,7 @@ def _transform_then_sum(
 ) -> Tensor | None:
     """Compute ``lin(sum of x) + root(x)`` of sparse features, transforming each row first.
 
-    Return ``None`` where that isn't the same, or a hook observes ``lin``, which expects dense sums.
+    Return ``None`` if results could differ, or ``lin`` has hooks, which expect dense sums.
     """
     source, own = x if isinstance(x, tuple) else (x, x)
     if not is_sparse(source) or conv._reduce not in ("sum", "mean") or not is_linear(lin):
@@ -70,7 +70,7 @@ class SAGEConv(SumConv, pyg.SAGEConv):
         """See PyG."""
         if self.project:
             return super().forward(to_tensors(x), edge_index, size)
-        if not any_sparse(x):
+        if not has_sparse(x):
             return super().forward(x, edge_index, size)
         root = self.lin_r if self.root_weight else None
         out = _transform_then_sum(self, x, edge_index, self.lin_l, root, size=size)

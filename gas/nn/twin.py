@@ -1,4 +1,4 @@
-"""Copies of modules: twins that share the parameters of others and nothing else, and deep ones."""
+"""Copies of modules: twins, which share parameters, and deep copies."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from torch.utils._pytree import tree_leaves
 def twin(module: Module, memo: dict[Module, Module] | None = None) -> Module:
     """Return a copy of a module and its children that shares parameters, buffers and hooks.
 
-    Parameters, buffers and hooks aren't copied, they are those of ``module``, and stay so when they
-    are replaced, moved or added. Options (``normalize``, ``training``, ...), classes and children
-    are the twin's own.
+    Parameters, buffers and hooks are shared with ``module``, also if they are replaced, moved or
+    added later. The twin has its own options (``normalize``, ``training``, ...), classes and
+    children.
     """
     memo = {} if memo is None else memo
     if module in memo:
@@ -35,10 +35,10 @@ def twin(module: Module, memo: dict[Module, Module] | None = None) -> Module:
 
 
 def deep_copy(module: Module) -> Module:
-    """Copy a module with all that it holds.
+    """Copy a module and everything in it.
 
-    Tensors that it has computed and kept, which PyTorch refuses to copy, are detached: the last
-    output, for a look at it, or a weight that each call computes of others.
+    Non-leaf tensors, which PyTorch refuses to copy, are detached, such as a stored output or a
+    weight that is computed from others.
     """
     memo: dict[int, Any] = {}
     for each in module.modules():

@@ -1,4 +1,4 @@
-"""The check of models whose edge weights are a normalisation of the whole graph."""
+"""Check that a graph was normalised as a whole."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gas.graph import layout_of
 def check_weights(adj_t: Any, edge_weight: Tensor | None) -> None:
     """Refuse a graph that has not been normalised.
 
-    A batch sees only a part of its halo's edges, so degrees can't be computed from it.
+    A batch lacks edges of its halo, so that degrees can't be computed from it.
 
     Raises:
         ValueError: If the edges have no weights, or every weight is 1.
@@ -21,9 +21,8 @@ def check_weights(adj_t: Any, edge_weight: Tensor | None) -> None:
     value = edge_weight if layout.num_rows(adj_t) is None else layout.value(adj_t)
     missing = value is None
     if value is not None and layout.name == "csr" and not adj_t.is_cuda:
-        # Without weights, the matrix is filled with ones. (On a GPU, looking would
-        # make the host wait.) Ones are right for nodes with nothing but a self-loop: any other
-        # edge makes the degree of its destination 2 or more.
+        # A matrix without weights has ones. Normalised weights are one only for nodes with just a
+        # self-loop. (On a GPU, the comparison would synchronise.)
         plain = value.numel() > 0 and bool(value[0] == 1) and bool((value == 1).all())
         row, col = layout.entries(adj_t)
         missing = plain and bool((col != row).any())

@@ -70,9 +70,9 @@ class BatchModel(HistoryModel):
         n_id: Tensor | None = None,
         offset: Tensor | None = None,
         count: Tensor | None = None,
-        *,
         loader: Iterable[SubData] | None = None,
-        fill: bool = False,
+        *,
+        fill: bool | None = None,
         push: bool = True,
         views: str | None = None,
         **kwargs: Any,
@@ -115,8 +115,14 @@ class BatchModel(HistoryModel):
         if views is not None:
             return self.views(cast(SubData, x), views)
         where = batch_size, n_id, offset, count
+        if fill is None:
+            fill = self._should_fill(x, batch_size, n_id)
         call = (_arrange if is_compiling() else arrange)(self, x, adj_t, where, fill, push, kwargs)
         return run(call)
+
+    def _should_fill(self, x: Any, batch_size: int | None, n_id: Tensor | None) -> bool:
+        """Return whether a call writes the histories from a full batch by default."""
+        return False
 
     def _infer(self, loader: Iterable[SubData]) -> Tensor:
         """Compute every node's output by layer-wise inference."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gas.distributed import Exchange, Group
+from gas.distributed import HEADER_BYTES, RANGE_BYTES, Exchange, Group
 from gas.graph import SHARD, Shard
 from gas.history import Codec, History
 from gas.loader import GRAPH_SIZE, RNG_FINGERPRINT, SubData
@@ -219,6 +219,16 @@ class Ranks:
         if self.exchange.shard is None:
             return rows
         return torch.cat(self.group.gather(rows, "collecting what all ranks computed"))
+
+    @staticmethod
+    def header_bytes(messages: float, ranges: float) -> float:
+        """Return the bytes that messages have besides rows.
+
+        Args:
+            messages: The number of messages; each has a header.
+            ranges: The number of ranges of rows in them; each is announced.
+        """
+        return messages * HEADER_BYTES + ranges * RANGE_BYTES
 
     def traffic(self, histories: Sequence[History]) -> Traffic:
         """Return the traffic so far."""

@@ -150,7 +150,7 @@ class Sample:
             if parts.numel() == batch_size or len(order) == 1
         ]
 
-    def shapes(self, num_parts: int, batch_size: int) -> tuple[Shape, Shape]:
+    def estimate_batch_sizes(self, num_parts: int, batch_size: int) -> tuple[Shape, Shape]:
         """Return the size of the mean mini-batch, and of the largest in some epochs."""
         batch_size = min(batch_size, num_parts)
         number = math.ceil(num_parts / batch_size)

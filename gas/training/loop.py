@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from gas.augment import mh_aug_loss
 from gas.graph import drop_edges_and_rows, is_row_per_edge
 from gas.loader import PartSampler, SubData, find_sampler, tensor_to_device, to_device
 from gas.native import share_cores
@@ -37,7 +36,7 @@ def train_epoch(
     max_steps: int | None = None,
     autocast: torch.dtype | None = None,
     loss_fn: Callable[[Tensor, Tensor], Tensor] = loss_of,
-    view_loss: Callable[..., Tensor] = mh_aug_loss,
+    view_loss: Callable[..., Tensor] | None = None,
     bank: str = "original",
     leave_cores: bool = True,
     progress: Progress | None = None,
@@ -74,7 +73,7 @@ def train_epoch(
         loss_fn: The mean loss of outputs and targets. (default: :func:`loss_of`)
         view_loss: The loss of batches with views, of the outputs for the original graph and for
             each view, the targets, and the positions of labelled nodes.
-            (default: :func:`gas.augment.mh_aug_loss`)
+            (default: that of the loader's augmentation, :func:`gas.augment.mh_aug_loss`)
         bank: Which histories views have; see :meth:`gas.ScalableGNN.views`.
             (default: ``"original"``)
         leave_cores: Leave cores to other processes that keep them busy: the epoch then takes
@@ -98,7 +97,7 @@ def train_epoch(
     device = model.device
     objective = Objective(
         model, device, split, _train_mask(loader, split), full_batch, refresh_unlabelled,
-        edge_dropout, autocast, loss_fn, view_loss, bank, sampler,
+        edge_dropout, autocast, loss_fn, view_loss or _find_view_loss(loader), bank, sampler,
     )  # fmt: skip
     done = Progress() if progress is None else progress
     done.loss = tensor_to_device(torch.as_tensor(done.loss, dtype=torch.float32), device)
@@ -236,6 +235,11 @@ def _train_mask(loader: Iterable[SubData], split: int) -> Tensor | None:
     return split_mask(mask, split)
 
 
+def _find_view_loss(loader: Iterable[SubData]) -> Callable[..., Tensor] | None:
+    """Return the loss that the augmentation of a loader has for views, if it has one."""
+    return getattr(getattr(loader, "loader", loader), "view_loss", None)  # Of a PrefetchLoader.
+
+
 def _length(loader: Iterable[SubData]) -> float:
     return len(loader) if isinstance(loader, Sized) else math.inf
 
@@ -270,7 +274,7 @@ class Objective:
     edge_dropout: float
     autocast: torch.dtype | None
     loss_fn: Callable[[Tensor, Tensor], Tensor]
-    view_loss: Callable[..., Tensor]
+    view_loss: Callable[..., Tensor] | None
     bank: str
     sampler: PartSampler | None
 
@@ -288,6 +292,11 @@ class Objective:
         if not trains and not self.refresh_unlabelled:
             return count, None, None
         has_views = trains and "views" in batch.data
+        if has_views and self.view_loss is None:
+            raise ValueError(
+                "batches have views, but 'loader' has no augmentation that gives their loss: pass "
+                "'view_loss', such as gas.augment.mh_aug_loss"
+            )
         batch = to_device(batch, self.device)
         with torch.set_grad_enabled(trains), _autocast(self.device, self.autocast):
             outs = self._forward(batch, has_views)
@@ -301,7 +310,7 @@ class Objective:
             outs = tuple(out.float() for out in outs)
         if self.sampler is not None:
             loss, weighted = self._by_parts(self.sampler, batch, outs, y, index, has_views)
-        elif has_views:
+        elif has_views and self.view_loss is not None:
             loss = weighted = self.view_loss(*outs, y, index)
         else:
             loss = weighted = self.loss_fn(outs[0][index], y[index])

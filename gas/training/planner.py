@@ -169,7 +169,7 @@ def plan(
     finest = max(way[0] for way in ways)
     sample = Sample(data, model, finest, layout, edge_weight, method, seed, cache, log)
     with report_progress("Planning", log=log):  # Predictions take no time beside measurements.
-        shapes = {way: sample.shapes(*way[:2]) for way in ways}
+        shapes = {way: sample.estimate_batch_sizes(*way[:2]) for way in ways}
         pairs = _choose_pairs(shapes)
         measured = _measure_all(model, sample, pairs, codecs[0], stores[0], limit)
     predictor = Predictor(

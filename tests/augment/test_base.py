@@ -11,7 +11,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GCN
 
 from gas.augment import DropEdge
-from gas.augment.units import mask_features
+from gas.augment.units import mask_node_features
 
 
 def test_views():
@@ -68,7 +68,7 @@ def test_masked_features_of_any_type(dtype):
     mask = torch.tensor([True, False, True, True, False, True])
     expected = x * torch.tensor(2, dtype=dtype)
     expected[~mask] = 0
-    found = mask_features(x, mask, torch.tensor(2.0))
+    found = mask_node_features(x, mask, torch.tensor(2.0))
     assert found.dtype == dtype
     assert torch.equal(found, expected)
 
@@ -76,7 +76,7 @@ def test_masked_features_of_any_type(dtype):
 def test_masked_features_have_gradients():
     x = torch.randn(4, 3, requires_grad=True)
     mask = torch.tensor([True, False, True, False])
-    mask_features(x, mask, torch.tensor(2.0)).sum().backward()
+    mask_node_features(x, mask, torch.tensor(2.0)).sum().backward()
     assert torch.equal(x.grad, 2.0 * mask[:, None].expand(4, 3))
 
 

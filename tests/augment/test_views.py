@@ -12,7 +12,7 @@ from conftest import random_graph
 
 import gas
 from gas.augment import DropEdge, MaskFeatures, Views
-from gas.augment.units import mask_features
+from gas.augment.units import mask_node_features
 from gas.graph.layout import layout_of
 
 LAYOUTS = [
@@ -291,7 +291,7 @@ def test_masked_features(dtype, learns):
     x[0] = torch.nan
     x.requires_grad_(learns)
     mask, scale = torch.tensor([0, 1, 1, 0, 1, 1]).bool(), torch.tensor(1.5)
-    out = mask_features(x, mask, scale)
+    out = mask_node_features(x, mask, scale)
     expected = torch.zeros(6, 2, 3, dtype=dtype)
     expected[mask] = x.detach()[mask] * scale.to(dtype)
     assert torch.equal(out.detach(), expected)

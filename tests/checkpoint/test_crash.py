@@ -272,7 +272,7 @@ def test_the_disk_is_full(tmp_path, monkeypatch):
 
 def experiment():
     data, _, classes = gas.get_data("data", "planted:400")
-    settings = Settings.default("gcn").but(
+    settings = Settings.default("gcn").replace(
         num_layers=3, hidden_channels=16, num_parts=8, batch_size=1, epochs=25
     )
     return Experiment(data, classes, "gcn", settings, log=False)

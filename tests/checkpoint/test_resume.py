@@ -428,7 +428,7 @@ class KilledAfter(Checkpoints):
 
 def experiment(max_steps=None, **options):
     data, _, classes = gas.get_data("data", "planted:400")
-    settings = Settings.default("gcn").but(
+    settings = Settings.default("gcn").replace(
         num_layers=3, hidden_channels=16, num_parts=8, batch_size=2, epochs=4, max_steps=max_steps
     )
     return Experiment(data, classes, "gcn", settings, log=False, **options)
@@ -508,11 +508,11 @@ def test_a_run_after_one_that_had_nothing_left(tmp_path):
     points = KilledAfter(6, tmp_path, "0.0001s", resume=True)
     with pytest.raises(KilledError):
         made.run(3, checkpoints=points)
-    made.settings = made.settings.but(epochs=1)
+    made.settings = made.settings.replace(epochs=1)
     run = Run()
     made.run(3, run=run, checkpoints=Checkpoints(tmp_path, resume=True))
     assert len(run) == 1
-    made.settings = made.settings.but(epochs=4)
+    made.settings = made.settings.replace(epochs=4)
     assert made.run(4).loss == expected
 
 

@@ -91,7 +91,7 @@ def test_an_experiment_without_edges_is_the_same():
         for options in ({"evaluation": "layerwise"}, {"full_batch": True}):
             runs = []
             for keep_edges in (False, True):
-                settings = Settings.default(model).but(**small)
+                settings = Settings.default(model).replace(**small)
                 options |= {"keep_edges": keep_edges, "log": False, "libraries": 0}
                 experiment = Experiment(data, 3, model, settings, **options)
                 assert ("edge_index" in experiment.data) == keep_edges

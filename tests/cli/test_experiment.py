@@ -21,7 +21,7 @@ def graph(num_nodes=120):
 
 def settings(model="gcn", **changes):
     small = {"hidden_channels": 8, "num_parts": 6, "batch_size": 2, "epochs": 3, "dropout": 0.0}
-    return Settings.default(model).but(**{**small, **changes})
+    return Settings.default(model).replace(**{**small, **changes})
 
 
 def make(model="gcn", data=None, out_channels=3, changes=None, **options):
@@ -184,13 +184,13 @@ def test_early_stopping():
 
 def test_a_memory_budget_makes_micro_batches():
     experiment = make(memory_budget=1 << 30)
-    _, micro = experiment._batches(experiment.make_model())
+    _, micro = experiment._make_batches(experiment.make_model())
     assert micro == 1
     model = experiment.make_model()
     loader = experiment.graph.loader
     largest = loader.edges_per_part().argmax().item()
     experiment.memory_budget = gas.training.activation_bytes(model, loader.cut([largest]))
-    batches, micro = experiment._batches(model)
+    batches, micro = experiment._make_batches(model)
     assert (batches.batch_size, micro) == (1, 2)
     assert len(experiment.run(0).loss) == 3
     experiment.memory_budget = 100
@@ -343,7 +343,7 @@ def test_targets_may_be_unknown_outside_the_masks(kind):
     data.y = y
     data.y[~data.train_mask & (torch.arange(60) % 2 == 0)] = torch.nan
     data.val_mask = data.test_mask = ~data.train_mask & (torch.arange(60) % 2 == 1)
-    settings = Settings.default("sage").but(epochs=2, num_parts=4, batch_size=2)
+    settings = Settings.default("sage").replace(epochs=2, num_parts=4, batch_size=2)
     run = Experiment(data, y[0].numel(), "sage", settings, log=False).run(0)
     assert all(math.isfinite(value) for value in run.loss + run.test_acc + run.train_acc)
 
@@ -352,7 +352,9 @@ def test_running_statistics_need_no_histories_of_their_own(monkeypatch):
     """Without a refresh they are gathered in those that evaluation has, before it."""
     data = random_graph(directed=False)
     data.val_mask = data.test_mask = ~data.train_mask
-    settings = Settings.default("sage").but(epochs=3, num_parts=4, batch_size=2, batch_norm=True)
+    settings = Settings.default("sage").replace(
+        epochs=3, num_parts=4, batch_size=2, batch_norm=True
+    )
     options = {"refresh": "none", "evaluation": "layerwise", "log": False}
     for_graph, made = gas.ScalableGNN.for_graph, []
 

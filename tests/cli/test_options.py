@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gas.cli.options import in_options
+from gas.cli.options import explain_error
 
 ARGS = SimpleNamespace(store=None, device=None, lr=None, seed=None, undirected=None)
 
@@ -23,9 +23,9 @@ ARGS = SimpleNamespace(store=None, device=None, lr=None, seed=None, undirected=N
     ],
 )
 def test_arguments_are_flags_and_names_of_the_user_stay(text, expected):
-    assert in_options(text, ARGS) == expected
+    assert explain_error(text, ARGS) == expected
 
 
 def test_an_error_of_the_system_without_a_file():
     error = OSError(errno.ENOSPC, "No space left on device")
-    assert in_options(error, ARGS).startswith("No space left on device: free some room")
+    assert explain_error(error, ARGS).startswith("No space left on device: free some room")

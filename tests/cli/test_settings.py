@@ -95,7 +95,7 @@ def test_an_empty_file_and_shared_defaults(tmp_path):
 
 def test_changing_settings():
     base = Settings.default("gcn")
-    changed = base.but(lr=0.5, num_layers=7, epochs=None)
+    changed = base.replace(lr=0.5, num_layers=7, epochs=None)
     assert (changed.lr, changed.epochs) == (0.5, base.epochs)
     assert changed.architecture == {**base.architecture, "num_layers": 7}
     assert base.architecture["num_layers"] == 2

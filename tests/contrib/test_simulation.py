@@ -149,7 +149,7 @@ def power_law(ranks, nodes=100_000, **changes):
 
 def test_a_power_law_is_found_again():
     counted = [power_law(ranks) for ranks in (4, 8, 16)]
-    far = counted[0].scaled(ranks=64, others=counted[1:])
+    far = counted[0].extrapolate(ranks=64, others=counted[1:])
     expected = power_law(64)
     assert far.replicas == pytest.approx(expected.replicas, rel=1e-3)
     assert far.cut == pytest.approx(expected.cut, rel=1e-3)
@@ -158,13 +158,13 @@ def test_a_power_law_is_found_again():
     assert far.is_extrapolated
     assert str(far).endswith("extrapolated: no graph was cut so")
     sizes = [*counted, power_law(4, 400_000)]
-    larger = counted[0].scaled(nodes=1_000_000, ranks=32, others=sizes)
+    larger = counted[0].extrapolate(nodes=1_000_000, ranks=32, others=sizes)
     assert larger.replicas == pytest.approx(power_law(32, 1_000_000).replicas, rel=1e-3)
 
 
 def test_a_larger_graph_of_as_many_ranks_is_as_much_cut_per_edge():
     one = power_law(8, num_parts=80)
-    larger = one.scaled(nodes=200_000, edges=6_000_000)
+    larger = one.extrapolate(nodes=200_000, edges=6_000_000)
     assert larger.replicas == pytest.approx(3 * one.replicas, rel=1e-6)
     assert larger.cut == pytest.approx(3 * one.cut, rel=1e-6)
     assert larger.halo == pytest.approx(3 * one.halo, rel=1e-6)
@@ -175,20 +175,20 @@ def test_a_larger_graph_of_as_many_ranks_is_as_much_cut_per_edge():
 def test_no_number_is_larger_than_it_can_be():
     counted = [power_law(ranks) for ranks in (4, 16)]
     for ranks in (2, 100, 1024, 90_000):
-        far = counted[0].scaled(ranks=ranks, others=counted[1:])  # Which would refuse it.
+        far = counted[0].extrapolate(ranks=ranks, others=counted[1:])  # Which would refuse it.
         assert far.replicas <= far.cut <= far.num_edges
         assert far.pairs <= ranks * (ranks - 1)
 
 
 def test_what_is_known_is_not_extrapolated():
     one = by_hand(edges_balance=1.5)
-    assert one.scaled() is one
-    assert one.scaled(ranks=4, nodes=4000) is one
-    alone = one.scaled(ranks=1)
+    assert one.extrapolate() is one
+    assert one.extrapolate(ranks=4, nodes=4000) is one
+    alone = one.extrapolate(ranks=1)
     assert (alone.replicas, alone.cut, alone.pairs, alone.ranges) == (0, 0, 0, 0)
     assert (alone.halo, alone.num_parts, alone.edges_balance) == (one.halo, 8, 1)
     assert not alone.is_extrapolated
-    assert power_law(8).scaled(ranks=16, others=[power_law(4)], parts=4096).num_parts == 4096
+    assert power_law(8).extrapolate(ranks=16, others=[power_law(4)], parts=4096).num_parts == 4096
 
 
 # Bytes and seconds --------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ def test_bytes_are_those_of_every_message(dtype, seed):
 
 
 def test_one_rank_sends_nothing():
-    alone = simulate(by_hand().scaled(ranks=1))
+    alone = simulate(by_hand().extrapolate(ranks=1))
     assert alone.total_bytes == alone.start_bytes == 0
     assert alone.communication_seconds == alone.waiting_seconds == alone.copy_seconds == 0
     assert alone.epoch_seconds == alone.one_rank_seconds == alone.compute_seconds
@@ -299,7 +299,9 @@ def test_more_of_anything_takes_longer_or_more():
     assert local.history_seconds < base.history_seconds
     counted = [power_law(ranks) for ranks in (4, 16, 64)]
     several = [
-        simulation.simulate(counted[0].scaled(ranks=ranks, others=counted[1:]), sage(), MACHINE)
+        simulation.simulate(
+            counted[0].extrapolate(ranks=ranks, others=counted[1:]), sage(), MACHINE
+        )
         for ranks in (1, 4, 16, 64, 256, 1024)
     ]
     for fewer, more in itertools.pairwise(several):
@@ -326,7 +328,7 @@ def test_what_is_printed():
         "What a mini-batch holds is not known, and not part of the memory."
     )
     counted = [power_law(ranks) for ranks in (4, 8)]
-    far = simulate(counted[0].scaled(ranks=64, others=counted[1:]))
+    far = simulate(counted[0].extrapolate(ranks=64, others=counted[1:]))
     assert "The partition is extrapolated" in str(far)
 
 
@@ -340,7 +342,7 @@ def test_a_machine_is_measured():
     model = sage(1600)
     before = [p.clone() for p in model.parameters()]
     loader = gas.SubgraphLoader(graph, log=False)
-    machine = Machine.measured(model, loader, **LINK)
+    machine = Machine.measure(model, loader, **LINK)
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     assert not model.histories[0].written.any()
     assert machine.widths == (16, 16)
@@ -405,9 +407,9 @@ def test_what_cannot_be_simulated():
     with pytest.raises(ValueError, match="'batch_size' is 0"):
         simulation.simulate(graph, sage(60), MACHINE, batch_size=0)
     with pytest.raises(ValueError, match="'ranks' is 64, but a power law"):
-        by_hand().scaled(ranks=64)
+        by_hand().extrapolate(ranks=64)
     with pytest.raises(ValueError, match="'ranks' is 4001, expected an integer between 1 and 4000"):
-        by_hand().scaled(ranks=4001)
+        by_hand().extrapolate(ranks=4001)
     for shards in (torch.tensor([0, 30, 30, 60]), torch.tensor([0, 30]), torch.tensor([0.0, 60.0])):
         graph.shards = shards
         with pytest.raises(ValueError, match="'shards' "):

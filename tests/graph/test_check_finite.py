@@ -89,7 +89,7 @@ def test_mapped_features_are_looked_at_when_they_are_written(tmp_path):
 def test_experiments():
     data = T.ToUndirected()(spoilt())
     data.val_mask = data.test_mask = ~data.train_mask
-    settings = gas.cli.Settings.default("sage").but(epochs=1, num_parts=4, batch_size=2)
+    settings = gas.cli.Settings.default("sage").replace(epochs=1, num_parts=4, batch_size=2)
     with pytest.raises(ValueError, match="NaN"):
         gas.cli.Experiment(data, 3, "sage", settings, log=False)
     gas.cli.Experiment(data, 3, "sage", settings, log=False, check=False)

@@ -12,7 +12,7 @@ import gas
 from gas import models
 from gas.augment import DropEdge
 from gas.cli import Experiment, Settings, hetero, results
-from gas.cli.options import alone
+from gas.cli.options import lock_output
 from gas.cli.report import EventWriter
 from gas.contrib import simulation
 from gas.contrib.simulation import Machine, PartitionStatistics, partition_statistics
@@ -88,7 +88,7 @@ def nothing_fits(t):
 
 def full_disk(t):
     t.patch.setattr("gas.cli.results.shutil.disk_usage", lambda _: SimpleNamespace(free=10))
-    results.check_room(t.path, experiment())
+    results.check_disk_space(t.path, experiment())
 
 
 def statistics(**changes):
@@ -169,7 +169,7 @@ def sum_beyond_floats(out, y):
 
 def ended_since(t):
     (t.path / "metrics.json").touch()
-    with alone(SimpleNamespace(out=t.path, resume=False, overwrite=False)):
+    with lock_output(SimpleNamespace(out=t.path, resume=False, overwrite=False)):
         pass
 
 
@@ -227,7 +227,7 @@ CASES = {
     "Experiment, checkpoints of another seed": lambda t: resumed(t, 1, resume=True),
     "Experiment, checkpoints every fortnight": lambda t: resumed(t, 0, every="fortnight"),
     "Experiment, no micro-batches": lambda t: experiment(micro_batches=0),
-    "check_room, a full disk": full_disk,
+    "check_disk_space, a full disk": full_disk,
     "score, r2 of two targets and one output": lambda t: score(
         "r2", torch.ones(4, 1), torch.rand(4, 2)
     ),
@@ -251,6 +251,7 @@ CASES = {
     "train_epoch, views and dropped edges": lambda t: train(with_views(), edge_dropout=0.5),
     "train_epoch, every edge dropped": lambda t: train(edge_dropout=1.0),
     "train_epoch, scale_loss and a generator": lambda t: train(iter(load()), scale_loss=True),
+    "train_epoch, views without a loss": lambda t: train(list(with_views())),
     "train_epoch, an unknown bank": lambda t: train(with_views(), bank="both"),
     "FullBatch, a tensor changed in place": lambda t: full_batch(),
     "fit, no patience": lambda t: fit(gcn(), ring(), train, None, 1, patience=0),
@@ -280,17 +281,17 @@ CASES = {
     "PartitionStatistics, more ranks than nodes": lambda t: statistics(num_ranks=5),
     "PartitionStatistics, a balance below 1": lambda t: statistics(sent_balance=0.5),
     "PartitionStatistics, a negative spread": lambda t: statistics(part_spread=-1.0),
-    "scaled, from one number of ranks": lambda t: statistics().scaled(ranks=4),
+    "scaled, from one number of ranks": lambda t: statistics().extrapolate(ranks=4),
     "Machine, negative seconds": lambda t: machine(seconds_per_edge=-1.0),
     "Machine, no bandwidth": lambda t: machine(bandwidth=0),
     "Machine, twice the time for messages": lambda t: machine(backward_share=2),
     "Machine, no rank on a host": lambda t: machine(ranks_per_host=0),
-    "Machine.measured, a model elsewhere": lambda t: Machine.measured(
+    "Machine.measure, a model elsewhere": lambda t: Machine.measure(
         gcn().to("meta"), load(), 1e9, 0
     ),
-    "Machine.measured, local processes that fail": ranks_that_fail,
-    "Machine.measured, one rank": lambda t: Machine.measured(gcn(), load(), 1e9, 0, ranks=1),
-    "Machine.measured, two parts": lambda t: Machine.measured(gcn(), load(), 1e9, 0),
+    "Machine.measure, local processes that fail": ranks_that_fail,
+    "Machine.measure, one rank": lambda t: Machine.measure(gcn(), load(), 1e9, 0, ranks=1),
+    "Machine.measure, two parts": lambda t: Machine.measure(gcn(), load(), 1e9, 0),
     "Experiment, memory in full batch": lambda t: experiment(full_batch=True, memory="1GB"),
     "Experiment, memory and a budget": lambda t: experiment(memory="1GB", memory_budget=10),
     "Settings, no parts": lambda t: Settings(num_parts=0),

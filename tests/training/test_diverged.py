@@ -99,7 +99,7 @@ def test_weights_that_the_last_step_spoilt():
 def test_no_checkpoint_of_it(tmp_path):
     data = random_graph(directed=False)
     data.val_mask = data.test_mask = ~data.train_mask
-    settings = Settings.default("sage").but(epochs=4, num_parts=4, batch_size=2)
+    settings = Settings.default("sage").replace(epochs=4, num_parts=4, batch_size=2)
     options = {"training": {"loss_fn": NanAt(4)}, "log": False}
     experiment = Experiment(data, 3, "sage", settings, **options)
     with pytest.raises(FloatingPointError, match="nan in epoch 2, batch 2"):

@@ -138,7 +138,7 @@ def test_coarser_parts_are_like_cut_ones(num_parts):
     for size in (1, num_parts // 4):
         loader = SubgraphLoader(graph, batch_size=size, shuffle=True, log=False)
         cut = [Shape.of(batch) for batch in loader]
-        mean, largest = sample.shapes(num_parts, size)
+        mean, largest = sample.estimate_batch_sizes(num_parts, size)
         assert mean.own == 6000 * size / num_parts
         assert mean.halo == pytest.approx(sum(s.halo for s in cut) / len(cut), rel=0.12)
         assert mean.edges == pytest.approx(sum(s.edges for s in cut) / len(cut))
@@ -283,11 +283,11 @@ def test_of_any_model(data):
 @pytest.mark.slow
 def test_components_are_those_of_the_account():
     data, _, out_channels = gas.get_data("", "planted:12000", log=False)
-    settings = Settings.default("gcn").but(hidden_channels=128, num_layers=3, epochs=1)
+    settings = Settings.default("gcn").replace(hidden_channels=128, num_layers=3, epochs=1)
     for options in ({"evaluation": "layerwise"}, {"num_parts": 32, "batch_size": 4}):
         chosen = {key: options.pop(key) for key in ("num_parts", "batch_size") if key in options}
         experiment = Experiment(
-            data, out_channels, "gcn", settings.but(**chosen), memory="1TB", keep_edges=False,
+            data, out_channels, "gcn", settings.replace(**chosen), memory="1TB", keep_edges=False,
             libraries=0, log=False, **options,
         )  # fmt: skip
         held = experiment.run(0, keep=True).memory.held
@@ -311,7 +311,9 @@ def test_an_experiment_does_as_planned():
     data.y = data.x[:, :3].argmax(dim=1)
     group = torch.arange(400) % 4
     data.train_mask, data.val_mask, data.test_mask = group < 2, group == 2, group == 3
-    settings = Settings.default("gcn").but(num_parts=8, batch_size=4, hidden_channels=8, epochs=1)
+    settings = Settings.default("gcn").replace(
+        num_parts=8, batch_size=4, hidden_channels=8, epochs=1
+    )
     experiment = Experiment(data, 3, "gcn", settings, memory="1TB", dtype="int8", log=False)
     found = experiment.plan
     assert (found.num_parts, found.dtype, found.store) == (8, "int8", "host")
@@ -319,7 +321,7 @@ def test_an_experiment_does_as_planned():
     assert found.batch_size * found.micro_batches == 4
     model = experiment.make_model()
     assert model.histories[0].codec.name == "int8"
-    assert experiment._batches(model)[1] == found.micro_batches
+    assert experiment._make_batches(model)[1] == found.micro_batches
     assert len(experiment.run(0).loss) == 1
 
 

@@ -1,4 +1,4 @@
-"""Attributes of nodes and edges of a dynamic graph: checks, new rows, and which have changed."""
+"""Attributes of nodes and edges of a dynamic graph: checks, new rows, and changed rows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from gas.native import (
 IDS = "node_id"
 WEIGHT = "edge_weight"
 EDGES = ("edge_index", "adj_t", WEIGHT, "num_nodes", PARTS)
-ROWS = 1024  # Sparse rows that are compared together.
+ROWS = 1024  # Sparse rows to compare at once.
 
 
 def empty_rows(table: Tensor) -> Tensor:
@@ -61,13 +61,13 @@ def append_rows(table: Tensor, rows: Tensor) -> Tensor:
     return sparse_csr(rowptr, col, torch.cat(values), table.size(1))
 
 
-def unlabelled_rows(
+def make_missing_labels(
     given: Mapping[str, Any], table: Mapping[str, Tensor], count: int
 ) -> dict[str, Tensor]:
-    """Return labels for new nodes without one: -1, or NaN for real numbers.
+    """Make the labels of new nodes that have none: -1, or NaN for real numbers.
 
     Raises:
-        ValueError: If a mask has such nodes.
+        ValueError: If a mask has nodes without a label.
     """
     y = table.get("y")
     if y is None or "y" in given or y.dtype in (torch.bool, torch.uint8):
@@ -85,7 +85,7 @@ def unlabelled_rows(
 def complete_rows(
     given: Mapping[str, Any], table: Mapping[str, Tensor], count: int
 ) -> dict[str, Tensor]:
-    """Return checked rows of ``count`` new nodes, with defaults for those left out.
+    """Check the rows of ``count`` new nodes, and add defaults for missing attributes.
 
     Raises:
         ValueError: If an attribute is missing, is new, or has other rows.
@@ -97,15 +97,15 @@ def complete_rows(
             key: value.new_zeros(count, *value.shape[1:])
             for key, value in table.items()
             if key.endswith("_mask")
-        } | unlabelled_rows(given, table, count)
+        } | make_missing_labels(given, table, count)
     return check_rows("nodes", {**defaults, **given}, table, count)
 
 
 def extend_ids(known: Any, ids: Any, count: int) -> Any:
-    """Return the ids of all nodes, in the order of ``data``, new ones included.
+    """Append the ids of new nodes to those of the graph.
 
     Raises:
-        ValueError: If they have none, or others than fit.
+        ValueError: If there are none, or they don't fit.
     """
     if ids is None:
         raise ValueError(
@@ -115,12 +115,12 @@ def extend_ids(known: Any, ids: Any, count: int) -> Any:
     before, new = np.asarray(known), np.asarray(ids)
     if not new.size:
         new = before[:0]
-    are_alike = _kind_of(new) == _kind_of(before) != "others"
+    are_alike = _id_kind(new) == _id_kind(before) != "others"
     if are_alike and before.dtype.kind in "iu":
         kept = new.astype(before.dtype)
         if kept.tolist() == new.tolist():
             new = kept
-        are_alike = np.result_type(before, new).kind in "iu"  # And no number is rounded.
+        are_alike = np.result_type(before, new).kind in "iu"  # Other types would round ids.
     if new.shape != (count,) or not are_alike:
         raise ValueError(
             f"{IDS!r} of 'nodes' is {new.dtype} of shape {list(new.shape)}, expected {count} ids "
@@ -134,15 +134,15 @@ def extend_ids(known: Any, ids: Any, count: int) -> Any:
     return longer.tolist() if isinstance(known, list) else longer
 
 
-def _kind_of(ids: np.ndarray) -> str:
+def _id_kind(ids: np.ndarray) -> str:
     """Return ``"integers"``, ``"text"`` or ``"others"``."""
     if ids.dtype.kind in "iu":
         return "integers"
-    is_text = ids.dtype.kind == "U" or (ids.dtype.kind == "O" and _all_text(ids))
+    is_text = ids.dtype.kind == "U" or (ids.dtype.kind == "O" and _is_text(ids))
     return "text" if is_text else "others"
 
 
-def _all_text(ids: np.ndarray) -> bool:
+def _is_text(ids: np.ndarray) -> bool:
     return all(isinstance(value, str) for value in ids.reshape(-1).tolist())
 
 
@@ -151,7 +151,7 @@ def find_differing_rows(old: Tensor, new: Tensor) -> Tensor:
     if not is_sparse(old):
         new = new[: old.size(0)]
         differs = old != new
-        if old.is_floating_point():  # An unlabelled node stays as it is.
+        if old.is_floating_point():  # NaN marks nodes without a label.
             differs &= ~(old.isnan() & new.isnan())
         return differs.view(old.size(0), -1).any(1).nonzero().view(-1)
     found = []
@@ -190,7 +190,7 @@ def check_rows(
 
 
 def check_row_counts(data: Data, nodes: Mapping[str, Any], edges: Mapping[str, Tensor]) -> None:
-    """Refuse attributes whose number of rows makes their meaning ambiguous.
+    """Refuse attributes with as many rows as there are both nodes and edges.
 
     Raises:
         ValueError: Naming one.

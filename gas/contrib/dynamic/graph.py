@@ -47,16 +47,16 @@ from gas.native import check_integer, is_sparse, warn
 if TYPE_CHECKING:
     from gas.scalable import ScalableGNN
 
-NOT_THERE = ("shards", "out", "memory", "in_place")
+UNSUPPORTED_OPTIONS = ("shards", "out", "memory", "in_place")
 
 
 class DynamicGraph:
     """A graph that is partitioned once, and whose nodes and edges are added and removed.
 
-    New nodes get rows behind those that are there, in parts of their own, as large as the others
-    are on average; edges are merged into the compressed rows. Nothing is partitioned or sorted
-    anew. Histories of the model get new rows, and rows whose neighbours have changed, near or far,
-    count as the oldest until :meth:`update_histories` or training writes them::
+    New nodes are appended, in parts of their own of the average size; edges are merged into the
+    compressed rows. Nothing is partitioned or sorted again. The histories of the model grow, and
+    rows with changed neighbours, within the model's hops, count as the oldest until
+    :meth:`update_histories` or training writes them::
 
         live = DynamicGraph(data, num_parts=40, model=model)
         model.predict(live.graph)  # Fills the histories.
@@ -64,15 +64,15 @@ class DynamicGraph:
         live.update_histories()
         out = model.predict(live.graph, nodes=new)
 
-    Ids are those of ``data``; new nodes get the next ones. An update copies what has a row per node
-    or edge, histories in memory included, some bytes a nanosecond; ``transform`` of the model is
-    applied to the whole graph anew.
+    Ids are those of ``data``; new nodes get the next ones. An update copies everything with a row
+    per node or edge, including histories in memory, and applies the model's ``transform`` to the
+    whole graph again.
 
     Args:
         data: The graph, as :func:`gas.cluster` takes it; it is not modified.
-        num_parts: The number of parts to begin with.
-        model: Whose histories are to follow. Parameters of its own with a row per node, such as
-            embeddings, do not. (default: none)
+        num_parts: The initial number of parts.
+        model: The model whose histories grow with the graph. Its parameters with a row per node,
+            such as embeddings, don't. (default: none)
         **kwargs: Further arguments of :func:`gas.cluster`: ``method``, ``seed``, ``recursive``,
             ``cache``, ``log``; and ``check``, which :meth:`update` follows, too.
 
@@ -83,7 +83,7 @@ class DynamicGraph:
     def __init__(
         self, data: Data, num_parts: int, *, model: ScalableGNN | None = None, **kwargs: Any
     ) -> None:
-        for name in NOT_THERE:
+        for name in UNSUPPORTED_OPTIONS:
             if name in kwargs:
                 raise ValueError(
                     f"{name!r} is given, which graphs that grow don't have: leave it out"
@@ -117,12 +117,12 @@ class DynamicGraph:
                 )
         self._parts = raw[PARTS]
         self._part_size = -(-int(self._parts[-1]) // num_parts)
-        self._fills_last = False  # Whether the last part is of new nodes.
+        self._fills_last = False  # Whether the last part has new nodes.
         self.graph: Data
-        """The graph as it is now, clustered, with an ``adj_t`` of compressed rows.
+        """The current graph, clustered, with an ``adj_t`` of compressed rows.
 
-        What is assigned to it stays after updates. An update makes another one; this has no edges
-        any more then.
+        Attributes assigned to it are kept. An update replaces it, and removes the edges of the old
+        one.
         """
         graph = self._prepare(rowptr, col, edges, self._nodes, self._others)
         graph[PARTS] = self._parts
@@ -131,7 +131,7 @@ class DynamicGraph:
 
     @property
     def num_nodes(self) -> int:
-        """Return the number of nodes, which is the next node's id."""
+        """Return the number of nodes, which is the id of the next one."""
         return self._rowptr.numel() - 1
 
     def loader(self, **kwargs: Any) -> SubgraphLoader:
@@ -155,16 +155,16 @@ class DynamicGraph:
         """Add nodes and edges, and remove edges, all at once.
 
         Args:
-            nodes: Of new nodes whatever has a row per node, such as ``x``, each of shape
-                ``[n, ...]``; of sparse features sparse or dense ones. Masks may be left out, and
-                ``y``: then they are unlabelled, -1, or NaN where ``y`` holds real numbers. Where
-                the graph has ``node_id``, theirs, which are new. Their number, where nothing has a
-                row. (default: no new nodes)
-            edge_index: New edges, of shape ``[2, E]``, from and to ids of nodes, new ones included.
-                Of an undirected graph both directions. (default: none)
-            edges: Of new edges whatever has a row per edge, such as ``edge_attr`` or
-                ``edge_weight``, each of shape ``[E, ...]``. (default: none)
-            remove: Edges to take out, of shape ``[2, R]``; all that join the same nodes are.
+            nodes: The attributes of new nodes with a row per node, such as ``x``, each of shape
+                ``[n, ...]``; sparse features may be given as dense ones. Without masks, nodes are
+                in none; without ``y``, they have no label: -1, or NaN if ``y`` has real numbers.
+                If the graph has ``node_id``, the new ids. The number of nodes, if no attribute has
+                a row per node. (default: no new nodes)
+            edge_index: New edges, of shape ``[2, E]``, by the ids of nodes, including new ones. For
+                undirected graphs, both directions. (default: none)
+            edges: The attributes of new edges, such as ``edge_attr`` or ``edge_weight``, each of
+                shape ``[E, ...]``. (default: none)
+            remove: Edges to remove, of shape ``[2, R]``, with all their duplicates.
                 (default: none)
 
         Returns:
@@ -172,12 +172,12 @@ class DynamicGraph:
 
         Raises:
             ValueError: If something is missing or doesn't fit, or ``x`` or ``edge_attr`` isn't
-                finite; nothing has changed then.
+                finite; nothing is changed then.
             MemoryError: If there is no room for the histories.
             OSError: If the disk has no room for the histories.
         """
         self._updater.check()
-        with torch.inference_mode(False):  # Its tensors would be of no use to a later training.
+        with torch.inference_mode(False):  # Inference tensors can't be trained with later.
             return self._update(nodes, edge_index, edges or {}, remove)
 
     def _update(
@@ -219,10 +219,10 @@ class DynamicGraph:
         graph[PARTS] = parts
         rows = torch.cat(changed).unique()
         base = SubgraphLoader(graph, log=False, cache=False)
-        if self._transforms:  # Transforms may change distant rows, too.
+        if self._has_transform:  # Transforms may change other rows, too.
             rows = torch.cat([rows, find_changed_nodes(self._base, base)]).unique()
 
-        self._updater.extend(total, self.graph)  # All that can fail has been done.
+        self._updater.extend(total, self.graph)  # From here on, nothing fails.
         old, raw = self.graph, {"_rowptr": rowptr, "_col": col, "_edges": merged, "_nodes": longer}
         raw |= {
             "_others": others,
@@ -231,24 +231,24 @@ class DynamicGraph:
             "graph": graph,
             "_base": base,
         }
-        vars(self).update(raw, _published=graph.to_dict())  # At once, whatever interrupts it.
-        self._updater.note(rows)
-        del old.adj_t  # Loaders of the old graph refuse to go on.
-        self._updater.mark(base)
+        vars(self).update(raw, _published=graph.to_dict())  # In one step, in case of an interrupt.
+        self._updater.add_changes(rows)
+        del old.adj_t  # Loaders of the old graph then raise an error.
+        self._updater.mark_stale(base)
         return torch.arange(before, total)
 
     def update_histories(self, **kwargs: Any) -> Tensor:
         """Compute the rows of histories that updates have made stale.
 
-        They are computed in evaluation mode, in mini-batches around them, layer by layer: as far as
-        the histories were exact before, they are again, like after ``model.predict(live.graph)``,
-        which it is where more than half of the rows are stale.
+        They are computed in evaluation mode, in mini-batches around them, layer by layer. Histories
+        that were exact before are exact again, as after ``model.predict(live.graph)``, which is
+        called if more than half of the rows are stale.
 
         Args:
-            **kwargs: What the model's mini-batches need, such as ``layout``; see :meth:`loader`.
+            **kwargs: Options of the mini-batches, such as ``layout``; see :meth:`loader`.
 
         Returns:
-            The ids of nodes whose outputs are others than before, of shape ``[n]``, rising.
+            The sorted ids of nodes whose outputs have changed, of shape ``[n]``.
 
         Raises:
             ValueError: If there is no model.
@@ -258,10 +258,10 @@ class DynamicGraph:
             raise ValueError("'model' is missing: pass it to DynamicGraph(data, num_parts, model=)")
         loader = self.loader(**{"log": False, "cache": False, **kwargs})
 
-        def every() -> None:
+        def fill_all() -> None:
             model.predict(self.graph, **kwargs)
 
-        rows = updater.update(loader, self._part_size, every)
+        rows = updater.update(loader, self._part_size, fill_all)
         return self.graph[PERM][rows].sort().values
 
     def refresh(self, **kwargs: Any) -> Tensor:
@@ -276,10 +276,10 @@ class DynamicGraph:
     @property
     def stale(self) -> Tensor:
         """Return the ids of nodes whose edges changed since the histories were last updated."""
-        return self.graph[PERM][self._updater.stale(self.graph)].sort().values
+        return self.graph[PERM][self._updater.stale_rows(self.graph)].sort().values
 
     @property
-    def _transforms(self) -> bool:
+    def _has_transform(self) -> bool:
         model = self._updater.model
         return model is not None and model.transform is not None
 
@@ -291,7 +291,7 @@ class DynamicGraph:
         nodes: Mapping[str, Any],
         others: Mapping[str, Any],
     ) -> Data:
-        """Return the graph in the form that the model's layers take, as compressed rows."""
+        """Return the graph after the model's transform, as compressed rows."""
         data = Data.from_dict({**others, **nodes})
         set_edges(data, rowptr, col, edges)
         check_row_counts(data, nodes, edges)
@@ -314,14 +314,14 @@ class DynamicGraph:
         """Keep attributes that were assigned to ``graph`` since the last update.
 
         Raises:
-            ValueError: If it is something that the next graph can't have.
+            ValueError: If an update would replace one of them.
         """
         for key, value in self.graph.to_dict().items():
             before = self._published.get(key)
             if value is before:
                 continue
             is_ours = key in (*EDGES, PERM) or is_row_per_edge(self.graph, key)
-            if is_ours or (before is not None and self._all().get(key) is not before):
+            if is_ours or (before is not None and self._attributes().get(key) is not before):
                 raise ValueError(
                     f"'{key}' of the graph was replaced, which an update makes anew: give new "
                     "edges to update(), and change the others before DynamicGraph is made"
@@ -331,11 +331,11 @@ class DynamicGraph:
             else:
                 self._others[key] = value
 
-    def _all(self) -> dict[str, Any]:
+    def _attributes(self) -> dict[str, Any]:
         return {**self._others, **self._nodes, **self._edges}
 
     def _extend_parts(self, count: int) -> tuple[Tensor, bool]:
-        """Return the parts for new nodes, which fill the last one if it has new nodes, too."""
+        """Return the parts with new nodes, which fill the last part if that has new nodes."""
         ends, fills_last = self._parts.tolist(), self._fills_last
         total = ends[-1] + count
         if count and fills_last:

@@ -21,31 +21,33 @@ if TYPE_CHECKING:
 
 
 class HistoryUpdater:
-    """The histories of a model, and which of their rows have other neighbours than they were of.
+    """The histories of a model, and their rows whose neighbours have changed.
 
     Args:
         model: The model, or ``None``.
 
     Raises:
-        ValueError: If it is no model of one graph in one process.
+        ValueError: If it isn't a model of one graph in one process.
     """
 
     def __init__(self, model: ScalableGNN | None) -> None:
-        model = getattr(model, "_orig_mod", model)  # Of what torch.compile returns.
+        model = getattr(model, "_orig_mod", model)  # The model that torch.compile was given.
         if model is not None and not isinstance(model, ScalableGNN):
             raise ValueError(
                 f"'model' is a {type(model).__name__}, expected a ScalableGNN: convert it, "
                 "gas.to_scalable(net, data)"
             )
         self.model = model
-        self.changed = torch.empty(0, dtype=torch.long)  # Rows, since the last refresh.
-        self._exact_but: Any = None  # The state of an exact model before the first change.
+        self.changed = torch.empty(
+            0, dtype=torch.long
+        )  # Rows changed since the last update of histories.
+        self._exact_state: Any = None  # The state of an exact model before the first change.
 
     def check(self) -> None:
-        """Refuse a model that can't follow now.
+        """Refuse a model whose histories can't grow.
 
         Raises:
-            ValueError: If it is one of several ranks, or its histories can't grow.
+            ValueError: If it is one of several ranks, or its store can't grow.
         """
         if self.model is None:
             return
@@ -73,17 +75,17 @@ class HistoryUpdater:
             )
 
     def extend(self, num_nodes: int, graph: Data) -> None:
-        """Give the histories rows for new nodes, until there are so many.
+        """Add rows for new nodes to the histories.
 
         Args:
-            num_nodes: How many.
-            graph: As it was before.
+            num_nodes: The new number of nodes.
+            graph: The graph before the update.
         """
         model = self.model
         if model is None:
             return
-        self.changed = self.stale(graph)
-        was_exact = is_exact(model, graph) or self._exact_but == state_of(model)
+        self.changed = self.stale_rows(graph)
+        was_exact = is_exact(model, graph) or self._exact_state == state_of(model)
         before = model.num_nodes
         try:
             for history in model._all_histories():
@@ -93,27 +95,27 @@ class HistoryUpdater:
                 history.resize(before)
             raise
         model.num_nodes = num_nodes
-        self._exact_but = state_of(model) if was_exact else None
+        self._exact_state = state_of(model) if was_exact else None
 
-    def stale(self, graph: Data) -> Tensor:
+    def stale_rows(self, graph: Data) -> Tensor:
         """Return rows whose neighbours changed since the histories were exact."""
         is_fresh = self.model is not None and is_exact(self.model, graph)
         return self.changed[:0] if is_fresh else self.changed
 
-    def note(self, changed: Tensor) -> None:
+    def add_changes(self, changed: Tensor) -> None:
         """Record rows whose neighbours have changed."""
         self.changed = torch.cat([self.changed, changed]).unique()
 
-    def mark(self, loader: SubgraphLoader) -> None:
-        """Mark the rows that are computed from changed ones as the oldest.
+    def mark_stale(self, loader: SubgraphLoader) -> None:
+        """Mark changed rows, and rows that are computed from them, as the oldest.
 
         Args:
-            loader: Of the graph as it is now.
+            loader: A loader of the current graph.
         """
         model = self.model
         if model is None:
             return
-        was_exact = self._exact_but == state_of(model)
+        was_exact = self._exact_state == state_of(model)
         model._ahead = []
         model._chosen = ChosenNodes(loader)
         rows = self.changed
@@ -122,34 +124,34 @@ class HistoryUpdater:
             for bank in model.view_histories or ():
                 bank[layer].mark_stale(rows)
             rows = find_reached(loader, rows)
-        self._exact_but = state_of(model) if was_exact else None
+        self._exact_state = state_of(model) if was_exact else None
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def update(self, loader: SubgraphLoader, size: int, every: Callable[[], Any]) -> Tensor:
+    def update(self, loader: SubgraphLoader, size: int, fill_all: Callable[[], Any]) -> Tensor:
         """Compute the stale rows of histories, and those that depend on them.
 
         Args:
-            loader: Of the graph as it is now.
-            size: How many nodes to compute at a time.
-            every: Writes all rows.
+            loader: A loader of the current graph.
+            size: The number of nodes to compute at once.
+            fill_all: A function that writes all rows.
 
         Returns:
-            The rows of nodes whose outputs are others.
+            The rows of nodes whose outputs have changed.
         """
-        model, rows = self.model, self.stale(loader.data)
+        model, rows = self.model, self.stale_rows(loader.data)
         if model is None:
             return rows
-        was_exact = is_exact(model, loader.data) or self._exact_but == state_of(model)
+        was_exact = is_exact(model, loader.data) or self._exact_state == state_of(model)
         modes = [(module, module.training) for module in model.modules()]
         warned = [history._warned for history in model.histories]
         model.eval()
         try:
-            for history in model.histories:  # New rows are read before the sweep that writes them.
+            for history in model.histories:  # New rows are read before they are written.
                 history._warned = True
-            for _ in model.histories:  # A sweep makes one more of them right.
+            for _ in model.histories:  # Each sweep updates one more layer.
                 if 2 * rows.numel() > loader.num_nodes:
-                    every()
+                    fill_all()
                     rows = torch.arange(loader.num_nodes)
                     break
                 for nodes in rows.split(size) if rows.numel() else ():
@@ -162,7 +164,7 @@ class HistoryUpdater:
             for history, before in zip(model.histories, warned, strict=True):
                 history._warned = before
         self.changed = self.changed[:0]
-        self._exact_but = None
+        self._exact_state = None
         if was_exact:
             made_exact(model, loader.data)
         return rows

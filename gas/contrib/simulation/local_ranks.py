@@ -1,6 +1,6 @@
 """Measurement of a step's exchange with other ranks, on local processes.
 
-Run by torchrun as a module, it prints what :func:`measure_ranks` returns.
+:func:`measure_ranks` starts this module by torchrun, and reads what it prints.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MARK = "gas.contrib.simulation.local_ranks: "
 class RankCost(NamedTuple):
     """Cost of an exchange with other ranks, in time of a core.
 
-    * ``seconds_per_exchange``: for a step, whatever it sends: headers, and the mean of gradients;
+    * ``seconds_per_exchange``: for the headers and gradients of a step;
     * ``bandwidth``: bytes of rows that are sent and received per second of a core.
     """
 
@@ -39,7 +39,7 @@ class RankCost(NamedTuple):
     bandwidth: float
 
 
-class _Rows(ScalableGNN):
+class _HistoriesOnly(ScalableGNN):
     """Model of negligible computation, with histories and parameters of given sizes."""
 
     def __init__(self, num_nodes: int, widths: Sequence[int], sizes: Sequence[int]) -> None:
@@ -57,12 +57,12 @@ def measure_ranks(num_ranks: int, widths: Sequence[int], sizes: Sequence[int]) -
     """Measure the cost of an exchange between local processes, in about ten seconds.
 
     Args:
-        num_ranks: How many, at least 2.
-        widths: Of the histories, which store float32.
+        num_ranks: The number of processes, at least 2.
+        widths: The widths of the histories, which store float32.
         sizes: The number of elements of each parameter.
 
     Raises:
-        RuntimeError: If the processes fail, with what they say.
+        RuntimeError: If the processes fail, with their error.
     """
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", str(num_ranks), "--module", __name__]
@@ -77,7 +77,9 @@ def measure_ranks(num_ranks: int, widths: Sequence[int], sizes: Sequence[int]) -
     return RankCost(*json.loads(told[0].removeprefix(MARK)))
 
 
-def _seconds(num_own: int, widths: Sequence[int], sizes: Sequence[int]) -> tuple[float, int]:
+def _measure_exchange(
+    num_own: int, widths: Sequence[int], sizes: Sequence[int]
+) -> tuple[float, int]:
     """Return the extra time of a step with other ranks, and the bytes that it moves."""
     num_nodes = num_own * dist.get_world_size()
     node, bounds = torch.arange(num_nodes), torch.arange(0, num_nodes + 1, num_own)
@@ -86,14 +88,14 @@ def _seconds(num_own: int, widths: Sequence[int], sizes: Sequence[int]) -> tuple
     graph = Data(x=x, edge_index=edges, perm=node, parts=bounds, shards=bounds)
     loader = SubgraphLoader(graph, log=False, layout="csr")
     (batch,) = list(loader)
-    local = _Rows(loader.num_nodes, widths, sizes)
-    alone = _steps(local, batch._replace(n_id=batch.n_id.clone()))  # Without shards.
-    model = distribute(_Rows(num_nodes, widths, sizes), graph)
-    together = _steps(model, batch)
+    local = _HistoriesOnly(loader.num_nodes, widths, sizes)
+    alone = _time_step(local, batch._replace(n_id=batch.n_id.clone()))  # Without shards.
+    model = distribute(_HistoriesOnly(num_nodes, widths, sizes), graph)
+    together = _time_step(model, batch)
     return together - alone, 2 * num_own * sum(4 * width for width in widths)
 
 
-def _steps(model: torch.nn.Module, batch: SubData) -> float:
+def _time_step(model: torch.nn.Module, batch: SubData) -> float:
     found = []
     for _ in range(ROUNDS):
         start = time.process_time()
@@ -107,7 +109,7 @@ def _main() -> None:
     widths, sizes = json.loads(sys.argv[1])
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo")
-    (few, moved_few), (many, moved) = (_seconds(nodes, widths, sizes) for nodes in NODES)
+    (few, moved_few), (many, moved) = (_measure_exchange(nodes, widths, sizes) for nodes in NODES)
     per_byte = max(0.0, many - few) / (moved - moved_few) if widths else 0.0
     found = torch.tensor([few - moved_few * per_byte, per_byte], dtype=torch.double)
     dist.all_reduce(found)

@@ -7,12 +7,12 @@ import math
 import statistics
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from gas.contrib.simulation.local_ranks import measure_ranks
-from gas.native import check_integer, share_cores
+from gas.native import check_integer, share_cores, warn
 from gas.scalable import ScalableGNN, left_alone
 from gas.training import Linear, Shape, batch_bytes, gradients, twin_with_histories
 
@@ -33,9 +33,9 @@ POSITIVE = ("bandwidth", "copy_bandwidth", "local_bandwidth")
 class Machine:
     """Cost of the mini-batches of one model on one rank, and of messages.
 
-    Seconds are those of a batch cut, run forward and backward, history traffic in the rank's own
-    memory included. A step of a batch takes ``seconds_per_step`` and, for each of its nodes, halo
-    nodes and edges, ``seconds_per_row``, ``seconds_per_halo_row`` and ``seconds_per_edge``.
+    Seconds are those to cut a batch and run it forward and backward, with the traffic of histories
+    in the rank's own memory. A step takes ``seconds_per_step`` and, for each node, halo node and
+    edge of its batch, ``seconds_per_row``, ``seconds_per_halo_row`` and ``seconds_per_edge``.
 
     Args:
         seconds_per_row: For a node of a batch.
@@ -51,18 +51,18 @@ class Machine:
             (default: ``0.0``)
         ranks_per_host: Ranks that share a host's link. (default: ``1``)
         local_bandwidth: Bytes per second between ranks of a host. (default: ``copy_bandwidth``)
-        backward_share: The part of a step's time that is the backward pass, beside which rows
-            travel. (default: ``0.5``; an assumption)
+        backward_share: The fraction of a step's time in the backward pass, during which rows are
+            sent. (default: ``0.5``; an assumption)
         bytes_per_row: What a batch holds at its peak, activations included, for a node.
             (default: ``0.0``)
         bytes_per_halo_row: For a node of its halo. (default: ``0.0``)
         bytes_per_edge: For an edge. (default: ``0.0``)
         bytes_per_step: However small it is. (default: ``0.0``)
-        widths: The histories of the model that these numbers are of; :func:`simulate` refuses a
-            model of others. (default: any)
-        measured_fields: Which of these were measured. (default: ``()``)
+        widths: The widths of the histories of the measured model; :func:`simulate` refuses others.
+            (default: any)
+        measured_fields: The names of the measured fields. (default: ``()``)
         fit_error: The largest relative error of predicted seconds among the mini-batches that were
-            measured. (default: none was)
+            measured. (default: ``None``)
 
     Raises:
         ValueError: If a number can't be, naming it.
@@ -109,7 +109,16 @@ class Machine:
             raise ValueError(f"'ranks_per_host' is {self.ranks_per_host}, expected at least 1")
 
     @staticmethod
-    def measured(
+    def measured(*args: Any, **kwargs: Any) -> Machine:
+        """Call :meth:`measure`, which is the new name."""
+        warn(
+            "Machine.measured is now Machine.measure; the old name works until the next release",
+            DeprecationWarning,
+        )
+        return Machine.measure(*args, **kwargs)
+
+    @staticmethod
+    def measure(
         model: ScalableGNN,
         loader: SubgraphLoader,
         bandwidth: float,
@@ -120,25 +129,24 @@ class Machine:
     ) -> Machine:
         """Measure mini-batches of a model on this machine, on the CPU.
 
-        Some of 1, 2, 4, ... parts are trained on, one size after the other, as an epoch would: cut,
-        run forward and backward, and a step of Adam on a copy of the parameters, with histories of
-        the loader's graph. The coefficients are those of least squares, none negative. What nodes
-        take and what edges take is told apart only if parts differ in edges per node. The link
-        isn't measured: it is what is given. Nothing is changed, but it takes some seconds; beside
-        other processes, it finds what they leave: of ranks that share caches and memory, measure as
-        many at once.
+        Mini-batches of 1, 2, 4, ... parts are cut, run forward and backward, with a step of Adam on
+        a copy of the parameters and histories of the loader's graph. The coefficients are fitted by
+        non-negative least squares. The costs of nodes and edges can be separated only if parts
+        differ in edges per node. The network isn't measured. Nothing is changed. It takes a few
+        seconds, and includes the load by other processes: for ranks that share caches and memory,
+        measure as many at once.
 
         Args:
             model: The model, on the CPU.
             loader: Mini-batches of a graph of the kind that is simulated.
             bandwidth: Bytes per second of a host's link.
             latency: Seconds of a message without bytes.
-            ranks: Also start so many local processes, for some half a minute, and measure what
-                sending and receiving take of a core: ``copy_bandwidth`` and
-                ``seconds_per_exchange``. Without, rows are gathered in memory alone.
+            ranks: Also start this many local processes, for half a minute, and measure what
+                sending and receiving cost: ``copy_bandwidth`` and ``seconds_per_exchange``.
+                Without, only gathering rows in memory is measured.
                 (default: ``0``)
-            clock: Tells the seconds. With one thread, ``time.process_time`` counts this process
-                alone, beside busy others. (default: ``time.perf_counter``)
+            clock: A function that returns seconds. With one thread, ``time.process_time`` counts
+                this process alone, also under CPU contention. (default: ``time.perf_counter``)
 
         Returns:
             A machine; ``dataclasses.replace`` changes what isn't measured.
@@ -162,11 +170,11 @@ class Machine:
                 f"'loader' has {num_parts} parts, expected at least 4: mini-batches of several "
                 "sizes are made of them; cut the graph into more"
             )
-        chosen = _some_parts(num_parts)
+        chosen = _choose_parts(num_parts)
         codec, store = model._factory.codec, model._factory.store
         with twin_with_histories(model, loader.num_nodes, codec, store) as twin, left_alone(twin):
             shapes, seconds = _measure_times(twin, loader, chosen, clock)
-            held = [_measure_bytes(twin, loader.cut(parts)) for parts in _without_warm_up(chosen)]
+            held = [_measure_bytes(twin, loader.cut(parts)) for parts in _drop_warm_up(chosen)]
         fit = Linear(shapes, seconds)
         per_step, per_row, per_halo_row, per_edge = fit.coefficients.tolist()
         sizes = Linear(shapes, held).coefficients.tolist()
@@ -175,14 +183,14 @@ class Machine:
         measured = [*(f"seconds_per_{name}" for name in names), *fields, "copy_bandwidth"]
         if ranks:
             wanted = [p.numel() for p in model.parameters() if p.requires_grad]
-            cost = measure_ranks(ranks, widths_of(model), wanted)
+            cost = measure_ranks(ranks, history_widths(model), wanted)
             fields |= {
                 "copy_bandwidth": cost.bandwidth,
                 "seconds_per_exchange": cost.seconds_per_exchange,
             }
             measured.append("seconds_per_exchange")
         else:
-            fields["copy_bandwidth"] = _copy_bandwidth(clock)
+            fields["copy_bandwidth"] = _measure_copy_bandwidth(clock)
         return Machine(
             per_row,
             per_edge,
@@ -191,13 +199,13 @@ class Machine:
             per_halo_row,
             per_step,
             **fields,
-            widths=widths_of(model),
+            widths=history_widths(model),
             measured_fields=tuple(measured),
-            fit_error=_worst(fit, shapes, seconds),
+            fit_error=_largest_error(fit, shapes, seconds),
         )
 
     def step(self, rows: float, halo_rows: float, edges: float, steps: float = 1) -> float:
-        """Return the seconds of some steps whose batches have so many rows and edges together."""
+        """Return the seconds of steps by the total rows, halo rows and edges of their batches."""
         return (
             steps * self.seconds_per_step
             + rows * self.seconds_per_row
@@ -206,7 +214,7 @@ class Machine:
         )
 
     def batch_bytes(self, rows: float, halo_rows: float, edges: float) -> float:
-        """Return the peak bytes of a batch, with what is computed of it."""
+        """Return the peak bytes of a batch and its computation."""
         return (
             self.bytes_per_step
             + rows * self.bytes_per_row
@@ -244,16 +252,16 @@ def check_model(model: object) -> None:
         )
 
 
-def widths_of(model: ScalableGNN) -> tuple[int, ...]:
+def history_widths(model: ScalableGNN) -> tuple[int, ...]:
     """Return the widths of a model's histories."""
     return tuple(history.embedding_dim for history in model.histories)
 
 
-def _some_parts(num_parts: int) -> list[list[int]]:
-    """Return the parts of mini-batches to measure, at random, sorted by size.
+def _choose_parts(num_parts: int) -> list[list[int]]:
+    """Draw the parts of mini-batches to measure, sorted by size.
 
-    Memory and caches are then as they are in an epoch: after one 16 times as large, the same
-    mini-batch takes up to 1.8 times as long.
+    Memory and caches are then as in an epoch: after a batch 16 times as large, the same one takes
+    up to 1.8 times as long.
     """
     generator = torch.Generator().manual_seed(0)
     return [
@@ -263,7 +271,7 @@ def _some_parts(num_parts: int) -> list[list[int]]:
     ]  # fmt: skip
 
 
-def _without_warm_up(measured: list[T]) -> list[T]:
+def _drop_warm_up(measured: list[T]) -> list[T]:
     """Return the measurements without the first ones of every size."""
     return [one for i, one in enumerate(measured) if i % (WARM + PER_SIZE) >= WARM]
 
@@ -278,7 +286,7 @@ def _measure_times(
     rounds = []
     model.train()
     with share_cores() as follow:
-        for _ in range(1 + ROUNDS):  # The first loads what it takes.
+        for _ in range(1 + ROUNDS):  # The first is a warm-up.
             shapes, seconds = [], []
             for parts in chosen:
                 follow()
@@ -293,25 +301,25 @@ def _measure_times(
                 seconds.append(clock() - start)
                 shapes.append(Shape.of(batch))
                 del batch
-            rounds.append(_without_warm_up(seconds))
+            rounds.append(_drop_warm_up(seconds))
     medians = [statistics.median(each) for each in zip(*rounds[1:], strict=True)]
-    return _without_warm_up(shapes), medians
+    return _drop_warm_up(shapes), medians
 
 
 def _measure_bytes(model: ScalableGNN, batch: SubData) -> float:
-    """Return the bytes of a batch, of its predecessor, and of what is computed."""
-    io, model.io = model.io, "serial"  # Memory of other threads isn't measured.
+    """Return the bytes of a batch, of the batch before it, and of the computation."""
+    io, model.io = model.io, "serial"  # Memory of other threads isn't counted.
     found = batch_bytes(model, batch)
     model.io = io
     return float(2 * found.batch + found.peak)
 
 
-def _worst(fit: Linear, shapes: list[Shape], seconds: list[float]) -> float:
+def _largest_error(fit: Linear, shapes: list[Shape], seconds: list[float]) -> float:
     errors = (abs(fit(s) - t) / t for s, t in zip(shapes, seconds, strict=True) if t > 0)
     return max(errors, default=0.0)
 
 
-def _copy_bandwidth(clock: Callable[[], float]) -> float:
+def _measure_copy_bandwidth(clock: Callable[[], float]) -> float:
     """Measure the bytes per second of gathering rows of 1 KiB."""
     rows = torch.zeros(COPIED // 1024, 256)
     out, index = torch.empty_like(rows), torch.randperm(rows.size(0))

@@ -1,4 +1,4 @@
-"""Statistics of a graph that is split among ranks: counted, and extrapolated."""
+"""Statistics of a graph that is split among ranks, counted or extrapolated."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gas.graph import open_if_path, read_csr
-from gas.native import Relabeler, check_integer
+from gas.native import Relabeler, check_integer, warn
 
 BALANCES = ("rows_balance", "edges_balance", "replicas_balance", "sent_balance")
 
@@ -34,8 +34,8 @@ class PartitionStatistics:
         num_nodes: The number of nodes.
         num_edges: The number of edges.
         num_ranks: The number of ranks, ``W``, at most one for each node.
-        num_parts: The number of parts of all shards together: ``W`` where shards aren't cut.
-        replicas: Replicas, summed over ranks; as many rows are sent for each history and epoch.
+        num_parts: The total number of parts: ``W`` if shards aren't partitioned.
+        replicas: Replicas, summed over ranks: the rows that are sent per history and epoch.
         cut: Edges between ranks.
         pairs: Pairs of a rank and a subscriber of its rows, at most ``W * (W - 1)``.
         halo: Nodes outside a part with an edge into it, summed over parts.
@@ -49,10 +49,10 @@ class PartitionStatistics:
         part_spread: Standard deviation of the edges into a part around the mean of its shard, over
             the mean of all parts. (default: ``0.0``)
         feature_bytes: Bytes of a row of input features. (default: ``0``)
-        is_extrapolated: Whether a number is not of a graph that was cut. (default: ``False``)
+        is_extrapolated: Whether a number was not counted. (default: ``False``)
 
     Raises:
-        ValueError: If numbers can't be, naming the first.
+        ValueError: If a number is impossible, naming it.
     """
 
     num_nodes: int
@@ -103,7 +103,16 @@ class PartitionStatistics:
         """Return the halo nodes of all parts over the number of nodes."""
         return self.halo / self.num_nodes
 
-    def scaled(
+    def scaled(self, **kwargs: Any) -> PartitionStatistics:
+        """Call :meth:`extrapolate`, which is the new name."""
+        warn(
+            "PartitionStatistics.scaled is now PartitionStatistics.extrapolate; the old name works "
+            "until the next release",
+            DeprecationWarning,
+        )
+        return self.extrapolate(**kwargs)
+
+    def extrapolate(
         self,
         *,
         nodes: int | None = None,
@@ -156,11 +165,11 @@ class PartitionStatistics:
         counted = [one for one in (self, *others) if one.num_ranks > 1]
         found: dict[str, Any] = dataclasses.asdict(self)
         found |= {"num_nodes": nodes, "num_edges": edges, "num_ranks": ranks, "num_parts": parts}
-        found |= _split(counted, nodes, edges, ranks, parts)
+        found |= _extrapolate_split(counted, nodes, edges, ranks, parts)
         if not given and parts != ranks:
             found["halo"] = min(edges, round(self.halo * edges / max(self.num_edges, 1)))
         elif parts != self.num_parts or not same:
-            found["halo"] = _split(counted, nodes, edges, parts, parts)["replicas"]
+            found["halo"] = _extrapolate_split(counted, nodes, edges, parts, parts)["replicas"]
         known = same and ranks == 1  # Nothing is cut.
         return PartitionStatistics(**found | {"is_extrapolated": self.is_extrapolated or not known})
 
@@ -187,30 +196,30 @@ def check_ranks(name: str, ranks: int, num_nodes: int) -> None:
     """Refuse more ranks than nodes.
 
     Raises:
-        ValueError: If there are, or it is no number of ranks.
+        ValueError: If ``ranks`` isn't between 1 and ``num_nodes``.
     """
     expected = f"an integer between 1 and {num_nodes}, the number of nodes: a rank owns one or more"
     check_integer(name, ranks, 1, num_nodes, expected)
 
 
-def _split(
+def _extrapolate_split(
     counted: Sequence[PartitionStatistics], nodes: int, edges: int, ranks: int, parts: int
 ) -> dict[str, Any]:
-    """Return what depends on the number of ranks, by power laws fitted to counts."""
+    """Extrapolate the numbers that depend on the ranks, by power laws fitted to counts."""
     if ranks == 1:
         none: dict[str, Any] = {"replicas": 0, "cut": 0, "pairs": 0, "ranges": 0}
         return none | dict.fromkeys(BALANCES, 1.0)
 
-    def at(value: Callable[[PartitionStatistics], float]) -> float:
-        return _power_law(counted, value, nodes, ranks)
+    def interpolate(value: Callable[[PartitionStatistics], float]) -> float:
+        return _interpolate(counted, value, nodes, ranks)
 
     others = ranks - 1
-    cut = round(edges * min(1.0, at(lambda s: s.cut / max(s.num_edges, 1))))
-    replicas = round(edges * at(lambda s: s.replicas / max(s.num_edges, 1)))
-    pairs = at(lambda s: s.pairs / (s.num_ranks * (s.num_ranks - 1)))
+    cut = round(edges * min(1.0, interpolate(lambda s: s.cut / max(s.num_edges, 1))))
+    replicas = round(edges * interpolate(lambda s: s.replicas / max(s.num_edges, 1)))
+    pairs = interpolate(lambda s: s.pairs / (s.num_ranks * (s.num_ranks - 1)))
     pairs = round(ranks * others * min(1.0, pairs))
-    ranges = at(lambda s: s.ranges * s.num_ranks / max(s.num_parts * s.pairs, 1))
-    balances = {name: max(1.0, at(operator.attrgetter(name))) for name in BALANCES}
+    ranges = interpolate(lambda s: s.ranges * s.num_ranks / max(s.num_parts * s.pairs, 1))
+    balances = {name: max(1.0, interpolate(operator.attrgetter(name))) for name in BALANCES}
     return {
         "cut": cut,
         "replicas": min(replicas, cut, nodes * others),
@@ -220,13 +229,13 @@ def _split(
     }
 
 
-def _power_law(
+def _interpolate(
     counted: Sequence[PartitionStatistics],
     value: Callable[[PartitionStatistics], float],
     nodes: int,
     ranks: int,
 ) -> float:
-    """Return a value for some nodes and ranks, by lines through the logarithms of counts.
+    """Interpolate a value for some nodes and ranks, linearly in logarithms.
 
     Raises:
         ValueError: If it was counted for one other number of ranks, or for none.
@@ -238,7 +247,7 @@ def _power_law(
             f"are those of {numbers or 'none'}: pass statistics of other cuts, others=[...]"
         )
 
-    by_nodes = _slope_of_nodes(counted, value)
+    by_nodes = _fit_exponent_of_nodes(counted, value)
     points = []
     for number in numbers:
         logs = [
@@ -257,7 +266,7 @@ def _power_law(
     return math.exp(y0 + (y1 - y0) * (here - x0) / (x1 - x0))
 
 
-def _slope_of_nodes(
+def _fit_exponent_of_nodes(
     counted: Sequence[PartitionStatistics], value: Callable[[PartitionStatistics], float]
 ) -> float:
     """Return the exponent of the number of nodes at equal numbers of ranks; 0 if unknown."""
@@ -275,7 +284,7 @@ def _slope_of_nodes(
 def partition_statistics(graph: Data | str | Path) -> PartitionStatistics:
     """Count the rows, edges and replicas of a graph that is split among ranks.
 
-    It takes a time about linear in the edges, and memory for those of the largest shard.
+    Time is about linear in the edges; memory holds those of the largest shard.
 
     Args:
         graph: A clustered graph, or the folder of one, with ``shards``, of shape ``[W + 1]``,
@@ -283,7 +292,7 @@ def partition_statistics(graph: Data | str | Path) -> PartitionStatistics:
             of shape ``[P + 1]``, each within a shard. (Without ``parts``, shards are parts.)
 
     Raises:
-        ValueError: If it has no shards, or they or its parts can't be.
+        ValueError: If it has no shards, or shards or parts are invalid.
     """
     return count_split(graph, "graph")
 
@@ -317,8 +326,8 @@ def count_split(graph: object, name: str) -> PartitionStatistics:
     for rank, (begin, end) in enumerate(_ranges(shards)):
         batch = relabel(torch.arange(begin, end))
         outside = batch.n_id[end - begin :]
-        replicas[rank] = _count(outside, shards)
-        ranges += int(_count(outside, parts).count_nonzero())
+        replicas[rank] = _count_nodes(outside, shards)
+        ranges += int(_count_nodes(outside, parts).count_nonzero())
         cut += int((batch.col >= end - begin).sum())
     one_each = torch.equal(parts, shards)
     halos = (relabel(torch.arange(*r)).n_id.numel() - (r[1] - r[0]) for r in _ranges(parts))
@@ -348,10 +357,10 @@ def count_split(graph: object, name: str) -> PartitionStatistics:
 
 
 def _check_bounds(name: str, bounds: Any, num_nodes: int) -> None:
-    """Refuse ranges of rows that don't cover all nodes, or of which one is empty.
+    """Refuse ranges of rows that don't cover all nodes, and empty ranges.
 
     Raises:
-        ValueError: If they aren't.
+        ValueError: Naming the bounds.
     """
     expected = f"[n + 1], rising from 0 to the number of nodes, {num_nodes}, with no range empty"
     if not isinstance(bounds, Tensor) or bounds.dtype != torch.long or bounds.dim() != 1:
@@ -369,12 +378,12 @@ def _ranges(bounds: Tensor) -> list[tuple[int, int]]:
     return list(zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True))
 
 
-def _count(nodes: Tensor, bounds: Tensor) -> Tensor:
+def _count_nodes(nodes: Tensor, bounds: Tensor) -> Tensor:
     """Count the nodes in each range of rows."""
     where = torch.bucketize(nodes, bounds, right=True) - 1
     return torch.bincount(where, minlength=bounds.numel() - 1)
 
 
 def _balance(values: Tensor) -> float:
-    """Return the largest over the mean; 1 where all are zero."""
+    """Return the largest value over the mean; 1 if all are zero."""
     return max(1.0, int(values.max()) * values.numel() / max(int(values.sum()), 1))

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from torch_geometric.data import Data
 
-from gas.contrib.simulation.machine import Machine, check_model, widths_of
+from gas.contrib.simulation.machine import Machine, check_model, history_widths
 from gas.contrib.simulation.partition import PartitionStatistics, count_split
-from gas.distributed import HEADER_BYTES, RANGE_BYTES
 from gas.native import check_integer, human
+from gas.scalable import Ranks
 
 if TYPE_CHECKING:
     from gas import ScalableGNN
@@ -32,21 +32,21 @@ class Simulation:
     * ``num_ranks``; ``steps``: mini-batches of a rank;
     * ``compute_seconds``: of the slowest rank; ``mean_compute_seconds``: if all had the same work;
     * ``waiting_seconds``: for the largest of ``W`` mini-batches that are computed at once;
-    * ``copy_seconds``: of a core, to gather rows into messages, to send, receive and scatter them;
-    * ``history_seconds``: messages with rows under way, of which ``history_latency_seconds`` is
-      what would remain if they were empty;
-    * ``gradient_seconds``, ``gradient_latency_seconds``: the same of gradients;
-    * ``hidden_seconds``: of ``history_seconds``, what passes beside computing;
-    * ``history_bytes``: rows of histories that the rank sends that sends most;
-      ``header_bytes``, ``gradient_bytes``: what a rank sends besides;
-    * ``total_history_bytes``: rows of histories that all ranks send, replicas times the bytes of
-      their rows; ``total_bytes``: all that they send;
-    * ``start_bytes``: features that all ranks send, once, before the first epoch;
-    * ``memory``: bytes by what they are for;
+    * ``copy_seconds``: of a core, to gather, send, receive and scatter rows;
+    * ``history_seconds``: sending rows of histories, of which ``history_latency_seconds`` is the
+      latency of the messages;
+    * ``gradient_seconds``, ``gradient_latency_seconds``: the same for gradients;
+    * ``hidden_seconds``: the part of ``history_seconds`` that overlaps with computing;
+    * ``history_bytes``: rows of histories of the rank that sends most; ``header_bytes``,
+      ``gradient_bytes``: further bytes that a rank sends;
+    * ``total_history_bytes``: rows of histories of all ranks, replicas times the bytes of their
+      rows; ``total_bytes``: all bytes that they send;
+    * ``start_bytes``: features that all ranks send once, before the first epoch;
+    * ``memory``: bytes by purpose;
     * ``one_rank_seconds``: an epoch of one rank, if it could hold the graph;
-    * ``statistics``, ``machine``: what it was predicted from.
+    * ``statistics``, ``machine``: the inputs of the prediction.
 
-    ``print(simulation)`` shows a table, and what of it was measured.
+    ``print(simulation)`` shows a table, and names the measured inputs.
     """
 
     num_ranks: int
@@ -123,13 +123,13 @@ class Simulation:
     def __str__(self) -> str:
         rows = [
             ("ranks", f"{self.num_ranks:,}, {self.steps:,} steps each"),
-            ("epoch", _seconds(self.epoch_seconds)),
-            ("  compute, slowest rank", _seconds(self.compute_seconds)),
-            ("  waiting for uneven batches", _seconds(self.waiting_seconds)),
-            ("  copying rows", _seconds(self.copy_seconds)),
-            ("  sending histories", _seconds(self.history_seconds)),
-            ("  of which hidden", _seconds(self.hidden_seconds)),
-            ("  sending gradients", _seconds(self.gradient_seconds)),
+            ("epoch", _format_seconds(self.epoch_seconds)),
+            ("  compute, slowest rank", _format_seconds(self.compute_seconds)),
+            ("  waiting for uneven batches", _format_seconds(self.waiting_seconds)),
+            ("  copying rows", _format_seconds(self.copy_seconds)),
+            ("  sending histories", _format_seconds(self.history_seconds)),
+            ("  of which hidden", _format_seconds(self.hidden_seconds)),
+            ("  sending gradients", _format_seconds(self.gradient_seconds)),
             ("speed-up over one rank", f"{self.speed_up:.2f}, limited by {self.limit}"),
             ("sent by a rank", human(self.sent_bytes)),
             ("  histories", human(self.history_bytes)),
@@ -143,7 +143,7 @@ class Simulation:
         return "\n".join([*lines, "", *self._describe_sources()])
 
     def _describe_sources(self) -> list[str]:
-        """Return lines that tell measured numbers from assumed ones."""
+        """Return lines that name the measured and the assumed numbers."""
         measured = self.machine.measured_fields
         error = self.machine.fit_error
         told = ["Predicted, not measured."]
@@ -160,7 +160,7 @@ class Simulation:
         return told
 
 
-def _seconds(seconds: float) -> str:
+def _format_seconds(seconds: float) -> str:
     return f"{seconds:.4g} s"
 
 
@@ -184,7 +184,7 @@ def simulate(
     whose edges and halo are taken as ``sqrt(2 ln W)`` standard deviations above the mean. The
     slowest rank is one that has the most rows, edges and replicas of all: an upper bound::
 
-        machine = Machine.measured(model, loader, bandwidth=1.25e9, latency=50e-6)
+        machine = Machine.measure(model, loader, bandwidth=1.25e9, latency=50e-6)
         statistics = partition_statistics(graph)  # Of gas.cluster(..., shards=4).
         print(simulate(statistics, model, machine))
 
@@ -193,13 +193,13 @@ def simulate(
     mini-batch. Up to 15 bytes that fill up each message aren't counted.
 
     Args:
-        partition: A clustered graph with ``shards``, or its folder; or statistics of one, counted,
-            written by hand, or extrapolated (:meth:`PartitionStatistics.scaled`).
-        model: The model, whose histories and parameters count.
-        machine: What computing and sending take.
+        partition: A clustered graph with ``shards``, or its folder; or its statistics, counted,
+            written by hand, or extrapolated (:meth:`PartitionStatistics.extrapolate`).
+        model: The model, with its histories and parameters.
+        machine: The cost of computing and sending.
         batch_size: Parts of a rank per mini-batch. (default: ``1``)
-        overlap: Whether rows travel beside a whole step, and are seen one step later, rather than
-            beside the backward pass alone; see :func:`gas.distribute`. (default: ``False``)
+        overlap: Whether rows are sent during a whole step, and read one step later, rather than
+            during the backward pass; see :func:`gas.distribute`. (default: ``False``)
 
     Raises:
         ValueError: If an argument is unusable, naming it.
@@ -208,10 +208,10 @@ def simulate(
     if not isinstance(machine, Machine):
         raise ValueError(
             f"'machine' is a {type(machine).__name__}, expected a gas.contrib.simulation.Machine: "
-            "Machine.measured(model, loader, bandwidth, latency) measures one"
+            "Machine.measure(model, loader, bandwidth, latency) measures one"
         )
     check_integer("batch_size", batch_size, 1)
-    widths = widths_of(model)
+    widths = history_widths(model)
     if machine.widths is not None and machine.widths != widths:
         raise ValueError(
             f"'machine' was measured with histories of widths {list(machine.widths)}, and those of "
@@ -223,12 +223,14 @@ def simulate(
     codec = model._factory.codec
     row_bytes = sum(codec.row_bytes(width) for width in widths)
     parameters = sum(p.nbytes for p in model.parameters() if p.requires_grad)
-    return _Ranks(counted, machine, row_bytes, len(widths), parameters, batch_size, overlap).run()
+    return _Simulator(
+        counted, machine, row_bytes, len(widths), parameters, batch_size, overlap
+    ).run()
 
 
 @dataclass(frozen=True)
-class _Ranks:
-    """The numbers that a simulation depends on."""
+class _Simulator:
+    """The inputs of a simulation."""
 
     counted: PartitionStatistics
     machine: Machine
@@ -249,7 +251,7 @@ class _Ranks:
 
         sent = s.replicas / ranks * s.sent_balance * self.row_bytes
         received = s.replicas / ranks * s.replicas_balance * self.row_bytes
-        headers = (ranks - 1) * HEADER_BYTES * steps + s.ranges / ranks * RANGE_BYTES
+        headers = Ranks.header_bytes((ranks - 1) * steps, s.ranges / ranks)
         hops = (ranks - 1) * machine.latency * steps
         if not self.row_bytes:  # Nothing to send.
             headers = hops = 0.0
@@ -291,7 +293,7 @@ class _Ranks:
         )
 
     def memory(self, most: tuple[float, float, float], messages: float) -> dict[str, int]:
-        """Return a rank's bytes for so many rows, halo rows, edges and messages of a step."""
+        """Return a rank's bytes by purpose, for its rows, halo rows, edges and messages."""
         s, (own, halo, edges) = self.counted, most
         replicas = s.replicas / s.num_ranks * s.replicas_balance
         sent = s.replicas / s.num_ranks * s.sent_balance

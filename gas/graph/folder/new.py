@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from gas.graph.folder.description import NAME, Description
-from gas.io import Array, free_disk, read_json, sync_folder, write_array, write_json
-from gas.native import human, make_folder
+from gas.io import Array, read_json, sync_folder, write_array, write_json
+from gas.native import free_disk, human, make_folder
 
 try:
     import fcntl
