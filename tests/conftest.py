@@ -53,7 +53,7 @@ from torch_geometric.nn import SAGEConv
 
 import gas
 from gas import native
-from gas.history.engine import BufferPool
+from gas.native import BufferPool
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared" / "data"
@@ -232,13 +232,13 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
 @pytest.fixture(autouse=True)
 def _poisoned_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fill new buffers with NaN: they hold zeros when they are new, and older rows later."""
-    take = BufferPool.take
+    allocate = BufferPool.allocate
 
     def poisoned(pool: BufferPool, rows: int, width: int, dtype: torch.dtype) -> Tensor:
         info = torch.finfo if dtype.is_floating_point else torch.iinfo
-        return take(pool, rows, width, dtype).fill_(info(dtype).max)
+        return allocate(pool, rows, width, dtype).fill_(info(dtype).max)
 
-    monkeypatch.setattr(BufferPool, "take", poisoned)
+    monkeypatch.setattr(BufferPool, "allocate", poisoned)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -268,14 +268,14 @@ def _session_threads() -> int:
 def _no_idle_cores(_session_threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a test use every core, however many there are and however busy the machine is."""
     torch.set_num_threads(_session_threads)
-    monkeypatch.setattr("gas.history.cores.num_cores", torch.get_num_threads)
-    monkeypatch.setattr("gas.history.cores.busy_seconds", lambda: None)
+    monkeypatch.setattr("gas.native.cores.num_cores", torch.get_num_threads)
+    monkeypatch.setattr("gas.native.cores.busy_seconds", lambda: None)
 
 
 @pytest.fixture
 def _idle_cores(_no_idle_cores: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers take part in transfers."""
-    monkeypatch.setattr("gas.history.cores.num_cores", lambda: torch.get_num_threads() + 1)
+    monkeypatch.setattr("gas.native.cores.num_cores", lambda: torch.get_num_threads() + 1)
 
 
 @pytest.fixture(scope="session")

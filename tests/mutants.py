@@ -50,7 +50,7 @@ OTHER_TESTS = {  # Where they have other names.
         f"gas/datasets/importing/{name}.py": ["datasets/test_import_graph.py"]
         for name in ("ids", "sorting", "stages", "streams")
     },
-    "gas/history/batch.py": ["scalable"],
+    "gas/history/rows.py": ["scalable"],
     "gas/loader/cutter.py": ["loader"],
     "gas/models/gcn.py": ["models"],
     "gas/nn/attention.py": ["nn/test_attention.py", "nn/test_conv_attention.py"],

@@ -247,8 +247,8 @@ class _Link(HostLink):
     def push(self, x, where):
         super().push(x.on_host, where)
 
-    def in_place(self, *args):
-        where = super().in_place(*args)
+    def table_and_index(self, *args):
+        where = super().table_and_index(*args)
         return where and tuple(There(tensor, self.pretended) for tensor in where)
 
 

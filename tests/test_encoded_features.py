@@ -29,7 +29,7 @@ def graphs(name, dtype, store="host", num_parts=6):
     data.x = gas.quantize(data.x, dtype, store)
     graph = gas.cluster(data, num_parts, log=False)
     plain = copy.copy(graph)
-    plain.x = graph.x.decoded()
+    plain.x = graph.x.dequantize()
     return graph, plain
 
 
@@ -119,7 +119,7 @@ def test_features_are_read_where_they_lie(dtype, store):
     x = batch.features()
     assert isinstance(x, Features)
     assert get_lazy(batch.data, "x") is not None
-    _, table, _ = x.parts()
+    _, table, _ = x.kernel_inputs()
     assert (table is not None) == (dtype == "float32")  # Products read numbers alone.
     assert torch.equal(x.tensor(), plain.x[batch.n_id])
     assert torch.equal(x.own, plain.x[batch.n_id[: batch.batch_size]])
@@ -148,7 +148,7 @@ def test_edge_features(store):
     encoded.edge_attr = gas.quantize(data.edge_attr, "int8", store)
     encoded.x = gas.quantize(data.x, "int8", store)
     plain = copy.copy(data)
-    plain.edge_attr, plain.x = encoded.edge_attr.decoded(), encoded.x.decoded()
+    plain.edge_attr, plain.x = encoded.edge_attr.dequantize(), encoded.x.dequantize()
 
     class Net(torch.nn.Module):
         def __init__(self):
@@ -170,7 +170,7 @@ def test_edge_features(store):
     assert relative_error(model.predict(graph), expected) < 1e-5
     assert gas.verify(model, graph)
     for batch in gas.SubgraphLoader(graph, log=False):
-        rows = graph.edge_attr.decoded()[batch.data.e_id]
+        rows = graph.edge_attr.dequantize()[batch.data.e_id]
         assert torch.equal(batch.edge_attr, rows)
 
 
@@ -194,13 +194,13 @@ def test_renumbering_moves_rows_as_they_are(adjacency, store):
     encoded, plain = copy.copy(data), copy.copy(data)
     for key in ("x", "edge_attr", "more"):
         encoded[key] = gas.quantize(data[key], "int8", store)
-        plain[key] = encoded[key].decoded()
+        plain[key] = encoded[key].dequantize()
     perm = torch.randperm(60)
     found, wanted = gas.permute(encoded, perm, log=False), gas.permute(plain, perm, log=False)
     for key in ("x", "edge_attr", "more"):
         assert isinstance(found[key], Encoded)
         assert found[key].store.tier == store
-        assert torch.equal(found[key].decoded(), wanted[key])
+        assert torch.equal(found[key].dequantize(), wanted[key])
 
 
 @pytest.mark.parametrize("options", [{"num_workers": 2}, {"cache": True}, {"check": True}])
@@ -213,7 +213,7 @@ def test_ways_of_loading(store, options):
         for batch in loader:
             assert type(batch.x) is torch.Tensor
             assert torch.equal(batch.x, plain.x[batch.n_id])
-            assert torch.equal(batch.more, graph.more.decoded()[batch.n_id])
+            assert torch.equal(batch.more, graph.more.dequantize()[batch.n_id])
 
 
 @pytest.mark.slow
@@ -250,7 +250,7 @@ def test_views():
     data.x = gas.quantize(data.x)
     graph = gas.cluster(data, 4, log=False)
     plain = copy.copy(graph)
-    plain.x = graph.x.decoded()
+    plain.x = graph.x.dequantize()
     found = []
     for given in (graph, plain):
         torch.manual_seed(0)
@@ -298,7 +298,7 @@ def test_experiments(options, dtype):
     data, _, out_channels = gas.get_data("data", "planted:1000")
     data.x = gas.quantize(data.x, dtype)
     plain = Data(**data.to_dict())
-    plain.x = data.x.decoded()
+    plain.x = data.x.dequantize()
     settings = Settings.default("gcn").replace(epochs=2, num_parts=4, batch_size=2)
     runs = []
     for given in (data, plain):

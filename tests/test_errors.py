@@ -143,7 +143,8 @@ def provoke(case, folder):
 
     def show(message, category, filename, lineno, file=None, line=None):
         frame = sys._getframe(1)
-        while frame.f_code.co_filename in (warnings.__file__, gas.native.warning.__file__):
+        code = gas.native.warn.__code__
+        while frame.f_code is code or frame.f_code.co_filename == warnings.__file__:
             frame = frame.f_back
         line = _inside(frame.f_code.co_filename), frame.f_lineno
         if line in SITES:  # Others are PyTorch's.

@@ -55,8 +55,8 @@ def test_programs_under_test():
 
 
 def test_buffers():
-    pool = gas.history.engine.BufferPool()
+    pool = gas.native.BufferPool()
     for rows in (1, 10**5):
         for _ in range(2):
-            assert (pool.take(rows, 4, torch.float32) == torch.finfo(torch.float32).max).all()
-            assert (pool.take(rows, 4, torch.int64) == torch.iinfo(torch.int64).max).all()
+            assert (pool.allocate(rows, 4, torch.float32) == torch.finfo(torch.float32).max).all()
+            assert (pool.allocate(rows, 4, torch.int64) == torch.iinfo(torch.int64).max).all()

@@ -15,7 +15,7 @@ from torch_geometric.utils import add_remaining_self_loops
 
 from gas.augment.units import GraphState, mask_node_features
 from gas.graph import Adjacency, copy_graph, is_row_per_edge, layout_of
-from gas.native import gather_rows, kept_entries
+from gas.native import find_kept_entries, gather_rows
 
 
 class _State(NamedTuple):
@@ -236,7 +236,7 @@ def _cut(
     """Cut the view of one state out of a batch."""
     key = "adj_t" if batch.get("adj_t") is not None else "edge_index"
     if isinstance(batch[key], Adjacency):
-        entry, rowptr = kept_entries(batch[key].rowptr, e_id, state.edges)
+        entry, rowptr = find_kept_entries(batch[key].rowptr, e_id, state.edges)
     else:
         entry, rowptr = state.edges.index_select(0, e_id).nonzero().view(-1), None
     view = batch.__class__()

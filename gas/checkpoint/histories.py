@@ -118,9 +118,9 @@ def _blocks(history: History, index: Tensor | None) -> Iterator[Tensor]:
     size, step = history.num_embeddings, max(1, BLOCK // row_bytes)
     for first in range(0, size if index is None else index.numel(), step):
         if index is None:
-            yield history.stored(torch.arange(first, min(first + step, size)))
+            yield history.read_stored(torch.arange(first, min(first + step, size)))
         else:
-            yield history.stored(index[first : first + step])
+            yield history.read_stored(index[first : first + step])
 
 
 class StoredHistory:

@@ -10,8 +10,8 @@ from gas.cli.choices import DENSE, EVALUATIONS, MODELS, REFRESHES
 from gas.cli.settings import ARCHITECTURES, Settings
 from gas.datasets import dataset_names
 from gas.graph import LAYOUTS, METHODS
-from gas.history import MODES, TIERS
-from gas.history import NAMES as CODECS
+from gas.history import CODEC_NAMES as CODECS
+from gas.history import IO_MODES, TIERS
 from gas.scalable import BANKS
 from gas.training import METRICS
 
@@ -183,7 +183,7 @@ def _add_batches(parser: argparse.ArgumentParser) -> None:
         help="arrange what --store disk holds by what batches read, with so much of it in memory, "
         "such as 2GB (what --memory leaves, or none)",
     )
-    group.add_argument("--io", choices=MODES, help="how rows move (concurrent)")
+    group.add_argument("--io", choices=IO_MODES, help="how rows move (concurrent)")
     group.add_argument("--prefetch", action="store_true", help="start pulls a batch ahead")
     group.add_argument(
         "--eval",

@@ -221,7 +221,7 @@ def _describe(features: FeatureStore, attr: TensorAttr, num_nodes: int) -> Array
     shape = features.get_tensor_size(_select_rows(attr, None))
     first = features.get_tensor(_select_rows(attr, torch.arange(min(1, num_nodes))))
     if isinstance(first, Encoded):
-        first = first.decoded()
+        first = first.dequantize()
     first = torch.as_tensor(first)
     fits = shape is not None and len(shape) > 0 and shape[0] == num_nodes
     is_dense = first.layout == torch.strided and dtype_name(first.dtype) in TORCH_TYPES

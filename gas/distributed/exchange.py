@@ -184,7 +184,7 @@ class Exchange:
         self._check(found, kind, number, views)
         self.weights = sum(struct.unpack("<d", struct.pack("<q", h.weight))[0] for h in found)
         out_sizes = self._sizes_of(found, histories)
-        out = self._pool.take(sum(out_sizes), 1, torch.uint8).view(-1)
+        out = self._pool.allocate(sum(out_sizes), 1, torch.uint8).view(-1)
         work = self.group.start_all_to_all(out, sent, out_sizes, sizes)
         self.sent_bytes[kind] += sent.numel()
         pushes = [history.num_pushes for history in histories]
@@ -235,7 +235,7 @@ class Exchange:
             _pad(len(ranges) * RANGE_BYTES + number * sum(row_bytes))
             for ranges, number in zip(listed, numbers, strict=True)
         ]
-        sent = self._pool.take(sum(sizes), 1, torch.uint8).view(-1)
+        sent = self._pool.allocate(sum(sizes), 1, torch.uint8).view(-1)
         for rank, (message, number) in enumerate(zip(sent.split(sizes), numbers, strict=True)):
             if not number:
                 continue
@@ -263,7 +263,7 @@ class Exchange:
         width = codec.columns(history.embedding_dim)
         out = out.view(codec.dtype).view(-1, width)
         if codec == history.codec:
-            history.stored(index, out)
+            history.read_stored(index, out)
             return
         out.copy_(codec.encode(history.pull(index)))
 

@@ -14,7 +14,7 @@ from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
 from gas.graph.layout import layout_of
-from gas.native import BLOCK, coo_to_csr, rises, sorted_rows
+from gas.native import BLOCK, coo_to_csr, has_sorted_rows, is_valid_rowptr
 
 
 class Edges(NamedTuple):
@@ -165,7 +165,7 @@ def read_csr(data: Data, edge_weight: bool = True) -> tuple[CSR, Tensor | None]:
             check_ids(col, size[0], "adj_t")
             check_nodes(data, size[0])
             check_weight(weight)
-            if rises(rowptr, col.numel()) and sorted_rows(rowptr, col):
+            if is_valid_rowptr(rowptr, col.numel()) and has_sorted_rows(rowptr, col):
                 return CSR(rowptr.long(), col, None), weight if edge_weight else None
     edges = read_graph(data, edge_weight)
     csr, weight = to_csr(edges, small=True), edges.weight

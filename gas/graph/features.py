@@ -21,9 +21,9 @@ from gas.native import (
     MOST_INT32,
     accept_beta_state,
     gather_sparse_rows,
+    has_sorted_rows,
     is_sparse,
     parts,
-    sorted_rows,
     sparse_csr,
 )
 
@@ -89,7 +89,7 @@ def to_csr_features(x: Any, name: str = "x") -> Tensor:
         )
     if x.layout == torch.sparse_csr:
         _check_indices(x, name)
-        if not sorted_rows(*parts(x)[:2], strict=True):
+        if not has_sorted_rows(*parts(x)[:2], strict=True):
             x = _to_coo(x)
     elif x.layout == torch.sparse_csc:
         _check_indices(x, name)
@@ -156,7 +156,7 @@ def select_rows(x: Tensor, index: Tensor) -> Tensor:
         index: The rows to select, of shape ``[n]``, int64.
     """
     if isinstance(x, Encoded):
-        return x.rearranged(index)
+        return x.select_rows(index)
     return gather_sparse_rows(x, index) if is_sparse(x) else x[index]
 
 

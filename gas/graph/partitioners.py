@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gas.graph.edges import Edges
-from gas.native import free_memory, human, undirected
+from gas.native import free_memory, human, symmetrize_edges
 
 # The largest weight of an edge for METIS and KaMinPar: far below an overflow of their sums.
 MOST_WEIGHT = 2**20
@@ -47,7 +47,7 @@ def undirected_graph(edges: Edges) -> Undirected:
     """Return the graph for partitioners, with ``edges.weight`` from :func:`to_integer_weights`."""
     fits = edges.num_nodes <= torch.iinfo(torch.int32).max
     dtype = torch.int32 if fits else torch.int64
-    return Undirected(*undirected(edges.src, edges.dst, edges.num_nodes, edges.weight, dtype))
+    return Undirected(*symmetrize_edges(edges.src, edges.dst, edges.num_nodes, edges.weight, dtype))
 
 
 def to_integer_weights(weight: object, num_edges: int) -> Tensor:

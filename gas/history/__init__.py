@@ -1,21 +1,18 @@
-"""Histories: where embeddings wait for the batches that need them."""
+"""Histories: tables with the last known embedding of every node, and input features."""
 
-from gas.history.batch import BatchPulls
-from gas.history.codec import NAMES, Codec
-from gas.history.cores import has_idle_cores, share_cores
+from gas.history.codec import CODEC_NAMES, Codec
 from gas.history.disk import DiskStore
-from gas.history.encoded import quantize
-from gas.history.encoded_rows import Encoded, decoded, is_encoded
-from gas.history.engine import MODES, TransferEngine, check_io
+from gas.history.encoded import Encoded, dequantize, is_encoded
 from gas.history.factory import HistoryFactory
+from gas.history.features import Features, quantize
 from gas.history.history import History
 from gas.history.packed import PackedRows
 from gas.history.packing import Packing
-from gas.history.rows import TAKERS, Features, Rows, begin_alike, first_rows
-from gas.history.staleness import Staleness, measure, relative_error
+from gas.history.rows import ROWS_HINT, BatchPulls, Rows, cache_row_starts, first_rows
+from gas.history.staleness import Staleness, measure_staleness, relative_error
 from gas.history.store import MemoryStore, Store, StoreFactory, TableStore
 from gas.history.tiers import TIERS, pick_tier
-from gas.history.transfer import Pull
+from gas.history.transfer import IO_MODES, Pull, TransferEngine, check_io
 
 __all__ = [
     "BatchPulls",
@@ -25,9 +22,9 @@ __all__ = [
     "Features",
     "History",
     "HistoryFactory",
-    "MODES",
+    "IO_MODES",
     "MemoryStore",
-    "NAMES",
+    "CODEC_NAMES",
     "PackedRows",
     "Packing",
     "Pull",
@@ -35,19 +32,17 @@ __all__ = [
     "Staleness",
     "Store",
     "StoreFactory",
-    "TAKERS",
+    "ROWS_HINT",
     "TIERS",
     "TableStore",
     "TransferEngine",
-    "begin_alike",
+    "cache_row_starts",
     "check_io",
-    "decoded",
+    "dequantize",
     "first_rows",
-    "has_idle_cores",
     "is_encoded",
-    "measure",
+    "measure_staleness",
     "pick_tier",
     "quantize",
     "relative_error",
-    "share_cores",
 ]

@@ -1,4 +1,4 @@
-"""Codecs: how a history stores its rows."""
+"""Codecs: the precision of stored rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from gas.native import transfer
 
 _SHORT = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-NAMES = ("float64", "float32", "bfloat16", "float16", "int8")
+CODEC_NAMES = ("float64", "float32", "bfloat16", "float16", "int8")
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Codec:
 
     @staticmethod
     def of(dtype: Codec | torch.dtype | str) -> Codec:
-        """Return the codec that a ``dtype`` argument names.
+        """Return the codec of a ``dtype`` argument.
 
         Args:
             dtype: Such as ``torch.bfloat16``, ``torch.int8``, ``"bfloat16"``, ``"bf16"``.
@@ -36,8 +36,8 @@ class Codec:
             return dtype
         name = str(dtype).removeprefix("torch.")
         name = _SHORT.get(name, name)
-        if name not in NAMES:
-            raise ValueError(f"'dtype' is {dtype}, expected one of {', '.join(NAMES)}")
+        if name not in CODEC_NAMES:
+            raise ValueError(f"'dtype' is {dtype}, expected one of {', '.join(CODEC_NAMES)}")
         return Codec(name)
 
     @property
@@ -47,12 +47,12 @@ class Codec:
 
     @property
     def value_dtype(self) -> torch.dtype:
-        """The type of what ``History.pull`` returns: the stored type, and float32 for ``int8``."""
+        """The type of rows from ``History.pull``: the stored type, and float32 for ``int8``."""
         return torch.float32 if self.name == "int8" else self.dtype
 
     def columns(self, width: int) -> int:
         """Return the number of elements of a stored row of ``width`` values."""
-        return transfer.stored_columns(self.name, width)
+        return transfer.num_stored_columns(self.name, width)
 
     def row_bytes(self, width: int) -> int:
         """Return the bytes of a stored row of ``width`` values."""

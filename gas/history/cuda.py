@@ -1,24 +1,22 @@
-"""Rows on their way between a store and a computation on a CUDA device.
+"""Move rows between a store and a computation on a CUDA device.
 
-A table on that device is read and written by the computation's own stream: a gather there takes no
+A table on that device is read and written on the computation's stream: a gather there takes no
 longer than a copy, and layers that take :class:`gas.history.rows.Rows` read the rows in place.
 
-Rows of a table in pinned memory cross the bus beside the computation: pulls on one stream, pushes
-on another, which all histories of a model share (:class:`gas.history.engine.Streams`). For every
-history,
+Rows of a table in pinned memory are copied while the computation goes on: pulls on one stream,
+pushes on another, which all histories of a model share (:class:`Streams`). For every history,
 
-* a pull waits for the last push before it, and so sees the rows of all of them;
-* a push waits for the computation of its rows, of which it has a copy, and for the last pull before
-  it, which has read the old rows by then;
+* a pull waits for the last push before it, so that it reads the rows of all earlier pushes;
+* a push copies its rows and waits for their computation, and for the last pull before it, which
+  reads the old rows;
 * the computation's stream waits for the pull whose rows it needs, and for no push;
-* the first of them after somebody else has changed the table waits for the stream that is current
-  then.
+* after the caller has changed the table, the next transfer waits for the current stream.
 
-All of these are events that streams wait for: the host waits for none.
+Streams wait for events; the host waits for none of them.
 
-Rows of any other store pass through pinned buffers, chunk by chunk: a worker fills one while the
-bus empties the other. There the host waits for the worker, which has to read the rows itself, and
-the order of a history's pulls and pushes is that of its lane.
+Rows of any other store are copied through pinned buffers, chunk by chunk: a worker fills one while
+the bus empties the other. There the host waits for the worker, and the pulls and pushes of a
+history run in the order of its lane.
 """
 
 from __future__ import annotations
@@ -31,20 +29,62 @@ import torch
 from torch import Tensor
 
 from gas.history.codec import Codec
-from gas.history.cores import num_cores
-from gas.history.engine import Copies, TransferEngine
 from gas.history.packed import CodecOfRows
 from gas.history.packing import Plan
 from gas.history.store import Store, TableStore
-from gas.history.transfer import HostLink, Pull, as_index
-from gas.native import Job, JobPolicy, RowIndex
+from gas.history.transfer import Copies, HostLink, Pull, TransferEngine, to_index
+from gas.native import Job, JobPolicy, RowIndex, num_cores
 from gas.native import device as kernels
 
-CHUNK_BYTES = 1 << 20  # Of a pinned buffer: large enough for the bus, small enough to overlap.
+CHUNK_BYTES = 1 << 20  # Size of a pinned buffer: large enough for the bus, small enough to overlap.
+
+
+class Streams:
+    """A stream for all pulls and one for all pushes, so that the bus is used in both directions.
+
+    Each history orders its pulls and pushes by events: see :class:`CudaLink`.
+
+    Args:
+        device: The CUDA device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.pulls = torch.cuda.Stream(device)
+        self.pushes = torch.cuda.Stream(device)
+
+    def copy_ids(self, index: Tensor, stream: torch.cuda.Stream, copies: Copies | None) -> Tensor:
+        """Return row ids on the device, for use on a stream.
+
+        Args:
+            index: The ids, of shape ``[n]``, int64, there or on the CPU.
+            stream: The stream that reads them.
+            copies: Earlier copies; a new copy is added. (``None``: none are kept)
+        """
+        made = None if copies is None else copies.get(self.device)
+        if made is None:
+            made = self._start_copy(index, stream)
+            if copies is not None:
+                copies[self.device] = made
+        ids, event = made
+        stream.wait_event(event)
+        ids.record_stream(stream)  # They may have been allocated on another stream.
+        return ids
+
+    def _start_copy(
+        self, index: Tensor, stream: torch.cuda.Stream
+    ) -> tuple[Tensor, torch.cuda.Event]:
+        if index.device.type != "cpu":
+            current = torch.cuda.current_stream(self.device)
+            return index.contiguous(), current.record_event()
+        # PyTorch's allocator keeps this pinned memory until the copy has ended.
+        pinned = index.pin_memory()
+        with torch.inference_mode(False), torch.cuda.stream(stream):
+            return pinned.to(self.device, non_blocking=True), stream.record_event()
 
 
 class CudaLink(HostLink):
-    """Moves rows between a store and a CUDA device; see :class:`HostLink` for the arguments."""
+    """Move rows between a store and a CUDA device; see :class:`HostLink` for the arguments."""
 
     def __init__(
         self,
@@ -56,40 +96,42 @@ class CudaLink(HostLink):
     ) -> None:
         super().__init__(store, codec, width, engine)
         self.device = device
-        self.streams = engine.streams(device)
+        if device not in engine.streams:
+            engine.streams[device] = Streams(device)
+        self.streams: Streams = engine.streams[device]
         is_table = isinstance(store, TableStore) and store.direct
-        self.here = is_table and store.table.device == device
+        self.on_device = is_table and store.table.device == device
         over_bus = is_table and store.table.is_pinned() and kernels.reads_host_memory()
-        self.staged = not self.here and not over_bus
+        self.is_staged = not self.on_device and not over_bus
         self._buffers: deque[tuple[Tensor, torch.cuda.Event]] = deque()
         self._num_buffers = 0
-        # Workers of several histories run at a time: together they take no more than all cores.
+        # Workers of several histories run at the same time: together they use all cores at most.
         self._threads = max(1, num_cores() // max(1, engine.threads))
-        self._behind = True  # Whether the current stream may have changed the table.
+        self._is_behind = True  # Whether the current stream may have changed the table.
         self._users: set[torch.cuda.Stream] = set()  # Of a table on the device.
         self._last: dict[str, torch.cuda.Event] = {}  # The last pull and push over the bus.
-        if self.here:
-            self._use(torch.cuda.current_stream(device))  # Where the table was made.
+        if self.on_device:
+            self._use(torch.cuda.current_stream(device))  # The table was made on this stream.
         if over_bus:
-            # The memory of a table that nobody refers to any more may be gone at once.
+            # Without a reference, the memory of a table may be freed at once.
             done = weakref.finalize(self, _wait_for, self._last, self.store.table)
             done.atexit = False
 
     def wait(self) -> None:
-        """Wait for everything that was submitted, the host too."""
+        """Make the host wait for all submitted pushes and pulls."""
         super().wait()
         _wait_for(self._last)
         for stream in self._users:
             stream.synchronize()
 
-    def catch_up(self) -> None:
-        """See :meth:`HostLink.catch_up`: the next transfer waits for the current stream."""
-        self._behind = True
-        if self.here:
+    def note_changes(self) -> None:
+        """See :meth:`HostLink.note_changes`: the next transfer waits for the current stream."""
+        self._is_behind = True
+        if self.on_device:
             self._use(torch.cuda.current_stream(self.device))
 
     def _use(self, stream: torch.cuda.Stream) -> None:
-        """Have a stream wait for the others that have used a table on the device."""
+        """Make a stream wait for the other streams that have used the table on the device."""
         for other in self._users - {stream}:
             stream.wait_stream(other)
         if stream not in self._users:
@@ -97,27 +139,27 @@ class CudaLink(HostLink):
             self.store.table.record_stream(stream)
 
     def _follow(self, stream: torch.cuda.Stream, other: str) -> None:
-        """Have a transfer over the bus wait for the last one of the other kind."""
-        if self._behind:
+        """Make a transfer over the bus wait for the last one in the other direction."""
+        if self._is_behind:
             stream.wait_stream(torch.cuda.current_stream(self.device))
-            self._behind = False
+            self._is_behind = False
         if other in self._last:
             stream.wait_event(self._last[other])
 
-    def in_place(
+    def table_and_index(
         self, index: Tensor, dtype: torch.dtype, copies: Copies | None = None
     ) -> tuple[Tensor, Tensor] | None:
-        """See :meth:`HostLink.in_place`: rows and ids on this device."""
-        if not self.here or self.engine.io == "none" or self._dtype != dtype:
+        """See :meth:`HostLink.table_and_index`: the table and the ids are on this device."""
+        if not self.on_device or self.engine.io == "none" or self._dtype != dtype:
             return None
         current = torch.cuda.current_stream(self.device)
         self._use(current)
-        return self.store.table, self.streams.ids(index, current, copies)
+        return self.store.table, self.streams.copy_ids(index, current, copies)
 
     @property
     def supports_overlap(self) -> bool:
-        """See :class:`HostLink`: on a stream of its own, but for a table on the device."""
-        return not self.here
+        """See :class:`HostLink`; transfers of a table on the device use the current stream."""
+        return not self.on_device
 
     def pull(
         self,
@@ -131,21 +173,21 @@ class CudaLink(HostLink):
         """See :meth:`HostLink.pull`; the result is on the device."""
         codec = () if dtype == self._dtype else self._codec
         out_dtype = torch.float32 if codec else self._dtype
-        stream = torch.cuda.current_stream(self.device) if self.here else self.streams.pulls
-        with torch.inference_mode(False), torch.cuda.stream(stream):  # Whose memory is used.
+        stream = torch.cuda.current_stream(self.device) if self.on_device else self.streams.pulls
+        with torch.inference_mode(False), torch.cuda.stream(stream):  # It allocates the memory.
             shape = (space + index.numel(), self.width)
             out = torch.empty(shape, dtype=out_dtype, device=self.device)
             if self.engine.io == "none":
                 return Pull(self.engine, None, out.zero_(), stream.record_event())
-        if self.staged:
+        if self.is_staged:
             event = torch.cuda.Event()
             index = index.to("cpu", copy=True)
             plan = None if self.store.packed is None else self.store.packed.plan(index, own)
-            job = Job.calling(lambda: self._pull_staged(index, plan, out[space:], codec, event))
+            job = Job.call(lambda: self._pull_staged(index, plan, out[space:], codec, event))
             ticket = self.engine.submit(self.lane, job, JobPolicy.WORKERS)
             return Pull(self.engine, ticket, out, event)
-        ids = self.streams.ids(index, stream, copies)
-        if self.here:
+        ids = self.streams.copy_ids(index, stream, copies)
+        if self.on_device:
             self._use(stream)
         else:
             self._follow(stream, "push")
@@ -155,7 +197,7 @@ class CudaLink(HostLink):
             else:
                 kernels.gather_rows(self.store.table, ids, out[space:])
             arrived = stream.record_event()
-        if not self.here:
+        if not self.on_device:
             self._last["pull"] = arrived
         return Pull(self.engine, None, out, arrived)
 
@@ -164,33 +206,34 @@ class CudaLink(HostLink):
         if self.engine.io == "none":
             return
         current = torch.cuda.current_stream(self.device)
-        stream = current if self.here else self.streams.pushes
-        # What is pushed is fixed here, on the computation's stream: it may change x afterwards.
+        stream = current if self.on_device else self.streams.pushes
+        # Copy the values here, on the computation's stream, which may change x afterwards.
         x = x.to(self.device)
         with torch.cuda.device(self.device):
             if self._codec and x.dtype != self._dtype:
                 rows = kernels.encode(self.codec.name, x.float().contiguous())
             else:
                 rows = x.to(self._dtype)
-                if rows is x and not self.here:
+                if rows is x and not self.on_device:
                     rows = x.clone(memory_format=torch.contiguous_format)
                 rows = rows.contiguous()
-        if not self.here:
+        if not self.on_device:
             rows.record_stream(stream)
-        if self.staged:
+        if self.is_staged:
             made = current.record_event()
-            if isinstance(where, Tensor):  # It may change, too.
+            if isinstance(where, Tensor):  # The caller may change it later.
                 where = where.to("cpu", copy=True)
-            self._submit_push(Job.calling(lambda: self._push_staged(rows, where, made)))
+            self._submit_push(Job.call(lambda: self._push_staged(rows, where, made)))
             return
-        if not self.here:
+        if not self.on_device:
             stream.wait_stream(current)
-        ids = self.streams.ids(where, stream, None) if isinstance(where, Tensor) else None
-        if self.here:
+        ids = self.streams.copy_ids(where, stream, None) if isinstance(where, Tensor) else None
+        if self.on_device:
             self._use(stream)
         else:
             self._follow(stream, "pull")
-        table = self.store.table.data  # The history counts pushes; the tensor counts other changes.
+        # The version counter of the table counts changes by the caller only, not pushes.
+        table = self.store.table.data
         with torch.cuda.stream(stream):
             if ids is not None:
                 kernels.scatter_rows(table, ids, rows)
@@ -200,10 +243,10 @@ class CudaLink(HostLink):
                     target = table[first : first + size]
                     target.copy_(rows[begin : begin + size], non_blocking=True)
                     begin += size
-            if not self.here:
+            if not self.on_device:
                 self._last["push"] = stream.record_event()
 
-    # Through pinned buffers; these run in a worker -----------------------------------------------
+    # Transfers through pinned buffers, in a worker -----------------------------------------------
 
     def _pull_staged(
         self,
@@ -215,7 +258,7 @@ class CudaLink(HostLink):
     ) -> None:
         packed = None
         if plan is not None and self.store.packed is not None:
-            packed, index = self.store.packed.stage(plan), plan.places
+            packed, index = self.store.packed.read_staged(plan), plan.places
         stream = self.streams.pulls
         rows = out
         if codec:
@@ -223,13 +266,13 @@ class CudaLink(HostLink):
                 shape = (index.numel(), self.store.columns)
                 rows = torch.empty(shape, dtype=self.store.dtype, device=self.device)
         for begin, end in self._chunks(index.numel()):
-            buffer, free = self._buffer()
+            buffer, free = self._acquire_buffer()
             part = buffer[: end - begin]
             try:
                 if packed is not None:
                     Job.pull(packed, index[begin:end], part).run(self._threads)
                 else:
-                    self._read_stored(index[begin:end], part)
+                    self.read_stored(index[begin:end], part, self._threads)
                 with torch.cuda.stream(stream):
                     rows[begin:end].copy_(part, non_blocking=True)
                     free.record(stream)
@@ -248,53 +291,47 @@ class CudaLink(HostLink):
                 on_host = rows.cpu()
             self.store.packed.write(where, on_host)
             return
-        index = as_index(where)
+        index = to_index(where)
         copied: deque[tuple[int, int, Tensor, torch.cuda.Event]] = deque()
 
         def write_first() -> None:
             begin, end, buffer, arrived = copied[0]
-            arrived.synchronize()  # This worker waits, for one copy, while the bus has the next.
+            arrived.synchronize()  # This worker waits for one copy while the bus moves the next.
             self.store.write(index[begin:end], buffer[: end - begin])
             copied.popleft()
             self._buffers.append((buffer, arrived))
 
         try:
             for begin, end in self._chunks(rows.size(0)):
-                if len(copied) == self._most_buffers:
+                if len(copied) == self._max_buffers:
                     write_first()
-                buffer, arrived = self._buffer()
+                buffer, arrived = self._acquire_buffer()
                 copied.append((begin, end, buffer, arrived))
                 with torch.cuda.stream(stream):
                     buffer[: end - begin].copy_(rows[begin:end], non_blocking=True)
                     arrived.record(stream)
             while copied:
                 write_first()
-        finally:  # What is left when something failed.
+        finally:  # Buffers that are left after an error.
             self._buffers.extend((buffer, arrived) for _, _, buffer, arrived in copied)
 
-    def _read_stored(self, index: Tensor, out: Tensor) -> None:
-        if self._native:
-            Job.pull(self.store.table, index, out).run(self._threads)
-        else:
-            self.store.read(index, out)
-
     @property
-    def _rows_of_buffer(self) -> int:
+    def _rows_per_buffer(self) -> int:
         return max(1, CHUNK_BYTES // max(1, self.store.columns * self.store.dtype.itemsize))
 
     @property
-    def _most_buffers(self) -> int:
+    def _max_buffers(self) -> int:
         return min(2, self.engine.pool_size or 2)
 
     def _chunks(self, n: int) -> Iterator[tuple[int, int]]:
-        """Cut ``[0, n)`` into pieces that fit a buffer."""
-        size = self._rows_of_buffer
+        """Split ``[0, n)`` into ranges that fit a buffer."""
+        size = self._rows_per_buffer
         return ((begin, min(n, begin + size)) for begin in range(0, n, size))
 
-    def _buffer(self) -> tuple[Tensor, torch.cuda.Event]:
-        """Return a pinned buffer that no copy uses any more, and an event for its next one."""
-        if self._num_buffers < self._most_buffers:
-            shape = (self._rows_of_buffer, self.store.columns)
+    def _acquire_buffer(self) -> tuple[Tensor, torch.cuda.Event]:
+        """Return a pinned buffer that is free, and an event for its next copy."""
+        if self._num_buffers < self._max_buffers:
+            shape = (self._rows_per_buffer, self.store.columns)
             buffer = torch.empty(shape, dtype=self.store.dtype, pin_memory=True)
             self._num_buffers += 1
             return buffer, torch.cuda.Event()
@@ -304,6 +341,6 @@ class CudaLink(HostLink):
 
 
 def _wait_for(events: dict[str, torch.cuda.Event], _table: Tensor | None = None) -> None:
-    """Have the host wait for events; until then there is a table."""
+    """Make the host wait for events; the argument keeps the table alive until then."""
     for event in events.values():
         event.synchronize()

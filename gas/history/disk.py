@@ -1,4 +1,4 @@
-"""Rows in a file, mapped into memory."""
+"""Store rows in a file that is mapped into memory."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ except ImportError:  # Windows: a DiskStore refuses.
 MAGIC = b"gas-hist"
 VERSION = 1
 HEADER_BYTES = 4096  # A page, so that rows start at one.
-ZEROS_BYTES = 1 << 20  # Written at once, where the system can't reserve space.
-# Magic, version, rows, columns, bytes of an element, name of what is stored.
+ZEROS_BYTES = 1 << 20  # Written at once if the system can't reserve space.
+# Magic, version, rows, columns, bytes of an element, description of the content.
 HEADER = struct.Struct("<8sIQQI32s")
 
 
 class DiskStore(TableStore):
-    """A table in a file that is mapped into memory: the system keeps in memory what it can.
+    """A table in a file that is mapped into memory and cached by the system.
 
-    The file is a header of 4096 bytes (magic, version, shape, what is stored), then the rows. An
-    existing file is opened with the rows it has; ``resumed`` says so.
+    The file is a header of 4096 bytes (magic, version, shape, content), then the rows. An existing
+    file is opened with its rows, and ``resumed`` is true.
 
     Args:
         num_rows: The number of rows, zeros in a new file.
@@ -45,11 +45,11 @@ class DiskStore(TableStore):
         dtype: Their type.
         path: The file. (default: a file in a temporary directory, removed by :meth:`close`, when
             the store is garbage, or when Python ends)
-        content: What is stored, so that files of different contents are not mixed up.
+        content: A description of the rows, which an existing file must have, too.
             (default: the dtype's name)
 
     Raises:
-        ValueError: If the file exists and holds something else, naming what.
+        ValueError: If the file exists and has other rows, with the difference.
         OSError: If the disk is full, or the directory can't be written; nothing has changed then.
         RuntimeError: If the system can't lock files.
     """
@@ -80,7 +80,7 @@ class DiskStore(TableStore):
         header = HEADER.pack(MAGIC, VERSION, num_rows, columns, dtype.itemsize, content.encode())
         try:
             self._file, self.resumed = _open(self.path, header, num_rows * columns * dtype.itemsize)
-            table = _map(self._file, num_rows, columns, dtype)
+            table = _map_rows(self._file, num_rows, columns, dtype)
         except BaseException:
             _release(os.getpid(), self._file, directory)
             raise
@@ -91,16 +91,16 @@ class DiskStore(TableStore):
         raise TypeError("a history on disk can't be pickled: its file would have two owners")
 
     def flush(self) -> None:
-        """Write to the disk what is only in memory so far."""
+        """Write cached changes to the disk."""
         if self._file is not None:
             os.fsync(self._file)
 
-    def packed_by(self, packing: Packing, pool: BufferPool) -> PackedRows:
-        """Copy rows to where few reads find those of a mini-batch: to be set as ``packed``.
+    def make_packed(self, packing: Packing, pool: BufferPool) -> PackedRows:
+        """Copy rows into an order in which a mini-batch needs few reads, for ``packed``.
 
         Args:
-            packing: What is copied.
-            pool: Gives memory to stage rows in.
+            packing: The rows to copy, and their order.
+            pool: The pool of memory for rows that are read.
 
         Raises:
             OSError: If the disk has no room for the copies.
@@ -119,7 +119,7 @@ class DiskStore(TableStore):
         self._file = None
 
     def resize(self, num_rows: int) -> None:
-        """See :class:`Store`. Copies of rows, ``packed``, are given up.
+        """See :class:`Store`. Packed copies of rows are removed.
 
         Raises:
             OSError: If the disk has no room; nothing has changed then.
@@ -138,18 +138,18 @@ class DiskStore(TableStore):
         named = self.content.encode()
         header = HEADER.pack(MAGIC, VERSION, num_rows, self.columns, element, named)
         os.pwrite(self._file, header, 0)
-        self.table = _map(self._file, num_rows, self.columns, self.dtype)
+        self.table = _map_rows(self._file, num_rows, self.columns, self.dtype)
         self.num_rows = num_rows
 
     def clone(self) -> DiskStore:
         """Copy the store into a temporary file."""
-        twin = DiskStore(self.num_rows, self.columns, self.dtype, content=self.content)
-        twin.table.copy_(self.table)
-        return twin
+        other = DiskStore(self.num_rows, self.columns, self.dtype, content=self.content)
+        other.table.copy_(self.table)
+        return other
 
 
 def _release(process: int, file: int | None, directory: str | None) -> None:
-    if os.getpid() != process:  # A forked process has no say.
+    if os.getpid() != process:  # A forked process doesn't own the file.
         return
     if file is not None:
         fcntl.flock(file, fcntl.LOCK_UN)  # The mapping has a copy of the file's descriptor.
@@ -159,10 +159,10 @@ def _release(process: int, file: int | None, directory: str | None) -> None:
 
 
 def _open(path: Path, header: bytes, num_bytes: int) -> tuple[int, bool]:
-    """Open a file that matches, or make one; return whether it existed, too.
+    """Open a file with this header, or make one; return it, and whether it existed.
 
-    A new file gets its name when its header has reached the disk: a process that is killed before
-    leaves none.
+    A new file gets its name after its header was written to the disk, so that a process that is
+    killed leaves no incomplete file.
     """
     unfinished = path.with_name(f".{path.name}.new")
     try:
@@ -179,13 +179,13 @@ def _open(path: Path, header: bytes, num_bytes: int) -> tuple[int, bool]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise _in_use(path) from error
+            raise _in_use_error(path) from error
         size = 0 if is_new else os.fstat(file).st_size
         if size:
             _check_header(path, os.pread(file, HEADER.size, 0), header, size, num_bytes)
             return file, True
-        if is_new and path.exists():  # Of another process, which was faster.
-            raise _in_use(path)
+        if is_new and path.exists():  # Another process has made it in the meantime.
+            raise _in_use_error(path)
         _reserve(path, unfinished if is_new else path, file, HEADER_BYTES + num_bytes)
         os.pwrite(file, header, 0)
         os.fsync(file)
@@ -197,7 +197,7 @@ def _open(path: Path, header: bytes, num_bytes: int) -> tuple[int, bool]:
     return file, False
 
 
-def _in_use(path: Path) -> ValueError:
+def _in_use_error(path: Path) -> ValueError:
     return ValueError(
         f"'path' {str(path)!r} is in use: two models can't share the file of a history. Processes "
         "that train together share a path if torch.distributed.init_process_group is called before "
@@ -206,9 +206,9 @@ def _in_use(path: Path) -> ValueError:
 
 
 def _reserve(path: Path, made: Path, file: int, num_bytes: int) -> None:
-    """Reserve the space now: a write to a mapped file on a full disk would end the program."""
+    """Reserve space: a write to a mapped file on a full disk would kill the process."""
     try:
-        os.ftruncate(file, 0)  # What a process that was killed had reserved.
+        os.ftruncate(file, 0)  # A process that was killed may have left some.
         _extend(file, path, num_bytes)
     except OSError:
         made.unlink()
@@ -216,7 +216,7 @@ def _reserve(path: Path, made: Path, file: int, num_bytes: int) -> None:
 
 
 def _extend(file: int, path: Path, num_bytes: int) -> None:
-    """Make a file so long, with zeros at its end."""
+    """Extend a file to ``num_bytes``, with zeros at its end."""
     before = os.fstat(file).st_size
     with explain_full_disk(
         path,
@@ -248,7 +248,11 @@ def _check_header(path: Path, found: bytes, wanted: bytes, size: int, num_bytes:
         "content",
     )
     fields = list(zip(names, HEADER.unpack(wanted), HEADER.unpack(found), strict=True))
-    for name, mine, other in [*fields[:2], fields[-1], *fields[2:-1]]:  # What it is, then its size.
+    for name, mine, other in [
+        *fields[:2],
+        fields[-1],
+        *fields[2:-1],
+    ]:  # The sizes last.
         if mine != other:
             shown = [
                 v.rstrip(b"\0").decode(errors="replace") if isinstance(v, bytes) else v
@@ -265,9 +269,9 @@ def _check_header(path: Path, found: bytes, wanted: bytes, size: int, num_bytes:
         )
 
 
-def _map(file: int, num_rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
+def _map_rows(file: int, num_rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
     num_bytes = num_rows * columns * dtype.itemsize
-    with torch.inference_mode(False):  # Whose tensors don't tell that they have changed.
+    with torch.inference_mode(False):  # Inference tensors have no version counter.
         if num_bytes == 0:
             return torch.zeros(num_rows, columns, dtype=dtype)
         mapped = mmap.mmap(file, HEADER_BYTES + num_bytes)

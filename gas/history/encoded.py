@@ -1,125 +1,341 @@
-"""Features in the stores and codecs of histories: :func:`quantize`."""
+"""Encoded features: tensors whose rows are decoded on access, in the stores of histories."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from gas.history.codec import Codec
-from gas.history.encoded_rows import Encoded, blocks
-from gas.history.store import StoreFactory
-from gas.history.tiers import check_tier, default_tier, make_store, pick_tier
-from gas.native import free_memory, human, transfer
+from gas.history.packed import PackedRows
+from gas.history.packing import Packing
+from gas.history.store import Store, StoreFactory, TableStore
+from gas.history.tiers import make_store
+from gas.native import (
+    buffers,
+    check_index,
+    check_range,
+    dropout,
+    gather_decode,
+    gather_decode_dropout,
+    gather_dropout,
+    gather_rows,
+    renamed,
+    transfer,
+)
+
+aten = torch.ops.aten
+BLOCK_VALUES = 1 << 22  # Values encoded at once: 16 MiB of float32.
 
 
-def quantize(
-    x: Tensor,
-    dtype: Codec | torch.dtype | str = "int8",
-    store: str | StoreFactory | None = None,
-    path: str | Path | None = None,
-) -> Tensor:
-    """Store features as histories are stored: in fewer bytes, or on disk.
+def is_encoded(x: Any) -> bool:
+    """Return whether features are :class:`Encoded`."""
+    return isinstance(x, Encoded)
 
-    What it returns is a tensor, of the shape of ``x``, to PyTorch, PyG and everything of gas::
 
-        data.x = gas.quantize(data.x, "int8")
-        data.edge_attr = gas.quantize(data.edge_attr, "float16", store="disk")
-        graph = gas.cluster(data, num_parts=40, model=model)
+def dequantize(x: Any) -> Any:
+    """Decode all values of :class:`Encoded` features; return other values unchanged."""
+    return x.dequantize() if isinstance(x, Encoded) else x
 
-    Rows of it, ``x[index]``, are decoded alone: mini-batches read theirs where they lie. They are
-    float32, and float64 where they are stored so. Renumbering the graph moves them as they are, to
-    a store of the same kind. Whatever else is done with it decodes all. It can't be written to.
 
-    Rows are encoded a few at a time, so that ``x`` may be a mapped file larger than memory.
+def row_blocks(num_rows: int, width: int) -> Iterator[tuple[int, int]]:
+    """Yield ranges of rows, of about ``BLOCK_VALUES`` values each."""
+    step = max(1, BLOCK_VALUES // max(1, width))
+    for first in range(0, num_rows, step):
+        yield first, min(first + step, num_rows)
 
-    Args:
-        x: The features, of shape ``[rows, width]``, of any floating-point type, on the CPU: of
-            nodes, or of edges.
-        dtype: How rows are stored: ``"float64"``, ``"float32"``, ``"bfloat16"``, ``"float16"``, or
-            ``"int8"`` with one scale per row; see :class:`gas.history.Codec`. (default: ``"int8"``)
-        store: ``"host"``, ``"pinned"``, ``"disk"`` (a file mapped into memory), ``"auto"`` (memory
-            if it has room), or a function ``(num_rows, columns, dtype) -> Store``.
-            (default: ``"pinned"`` with CUDA, else ``"host"``)
-        path: The file of a ``"disk"`` store, which mustn't be there. (default: a temporary one,
-            removed with the features)
 
-    Raises:
-        ValueError: If an argument is unusable, or a value is too large for ``dtype``, naming it.
-        MemoryError: If there is no room; nothing has been allocated then.
-        OSError: If ``path`` can't be written, or the disk is full.
+class Encoded(Tensor):
+    """A matrix whose rows are decoded when they are read, of shape ``[rows, width]``.
+
+    ``x[index]``, ``x[a:b]``, ``x[mask]`` and ``index_select`` decode the selected rows only; all
+    other functions decode all rows. The results are ordinary tensors, copies. Only ``clone`` and
+    the module ``copy`` return encoded rows. The values are read-only. :func:`gas.quantize` makes
+    such a matrix.
+
+    * ``store``: the stored rows; ``store.nbytes`` is their size.
+    * ``codec``: their precision.
     """
-    codec = Codec.of(dtype)
-    _check_features(x)
-    kind = _kind(store, path, x.size(0) * codec.row_bytes(x.size(1)))
-    if path is not None and Path(path).exists():
-        raise ValueError(f"'path' is {str(path)!r}, which is there: remove it, or name another")
-    out = Encoded.of(
-        make_store(kind, x.size(0), x.size(1), codec, None, path), codec, x.size(1), kind
+
+    store: Store
+    codec: Codec
+    kind: str | StoreFactory
+
+    # All functions of PyTorch go through __torch_dispatch__, which decodes.
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @staticmethod
+    def of(store: Store, codec: Codec, width: int, kind: str | StoreFactory) -> Encoded:
+        """Make a matrix of stored rows.
+
+        Args:
+            store: The rows.
+            codec: Their precision.
+            width: The number of values of a row.
+            kind: The store of copies of the matrix; see :func:`quantize`.
+        """
+        dtype = torch.float64 if codec.name == "float64" else torch.float32
+        with torch.inference_mode(False):  # Training can't use inference tensors.
+            out = Tensor._make_wrapper_subclass(
+                Encoded, (store.num_rows, width), dtype=dtype, device=torch.device("cpu")
+            )
+        out.store, out.codec, out.kind = store, codec, kind
+        return out
+
+    @property
+    def _table(self) -> Tensor | None:
+        """The stored rows if native code can read and write them, else ``None``."""
+        store = self.store
+        return store.table if isinstance(store, TableStore) and store.direct else None
+
+    @property
+    def plain_table(self) -> Tensor | None:
+        """The stored rows if they need no decoding, float32 or float64, else ``None``."""
+        table = self._table
+        if table is None or self.packed is not None or self.codec.dtype != self.dtype:
+            return None
+        return table
+
+    @property
+    def packed(self) -> PackedRows | None:
+        """The packed copies of rows for mini-batches; see :meth:`gas.ScalableGNN.pack`."""
+        return self.store.packed
+
+    @property
+    def _version(self) -> int:  # type: ignore[override]  # An attribute of tensors.
+        """The number of in-place changes of a mapped table that has packed copies."""
+        table = self._table if self.packed is not None else None
+        return 0 if table is None or table.is_inference() else table._version
+
+    def make_packed(self, packing: Packing, folder: str | Path) -> PackedRows:
+        """Copy rows into an order in which a mini-batch needs few reads, for :meth:`pack`.
+
+        Args:
+            packing: The rows to copy, and their order.
+            folder: The folder of the copies, a file without a name.
+
+        Raises:
+            OSError: If the disk has no room for the copies.
+        """
+        assert isinstance(self.store, TableStore)
+        return PackedRows(self.store.table, packing, folder, buffers.SHARED)
+
+    @property
+    def resident_tensors(self) -> list[Tensor]:
+        """The tensors in memory of this process: none if rows are in a file or elsewhere."""
+        table = self._table
+        return [] if table is None or self.store.tier == "disk" else [table]
+
+    def read(self, index: Tensor, p: float = 0.0, seed: int = 0) -> Tensor:
+        """Decode rows, optionally with dropout.
+
+        Args:
+            index: The rows, of shape ``[n]``, int64.
+            p: The probability of dropping an element; see :func:`gas.native.dropout.dropout`.
+                (default: ``0.0``)
+            seed: The seed of the dropout. (default: ``0``)
+
+        Returns:
+            A new tensor of shape ``[n, width]``.
+
+        Raises:
+            IndexError: If a row doesn't exist.
+        """
+        check_index("index", index)
+        index, name, width = index.cpu(), self.codec.name, self.size(1)
+        table = self._table
+        packed = self.packed  # Another thread may replace the attribute.
+        if packed is not None:
+            plan = packed.plan(index)
+            if plan is not None:
+                table, index = packed.read_staged(plan), plan.places
+        if table is None:
+            check_range("index", index, self.size(0))
+            rows = self._read_stored(index)
+            if name in transfer.CODECS:
+                rows = transfer.decode_torch(name, rows, width)
+            return dropout(rows, p, seed) if p else rows
+        if name not in transfer.CODECS:
+            return gather_dropout(table, index, p, seed) if p else gather_rows(table, index)
+        if p:
+            return gather_decode_dropout(table, name, width, index, p, seed)
+        return gather_decode(table, name, width, index)
+
+    def pack(self, packed: PackedRows) -> None:
+        """Read rows from packed copies from now on.
+
+        Args:
+            packed: The copies, from :meth:`make_packed`.
+        """
+        self.store.packed = packed
+
+    def read_ahead(self, index: Tensor) -> None:
+        """Let the system read ahead rows, if they are packed.
+
+        Args:
+            index: The rows, of shape ``[n]``, int64.
+        """
+        if self.packed is not None:
+            self.packed.read_ahead(index)
+
+    def select_rows(self, index: Tensor) -> Encoded:
+        """Copy encoded rows to a store of the same kind.
+
+        Args:
+            index: The rows, of shape ``[n]``, int64.
+
+        Raises:
+            IndexError: If a row doesn't exist.
+        """
+        check_index("index", index)
+        index, width = index.cpu(), self.size(1)
+        check_range("index", index, self.size(0))
+        store = make_store(self.kind, index.numel(), width, self.codec)
+        for first, last in row_blocks(index.numel(), self.store.columns):
+            store.write(
+                torch.arange(first, last, device="cpu"), self._read_stored(index[first:last])
+            )
+        return Encoded.of(store, self.codec, width, self.kind)
+
+    def dequantize(self) -> Tensor:
+        """Decode all values, in a new tensor of shape ``[rows, width]``."""
+        return self.read(torch.arange(self.size(0), device="cpu"))
+
+    def _read_stored(self, index: Tensor) -> Tensor:
+        """Read rows as they are stored, of shape ``[n, columns]``."""
+        out = torch.empty(index.numel(), self.store.columns, dtype=self.store.dtype, device="cpu")
+        self.store.read(index, out)
+        return out
+
+    def write(self, first: int, rows: Tensor) -> None:
+        """Encode rows of shape ``[n, width]`` and store them, from the row ``first`` on."""
+        name, table = self.codec.name, self._table
+        encoded = name in transfer.CODECS
+        if table is None:
+            rows = transfer.encode_torch(name, rows) if encoded else rows
+            self.store.write(torch.arange(first, first + rows.size(0), device="cpu"), rows)
+        else:
+            codec = (name, self.size(1)) if encoded else ()
+            transfer.Job.push(table, rows.contiguous(), [(first, rows.size(0))], *codec).run()
+
+    decoded = renamed("Encoded.decoded", "dequantize")
+
+    # Tensor protocol ------------------------------------------------------------------------------
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, _: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        _check_reads_only(func, args, kwargs)
+        x = args[0] if args else None
+        if isinstance(x, Encoded):
+            if func in (aten.detach.default, aten.alias.default):
+                return x._alias()
+            if func is aten.clone.default:
+                return x.select_rows(torch.arange(x.size(0), device="cpu"))
+            if func is aten.index_select.default and args[1] in (0, -2):
+                return x.read(args[2].view(-1).long())
+            if func is aten.slice.Tensor and (len(args) < 2 or args[1] in (0, -2)):
+                return x[slice(*args[2:])]
+        return func(*tree_map(dequantize, args), **tree_map(dequantize, kwargs))
+
+    def __getitem__(self, index: Any) -> Any:
+        rows = self._row_ids(index)
+        if rows is None:
+            return self.dequantize()[index]
+        return self.read(rows.view(-1)).view(*rows.shape, self.size(1))
+
+    def _row_ids(self, index: Any) -> Tensor | None:
+        """Return the row ids of an index, of any shape; ``None`` if it doesn't select rows."""
+        size = self.size(0)
+        if isinstance(index, slice) and (index.step or 1) > 0:
+            return torch.arange(*index.indices(size), device="cpu")
+        if isinstance(index, int) and not isinstance(index, bool):
+            index = torch.tensor(index, device="cpu")
+        if not isinstance(index, Tensor):
+            return None
+        index = index.cpu()
+        if index.dtype == torch.bool:
+            return index.nonzero().view(-1) if index.shape == (size,) else None
+        if index.dtype not in (torch.int64, torch.int32):
+            return None
+        index = index.long()
+        return torch.where(index < 0, index + size, index)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        _refuse("x[...] = ...")
+
+    def _alias(self) -> Encoded:
+        other = Encoded.of(self.store, self.codec, self.size(1), self.kind)
+        other.__dict__.update(self.__dict__)
+        return other
+
+    def __copy__(self) -> Encoded:
+        return self._alias()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Encoded:
+        return memo.setdefault(id(self), self.clone())
+
+    def data_ptr(self) -> int:
+        """Raise an error: the values have no address before rows are decoded."""
+        raise RuntimeError(
+            "these rows are encoded, and have no memory of values: pass rows of them, such as "
+            "x[index], or all, x.dequantize()"
+        )
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """Return all values; see :meth:`torch.Tensor.numpy`."""
+        return self.dequantize().numpy()
+
+    def tolist(self) -> list[Any]:
+        """Return all values; see :meth:`torch.Tensor.tolist`."""
+        return self.dequantize().tolist()
+
+    def __reduce_ex__(self, _: Any) -> Any:
+        rows: Any = self._table
+        if rows is None or self.store.tier == "disk":  # Every copy needs its own file.
+            every = torch.arange(self.size(0), device="cpu")
+            rows = self._read_stored(every).view(torch.uint8).numpy()
+        return _restore, (rows, self.codec, self.size(1), self.kind)
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        return f"Encoded({list(self.shape)}, {self.codec}, store={self.store.tier!r})"
+
+
+def _check_reads_only(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise ``TypeError`` if an operator would write to encoded rows."""
+    if not func._schema.is_mutable:
+        return
+    for number, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        given = args[number] if number < len(args) else kwargs.get(argument.name)
+        if any(map(is_encoded, given if isinstance(given, list | tuple) else [given])):
+            _refuse(func._schema.name.split("::")[-1])
+
+
+def _refuse(what: str) -> NoReturn:
+    raise TypeError(
+        f"{what} can't write to encoded rows: change the values, x.dequantize() or those that were "
+        "encoded, and encode them anew"
     )
-    try:
-        for first, last in blocks(x.size(0), x.size(1)):
-            out.write(first, _stored_values(x[first:last].detach(), codec, first))
-    except BaseException:
-        out.store.close()
-        if path is not None:
-            Path(path).unlink(missing_ok=True)
-        raise
-    return out
 
 
-def _check_features(x: Any) -> None:
-    if not isinstance(x, Tensor) or x.layout != torch.strided:
-        what = x.layout if isinstance(x, Tensor) else f"a {type(x).__name__}"
-        raise ValueError(
-            f"'x' is {what}, expected a dense tensor of shape [rows, width]: leave sparse features "
-            "as they are, or pass x.to_dense()"
-        )
-    if x.dim() != 2 or not x.is_floating_point() or x.device.type != "cpu":
-        raise ValueError(
-            f"'x' is {x.dtype} of shape {list(x.shape)} on {x.device}, expected floating-point "
-            "features of shape [rows, width] on the CPU: pass x.float(), x.view(-1, 1) or x.cpu()"
-        )
-
-
-def _kind(
-    store: str | StoreFactory | None, path: str | Path | None, num_bytes: int
-) -> str | StoreFactory:
-    """Choose the store, if it has room."""
-    if store == "device":
-        raise ValueError(
-            "'store' is 'device', but mini-batches are cut on the CPU, which reads features: use "
-            "'pinned', 'host' or 'disk'"
-        )
-    check_tier(store, path)
-    if store == "auto":
-        tier, _ = pick_tier(num_bytes, path)
-        store = "pinned" if tier == "device" else tier
-    kind = default_tier(None) if store is None else store
-    free = free_memory()
-    if kind in ("host", "pinned") and num_bytes > free:
-        raise MemoryError(
-            f"'x' takes {human(num_bytes)} encoded, and {human(free)} are free: use store='disk', "
-            "or a narrower 'dtype'"
-        )
-    return kind
-
-
-def _stored_values(x: Tensor, codec: Codec, first: int) -> Tensor:
-    """Return rows in the type of their codec.
-
-    Raises:
-        ValueError: If a finite value becomes infinite.
-    """
-    given, dtype = x, torch.float32 if codec.name == "int8" else codec.dtype
-    x = given.to(dtype)
-    lost = x.isinf() & given.isfinite()
-    if bool(lost.any()):
-        row, column = lost.nonzero()[0].tolist()
-        raise ValueError(
-            f"'x' holds {float(given[row, column]):g} in row {first + row}, but {codec} ends at "
-            f"{torch.finfo(dtype).max:g}: scale the features, or choose another 'dtype'"
-        )
-    return x.float() if codec.name in transfer.CODECS else x
+def _restore(
+    rows: Tensor | np.ndarray, codec: Codec, width: int, kind: str | StoreFactory
+) -> Encoded:
+    """Unpickle a table in memory, which processes may share, or the bytes of rows."""
+    store: Store
+    if isinstance(rows, Tensor):
+        store = TableStore(rows)
+        store.tier = kind = "host"
+    else:
+        store = make_store(kind, len(rows), width, codec)
+        store.write(torch.arange(len(rows), device="cpu"), torch.from_numpy(rows).view(codec.dtype))
+    return Encoded.of(store, codec, width, kind)

@@ -1,4 +1,4 @@
-"""The histories of one model on one graph, made together or not at all."""
+"""Make the histories of one model on one graph, all of them or none."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ import torch
 
 from gas.history.codec import Codec
 from gas.history.disk import DiskStore
-from gas.history.engine import TransferEngine
 from gas.history.history import History
-from gas.history.memory import check_fits, check_fits_disk
-from gas.history.store import StoreFactory
+from gas.history.store import StoreFactory, check_fits, check_fits_disk
 from gas.history.tiers import check_tier, default_tier, pick_tier
+from gas.history.transfer import TransferEngine
 
-ROWS = 65536  # What is copied at once.
+ROWS_PER_COPY = 65536
 
 
 @dataclass(frozen=True)
@@ -35,8 +34,8 @@ class HistoryFactory:
 
         Args:
             num_nodes: The number of rows of each.
-            engine: Moves them.
-            folder: Where their files are in ``path``. (default: ``""``, in ``path`` itself)
+            engine: The engine that moves the rows.
+            folder: The folder of their files, relative to ``path``. (default: ``""``)
 
         Raises:
             MemoryError: If there is no room for all of them; none has been made then.
@@ -50,7 +49,7 @@ class HistoryFactory:
             print(f"Histories: store={store!r}, because {why}", file=sys.stderr)
         tier = default_tier(self.device) if store is None else store
         files: list[Path | None] = [None] * len(self.widths)
-        place = None if self.path is None else _own_folder(self.path) / folder
+        place = None if self.path is None else _process_folder(self.path) / folder
         if tier == "disk" and place is not None:
             files = [place / f"history_{layer}" for layer in range(len(self.widths))]
         if tier == "device":
@@ -86,7 +85,7 @@ class HistoryFactory:
         return made
 
     def discard(self, histories: Sequence[History]) -> None:
-        """Close histories; files that were made for them go, those found there stay."""
+        """Close histories and remove the files that were made for them; files from before stay."""
         for history in histories:
             store = history.store
             history.close()
@@ -95,7 +94,7 @@ class HistoryFactory:
                 store.path.with_name(f"{store.path.name}.age").unlink()
 
     def clone(self, histories: Sequence[History], engine: TransferEngine) -> list[History]:
-        """Make histories with the rows of others, as far as those were written.
+        """Make histories with the written rows of others.
 
         Raises:
             MemoryError: If there is no room for all of them; none has been made then.
@@ -103,13 +102,13 @@ class HistoryFactory:
         """
         made = self.make(histories[0].num_embeddings, engine) if histories else []
         for old, new in zip(histories, made, strict=True):
-            for rows in old.written.nonzero().view(-1).split(ROWS):
+            for rows in old.written.nonzero().view(-1).split(ROWS_PER_COPY):
                 new.push(old.pull(rows), rows)
         return made
 
 
-def _own_folder(path: str | Path) -> Path:
-    """Return the folder of this process: processes that train together are given the same path."""
+def _process_folder(path: str | Path) -> Path:
+    """Return the folder of this process: processes that train together share one path."""
     group = torch.distributed
     if not (group.is_available() and group.is_initialized()) or group.get_world_size() == 1:
         return Path(path)

@@ -13,12 +13,11 @@ from torch import Tensor
 from gas.history.codec import Codec
 from gas.history.cuda import CudaLink
 from gas.history.disk import DiskStore
-from gas.history.engine import Copies, TransferEngine
 from gas.history.rows import StoredRows
 from gas.history.store import StoreFactory, TableStore
 from gas.history.tiers import make_store
-from gas.history.transfer import HostLink, Pull, row_index_of
-from gas.native import check_index, check_integer, check_range, warn
+from gas.history.transfer import Copies, HostLink, Pull, TransferEngine, check_row_index
+from gas.native import check_index, check_integer, check_range, renamed, warn
 
 
 class History(torch.nn.Module):
@@ -30,7 +29,7 @@ class History(torch.nn.Module):
     Args:
         num_embeddings: The number of rows, one per node.
         embedding_dim: The width of a row.
-        device: Where the table lives. (default: the CPU)
+        device: The device of the table. (default: the CPU)
         dtype: How rows are stored: ``torch.float64``, ``float32``, ``bfloat16``, ``float16``, or
             ``int8`` with one scale per row; see :class:`gas.history.Codec`. Pushes are rounded.
             (default: ``torch.float32``)
@@ -39,10 +38,10 @@ class History(torch.nn.Module):
             function ``(num_rows, columns, dtype) -> Store``. (default: ``"device"`` where
             ``device`` is one, else ``"pinned"`` with CUDA and ``"host"`` without)
         path: The file of a ``"disk"`` store; an existing one is opened with its rows. Their ages
-            are kept beside it, in a file of the same name and ``.age``. Every process needs one
-            of its own. (default: a temporary one)
-        engine: Moves the rows; the histories of a model share one. (default: one of its own, which
-            moves rows when they are asked for)
+            are stored in a second file, with ``.age`` appended to the name. Every process needs its
+            own file. (default: a temporary file)
+        engine: The engine that moves the rows; the histories of a model share one. (default: a new
+            one with ``io="serial"``)
 
     Raises:
         ValueError: If an argument is unusable, naming it.
@@ -73,12 +72,12 @@ class History(torch.nn.Module):
         self.engine = TransferEngine("serial") if engine is None else engine
         self._device = torch.device("cpu")
         self._link = self._make_link()
-        # The push that wrote each row, counted from 1; 0 for rows never written.
+        # The number of the push that wrote each row, from 1; 0 for rows never written.
         self._ages = None
         self._written_at = torch.zeros(num_embeddings, dtype=torch.int32, device="cpu")
         if isinstance(self.store, DiskStore) and path is not None:
             self._ages = DiskStore(num_embeddings, 1, torch.int32, f"{path}.age", "age")
-            if not self.store.resumed:  # Ages of rows that are gone.
+            if not self.store.resumed:  # The ages belong to rows that no longer exist.
                 self._ages.table.zero_()
             self._written_at = self._ages.table.view(-1)
             if num_embeddings and int(self._written_at.min()) < 0:
@@ -90,14 +89,14 @@ class History(torch.nn.Module):
                 )
         self._num_pushes = int(self._written_at.max()) if num_embeddings else 0
         self._num_unwritten = int((self._written_at == 0).sum())
-        self.num_resets = 0  # And restorations: what no push tells of a store without a table.
+        self.num_resets = 0  # Resets and restorations, which aren't counted as pushes.
         self._num_received = 0
         self._warned = False
         self._closed = False
-        self._dtype = self._value_dtype  # What the model computes with, as far as is known.
+        self._dtype = self._value_dtype  # The type of the last pushed rows: that of the model.
 
     def _make_link(self) -> HostLink:
-        """Make what moves rows between the store and the model's device."""
+        """Make the link between the store and the model's device."""
         options = (self.store, self.codec, self.embedding_dim, self.engine)
         if self._device.type == "cuda":
             return CudaLink(*options, self._device)
@@ -113,24 +112,25 @@ class History(torch.nn.Module):
     def emb(self) -> Tensor:
         """Every row, of shape ``[N, embedding_dim]``.
 
-        The table itself, which may be changed in place, where it is packed by operators of PyTorch
-        alone; a copy where rows are stored as ``int8`` or in a store without a table.
+        It is the table itself, which may be changed in place, or a copy if rows are stored as
+        ``int8`` or in a store without a table. After :meth:`gas.ScalableGNN.pack`, change it by
+        operators of PyTorch only.
         """
         self._check_open()
         self._link.wait()
         if isinstance(self.store, TableStore) and self.codec.dtype == self._value_dtype:
-            self._link.catch_up()
+            self._link.note_changes()
             return self.store.table
         every = torch.arange(self.num_embeddings, device="cpu")
         return self._link.pull(every, 0, self._value_dtype).wait()
 
     def reset_parameters(self) -> None:
-        """Forget everything that was pushed."""
+        """Reset all rows to zeros that count as never written."""
         self._check_open()
         self._link.wait()
         if isinstance(self.store, TableStore):
             self.store.table.zero_()
-            self._link.catch_up()
+            self._link.note_changes()
         else:
             zeros = torch.zeros(self.num_embeddings, self.embedding_dim)
             self._link.push(zeros, [(0, self.num_embeddings)])
@@ -141,12 +141,12 @@ class History(torch.nn.Module):
         self._warned = False
 
     def wait(self) -> None:
-        """Wait until everything that was pushed is stored, and raise what went wrong."""
+        """Wait until all pushed rows are stored, and raise errors of the transfers."""
         self._check_open()
         self._link.wait()
 
     def close(self) -> None:
-        """Close the store, once what is under way has been written. Nothing can follow."""
+        """Write pending pushes and close the store. The history can't be used afterwards."""
         if self._closed:
             return
         self._closed = True
@@ -164,7 +164,7 @@ class History(torch.nn.Module):
 
     @property
     def age(self) -> Tensor:
-        """Push to this history since each row was written, of shape ``[N]``, int32.
+        """The number of pushes to this history since each row was written, of shape ``[N]``, int32.
 
         0 means written by the last push, -1 never written.
         """
@@ -176,16 +176,19 @@ class History(torch.nn.Module):
         """Return whether each row was ever pushed, of shape ``[N]``, bool."""
         return self._written_at > 0
 
+    expect = renamed("History.expect", "read_ahead")
+    in_place = renamed("History.in_place", "stored_rows")
+    stored = renamed("History.stored", "read_stored")
+
     # Rows as they are stored ----------------------------------------------------------------------
 
-    def stored(self, index: Tensor, out: Tensor | None = None) -> Tensor:
-        """Return rows as they are stored, on the CPU; not to be written to.
+    def read_stored(self, index: Tensor, out: Tensor | None = None) -> Tensor:
+        """Return rows as they are stored, on the CPU, read-only.
 
         Args:
-            index: The rows, of shape ``[n]``, int64, on the CPU; those that follow one another are
-                quickest.
-            out: Where to write them, of shape ``[n, columns]``. (default: a tensor of the table's
-                memory where they follow one another, else a new one)
+            index: The rows, of shape ``[n]``, int64, on the CPU; consecutive rows are fastest.
+            out: The tensor to write to, of shape ``[n, columns]``. (default: a view of the table if
+                rows are consecutive, else a new tensor)
         """
         self.wait()
         size, store = index.numel(), self.store
@@ -202,18 +205,19 @@ class History(torch.nn.Module):
     def restore(
         self, blocks: Iterable[tuple[Tensor, Tensor]], written_at: Tensor, num_pushes: int
     ) -> None:
-        """Restore rows that were saved before.
+        """Restore saved rows.
 
         Args:
-            blocks: Which rows, of shape ``[n]``, and what is stored of them, ``[n, columns]``.
-            written_at: The push that wrote each row, counted from 1, or 0, of shape ``[N]``, int32.
-            num_pushes: How many pushes there were.
+            blocks: Pairs of an index of shape ``[n]`` and the stored rows, ``[n, columns]``.
+            written_at: The number of the push that wrote each row, from 1, or 0, of shape ``[N]``,
+                int32.
+            num_pushes: The number of pushes at that time.
         """
         self.wait()
         for index, rows in blocks:
             self.store.write(index, rows)
         if isinstance(self.store, TableStore):
-            self._link.catch_up()
+            self._link.note_changes()
         self._written_at.copy_(written_at)
         self._num_pushes = num_pushes
         self._num_unwritten = int((written_at == 0).sum())
@@ -221,13 +225,13 @@ class History(torch.nn.Module):
         self._warned = False
 
     def resize(self, num_embeddings: int) -> None:
-        """Add rows at the end, which count as never written, or take rows away there.
+        """Add rows at the end, which count as never written, or remove rows there.
 
         Args:
-            num_embeddings: How many rows it has then.
+            num_embeddings: The new number of rows.
 
         Raises:
-            ValueError: If it is no number of rows.
+            ValueError: If ``num_embeddings`` isn't a number of rows.
             MemoryError: If there is no room for them.
             OSError: If the disk has no room for them.
         """
@@ -245,19 +249,19 @@ class History(torch.nn.Module):
                 self._written_at = torch.nn.functional.pad(self._written_at, (0, more))
         self.num_embeddings = num_embeddings
         self._num_unwritten = int((self._written_at == 0).sum())
-        self._num_received += 1  # Whoever has read rows, or copied them, looks again.
+        self._num_received += 1  # Earlier rows and their copies are outdated.
         self._warned = False
         self._link = self._make_link()
 
     def mark_stale(self, index: Tensor) -> None:
-        """Make rows as old as any other, so that they count as the first to be written again.
+        """Set the age of rows to the maximum, so that they are the first to be written again.
 
         Args:
-            index: The rows, of shape ``[n]``, int64; those that nobody has written stay so.
+            index: The rows, of shape ``[n]``, int64; rows never written stay unwritten.
         """
         self.wait()
         check_range("index", index, self.num_embeddings)
-        if self._num_pushes == 1:  # Then all that was written is as old: there is nothing below 1.
+        if self._num_pushes == 1:  # All written rows have the number 1, and 0 means unwritten.
             self._written_at *= 2
             self._num_pushes = 2
         self._written_at[index] = self._written_at[index].clamp(max=1)
@@ -267,13 +271,13 @@ class History(torch.nn.Module):
     def receive(
         self, rows: Tensor, ranges: Sequence[tuple[int, int]], pushes: int, is_stored: bool
     ) -> None:
-        """Store rows that another process has pushed; it is no push of this one.
+        """Store rows that another process has pushed, without counting a push.
 
         Args:
             rows: The rows, of shape ``[n, columns]`` or ``[n, embedding_dim]``, on the CPU.
-            ranges: First and number of each range that they fill, in turn.
-            pushes: How many pushes there were when the other pushed; ages count from there.
-            is_stored: Whether they are encoded already, as this history stores rows.
+            ranges: The first row and the number of rows of each range that they fill, in order.
+            pushes: The number of pushes when the other process pushed, for the rows' age.
+            is_stored: Whether the rows are encoded already.
         """
         self.wait()
         if is_stored:
@@ -295,12 +299,12 @@ class History(torch.nn.Module):
 
     @property
     def written_at(self) -> Tensor:
-        """The push that wrote each row, counted from 1, or 0 for none, of shape ``[N]``, int32."""
+        """The number of the push that wrote each row, from 1, or 0, of shape ``[N]``, int32."""
         return self._written_at
 
     @property
     def changes(self) -> tuple[int, int, int]:
-        """Count what others did to the table, push, and what came from other processes."""
+        """The numbers of changes by the caller, pushes, and changes by other processes."""
         table = getattr(self.store, "table", None)
         by_hand = 0 if table is None or table.is_inference() else table._version
         return by_hand, self._num_pushes, self._num_received
@@ -324,7 +328,7 @@ class History(torch.nn.Module):
 
         Args:
             x: The rows, of shape ``[n, embedding_dim]``, of any floating-point type and device.
-            n_id: The node of each row, of shape ``[n]``, int64, each node once. (default: every
+            n_id: The node of each row, of shape ``[n]``, int64, without duplicates. (default: every
                 node, in order)
             offset: First row of each contiguous range; used instead of ``n_id`` when given,
                 because ranges are copied faster.
@@ -344,14 +348,14 @@ class History(torch.nn.Module):
             raise ValueError(
                 f"'x' has dtype {x.dtype}, expected a floating-point type: pass x.float()"
             )
-        where = row_index_of(x.size(0), n_id, offset, count, self.num_embeddings)
+        where = check_row_index(x.size(0), n_id, offset, count, self.num_embeddings)
         self._link.push(x.detach(), where)
         if self.engine.io == "none":
             return
         self.engine.moved_bytes += x.size(0) * self._row_bytes
         self._dtype = x.dtype
         self._num_pushes += 1
-        written_at = self._written_at.numpy()  # Small pieces are written faster.
+        written_at = self._written_at.numpy()  # Short slices are written faster in numpy.
         if isinstance(where, Tensor):
             written_at[where.numpy()] = self._num_pushes
             if self._num_unwritten:
@@ -359,7 +363,7 @@ class History(torch.nn.Module):
         else:
             for first, size in where:
                 rows = written_at[first : first + size]
-                if self._num_unwritten:  # Of these rows alone: a table has many ranges.
+                if self._num_unwritten:
                     self._num_unwritten -= int((rows == 0).sum())
                 rows[:] = self._num_pushes
 
@@ -367,21 +371,21 @@ class History(torch.nn.Module):
 
     @torch.no_grad()
     def pull(self, n_id: Tensor | None = None) -> Tensor:
-        """Read rows into a tensor on the model's device, which is the caller's.
+        """Read rows into a new tensor on the model's device.
 
         Args:
             n_id: The nodes to read, of shape ``[n]``, int64. (default: every node)
 
         Returns:
-            A tensor of shape ``[n, embedding_dim]``, of the stored type (float32 for ``int8``). It
-            is never overwritten while anything refers to it.
+            A tensor of shape ``[n, embedding_dim]``, of the stored type (float32 for ``int8``),
+            which is never overwritten while it is referenced.
 
         Raises:
             IndexError: If a row doesn't exist.
         """
         if n_id is None:
             n_id = torch.arange(self.num_embeddings, device="cpu")
-        return self._start(n_id, 0, self._value_dtype).wait().to(self._value_dtype)
+        return self._start_pull(n_id, 0, self._value_dtype).wait().to(self._value_dtype)
 
     @torch.no_grad()
     def start_pull(
@@ -390,69 +394,72 @@ class History(torch.nn.Module):
         space: int = 0,
         own: Tensor | None = None,
         copies: Copies | None = None,
+        ahead: bool = True,
     ) -> Pull:
-        """Begin to read rows; ``wait()`` on what is returned yields them.
+        """Begin to read rows; ``wait()`` on the result returns them.
 
-        They are those at this call: pushes that follow are not seen.
+        They are the rows at this call: later pushes don't change them.
 
         Args:
             n_id: The nodes to read, of shape ``[n]``, int64.
             space: The result has this many rows in front, with unspecified values: of shape
                 ``[space + n, embedding_dim]``. (default: ``0``)
-            own: The batch's own nodes, if ``n_id`` is its halo: what :meth:`gas.ScalableGNN.pack`
-                has arranged is found by them. (default: rows are read where they lie)
-            copies: Of ``n_id`` on devices; what is made is added, for the next history that is
-                given the same. (default: none are kept)
+            own: The batch's own nodes, if ``n_id`` is its halo: the rows that
+                :meth:`gas.ScalableGNN.pack` has arranged for the batch are found by them.
+                (default: rows are read from the table)
+            copies: Copies of ``n_id`` on devices. A new copy is added, for the other histories
+                that read the same rows. (default: none are kept)
+            ahead: Overlap with the computation, in an engine with ``io="concurrent"``. ``False`` if
+                ``wait()`` follows at once. (default: ``True``)
         """
-        ahead = self.engine.io == "concurrent"
-        return self._start(n_id, space, self._dtype, ahead, own, copies)
+        ahead = ahead and self.engine.io == "concurrent"
+        return self._start_pull(n_id, space, self._dtype, ahead, own, copies)
 
-    def expect(self, n_id: Tensor, own: Tensor) -> None:
-        """Have the system read ahead what a pull will need, if rows lie packed.
+    def read_ahead(self, n_id: Tensor, own: Tensor) -> None:
+        """Let the system read ahead the rows of a pull, if they are packed.
 
         Args:
             n_id: The halo of a batch, of shape ``[n]``, int64.
             own: The batch's own nodes.
         """
         if not self._closed and self.engine.io != "none" and self.store.packed is not None:
-            self.store.packed.expect(n_id, own)
+            self.store.packed.read_ahead(n_id, own)
 
     @property
-    def pulls_beside(self) -> bool:
+    def supports_overlap(self) -> bool:
         """Return whether started pulls overlap with the computation."""
         return self._link.supports_overlap
 
-    def in_place(
+    def stored_rows(
         self, n_id: Tensor, dtype: torch.dtype, copies: Copies | None = None
     ) -> StoredRows | None:
-        """Return rows to be read in place, if they can be, instead of being pulled.
+        """Return rows to be read in place instead of being pulled; ``None`` if that isn't possible.
 
-        They can in memory of the device that the model computes on, if it computes in the type that
-        they are stored in.
+        It is possible if the table is on the device of the model, and of the type ``dtype``.
 
         Args:
-            n_id: The nodes that will be read, of shape ``[n]``, int64.
-            dtype: What the caller computes with.
+            n_id: The nodes to read, of shape ``[n]``, int64.
+            dtype: The type that the caller computes with.
             copies: See :meth:`start_pull`.
         """
         self._check_open()
         check_index("n_id", n_id)
-        where = self._link.in_place(n_id, dtype, copies)
+        where = self._link.table_and_index(n_id, dtype, copies)
         if where is None:
             return None
-        if n_id.device.type == "cpu":  # Ids on a device are checked by the loader alone.
+        if n_id.device.type == "cpu":  # Only the loader checks ids on a device.
             check_range("n_id", n_id, self.num_embeddings)
         self._warn_unwritten(n_id)
         return StoredRows(self, *where, self.changes)
 
     def has_changed(self, index: Tensor, version: tuple[int, int, int]) -> bool:
-        """Return whether rows of the table may have changed since it had a version."""
+        """Return whether rows may have changed since an earlier version of :attr:`changes`."""
         by_hand, pushes, received = version
         if self._closed or self.changes[0] != by_hand or self._num_received != received:
             return True
         return self._num_pushes != pushes and bool((self._written_at[index.cpu()] > pushes).any())
 
-    def _start(
+    def _start_pull(
         self,
         n_id: Tensor,
         space: int,
@@ -465,7 +472,7 @@ class History(torch.nn.Module):
         check_index("n_id", n_id)
         if self._device.type == "cpu":
             n_id = n_id.cpu()
-        elif n_id.device.type == "cpu":  # Ids on a device are checked by the loader alone.
+        elif n_id.device.type == "cpu":  # Only the loader checks ids on a device.
             check_range("n_id", n_id, self.num_embeddings)
         self._warn_unwritten(n_id)
         pull = self._link.pull(n_id, space, dtype, ahead, own, copies)
@@ -474,7 +481,7 @@ class History(torch.nn.Module):
         return pull
 
     def _warn_unwritten(self, n_id: Tensor) -> None:
-        """Warn once when rows are read that were never written."""
+        """Warn once if rows are read that were never written."""
         if self._num_unwritten == 0 or self._warned or self.engine.io == "none":
             return
         check_range("n_id", n_id, self.num_embeddings)
@@ -487,7 +494,7 @@ class History(torch.nn.Module):
                 "without them, call model(x, adj_t, fill=True) or model(loader=...) first.",
             )
 
-    # Being a module -------------------------------------------------------------------------------
+    # Module protocol ------------------------------------------------------------------------------
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> History:
         device = fn(torch.empty(0, device=self._device)).device
@@ -499,15 +506,15 @@ class History(torch.nn.Module):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> History:
         self._link.wait()
-        twin = self.__class__.__new__(self.__class__)
-        memo[id(self)] = twin
+        other = self.__class__.__new__(self.__class__)
+        memo[id(self)] = other
         memo[id(self.store)] = self.store.clone()
         memo[id(self._ages)] = None
-        twin.__setstate__(copy.deepcopy(self.__getstate__(), memo))
-        return twin
+        other.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        return other
 
     def __getstate__(self) -> dict[str, Any]:
-        # What is under way, and a stream, belong to this object.
+        # Pending transfers and streams belong to this object only.
         return {name: value for name, value in self.__dict__.items() if name != "_link"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -515,7 +522,7 @@ class History(torch.nn.Module):
         self._link = self._make_link()
 
     def extra_repr(self) -> str:
-        """Return the sizes and the place of the table."""
+        """Return the sizes and the store of the table."""
         place = f"store={self.store.tier!r}"
         if isinstance(self.store, TableStore) and self.store.tier == "device":
             place = f"device={self.store.table.device}"

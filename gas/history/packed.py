@@ -1,9 +1,9 @@
-"""Copies of a table's rows, where few long reads find what a mini-batch's halo needs.
+"""Copies of a table's rows in an order in which the halo of a mini-batch needs few long reads.
 
-The halo of a batch is spread over the whole table: its rows, of 256 bytes, lie on nearly as many
-pages of 4 KiB. So those that a part's halo has lie together in a second file, once for each part
-that reads them; who writes a row writes its copies. Those that most parts read are kept in memory.
-The table itself stays complete.
+The halo of a batch is spread over the whole table: its rows, of 256 bytes, are on nearly as many
+pages of 4 KiB. A second file therefore stores the halo of each part contiguously: a row is in it
+once for each part that reads it, and writing the row updates these copies. The rows that most parts
+read are kept in memory instead. The table itself stays complete.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from gas.native import (
     Job,
     RowIndex,
     explain_full_disk,
-    padded,
+    padded_sizes,
     read_bytes,
     read_segments,
     write_bytes,
     write_segments,
 )
 
-# The name of a codec that rows pass, and their width; nothing where they are moved as they are.
+# The name of a codec and the width of decoded rows; empty if rows are moved unchanged.
 CodecOfRows = tuple[str, int] | tuple[()]
-AHEAD = 1 << 20  # Bytes that the system is asked to read at once: what devices take in one go.
+AHEAD = 1 << 20  # Bytes per request to read ahead: the system ignores the rest of longer ones.
 
 
 class PackedRows:
-    """The copies that a packing asks for.
+    """Copies of rows in the order of a packing.
 
     Args:
         table: All rows, contiguous, of shape ``[N, columns]``, mapped from a file.
-        packing: What is copied.
-        folder: Where the copies lie, in a file without a name.
-        pool: Gives memory to stage rows in.
-        file: The file of the table, and where its rows begin there. (default: it is only read,
-            where it is mapped)
+        packing: The rows to copy, and their order.
+        folder: The folder of the copies, a file without a name.
+        pool: The pool of memory for rows that are read.
+        file: The file of the table, and the offset of its rows. (default: the table is read-only,
+            and read by its mapping)
 
     Raises:
         OSError: If the disk has no room for the copies.
@@ -64,29 +64,29 @@ class PackedRows:
         self.packing = packing
         self._rows_file = file
         self._row_bytes = table.size(1) * table.element_size()
-        sizes = padded(np.diff(packing.starts) * self._row_bytes)
+        sizes = padded_sizes(np.diff(packing.starts) * self._row_bytes)
         self._offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
         self._process = os.getpid()
-        with torch.inference_mode(False):  # Whose tensors couldn't be written to outside of it.
+        with torch.inference_mode(False):  # Inference tensors are read-only outside of the mode.
             size = len(packing.hot), table.size(1)
             self.hot = torch.empty(size, dtype=table.dtype, device="cpu")
         self.moved_bytes = 0
         """The bytes read from files so far, those between rows included."""
         self.hot_rows_read = 0
-        """How many rows were found in memory so far."""
+        """The number of rows read from memory so far."""
         self.rows_read = 0
-        """How many rows were asked for so far."""
+        """The number of rows read so far."""
         self._pool = pool
-        self._stale = set(range(len(packing.bounds) - 1))  # Parts whose copies are to be made.
+        self._stale = set(range(len(packing.bounds) - 1))  # Parts whose copies are outdated.
         self._version = self._changes
         self._lock = threading.Lock()
-        self.file = _unnamed_file(Path(folder), int(self._offsets[-1]))
+        self.file = _make_unnamed_file(Path(folder), int(self._offsets[-1]))
         self._finalizer = weakref.finalize(self, os.close, self.file)
-        self._catch_up()
+        self._update_stale()
 
     @property
     def _changes(self) -> int:
-        """Count what others did to the table; nothing does of one made in inference mode."""
+        """The number of in-place changes of the table; inference tensors don't count them."""
         return 0 if self.table.is_inference() else self.table._version
 
     @property
@@ -106,28 +106,28 @@ class PackedRows:
         return self.packing.plan(index.cpu(), None if own is None else own.cpu())
 
     def gather(self, plan: Plan, out: Tensor, codec: CodecOfRows = ()) -> None:
-        """Read the rows that were planned for, and decode them, into ``out``.
+        """Read the rows of a plan, and decode them, into ``out``.
 
         Args:
-            plan: From :meth:`plan`.
-            out: Of shape ``[n, width]``.
-            codec: The codec that rows pass, and their width. (default: they are read as they are)
+            plan: The plan, from :meth:`plan`.
+            out: The tensor to write to, of shape ``[n, width]``.
+            codec: The codec of the rows, and their width. (default: they aren't decoded)
         """
         if plan.in_order and not codec:
-            self.stage(plan, out)
+            self.read_staged(plan, out)
         else:
-            Job.pull(self.stage(plan), plan.places, out, *codec).run()
+            Job.pull(self.read_staged(plan), plan.places, out, *codec).run()
 
-    def stage(self, plan: Plan, out: Tensor | None = None) -> Tensor:
-        """Read what a plan says into memory, of shape ``[plan.num_rows, columns]``.
+    def read_staged(self, plan: Plan, out: Tensor | None = None) -> Tensor:
+        """Read the staged rows of a plan, of shape ``[plan.num_rows, columns]``.
 
         Args:
-            plan: What to read.
-            out: Where to. (default: memory that is used again)
+            plan: The plan.
+            out: The tensor to write to. (default: memory of the pool)
         """
-        self._catch_up()
+        self._update_stale()
         if out is None:
-            out = self._take(plan.num_rows)
+            out = self._allocate(plan.num_rows)
         at = plan.hot.numel()
         if at:
             Job.pull(self.hot, plan.hot, out[:at]).run()
@@ -144,11 +144,11 @@ class PackedRows:
         self.hot_rows_read += plan.hot.numel()
         return out
 
-    def _take(self, num_rows: int) -> Tensor:
-        return self._pool.take(num_rows, self.table.size(1), self.table.dtype)
+    def _allocate(self, num_rows: int) -> Tensor:
+        return self._pool.allocate(num_rows, self.table.size(1), self.table.dtype)
 
     def _read_range(self, first: int, end: int, out: Tensor) -> None:
-        """Read rows of the table that follow one another."""
+        """Read consecutive rows of the table."""
         if self._rows_file is None:
             out.copy_(self.table[first:end])
         else:
@@ -156,8 +156,8 @@ class PackedRows:
             read_bytes(file, start + first * self._row_bytes, out)
         self.moved_bytes += (end - first) * self._row_bytes
 
-    def expect(self, index: Tensor, own: Tensor | None = None) -> None:
-        """Have the system begin to read the rows of a batch; see :meth:`Packing.plan`."""
+    def read_ahead(self, index: Tensor, own: Tensor | None = None) -> None:
+        """Let the system read ahead the rows of a batch; see :meth:`Packing.plan`."""
         plan = self.plan(index, own)
         if plan is None or not hasattr(os, "posix_fadvise"):
             return
@@ -166,9 +166,9 @@ class PackedRows:
             file, start = self._rows_file
             size = self._row_bytes
             where += [(file, start + a * size, start + b * size) for a, b in plan.ranges]
-        with contextlib.suppress(OSError):  # It is only advice.
+        with contextlib.suppress(OSError):  # The call is only advice.
             for file, first, end in where:
-                for start in range(int(first), int(end), AHEAD):  # Of more it would read a part.
+                for start in range(int(first), int(end), AHEAD):
                     size = min(AHEAD, int(end) - start)
                     os.posix_fadvise(file, start, size, os.POSIX_FADV_WILLNEED)
 
@@ -178,14 +178,13 @@ class PackedRows:
         """Write rows and their copies.
 
         Args:
-            where: The rows, of shape ``[n]``, or ranges of them, as the first and their number.
-            rows: What is stored of them, contiguous, of shape ``[n, columns]``; with a codec their
-                values.
-            codec: The codec that they pass, and their width. (default: they are stored as they are)
+            where: The rows, of shape ``[n]``, or ranges, as the first row and the number of rows.
+            rows: Stored rows, contiguous, of shape ``[n, columns]``; values if ``codec`` is given.
+            codec: The codec of the values, and their width. (default: rows are encoded already)
         """
         assert self._rows_file is not None
         if codec:
-            encoded = self._take(rows.size(0))
+            encoded = self._allocate(rows.size(0))
             Job.push(encoded, rows, [(0, rows.size(0))], *codec).run()
             rows = encoded
         if os.getpid() != self._process:
@@ -194,43 +193,44 @@ class PackedRows:
                 "them, which wouldn't know: call model.pack(loader) in the process that trains"
             )
         if isinstance(where, Tensor):
-            self._stale.update(self.packing.parts_with(where))  # Whatever becomes of the writing.
+            # Before writing, which may fail.
+            self._stale.update(self.packing.parts_of_rows(where))
             Job.push(self.table, rows, where).run()
             return
         file, start = self._rows_file
         begin = 0
         for first, size in where:
             new = rows[begin : begin + size]
-            whole, cut = self.packing.parts_of(first, first + size)
+            whole, cut = self.packing.parts_in_range(first, first + size)
             self._stale.update(whole, cut)
             write_bytes(file, start + first * self._row_bytes, new)
             for part in whole:
                 low, high = self.packing.bounds[part : part + 2]
-                self._copy(part, new[low - first : high - first])
+                self._write_copies(part, new[low - first : high - first])
                 self._stale.discard(part)
             begin += size
 
-    def _catch_up(self) -> None:
-        """Copy rows again that were written by others, or in parts."""
+    def _update_stale(self) -> None:
+        """Update outdated copies: of rows that the caller changed, or that were pushed in part."""
         if not self._stale and self._version == self._changes:
             return
-        with self._lock:  # Features are read by several threads.
-            if self._version != self._changes:  # Somebody has changed the table in place.
+        with self._lock:  # Several threads read features.
+            if self._version != self._changes:  # The caller has changed the table in place.
                 self._stale.update(range(len(self.packing.bounds) - 1))
                 self._version = self._changes
             while self._stale:
                 part = min(self._stale)
                 first, end = self.packing.bounds[part : part + 2]
-                rows = self._take(end - first)
+                rows = self._allocate(end - first)
                 self._read_range(first, end, rows)
-                self._copy(part, rows)
+                self._write_copies(part, rows)
                 self._stale.discard(part)
 
-    def _copy(self, part: int, rows: Tensor) -> None:
+    def _write_copies(self, part: int, rows: Tensor) -> None:
         """Write the copies of a part's own rows."""
         packing = self.packing
         base = packing.bounds[part]
-        low, high = packing.hot_of(part)
+        low, high = packing.hot_slots(part)
         if high > low:
             hot = torch.from_numpy(packing.hot[low:high] - base)
             Job.pull(rows, hot, self.hot[low:high]).run()
@@ -240,8 +240,8 @@ class PackedRows:
         write_segments(self.file, rows, packing.rows, base, starts, ends, offsets)
 
 
-def _unnamed_file(folder: Path, num_bytes: int) -> int:
-    """Make a file that is gone when it is closed, with room for so many bytes."""
+def _make_unnamed_file(folder: Path, num_bytes: int) -> int:
+    """Make a file without a name, with ``num_bytes`` reserved; closing it removes it."""
     file, name = tempfile.mkstemp(prefix=".gas-packed-", dir=folder)
     os.unlink(name)
     with explain_full_disk(
@@ -257,7 +257,7 @@ def _unnamed_file(folder: Path, num_bytes: int) -> int:
         except OSError:
             os.close(file)
             raise
-    if hasattr(os, "posix_fadvise"):  # What is read is known: nothing beside it is wanted.
+    if hasattr(os, "posix_fadvise"):  # Don't read pages around the requested ones.
         with contextlib.suppress(OSError):
             os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
     return file

@@ -1,4 +1,4 @@
-"""Rows read by mini-batches, arranged for few reads."""
+"""Arrange the rows that mini-batches read so that a batch needs few reads."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-KEPT = 4  # Plans of the last batches, for the other histories of a model.
-UNKNOWN, HOT = -1, -2  # Of a row's place; slots of hot rows count down from there.
+MAX_PLANS = 4  # Plans of the last batches, for the other histories of a model.
+UNKNOWN, HOT = -1, -2  # Values of a row's place: slots of hot rows count down from HOT.
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,12 +22,12 @@ class Plan:
     """Plan to stage the rows of a batch: reads into memory, and the gather from there.
 
     * ``index``: the rows, of shape ``[n]``, int64;
-    * ``hot``: slots of those in memory, of shape ``[num_hot]``, int64, which come first;
-    * ``ranges``: rows of the table itself, as pairs of the first and the end, then;
-    * ``runs``: segments of copies, as pairs of the first and the end, at last;
-    * ``num_rows``: how many rows are staged;
-    * ``places``: which of them each of ``index`` is, of shape ``[n]``, int64; ``in_order``: whether
-      they are staged as they are asked for.
+    * ``hot``: slots of the rows in memory, of shape ``[num_hot]``, int64, which are staged first;
+    * ``ranges``: rows of the table, as pairs of the first and the end, staged next;
+    * ``runs``: segments of copies, as pairs of the first and the end, staged last;
+    * ``num_rows``: the number of staged rows;
+    * ``places``: the staged row of each of ``index``, of shape ``[n]``, int64;
+    * ``in_order``: the staged rows are in the order of ``index``.
     """
 
     index: Tensor
@@ -40,19 +40,20 @@ class Plan:
 
 
 class Packing:
-    """The halo of every part, in segments: the rows of one part that the halo of another has.
+    """The halo of every part in segments: the rows of one part that are in the halo of another.
 
-    A store that packs has, beside its rows, a copy of each segment: those of one reader lie
-    together, in the order of the rows. Rows that most parts read may be kept in memory instead,
-    and aren't in any segment.
+    A packed store has a copy of each segment in addition to its rows. The segments of one reading
+    part are contiguous, in the order of the rows. The rows that most parts read may be kept in
+    memory instead, and are in no segment.
 
-    It takes four bytes for each row of the graph and of the halos, some three times as much while
-    it is made, and plans of the last batches.
+    It takes four bytes for each row of the graph and of the halos, about three times as much while
+    it is made, and the plans of the last batches.
 
     Args:
-        bounds: Where parts begin and end, of shape ``[num_parts + 1]``, int64.
+        bounds: The first row of each part, and the number of rows, of shape ``[num_parts + 1]``,
+            int64.
         halos: The halo of every part, in order: rows outside the part, each of shape ``[h]``.
-        num_hot: How many rows are kept in memory: those in most halos. (default: ``0``)
+        num_hot: The number of rows to keep in memory: those in most halos. (default: ``0``)
     """
 
     def __init__(self, bounds: Tensor, halos: Iterable[Tensor], num_hot: int = 0) -> None:
@@ -61,36 +62,36 @@ class Packing:
         self._starts = {first: part for part, first in enumerate(self.bounds[:-1])}
         dtype = np.int32 if 2 * self.num_rows < 2**31 else np.int64
         rows = [np.sort(halo.numpy()).astype(dtype) for halo in halos]
-        read = np.zeros(self.num_rows, np.int32)  # By how many parts.
+        read = np.zeros(self.num_rows, np.int32)  # The number of parts that read each row.
         for halo in rows:
             read[halo] += 1
         self.halo_rows = int(read.sum(dtype=np.int64))
-        self.hot = self._most_read(read, num_hot)
+        self.hot = self._find_hot_rows(read, num_hot)
         self.hot_reads = int(read[self.hot].sum(dtype=np.int64))
-        # Where each row is staged, while a plan is made.
+        # The place where each row is staged, while a plan is made.
         self._place = np.full(self.num_rows, UNKNOWN, dtype)
         self._place[self.hot] = HOT - np.arange(len(self.hot), dtype=dtype)
         rows = [halo[self._place[halo] == UNKNOWN] for halo in rows]
-        self._cut(rows)
-        self._start()
+        self._make_segments(rows)
+        self._reset_plans()
 
-    def _start(self) -> None:
-        """Begin without plans, in a process of its own."""
+    def _reset_plans(self) -> None:
+        """Start without plans, here or in a forked process."""
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._plans: OrderedDict[tuple[int, ...], Plan] = OrderedDict()
         self._place[self.rows] = UNKNOWN
 
     @staticmethod
-    def _most_read(read: np.ndarray, num_hot: int) -> np.ndarray:
-        """Return the rows that most parts read, in order; none that no part does."""
+    def _find_hot_rows(read: np.ndarray, num_hot: int) -> np.ndarray:
+        """Return the rows that most parts read, in order; at least one part reads each."""
         num_hot = min(num_hot, int((read > 0).sum()))
         if num_hot == 0:
             return np.zeros(0, np.int64)
         return np.sort(np.argpartition(-read, num_hot - 1)[:num_hot])
 
-    def _cut(self, halos: Sequence[np.ndarray]) -> None:
-        """Note the bounds of segments, and the parts that write them."""
+    def _make_segments(self, halos: Sequence[np.ndarray]) -> None:
+        """Find the bounds of segments, and the parts that write them."""
         num_parts = len(self.bounds) - 1
         starts, writers, self._first_of = [], [], [0]
         before = 0
@@ -109,7 +110,7 @@ class Packing:
         ends = np.searchsorted(self.writers[order], np.arange(num_parts + 1))
         self._written_by = [order[a:b] for a, b in itertools.pairwise(ends)]
         hot_ends = np.searchsorted(self.hot, self.bounds)
-        self._hot_of = list(itertools.pairwise(hot_ends.tolist()))
+        self._hot_slots = list(itertools.pairwise(hot_ends.tolist()))
 
     @property
     def num_segments(self) -> int:
@@ -117,19 +118,19 @@ class Packing:
         return len(self.writers)
 
     @property
-    def copied_rows(self) -> int:
-        """The rows of all segments."""
+    def num_copied_rows(self) -> int:
+        """The number of rows of all segments."""
         return len(self.rows)
 
     @property
     def nbytes(self) -> int:
-        """The memory that this takes, without plans."""
+        """The size of this object in memory, without plans."""
         return self.rows.nbytes + self._place.nbytes + self.hot.nbytes + 3 * self.starts.nbytes
 
     # Writing --------------------------------------------------------------------------------------
 
-    def parts_of(self, first: int, end: int) -> tuple[range, list[int]]:
-        """Return the parts in a range of rows, and those of which it has only some rows."""
+    def parts_in_range(self, first: int, end: int) -> tuple[range, list[int]]:
+        """Return the parts inside a range of rows, and those of which it has only some rows."""
         low = int(np.searchsorted(self.bounds, first, "left"))
         high = max(low, int(np.searchsorted(self.bounds, end, "right")) - 1)
         cut = []
@@ -139,8 +140,8 @@ class Packing:
             cut = [part for part in {of_first, of_last} if not low <= part < high]
         return range(low, high), cut
 
-    def parts_with(self, index: Tensor) -> list[int]:
-        """Return the parts that have some rows."""
+    def parts_of_rows(self, index: Tensor) -> list[int]:
+        """Return the parts of some rows."""
         parts = np.searchsorted(self.bounds, index.numpy(), "right") - 1
         return np.unique(parts).tolist()
 
@@ -148,9 +149,9 @@ class Packing:
         """Return the segments of a part's own rows, one for each part that reads some."""
         return self._written_by[part]
 
-    def hot_of(self, part: int) -> tuple[int, int]:
+    def hot_slots(self, part: int) -> tuple[int, int]:
         """Return the slots of a part's own rows that are kept in memory: the first and the end."""
-        return self._hot_of[part]
+        return self._hot_slots[part]
 
     # Reading --------------------------------------------------------------------------------------
 
@@ -162,14 +163,14 @@ class Packing:
                 own and then the halo's.
             own: The batch's own rows, which aren't read. (default: they are)
         """
-        parts, size = self._parts(index if own is None else own)
+        parts, size = self._leading_parts(index if own is None else own)
         if not parts or (own is not None and size < own.numel()):
             return None
         rows = index.numpy()
         if len(rows) and (rows.min() < 0 or rows.max() >= self.num_rows):
-            return None  # Whoever reads them otherwise says which.
-        if os.getpid() != self._process:  # Forked, maybe while another thread had the lock.
-            self._start()
+            return None  # The caller reads them from the table, which raises the error.
+        if os.getpid() != self._process:  # Another thread may have had the lock at the fork.
+            self._reset_plans()
         with self._lock:
             key = (own is None, *parts)
             plan = self._plans.get(key)
@@ -179,12 +180,12 @@ class Packing:
                     return None
                 self._plans[key] = plan
             self._plans.move_to_end(key)
-            while len(self._plans) > KEPT:
+            while len(self._plans) > MAX_PLANS:
                 self._plans.popitem(last=False)
         return plan
 
-    def _parts(self, index: Tensor) -> tuple[list[int], int]:
-        """Return the whole parts with which some rows begin, and the number of their rows."""
+    def _leading_parts(self, index: Tensor) -> tuple[list[int], int]:
+        """Return the complete parts at the beginning of some rows, and the number of their rows."""
         rows, at, parts = index.numpy(), 0, []
         while at < len(rows):
             part = self._starts.get(int(rows[at]))
@@ -200,7 +201,7 @@ class Packing:
     def _plan(self, index: Tensor, parts: list[int], own: int) -> Plan | None:
         rows = index.numpy()
         ranges = [(self.bounds[p], self.bounds[p + 1]) for p in parts] if own else []
-        runs = list(self._runs(parts))
+        runs = list(self._segment_runs(parts))
         places = np.empty(len(rows), np.int64)
         places[:own] = np.arange(own)
         staged = own
@@ -214,15 +215,15 @@ class Packing:
             for first, end in runs:
                 self._place[self.rows[self.starts[first] : self.starts[end]]] = UNKNOWN
         if (halo == UNKNOWN).any():
-            return None  # It has a larger halo, such as that of another graph.
-        if staged >= self.num_rows:  # All rows are fewer.
+            return None  # The halo has other rows, such as that of another graph.
+        if staged >= self.num_rows:  # Reading the whole table takes fewer rows.
             ranges, runs, staged = [(0, self.num_rows)], [], self.num_rows
-            return self._finished(index, index.clone(), ranges, runs, staged)
+            return self._put_hot_first(index, index.clone(), ranges, runs, staged)
         places[own:] = halo
-        return self._finished(index, torch.from_numpy(places), ranges, runs, staged)
+        return self._put_hot_first(index, torch.from_numpy(places), ranges, runs, staged)
 
-    def _runs(self, parts: list[int]) -> Iterable[tuple[int, int]]:
-        """Yield the segments that some parts read, but for those that they themselves write."""
+    def _segment_runs(self, parts: list[int]) -> Iterable[tuple[int, int]]:
+        """Yield the segments that some parts read and don't write themselves."""
         for part in parts:
             first, end = self._first_of[part], self._first_of[part + 1]
             own = np.nonzero(np.isin(self.writers[first:end], parts))[0]
@@ -232,14 +233,14 @@ class Packing:
                 first = stop + 1
 
     @staticmethod
-    def _finished(
+    def _put_hot_first(
         index: Tensor,
         places: Tensor,
         ranges: list[tuple[int, int]],
         runs: list[tuple[int, int]],
         staged: int,
     ) -> Plan:
-        """Put the hot rows in front of the others."""
+        """Make a plan in which hot rows are staged before the others."""
         is_hot = places <= HOT
         hot = HOT - places[is_hot]
         places += hot.numel()

@@ -1,60 +1,71 @@
-"""The rows of a mini-batch in two parts: its own, with gradient, and its halo's, without.
+"""The rows of a mini-batch: its own, with gradient, and its halo's, without.
 
-:class:`Rows` is for those who ask for it, ``push_and_pull(..., rows=True)``, because they know what
-takes it: a sparse product reads the halo's rows from the stored history itself and walks only the
-edges inside the batch backward, and dropout draws numbers for the batch's own rows alone.
+:class:`BatchPulls` reads the halo's rows from the histories, as one tensor with the batch's own or
+as :class:`Rows`, ``push_and_pull(..., rows=True)``. A sparse product reads the halo's rows of
+:class:`Rows` from the stored history and processes only the edges inside the batch in the backward
+pass; dropout draws random numbers for the batch's own rows only.
 
-**When the table changes first.** A batch pushes its own rows before it reads its halo's, and no
-node is both: what is read within a call of a model is what a pull would have read. Afterwards, for
-somebody who kept the rows or computes again in the backward pass (activation checkpointing), they
-may be those of a later push: :meth:`StoredRows.check`, which every reader passes, refuses them if
-one of *these* rows has been pushed since, or the table has been changed by hand or closed. Autograd
-never reads a table: sums and means, whose backward pass needs no values, are what reads in place,
-and everything whose does need them (weights that learn, attention, linear layers) takes pulled
-rows, which are copies.
+**If the table changes first.** A batch pushes its own rows before it reads its halo's, and no node
+is in both: within a call of a model, rows that are read in place equal pulled rows. After the call,
+and in a recomputation in the backward pass (activation checkpointing), they may be those of a later
+push: every reader calls :meth:`StoredRows.check`, which raises an error if one of *these* rows has
+been pushed since, or the table has been changed by the caller or closed. Autograd never reads a
+table: only sums and means read in place, as their backward pass needs no values. All other
+operators (learnable edge weights, attention, linear layers) take pulled rows, which are copies.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from gas.history.encoded_rows import Encoded
-from gas.native import first_sparse_rows, gather_dropout, gather_rows, parts, sparse_csr
+from gas.history.transfer import Copies, Pull
+from gas.native import first_sparse_rows, parts, sparse_csr
 
 
 class RowTable(Protocol):
     """A table whose rows can be read in place, as :class:`gas.History` is."""
 
     def has_changed(self, index: Tensor, version: tuple[int, int, int]) -> bool:
-        """Return whether one of the rows was pushed, or the table changed, since ``version``."""
+        """Return whether a row was pushed, or the table changed, since ``version``."""
 
     def pull(self, n_id: Tensor) -> Tensor:
         """Return a copy of some rows."""
 
+    def start_pull(
+        self, n_id: Tensor, space: int, own: Tensor | None, copies: Copies | None, ahead: bool
+    ) -> Pull:
+        """Begin to read rows; see :meth:`gas.History.start_pull`."""
+
+    def stored_rows(
+        self, n_id: Tensor, dtype: torch.dtype, copies: Copies | None
+    ) -> StoredRows | None:
+        """Return rows to be read in place; see :meth:`gas.History.stored_rows`."""
+
 
 @dataclass(eq=False)
 class StoredRows:
-    """Rows of a history that are read where they lie.
+    """Rows of a history that are read in place.
 
-    * ``table``: all rows, of shape ``[N, width]``, not to be written to.
-    * ``index``: which of them, of shape ``[n]``, int64, on the table's device.
-    * ``version``: of the history, when its rows were asked for.
+    * ``table``: all rows, of shape ``[N, width]``, read-only.
+    * ``index``: the rows to read, of shape ``[n]``, int64, on the table's device.
+    * ``version``: the version of the history at the call of :meth:`gas.History.stored_rows`.
     """
 
     history: RowTable
     table: Tensor
     index: Tensor
     version: tuple[int, int, int]
-    _pulled: Tensor | None = None
+    _copy: Tensor | None = None
 
     def check(self) -> None:
-        """Raise ``RuntimeError`` if the rows may not be those that were asked for any more."""
+        """Raise ``RuntimeError`` if the rows may have changed since ``version``."""
         if self.history.has_changed(self.index, self.version):
             raise RuntimeError(
                 "these Rows are read where a history stores them, and it has changed since "
@@ -64,57 +75,57 @@ class StoredRows:
             )
 
     def pull(self) -> Tensor:
-        """Copy the rows, of shape ``[n, width]``, once; the copy is not to be written to."""
-        if self._pulled is None:
+        """Copy the rows, of shape ``[n, width]``, once; the copy is read-only."""
+        if self._copy is None:
             self.check()
-            self._pulled = self.history.pull(self.index)
-        return self._pulled
+            self._copy = self.history.pull(self.index)
+        return self._copy
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Rows:
     """A batch's own rows and its halo's, together of shape ``[batch_size + halo, width]``.
 
-    :func:`gas.nn.spmm`, :func:`gas.nn.dropout` and the layers of :mod:`gas.nn` take it beside
-    tensors; everything else refuses it. It refers to what it was made of: changing ``own`` in place
-    changes it.
+    :func:`gas.nn.spmm`, :func:`gas.nn.dropout` and the layers of :mod:`gas.nn` take it like a
+    tensor; other functions raise ``TypeError``. It shares memory with ``own``.
 
-    * ``own``: of shape ``[batch_size, width]``, with gradient.
-    * ``halo``: of shape ``[halo, width]``, of the same type, or where they are stored.
+    * ``own``: the batch's own rows, of shape ``[batch_size, width]``, with gradient.
+    * ``halo``: the halo's rows, of shape ``[halo, width]`` and the same type, or stored rows.
     """
 
     own: Tensor
     halo: Tensor | StoredRows
 
-    def where(self) -> tuple[Tensor, Tensor | None]:
-        """Return a table, and the halo's rows of it; ``None`` for these if they are all of it."""
+    def halo_table(self) -> tuple[Tensor, Tensor | None]:
+        """Return a table and the index of the halo's rows in it; ``None`` for all rows in order."""
         if isinstance(self.halo, Tensor):
             return self.halo, None
         self.halo.check()
         return self.halo.table, self.halo.index
 
-    def parts(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Return the first rows; a table that has those behind them; and their places in it.
+    def kernel_inputs(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Return the inputs of :func:`gas.native.sparse.multiply`: ``x``, ``other`` and ``place``.
 
-        Without places they lie as they are needed, without a table there are no others.
+        They are the first rows, a table with the other rows, and the index of these in the table.
+        Without an index the table is in order; without a table there are no other rows.
         """
-        return self.own, *self.where()
+        return self.own, *self.halo_table()
 
-    def stored(self) -> Tensor:
-        """Return a tensor of the same type, on the same device."""
+    def prototype(self) -> Tensor:
+        """Return a tensor with the same dtype and device, and whether a gradient is required."""
         return self.own
 
-    def pulled(self) -> Tensor:
-        """Return the halo's rows, of shape ``[halo, width]``, not to be written to."""
+    def halo_tensor(self) -> Tensor:
+        """Return the halo's rows, of shape ``[halo, width]``, read-only."""
         return self.halo if isinstance(self.halo, Tensor) else self.halo.pull()
 
     def tensor(self) -> Tensor:
-        """Both as one tensor, a copy that is the caller's, with gradient towards ``own``."""
-        return torch.cat([self.own, self.pulled()])
+        """Return a copy of all rows as one tensor, with gradient towards ``own``."""
+        return torch.cat([self.own, self.halo_tensor()])
 
     @property
     def shape(self) -> torch.Size:
-        """That of both together."""
+        """The shape of all rows."""
         halo = self.halo if isinstance(self.halo, Tensor) else self.halo.index
         return torch.Size((self.own.size(0) + halo.size(0), *self.own.shape[1:]))
 
@@ -129,17 +140,17 @@ class Rows:
     @property
     def dtype(self) -> torch.dtype:
         """The type of the elements."""
-        return self.stored().dtype
+        return self.prototype().dtype
 
     @property
     def device(self) -> torch.device:
         """The device of the rows."""
-        return self.stored().device
+        return self.prototype().device
 
     @property
     def requires_grad(self) -> bool:
         """Return whether the batch's own rows need a gradient; features never do."""
-        return self.stored().requires_grad
+        return self.prototype().requires_grad
 
     def __repr__(self) -> str:
         halo = "" if isinstance(self.halo, Tensor) else ", halo in place"
@@ -152,10 +163,10 @@ class Rows:
         refuse(getattr(func, "__name__", str(func)))
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"Rows has no {name!r}: {TAKERS}")
+        raise AttributeError(f"Rows has no {name!r}: {ROWS_HINT}")
 
 
-TAKERS = (
+ROWS_HINT = (
     "gas.nn.spmm, gas.nn.dropout and the layers of gas.nn take Rows, for anything else make a "
     "tensor of it by .tensor()"
 )
@@ -163,10 +174,10 @@ TAKERS = (
 
 def refuse(name: str) -> NoReturn:
     """Raise ``TypeError``: something that takes tensors was given :class:`Rows`."""
-    raise TypeError(f"{name}() can't take Rows: {TAKERS}")
+    raise TypeError(f"{name}() can't take Rows: {ROWS_HINT}")
 
 
-def _refusing(name: str) -> Any:
+def _make_refusal(name: str) -> Any:
     return lambda self, *_: refuse(name)
 
 
@@ -176,107 +187,15 @@ for _name in (
     *("radd", "rsub", "rmul", "rtruediv", "rfloordiv", "rmod", "rpow", "rmatmul"),
     *("lt", "le", "gt", "ge", "eq", "ne"),
 ):
-    setattr(Rows, f"__{_name}__", _refusing(f"__{_name}__"))
-
-
-class Features(Rows):
-    """Input features of a batch, history 0: rows of the graph's table, copied only when needed.
-
-    Layers take it as they take other :class:`Rows`. A sparse product reads the rows of the table
-    itself, and dropout is done while they are read; rows of :func:`gas.quantize` are decoded by
-    then. No gradient flows towards them.
-
-    Args:
-        table: All features, of shape ``[N, width]``, not to be written to.
-        index: The batch's own rows, then the halo's, of shape ``[batch_size + halo]``, int64.
-        num_own: The batch size.
-        p: The probability of dropping an element. (default: ``0.0``)
-        seed: Of what is dropped. (default: ``0``)
-    """
-
-    def __init__(
-        self, table: Tensor, index: Tensor, num_own: int, p: float = 0.0, seed: int = 0
-    ) -> None:
-        if isinstance(table, Encoded):
-            table = table if table.plain is None else table.plain
-        self.__dict__.update(table=table.detach(), index=index, num_own=num_own, p=p, seed=seed)
-
-    table: Tensor
-    index: Tensor
-    num_own: int
-    p: float
-    seed: int
-
-    def dropped(self, p: float, seed: int) -> Features:
-        """Return the same with elements dropped, those of the halo's rows, too.
-
-        Args:
-            p: The probability.
-            seed: Decides on each element by its position.
-        """
-        if self.p == 0.0:
-            return Features(self.table, self.index, self.num_own, p, seed)
-        every = torch.arange(self.index.numel(), device=self.device)
-        return Features(self._whole, every, self.num_own, p, seed)
-
-    def _read(self, index: Tensor) -> Tensor:
-        if isinstance(self.table, Encoded):
-            return self.table.read(index, self.p, self.seed)
-        if self.p > 0.0:
-            return gather_dropout(self.table, index, self.p, self.seed)
-        return gather_rows(self.table, index)
-
-    @cached_property
-    def _whole(self) -> Tensor:
-        return self._read(self.index)
-
-    @cached_property
-    def own(self) -> Tensor:
-        """The batch's own rows, of shape ``[batch_size, width]``, not to be written to."""
-        if not self._in_place or "_whole" in self.__dict__:  # There is a copy of all anyhow.
-            return self._whole[: self.num_own]
-        return self._read(self.index[: self.num_own])
-
-    @property
-    def halo(self) -> Tensor:
-        """Return the halo's rows, of shape ``[halo, width]``, not to be written to."""
-        return self._whole[self.num_own :]
-
-    @property
-    def _in_place(self) -> bool:
-        """Return whether a product may read the table in place."""
-        table = self.table
-        return self.p == 0.0 and not isinstance(table, Encoded) and table.is_contiguous()
-
-    def parts(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """See :meth:`Rows.parts`."""
-        if not self._in_place:
-            return self._whole, None, None
-        return self.table[:0], self.table, self.index.contiguous()
-
-    def stored(self) -> Tensor:
-        """See :meth:`Rows.stored`."""
-        return self.table
-
-    def tensor(self) -> Tensor:
-        """Return all rows, of shape ``[batch_size + halo, width]``, cached and read-only."""
-        return self._whole
-
-    @property
-    def shape(self) -> torch.Size:
-        """Of all rows."""
-        return torch.Size((self.index.numel(), self.table.size(1)))
-
-    def __repr__(self) -> str:
-        return f"Features({list(self.shape)}, own={self.num_own}, dtype={self.dtype})"
+    setattr(Rows, f"__{_name}__", _make_refusal(f"__{_name}__"))
 
 
 def first_rows(x: Tensor | Rows, num_rows: int | None) -> Tensor:
-    """Return ``x[:num_rows]``, which are ``x`` itself where it has no more."""
+    """Return ``x[:num_rows]``, or ``x`` itself if it has no more rows."""
     if isinstance(x, Rows):
         return x.own if num_rows == x.own.size(0) else first_rows(x.tensor(), num_rows)
     if num_rows is None or x.size(0) == num_rows:
-        return x  # The gradient of a slice, even of all rows, would be copied.
+        return x  # Autograd would copy the gradient of a slice, even of all rows.
     if x.layout == torch.sparse_csr:
         pointers = _POINTERS.get(x)
         if pointers is None:
@@ -287,18 +206,134 @@ def first_rows(x: Tensor | Rows, num_rows: int | None) -> Tensor:
     return x[:num_rows]
 
 
-# Where the rows of sparse matrices on a device begin, on the host, which would wait to be told.
+# Row pointers of sparse matrices on a device, in host memory: reading them from the device would
+# make the host wait.
 _POINTERS: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
-def begin_alike(x: Tensor, other: Tensor) -> Tensor:
-    """Let a sparse matrix tell the host where its rows begin, as one that is like it does.
+def cache_row_starts(x: Tensor, other: Tensor) -> Tensor:
+    """Keep the row pointers of a sparse matrix on a device in host memory, too.
 
     Args:
         x: A ``torch.sparse_csr`` matrix.
-        other: One whose rows begin at the same entries, on the CPU or such a one itself.
+        other: A matrix with the same row pointers, on the CPU or with pointers in host memory.
     """
     pointers = other.crow_indices() if other.is_cpu else _POINTERS.get(other)
     if pointers is not None and not x.is_cpu:
         _POINTERS[x] = pointers
     return x
+
+
+class BatchPulls:
+    """Read the halo's rows from every history, in the order in which a model needs them.
+
+    Several forward passes of the batch may share them, such as those of its views: every row is
+    pulled once. The first pass gets the pulled tensor, and may change it, so the copies for the
+    other passes are made at once. Together they take as much memory as a pull for each pass.
+
+    Args:
+        histories: The histories to pull ahead, in order.
+        batch_size: The number of in-batch nodes, for which space is left in front of the rows.
+        n_id: Global ids of the in-batch nodes, then of the halo.
+        limit: The maximum number of pending pulls. (default: all)
+    """
+
+    def __init__(
+        self, histories: Iterable[RowTable], batch_size: int, n_id: Tensor, limit: int | None = None
+    ) -> None:
+        self.readers = 1
+        """The number of forward passes that read each history."""
+        self._waiting = deque(histories)
+        self._started: dict[RowTable, Pull] = {}
+        self._copies: dict[RowTable, list[Tensor]] = {}  # For readers after the first.
+        self._stored: dict[RowTable, StoredRows] = {}
+        self._batch_size = batch_size
+        self._own, self._halo = n_id[:batch_size], n_id[batch_size:]
+        self._ids: Copies = {}  # Ids of the halo on devices, once for all histories.
+        self._limit = len(self._waiting) if limit is None else limit
+        try:
+            self._start()
+        except BaseException:
+            self.cancel()
+            raise
+
+    def _start(self) -> None:
+        while self._waiting and len(self._started) < self._limit:
+            history = self._waiting.popleft()
+            self._started[history] = self._start_one(history, True)
+
+    def _start_one(self, history: RowTable, ahead: bool) -> Pull:
+        return history.start_pull(self._halo, self._batch_size, self._own, self._ids, ahead)
+
+    def tensor(self, history: RowTable, own: Tensor) -> Tensor:
+        """Return the batch's own rows and its halo's in one tensor, which the caller may change."""
+        return join(own, self._pull(history))
+
+    def rows(self, history: RowTable, own: Tensor, in_place: bool = True) -> Rows:
+        """Return the same as :class:`Rows`; the halo's rows are read in place if possible.
+
+        That isn't possible after they have been pulled, or if ``in_place`` is false.
+        """
+        own = own if torch.is_grad_enabled() else own.detach()
+        stored = self._stored.get(history)
+        pulled = history in self._started or history in self._copies
+        if stored is None and in_place and not pulled:
+            stored = history.stored_rows(self._halo, own.dtype, self._ids)
+        if stored is None:
+            return Rows(own, self._pull(history)[self._batch_size :].to(own))
+        if self.readers > 1:
+            self._stored[history] = stored
+        return Rows(own, stored)
+
+    def _pull(self, history: RowTable) -> Tensor:
+        """Pull the rows of the halo from a history, behind space for the batch's own."""
+        if self._copies.get(history):
+            return self._copies[history].pop()
+        pull = self._started.get(history)
+        if pull is None:  # Not pulled ahead, or the model reads in another order, or twice.
+            if history in self._waiting:
+                self._waiting.remove(history)
+            rows = self._start_one(history, False).wait()
+        else:
+            rows = pull.wait()
+            del self._started[history]
+            self._start()
+        if self.readers > 1 and history not in self._copies:
+            self._copies[history] = [torch.empty_like(rows) for _ in range(self.readers - 1)]
+            for copy in self._copies[history]:
+                copy[self._batch_size :] = rows[self._batch_size :]
+        return rows
+
+    def cancel(self) -> None:
+        """Cancel pending pulls; copies stay for their readers."""
+        self._waiting.clear()
+        while self._started:
+            self._started.popitem()[1].cancel()
+
+
+class _Join(torch.autograd.Function):
+    """Write rows in front of other rows, in place; the other rows get no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, rows: Tensor) -> Tensor:
+        ctx.size = own.size(0)
+        ctx.mark_dirty(rows)
+        rows[: own.size(0)] = own
+        return rows
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad[: ctx.size], None
+
+
+def join(own: Tensor, rows: Tensor) -> Tensor:
+    """Join the batch's own rows, with gradient, and the halo's, without.
+
+    Args:
+        own: The batch's own rows, of shape ``[batch_size, width]``.
+        rows: Space for them, then the halo's rows, of shape ``[batch_size + halo, width]``; it is
+            written to.
+    """
+    if own.dtype != rows.dtype or own.device != rows.device:
+        return torch.cat([own, rows[own.size(0) :].to(own)])
+    return _Join.apply(own, rows)

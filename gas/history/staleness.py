@@ -14,10 +14,10 @@ class Staleness(NamedTuple):
     """Staleness of one history, from :meth:`gas.ScalableGNN.staleness`.
 
     * ``layer``: the layer whose outputs it holds, from 0.
-    * ``mean_age``, ``max_age``: pushes since its rows were written; of written rows only.
+    * ``mean_age``, ``max_age``: the number of pushes since a row was written, of written rows only.
     * ``unwritten``: the fraction of rows that were never written.
     * ``error``: ``|h - h*| / |h*|`` over all rows, Frobenius norms, against the exact embeddings
-      ``h*`` of the current weights; ``None`` unless asked for.
+      ``h*`` of the current weights; ``None`` if it wasn't requested.
     """
 
     layer: int
@@ -34,8 +34,8 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
     return float(torch.linalg.vector_norm(found.double().cpu() - true) / norm)
 
 
-def measure(layer: int, history: History, exact: History | None = None) -> Staleness:
-    """Measure a history, against another that holds the exact embeddings if there is one."""
+def measure_staleness(layer: int, history: History, exact: History | None = None) -> Staleness:
+    """Measure the staleness of a history, with its error if the exact embeddings are given."""
     age = history.age[history.written]
     mean, largest = (float(age.float().mean()), int(age.max())) if len(age) else (0.0, 0)
     unwritten = 1 - age.numel() / max(history.num_embeddings, 1)

@@ -1,23 +1,58 @@
-"""Stores: where the rows of a history lie."""
+"""Stores: the rows of a history, in memory or elsewhere."""
 
 from __future__ import annotations
 
 import abc
+import errno
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from gas.history.memory import check_fits
 from gas.history.packed import PackedRows
-from gas.native import pinned_zeros, reads_host_memory, zeros
+from gas.native import (
+    allocate_pinned,
+    explain_missing_cuda,
+    free_disk,
+    free_memory,
+    human,
+    reads_host_memory,
+    zeros,
+)
+
+
+def check_fits(num_bytes: int, device: torch.device | None = None) -> None:
+    """Raise ``MemoryError`` if ``num_bytes`` of histories can't be allocated."""
+    with explain_missing_cuda("histories"):
+        free = free_memory(device)
+    if num_bytes > free:
+        where = "the device" if device is not None and device.type == "cuda" else "memory"
+        raise MemoryError(
+            f"histories of {human(num_bytes)} do not fit {where}, {human(free)} are free: use "
+            "store='disk', a narrower 'dtype' such as torch.int8, or fewer 'hidden_channels'"
+        )
+
+
+def check_fits_disk(num_bytes: int, path: str | Path | None = None) -> None:
+    """Raise ``OSError`` if the disk of ``path`` has no room for new files of histories."""
+    folder = Path(path or tempfile.gettempdir()).absolute()
+    free = free_disk(folder)
+    if num_bytes > free:
+        raise OSError(
+            errno.ENOSPC,
+            f"histories of {human(num_bytes)} do not fit the disk, {human(free)} are free: choose "
+            "another 'path', a narrower 'dtype' such as torch.int8, or fewer 'hidden_channels'",
+            str(folder),
+        )
 
 
 class Store(abc.ABC):
     """Stored rows of one history, all of one size.
 
-    A subclass of your own reads and writes whatever you like; the transfer engine calls it from
-    its threads, never twice at the same time for one store.
+    A subclass of your own may keep them anywhere. The transfer engine calls it from its threads,
+    one call at a time for each store.
 
     Args:
         num_rows: The number of rows.
@@ -49,15 +84,15 @@ class Store(abc.ABC):
     def write(self, index: Tensor, rows: Tensor) -> None:
         """Write ``rows``, of shape ``[n, columns]``, to the rows ``index``, of shape ``[n]``."""
 
-    def close(self) -> None:  # noqa: B027  # Not every store holds something.
-        """Release what the store holds. It can't be used afterwards."""
+    def close(self) -> None:  # noqa: B027  # Some stores have nothing to release.
+        """Release files and memory. The store can't be used afterwards."""
 
     def clone(self) -> Store:
         """Return an independent copy, in the same tier."""
         raise NotImplementedError(f"{type(self).__name__} can't be copied: it has no clone()")
 
     def resize(self, num_rows: int) -> None:
-        """Add rows of zeros at the end, or take rows away there, until there are so many."""
+        """Add rows of zeros at the end, or remove rows there."""
         raise NotImplementedError(f"{type(self).__name__} can't grow: it has no resize()")
 
     def __repr__(self) -> str:
@@ -95,13 +130,13 @@ class TableStore(Store):
 
 
 class MemoryStore(TableStore):
-    """A table in memory: of the host, pinned for a GPU to read directly, or of a device.
+    """A table in host memory, in pinned memory that a GPU reads directly, or on a device.
 
     Args:
         num_rows: The number of rows, zeros at first.
         columns: The number of elements of a row.
         dtype: Their type.
-        device: Where the table lies. (default: the CPU)
+        device: The device of the table. (default: the CPU)
         pin: Pin host memory; needs CUDA. (default: ``False``)
 
     Raises:
@@ -125,7 +160,7 @@ class MemoryStore(TableStore):
         check_fits(num_bytes, device)
         is_direct = self.tier == "host" or (self.tier == "pinned" and reads_host_memory())
         if is_direct and num_bytes > 0:
-            memory = pinned_zeros(num_bytes) if pin else zeros(num_bytes)
+            memory = allocate_pinned(num_bytes) if pin else zeros(num_bytes)
             table = torch.from_numpy(memory).view(dtype).view(num_rows, columns)
         else:
             pin = pin and num_bytes > 0
@@ -134,15 +169,15 @@ class MemoryStore(TableStore):
 
     def clone(self) -> MemoryStore:
         """See :class:`Store`."""
-        twin = MemoryStore(
+        other = MemoryStore(
             self.num_rows, self.columns, self.dtype, self.table.device, self.tier == "pinned"
         )
-        twin.table.copy_(self.table)
-        return twin
+        other.table.copy_(self.table)
+        return other
 
     def resize(self, num_rows: int) -> None:
         """See :class:`Store`."""
-        with torch.inference_mode(False):  # Whose tensors don't tell that they have changed.
+        with torch.inference_mode(False):  # Inference tensors have no version counter.
             is_pinned, kept = self.tier == "pinned", min(num_rows, self.num_rows)
             other = MemoryStore(num_rows, self.columns, self.dtype, self.table.device, is_pinned)
             other.table[:kept] = self.table[:kept]

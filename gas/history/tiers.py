@@ -1,4 +1,4 @@
-"""Choosing and making the store of a history."""
+"""Choose and make the store of a history."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from gas.history.store import MemoryStore, Store, StoreFactory
 from gas.native import free_disk, free_memory, human
 
 TIERS = ("device", "pinned", "host", "disk", "auto")
-# Of the free memory, "auto" takes no more than this: the rest is for batches and the graph.
-SHARE = 0.5
+# The share of the free memory that "auto" uses: the rest is for batches and the graph.
+MAX_SHARE = 0.5
 
 
 def pick_tier(num_bytes: int, path: str | Path | None = None) -> tuple[str, str]:
@@ -23,9 +23,9 @@ def pick_tier(num_bytes: int, path: str | Path | None = None) -> tuple[str, str]
     need = human(num_bytes)
     if torch.cuda.is_available():
         on_device = free_memory(torch.device("cuda"))
-        if num_bytes <= SHARE * on_device:
+        if num_bytes <= MAX_SHARE * on_device:
             return "device", f"{need} fit the GPU, {human(on_device)} are free"
-    if num_bytes <= SHARE * free:
+    if num_bytes <= MAX_SHARE * free:
         tier = "pinned" if torch.cuda.is_available() else "host"
         return tier, f"{need} fit memory, {human(free)} are free"
     on_disk = free_disk(Path(path or tempfile.gettempdir()).absolute())
@@ -46,7 +46,7 @@ def default_tier(device: torch.device | str | None) -> str:
 
 
 def check_tier(store: str | StoreFactory | None, path: str | Path | None) -> None:
-    """Raise ``ValueError`` for an unknown ``store``, or one that has no use for ``path``."""
+    """Raise ``ValueError`` for an unknown ``store``, or a ``path`` for a store without files."""
     if isinstance(store, str) and store not in TIERS:
         raise ValueError(
             f"'store' is {store!r}, expected one of {', '.join(TIERS)}, or a function that makes a "

@@ -1,23 +1,25 @@
-"""Rows on their way between a store and a computation: checked, pushed and pulled on the CPU.
+"""Move rows between a store and a computation on the CPU, by an engine that histories share.
 
 :class:`gas.history.cuda.CudaLink` moves them to and from a GPU.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gas.history.codec import Codec
-from gas.history.cores import has_idle_cores
-from gas.history.engine import Copies, TransferEngine
 from gas.history.packed import CodecOfRows
 from gas.history.store import Store, TableStore
 from gas.native import (
     CODECS,
+    BufferPool,
+    Engine,
     Job,
     JobPolicy,
     RowIndex,
@@ -26,37 +28,43 @@ from gas.native import (
     check_ranges,
     decode_torch,
     encode_torch,
+    has_idle_cores,
+    num_cores,
 )
 
-PUSHES_UNDER_WAY = 2  # Of one history.
-SHORT = 8  # Rows of a range, on average, below which its rows are moved one by one.
+IO_MODES = ("serial", "concurrent", "none")
+MAX_PENDING_PUSHES = 2  # For each history.
+MIN_RANGE_ROWS = 8  # If ranges have fewer rows on average, rows are moved one by one.
+
+# Copies of row ids on devices, and the event of their arrival, for several histories to share.
+Copies = dict[torch.device, tuple[Tensor, torch.cuda.Event]]
 
 
-def as_index(where: RowIndex) -> Tensor:
-    """Return the rows that ranges hold, of shape ``[n]``, int64."""
+def to_index(where: RowIndex) -> Tensor:
+    """Return an index of the rows in ranges, of shape ``[n]``, int64."""
     if isinstance(where, Tensor):
         return where
     ranges = [torch.arange(first, first + size, device="cpu") for first, size in where]
     return torch.cat([torch.arange(0, device="cpu"), *ranges])
 
 
-def row_index_of(
+def check_row_index(
     num_rows: int,
     n_id: Tensor | None,
     offset: Tensor | Sequence[int] | None,
     count: Tensor | Sequence[int] | None,
     num_embeddings: int,
 ) -> RowIndex:
-    """Check which rows a push names, and return them; see :meth:`gas.History.push`.
+    """Check the arguments of :meth:`gas.History.push` and return the rows to write.
 
     Raises:
-        ValueError: If the number of rows is another, or ids and ranges name different ones.
+        ValueError: If they are not ``num_rows`` rows, or ids and ranges differ.
         IndexError: If a row doesn't exist.
     """
     if (offset is None) != (count is None):
         raise ValueError("'offset' and 'count' describe ranges together: pass both or neither")
     if offset is not None and count is not None and not _has_short_ranges(n_id, offset, count):
-        return _ranges(num_rows, n_id, offset, count, num_embeddings)
+        return _check_row_ranges(num_rows, n_id, offset, count, num_embeddings)
     if n_id is not None:
         check_index("n_id", n_id)
         if n_id.size(0) != num_rows:
@@ -72,7 +80,7 @@ def row_index_of(
     return [(0, num_embeddings)]
 
 
-def _ranges(
+def _check_row_ranges(
     num_rows: int,
     n_id: Tensor | None,
     offset: Tensor | Sequence[int],
@@ -91,7 +99,7 @@ def _ranges(
     if n_id is not None and n_id.numel() != num_rows:
         raise ValueError(f"'x' has {num_rows} rows, but 'n_id' names {n_id.numel()}")
     if n_id is not None and n_id.device.type == "cpu":
-        nodes = n_id.numpy()  # Whose elements are read faster, one at a time.
+        nodes = n_id.numpy()  # Single elements are read faster from numpy.
         begin = 0
         for at, rows in ranges:
             if rows and (nodes[begin] != at or nodes[begin + rows - 1] != at + rows - 1):
@@ -106,10 +114,10 @@ def _ranges(
 def _has_short_ranges(
     n_id: Tensor | None, offset: Tensor | Sequence[int], count: Tensor | Sequence[int]
 ) -> bool:
-    """Return whether ranges, whose rows are ``n_id``, are moved faster one row at a time."""
+    """Return whether the ranges of ``n_id`` are so short that single rows are moved faster."""
     if n_id is None or not isinstance(offset, Tensor) or not isinstance(count, Tensor):
         return False
-    few = offset.numel() * SHORT < n_id.numel()
+    few = offset.numel() * MIN_RANGE_ROWS < n_id.numel()
     if few or n_id.device.type != "cpu" or offset.shape != count.shape or bool((count < 0).any()):
         return False
     before = count.cumsum(0) - count
@@ -117,14 +125,57 @@ def _has_short_ranges(
     return torch.equal(rows + torch.arange(rows.numel()), n_id)
 
 
-class Pull:
-    """Rows on their way; see :meth:`gas.History.start_pull`.
+def check_io(io: str) -> str:
+    """Raise ``ValueError`` unless ``io`` is a mode of transfer."""
+    if io not in IO_MODES:
+        raise ValueError(f"'io' is {io!r}, expected one of {', '.join(IO_MODES)}")
+    return io
+
+
+class TransferEngine(Engine):
+    """Moves rows for the histories of one model.
 
     Args:
-        engine: What moves them.
-        ticket: Of the job that does it, or submits it to a device; ``None`` if that has been done.
-        out: Where they go.
-        event: What they have arrived with on a device.
+        io: ``"serial"`` moves rows when they are needed; ``"concurrent"`` overlaps transfers with
+            the computation, with equal results; ``"none"`` moves nothing: results are wrong, and
+            the speed is the upper bound in benchmarks.
+        pool_size: Upper bound of the pinned buffers through which a history's rows are copied to a
+            GPU that can't read them directly. (default: 2)
+        threads: The number of workers. (default: a quarter of the cores, from 2 to 4)
+    """
+
+    def __init__(
+        self, io: str = "concurrent", pool_size: int | None = None, threads: int | None = None
+    ) -> None:
+        # At least two lanes can wait for a disk or a network at the same time.
+        super().__init__(max(2, min(4, num_cores() // 4)) if threads is None else threads)
+        self.io = check_io(io)
+        self.pool_size = pool_size
+        self.moved_bytes = 0
+        self.pool = BufferPool()
+        self._lanes = itertools.count()
+        self.streams: dict[torch.device, Any] = {}
+        """The streams of each CUDA device, which all histories share; see :mod:`.cuda`."""
+
+    def new_lane(self) -> int:
+        """Return a new lane, for one history."""
+        return next(self._lanes)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> TransferEngine:
+        return TransferEngine(self.io, self.pool_size, self.threads)
+
+    def __reduce__(self) -> tuple[type[TransferEngine], tuple[str, int | None, int]]:
+        return TransferEngine, (self.io, self.pool_size, self.threads)
+
+
+class Pull:
+    """A read of rows that has started; see :meth:`gas.History.start_pull`.
+
+    Args:
+        engine: The engine that runs it.
+        ticket: The ticket of its job; ``None`` if there is no job to wait for.
+        out: The tensor that the rows are written to.
+        event: The CUDA event of their arrival on a device.
     """
 
     def __init__(
@@ -141,9 +192,9 @@ class Pull:
         self._cancelled = False
 
     def wait(self) -> Tensor:
-        """Return the rows, behind the space that was asked for.
+        """Return the rows, behind the requested space.
 
-        Those on a device are there for the current stream, which waits for them; the host doesn't.
+        On a device, the current stream waits for them; the host doesn't.
         """
         if self._cancelled:
             raise RuntimeError("this pull was taken back: start another one")
@@ -161,7 +212,7 @@ class Pull:
         return self._out
 
     def cancel(self) -> None:
-        """Take the pull back; the history and its engine stay usable."""
+        """Cancel the pull; the history and its engine stay usable."""
         if self._ticket is not None:
             self._cancelled = True
             self._engine.cancel([self._ticket])
@@ -169,13 +220,13 @@ class Pull:
 
 
 class HostLink:
-    """Moves rows between a store and buffers in host memory, one lane of an engine.
+    """Move rows between a store and buffers in host memory, in one lane of an engine.
 
     Args:
         store: The stored rows.
-        codec: How they are stored.
+        codec: Their precision.
         width: The width of decoded rows.
-        engine: Does the work.
+        engine: The engine that runs the jobs.
     """
 
     def __init__(self, store: Store, codec: Codec, width: int, engine: TransferEngine) -> None:
@@ -184,24 +235,24 @@ class HostLink:
         self.width = width
         self.engine = engine
         self.lane = engine.new_lane()
-        self._pushes: deque[int] = deque()  # Tickets of those under way.
+        self._pushes: deque[int] = deque()  # Tickets of pending pushes.
         is_direct = isinstance(store, TableStore) and store.direct
-        # Rows may be moved without the store's own functions.
+        # Native code may move the rows, without read() and write() of the store.
         self._native = is_direct and store.table.device.type == "cpu"
-        # Rows are in host memory, and may be read at any time.
+        # Rows are in host memory and can be read in place.
         self._in_memory = self._native and store.tier in ("host", "pinned")
         self._dtype = codec.dtype
-        # The codec that rows of another type pass, and their width.
+        # The codec for values of another type than the stored one, and their width.
         self._codec: CodecOfRows = (codec.name, width) if codec.name in CODECS else ()
 
     def wait(self) -> None:
-        """Wait for everything that was submitted."""
+        """Wait for all submitted pushes and pulls."""
         self.engine.wait_lane(self.lane)
 
-    def in_place(
+    def table_and_index(
         self, index: Tensor, dtype: torch.dtype, copies: Copies | None = None
     ) -> tuple[Tensor, Tensor] | None:
-        """Return the stored rows and ``index``, if values of a dtype can be read in place."""
+        """Return the table and ``index``, or ``None`` if ``dtype`` can't be read in place."""
         if not self._in_memory or self.engine.io == "none" or self._dtype != dtype:
             return None
         self.wait()
@@ -216,32 +267,32 @@ class HostLink:
         own: Tensor | None = None,
         copies: Copies | None = None,
     ) -> Pull:
-        """Start to read rows, in a tensor with ``space`` rows in front of them.
+        """Start to read rows, into a tensor with ``space`` rows in front of them.
 
         Args:
             index: The rows, of shape ``[n]``, int64, on the CPU.
-            space: Rows to leave free.
-            dtype: What the caller computes with. The result has it where that is natively done,
-                and the type of the stored values otherwise.
-            ahead: Whether a worker may begin at once. (default: only who waits does the work)
-            own: The batch's own rows, if ``index`` is its halo; what lies packed is found by them.
-            copies: Of ``index`` on devices, those that are made included. (default: none are kept)
+            space: The number of rows in front, with unspecified values.
+            dtype: The type that the caller computes with. The result is float32 if stored values
+                of another type are decoded natively, and otherwise of the stored type.
+            ahead: Let a worker begin at once. (default: ``wait()`` does the work)
+            own: The batch's own rows, if ``index`` is its halo: packed rows are found by them.
+            copies: Copies of ``index`` on devices; a new copy is added. (default: none are kept)
         """
         codec = () if dtype == self._dtype else self._codec
         out_dtype = torch.float32 if codec else self._dtype
-        out = self.engine.pool.take(space + index.numel(), self.width, out_dtype)
+        out = self.engine.pool.allocate(space + index.numel(), self.width, out_dtype)
         if self.engine.io == "none":
             return Pull(self.engine, None, out)
         rows = out[space:]
-        index = index.clone() if ahead else index.contiguous()  # It may be changed until then.
+        index = index.clone() if ahead else index.contiguous()  # The caller may change it later.
         packed = self.store.packed
         plan = None if packed is None else packed.plan(index, own)
         if packed is not None and plan is not None:
-            job = Job.calling(lambda: packed.gather(plan, rows, codec))
+            job = Job.call(lambda: packed.gather(plan, rows, codec))
         elif self._native:
             job = Job.pull(self.store.table, index, rows, *codec)
         else:
-            job = Job.calling(lambda: self._read(index, rows, codec))
+            job = Job.call(lambda: self._read(index, rows, codec))
         by = JobPolicy.WAITERS
         if ahead and self.supports_overlap:
             by = JobPolicy.ANYONE if self._native and plan is None else JobPolicy.WORKERS
@@ -249,61 +300,61 @@ class HostLink:
         return Pull(self.engine, ticket, out)
 
     def push(self, x: Tensor, where: RowIndex) -> None:
-        """Store rows of shape ``[n, width]`` in their turn; ``x`` may change afterwards."""
+        """Store rows of shape ``[n, width]`` after earlier pushes; ``x`` may change afterwards."""
         if self.engine.io == "none":
             return
         codec = () if x.dtype == self._dtype else self._codec
         x = x.to("cpu", torch.float32 if codec else self._dtype).contiguous()
-        # Into memory rows are written at once: a copy to write from later costs as much.
+        # Rows in memory are written at once: copying them for a worker would take as long.
         later = self.engine.io == "concurrent" and not self._in_memory and self.supports_overlap
         if later:
-            x = self.engine.pool.take(x.size(0), self.width, x.dtype).copy_(x)
+            x = self.engine.pool.allocate(x.size(0), self.width, x.dtype).copy_(x)
             where = where.clone() if isinstance(where, Tensor) else where
         packed = self.store.packed
         if packed is not None:
-            job = Job.calling(lambda: packed.write(where, x, codec))
+            job = Job.call(lambda: packed.write(where, x, codec))
         elif self._native:
             job = Job.push(self.store.table, x, where, *codec)
         else:
-            job = Job.calling(lambda: self._write(x, where, codec))
+            job = Job.call(lambda: self._write(x, where, codec))
         if later:
             self._submit_push(job)
         else:
             self.engine.run(self.lane, job)
 
     def _submit_push(self, job: Job) -> None:
-        """Queue a push, once there are few enough: each holds the rows of a batch."""
-        while len(self._pushes) >= PUSHES_UNDER_WAY:
+        """Queue a push, at most two at a time: each holds the rows of a batch in memory."""
+        while len(self._pushes) >= MAX_PENDING_PUSHES:
             self.engine.wait(self._pushes.popleft())
         self._pushes.append(self.engine.submit(self.lane, job, JobPolicy.WORKERS, detached=True))
 
-    def read_stored(self, index: Tensor, out: Tensor) -> None:
-        """Copy rows as they are stored; nothing may be under way."""
+    def read_stored(self, index: Tensor, out: Tensor, threads: int | None = None) -> None:
+        """Copy rows as they are stored; no push may be pending."""
         if self._native:
-            Job.pull(self.store.table, index.contiguous(), out).run()
+            Job.pull(self.store.table, index.contiguous(), out).run(threads)
         else:
             self.store.read(index, out)
 
     def store_rows(self, rows: Tensor, ranges: Sequence[tuple[int, int]]) -> None:
-        """Store rows that are encoded already, at once; nothing may be under way."""
+        """Store encoded rows at once; no push or pull may be pending."""
         rows = rows.contiguous()
         if self.store.packed is not None:
             self.store.packed.write(ranges, rows)
         elif self._native:
             Job.push(self.store.table, rows, ranges).run()
         else:
-            self.store.write(as_index(ranges), rows)
-            self.catch_up()
+            self.store.write(to_index(ranges), rows)
+            self.note_changes()
 
-    def catch_up(self) -> None:
-        """Note that the caller has changed the table, or may have."""
+    def note_changes(self) -> None:
+        """Note that the caller may have changed the table."""
 
     @property
     def supports_overlap(self) -> bool:
-        """Return whether work can overlap with the computation.
+        """Return whether transfers can overlap with the computation.
 
-        Moving rows of memory or of a file takes a core, so one has to be idle. A store of the
-        user's may wait for something else.
+        Moving rows of memory or of a file needs an idle core. A user-defined store may wait for a
+        network instead.
         """
         return self.engine.has_workers and (not self._native or has_idle_cores())
 
@@ -315,4 +366,4 @@ class HostLink:
 
     def _write(self, x: Tensor, where: RowIndex, codec: CodecOfRows) -> None:
         rows = encode_torch(self.codec.name, x) if codec else x
-        self.store.write(as_index(where), rows)
+        self.store.write(to_index(where), rows)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_geometric.data import Batch, Data
 
 from gas.graph import Adjacency, count_nodes_and_edges, is_sized_per_node, layout_of
-from gas.history import Features, begin_alike, first_rows
+from gas.history import Features, cache_row_starts, first_rows
 from gas.loader.lazy import (
     LazyOwnRows,
     LazyRows,
@@ -112,7 +112,7 @@ class SubData(NamedTuple):
 
         def move(value: Any) -> Any:
             there = value.to(device=device, non_blocking=non_blocking)
-            return begin_alike(there, value) if is_sparse(value) else there
+            return cache_row_starts(there, value) if is_sparse(value) else there
 
         with explain_missing_cuda("the batch"):
             return self._replace(data=apply(self.data, move, *names))

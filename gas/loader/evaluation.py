@@ -11,10 +11,10 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from gas.graph import check_ptr, default_layout, local_graph, open_if_path, with_csr_features
-from gas.history import share_cores
 from gas.loader.batch_sampler import choose_batch_size
 from gas.loader.cutter import get_parts, get_shard
 from gas.loader.subgraph import SubgraphLoader
+from gas.native import share_cores
 
 
 class EvalSubgraphLoader(SubgraphLoader):

@@ -197,7 +197,7 @@ def prefetch_rows(data: Data) -> None:
     """Ask the operating system to read ahead the lazy rows of a graph that are packed on disk."""
     for _, rows in raw_attributes(data):
         if isinstance(rows, LazyRows) and isinstance(rows.table, Encoded):
-            rows.table.expect(rows.index)
+            rows.table.read_ahead(rows.index)
 
 
 def read_lazy_rows(data: Data, pinned: bool = False) -> None:

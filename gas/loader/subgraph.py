@@ -26,7 +26,6 @@ from gas.graph import (
     open_if_path,
     read_csr,
 )
-from gas.history import share_cores
 from gas.loader.batch import SubData, empty_graph
 from gas.loader.batch_sampler import (
     ResumableBatchSampler,
@@ -37,7 +36,7 @@ from gas.loader.batch_sampler import (
 from gas.loader.cache import make_cache
 from gas.loader.cutter import BatchCutter, get_parts, get_shard
 from gas.loader.transforms import EpochTransform, transform_graph
-from gas.native import Relabeler
+from gas.native import Relabeler, share_cores
 
 
 class SubgraphLoader(BatchCutter, DataLoader):

@@ -1,13 +1,13 @@
 """The native extension: the only importer of ``gas._C``.
 
-One file for each subject of ``csrc``. A function runs natively where the extension was built and as
-its pure-torch twin, which stands beside it, elsewhere. Results are equal bit by bit, whichever ran,
-but for sums over neighbours, which are added up in another order.
+One file for each subject of ``csrc``. A function runs natively if the extension was built, and else
+as its pure-torch twin in the same file. The results are bitwise equal, except for sums over
+neighbours, whose order of summation differs.
 """
 
 from gas.native.attention import Dropout
-from gas.native.augment import EgoGraph, ego_hop, kept_entries, on_host, subset
-from gas.native.buffers import BufferPool, empty, idle_bytes, pinned_zeros, zeros
+from gas.native.augment import EgoGraph, ego_hop, find_kept_entries, on_host, subset
+from gas.native.buffers import BufferPool, allocate_pinned, empty, idle_bytes, zeros
 from gas.native.cache import cache_dir
 from gas.native.checks import (
     MOST_INT32,
@@ -18,8 +18,16 @@ from gas.native.checks import (
     explain_missing_cuda,
     make_folder,
 )
-from gas.native.compiler import disable_compile, is_compiling, skip_frame
-from gas.native.custom_op import custom_op, is_plain, is_transformed, learns
+from gas.native.cores import has_idle_cores, num_cores, share_cores
+from gas.native.custom_op import (
+    custom_op,
+    disable_compile,
+    is_compiling,
+    is_plain,
+    is_transformed,
+    learns,
+    skip_frame,
+)
 from gas.native.device import reads_host_memory
 from gas.native.dropout import (
     dropout,
@@ -29,7 +37,14 @@ from gas.native.dropout import (
     random_bits,
 )
 from gas.native.extension import INTERFACE, C, computes_on, has_kernels, launch, on_cpu, run
-from gas.native.graph import BLOCK, Relabeler, coo_to_csr, rises, sorted_rows, undirected
+from gas.native.graph import (
+    BLOCK,
+    Relabeler,
+    coo_to_csr,
+    has_sorted_rows,
+    is_valid_rowptr,
+    symmetrize_edges,
+)
 from gas.native.matrix import TYPES, Matrix, find_starts, transpose
 from gas.native.memory import (
     PeakMemory,
@@ -43,16 +58,16 @@ from gas.native.memory import (
 )
 from gas.native.mixture import Mixture
 from gas.native.progress import report_blocking, report_progress
-from gas.native.rows import gather_rows
-from gas.native.segments import padded, read_bytes, read_segments, write_bytes, write_segments
-from gas.native.sparse_rows import (
+from gas.native.rows import (
     accept_beta_state,
     first_sparse_rows,
+    gather_rows,
     gather_sparse_rows,
     is_sparse,
     parts,
     sparse_csr,
 )
+from gas.native.segments import padded_sizes, read_bytes, read_segments, write_bytes, write_segments
 from gas.native.transfer import (
     CODECS,
     Engine,
@@ -63,7 +78,7 @@ from gas.native.transfer import (
     decode_torch,
     encode_torch,
 )
-from gas.native.warning import warn
+from gas.native.warning import renamed, warn
 
 __all__ = [
     "BLOCK",
@@ -84,9 +99,7 @@ __all__ = [
     "RowIndex",
     "TYPES",
     "accept_beta_state",
-    "disable_compile",
     "assert_range",
-    "skip_frame",
     "bytes_of",
     "cache_dir",
     "check_index",
@@ -97,6 +110,7 @@ __all__ = [
     "coo_to_csr",
     "custom_op",
     "decode_torch",
+    "disable_compile",
     "dropout",
     "ego_hop",
     "empty",
@@ -112,6 +126,7 @@ __all__ = [
     "gather_dropout",
     "gather_rows",
     "gather_sparse_rows",
+    "has_idle_cores",
     "has_kernels",
     "human",
     "idle_bytes",
@@ -119,30 +134,34 @@ __all__ = [
     "is_plain",
     "is_sparse",
     "is_transformed",
-    "kept_entries",
+    "find_kept_entries",
     "launch",
     "learns",
     "make_folder",
+    "num_cores",
     "on_cpu",
     "on_host",
-    "padded",
+    "padded_sizes",
     "parts",
-    "pinned_zeros",
+    "allocate_pinned",
     "random_bits",
     "read_bytes",
     "read_segments",
     "reads_host_memory",
+    "renamed",
     "report_blocking",
     "report_progress",
     "resident_bytes",
     "resident_kinds",
-    "rises",
+    "is_valid_rowptr",
     "run",
-    "sorted_rows",
+    "share_cores",
+    "skip_frame",
+    "has_sorted_rows",
     "sparse_csr",
     "subset",
     "transpose",
-    "undirected",
+    "symmetrize_edges",
     "warn",
     "write_bytes",
     "write_segments",

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gas.native import extension as native
 from gas.native.dropout import dropout as drop
-from gas.native.matrix import Matrix, address, forward_of, run, transpose_of
+from gas.native.matrix import Matrix, address, native_matrix, native_transpose, run
 
 
 class Dropout(NamedTuple):
@@ -28,7 +28,7 @@ def attention(
     dropout: Dropout,
     keep_state: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Attention over the entries of each row; see ``csrc/operators/attention.h``.
+    """Compute attention over the entries of each row; see ``csrc/operators/attention.h``.
 
     Args:
         m: The matrix.
@@ -51,8 +51,8 @@ def attention(
     run(
         "attention",
         x,
-        forward_of(m),
-        attention_of(heads, width, slope, dropout),
+        native_matrix(m),
+        native_attention(heads, width, slope, dropout),
         x.data_ptr(),
         source.data_ptr(),
         target.data_ptr(),
@@ -66,7 +66,7 @@ def _state_address(positive: Tensor) -> int:
     return positive.data_ptr() if positive.numel() else 0
 
 
-def attention_of(heads: int, width: int, slope: float, dropout: Dropout) -> object:
+def native_attention(heads: int, width: int, slope: float, dropout: Dropout) -> object:
     """Return the settings of attention for the kernels."""
     threshold, keep = round(dropout.p * 2**32), 1.0 / (1.0 - dropout.p)
     return native.C.Attention(heads, width, slope, threshold, keep, dropout.seed)
@@ -94,9 +94,9 @@ def attention_backward(
     run(
         "attention_backward",
         x,
-        transpose_of(m),
+        native_transpose(m),
         m.num_rows,
-        attention_of(heads, width, slope, dropout),
+        native_attention(heads, width, slope, dropout),
         x.data_ptr(),
         source.data_ptr(),
         target.data_ptr(),
@@ -114,7 +114,7 @@ def attention_backward(
 def _weights_torch(
     m: Matrix, source: Tensor, target: Tensor, slope: float, dropout: Dropout
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of every entry and head: the attention weight, dropout's factor, the derivative of leaky."""
+    """Return, for every entry and head, the weight, dropout's factor and leaky's derivative."""
     row, col = m.row, m.col.long()
     raw = source[col] + target[row]
     bend = torch.where(raw > 0, raw.new_ones(()), raw.new_tensor(slope))

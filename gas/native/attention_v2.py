@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from gas.native import extension as native
-from gas.native.attention import Dropout, attention_of
+from gas.native.attention import Dropout, native_attention
 from gas.native.dropout import dropout as drop
-from gas.native.matrix import TYPES, Matrix, forward_of, run, transpose_of
+from gas.native.matrix import TYPES, Matrix, native_matrix, native_transpose, run
 
 
 def attention_v2(
@@ -34,7 +34,7 @@ def attention_v2(
     run(
         "attention_v2",
         source,
-        forward_of(m),
+        native_matrix(m),
         _layer(source, target, att, slope, dropout),
         out.data_ptr(),
         maximum.data_ptr(),
@@ -45,8 +45,8 @@ def attention_v2(
 
 def _layer(source: Tensor, target: Tensor, att: Tensor, slope: float, dropout: Dropout) -> object:
     addresses = source.data_ptr(), target.data_ptr(), att.data_ptr()
-    how = attention_of(att.size(0), att.size(1), slope, dropout)
-    return getattr(native.C, f"AttentionV2_{TYPES[source.dtype]}")(how, *addresses)
+    options = native_attention(att.size(0), att.size(1), slope, dropout)
+    return getattr(native.C, f"AttentionV2_{TYPES[source.dtype]}")(options, *addresses)
 
 
 def attention_v2_backward(
@@ -70,8 +70,8 @@ def attention_v2_backward(
     run(
         "attention_v2_backward",
         source,
-        forward_of(m),
-        transpose_of(m),
+        native_matrix(m),
+        native_transpose(m),
         _layer(source, target, att, slope, dropout),
         out.data_ptr(),
         grad.data_ptr(),

@@ -1,7 +1,7 @@
 """Subsets of exact size and ego-graph counts: the native kernels, and their pure-torch twins.
 
-Every function checks nothing but where it runs; :mod:`gas.augment` checks what users pass. Results
-equal the twins' bit by bit. On a GPU, too, the host waits for nothing.
+The functions don't check their arguments; :mod:`gas.augment` does. Results equal those of the twins
+bitwise. On a GPU, the host doesn't wait.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from torch import Tensor
 
 from gas.native import extension as native
 from gas.native.dropout import random_bits
-from gas.native.matrix import sparse
+from gas.native.matrix import native_sparse
 
-DIGIT = 16  # Bits of a key that the twin looks at in one round.
+DIGIT_BITS = 16  # Bits of a key per round of the twin.
 
 
 def on_host(tensor: Tensor) -> bool:
-    """Return whether reading ``tensor`` makes nobody wait."""
+    """Return whether ``tensor`` can be read without waiting for a device."""
     return tensor.device.type == "cpu"
 
 
@@ -75,14 +75,14 @@ def _subset_torch(
 ) -> Tensor:
     """Radix selection: each round finds the digit of the k-th key among those that share the last.
 
-    Everything has a size that is known beforehand, so that no host waits.
+    All sizes are known beforehand, so that the host doesn't wait.
     """
     key = random_bits(size, seed, device)
     drawn = torch.zeros(size, dtype=torch.bool, device=device)
     active = torch.ones_like(drawn) if among is None else among
     left = k.long().view(1)
-    most = 2**DIGIT - 1
-    for shift in range(64 - DIGIT, -1, -DIGIT):
+    most = 2**DIGIT_BITS - 1
+    for shift in range(64 - DIGIT_BITS, -1, -DIGIT_BITS):
         digit = (key >> shift) & most
         count = torch.zeros(most + 1, dtype=torch.long, device=device)
         count.scatter_add_(0, digit, active.long())
@@ -97,13 +97,13 @@ def _subset_torch(
 # Entries ------------------------------------------------------------------------------------------
 
 
-def kept_entries(rowptr: Tensor, ids: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+def find_kept_entries(rowptr: Tensor, ids: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
     """Select entries of a sparse matrix in compressed rows.
 
     Args:
         rowptr: First entry of each row, of shape ``[rows + 1]``, int32.
-        ids: Of every entry, its place in ``kept``, of shape ``[entries]``, int64.
-        kept: Which stay, bool.
+        ids: The position of every entry in ``kept``, of shape ``[entries]``, int64.
+        kept: Whether entries stay, bool.
 
     Returns:
         The positions of those that stay, of shape ``[n]``, int64, and their rows, of shape
@@ -149,13 +149,13 @@ def ego_hop(graph: EgoGraph, kept: Tensor, x: Tensor) -> Tensor:
 
     Args:
         graph: The graph ``A``.
-        kept: Which units ``A'`` keeps, of shape ``[units]``, bool.
+        kept: Whether ``A'`` keeps each unit, of shape ``[units]``, bool.
         x: Of shape ``[n, 2]``, float64, contiguous.
     """
     if not native.has_kernels(x, kept, graph.col):
         return _ego_hop_torch(graph, kept, x)
     out = torch.empty_like(x)
-    matrix = sparse(x.size(0), graph.rowptr, graph.col, graph.unit, graph.start)
+    matrix = native_sparse(x.size(0), graph.rowptr, graph.col, graph.unit, graph.start)
     address = kept.data_ptr(), graph.loops.data_ptr(), x.data_ptr(), out.data_ptr()
     native.run("ego_hop", x.device, matrix, *address)
     return out

@@ -1,7 +1,7 @@
-"""Host memory that is used again.
+"""A pool that reuses host memory.
 
-A new tensor of some megabytes costs more than the rows that are read into it: the system clears its
-pages first (measured: 3-4 GB/s into a new tensor, 10-20 GB/s into one that was used before).
+Reading rows into a new tensor of some megabytes is slow, because the system clears its pages first
+(measured: 3-4 GB/s into a new tensor, 10-20 GB/s into one that was used before).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from torch import Tensor
 from gas.native import extension as native
 from gas.native.memory import human
 
-SMALL_BYTES = 128 * 1024  # Below this, the C library uses memory again by itself.
-LARGE_BYTES = 32 << 20  # From this, it always gives memory back to the system.
-HUGE_BYTES = 4 << 20  # Two huge pages of 2 MiB: below, little is gained.
-MOST_IDLE = 8  # Blocks that wait for their next use.
-MOST_IDLE_BYTES = 512 << 20  # Of those that all models share.
+SMALL_BYTES = 128 * 1024  # Below this size, the C library reuses memory itself.
+LARGE_BYTES = 32 << 20  # From this size on, it always returns memory to the system.
+HUGE_BYTES = 4 << 20  # Two huge pages of 2 MiB: smaller blocks gain little.
+MOST_IDLE = 8  # Idle blocks of a pool.
+MOST_IDLE_BYTES = 512 << 20  # Size of the idle blocks that all models share.
 
 
 def zeros(num_bytes: int) -> np.ndarray:
@@ -38,22 +38,22 @@ def zeros(num_bytes: int) -> np.ndarray:
 
 
 def _pages(num_bytes: int) -> np.ndarray:
-    """Zeros in pages of their own."""
+    """Allocate zeros in pages of their own."""
     if hasattr(mmap, "MAP_ANONYMOUS"):
         pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     else:  # Windows.
         pages = mmap.mmap(-1, num_bytes)
-    with contextlib.suppress(OSError, AttributeError):  # A system that has no huge ones.
+    with contextlib.suppress(OSError, AttributeError):  # The system has no huge pages.
         pages.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(pages, dtype=np.uint8)
 
 
-def pinned_zeros(num_bytes: int) -> np.ndarray:
+def allocate_pinned(num_bytes: int) -> np.ndarray:
     """Allocate exactly the requested host memory, for access by GPUs over the bus.
 
-    PyTorch's allocator would take the next power of two. It would also wait for kernels that it
-    knows of before it gives the memory to somebody else; here, who has launched kernels refers to
-    the array until they have ended.
+    PyTorch's allocator would round up to the next power of two. It would also wait for kernels
+    before it reuses the memory; here, the caller of kernels keeps a reference to the array until
+    they have ended.
 
     Raises:
         MemoryError: If the system or CUDA refuses.
@@ -67,26 +67,25 @@ def pinned_zeros(num_bytes: int) -> np.ndarray:
             f"'store' is 'pinned', but {human(num_bytes)} of memory can't be pinned, CUDA says "
             f"{str(error)!r}: use store='host', or raise the limit of locked memory (ulimit -l)"
         ) from error
-    # The pages are unmapped right after this, as the array's memory.
+    # Unpinned just before the pages are unmapped, with the array.
     back = weakref.finalize(array, native.C.cuda_unpin, address)
     back.atexit = False
     return array
 
 
 class BufferPool:
-    """Hands out tensors in memory that is used again once nothing refers to it any more.
+    """Allocate tensors in memory that is reused when it isn't referenced any more.
 
     Args:
-        most_idle_bytes: Upper bound of the memory of one type that waits for its next use.
-            (default: none)
+        most_idle_bytes: Upper bound of the idle memory of one dtype. (default: none)
     """
 
     def __init__(self, most_idle_bytes: float = math.inf) -> None:
         self._most_idle_bytes = most_idle_bytes
-        # By dtype, so that what a buffer held is a number of its type.
+        # By dtype: earlier contents of a buffer are finite numbers of its type.
         self._idle: dict[torch.dtype, deque[np.ndarray]] = defaultdict(deque)
 
-    def take(self, rows: int, width: int, dtype: torch.dtype) -> Tensor:
+    def allocate(self, rows: int, width: int, dtype: torch.dtype) -> Tensor:
         """Return a CPU tensor of shape ``[rows, width]`` with unspecified but finite values."""
         size = rows * width * dtype.itemsize
         if size < SMALL_BYTES:
@@ -97,34 +96,34 @@ class BufferPool:
         for _ in range(len(idle)):
             try:
                 candidate = idle.popleft()
-            except IndexError:  # Another thread has taken the last one.
+            except IndexError:  # Another thread has taken the last block.
                 break
             if size <= candidate.size <= 2 * size:
                 block = candidate
                 break
             if candidate.size > size or len(idle) < MOST_IDLE:
-                idle.append(candidate)  # Of use to others; too many small ones are dropped.
+                idle.append(candidate)  # Too many small blocks are dropped.
         if block is None:
-            # Some room to spare: the next batch's halo may be a little larger.
+            # Larger than needed: the next batch's halo may be a little larger.
             step = 1 << max(0, math.ceil(math.log2(size)) - 3)
             block = zeros(-(-size // step) * step)
-        # The tensor keeps the array alive; when both are gone, the block is idle again.
+        # The tensor keeps the array alive; the block is idle again when both are freed.
         array = block[:size]
         back = weakref.finalize(array, self._give_back, idle, block, self._most_idle_bytes)
         back.atexit = False
         storage = torch.from_numpy(array).untyped_storage()
-        # Not a view: autograd lets nobody write to views that were made without gradient.
-        with torch.inference_mode(False):  # Workers may write to it, who are not in that mode.
+        # Not a view: views that were made without gradient are read-only to autograd.
+        with torch.inference_mode(False):  # Workers write to it outside of that mode.
             empty = torch.empty(0, dtype=dtype, device="cpu")
         return empty.set_(storage, 0, (rows, width), (width, 1))
 
     @property
     def idle_bytes(self) -> int:
-        """The memory that waits for its next use."""
+        """The size of the idle memory."""
         return sum(block.size for idle in tuple(self._idle.values()) for block in tuple(idle))
 
     def clear(self) -> None:
-        """Give up the memory that waits for its next use."""
+        """Free the idle memory."""
         for idle in tuple(self._idle.values()):
             idle.clear()
 
@@ -146,12 +145,12 @@ SHARED = BufferPool(MOST_IDLE_BYTES)
 
 
 def idle_bytes() -> int:
-    """Return the memory of the process that all models share, and none uses now."""
+    """Return the size of the idle memory that all models share."""
     return SHARED.idle_bytes
 
 
 def empty(rows: int, width: int, like: Tensor) -> Tensor:
-    """Return an uninitialised tensor of shape ``[rows, width]`` with the type of another."""
+    """Return an uninitialised tensor of shape ``[rows, width]``, of the dtype of another."""
     if like.device.type != "cpu" or rows * width * like.element_size() < LARGE_BYTES:
         return like.new_empty(rows, width)
-    return SHARED.take(rows, width, like.dtype)
+    return SHARED.allocate(rows, width, like.dtype)

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-MOST_INT32 = 2**31 - 1  # What an int32 can count.
+MOST_INT32 = 2**31 - 1  # The largest int32.
 
 
 def check_integer(
@@ -20,11 +20,11 @@ def check_integer(
     """Raise ``ValueError`` unless ``value`` is a whole number, of Python or numpy, within bounds.
 
     Args:
-        name: What the error calls it.
+        name: The name in the error.
         value: The number.
-        least: The smallest that is allowed.
-        most: The largest that is allowed. (default: any)
-        expected: What the error says was expected. (default: the bounds)
+        least: The minimum.
+        most: The maximum. (default: none)
+        expected: The expected value in the error. (default: the bounds)
     """
     whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     if whole and least <= value and (most is None or value <= most):  # type: ignore[operator]
@@ -34,10 +34,10 @@ def check_integer(
 
 
 def make_folder(name: str, path: Path) -> None:
-    """Make a folder, with those above it, unless it is there.
+    """Make a folder and its parents, unless it exists.
 
     Args:
-        name: The argument that names it.
+        name: The name of the argument in the error.
         path: The folder.
 
     Raises:
@@ -62,7 +62,7 @@ def check_index(name: str, index: Tensor) -> None:
 
 
 def assert_range(name: str, index: Tensor, size: int, kind: str) -> None:
-    """:func:`check_range` on a device, an assertion of its own: the host doesn't wait."""
+    """Check as :func:`check_range` by an assertion on the device: the host doesn't wait."""
     inside = ((index >= 0) & (index < size)).all()
     torch._assert_async(inside, f"'{name}' has a {kind} outside [0, {size})")
 
@@ -79,10 +79,10 @@ def check_range(name: str, index: Tensor, size: int) -> None:
 
 @contextlib.contextmanager
 def explain_missing_cuda(what: str) -> Iterator[None]:
-    """In this context, name the cure of an error that PyTorch raises where there is no CUDA.
+    """Add the cure to errors that PyTorch raises in this context because there is no CUDA.
 
     Args:
-        what: What is moved, or made there.
+        what: The objects that are moved to a device, for the error.
     """
     try:
         yield

@@ -24,22 +24,22 @@ from torch import Tensor
 
 from gas.native.cache import cache_dir
 
-MARGIN = 0.95  # Of our time PyTorch has to take less than this: noise shall decide nothing.
+MARGIN = 0.95  # PyTorch must take less than this share of our time: noise must not decide.
 
-# By device: of an operation and a size the seconds of each way.
+# Seconds by device, operation, size and way.
 Costs = dict[str, dict[str, dict[str, dict[str, float]]]]
 
 _forced: str | None = None  # The way that is being measured.
 
 
-def moves_by_torch(operation: str, table: Tensor) -> bool:
+def prefers_torch_move(operation: str, table: Tensor) -> bool:
     """Return whether PyTorch is faster at the ``"gather"`` or ``"scatter"`` of a table's rows."""
     if not table.is_cuda or table.dtype != torch.float32 or table.size(0) == 0:
         return False
     return _prefers_torch(operation, table.nbytes // table.size(0), table.device)
 
 
-def sums_by_torch(weight: Tensor | None, x: Tensor) -> bool:
+def prefers_torch_sum(weight: Tensor | None, x: Tensor) -> bool:
     """Return whether cuSPARSE is faster at sums over neighbours, weighted or not."""
     if not x.is_cuda or x.dtype != torch.float32 or torch.are_deterministic_algorithms_enabled():
         return False
@@ -47,13 +47,13 @@ def sums_by_torch(weight: Tensor | None, x: Tensor) -> bool:
 
 
 def _prefers_torch(operation: str, size: int, device: torch.device) -> bool:
-    return _forced == "torch" if _forced is not None else _chosen(operation, size, device)
+    return _forced == "torch" if _forced is not None else _is_torch_faster(operation, size, device)
 
 
 @functools.cache
-def _chosen(operation: str, size: int, device: torch.device) -> bool:
-    """By the costs of the next larger size that was measured, or of the largest."""
-    costs = _read().get(_name(device), {}).get(operation, {})
+def _is_torch_faster(operation: str, size: int, device: torch.device) -> bool:
+    """Compare the costs at the next larger measured size, or at the largest."""
+    costs = _read_costs().get(_device_key(device), {}).get(operation, {})
     sizes = sorted(map(int, costs))
     if not sizes:
         return False
@@ -61,36 +61,36 @@ def _chosen(operation: str, size: int, device: torch.device) -> bool:
     return seconds["torch"] < MARGIN * seconds["gas"]
 
 
-def _name(device: torch.device) -> str:
+def _device_key(device: torch.device) -> str:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     return f"{name}, PyTorch {torch.__version__}"
 
 
-def _file() -> Path:
+def _costs_path() -> Path:
     return cache_dir() / "costs.json"
 
 
-def _read() -> Costs:
+def _read_costs() -> Costs:
     """Read the measured costs; an unreadable file counts as missing."""
     try:
-        return json.loads(_file().read_text())
+        return json.loads(_costs_path().read_text())
     except (OSError, ValueError):
         return {}
 
 
-def keep(device: torch.device, costs: dict[str, dict[str, dict[str, float]]]) -> None:
-    """Write what was measured on a device to the cache, and use it from now on.
+def save_costs(device: torch.device, costs: dict[str, dict[str, dict[str, float]]]) -> None:
+    """Write the measured costs of a device to the cache, and use them from now on.
 
     Raises:
         OSError: If it can't be written.
     """
-    file, every = _file(), _read()
-    every[_name(device)] = costs
+    file, every = _costs_path(), _read_costs()
+    every[_device_key(device)] = costs
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_suffix(f".{os.getpid()}")
     temporary.write_text(json.dumps(every, indent=1))
     os.replace(temporary, file)
-    _chosen.cache_clear()
+    _is_torch_faster.cache_clear()
 
 
 @contextlib.contextmanager

@@ -12,22 +12,34 @@ from torch.nn import Parameter
 
 _PLAIN = frozenset((Tensor, Parameter))
 
+disable_compile = torch.compiler.disable(reason="gas reads and writes histories between graphs")
+"""Exclude a function, and all that it calls, from compilation."""
+
+skip_frame = torch._dynamo.decorators.skip
+"""Run a function uncompiled; functions that it calls may be compiled."""
+
+
+@skip_frame
+def is_compiling() -> bool:
+    """Return whether functions called from here are compiled, outside of a compiled function."""
+    return torch._C._dynamo.eval_frame.get_eval_frame_callback() not in (None, False)
+
 
 class CustomOp:
     """An operator as :func:`torch.library.custom_op` makes them, which is called faster.
 
-    To the compiler, to modes and to subclasses of tensors it is the registered operator. Everybody
-    else calls the kernel itself or, where a gradient is wanted, an autograd function of it: 20
-    instead of 60 microseconds, which is what a small batch's product takes.
+    The compiler, modes and tensor subclasses see the registered operator. All other calls run the
+    kernel itself or, if a gradient is required, an autograd function of it: 20 instead of 60
+    microseconds, about the time of a small batch's product.
 
-    Under :func:`torch.vmap` it is called for one sample after the other. What nobody has written
-    down, a derivative in forward mode or a further one, is refused when it is asked for.
+    :func:`torch.vmap` calls it for one sample after the other. Second derivatives and forward mode
+    raise an error.
 
     Args:
         name: ``"namespace::name"``.
-        kernel: Computes it. Arguments that aren't tensors or numbers are sequences of tensors
-            without gradient.
-        public: What errors call it. (default: its name)
+        kernel: The function that computes it. Arguments that aren't tensors or numbers are
+            sequences of tensors without gradient.
+        public: The name in errors. (default: ``name``)
     """
 
     def __init__(self, name: str, kernel: Callable[..., Any], public: str = "") -> None:
@@ -105,7 +117,7 @@ class CustomOp:
         )
 
     def __call__(self, *args: Any) -> Any:
-        """Compute it."""
+        """Compute the operator."""
         if forward_ad._current_level >= 0 and _in_forward_mode(*_tensors_of(args)):
             raise _no_forward_mode(self._name)
         if _is_watched():
@@ -141,7 +153,7 @@ def _tensors_of(args: tuple[Any, ...]) -> list[Tensor]:
 
 
 def learns(*tensors: Tensor) -> bool:
-    """Return whether a gradient towards one of them may be asked for."""
+    """Return whether a gradient towards one of the tensors may be required."""
     if torch.is_grad_enabled():
         for tensor in tensors:  # The compiler can't follow map() of an attrgetter.
             if tensor.requires_grad:
@@ -167,7 +179,7 @@ def is_plain(tensor: Tensor) -> bool:
 
 
 def _in_forward_mode(*tensors: Tensor) -> bool:
-    """Return whether a derivative in forward mode is asked for, by other means than a transform."""
+    """Return whether forward-mode derivatives are required other than by a transform."""
     return forward_ad._current_level >= 0 and any(
         not is_transformed(tensor) and forward_ad.unpack_dual(tensor).tangent is not None
         for tensor in tensors
@@ -182,7 +194,7 @@ def _no_forward_mode(name: str) -> Exception:
 
 
 def _sample(arg: Any, dim: Any, index: int) -> Any:
-    """One sample of an argument that :func:`torch.vmap` has batched, or of a sequence's parts."""
+    """Return a sample of an argument, or of each of a sequence, batched by :func:`torch.vmap`."""
     if isinstance(arg, Tensor):
         return arg if dim is None else arg.select(dim, index)
     if isinstance(arg, Sequence) and not isinstance(arg, str):
@@ -192,7 +204,7 @@ def _sample(arg: Any, dim: Any, index: int) -> Any:
 
 
 def _is_watched() -> bool:
-    """Return whether somebody wants to see operators, not what they compute."""
+    """Return whether calls are traced or intercepted as operators."""
     return (
         torch.compiler.is_compiling()
         or torch._C._get_tracing_state() is not None
@@ -202,5 +214,5 @@ def _is_watched() -> bool:
 
 
 def custom_op(name: str, public: str = "") -> Callable[[Callable[..., Any]], CustomOp]:
-    """Make a :class:`CustomOp` of the function that follows."""
+    """Return a decorator that makes a :class:`CustomOp` of a function."""
     return lambda kernel: CustomOp(name, kernel, public)

@@ -1,7 +1,7 @@
-"""Moving and encoding rows on a CUDA device, on the current stream; nothing waits for the host.
+"""Move and encode rows on a CUDA device, on the current stream; the host doesn't wait.
 
-Natively where the extension has CUDA, in torch elsewhere, with equal results. Indices are not
-checked: the loader checks them when it makes them. The current device may be another one.
+Natively if the extension has CUDA, else in torch, with equal results. Indices aren't checked here:
+the loader has checked them. The current device may be another one.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from torch import Tensor
 
 from gas.native import costs
 from gas.native import extension as native
-from gas.native.transfer import decode_torch, encode_torch, stored_columns
+from gas.native.transfer import decode_torch, encode_torch, num_stored_columns
 
-MOST_BLOCKS = 65535  # For rows on the device: as many as there is work for.
+MOST_BLOCKS = 65535  # For rows on the device: no limit in practice.
 # Of 256 threads with up to 16 bytes each: over 500 KB on their way on a GPU of 132 multiprocessors,
 # several times what a bus of 64 GB/s holds in 2 microseconds. The rest of the GPU computes.
 BUS_BLOCKS_PER_PROCESSOR = 1
@@ -28,7 +28,7 @@ def reads_host_memory() -> bool:
 
 
 def _launches(x: Tensor) -> bool:
-    """Return whether there are kernels for a tensor; a rehearsal without a device has none."""
+    """Return whether there are kernels for a tensor."""
     return x.is_cuda and reads_host_memory()
 
 
@@ -49,16 +49,16 @@ def _most_blocks(table: Tensor, device: torch.device) -> int:
 
 
 def gather_rows(table: Tensor, index: Tensor, out: Tensor | None = None) -> Tensor:
-    """``table[index]`` on the device of ``index``.
+    """Return ``table[index]`` on the device of ``index``.
 
     Args:
         table: Contiguous, on that device or in pinned host memory.
         index: The rows, of shape ``[n]``, int64, on the device.
-        out: Where to write, contiguous, of the table's dtype. (default: a new tensor)
+        out: The tensor to write to, contiguous, of the table's dtype. (default: a new tensor)
     """
     if out is None:
         out = table.new_empty(index.numel(), *table.shape[1:], device=index.device)
-    if not _launches(index) or costs.moves_by_torch("gather", table):
+    if not _launches(index) or costs.prefers_torch_move("gather", table):
         return torch.index_select(table, 0, index, out=out)
     native.launch(
         "cuda_gather_rows",
@@ -74,14 +74,14 @@ def gather_rows(table: Tensor, index: Tensor, out: Tensor | None = None) -> Tens
 
 
 def scatter_rows(table: Tensor, index: Tensor, rows: Tensor) -> None:
-    """``table[index] = rows``; of rows with the same index any one wins.
+    """Set ``table[index] = rows``; any of several rows with the same index wins.
 
     Args:
         table: Contiguous, on the device of ``index`` or in pinned host memory.
         index: The rows, of shape ``[n]``, int64, on the device.
         rows: Their values, contiguous, of the table's dtype, on the device.
     """
-    if not _launches(index) or costs.moves_by_torch("scatter", table):
+    if not _launches(index) or costs.prefers_torch_move("scatter", table):
         table.index_copy_(0, index, rows)
         return
     native.launch(
@@ -101,7 +101,7 @@ def encode(codec: str, x: Tensor) -> Tensor:
     if codec != "int8" or not _launches(x):
         return encode_torch(codec, x)
     n, width = x.shape
-    rows = torch.empty(n, stored_columns(codec, width), dtype=torch.uint8, device=x.device)
+    rows = torch.empty(n, num_stored_columns(codec, width), dtype=torch.uint8, device=x.device)
     native.launch(
         "cuda_encode_int8", x.device, x.data_ptr(), n, width, rows.size(1), rows.data_ptr()
     )
@@ -112,10 +112,10 @@ def decode(codec: str, rows: Tensor, out: Tensor, index: Tensor | None = None) -
     """Decode stored rows into contiguous float32 rows, of shape ``[n, width]``, on a device.
 
     Args:
-        codec: How they are encoded.
+        codec: The codec of the rows.
         rows: Contiguous, on that device, or in pinned host memory with ``index``.
-        out: Where to write.
-        index: Which rows, of shape ``[n]``, int64, on the device. (default: all)
+        out: The tensor to write to.
+        index: The rows to decode, of shape ``[n]``, int64, on the device. (default: all)
     """
     if codec != "int8" or not _launches(out):
         if index is not None:

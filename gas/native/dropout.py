@@ -15,7 +15,7 @@ _TYPES = {torch.float32: "float32", torch.float64: "float64"}
 
 
 def dropout(x: Tensor, p: float, seed: int) -> Tensor:
-    """Drop elements: ``x / (1 - p)`` where the seed keeps them, 0 elsewhere.
+    """Drop elements: return ``x / (1 - p)`` for those that are kept, else 0.
 
     The same seed drops the same elements, so that nothing has to be stored for the backward pass.
 
@@ -29,13 +29,13 @@ def dropout(x: Tensor, p: float, seed: int) -> Tensor:
     if not native.on_cpu(x):
         return _dropout_torch(x, threshold, scale, seed)
     out = buffers.empty(x.size(0), x.size(1), x) if x.dim() == 2 else torch.empty_like(x)
-    how = threshold, scale, seed, out.data_ptr()
-    native.run(f"dropout_{_TYPES[x.dtype]}", x.device, x.data_ptr(), x.numel(), *how)
+    options = threshold, scale, seed, out.data_ptr()
+    native.run(f"dropout_{_TYPES[x.dtype]}", x.device, x.data_ptr(), x.numel(), *options)
     return out
 
 
 def gather_dropout(table: Tensor, index: Tensor, p: float, seed: int) -> Tensor:
-    """``dropout(gather_rows(table, index), p, seed)`` in one pass.
+    """Compute ``dropout(gather_rows(table, index), p, seed)`` in one pass.
 
     Args:
         table: A float32 or float64 table of shape ``[rows, width]``, on the CPU.
@@ -52,8 +52,8 @@ def gather_dropout(table: Tensor, index: Tensor, p: float, seed: int) -> Tensor:
     index = index.contiguous()
     out = buffers.empty(index.numel(), table.size(1), table)
     rows = table.data_ptr(), table.size(0), table.size(1), index.data_ptr(), index.numel()
-    how = round(p * 2**32), 1.0 / (1.0 - p), seed, out.data_ptr()
-    native.run(f"gather_dropout_{_TYPES[table.dtype]}", table.device, *rows, *how)
+    options = round(p * 2**32), 1.0 / (1.0 - p), seed, out.data_ptr()
+    native.run(f"gather_dropout_{_TYPES[table.dtype]}", table.device, *rows, *options)
     return out
 
 
@@ -62,7 +62,7 @@ def gather_decode(table: Tensor, codec: str, width: int, index: Tensor) -> Tenso
 
     Args:
         table: The stored rows, contiguous, of shape ``[N, columns]``, on the CPU.
-        codec: How they are encoded, a key of ``CODECS``.
+        codec: The codec of the rows, a key of ``CODECS``.
         width: The width of decoded rows.
         index: The rows to read, of shape ``[n]``, int64.
 
@@ -77,7 +77,7 @@ def gather_decode(table: Tensor, codec: str, width: int, index: Tensor) -> Tenso
 def gather_decode_dropout(
     table: Tensor, codec: str, width: int, index: Tensor, p: float, seed: int
 ) -> Tensor:
-    """``dropout(gather_decode(table, codec, width, index), p, seed)`` in one pass.
+    """Compute ``dropout(gather_decode(table, codec, width, index), p, seed)`` in one pass.
 
     Args:
         table: See :func:`gather_decode`.
@@ -96,8 +96,8 @@ def gather_decode_dropout(
     index = index.contiguous()
     out = buffers.empty(index.numel(), width, table.new_empty(0, dtype=torch.float32))
     rows = table.data_ptr(), table.size(0), width, index.data_ptr(), index.numel()
-    how = round(p * 2**32), 1.0 / (1.0 - p), seed, out.data_ptr()
-    native.run("gather_decode_dropout", table.device, CODECS[codec], *rows, *how)
+    options = round(p * 2**32), 1.0 / (1.0 - p), seed, out.data_ptr()
+    native.run("gather_decode_dropout", table.device, CODECS[codec], *rows, *options)
     return out
 
 
@@ -109,15 +109,15 @@ def _dropout_torch(x: Tensor, threshold: int, scale: float, seed: int) -> Tensor
 
 
 def random_bits(count: int, seed: int, device: torch.device) -> Tensor:
-    """64 random bits for each of ``count`` counters, as int64; ``common/random.h`` in torch."""
+    """Return 64 random bits for each of ``count`` counters, as int64, as ``common/random.h``."""
 
-    def signed(z: int) -> int:
+    def to_signed(z: int) -> int:
         return (z + 2**63) % 2**64 - 2**63
 
     counter = torch.arange(count, device=device) + 1
-    z = counter * signed(0x9E3779B97F4A7C15) + seed
-    z = (z ^ _shift(z, 30)) * signed(0xBF58476D1CE4E5B9)
-    z = (z ^ _shift(z, 27)) * signed(0x94D049BB133111EB)
+    z = counter * to_signed(0x9E3779B97F4A7C15) + seed
+    z = (z ^ _shift(z, 30)) * to_signed(0xBF58476D1CE4E5B9)
+    z = (z ^ _shift(z, 27)) * to_signed(0x94D049BB133111EB)
     return z ^ _shift(z, 31)
 
 

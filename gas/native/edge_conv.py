@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gas.native import extension as native
-from gas.native.matrix import Matrix, address, forward_of, run, sum_type, transpose_of
+from gas.native.matrix import Matrix, address, native_matrix, native_transpose, run, sum_type
 
 
 def edge_conv(
@@ -40,10 +40,8 @@ def edge_conv(
     run(
         "edge_conv",
         target,
-        forward_of(m),
-        native.C.EdgeConv(
-            getattr(native.C.Activation, activation.upper()), parameter, target.size(1), mean
-        ),
+        native_matrix(m),
+        _native_edge_conv(activation, parameter, target.size(1), mean),
         target.data_ptr(),
         source.data_ptr(),
         out.data_ptr(),
@@ -62,10 +60,8 @@ def edge_conv_backward(
     run(
         "edge_conv_backward",
         target,
-        transpose_of(m),
-        native.C.EdgeConv(
-            getattr(native.C.Activation, activation.upper()), parameter, target.size(1), False
-        ),
+        native_transpose(m),
+        _native_edge_conv(activation, parameter, target.size(1), False),
         target.data_ptr(),
         source.data_ptr(),
         grad.data_ptr(),
@@ -74,7 +70,8 @@ def edge_conv_backward(
     return out
 
 
-def _how(activation: str, parameter: float, width: int, mean: bool) -> object:
+def _native_edge_conv(activation: str, parameter: float, width: int, mean: bool) -> object:
+    """Return the settings of the operator for the kernels."""
     kind = getattr(native.C.Activation, activation.upper())
     return native.C.EdgeConv(kind, parameter, width, mean)
 
@@ -82,7 +79,7 @@ def _how(activation: str, parameter: float, width: int, mean: bool) -> object:
 def _activate_torch(
     m: Matrix, target: Tensor, source: Tensor, activation: str, parameter: float
 ) -> tuple[Tensor, Tensor]:
-    """Of every entry the activation and its derivative, of shape ``[entries, width]``."""
+    """Return the activation of every entry and its derivative, ``[entries, width]``."""
     kind = sum_type(target)
     x = target[m.row].to(kind) + source[m.col.long()].to(kind)
     if activation == "relu":

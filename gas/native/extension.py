@@ -4,22 +4,48 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
+import re
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gas.native import openmp
 from gas.native.warning import warn
 
 # The interface of csrc/bindings/ that this package calls. CMake compiles it into the module.
 INTERFACE = 25
 
+_RUNTIME = re.compile(r"lib(gomp|iomp5|omp)\b[^/]*\.so[^/]*$")
+
+
+def openmp_runtimes(maps: str = "/proc/self/maps") -> set[str]:
+    """Return the files of the loaded OpenMP runtimes; empty if the system doesn't tell."""
+    try:
+        with open(maps) as file:
+            paths = {line.split(maxsplit=5)[-1].strip() for line in file if ".so" in line}
+    except OSError:  # Only Linux has it.
+        return set()
+    return {os.path.realpath(path) for path in paths if _RUNTIME.search(path)}
+
+
+def warn_of_second(before: set[str], after: set[str]) -> None:
+    """Warn if the extension has brought an OpenMP runtime beside one that was there."""
+    if not before or not after - before:
+        return
+    warn(
+        f"gas._C has loaded a second OpenMP runtime, {min(after - before)}, beside {min(before)} "
+        "of PyTorch: their threads wait for each other's cores, and everything may be slow. "
+        "Build gas without OpenMP, it then has threads of its own: "
+        "CMAKE_ARGS=-DCMAKE_DISABLE_FIND_PACKAGE_OpenMP=ON pip install .",
+        RuntimeWarning,
+    )
+
 
 def _load() -> ModuleType | None:
     """Import ``gas._C``, or say once why the twins are used instead."""
-    runtimes = openmp.runtimes()
+    runtimes = openmp_runtimes()
     try:
         module = importlib.import_module("gas._C")
     except ModuleNotFoundError:
@@ -28,7 +54,7 @@ def _load() -> ModuleType | None:
         reason = f"it could not be loaded ({error})"
     else:
         if getattr(module, "INTERFACE", None) == INTERFACE:
-            openmp.warn_of_second(runtimes, openmp.runtimes())
+            warn_of_second(runtimes, openmp_runtimes())
             return module
         reason = f"{module.__file__} was built from other sources than these"
     warn(
@@ -81,20 +107,21 @@ def run(name: str, device: torch.device, *arguments: object) -> None:
         scratch.append(torch.empty(size, dtype=torch.uint8, device=device))
         return scratch[-1].data_ptr()
 
-    with _on(device):
+    with _use_device(device):
         stream = torch.cuda.current_stream().cuda_stream
         getattr(C, name)(*arguments, C.Stream(stream, allocate))
 
 
 def launch(name: str, device: torch.device, *arguments: object) -> None:
     """Call a function of csrc/ that needs no scratch on the current stream of a CUDA device."""
-    with _on(device):
+    with _use_device(device):
         getattr(C, name)(*arguments, torch.cuda.current_stream().cuda_stream)
 
 
-_HERE = contextlib.nullcontext()
+_SAME_DEVICE = contextlib.nullcontext()
 
 
-def _on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+def _use_device(device: torch.device) -> contextlib.AbstractContextManager[Any]:
     """Make a CUDA device the current one if it isn't: kernels run on no other's streams."""
-    return _HERE if torch.cuda.current_device() == device.index else torch.cuda.device(device)
+    is_current = torch.cuda.current_device() == device.index
+    return _SAME_DEVICE if is_current else torch.cuda.device(device)

@@ -11,7 +11,7 @@ from torch import Tensor
 from gas.native import extension as native
 from gas.native.checks import check_index, check_range
 
-BLOCK = 1 << 24  # Columns that are looked at at a time.
+BLOCK = 1 << 24  # Columns that are checked at a time.
 
 
 def coo_to_csr(
@@ -69,16 +69,16 @@ def _coo_to_csr_torch(row: Tensor, col: Tensor, num_rows: int) -> tuple[Tensor, 
     return rowptr, col[perm], perm
 
 
-def undirected(
+def symmetrize_edges(
     src: Tensor,
     dst: Tensor,
     num_nodes: int,
     weight: Tensor | None = None,
     dtype: torch.dtype = torch.int64,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Both directions of every edge, once, without self-loops: what partitioners take.
+    """Return each edge in both directions, without duplicates and self-loops, for partitioners.
 
-    Besides what it returns, it needs memory for an eighth of the entries.
+    In addition to the result, it needs memory for an eighth of the entries.
 
     Args:
         src: One end of each edge, of shape ``[E]``, int64, in ``[0, num_nodes)``.
@@ -95,11 +95,11 @@ def undirected(
     check_index("src", src)
     check_index("dst", dst)
     if not native.on_cpu(src, dst, weight):
-        return _undirected_torch(src, dst, num_nodes, weight, dtype)
+        return _symmetrize_edges_torch(src, dst, num_nodes, weight, dtype)
     src, dst = src.contiguous(), dst.contiguous()
     weight = None if weight is None else weight.contiguous()
     rowptr = src.new_empty(num_nodes + 1)
-    room = 2 * src.numel()  # What isn't written, the system never gives.
+    room = 2 * src.numel()  # The system allocates only pages that are written.
     col = torch.empty(room, dtype=dtype)
     out_weight = None if weight is None else src.new_empty(room)
     kept = native.C.undirected(
@@ -117,7 +117,7 @@ def undirected(
     return rowptr, col[:kept], None if out_weight is None else out_weight[:kept]
 
 
-def _undirected_torch(
+def _symmetrize_edges_torch(
     src: Tensor, dst: Tensor, num_nodes: int, weight: Tensor | None, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     both = torch.stack([torch.cat([src, dst]), torch.cat([dst, src])])
@@ -153,11 +153,11 @@ class Batch(NamedTuple):
 
 
 class Relabeler:
-    """Cuts mini-batches out of a graph: the rows of some nodes, with columns renumbered.
+    """Cut mini-batches out of a graph: the rows of some nodes, with columns renumbered.
 
-    Keeps one int32 per node as scratch, and one bit for each thread, so that a batch costs no more
-    than its edges and nodes, however many nodes the graph has. Threads take turns; a copy sent to
-    another process starts with scratch of its own.
+    It keeps one int32 per node as scratch memory, and one bit for each thread, so that the time of
+    a batch depends on its edges and nodes only, not on the size of the graph. Threads take turns; a
+    copy in another process has its own scratch memory.
 
     Args:
         rowptr: Row pointers of the graph, of shape ``[N + 1]``, int64.
@@ -178,7 +178,7 @@ class Relabeler:
         if col.dtype != torch.int32:
             check_index("col", col)
         self.num_nodes = rowptr.numel() - 1
-        if not rises(rowptr, col.numel()):
+        if not is_valid_rowptr(rowptr, col.numel()):
             raise ValueError(f"'rowptr' does not rise from 0 to the {col.numel()} entries of 'col'")
         check_range("col", col, self.num_nodes)
         for name, values in (("e_id", e_id), ("weight", weight)):
@@ -196,7 +196,9 @@ class Relabeler:
         self._native = None
         movable = self.weight is None or self.weight.element_size() in (4, 8)
         if native.C is not None and movable and native.on_cpu(self.rowptr, self.col):
-            self._native = native.C.Relabeler(self.num_nodes, sorted_rows(self.rowptr, self.col))
+            self._native = native.C.Relabeler(
+                self.num_nodes, has_sorted_rows(self.rowptr, self.col)
+            )
 
     @property
     def scratch_bytes(self) -> int:
@@ -257,21 +259,21 @@ class Relabeler:
         return Batch(rowptr.to(dtype), col.to(dtype), e_id, n_id, weight)
 
 
-def rises(rowptr: Tensor, num_entries: int) -> bool:
-    """Return whether row pointers rise from 0 to a number of entries, checked by blocks."""
+def is_valid_rowptr(rowptr: Tensor, num_entries: int) -> bool:
+    """Return whether row pointers increase from 0 to ``num_entries``, checked by blocks."""
     if rowptr[:1].tolist() + rowptr[-1:].tolist() != [0, num_entries]:
         return False
     firsts = range(0, rowptr.numel(), BLOCK)
     return all(bool((rowptr[first : first + BLOCK + 1].diff() >= 0).all()) for first in firsts)
 
 
-def sorted_rows(rowptr: Tensor, col: Tensor, strict: bool = False) -> bool:
-    """Return whether columns never fall but where a row starts; a few are looked at at a time.
+def has_sorted_rows(rowptr: Tensor, col: Tensor, strict: bool = False) -> bool:
+    """Return whether columns are sorted in each row, checked by blocks.
 
     Args:
-        rowptr: First entry of each row, which rises from 0 to ``E``, of shape ``[rows + 1]``.
+        rowptr: First entry of each row, increasing from 0 to ``E``, of shape ``[rows + 1]``.
         col: The columns, of shape ``[E]``.
-        strict: Whether they rise: none is there twice in a row. (default: ``False``)
+        strict: Also check that no row has a column twice. (default: ``False``)
     """
     for first in range(1, col.numel(), BLOCK):
         last = min(first + BLOCK, col.numel())

@@ -1,4 +1,4 @@
-"""The matrix that operators take, its transpose, and the way that kernels are called."""
+"""The sparse matrix of operators, its transpose, and calls of kernels."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Matrix(NamedTuple):
     def of(
         cls, rowptr: Tensor, col: Tensor, t_rowptr: Tensor, t_col: Tensor, t_entry: Tensor
     ) -> Matrix:
-        """One of rows and a transpose."""
+        """Make a matrix from its rows and those of its transpose."""
         starts = [col.new_empty(0)] * 2
         if not col.is_cpu:
             starts = [find_starts(rowptr, col.numel()), find_starts(t_rowptr, t_col.numel())]
@@ -96,7 +96,7 @@ class Matrix(NamedTuple):
 
 
 def run(name: str, x: Tensor, *arguments: object) -> None:
-    """Call a kernel for the type of ``x`` where that is."""
+    """Call a kernel for the type of ``x`` on its device."""
     native.run(f"{name}_{TYPES[x.dtype]}", x.device, *arguments)
 
 
@@ -105,27 +105,27 @@ def address(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
-def forward_of(m: Matrix) -> object:
-    """Return the matrix as kernels take it."""
+def native_matrix(m: Matrix) -> object:
+    """Return a matrix in the form of the kernels."""
     rowptr, col = m.rowptr.data_ptr(), m.col.data_ptr()
     return native.C.Sparse(m.num_rows, m.col.numel(), rowptr, col, 0, m.start.data_ptr())
 
 
-def transpose_of(m: Matrix, num_cols: int | None = None) -> object:
-    """Return the transpose as kernels take it, or its first rows."""
+def native_transpose(m: Matrix, num_cols: int | None = None) -> object:
+    """Return the transpose, or its first rows, in the form of the kernels."""
     rows = m.num_cols if num_cols is None else num_cols
     tensors = m.t_rowptr, m.t_col, m.t_entry, m.t_start
     return native.C.Sparse(rows, m.t_col.numel(), *map(Tensor.data_ptr, tensors))
 
 
-def sparse(
+def native_sparse(
     num_rows: int,
     rowptr: Tensor,
     col: Tensor,
     entry: Tensor | None = None,
     start: Tensor | None = None,
 ) -> object:
-    """Return rows as kernels take them."""
+    """Return compressed rows in the form of the kernels."""
     optional = [0 if tensor is None else tensor.data_ptr() for tensor in (entry, start)]
     return native.C.Sparse(num_rows, col.numel(), rowptr.data_ptr(), col.data_ptr(), *optional)
 
@@ -150,7 +150,7 @@ def transpose(
         torch.empty_like(col),
     )
     native.C.transpose(
-        sparse(rowptr.numel() - 1, rowptr, col),
+        native_sparse(rowptr.numel() - 1, rowptr, col),
         num_cols,
         kept,
         t_rowptr.data_ptr(),
@@ -166,7 +166,7 @@ def _transpose_torch(
 ) -> tuple[Tensor, Tensor, Tensor]:
     if col.is_cpu:
         check_range("col", col, num_cols)
-    else:  # Looking would make the host wait for a device, which looks itself.
+    else:  # The device checks it: the host would have to wait.
         assert_range("col", col, num_cols, "column")
     ordered, entry = torch.sort(col, stable=True)
     rows = torch.arange(rowptr.numel() - 1, dtype=torch.int32, device=col.device)
@@ -177,5 +177,5 @@ def _transpose_torch(
 
 
 def sum_type(x: Tensor) -> torch.dtype:
-    """Return the type that elements are added up in."""
+    """Return the type of sums."""
     return torch.float32 if x.dtype == torch.bfloat16 else x.dtype

@@ -48,7 +48,7 @@ def measure(
                 with costs.force(way):
                     seconds[way] = (timer or _median)(call)
             found.setdefault(operation, {})[str(size)] = seconds
-    costs.keep(device, found)
+    costs.save_costs(device, found)
     return found
 
 

@@ -41,7 +41,7 @@ UNITS = {"B": 1} | {
 def free_memory(device: torch.device | None = None) -> int:
     """Return the bytes that can still be allocated, of a device or of the host's memory.
 
-    A number too large to ever matter where the system doesn't tell: then, nothing is refused.
+    If the system doesn't report it, the number is larger than any request.
     """
     if device is not None and device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
@@ -88,15 +88,15 @@ def explain_full_disk(path: str | Path, text: Callable[[int], str]) -> Iterator[
 
 
 def resident_bytes() -> int:
-    """Return the bytes of this process that are in memory now; 0 where the system doesn't tell."""
+    """Return the bytes of this process in memory now; 0 if the system doesn't report them."""
     return _kilobytes("/proc/self/status", "VmRSS") or 0
 
 
 def resident_kinds() -> tuple[float, float]:
     """Count the bytes of this process in memory by kind: its own, and pages of mapped files.
 
-    Its own are those that it has allocated. Files are those of libraries, graphs and histories on
-    disk: the system reclaims their pages when it needs room. NaN where the system doesn't tell.
+    The process has allocated its own. The files are libraries, graphs and histories on disk: the
+    system reclaims their pages when it needs memory. NaN if the system doesn't report them.
     """
     try:
         found = dict(RESIDENT.findall(Path("/proc/self/status").read_bytes()))
@@ -105,7 +105,7 @@ def resident_kinds() -> tuple[float, float]:
     own, mapped, shared = (int(found.get(kind, -1)) * 1024 for kind in (b"Anon", b"File", b"Shmem"))
     if min(own, mapped, shared) < 0:
         return math.nan, math.nan
-    return own + shared, mapped  # Shared memory has no file that it could be written back to.
+    return own + shared, mapped  # Shared memory can't be reclaimed like files.
 
 
 class PeakMemory:
@@ -140,7 +140,7 @@ class PeakMemory:
             self.sample()
 
     def sample(self) -> None:
-        """Look once more."""
+        """Update the peaks."""
         own, mapped = resident_kinds()
         self.own, self.mapped = max(self.own, own), max(self.mapped, mapped)
 
@@ -164,10 +164,10 @@ def _reclaimable(group: Path) -> int:
 
 
 def bytes_of(name: str, value: object) -> int:
-    """Return an amount of memory as a number of bytes, at least 1.
+    """Parse an amount of memory as a number of bytes, at least 1.
 
     Args:
-        name: What the error calls it.
+        name: The name in the error.
         value: A number of bytes, or a string such as ``"6GB"``, ``"1.5 GiB"`` or ``"500MB"``: 1 GB
             is 10^9 bytes, 1 GiB 2^30.
 
@@ -189,7 +189,7 @@ def bytes_of(name: str, value: object) -> int:
 
 
 def human(num_bytes: int) -> str:
-    """Return a number of bytes to read."""
+    """Format a number of bytes."""
     size = float(num_bytes)
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if size < 1024:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gas.native import extension as native
-from gas.native.matrix import TYPES, Matrix, forward_of, run, sum_type, transpose_of
+from gas.native.matrix import TYPES, Matrix, native_matrix, native_transpose, run, sum_type
 
 EPS = 1e-15  # PyG's, of variances.
 
@@ -24,12 +24,12 @@ class Mixture(NamedTuple):
     sigma: Tensor
 
     def weights(self) -> Tensor:
-        """Of every entry and kernel, of shape ``[entries, kernels]``."""
+        """Return the weight of every entry and kernel, of shape ``[entries, kernels]``."""
         gap = self.pseudo[:, None] - self.mu
         return (-0.5 * gap.square() / (EPS + self.sigma.square())).sum(dim=-1).exp()
 
-    def native(self) -> object:
-        """As the kernels take it."""
+    def to_native(self) -> object:
+        """Return the mixture in the form of the kernels."""
         addresses = (tensor.data_ptr() for tensor in self)
         return getattr(native.C, f"Mixture_{TYPES[self.mu.dtype]}")(*self.mu.shape, *addresses)
 
@@ -50,7 +50,8 @@ def spread(
         Of shape ``[rows, kernels, width]``; ``[cols, kernels, width]`` if ``transposed``.
     """
     if not native.has_kernels(x, *mixture, m.col):
-        rows = x[_ends(m, transposed)[1]][:, None].to(sum_type(x)) * mixture.weights()[:, :, None]
+        source = x[_entry_ends(m, transposed)[1]][:, None]
+        rows = source.to(sum_type(x)) * mixture.weights()[:, :, None]
         return _add_up(m, rows, mean, transposed, x.dtype)
     size = m.num_cols if transposed else m.num_rows
     out = x.new_empty(size, mixture.mu.size(0), x.size(1))
@@ -74,7 +75,7 @@ def collapse(
         Of shape ``[rows, width]``; ``[cols, width]`` if ``transposed``.
     """
     if not native.has_kernels(x, *mixture, m.col):
-        rows = x[_ends(m, transposed)[1]].to(sum_type(x)) * mixture.weights()[:, :, None]
+        rows = x[_entry_ends(m, transposed)[1]].to(sum_type(x)) * mixture.weights()[:, :, None]
         return _add_up(m, rows.sum(dim=1), mean, transposed, x.dtype)
     out = x.new_empty(m.num_cols if transposed else m.num_rows, x.size(2))
     _sum("mixture_collapse", m, mixture, x, x.size(2), mean, transposed, out)
@@ -94,8 +95,8 @@ def _sum(
     run(
         name,
         x,
-        transpose_of(m) if transposed else forward_of(m),
-        mixture.native(),
+        native_transpose(m) if transposed else native_matrix(m),
+        mixture.to_native(),
         x.data_ptr(),
         width,
         mean,
@@ -120,12 +121,12 @@ def backward(
         own: Of shape ``[rows, kernels, width]``, contiguous.
         other: Of shape ``[cols, width]``, contiguous.
         keep_out: Whether to return the :func:`spread` of ``other`` too.
-        keep_pseudo: Whether ``pseudo`` wants a gradient.
+        keep_pseudo: Whether ``pseudo`` requires a gradient.
         transposed: Exchange rows and columns. (default: ``False``)
 
     Returns:
-        The spread and the gradients towards ``pseudo``, ``mu`` and ``sigma``; what isn't wanted is
-        empty.
+        The spread and the gradients towards ``pseudo``, ``mu`` and ``sigma``; those
+        that aren't required are empty.
     """
     if not native.has_kernels(own, other, *mixture, m.col):
         return _backward_torch(m, mixture, own, other, keep_out, keep_pseudo, transposed)
@@ -137,8 +138,8 @@ def backward(
     run(
         "mixture_backward",
         own,
-        transpose_of(m) if transposed else forward_of(m),
-        mixture.native(),
+        native_transpose(m) if transposed else native_matrix(m),
+        mixture.to_native(),
         own.data_ptr(),
         other.data_ptr(),
         other.size(1),
@@ -152,13 +153,13 @@ def backward(
     return out, grad_pseudo, grad_mu, grad_sigma
 
 
-def _ends(m: Matrix, transposed: bool) -> tuple[Tensor, Tensor]:
+def _entry_ends(m: Matrix, transposed: bool) -> tuple[Tensor, Tensor]:
     """Return the destination and the source row of every entry."""
     return (m.col.long(), m.row) if transposed else (m.row, m.col.long())
 
 
 def _add_up(m: Matrix, rows: Tensor, mean: bool, transposed: bool, dtype: torch.dtype) -> Tensor:
-    to, _ = _ends(m, transposed)
+    to, _ = _entry_ends(m, transposed)
     out = rows.new_zeros(m.num_cols if transposed else m.num_rows, *rows.shape[1:])
     out.index_add_(0, to, rows)
     if mean:
@@ -177,7 +178,7 @@ def _backward_torch(
     transposed: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     pseudo, mu, sigma = mixture
-    to, source = _ends(m, transposed)
+    to, source = _entry_ends(m, transposed)
     kind = sum_type(own)
     inner = (own[to].to(kind) * other[source].to(kind)[:, None]).sum(dim=-1)
     gap, inverse = pseudo[:, None] - mu, 1 / (EPS + sigma.square())

@@ -1,4 +1,4 @@
-"""A line on standard error every ten seconds, while something takes long."""
+"""Report the progress of long operations on standard error, every ten seconds."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import time
 from collections.abc import Iterator
 
 EVERY = 10.0  # Seconds between two lines, and before the first.
-# The program of a second process, which prints until its input is closed.
-_BESIDE = """
+# A program for a second process, which prints until its input is closed.
+_PROGRAM = """
 import select, signal, sys, time
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 what, every, start = sys.argv[1], float(sys.argv[2]), time.monotonic()
@@ -21,7 +21,7 @@ while not select.select([sys.stdin], [], [], every)[0]:
 
 
 class Ticker:
-    """Hold what :func:`report_progress` prints: ``done`` of ``total``, and a ``note``."""
+    """The progress that :func:`report_progress` prints: ``done`` of ``total``, and a ``note``."""
 
     def __init__(self, what: str, total: int | None) -> None:
         self.what, self.total = what, total
@@ -37,12 +37,12 @@ class Ticker:
 
 @contextlib.contextmanager
 def report_progress(what: str, total: int | None = None, log: bool = True) -> Iterator[Ticker]:
-    """In this context, print a line every ten seconds, wherever standard error goes.
+    """Print a line every ten seconds in this context.
 
     Args:
-        what: What is done.
-        total: Of how many steps it consists. (default: it isn't known)
-        log: Print at all. (default: ``True``)
+        what: The operation.
+        total: The number of its steps. (default: unknown)
+        log: Print the lines. (default: ``True``)
     """
     ticker, ended = Ticker(what, total), threading.Event()
 
@@ -63,15 +63,15 @@ def report_progress(what: str, total: int | None = None, log: bool = True) -> It
 
 @contextlib.contextmanager
 def report_blocking(what: str, log: bool = True) -> Iterator[None]:
-    """Print a line every ten seconds from a second process: METIS lets no thread of this one run.
+    """Print a line every ten seconds from a second process: METIS blocks all threads of this one.
 
-    Nothing is printed where standard error is no file, or there can't be another process.
+    Nothing is printed if standard error isn't a file, or no process can be started.
     """
     beside = None
     if log and sys.executable:
         with contextlib.suppress(OSError, ValueError, AttributeError):  # A stream without a file.
             beside = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _BESIDE, what, str(EVERY)],
+                [sys.executable, "-I", "-S", "-c", _PROGRAM, what, str(EVERY)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=sys.stderr.fileno(),

@@ -1,4 +1,4 @@
-"""Segments of a file: pieces of a table's rows, each of which begins at a page of 4096 bytes."""
+"""Read and write segments of a file: rows of a table, padded to pages of 4096 bytes."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from torch import Tensor
 from gas.native import extension as native
 
 PAGE = 4096
-MOST_PIECES = 1000  # Of one call of the system, which takes 1,024.
+MOST_PIECES = 1000  # Per system call, which accepts 1,024.
 
 
-def padded(num_bytes: np.ndarray) -> np.ndarray:
+def padded_sizes(num_bytes: np.ndarray) -> np.ndarray:
     """Return the bytes of segments in a file, with padding."""
     return -(-num_bytes // PAGE) * PAGE
 
 
 def read_segments(file: int, offset: int, starts: np.ndarray, row_bytes: int, out: Tensor) -> int:
-    """Read segments that follow one another in a file, without what is between them.
+    """Read consecutive segments of a file, without the padding.
 
     Args:
-        file: Its descriptor.
-        offset: Where the first begins.
-        starts: The number of rows before each, and at their end, of shape ``[n + 1]``, int64.
-        row_bytes: The bytes of a row.
-        out: Where rows go, contiguous: as many as the segments have.
+        file: The file descriptor.
+        offset: The offset of the first segment.
+        starts: The number of rows before each segment, and of all, of shape ``[n + 1]``, int64.
+        row_bytes: The size of a row.
+        out: The tensor to write to, contiguous, with a row for each of the segments.
 
     Returns:
-        The bytes that were read, those between segments included.
+        The number of bytes that were read, padding included.
 
     Raises:
-        OSError: If the disk says so, or the file has ended.
+        OSError: If reading fails, or the file is too short.
     """
     assert out.is_contiguous()
     assert out.nbytes == (starts[-1] - starts[0]) * row_bytes
@@ -43,8 +43,10 @@ def read_segments(file: int, offset: int, starts: np.ndarray, row_bytes: int, ou
     if native.C is not None:
         starts = np.ascontiguousarray(starts)
         address = starts.ctypes.data
-        return _checked(native.C.read_segments(file, offset, address, n, row_bytes, out.data_ptr()))
-    memory, begin, total = bytes_of(out), 0, 0
+        return _check_result(
+            native.C.read_segments(file, offset, address, n, row_bytes, out.data_ptr())
+        )
+    memory, begin, total = byte_view(out), 0, 0
     trash = np.empty(PAGE, np.uint8)
     sizes = np.diff(starts) * row_bytes
     for first in range(0, n, MOST_PIECES // 2):
@@ -68,32 +70,32 @@ def write_segments(
     ends: np.ndarray,
     offsets: np.ndarray,
 ) -> None:
-    """Write segments of rows, each to its place in a file.
+    """Write segments of rows to their offsets in a file.
 
     Args:
-        file: Its descriptor.
+        file: The file descriptor.
         rows: Rows, contiguous, of shape ``[N, columns]``.
         ids: The rows of all segments, plus ``base``, int32 or int64.
-        base: What is subtracted of them.
-        starts: Where those of each segment begin in ``ids``, of shape ``[n]``, int64.
-        ends: Where they end.
-        offsets: Where each segment begins in the file, in bytes.
+        base: The number to subtract from ``ids``.
+        starts: The first position of each segment in ``ids``, of shape ``[n]``, int64.
+        ends: The end of each segment in ``ids``.
+        offsets: The offset of each segment in the file, in bytes.
 
     Raises:
-        OSError: If the disk says so.
+        OSError: If writing fails.
     """
     row_bytes = rows.size(1) * rows.element_size()
     if native.C is not None:
         starts, ends, offsets = map(np.ascontiguousarray, (starts, ends, offsets))
         write = getattr(native.C, f"write_segments_{ids.dtype.name}")
         addresses = [array.ctypes.data for array in (starts, ends, offsets)]
-        _checked(
+        _check_result(
             write(file, rows.data_ptr(), row_bytes, ids.ctypes.data, base, *addresses, len(starts))
         )
         return
     for first, end, offset in zip(starts.tolist(), ends.tolist(), offsets.tolist(), strict=True):
         index = torch.from_numpy(ids[first:end].astype(np.int64) - base)
-        memory = bytes_of(rows[index])
+        memory = byte_view(rows[index])
         _move_all(os.pwritev, file, [memory, np.zeros(-len(memory) % PAGE, np.uint8)], offset)
 
 
@@ -101,32 +103,32 @@ def read_bytes(file: int, offset: int, out: Tensor) -> None:
     """Read a contiguous tensor from a file.
 
     Raises:
-        OSError: If the disk says so, or the file has ended.
+        OSError: If reading fails, or the file is too short.
     """
-    _move_all(os.preadv, file, [bytes_of(out)], offset)
+    _move_all(os.preadv, file, [byte_view(out)], offset)
 
 
 def write_bytes(file: int, offset: int, rows: Tensor) -> None:
     """Write a contiguous tensor to a file.
 
     Raises:
-        OSError: If the disk says so.
+        OSError: If writing fails.
     """
-    _move_all(os.pwritev, file, [bytes_of(rows)], offset)
+    _move_all(os.pwritev, file, [byte_view(rows)], offset)
 
 
-def bytes_of(rows: Tensor) -> np.ndarray:
+def byte_view(rows: Tensor) -> np.ndarray:
     """Return the memory of a contiguous tensor."""
     return rows.view(-1).view(torch.uint8).numpy() if rows.numel() else np.empty(0, np.uint8)
 
 
-def _checked(result: int) -> int:
+def _check_result(result: int) -> int:
     if result < 0:
-        raise _failed(-result)
+        raise _disk_error(-result)
     return result
 
 
-def _failed(number: int) -> OSError:
+def _disk_error(number: int) -> OSError:
     return OSError(number, f"rows on disk can't be moved ({os.strerror(number)})")
 
 
@@ -142,12 +144,12 @@ def _move_all(
     pieces: list[np.ndarray],
     offset: int,
 ) -> None:
-    """Read or write pieces that follow one another in a file, all of each."""
+    """Read or write consecutive pieces of a file completely."""
     pieces = [piece for piece in pieces if len(piece)]
     while pieces:
         done = call(file, pieces, offset)
         if done == 0:
-            raise _failed(errno.EIO)
+            raise _disk_error(errno.EIO)
         offset += done
         while pieces and done >= len(pieces[0]):
             done -= len(pieces.pop(0))

@@ -8,8 +8,8 @@ from torch import Tensor
 from gas.native import costs
 from gas.native import extension as native
 from gas.native.buffers import empty
-from gas.native.matrix import Matrix, address, forward_of, run, sum_type, transpose_of
-from gas.native.sparse_rows import sparse_csr
+from gas.native.matrix import Matrix, address, native_matrix, native_transpose, run, sum_type
+from gas.native.rows import sparse_csr
 
 
 def multiply(
@@ -33,17 +33,17 @@ def multiply(
         num_rows: Of a product by the transpose, how many rows to compute. (default: all)
         other: A table with the rows that follow those of ``x``, contiguous.
         place: Their places in it, of shape ``[cols - rows of x]``, int64, contiguous.
-            (default: as they lie)
+            (default: the order of the table)
     """
     if not native.has_kernels(x, weight, other, place, m.col):
         if other is not None:
             x = torch.cat([x, other if place is None else other[place]])
         return _multiply_torch(m, weight, x, mean, transposed)[:num_rows]
-    if other is None and not (mean or transposed) and costs.sums_by_torch(weight, x):
+    if other is None and not (mean or transposed) and costs.prefers_torch_sum(weight, x):
         return _multiply_sparse(m, weight, x)
     if num_rows is None:
         num_rows = m.num_cols if transposed else m.num_rows
-    matrix = transpose_of(m, num_rows) if transposed else forward_of(m)
+    matrix = native_transpose(m, num_rows) if transposed else native_matrix(m)
     out = empty(num_rows, x.size(1), x)
     num_others = 0 if other is None else m.num_cols - x.size(0)
     rows = x.data_ptr(), x.size(0), address(other), address(place), num_others
@@ -74,13 +74,13 @@ def _multiply_torch(
 
 
 def dot_rows(m: Matrix, a: Tensor, b: Tensor) -> Tensor:
-    """``<a[row], b[col]>`` of every entry, of shape ``[entries]``."""
+    """Return ``<a[row], b[col]>`` of every entry, of shape ``[entries]``."""
     if not native.has_kernels(a, b, m.col):
         left, right = a[m.row].to(sum_type(a)), b[m.col.long()].to(sum_type(a))
         return (left * right).sum(dim=1).to(a.dtype)
     out = a.new_empty(m.col.numel())
     address = a.data_ptr(), b.data_ptr(), a.size(1), out.data_ptr()
-    run("dot_rows", a, forward_of(m), *address)
+    run("dot_rows", a, native_matrix(m), *address)
     return out
 
 
@@ -96,7 +96,7 @@ def extreme(m: Matrix, x: Tensor, largest: bool) -> tuple[Tensor, Tensor]:
     out = empty(m.num_rows, x.size(1), x)
     entry = torch.empty(out.shape, dtype=torch.int32, device=x.device)
     address = x.data_ptr(), x.size(1), out.data_ptr(), entry.data_ptr()
-    run("extreme", x, forward_of(m), largest, *address)
+    run("extreme", x, native_matrix(m), largest, *address)
     return out, entry
 
 
@@ -125,5 +125,5 @@ def extreme_backward(m: Matrix, grad: Tensor, entry: Tensor, num_rows: int) -> T
         return out[:num_rows].to(grad.dtype)
     out = empty(num_rows, grad.size(1), grad)
     address = grad.data_ptr(), entry.data_ptr(), grad.size(1), out.data_ptr()
-    run("extreme_backward", grad, transpose_of(m, num_rows), *address)
+    run("extreme_backward", grad, native_transpose(m, num_rows), *address)
     return out

@@ -1,7 +1,7 @@
-"""Rows of tables in host memory: jobs that read and write them, and the engine that runs the jobs.
+"""Jobs that read and write rows of tables in host memory, and the engine that runs them.
 
-Jobs run natively where the extension was built, beside the computation if they may, and as their
-pure-torch twins elsewhere, when they are submitted, with equal results.
+If the extension was built, jobs run natively and can overlap with the computation. Else their
+pure-torch twins run when they are submitted, with equal results.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,9 +20,9 @@ from torch import Tensor
 from gas.native import extension as native
 from gas.native.checks import check_index, check_range
 
-# Rows of a table: by index, or ranges (first, count) that are filled in turn.
+# Rows of a table: an index, or ranges (first, count) in order.
 RowIndex = Tensor | Sequence[tuple[int, int]]
-# What csrc/transfer/codec.h calls the formats of stored rows.
+# The formats of stored rows in csrc/transfer/codec.h.
 CODECS = {"bfloat16": 1, "float16": 2, "int8": 3}
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -39,8 +40,8 @@ def check_ranges(ranges: Sequence[tuple[int, int]], num_rows: int) -> None:
 # Codecs -------------------------------------------------------------------------------------------
 
 
-def stored_columns(codec: str, width: int) -> int:
-    """Return the elements of a stored row: of the codec's dtype, or bytes for ``int8``."""
+def num_stored_columns(codec: str, width: int) -> int:
+    """Return the number of elements of a stored row: bytes for ``int8``."""
     return (4 + width + 3) // 4 * 4 if codec == "int8" else width
 
 
@@ -50,12 +51,12 @@ def encode_torch(codec: str, x: Tensor) -> Tensor:
         return x.to(_DTYPES[codec])
     n, width = x.shape
     if x.numel() == 0:
-        return x.new_zeros(n, stored_columns(codec, width), dtype=torch.uint8)
+        return x.new_zeros(n, num_stored_columns(codec, width), dtype=torch.uint8)
     scale = x.abs().amax(1, keepdim=True) / 127
     usable = (scale > 0) & scale.isfinite()
     quotient = (x / scale).clamp(-127, 127).round()
     values = torch.where(usable, quotient, 0).to(torch.int8)
-    pad = x.new_zeros(n, stored_columns(codec, width) - 4 - width, dtype=torch.uint8)
+    pad = x.new_zeros(n, num_stored_columns(codec, width) - 4 - width, dtype=torch.uint8)
     return torch.cat([scale.view(torch.uint8), values.view(torch.uint8), pad], dim=1)
 
 
@@ -70,21 +71,20 @@ def decode_torch(codec: str, rows: Tensor, width: int) -> Tensor:
 # Jobs ---------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, eq=False, slots=True)
 class Job:
     """Work to do now, by :meth:`run`, or in a lane of an :class:`Engine`.
 
-    Args:
-        work: A native job, or a function without arguments where the extension was not built.
-        keep: What must live until the work is done: native code knows addresses only.
+    * ``work``: a native job, or a function without arguments where the extension was not built.
+    * ``keep``: tensors that must live until the work is done: native code knows addresses only.
     """
 
-    def __init__(self, work: Any, keep: object = None) -> None:
-        self.work = work
-        self.keep = keep
+    work: Any
+    keep: object = None
 
     @staticmethod
-    def calling(function: Callable[[], None]) -> Job:
-        """Make a job that calls a function of Python, once; what it refers to is let go then."""
+    def call(function: Callable[[], None]) -> Job:
+        """Make a job that calls a Python function once and releases it afterwards."""
         functions = [function]
 
         def work() -> None:
@@ -105,9 +105,9 @@ class Job:
         Args:
             table: The stored rows, contiguous, of shape ``[N, columns]``.
             index: The rows to read, of shape ``[n]``, int64.
-            out: Where to write, of shape ``[n, width]``: float32 where rows are encoded, and of the
-                table's dtype otherwise.
-            codec: How rows are encoded, a key of ``CODECS``. (default: they are not)
+            out: The tensor to write to, of shape ``[n, width]``: float32 if rows are encoded, else
+                of the table's dtype.
+            codec: The codec of encoded rows, a key of ``CODECS``. (default: rows aren't encoded)
             width: The width of decoded rows. (default: that of ``table``)
 
         Raises:
@@ -135,13 +135,13 @@ class Job:
         codec: str | None = None,
         width: int | None = None,
     ) -> Job:
-        """Make a job that writes the rows of ``x`` in turn to those that ``where`` names.
+        """Make a job that writes the rows of ``x`` to the rows ``where`` of a table, in order.
 
         Args:
             table: See :meth:`pull`.
-            x: The rows, of shape ``[n, width]``, of the type that :meth:`pull` has for ``out``.
-            where: The rows to write, of shape ``[n]``, int64, of which the last one wins; or ranges
-                of rows, as the first and their number.
+            x: The rows, of shape ``[n, width]``, of the same type as ``out`` of :meth:`pull`.
+            where: The rows to write, of shape ``[n]``, int64, the last of duplicates wins; or
+                ranges, as the first row and the number of rows.
             codec: See :meth:`pull`.
             width: See :meth:`pull`.
 
@@ -166,7 +166,7 @@ class Job:
         return Job(work, (table, x, where))
 
     def run(self, threads: int | None = None) -> None:
-        """Do the work, with up to so many threads; as many as PyTorch without a number."""
+        """Do the work with at most ``threads`` threads, by default as many as PyTorch."""
         if native.C is None:
             self.work()
         else:
@@ -181,10 +181,10 @@ def _push_torch(table: Tensor, x: Tensor, where: RowIndex, codec: str | None) ->
     def twin() -> None:
         rows = x if codec is None else encode_torch(codec, x)
         if isinstance(where, Tensor):
-            # numpy assigns in order; torch leaves open which of several rows wins.
+            # numpy assigns in order; in torch any of several rows may win.
             table.view(torch.uint8).numpy()[where.numpy()] = rows.view(torch.uint8).numpy()
             return
-        begin, to = 0, table.data  # Nor does native code count as a change of a tensor.
+        begin, to = 0, table.data  # Native code doesn't change the version counter either.
         for first, size in where:
             to[first : first + size] = rows[begin : begin + size]
             begin += size
@@ -195,7 +195,7 @@ def _push_torch(table: Tensor, x: Tensor, where: RowIndex, codec: str | None) ->
 def _native_table(
     table: Tensor, name: str, buffer: Tensor, n: int, codec: str | None, width: int | None
 ) -> Any:
-    """Check a buffer of ``n`` rows; return its table for native code, ``None`` if that can't."""
+    """Check a buffer of ``n`` rows; return the table for native code, ``None`` without it."""
     shape = (n, table.size(1) if width is None else width)
     dtype = table.dtype if codec is None else torch.float32
     if buffer.shape != shape or buffer.dtype != dtype or not buffer.is_contiguous():
@@ -215,7 +215,7 @@ def _native_table(
 
 
 class JobPolicy(enum.Enum):
-    """The threads that may run a job: workers and those that wait for it, or one kind alone."""
+    """The threads that may run a job: workers, waiting threads, or both."""
 
     ANYONE = "ANYONE"
     WORKERS = "WORKERS"
@@ -223,15 +223,15 @@ class JobPolicy(enum.Enum):
 
 
 class Engine:
-    """Runs jobs in lanes; see csrc/transfer/engine.h, which this is the front of.
+    """Run jobs in lanes, by csrc/transfer/engine.h.
 
-    Jobs of one lane run in the order they were submitted. It may be used by several threads. After
-    a fork it starts anew in the child: what was queued is the parent's. Without the extension a job
-    runs when it is submitted.
+    The jobs of one lane run in the order of submission. Several threads may use an engine. In a
+    forked process it starts without jobs: those in the queue belong to the parent. Without the
+    extension a job runs when it is submitted.
 
     Args:
-        threads: The number of workers; without any, those who wait run all jobs.
-        capacity: How many unfinished jobs may be queued before submitting one blocks.
+        threads: The number of workers; without workers, waiting threads run all jobs.
+        capacity: The number of unfinished jobs above which ``submit`` blocks.
     """
 
     def __init__(self, threads: int, capacity: int = 256) -> None:
@@ -242,16 +242,16 @@ class Engine:
     def _start(self) -> None:
         self._process = os.getpid()
         self._lock = threading.Lock()
-        self._alive: dict[int, Job] = {}  # Unfinished jobs, with what they refer to.
+        self._alive: dict[int, Job] = {}  # Unfinished jobs, which keep their tensors alive.
         self._submitting: list[Job] = []
         self._closed = False
         self.has_workers = native.C is not None
-        """Whether jobs overlap with the computation; never without the extension."""
+        """Whether jobs can overlap with the computation: only with the extension."""
         make = native.C.Engine if self.has_workers else _Synchronous
         self._engine: Any = make(self.threads, self.capacity)
         policies = JobPolicy if native.C is None else native.C.By
         self._policies = {by: getattr(policies, by.name) for by in JobPolicy}
-        # Before Python ends, the workers must: they write to memory that it frees.
+        # The workers must end before Python does, which frees the memory that they write to.
         self._finalizer = weakref.finalize(self, _close, self._engine, self._process, self._alive)
 
     def _restart_after_fork(self) -> None:
@@ -269,18 +269,18 @@ class Engine:
         """Queue a job and return its ticket.
 
         Args:
-            lane: Jobs of the same lane run one after the other.
-            job: What to do.
+            lane: The lane. Jobs of the same lane run one after the other.
+            job: The job.
             by: The threads that may run it. (default: any)
-            detached: Nothing will wait for it: its error is raised by the next call that waits or
-                submits. (default: ``False``)
+            detached: No call will wait for this job: the next call that waits or submits raises its
+                error. (default: ``False``)
         """
         self._restart_after_fork()
         engine = self._engine
-        self._submitting.append(job)  # An interrupt may come before its ticket is known.
+        self._submitting.append(job)  # Kept alive if an interrupt comes before the ticket is known.
         try:
             ticket = engine.submit(lane, job.work, self._policies[by], detached)
-        except Exception:  # It wasn't queued.
+        except Exception:
             self._submitting.remove(job)
             raise
         with self._lock:
@@ -293,7 +293,7 @@ class Engine:
         return ticket
 
     def wait(self, ticket: int) -> None:
-        """Wait for a job, helping with its lane, and raise its error."""
+        """Wait for a job, run jobs of its lane meanwhile, and raise its error."""
         if self._closed:
             raise RuntimeError("this transfer engine has been closed")
         self._restart_after_fork()
@@ -302,7 +302,7 @@ class Engine:
             self._alive.pop(ticket, None)
 
     def wait_lane(self, lane: int) -> None:
-        """Wait for everything in a lane."""
+        """Wait for all jobs of a lane."""
         self._restart_after_fork()
         self._engine.wait_lane(lane, torch.get_num_threads())
         with self._lock:
@@ -310,7 +310,7 @@ class Engine:
                 del self._alive[ticket]
 
     def run(self, lane: int, job: Job, by: JobPolicy = JobPolicy.WAITERS) -> None:
-        """Run a job in its turn and wait for it."""
+        """Submit a job and wait for it."""
         ticket = self.submit(lane, job, by)
         try:
             self.wait(ticket)
@@ -324,7 +324,7 @@ class Engine:
         return self._engine.done(ticket)
 
     def cancel(self, tickets: Sequence[int]) -> None:
-        """Take jobs back; return when those that had started have ended."""
+        """Cancel jobs, and wait for those that have started."""
         if tickets and not self._closed:
             self._restart_after_fork()
             self._engine.cancel(list(tickets))
@@ -333,14 +333,14 @@ class Engine:
                     self._alive.pop(ticket, None)
 
     def close(self) -> None:
-        """Run detached jobs that are left, take the others back, end the workers."""
+        """Run the remaining detached jobs, cancel the others, and end the workers."""
         if self._process == os.getpid():
             self._closed = True
             self._finalizer()
 
 
 def _close(engine: Any, process: int, alive: dict[int, Job]) -> None:
-    if process == os.getpid():  # A forked process has no say.
+    if process == os.getpid():  # A forked process has no workers.
         try:
             engine.close()
         finally:
@@ -348,7 +348,7 @@ def _close(engine: Any, process: int, alive: dict[int, Job]) -> None:
 
 
 class _Synchronous:
-    """Run every job when it is submitted: what stands for csrc/transfer/engine.h without it."""
+    """Run every job when it is submitted: the pure-torch twin of csrc/transfer/engine.h."""
 
     def __init__(self, threads: int, capacity: int) -> None:
         self._running = threading.RLock()  # Of all lanes.

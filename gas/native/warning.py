@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 # Packages whose lines a user can't change. Decorators and context managers are contextlib's.
 _SKIPPED = frozenset(("gas", "torch", "torch_geometric", "contextlib", "functools", "importlib"))
@@ -33,3 +35,18 @@ def warn(text: str, category: type[Warning] = UserWarning) -> None:
 def _package_of(names: dict[str, object]) -> str:
     """Return the package of a module's global names, ``"importlib"`` of its frozen parts too."""
     return str(names.get("__name__", "")).removeprefix("_frozen_").partition(".")[0]
+
+
+def renamed(old: str, new: str) -> Callable[..., Any]:
+    """Make a method under an old name, which warns and calls the method ``new``.
+
+    Args:
+        old: The old name, with that of the class.
+        new: The present name.
+    """
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        warn(f"{old} is now {new}; the old name works until the next release", DeprecationWarning)
+        return getattr(self, new)(*args, **kwargs)
+
+    return method

@@ -162,7 +162,7 @@ def apply_rowwise(function: Callable[[Tensor], Tensor], x: Tensor | Rows) -> Ten
     if isinstance(x, Features):
         return function(x.tensor())
     if isinstance(x, Rows):
-        return torch.cat([function(x.own), function(x.pulled())])
+        return torch.cat([function(x.own), function(x.halo_tensor())])
     return function(x)
 
 

@@ -64,8 +64,8 @@ def dropout(x: Tensor | Rows, p: float = 0.5, training: bool = True) -> Tensor |
         return x
     if isinstance(x, Features):
         if _is_native(x) and p < 1.0:
-            return x.dropped(p, _seed())
-        return Rows(dropout(x.own, p), dropout(x.pulled(), p))
+            return x.dropout(p, _seed())
+        return Rows(dropout(x.own, p), dropout(x.halo_tensor(), p))
     if isinstance(x, Rows):
         return replace(x, own=dropout(x.own, p))
     if x.layout != torch.strided:

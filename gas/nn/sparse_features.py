@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from gas.graph import Adjacency, adjacency_from_csr, version
-from gas.history import begin_alike
+from gas.history import cache_row_starts
 from gas.native import TYPES, is_sparse, parts, sparse_csr
 from gas.nn.spmm import spmm
 
@@ -63,7 +63,7 @@ def replace_values(x: Tensor, value: Tensor) -> Tensor:
     """Return sparse features with other values ``[entries]``; the transpose is shared."""
     known = _find_adjacency(x)
     rowptr, col, _ = parts(x)
-    out = begin_alike(sparse_csr(rowptr, col, value, x.size(1)), x)
+    out = cache_row_starts(sparse_csr(rowptr, col, value, x.size(1)), x)
     _ADJACENCIES[out] = known, version(out)
     return out
 

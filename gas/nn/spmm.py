@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gas.graph import Adjacency
-from gas.history import TAKERS, Rows
+from gas.history import ROWS_HINT, Rows
 from gas.native import TYPES, Matrix, custom_op
 from gas.native import sparse as kernels
 from gas.nn.half import HALF, compute_dtype, message_dtype
@@ -242,7 +242,7 @@ def spmm(
             raise ValueError(f"'weight' is given, but reduce={reduce!r} has no use for it")
         if not isinstance(x, Rows):
             return _extreme(adj.matrix_for(x), x, None, reduce == "max")[0]
-        values = torch.cat([x.own.detach(), x.pulled()])
+        values = torch.cat([x.own.detach(), x.halo_tensor()])
         return _extreme(adj.matrix_for(x.own), values, x.own, reduce == "max")[0]
     if weight is None and adj.value is not None:
         weight = adj.value.to(x.dtype)
@@ -259,7 +259,7 @@ def spmm(
         if weight is not None and weight.requires_grad and torch.is_grad_enabled():
             x = x.tensor()  # The backward pass needs a copy, as rows may change.
         else:
-            x, other, place = x.parts()
+            x, other, place = x.kernel_inputs()
     return multiply(adj.matrix_for(x), weight, x, other, place, reduce == "mean", False, None)
 
 
@@ -271,7 +271,7 @@ def check_features(
     Raise ``TypeError`` for :class:`Rows`, unless ``takes_rows``.
     """
     if isinstance(x, Rows) and not takes_rows:
-        raise TypeError(f"{name!r} is Rows, expected a tensor: {TAKERS}")
+        raise TypeError(f"{name!r} is Rows, expected a tensor: {ROWS_HINT}")
     if not isinstance(adj, Adjacency):
         raise ValueError(
             f"'adj' is a {type(adj).__name__}, expected a gas.nn.Adjacency: use Adjacency.of(adj), "
@@ -283,7 +283,7 @@ def check_features(
             f"'{name}' has shape {list(shape)}, expected {dims} dimensions and one row for each "
             f"of the {num_cols} columns of 'adj'"
         )
-    stored = x.stored() if isinstance(x, Rows) else x
+    stored = x.prototype() if isinstance(x, Rows) else x
     check_tensors(adj, **{name: stored})
     if stored.dtype not in TYPES and stored.dtype != HALF:
         names = ", ".join((*TYPES.values(), "float16"))

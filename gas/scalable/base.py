@@ -12,7 +12,14 @@ import torch
 from torch_geometric.nn import MessagePassing
 
 from gas.graph import Adjacency
-from gas.history import History, HistoryFactory, Staleness, TransferEngine, check_io, measure
+from gas.history import (
+    History,
+    HistoryFactory,
+    Staleness,
+    TransferEngine,
+    check_io,
+    measure_staleness,
+)
 from gas.native import check_integer, warn
 from gas.nn import FusedConv, fuse
 from gas.scalable.exact import ExactnessGuard
@@ -95,7 +102,7 @@ class HistoryModel(torch.nn.Module):
 
     def staleness(self) -> list[Staleness]:
         """Return the staleness of each history."""
-        return [measure(layer, history) for layer, history in enumerate(self.histories)]
+        return [measure_staleness(layer, history) for layer, history in enumerate(self.histories)]
 
     def reset_parameters(self) -> None:
         """Reset the histories; subclasses reset their parameters as well."""

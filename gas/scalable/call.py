@@ -26,7 +26,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gas.graph import Adjacency
-from gas.history import BatchPulls, Features, History, Rows, decoded, first_rows
+from gas.history import BatchPulls, Features, History, Rows, dequantize, first_rows
 from gas.loader import SubData, to_device
 from gas.native import custom_op, disable_compile, is_compiling, is_sparse, skip_frame
 from gas.scalable.base import HistoryModel, set_banks
@@ -35,7 +35,6 @@ from gas.scalable.checks import (
     check_call,
     check_graph,
     check_halo,
-    check_not_recomputing,
     check_whole,
     collect_kwargs,
     explain,
@@ -282,7 +281,8 @@ def prepare_call(
         if batch_args[0] is None and batch_args[1] is None:
             check_whole(adj_t)
         # A full batch reads every row, so that they are decoded at once.
-        features, kwargs = decoded(x), {name: decoded(value) for name, value in kwargs.items()}
+        features = dequantize(x)
+        kwargs = {name: dequantize(value) for name, value in kwargs.items()}
     batch_size, n_id, offset, count = batch_args
     call = Call(model, features, adj_t, batch_args, kwargs)
     call.fill, call.pushes = fill, push
@@ -358,7 +358,7 @@ def get_pulls(model: BatchModel, batch_size: int, n_id: Tensor) -> BatchPulls | 
     pulls = take_started_pulls(model, n_id)
     if pulls is None and model._engine.io == "concurrent":
         read_ahead(model, batch_size, n_id)
-        ahead = [history for history in model.histories if history.pulls_beside]
+        ahead = [history for history in model.histories if history.supports_overlap]
         pulls = BatchPulls(ahead, batch_size, n_id, model.pool_size) if ahead else None
     if pulls is None and model.device.type != "cpu":  # The ids go to the device once.
         pulls = BatchPulls([], batch_size, n_id)
@@ -402,7 +402,7 @@ def read_ahead(model: BatchModel, batch_size: int, n_id: Tensor) -> None:
         n_id = n_id.cpu()
         own, halo = n_id[:batch_size], n_id[batch_size:]
         for history in packed:
-            history.expect(halo, own)
+            history.read_ahead(halo, own)
 
 
 # Forward ------------------------------------------------------------------------------------------
@@ -645,13 +645,8 @@ class Calls:
     """
 
     def __init__(self) -> None:
-        self._mine = _CurrentCall()
+        self.running = _CurrentCall()
         self._with_histories = threading.Lock()
-
-    @property
-    def current(self) -> Call | None:
-        """Return the call of this thread."""
-        return self._mine.call
 
     def enter(self, call: Call) -> tuple[Call | None, Call | None, bool]:
         """Make a call this thread's current one; return the arguments of :meth:`leave`.
@@ -659,7 +654,7 @@ class Calls:
         Raises:
             RuntimeError: If another thread's call uses the histories, as this one would.
         """
-        before = self._mine.call
+        before = self.running.call
         waits = (call.batch or call.fill) and (before is None or not (before.batch or before.fill))
         if waits and not self._with_histories.acquire(blocking=False):
             raise RuntimeError(
@@ -668,12 +663,12 @@ class Calls:
                 "shares the weights and has histories of its own"
             )
         outside, _CURRENT.call = _CURRENT.call, call
-        self._mine.call = call
+        self.running.call = call
         return before, outside, waits
 
     def leave(self, entered: tuple[Call | None, Call | None, bool]) -> None:
         """End the current call."""
-        self._mine.call, _CURRENT.call, waits = entered
+        self.running.call, _CURRENT.call, waits = entered
         if waits:
             self._with_histories.release()
 
@@ -684,12 +679,26 @@ class Calls:
         return Calls, ()
 
 
+def check_not_recomputing() -> None:
+    """Refuse to push and pull again in a backward pass.
+
+    Raises:
+        RuntimeError: If autograd is running this thread's code, as activation checkpointing has it.
+    """
+    if torch._C._current_graph_task_id() != -1:
+        raise RuntimeError(
+            "push_and_pull was called in the backward pass, by activation checkpointing: it would "
+            "read what has been pushed since, and push again. Checkpoint the layers alone, "
+            "x = checkpoint(conv, x, adj_t, use_reentrant=False), and call push_and_pull outside"
+        )
+
+
 @disable_compile
 def _exchange_eager(
     model: BatchModel, history: History, x: Tensor, batch_args: BatchArgs, rows: bool
 ) -> Tensor | Rows:
     check_not_recomputing()
-    call = model._calls.current or Call(model, None, None, batch_args, {})
+    call = model._calls.running.call or Call(model, None, None, batch_args, {})
     return call.exchange(history, x, batch_args, rows)
 
 

@@ -35,20 +35,6 @@ def wrong_calls_error(calls: int, num_histories: int) -> RuntimeError:
     )
 
 
-def check_not_recomputing() -> None:
-    """Refuse to push and pull again in a backward pass.
-
-    Raises:
-        RuntimeError: If autograd runs this code, as in activation checkpointing.
-    """
-    if torch._C._current_graph_task_id() != -1:
-        raise RuntimeError(
-            "push_and_pull was called in the backward pass, by activation checkpointing: it would "
-            "read what has been pushed since, and push again. Checkpoint the layers alone, "
-            "x = checkpoint(conv, x, adj_t, use_reentrant=False), and call push_and_pull outside"
-        )
-
-
 def check_call(
     x: Tensor | Rows | None,
     batch_size: int | None,

@@ -14,9 +14,9 @@ from torch.utils._pytree import tree_map
 from torch_geometric.data import Data
 
 from gas.graph import PERM, to_original_order
-from gas.history import Features, History, share_cores
+from gas.history import Features, History
 from gas.loader import EvalSubgraphLoader, SubData, to_device
-from gas.native import report_progress
+from gas.native import report_progress, share_cores
 from gas.scalable.base import preserve_modes
 from gas.scalable.call import BatchModel, StopForward, run_to_history
 from gas.scalable.checks import adjacency, check_graph, collect_kwargs

@@ -19,7 +19,14 @@ from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
 
 from gas.graph import SHARD, check_is_graph, open_if_path
-from gas.history import Codec, HistoryFactory, Staleness, StoreFactory, TransferEngine, measure
+from gas.history import (
+    Codec,
+    HistoryFactory,
+    Staleness,
+    StoreFactory,
+    TransferEngine,
+    measure_staleness,
+)
 from gas.loader import SubData, SubgraphLoader
 from gas.native import check_integer, disable_compile, explain_missing_cuda, report_progress
 from gas.scalable.base import history_widths
@@ -198,7 +205,7 @@ class ScalableGNN(FormerNames, BatchModel):
         try:
             run_inference(exact, loader)
             pairs = zip(self.histories, exact.histories, strict=True)
-            return [measure(layer, stale, true) for layer, (stale, true) in enumerate(pairs)]
+            return [measure_staleness(layer, *pair) for layer, pair in enumerate(pairs)]
         finally:
             exact.close()
 

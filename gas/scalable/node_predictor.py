@@ -12,9 +12,8 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gas.graph import MAPPED, PARTS, PERM, Ids, to_original_order, version
-from gas.history import share_cores
 from gas.loader import SubgraphLoader
-from gas.native import check_range, warn
+from gas.native import check_range, share_cores, warn
 from gas.scalable.base import preserve_modes
 from gas.scalable.call import BatchModel
 

@@ -84,7 +84,7 @@ def pack(
             f"'memory' is {human(limit)}, but {human(free_memory())} are free: give less"
         )
     made = [pack_rows(history, packing) for history in histories]
-    features = None if table is None else table.packed_by(packing, folder)
+    features = None if table is None else table.make_packed(packing, folder)
     for history, packed in zip(histories, made, strict=True):  # Only after all copies were made.
         history.wait()
         history.store.packed = packed
@@ -94,7 +94,7 @@ def pack(
         loader.use_features(table)
     return PackingSummary(
         packing.num_segments,
-        packing.copied_rows,
+        packing.num_copied_rows,
         sum(one.nbytes for one in made),
         len(packing.hot),
         packing.nbytes + sum(one.hot.nbytes for one in made),
@@ -133,7 +133,7 @@ def pack_rows(history: History, packing: Packing) -> PackedRows:
         ValueError: If the store isn't on disk, or the packing is of another graph.
         OSError: If the disk has no room for the copies.
     """
-    return check_packable(history, packing.num_rows).packed_by(packing, history.engine.pool)
+    return check_packable(history, packing.num_rows).make_packed(packing, history.engine.pool)
 
 
 def _find_reads(loader: SubgraphLoader) -> tuple[Tensor, Iterable[Tensor]]:

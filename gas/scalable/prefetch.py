@@ -10,8 +10,9 @@ from typing import Any, cast
 import torch
 
 from gas.graph import Adjacency, Uses
-from gas.history import BatchPulls, has_idle_cores, share_cores
+from gas.history import BatchPulls
 from gas.loader import PendingBatch, SubData, SubgraphLoader, prefetch_rows, send_batch
+from gas.native import has_idle_cores, share_cores
 from gas.scalable.call import cancel_pulls, read_ahead, start_pulls
 from gas.scalable.inference import plain_loader
 from gas.scalable.model import ScalableGNN

@@ -1,6 +1,6 @@
 """Training: the epoch loop, objectives, metrics, and the planning of memory."""
 
-from gas.history import share_cores
+from gas.native import share_cores
 from gas.scalable import activation_bytes
 from gas.training.cost import Candidate, Linear
 from gas.training.evaluation import Predictions, evaluate, prediction_columns, predictions

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from gas.history import share_cores
+from gas.native import share_cores
 from gas.scalable import ScalableGNN, moved_bytes
 from gas.training.metrics import known_target_mask, metric_of, score, split_mask
 

@@ -21,9 +21,9 @@ from torch.utils._pytree import tree_leaves
 from torch_geometric.data import Data
 
 from gas.graph import is_row_per_node, layout_of
-from gas.history import Codec, Encoded, StoreFactory, share_cores
+from gas.history import Codec, Encoded, StoreFactory
 from gas.loader import SubData, raw_attributes, tensors, tensors_in_memory
-from gas.native import human, is_sparse, parts, resident_bytes
+from gas.native import human, is_sparse, parts, resident_bytes, share_cores
 from gas.scalable import SavedTensors, ScalableGNN, preserve_state, run_forward
 
 # Least runs of a mini-batch to time it, least seconds of all runs, and most runs. The later half
@@ -315,7 +315,7 @@ class MemoryAccount:
         if not isinstance(tensor, Tensor) or tensor.device.type != "cpu":
             return 0
         if isinstance(tensor, Encoded):
-            return sum(map(self._new, tensor.in_memory))
+            return sum(map(self._new, tensor.resident_tensors))
         if tensor.layout != torch.strided:
             return sum(self._new(part) for part in layout_of(tensor).tensors(tensor))
         storage = tensor.untyped_storage()

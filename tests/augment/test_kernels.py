@@ -266,14 +266,14 @@ def test_kept_entries(share, monkeypatch):
     rowptr = torch.tensor([0, 0, 3, 40, 40, 41, 90, 90], dtype=torch.int32)
     ids = torch.randint(200, (90,))
     kept = torch.rand(200) < share
-    entry, rows = kernels.kept_entries(rowptr, ids, kept)
+    entry, rows = kernels.find_kept_entries(rowptr, ids, kept)
     assert torch.equal(entry, kept[ids].nonzero().view(-1))
     counts = [int(kept[ids[a:b]].sum()) for a, b in itertools.pairwise(rowptr.tolist())]
     assert rows.diff().tolist() == counts
     assert rows[0] == 0
     assert rows.dtype == torch.int32
     monkeypatch.setattr(native.extension, "on_cpu", lambda *_: False)
-    twin = kernels.kept_entries(rowptr, ids, kept)
+    twin = kernels.find_kept_entries(rowptr, ids, kept)
     assert torch.equal(twin[0], entry)
     assert torch.equal(twin[1], rows)
     assert twin[1].dtype == torch.int32

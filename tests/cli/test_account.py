@@ -13,7 +13,7 @@ import gas
 from gas.cli import Experiment, Settings
 from gas.graph.attributes import remove_edges
 from gas.native.buffers import BufferPool
-from gas.native.sparse_rows import sparse_csr
+from gas.native.rows import sparse_csr
 from gas.training.measure import MemoryAccount, release_freed_memory
 
 
@@ -108,7 +108,7 @@ def test_an_experiment_without_edges_is_the_same():
 
 def test_freed_memory_is_given_back():
     pool = BufferPool()
-    pool.take(1000, 1000, torch.float32)
+    pool.allocate(1000, 1000, torch.float32)
     assert pool.idle_bytes >= 4_000_000
     pool.clear()
     assert pool.idle_bytes == 0

@@ -20,14 +20,14 @@ def test_rows_come_back(codec, tmp_path, monkeypatch):
     x = open_rows(tmp_path / "db", 30, 5, codec)
     assert x.shape == (30, 5)
     assert x.store.tier == "rocksdb"
-    assert torch.equal(x.decoded(), torch.zeros(30, 5, dtype=x.dtype))
+    assert torch.equal(x.dequantize(), torch.zeros(30, 5, dtype=x.dtype))
     rows, index = torch.randn(20, 5), torch.randperm(30)[:20]
     write_rows(x, index, rows)
-    expected = gas.quantize(rows, codec).decoded()
+    expected = gas.quantize(rows, codec).dequantize()
     assert torch.equal(x[index], expected)
     write_rows(x, index[:1], torch.ones(1, 5))
     assert torch.equal(x[index[1:]], expected[1:])
-    assert torch.equal(x[index[:1]], gas.quantize(torch.ones(1, 5), codec).decoded())
+    assert torch.equal(x[index[:1]], gas.quantize(torch.ones(1, 5), codec).dequantize())
     twin = x.clone()  # Of its own.
     write_rows(x, index, rows)
     assert not torch.equal(twin[index[:1]], x[index[:1]])
@@ -47,7 +47,7 @@ os._exit(1)
 """
     subprocess.run([sys.executable, "-c", program], cwd=tmp_path)
     x = open_rows(tmp_path / "db", 4, 2)
-    assert x.decoded().tolist() == [[0, 0], [1, 2], [0, 0], [3, 4]]
+    assert x.dequantize().tolist() == [[0, 0], [1, 2], [0, 0], [3, 4]]
     x.store.close()
 
 
@@ -97,6 +97,6 @@ def test_features_are_encoded_into_it(tmp_path):
 
     x = torch.randn(50, 3)
     found = gas.quantize(x, "int8", lambda *shape: RocksStore(*shape, path=tmp_path / "db"))
-    assert torch.equal(found.decoded(), gas.quantize(x, "int8").decoded())
+    assert torch.equal(found.dequantize(), gas.quantize(x, "int8").dequantize())
     found.store.flush()
     found.store.close()

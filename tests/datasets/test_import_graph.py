@@ -244,7 +244,7 @@ def test_features_in_any_codec(codec, tmp_path):
     plain = gas.open_graph(tmp_path / "tables", log=False)
     expected = gas.quantize(plain.x, codec)
     assert data.x.codec == Codec(codec)
-    assert torch.equal(data.x.decoded(), expected.decoded())
+    assert torch.equal(data.x.dequantize(), expected.dequantize())
 
 
 def test_it_is_trained_on(tmp_path):

@@ -67,7 +67,7 @@ def held(model, shard):
     return {
         "nodes": shard.nodes,
         "num_own": shard.num_own,
-        "rows": [history.stored(rows).clone() for history in model.histories],
+        "rows": [history.read_stored(rows).clone() for history in model.histories],
         "values": [history.pull() for history in model.histories],
         "age": [history.age for history in model.histories],
     }

@@ -7,7 +7,7 @@ from torch_geometric.utils import to_torch_csr_tensor
 import gas
 from gas.graph.edges import read_csr, read_edges, read_graph, to_csr
 from gas.graph.layout import implicit_ones, layout_of
-from gas.native.sparse_rows import sparse_csr
+from gas.native.rows import sparse_csr
 
 
 def test_read_edges_of_every_representation():

@@ -239,10 +239,10 @@ def test_encoded_features_stay_encoded(codec, tmp_path):
     assert isinstance(folder.x, Encoded)
     assert folder.x.codec == memory.x.codec
     assert folder.x.store.tier == "disk"
-    assert torch.equal(folder.x.decoded(), memory.x.decoded())
+    assert torch.equal(folder.x.dequantize(), memory.x.dequantize())
     index = torch.tensor([5, 0, 5])
     assert torch.equal(folder.x[index], memory.x[index])
-    assert torch.equal(folder.x.clone().decoded(), memory.x.decoded())
+    assert torch.equal(folder.x.clone().dequantize(), memory.x.dequantize())
     again = gas.cluster(Data(x=folder.x, edge_index=memory.edge_index), 2, log=False)
     assert torch.equal(again.x[:], folder.x[again.perm])
 
@@ -266,7 +266,7 @@ def test_numpy_alone_reads_it(tmp_path):
     np.add.at(dense, tuple(data.edge_index.flip(0).numpy()), data.edge_weight.numpy())
     perm = read["perm"]
     assert np.allclose(adj.toarray(), dense[perm][:, perm])
-    assert np.array_equal(read["x"], data.x.decoded().half().numpy()[perm])
+    assert np.array_equal(read["x"], data.x.dequantize().half().numpy()[perm])
     assert np.array_equal(read["parts"], memory.parts.numpy())
     assert sorted(p.name for p in folder.iterdir()) == sorted(
         ["graph.json", *(array["file"] for array in said["arrays"].values())]

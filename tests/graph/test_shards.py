@@ -12,8 +12,8 @@ from torch_geometric.data import Data
 
 import gas
 from gas.graph.shards import SHARD, SHARDS, Shard, local_graph, shard_of
-from gas.history.encoded_rows import Encoded
-from gas.native.sparse_rows import is_sparse
+from gas.history.encoded import Encoded
+from gas.native.rows import is_sparse
 
 
 def make(num_parts=6, shards=3, out=None, features="dense", adj_t=None, **options):

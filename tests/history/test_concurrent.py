@@ -9,7 +9,7 @@ from conftest import clustered_graph, random_graph
 from transfers import Slow, make_model, train
 
 import gas
-from gas.history.batch import BatchPulls
+from gas.history.rows import BatchPulls
 from gas.native.transfer import Engine, JobPolicy
 
 pytestmark = pytest.mark.usefixtures("_idle_cores")

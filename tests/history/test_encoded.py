@@ -13,7 +13,7 @@ from torch_geometric.data import Data
 
 import gas
 from gas import native
-from gas.history import Encoded, encoded, encoded_rows
+from gas.history import Encoded, encoded
 from gas.history.codec import Codec
 from gas.native.dropout import dropout
 from gas.native.transfer import CODECS, decode_torch, encode_torch
@@ -44,8 +44,8 @@ def test_values(dtype, store):
     assert given.shape == x.shape
     assert given.dtype == (torch.float64 if dtype == "float64" else torch.float32)
     assert given.store.nbytes == 50 * Codec.of(dtype).row_bytes(7)
-    assert torch.equal(given.decoded(), kept(x, dtype))
-    error = (given.decoded() - x).abs()
+    assert torch.equal(given.dequantize(), kept(x, dtype))
+    error = (given.dequantize() - x).abs()
     if dtype == "int8":
         assert bool((error <= x.abs().amax(1, keepdim=True) / 254 * 1.001).all())
     else:
@@ -56,9 +56,9 @@ def test_values(dtype, store):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_of_any_type_of_numbers(dtype, given):
     x = features().to(given)
-    assert torch.equal(gas.quantize(x, dtype).decoded(), kept(x, dtype))
+    assert torch.equal(gas.quantize(x, dtype).dequantize(), kept(x, dtype))
     back = gas.quantize(gas.quantize(x, "float64"), dtype)  # Of encoded rows, too.
-    assert torch.equal(back.decoded(), kept(x, dtype))
+    assert torch.equal(back.dequantize(), kept(x, dtype))
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (1, 1), (5, 1), (2000, 33)])
@@ -66,24 +66,25 @@ def test_of_any_type_of_numbers(dtype, given):
 def test_shapes(dtype, shape):
     x = features(*shape)
     given = gas.quantize(x, dtype)
-    assert torch.equal(given.decoded(), kept(x, dtype))
-    assert torch.equal(given.rearranged(torch.arange(shape[0])).decoded(), kept(x, dtype))
+    assert torch.equal(given.dequantize(), kept(x, dtype))
+    assert torch.equal(given.select_rows(torch.arange(shape[0])).dequantize(), kept(x, dtype))
 
 
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_it_is_encoded_some_rows_at_a_time(dtype, store, monkeypatch):
-    monkeypatch.setattr(encoded_rows, "BLOCK", 20)
+    monkeypatch.setattr(encoded, "BLOCK_VALUES", 20)
     x, seen = features(), []
-    values = encoded._stored_values
+    module = gas.history.features
+    values = module._cast_values
     monkeypatch.setattr(
-        encoded, "_stored_values", lambda x, *rest: seen.append(x.shape) or values(x, *rest)
+        module, "_cast_values", lambda x, *rest: seen.append(x.shape) or values(x, *rest)
     )
     given = gas.quantize(x, dtype, STORES[store])
     assert seen == [(2, 7)] * 25
-    assert torch.equal(given.decoded(), kept(x, dtype))
+    assert torch.equal(given.dequantize(), kept(x, dtype))
     order = torch.randint(50, (33,))
-    assert torch.equal(given.rearranged(order).decoded(), kept(x, dtype)[order])
+    assert torch.equal(given.select_rows(order).dequantize(), kept(x, dtype)[order])
 
 
 def test_of_a_mapped_file(tmp_path):
@@ -91,7 +92,7 @@ def test_of_a_mapped_file(tmp_path):
     np.save(tmp_path / "x.npy", x.numpy())
     mapped = torch.from_numpy(np.load(tmp_path / "x.npy", mmap_mode="c"))
     given = gas.quantize(mapped, "float16", "disk", tmp_path / "rows")
-    assert torch.equal(given.decoded(), kept(x, "float16"))
+    assert torch.equal(given.dequantize(), kept(x, "float16"))
     assert (tmp_path / "rows").stat().st_size == 4096 + 300 * 5 * 2
 
 
@@ -128,9 +129,9 @@ OTHERS = {
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 def test_rows(dtype, index, monkeypatch):
     given = gas.quantize(features(), dtype)
-    every = given.decoded()
+    every = given.dequantize()
     if index in ROWS:  # No others are decoded.
-        monkeypatch.setattr(Encoded, "decoded", lambda _: pytest.fail("all are decoded"))
+        monkeypatch.setattr(Encoded, "dequantize", lambda _: pytest.fail("all are decoded"))
     how = {**ROWS, **OTHERS}[index]
     rows = given[how]
     assert type(rows) is torch.Tensor
@@ -141,8 +142,8 @@ def test_rows(dtype, index, monkeypatch):
 
 def test_rows_by_functions(monkeypatch):
     given = gas.quantize(features())
-    every = given.decoded()
-    monkeypatch.setattr(Encoded, "decoded", lambda _: pytest.fail("all are decoded"))
+    every = given.dequantize()
+    monkeypatch.setattr(Encoded, "dequantize", lambda _: pytest.fail("all are decoded"))
     ids = torch.tensor([3, 0, 3])
     assert torch.equal(given.index_select(0, ids), every[ids])
     assert torch.equal(torch.index_select(given, -2, ids.int()), every[ids])
@@ -156,7 +157,7 @@ def test_rows_that_are_not_there(index):
     with pytest.raises(IndexError):
         given[index]
     with pytest.raises(IndexError):
-        given.rearranged(torch.tensor([0, 50]))
+        given.select_rows(torch.tensor([0, 50]))
 
 
 @pytest.mark.parametrize("native_code", [True, False])
@@ -167,11 +168,11 @@ def test_reading_and_dropping_in_one(dtype, store, native_code, monkeypatch):
         monkeypatch.setattr(native.extension, "C", None)
     given = gas.quantize(features(50, 9), dtype, STORES[store])
     index = torch.randint(50, (33,))
-    expected = dropout(given.decoded()[index], 0.3, 77)
+    expected = dropout(given.dequantize()[index], 0.3, 77)
     for threads in (1, 2):
         torch.set_num_threads(threads)
         assert torch.equal(given.read(index, 0.3, 77), expected)
-        assert torch.equal(given.read(index), given.decoded()[index])
+        assert torch.equal(given.read(index), given.dequantize()[index])
     for p in (0.0, 0.5):
         with pytest.raises(IndexError):
             given.read(torch.tensor([50]), p)
@@ -211,13 +212,13 @@ def test_functions(name):
     given = gas.quantize(features())
     found = FUNCTIONS[name](given)
     assert type(found) is torch.Tensor
-    assert torch.equal(found, FUNCTIONS[name](given.decoded()))
+    assert torch.equal(found, FUNCTIONS[name](given.dequantize()))
 
 
 def test_gradients_of_what_it_is_multiplied_by():
     given = gas.quantize(features())
     grads = []
-    for x in (given, given.decoded()):
+    for x in (given, given.dequantize()):
         layer = torch.nn.Linear(7, 3)
         layer.load_state_dict({"weight": torch.ones(3, 7), "bias": torch.ones(3)})
         layer(x).square().sum().backward()
@@ -258,15 +259,15 @@ def test_copies_are_encoded(way, store):
     assert isinstance(other, Encoded)
     assert other.codec == given.codec
     assert other.store.tier == store
-    assert torch.equal(other.decoded(), given.decoded())
+    assert torch.equal(other.dequantize(), given.dequantize())
     assert (other.store is given.store) == (way in ALIASES)
 
 
 def test_copies_in_a_store_of_ones_own():
     given = gas.quantize(features(), "int8", DictStore)
-    for other in (given.clone(), copy.deepcopy(given), given.rearranged(torch.arange(50))):
+    for other in (given.clone(), copy.deepcopy(given), given.select_rows(torch.arange(50))):
         assert isinstance(other.store, DictStore)
-        assert torch.equal(other.decoded(), given.decoded())
+        assert torch.equal(other.dequantize(), given.dequantize())
 
 
 def test_in_a_graph_of_pyg():
@@ -278,16 +279,16 @@ def test_in_a_graph_of_pyg():
     assert data.validate()
     assert str(data) == "Data(x=[10, 4], edge_index=[2, 2], edge_attr=[2, 7])"
     part = data.subgraph(torch.tensor([0, 1]))
-    assert torch.equal(part.x, x.decoded()[:2])
+    assert torch.equal(part.x, x.dequantize()[:2])
     assert repr(x) == "Encoded([10, 4], int8, store='host')"
 
 
 def test_what_is_taken_for_a_view_is_a_copy():
     given = gas.quantize(features())
-    before = given.decoded()
+    before = given.dequantize()
     for view in (given.t(), given.narrow(0, 1, 3), given.view(-1)):
         view.zero_()
-    assert torch.equal(given.decoded(), before)
+    assert torch.equal(given.dequantize(), before)
     assert given._version == 0
 
 

@@ -98,7 +98,7 @@ def test_forward_raises_between_pull_and_push(graph, error, prefetch):
     with pytest.raises(type(error)):
         train(model, gas.PrefetchLoader(loader, model))
     gc.collect()  # Ends the loop's iterator.
-    assert model._calls.current is None
+    assert model._calls.running.call is None
     assert not model._started_pulls
     # The next batch reads its own rows: as in a model that took up where this one stumbled.
     twin = make_model(graph, io="serial")
@@ -198,7 +198,7 @@ def test_closing_after_a_failed_push_closes_everything(graph):
     model = gas.ScalableGNN(200, 4, 3, store=Failing)
     for history in model.histories:
         store = history.store
-        job = Job.calling(lambda store=store: go.wait(20) and store.write(None, None))
+        job = Job.call(lambda store=store: go.wait(20) and store.write(None, None))
         history._link._submit_push(job)
     go.set()
     with pytest.raises(OSError, match="the disk is full"):

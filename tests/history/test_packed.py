@@ -68,14 +68,14 @@ def test_rows_are_those_of_the_table(hot, size, columns, tmp_path, backend):
     store = DiskStore(NODES, columns, torch.float32, tmp_path / "rows")
     store.table.copy_(torch.randn(NODES, columns))
     before = store.table.clone()
-    store.packed = store.packed_by(packing, BufferPool())
+    store.packed = store.make_packed(packing, BufferPool())
     for batch in loader:
         own, halo = batch.n_id[: batch.batch_size], batch.n_id[batch.batch_size :]
         for index, plan in (
             (halo, packing.plan(halo, own)),
             (batch.n_id, packing.plan(batch.n_id)),
         ):
-            staged = store.packed.stage(plan)
+            staged = store.packed.read_staged(plan)
             assert (
                 staged.size(0)
                 == plan.num_rows
@@ -93,7 +93,7 @@ def test_what_is_read_is_little(tmp_path):
     loader = loader_of(graph(), 1)
     every = halos(loader)
     packing = Packing(loader.ptr, iter(every))
-    assert packing.halo_rows == packing.copied_rows == sum(halo.numel() for halo in every)
+    assert packing.halo_rows == packing.num_copied_rows == sum(halo.numel() for halo in every)
     for batch in loader:
         halo = batch.n_id[batch.batch_size :]
         plan = packing.plan(halo, batch.n_id[: batch.batch_size])
@@ -121,7 +121,7 @@ def test_rows_that_most_parts_read_are_hot():
         assert len(packing.hot) == hot
         chosen = read[packing.hot]
         assert packing.hot_reads == chosen.sum() == read.sort(descending=True).values[:hot].sum()
-        assert packing.copied_rows == packing.halo_rows - packing.hot_reads
+        assert packing.num_copied_rows == packing.halo_rows - packing.hot_reads
         assert not np.isin(packing.rows, packing.hot).any()
 
 
@@ -150,7 +150,7 @@ def test_parts_of_a_range(first, end):
     packing = Packing(torch.tensor(bounds), [torch.empty(0, dtype=torch.long)] * 4)
     if first > end:
         return
-    whole, cut = packing.parts_of(first, end)
+    whole, cut = packing.parts_in_range(first, end)
     rows = set(range(first, end))
     for part in range(4):
         own = set(range(bounds[part], bounds[part + 1]))
@@ -167,7 +167,7 @@ def test_segments(row_bytes, counts, tmp_path, backend):
     rows = torch.randint(0, 255, (300, row_bytes), dtype=torch.uint8)
     starts = np.concatenate([[0], np.cumsum(counts)])
     ids = np.random.default_rng(0).integers(0, 300, starts[-1]).astype(np.int32) + 7
-    sizes = segments.padded(np.diff(starts) * row_bytes)
+    sizes = segments.padded_sizes(np.diff(starts) * row_bytes)
     offsets = np.concatenate([[0], np.cumsum(sizes)])
     path = tmp_path / "segments"
     path.write_bytes(b"\xff" * int(offsets[-1] + 5))
@@ -259,7 +259,7 @@ def test_training_is_the_same(dtype, memory, backend):
 @pytest.mark.parametrize("io", ["serial", "concurrent"])
 @pytest.mark.parametrize("cores", [1, 4])
 def test_whenever_rows_are_moved(cores, io, prefetch, monkeypatch):
-    monkeypatch.setattr(gas.history.cores, "num_cores", lambda: cores)
+    monkeypatch.setattr(gas.native.cores, "num_cores", lambda: cores)
     data = graph()
     expected = trained(data, False, io="serial", prefetch=prefetch)
     assert_same(expected, trained(data, True, io=io, prefetch=prefetch))
@@ -511,7 +511,7 @@ def test_copies_are_not_packed():
 
 def test_what_comes_next_is_expected(monkeypatch):
     """Before a batch is computed, the system is told of the one after it."""
-    monkeypatch.setattr(gas.history.cores, "num_cores", lambda: 1)
+    monkeypatch.setattr(gas.native.cores, "num_cores", lambda: 1)
     data = graph()
     model, loader = model_of(data), loader_of(data, 1)
     model.pack(loader)

@@ -68,7 +68,7 @@ def test_no_rows_need_no_memory(runtime):
 def test_pytorch_knows_that_the_memory_is_pinned(num_rows):
     history = gas.History(num_rows, 16, store="pinned").cuda()
     assert history.store.table.is_pinned()
-    assert not history._link.staged
+    assert not history._link.is_staged
     x = torch.randn(num_rows, 16, device="cuda")
     history.push(x)
     index = torch.randint(num_rows, (1000,))

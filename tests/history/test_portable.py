@@ -12,9 +12,9 @@ from conftest import ROOT
 
 import gas
 from gas.cli import report
-from gas.history import DiskStore, cores, disk
-from gas.history.memory import check_fits
-from gas.native import memory
+from gas.history import DiskStore, disk
+from gas.history.store import check_fits
+from gas.native import cores, memory
 
 # As on Windows, which has none of these; torch and its like are loaded before.
 WITHOUT = """

@@ -40,9 +40,9 @@ def test_rows_in_place_are_those_of_the_table(node):
     """They are read by pointers: what is outside is refused before."""
     history = gas.History(10, 4)
     history.push(torch.randn(10, 4))
-    assert history.in_place(torch.tensor([0, 9]), torch.float32) is not None
+    assert history.stored_rows(torch.tensor([0, 9]), torch.float32) is not None
     with pytest.raises(IndexError, match=f"'n_id' holds {node}"):
-        history.in_place(torch.tensor([0, node]), torch.float32)
+        history.stored_rows(torch.tensor([0, node]), torch.float32)
 
 
 def test_copies_of_one_history():

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import gas
-from gas.history.batch import BatchPulls
+from gas.history.rows import BatchPulls
 
 PUSH = {"history/history.py", "history/transfer.py", "native/transfer.py"}
-PULL = PUSH | {"history/batch.py", "native/buffers.py", "native/checks.py"}
+PULL = PUSH | {"history/rows.py", "native/buffers.py", "native/checks.py"}
 
 
 def passed(function):

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import gas
-from gas.history import Codec, DiskStore, MemoryStore, Store, TableStore, memory, tiers
+from gas.history import Codec, DiskStore, MemoryStore, Store, TableStore, tiers
 
 CODECS = ["float64", "float32", "bfloat16", "float16", "int8"]
 TOLERANCE = {"float64": 1e-6, "float32": 0, "bfloat16": 2**-8, "float16": 2**-11, "int8": 1 / 254}
@@ -148,7 +148,7 @@ def test_a_table_larger_than_memory():
 
 
 def test_all_histories_must_fit_before_one_is_made(monkeypatch):
-    monkeypatch.setattr(memory, "free_memory", lambda device=None: 1000 * 64 * 4 * 2)
+    monkeypatch.setattr("gas.history.store.free_memory", lambda device=None: 1000 * 64 * 4 * 2)
     gas.ScalableGNN(1000, 64, 3)
     made = []
     monkeypatch.setattr(MemoryStore, "__init__", lambda *args, **kwargs: made.append(1))
@@ -158,7 +158,7 @@ def test_all_histories_must_fit_before_one_is_made(monkeypatch):
 
 
 def test_all_histories_must_fit_the_disk_before_one_is_made(monkeypatch, tmp_path):
-    monkeypatch.setattr(memory, "free_disk", lambda path: 60 * 8 * 4 + 100)
+    monkeypatch.setattr("gas.history.store.free_disk", lambda path: 60 * 8 * 4 + 100)
     with pytest.raises(OSError, match="histories of 3.75 KiB do not fit the disk, 1.973 KiB are"):
         gas.ScalableGNN(60, 8, 3, store="disk", path=tmp_path)
     assert not list(tmp_path.iterdir())

@@ -12,9 +12,9 @@ from torch.utils._python_dispatch import _disable_current_modes as aside
 
 import gas
 from gas.history import MemoryStore, TableStore, TransferEngine
-from gas.history.batch import BatchPulls
 from gas.history.codec import Codec
 from gas.history.cuda import CudaLink
+from gas.history.rows import BatchPulls
 from gas.native import device
 from gas.scalable.call import get_pulls
 
@@ -32,7 +32,7 @@ def make_link(machine, way, dtype="float32", engine=None):
         store = (staged(machine) if way == "staged" else MemoryStore)(*shape, codec.dtype)
     link = CudaLink(store, codec, WIDTH, engine, CPU)
     if way == "bus":  # The table is on "the device", which is the CPU.
-        link.here = False
+        link.on_device = False
     return link
 
 
@@ -107,17 +107,19 @@ class Program:
 
     def change(self):
         self.link.wait()
-        self.link.catch_up()
-        if not self.link.staged:
+        self.link.note_changes()
+        if not self.link.is_staged:
             self.link.store.table.zero_()
-            if not self.link.here:  # The next transfer waits for the stream that is current then.
+            if (
+                not self.link.on_device
+            ):  # The next transfer waits for the stream that is current then.
                 for stream in self.streams:
                     stream.wait_stream(self.machine.current)
             with aside():
                 self.tables[self.number].zero_()
 
     def read_in_place(self):
-        found = self.link.in_place(self.index, torch.float32, self.copies)
+        found = self.link.table_and_index(self.index, torch.float32, self.copies)
         if found is not None:
             table, index = found
             rows = table[index]
@@ -169,7 +171,7 @@ def test_a_table_on_the_device_is_read_in_place(machine):
     history = gas.History(ROWS, WIDTH)
     history.push(torch.ones(ROWS, WIDTH))
     history._link = make_link(machine, "here")
-    assert not history.pulls_beside  # No pull of it is started before it is needed.
+    assert not history.supports_overlap  # No pull of it is started before it is needed.
     rows = BatchPulls([], 2, torch.arange(7)).rows(history, torch.ones(2, WIDTH))
     assert rows.halo.table is history._link.store.table
     assert len(machine.streams) == 3
@@ -179,8 +181,8 @@ def test_one_chunk_of_a_push_is_written_while_the_next_is_copied(machine, monkey
     """Every write but the last comes after the copy of the chunk behind it."""
     order = []
     link = make_link(machine, "staged")
-    write, buffer = link.store.write, link._buffer
-    monkeypatch.setattr(link, "_buffer", lambda: order.append("copy") or buffer())
+    write, buffer = link.store.write, link._acquire_buffer
+    monkeypatch.setattr(link, "_acquire_buffer", lambda: order.append("copy") or buffer())
     monkeypatch.setattr(link.store, "write", lambda *a: order.append("write") or write(*a))
     link.push(torch.ones(ROWS, WIDTH), [(0, ROWS)])
     link.wait()

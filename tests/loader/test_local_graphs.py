@@ -15,7 +15,7 @@ from gas.augment import DropEdge
 from gas.graph import shards
 from gas.graph.shards import shard_of
 from gas.loader.batch import GRAPH_SIZE
-from gas.native.sparse_rows import is_sparse
+from gas.native.rows import is_sparse
 
 
 def make(features="dense", out=None, shards=3, **changes):

@@ -12,7 +12,7 @@ from gas.graph import Uses
 from gas.graph.layout import layout_of
 from gas.loader.batch import tensors_in_memory
 from gas.loader.transfer import _dense_tensors, _pin, send_batch
-from gas.native.sparse_rows import parts, sparse_csr
+from gas.native.rows import parts, sparse_csr
 
 PTR = torch.arange(0, 201, 20)
 

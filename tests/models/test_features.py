@@ -136,9 +136,9 @@ def test_products_of_features(reduce, p):
     table, index = torch.randn(40, 5), torch.randperm(40)[:12]
     adj = Adjacency.of(torch.randint(12, (2, 60)), 12)
     adj = Adjacency(adj.rowptr[:5], adj.col[: int(adj.rowptr[4])], None, 12)
-    x = Features(table, index, 4).dropped(p, 7) if p else Features(table, index, 4)
+    x = Features(table, index, 4).dropout(p, 7) if p else Features(table, index, 4)
     assert torch.equal(spmm(adj, x, reduce=reduce), spmm(adj, x.tensor(), reduce=reduce))
-    assert torch.equal(torch.cat([x.own, x.pulled()]), x.tensor())
+    assert torch.equal(torch.cat([x.own, x.halo_tensor()]), x.tensor())
     if not p:
         assert torch.equal(x.tensor(), table[index])
 

@@ -16,9 +16,9 @@ CPU = torch.device("cpu")
 def folder(monkeypatch, tmp_path):
     """An empty cache."""
     monkeypatch.setenv("GAS_CACHE_DIR", str(tmp_path / "cache"))
-    costs._chosen.cache_clear()
+    costs._is_torch_faster.cache_clear()
     yield tmp_path / "cache"
-    costs._chosen.cache_clear()
+    costs._is_torch_faster.cache_clear()
 
 
 def clock(seconds):
@@ -58,20 +58,20 @@ def test_the_faster_way_is_taken(folder):
 
 def test_another_process_reads_them_and_another_device_does_not(monkeypatch):
     measured(lambda name: 0.5)
-    costs._chosen.cache_clear()
+    costs._is_torch_faster.cache_clear()
     assert costs._prefers_torch("sum", 8, CPU)
-    monkeypatch.setattr(costs, "_name", lambda device: "another")
-    costs._chosen.cache_clear()
+    monkeypatch.setattr(costs, "_device_key", lambda device: "another")
+    costs._is_torch_faster.cache_clear()
     assert not costs._prefers_torch("sum", 8, CPU)
     measured(lambda name: 2.0)
-    assert len(json.loads(costs._file().read_text())) == 2
+    assert len(json.loads(costs._costs_path().read_text())) == 2
 
 
 def test_sizes_between_those_measured():
     found = measured(lambda name: 2.0)
     found["sum"]["16"]["torch"] = 0.5
-    costs._file().write_text(json.dumps({costs._name(CPU): found}))
-    costs._chosen.cache_clear()
+    costs._costs_path().write_text(json.dumps({costs._device_key(CPU): found}))
+    costs._is_torch_faster.cache_clear()
     chosen = [width for width in range(40) if costs._prefers_torch("sum", width, CPU)]
     assert chosen == list(range(9, 17))
     assert not costs._prefers_torch("sum", 10_000, CPU)
@@ -80,7 +80,7 @@ def test_sizes_between_those_measured():
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff"])
 def test_an_unreadable_file_counts_as_absent(folder, content):
     folder.mkdir()
-    costs._file().write_bytes(content)
+    costs._costs_path().write_bytes(content)
     assert not costs._prefers_torch("gather", 64, CPU)
     measured(lambda name: 0.5)
     assert costs._prefers_torch("gather", 64, CPU)
@@ -90,8 +90,8 @@ def test_who_asks(monkeypatch):
     """Only who has what was measured: float32 on a GPU, and sums that may differ between runs."""
     monkeypatch.setattr(costs, "_prefers_torch", lambda *asked: asked)
     table = torch.zeros(3, 8)
-    assert costs.moves_by_torch("gather", table) is False
-    assert costs.sums_by_torch(None, table) is False
+    assert costs.prefers_torch_move("gather", table) is False
+    assert costs.prefers_torch_sum(None, table) is False
 
     class OnCuda:
         is_cuda, device = True, "cuda:0"
@@ -103,15 +103,15 @@ def test_who_asks(monkeypatch):
             return getattr(self.tensor, name)
 
     for shape, row_bytes in (((3, 8), 32), ((3,), 4), ((3, 0), 0)):
-        asked = costs.moves_by_torch("gather", OnCuda(torch.zeros(shape)))
+        asked = costs.prefers_torch_move("gather", OnCuda(torch.zeros(shape)))
         assert asked == ("gather", row_bytes, "cuda:0")
-    assert costs.moves_by_torch("gather", OnCuda(table[:0])) is False
-    assert costs.moves_by_torch("gather", OnCuda(table.double())) is False
-    assert costs.sums_by_torch(None, OnCuda(table)) == ("sum", 8, "cuda:0")
-    assert costs.sums_by_torch(table, OnCuda(table)) == ("weighted sum", 8, "cuda:0")
-    assert costs.sums_by_torch(None, OnCuda(table.bfloat16())) is False
+    assert costs.prefers_torch_move("gather", OnCuda(table[:0])) is False
+    assert costs.prefers_torch_move("gather", OnCuda(table.double())) is False
+    assert costs.prefers_torch_sum(None, OnCuda(table)) == ("sum", 8, "cuda:0")
+    assert costs.prefers_torch_sum(table, OnCuda(table)) == ("weighted sum", 8, "cuda:0")
+    assert costs.prefers_torch_sum(None, OnCuda(table.bfloat16())) is False
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
-    assert costs.sums_by_torch(None, OnCuda(table)) is False
+    assert costs.prefers_torch_sum(None, OnCuda(table)) is False
 
 
 def matrix(rows, cols, entries):
@@ -134,12 +134,12 @@ def test_sums_by_a_sparse_matrix(shape):
 def test_which_sums_ask(monkeypatch):
     """Those of a matrix itself, of all rows of one tensor."""
     m, asked = matrix(6, 6, 40), []
-    monkeypatch.setattr(costs, "sums_by_torch", lambda w, x: asked.append(w is None) or True)
+    monkeypatch.setattr(costs, "prefers_torch_sum", lambda w, x: asked.append(w is None) or True)
     monkeypatch.setattr(sparse.native, "has_kernels", lambda *tensors: True)
     monkeypatch.setattr(sparse, "_multiply_sparse", lambda *inputs: "sparse")
     monkeypatch.setattr(sparse, "run", lambda *arguments: None)
-    monkeypatch.setattr(sparse, "forward_of", lambda m: None)
-    monkeypatch.setattr(sparse, "transpose_of", lambda m, rows: None)
+    monkeypatch.setattr(sparse, "native_matrix", lambda m: None)
+    monkeypatch.setattr(sparse, "native_transpose", lambda m, rows: None)
     x = torch.randn(6, 3)
     assert sparse.multiply(m, None, x) == sparse.multiply(m, torch.ones(40), x) == "sparse"
     assert asked == [True, False]

@@ -1,5 +1,6 @@
 """The transfer engine, with workers and without: order, errors, and every way of ending."""
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -37,7 +38,7 @@ def make(request, monkeypatch, make_native):
 
 
 def call(function, *args):
-    return Job.calling(lambda: function(*args))
+    return Job.call(lambda: function(*args))
 
 
 def fail(error):
@@ -155,8 +156,7 @@ def test_tensors_live_as_long_as_their_jobs(make_native):
             gone.append(1)
 
     go = threading.Event()
-    kept = call(go.wait, 20)
-    kept.keep = Kept()
+    kept = dataclasses.replace(call(go.wait, 20), keep=Kept())
     engine.submit(0, kept, JobPolicy.WORKERS)
     del kept
     for _ in range(3):
@@ -250,7 +250,7 @@ history = gas.History(100, 4, engine=gas.history.TransferEngine("concurrent"))
 lane = history.engine.new_lane()
 from gas.native.transfer import Job, JobPolicy
 for _ in range(3):
-    history.engine.submit(lane, Job.calling(lambda: time.sleep(.2)), by=JobPolicy.WORKERS)
+    history.engine.submit(lane, Job.call(lambda: time.sleep(.2)), by=JobPolicy.WORKERS)
 history.push(torch.ones(100, 4))
 history.start_pull(torch.arange(100))
 print("end")

@@ -108,7 +108,7 @@ def test_coo_to_csr(num_rows, num_edges, threads):
 @pytest.mark.parametrize(
     ("num_nodes", "num_edges"), [(0, 0), (1, 0), (1, 9), (2, 9), (50, 400), (9000, 200_000)]
 )
-def test_undirected(num_nodes, num_edges, weighted, dtype, threads):
+def test_symmetrize_edges(num_nodes, num_edges, weighted, dtype, threads):
     src = torch.randint(max(num_nodes, 1), (num_edges,))
     dst = torch.randint(max(num_nodes // 3, 1), (num_edges,))  # Hubs, and many duplicates.
     src[: num_edges // 3], dst[: num_edges // 3] = (
@@ -116,8 +116,8 @@ def test_undirected(num_nodes, num_edges, weighted, dtype, threads):
         src[-(num_edges // 3) :],
     )
     weight = torch.randint(4, (num_edges,), dtype=torch.int32) if weighted else None
-    found = graphs.undirected(src, dst, num_nodes, weight, dtype)
-    twins = graphs._undirected_torch(src, dst, num_nodes, weight, dtype)
+    found = graphs.symmetrize_edges(src, dst, num_nodes, weight, dtype)
+    twins = graphs._symmetrize_edges_torch(src, dst, num_nodes, weight, dtype)
     for mine, twin in zip(found, twins, strict=True):
         if twin is None:
             assert mine is None
@@ -135,8 +135,8 @@ def test_undirected(num_nodes, num_edges, weighted, dtype, threads):
     assert weight is None or torch.equal(weight, dense[row, col.long()])
 
 
-def test_undirected_checks_ids():
-    for function in (graphs.undirected, graphs._undirected_torch):
+def test_symmetrize_edges_checks_ids():
+    for function in (graphs.symmetrize_edges, graphs._symmetrize_edges_torch):
         for bad in (-1, 3):
             for src, dst in ((0, bad), (bad, 0)):
                 ids = torch.tensor([[0, src], [1, dst]])
@@ -303,11 +303,11 @@ def test_rows_are_looked_at_in_blocks(block, monkeypatch):
             (0, 1, 4, 0, 1, 3, 2): (False, False),
         }
         for col, expected in cases.items():
-            found = [graphs.sorted_rows(rowptr, torch.tensor(col), strict) for strict in (0, 1)]
+            found = [graphs.has_sorted_rows(rowptr, torch.tensor(col), strict) for strict in (0, 1)]
             assert tuple(found) == expected
-        assert graphs.rises(rowptr, 7)
-        assert not graphs.rises(rowptr, 6)
-        assert not graphs.rises(rowptr[1:].flip(0), 7)
-        assert not graphs.rises(torch.tensor([0, 2, 1, 4], dtype=dtype), 4)
-    assert graphs.sorted_rows(torch.tensor([0, 0]), torch.tensor([], dtype=torch.long))
-    assert not graphs.rises(torch.tensor([], dtype=torch.long), 0)
+        assert graphs.is_valid_rowptr(rowptr, 7)
+        assert not graphs.is_valid_rowptr(rowptr, 6)
+        assert not graphs.is_valid_rowptr(rowptr[1:].flip(0), 7)
+        assert not graphs.is_valid_rowptr(torch.tensor([0, 2, 1, 4], dtype=dtype), 4)
+    assert graphs.has_sorted_rows(torch.tensor([0, 0]), torch.tensor([], dtype=torch.long))
+    assert not graphs.is_valid_rowptr(torch.tensor([], dtype=torch.long), 0)

@@ -12,7 +12,7 @@ from gas.native.transfer import (
     Job,
     decode_torch,
     encode_torch,
-    stored_columns,
+    num_stored_columns,
 )
 
 STORED = {"bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.uint8}
@@ -49,7 +49,7 @@ class Table(NamedTuple):
 
 
 def new_table(codec, n, width, dtype=torch.float32):
-    columns = stored_columns(codec, width) if codec else width
+    columns = num_stored_columns(codec, width) if codec else width
     rows = torch.zeros(n, columns, dtype=STORED[codec] if codec else dtype)
     return Table(rows, (codec, width))
 
@@ -173,5 +173,5 @@ def test_bad_arguments_make_no_job(implementation):
 
 def test_jobs_of_python(implementation):
     seen = []
-    Job.calling(lambda: seen.append(1)).run()
+    Job.call(lambda: seen.append(1)).run()
     assert seen == [1]

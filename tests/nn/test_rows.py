@@ -13,8 +13,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import gas
 from gas import native, nn
-from gas.history.batch import join
-from gas.history.rows import Rows, first_rows
+from gas.history.rows import Rows, first_rows, join
 from gas.native import sparse as kernels
 from gas.nn import GATConv, GCNConv, SAGEConv, dropout, edge_conv, gaussian_mixture, spmm
 from gas.nn.conv import apply_rowwise, is_leading_view
@@ -32,13 +31,13 @@ def with_halo(own, rows, stored=True):
     history.emb.fill_(torch.nan)
     history.push(torch.full((30, own.size(1)), torch.nan))
     history.push(rows, place)
-    return Rows(own, history.in_place(place, own.dtype))
+    return Rows(own, history.stored_rows(place, own.dtype))
 
 
 def unpulled(own, rows):
     """Return the same, of a halo that must not be pulled."""
     x = with_halo(own, rows)
-    x.halo.history._start = lambda *_: pytest.fail("the halo was pulled")
+    x.halo.history._start_pull = lambda *_: pytest.fail("the halo was pulled")
     return x
 
 
@@ -372,7 +371,7 @@ def test_rows_of_a_table_that_has_changed_are_refused(change, read):
 def test_changes_by_a_tensor_that_was_taken_before():
     history = gas.History(30, 5)
     table = history.emb
-    x = Rows(torch.ones(ROWS, 5), history.in_place(torch.arange(HALO), torch.float32))
+    x = Rows(torch.ones(ROWS, 5), history.stored_rows(torch.arange(HALO), torch.float32))
     table[0] = 1
     with pytest.raises(RuntimeError, match=REFUSED):
         x.tensor()
@@ -393,7 +392,7 @@ def test_other_rows_may_change():
 
 def test_rows_that_were_pulled_stay():
     _, x, plain = make_rows(make=lambda own, rows: with_halo(own, rows))
-    assert torch.equal(x.pulled(), plain[ROWS:])
+    assert torch.equal(x.halo_tensor(), plain[ROWS:])
     x.halo.history.push(torch.zeros(30, 5))
     assert torch.equal(x.tensor(), plain)
 
@@ -459,7 +458,7 @@ def test_inference_mode():
         assert torch.equal(spmm(adj, x), spmm(adj, plain))
         history = gas.History(30, 5)
         history.push(torch.randn(30, 5))
-        stored = history.in_place(torch.arange(HALO), torch.float32)
+        stored = history.stored_rows(torch.arange(HALO), torch.float32)
         assert torch.equal(stored.pull(), history.emb[:HALO])
     assert x.tensor().requires_grad
 

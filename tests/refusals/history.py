@@ -12,7 +12,7 @@ import torch
 
 import gas
 from gas.contrib.rocks import open_rows, write_rows
-from gas.history import memory, store
+from gas.history import store
 from refusals import Model, raising
 
 ids = torch.tensor
@@ -76,9 +76,9 @@ def full_disk(t):
 
 def no_memory(t, use):
     t.patch.setattr("gas.history.tiers.free_memory", lambda *_: 10)
-    t.patch.setattr("gas.history.memory.free_memory", lambda *_: 10)
+    t.patch.setattr("gas.history.store.free_memory", lambda *_: 10)
     t.patch.setattr("gas.history.tiers.free_disk", lambda *_: 10)
-    t.patch.setattr("gas.history.memory.free_disk", lambda *_: 10)
+    t.patch.setattr("gas.history.store.free_disk", lambda *_: 10)
     use()
 
 
@@ -115,7 +115,7 @@ def encoded_to_a_file_that_is_there(t):
 
 
 def encoded_without_memory(t):
-    t.patch.setattr("gas.history.encoded.free_memory", lambda *_: 10)
+    t.patch.setattr("gas.history.features.free_memory", lambda *_: 10)
     encode()
 
 
@@ -243,6 +243,7 @@ CASES = {
     "push, ranges and ids that disagree": lambda t: push(
         ROWS, ids([1, 2]), offset=ids([0]), count=ids([2])
     ),
+    "History, the old name of a method": lambda t: history().stored(ids([0])),
     "push, a store that fails": failing_write,
     "pull, an id too many": lambda t: history().pull(ids([4])),
     "pull, ids that aren't int64": lambda t: history().pull(ids([True])),
@@ -270,9 +271,9 @@ CASES = {
     ),
     "pickle, a history on disk": lambda t: pickle.dumps(in_file(t)),
     "TableStore, a transposed table": lambda t: store.TableStore(torch.ones(2, 3).t()),
-    "check_fits, histories beyond memory": lambda t: no_memory(t, lambda: memory.check_fits(2**40)),
+    "check_fits, histories beyond memory": lambda t: no_memory(t, lambda: store.check_fits(2**40)),
     "check_fits_disk, histories beyond the disk": lambda t: no_memory(
-        t, lambda: memory.check_fits_disk(2**40, t.path)
+        t, lambda: store.check_fits_disk(2**40, t.path)
     ),
     "model.io, an unknown mode": lambda t: Model(io="parallel"),
     "model.io = 'none'": lambda t: Model(io="none"),

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 
 from gas import native
-from gas.native import openmp
-from gas.native.graph import Relabeler, coo_to_csr, relabel_one_hop, undirected
+from gas.native.extension import warn_of_second
+from gas.native.graph import Relabeler, coo_to_csr, relabel_one_hop, symmetrize_edges
 from gas.native.rows import gather_rows
 from gas.native.segments import read_segments
 from gas.native.transfer import Engine, Job, JobPolicy
@@ -47,13 +47,13 @@ def failing_job(t, extension=True):
     if not extension:
         t.without_extension()
     engine = Engine(0)
-    engine.submit(0, Job.calling(raising(OSError("the disk is gone"))), detached=True)
+    engine.submit(0, Job.call(raising(OSError("the disk is gone"))), detached=True)
     engine.wait_lane(0)
 
 
 def failing_pull(t):
     t.without_extension()
-    Engine(0).run(0, Job.calling(raising(OSError("the disk is gone"))))
+    Engine(0).run(0, Job.call(raising(OSError("the disk is gone"))))
 
 
 ROWPTR, COL = ids([0, 1, 2]), ids([1, 0])
@@ -66,7 +66,7 @@ CASES = {
     "import gas, built from other sources": lambda t: importing(
         t, SimpleNamespace(__file__="_C.so", INTERFACE=0)
     ),
-    "import gas, a second OpenMP runtime": lambda t: openmp.warn_of_second(
+    "import gas, a second OpenMP runtime": lambda t: warn_of_second(
         {"libgomp.so.1"}, {"libgomp.so.1", "libomp.so"}
     ),
     "coo_to_csr, rows that aren't int64": lambda t: coo_to_csr(ids([0.0]), ids([0]), 1),
@@ -76,9 +76,9 @@ CASES = {
     "coo_to_csr without extension, a row too many": lambda t: twin(
         t, lambda: coo_to_csr(ids([0, 2]), ids([0, 0]), 2)
     ),
-    "undirected, a node too many": lambda t: undirected(ids([0, 2]), ids([0, 0]), 2),
-    "undirected without extension, a node too many": lambda t: twin(
-        t, lambda: undirected(ids([0, 2]), ids([0, 0]), 2)
+    "symmetrize_edges, a node too many": lambda t: symmetrize_edges(ids([0, 2]), ids([0, 0]), 2),
+    "symmetrize_edges without extension, a node too many": lambda t: twin(
+        t, lambda: symmetrize_edges(ids([0, 2]), ids([0, 0]), 2)
     ),
     "Relabeler, rowptr that falls": lambda t: Relabeler(ids([0, 2, 1, 2]), COL),
     "Relabeler, rowptr of no nodes at all": lambda t: Relabeler(ids([], dtype=torch.long), COL),
@@ -104,9 +104,9 @@ CASES = {
     "Job.push, another type": lambda t: Job.push(FOUR, torch.zeros(1, 2).double(), ids([0])),
     "Job.push, a row outside": lambda t: Job.push(FOUR, torch.zeros(1, 2), ids([-1])).run(),
     "Job.push, a range outside": lambda t: Job.push(FOUR, THREE, [(2, 3)]),
-    "Engine.submit, closed": lambda t: closed_engine(t, lambda e: e.submit(0, Job.calling(print))),
+    "Engine.submit, closed": lambda t: closed_engine(t, lambda e: e.submit(0, Job.call(print))),
     "Engine.submit without extension, closed": lambda t: closed_engine(
-        t, lambda e: e.submit(0, Job.calling(print), JobPolicy.ANYONE), extension=False
+        t, lambda e: e.submit(0, Job.call(print), JobPolicy.ANYONE), extension=False
     ),
     "Engine.wait, closed": lambda t: closed_engine(t, lambda e: e.wait(1)),
     "a push that failed, at the next wait": failing_job,

@@ -275,7 +275,7 @@ CASES = {
         t, "torch.nn.Module._apply", lambda: Model().to("cuda")
     ),
     "ScalableGNN, a device that isn't there": lambda t: without_cuda(
-        t, "gas.history.memory.free_memory", lambda: Model(device="cuda")
+        t, "gas.history.store.free_memory", lambda: Model(device="cuda")
     ),
     "model.pack, histories in memory": lambda t: Model().pack(load()),
     "model.pack, another graph": lambda t: Model(5, store="disk").pack(load()),

@@ -18,7 +18,7 @@ from gas import nn
 from gas.augment import DropEdge
 from gas.graph.layout import _draw_kept_edges, drop_edges_and_rows, layout_of
 from gas.native.matrix import transpose
-from gas.native.sparse_rows import sparse_csr
+from gas.native.rows import sparse_csr
 from gas.nn import Adjacency
 from gas.training import loss_of, train_epoch
 

@@ -127,7 +127,7 @@ def test_what_is_kept_stays_as_it_was_or_is_refused(call, change, rows):
     wanted = torch.cat([given, table[n_id[batch_size:]]])
     assert torch.equal(kept.tensor() if rows else kept, wanted)
     if rows:  # Its halo wasn't read.
-        kept = Rows(given, model.histories[0].in_place(n_id[batch_size:], torch.float32))
+        kept = Rows(given, model.histories[0].stored_rows(n_id[batch_size:], torch.float32))
     change(model, torch.randn(60, 4))
     if rows:
         with pytest.raises(RuntimeError, match="it has changed since push_and_pull"):
@@ -194,7 +194,7 @@ def test_ids_that_are_not_contiguous(rows, io):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
 def test_rows_that_are_stored_in_another_type_are_pulled(dtype):
     history = gas.History(60, 4, dtype=dtype)
-    assert history.in_place(torch.arange(3), torch.float32) is None
+    assert history.stored_rows(torch.arange(3), torch.float32) is None
     model = gas.models.GraphSAGE(60, 4, 8, 3, 2, dtype=dtype).eval()
     twin = copy.deepcopy(model)
     model.histories[0].push(torch.randn(60, 8))
@@ -303,7 +303,7 @@ def test_models_move_no_rows_of_the_halo(monkeypatch, name):
     loader = make_loader(transform=T.GCNNorm() if model.needs_weights else lambda data: data)
     for history in model.histories:
         history.push(torch.randn(60, history.embedding_dim))
-    monkeypatch.setattr(gas.History, "_start", lambda *_: pytest.fail("rows were pulled"))
+    monkeypatch.setattr(gas.History, "_start_pull", lambda *_: pytest.fail("rows were pulled"))
     for batch, *args in loader:
         model(batch.x, batch.adj_t, *args).sum().backward()
 

@@ -12,7 +12,8 @@ from torch_geometric.data import Data
 
 from gas.contrib.dynamic.attributes import find_differing_rows
 from gas.graph import PERM, entry_rows, find_changed_rows
-from gas.history import Store, share_cores
+from gas.history import Store
+from gas.native import share_cores
 from gas.scalable import NodePredictor, ScalableGNN, is_exact, mark_exact, state_fingerprint
 
 if TYPE_CHECKING:

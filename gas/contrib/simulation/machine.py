@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from gas.contrib.simulation.local_ranks import measure_ranks
-from gas.history import share_cores
-from gas.native import check_integer, warn
+from gas.native import check_integer, share_cores, warn
 from gas.scalable import ScalableGNN, preserve_state
 from gas.training import Linear, Shape, batch_bytes, clone_with_histories, gradients
 

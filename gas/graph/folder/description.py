@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gas.history import NAMES as CODECS
+from gas.history import CODEC_NAMES as CODECS
 from gas.history import Codec
 from gas.io import Array, read_json, refuse
 

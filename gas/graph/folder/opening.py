@@ -26,7 +26,7 @@ from gas.graph.folder.new import MARK
 from gas.graph.layout import implicit_ones
 from gas.history import Codec, DiskStore, Encoded, TableStore
 from gas.io import check_inside, map_array, tensor_of
-from gas.native import rises, sparse_csr
+from gas.native import is_valid_rowptr, sparse_csr
 
 BLOCK = 1 << 22  # Ids that are checked at a time.
 MAPPED = "_gas_mapped"  # An attribute of tensors that are mapped from a file of a folder.
@@ -177,7 +177,7 @@ def _check_content(
             ids[f"{key}.col"] = array.shape[1]
     files = {key: folder / array.file for key, array in said.files()}
     for key, (_, end) in ends.items():
-        if key in arrays and not rises(torch.from_numpy(arrays[key]), end):
+        if key in arrays and not is_valid_rowptr(torch.from_numpy(arrays[key]), end):
             found = f"from {arrays[key][0]} to {arrays[key][-1]}"
             refuse(files[key], f"'{key}'", found, f"numbers that rise from 0 to {end}, never fall")
     if not check:

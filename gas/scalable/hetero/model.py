@@ -15,8 +15,9 @@ from torch.nn import Module
 from torch_geometric.data import HeteroData
 
 from gas.graph import PERM, to_original_order, with_csr_types
-from gas.history import first_rows, relative_error, share_cores
+from gas.history import first_rows, relative_error
 from gas.loader import HeteroLoader, batches_in_order, tensor_to_device
+from gas.native import share_cores
 from gas.scalable.base import moved_bytes, preserve_modes
 from gas.scalable.call import StopForward
 from gas.scalable.hetero.layers import Dropouts, Visitor, visit_layers

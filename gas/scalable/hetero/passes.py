@@ -136,7 +136,7 @@ class MiniBatch(Visitor):
         joined = set(range(len(plan.places))) - set(plan.means.values())
         places = [(plan.places[i], self.model.histories[i]) for i in sorted(joined)]
         mine = [h for place, h in places if place.kind == kind and self._is_read(place)]
-        ahead = [h for h in mine if self.model.io == "concurrent" and h.pulls_beside]
+        ahead = [h for h in mine if self.model.io == "concurrent" and h.supports_overlap]
         store = self._batch[kind]
         return BatchPulls(ahead, store.batch_size, store.n_id)
 

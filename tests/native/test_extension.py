@@ -2,7 +2,7 @@ import warnings
 
 import pytest
 
-from gas.native import openmp
+from gas.native.extension import openmp_runtimes, warn_of_second
 
 MAPS = """\
 7f10-7f20 r-xp 00000000 08:01 17   /env/torch/lib/libgomp.so.1
@@ -17,23 +17,23 @@ MAPS = """\
 def test_runtimes_are_the_files_that_are_mapped(tmp_path):
     maps = tmp_path / "maps"
     maps.write_text(MAPS)
-    assert openmp.runtimes(str(maps)) == {
+    assert openmp_runtimes(str(maps)) == {
         "/env/torch/lib/libgomp.so.1",
         "/env/a folder/libiomp5.so",
         "/env/scikit.libs/libgomp-a34b3233.so.1.0.0",
     }
-    assert openmp.runtimes(str(tmp_path / "none")) == set()
+    assert openmp_runtimes(str(tmp_path / "none")) == set()
 
 
 def test_a_second_runtime_is_named_with_the_cure():
     with pytest.warns(RuntimeWarning, match="/a/libgomp.so.1, beside /b/libiomp5.so .*CMAKE_ARGS"):
-        openmp.warn_of_second({"/b/libiomp5.so"}, {"/b/libiomp5.so", "/a/libgomp.so.1"})
+        warn_of_second({"/b/libiomp5.so"}, {"/b/libiomp5.so", "/a/libgomp.so.1"})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        openmp.warn_of_second({"/b/libiomp5.so"}, {"/b/libiomp5.so"})
-        openmp.warn_of_second(set(), {"/a/libgomp.so.1"})
+        warn_of_second({"/b/libiomp5.so"}, {"/b/libiomp5.so"})
+        warn_of_second(set(), {"/a/libgomp.so.1"})
 
 
 @pytest.mark.requires("native")
 def test_the_extension_shares_the_runtime_of_torch():
-    assert len(openmp.runtimes()) == 1
+    assert len(openmp_runtimes()) == 1

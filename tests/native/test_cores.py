@@ -11,7 +11,7 @@ from torch_geometric.data import HeteroData
 from torch_geometric.nn import GraphSAGE
 
 import gas
-from gas.history import cores
+from gas.native import cores
 from gas.training import share_cores
 
 BUSY_SECONDS = cores.busy_seconds  # As it is outside of tests.
@@ -25,7 +25,7 @@ def machine(monkeypatch):
     monkeypatch.setattr(cores.time, "process_time", lambda: state["own"])
     monkeypatch.setattr(cores, "busy_seconds", lambda: state["busy"])
     monkeypatch.setattr(cores, "num_cores", lambda: 4)
-    monkeypatch.setattr(cores, "_cores", cores.Cores())
+    monkeypatch.setattr(cores, "_usage", cores.CoreUsage())
 
     def passes(seconds, own, others):
         state["now"] += seconds
@@ -121,7 +121,7 @@ def test_nothing_is_done_unless_it_is_asked_for(machine, threads):
         machine(0.3, own=0.0, others=0.0)
         follow()
         assert threads() == 1
-    assert cores._cores.free == math.inf
+    assert cores._usage.free == math.inf
 
 
 def test_a_system_that_does_not_tell(machine, threads):
@@ -250,10 +250,10 @@ def test_a_loop_that_was_left_ends_with_the_next(machine, threads):
 
 LEFT = """
 import torch
-from gas.history import cores
+from gas.native import cores
 torch.set_num_threads(3)
-cores._cores.look = cores._cores.begin = lambda: None
-cores._cores.free = 1
+cores._usage.update = cores._usage.start = lambda: None
+cores._usage.free = 1
 def loop():
     with cores.share_cores():
         yield torch.get_num_threads()
