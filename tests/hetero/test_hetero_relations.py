@@ -59,7 +59,7 @@ def test_at_once_is_one_by_one(name, num_parts, monkeypatch):
         }
         assert sorted(set(calls)) == sorted(set(rows.values()))
         assert len(calls) == 2 * len({name.split(".")[1] for name in plan.layers})
-        model.plan = dataclasses.replace(plan, shared={})
+        model.plan = dataclasses.replace(plan, shared_relations={})
         calls.clear()
         expected, true = grads_of(model, batch)
         assert not calls
