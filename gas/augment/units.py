@@ -10,7 +10,7 @@ from torch_geometric.data import Data
 from torch_geometric.index import ptr2index
 
 from gas.graph import Adjacency, read_graph, version
-from gas.native import EgoGraph, coo_to_csr, find_starts, is_sparse, parts, sparse_csr
+from gas.native import EgoGraph, coo_to_csr, csr_parts, find_starts, is_sparse, sparse_csr
 
 
 class Units:
@@ -155,7 +155,7 @@ def mask_node_features(x: Tensor, mask: Tensor, scale: Tensor) -> Tensor:
         scale: :attr:`GraphState.scale`.
     """
     if is_sparse(x):
-        rowptr, col, value = parts(x)
+        rowptr, col, value = csr_parts(x)
         kept = mask[ptr2index(rowptr.long(), col.numel())]
         value = (value * scale.to(x.dtype)).masked_fill_(~kept, 0)
         return sparse_csr(rowptr, col, value, x.size(1))

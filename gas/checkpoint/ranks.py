@@ -41,7 +41,7 @@ from gas.checkpoint.redistribution import (
 from gas.checkpoint.tensors import CheckpointError
 from gas.checkpoint.writer import CheckpointWriter, history_writers
 from gas.native import warn
-from gas.scalable import Ranks, ScalableGNN
+from gas.scalable import ModelRanks, ScalableGNN
 
 if TYPE_CHECKING:
     from gas.distributed import Exchange, Group
@@ -75,7 +75,7 @@ def save_on_ranks(
     state: Mapping[str, Any],
 ) -> Path:
     """See :func:`gas.save`."""
-    ranks = cast(Ranks, model.ranks)
+    ranks = cast(ModelRanks, model.ranks)
     group, graph = ranks.group, Graph.of(loader)
     mine = rank_folder(folder, group.size, group.rank)
 
@@ -121,7 +121,7 @@ def save_on_ranks(
     return path
 
 
-def _describe_rank(ranks: Ranks, graph: Graph | None, histories: bool) -> dict[str, Any]:
+def _describe_rank(ranks: ModelRanks, graph: Graph | None, histories: bool) -> dict[str, Any]:
     """Describe the rank's checkpoint for the other ranks."""
     group, exchange = ranks.group, ranks.exchange
     found: dict[str, Any] = {"rank": group.rank, "world_size": group.size}

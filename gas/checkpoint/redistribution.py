@@ -12,7 +12,7 @@ from torch.nn import Module
 from gas.checkpoint.histories import StoredHistory, is_count
 from gas.checkpoint.reader import CheckpointReader
 from gas.checkpoint.tensors import CheckpointError
-from gas.scalable import Ranks, ScalableGNN, set_banks
+from gas.scalable import ModelRanks, ScalableGNN, set_banks
 
 if TYPE_CHECKING:
     from gas.graph import Shard
@@ -69,7 +69,7 @@ class LoadTarget(NamedTuple):
     """The model, graph and ranks that a checkpoint is loaded into."""
 
     model: Module | None
-    ranks: Ranks | None
+    ranks: ModelRanks | None
     graph: Graph | None
     histories: bool
 

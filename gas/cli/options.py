@@ -57,7 +57,7 @@ DEFAULTS = {"num_steps": 12, "drop": 0.3, "bank": "original", "partition": "meti
 
 
 def parse_args() -> argparse.Namespace:
-    """Parse the command line; refuse options without effect and an unusable output folder."""
+    """Parse the options of ``main``; refuse those without effect and an unusable output folder."""
     parser = make_parser()
     args = parser.parse_args()
     if args.hetero:

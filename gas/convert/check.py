@@ -24,7 +24,7 @@ from gas.convert.inputs import (
 from gas.convert.kinds import EDGES, OTHER, Values, check_rows
 from gas.convert.layers import WEIGHT, LayerCall, disable_normalisation, is_close
 from gas.convert.sample import subsample
-from gas.convert.scope import FUSED, PAIR, SQUARE, Scope
+from gas.convert.scope import FUSED, PAIR, SQUARE, LayerScope
 from gas.convert.trace import TRAINING, UNROLLED, add_hop
 from gas.graph import with_edge_index
 from gas.history import Rows
@@ -57,7 +57,7 @@ class LayerTest(NamedTuple):
     call: LayerCall
     expected: Tensor
     value_of: Callable[[Node], Any]
-    scopes: Sequence[Scope]
+    scopes: Sequence[LayerScope]
 
     def find_form(self) -> str:
         """Find the form of the call that is exact.
@@ -76,7 +76,7 @@ class LayerTest(NamedTuple):
         """Return whether the layer called in a form is exact in all layouts of the batch."""
         return all(self._is_exact(form, scope) for scope in self.scopes)
 
-    def _is_exact(self, form: str, scope: Scope) -> bool:
+    def _is_exact(self, form: str, scope: LayerScope) -> bool:
         given = self.call.arguments(
             form,
             lambda function, *args: function(scope, *args),
@@ -134,7 +134,7 @@ def make_layer_tests(
         batch = batch.to(device)
         adj_t = batch.data.adj_t
         scopes = [
-            Scope(adj, weight, batch.batch_size, _refuse_history)
+            LayerScope(adj, weight, batch.batch_size, _refuse_history)
             for adj, weight in ((adj_t, None), adj_t.to_edge_index())
         ]
 
@@ -175,8 +175,10 @@ class Conversion:
     constants: dict[str, Any] = field(default_factory=dict)
     numbers: Values = field(default_factory=dict)
 
-    def check(self, data: Data) -> None:
-        """Check the layers on a sample of a graph, as on the small random graph.
+    def check_on(self, data: Data) -> None:
+        """Check on a sample of the user's graph that the layers are exact on mini-batches.
+
+        The conversion has checked them on a small random graph.
 
         Raises:
             ValueError: If a layer isn't exact on mini-batches of it, naming it, or the module

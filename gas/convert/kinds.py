@@ -34,10 +34,10 @@ def sizes(value: Any) -> list[Any]:
     return [value] if isinstance(value, int) and not isinstance(value, bool) else []
 
 
-def find_kinds(
+def find_value_kinds(
     graph: Graph, records: Sequence[Values], counts: Sequence[tuple[int, int]]
 ) -> dict[Node, str]:
-    """Find the kind of the value of each node of a graph.
+    """Find for each node of a traced graph whether its value has a row per graph node or edge.
 
     Args:
         graph: The graph.

@@ -13,7 +13,7 @@ from torch_geometric.nn.inits import reset
 
 from gas.convert.check import Conversion
 from gas.convert.place import make_stages, multiplies_sparse
-from gas.convert.scope import Scope
+from gas.convert.scope import LayerScope
 from gas.convert.trace import CONSTANT, TRAINING
 from gas.graph import find_original_graph
 from gas.history import Rows, first_rows
@@ -51,7 +51,7 @@ class Converted(ScalableGNN):
         self._stages: list[GraphModule] | None = None
         self.training = made.training = net.training
         self.transform = conversion.transform
-        self._takes_fused = True  # Scope converts the adjacency for each layer.
+        self._takes_fused = True  # LayerScope converts the adjacency for each layer.
         _, *self._inputs = [str(node.target) for node in graph.nodes if node.op == "placeholder"]
         self._drawing = list(drawing)
         self._conversion: Conversion | None = conversion
@@ -74,7 +74,7 @@ class Converted(ScalableGNN):
             ValueError: If the model isn't exact on it, naming the layer.
         """
         if (conversion := self._find_conversion()) is not None:
-            conversion.check(data)
+            conversion.check_on(data)
 
     def run_module(self, graph: Data) -> Tensor | None:
         """Run the original module on a whole graph.
@@ -130,7 +130,7 @@ class Converted(ScalableGNN):
             history = self.histories[position]
             return self.push_and_pull(history, h, batch_size, *where, rows=rows)
 
-        scope = Scope(adj_t, kwargs.get("edge_weight"), batch_size, push_and_pull)
+        scope = LayerScope(adj_t, kwargs.get("edge_weight"), batch_size, push_and_pull)
         return self.net(scope, *self._input_values(x, kwargs))
 
     def _input_values(self, x: Tensor, given: dict[str, Any]) -> list[Any]:
@@ -163,7 +163,9 @@ class Converted(ScalableGNN):
         def refuse_push(position: int, h: Tensor, rows: bool) -> Tensor:
             raise AssertionError("a stage ends where a history is pushed to")
 
-        scope = Scope(adj_t, given.get("edge_weight"), batch.batch_size, refuse_push, read_history)
+        scope = LayerScope(
+            adj_t, given.get("edge_weight"), batch.batch_size, refuse_push, read_history
+        )
         return self._stages[layer](scope, *self._input_values(features, given))
 
     def __setstate__(self, state: dict[str, Any]) -> None:

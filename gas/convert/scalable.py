@@ -16,7 +16,7 @@ from torch_geometric.nn import MessagePassing
 
 from gas.convert.check import Conversion, make_layer_tests, make_layers
 from gas.convert.inputs import Inputs, copy_with_noise, eval_mode, record
-from gas.convert.kinds import ROWS, Values, check_rows, find_kinds, row_dim
+from gas.convert.kinds import ROWS, Values, check_rows, find_value_kinds, row_dim
 from gas.convert.layers import (
     WEIGHT,
     LayerCall,
@@ -240,7 +240,7 @@ def _convert(
         raise ValueError(f"{name} returns {output}, expected one tensor")
     if not is_close(records[0][output], expected):
         raise _mismatch_error(name, transform, inputs.by_value)
-    kinds = find_kinds(graph, records, [(each.num_nodes, each.num_edges) for each in graphs])
+    kinds = find_value_kinds(graph, records, [(each.num_nodes, each.num_edges) for each in graphs])
     if kinds[output] != ROWS:
         raise ValueError(
             f"{name} returns '{output.name}', which isn't a row for each node: mini-batches give "

@@ -21,8 +21,8 @@ PAIR = "pair"  # Sources and destinations, and an edge_index between them.
 SQUARE = "square"  # All rows and an edge_index; the outputs of halo nodes are removed.
 
 
-class Scope:
-    """Neighbourhood in which a converted model computes.
+class LayerScope:
+    """Neighbourhood in which the layers of a converted model compute.
 
     Args:
         adj_t: The adjacency, in any layout.
@@ -91,7 +91,7 @@ def _make_leaf(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @_make_leaf
-def own_rows(scope: Scope, x: Any) -> Any:
+def own_rows(scope: LayerScope, x: Any) -> Any:
     """Return the in-batch rows of a value; of a number of rows, the number of in-batch rows."""
     if isinstance(x, int):
         return x if scope.batch_size is None else scope.batch_size
@@ -103,14 +103,14 @@ def own_rows(scope: Scope, x: Any) -> Any:
 
 
 @_make_leaf
-def pull(scope: Scope, position: int, x: Tensor, rows: bool) -> Tensor | Rows:
+def pull(scope: LayerScope, position: int, x: Tensor, rows: bool) -> Tensor | Rows:
     """Push the own rows of a batch to a history, and return the rows of all its nodes."""
     rows = rows and not scope.is_edge_index and scope.adj_t.size(0) == scope.batch_size
     return scope.push_and_pull(position, x, rows)
 
 
 @_make_leaf
-def read_history(scope: Scope, position: int, own: bool) -> Any:
+def read_history(scope: LayerScope, position: int, own: bool) -> Any:
     """Return the rows of a history, for a stage of layer-wise inference."""
     assert scope.read_history is not None
     return scope.read_history(position, own)
@@ -129,7 +129,7 @@ def dense(x: Any) -> Any:
 
 
 @_make_leaf
-def sources(scope: Scope, x: Any, form: str, takes_pairs: bool = True) -> Any:
+def sources(scope: LayerScope, x: Any, form: str, takes_pairs: bool = True) -> Any:
     """Return a layer's features in a form."""
     if form == FUSED and not scope.is_edge_index:
         if isinstance(x, Rows) or not takes_pairs:
@@ -144,7 +144,7 @@ def _make_pair(x: Tensor, num_rows: int | None) -> Any:
 
 
 @_make_leaf
-def edges(scope: Scope, form: str, weight: Tensor | None) -> Any:
+def edges(scope: LayerScope, form: str, weight: Tensor | None) -> Any:
     """Return a layer's adjacency in a form."""
     if form != FUSED or scope.is_edge_index:
         return scope.edge_index
@@ -152,18 +152,18 @@ def edges(scope: Scope, form: str, weight: Tensor | None) -> Any:
 
 
 @_make_leaf
-def edge_weight(scope: Scope, form: str, weight: Tensor | None) -> Tensor | None:
+def edge_weight(scope: LayerScope, form: str, weight: Tensor | None) -> Tensor | None:
     """Return a layer's edge weights in a form; those of a matrix are its values."""
     return weight if form != FUSED or scope.is_edge_index else None
 
 
 @_make_leaf
-def weights(scope: Scope) -> Tensor | None:
+def weights(scope: LayerScope) -> Tensor | None:
     """Return the weight of every edge."""
     return scope.edge_weight
 
 
 @_make_leaf
-def gcn_weights(scope: Scope) -> Tensor | None:
-    """Return the weight of every edge, after checking that the graph is normalised."""
+def gcn_weights(scope: LayerScope) -> Tensor | None:
+    """Return GCN's edge weights for a converted layer; raise if the graph isn't normalised."""
     return scope.gcn_weight

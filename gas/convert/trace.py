@@ -174,7 +174,7 @@ def trace(net: Module, method: str, inputs: Sequence[str], fixed: dict[str, Any]
         for module, mode in modes:
             module.training = mode
     _check_states(net, sizes[0], graphs)
-    _mark_training(f"{type(net).__name__}.{method}", *graphs)
+    _add_training_input(f"{type(net).__name__}.{method}", *graphs)
     for name, value in constants[0].items():
         if not torch.equal(value, constants[1][name]):
             raise ValueError(f"{type(net).__name__}.{method} draws numbers, or keeps them: {name}")
@@ -226,8 +226,8 @@ def _take_constants(net: Module) -> dict[str, Tensor]:
     return {name: net.__dict__.pop(name) for name in names}
 
 
-def _mark_training(name: str, graph: Graph, other: Graph) -> None:
-    """Make an input of the arguments that are true in training and false in evaluation."""
+def _add_training_input(name: str, graph: Graph, other: Graph) -> None:
+    """Replace arguments that are true in training and false in evaluation by one input."""
     nodes, others = list(graph.nodes), list(other.nodes)
     alike = len(nodes) == len(others) and all(
         (a.op, a.target) == (b.op, b.target) for a, b in zip(nodes, others, strict=True)

@@ -145,7 +145,7 @@ def import_stores(
     Raises:
         ValueError: If there are several types of nodes or edges, or tensors don't fit.
     """
-    edges = _edges(features, graph)
+    edges = _read_edges(features, graph)
     csr, num_nodes = to_csr(edges, small=True), edges.num_nodes
     index = "int32" if csr.col.dtype == torch.int32 else "int64"
     arrays = {
@@ -179,8 +179,8 @@ def import_stores(
     return open_folder(folder.path, check=False)
 
 
-def _edges(features: FeatureStore, graph: GraphStore) -> Edges:
-    """Read the edges of a graph with one type of nodes and edges."""
+def _read_edges(features: FeatureStore, graph: GraphStore) -> Edges:
+    """Read the edges of PyG's stores, which must hold one type of nodes and of edges."""
     attrs = graph.get_all_edge_attrs()
     kinds = {attr.edge_type for attr in attrs}
     groups = {attr.group_name for attr in features.get_all_tensor_attrs()}

@@ -134,11 +134,12 @@ class Exchange:
         self.take_in(int(self.overlap))
         self.steps += 1
         self.group.report(self.steps)
-        self._begin(ranges, STEP, self.steps, weight, views)
+        self._send_headers(ranges, STEP, self.steps, weight, views)
 
-    def _begin(
+    def _send_headers(
         self, ranges: Sequence[Range], kind: int, number: int, weight: float = 0.0, views: int = 0
     ) -> None:
+        """Announce to every rank the rows that a step, or a layer, will send."""
         listed = [self._find_ranges(rank, ranges) for rank in range(self.group.size)]
         bits = struct.unpack("<q", struct.pack("<d", weight))[0]
         about = kind, number, bits, views
@@ -206,7 +207,7 @@ class Exchange:
         """
         self.take_in()
         size = history.num_embeddings if self.shard is None else self.shard.num_own
-        self._begin([(0, size)], LAYER, number)
+        self._send_headers([(0, size)], LAYER, number)
         self.end([history])
         self.take_in()
 

@@ -20,10 +20,10 @@ from gas.history import Encoded
 from gas.native import (
     MOST_INT32,
     accept_beta_state,
+    csr_parts,
     gather_sparse_rows,
     has_sorted_rows,
     is_sparse,
-    parts,
     sparse_csr,
 )
 
@@ -89,14 +89,14 @@ def to_csr_features(x: Any, name: str = "x") -> Tensor:
         )
     if x.layout == torch.sparse_csr:
         _check_indices(x, name)
-        if not has_sorted_rows(*parts(x)[:2], strict=True):
+        if not has_sorted_rows(*csr_parts(x)[:2], strict=True):
             x = _to_coo(x)
     elif x.layout == torch.sparse_csc:
         _check_indices(x, name)
         x = _to_coo(x)
     if x.layout == torch.sparse_coo:
         x = x.coalesce().to_sparse_csr()
-    rowptr, col, value = parts(x)
+    rowptr, col, value = csr_parts(x)
     if rowptr.dtype == torch.int64 and max(col.numel(), x.size(1)) <= MOST_INT32:
         x = sparse_csr(rowptr.int(), col.int(), value, x.size(1))
     return x
@@ -142,7 +142,7 @@ def _to_coo(x: Tensor) -> Tensor:
         ptr, row, value = x.ccol_indices(), x.row_indices(), x.values()
         col = ptr2index(ptr)
     else:
-        ptr, col, value = parts(x)
+        ptr, col, value = csr_parts(x)
         row = ptr2index(ptr)
     index = torch.stack([row.long(), col.long()])
     return torch.sparse_coo_tensor(index, value, x.shape, check_invariants=False)
@@ -309,7 +309,7 @@ def _find_non_finite(x: Tensor) -> tuple[int, int, float, int] | None:
 
 def _find_non_finite_sparse(x: Tensor) -> tuple[int, int, float, int] | None:
     """Do the same for the stored values of a ``torch.sparse_csr`` matrix."""
-    rowptr, col, values = parts(x)
+    rowptr, col, values = csr_parts(x)
     found = _find_non_finite(values)
     if found is None:
         return None

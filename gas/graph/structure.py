@@ -91,16 +91,17 @@ class Structure:
         # The matrix and its number of transposed columns: one value, which threads can replace.
         self.known: tuple[Matrix, int] | None = None
         self.with_self_loops: Any = None  # An Adjacency, which holds another structure.
-        self._versions = None if torch.compiler.is_compiling() else self._count_changes()
+        self._versions = None if torch.compiler.is_compiling() else self._read_versions()
 
-    def _count_changes(self) -> tuple[int, int]:
+    def _read_versions(self) -> tuple[int, int]:
+        """Read PyTorch's counters of changes in place."""
         return self.rowptr._version, self.col._version
 
     def check(self) -> None:
         """Raise ``RuntimeError`` if rows or columns were changed in place."""
         if torch.compiler.is_compiling() or self._versions is None:
             return
-        if self._count_changes() != self._versions:
+        if self._read_versions() != self._versions:
             raise RuntimeError(
                 "'rowptr' or 'col' of an Adjacency was changed in place, which its transpose "
                 "doesn't follow: make a new one, Adjacency(rowptr, col, value, num_cols), of clones"

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from gas.history.transfer import Copies, Pull
-from gas.native import first_sparse_rows, parts, sparse_csr
+from gas.native import csr_parts, first_sparse_rows, sparse_csr
 
 
 class RowTable(Protocol):
@@ -201,7 +201,7 @@ def first_rows(x: Tensor | Rows, num_rows: int | None) -> Tensor:
         if pointers is None:
             return first_sparse_rows(x, num_rows)
         size = int(pointers[num_rows])
-        rowptr, col, value = parts(x)
+        rowptr, col, value = csr_parts(x)
         return sparse_csr(rowptr[: num_rows + 1], col[:size], value[:size], x.size(1))
     return x[:num_rows]
 
@@ -305,7 +305,7 @@ class BatchPulls:
         return rows
 
     def cancel(self) -> None:
-        """Cancel pending pulls; copies stay for their readers."""
+        """Cancel pending pulls; rows already copied for the batch's views stay."""
         self._waiting.clear()
         while self._started:
             self._started.popitem()[1].cancel()

@@ -20,7 +20,7 @@ from gas.loader.lazy import (
     read_lazy_rows,
     set_rows,
 )
-from gas.native import explain_missing_cuda, is_sparse, parts
+from gas.native import csr_parts, explain_missing_cuda, is_sparse
 
 # Attributes of n_id, besides "shard": a fingerprint of the random state of views, and the number of
 # nodes of the graph.
@@ -40,7 +40,7 @@ class SubData(NamedTuple):
     * ``offset``, ``count``: the in-batch nodes are the global rows ``offset[i]`` to
       ``offset[i] + count[i] - 1`` of each part ``i``, of shape ``[parts]``.
 
-    Attributes of the graph are also those of the batch: ``batch.x`` is ``batch.data.x``.
+    LazyAttributes of the graph are also those of the batch: ``batch.x`` is ``batch.data.x``.
     """
 
     data: Data
@@ -84,7 +84,7 @@ class SubData(NamedTuple):
         )
 
     def __getattr__(self, name: str) -> Any:
-        # Attributes alone: DataLoader would call methods such as pin_memory.
+        # LazyAttributes alone: DataLoader would call methods such as pin_memory.
         if not name.startswith("_") and name in self.data:
             return self.data[name]
         names = ", ".join(sorted(self.data.keys()))
@@ -186,7 +186,7 @@ def _tensors_of(key: str, value: Any) -> Iterator[Tensor]:
     if key == "adj_t":
         yield from layout_of(value).tensors(value)
     elif is_sparse(value):
-        yield from parts(value)
+        yield from csr_parts(value)
     elif isinstance(value, Tensor):
         yield value
     elif key == "views":

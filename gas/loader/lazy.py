@@ -1,4 +1,4 @@
-"""Attributes of a mini-batch whose rows are gathered on first access."""
+"""LazyAttributes of a mini-batch whose rows are gathered on first access."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch_geometric.data import Data
 
 from gas.graph import version
 from gas.history import Encoded, first_rows
-from gas.native import gather_rows, gather_sparse_rows, is_sparse, parts
+from gas.native import csr_parts, gather_rows, gather_sparse_rows, is_sparse
 
 
 def gather(table: Tensor, index: Tensor) -> Tensor:
@@ -82,7 +82,9 @@ class LazyRows:
     def nbytes(self) -> int:
         """Return the bytes of the rows, once they are read."""
         if is_sparse(self.table):
-            return sum(part.nbytes for part in parts(gather_sparse_rows(self.table, self.index)))
+            return sum(
+                part.nbytes for part in csr_parts(gather_sparse_rows(self.table, self.index))
+            )
         return self.index.numel() * math.prod(self.table.shape[1:]) * self.table.element_size()
 
     @property
@@ -110,7 +112,7 @@ class LazyOwnRows:
         return first_rows(self._rows.read(), self._count)
 
 
-class Attributes(dict[str, Any]):
+class LazyAttributes(dict[str, Any]):
     """Attribute store of a batch's graph, which gathers lazy rows on first access.
 
     ``items()`` and ``values()`` gather all rows, and return views of another dictionary.
@@ -136,11 +138,11 @@ class Attributes(dict[str, Any]):
         return super().pop(key, *default)
 
     def items(self) -> ItemsView[str, Any]:  # type: ignore[override]
-        """See :meth:`dict.items`."""
+        """Gather all lazy rows, and return the items."""
         return self._read().items()
 
     def values(self) -> ValuesView[Any]:  # type: ignore[override]
-        """See :meth:`dict.values`."""
+        """Gather all lazy rows, and return the values."""
         return self._read().values()
 
     def _read(self) -> dict[str, Any]:
@@ -153,8 +155,8 @@ class Attributes(dict[str, Any]):
     def __iter__(self) -> Iterator[str]:  # Overridden so that dict(self) calls __getitem__.
         return super().__iter__()
 
-    def __copy__(self) -> Attributes:
-        return Attributes(self.raw_items())
+    def __copy__(self) -> LazyAttributes:
+        return LazyAttributes(self.raw_items())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
         rows = self._read()
@@ -175,8 +177,8 @@ class Attributes(dict[str, Any]):
 def set_rows(data: Data, name: str, rows: Tensor | LazyRows | LazyOwnRows) -> None:
     """Set an attribute of a graph to rows, which may be lazy."""
     mapping = data._store._mapping
-    if not isinstance(rows, Tensor) and not isinstance(mapping, Attributes):
-        mapping = data._store._mapping = Attributes(mapping)
+    if not isinstance(rows, Tensor) and not isinstance(mapping, LazyAttributes):
+        mapping = data._store._mapping = LazyAttributes(mapping)
     mapping[name] = rows
 
 
@@ -190,7 +192,7 @@ def get_lazy(data: Data, key: str) -> LazyRows | None:
 def raw_attributes(data: Data) -> Iterator[tuple[str, Any]]:
     """Iterate over the attributes of a graph without gathering :class:`LazyRows`."""
     mapping = data._store._mapping
-    return mapping.raw_items() if isinstance(mapping, Attributes) else iter(mapping.items())
+    return mapping.raw_items() if isinstance(mapping, LazyAttributes) else iter(mapping.items())
 
 
 def prefetch_rows(data: Data) -> None:

@@ -24,7 +24,7 @@ from torch import Tensor
 from gas.graph import Adjacency, layout_of
 from gas.loader.batch import SubData, apply, devices
 from gas.loader.lazy import read_lazy_rows
-from gas.native import is_sparse, parts, sparse_csr
+from gas.native import csr_parts, is_sparse, sparse_csr
 
 Held = TypeVar("Held", Tensor, Adjacency)
 
@@ -100,7 +100,7 @@ def _pin(value: Any) -> Any:
     if isinstance(value, Adjacency):
         return value.apply(_pin)
     if is_sparse(value):
-        rowptr, col, entries = map(_pin, parts(value))
+        rowptr, col, entries = map(_pin, csr_parts(value))
         return sparse_csr(rowptr, col, entries, value.size(1))
     if isinstance(value, Tensor):
         is_plain = value.layout == torch.strided and not value.requires_grad
@@ -114,7 +114,7 @@ def _pin(value: Any) -> Any:
 def _dense_tensors(value: Any) -> Sequence[Tensor]:
     """Return the dense tensors of an attribute."""
     if is_sparse(value):
-        return parts(value)
+        return csr_parts(value)
     if isinstance(value, Tensor) and value.layout == torch.strided:
         return [value]
     return layout_of(value).tensors(value)

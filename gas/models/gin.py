@@ -137,7 +137,7 @@ class GIN(LayeredGNN):
 
 @contextlib.contextmanager
 def _freeze_running_stats(module: Module) -> Iterator[None]:
-    """Keep the running statistics of batch norms unchanged in this context."""
+    """Keep running statistics of batch norms unchanged, for a second pass over a batch."""
     norms = [norm for norm in module.modules() if isinstance(norm, BatchNorm1d)]
     for norm in norms:
         norm.track_running_stats = False

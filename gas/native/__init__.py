@@ -60,11 +60,11 @@ from gas.native.mixture import Mixture
 from gas.native.progress import report_blocking, report_progress
 from gas.native.rows import (
     accept_beta_state,
+    csr_parts,
     first_sparse_rows,
     gather_rows,
     gather_sparse_rows,
     is_sparse,
-    parts,
     sparse_csr,
 )
 from gas.native.segments import padded_sizes, read_bytes, read_segments, write_bytes, write_segments
@@ -142,7 +142,7 @@ __all__ = [
     "on_cpu",
     "on_host",
     "padded_sizes",
-    "parts",
+    "csr_parts",
     "allocate_pinned",
     "random_bits",
     "read_bytes",

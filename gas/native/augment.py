@@ -145,7 +145,9 @@ class EgoGraph(NamedTuple):
 
 
 def ego_hop(graph: EgoGraph, kept: Tensor, x: Tensor) -> Tensor:
-    """Return ``(A' + I) x[:, 0]`` and ``(A + I) x[:, 1]``; see ``augment/ego.h``.
+    """Add up one hop of ego-graph sizes: ``(A' + D) x[:, 0]`` and ``(A + D) x[:, 1]``.
+
+    ``A'`` has the kept edges alone, ``D`` is diagonal: 1 and the self-loops. See ``augment/ego.h``.
 
     Args:
         graph: The graph ``A``.

@@ -53,7 +53,7 @@ def _prefers_torch(operation: str, size: int, device: torch.device) -> bool:
 @functools.cache
 def _is_torch_faster(operation: str, size: int, device: torch.device) -> bool:
     """Compare the costs at the next larger measured size, or at the largest."""
-    costs = _read_costs().get(_device_key(device), {}).get(operation, {})
+    costs = _read_kernel_costs().get(_device_key(device), {}).get(operation, {})
     sizes = sorted(map(int, costs))
     if not sizes:
         return False
@@ -70,8 +70,8 @@ def _costs_path() -> Path:
     return cache_dir() / "costs.json"
 
 
-def _read_costs() -> Costs:
-    """Read the measured costs; an unreadable file counts as missing."""
+def _read_kernel_costs() -> Costs:
+    """Read the measured seconds of our kernels and PyTorch's; an unreadable file has none."""
     try:
         return json.loads(_costs_path().read_text())
     except (OSError, ValueError):
@@ -84,7 +84,7 @@ def save_costs(device: torch.device, costs: dict[str, dict[str, dict[str, float]
     Raises:
         OSError: If it can't be written.
     """
-    file, every = _costs_path(), _read_costs()
+    file, every = _costs_path(), _read_kernel_costs()
     every[_device_key(device)] = costs
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_suffix(f".{os.getpid()}")

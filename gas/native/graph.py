@@ -189,9 +189,10 @@ class Relabeler:
         self.rowptr, self.col = rowptr.contiguous(), col.to(torch.int32).contiguous()
         self.e_id = None if e_id is None else e_id.contiguous()
         self.weight = None if weight is None else weight.detach().contiguous()
-        self._start()
+        self._make_native()
 
-    def _start(self) -> None:
+    def _make_native(self) -> None:
+        """Make what isn't pickled: the lock and the native object."""
         self._lock = threading.Lock()
         self._native = None
         movable = self.weight is None or self.weight.element_size() in (4, 8)
@@ -211,7 +212,7 @@ class Relabeler:
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
-        self._start()
+        self._make_native()
 
     def __call__(self, nodes: Tensor, dtype: torch.dtype = torch.int64) -> Batch:
         """Cut the mini-batch of some nodes.

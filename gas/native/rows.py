@@ -87,8 +87,8 @@ def accept_beta_state() -> None:
         torch.sparse_csr_tensor(torch.arange(2), one - 1, one.float(), check_invariants=False)
 
 
-def parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return ``rowptr``, ``col`` and values of a matrix, without a copy."""
+def csr_parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return ``rowptr``, ``col`` and values of a ``torch.sparse_csr`` matrix, without a copy."""
     return x.crow_indices(), x.col_indices(), x.values()
 
 
@@ -104,7 +104,7 @@ def gather_sparse_rows(x: Tensor, index: Tensor) -> Tensor:
     """
     check_index("index", index)
     check_range("index", index, x.size(0))
-    rowptr, col, value = parts(x)
+    rowptr, col, value = csr_parts(x)
     start = rowptr[index]
     count = rowptr[1:][index] - start
     out = rowptr.new_zeros(index.numel() + 1)
@@ -117,7 +117,7 @@ def gather_sparse_rows(x: Tensor, index: Tensor) -> Tensor:
 
 def first_sparse_rows(x: Tensor, num_rows: int) -> Tensor:
     """Return ``x[:num_rows]``, which shares the memory of ``x``."""
-    rowptr, col, value = parts(x)
+    rowptr, col, value = csr_parts(x)
     rowptr = rowptr[: num_rows + 1]
     size = int(rowptr[-1])
     return sparse_csr(rowptr, col[:size], value[:size], x.size(1))

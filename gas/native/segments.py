@@ -46,7 +46,7 @@ def read_segments(file: int, offset: int, starts: np.ndarray, row_bytes: int, ou
         return _check_result(
             native.C.read_segments(file, offset, address, n, row_bytes, out.data_ptr())
         )
-    memory, begin, total = byte_view(out), 0, 0
+    memory, begin, total = _byte_view(out), 0, 0
     trash = np.empty(PAGE, np.uint8)
     sizes = np.diff(starts) * row_bytes
     for first in range(0, n, MOST_PIECES // 2):
@@ -95,7 +95,7 @@ def write_segments(
         return
     for first, end, offset in zip(starts.tolist(), ends.tolist(), offsets.tolist(), strict=True):
         index = torch.from_numpy(ids[first:end].astype(np.int64) - base)
-        memory = byte_view(rows[index])
+        memory = _byte_view(rows[index])
         _move_all(os.pwritev, file, [memory, np.zeros(-len(memory) % PAGE, np.uint8)], offset)
 
 
@@ -105,7 +105,7 @@ def read_bytes(file: int, offset: int, out: Tensor) -> None:
     Raises:
         OSError: If reading fails, or the file is too short.
     """
-    _move_all(os.preadv, file, [byte_view(out)], offset)
+    _move_all(os.preadv, file, [_byte_view(out)], offset)
 
 
 def write_bytes(file: int, offset: int, rows: Tensor) -> None:
@@ -114,11 +114,11 @@ def write_bytes(file: int, offset: int, rows: Tensor) -> None:
     Raises:
         OSError: If writing fails.
     """
-    _move_all(os.pwritev, file, [byte_view(rows)], offset)
+    _move_all(os.pwritev, file, [_byte_view(rows)], offset)
 
 
-def byte_view(rows: Tensor) -> np.ndarray:
-    """Return the memory of a contiguous tensor."""
+def _byte_view(rows: Tensor) -> np.ndarray:
+    """View the memory of a contiguous CPU tensor as bytes, without a copy."""
     return rows.view(-1).view(torch.uint8).numpy() if rows.numel() else np.empty(0, np.uint8)
 
 

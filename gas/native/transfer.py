@@ -195,7 +195,7 @@ def _push_torch(table: Tensor, x: Tensor, where: RowIndex, codec: str | None) ->
 def _native_table(
     table: Tensor, name: str, buffer: Tensor, n: int, codec: str | None, width: int | None
 ) -> Any:
-    """Check a buffer of ``n`` rows; return the table for native code, ``None`` without it."""
+    """Check a buffer of ``n`` rows; return the table for native code, ``None`` for the twin."""
     shape = (n, table.size(1) if width is None else width)
     dtype = table.dtype if codec is None else torch.float32
     if buffer.shape != shape or buffer.dtype != dtype or not buffer.is_contiguous():
@@ -247,7 +247,7 @@ class Engine:
         self._closed = False
         self.has_workers = native.C is not None
         """Whether jobs can overlap with the computation: only with the extension."""
-        make = native.C.Engine if self.has_workers else _Synchronous
+        make = native.C.Engine if self.has_workers else _SynchronousEngine
         self._engine: Any = make(self.threads, self.capacity)
         policies = JobPolicy if native.C is None else native.C.By
         self._policies = {by: getattr(policies, by.name) for by in JobPolicy}
@@ -347,7 +347,7 @@ def _close(engine: Any, process: int, alive: dict[int, Job]) -> None:
             alive.clear()
 
 
-class _Synchronous:
+class _SynchronousEngine:
     """Run every job when it is submitted: the pure-torch twin of csrc/transfer/engine.h."""
 
     def __init__(self, threads: int, capacity: int) -> None:

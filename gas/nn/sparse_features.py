@@ -10,7 +10,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from gas.graph import Adjacency, adjacency_from_csr, version
 from gas.history import cache_row_starts
-from gas.native import TYPES, is_sparse, parts, sparse_csr
+from gas.native import TYPES, csr_parts, is_sparse, sparse_csr
 from gas.nn.spmm import spmm
 
 # The adjacency of each living matrix, which caches its transpose for gradients, with the version of
@@ -62,7 +62,7 @@ def check_layout(x: Tensor) -> None:
 def replace_values(x: Tensor, value: Tensor) -> Tensor:
     """Return sparse features with other values ``[entries]``; the transpose is shared."""
     known = _find_adjacency(x)
-    rowptr, col, _ = parts(x)
+    rowptr, col, _ = csr_parts(x)
     out = cache_row_starts(sparse_csr(rowptr, col, value, x.size(1)), x)
     _ADJACENCIES[out] = known, version(out)
     return out
@@ -72,7 +72,7 @@ def _find_adjacency(x: Tensor) -> Adjacency:
     """Return the adjacency of the entries of sparse features, without values."""
     known = _ADJACENCIES.get(x)
     if known is None or known[1] != version(x):
-        rowptr, col, _ = parts(x)
+        rowptr, col, _ = csr_parts(x)
         known = adjacency_from_csr(rowptr, col, None, x.size(1)), version(x)
         _ADJACENCIES[x] = known
     return known[0]

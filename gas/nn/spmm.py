@@ -56,15 +56,16 @@ def _(
 
 
 @custom_op("gas::dot_rows", "gas.nn.spmm")
-def _dot_rows(
+def _dot_rows_op(
     matrix: Sequence[Tensor],
     a: Tensor,
     b: Tensor,
 ) -> Tensor:
+    """Return ``<a[row], b[col]>`` for each entry: the gradient of a product's weights."""
     return kernels.dot_rows(Matrix(*matrix), a.contiguous(), b.contiguous())
 
 
-@_dot_rows.register_fake
+@_dot_rows_op.register_fake
 def _(
     matrix: Sequence[Tensor],
     a: Tensor,
@@ -91,7 +92,7 @@ def _dot_rows_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return NONE, *grads
 
 
-_dot_rows.register_autograd(_dot_rows_backward, setup_context=_dot_rows_setup)
+_dot_rows_op.register_autograd(_dot_rows_backward, setup_context=_dot_rows_setup)
 
 
 def _multiply_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -116,7 +117,7 @@ def _multiply_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         grad_x = multiply(parts, weight, grad, None, None, False, back, rows)
     if needs_weight:
         pair = (x, grad) if ctx.transposed else (grad, x)
-        grad_weight = _dot_rows(parts, *pair)
+        grad_weight = _dot_rows_op(parts, *pair)
     return NONE, grad_weight, grad_x, None, None, None, None, None
 
 

@@ -27,7 +27,7 @@ from gas.scalable.norms import GraphNorms, is_tracked
 from gas.scalable.one_batch import OneBatch
 from gas.scalable.pack import is_packed, pack_rows
 from gas.scalable.prefetch import PrefetchLoader
-from gas.scalable.ranks import Ranks, Traffic
+from gas.scalable.ranks import ModelRanks, Traffic
 from gas.scalable.verify import Verification, verify
 
 __all__ = [
@@ -38,7 +38,7 @@ __all__ = [
     "HeteroModel",
     "OneBatch",
     "PrefetchLoader",
-    "Ranks",
+    "ModelRanks",
     "SavedTensors",
     "ScalableGNN",
     "Traffic",

@@ -40,7 +40,7 @@ from gas.scalable.checks import (
     explain,
     wrong_calls_error,
 )
-from gas.scalable.ranks import Ranks, check_connected
+from gas.scalable.ranks import ModelRanks, check_connected
 
 BANKS = ("original", "per_view")
 BatchArgs = tuple[int | None, Tensor | None, Tensor | None, Tensor | None]
@@ -56,7 +56,7 @@ class BatchModel(HistoryModel):
 
     pool_size: int | None
     buffer_size: int | None
-    ranks: Ranks | None
+    ranks: ModelRanks | None
     _calls: Calls
     _started_pulls: list[tuple[Tensor, BatchPulls]]
     _node_predictor: Any  # Of predict(graph, nodes=...).
@@ -166,7 +166,7 @@ class BatchModel(HistoryModel):
         return self.inputs_of(batch.data)
 
     def forward_layer(self, layer: int, x: Tensor, adj_t: Any, state: dict[str, Any]) -> Tensor:
-        """Compute one layer, for inference in a single pass over the data. Optional.
+        """Compute one layer; override it to have inference pass over the data once.
 
         Without it, inference runs ``forward`` up to each history in turn, which is correct for
         every model and costs about ``num_layers / 2`` times as much.
@@ -472,7 +472,7 @@ class Call:
         self.pulls: BatchPulls | None = None
         self.pushes, self.fill = True, False
         self.layer: int | None = None
-        self.ranks: Ranks | None = None
+        self.ranks: ModelRanks | None = None
         self.compiled = self.supports_compiler = False
         self.pushed: list[History] = []
         self.held_back: list[Callable[[], None]] | None = None
@@ -586,7 +586,7 @@ class Call:
         return out if self.ranks is None else self.ranks.weigh_gradient(out)
 
     def close(self) -> None:
-        """Release the call's resources."""
+        """Stop watching the layers, make the outer call current again, and cancel pending pulls."""
         try:
             if self._watching is not None:
                 self._watching.__exit__(None, None, None)

@@ -17,7 +17,7 @@ from gas.graph import SHARD, local_graph
 from gas.history import Codec
 from gas.loader import SubData
 from gas.scalable.model import ScalableGNN
-from gas.scalable.ranks import Ranks, Traffic, Weight
+from gas.scalable.ranks import ModelRanks, Traffic, Weight
 
 
 class Distributed(DistributedDataParallel):
@@ -78,7 +78,7 @@ class Distributed(DistributedDataParallel):
         return self.module.ranks.traffic(self.module.histories)
 
 
-def average_gradients(ranks: Ranks, bucket: dist.GradBucket) -> Future[Tensor]:
+def average_gradients(ranks: ModelRanks, bucket: dist.GradBucket) -> Future[Tensor]:
     """Average the ranks' gradients: a communication hook of ``DistributedDataParallel``.
 
     If a rank doesn't take part in time, the error names it.
@@ -168,7 +168,7 @@ def distribute(
     codec = None if dtype is None else Codec.of(dtype)
     group = Group(timeout)
     group.check_alike(_describe_settings(model, overlap, codec, weight))
-    model.ranks = Ranks(group, overlap, codec, weight)
+    model.ranks = ModelRanks(group, overlap, codec, weight)
     if graph is not None:
         model.ranks.bind(model, local_graph(graph).get(SHARD))
     return Distributed(model, **kwargs) if wrap else model

@@ -169,7 +169,9 @@ def fill_layers(
 def _fill_histories(
     model: BatchModel, loader: Iterable[SubData], training: bool, log: bool = False
 ) -> Iterator[tuple[Callable[[int], SweepOutputs], GraphNorms]]:
-    """Fill all histories of a model, which is in evaluation mode in this context.
+    """Fill all histories of a model, layer by layer, and give what is left to do in this context.
+
+    The model is in evaluation mode until the context ends.
 
     Args:
         model: The model.
@@ -177,7 +179,7 @@ def _fill_histories(
         training: See :class:`gas.scalable.norms.GraphNorms`.
         log: Report progress on standard error.
 
-    Returns:
+    Yields:
         A function that runs a sweep for a layer, the last of which computes the outputs; and the
         norms.
     """

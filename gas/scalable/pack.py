@@ -68,7 +68,7 @@ def pack(
             f"'path' is {str(path)!r}, which is no directory: make it, or name another"
         )
     for history in histories:
-        check_packable(history, loader.num_nodes)
+        packable_store(history, loader.num_nodes)
     table = loader.get_mapped_features()
     if table is None and not histories:
         raise ValueError(
@@ -102,11 +102,11 @@ def pack(
     )
 
 
-def check_packable(history: History, num_nodes: int) -> DiskStore:
-    """Return a history's store, if its rows can be packed for a graph of ``num_nodes`` nodes.
+def packable_store(history: History, num_nodes: int) -> DiskStore:
+    """Return the disk store of a history, whose rows can be copied in the order of reads.
 
     Raises:
-        ValueError: If they can't.
+        ValueError: If the store isn't on disk, or the graph has another number of nodes.
     """
     history.wait()
     store = history.store
@@ -133,7 +133,7 @@ def pack_rows(history: History, packing: Packing) -> PackedRows:
         ValueError: If the store isn't on disk, or the packing is of another graph.
         OSError: If the disk has no room for the copies.
     """
-    return check_packable(history, packing.num_rows).make_packed(packing, history.engine.pool)
+    return packable_store(history, packing.num_rows).make_packed(packing, history.engine.pool)
 
 
 def _find_reads(loader: SubgraphLoader) -> tuple[Tensor, Iterable[Tensor]]:

@@ -1,4 +1,4 @@
-"""``Ranks``: the connection of a model to the same model on other ranks."""
+"""``ModelRanks``: the connection of a model to the same model on other ranks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Traffic:
     waited_seconds: float
 
 
-class Ranks:
+class ModelRanks:
     """Connect a model to the same model on other ranks.
 
     With the first mini-batch it is known which rows are sent: of a shard, those of which other
@@ -193,7 +193,7 @@ class Ranks:
         self.group.close()
 
     @property
-    def is_labelled(self) -> bool:
+    def has_labels(self) -> bool:
         """Return whether the last step has labels on any rank."""
         return self.exchange is not None and self.exchange.weights > 0
 
@@ -205,7 +205,7 @@ class Ranks:
     # Layer-wise inference -------------------------------------------------------------------------
 
     def exchange_layer(self, history: History, layer: int) -> None:
-        """Send the rows of a layer's history, after every batch was pushed to it."""
+        """Send a layer's rows, after every batch was pushed, to the ranks with replicas of them."""
         if self.exchange is not None and self.exchange.shard is not None:
             self.exchange.layer(history, layer)
 

@@ -91,7 +91,7 @@ def train_epoch(
     _check_options(ranks, micro_batches, scale_loss)
     _check_optimizer(model, optimizer)
     model.train()
-    sampler, per_step = _weights_of(loader, split, micro_batches, scale_loss)
+    sampler, per_step = _loss_weights_of(loader, split, micro_batches, scale_loss)
     device = model.device
     objective = Objective(
         model, device, split, _train_mask(loader, split), full_batch, refresh_unlabelled,
@@ -117,7 +117,7 @@ def train_epoch(
                 _weigh(minimised, count, micro_batches, per_step).backward()
             if number % micro_batches and number < _length(loader):
                 continue
-            if of_step > 0 or (ranks is not None and ranks.is_labelled):
+            if of_step > 0 or (ranks is not None and ranks.has_labels):
                 _take_step(model, optimizer, grad_norm, per_step or of_step, micro_batches)
             of_step = 0
             done.batches, done.steps = number, done.steps + 1
@@ -178,10 +178,13 @@ def _check_options(ranks: Any, micro_batches: int, scale_loss: bool) -> None:
         )
 
 
-def _weights_of(
+def _loss_weights_of(
     loader: Iterable[SubData], split: int, micro_batches: int, scale_loss: bool
 ) -> tuple[PartSampler | None, float | None]:
-    """Return the sampler whose weights apply, and the mean labelled nodes per step if needed."""
+    """Return the sampler whose weights correct the loss, if any.
+
+    With it, the mean number of labelled nodes per step, if the loss is scaled by it.
+    """
     sampler = find_sampler(loader)
     if sampler is not None and not scale_loss and sampler.by != "loss":
         sampler = None  # Its weights don't apply.

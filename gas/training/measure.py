@@ -23,7 +23,7 @@ from torch_geometric.data import Data
 from gas.graph import is_row_per_node, layout_of
 from gas.history import Codec, Encoded, StoreFactory
 from gas.loader import SubData, raw_attributes, tensors, tensors_in_memory
-from gas.native import human, is_sparse, parts, resident_bytes, share_cores
+from gas.native import csr_parts, human, is_sparse, resident_bytes, share_cores
 from gas.scalable import SavedTensors, ScalableGNN, preserve_state, run_forward
 
 # Least runs of a mini-batch to time it, least seconds of all runs, and most runs. The later half
@@ -165,7 +165,7 @@ def _storages(values: Iterable[Any]) -> Iterator[torch.UntypedStorage]:
         if not isinstance(value, Tensor) or value.device.type != "cpu":
             continue
         if is_sparse(value):
-            yield from _storages(parts(value))
+            yield from _storages(csr_parts(value))
         elif value.layout == torch.strided:
             yield value.untyped_storage()
 

@@ -12,7 +12,7 @@ from gas.graph import Uses
 from gas.graph.layout import layout_of
 from gas.loader.batch import tensors_in_memory
 from gas.loader.transfer import _dense_tensors, _pin, send_batch
-from gas.native.rows import parts, sparse_csr
+from gas.native.rows import csr_parts, sparse_csr
 
 PTR = torch.arange(0, 201, 20)
 
@@ -112,10 +112,10 @@ def test_sparse_features(device):
     x = torch.rand(4, 6).round().to_sparse_csr()
     with device:
         pinned = _pin(x)
-        assert all(part.is_pretended for part in map(_pin, parts(x)))
+        assert all(part.is_pretended for part in map(_pin, csr_parts(x)))
     assert torch.equal(pinned.to_dense(), x.to_dense())
     assert len(_dense_tensors(pinned)) == 3
-    coo = sparse_csr(*parts(x), 6).to_sparse_coo()
+    coo = sparse_csr(*csr_parts(x), 6).to_sparse_coo()
     assert len(_dense_tensors(coo)) == 2
     assert _pin(coo) is coo
 

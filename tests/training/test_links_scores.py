@@ -1,4 +1,4 @@
-"""Ranks of links: by enumeration, filtered or not, with ties, in blocks."""
+"""ModelRanks of links: by enumeration, filtered or not, with ties, in blocks."""
 
 import runpy
 

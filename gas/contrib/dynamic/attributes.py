@@ -20,10 +20,10 @@ from gas.graph import (
 )
 from gas.native import (
     MOST_INT32,
+    csr_parts,
     first_sparse_rows,
     gather_sparse_rows,
     is_sparse,
-    parts,
     sparse_csr,
 )
 
@@ -53,7 +53,7 @@ def append_rows(table: Tensor, rows: Tensor) -> Tensor:
     """Append rows to a table."""
     if not is_sparse(table):
         return torch.cat([table, rows])
-    pairs = zip(parts(table), parts(rows), strict=True)
+    pairs = zip(csr_parts(table), csr_parts(rows), strict=True)
     (rowptr, more), (col, new_col), values = pairs
     kind = rowptr.dtype if rowptr[-1] + more[-1].long() <= MOST_INT32 else torch.int64
     rowptr = torch.cat([rowptr.to(kind), more[1:].to(kind) + rowptr[-1].to(kind)])

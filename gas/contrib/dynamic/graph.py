@@ -187,6 +187,7 @@ class DynamicGraph:
         edges: Mapping[str, Tensor],
         remove: Tensor | None,
     ) -> Tensor:
+        """Check changes, apply them at once, and return the ids of the new nodes, ``[new]``."""
         self._adopt_attributes()
         new_nodes, count, others = self._check_nodes(nodes)
         before, total = self.num_nodes, self.num_nodes + count

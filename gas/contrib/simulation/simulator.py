@@ -12,7 +12,7 @@ from torch_geometric.data import Data
 from gas.contrib.simulation.machine import Machine, check_model, history_widths
 from gas.contrib.simulation.partition import PartitionStatistics, count_split
 from gas.native import check_integer, human
-from gas.scalable import Ranks
+from gas.scalable import ModelRanks
 
 if TYPE_CHECKING:
     from gas import ScalableGNN
@@ -251,7 +251,7 @@ class _Simulator:
 
         sent = s.replicas / ranks * s.sent_balance * self.row_bytes
         received = s.replicas / ranks * s.replicas_balance * self.row_bytes
-        headers = Ranks.header_bytes((ranks - 1) * steps, s.ranges / ranks)
+        headers = ModelRanks.header_bytes((ranks - 1) * steps, s.ranges / ranks)
         hops = (ranks - 1) * machine.latency * steps
         if not self.row_bytes:  # Nothing to send.
             headers = hops = 0.0

@@ -31,7 +31,7 @@ from gas.graph.folder.new import NewFolder
 from gas.graph.permute import renumber_ids
 from gas.history import Encoded
 from gas.io import array_of
-from gas.native import MOST_INT32, gather_sparse_rows, human, is_sparse, parts
+from gas.native import MOST_INT32, csr_parts, gather_sparse_rows, human, is_sparse
 
 BLOCK_BYTES = 1 << 24  # Rows are renumbered in blocks of this size.
 
@@ -189,7 +189,7 @@ def describe_array(key: str, value: Tensor | np.ndarray, file: str) -> Array | S
         stem = file.removesuffix(".npy")
         made = (
             Array(f"{stem}.{name}.npy", dtype_name(part.dtype), tuple(part.shape))
-            for name, part in zip(("rowptr", "col", "value"), parts(value), strict=True)
+            for name, part in zip(("rowptr", "col", "value"), csr_parts(value), strict=True)
         )
         return Sparse(shape, *made)
     dtype = dtype_name(value.dtype)
@@ -240,13 +240,13 @@ def write_rows(
         index: The rows to write, in this order, of shape ``[n]``. (default: all)
     """
     if isinstance(array, Sparse):
-        count = parts(value)[0].diff()
+        count = csr_parts(value)[0].diff()
         count = count if index is None else count[index.long()]
         ptr = torch.nn.functional.pad(count.cumsum(0), (1, 0))
-        write_rows(folder, array.rowptr, ptr.to(parts(value)[0].dtype))
+        write_rows(folder, array.rowptr, ptr.to(csr_parts(value)[0].dtype))
         for number, part in ((1, array.col), (2, array.value)):
             rows = (gather_sparse_rows(value, ids) for ids in _blocks(value, index))
-            folder.write(part, (array_of(parts(block)[number]) for block in rows))
+            folder.write(part, (array_of(csr_parts(block)[number]) for block in rows))
     elif isinstance(value, np.ndarray):
         folder.write(array, [value])
     elif isinstance(value, Encoded):
