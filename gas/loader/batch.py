@@ -40,7 +40,7 @@ class SubData(NamedTuple):
     * ``offset``, ``count``: the in-batch nodes are the global rows ``offset[i]`` to
       ``offset[i] + count[i] - 1`` of each part ``i``, of shape ``[parts]``.
 
-    LazyAttributes of the graph are also those of the batch: ``batch.x`` is ``batch.data.x``.
+    Attributes of the graph are also those of the batch: ``batch.x`` is ``batch.data.x``.
     """
 
     data: Data
@@ -84,7 +84,7 @@ class SubData(NamedTuple):
         )
 
     def __getattr__(self, name: str) -> Any:
-        # LazyAttributes alone: DataLoader would call methods such as pin_memory.
+        # Attributes alone: DataLoader would call methods such as pin_memory.
         if not name.startswith("_") and name in self.data:
             return self.data[name]
         names = ", ".join(sorted(self.data.keys()))

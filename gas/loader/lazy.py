@@ -1,4 +1,4 @@
-"""LazyAttributes of a mini-batch whose rows are gathered on first access."""
+"""Attributes of a mini-batch whose rows are gathered on first access."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ModelRanks of links: by enumeration, filtered or not, with ties, in blocks."""
+"""Ranks of links: by enumeration, filtered or not, with ties, in blocks."""
 
 import runpy
 
