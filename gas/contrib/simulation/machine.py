@@ -49,7 +49,7 @@ class Machine:
             scatters from them. (default: ``5000000000.0``; an assumption)
         seconds_per_exchange: Of a core, for a step with other ranks, whatever it sends.
             (default: ``0.0``)
-        ranks_per_host: ModelRanks that share a host's link. (default: ``1``)
+        ranks_per_host: Ranks that share a host's link. (default: ``1``)
         local_bandwidth: Bytes per second between ranks of a host. (default: ``copy_bandwidth``)
         backward_share: The fraction of a step's time in the backward pass, during which rows are
             sent. (default: ``0.5``; an assumption)
