@@ -536,7 +536,7 @@ def test_a_module_that_takes_another_way_is_refused():
 
 def test_batches_and_graphs_of_another_kind_are_refused():
     data, _, model, _graph = converted("HGT", torch.float32)
-    with pytest.raises(ValueError, match="'batch' is a Data, expected a mini-batch of a typed"):
+    with pytest.raises(ValueError, match="'batch' is a Data, expected a mini-batch of a heterog"):
         model(Data())
     with pytest.raises(ValueError, match="'batch' has no in-batch nodes of type 'paper'"):
         model(data)
