@@ -23,6 +23,7 @@ from gas.cli.settings import Settings
 from gas.datasets import num_outputs
 from gas.io import replace_file, write_json
 from gas.training import (
+    SPLITS,
     Predictions,
     Progress,
     Run,
@@ -41,7 +42,6 @@ OPTIONS = (
     "store", "dtype", "path", "io", "no_check", "out", "overwrite", "debug", "root",
     "runs", "patience", "tensorboard",
 )  # fmt: skip
-PARTS = ("train", "val", "test")
 
 
 class HeteroSAGE(torch.nn.Module):
@@ -187,7 +187,7 @@ class HeteroExperiment:
             "metric": self.metric, "seed": args.seed,
             "settings": {**self.shape, "lr": settings.lr, "num_parts": settings.num_parts,
             "batch_size": settings.batch_size}, "best_epoch": kept + 1,
-            **{f"{part}_score": epochs[kept][part] for part in PARTS}, "epochs": epochs,
+            **{f"{part}_score": epochs[kept][part] for part in SPLITS}, "epochs": epochs,
             "test_acc": found["test_acc"], "val_acc": found["val_acc"], "kept_run": number,
             "interrupted": interrupted, "failed": failed,
         }  # fmt: skip

@@ -22,11 +22,11 @@ from gas.convert.inputs import (
     to_matrix,
 )
 from gas.convert.kinds import EDGES, OTHER, Values, check_rows
-from gas.convert.layers import WEIGHT, LayerCall, disable_normalisation, is_close
+from gas.convert.layers import LayerCall, disable_normalisation, is_close
 from gas.convert.sample import subsample
 from gas.convert.scope import FUSED, PAIR, SQUARE, LayerScope
 from gas.convert.trace import TRAINING, UNROLLED, add_hop
-from gas.graph import with_edge_index
+from gas.graph import WEIGHT, with_edge_index
 from gas.history import Rows
 from gas.loader import SubgraphLoader
 from gas.nn import FusedConv, fuse, reason_inexact, twin

@@ -14,8 +14,7 @@ from torch.fx import Graph, Interpreter, Node
 from torch.nn import Module
 from torch_geometric.data import Data
 
-from gas.convert.layers import WEIGHT
-from gas.graph import find_layout
+from gas.graph import WEIGHT, find_layout
 from gas.nn import deep_copy
 
 

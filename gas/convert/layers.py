@@ -25,9 +25,7 @@ from gas.convert.scope import (
     weights,
 )
 from gas.convert.trace import UNROLLED
-from gas.graph import with_edge_index
-
-WEIGHT = "edge_weight"
+from gas.graph import WEIGHT, with_edge_index
 
 
 class Normalise(BaseTransform):

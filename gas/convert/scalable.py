@@ -392,10 +392,8 @@ def _describe_layers(
     lines = []
     by_node = {call.node: call for call in calls}
     for node in graph.nodes:
-        if node in by_node:
-            call = by_node[node]
-            where = f"{call.name}: {call.layer}"
-            lines.append(f"{where}  [{call.form}]")
+        if (call := by_node.get(node)) is not None:
+            lines.append(f"{call.name}: {call.layer}  [{call.form}]")
         if node in placed.pulled:
             position = placed.pulled.index(node)
             lines.append(f"  history {position}: '{node.name}', {widths[position]} wide")

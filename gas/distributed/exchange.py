@@ -141,8 +141,7 @@ class Exchange:
     ) -> None:
         """Announce to every rank the rows that a step, or a layer, will send."""
         listed = [self._find_ranges(rank, ranges) for rank in range(self.group.size)]
-        bits = struct.unpack("<q", struct.pack("<d", weight))[0]
-        about = kind, number, bits, views
+        about = kind, number, *struct.unpack("<q", struct.pack("<d", weight)), views
         headers = torch.tensor([[sum(n for _, n in found), len(found), *about] for found in listed])
         received = torch.empty_like(headers)
         ones = [1] * self.group.size

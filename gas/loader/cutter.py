@@ -34,11 +34,7 @@ from gas.loader.lazy import LazyRows, gather, read_lazy_rows, set_rows
 from gas.native import Relabeler, check_integer, check_range, warn
 
 FEATURES = ("x", "edge_attr")  # Attributes whose rows are gathered on first access.
-ADJACENCY_KEYS = (
-    "edge_index",
-    "adj_t",
-    "num_nodes",
-)  # Attributes that are made for every batch.
+ADJACENCY_KEYS = ("edge_index", "adj_t", "num_nodes")  # Made for every batch.
 
 
 class BatchCutter:

@@ -3,7 +3,7 @@
 from gas.native import share_cores
 from gas.scalable import activation_bytes
 from gas.training.cost import Candidate, Linear
-from gas.training.evaluation import Predictions, evaluate, prediction_columns, predictions
+from gas.training.evaluation import SPLITS, Predictions, evaluate, prediction_columns, predictions
 from gas.training.fit import Progress, Run, divergence_error, find_nonfinite_tensor, fit, mean_age
 from gas.training.full_batch import FullBatch
 from gas.training.links import compute_hits, compute_mrr, link_loss, rank_links
@@ -37,6 +37,7 @@ __all__ = [
     "FullBatch",
     "Linear",
     "METRICS",
+    "SPLITS",
     "MemoryAccount",
     "Plan",
     "Predictions",

@@ -396,6 +396,4 @@ def _autocast(
     device: torch.device, dtype: torch.dtype | None
 ) -> contextlib.AbstractContextManager[Any]:
     """Return a context with autocast to a dtype, if it isn't ``None``."""
-    if dtype is None:
-        return contextlib.nullcontext()
-    return torch.autocast(device.type, dtype)
+    return contextlib.nullcontext() if dtype is None else torch.autocast(device.type, dtype)

@@ -12,6 +12,7 @@ from torch_geometric.data import Data
 
 from gas.graph import (
     PARTS,
+    WEIGHT,
     check_ids,
     implicit_ones,
     is_row_per_edge,
@@ -28,7 +29,6 @@ from gas.native import (
 )
 
 IDS = "node_id"
-WEIGHT = "edge_weight"
 EDGES = ("edge_index", "adj_t", WEIGHT, "num_nodes", PARTS)
 ROWS = 1024  # Sparse rows to compare at once.
 
