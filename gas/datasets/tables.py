@@ -198,7 +198,7 @@ class Table:
         Args:
             block: The block.
             names: The columns.
-            dtype: The type of the result. (default: ``numpy.float32``)
+            dtype: The type of the result. (default: float32)
             first_row: The number of the block's first row; empty cells are then refused.
                 (default: accept empty cells)
 

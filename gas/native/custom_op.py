@@ -39,7 +39,7 @@ class CustomOp:
         name: ``"namespace::name"``.
         kernel: The function that computes it. Arguments that aren't tensors or numbers are
             sequences of tensors without gradient.
-        public: The name in errors. (default: ``name``)
+        public: The name in errors. (default: that of the operator)
     """
 
     def __init__(self, name: str, kernel: Callable[..., Any], public: str = "") -> None:

@@ -106,7 +106,7 @@ def forgotten(rank):
     wrapped(first)
     model.reset_parameters()
     wrapped(second)
-    model.ranks.forget()
+    model.ranks.receive_pending()
     written = [int(history.written[: loader.num_own].sum()) for history in model.histories]
     wrapped(first)
     stale = wrapped.staleness(loader)
