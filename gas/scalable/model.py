@@ -375,7 +375,6 @@ class ScalableGNN(FormerNames, BatchModel):
             model.refresh(graph)
             pred = model.predict(graph)
 
-        Without such norms it costs less than :meth:`predict`; each of them takes the computation of
         Without such norms it costs less than :meth:`predict`; each of them costs another
         computation of its layer. After an error, running statistics are unchanged. In evaluation
         mode none are set, and a warning is given.
