@@ -11,7 +11,7 @@ from gas.history import History, quantize
 from gas.loader import EvalSubgraphLoader, LinkLoader, PartSampler, SubData, SubgraphLoader
 from gas.nn import fuse
 from gas.scalable import PrefetchLoader, ScalableGNN, distribute, verify
-from gas.training import evaluate, plan, predictions, train_epoch
+from gas.training import evaluate, fit, plan, predictions, train_epoch
 
 redirect_moved_names()
 
@@ -34,6 +34,7 @@ __all__ = [
     "distribute",
     "drop_edges",
     "evaluate",
+    "fit",
     "fuse",
     "get_data",
     "load",

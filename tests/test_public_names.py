@@ -11,7 +11,7 @@ from gas import _moved
 
 NAMES = {
     "gas": """EvalSubgraphLoader History MHAug PartitionReport PrefetchLoader ScalableGNN SubData
-        SubgraphLoader LinkLoader PartSampler augment cluster distribute drop_edges evaluate fuse
+        SubgraphLoader LinkLoader PartSampler augment cluster distribute drop_edges evaluate fit fuse
         get_data load metis models open_graph partition_report permute plan predictions quantize
         save to_scalable train_epoch verify __version__""",
     "gas.augment": """Augmentation DropEdge MHAug MaskFeatures PUBLISHED Statistics Views
@@ -37,8 +37,8 @@ NAMES = {
     "gas.scalable": "ScalableGNN",
     "gas.training": """Candidate FullBatch METRICS Plan Run activation_bytes compute_hits
         compute_micro_f1 compute_mrr compute_r2 compute_roc_auc evaluate fit limit_freed_memory
-        link_loss loss_of mean_age metric_of plan plan_micro_batches predictions rank_links score
-        share_cores split_mask train_epoch""",
+        link_loss loss_of mean_age metric_of plan plan_micro_batches predictions rank_links
+        run_epochs score share_cores split_mask train_epoch""",
 }
 
 

@@ -83,6 +83,11 @@ def has_shape(name, *shape):
     return check
 
 
+def fitted(namespace, printed):
+    assert 1 <= len(namespace["run"]) <= 10
+    assert max(namespace["run"].val_acc) > 0.5
+
+
 def experiment(namespace, printed):
     assert namespace["run"].test_acc[-1] > 0.1
 
@@ -120,10 +125,11 @@ CHECKS = {
     ("docs/models.md", 0): first_model,
     ("docs/models.md", 2): cheaper_inference,
     ("docs/training.md", 0): experiment,
-    ("docs/training.md", 2): planned,
-    ("docs/training.md", 3): has_shape("pred", 1000, 16),
-    ("docs/training.md", 5): parts_by_loss,
-    ("docs/training.md", 6): has_shape("pred", 600, 16),
+    ("docs/training.md", 1): fitted,
+    ("docs/training.md", 3): planned,
+    ("docs/training.md", 4): has_shape("pred", 1000, 16),
+    ("docs/training.md", 6): parts_by_loss,
+    ("docs/training.md", 7): has_shape("pred", 600, 16),
     ("docs/distributed.md", 0): on_ranks,
     ("docs/augmentation.md", 0): chain,
     ("docs/augmentation.md", 1): chain_with_histories,

@@ -20,7 +20,14 @@ from gas.cli.report import peak_rss_bytes, reset_peak_rss
 from gas.cli.setup import Setup
 from gas.native import PeakMemory
 from gas.scalable import free_buffers, is_tracked
-from gas.training import Progress, Run, fit, plan_micro_batches, release_freed_memory, train_epoch
+from gas.training import (
+    Progress,
+    Run,
+    plan_micro_batches,
+    release_freed_memory,
+    run_epochs,
+    train_epoch,
+)
 
 
 class Experiment(Setup):
@@ -59,7 +66,7 @@ class Experiment(Setup):
             ``functools.partial(gas.MHAug, mu_e=0.3, ...)``; it is called once for each run. Batches
             then have views; see ``view_loss`` of :func:`gas.training.train_epoch`. Each evaluation
             updates the entropies of MH-Aug. (default: none)
-        patience: See :func:`gas.training.fit`. (default: never stop early)
+        patience: See :func:`gas.training.run_epochs`. (default: never stop early)
         keep_edges: Keep ``edge_index`` and weights in ``data``, besides the copies in batches.
             (default: ``True``)
         check: Refuse NaN and infinite features. (default: ``True``)
@@ -168,7 +175,7 @@ class Experiment(Setup):
             return out
 
         try:
-            fit(
+            run_epochs(
                 model, self.data, epoch, evaluate, settings.epochs, split, finish_epoch,
                 self.metric, self.patience, self.training.get("leave_cores", True), keep, run,
                 progress,

@@ -28,10 +28,10 @@ from gas.training import (
     Progress,
     Run,
     divergence_error,
-    fit,
     loss_of,
     metric_of,
     prediction_columns,
+    run_epochs,
     split_mask,
 )
 
@@ -158,7 +158,7 @@ class HeteroExperiment:
             def epoch() -> float:
                 return _train_epoch(model, loader, optimizer, kind, progress.epoch or 1, split)
 
-            fit(
+            run_epochs(
                 model, cast(Data, self.data[kind]), epoch, lambda model: model.predict(graph),
                 settings.epochs, split, on_epoch, self.metric, args.patience, True, keep, run,
                 progress,

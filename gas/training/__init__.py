@@ -4,7 +4,7 @@ from gas.native import share_cores
 from gas.scalable import activation_bytes
 from gas.training.cost import Candidate, Linear
 from gas.training.evaluation import SPLITS, Predictions, evaluate, prediction_columns, predictions
-from gas.training.fit import Progress, Run, divergence_error, find_nonfinite_tensor, fit, mean_age
+from gas.training.fit import fit, run_epochs
 from gas.training.full_batch import FullBatch
 from gas.training.links import compute_hits, compute_mrr, link_loss, rank_links
 from gas.training.loop import train_epoch
@@ -31,6 +31,7 @@ from gas.training.metrics import (
     split_mask,
 )
 from gas.training.planner import Plan, plan, plan_micro_batches
+from gas.training.record import Progress, Run, divergence_error, find_nonfinite_tensor, mean_age
 
 __all__ = [
     "Candidate",
@@ -70,6 +71,7 @@ __all__ = [
     "prediction_columns",
     "predictions",
     "rank_links",
+    "run_epochs",
     "score",
     "share_cores",
     "split_mask",

@@ -1,166 +1,204 @@
-"""Train for several epochs, record the results, and detect divergence."""
+"""Training for several epochs, with an evaluation after each."""
 
 from __future__ import annotations
 
+import inspect
 import math
-import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from gas.native import share_cores
-from gas.scalable import ScalableGNN, moved_bytes
-from gas.training.metrics import known_target_mask, metric_of, score, split_mask
-
-if TYPE_CHECKING:
-    from gas.training.measure import MemoryAccount
-
-PER_EPOCH = ("loss", "train_acc", "val_acc", "test_acc", "age", "seconds", "moved_bytes")
-MOST_LOSS = 1e6  # Largest usable mean loss, in nats or relative to the targets' mean square.
-CURE = (
-    "training diverged. Take a smaller learning rate, such as lr=0.001, clip gradients "
-    "(grad_norm=1), or scale features to about 1; where autocast computes or histories store in "
-    "half precision, take float32"
+from gas.graph import open_if_path, to_original_order
+from gas.loader import EvalSubgraphLoader, SubgraphLoader
+from gas.native import check_integer, report_progress, share_cores
+from gas.scalable import ScalableGNN, is_tracked, moved_bytes
+from gas.training.full_batch import FullBatch
+from gas.training.loop import train_epoch
+from gas.training.metrics import METRICS, metric_of, score, split_mask
+from gas.training.record import (
+    BestEpoch,
+    Progress,
+    Run,
+    check_converged,
+    find_nonfinite_tensor,
+    is_usable,
+    mean_age,
 )
 
 
-class BestEpoch(NamedTuple):
-    """The best epoch, from 0: the model's ``state_dict`` on the CPU, and outputs, ``[N, C]``."""
+def fit(
+    model: ScalableGNN,
+    graph: Data | SubgraphLoader,
+    optimizer: torch.optim.Optimizer,
+    epochs: int,
+    *,
+    batch_size: int | None = None,
+    grad_norm: float | None = 1.0,
+    metric: str | None = None,
+    split: int = 0,
+    patience: int | None = None,
+    keep_best: bool = True,
+    log: bool = True,
+    on_epoch: Callable[[Run], None] | None = None,
+    **options: Any,
+) -> Run:
+    """Train a model on a clustered graph, evaluate every epoch, and end with the best weights.
 
-    epoch: int
-    state: dict[str, Tensor]
-    out: Tensor
+    ::
 
+        graph = gas.cluster(data, num_parts=512, model=model)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        run = gas.fit(model, graph, optimizer, epochs=50, batch_size=64)
+        print(run.test_acc[run.best_epoch])
 
-@dataclass
-class Run:
-    """Record of one run, one entry per epoch.
+    The histories are filled before the first epoch and by every evaluation, which also sets the
+    running statistics of batch norms to those of the whole graph, see
+    :meth:`gas.ScalableGNN.refresh`. A graph of one part is trained as a full batch, without
+    histories. Use :func:`train_epoch` for a loop of your own.
 
-    ``train_acc``, ``val_acc`` and ``test_acc`` are accuracies, as fractions, or the usual score of
-    other targets.
-    ``age`` is the mean number of pushes since a history's rows were written, at the epoch's end;
-    ``moved_bytes`` are those of stored rows that were read and written in training.
-    ``chain`` has the statistics of MH-Aug's chain, see :class:`gas.augment.Statistics`; empty
-    without a chain. ``best`` and ``memory`` are optional.
-    ``peak_rss_bytes`` is the peak of resident memory; ``peak_own_bytes`` and ``peak_mapped_bytes``
-    are sampled peaks of its two kinds; see :class:`gas.native.memory.PeakMemory`.
+    Args:
+        model: The model.
+        graph: What :func:`gas.cluster` has returned, with ``y`` and masks, or a loader of it.
+        optimizer: The optimizer of the model's parameters.
+        epochs: The number of epochs.
+        batch_size: Parts per mini-batch; many small parts mix better than few large ones.
+            (default: ``graph.batch_size``, or ``1``)
+        grad_norm: Clip the norm of the gradient to this, which keeps training with stale rows
+            from oscillating; ``None`` doesn't clip. (default: ``1.0``)
+        metric: One of :data:`gas.training.METRICS`. (default: the usual one for ``y``)
+        split: Which split of masks of shape ``[N, S]``. (default: ``0``)
+        patience: Stop once the validation score has not risen for this many epochs.
+            (default: never)
+        keep_best: Load the weights of the epoch with the best validation score at the end.
+            (default: ``True``)
+        log: Report progress on standard error, every ten seconds. (default: ``True``)
+        on_epoch: Called after each epoch with the record so far. (default: nothing)
+        **options: Further arguments of :func:`train_epoch`, such as ``loss_fn``.
+
+    Returns:
+        The record, with an entry per epoch.
+
+    Raises:
+        ValueError: If an argument is unusable, naming it.
+        FloatingPointError: If training diverges. The model then has the weights of the best epoch
+            before, if there is one.
     """
+    _check(model, epochs, patience, metric, options)
+    loader = _make_loader(graph, batch_size)
+    stored = loader.data
+    table = _labels_in_original_order(stored)
+    inference = EvalSubgraphLoader(
+        stored, loader.ptr, loader.batch_size or 1, layout=loader.layout,
+        edge_weight=loader.edge_weight, like=loader, log=False,
+    )  # fmt: skip
+    whole = None  # The full batch, if that is what the graph is trained as.
+    if loader.ptr.numel() == 2:
+        whole = FullBatch(stored, model.device, loader.layout, loader.edge_weight, check=False)
+    run, progress = Run(split=split), Progress()
+    epoch = partial(
+        train_epoch, model, loader if whole is None else whole, optimizer, split, grad_norm,
+        whole is not None, progress=progress, **options,
+    )  # fmt: skip
 
-    loss: list[float] = field(default_factory=list)
-    train_acc: list[float] = field(default_factory=list)
-    val_acc: list[float] = field(default_factory=list)
-    test_acc: list[float] = field(default_factory=list)
-    age: list[float] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
-    peak_rss_bytes: float = 0
-    history_bytes: int = 0
-    moved_bytes: list[int] = field(default_factory=list)
-    chain: dict[str, float] = field(default_factory=dict)
-    best: BestEpoch | None = field(default=None, repr=False)
-    memory: MemoryAccount | None = field(default=None, repr=False)
-    peak_own_bytes: float = 0
-    peak_mapped_bytes: float = 0
-    split: int = 0  # The split of the masks.
+    def evaluate(model: ScalableGNN) -> Tensor:
+        if whole is None:
+            _refresh(model, inference)
+        return model.eval().predict(inference, log=False)
 
-    def __len__(self) -> int:
-        """Return the number of epochs that have ended."""
-        return len(self.test_acc)
+    try:
+        if whole is None:
+            _refresh(model, inference)
+        with report_progress("training", epochs, log) as ticker:
 
-    def forget_unfinished(self) -> None:
-        """Remove the entries of an epoch that was interrupted."""
-        epochs = len(self)
-        for name in PER_EPOCH:
-            del getattr(self, name)[epochs:]
-        if (
-            self.best is not None and self.best.epoch != self.best_epoch
-        ):  # The best epoch wasn't kept.
-            self.test_acc.pop()
-            self.forget_unfinished()
+            def report(run: Run) -> None:
+                ticker.done = len(run)
+                ticker.note = f"loss {run.loss[-1]:.4f}, validation {run.val_acc[-1]:.4f}"
+                if on_epoch is not None:
+                    on_epoch(run)
 
-    @property
-    def best_epoch(self) -> int:
-        """The first epoch, from 0, of the highest validation score; NaN is lower than any."""
-        scores = [-math.inf if math.isnan(score) else score for score in self.val_acc]
-        return scores.index(max(scores))
+            return run_epochs(
+                model, table, epoch, evaluate, epochs, split, report, metric, patience,
+                options.get("leave_cores", True), keep_best, run, progress,
+            )  # fmt: skip
+    finally:
+        if run.best is not None:
+            model.load_state_dict(run.best.state)
+            if whole is None:
+                model.refresh(inference, norms=False, log=False)
+        model.eval()
 
-    def has_stalled(self, patience: int | None) -> bool:
-        """Return whether the validation score has not risen for this many epochs."""
-        return (
-            patience is not None and len(self) > 0 and len(self) - 1 - self.best_epoch >= patience
+
+def _refresh(model: ScalableGNN, inference: EvalSubgraphLoader) -> None:
+    """Fill the histories, and set the running statistics of batch norms to the whole graph's."""
+    model.train()
+    if any(is_tracked(module) for module in model.modules()):
+        model.refresh(inference, log=False)
+    else:
+        model.refresh(inference, norms=False, log=False)
+
+
+def _check(
+    model: ScalableGNN,
+    epochs: int,
+    patience: int | None,
+    metric: str | None,
+    options: dict[str, Any],
+) -> None:
+    """Refuse unusable arguments of :func:`fit`."""
+    if not isinstance(model, ScalableGNN):
+        raise ValueError(
+            f"'model' is a {type(model).__name__}, expected a gas.ScalableGNN of a homogeneous "
+            "graph in one process: convert it by gas.to_scalable, or write the loop with "
+            "gas.train_epoch"
+        )
+    check_integer("epochs", epochs, 1)
+    if patience is not None:
+        check_integer("patience", patience, 1)
+    if metric is not None and metric not in METRICS:
+        raise ValueError(f"'metric' is {metric!r}, expected one of {', '.join(METRICS)}")
+    unknown = options.keys() - inspect.signature(train_epoch).parameters.keys()
+    if unknown:
+        raise ValueError(
+            f"{min(unknown)!r} is no argument of gas.fit or gas.train_epoch: leave it out"
         )
 
-    @property
-    def epoch_seconds(self) -> float:
-        """The median time of a training epoch, without evaluation."""
-        return statistics.median(self.seconds)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the finished epochs, and the best one, for a checkpoint."""
-        best = None if self.best is None else self.best._asdict()
-        return {**{name: getattr(self, name)[: len(self)] for name in PER_EPOCH}, "best": best}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        for name in PER_EPOCH:
-            getattr(self, name)[:] = state[name]
-        self.best = None if state["best"] is None else BestEpoch(**state["best"])
-
-
-@dataclass
-class Progress:
-    """Progress of an epoch, between two of its steps; ``loss`` is summed over ``labelled``."""
-
-    loss: Tensor | float = 0.0
-    labelled: int = 0
-    batches: int = 0
-    steps: int = 0
-    seconds: float = 0.0
-    moved_bytes: int = 0
-    epoch: int | None = None  # From 1, for error messages, if it is known.
-
-    def start_epoch(self, model: ScalableGNN, start: float, moved: int, epoch: int) -> None:
-        """Record the start of an epoch, and the bytes moved until then."""
-        self._began, self.epoch = (model, start, moved), epoch
-
-    def add(self, loss: Tensor, count: int) -> None:
-        """Add the mean loss of a batch, over its labelled nodes."""
-        self.loss = self.loss + loss * count
-        self.labelled += count
-
-    def reset(self) -> None:
-        """Reset the progress after an epoch."""
-        self.load_state_dict(Progress().state_dict())
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the progress for a checkpoint."""
-        state = {key: getattr(self, key) for key in PROGRESS}
-        if self.steps and hasattr(self, "_began"):
-            model, start, moved = self._began
-            state["seconds"] = time.perf_counter() - start
-            state["moved_bytes"] = moved_bytes(model) - moved
-        return {**state, "loss": float(self.loss)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        for key in PROGRESS:
-            setattr(self, key, state[key])
+def _make_loader(graph: Any, batch_size: int | None) -> SubgraphLoader:
+    """Return the loader of a clustered graph's mini-batches, or the given loader."""
+    graph = open_if_path(graph, "graph")
+    if isinstance(graph, SubgraphLoader):
+        if batch_size is not None:
+            raise ValueError(
+                f"'batch_size' is {batch_size}, but 'graph' is a loader, which has its own: leave "
+                "'batch_size' out, or pass the graph"
+            )
+        return graph
+    if not isinstance(graph, Data):
+        raise ValueError(
+            f"'graph' is a {type(graph).__name__}, expected what gas.cluster returns, or a loader "
+            "of it"
+        )
+    return SubgraphLoader(graph, batch_size=batch_size, shuffle=True, log=False)
 
 
-PROGRESS = tuple(one.name for one in fields(Progress) if one.name != "epoch")
+def _labels_in_original_order(graph: Data) -> Data:
+    """Return the labels and masks of a clustered graph, in the order of the graph before."""
+    names = ("y", "train_mask", "val_mask", "test_mask")
+    for name in names:
+        if graph.get(name) is None:
+            raise ValueError(
+                f"'graph' has no {name!r}, by which nodes are trained and scored: set it before "
+                "gas.cluster"
+            )
+    return Data(**{name: to_original_order(graph, graph[name].cpu()) for name in names})
 
 
-def mean_age(model: ScalableGNN) -> float:
-    """Return the mean age of all rows of all histories, in pushes; 0 without histories."""
-    ages = [stale.mean_age for stale in model.staleness()]
-    return statistics.fmean(ages) if ages else 0.0
-
-
-def fit(
+def run_epochs(
     model: ScalableGNN,
     data: Data,
     epoch: Callable[[], float],
@@ -175,7 +213,7 @@ def fit(
     run: Run | None = None,
     progress: Progress | None = None,
 ) -> Run:
-    """Train for some epochs, and evaluate after each.
+    """Train and evaluate by functions of the caller; :func:`fit` is for the usual ones.
 
     Args:
         model: The model.
@@ -209,7 +247,7 @@ def fit(
     metric = metric or metric_of(y)
     try:
         while len(run) < epochs and not run.has_stalled(patience):
-            _fit_epoch(model, epoch, run, done)
+            _run_epoch(model, epoch, run, done)
             model.eval()
             with torch.no_grad(), share_cores(leave_cores):
                 out = evaluate(model).cpu()
@@ -236,7 +274,7 @@ def fit(
     return run
 
 
-def _fit_epoch(
+def _run_epoch(
     model: ScalableGNN, epoch: Callable[[], float], run: Run, progress: Progress
 ) -> None:
     """Train one epoch, and record its loss, time and moved bytes."""
@@ -261,59 +299,3 @@ def _drop_useless_best(run: Run, y: Tensor) -> None:
     is_finite = find_nonfinite_tensor({**best.state, "outputs": best.out}) is None
     if not is_finite or not is_usable(run.loss[best.epoch], y):
         run.best = None
-
-
-def divergence_error(epoch: int | None, batch: int | None, loss: float) -> FloatingPointError:
-    """Return the error of a loss that isn't finite, at an epoch and a batch, both from 1."""
-    numbers = {"epoch": epoch, "batch": batch}
-    places = [f"{name} {number}" for name, number in numbers.items() if number is not None]
-    where = f" in {', '.join(places)}" if places else ""
-    return FloatingPointError(f"the loss is {loss}{where}: {CURE}")
-
-
-def find_nonfinite_loss(losses: Sequence[tuple[int, Tensor]]) -> tuple[int, float] | None:
-    """Return the number and the loss of the first batch whose loss isn't finite."""
-    if not losses:
-        return None
-    values = torch.stack([loss for _, loss in losses]).tolist()
-    for (number, _), value in zip(losses, values, strict=True):
-        if not math.isfinite(value):
-            return number, value
-    return None
-
-
-def check_converged(model: ScalableGNN, loss: float, y: Tensor, epoch: int) -> None:
-    """Refuse the result of a training that has diverged.
-
-    Args:
-        model: The model.
-        loss: The mean loss of the last epoch.
-        y: The targets that were trained on.
-        epoch: The number of that epoch, from 1.
-
-    Raises:
-        FloatingPointError: If a weight isn't finite, or the loss is a million times that of
-            predicting zero.
-    """
-    name = find_nonfinite_tensor(dict(model.named_parameters()))
-    if name is not None:
-        raise FloatingPointError(f"{name!r} isn't finite after epoch {epoch}: {CURE}")
-    if not is_usable(loss, y):
-        raise FloatingPointError(f"the loss is {loss:.3g} after epoch {epoch}: {CURE}")
-
-
-def find_nonfinite_tensor(tensors: Mapping[str, Tensor]) -> str | None:
-    """Return the name of the first tensor with a value that isn't finite, with one device sync."""
-    real = {key: value for key, value in tensors.items() if value.is_floating_point()}
-    if not real:
-        return None
-    is_finite = torch.stack([torch.isfinite(value.detach()).all() for value in real.values()])
-    return next((key for key, good in zip(real, is_finite.tolist(), strict=True) if not good), None)
-
-
-def is_usable(loss: float, y: Tensor) -> bool:
-    """Return whether a mean loss is at most the largest usable one; NaN isn't."""
-    known = y[known_target_mask(y)].double()
-    has_scale = known.numel() > 0 and metric_of(y) == "r2"
-    scale = float(known.square().mean()) if has_scale else 1.0
-    return loss <= MOST_LOSS * (scale or 1.0)

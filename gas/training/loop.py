@@ -17,8 +17,8 @@ from gas.graph import drop_edges_and_rows, is_row_per_edge
 from gas.loader import PartSampler, SubData, find_sampler, tensor_to_device, to_device
 from gas.native import share_cores
 from gas.scalable import ScalableGNN
-from gas.training.fit import Progress, divergence_error, find_nonfinite_loss
 from gas.training.metrics import loss_of, split_mask
+from gas.training.record import Progress, divergence_error, find_nonfinite_loss
 
 
 def train_epoch(

@@ -8,7 +8,7 @@ from torch_geometric.data import Data
 
 import gas
 from gas.cli import MODELS, Experiment, Settings
-from gas.training import fit
+from gas.training import run_epochs
 
 
 def graph(num_nodes=120):
@@ -175,11 +175,11 @@ def test_early_stopping():
         right = round(10 * next(scores))
         return torch.tensor([[1.0, 0.0]] * right + [[0.0, 1.0]] * (10 - right))
 
-    run = fit(model, data, lambda: 1.0, evaluate, 100, patience=3)
+    run = run_epochs(model, data, lambda: 1.0, evaluate, 100, patience=3)
     assert run.best_epoch == 4
     assert len(run.loss) == 8
     with pytest.raises(ValueError, match="'patience' is 0, expected at least 1 epoch"):
-        fit(model, data, lambda: 1.0, evaluate, 1, patience=0)
+        run_epochs(model, data, lambda: 1.0, evaluate, 1, patience=0)
 
 
 def test_a_memory_budget_makes_micro_batches():

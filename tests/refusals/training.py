@@ -20,9 +20,9 @@ from gas.contrib.simulation.local_ranks import measure_ranks
 from gas.loader import PartSampler
 from gas.training import (
     FullBatch,
-    fit,
     loss_of,
     plan_micro_batches,
+    run_epochs,
     score,
     train_epoch,
 )
@@ -41,6 +41,19 @@ def train(loader=None, **options):
     model = gcn()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     return train_epoch(model, load() if loader is None else loader, optimizer, **options)
+
+
+def cut(**changes):
+    data = ring(**changes)
+    for name in ("val_mask", "test_mask"):
+        data[name] = changes.get(name, data.train_mask)
+    return gas.cluster(data, 2, method="random", log=False)
+
+
+def fit(graph=None, model=None, epochs=1, **options):
+    model = gcn() if model is None else model
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    return gas.fit(model, cut() if graph is None else graph, optimizer, epochs, **options)
 
 
 def full_batch():
@@ -160,7 +173,7 @@ def fitted(*losses, spoilt=False, keep=False):
             torch.nn.init.constant_(next(model.parameters()), math.nan)
         return losses.pop(0)
 
-    return fit(model, data, epoch, whole, len(losses), keep=keep)
+    return run_epochs(model, data, epoch, whole, len(losses), keep=keep)
 
 
 def sum_beyond_floats(out, y):
@@ -254,7 +267,15 @@ CASES = {
     "train_epoch, views without a loss": lambda t: train(list(with_views())),
     "train_epoch, an unknown bank": lambda t: train(with_views(), bank="both"),
     "FullBatch, a tensor changed in place": lambda t: full_batch(),
-    "fit, no patience": lambda t: fit(gcn(), ring(), train, None, 1, patience=0),
+    "fit, a module of PyTorch": lambda t: fit(model=torch.nn.Linear(2, 2)),
+    "fit, no epochs": lambda t: fit(epochs=0),
+    "fit, no patience": lambda t: fit(patience=0),
+    "fit, an unknown metric": lambda t: fit(metric="f2"),
+    "fit, an unknown option": lambda t: fit(clip=1.0),
+    "fit, a batch size with a loader": lambda t: fit(load(), batch_size=2),
+    "fit, features in place of a graph": lambda t: fit(ring().x),
+    "fit, no labels": lambda t: fit(cut(y=None)),
+    "run_epochs, no patience": lambda t: run_epochs(gcn(), ring(), train, None, 1, patience=0),
     "plan_micro_batches, no budget": lambda t: plan_micro_batches(gcn(), load(), 0),
     "plan_micro_batches, one part is too much": lambda t: plan_micro_batches(gcn(), load(), 100),
     "plan, no bytes": lambda t: plan("6G"),

@@ -10,8 +10,8 @@ from conftest import ROOT, random_graph
 import gas
 from gas.checkpoint import checkpoints
 from gas.cli import Checkpoints, Experiment, Settings
-from gas.training import FullBatch, fit, loss_of, train_epoch
-from gas.training.fit import is_usable
+from gas.training import FullBatch, loss_of, run_epochs, train_epoch
+from gas.training.record import is_usable
 
 
 def made(num_parts=4):
@@ -69,7 +69,7 @@ def test_the_epoch_is_named():
 
     run = gas.training.Run()
     with pytest.raises(FloatingPointError, match="nan in epoch 4, batch 1"):
-        fit(model, whole.data, epoch, whole, 9, run=run, progress=progress)
+        run_epochs(model, whole.data, epoch, whole, 9, run=run, progress=progress)
     assert len(run) == 3
 
 
@@ -78,10 +78,10 @@ def test_a_loss_of_no_use_is_no_end(loss):
     graph, model, _ = made()
     whole = FullBatch(graph)
     with pytest.raises(FloatingPointError, match=r"the loss is .* after epoch 2: training div"):
-        fit(model, whole.data, lambda: loss, whole, 2)
-    fit(model, whole.data, lambda: 1e3, whole, 2)
+        run_epochs(model, whole.data, lambda: loss, whole, 2)
+    run_epochs(model, whole.data, lambda: 1e3, whole, 2)
     graph.y = torch.full((60,), 1e4)
-    fit(gas.models.GraphSAGE(60, 5, 8, 1, 2), FullBatch(graph).data, lambda: 1e7, whole, 2)
+    run_epochs(gas.models.GraphSAGE(60, 5, 8, 1, 2), FullBatch(graph).data, lambda: 1e7, whole, 2)
 
 
 def test_weights_that_the_last_step_spoilt():
@@ -93,7 +93,7 @@ def test_weights_that_the_last_step_spoilt():
         return 1.0
 
     with pytest.raises(FloatingPointError, match="isn't finite after epoch 1"):
-        fit(model, whole.data, epoch, whole, 1)
+        run_epochs(model, whole.data, epoch, whole, 1)
 
 
 def test_no_checkpoint_of_it(tmp_path):
@@ -152,7 +152,7 @@ def test_the_best_model_before_is_kept():
 
     run = gas.training.Run()
     with pytest.raises(FloatingPointError, match="nan. The best model before is that of epoch 1$"):
-        fit(model, whole.data, epoch, whole, 9, keep=True, run=run)
+        run_epochs(model, whole.data, epoch, whole, 9, keep=True, run=run)
     assert (len(run), run.best.epoch, run.loss) == (2, 0, [1.0, 0.5])
     assert all(value.isfinite().all() for value in run.best.state.values())
 
@@ -170,7 +170,7 @@ def test_an_epoch_that_spoilt_weights_is_never_the_best():
 
     run = gas.training.Run()
     with pytest.raises(FloatingPointError, match="isn't finite after epoch 2: .* of epoch 1$"):
-        fit(model, whole.data, epoch, lambda m: whole(m) - shift, 2, keep=True, run=run)
+        run_epochs(model, whole.data, epoch, lambda m: whole(m) - shift, 2, keep=True, run=run)
     assert run.best.epoch == 0
     assert math.isnan(run.val_acc[1])
 
@@ -179,7 +179,7 @@ def test_a_best_model_of_no_use_is_not_kept():
     graph, model, _ = made()
     whole, run = FullBatch(graph), gas.training.Run()
     with pytest.raises(FloatingPointError, match="float32$"):
-        fit(model, whole.data, lambda: 1e7, whole, 2, keep=True, run=run)
+        run_epochs(model, whole.data, lambda: 1e7, whole, 2, keep=True, run=run)
     assert run.best is None
 
 

@@ -4,7 +4,7 @@ import torch_geometric.transforms as T
 from conftest import random_graph
 
 import gas
-from gas.training import FullBatch, Run, fit, loss_of, mean_age, split_mask, train_epoch
+from gas.training import FullBatch, Run, loss_of, mean_age, run_epochs, split_mask, train_epoch
 
 
 def make(num_parts=4, **kwargs):
@@ -80,7 +80,7 @@ def test_training_learns_and_repeats():
         whole(model.eval(), fill=True)
         loader = gas.SubgraphLoader(data, ptr, 2, shuffle=True, log=False)
         calls = []
-        run = fit(
+        run = run_epochs(
             model,
             data,
             lambda: train_epoch(model, loader, optimizer),  # noqa: B023

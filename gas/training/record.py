@@ -1,0 +1,214 @@
+"""The record of a training run, and the errors of one that diverges."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gas.scalable import ScalableGNN, moved_bytes
+from gas.training.metrics import known_target_mask, metric_of
+
+if TYPE_CHECKING:
+    from gas.training.measure import MemoryAccount
+
+PER_EPOCH = ("loss", "train_acc", "val_acc", "test_acc", "age", "seconds", "moved_bytes")
+MOST_LOSS = 1e6  # Largest usable mean loss, in nats or relative to the targets' mean square.
+CURE = (
+    "training diverged. Take a smaller learning rate, such as lr=0.001, clip gradients "
+    "(grad_norm=1), or scale features to about 1; where autocast computes or histories store in "
+    "half precision, take float32"
+)
+
+
+class BestEpoch(NamedTuple):
+    """The best epoch, from 0: the model's ``state_dict`` on the CPU, and outputs, ``[N, C]``."""
+
+    epoch: int
+    state: dict[str, Tensor]
+    out: Tensor
+
+
+@dataclass
+class Run:
+    """Record of one run, one entry per epoch.
+
+    ``train_acc``, ``val_acc`` and ``test_acc`` are accuracies, as fractions, or the usual score of
+    other targets.
+    ``age`` is the mean number of pushes since a history's rows were written, at the epoch's end;
+    ``moved_bytes`` are those of stored rows that were read and written in training.
+    ``chain`` has the statistics of MH-Aug's chain, see :class:`gas.augment.Statistics`; empty
+    without a chain. ``best`` and ``memory`` are optional.
+    ``peak_rss_bytes`` is the peak of resident memory; ``peak_own_bytes`` and ``peak_mapped_bytes``
+    are sampled peaks of its two kinds; see :class:`gas.native.memory.PeakMemory`.
+    """
+
+    loss: list[float] = field(default_factory=list)
+    train_acc: list[float] = field(default_factory=list)
+    val_acc: list[float] = field(default_factory=list)
+    test_acc: list[float] = field(default_factory=list)
+    age: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    peak_rss_bytes: float = 0
+    history_bytes: int = 0
+    moved_bytes: list[int] = field(default_factory=list)
+    chain: dict[str, float] = field(default_factory=dict)
+    best: BestEpoch | None = field(default=None, repr=False)
+    memory: MemoryAccount | None = field(default=None, repr=False)
+    peak_own_bytes: float = 0
+    peak_mapped_bytes: float = 0
+    split: int = 0  # The split of the masks.
+
+    def __len__(self) -> int:
+        """Return the number of epochs that have ended."""
+        return len(self.test_acc)
+
+    def forget_unfinished(self) -> None:
+        """Remove the entries of an epoch that was interrupted."""
+        epochs = len(self)
+        for name in PER_EPOCH:
+            del getattr(self, name)[epochs:]
+        if (
+            self.best is not None and self.best.epoch != self.best_epoch
+        ):  # The best epoch wasn't kept.
+            self.test_acc.pop()
+            self.forget_unfinished()
+
+    @property
+    def best_epoch(self) -> int:
+        """The first epoch, from 0, of the highest validation score; NaN is lower than any."""
+        scores = [-math.inf if math.isnan(score) else score for score in self.val_acc]
+        return scores.index(max(scores))
+
+    def has_stalled(self, patience: int | None) -> bool:
+        """Return whether the validation score has not risen for this many epochs."""
+        return (
+            patience is not None and len(self) > 0 and len(self) - 1 - self.best_epoch >= patience
+        )
+
+    @property
+    def epoch_seconds(self) -> float:
+        """The median time of a training epoch, without evaluation."""
+        return statistics.median(self.seconds)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the finished epochs, and the best one, for a checkpoint."""
+        best = None if self.best is None else self.best._asdict()
+        return {**{name: getattr(self, name)[: len(self)] for name in PER_EPOCH}, "best": best}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore :meth:`state_dict`."""
+        for name in PER_EPOCH:
+            getattr(self, name)[:] = state[name]
+        self.best = None if state["best"] is None else BestEpoch(**state["best"])
+
+
+@dataclass
+class Progress:
+    """Progress of an epoch, between two of its steps; ``loss`` is summed over ``labelled``."""
+
+    loss: Tensor | float = 0.0
+    labelled: int = 0
+    batches: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+    moved_bytes: int = 0
+    epoch: int | None = None  # From 1, for error messages, if it is known.
+
+    def start_epoch(self, model: ScalableGNN, start: float, moved: int, epoch: int) -> None:
+        """Record the start of an epoch, and the bytes moved until then."""
+        self._began, self.epoch = (model, start, moved), epoch
+
+    def add(self, loss: Tensor, count: int) -> None:
+        """Add the mean loss of a batch, over its labelled nodes."""
+        self.loss = self.loss + loss * count
+        self.labelled += count
+
+    def reset(self) -> None:
+        """Reset the progress after an epoch."""
+        self.load_state_dict(Progress().state_dict())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the progress for a checkpoint."""
+        state = {key: getattr(self, key) for key in PROGRESS}
+        if self.steps and hasattr(self, "_began"):
+            model, start, moved = self._began
+            state["seconds"] = time.perf_counter() - start
+            state["moved_bytes"] = moved_bytes(model) - moved
+        return {**state, "loss": float(self.loss)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore :meth:`state_dict`."""
+        for key in PROGRESS:
+            setattr(self, key, state[key])
+
+
+PROGRESS = tuple(one.name for one in fields(Progress) if one.name != "epoch")
+
+
+def mean_age(model: ScalableGNN) -> float:
+    """Return the mean age of all rows of all histories, in pushes; 0 without histories."""
+    ages = [stale.mean_age for stale in model.staleness()]
+    return statistics.fmean(ages) if ages else 0.0
+
+
+def divergence_error(epoch: int | None, batch: int | None, loss: float) -> FloatingPointError:
+    """Return the error of a loss that isn't finite, at an epoch and a batch, both from 1."""
+    numbers = {"epoch": epoch, "batch": batch}
+    places = [f"{name} {number}" for name, number in numbers.items() if number is not None]
+    where = f" in {', '.join(places)}" if places else ""
+    return FloatingPointError(f"the loss is {loss}{where}: {CURE}")
+
+
+def find_nonfinite_loss(losses: Sequence[tuple[int, Tensor]]) -> tuple[int, float] | None:
+    """Return the number and the loss of the first batch whose loss isn't finite."""
+    if not losses:
+        return None
+    values = torch.stack([loss for _, loss in losses]).tolist()
+    for (number, _), value in zip(losses, values, strict=True):
+        if not math.isfinite(value):
+            return number, value
+    return None
+
+
+def check_converged(model: ScalableGNN, loss: float, y: Tensor, epoch: int) -> None:
+    """Refuse the result of a training that has diverged.
+
+    Args:
+        model: The model.
+        loss: The mean loss of the last epoch.
+        y: The targets that were trained on.
+        epoch: The number of that epoch, from 1.
+
+    Raises:
+        FloatingPointError: If a weight isn't finite, or the loss is a million times that of
+            predicting zero.
+    """
+    name = find_nonfinite_tensor(dict(model.named_parameters()))
+    if name is not None:
+        raise FloatingPointError(f"{name!r} isn't finite after epoch {epoch}: {CURE}")
+    if not is_usable(loss, y):
+        raise FloatingPointError(f"the loss is {loss:.3g} after epoch {epoch}: {CURE}")
+
+
+def find_nonfinite_tensor(tensors: Mapping[str, Tensor]) -> str | None:
+    """Return the name of the first tensor with a value that isn't finite, with one device sync."""
+    real = {key: value for key, value in tensors.items() if value.is_floating_point()}
+    if not real:
+        return None
+    is_finite = torch.stack([torch.isfinite(value.detach()).all() for value in real.values()])
+    return next((key for key, good in zip(real, is_finite.tolist(), strict=True) if not good), None)
+
+
+def is_usable(loss: float, y: Tensor) -> bool:
+    """Return whether a mean loss is at most the largest usable one; NaN isn't."""
+    known = y[known_target_mask(y)].double()
+    has_scale = known.numel() > 0 and metric_of(y) == "r2"
+    scale = float(known.square().mean()) if has_scale else 1.0
+    return loss <= MOST_LOSS * (scale or 1.0)

@@ -1,0 +1,122 @@
+"""``gas.fit``: the loop with refreshing, clipping, evaluation and the best weights."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import random_graph
+from torch_geometric.nn import GraphSAGE
+
+import gas
+from gas.training import FullBatch, train_epoch
+
+OPTIONS = [None, "batch_norm"]
+
+
+def make_graph(norm=None, num_parts=6):
+    torch.manual_seed(0)
+    data = random_graph(num_nodes=120, num_edges=480, directed=False)
+    data.y = data.x[:, :3].argmax(dim=1)
+    group = torch.arange(120) % 4
+    data.train_mask, data.val_mask, data.test_mask = group < 2, group == 2, group == 3
+    net = GraphSAGE(data.num_features, 8, num_layers=3, out_channels=3, dropout=0.5, norm=norm)
+    model = gas.to_scalable(net, data)
+    return data, model, gas.cluster(data, num_parts, model=model, method="random", log=False)
+
+
+def adam(model):
+    return torch.optim.Adam(model.parameters(), lr=0.02)
+
+
+@pytest.mark.parametrize("norm", OPTIONS)
+def test_it_is_the_loop_of_the_readme(norm):
+    _, model, graph = make_graph(norm)
+    other = copy.deepcopy(model)
+    torch.manual_seed(1)
+    run = gas.fit(model, graph, adam(model), 4, batch_size=2, keep_best=False, log=False)
+
+    torch.manual_seed(1)
+    optimizer, scores = adam(other), []
+    loader = gas.SubgraphLoader(graph, batch_size=2, shuffle=True, log=False)
+    other.train()
+    other.refresh(graph, log=False)
+    for _ in range(4):
+        other.train()
+        for batch in loader:
+            own = batch.own
+            loss = F.cross_entropy(other(batch)[own.train_mask], own.y[own.train_mask])
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(other.parameters(), 1.0)
+            optimizer.step()
+        other.refresh(graph, log=False)
+        scores.append(gas.evaluate(other, graph))
+    assert run.val_acc == pytest.approx([each["val"] for each in scores])
+    assert run.test_acc == pytest.approx([each["test"] for each in scores])
+    for key, value in other.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[key], value)
+
+
+@pytest.mark.parametrize("norm", OPTIONS)
+def test_it_ends_with_the_best_weights(norm):
+    data, model, graph = make_graph(norm)
+    run = gas.fit(model, graph, adam(model), 6, batch_size=2, log=False)
+    assert len(run) == 6
+    assert not model.training
+    scores = gas.evaluate(model, graph)
+    best = run.best_epoch
+    assert scores["val"] == pytest.approx(run.val_acc[best])
+    assert scores["test"] == pytest.approx(run.test_acc[best])
+    torch.testing.assert_close(model.predict(graph, log=False), run.best.out)
+    before = [history.emb.clone() for history in model.histories]
+    model.refresh(graph, norms=False, log=False)
+    for history, rows in zip(model.histories, before, strict=True):
+        torch.testing.assert_close(history.emb, rows)  # They are those of the best weights.
+    assert set(scores) == {"train", "val", "test"}
+    assert data.train_mask.sum() == 60
+
+
+def test_one_part_is_a_full_batch():
+    _, model, graph = make_graph(num_parts=1)
+    other = copy.deepcopy(model)
+    torch.manual_seed(1)
+    run = gas.fit(model, graph, adam(model), 3, keep_best=False, log=False)
+    torch.manual_seed(1)
+    whole, optimizer = FullBatch(graph, layout="fused"), adam(other)
+    losses = []
+    for _ in range(3):
+        losses.append(train_epoch(other, whole, optimizer, 0, 1.0, True))
+        other.predict(graph, log=False)  # A DataLoader draws a random number.
+    assert run.loss == pytest.approx(losses)
+    assert run.moved_bytes == [0, 0, 0]
+
+
+def test_a_loader_of_its_own_and_options():
+    _, model, graph = make_graph()
+    loader = gas.SubgraphLoader(graph, batch_size=3, shuffle=True, log=False)
+    seen = []
+    run = gas.fit(
+        model, loader, adam(model), 50, patience=2, grad_norm=None, micro_batches=2, log=False,
+        on_epoch=lambda run: seen.append(len(run)),
+    )  # fmt: skip
+    assert seen == list(range(1, len(run) + 1))
+    assert len(run) < 50
+    assert len(run) - 1 - run.best_epoch == 2
+
+
+def test_a_run_that_diverges_ends_with_the_best_weights():
+    _, model, graph = make_graph()
+    optimizer, runs = torch.optim.SGD(model.parameters(), lr=0.01), []
+
+    def diverge(run):
+        runs.append(run)
+        if len(run) == 2:
+            optimizer.param_groups[0]["lr"] = 1e30
+
+    with pytest.raises(FloatingPointError, match="best model before is that of epoch"):
+        gas.fit(
+            model, graph, optimizer, 9, batch_size=2, grad_norm=None, on_epoch=diverge, log=False
+        )
+    scores = gas.evaluate(model, graph)
+    assert scores["val"] == pytest.approx(max(runs[-1].val_acc))
