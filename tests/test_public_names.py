@@ -10,10 +10,10 @@ import gas
 from gas import _moved
 
 NAMES = {
-    "gas": """EvalSubgraphLoader History MHAug PartitionReport PrefetchLoader ScalableGNN SubData
-        SubgraphLoader LinkLoader PartSampler augment cluster distribute drop_edges evaluate fit
-        fuse get_data load metis models open_graph partition_report permute plan predictions quantize
-        save to_scalable train_epoch verify __version__""",
+    "gas": """EvalSubgraphLoader History MHAug PartitionReport PrefetchLoader ScalableGNN
+        SubData SubgraphLoader LinkLoader PartSampler augment cluster distribute drop_edges
+        evaluate fit fuse get_data load metis models open_graph partition_report permute plan
+        predictions quantize save to_scalable train_epoch verify __version__""",
     "gas.augment": """Augmentation DropEdge MHAug MaskFeatures PUBLISHED Statistics Views
         entropy mh_aug_loss""",
     "gas.cli": """Checkpoints EventWriter Experiment MODELS Settings machine metrics peak_rss_bytes
