@@ -105,14 +105,16 @@ def fit(
         whole is not None, progress=progress, **options,
     )  # fmt: skip
 
+    has_norms = whole is None and any(is_tracked(module) for module in model.modules())
+
     def evaluate(model: ScalableGNN) -> Tensor:
-        if whole is None:
-            _refresh(model, inference)
-        return model.eval().predict(inference, log=False)
+        if has_norms:
+            model.train().refresh(inference, log=False)
+        return model.eval().predict(inference, log=False)  # It also fills the histories.
 
     try:
         if whole is None:
-            _refresh(model, inference)
+            model.train().refresh(inference, norms=has_norms, log=False)
         with report_progress("training", epochs, log) as ticker:
 
             def report(run: Run) -> None:
@@ -131,15 +133,6 @@ def fit(
             if whole is None:
                 model.refresh(inference, norms=False, log=False)
         model.eval()
-
-
-def _refresh(model: ScalableGNN, inference: EvalSubgraphLoader) -> None:
-    """Fill the histories, and set the running statistics of batch norms to the whole graph's."""
-    model.train()
-    if any(is_tracked(module) for module in model.modules()):
-        model.refresh(inference, log=False)
-    else:
-        model.refresh(inference, norms=False, log=False)
 
 
 def _check(
@@ -161,10 +154,13 @@ def _check(
         check_integer("patience", patience, 1)
     if metric is not None and metric not in METRICS:
         raise ValueError(f"'metric' is {metric!r}, expected one of {', '.join(METRICS)}")
-    unknown = options.keys() - inspect.signature(train_epoch).parameters.keys()
+    parameters = inspect.signature(train_epoch).parameters.values()
+    known = {"refresh_unlabelled", *(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)}
+    unknown = options.keys() - known | options.keys() & {"progress"}
     if unknown:
         raise ValueError(
-            f"{min(unknown)!r} is no argument of gas.fit or gas.train_epoch: leave it out"
+            f"{min(unknown)!r} is no argument of gas.fit, nor one that it passes to "
+            "gas.train_epoch: leave it out"
         )
 
 
