@@ -96,16 +96,15 @@ def fit(
         stored, loader.ptr, loader.batch_size or 1, layout=loader.layout,
         edge_weight=loader.edge_weight, like=loader, log=False,
     )  # fmt: skip
-    whole = None  # The full batch, if that is what the graph is trained as.
-    if loader.ptr.numel() == 2:
-        whole = FullBatch(stored, model.device, loader.layout, loader.edge_weight, check=False)
+    is_whole = loader.ptr.numel() == 2  # Then it is trained as a full batch.
+    place = model.device, loader.layout, loader.edge_weight
+    batches = FullBatch(stored, *place, check=False) if is_whole else loader
     run, progress = Run(split=split), Progress()
     epoch = partial(
-        train_epoch, model, loader if whole is None else whole, optimizer, split, grad_norm,
-        whole is not None, progress=progress, **options,
+        train_epoch, model, batches, optimizer, split, grad_norm, is_whole, progress=progress,
+        **options,
     )  # fmt: skip
-
-    has_norms = whole is None and any(is_tracked(module) for module in model.modules())
+    has_norms = not is_whole and any(is_tracked(module) for module in model.modules())
 
     def evaluate(model: ScalableGNN) -> Tensor:
         if has_norms:
@@ -113,7 +112,7 @@ def fit(
         return model.eval().predict(inference, log=False)  # It also fills the histories.
 
     try:
-        if whole is None:
+        if not is_whole:
             model.train().refresh(inference, norms=has_norms, log=False)
         with report_progress("training", epochs, log) as ticker:
 
@@ -130,7 +129,7 @@ def fit(
     finally:
         if run.best is not None:
             model.load_state_dict(run.best.state)
-            if whole is None:
+            if not is_whole:
                 model.refresh(inference, norms=False, log=False)
         model.eval()
 
