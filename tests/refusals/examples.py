@@ -49,7 +49,7 @@ def unforeseen(t):
     def fit(*_):
         raise AssertionError("the sky fell")
 
-    t.patch.setattr("gas.cli.experiment.fit", fit)
+    t.patch.setattr("gas.cli.experiment.run_epochs", fit)
     run(t, "train_gas.py", "--dataset", "planted:60")
 
 
