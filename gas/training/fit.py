@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from gas.graph import open_if_path, to_original_order
+from gas.graph import PERM, open_if_path, to_original_order
 from gas.loader import EvalSubgraphLoader, SubgraphLoader
 from gas.native import check_integer, report_progress, share_cores
 from gas.scalable import ScalableGNN, is_tracked, moved_bytes
 from gas.training.full_batch import FullBatch
-from gas.training.loop import train_epoch
+from gas.training.loop import check_optimizer, train_epoch
 from gas.training.metrics import METRICS, metric_of, score, split_mask
 from gas.training.record import (
     BestEpoch,
@@ -89,6 +89,7 @@ def fit(
             before, if there is one.
     """
     _check(model, epochs, patience, metric, options)
+    check_optimizer(model, optimizer)
     loader = _make_loader(graph, batch_size)
     stored = loader.data
     table = _labels_in_original_order(stored)
@@ -129,8 +130,7 @@ def fit(
     finally:
         if run.best is not None:
             model.load_state_dict(run.best.state)
-            if not is_whole:
-                model.refresh(inference, norms=False, log=False)
+            model.refresh(inference, norms=False, log=False)
         model.eval()
 
 
@@ -183,6 +183,10 @@ def _make_loader(graph: Any, batch_size: int | None) -> SubgraphLoader:
 
 def _labels_in_original_order(graph: Data) -> Data:
     """Return the labels and masks of a clustered graph, in the order of the graph before."""
+    if PERM not in graph:
+        raise ValueError(
+            "'graph' has no 'perm': expected the graph of gas.cluster(data, num_parts)"
+        )
     names = ("y", "train_mask", "val_mask", "test_mask")
     for name in names:
         if graph.get(name) is None:

@@ -89,7 +89,7 @@ def train_epoch(
     """
     ranks = getattr(model, "ranks", None)
     _check_options(ranks, micro_batches, scale_loss)
-    _check_optimizer(model, optimizer)
+    check_optimizer(model, optimizer)
     model.train()
     sampler, per_step = _loss_weights_of(loader, split, micro_batches, scale_loss)
     device = model.device
@@ -192,7 +192,7 @@ def _loss_weights_of(
     return sampler, _labels_per_step(loader, split, micro_batches) if scales else None
 
 
-def _check_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def check_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Refuse an optimizer that has none of the model's trainable parameters."""
     trained = {id(p) for p in model.parameters() if p.requires_grad}
     has = {id(p) for group in optimizer.param_groups for p in group["params"]}

@@ -274,6 +274,10 @@ CASES = {
     "fit, an unknown option": lambda t: fit(clip=1.0),
     "fit, a batch size with a loader": lambda t: fit(load(), batch_size=2),
     "fit, features in place of a graph": lambda t: fit(ring().x),
+    "fit, an optimizer of another model": lambda t: gas.fit(
+        gcn(), cut(), torch.optim.SGD(gcn().parameters(), 0.1), 1
+    ),
+    "fit, a graph that was not clustered": lambda t: fit(load()),
     "fit, no labels": lambda t: fit(cut(y=None)),
     "run_epochs, no patience": lambda t: run_epochs(gcn(), ring(), train, None, 1, patience=0),
     "plan_micro_batches, no budget": lambda t: plan_micro_batches(gcn(), load(), 0),
