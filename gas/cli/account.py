@@ -90,7 +90,6 @@ def _enter_rows(
 def _enter_batch(account: MemoryAccount, experiment: Setup, model: ScalableGNN, freed: int) -> None:
     """Add the memory of the largest batch in training, and what evaluation needs beyond it."""
     batch = _largest_batch(experiment)
-    buffers = scalable.idle_bytes(model)
     scalable.free_buffers(model)  # The batch makes those again that it needs.
     taken = batch_bytes(model, batch)
     training = taken.peak
@@ -100,7 +99,7 @@ def _enter_batch(account: MemoryAccount, experiment: Setup, model: ScalableGNN, 
         training += 2 * taken.batch
     account.enter("activations", taken.kept)
     account.enter("gradients of activations", max(0, taken.peak - taken.kept))
-    buffers = max(0, buffers - scalable.idle_bytes(model))
+    buffers = max(0, model._engine.pool.peak_bytes - scalable.idle_bytes(model))
     account.enter("buffers of histories", buffers)
     training += buffers
     account.enter(

@@ -84,6 +84,8 @@ class BufferPool:
         self._most_idle_bytes = most_idle_bytes
         # By dtype: earlier contents of a buffer are finite numbers of its type.
         self._idle: dict[torch.dtype, deque[np.ndarray]] = defaultdict(deque)
+        self._blocks: list[weakref.ref[np.ndarray]] = []
+        self.peak_bytes = 0  # The largest size of all blocks, in use or idle.
 
     def allocate(self, rows: int, width: int, dtype: torch.dtype) -> Tensor:
         """Return a CPU tensor of shape ``[rows, width]`` with unspecified but finite values."""
@@ -107,6 +109,7 @@ class BufferPool:
             # Larger than needed: the next batch's halo may be a little larger.
             step = 1 << max(0, math.ceil(math.log2(size)) - 3)
             block = zeros(-(-size // step) * step)
+            self._note_peak(block)
         # The tensor keeps the array alive; the block is idle again when both are freed.
         array = block[:size]
         back = weakref.finalize(array, self._give_back, idle, block, self._most_idle_bytes)
@@ -116,6 +119,14 @@ class BufferPool:
         with torch.inference_mode(False):  # Workers write to it outside of that mode.
             empty = torch.empty(0, dtype=dtype, device="cpu")
         return empty.set_(storage, 0, (rows, width), (width, 1))
+
+    def _note_peak(self, block: np.ndarray) -> None:
+        """Update the peak by a new block."""
+        alive = [ref for ref in self._blocks if ref() is not None]
+        self._blocks = [*alive, weakref.ref(block)]
+        blocks = [ref() for ref in self._blocks]
+        held = sum([block.size for block in blocks if block is not None])
+        self.peak_bytes = max(self.peak_bytes, held)
 
     @property
     def idle_bytes(self) -> int:
