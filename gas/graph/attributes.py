@@ -70,13 +70,17 @@ def keys_by_row(data: Data, keys: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _sizes(data: Data) -> tuple[int, int] | None:
-    """Return the numbers of nodes and edges of a CSR graph; ``None`` if PyG has to count.
+    """Return the numbers of nodes and edges; ``None`` if PyG has to count.
 
-    PyG takes the number of edges from any attribute with "edge" in its name, such as
-    ``edge_label_index``. Only mini-batches, whose matrix isn't square, are left to it.
+    PyG takes the number of edges from the first attribute with "edge" in its name, such as
+    ``edge_label_index``, or ``edge_type`` of a graph to whose edges self-loops were added. Only
+    mini-batches whose matrix isn't square are left to it.
     """
+    edge_index = data.get("edge_index")
+    if isinstance(edge_index, Tensor) and edge_index.dim() == 2:
+        return int(data.num_nodes or 0), edge_index.size(1)
     adj_t = data.get("adj_t")
-    if "edge_index" in data or not isinstance(adj_t, Tensor) or adj_t.layout != torch.sparse_csr:
+    if edge_index is not None or not isinstance(adj_t, Tensor) or adj_t.layout != torch.sparse_csr:
         return None
     return (adj_t.size(0), adj_t._nnz()) if adj_t.size(0) == adj_t.size(1) else None
 

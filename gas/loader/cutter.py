@@ -236,8 +236,10 @@ class BatchCutter:
         rows = {*self._node_keys, *self._edge_keys, *ADJACENCY_KEYS}
         self._other_keys = [key for key in keys if key not in rows]
         self._versions = GraphVersions(self.data)
-        self._trainable = [
-            key for key in keys if key in rows and getattr(self.data[key], "requires_grad", False)
+        self._trainable = [  # A SparseTensor's "requires_grad" is a method.
+            key
+            for key in keys
+            if key in rows and getattr(self.data[key], "requires_grad", False) is True
         ]
 
     def _sync_graph(self) -> None:

@@ -16,7 +16,7 @@ CODECS = ("float64", "float32", "float16", "bfloat16", "int8")
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_rows_come_back(codec, tmp_path, monkeypatch):
-    monkeypatch.setattr("gas.contrib.rocks.AT_ONCE", 7)
+    monkeypatch.setattr("gas.contrib.rocks.BLOCK_ROWS", 7)
     x = open_rows(tmp_path / "db", 30, 5, codec)
     assert x.shape == (30, 5)
     assert x.store.tier == "rocksdb"

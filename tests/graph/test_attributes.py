@@ -1,11 +1,13 @@
-"""Copies of a graph: tensors of their own, but for what is to be shared."""
+"""Attributes of a graph: their copies, and which have a row per edge."""
 
 import pytest
 import torch
 from conftest import random_graph
+from torch_geometric.data import Data
+from torch_geometric.nn import GCN
 
 import gas
-from gas.graph.attributes import clone_unless_learnable, copy_graph
+from gas.graph.attributes import clone_unless_learnable, copy_graph, is_row_per_edge
 
 
 def make(layout):
@@ -48,3 +50,18 @@ def test_learnable_tensors_are_handed_on():
     plain, learnable = torch.rand(3), torch.rand(3, requires_grad=True)
     assert clone_unless_learnable(plain) is not plain
     assert clone_unless_learnable(learnable) is learnable
+
+
+@pytest.mark.parametrize("first", ["edge_type", "edge_index"])
+def test_self_loops_have_no_types(first):
+    """PyG counts the edges by the first attribute with "edge" in its name."""
+    torch.manual_seed(0)
+    edges = {"edge_index": torch.randint(40, (2, 160)), "edge_type": torch.arange(160) % 4}
+    data = Data(x=torch.randn(40, 5), **{first: edges.pop(first)}, **edges)
+    net = GCN(5, 8, num_layers=3, out_channels=3).eval()
+    model = gas.to_scalable(net, data)
+    graph = gas.cluster(data, 4, model=model, method="random", log=False)
+    assert graph.edge_index.size(1) > 160  # With self-loops.
+    torch.testing.assert_close(model.predict(graph, log=False), net(data.x, data.edge_index))
+    assert not is_row_per_edge(graph, "edge_type")
+    assert is_row_per_edge(graph, "edge_weight")
