@@ -24,8 +24,8 @@ class Correction:
 
     def __call__(self, rows: Tensor) -> None:
         """Correct rows, of shape ``[n, width]``, in place."""
-        rows.mul_(self.scale.to(rows.dtype)).add_(self.offset.to(rows.dtype))
-        torch.maximum(rows, self.lowest.to(rows.dtype), out=rows)
+        scale, offset, lowest = (x.to(rows.dtype) for x in (self.scale, self.offset, self.lowest))
+        torch.maximum(torch.addcmul(offset, rows, scale, out=rows), lowest, out=rows)
 
 
 class DriftCorrection:
