@@ -114,6 +114,18 @@ def test_dropping_the_input(name, drop_input):
     assert torch.equal(seen[1], data.x)
 
 
+@pytest.mark.parametrize("name", ["GCN linear", "APPNP", "GCN2", "PNA_JK"])
+def test_the_last_linear_layer_drops_its_input(name):
+    model, data = make(name, dropout=0.99)
+    seen = []
+    model.lins[-1].register_forward_pre_hook(lambda m, args: seen.append(args[0]))
+    run(model.train(), data)
+    run(model.eval(), data)
+    dropped, whole = ((x != 0).float().mean() for x in seen)
+    assert dropped < 0.05
+    assert whole > 0.25
+
+
 @pytest.mark.parametrize("name", ZOO)
 def test_dropout_changes_training_alone(name):
     model, data = make(name, dropout=0.5)
