@@ -419,3 +419,12 @@ def test_missing_weights_are_refused(name):
     del data.edge_weight
     with pytest.raises(ValueError, match=r"has no edge weights.*GCNNorm"):
         run(model, data)
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_inference_needs_a_row_of_features_for_each_node(name):
+    model, data = make(name)
+    data.x = data.x[:, 0]
+    loader = gas.SubgraphLoader(gas.cluster(data, 2, log=False), log=False)
+    with pytest.raises(ValueError, match=r"'x' has shape \[\d+\], expected features of shape"):
+        model.predict(loader, log=False)
