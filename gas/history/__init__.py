@@ -2,6 +2,7 @@
 
 from gas.history.codec import CODEC_NAMES, Codec
 from gas.history.disk import DiskStore
+from gas.history.drift import Correction, DriftCorrection
 from gas.history.encoded import Encoded, dequantize, is_encoded
 from gas.history.factory import HistoryFactory
 from gas.history.features import Features, quantize
@@ -17,7 +18,9 @@ from gas.history.transfer import IO_MODES, Pull, TransferEngine, check_io
 __all__ = [
     "BatchPulls",
     "Codec",
+    "Correction",
     "DiskStore",
+    "DriftCorrection",
     "Encoded",
     "Features",
     "History",

@@ -172,6 +172,11 @@ class History(torch.nn.Module):
         return age.masked_fill_(self._written_at == 0, -1)
 
     @property
+    def is_written(self) -> bool:
+        """Return whether every row was pushed at least once."""
+        return self._num_unwritten == 0
+
+    @property
     def written(self) -> Tensor:
         """Return whether each row was ever pushed, of shape ``[N]``, bool."""
         return self._written_at > 0

@@ -17,7 +17,7 @@ operators (learnable edge weights, attention, linear layers) take pulled rows, w
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
@@ -27,6 +27,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from gas.history.transfer import Copies, Pull
 from gas.native import csr_parts, first_sparse_rows, sparse_csr
+
+Correct = Callable[[Tensor], None]
+"""Changes pulled rows in place, such as :class:`gas.history.Correction`."""
 
 
 class RowTable(Protocol):
@@ -265,27 +268,33 @@ class BatchPulls:
     def _start_one(self, history: RowTable, ahead: bool) -> Pull:
         return history.start_pull(self._halo, self._batch_size, self._own, self._ids, ahead)
 
-    def tensor(self, history: RowTable, own: Tensor) -> Tensor:
-        """Return the batch's own rows and its halo's in one tensor, which the caller may change."""
-        return join(own, self._pull(history))
+    def tensor(self, history: RowTable, own: Tensor, correct: Correct | None = None) -> Tensor:
+        """Return the batch's own rows and its halo's in one tensor, which the caller may change.
 
-    def rows(self, history: RowTable, own: Tensor, in_place: bool = True) -> Rows:
+        ``correct`` changes the halo's rows.
+        """
+        return join(own, self._pull(history, correct))
+
+    def rows(
+        self, history: RowTable, own: Tensor, in_place: bool = True, correct: Correct | None = None
+    ) -> Rows:
         """Return the same as :class:`Rows`; the halo's rows are read in place if possible.
 
-        That isn't possible after they have been pulled, or if ``in_place`` is false.
+        That isn't possible after they have been pulled, if ``in_place`` is false, or if ``correct``
+        changes them.
         """
         own = own if torch.is_grad_enabled() else own.detach()
         stored = self._stored.get(history)
         pulled = history in self._started or history in self._copies
-        if stored is None and in_place and not pulled:
+        if stored is None and in_place and not pulled and correct is None:
             stored = history.stored_rows(self._halo, own.dtype, self._ids)
         if stored is None:
-            return Rows(own, self._pull(history)[self._batch_size :].to(own))
+            return Rows(own, self._pull(history, correct)[self._batch_size :].to(own))
         if self.readers > 1:
             self._stored[history] = stored
         return Rows(own, stored)
 
-    def _pull(self, history: RowTable) -> Tensor:
+    def _pull(self, history: RowTable, correct: Correct | None = None) -> Tensor:
         """Pull the rows of the halo from a history, behind space for the batch's own."""
         if self._copies.get(history):
             return self._copies[history].pop()
@@ -302,6 +311,8 @@ class BatchPulls:
             self._copies[history] = [torch.empty_like(rows) for _ in range(self.readers - 1)]
             for copy in self._copies[history]:
                 copy[self._batch_size :] = rows[self._batch_size :]
+        if correct is not None:
+            correct(rows[self._batch_size :])
         return rows
 
     def cancel(self) -> None:

@@ -13,6 +13,7 @@ from torch_geometric.nn import MessagePassing
 
 from gas.graph import Adjacency
 from gas.history import (
+    DriftCorrection,
     History,
     HistoryFactory,
     Staleness,
@@ -45,6 +46,7 @@ class HistoryModel(torch.nn.Module):
         self._is_proven = False  # Whether some batch has filled every history.
         self._supports_fused: bool | None = None  # Whether layers take an Adjacency, once known.
         self._watch: ExactnessGuard | None = None
+        self._drift: DriftCorrection | None = None  # In training that corrects stale rows.
 
     def _make_histories(self, folder: str = "") -> Sequence[History]:
         made = torch.nn.ModuleList(self._factory.make(self.num_nodes, self._engine, folder))
@@ -90,6 +92,15 @@ class HistoryModel(torch.nn.Module):
     def _supports_sparse_features(self) -> bool:
         """Return whether the first layers multiply only the non-zeros of sparse features."""
         return False
+
+    @contextlib.contextmanager
+    def _correct_drift(self, drift: DriftCorrection | None) -> Iterator[None]:
+        """Correct stale rows of the halo in this context."""
+        self._drift = drift
+        try:
+            yield
+        finally:
+            self._drift = None
 
     @contextlib.contextmanager
     def _disable_transfers(self) -> Iterator[None]:

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gas.graph import Adjacency
-from gas.history import BatchPulls, Features, History, Rows, dequantize, first_rows
+from gas.history import BatchPulls, Correction, Features, History, Rows, dequantize, first_rows
 from gas.loader import SubData, to_device
 from gas.native import custom_op, disable_compile, is_compiling, is_sparse, skip_frame
 from gas.scalable.base import HistoryModel, set_banks
@@ -530,6 +530,7 @@ class Call:
         history = self.bank.get(history, history)
         self.check(history, x, batch_size)
         own = first_rows(x, batch_size)
+        correct = self.measure_drift(history, own, n_id[:batch_size])
         if self.layer is None or self.layer == len(self.pushed):
             self.push(history, own, n_id[:batch_size], offset, count)
             if self.layer is not None:
@@ -538,8 +539,20 @@ class Call:
             self.pushed.append(history)
         pulls = self.pulls or BatchPulls([], batch_size, n_id)
         if rows:
-            return pulls.rows(history, own, in_place=not self.compiled)
-        return pulls.tensor(history, own)
+            return pulls.rows(history, own, in_place=not self.compiled, correct=correct)
+        return pulls.tensor(history, own, correct)
+
+    def measure_drift(self, history: History, own: Tensor, n_id: Tensor) -> Correction | None:
+        """Return the correction of the halo's rows, if training asks for it and it applies.
+
+        Views and ranks share pulled rows, which are left as they are.
+        """
+        drift = self.model._drift
+        if drift is None or not self.pushes or self.held_back is not None or self.ranks is not None:
+            return None
+        if self.layer is not None or (self.pulls is not None and self.pulls.readers > 1):
+            return None
+        return drift.measure(history, own, n_id)
 
     def check(self, history: History, x: Tensor, num_rows: int) -> None:
         """Refuse rows that can't be pushed to a history."""

@@ -39,6 +39,7 @@ def fit(
     *,
     batch_size: int | None = None,
     grad_norm: float | None = 1.0,
+    correct_drift: bool = True,
     metric: str | None = None,
     split: int = 0,
     patience: int | None = None,
@@ -70,6 +71,7 @@ def fit(
             (default: ``graph.batch_size``, or ``1``)
         grad_norm: Clip the norm of the gradient to this, which keeps training with stale rows
             from oscillating; ``None`` doesn't clip. (default: ``1.0``)
+        correct_drift: See :func:`train_epoch`. (default: ``True``)
         metric: One of :data:`gas.training.METRICS`. (default: the usual one for ``y``)
         split: Which split of masks of shape ``[N, S]``. (default: ``0``)
         patience: Stop once the validation score has not risen for this many epochs.
@@ -103,7 +105,7 @@ def fit(
     run, progress = Run(split=split), Progress()
     epoch = partial(
         train_epoch, model, batches, optimizer, split, grad_norm, is_whole, progress=progress,
-        **options,
+        correct_drift=correct_drift and not is_whole, **options,
     )  # fmt: skip
     has_norms = not is_whole and any(is_tracked(module) for module in model.modules())
 
@@ -287,6 +289,7 @@ def _run_epoch(
     run.moved_bytes.append(moved_bytes(model) - moved)
     progress.reset()
     run.age.append(mean_age(model))
+    run.drift.append(progress.drift)
 
 
 def _drop_useless_best(run: Run, y: Tensor) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gas.graph import drop_edges_and_rows, is_row_per_edge
+from gas.history import DriftCorrection
 from gas.loader import PartSampler, SubData, find_sampler, tensor_to_device, to_device
 from gas.native import share_cores
 from gas.scalable import ScalableGNN
@@ -33,6 +34,7 @@ def train_epoch(
     micro_batches: int = 1,
     scale_loss: bool = False,
     edge_dropout: float = 0.0,
+    correct_drift: bool = False,
     max_steps: int | None = None,
     autocast: torch.dtype | None = None,
     loss_fn: Callable[[Tensor, Tensor], Tensor] = loss_of,
@@ -67,6 +69,10 @@ def train_epoch(
             (default: a step is the mean over its labelled nodes, however few)
         edge_dropout: Drop each edge of a batch with this probability; see :func:`gas.drop_edges`.
             (default: ``0.0``)
+        correct_drift: Move the halo's stale rows by how far the batch's own rows have moved since
+            they were stored, so that training without a norm doesn't oscillate; see
+            :class:`gas.history.DriftCorrection`. Rows of views, and of several ranks, are left as
+            they are. (default: ``False``)
         max_steps: End the epoch after this many steps. (default: every batch)
         autocast: The dtype of :class:`torch.autocast` for the forward pass. (default: no autocast)
         loss_fn: The mean loss of outputs and targets. (default: :func:`loss_of`)
@@ -103,7 +109,8 @@ def train_epoch(
     stops_at_once = device.type == "cpu" and ranks is None
     losses: list[tuple[int, Tensor]] = []  # Of each batch, if they are checked at the end.
     optimizer.zero_grad()
-    with share_cores(leave_cores) as follow_cores:
+    drift = DriftCorrection() if correct_drift else None
+    with share_cores(leave_cores) as follow_cores, model._correct_drift(drift):
         for number, batch in _number_batches(loader, done, max_steps, follow_cores):
             count, loss, minimised = objective(batch)
             if loss is not None:
@@ -125,6 +132,7 @@ def train_epoch(
                 on_step()
     if of_step > 0:  # The last step of a loader without a length.
         _take_step(model, optimizer, grad_norm, per_step or of_step, micro_batches)
+    done.drift = math.nan if drift is None else drift.mean()
     return _mean_loss(done, ranks, losses)
 
 

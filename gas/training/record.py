@@ -18,7 +18,7 @@ from gas.training.metrics import known_target_mask, metric_of
 if TYPE_CHECKING:
     from gas.training.measure import MemoryAccount
 
-PER_EPOCH = ("loss", "train_acc", "val_acc", "test_acc", "age", "seconds", "moved_bytes")
+PER_EPOCH = ("loss", "train_acc", "val_acc", "test_acc", "age", "drift", "seconds", "moved_bytes")
 MOST_LOSS = 1e6  # Largest usable mean loss, in nats or relative to the targets' mean square.
 CURE = (
     "training diverged. Take a smaller learning rate, such as lr=0.001, clip gradients "
@@ -42,6 +42,8 @@ class Run:
     ``train_acc``, ``val_acc`` and ``test_acc`` are accuracies, as fractions, or the usual score of
     other targets.
     ``age`` is the mean number of pushes since a history's rows were written, at the epoch's end;
+    ``drift`` is how far rows have moved between two pushes, on average, relative to their norm, in
+    the history that changes most; NaN where it isn't measured.
     ``moved_bytes`` are those of stored rows that were read and written in training.
     ``chain`` has the statistics of MH-Aug's chain, see :class:`gas.augment.Statistics`; empty
     without a chain. ``best`` and ``memory`` are optional.
@@ -54,6 +56,7 @@ class Run:
     val_acc: list[float] = field(default_factory=list)
     test_acc: list[float] = field(default_factory=list)
     age: list[float] = field(default_factory=list)
+    drift: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     peak_rss_bytes: float = 0
     history_bytes: int = 0
@@ -105,7 +108,7 @@ class Run:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore :meth:`state_dict`."""
         for name in PER_EPOCH:
-            getattr(self, name)[:] = state[name]
+            getattr(self, name)[:] = state.get(name, [])  # Older checkpoints have no drift.
         self.best = None if state["best"] is None else BestEpoch(**state["best"])
 
 
@@ -120,6 +123,7 @@ class Progress:
     seconds: float = 0.0
     moved_bytes: int = 0
     epoch: int | None = None  # From 1, for error messages, if it is known.
+    drift: float = math.nan  # Of the epoch; see Run.
 
     def start_epoch(self, model: ScalableGNN, start: float, moved: int, epoch: int) -> None:
         """Record the start of an epoch, and the bytes moved until then."""
@@ -149,7 +153,7 @@ class Progress:
             setattr(self, key, state[key])
 
 
-PROGRESS = tuple(one.name for one in fields(Progress) if one.name != "epoch")
+PROGRESS = tuple(one.name for one in fields(Progress) if one.name not in ("epoch", "drift"))
 
 
 def mean_age(model: ScalableGNN) -> float:

@@ -1,0 +1,82 @@
+"""Correct stale rows by how far a batch's own rows have moved since their last push."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gas.history.history import History
+
+MOST_ROWS = 1024  # Own rows of a batch that are compared with the stored ones.
+MOST_SCALE = 5.0  # A channel is scaled by at most this, and at least its inverse.
+
+
+@dataclass(frozen=True)
+class Correction:
+    """A correction per channel, ``rows * scale + offset``, not below ``lowest``."""
+
+    scale: Tensor
+    offset: Tensor
+    lowest: Tensor
+
+    def __call__(self, rows: Tensor) -> None:
+        """Correct rows, of shape ``[n, width]``, in place."""
+        rows.mul_(self.scale.to(rows.dtype)).add_(self.offset.to(rows.dtype))
+        torch.maximum(rows, self.lowest.to(rows.dtype), out=rows)
+
+
+class DriftCorrection:
+    """Measure how far rows move between two pushes, and correct the halo's stale rows by it.
+
+    A batch's own rows are known twice: as the last push has stored them, and as they are computed
+    now. The change of their mean and standard deviation, per channel, is what training has done to
+    all rows of the layer in the meantime. The halo's rows are half as old on average, and are
+    moved by half of it. Uncorrected, the common part of the change feeds back through the
+    histories, and training without a norm oscillates or diverges.
+
+    Rows that haven't changed are left exactly as they are: with fixed weights, and without dropout,
+    nothing is corrected. Sampled rows are evenly spaced, so that nothing is drawn at random.
+    """
+
+    def __init__(self) -> None:
+        self._measured: dict[History, list[Tensor]] = {}
+
+    @torch.no_grad()
+    def measure(self, history: History, own: Tensor, n_id: Tensor) -> Correction | None:
+        """Compare a batch's own rows with the stored ones, before they are pushed.
+
+        Args:
+            history: The history.
+            own: The rows as computed now, of shape ``[batch_size, width]``.
+            n_id: Their global ids, of shape ``[batch_size]``.
+
+        Returns:
+            The correction of the halo's rows; ``None`` if some rows have never been written, or
+            the batch has fewer than two.
+        """
+        step = -(-own.size(0) // MOST_ROWS)
+        if own.size(0) < 2 or not history.is_written:
+            return None
+        new = own[::step].detach().float()
+        old = history.pull(n_id[::step]).to(new)
+        change = torch.linalg.vector_norm(new - old) / torch.linalg.vector_norm(new)
+        self._measured.setdefault(history, []).append(change)
+        (std, mean), (old_std, old_mean) = (torch.std_mean(rows, 0) for rows in (new, old))
+        scale = torch.where(old_std > 0, std / old_std, 1.0).clamp(1 / MOST_SCALE, MOST_SCALE)
+        offset = (mean - scale * old_mean) / 2
+        scale = (scale + 1) / 2
+        # Rows after a ReLU stay at least 0; channels that haven't changed have no bound.
+        lowest = torch.minimum(new.amin(0), old.amin(0))
+        is_same = (scale == 1) & (offset == 0)
+        return Correction(scale, offset, lowest.masked_fill(is_same, -torch.inf))
+
+    def mean(self) -> float:
+        """Return the mean relative change of a history's rows, ``|new - old| / |new|``.
+
+        That of the history that changes most; NaN if nothing was measured.
+        """
+        means = [float(torch.stack(changes).nanmean()) for changes in self._measured.values()]
+        return max(means, default=math.nan)
