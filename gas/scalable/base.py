@@ -94,11 +94,12 @@ class HistoryModel(torch.nn.Module):
         return False
 
     @contextlib.contextmanager
-    def _correct_drift(self, drift: DriftCorrection | None) -> Iterator[None]:
-        """Correct stale rows of the halo in this context."""
-        self._drift = drift
+    def _correct_drift(self, is_on: bool) -> Iterator[DriftCorrection]:
+        """Measure the drift of stored rows in this context, and correct stale rows by it."""
+        drift = DriftCorrection()
+        self._drift = drift if is_on else None
         try:
-            yield
+            yield drift
         finally:
             self._drift = None
 

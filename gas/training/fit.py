@@ -28,6 +28,7 @@ from gas.training.record import (
     find_nonfinite_tensor,
     is_usable,
     mean_age,
+    warn_if_unstable,
 )
 
 
@@ -95,17 +96,14 @@ def fit(
     loader = _make_loader(graph, batch_size)
     stored = loader.data
     table = _labels_in_original_order(stored)
-    inference = EvalSubgraphLoader(
-        stored, loader.ptr, loader.batch_size or 1, layout=loader.layout,
-        edge_weight=loader.edge_weight, like=loader, log=False,
-    )  # fmt: skip
+    inference = _make_inference_loader(loader)
     is_whole = loader.ptr.numel() == 2  # Then it is trained as a full batch.
     place = model.device, loader.layout, loader.edge_weight
     batches = FullBatch(stored, *place, check=False) if is_whole else loader
     run, progress = Run(split=split), Progress()
     epoch = partial(
         train_epoch, model, batches, optimizer, split, grad_norm, is_whole, progress=progress,
-        correct_drift=correct_drift and not is_whole, **options,
+        correct_drift=correct_drift, **options,
     )  # fmt: skip
     has_norms = not is_whole and any(is_tracked(module) for module in model.modules())
 
@@ -121,7 +119,7 @@ def fit(
 
             def report(run: Run) -> None:
                 ticker.done = len(run)
-                ticker.note = f"loss {run.loss[-1]:.4f}, validation {run.val_acc[-1]:.4f}"
+                ticker.note = _format_epoch(run)
                 if on_epoch is not None:
                     on_epoch(run)
 
@@ -181,6 +179,21 @@ def _make_loader(graph: Any, batch_size: int | None) -> SubgraphLoader:
             "of it"
         )
     return SubgraphLoader(graph, batch_size=batch_size, shuffle=True, log=False)
+
+
+def _make_inference_loader(loader: SubgraphLoader) -> EvalSubgraphLoader:
+    """Return a loader that evaluates on the graph of a loader."""
+    return EvalSubgraphLoader(
+        loader.data, loader.ptr, loader.batch_size or 1, layout=loader.layout,
+        edge_weight=loader.edge_weight, like=loader, log=False,
+    )  # fmt: skip
+
+
+def _format_epoch(run: Run) -> str:
+    """Format the last epoch for the line of progress."""
+    note = f"loss {run.loss[-1]:.4f}, validation {run.val_acc[-1]:.4f}"
+    drift = run.drift[-1]
+    return note + (f", stored rows moved by {drift:.0%}" if math.isfinite(drift) else "")
 
 
 def _labels_in_original_order(graph: Data) -> Data:
@@ -244,7 +257,7 @@ def run_epochs(
     done = Progress() if progress is None else progress
     curves = {key: getattr(run, f"{key}_acc") for key in ("train", "val", "test")}
     masks = {key: split_mask(data[f"{key}_mask"], split).cpu() for key in curves}
-    y = data.y.cpu()
+    y, has_warned = data.y.cpu(), False
     metric = metric or metric_of(y)
     try:
         while len(run) < epochs and not run.has_stalled(patience):
@@ -261,6 +274,7 @@ def run_epochs(
                     for key, value in model.state_dict().items()
                 }
                 run.best = BestEpoch(run.best_epoch, state, out)
+            has_warned = has_warned or warn_if_unstable(run)
             if on_epoch is not None:
                 on_epoch(run)
         if len(run):

@@ -14,7 +14,6 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gas.graph import drop_edges_and_rows, is_row_per_edge
-from gas.history import DriftCorrection
 from gas.loader import PartSampler, SubData, find_sampler, tensor_to_device, to_device
 from gas.native import share_cores
 from gas.scalable import ScalableGNN
@@ -95,22 +94,19 @@ def train_epoch(
     """
     ranks = getattr(model, "ranks", None)
     _check_options(ranks, micro_batches, scale_loss)
-    check_optimizer(model, optimizer)
-    model.train()
+    check_optimizer(model.train(), optimizer)
     sampler, per_step = _loss_weights_of(loader, split, micro_batches, scale_loss)
     device = model.device
     objective = Objective(
         model, device, split, _train_mask(loader, split), full_batch, refresh_unlabelled,
         edge_dropout, autocast, loss_fn, view_loss or _find_view_loss(loader), bank, sampler,
     )  # fmt: skip
-    done = Progress() if progress is None else progress
-    done.loss = tensor_to_device(torch.as_tensor(done.loss, dtype=torch.float32), device)
+    done = _start(progress, device)
     of_step = 0  # Labelled nodes of the current step so far.
     stops_at_once = device.type == "cpu" and ranks is None
     losses: list[tuple[int, Tensor]] = []  # Of each batch, if they are checked at the end.
     optimizer.zero_grad()
-    drift = DriftCorrection() if correct_drift else None
-    with share_cores(leave_cores) as follow_cores, model._correct_drift(drift):
+    with share_cores(leave_cores) as follow_cores, model._correct_drift(correct_drift) as drift:
         for number, batch in _number_batches(loader, done, max_steps, follow_cores):
             count, loss, minimised = objective(batch)
             if loss is not None:
@@ -132,8 +128,15 @@ def train_epoch(
                 on_step()
     if of_step > 0:  # The last step of a loader without a length.
         _take_step(model, optimizer, grad_norm, per_step or of_step, micro_batches)
-    done.drift = math.nan if drift is None else drift.mean()
+    done.drift = drift.mean()
     return _mean_loss(done, ranks, losses)
+
+
+def _start(progress: Progress | None, device: torch.device) -> Progress:
+    """Return the progress of an epoch, with its loss on the device."""
+    done = Progress() if progress is None else progress
+    done.loss = tensor_to_device(torch.as_tensor(done.loss, dtype=torch.float32), device)
+    return done
 
 
 def _number_batches(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gas.native import warn
 from gas.scalable import ScalableGNN, moved_bytes
 from gas.training.metrics import known_target_mask, metric_of
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from gas.training.measure import MemoryAccount
 
 PER_EPOCH = ("loss", "train_acc", "val_acc", "test_acc", "age", "drift", "seconds", "moved_bytes")
+RISEN, FAR = 1.3, 0.2  # Ratio of losses, and drift, from which on training counts as unstable.
 MOST_LOSS = 1e6  # Largest usable mean loss, in nats or relative to the targets' mean square.
 CURE = (
     "training diverged. Take a smaller learning rate, such as lr=0.001, clip gradients "
@@ -160,6 +162,28 @@ def mean_age(model: ScalableGNN) -> float:
     """Return the mean age of all rows of all histories, in pushes; 0 without histories."""
     ages = [stale.mean_age for stale in model.staleness()]
     return statistics.fmean(ages) if ages else 0.0
+
+
+def warn_if_unstable(run: Run) -> bool:
+    """Warn, and return True, if the loss has risen while the rows of histories move far.
+
+    That is: each of the last three epochs lost at least 1.3 times as much as the best before, and
+    rows moved by a fifth of their norm or more between two pushes.
+    """
+    if len(run) < 4:
+        return False
+    lowest, now = min(run.loss[:-3]), min(run.loss[-3:])
+    drift = run.drift[-1] if run.drift else math.nan
+    if not (now > RISEN * lowest and drift >= FAR):
+        return False
+    warn(
+        f"the loss has risen from {lowest:.3g} in epoch {1 + run.loss.index(lowest)} to {now:.3g} "
+        f"or more in the last three epochs, and stored rows move by {drift:.0%} of their norm "
+        "between two pushes: training follows stale rows. Take a smaller learning rate, add "
+        "BatchNorm or LayerNorm to the model, or take fewer batches per epoch (a larger "
+        "'batch_size')"
+    )
+    return True
 
 
 def divergence_error(epoch: int | None, batch: int | None, loss: float) -> FloatingPointError:

@@ -20,12 +20,14 @@ from gas.contrib.simulation.local_ranks import measure_ranks
 from gas.loader import PartSampler
 from gas.training import (
     FullBatch,
+    Run,
     loss_of,
     plan_micro_batches,
     run_epochs,
     score,
     train_epoch,
 )
+from gas.training.record import warn_if_unstable
 from refusals import load, ring
 
 ARCHITECTURE = {"num_layers": 2, "hidden_channels": 2}
@@ -279,6 +281,9 @@ CASES = {
     ),
     "fit, a graph that was not clustered": lambda t: fit(load()),
     "fit, no labels": lambda t: fit(cut(y=None)),
+    "fit, a loss that rises by stale rows": lambda t: warn_if_unstable(
+        Run(loss=[1.0, 0.5, 0.7, 0.8, 0.9], drift=[0.4] * 5, test_acc=[0.0] * 5)
+    ),
     "run_epochs, no patience": lambda t: run_epochs(gcn(), ring(), train, None, 1, patience=0),
     "plan_micro_batches, no budget": lambda t: plan_micro_batches(gcn(), load(), 0),
     "plan_micro_batches, one part is too much": lambda t: plan_micro_batches(gcn(), load(), 100),

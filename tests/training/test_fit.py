@@ -1,6 +1,8 @@
 """``gas.fit``: the loop with refreshing, clipping, evaluation and the best weights."""
 
 import copy
+import math
+import sys
 
 import pytest
 import torch
@@ -9,7 +11,8 @@ from conftest import random_graph
 from torch_geometric.nn import GraphSAGE
 
 import gas
-from gas.training import FullBatch, train_epoch
+from gas.training import FullBatch, Run, train_epoch
+from gas.training.record import warn_if_unstable
 
 OPTIONS = [None, "batch_norm"]
 
@@ -123,3 +126,32 @@ def test_a_run_that_diverges_ends_with_the_best_weights():
         )
     scores = gas.evaluate(model, graph)
     assert scores["val"] == pytest.approx(max(runs[-1].val_acc))
+
+
+@pytest.mark.parametrize(
+    ("losses", "drift", "warns"),
+    [
+        ([1.0, 0.5, 0.7, 0.8, 0.9], 0.4, True),
+        ([1.0, 0.5, 0.7, 0.8, 0.9], 0.1, False),  # Nothing is stale: something else is wrong.
+        ([1.0, 0.5, 0.7, 0.8, 0.9], math.nan, False),  # A full batch.
+        ([1.0, 0.5, 0.7, 0.6, 0.9], 0.4, False),  # One of three is near the best.
+        ([0.5, 0.7, 0.8], 0.4, False),  # Too early to say.
+    ],
+)
+def test_a_loss_that_rises_by_stale_rows_is_told(losses, drift, warns):
+    run = Run(loss=losses, drift=[drift] * len(losses), test_acc=[0.0] * len(losses))
+    if not warns:
+        assert not warn_if_unstable(run)
+        return
+    text = r"risen from 0.5 in epoch 2 to 0.7 .* move by 40% .* smaller learning rate"
+    with pytest.warns(UserWarning, match=text):
+        assert warn_if_unstable(run)
+
+
+def test_it_is_told_once(monkeypatch):
+    told = []
+    module = sys.modules["gas.training.fit"]
+    monkeypatch.setattr(module, "warn_if_unstable", lambda run: told.append(len(run)) or True)
+    _, model, graph = make_graph()
+    gas.fit(model, graph, adam(model), 3, batch_size=2, log=False)
+    assert told == [1]
