@@ -53,6 +53,12 @@ OTHER_TESTS = {  # Where they have other names.
     "gas/history/rows.py": ["scalable"],
     "gas/loader/cutter.py": ["loader"],
     "gas/models/gcn.py": ["models"],
+    **{
+        f"gas/native/{name}.py": [f"nn/test_{name}.py"]
+        for name in ("attention", "attention_v2", "custom_op", "edge_conv", "mixture")
+    },
+    "gas/native/augment.py": ["augment/test_kernels.py"],
+    "gas/native/buffers.py": ["native", "cli/test_account.py"],
     "gas/nn/attention.py": ["nn/test_attention.py", "nn/test_conv_attention.py"],
     "gas/nn/edge_conv.py": ["nn/test_edge_conv.py", "nn/test_conv_edge.py"],
     "gas/nn/gcn.py": ["nn/test_conv.py"],

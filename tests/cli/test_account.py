@@ -108,6 +108,7 @@ def test_an_experiment_without_edges_is_the_same():
 
 def test_freed_memory_is_given_back():
     pool = BufferPool()
+    assert pool.peak_bytes == 0
     pool.allocate(1000, 1000, torch.float32)
     one = pool.peak_bytes
     assert pool.idle_bytes == one >= 4_000_000

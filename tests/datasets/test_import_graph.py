@@ -508,6 +508,8 @@ def test_distinct_ids(monkeypatch):
     blocks.append(np.array(["ä", "007", "9"]))
     assert collect_nodes(blocks).ids.tolist() == ["007", "1", "2", "3", "9", "ä"]
     assert collect_nodes([]).num_nodes == 0
+    blocks = [np.array(some) for some in ([2, 4, 6], [1, 4, 5], [7, 3])]  # Around those known.
+    assert collect_nodes(blocks).ids.tolist() == [1, 2, 3, 4, 5, 6, 7]
 
 
 def test_what_is_new():

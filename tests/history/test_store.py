@@ -241,6 +241,19 @@ def test_ages_of_rows_that_are_gone_are_forgotten(tmp_path):
         history.pull()
 
 
+def test_a_file_grows_with_its_ages(tmp_path):
+    history = gas.History(4, 3, store="disk", path=tmp_path / "h")
+    history.push(torch.ones(2, 3), torch.tensor([1, 3]))
+    history.resize(6)
+    history.push(torch.ones(1, 3), torch.tensor([5]))
+    assert history.age.tolist() == [-1, 1, -1, 1, -1, 0]
+    history.close()
+    again = gas.History(6, 3, store="disk", path=tmp_path / "h")
+    assert again.store.resumed
+    assert again.age.tolist() == [-1, 1, -1, 1, -1, 0]
+    again.close()
+
+
 def test_tables_are_contiguous():
     with pytest.raises(ValueError, match="'table' is not contiguous"):
         TableStore(torch.zeros(4, 6)[:, :3])

@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
+from numpy.lib import format as npy
 
 from gas.io import Array
-from gas.io.npy import PREFIX, check_inside, map_array
+from gas.io.npy import PREFIX, check_inside, map_array, write_array
 
 ROWS = np.arange(12, dtype=np.float32).reshape(4, 3)
 
@@ -86,3 +87,16 @@ def test_a_link_stays_in_its_folder(tmp_path):
     (folder / "x.npy").symlink_to("../z.npy")
     with pytest.raises(ValueError, match="a link to .*z.npy"):
         map_array(folder, entry())
+
+
+@pytest.mark.parametrize("version", [(1, 0), (2, 0)])
+def test_both_versions_of_the_header_are_read(tmp_path, version):
+    with (tmp_path / "x.npy").open("wb") as file:
+        npy.write_array(file, ROWS, version=version)
+    assert np.array_equal(map_array(tmp_path, entry()), ROWS)
+
+
+@pytest.mark.parametrize("rows", [3, 5])
+def test_a_file_holds_as_much_as_its_header_says(tmp_path, rows):
+    with pytest.raises(AssertionError, match=f"x.npy: {12 * rows} bytes, expected 48"):
+        write_array(tmp_path / "x.npy", entry(), [np.ones((rows, 3))])

@@ -114,6 +114,18 @@ def test_dropping_the_input(name, drop_input):
     assert torch.equal(seen[1], data.x)
 
 
+@pytest.mark.parametrize("name", ["GCN linear", "APPNP", "GCN2", "PNA_JK"])
+def test_the_last_linear_layer_drops_its_input(name):
+    model, data = make(name, dropout=0.99)
+    seen = []
+    model.lins[-1].register_forward_pre_hook(lambda m, args: seen.append(args[0]))
+    run(model.train(), data)
+    run(model.eval(), data)
+    dropped, whole = ((x != 0).float().mean() for x in seen)
+    assert dropped < 0.05
+    assert whole > 0.25
+
+
 @pytest.mark.parametrize("name", ZOO)
 def test_dropout_changes_training_alone(name):
     model, data = make(name, dropout=0.5)
@@ -407,3 +419,12 @@ def test_missing_weights_are_refused(name):
     del data.edge_weight
     with pytest.raises(ValueError, match=r"has no edge weights.*GCNNorm"):
         run(model, data)
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_inference_needs_a_row_of_features_for_each_node(name):
+    model, data = make(name)
+    data.x = data.x[:, 0]
+    loader = gas.SubgraphLoader(gas.cluster(data, 2, log=False), log=False)
+    with pytest.raises(ValueError, match=r"'x' has shape \[\d+\], expected features of shape"):
+        model.predict(loader, log=False)

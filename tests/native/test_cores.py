@@ -1,4 +1,5 @@
 import gc
+import io
 import math
 import subprocess
 import sys
@@ -334,3 +335,18 @@ def test_busy_seconds_grow_with_work():
     if before is None:
         return  # Not on Linux.
     assert BUSY_SECONDS() >= before > 0
+
+
+STAT = """cpu  900 900 900 900 900 900 900 0 0 0
+cpu0 1 20 300 7000 7000 4000 50000 7000 7000 7000
+cpu1 900 900 900 900 900 900 900 0 0 0
+cpu3 2 0 0 7000 7000 0 0 0 0 0
+intr 5
+"""
+
+
+def test_busy_seconds_are_those_of_work_on_the_cores_of_this_process(monkeypatch):
+    monkeypatch.setattr(cores.os, "sched_getaffinity", lambda _: {0, 3}, raising=False)
+    monkeypatch.setattr(cores.os, "sysconf", lambda _: 100, raising=False)
+    monkeypatch.setattr(cores, "open", lambda _: io.StringIO(STAT), raising=False)
+    assert BUSY_SECONDS() == 543.23

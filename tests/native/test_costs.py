@@ -56,6 +56,22 @@ def test_the_faster_way_is_taken(folder):
     assert costs._forced is None
 
 
+def test_rows_are_as_large_as_the_table_says():
+    tables = {"gather_rows": [], "scatter_rows": [], "multiply": []}
+
+    def timer(call):
+        table = call.args[-1] if call.func.__name__ == "multiply" else call.args[0]
+        tables[call.func.__name__].append(table)
+        return 1.0
+
+    measure_costs.measure(CPU, num_bytes=1 << 14, timer=timer)
+    for name in ("gather_rows", "scatter_rows"):
+        sizes = [table.nbytes // len(table) for table in tables[name][::2]]  # Each in two ways.
+        assert sizes == measure_costs.ROW_BYTES
+        assert {table.nbytes for table in tables[name]} == {1 << 14}
+    assert [x.size(1) for x in tables["multiply"][::4]] == measure_costs.WIDTHS
+
+
 def test_another_process_reads_them_and_another_device_does_not(monkeypatch):
     measured(lambda name: 0.5)
     costs._is_torch_faster.cache_clear()

@@ -45,9 +45,9 @@ def shard_batch():
     return batch
 
 
-def one_shard():
+def one_shard(**changes):
     """Return a graph that is one shard of one."""
-    data = gas.cluster(ring(), 1, log=False)
+    data = gas.cluster(ring(**changes), 1, log=False)
     data.shards = torch.tensor([0, 4])
     return gas.SubgraphLoader(gas.graph.shards.shard_of(data, 0), log=False)
 
@@ -137,6 +137,12 @@ CASES = {
     ),
     "distribute, batches of two graphs": lambda t: distributed(
         t, lambda m: [m(first_batch()), m(next(iter(one_shard())))]
+    ),
+    "distribute, batches of two graphs in shards": lambda t: distributed(
+        t,
+        lambda m: [
+            m(next(iter(one_shard(edge_index=ring().edge_index[:, begin:])))) for begin in (0, 2)
+        ],
     ),
     "distribute, a mask of several splits": lambda t: distributed(
         t, lambda m: m(first_batch(ring(train_mask=torch.ones(4, 2, dtype=torch.bool))))

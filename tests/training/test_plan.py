@@ -273,6 +273,15 @@ def test_what_is_given_stays(data):
 
 
 @pytest.mark.usefixtures("quiet")
+def test_features_may_be_anything(data):
+    """They are checked where the graph is cut for training."""
+    data.x[3, 1] = math.nan
+    assert plan(data, gcn(), num_parts=24, batch_size=6).num_parts == 24
+    with pytest.raises(ValueError, match="NaN"):
+        gas.cluster(data, 24, log=False)
+
+
+@pytest.mark.usefixtures("quiet")
 def test_of_any_model(data):
     found = plan(data, gas.to_scalable(GraphSAGE(5, 16, 2, 3), data), "1GB")
     assert found.num_parts in (8, 16)
