@@ -37,8 +37,9 @@ class DriftCorrection:
     moved by half of it. Uncorrected, the common part of the change feeds back through the
     histories, and training without a norm oscillates or diverges.
 
-    Rows that haven't changed are left exactly as they are: with fixed weights, and without dropout,
-    nothing is corrected. Sampled rows are evenly spaced, so that nothing is drawn at random.
+    Rows that equal the stored ones are left exactly as they are: with fixed weights, and without
+    dropout, nothing is corrected. (A history of fewer bits rounds what it stores.) Sampled rows are
+    evenly spaced, so that nothing is drawn at random.
     """
 
     def __init__(self) -> None:
