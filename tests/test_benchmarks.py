@@ -11,6 +11,8 @@ import pytest
 import torch
 from conftest import ROOT
 
+import gas
+
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
@@ -446,6 +448,33 @@ def test_a_device_that_is_not_there(script, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         common.read_options(parser)
     assert "PyTorch finds no CUDA device" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_time_to_accuracy(script, monkeypatch, tmp_path):
+    module = script("time_to_accuracy")
+    monkeypatch.setattr(module, "MOST_EPOCHS", 4)
+    monkeypatch.setattr(module, "CONTENDERS", {"corrected": (6, 2, True), "as is": (6, 2, False)})
+    monkeypatch.setattr(gas, "cluster", functools.partial(gas.cluster, method="random"))
+    name, case = str(tmp_path / "table"), "planted:600:SAGE:none:0.01"
+    monkeypatch.setattr(sys, "argv", ["time_to_accuracy", "--name", name, "--cases", case])
+    module.main()
+    runs = json.loads((tmp_path / "table.json").read_text())["cases"][f"{case}:seed 0"]
+    whole = runs["full batch"]
+    assert len(whole["val"]) == 4
+    assert runs["corrected"]["drift"][0] > 0
+    at = whole["val"].index(max(whole["val"]))
+    assert module.first_above(whole, whole["val"][at]) == at
+    assert module.first_above(whole, 1.1) is None
+    for contender in ("corrected", "as is"):  # They have three times the time to the best.
+        seconds = runs[contender]["seconds"]
+        assert seconds[-1] >= 3 * whole["seconds"][at]
+        assert all(each < 3 * whole["seconds"][at] for each in seconds[:-1])
+    assert (
+        "| planted:600 SAGE none 0.01 seed 0 | full batch | " in (tmp_path / "table.md").read_text()
+    )
+    monkeypatch.setattr(module, "measure", None)  # What is saved isn't measured again.
+    module.main()
 
 
 @pytest.mark.parametrize(("sets", "low", "high"), [(6, 1, 6), (9, 2, 8), (24, 7, 18)])

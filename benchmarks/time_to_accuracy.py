@@ -1,0 +1,169 @@
+"""Seconds of training until a model is about as good as our own full batch gets.
+
+    python benchmarks/time_to_accuracy.py --root data
+    python benchmarks/time_to_accuracy.py --root data --cases AmazonComputers:SAGE:none:0.005
+
+A case is a graph, a model of PyG (3 layers, 128 channels, dropout .5), a norm and a learning rate;
+nodes are split 60/20/20 from seed 0. Our own full batch runs until its validation score has not
+risen for 60 epochs. Histories then get three times the seconds that it took to its best. Seconds
+are those of training epochs, without evaluation; the second number is with evaluation, which also
+makes histories exact. Every finished case is saved, and skipped by a later call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from common import load, markdown, save
+from torch_geometric.data import Data
+from torch_geometric.nn import GAT, GCN, GraphSAGE
+
+import gas
+from gas.training import Run
+
+MODELS = {"GCN": GCN, "SAGE": GraphSAGE, "GAT": GAT}
+NORMS = {"none": None, "batch": "batch_norm"}
+CASES = (
+    *(f"AmazonComputers:SAGE:{norm}:{lr}" for norm in NORMS for lr in (0.001, 0.005)),
+    *(f"AmazonComputers:GCN:{norm}:0.01" for norm in NORMS),
+)
+CONTENDERS = {  # Parts, parts per batch, whether stale rows are corrected.
+    "histories 64 / 8, as they are": (64, 8, False),
+    "histories 64 / 8": (64, 8, True),
+    "histories 512 / 64, as they are": (512, 64, False),
+    "histories 512 / 64": (512, 64, True),
+}
+MOST_EPOCHS, PATIENCE = 300, 60
+BELOW = 0.005  # The score that counts is this much below the best of the full batch.
+
+
+class TimeIsUpError(Exception):
+    """Ends a run."""
+
+
+def set_masks(data: Data) -> None:
+    """Split the nodes that have a label, 60/20/20, from seed 0."""
+    known = (data.y.view(-1) >= 0).nonzero().view(-1)
+    known = known[torch.randperm(known.numel(), generator=torch.Generator().manual_seed(0))]
+    ends = [int(0.6 * known.numel()), int(0.8 * known.numel()), known.numel()]
+    for name, first, end in zip(("train", "val", "test"), [0, *ends[:2]], ends, strict=True):
+        data[f"{name}_mask"] = torch.zeros(data.num_nodes, dtype=torch.bool)
+        data[f"{name}_mask"][known[first:end]] = True
+
+
+def train(
+    data: Data, net: torch.nn.Module, lr: float, way: tuple[int, int, bool], seconds: float
+) -> dict[str, Any]:
+    """Train in one way for some seconds of training epochs, and return the curves."""
+    num_parts, batch_size, correct_drift = way
+    model = gas.to_scalable(net, data)
+    graph = gas.cluster(data, num_parts, model=model, log=False)
+    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
+    start, record, wall = time.perf_counter(), Run(), []
+
+    def after_epoch(run: Run) -> None:
+        nonlocal record
+        record = run
+        wall.append(time.perf_counter() - start)
+        if sum(run.seconds) >= seconds:
+            raise TimeIsUpError
+
+    end = ""
+    try:
+        gas.fit(
+            model, graph, optimizer, MOST_EPOCHS if num_parts == 1 else 100 * MOST_EPOCHS,
+            batch_size=batch_size, patience=PATIENCE if num_parts == 1 else None,
+            correct_drift=correct_drift, keep_best=False, log=False, on_epoch=after_epoch,
+        )  # fmt: skip
+    except TimeIsUpError:
+        pass
+    except FloatingPointError as error:
+        end = str(error)
+    trained = torch.tensor(record.seconds).cumsum(0).tolist()
+    return {
+        "val": record.val_acc, "test": record.test_acc, "loss": record.loss,
+        "drift": [each if math.isfinite(each) else None for each in record.drift],
+        "seconds": trained, "wall": wall, "error": end,
+    }  # fmt: skip
+
+
+def first_above(run: dict[str, Any], score: float) -> int | None:
+    """Return the first epoch, from 0, whose validation score is at least ``score``."""
+    return next((epoch for epoch, found in enumerate(run["val"]) if found >= score), None)
+
+
+def measure(case: str, get_data: Callable[[str], Data], seed: int) -> dict[str, Any]:
+    """Run all contenders of a case in turn."""
+    name, kind, norm, lr = case.rsplit(":", 3)
+    data = get_data(name)
+    runs: dict[str, Any] = {}
+
+    def start(way: tuple[int, int, bool], seconds: float) -> dict[str, Any]:
+        torch.manual_seed(seed)
+        net = MODELS[kind](
+            data.num_features, 128, 3, int(data.y.max()) + 1, dropout=0.5, norm=NORMS[norm]
+        )
+        return train(data, net, float(lr), way, seconds)
+
+    whole = runs["full batch"] = start((1, 1, False), float("inf"))
+    best = max(range(len(whole["val"])), key=whole["val"].__getitem__)
+    for contender, way in CONTENDERS.items():
+        runs[contender] = start(way, 3 * whole["seconds"][best])
+    return runs
+
+
+def rows_of(case: str, runs: dict[str, Any]) -> list[list[object]]:
+    """Return the lines of a case in the table."""
+    best = max(runs["full batch"]["val"])
+    whole = first_above(runs["full batch"], best - BELOW)
+    rows: list[list[object]] = []
+    for contender, run in runs.items():
+        epoch, top = (
+            first_above(run, best - BELOW),
+            max(range(len(run["val"])), key=run["val"].__getitem__),
+        )
+        reached = ["not reached"] * 3
+        if epoch is not None and whole is not None:
+            seconds, of = run["seconds"][epoch], runs["full batch"]["seconds"][whole]
+            reached = [f"{seconds:.1f} s", f"{run['wall'][epoch]:.1f} s", f"{seconds / of:.2f}"]
+        last = run["val"][-10:]
+        rows.append([
+            " ".join(case.rsplit(":", 4)), contender, *reached, f"{100 * run['val'][top]:.1f}",
+            f"{100 * run['test'][top]:.1f}", f"{100 * min(last):.1f} to {100 * max(last):.1f}",
+            f"{len(run['val'])}", "diverged" if run["error"] else "",
+        ])  # fmt: skip
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--root", default="data")
+    parser.add_argument("--cases", nargs="*", default=CASES, help="graph:model:norm:lr")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--name", default="time_to_accuracy", help="of the results, or a path")
+    args = parser.parse_args()
+
+    def get_data(name: str) -> Data:
+        data, _, _ = gas.get_data(args.root, name)
+        set_masks(data)
+        return data
+
+    cases = load(args.name).get("cases", {})
+    for case in args.cases:
+        key = f"{case}:seed {args.seed}"
+        if key not in cases:
+            cases[key] = measure(case, get_data, args.seed)
+        header = "graph, model, norm, lr, seed|contender|to the full batch's best less .5"
+        header += "|with evaluation|over the full batch's|best validation, %|its test, %"
+        header += "|last ten, %|epochs|end"
+        lines = [line for each, runs in cases.items() for line in rows_of(each, runs)]
+        save(args.name, {"cases": cases}, markdown(header.split("|"), lines))
+
+
+if __name__ == "__main__":
+    main()
