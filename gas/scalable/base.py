@@ -40,13 +40,13 @@ class HistoryModel(torch.nn.Module):
     _factory: HistoryFactory
     _is_static = False  # Whether forward does the same for every batch, whatever it contains.
     _check_io = staticmethod(check_io)
+    _drift: DriftCorrection | None = None  # In training that corrects stale rows.
 
     def __init__(self) -> None:
         super().__init__()
         self._is_proven = False  # Whether some batch has filled every history.
         self._supports_fused: bool | None = None  # Whether layers take an Adjacency, once known.
         self._watch: ExactnessGuard | None = None
-        self._drift: DriftCorrection | None = None  # In training that corrects stale rows.
 
     def _make_histories(self, folder: str = "") -> Sequence[History]:
         made = torch.nn.ModuleList(self._factory.make(self.num_nodes, self._engine, folder))
