@@ -58,7 +58,6 @@ class Run:
     val_acc: list[float] = field(default_factory=list)
     test_acc: list[float] = field(default_factory=list)
     age: list[float] = field(default_factory=list)
-    drift: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     peak_rss_bytes: float = 0
     history_bytes: int = 0
@@ -69,6 +68,7 @@ class Run:
     peak_own_bytes: float = 0
     peak_mapped_bytes: float = 0
     split: int = 0  # The split of the masks.
+    drift: list[float] = field(default_factory=list)
 
     def __len__(self) -> int:
         """Return the number of epochs that have ended."""
