@@ -101,7 +101,7 @@ def train_epoch(
         model, device, split, _train_mask(loader, split), full_batch, refresh_unlabelled,
         edge_dropout, autocast, loss_fn, view_loss or _find_view_loss(loader), bank, sampler,
     )  # fmt: skip
-    done = _start(progress, device)
+    done = _start_progress(progress, device)
     of_step = 0  # Labelled nodes of the current step so far.
     stops_at_once = device.type == "cpu" and ranks is None
     losses: list[tuple[int, Tensor]] = []  # Of each batch, if they are checked at the end.
@@ -132,7 +132,7 @@ def train_epoch(
     return _mean_loss(done, ranks, losses)
 
 
-def _start(progress: Progress | None, device: torch.device) -> Progress:
+def _start_progress(progress: Progress | None, device: torch.device) -> Progress:
     """Return the progress of an epoch, with its loss on the device."""
     done = Progress() if progress is None else progress
     done.loss = tensor_to_device(torch.as_tensor(done.loss, dtype=torch.float32), device)
