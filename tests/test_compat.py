@@ -88,6 +88,11 @@ def two_groups(model):
     )
 
 
+def test_a_model_of_one_layer_has_its_histories_on_the_cpu():
+    assert models.GCN(60, 5, 8, 3, num_layers=1).emb_device == torch.device("cpu")
+    assert models.GCN(60, 5, 8, 3, num_layers=2).emb_device == torch.device("cpu")
+
+
 @pytest.mark.requires("torch_sparse")
 def test_a_script_with_a_ready_model():
     data = sparse_graph()

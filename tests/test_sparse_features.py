@@ -413,6 +413,26 @@ def test_converted_models(name, layout):
         torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-3)
 
 
+def test_features_may_stay_sparse_under_dropout():
+    """Only non-zeros are multiplied if dropout, or an own row, is all that is before a layer."""
+
+    class First(torch.nn.Module):
+        def __init__(self, change):
+            super().__init__()
+            self.change, self.conv = change, pyg.SAGEConv(5, 3)
+
+        def forward(self, x, edge_index):
+            return self.conv(self.change(x, self.training), edge_index)
+
+    data = random_graph()
+    for change, stays in (
+        (lambda x, training: F.dropout(x, 0.5, training), True),
+        (lambda x, training: x, True),
+        (lambda x, training: x + 1, False),
+    ):
+        assert gas.to_scalable(First(change), data)._supports_sparse_features is stays
+
+
 @pytest.mark.parametrize("kind", ["views", "workers", "cache", "prefetch", "compiled", "memory"])
 def test_beside_other_things(kind):
     dense, other = both(random_graph(directed=False))

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from gas.training.measure import MemoryAccount
 
 PER_EPOCH = ("loss", "train_acc", "val_acc", "test_acc", "age", "drift", "seconds", "moved_bytes")
-RISEN, FAR = 1.3, 0.2  # Ratio of losses, and drift, from which on training counts as unstable.
+# A loss counts as risen if it is 1.3 times the lowest, and at least a tenth of the first loss above
+# it: near zero it always varies by more than its third. Rows move far from a drift of .2 on.
+RISEN, SMALL, FAR = 1.3, 0.1, 0.2
 MOST_LOSS = 1e6  # Largest usable mean loss, in nats or relative to the targets' mean square.
 CURE = (
     "training diverged. Take a smaller learning rate, such as lr=0.001, clip gradients "
@@ -168,13 +170,15 @@ def warn_if_unstable(run: Run) -> bool:
     """Warn, and return True, if the loss has risen while the rows of histories move far.
 
     That is: each of the last three epochs lost at least 1.3 times as much as the best before, and
-    rows moved by a fifth of their norm or more between two pushes.
+    more than that by a tenth of the first epoch's loss; and rows moved by a fifth of their norm or
+    more between two pushes.
     """
     if len(run) < 4:
         return False
     lowest, now = min(run.loss[:-3]), min(run.loss[-3:])
     drift = run.drift[-1] if run.drift else math.nan
-    if not (now > RISEN * lowest and drift >= FAR):
+    has_risen = now > max(RISEN * lowest, lowest + SMALL * run.loss[0])
+    if not (has_risen and drift >= FAR):
         return False
     warn(
         f"the loss has risen from {lowest:.3g} in epoch {1 + run.loss.index(lowest)} to {now:.3g} "

@@ -134,6 +134,7 @@ def test_a_run_that_diverges_ends_with_the_best_weights():
         ([1.0, 0.5, 0.7, 0.8, 0.9], 0.4, True),
         ([1.0, 0.5, 0.7, 0.8, 0.9], 0.1, False),  # Nothing is stale: something else is wrong.
         ([1.0, 0.5, 0.7, 0.8, 0.9], math.nan, False),  # A full batch.
+        ([1.0, 0.02, 0.05, 0.06, 0.05], 0.4, False),  # Near zero it varies that much.
         ([1.0, 0.5, 0.7, 0.6, 0.9], 0.4, False),  # One of three is near the best.
         ([0.5, 0.7, 0.8], 0.4, False),  # Too early to say.
     ],

@@ -18,7 +18,7 @@ from gas.cli import Experiment, Settings
 from gas.loader import SubgraphLoader
 from gas.native.memory import bytes_of
 from gas.training import planner
-from gas.training.cost import Linear, Sample
+from gas.training.cost import Linear, Predictor, Sample
 from gas.training.measure import LiveBytes, Shape, batch_bytes
 
 
@@ -187,6 +187,30 @@ def test_what_is_chosen(data):
     assert lines[1].startswith("*")
     assert lines[-1] == found.why
     assert "8 steps per epoch" in found.why
+
+
+@pytest.mark.usefixtures("quiet")
+def test_slower_histories_take_longer_by_the_row(data, monkeypatch):
+    calls = []
+
+    class Recorder(Predictor):
+        def __call__(self, *args):
+            calls.append((self, args[:-1]))
+            return super().__call__(*args)
+
+    monkeypatch.setattr(planner, "Predictor", Recorder)
+    plan(data, gcn())
+    found, (way, (mean, largest), *rest) = calls[0]
+    plain, slow, large = (
+        Predictor.__call__(found, way, (mean, largest), *rest, extra)
+        for extra in ((0.0, 0.0), (2.0, 0.0), (0.0, 8.0))
+    )
+    steps = way[0] // way[1]
+    more = slow.epoch_seconds - plain.epoch_seconds
+    assert more == pytest.approx(steps * 2 * (mean.own + mean.halo), rel=1e-3)
+    more = large.components["activations"] - plain.components["activations"]
+    assert more == pytest.approx(8 * (largest.own + largest.halo), rel=1e-3)
+    assert slow.peak_bytes == plain.peak_bytes
 
 
 @pytest.mark.slow
