@@ -20,7 +20,7 @@ def check_weights(adj_t: Any, edge_weight: Tensor | None) -> None:
     layout = layout_of(adj_t, "adj_t")
     value = edge_weight if layout.num_rows(adj_t) is None else layout.value(adj_t)
     missing = value is None
-    if value is not None and layout.name in ("csr", "coo") and not adj_t.is_cuda:
+    if value is not None and layout.name == "csr" and not adj_t.is_cuda:
         # A matrix without weights has ones. Normalised weights are one only for nodes with just a
         # self-loop. (On a GPU, the comparison would synchronise.)
         plain = value.numel() > 0 and bool(value[0] == 1) and bool((value == 1).all())

@@ -108,18 +108,3 @@ def test_nodes_with_nothing_but_a_self_loop_are_fine():
     data = Data(x=torch.randn(4, 5), edge_index=edge_index, edge_weight=edge_weight)
     loader = gas.SubgraphLoader(data, torch.tensor([0, 4]), log=False)
     assert gas.models.GCN(4, 5, 8, 3, 2)(loader=loader).shape == (4, 3)
-
-
-@pytest.mark.filterwarnings("ignore:Converting sparse tensor to CSR")
-def test_a_matrix_of_ones_is_refused():
-    """It has the edges alone: PyTorch's matrices have values even where no weights were given."""
-    data = random_graph()
-    model, size = gas.models.GCN(60, 5, 8, 3, 2).eval(), (60, 60)
-    edges = data.edge_index.flip(0)
-    normalised = gcn_norm(data.edge_index, num_nodes=60)
-    ones = torch.sparse_coo_tensor(edges, torch.ones(edges.size(1)), size)
-    weighted = torch.sparse_coo_tensor(normalised[0].flip(0), normalised[1], size)
-    for kind in ("to_sparse_coo", "to_sparse_csr"):
-        with pytest.raises(ValueError, match="'adj_t' has no edge weights"):
-            model(data.x, getattr(ones.coalesce(), kind)())
-        assert model(data.x, getattr(weighted.coalesce(), kind)()).shape == (60, 3)
