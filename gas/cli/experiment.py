@@ -156,7 +156,7 @@ class Experiment(Setup):
         epoch = partial(
             train_epoch, model, batches, optimizer, split, settings.grad_norm, self.full_batch,
             micro_batches=micro_batches, edge_dropout=settings.edge_dropout,
-            max_steps=settings.max_steps, progress=progress,
+            correct_drift=settings.correct_drift, max_steps=settings.max_steps, progress=progress,
             on_step=None if checkpoints is None else checkpoints.after_step, **self.training,
         )  # fmt: skip
 

@@ -101,7 +101,14 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--epochs", type=int, help=f"({Settings.epochs})")
     group.add_argument("--lr", type=float, help=f"({Settings.lr})")
-    group.add_argument("--grad-norm", type=float, help="bound of gradient clipping (none)")
+    group.add_argument(
+        "--grad-norm", type=float, help="bound of gradient clipping (1; with a configuration, its)"
+    )
+    group.add_argument(
+        "--correct-drift",
+        action=argparse.BooleanOptionalAction,
+        help="correct stale rows of the histories (yes; with a configuration, what it says)",
+    )
     group.add_argument("--edge-dropout", type=float, help=f"({Settings.edge_dropout})")
     group.add_argument("--metric", choices=METRICS, help="(the usual one for the targets)")
 

@@ -43,6 +43,7 @@ class Settings:
     * ``epochs``: the number of epochs; ``runs``: the number of runs, each from another seed.
     * ``metric``: the score; ``None`` for the usual one of the targets.
     * ``inductive``: train on the graph of the training nodes alone.
+    * ``correct_drift``: correct stale rows; see :func:`gas.training.train_epoch`.
     """
 
     architecture: Mapping[str, Any] = field(default_factory=dict)
@@ -58,6 +59,7 @@ class Settings:
     runs: int = 1
     metric: str | None = None
     inductive: bool = False
+    correct_drift: bool = False
 
     def __post_init__(self) -> None:
         for name in ("num_parts", "batch_size", "max_steps", "epochs", "runs"):
@@ -79,12 +81,14 @@ class Settings:
     def default(cls, model: str) -> Settings:
         """Return the default settings of a model, by its name.
 
+        Gradients are clipped and stale rows corrected, as :func:`gas.fit` does.
+
         Raises:
             ValueError: If there is no such model.
         """
         if model not in ARCHITECTURES:
             raise ValueError(f"'model' is {model!r}, expected one of {', '.join(ARCHITECTURES)}")
-        return cls(dict(ARCHITECTURES[model]))
+        return cls(dict(ARCHITECTURES[model]), grad_norm=1.0, correct_drift=True)
 
     @classmethod
     def load(cls, path: str | Path) -> tuple[Settings, dict[str, Any]]:

@@ -63,9 +63,11 @@ class DriftCorrection:
             return None
         new = own[::step].detach().float()
         old = history.pull(n_id[::step]).to(new)
-        change = torch.linalg.vector_norm(new - old) / torch.linalg.vector_norm(new)
-        self._measured.setdefault(history, []).append(change)
         (std, mean), (old_std, old_mean) = (torch.std_mean(rows, 0) for rows in (new, old))
+        # The rows' own changes are left out: dropout alone makes them a third of the rows' norm.
+        now, change = torch.cat([std, mean]), torch.cat([std - old_std, mean - old_mean])
+        change = torch.linalg.vector_norm(change) / torch.linalg.vector_norm(now)
+        self._measured.setdefault(history, []).append(change)
         scale = torch.where(old_std > 0, std / old_std, 1.0).clamp(1 / MOST_SCALE, MOST_SCALE)
         offset = (mean - scale * old_mean) / 2
         scale = (scale + 1) / 2
@@ -75,9 +77,10 @@ class DriftCorrection:
         return Correction(scale, offset, lowest.masked_fill(is_same, -torch.inf))
 
     def mean(self) -> float:
-        """Return the mean relative change of a history's rows, ``|new - old| / |new|``.
+        """Return the mean change of the channels' means and standard deviations between two pushes.
 
-        That of the history that changes most; NaN if nothing was measured.
+        It is relative to their norm, and that of the history that changes most; NaN if nothing was
+        measured.
         """
         means = [float(torch.stack(changes).nanmean()) for changes in self._measured.values()]
         return max(means, default=math.nan)

@@ -193,7 +193,7 @@ def _format_epoch(run: Run) -> str:
     """Format the last epoch for the line of progress."""
     note = f"loss {run.loss[-1]:.4f}, validation {run.val_acc[-1]:.4f}"
     drift = run.drift[-1]
-    return note + (f", stored rows moved by {drift:.0%}" if math.isfinite(drift) else "")
+    return note + (f", stored rows moved by {drift:.0%} on average" if math.isfinite(drift) else "")
 
 
 def _labels_in_original_order(graph: Data) -> Data:

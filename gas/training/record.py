@@ -46,8 +46,9 @@ class Run:
     ``train_acc``, ``val_acc`` and ``test_acc`` are accuracies, as fractions, or the usual score of
     other targets.
     ``age`` is the mean number of pushes since a history's rows were written, at the epoch's end;
-    ``drift`` is how far rows have moved between two pushes, on average, relative to their norm, in
-    the history that changes most; NaN where it isn't measured.
+    ``drift`` is how far the channels' means and standard deviations have moved between two pushes,
+    on average, relative to their norm, in the history that changes most; NaN where it isn't
+    measured.
     ``moved_bytes`` are those of stored rows that were read and written in training.
     ``chain`` has the statistics of MH-Aug's chain, see :class:`gas.augment.Statistics`; empty
     without a chain. ``best`` and ``memory`` are optional.
@@ -170,19 +171,22 @@ def warn_if_unstable(run: Run) -> bool:
     """Warn, and return True, if the loss has risen while the rows of histories move far.
 
     That is: each of the last three epochs lost at least 1.3 times as much as the best before, and
-    more than that by a tenth of the first epoch's loss; and rows moved by a fifth of their norm or
-    more between two pushes.
+    more than that by a tenth of the first epoch's loss; and the channels' means and standard
+    deviations moved by a fifth or more between two pushes; and none of the last three validation
+    scores is as good as the best before.
     """
     if len(run) < 4:
         return False
     lowest, now = min(run.loss[:-3]), min(run.loss[-3:])
     drift = run.drift[-1] if run.drift else math.nan
     has_risen = now > max(RISEN * lowest, lowest + SMALL * run.loss[0])
-    if not (has_risen and drift >= FAR):
+    scores = run.val_acc
+    has_fallen = len(scores) < 4 or max(scores[-3:]) < max(scores[:-3])
+    if not (has_risen and has_fallen and drift >= FAR):
         return False
     warn(
         f"the loss has risen from {lowest:.3g} in epoch {1 + run.loss.index(lowest)} to {now:.3g} "
-        f"or more in the last three epochs, and stored rows move by {drift:.0%} of their norm "
+        f"or more in the last three epochs, and stored rows move by {drift:.0%} on average "
         "between two pushes: training follows stale rows. Take a smaller learning rate, add "
         "BatchNorm or LayerNorm to the model, or take fewer batches per epoch (a larger "
         "'batch_size')"

@@ -147,8 +147,9 @@ def test_models_without_weights_ignore_those_of_the_graph(model):
     plain, weighted = graph(), graph()
     weighted.x, weighted.y, weighted.edge_index = plain.x, plain.y, plain.edge_index
     weighted.edge_weight = torch.rand(plain.edge_index.size(1))
-    runs = [make(model, data).run(0) for data in (plain, weighted)]
-    runs.append(make(model, weighted, layout="edge_index").run(0))
+    changes = {"correct_drift": False}  # It would amplify the rounding of another order of sums.
+    runs = [make(model, data, changes=changes).run(0) for data in (plain, weighted)]
+    runs.append(make(model, weighted, layout="edge_index", changes=changes).run(0))
     for run in runs[1:]:
         assert run.loss == pytest.approx(runs[0].loss, rel=1e-3)
 

@@ -69,7 +69,16 @@ def test_large_batches_are_sampled_evenly():
     own[1::5] = math.nan  # Not among each fifth row from the first.
     correct = drift.measure(make_history(rows), own, torch.arange(5000))
     torch.testing.assert_close(correct.offset, torch.tensor([0.5, 0.5]))
-    assert drift.mean() == pytest.approx(float((rows * 0 + 1)[::5].norm() / own[::5].norm()))
+    now = torch.cat([own[::5].std(0), own[::5].mean(0)])
+    assert drift.mean() == pytest.approx(math.sqrt(2) / float(now.norm()))  # Means moved by 1.
+
+
+def test_noise_of_single_rows_is_no_drift():
+    torch.manual_seed(0)
+    rows = torch.randn(5000, 2) + 3
+    drift = DriftCorrection()
+    drift.measure(make_history(rows), torch.randn(5000, 2) + 3, torch.arange(5000))
+    assert drift.mean() < 0.03
 
 
 def test_nothing_is_measured_where_nothing_can_be():
