@@ -473,8 +473,14 @@ def test_time_to_accuracy(script, monkeypatch, tmp_path):
     assert (
         "| planted:600 SAGE none 0.01 seed 0 | full batch | " in (tmp_path / "table.md").read_text()
     )
-    monkeypatch.setattr(module, "measure", None)  # What is saved isn't measured again.
+    assert (runs["corrected"]["steps"], whole["steps"]) == (3, 1)
+    train, trained = module.train, []
+    monkeypatch.setattr(module, "train", lambda *args: trained.append(args[3]) or train(*args))
     module.main()
+    assert not trained  # What is saved isn't measured again.
+    monkeypatch.setattr(module, "CONTENDERS", {**module.CONTENDERS, "another": (6, 3, True)})
+    module.main()
+    assert trained == [(6, 3, True)]
 
 
 @pytest.mark.parametrize(("sets", "low", "high"), [(6, 1, 6), (9, 2, 8), (24, 7, 18)])
