@@ -548,7 +548,7 @@ class Call:
         Views and ranks share pulled rows, which are left as they are.
         """
         drift = self.model._drift
-        if drift is None or not self.pushes or self.held_back is not None or self.ranks is not None:
+        if drift is None or not self.pushes or self.ranks is not None:
             return None
         if self.layer is not None or (self.pulls is not None and self.pulls.readers > 1):
             return None
