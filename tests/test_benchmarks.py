@@ -226,6 +226,7 @@ def here(make):
     return lambda case, graph, device="cpu": make(case, graph)
 
 
+@pytest.mark.slow
 def test_table_of_epochs(results, script, monkeypatch, as_on_a_device):
     bench, contenders = as_on_a_device("epoch_time"), script("contenders")
     small = contenders.Case("planted:600", 2, 8, 6, 2, 0.3)
@@ -281,6 +282,7 @@ def test_table_of_bandwidths(results, monkeypatch, as_on_a_device):
     assert "The goal is 85%." in table
 
 
+@pytest.mark.slow
 def test_table_of_memory(results, script, monkeypatch, as_on_a_device):
     bench, contenders = as_on_a_device("memory"), script("contenders")
     for name, value in (("memory_allocated", 1024), ("max_memory_allocated", 2**20 + 1024)):

@@ -34,6 +34,7 @@ def test_no_device(configure, said):
     assert configure(said).startswith("OFF ")
 
 
+@pytest.mark.slow
 @pytest.mark.requires("nvcc")
 def test_the_devices_that_are_there(configure):
     assert configure(r"8.6\n9.0\n8.6\n").startswith("ON 86;90 ")

@@ -292,6 +292,7 @@ def test_compiled():
         torch.testing.assert_close(mine, other)
 
 
+@pytest.mark.slow(fast=1)
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 @pytest.mark.parametrize("options", [{}, {"inductive": True}, {"full_batch": True}])
 def test_experiments(options, dtype):

@@ -40,7 +40,7 @@ def check_metrics(path, runs):
     return metrics
 
 
-@pytest.mark.slow(fast=5)
+@pytest.mark.slow(fast=1)
 @pytest.mark.parametrize(
     "options",
     [
@@ -191,6 +191,7 @@ def test_help_shows_every_default():
     assert by_model["lr"] == "(0.01)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("options", "is_hinted"), [([], True), (["--norm", "none"], False)])
 def test_a_dense_graph_hints_at_norm(tmp_path, run_script, options, is_hinted):
     every = torch.cartesian_prod(torch.arange(40), torch.arange(40)).t().numpy()
@@ -242,6 +243,7 @@ def wait_for(path, seconds=120):
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.requires("pyarrow")
 @pytest.mark.requires("safetensors")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -273,6 +275,7 @@ def test_interruption_keeps_the_epochs_that_ended(tmp_path, run_script, monkeypa
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(FILES)
 
 
+@pytest.mark.slow
 @pytest.mark.requires("pyarrow")
 @pytest.mark.requires("safetensors")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -291,6 +294,7 @@ def test_a_signal_while_files_are_written_waits(tmp_path, run_script, monkeypatc
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
+@pytest.mark.slow
 @pytest.mark.requires("pyarrow")
 def test_files_that_could_not_be_written_are_no_run(tmp_path, run_script, monkeypatch):
     short = [SCRIPT, "--dataset", "planted:600", "--epochs", 1, "--out", "out"]
@@ -306,6 +310,7 @@ def test_files_that_could_not_be_written_are_no_run(tmp_path, run_script, monkey
     assert not (tmp_path / "out" / "metrics.json").exists()
 
 
+@pytest.mark.slow
 def test_two_runs_into_a_folder_at_once(tmp_path, run_script):
     options = [SCRIPT, "--dataset", "planted:600", "--epochs", 1, "--out", "out"]
     code = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
@@ -350,7 +355,7 @@ def test_inductive_training_on_tables(tmp_path, run_script):
 FILES = ("metrics.json", "curve.png", "model.safetensors", "predictions.parquet")
 
 
-@pytest.mark.slow(fast=1)
+@pytest.mark.slow
 @pytest.mark.requires("pyarrow")
 @pytest.mark.requires("safetensors")
 @pytest.mark.parametrize("options", [[], ["--full-batch"], ["--eval", "layerwise"]])
@@ -431,6 +436,7 @@ def test_tables_in_and_out(tmp_path, run_script):
     assert wrong < 20
 
 
+@pytest.mark.slow
 @pytest.mark.requires("pyarrow")
 @pytest.mark.parametrize("several", [False, True])
 def test_predictions_of_numbers_and_of_several_labels(tmp_path, run_script, several):
@@ -448,6 +454,7 @@ def test_predictions_of_numbers_and_of_several_labels(tmp_path, run_script, seve
     assert ("probability" in table) == several
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", ["pyarrow", "safetensors"])
 def test_without_a_package_the_rest_is_written(tmp_path, run_script, monkeypatch, package):
     find = importlib.util.find_spec
@@ -469,6 +476,7 @@ def test_options_that_do_nothing_are_named(tmp_path, run_script):
     assert "warning: --num-parts does nothing with --full-batch" in done.err
 
 
+@pytest.mark.slow
 def test_resume_names_what_differs_and_says_when_it_starts_over(tmp_path, run_script):
     short = [SCRIPT, "--dataset", "planted:600", "--epochs", 1, "--out", "out", "--resume"]
     done = run_script(*short)
@@ -511,7 +519,7 @@ def losses_of(folder):
     return [run["loss"] for run in json.loads((folder / "metrics.json").read_text())["epochs"]]
 
 
-@pytest.mark.slow(fast=1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

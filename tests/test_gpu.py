@@ -225,6 +225,7 @@ def test_ninja_builds_where_make_is_missing(gpu, monkeypatch, make):
     assert (configure[-2:] == ["-G", "Ninja"]) == (make is None)
 
 
+@pytest.mark.slow
 def test_the_tests_for_sanitizers_are_found(gpu, tmp_path):
     (step,) = (s for s in gpu.steps({}, tmp_path, True) if s.name == "memcheck")
     other = [part for part in step.commands[0] if part.startswith("tests/") and "/nn/" not in part]

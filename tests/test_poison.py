@@ -47,6 +47,7 @@ def test_a_row_that_an_operator_forgets():
     assert out.sum() != 400
 
 
+@pytest.mark.slow
 @pytest.mark.requires("poison")
 def test_programs_under_test():
     code = "import torch; print(float(torch.empty(1000).min()))"

@@ -51,6 +51,7 @@ def test_every_public_name(module):
     assert module != "gas" or public == set(NAMES["gas"].split())
 
 
+@pytest.mark.slow
 def test_the_library_alone_loads_no_command_line():
     program = "import gas, sys; print('gas.cli' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
@@ -67,6 +68,7 @@ def test_moved_names_warn_of_the_new_one(old):
     assert [each.filename for each in caught] == [__file__]
 
 
+@pytest.mark.slow
 def test_moved_modules_are_imported_by_their_old_names():
     lines = [
         "import gas.growing",

@@ -433,6 +433,7 @@ def test_features_may_stay_sparse_under_dropout():
         assert gas.to_scalable(First(change), data)._supports_sparse_features is stays
 
 
+@pytest.mark.slow(fast=1)
 @pytest.mark.parametrize("kind", ["views", "workers", "cache", "prefetch", "compiled", "memory"])
 def test_beside_other_things(kind):
     dense, other = both(random_graph(directed=False))
@@ -462,6 +463,7 @@ def test_beside_other_things(kind):
     same(outs[1], outs[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inductive", [False, True])
 def test_experiments(inductive):
     data, _, outs = gas.get_data("data", "planted:600")

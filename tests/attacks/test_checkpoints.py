@@ -287,6 +287,7 @@ def mutate(draw, data):
     return bytes(data)
 
 
+@pytest.mark.slow
 def test_mutated_tensors(tmp_path, memory):
     draw = random.Random(0)
     file = tmp_path / "a.safetensors"
@@ -310,6 +311,7 @@ def test_mutated_tensors(tmp_path, memory):
 # Files of histories -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_mutated_histories(tmp_path, memory):
     draw = random.Random(2)
     path = tmp_path / "history"

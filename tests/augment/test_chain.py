@@ -83,7 +83,7 @@ def test_every_state_of_a_path(proposal, undirected):
     check(matrix, wanted)
 
 
-@pytest.mark.slow(fast=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("swaps", [1, 2])
 def test_every_state_with_swaps(swaps):
     chain = chain_on(path(), local=0.5, swaps=swaps)

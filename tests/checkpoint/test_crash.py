@@ -148,7 +148,7 @@ class Disk:
         return synced if listing == "synced" else current
 
 
-@pytest.mark.slow(fast=2)
+@pytest.mark.slow
 @pytest.mark.parametrize("listing", ["synced", "current", "some"])
 @pytest.mark.parametrize("content", ["nothing", "zeros", "all"])
 def test_the_power_fails(tmp_path, monkeypatch, listing, content):

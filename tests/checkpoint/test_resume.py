@@ -434,7 +434,7 @@ def experiment(max_steps=None, **options):
     return Experiment(data, classes, "gcn", settings, log=False, **options)
 
 
-@pytest.mark.slow(fast=2)
+@pytest.mark.slow(fast=1)
 @pytest.mark.parametrize(
     ("options", "every"),
     [

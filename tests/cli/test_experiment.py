@@ -35,7 +35,7 @@ def make(model="gcn", data=None, out_channels=3, changes=None, **options):
     )
 
 
-@pytest.mark.slow(fast=3)
+@pytest.mark.slow(fast=1)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("full_batch", [False, True])
 def test_every_model_learns(model, full_batch):
@@ -247,7 +247,7 @@ def test_augmentation_takes_entropies_from_evaluations(monkeypatch):
     assert gas.cli.report.metrics([run, again])["chain"]["steps"]["mean"] == 150
 
 
-@pytest.mark.slow(fast=3)
+@pytest.mark.slow(fast=1)
 @pytest.mark.parametrize("evaluation", ["full", "layerwise"])
 @pytest.mark.parametrize("pack", [0, "0", "1kB", "auto"])
 def test_packed(pack, evaluation):

@@ -45,6 +45,7 @@ def test_the_module_is_exact_on_mini_batches(tmp_path):
     assert gas.verify(model, gas.cluster(data, 4, log=False))
 
 
+@pytest.mark.slow
 def test_the_command_line(tmp_path):
     write_tables(tmp_path / "g")
     command = [sys.executable, str(ROOT / "examples/train_gas.py"), "--hetero", "--undirected"]

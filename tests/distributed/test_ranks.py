@@ -122,6 +122,7 @@ def curves(request, tmp_path_factory):
     return request.param, run_on(request.param, every_curve, folder, request.param)
 
 
+@pytest.mark.slow(fast=1)
 @pytest.mark.filterwarnings("ignore:A history was read before it was filled")
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_ranks_are_one_process_with_as_many_batches(case, curves):
@@ -174,6 +175,7 @@ def evaluated(rank):
     return scores, exact, str(found.value)
 
 
+@pytest.mark.slow
 def test_scores_and_a_loss_that_is_not_finite(tmp_path):
     """On every rank; one of them alone has the NaN, and none waits for it."""
     for scores, exact, _ in run_on(2, evaluated, tmp_path):

@@ -36,6 +36,7 @@ def runtime(monkeypatch):
     return runtime
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(5, 3), (100_000, 12)])
 def test_pinned_tables_take_no_more_than_their_rows(runtime, shape):
     stores = [MemoryStore(*shape, torch.float32, pin=True) for _ in range(3)]

@@ -263,6 +263,7 @@ print(next(left))
 """
 
 
+@pytest.mark.slow
 def test_a_loop_that_was_left_does_not_keep_python_from_ending():
     done = subprocess.run(
         [sys.executable, "-c", LEFT], capture_output=True, text=True, cwd=ROOT, timeout=300

@@ -44,6 +44,7 @@ def run_without(tmp_path, binary: bytes | None) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_missing_binary(tmp_path):
     said = run_without(tmp_path, None)
     assert "it was not built" in said

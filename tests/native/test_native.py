@@ -103,6 +103,7 @@ def test_coo_to_csr(num_rows, num_edges, threads):
         assert torch.equal(mine.int(), small.int())
 
 
+@pytest.mark.slow(fast=2)
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def assert_same(a, b):
         assert torch.allclose(one, other, atol=1e-5)
 
 
-@pytest.mark.slow(fast=3)
+@pytest.mark.slow(fast=1)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("make", MODELS)
 def test_results(make, layout):
@@ -304,7 +304,7 @@ def running_means(model):
     return {key: value for key, value in model.state_dict().items() if "running_mean" in key}
 
 
-@pytest.mark.slow(fast=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("first", ["fused", "csr", "edge_index"])
 def test_norms_count_own_rows_when_the_layout_changes(first):
     """Inside a layer they see a batch's own rows in one layout and all rows in another."""

@@ -106,6 +106,7 @@ def test_started_pulls_do_not_see_later_pushes(graph, pool_size, store, io):
     model.close()
 
 
+@pytest.mark.slow(fast=1)
 @pytest.mark.parametrize("prefetch", [0, 1])
 def test_nothing_crosses_an_epoch(graph, prefetch):
     model = make_model(graph, prefetch=prefetch)

@@ -127,6 +127,7 @@ def test_no_checkpoint_in_the_middle_of_an_epoch_that_diverges(tmp_path, spoilt)
     assert len(checkpoints(tmp_path / "run")) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.requires("matplotlib")
 @pytest.mark.parametrize("model", ["sage", "gat"])
 def test_the_command_ends_with_an_error(tmp_path, run_script, model):
@@ -183,6 +184,7 @@ def test_a_best_model_of_no_use_is_not_kept():
     assert run.best is None
 
 
+@pytest.mark.slow
 @pytest.mark.requires("matplotlib", "pyarrow", "safetensors")
 @pytest.mark.parametrize(("runs", "fails_in", "ended"), [(3, 2, [0, 2]), (1, 1, [])])
 def test_runs_that_ended_are_written(tmp_path, run_script, monkeypatch, runs, fails_in, ended):

@@ -237,6 +237,7 @@ def test_more_memory_is_never_slower(data):
         plan(data, model, peaks[0] - 1, dtype="float32", steps=2)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quiet")
 def test_measuring_fits_the_memory_itself(data, monkeypatch):
     """Mini-batches whose measuring would take more than there is aren't measured."""
@@ -339,6 +340,7 @@ def test_components_are_those_of_the_account():
             assert wanted[name] == pytest.approx(held[name], abs=bound), name
 
 
+@pytest.mark.slow
 def test_an_experiment_does_as_planned():
     data = random_graph(num_nodes=400, num_edges=1600, directed=False)
     data.y = data.x[:, :3].argmax(dim=1)
