@@ -474,6 +474,7 @@ def test_options_that_do_nothing_are_named(tmp_path, run_script):
     )
     assert done.code == 0
     assert "warning: --num-parts does nothing with --full-batch" in done.err
+    assert "--correct-drift" not in done.err  # It is on by default, and was not given.
 
 
 @pytest.mark.slow

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from gas.training.measure import MemoryAccount
 
 PER_EPOCH = ("loss", "train_acc", "val_acc", "test_acc", "age", "drift", "seconds", "moved_bytes")
-# A loss counts as risen if it is 1.3 times the lowest, and at least a tenth of the first loss above
-# it: near zero it always varies by more than its third. Rows move far from a drift of .2 on.
+# A loss has risen if it is 1.3 times the lowest, and above it by a tenth of the first epoch's loss:
+# a loss near zero varies by more than 30 % in any training. From a drift of .2 on, rows move far.
 RISEN, SMALL, FAR = 1.3, 0.1, 0.2
 MOST_LOSS = 1e6  # Largest usable mean loss, in nats or relative to the targets' mean square.
 CURE = (
@@ -170,10 +170,9 @@ def mean_age(model: ScalableGNN) -> float:
 def warn_if_unstable(run: Run) -> bool:
     """Warn, and return True, if the loss has risen while the rows of histories move far.
 
-    That is: each of the last three epochs lost at least 1.3 times as much as the best before, and
-    more than that by a tenth of the first epoch's loss; and the channels' means and standard
-    deviations moved by a fifth or more between two pushes; and none of the last three validation
-    scores is as good as the best before.
+    Three conditions must hold: each of the last three losses is above 1.3 times the lowest before,
+    and above it by more than a tenth of the first; none of the last three validation scores is as
+    good as the best before; and ``run.drift`` is at least .2.
     """
     if len(run) < 4:
         return False

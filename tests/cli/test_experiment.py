@@ -154,6 +154,16 @@ def test_models_without_weights_ignore_those_of_the_graph(model):
         assert run.loss == pytest.approx(runs[0].loss, rel=1e-3)
 
 
+def test_stale_rows_are_corrected_unless_the_settings_say_otherwise():
+    corrected, plain = (
+        make("sage", graph(), changes=changes).run(0)
+        for changes in ({"epochs": 2}, {"epochs": 2, "correct_drift": False})
+    )
+    assert all(0 < drift < 10 for drift in corrected.drift)
+    assert all(math.isnan(drift) for drift in plain.drift)
+    assert corrected.loss != plain.loss
+
+
 def test_targets_that_are_neither():
     data = graph()
     data.y = torch.rand(120, 3)

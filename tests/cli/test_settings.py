@@ -82,6 +82,8 @@ def test_published_settings():
     )  # fmt: skip
     assert (cora.reg_weight_decay, cora.nonreg_weight_decay, cora.grad_norm) == (5e-4, 0, 1.0)
     assert about["published"] == {"mean": 83.32, "std": 0.62}
+    assert not cora.correct_drift  # Recipes are those of the paper; defaults those of gas.fit.
+    assert (Settings.default("gat").grad_norm, Settings.default("gat").correct_drift) == (1.0, True)
 
 
 def test_an_empty_file_and_shared_defaults(tmp_path):
