@@ -18,7 +18,7 @@ from torch import Tensor
 import gas
 from gas.checkpoint import checkpoints, finish, peek, prune
 from gas.native import check_integer
-from gas.training import Progress, Run, find_nonfinite_tensor
+from gas.training import AveragedWeights, Progress, Run, find_nonfinite_tensor
 
 UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
@@ -76,6 +76,7 @@ class Checkpoints:
         loader: Any,
         run: Run,
         progress: Progress,
+        average: AveragedWeights,
         about: dict[str, Any],
         perm: Tensor | None = None,
     ) -> None:
@@ -86,6 +87,7 @@ class Checkpoints:
         """
         self._parts = (model, optimizer, loader if hasattr(loader, "state_dict") else None)
         self._run, self._progress, self._about, self._perm = run, progress, about, perm
+        self._objects: dict[str, Any] = {"run": run, "progress": progress, "average": average}
         if not self.resumes:
             return
         found = peek(self.folder, "about").get("about")
@@ -99,7 +101,7 @@ class Checkpoints:
                     f"'resume' goes on with {str(self.folder)!r}, where {key!r} is {old!r}, but "
                     f"now it is {new!r}: choose as before, or name another folder"
                 )
-        gas.load(self.folder, *self._parts, run=run, progress=progress)
+        gas.load(self.folder, *self._parts, **self._objects)
         self._saved = (len(run), progress.steps)
 
     def after_step(self) -> None:
@@ -144,8 +146,7 @@ class Checkpoints:
             *self._parts,
             keep=self.keep,
             background=background,
-            run=self._run,
-            progress=self._progress,
+            **self._objects,
             about=self._about,
             perm=self._perm,  # The original row of every node.
         )

@@ -21,6 +21,7 @@ from gas.cli.setup import Setup
 from gas.native import PeakMemory
 from gas.scalable import free_buffers, is_tracked
 from gas.training import (
+    AveragedWeights,
     Progress,
     Run,
     plan_micro_batches,
@@ -141,17 +142,17 @@ class Experiment(Setup):
         about: dict[str, Any],
         peak: PeakMemory,
     ) -> None:
-        settings = self.settings
+        settings, graph, progress = self.settings, self.graph, Progress()
         optimizer = self._make_optimizer(model)
         self._pack(model)
-        resumes = checkpoints is not None and checkpoints.resumes
-        if not self.full_batch and not resumes:
+        if not self.full_batch and (checkpoints is None or not checkpoints.resumes):
             self._refresh(model)  # The first epoch then reads embeddings instead of zeros.
         augmentation = self._make_augmentation()
         batches, micro_batches = self._make_batches(model, augmentation)
-        progress = Progress()
+        steps = micro_batches, settings.max_steps if settings.average_weights else 1
+        average = AveragedWeights.over_epoch(model, optimizer, batches, *steps)
         if checkpoints is not None:
-            checkpoints.start(model, optimizer, batches, run, progress, about, self.graph.perm)
+            checkpoints.start(model, optimizer, batches, run, progress, average, about, graph.perm)
 
         epoch = partial(
             train_epoch, model, batches, optimizer, split, settings.grad_norm, self.full_batch,
@@ -174,11 +175,11 @@ class Experiment(Setup):
                 augmentation.update_entropy(out)
             return out
 
+        cores = self.training.get("leave_cores", True)
         try:
             run_epochs(
                 model, self.data, epoch, evaluate, settings.epochs, split, finish_epoch,
-                self.metric, self.patience, self.training.get("leave_cores", True), keep, run,
-                progress,
+                self.metric, self.patience, cores, keep, run, progress, average,
             )  # fmt: skip
             if checkpoints is not None:
                 checkpoints.end()

@@ -43,7 +43,7 @@ NEEDS = {
 NOT_FULL_BATCH = (
     "num_parts", "batch_size", "partition", "store", "dtype", "path", "pack", "io", "prefetch",
     "refresh", "memory", "memory_budget", "skip_unlabelled", "scale_loss", "verify",
-    "correct_drift",
+    "correct_drift", "average_weights",
 )  # fmt: skip
 # Arguments whose option has another name.
 OTHER_NAMES = {

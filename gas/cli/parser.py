@@ -109,6 +109,12 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         help="correct stale rows of the histories (yes; with a configuration, what it says)",
     )
+    group.add_argument(
+        "--average-weights",
+        action=argparse.BooleanOptionalAction,
+        help="evaluate and keep the average of the last epoch's weights "
+        "(yes; with a configuration, what it says)",
+    )
     group.add_argument("--edge-dropout", type=float, help=f"({Settings.edge_dropout})")
     group.add_argument("--metric", choices=METRICS, help="(the usual one for the targets)")
 

@@ -44,6 +44,7 @@ class Settings:
     * ``metric``: the score; ``None`` for the usual one of the targets.
     * ``inductive``: train on the graph of the training nodes alone.
     * ``correct_drift``: correct stale rows; see :func:`gas.training.train_epoch`.
+    * ``average_weights``: evaluate and keep averaged weights; see :func:`gas.fit`.
     """
 
     architecture: Mapping[str, Any] = field(default_factory=dict)
@@ -60,6 +61,7 @@ class Settings:
     metric: str | None = None
     inductive: bool = False
     correct_drift: bool = False
+    average_weights: bool = False
 
     def __post_init__(self) -> None:
         for name in ("num_parts", "batch_size", "max_steps", "epochs", "runs"):
@@ -81,14 +83,16 @@ class Settings:
     def default(cls, model: str) -> Settings:
         """Return the default settings of a model, by its name.
 
-        Gradients are clipped and stale rows corrected, as :func:`gas.fit` does.
+        Gradients are clipped, stale rows corrected and weights averaged, as :func:`gas.fit` does.
 
         Raises:
             ValueError: If there is no such model.
         """
         if model not in ARCHITECTURES:
             raise ValueError(f"'model' is {model!r}, expected one of {', '.join(ARCHITECTURES)}")
-        return cls(dict(ARCHITECTURES[model]), grad_norm=1.0, correct_drift=True)
+        return cls(
+            dict(ARCHITECTURES[model]), grad_norm=1.0, correct_drift=True, average_weights=True
+        )
 
     @classmethod
     def load(cls, path: str | Path) -> tuple[Settings, dict[str, Any]]:

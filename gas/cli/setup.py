@@ -29,6 +29,7 @@ from gas.datasets import check_parts
 from gas.graph import check_data_features, with_csr_features
 from gas.native import PeakMemory, check_integer
 from gas.training import (
+    MOST_FULL_NODES,
     Plan,
     baseline,
     is_real,
@@ -40,8 +41,6 @@ from gas.training import (
 
 if TYPE_CHECKING:
     from gas.scalable import Verification
-
-MOST_FULL_NODES = 20_000  # Graphs up to this size are evaluated as one batch.
 
 
 class Setup:

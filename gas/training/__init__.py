@@ -2,10 +2,11 @@
 
 from gas.native import share_cores
 from gas.scalable import activation_bytes
+from gas.training.average import AveragedWeights
 from gas.training.cost import Candidate, Linear
 from gas.training.evaluation import SPLITS, Predictions, evaluate, prediction_columns, predictions
 from gas.training.fit import fit, run_epochs
-from gas.training.full_batch import FullBatch
+from gas.training.full_batch import MOST_FULL_NODES, FullBatch
 from gas.training.links import compute_hits, compute_mrr, link_loss, rank_links
 from gas.training.loop import train_epoch
 from gas.training.measure import (
@@ -34,10 +35,12 @@ from gas.training.planner import Plan, plan, plan_micro_batches
 from gas.training.record import Progress, Run, divergence_error, find_nonfinite_tensor, mean_age
 
 __all__ = [
+    "AveragedWeights",
     "Candidate",
     "FullBatch",
     "Linear",
     "METRICS",
+    "MOST_FULL_NODES",
     "SPLITS",
     "MemoryAccount",
     "Plan",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 import time
@@ -17,7 +18,8 @@ from gas.graph import PERM, open_if_path, to_original_order
 from gas.loader import EvalSubgraphLoader, SubgraphLoader
 from gas.native import check_integer, report_progress, share_cores
 from gas.scalable import ScalableGNN, is_tracked, moved_bytes
-from gas.training.full_batch import FullBatch
+from gas.training.average import AveragedWeights
+from gas.training.full_batch import MOST_FULL_NODES, FullBatch
 from gas.training.loop import check_optimizer, train_epoch
 from gas.training.metrics import METRICS, metric_of, score, split_mask
 from gas.training.record import (
@@ -41,6 +43,7 @@ def fit(
     batch_size: int | None = None,
     grad_norm: float | None = 1.0,
     correct_drift: bool = True,
+    average_weights: bool = True,
     metric: str | None = None,
     split: int = 0,
     patience: int | None = None,
@@ -58,10 +61,11 @@ def fit(
         run = gas.fit(model, graph, optimizer, epochs=50, batch_size=64)
         print(run.test_acc[run.best_epoch])
 
-    The histories are filled before the first epoch and by every evaluation, which also sets the
+    The histories are filled before the first epoch and at the end. Every evaluation sets the
     running statistics of batch norms to those of the whole graph, see
-    :meth:`gas.ScalableGNN.refresh`. A graph of one part is trained as a full batch, without
-    histories. Use :func:`train_epoch` for a loop of your own.
+    :meth:`gas.ScalableGNN.refresh`. Graphs of up to 20,000 nodes are evaluated as one batch; larger
+    ones layer by layer, which also fills the histories. A graph of one part is trained as a full
+    batch, without histories. Use :func:`train_epoch` for a loop of your own.
 
     Args:
         model: The model.
@@ -73,14 +77,18 @@ def fit(
         grad_norm: Clip the norm of the gradient to this, which keeps training with stale rows
             from oscillating; ``None`` doesn't clip. (default: ``1.0``)
         correct_drift: See :func:`train_epoch`. (default: ``True``)
+        average_weights: Evaluate, and keep, the average of the weights over about the last epoch's
+            steps, which is better and steadier than the weights after any of them. Training goes on
+            with the weights themselves. (default: ``True``)
         metric: One of :data:`gas.training.METRICS`. (default: the usual one for ``y``)
         split: Which split of masks of shape ``[N, S]``. (default: ``0``)
         patience: Stop once the validation score has not risen for this many epochs.
             (default: never)
-        keep_best: Load the weights of the epoch with the best validation score at the end.
-            (default: ``True``)
+        keep_best: Load the weights of the epoch with the best validation score at the end, not
+            those of the last. (default: ``True``)
         log: Report progress on standard error, every ten seconds. (default: ``True``)
-        on_epoch: Called after each epoch with the record so far. (default: nothing)
+        on_epoch: Called after each epoch with the record so far; the model then has the weights
+            with which training goes on. (default: nothing)
         **options: Further arguments of :func:`train_epoch`, such as ``loss_fn``.
 
     Returns:
@@ -94,44 +102,61 @@ def fit(
     _check(model, epochs, patience, metric, options)
     check_optimizer(model, optimizer)
     loader = _make_loader(graph, batch_size)
-    stored = loader.data
-    table = _labels_in_original_order(stored)
-    inference = _make_inference_loader(loader)
+    table = _labels_in_original_order(loader.data)
+    full, inference = _make_full_batch(model, loader), _make_inference_loader(loader)
     is_whole = loader.ptr.numel() == 2  # Then it is trained as a full batch.
-    place = model.device, loader.layout, loader.edge_weight
-    batches = FullBatch(stored, *place, check=False) if is_whole else loader
+    batches = full if is_whole and full is not None else loader
     run, progress = Run(split=split), Progress()
     epoch = partial(
         train_epoch, model, batches, optimizer, split, grad_norm, is_whole, progress=progress,
         correct_drift=correct_drift, **options,
     )  # fmt: skip
     has_norms = not is_whole and any(is_tracked(module) for module in model.modules())
+    evaluate = partial(_evaluate, full, inference, has_norms)
 
-    def evaluate(model: ScalableGNN) -> Tensor:
-        if has_norms:
-            model.train().refresh(inference, log=False)
-        return model.eval().predict(inference, log=False)  # It also fills the histories.
+    def report(run: Run) -> None:
+        ticker.done = len(run)
+        ticker.note = _format_epoch(run)
+        if on_epoch is not None:
+            on_epoch(run)
 
+    steps = options.get("micro_batches", 1), options.get("max_steps") if average_weights else 1
+    average = AveragedWeights.over_epoch(model, optimizer, batches, *steps)
     try:
         if not is_whole:
             model.train().refresh(inference, norms=has_norms, log=False)
         with report_progress("training", epochs, log) as ticker:
-
-            def report(run: Run) -> None:
-                ticker.done = len(run)
-                ticker.note = _format_epoch(run)
-                if on_epoch is not None:
-                    on_epoch(run)
-
-            return run_epochs(
+            run_epochs(
                 model, table, epoch, evaluate, epochs, split, report, metric, patience,
-                options.get("leave_cores", True), keep_best, run, progress,
+                options.get("leave_cores", True), keep_best, run, progress, average,
             )  # fmt: skip
+        if run.best is None:
+            average.load_into_model()
+            model.refresh(inference, norms=False, log=False)
+        return run
     finally:
+        average.stop()
         if run.best is not None:
             model.load_state_dict(run.best.state)
             model.refresh(inference, norms=False, log=False)
         model.eval()
+
+
+def _evaluate(
+    full: FullBatch | None, inference: EvalSubgraphLoader, has_norms: bool, model: ScalableGNN
+) -> Tensor:
+    """Set running statistics, and compute every node's output.
+
+    Evaluation of the whole graph at once leaves the histories as they are; layer by layer, it fills
+    them.
+    """
+    if full is None:
+        if has_norms:
+            model.train().refresh(inference, log=False)
+        return model.eval().predict(inference, log=False)
+    if has_norms:
+        full.refresh(model.train(), fill=False)
+    return to_original_order(inference.data, full(model.eval()).cpu())
 
 
 def _check(
@@ -181,6 +206,14 @@ def _make_loader(graph: Any, batch_size: int | None) -> SubgraphLoader:
     return SubgraphLoader(graph, batch_size=batch_size, shuffle=True, log=False)
 
 
+def _make_full_batch(model: ScalableGNN, loader: SubgraphLoader) -> FullBatch | None:
+    """Return the graph of a loader as one batch, if it is small or trained as a full batch."""
+    if loader.ptr.numel() > 2 and loader.data.num_nodes > MOST_FULL_NODES:
+        return None
+    layout, edge_weight = loader.layout, loader.edge_weight
+    return FullBatch(loader.data, model.device, layout, edge_weight, check=False)
+
+
 def _make_inference_loader(loader: SubgraphLoader) -> EvalSubgraphLoader:
     """Return a loader that evaluates on the graph of a loader."""
     return EvalSubgraphLoader(
@@ -226,6 +259,7 @@ def run_epochs(
     keep: bool = False,
     run: Run | None = None,
     progress: Progress | None = None,
+    average: AveragedWeights | None = None,
 ) -> Run:
     """Train and evaluate by functions of the caller; :func:`fit` is for the usual ones.
 
@@ -245,6 +279,7 @@ def run_epochs(
         run: The record to fill, with the epochs before an interruption. (default: a new one)
         progress: The progress that ``epoch`` fills; see :func:`train_epoch`.
             (default: the epoch starts anew)
+        average: Averaged weights, which are evaluated and kept. (default: the model's)
 
     Raises:
         FloatingPointError: If training diverges: raised by ``epoch``, or at the end, if weights
@@ -262,18 +297,18 @@ def run_epochs(
     try:
         while len(run) < epochs and not run.has_stalled(patience):
             _run_epoch(model, epoch, run, done)
-            model.eval()
-            with torch.no_grad(), share_cores(leave_cores):
-                out = evaluate(model).cpu()
-            is_finite = find_nonfinite_tensor(dict(model.named_parameters())) is None
-            for key, curve in curves.items():  # NaN is lower than any score.
-                curve.append(score(metric, out, y, masks[key]) if is_finite else math.nan)
-            if keep and run.best_epoch == len(run) - 1:
-                state = {
-                    key: value.detach().cpu().clone().contiguous()
-                    for key, value in model.state_dict().items()
-                }
-                run.best = BestEpoch(run.best_epoch, state, out)
+            with contextlib.nullcontext() if average is None else average.in_model():
+                with torch.no_grad(), share_cores(leave_cores):
+                    out = evaluate(model.eval()).cpu()
+                is_finite = find_nonfinite_tensor(dict(model.named_parameters())) is None
+                for key, curve in curves.items():  # NaN is lower than any score.
+                    curve.append(score(metric, out, y, masks[key]) if is_finite else math.nan)
+                if keep and run.best_epoch == len(run) - 1:
+                    state = {
+                        key: value.detach().cpu().clone().contiguous()
+                        for key, value in model.state_dict().items()
+                    }
+                    run.best = BestEpoch(run.best_epoch, state, out)
             has_warned = has_warned or warn_if_unstable(run)
             if on_epoch is not None:
                 on_epoch(run)

@@ -14,6 +14,8 @@ from gas.graph import Versions, with_csr_features
 from gas.loader import EvalSubgraphLoader, SubData, tensors
 from gas.scalable import GraphNorms, ScalableGNN, preserve_modes
 
+MOST_FULL_NODES = 20_000  # Graphs up to this size are evaluated as one batch.
+
 
 class FullBatch:
     """The whole graph as one batch without a halo, for full-batch training and evaluation.

@@ -155,13 +155,25 @@ def test_models_without_weights_ignore_those_of_the_graph(model):
 
 
 def test_stale_rows_are_corrected_unless_the_settings_say_otherwise():
+    data = graph()
     corrected, plain = (
-        make("sage", graph(), changes=changes).run(0)
+        make("sage", data, changes=changes).run(0)
         for changes in ({"epochs": 2}, {"epochs": 2, "correct_drift": False})
     )
     assert all(0 < drift < 10 for drift in corrected.drift)
     assert all(math.isnan(drift) for drift in plain.drift)
     assert corrected.loss != plain.loss
+
+
+def test_averaged_weights_are_scored_and_kept():
+    data = graph()
+    averaged, plain = (
+        make("sage", data, changes={"epochs": 2, "average_weights": on}).run(0, keep=True)
+        for on in (True, False)
+    )
+    assert averaged.loss[0] == plain.loss[0]  # The first epoch is trained alike.
+    weights = [run.best.state["convs.0.lin_l.weight"] for run in (averaged, plain)]
+    assert not torch.equal(*weights)
 
 
 def test_targets_that_are_neither():

@@ -82,8 +82,10 @@ def test_published_settings():
     )  # fmt: skip
     assert (cora.reg_weight_decay, cora.nonreg_weight_decay, cora.grad_norm) == (5e-4, 0, 1.0)
     assert about["published"] == {"mean": 83.32, "std": 0.62}
-    assert not cora.correct_drift  # Recipes are those of the paper; defaults those of gas.fit.
-    assert (Settings.default("gat").grad_norm, Settings.default("gat").correct_drift) == (1.0, True)
+    # Recipes are those of the paper; defaults those of gas.fit.
+    assert (cora.correct_drift, cora.average_weights) == (False, False)
+    default = Settings.default("gat")
+    assert (default.grad_norm, default.correct_drift, default.average_weights) == (1.0, True, True)
 
 
 def test_an_empty_file_and_shared_defaults(tmp_path):
@@ -143,7 +145,7 @@ def test_sizes_follow_the_graph():
         ("num_parts: 1.5", "'num_parts' is 1.5, expected an integer"),
         ("grad_norm: none", "'grad_norm' is 'none', expected a number"),
         ("metric: mape", "'metric' is 'mape', expected one of accuracy"),
-        ("epoch: 3", "'epoch' is no setting, expected some of architecture, batch_size"),
+        ("epoch: 3", "'epoch' is no setting, expected some of architecture, average_weights"),
         ("epochs: true", "'epochs' is True, expected an integer"),
         ("lr: true", "'lr' is True, expected a number"),
         ("edge_dropout: 1.5", "'edge_dropout' is 1.5, expected less than 1"),

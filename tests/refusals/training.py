@@ -19,6 +19,7 @@ from gas.contrib.simulation import Machine, PartitionStatistics, partition_stati
 from gas.contrib.simulation.local_ranks import measure_ranks
 from gas.loader import PartSampler
 from gas.training import (
+    AveragedWeights,
     FullBatch,
     Run,
     loss_of,
@@ -278,6 +279,9 @@ CASES = {
     "fit, features in place of a graph": lambda t: fit(ring().x),
     "fit, an optimizer of another model": lambda t: gas.fit(
         gcn(), cut(), torch.optim.SGD(gcn().parameters(), 0.1), 1
+    ),
+    "fit, an optimizer that isn't one of PyTorch's": lambda t: AveragedWeights(
+        torch.nn.Linear(2, 2), object(), 8
     ),
     "fit, a graph that was not clustered": lambda t: fit(load()),
     "fit, no labels": lambda t: fit(cut(y=None)),

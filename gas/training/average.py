@@ -1,0 +1,99 @@
+"""Average of the weights over the steps of about an epoch."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sized
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+
+class AveragedWeights:
+    """Average the weights of a model exponentially, after every step of its optimizer.
+
+    A step of a mini-batch is noisy, and with a constant learning rate the weights jump around a
+    point that is better than any of them: their average.
+
+    Args:
+        model: The model.
+        optimizer: The optimizer of its parameters.
+        steps: Average over about this many steps, and over fewer at the start, so that the first
+            weights are forgotten. With ``1``, the average is the weights themselves.
+
+    Raises:
+        ValueError: If ``optimizer`` isn't one of PyTorch's.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: float
+    ) -> None:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise ValueError(
+                f"'optimizer' is a {type(optimizer).__name__}, whose steps can't be followed to "
+                "average weights: pass a torch.optim.Optimizer, or average_weights=False"
+            )
+        self._decay = 1 - 1 / max(steps, 1)
+        self._weights = list(model.parameters())
+        self._average = [weight.detach().clone() for weight in self._weights]
+        self._steps = 0
+        self._hook = optimizer.register_step_post_hook(self._update)
+
+    def stop(self) -> None:
+        """Ignore further steps of the optimizer."""
+        self._hook.remove()
+
+    @classmethod
+    def over_epoch(
+        cls,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loader: Iterable[Any],
+        micro_batches: int = 1,
+        max_steps: int | None = None,
+    ) -> AveragedWeights:
+        """Average over the steps that :func:`gas.training.train_epoch` makes with a loader."""
+        steps = math.inf if max_steps is None else max_steps
+        if isinstance(loader, Sized):
+            steps = min(steps, math.ceil(len(loader) / micro_batches))
+        return cls(model, optimizer, steps)
+
+    @torch.no_grad()
+    def _update(self, *_: object) -> None:
+        """Add the weights after a step to the average."""
+        self._steps += 1
+        decay = min(self._decay, self._steps / (10 + self._steps))
+        update = get_ema_multi_avg_fn(decay)
+        update(self._average, [weight.detach() for weight in self._weights], self._steps)
+
+    @contextlib.contextmanager
+    def in_model(self) -> Iterator[None]:
+        """Give the model the averaged weights in this context."""
+        before = [weight.detach().clone() for weight in self._weights]
+        self.load_into_model()
+        try:
+            yield
+        finally:
+            _copy(before, self._weights)
+
+    def load_into_model(self) -> None:
+        """Give the model the averaged weights."""
+        _copy(self._average, self._weights)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the average and the number of steps, for a checkpoint."""
+        return {"average": self._average, "steps": self._steps}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore :meth:`state_dict`."""
+        _copy(state["average"], self._average)
+        self._steps = state["steps"]
+
+
+@torch.no_grad()
+def _copy(values: list[Tensor], to: list[Tensor] | list[torch.nn.Parameter]) -> None:
+    for value, target in zip(values, to, strict=True):
+        target.copy_(value)
