@@ -456,7 +456,8 @@ def test_a_device_that_is_not_there(script, monkeypatch, capsys):
 def test_time_to_accuracy(script, monkeypatch, tmp_path):
     module = script("time_to_accuracy")
     monkeypatch.setattr(module, "MOST_EPOCHS", 4)
-    monkeypatch.setattr(module, "CONTENDERS", {"corrected": (6, 2, True), "as is": (6, 2, False)})
+    ways = {"corrected": (6, 2, {}), "as is": (6, 2, {"correct_drift": False})}
+    monkeypatch.setattr(module, "CONTENDERS", ways)
     monkeypatch.setattr(gas, "cluster", functools.partial(gas.cluster, method="random"))
     name, case = str(tmp_path / "table"), "planted:600:SAGE:none:0.01"
     monkeypatch.setattr(sys, "argv", ["time_to_accuracy", "--name", name, "--cases", case])
@@ -480,9 +481,9 @@ def test_time_to_accuracy(script, monkeypatch, tmp_path):
     monkeypatch.setattr(module, "train", lambda *args: trained.append(args[3]) or train(*args))
     module.main()
     assert not trained  # What is saved isn't measured again.
-    monkeypatch.setattr(module, "CONTENDERS", {**module.CONTENDERS, "another": (6, 3, True)})
+    monkeypatch.setattr(module, "CONTENDERS", {**ways, "another": (6, 3, {})})
     module.main()
-    assert trained == [(6, 3, True)]
+    assert trained == [(6, 3, {})]
 
 
 @pytest.mark.parametrize(("sets", "low", "high"), [(6, 1, 6), (9, 2, 8), (24, 7, 18)])

@@ -93,8 +93,8 @@ def experiment(namespace, printed):
 
 
 def planned(namespace, printed):
-    assert "steps per epoch" in printed
-    assert len(namespace["loader"]) == 8 * namespace["plan"].micro_batches
+    assert "accuracy." in printed
+    assert len(namespace["loader"]) == namespace["plan"].steps
 
 
 def parts_by_loss(namespace, printed):

@@ -76,9 +76,9 @@ class Checkpoints:
         loader: Any,
         run: Run,
         progress: Progress,
-        average: AveragedWeights,
         about: dict[str, Any],
         perm: Tensor | None = None,
+        average: AveragedWeights | None = None,
     ) -> None:
         """Register the parts of the training, and load the newest checkpoint to resume from it.
 
@@ -87,7 +87,9 @@ class Checkpoints:
         """
         self._parts = (model, optimizer, loader if hasattr(loader, "state_dict") else None)
         self._run, self._progress, self._about, self._perm = run, progress, about, perm
-        self._objects: dict[str, Any] = {"run": run, "progress": progress, "average": average}
+        self._objects: dict[str, Any] = {"run": run, "progress": progress}
+        if average is not None and average.is_on:
+            self._objects["average"] = average
         if not self.resumes:
             return
         found = peek(self.folder, "about").get("about")

@@ -47,7 +47,8 @@ class Experiment(Setup):
             (default: ``"full"`` up to 20,000 nodes, or with ``full_batch``)
         refresh: How all histories are made exact after each epoch: ``"full"``, ``"layerwise"``,
             or ``"none"``. They are always filled before the first epoch. (default: as
-            ``evaluation``, which costs nothing extra)
+            ``evaluation``, which costs nothing extra; ``"none"`` where that is ``"full"`` and
+            weights are averaged)
         layout: See :class:`gas.SubgraphLoader`. (default: ``"fused"`` on the CPU and on GPUs that
             the extension was compiled for, ``"csr"`` elsewhere)
         partition: See :func:`gas.metis`. (default: ``"metis"``)
@@ -152,7 +153,7 @@ class Experiment(Setup):
         steps = micro_batches, settings.max_steps if settings.average_weights else 1
         average = AveragedWeights.over_epoch(model, optimizer, batches, *steps)
         if checkpoints is not None:
-            checkpoints.start(model, optimizer, batches, run, progress, average, about, graph.perm)
+            checkpoints.start(model, optimizer, batches, run, progress, about, graph.perm, average)
 
         epoch = partial(
             train_epoch, model, batches, optimizer, split, settings.grad_norm, self.full_batch,

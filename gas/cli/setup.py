@@ -77,14 +77,14 @@ class Setup:
         training: dict[str, Any] | None = None,
         **histories: Any,
     ) -> None:
-        if evaluation is None:
-            small = data.num_nodes <= MOST_FULL_NODES
-            evaluation = "full" if full_batch or small else "layerwise"
-        refresh = refresh or ("none" if full_batch else evaluation)
+        is_whole = full_batch or data.num_nodes <= MOST_FULL_NODES
+        evaluation = evaluation or ("full" if is_whole else "layerwise")
+        # Training doesn't go on with the averaged weights that are evaluated.
+        keeps = full_batch or (settings.average_weights and evaluation == "full")
+        refresh = refresh or ("none" if keeps else evaluation)
         layout = layout or ("fused" if native.computes_on(torch.device(device)) else "csr")
         check_modes(model, evaluation, refresh, full_batch)
-        self.cls = MODELS[model]
-        self.out_channels = out_channels
+        self.cls, self.out_channels = MODELS[model], out_channels
         self.settings = settings
         self.full_batch, self.prefetch = full_batch, prefetch
         self.evaluation, self.refresh = evaluation, refresh
@@ -169,6 +169,7 @@ class Setup:
                 memory,
                 num_parts=self.settings.num_parts,
                 batch_size=self.settings.batch_size,
+                steps=8,
                 dtype=dtype,
                 store=store,
                 evaluation=self.evaluation,

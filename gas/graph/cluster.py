@@ -36,6 +36,9 @@ class Model(Protocol):
     def parts_within(self, memory: int, cut: Callable[[int], Data]) -> int:
         """Return the number of parts for which a mini-batch of one part fits into memory."""
 
+    def _plan_parts(self, data: Data, options: PartitionOptions) -> tuple[int, int]:
+        """Return the number of parts, and of parts per mini-batch, for the best training."""
+
 
 def cluster(
     data: Data,
@@ -70,8 +73,10 @@ def cluster(
             then has ``parts`` and ``perm``. ``shards``, ``"auto"``, ``edge_weight``, ``in_place``,
             ``out``, ``balance`` and ``sparse_features`` are not supported for it.
         num_parts: The number of parts, between 1 and the number of nodes. No part is empty.
-            ``"auto"``: the smallest number for which a mini-batch of one part fits ``memory``;
-            ``batch_size`` of the graph is then 1. A multiple of ``shards``.
+            A multiple of ``shards``. ``"auto"``: what :func:`gas.plan` expects to be best for
+            ``model``, on the CPU, in the memory that is free, ``batch_size`` of the graph included;
+            it may be a single part, a full batch. With ``memory``, the smallest number for which a
+            mini-batch of one part fits it; ``batch_size`` of the graph is then 1.
         shards: The number of processes for distributed training. The graph is partitioned into
             so many shards, and each of these into equally many parts, so that few edges connect
             processes. (default: ``1``)
@@ -128,10 +133,15 @@ def cluster(
             features aren't finite, or ``model`` isn't exact on it; if ``out`` isn't empty, or an
             attribute can't be written into it.
         OSError: If the disk of ``out`` is too small.
-        MemoryError: If ``memory`` is too little for one node.
+        MemoryError: If ``memory`` is too little for one node, or nothing fits the free memory.
     """
     memory = _check_arguments(num_parts, shards, model, memory, in_place, out)
     check_is_graph(data)
+    if isinstance(data, HeteroData) and num_parts == "auto":
+        raise ValueError(
+            "'num_parts' is 'auto', which gas.cluster doesn't have for heterogeneous graphs: give "
+            "a number"
+        )
     _check_model(model)
     options = PartitionOptions(recursive, method, seed, cache, log)
     if isinstance(data, HeteroData):
@@ -155,13 +165,16 @@ def cluster(
     pays = getattr(model, "_supports_sparse_features", False)
     data = with_sparse_features(data, sparse_features, pays, log)
     check_edge_rows(data, data.num_edges)  # A transform may add edges that have none.
+    batch_size = None if memory is None else 1  # A mini-batch of one part is what fits.
+    if num_parts == "auto" and memory is None and model is not None:
+        num_parts, batch_size = model._plan_parts(data, options)
     weighted = None if edge_weight is None else read_graph(data)
     if model is not None:
         data = _prepare(data, model)
     edges = read_graph(data)
-    if memory is not None:
+    if batch_size is not None:
         data = copy.copy(data)
-        data[BATCH_SIZE] = 1  # A mini-batch of one part is what fits.
+        data[BATCH_SIZE] = batch_size
     writer = None if folder is None else GraphWriter(folder, data, edges)
     cut = weighted or edges
     partition = _Partition(data, before, edges, cut, shards, options, edge_weight, classes)
@@ -188,12 +201,18 @@ def _check_arguments(
     out: str | Path | None,
 ) -> int | None:
     """Refuse arguments that contradict each other; return ``memory`` in bytes, if it is given."""
-    if (num_parts == "auto") != (memory is not None) or (memory is not None and model is None):
+    check_integer("shards", shards, 1)
+    is_auto = num_parts == "auto"
+    if (memory is not None and not is_auto) or (is_auto and model is None):
         raise ValueError(
             f"'num_parts' is {num_parts!r} and 'memory' {memory}: expected num_parts='auto' with "
-            "both 'memory', the bytes of a mini-batch, and 'model', or a number of parts alone"
+            "'model', and perhaps 'memory', the bytes of a mini-batch, or a number of parts alone"
         )
-    check_integer("shards", shards, 1)
+    if is_auto and memory is None and shards > 1:
+        raise ValueError(
+            f"'num_parts' is 'auto' and 'shards' {shards}, but the planner knows a single process: "
+            "pass 'memory', the bytes of a mini-batch, or a number of parts"
+        )
     limit = None if memory is None else bytes_of("memory", memory)
     if in_place and out is not None:
         raise ValueError(

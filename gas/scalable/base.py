@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Hashable, Iterator, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any, ClassVar, cast
 
 import torch
 from torch_geometric.nn import MessagePassing
@@ -38,6 +38,7 @@ class HistoryModel(torch.nn.Module):
     num_nodes: Any
     _engine: TransferEngine
     _factory: HistoryFactory
+    _planner: ClassVar[Callable[..., Any]]  # Set by gas.training, which builds on this.
     _is_static = False  # Whether forward does the same for every batch, whatever it contains.
     _check_io = staticmethod(check_io)
     _drift: DriftCorrection | None = None  # In training that corrects stale rows.

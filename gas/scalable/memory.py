@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch_geometric.data import Data
 
+from gas.graph import PartitionOptions
 from gas.loader import SubData, SubgraphLoader, num_bytes, tensors_in_memory
 from gas.native import human
 from gas.scalable.base import preserve_modes
@@ -81,6 +84,20 @@ def run_forward(model: BatchModel, batch: SubData) -> tuple[Tensor, ...]:
         return (model(batch, push=False),)
     x, adj_t, kwargs = model.inputs_of(batch.data)
     return (model(x, adj_t, **kwargs),)
+
+
+def plan_parts(model: BatchModel, data: Data, options: PartitionOptions) -> tuple[int, int]:
+    """Return the parts, and parts per mini-batch, that :func:`gas.plan` chooses for a model."""
+    store: Any = model._factory.store
+    if not callable(store) and len(model.histories):
+        store = model.histories[0].store.tier  # They lie there already.
+    plan = type(model)._planner(
+        data, model, dtype=model._factory.codec, store=store, method=options.method,
+        seed=options.seed, cache=options.cache, log=options.log,
+    )  # fmt: skip
+    if options.log:
+        print(plan.why, file=sys.stderr)
+    return plan.num_parts, plan.batch_size
 
 
 def parts_within(model: BatchModel, memory: int, cut: Callable[[int], Data]) -> int:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
 
-from gas.graph import SHARD, check_is_graph, open_if_path
+from gas.graph import SHARD, PartitionOptions, check_is_graph, open_if_path
 from gas.history import (
     Codec,
     HistoryFactory,
@@ -33,7 +33,7 @@ from gas.scalable.base import history_widths
 from gas.scalable.call import BatchModel, Calls
 from gas.scalable.former import FormerNames
 from gas.scalable.inference import loader_of, predict_every_node, refresh, run_inference
-from gas.scalable.memory import parts_within
+from gas.scalable.memory import parts_within, plan_parts
 from gas.scalable.node_predictor import predict_nodes
 from gas.scalable.one_batch import OneBatch
 from gas.scalable.pack import PackingSummary, pack
@@ -294,6 +294,9 @@ class ScalableGNN(FormerNames, BatchModel):
                 "whole graph, gas.cluster(data, num_parts, shards=2, model=model)"
             )
         return data if self.transform is None else self.transform(copy.copy(data))
+
+    def _plan_parts(self, data: Data, options: PartitionOptions) -> tuple[int, int]:
+        return plan_parts(self, data, options)
 
     def parts_within(self, memory: int, cut: Callable[[int], Data]) -> int:
         """Return the number of parts for ``gas.cluster(data, "auto", memory=...)``.

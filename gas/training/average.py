@@ -22,7 +22,8 @@ class AveragedWeights:
         model: The model.
         optimizer: The optimizer of its parameters.
         steps: Average over about this many steps, and over fewer at the start, so that the first
-            weights are forgotten. With ``1``, the average is the weights themselves.
+            weights are forgotten, in float32 or better. Of one step, the weights are the average,
+            and nothing is kept.
 
     Raises:
         ValueError: If ``optimizer`` isn't one of PyTorch's.
@@ -31,20 +32,30 @@ class AveragedWeights:
     def __init__(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: float
     ) -> None:
+        self._steps, self._decay = 0, 1 - 1 / max(steps, 1)
+        self._weights: list[torch.nn.Parameter] = []
+        self._average: list[Tensor] = []
+        self._hook: Any = None
+        if not self.is_on:
+            return
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise ValueError(
-                f"'optimizer' is a {type(optimizer).__name__}, whose steps can't be followed to "
-                "average weights: pass a torch.optim.Optimizer, or average_weights=False"
+                f"'optimizer' is of type {type(optimizer).__name__}, whose steps can't be "
+                "followed: pass a torch.optim.Optimizer, or average_weights=False"
             )
-        self._decay = 1 - 1 / max(steps, 1)
-        self._weights = list(model.parameters())
-        self._average = [weight.detach().clone() for weight in self._weights]
-        self._steps = 0
+        self._weights = [weight for weight in model.parameters() if weight.is_floating_point()]
+        self._average = [_at_least_float32(weight).clone() for weight in self._weights]
         self._hook = optimizer.register_step_post_hook(self._update)
+
+    @property
+    def is_on(self) -> bool:
+        """Return whether there is anything to average."""
+        return self._decay > 0
 
     def stop(self) -> None:
         """Ignore further steps of the optimizer."""
-        self._hook.remove()
+        if self._hook is not None:
+            self._hook.remove()
 
     @classmethod
     def over_epoch(
@@ -67,7 +78,7 @@ class AveragedWeights:
         self._steps += 1
         decay = min(self._decay, self._steps / (10 + self._steps))
         update = get_ema_multi_avg_fn(decay)
-        update(self._average, [weight.detach() for weight in self._weights], self._steps)
+        update(self._average, [_at_least_float32(weight) for weight in self._weights], self._steps)
 
     @contextlib.contextmanager
     def in_model(self) -> Iterator[None]:
@@ -91,6 +102,10 @@ class AveragedWeights:
         """Restore :meth:`state_dict`."""
         _copy(state["average"], self._average)
         self._steps = state["steps"]
+
+
+def _at_least_float32(weight: Tensor) -> Tensor:
+    return weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
 
 
 @torch.no_grad()

@@ -24,38 +24,16 @@ from gas.training.measure import (
     optimizer_seconds,
     release_freed_memory,
 )
+from gas.training.ways import Way, relative_epochs
 
 MOST_SAMPLED = 4  # Mini-batches whose halo is counted, for each number and size of parts.
-MOST_PARTS = 2048
-LEAST_NODES = 100  # Nodes per part.
 ROWS = 1 << 22  # Edges that are counted at once.
 EPOCHS = 5  # The largest mini-batch is that of this many epochs of random ones.
 # Freed blocks that the C library keeps, relative to the bytes of a mini-batch: usually, and at
 # most. It was 3.4 for 6 layers of 128 with cached batches, which fragment memory.
 FREED, MOST_FREED = 1.0, 4.0
 
-Way = tuple[int, int, int]  # Parts, parts per mini-batch, mini-batches per step.
 Store = str | StoreFactory | None
-
-
-def find_ways(
-    num_nodes: int, num_parts: int | None, batch_size: int | None, steps: int
-) -> Iterator[Way]:
-    """Yield ways to cut a graph so that an epoch has ``steps`` steps of equal size."""
-    steps = min(steps, num_nodes)
-    if num_parts is not None:
-        numbers = [num_parts]
-    elif batch_size is not None:
-        numbers = [min(steps * batch_size, num_nodes)]
-    else:
-        most = min(MOST_PARTS, num_nodes // LEAST_NODES)
-        doublings = range(max(0, int(math.log2(max(1, most // steps)))) + 1)
-        numbers = [steps * 2**i for i in doublings]
-    for parts in numbers:
-        per_step = min(batch_size or max(1, parts // steps), parts)
-        for micro in range(1, per_step + 1):
-            if per_step % micro == 0:
-                yield parts, per_step // micro, micro
 
 
 class Sample:
@@ -227,6 +205,16 @@ class Candidate:
     epoch_seconds: float
     components: dict[str, int] = field(repr=False, compare=False)
 
+    @property
+    def steps(self) -> int:
+        """Steps of the optimizer per epoch."""
+        return math.ceil(self.num_parts / self.batch_size / self.micro_batches)
+
+    @property
+    def relative_seconds(self) -> float:
+        """Seconds in which it learns what a full batch learns in an epoch."""
+        return self.epoch_seconds * relative_epochs(self.steps)
+
     def may_exceed(self, limit: int) -> bool:
         """Return whether freed blocks that the C library keeps might exceed a limit of memory."""
         freed = self.components["freed, not given back"]
@@ -301,7 +289,7 @@ class Predictor:
             components["kept batches"] = int(min(between, CACHE_BYTES))
         components |= self._history_bytes(codec, store)
         components |= self._batch_bytes(largest, extra[1])
-        is_kept = batch_size == 1 and between <= CACHE_BYTES
+        is_kept = num_parts == 1 or (batch_size == 1 and between <= CACHE_BYTES)
         seconds = self._step(mean) + (0 if is_kept else self._cut(mean))
         seconds += extra[0] * (mean.own + mean.halo)
         return Candidate(

@@ -19,7 +19,7 @@ from gas.loader import EvalSubgraphLoader, SubgraphLoader
 from gas.native import check_integer, report_progress, share_cores
 from gas.scalable import ScalableGNN, is_tracked, moved_bytes
 from gas.training.average import AveragedWeights
-from gas.training.full_batch import MOST_FULL_NODES, FullBatch
+from gas.training.full_batch import MOST_FULL_EDGES, MOST_FULL_NODES, FullBatch
 from gas.training.loop import check_optimizer, train_epoch
 from gas.training.metrics import METRICS, metric_of, score, split_mask
 from gas.training.record import (
@@ -63,9 +63,9 @@ def fit(
 
     The histories are filled before the first epoch and at the end. Every evaluation sets the
     running statistics of batch norms to those of the whole graph, see
-    :meth:`gas.ScalableGNN.refresh`. Graphs of up to 20,000 nodes are evaluated as one batch; larger
-    ones layer by layer, which also fills the histories. A graph of one part is trained as a full
-    batch, without histories. Use :func:`train_epoch` for a loop of your own.
+    :meth:`gas.ScalableGNN.refresh`. Graphs of up to 20,000 nodes and 3 million edges are evaluated
+    as one batch; larger ones layer by layer, which also fills the histories. A graph of one part is
+    trained as a full batch, without histories. Use :func:`train_epoch` for a loop of your own.
 
     Args:
         model: The model.
@@ -87,8 +87,8 @@ def fit(
         keep_best: Load the weights of the epoch with the best validation score at the end, not
             those of the last. (default: ``True``)
         log: Report progress on standard error, every ten seconds. (default: ``True``)
-        on_epoch: Called after each epoch with the record so far; the model then has the weights
-            with which training goes on. (default: nothing)
+        on_epoch: Called after each epoch with the record so far; the model then is the one that was
+            scored. (default: nothing)
         **options: Further arguments of :func:`train_epoch`, such as ``loss_fn``.
 
     Returns:
@@ -118,7 +118,8 @@ def fit(
         ticker.done = len(run)
         ticker.note = _format_epoch(run)
         if on_epoch is not None:
-            on_epoch(run)
+            with average.in_model():
+                on_epoch(run)
 
     steps = options.get("micro_batches", 1), options.get("max_steps") if average_weights else 1
     average = AveragedWeights.over_epoch(model, optimizer, batches, *steps)
@@ -130,14 +131,14 @@ def fit(
                 model, table, epoch, evaluate, epochs, split, report, metric, patience,
                 options.get("leave_cores", True), keep_best, run, progress, average,
             )  # fmt: skip
-        if run.best is None:
-            average.load_into_model()
-            model.refresh(inference, norms=False, log=False)
         return run
     finally:
         average.stop()
         if run.best is not None:
             model.load_state_dict(run.best.state)
+        elif len(run):
+            average.load_into_model()
+        if len(run):
             model.refresh(inference, norms=False, log=False)
         model.eval()
 
@@ -208,10 +209,12 @@ def _make_loader(graph: Any, batch_size: int | None) -> SubgraphLoader:
 
 def _make_full_batch(model: ScalableGNN, loader: SubgraphLoader) -> FullBatch | None:
     """Return the graph of a loader as one batch, if it is small or trained as a full batch."""
-    if loader.ptr.numel() > 2 and loader.data.num_nodes > MOST_FULL_NODES:
+    is_small = loader.data.num_nodes <= MOST_FULL_NODES
+    is_small = is_small and int(loader.degree.sum()) <= MOST_FULL_EDGES
+    if loader.ptr.numel() > 2 and not is_small:
         return None
-    layout, edge_weight = loader.layout, loader.edge_weight
-    return FullBatch(loader.data, model.device, layout, edge_weight, check=False)
+    options = loader.layout, loader.edge_weight, False
+    return FullBatch(loader.data, model.device, *options, like=loader)
 
 
 def _make_inference_loader(loader: SubgraphLoader) -> EvalSubgraphLoader:

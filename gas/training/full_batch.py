@@ -11,10 +11,11 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gas.graph import Versions, with_csr_features
-from gas.loader import EvalSubgraphLoader, SubData, tensors
+from gas.loader import EvalSubgraphLoader, SubData, SubgraphLoader, tensors
 from gas.scalable import GraphNorms, ScalableGNN, preserve_modes
 
-MOST_FULL_NODES = 20_000  # Graphs up to this size are evaluated as one batch.
+# Graphs up to this size are evaluated as one batch.
+MOST_FULL_NODES, MOST_FULL_EDGES = 20_000, 3_000_000
 
 
 class FullBatch:
@@ -28,6 +29,7 @@ class FullBatch:
         layout: See :class:`gas.SubgraphLoader`. (default: ``"csr"``)
         edge_weight: See :class:`gas.SubgraphLoader`. (default: ``True``)
         check: See :class:`gas.SubgraphLoader`.
+        like: See :class:`gas.SubgraphLoader`.
     """
 
     def __init__(
@@ -37,11 +39,12 @@ class FullBatch:
         layout: str = "csr",
         edge_weight: bool = True,
         check: bool | None = None,
+        like: SubgraphLoader | None = None,
     ) -> None:
         data = with_csr_features(data)
         whole = torch.tensor([0, data.num_nodes])
-        options: dict[str, Any] = {"layout": layout, "edge_weight": edge_weight, "log": False}
-        loader = EvalSubgraphLoader(data, whole, check=check, **options)
+        options: dict[str, Any] = {"layout": layout, "edge_weight": edge_weight, "like": like}
+        loader = EvalSubgraphLoader(data, whole, check=check, log=False, **options)
         self.data = next(iter(loader)).to(device).data
         self._versions = Versions(tensors(self.data))
 

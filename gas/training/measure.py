@@ -172,10 +172,10 @@ def _storages(values: Iterable[Any]) -> Iterator[torch.UntypedStorage]:
 
 @dataclasses.dataclass(frozen=True)
 class BatchCosts:
-    """BatchCosts costs of one mini-batch.
+    """Costs of one mini-batch.
 
     * ``cut``: seconds to cut it from the graph; ``step``: seconds to run it forward and backward,
-      transfers of histories included;
+      transfers of histories and the correction of stale rows included;
     * ``training``, ``evaluation``: its bytes with and without gradient;
     * ``between``: the bytes of the batch in a loader's cache.
     """
@@ -219,7 +219,8 @@ def measure(
         clone.io = io
         cuts: list[float] = []
         steps: list[float] = []
-        with share_cores() as follow, preserve_state(clone):
+        has_halo = first.n_id.numel() > size  # Else there are no stale rows.
+        with share_cores() as follow, preserve_state(clone), clone._correct_drift(has_halo):
             clone.train()
             while len(steps) < TIMED or (sum(cuts + steps) < SECONDS and len(steps) < MOST_TIMED):
                 follow()

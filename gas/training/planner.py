@@ -4,106 +4,49 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain
-from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch_geometric.data import Data, HeteroData
 
 from gas.history import Codec
 from gas.loader import SubgraphLoader
-from gas.native import bytes_of, check_integer, free_memory, human, report_progress, resident_kinds
+from gas.native import (
+    bytes_of,
+    check_integer,
+    free_memory,
+    human,
+    report_progress,
+    resident_bytes,
+    resident_kinds,
+)
 from gas.scalable import ScalableGNN, activation_bytes
-from gas.training.cost import Candidate, Predictor, Sample, Store, Way, bound_bytes, find_ways
+from gas.training.choice import ORDER, Plan, make_plan, no_fit_error
+from gas.training.cost import Candidate, Predictor, Sample, Store, bound_bytes
+from gas.training.full_batch import MOST_FULL_EDGES, MOST_FULL_NODES
 from gas.training.measure import BatchCosts, Shape, measure, release_freed_memory
+from gas.training.ways import Way, find_ways
 
-STEPS = 8  # Default number of steps per epoch.
 LEVELS = 4  # Numbers of mini-batches per epoch for which some are measured.
 MOST_EDGES = 3_000_000  # Most edges of a mini-batch that is measured.
-SHOWN = 8  # Candidates in the table.
-ORDER = attrgetter("epoch_seconds", "peak_bytes")
 # Factor of the time of an epoch if freed blocks are released at once; measured: up to 1.6.
 RELEASE_TIME = 1.5
-
-
-@dataclass(frozen=True)
-class Plan(Candidate):
-    """A way to train within a limit of memory; made by :func:`gas.plan`.
-
-    * ``num_parts``: for :func:`gas.cluster`; ``batch_size``: parts per mini-batch;
-      ``micro_batches``: mini-batches per step, for :func:`gas.training.train_epoch`;
-    * ``dtype``, ``store``: of the histories, for the model;
-    * ``peak_bytes``: the predicted peak of the process's resident memory in training;
-      ``components``: its parts by name; ``epoch_seconds``: the predicted time of an epoch;
-    * ``memory``: the limit in bytes; ``why``: the reason for this choice, in words;
-    * ``gives_back``: whether it is sure to fit only with ``gas.training.limit_freed_memory()``,
-      whose time ``epoch_seconds`` includes;
-    * ``candidates``: all candidates: those that fit, the fastest first, then those that don't.
-
-    ``print(plan)`` shows a table.
-    """
-
-    memory: int
-    why: str
-    gives_back: bool
-    candidates: list[Candidate] = field(repr=False)
-
-    @property
-    def hot_bytes(self) -> int:
-        """Half of the memory that is predicted to be free: for ``model.pack(loader, memory)``.
-
-        0 if histories are in memory. The other half is for buffers of packed rows.
-        """
-        return (self.memory - self.peak_bytes) // 2 if self.store == "disk" else 0
-
-    def summary(self) -> dict[str, Any]:
-        """Return the choice and the predictions, without the candidates, for JSON."""
-        return {key: value for key, value in vars(self).items() if key != "candidates"}
-
-    def __str__(self) -> str:
-        head: tuple[str, ...] = ("", "parts", "per batch", "micro", "histories", "peak", "epoch")
-        rows = [head]
-        for number, one in enumerate(self.candidates[:SHOWN]):
-            rows.append(
-                (
-                    "*" if number == 0 else "",
-                    str(one.num_parts),
-                    str(one.batch_size),
-                    str(one.micro_batches),
-                    f"{one.dtype}, {one.store}",
-                    human(one.peak_bytes) + " (too much)" * (one.peak_bytes > self.memory),
-                    f"{one.epoch_seconds:.3g} s",
-                )
-            )
-        rows.append(("",) * len(head))
-        held = self.components.items()
-        rows += [("", "", "", "", name, human(size), "") for name, size in held if size]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
-        lines = [
-            "  ".join(
-                cell.ljust(width) if column in (0, 4) else cell.rjust(width)
-                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in rows
-        ]
-        return "\n".join([*lines, "", self.why])
 
 
 def plan(
     data: Data,
     model: ScalableGNN,
-    memory: int | str,
+    memory: int | str | None = None,
     *,
     num_parts: int | None = None,
     batch_size: int | None = None,
-    steps: int = STEPS,
+    steps: int | None = None,
     dtype: Codec | torch.dtype | str | Sequence[Codec | torch.dtype | str] | None = None,
     store: Store = None,
-    evaluation: str = "layerwise",
+    evaluation: str | None = None,
     evaluate_apart: bool = False,
     layout: str | None = None,
     edge_weight: bool = True,
@@ -113,7 +56,13 @@ def plan(
     cache: bool | str | Path = True,
     log: bool = True,
 ) -> Plan:
-    """Predict memory and time of training, and choose the fastest way that fits.
+    """Predict memory and time of training, and choose the fastest way to accuracy that fits.
+
+    With more steps per epoch, a model learns more in an epoch, up to eight or so; but batches then
+    read more rows, which are staler. The time of an epoch is measured here. The epochs that each
+    number of steps needs were measured on another graph (``benchmarks/time_to_accuracy.py``), and
+    may be twice or half as many on yours. A single part, which :func:`gas.fit` trains as a full
+    batch, is among the candidates.
 
     The graph is cut once, and some mini-batches of different sizes are run forward and backward.
     The costs of others are estimated from their nodes, halo and edges. The graph, the model, its
@@ -135,20 +84,23 @@ def plan(
         data: The graph before clustering; see :func:`gas.cluster`.
         model: The model, on the CPU.
         memory: The memory limit of the process, in bytes or like ``"6GB"`` (10^9 bytes each;
-            ``"6GiB"``: 2^30).
-        num_parts: The number of parts. (default: powers of two times ``steps``, up to 2,048 or a
-            hundred nodes per part)
-        batch_size: Parts per step of the optimizer. They are split into micro-batches if they don't
-            fit. (default: the number that makes ``steps`` steps)
+            ``"6GiB"``: 2^30). (default: what it has, and what is free)
+        num_parts: The number of parts. (default: up to 64 per step, at most 2,048, and at least 25
+            nodes each; with ``steps``, powers of two times ``steps``, at least a hundred nodes
+            each)
+        batch_size: Parts per step of the optimizer. If ``steps`` or ``num_parts`` is given, too,
+            they are split into micro-batches where they don't fit.
+            (default: the number that makes ``steps`` steps)
         steps: Steps of the optimizer per epoch, which don't depend on memory; ignored if
-            ``num_parts`` and ``batch_size`` are given. (default: ``8``)
+            ``num_parts`` and ``batch_size`` are given. (default: the best power of two up to 2,048;
+            1 is the full batch)
         dtype: The precision of the histories, see :class:`gas.History`, or several, of which a
             later, less exact one is chosen only if none before fits. (default: that of ``model``;
             then, if it is float32, bfloat16)
         store: The place of the histories. (default: that of ``model``; if it has none, in memory,
             or else on the disk)
         evaluation: The evaluation after every epoch: ``"layerwise"``, ``"full"`` or ``"none"``.
-            (default: ``"layerwise"``)
+            (default: that of :func:`gas.fit`, ``"full"`` up to 20,000 nodes)
         evaluate_apart: Whether evaluation has separate histories. (default: ``False``)
         layout: See :class:`gas.SubgraphLoader`.
         edge_weight: See :class:`gas.SubgraphLoader`. (default: ``True``)
@@ -163,18 +115,18 @@ def plan(
         ValueError: If an argument is unusable, naming it.
         MemoryError: If nothing fits; it names the largest component.
     """
+    evaluation = evaluation or _usual_evaluation(data)
     limit = _check_arguments(data, model, memory, num_parts, batch_size, steps, evaluation)
     codecs, stores = _codecs(model, dtype), _stores(model, store)
-    ways = list(find_ways(data.num_nodes, num_parts, batch_size, steps))
+    ways = find_ways(data.num_nodes, num_parts, batch_size, steps)
     finest = max(way[0] for way in ways)
     sample = Sample(data, model, finest, layout, edge_weight, method, seed, cache, log)
     with report_progress("Planning", log=log):  # Predictions take little time.
         shapes = {way: sample.estimate_batch_sizes(*way[:2]) for way in ways}
         pairs = _choose_pairs(shapes)
         measured = _measure_all(model, sample, pairs, codecs[0], stores[0], limit)
-    predictor = Predictor(
-        list(measured.values()), data, sample, model, evaluation, keep_graph, 1 + evaluate_apart
-    )
+    costs, sets = list(measured.values()), 1 + evaluate_apart
+    predictor = Predictor(costs, data, sample, model, evaluation, keep_graph, sets)
     compared = max(measured, key=lambda pair: measured[pair].shape.edges)
 
     def measure_extra(codec: Codec, place: Store) -> tuple[float, float]:
@@ -200,8 +152,8 @@ def plan(
         seen += [_add_release_time(one, limit) for one in found]
         fit = [one for one in seen[-len(found) :] if one.peak_bytes <= limit]
         if fit:
-            return _make_plan(min(fit, key=ORDER), seen, limit, codecs[0].name)
-    raise _no_fit_error(seen, limit)
+            return make_plan(min(fit, key=ORDER), seen, limit, codecs[0].name)
+    raise no_fit_error(seen, limit)
 
 
 def plan_micro_batches(
@@ -239,13 +191,19 @@ def plan_micro_batches(
     )
 
 
+def _usual_evaluation(data: Data) -> str:
+    """Return the evaluation of :func:`gas.fit`."""
+    is_small = data.num_nodes <= MOST_FULL_NODES and data.num_edges <= MOST_FULL_EDGES
+    return "full" if is_small else "layerwise"
+
+
 def _check_arguments(
     data: Data,
     model: ScalableGNN,
-    memory: int | str,
+    memory: int | str | None,
     num_parts: int | None,
     batch_size: int | None,
-    steps: int,
+    steps: int | None,
     evaluation: str,
 ) -> int:
     """Refuse arguments that can't be planned; return the bytes of ``memory``."""
@@ -254,8 +212,11 @@ def _check_arguments(
             "'data' is a HeteroData, of which gas.plan knows nothing: cut it into some parts, and "
             "into more if a mini-batch doesn't fit"
         )
+    if memory is None:
+        memory = resident_bytes() + free_memory()
     limit = bytes_of("memory", memory)
-    check_integer("steps", steps, 1)
+    if steps is not None:
+        check_integer("steps", steps, 1)
     for name, value in (("num_parts", num_parts), ("batch_size", batch_size)):
         if value is not None:
             check_integer(name, value, 1, data.num_nodes)
@@ -351,42 +312,4 @@ def _choose_pairs(shapes: dict[Way, tuple[Shape, Shape]]) -> dict[tuple[int, int
     return {pair: largest[pair] for pair in chain.from_iterable(ends)}
 
 
-def _make_plan(best: Candidate, seen: list[Candidate], limit: int, first: str) -> Plan:
-    """Make the plan, with its reasons."""
-    fit = sorted((one for one in seen if one.peak_bytes <= limit), key=ORDER)
-    rest = sorted((one for one in seen if one.peak_bytes > limit), key=lambda x: x.peak_bytes)
-    # Candidates of lower precision come last.
-    fit = [best, *(one for one in fit if one is not best)]
-    steps = math.ceil(best.num_parts / best.batch_size / best.micro_batches)
-    why = (
-        f"{best.num_parts} parts, {best.batch_size} per batch: the fastest of {len(fit)} "
-        f"candidates that fit {human(limit)}, of {len(seen)}; {steps} steps per epoch."
-    )
-    if best.micro_batches > 1:
-        why += f" A step's batch is split into {best.micro_batches}, which is faster or fits."
-    if best.dtype != first:
-        least = min(one.peak_bytes for one in seen if one.dtype == first)
-        why += (
-            f" Histories of {first} take {human(least)} at least, so rows are rounded to "
-            f"{best.dtype}, which may cost accuracy."
-        )
-    if best.store == "disk" and any(one.store == "host" for one in seen):
-        why += " Histories lie on the disk, because less fits with them in memory."
-    if gives_back := best.may_exceed(limit):
-        why += (
-            " Freed blocks are given back to the system at once, which takes time, to fit surely."
-        )
-    candidates = [*fit, *rest]
-    return Plan(**vars(best), memory=limit, why=why, gives_back=gives_back, candidates=candidates)
-
-
-def _no_fit_error(seen: list[Candidate], limit: int) -> MemoryError:
-    """Return the error that names the largest component."""
-    least = min(seen, key=lambda one: one.peak_bytes)
-    most = max(least.components, key=lambda name: least.components[name])
-    return MemoryError(
-        f"'memory' is {human(limit)}, but the least that training is predicted to take is "
-        f"{human(least.peak_bytes)}, with {least.num_parts} parts, {least.batch_size} per batch, "
-        f"and histories as {least.dtype} on {least.store}; most of it is {most}, "
-        f"{human(least.components[most])}: raise it, or make the model narrower"
-    )
+ScalableGNN._planner = plan  # For gas.cluster, whose room is below this one.

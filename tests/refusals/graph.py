@@ -198,7 +198,10 @@ CASES = {
     "cluster, sparse features of other nodes": lambda t: features(torch.ones(3, 2).to_sparse()),
     "cluster, a feature that isn't there": lambda t: sparse_features([0, 1, 1, 1, 2], [0, 2]),
     "cluster, pointers that fall": lambda t: sparse_features([0, 2, 1, 2, 2], [0, 1]),
-    "cluster, auto without memory": lambda t: gas.cluster(ring(), "auto", log=False),
+    "cluster, auto without a model": lambda t: gas.cluster(ring(), "auto", log=False),
+    "cluster, auto of shards": lambda t: gas.cluster(
+        ring(), "auto", shards=2, model=Model(), log=False
+    ),
     "cluster, memory without auto": lambda t: gas.cluster(ring(), 2, memory=10, log=False),
     "cluster, bytes in other words": lambda t: gas.cluster(
         ring(), "auto", memory="6 gigabytes", model=Model(), log=False

@@ -171,6 +171,7 @@ CASES = {
     ),
     "cluster, an id too large": lambda t: changed(CITES, "edge_index", LARGER),
     "cluster, twice": lambda t: cut(cut()),
+    "cluster, auto": lambda t: cut(num_parts="auto", model=make()),
     "cluster, shards": lambda t: cut(shards=2),
     "cluster, into a folder": lambda t: cut(out=t.path / "graph"),
     "SubgraphLoader, not cut": lambda t: load(typed()),

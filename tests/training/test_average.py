@@ -49,14 +49,38 @@ def test_recurrence():
     torch.testing.assert_close(values(model), expected, rtol=1e-13, atol=0)
 
 
-def test_one_step_is_the_weights_themselves():
+def test_of_one_step_nothing_is_kept():
     model, optimizer = make()
     average = AveragedWeights(model, optimizer, 1)
-    for _ in range(3):
-        step(model, optimizer)
+    assert not average.is_on
+    assert not optimizer._optimizer_step_post_hooks
+    step(model, optimizer)
+    before = values(model)
     with average.in_model():
-        inside = values(model)
-    torch.testing.assert_close(inside, values(model), rtol=0, atol=0)
+        torch.testing.assert_close(values(model), before, rtol=0, atol=0)
+    average.load_into_model()
+    average.stop()
+    torch.testing.assert_close(values(model), before, rtol=0, atol=0)
+    assert average.state_dict() == {"average": [], "steps": 0}
+    AveragedWeights(model, object(), 1)  # Whatever the optimizer is.
+
+
+def test_weights_of_half_precision_are_averaged_in_float32():
+    model, optimizer = make(lr=0.0)
+    model.bfloat16()
+    model.register_parameter("count", torch.nn.Parameter(torch.tensor(3), requires_grad=False))
+    average = AveragedWeights(model, optimizer, 1000)
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+    for _ in range(9):
+        optimizer.step()
+    with torch.no_grad():
+        model.weight.add_(1 / 128)  # The next number of bfloat16.
+    for _ in range(300):  # Changes of each step round to nothing in bfloat16.
+        optimizer.step()
+    with average.in_model():
+        assert float(model.weight.detach().min()) == 1 + 1 / 128
+    assert int(model.count) == 3
 
 
 def test_an_average_that_has_stopped_ignores_steps():
@@ -86,7 +110,7 @@ def test_a_restored_average_goes_on_as_before():
 
 
 def test_the_optimizer_must_be_one_of_pytorch():
-    with pytest.raises(ValueError, match="'optimizer' is a object"):
+    with pytest.raises(ValueError, match="'optimizer' is of type object"):
         AveragedWeights(torch.nn.Linear(1, 1), object(), 2)
 
 
@@ -131,8 +155,8 @@ def train(num_parts, **options):
 def test_fit_scores_and_keeps_the_average():
     run, model, graph, weights = train(8)
     plain, its, its_graph, its_weights = train(8, average_weights=False)
-    assert not torch.equal(weights[-1][0], values(model)[0])
     torch.testing.assert_close(its_weights[-1], values(its), rtol=0, atol=0)
+    torch.testing.assert_close(weights[-1], values(model), rtol=0, atol=0)  # As scored.
     assert run.loss[0] == plain.loss[0]  # The first epoch is trained alike.
     assert gas.evaluate(model, graph)["val"] == pytest.approx(run.val_acc[-1])
     assert gas.evaluate(its, its_graph)["val"] == pytest.approx(plain.val_acc[-1])

@@ -20,6 +20,7 @@ from gas.native.memory import bytes_of
 from gas.training import planner
 from gas.training.cost import Linear, Predictor, Sample
 from gas.training.measure import LiveBytes, Shape, batch_bytes
+from gas.training.ways import relative_epochs
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ def gcn(**options):
 
 
 def plan(data, model, memory="1TB", **options):
-    return gas.plan(data, model, memory, log=False, cache=False, **options)
+    return gas.plan(data, model, memory, log=False, cache=False, **{"steps": 8, **options})
 
 
 # Its parts ----------------------------------------------------------------------------------------
@@ -183,10 +184,61 @@ def test_what_is_chosen(data):
     assert {one.num_parts for one in found.candidates} == {8, 16}
     assert found.components["histories"] == 2 * 1600 * 32 * 4
     lines = str(found).splitlines()
-    assert lines[0].split() == ["parts", "per", "batch", "micro", "histories", "peak", "epoch"]
+    head = "parts per batch micro histories peak epoch to accuracy"
+    assert lines[0].split() == head.split()
     assert lines[1].startswith("*")
     assert lines[-1] == found.why
     assert "8 steps per epoch" in found.why
+
+
+@pytest.mark.usefixtures("quiet")
+def test_shares_of_the_graph_are_compared_by_the_time_to_accuracy(data, monkeypatch):
+    found = plan(data, gcn(), steps=None)
+    ways = {(one.num_parts, one.batch_size, one.micro_batches) for one in found.candidates}
+    assert ways == {(1, 1, 1), *((64, 64 // steps, 1) for steps in (2, 4, 8, 16, 32, 64))}
+    for one in found.candidates:
+        assert one.steps == one.num_parts // one.batch_size
+        expected = one.epoch_seconds * relative_epochs(one.steps)
+        assert one.relative_seconds == pytest.approx(expected)
+    assert found.relative_seconds == min(one.relative_seconds for one in found.candidates)
+    full = next(one for one in found.candidates if one.num_parts == 1)
+    assert full.relative_seconds == full.epoch_seconds
+    monkeypatch.setattr("gas.training.cost.relative_epochs", lambda steps: 1e-9 + (steps > 1))
+    assert plan(data, gcn(), steps=None).num_parts == 1
+    monkeypatch.setattr("gas.training.cost.relative_epochs", lambda steps: float(steps == 1))
+    few = plan(data, gcn(), steps=None, num_parts=24)
+    assert {one.batch_size for one in few.candidates} == {24, 12, 6, 3, 1}
+    few = plan(data, gcn(), steps=None, batch_size=5)
+    assert {one.num_parts for one in few.candidates} == {5 * 2**i for i in range(9)}
+
+
+@pytest.mark.usefixtures("quiet")
+def test_what_a_full_batch_is_compared_with(data, monkeypatch):
+    """A full batch takes a twentieth of the epochs, or as many as histories do."""
+    monkeypatch.setattr("gas.training.cost.relative_epochs", lambda steps: 1 + 19 * (steps > 1))
+    why = plan(data, gcn(), steps=None).why
+    assert re.search("^A full batch: .* take [0-9.e+]+ times as long to its accuracy.$", why)
+    monkeypatch.setattr("gas.training.cost.relative_epochs", lambda steps: 20 - 19 * (steps > 1))
+    why = plan(data, gcn(), steps=None).why
+    assert re.search("It is expected to take [0-9.e-]+ of the time of a full batch to", why)
+
+
+@pytest.mark.usefixtures("quiet")
+def test_the_memory_that_is_free(data, monkeypatch):
+    monkeypatch.setattr(planner, "free_memory", lambda: 10**12)
+    monkeypatch.setattr(planner, "resident_bytes", lambda: 7)
+    assert plan(data, gcn(), None).memory == 10**12 + 7
+
+
+def test_clusters_of_the_best_number(data, capsys):
+    model = gcn()
+    graph = gas.cluster(data, "auto", model=model)
+    found = gas.plan(data, model, log=False)
+    ways = {(one.num_parts, one.batch_size) for one in found.candidates}
+    assert (graph.parts.numel() - 1, graph.batch_size) in ways
+    assert "accuracy." in capsys.readouterr().err
+    loader = gas.SubgraphLoader(graph, shuffle=True, log=False)
+    assert loader.batch_size == graph.batch_size
 
 
 @pytest.mark.usefixtures("quiet")

@@ -1,0 +1,137 @@
+"""The plan of a training: what was chosen, among what, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any
+
+from gas.native import human
+from gas.training.cost import Candidate
+
+SHOWN = 8  # Candidates in the table.
+ORDER = attrgetter("relative_seconds", "peak_bytes")
+
+
+@dataclass(frozen=True)
+class Plan(Candidate):
+    """A way to train within a limit of memory; made by :func:`gas.plan`.
+
+    * ``num_parts``: for :func:`gas.cluster`; ``batch_size``: parts per mini-batch;
+      ``micro_batches``: mini-batches per step, for :func:`gas.training.train_epoch`;
+    * ``dtype``, ``store``: of the histories, for the model;
+    * ``peak_bytes``: the predicted peak of the process's resident memory in training;
+      ``components``: its parts by name; ``epoch_seconds``: the predicted time of an epoch;
+      ``relative_seconds``: the time to learn what a full batch learns in an epoch;
+    * ``memory``: the limit in bytes; ``why``: the reason for this choice, in words;
+    * ``gives_back``: whether it is sure to fit only with ``gas.training.limit_freed_memory()``,
+      whose time ``epoch_seconds`` includes;
+    * ``candidates``: all candidates: those that fit, the best first, then those that don't.
+
+    ``print(plan)`` shows a table.
+    """
+
+    memory: int
+    why: str
+    gives_back: bool
+    candidates: list[Candidate] = field(repr=False)
+
+    @property
+    def hot_bytes(self) -> int:
+        """Half of the memory that is predicted to be free: for ``model.pack(loader, memory)``.
+
+        0 if histories are in memory. The other half is for buffers of packed rows.
+        """
+        return (self.memory - self.peak_bytes) // 2 if self.store == "disk" else 0
+
+    def summary(self) -> dict[str, Any]:
+        """Return the choice and the predictions, without the candidates, for JSON."""
+        return {key: value for key, value in vars(self).items() if key != "candidates"}
+
+    def __str__(self) -> str:
+        head: tuple[str, ...] = (
+            "", "parts", "per batch", "micro", "histories", "peak", "epoch", "to accuracy",
+        )  # fmt: skip
+        least = self.relative_seconds
+        rows = [head]
+        for number, one in enumerate(self.candidates[:SHOWN]):
+            rows.append(
+                (
+                    "*" if number == 0 else "",
+                    str(one.num_parts),
+                    str(one.batch_size),
+                    str(one.micro_batches),
+                    f"{one.dtype}, {one.store}",
+                    human(one.peak_bytes) + " (too much)" * (one.peak_bytes > self.memory),
+                    f"{one.epoch_seconds:.3g} s",
+                    f"{one.relative_seconds / least:.2f}x",
+                )
+            )
+        rows.append(("",) * len(head))
+        held = self.components.items()
+        rows += [("", "", "", "", name, human(size), "", "") for name, size in held if size]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+        lines = [
+            "  ".join(
+                cell.ljust(width) if column in (0, 4) else cell.rjust(width)
+                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+            for row in rows
+        ]
+        return "\n".join([*lines, "", self.why])
+
+
+def make_plan(best: Candidate, seen: list[Candidate], limit: int, first: str) -> Plan:
+    """Make the plan, with its reasons."""
+    fit = sorted((one for one in seen if one.peak_bytes <= limit), key=ORDER)
+    rest = sorted((one for one in seen if one.peak_bytes > limit), key=lambda x: x.peak_bytes)
+    # Candidates of lower precision come last.
+    fit = [best, *(one for one in fit if one is not best)]
+    why = (
+        f"{best.num_parts} parts, {best.batch_size} per batch: the fastest of {len(fit)} "
+        f"candidates that fit {human(limit)}, of {len(seen)}; {best.steps} steps per epoch."
+    )
+    full = min(
+        (one for one in seen if one.steps == 1),
+        key=lambda one: (one.peak_bytes > limit, *ORDER(one)), default=None,
+    )  # fmt: skip
+    other = min((one for one in fit if one.steps > 1), key=ORDER, default=None)
+    if best.steps == 1:
+        why = f"A full batch: the fastest of {len(fit)} candidates that fit {human(limit)}."
+        if other is not None:
+            ratio = other.relative_seconds / best.relative_seconds
+            why += f" Histories are expected to take {ratio:.2g} times as long to its accuracy."
+    elif full is not None:
+        ratio = best.relative_seconds / full.relative_seconds
+        fits = "" if full.peak_bytes <= limit else ", which doesn't fit,"
+        why += f" It is expected to take {ratio:.2g} of the time of a full batch{fits} to accuracy."
+    if best.micro_batches > 1:
+        why += f" A step's batch is split into {best.micro_batches}, which is faster or fits."
+    if best.dtype != first:
+        least = min(one.peak_bytes for one in seen if one.dtype == first)
+        why += (
+            f" Histories of {first} take {human(least)} at least, so rows are rounded to "
+            f"{best.dtype}, which may cost accuracy."
+        )
+    if best.store == "disk" and any(one.store == "host" for one in seen):
+        why += " Histories lie on the disk, because less fits with them in memory."
+    if gives_back := best.may_exceed(limit):
+        why += (
+            " Freed blocks are given back to the system at once, which takes time, to fit surely: "
+            "call gas.training.limit_freed_memory()."
+        )
+    candidates = [*fit, *rest]
+    return Plan(**vars(best), memory=limit, why=why, gives_back=gives_back, candidates=candidates)
+
+
+def no_fit_error(seen: list[Candidate], limit: int) -> MemoryError:
+    """Return the error that names the largest component."""
+    least = min(seen, key=lambda one: one.peak_bytes)
+    most = max(least.components, key=lambda name: least.components[name])
+    parts = "1 part" if least.num_parts == 1 else f"{least.num_parts} parts"
+    return MemoryError(
+        f"'memory' is {human(limit)}, but the least that training is predicted to take is "
+        f"{human(least.peak_bytes)}, with {parts}, {least.batch_size} per batch, "
+        f"and histories as {least.dtype} on {least.store}; most of it is {most}, "
+        f"{human(least.components[most])}: raise it, or make the model narrower"
+    )
