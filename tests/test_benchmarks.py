@@ -486,6 +486,33 @@ def test_time_to_accuracy(script, monkeypatch, tmp_path):
     assert trained == [(6, 3, {})]
 
 
+@pytest.mark.requires("matplotlib")
+def test_figures(script, monkeypatch, tmp_path):
+    module, drawn = script("figures"), []
+    close = module.plt.close
+    monkeypatch.setattr(module.plt, "close", lambda figure: drawn.append(figure) or close(figure))
+    runs = {
+        "full batch": {"seconds": [1.0, 2.0, 3.0], "val": [0.5, 0.9, 0.8]},
+        "64 parts": {"seconds": [0.5, 1.0], "val": [0.7, 0.88]},
+        "no clipping": {"seconds": [0.5], "val": [0.7]},  # Not drawn.
+    }
+    cases = {"Cora:GCN:none:0.01:seed 0": runs, "Cora:SAGE:batch:0.01:seed 0": runs}
+    (tmp_path / "table.json").write_text(json.dumps({"cases": cases}))
+    args = ["figures", "--name", str(tmp_path / "table"), "--out", str(tmp_path / "docs/f.svg")]
+    monkeypatch.setattr(sys, "argv", args)
+    module.main()
+    assert "</svg>" in (tmp_path / "docs/f.svg").read_text()
+    panels = drawn[0].axes
+    assert [panel.get_title() for panel in panels] == [
+        "Cora, GCN, no norm, lr 0.01", "Cora, SAGE, BatchNorm, lr 0.01",
+    ]  # fmt: skip
+    full, parts, target = panels[0].get_lines()
+    assert full.get_xydata().tolist() == [[1.0, 0.5], [2.0, 0.9], [3.0, 0.8]]
+    assert parts.get_label() == "64 parts"
+    assert target.get_ydata()[0] == 0.9 - 0.005
+    assert panels[0].get_xlim() == (0, 2.4)
+
+
 @pytest.mark.parametrize(("sets", "low", "high"), [(6, 1, 6), (9, 2, 8), (24, 7, 18)])
 def test_the_interval_of_a_median(script, sets, low, high):
     """By ranks, as tables of the binomial distribution have them."""

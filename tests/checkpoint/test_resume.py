@@ -426,11 +426,12 @@ class KilledAfter(Checkpoints):
             raise KilledError
 
 
-def experiment(max_steps=None, **options):
+def experiment(max_steps=None, average_weights=True, **options):
     data, _, classes = gas.get_data("data", "planted:400")
     settings = Settings.default("gcn").replace(
-        num_layers=3, hidden_channels=16, num_parts=8, batch_size=2, epochs=4, max_steps=max_steps
-    )
+        num_layers=3, hidden_channels=16, num_parts=8, batch_size=2, epochs=4, max_steps=max_steps,
+        average_weights=average_weights,
+    )  # fmt: skip
     return Experiment(data, classes, "gcn", settings, log=False, **options)
 
 
@@ -445,6 +446,8 @@ def experiment(max_steps=None, **options):
         ({"full_batch": True}, 1),
         ({"patience": 1}, "0.0001s"),
         ({"max_steps": 3}, 1),
+        ({"average_weights": False}, 3),
+        ({"refresh": "full"}, 3),
         ({"micro_batches": 2}, 3),
         ({"prefetch": True}, 3),
         ({"augment": DropEdge}, "0.0001s"),
