@@ -2,7 +2,7 @@
 
     python benchmarks/figures.py
 
-One panel for each case; seconds are those of training, without evaluation.
+One panel for each case with another contender than the full batch; seconds are those of training, without evaluation.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ def main() -> None:
     parser.add_argument("--name", default="time_to_accuracy", help="of the results, or a path")
     parser.add_argument("--out", type=Path, default=OUT, help="the picture (%(default)s)")
     args = parser.parse_args()
-    draw(load(args.name)["cases"], args.out)
+    cases = load(args.name)["cases"]
+    draw({case: runs for case, runs in cases.items() if len(runs) > 1}, args.out)
 
 
 if __name__ == "__main__":

@@ -497,6 +497,7 @@ def test_figures(script, monkeypatch, tmp_path):
         "no clipping": {"seconds": [0.5], "val": [0.7]},  # Not drawn.
     }
     cases = {"Cora:GCN:none:0.01:seed 0": runs, "Cora:SAGE:batch:0.01:seed 0": runs}
+    cases["Cora:GAT:batch:0.01:seed 0"] = {"full batch": runs["full batch"]}  # Not drawn.
     (tmp_path / "table.json").write_text(json.dumps({"cases": cases}))
     args = ["figures", "--name", str(tmp_path / "table"), "--out", str(tmp_path / "docs/f.svg")]
     monkeypatch.setattr(sys, "argv", args)
