@@ -2,7 +2,8 @@
 
     python benchmarks/figures.py
 
-One panel for each case with another contender than the full batch; seconds are those of training, without evaluation.
+One panel for each case that has another contender than the full batch; seconds are those of
+training, without evaluation.
 """
 
 from __future__ import annotations
