@@ -44,7 +44,7 @@ class Experiment(Setup):
             (default: as in the settings)
         evaluation: ``"full"`` computes the whole graph as one batch, ``"layerwise"`` layer by
             layer; without a refresh, or if ``inductive``, in a second set of histories.
-            (default: ``"full"`` up to 20,000 nodes, or with ``full_batch``)
+            (default: ``"full"`` up to 20,000 nodes and 3 million edges, or with ``full_batch``)
         refresh: How all histories are made exact after each epoch: ``"full"``, ``"layerwise"``,
             or ``"none"``. They are always filled before the first epoch. (default: as
             ``evaluation``, which costs nothing extra; ``"none"`` where that is ``"full"`` and

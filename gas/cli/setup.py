@@ -29,9 +29,9 @@ from gas.datasets import check_parts
 from gas.graph import check_data_features, with_csr_features
 from gas.native import PeakMemory, check_integer
 from gas.training import (
-    MOST_FULL_NODES,
     Plan,
     baseline,
+    fits_one_batch,
     is_real,
     limit_freed_memory,
     metric_of,
@@ -77,7 +77,7 @@ class Setup:
         training: dict[str, Any] | None = None,
         **histories: Any,
     ) -> None:
-        is_whole = full_batch or data.num_nodes <= MOST_FULL_NODES
+        is_whole = full_batch or fits_one_batch(data.num_nodes, data.num_edges)
         evaluation = evaluation or ("full" if is_whole else "layerwise")
         # Training doesn't go on with the averaged weights that are evaluated.
         keeps = full_batch or (settings.average_weights and evaluation == "full")

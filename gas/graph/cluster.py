@@ -137,24 +137,14 @@ def cluster(
     """
     memory = _check_arguments(num_parts, shards, model, memory, in_place, out)
     check_is_graph(data)
-    if isinstance(data, HeteroData) and num_parts == "auto":
-        raise ValueError(
-            "'num_parts' is 'auto', which gas.cluster doesn't have for heterogeneous graphs: give "
-            "a number"
-        )
-    _check_model(model)
     options = PartitionOptions(recursive, method, seed, cache, log)
     if isinstance(data, HeteroData):
-        _refuse_arguments(
-            shards=shards > 1,
-            memory=memory,
-            out=out,
-            edge_weight=edge_weight,
-            in_place=in_place,
-            balance=balance,
-            sparse_features=sparse_features is True,
-        )
+        _check_typed(
+            num_parts, model, shards=shards > 1, memory=memory, out=out, edge_weight=edge_weight,
+            in_place=in_place, balance=balance, sparse_features=sparse_features is True,
+        )  # fmt: skip
         return cluster_heterogeneous(data, num_parts, options, check)
+    _check_model(model)
     folder = None if out is None else NewFolder(out, "gas.cluster")
     original = data
     data, before = _remove_parts(data)
@@ -232,8 +222,14 @@ def _check_model(model: object) -> None:
         )
 
 
-def _refuse_arguments(**arguments: object) -> None:
+def _check_typed(num_parts: int | str, model: object, **arguments: object) -> None:
     """Refuse arguments that aren't supported for heterogeneous graphs."""
+    if num_parts == "auto":
+        raise ValueError(
+            "'num_parts' is 'auto', which gas.cluster doesn't have for heterogeneous graphs: give "
+            "a number"
+        )
+    _check_model(model)
     for name, value in arguments.items():
         if value is not None and value is not False:
             raise ValueError(

@@ -6,7 +6,7 @@ from gas.training.average import AveragedWeights
 from gas.training.cost import Candidate, Linear
 from gas.training.evaluation import SPLITS, Predictions, evaluate, prediction_columns, predictions
 from gas.training.fit import fit, run_epochs
-from gas.training.full_batch import MOST_FULL_NODES, FullBatch
+from gas.training.full_batch import FullBatch, fits_one_batch
 from gas.training.links import compute_hits, compute_mrr, link_loss, rank_links
 from gas.training.loop import train_epoch
 from gas.training.measure import (
@@ -40,7 +40,6 @@ __all__ = [
     "FullBatch",
     "Linear",
     "METRICS",
-    "MOST_FULL_NODES",
     "SPLITS",
     "MemoryAccount",
     "Plan",
@@ -69,6 +68,7 @@ __all__ = [
     "mean_age",
     "metric_of",
     "find_nonfinite_tensor",
+    "fits_one_batch",
     "plan",
     "plan_micro_batches",
     "prediction_columns",

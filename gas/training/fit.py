@@ -19,7 +19,7 @@ from gas.loader import EvalSubgraphLoader, SubgraphLoader
 from gas.native import check_integer, report_progress, share_cores
 from gas.scalable import ScalableGNN, is_tracked, moved_bytes
 from gas.training.average import AveragedWeights
-from gas.training.full_batch import MOST_FULL_EDGES, MOST_FULL_NODES, FullBatch
+from gas.training.full_batch import FullBatch, fits_one_batch
 from gas.training.loop import check_optimizer, train_epoch
 from gas.training.metrics import METRICS, metric_of, score, split_mask
 from gas.training.record import (
@@ -209,8 +209,7 @@ def _make_loader(graph: Any, batch_size: int | None) -> SubgraphLoader:
 
 def _make_full_batch(model: ScalableGNN, loader: SubgraphLoader) -> FullBatch | None:
     """Return the graph of a loader as one batch, if it is small or trained as a full batch."""
-    is_small = loader.data.num_nodes <= MOST_FULL_NODES
-    is_small = is_small and int(loader.degree.sum()) <= MOST_FULL_EDGES
+    is_small = fits_one_batch(loader.data.num_nodes, int(loader.degree.sum()))
     if loader.ptr.numel() > 2 and not is_small:
         return None
     options = loader.layout, loader.edge_weight, False

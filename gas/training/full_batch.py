@@ -14,8 +14,12 @@ from gas.graph import Versions, with_csr_features
 from gas.loader import EvalSubgraphLoader, SubData, SubgraphLoader, tensors
 from gas.scalable import GraphNorms, ScalableGNN, preserve_modes
 
-# Graphs up to this size are evaluated as one batch.
-MOST_FULL_NODES, MOST_FULL_EDGES = 20_000, 3_000_000
+MOST_NODES, MOST_EDGES = 20_000, 3_000_000
+
+
+def fits_one_batch(num_nodes: int, num_edges: int) -> bool:
+    """Return whether a graph is small enough to be evaluated as one batch."""
+    return num_nodes <= MOST_NODES and num_edges <= MOST_EDGES
 
 
 class FullBatch:

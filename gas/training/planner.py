@@ -26,7 +26,7 @@ from gas.native import (
 from gas.scalable import ScalableGNN, activation_bytes
 from gas.training.choice import ORDER, Plan, make_plan, no_fit_error
 from gas.training.cost import Candidate, Predictor, Sample, Store, bound_bytes
-from gas.training.full_batch import MOST_FULL_EDGES, MOST_FULL_NODES
+from gas.training.full_batch import fits_one_batch
 from gas.training.measure import BatchCosts, Shape, measure, release_freed_memory
 from gas.training.ways import Way, find_ways
 
@@ -193,8 +193,7 @@ def plan_micro_batches(
 
 def _usual_evaluation(data: Data) -> str:
     """Return the evaluation of :func:`gas.fit`."""
-    is_small = data.num_nodes <= MOST_FULL_NODES and data.num_edges <= MOST_FULL_EDGES
-    return "full" if is_small else "layerwise"
+    return "full" if fits_one_batch(data.num_nodes, data.num_edges) else "layerwise"
 
 
 def _check_arguments(

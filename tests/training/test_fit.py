@@ -38,7 +38,7 @@ def test_it_is_the_loop_of_the_readme(norm, is_small, monkeypatch):
     _, model, graph = make_graph(norm)
     other = copy.deepcopy(model)
     torch.manual_seed(1)
-    monkeypatch.setattr(sys.modules["gas.training.fit"], "MOST_FULL_NODES", 1000 * is_small)
+    monkeypatch.setattr("gas.training.full_batch.MOST_NODES", 1000 * is_small)
     run = gas.fit(
         model, graph, adam(model), 4, batch_size=2, keep_best=False, correct_drift=False,
         average_weights=False, log=False,

@@ -20,7 +20,7 @@ from gas.native.memory import bytes_of
 from gas.training import planner
 from gas.training.cost import Linear, Predictor, Sample
 from gas.training.measure import LiveBytes, Shape, batch_bytes
-from gas.training.ways import relative_epochs
+from gas.training.ways import EPOCHS, relative_epochs
 
 
 @pytest.fixture
@@ -210,6 +210,25 @@ def test_shares_of_the_graph_are_compared_by_the_time_to_accuracy(data, monkeypa
     assert {one.batch_size for one in few.candidates} == {24, 12, 6, 3, 1}
     few = plan(data, gcn(), steps=None, batch_size=5)
     assert {one.num_parts for one in few.candidates} == {5 * 2**i for i in range(9)}
+
+
+def test_epochs_are_those_of_the_committed_benchmark():
+    results = json.loads((ROOT / "benchmarks/results/time_to_accuracy.json").read_text())
+    found = {}
+    for case in ("SAGE:batch:0.005", "GCN:batch:0.01"):
+        runs = results["cases"][f"AmazonComputers:{case}:seed 0"]
+        target = max(runs["full batch"]["val"]) - 0.005
+        for run in (run for name, run in runs.items() if "full" in name or "1/" in name):
+            epochs = next(i for i, score in enumerate(run["val"], 1) if score >= target)
+            found.setdefault(run["steps"], []).append(epochs)
+        eighth = runs["histories"]["val"]
+        found[8] = [*found.get(8, []), next(i for i, s in enumerate(eighth, 1) if s >= target)]
+    full = found[1]
+    for steps, epochs in EPOCHS.items():
+        ratios = [one / whole for one, whole in zip(found[steps], full, strict=True)]
+        assert epochs == pytest.approx(math.sqrt(math.prod(ratios)), abs=0.01)
+    assert relative_epochs(3) == EPOCHS[2]
+    assert relative_epochs(128) == pytest.approx(2 * EPOCHS[32])
 
 
 @pytest.mark.usefixtures("quiet")
