@@ -272,17 +272,20 @@ def beside(workers: int, device: str) -> dict[str, Any]:
 
 
 def make_neighbor(case: Case, graph: Graph, device: str = "cpu", workers: int = 0) -> Contender:
-    mask = graph.data.train_mask
+    seeds = math.ceil(int(graph.data.train_mask.sum()) / case.num_steps)
+    fan_out = [FAN_OUT] * case.num_layers
+    loader = neighbor_loader(graph.data, fan_out, seeds, **beside(workers, device))
+    return plain_training(case, graph, Moved(loader, device), device)
+
+
+def neighbor_loader(
+    data: Data, fan_out: list[int], batch_size: int, **options: Any
+) -> NeighborLoader:
     loader = NeighborLoader(
-        graph.data,
-        [FAN_OUT] * case.num_layers,
-        input_nodes=mask,
-        batch_size=math.ceil(int(mask.sum()) / case.num_steps),
-        shuffle=True,
-        **beside(workers, device),
+        data, fan_out, input_nodes=data.train_mask, batch_size=batch_size, shuffle=True, **options
     )
     next(iter(loader))  # It misses its packages here, not before.
-    return plain_training(case, graph, Moved(loader, device), device)
+    return loader
 
 
 class Clusters(ClusterData):
@@ -297,31 +300,32 @@ class Clusters(ClusterData):
 
 
 def make_cluster(case: Case, graph: Graph, device: str = "cpu", workers: int = 0) -> Contender:
-    loader = ClusterLoader(
-        Clusters(graph.data, graph.ptr),
-        batch_size=case.batch_size,
-        shuffle=True,
-        **beside(workers, device),
-    )
-    next(iter(loader))
+    options = beside(workers, device)
+    loader = cluster_loader(graph.data, graph.ptr, case.batch_size, **options)
     return plain_training(case, graph, Moved(loader, device), device)
+
+
+def cluster_loader(data: Data, ptr: torch.Tensor, batch_size: int, **options: Any) -> ClusterLoader:
+    loader = ClusterLoader(Clusters(data, ptr), batch_size=batch_size, shuffle=True, **options)
+    next(iter(loader))
+    return loader
 
 
 def make_saint(case: Case, graph: Graph, device: str = "cpu") -> Contender:
+    loader = saint_loader(graph.data, case.num_layers, case.num_steps)
+    return plain_training(case, graph, Moved(loader, device), device)
+
+
+def saint_loader(data: Data, walk_length: int, num_steps: int) -> GraphSAINTRandomWalkSampler:
     def walk(roots: int) -> GraphSAINTRandomWalkSampler:
         return GraphSAINTRandomWalkSampler(
-            graph.data,
-            batch_size=roots,
-            walk_length=case.num_layers,
-            num_steps=case.num_steps,
-            log=False,
+            data, batch_size=roots, walk_length=walk_length, num_steps=num_steps, log=False
         )
 
-    nodes = graph.data.num_nodes / case.num_steps
-    roots = math.ceil(nodes / (case.num_layers + 1))
+    nodes = data.num_nodes / num_steps
+    roots = math.ceil(nodes / (walk_length + 1))
     visited = next(iter(walk(roots))).num_nodes  # Fewer nodes than steps, because walks meet.
-    loader = walk(math.ceil(roots * nodes / visited))
-    return plain_training(case, graph, Moved(loader, device), device)
+    return walk(math.ceil(roots * nodes / visited))
 
 
 def make_autoscale(case: Case, graph: Graph) -> Contender:

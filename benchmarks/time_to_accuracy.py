@@ -9,13 +9,17 @@ risen for 60 epochs. Histories then get three times the seconds that it took to 
 are those of training epochs, without evaluation; the second number is with evaluation, which also
 sets the statistics of norms. Every finished run is saved, and skipped by a later call.
 
-Histories are trained by ``gas.fit`` as it is, on 512 parts, an eighth of the graph per step. Other
-contenders change one of these.
+Histories are trained by ``gas.fit`` as it is, on 512 parts, an eighth of the graph per step; some
+contenders change one of these. The others are PyG: its full batch, NeighborLoader with 1,024 seeds,
+ClusterLoader on the same parts, and GraphSAINT's random walks of about an eighth of the graph. They
+multiply by a ``torch.sparse_csr`` matrix where that is faster than an ``edge_index``, and are
+evaluated as histories are: with averaged weights, and with the whole graph's statistics of norms.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -24,12 +28,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import load, markdown, save
+from common import load, markdown, mean_time, save
+from contenders import cluster_loader, neighbor_loader, saint_loader, to_adj_t
+from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import GAT, GCN, GraphSAGE
 
 import gas
-from gas.training import Run
+from gas.training import FullBatch, Run, run_epochs
+from gas.training.average import AveragedWeights
 
 MODELS = {"GCN": GCN, "SAGE": GraphSAGE, "GAT": GAT}
 NORMS = {"none": None, "batch": "batch_norm"}
@@ -47,6 +54,15 @@ CONTENDERS: dict[str, Way] = {
     "no clipping": (512, 64, {"grad_norm": None}),
     "stale rows as they are": (512, 64, {"correct_drift": False}),
     "weights of the last step": (512, 64, {"average_weights": False}),
+}
+LAYERS, EIGHTH = 3, 8
+Loader = Callable[[Data, Tensor], Any]  # Of a graph, and where its parts begin.
+OF_PYG: dict[str, Loader] = {
+    "PyG, full batch": lambda data, _: [data],
+    "PyG, NeighborLoader 10, 10, 10": lambda data, _: neighbor_loader(data, [10] * LAYERS, 1024),
+    "PyG, NeighborLoader 15, 10, 5": lambda data, _: neighbor_loader(data, [15, 10, 5], 1024),
+    "PyG, ClusterLoader": lambda data, ptr: cluster_loader(data, ptr, 512 // EIGHTH),
+    "PyG, GraphSAINT": lambda data, _: saint_loader(data, LAYERS, EIGHTH),
 }
 FULL = "full batch"
 FOLDERS = ("WordNet", "Cornell5")  # Graph folders below the root.
@@ -68,38 +84,111 @@ def set_masks(data: Data) -> None:
         data[f"{name}_mask"][known[first:end]] = True
 
 
+class Stopwatch:
+    """Follows a run, and ends it after some seconds of training epochs."""
+
+    def __init__(self, seconds: float, steps: int) -> None:
+        self.seconds, self.steps = seconds, steps
+        self.run, self.wall, self.error = Run(), list[float](), ""
+        self.start = time.perf_counter()
+
+    def __call__(self, run: Run) -> None:
+        self.run = run
+        self.wall.append(time.perf_counter() - self.start)
+        if sum(run.seconds) >= self.seconds:
+            raise TimeIsUpError
+
+    def follow(self, train: Callable[[], object]) -> dict[str, Any]:
+        """Train, and return the curves."""
+        try:
+            train()
+        except TimeIsUpError:
+            pass
+        except FloatingPointError as error:
+            self.error = str(error)
+        run = self.run
+        return {
+            "val": run.val_acc, "test": run.test_acc, "loss": run.loss,
+            "drift": [each if math.isfinite(each) else None for each in run.drift],
+            "seconds": torch.tensor(run.seconds).cumsum(0).tolist(),
+            "wall": self.wall, "error": self.error, "steps": self.steps,
+        }  # fmt: skip
+
+
 def train(data: Data, net: torch.nn.Module, lr: float, way: Way, seconds: float) -> dict[str, Any]:
     """Train in one way for some seconds of training epochs, and return the curves."""
     num_parts, batch_size, options = way
     model = gas.to_scalable(net, data)
     graph = gas.cluster(data, num_parts, model=model, log=False)
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
-    start, record, wall = time.perf_counter(), Run(), []
+    watch = Stopwatch(seconds, -(-num_parts // batch_size))
+    return watch.follow(lambda: gas.fit(
+        model, graph, optimizer, MOST_EPOCHS if num_parts == 1 else 100 * MOST_EPOCHS,
+        batch_size=batch_size, patience=PATIENCE if num_parts == 1 else None,
+        keep_best=False, log=False, on_epoch=watch, **options,
+    ))  # fmt: skip
 
-    def after_epoch(run: Run) -> None:
-        nonlocal record
-        record = run
-        wall.append(time.perf_counter() - start)
-        if sum(run.seconds) >= seconds:
-            raise TimeIsUpError
 
-    end = ""
-    try:
-        gas.fit(
-            model, graph, optimizer, MOST_EPOCHS if num_parts == 1 else 100 * MOST_EPOCHS,
-            batch_size=batch_size, patience=PATIENCE if num_parts == 1 else None,
-            keep_best=False, log=False, on_epoch=after_epoch, **options,
-        )  # fmt: skip
-    except TimeIsUpError:
-        pass
-    except FloatingPointError as error:
-        end = str(error)
-    trained = torch.tensor(record.seconds).cumsum(0).tolist()
-    return {
-        "val": record.val_acc, "test": record.test_acc, "loss": record.loss,
-        "drift": [each if math.isfinite(each) else None for each in record.drift],
-        "seconds": trained, "wall": wall, "error": end, "steps": -(-num_parts // batch_size),
-    }  # fmt: skip
+def train_as_pyg(
+    data: Data, net: torch.nn.Module, lr: float, make_loader: Loader, seconds: float
+) -> dict[str, Any]:
+    """Train the module itself on the batches of a loader of PyG."""
+    model = gas.to_scalable(net, data)  # Of the same weights, for evaluation.
+    full = FullBatch(gas.cluster(data, 1, model=model, log=False))
+    parts = gas.cluster(data, 512, log=False)
+    kept = ("x", "y", "edge_index", "train_mask")
+    batches = make_loader(Data(**{key: parts[key] for key in kept}), parts.parts)
+    optimizer = torch.optim.Adam(net.parameters(), lr=lr)
+    average = AveragedWeights.over_epoch(model, optimizer, batches)
+    get_edges = faster_edges(net, next(iter(batches)))
+
+    def epoch() -> float:
+        net.train()
+        losses = []
+        for batch in batches:
+            optimizer.zero_grad()
+            seeds = batch.get("batch_size")
+            mask = batch.train_mask[:seeds]
+            out = net(batch.x, get_edges(batch))[:seeds]
+            loss = torch.nn.functional.cross_entropy(out[mask], batch.y.view(-1)[:seeds][mask])
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            optimizer.step()
+            losses.append(float(loss.detach()))
+        return sum(losses) / len(losses)
+
+    def evaluate(model: gas.ScalableGNN) -> Tensor:
+        full.refresh(model.train(), fill=False)
+        return full(model.eval())
+
+    watch = Stopwatch(seconds, len(batches))
+    return watch.follow(lambda: run_epochs(
+        model, data, epoch, evaluate, 100 * MOST_EPOCHS, on_epoch=watch, average=average
+    ))  # fmt: skip
+
+
+def faster_edges(net: torch.nn.Module, batch: Data) -> Callable[[Data], Any]:
+    """Return how to get the edges of a batch in the form in which the module is faster."""
+
+    def index_of(batch: Data) -> Any:
+        return batch.edge_index
+
+    def matrix_of(batch: Data) -> Any:
+        return to_adj_t(copy.copy(batch)).adj_t
+
+    def seconds(get_edges: Callable[[Data], Any]) -> float:
+        def step() -> None:
+            net.train()(batch.x, get_edges(batch)).sum().backward()
+
+        step()
+        return mean_time(step, 1.0)
+
+    if isinstance(net, GAT):  # Attention takes no matrix of PyTorch.
+        return index_of
+    with torch.no_grad():  # A matrix has no edge twice.
+        out, other = (net.eval()(batch.x, edges(batch)) for edges in (index_of, matrix_of))
+    is_same = torch.allclose(out, other, atol=1e-4)
+    return min(index_of, matrix_of, key=seconds) if is_same else index_of
 
 
 def first_above(run: dict[str, Any], score: float) -> int | None:
@@ -112,26 +201,29 @@ def measure(
     get_data: Callable[[str], Data],
     seed: int,
     runs: dict[str, Any],
-    contenders: Iterable[str] = CONTENDERS,
+    contenders: Iterable[str] = (*CONTENDERS, *OF_PYG),
 ) -> Iterator[None]:
     """Run the contenders of a case in turn that have no run yet, and yield after each."""
     name, kind, norm, lr = case.rsplit(":", 3)
     data = get_data(name)
 
-    def start(way: Way, seconds: float) -> dict[str, Any]:
+    def start(contender: str, seconds: float) -> dict[str, Any]:
         torch.manual_seed(seed)
         net = MODELS[kind](
-            data.num_features, 128, 3, int(data.y.max()) + 1, dropout=0.5, norm=NORMS[norm]
+            data.num_features, 128, LAYERS, int(data.y.max()) + 1, dropout=0.5, norm=NORMS[norm]
         )
+        if contender in OF_PYG:
+            return train_as_pyg(data, net, float(lr), OF_PYG[contender], seconds)
+        way = CONTENDERS.get(contender, (1, 1, {}))
         return train(data, net, float(lr), way, seconds)
 
     if FULL not in runs:
-        runs[FULL] = start((1, 1, {}), float("inf"))
+        runs[FULL] = start(FULL, float("inf"))
         yield
     best = max(range(len(runs[FULL]["val"])), key=runs[FULL]["val"].__getitem__)
     for contender in contenders:
         if contender not in runs:
-            runs[contender] = start(CONTENDERS[contender], 3 * runs[FULL]["seconds"][best])
+            runs[contender] = start(contender, 3 * runs[FULL]["seconds"][best])
             yield
 
 
@@ -161,10 +253,11 @@ def rows_of(case: str, runs: dict[str, Any]) -> list[list[object]]:
 
 
 def main() -> None:
+    every = (*CONTENDERS, *OF_PYG)
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--root", default="data")
     parser.add_argument("--cases", nargs="*", default=CASES, help="graph:model:norm:lr")
-    parser.add_argument("--contenders", nargs="*", default=CONTENDERS, choices=CONTENDERS)
+    parser.add_argument("--contenders", nargs="*", default=every, choices=every)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--name", default="time_to_accuracy", help="of the results, or a path")
     args = parser.parse_args()

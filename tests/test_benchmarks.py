@@ -458,6 +458,11 @@ def test_time_to_accuracy(script, monkeypatch, tmp_path):
     monkeypatch.setattr(module, "MOST_EPOCHS", 4)
     ways = {"corrected": (6, 2, {}), "as is": (6, 2, {"correct_drift": False})}
     monkeypatch.setattr(module, "CONTENDERS", ways)
+    nets = {"SAGE": lambda *args, **kwargs: module.GraphSAGE(*args, **kwargs | {"dropout": 0.0})}
+    monkeypatch.setattr(module, "MODELS", nets)
+    of_pyg = ("PyG, full batch", "PyG, ClusterLoader")  # Others need torch-sparse.
+    loaders = {name: module.OF_PYG[name] for name in of_pyg}
+    monkeypatch.setattr(module, "OF_PYG", loaders)
     monkeypatch.setattr(gas, "cluster", functools.partial(gas.cluster, method="random"))
     name, case = str(tmp_path / "table"), "planted:600:SAGE:none:0.01"
     monkeypatch.setattr(sys, "argv", ["time_to_accuracy", "--name", name, "--cases", case])
@@ -469,7 +474,7 @@ def test_time_to_accuracy(script, monkeypatch, tmp_path):
     at = whole["val"].index(max(whole["val"]))
     assert module.first_above(whole, whole["val"][at]) == at
     assert module.first_above(whole, 1.1) is None
-    for contender in ("corrected", "as is"):  # They have three times the time to the best.
+    for contender in (*ways, *of_pyg):  # They have three times the time to the best.
         seconds = runs[contender]["seconds"]
         assert seconds[-1] >= 3 * whole["seconds"][at]
         assert all(each < 3 * whole["seconds"][at] for each in seconds[:-1])
@@ -477,6 +482,11 @@ def test_time_to_accuracy(script, monkeypatch, tmp_path):
         "| planted:600 SAGE none 0.01 seed 0 | full batch | " in (tmp_path / "table.md").read_text()
     )
     assert (runs["corrected"]["steps"], whole["steps"]) == (3, 1)
+    assert [runs[contender]["steps"] for contender in of_pyg] == [1, 8]
+    whole, ours = runs["PyG, full batch"], runs["full batch"]  # Without dropout, the same steps.
+    first = min(len(whole["loss"]), len(ours["loss"]))
+    assert whole["loss"][:first] == pytest.approx(ours["loss"][:first], rel=1e-3)
+    assert whole["val"][:first] == pytest.approx(ours["val"][:first], abs=0.02)
     train, trained = module.train, []
     monkeypatch.setattr(module, "train", lambda *args: trained.append(args[3]) or train(*args))
     module.main()
