@@ -23,9 +23,10 @@ from gas.convert.inputs import (
 )
 from gas.convert.kinds import EDGES, OTHER, Values, check_rows
 from gas.convert.layers import LayerCall, disable_normalisation, is_close
+from gas.convert.outputs import Outputs, flatten
 from gas.convert.sample import subsample
 from gas.convert.scope import FUSED, PAIR, SQUARE, LayerScope
-from gas.convert.trace import TRAINING, UNROLLED, add_hop
+from gas.convert.trace import PRODUCT, TRAINING, UNROLLED, add_hop, add_product
 from gas.graph import WEIGHT, with_edge_index
 from gas.history import Rows
 from gas.loader import SubgraphLoader
@@ -34,9 +35,11 @@ from gas.nn import FusedConv, fuse, reason_inexact, twin
 MOST_NODES, MOST_EDGES = 2048, 2**15  # Limits of the sample of a graph.
 
 
-def make_layers(net: Module, constants: Mapping[str, Any]) -> Module:
+def make_layers(net: Module, graph: Graph, constants: Mapping[str, Any]) -> Module:
     """Return a twin of a module, with its parameters and with fused layers."""
     out = twin(net)
+    if any(node.target == PRODUCT for node in graph.nodes):
+        add_product(out)
     for layer in out.modules():
         if isinstance(layer, UNROLLED):
             add_hop(layer)
@@ -162,6 +165,7 @@ class Conversion:
     * ``graph``, ``kinds``, ``calls``: its traced graph, the kinds of its values and its layers.
     * ``weighted``: the layers that are given the weights of edges.
     * ``transform``: the transform of the whole graph; ``constants``: tensors of the traced graph.
+    * ``outputs``: what the module returns.
     * ``numbers``: the numbers among the nodes' values on the small graph, ``None`` for others.
     """
 
@@ -172,6 +176,7 @@ class Conversion:
     calls: Sequence[LayerCall]
     weighted: Sequence[str]
     transform: BaseTransform | None
+    outputs: Outputs
     constants: dict[str, Any] = field(default_factory=dict)
     numbers: Values = field(default_factory=dict)
 
@@ -227,16 +232,15 @@ class Conversion:
             return False
         return True
 
-    def _check(self, mine: Module, sample: Data, expected: Tensor) -> None:
+    def _check(self, mine: Module, sample: Data, expected: Any) -> None:
         name = type(self.net).__name__
-        layers = make_layers(mine, self.constants)
+        layers = make_layers(mine, self.graph, self.constants)
         listed = with_edge_index(sample)
         if self.transform is not None:
             listed = self.transform(copy.copy(sample))
         given = {**self.inputs.arguments(listed), TRAINING: False}
         values = record(layers, self.graph, given, listed.get(WEIGHT), self.weighted)
-        output = next(node for node in self.graph.nodes if node.op == "output").args[0]
-        if not is_close(values[output], expected):
+        if not is_close(self.outputs.values(values), flatten(expected)):
             layout = "edge_index" if "edge_index" in sample else "adj_t"
             raise ValueError(
                 f"{name} returns other values on {sample.num_nodes} nodes of 'data', with their "

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,41 @@ from gas.graph import WEIGHT, find_layout
 from gas.nn import deep_copy
 
 
+class GraphArgument(Data):
+    """The graph that ``forward(data)`` is called with, of tensors or of the proxies of a trace.
+
+    Args:
+        values: The attributes.
+        counted: An attribute with a row for each node, by which they are counted.
+    """
+
+    def __init__(self, values: Mapping[str, Any], counted: str) -> None:
+        super().__init__()
+        self.__dict__["_counted"], self.__dict__["read"] = counted, set[str]()
+        for key, value in values.items():
+            self[key] = value
+
+    def __getitem__(self, key: str) -> Any:
+        self.read.add(key)
+        return super().__getitem__(key)
+
+    def __getattr__(self, key: str) -> Any:
+        self.read.add(key)
+        return super().__getattr__(key)
+
+    @property
+    def num_nodes(self) -> Any:
+        """Return the number of nodes: of a mini-batch, those of its halo included."""
+        if not self._counted:
+            raise ValueError("the graph has no rows, such as 'x', by which its nodes are counted")
+        return self[self._counted].size(0)
+
+    @property
+    def num_node_features(self) -> Any:
+        """Return the width of ``x``."""
+        return self.x.size(-1)
+
+
 @dataclass
 class Inputs:
     """Arguments of a method that a graph provides.
@@ -25,12 +60,17 @@ class Inputs:
     * ``names``: attributes; ``edges``: the parameter for the adjacency.
     * ``by_value``: whether the weights of the edges are the values of the adjacency, as of an
       ``adj_t``, so that layers get them without an argument of their own.
+    * ``graph``: the parameter for the graph itself, whose attributes are then ``names`` and
+      ``edges``, besides ``plain`` ones that are no tensors; ``counted``: one with a row per node.
     """
 
     method: str
     names: Sequence[str]
     edges: str
     by_value: bool
+    graph: str = ""
+    plain: Mapping[str, Any] = field(default_factory=dict)
+    counted: str = ""
 
     @property
     def is_matrix(self) -> bool:
@@ -38,10 +78,16 @@ class Inputs:
         return self.by_value and self.edges != "edge_index"
 
     def arguments(self, data: Data) -> dict[str, Any]:
-        """Return the arguments, with the adjacency as ``edge_index``."""
+        """Return the values that a graph provides, with the adjacency as ``edge_index``."""
         return {**{name: data[name] for name in self.names}, self.edges: data.edge_index}
 
-    def run_in_layout(self, net: Module, data: Data) -> Tensor:
+    def in_call(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the method's arguments: values of the graph, or the graph that has them."""
+        if not self.graph:
+            return dict(values)
+        return {self.graph: GraphArgument({**self.plain, **values}, self.counted)}
+
+    def run_in_layout(self, net: Module, data: Data) -> Any:
         """Run the module on a graph in the graph's own layout."""
         values = {name: copy_value(data[name]) for name in self.names}
         if "edge_index" not in data:
@@ -50,21 +96,35 @@ class Inputs:
             is_matrix = self.is_matrix and WEIGHT in data
             values[self.edges] = to_matrix(data) if is_matrix else data.edge_index
         with eval_mode(net):
-            return getattr(net, self.method)(**values)
+            return getattr(net, self.method)(**self.in_call(values))
 
-    def run(self, net: Module, data: Data) -> Tensor:
-        """Run the module, which initialises lazy parameters."""
+    def values(self, data: Data) -> dict[str, Any]:
+        """Return copies of the values that a small graph provides, with its edges as they are."""
         values = {name: copy_value(value) for name, value in self.arguments(data).items()}
         if self.by_value:
             values[self.edges] = to_matrix(data)
+        return values
+
+    def run(self, net: Module, data: Data) -> tuple[Any, Inputs]:
+        """Run the module, which initialises lazy parameters.
+
+        Returns:
+            What the module returns, and the inputs without attributes that it hasn't read.
+        """
+        values = self.values(data)
+        given = self.in_call(values)
         try:
             with eval_mode(net):
-                return getattr(net, self.method)(**values)
+                out = getattr(net, self.method)(**given)
         except Exception as error:
             raise ValueError(
                 f"{type(net).__name__} can't be run on a small graph like this one, with "
                 f"{', '.join(values)}: {type(error).__name__}: {error}"
             ) from error
+        if not self.graph:
+            return out, self
+        read = given[self.graph].read
+        return out, replace(self, names=[name for name in self.names if name in read])
 
 
 def to_matrix(data: Data) -> Tensor:
@@ -122,7 +182,17 @@ def copy_value(value: Any) -> Any:
     """Copy values, so that they can't be changed in place."""
     if isinstance(value, Tensor):
         return value.detach().clone()
-    return type(value)(map(copy_value, value)) if type(value) in (tuple, list) else value
+    return (
+        like_tuple(value, list(map(copy_value, value)))
+        if isinstance(value, tuple | list)
+        else value
+    )
+
+
+def like_tuple(value: Any, items: Sequence[Any]) -> Any:
+    """Return items in the type of a tuple or list, such as the named one of ``x.max(dim=1)``."""
+    is_named = isinstance(value, tuple) and hasattr(value, "_fields")
+    return type(value)(*items) if is_named else type(value)(items)
 
 
 def record(

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import Graph, Node
-from torch.fx.node import map_arg
 from torch.nn import Module
 
-from gas.convert.inputs import copy_value
+from gas.convert.inputs import copy_value, like_tuple
+from gas.convert.known import evaluate_node
 from gas.convert.layers import is_close
 from gas.convert.trace import get_module, is_layer
 from gas.nn import reason_inexact
@@ -91,7 +91,7 @@ def select_rows(value: Any, size: int, rows: range) -> Any:
     if isinstance(value, torch.Size):
         return torch.Size(len(rows) if item == size else item for item in value)
     if isinstance(value, tuple | list):
-        return type(value)(select_rows(item, size, rows) for item in value)
+        return like_tuple(value, [select_rows(item, size, rows) for item in value])
     if isinstance(value, Tensor):
         dim = row_dim(value, size)
         return copy_value(value if dim is None else value.narrow(dim, rows.start, len(rows)))
@@ -158,7 +158,7 @@ def _check_type(net: Module, node: Node, records: Sequence[Values], kind: str) -
                 f"'{node.name}' ({_call_name(net, node)}) depends on how many nodes or edges there "
                 "are, and mini-batches have others: pass the number as a constant"
             )
-    elif not isinstance(value, Tensor) and type(value) not in PLAIN:
+    elif not isinstance(value, (Tensor, *PLAIN)):
         raise ValueError(
             f"'{node.name}' ({_call_name(net, node)}) returns a {type(value).__name__}, which "
             "can't be followed: return tensors, alone or in a tuple"
@@ -198,14 +198,3 @@ def _check_node(
                 f"'{node.name}' ({what}) changes '{argument.name}' in place, which another "
                 "function reads: leave out 'inplace', or use the function that returns a new tensor"
             )
-
-
-def evaluate_node(net: Module, node: Node, value_of: Callable[[Node], Any]) -> Any:
-    """Evaluate a node for other values of its arguments."""
-    args, kwargs = map_arg(node.args, value_of), map_arg(node.kwargs, value_of)
-    if node.op == "call_module":
-        return net.get_submodule(str(node.target))(*args, **kwargs)
-    if node.op == "call_method":
-        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-    function: Any = node.target
-    return function(*args, **kwargs)

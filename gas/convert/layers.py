@@ -223,10 +223,12 @@ def move_normalisation(
     Returns:
         The transform of the graph, and the names of the layers that take its weights.
     """
+    called = {node.target for node in graph.nodes if node.op == "call_module"}
     found = {
         _hop_name(net, name): how
-        for name, layer in net.named_modules() if (how := disable_normalisation(layer)) is not None
-    }  # fmt: skip
+        for name, layer in net.named_modules()
+        if _hop_name(net, name) in called and (how := disable_normalisation(layer)) is not None
+    }
     for node in graph.nodes:
         if node.op != "call_module" or node.target not in found:
             continue

@@ -51,6 +51,8 @@ class Converted(ScalableGNN):
         self._stages: list[GraphModule] | None = None
         self.training = made.training = net.training
         self.transform = conversion.transform
+        self._outputs = conversion.outputs.without_nodes()
+        self._returns_rows = conversion.outputs.is_single
         self._takes_fused = True  # LayerScope converts the adjacency for each layer.
         _, *self._inputs = [str(node.target) for node in graph.nodes if node.op == "placeholder"]
         self._drawing = list(drawing)
@@ -95,7 +97,8 @@ class Converted(ScalableGNN):
             out = made.inputs.run_in_layout(made.net, data.to(self.device))
         except Exception:  # A module may raise anything; verify then takes another reference.
             return None
-        return out[graph.perm.to(out.device)]
+        rows = self._join_outputs(out)
+        return rows[graph.perm.to(rows.device)]
 
     def _find_conversion(self) -> Conversion | None:
         """Return the conversion, if the model's parameters are still those of the module."""
@@ -120,6 +123,22 @@ class Converted(ScalableGNN):
     def _supports_sparse_features(self) -> bool:
         given = [node for node in self.net.graph.nodes if node.target == "x"]
         return multiplies_sparse(self.net, given[0]) if given else False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute what the module returns; see :class:`gas.ScalableGNN`."""
+        out = super().__call__(*args, **kwargs)
+        if self._returns_rows:
+            return out
+        split = self._outputs.split
+        return tuple(map(split, out)) if isinstance(out, tuple) else split(out)  # Of views.
+
+    def _join_outputs(self, out: Any) -> Tensor:
+        return self._outputs.join(out)
+
+    def predict(self, graph: Any, *args: Any, **kwargs: Any) -> Any:
+        """See :meth:`gas.ScalableGNN.predict`; the outputs are nested as the module's are."""
+        out = super().predict(graph, *args, **kwargs)
+        return self._outputs.split(out) if isinstance(out, Tensor) else out
 
     def forward(
         self, x: Tensor, adj_t: Any, batch_size: int | None = None, *where: Any, **kwargs: Any

@@ -13,7 +13,8 @@ from torch.nn import Module
 
 from gas.convert.kinds import ROWS
 from gas.convert.layers import WEIGHT, LayerCall
-from gas.convert.scope import dense, dropout, own_rows, pull, read_history, sources, weights
+from gas.convert.outputs import Outputs
+from gas.convert.scope import dense, dropout, join, own_rows, pull, read_history, sources, weights
 from gas.convert.trace import get_module, is_dropout, is_layer
 from gas.nn import LINEAR_LAYERS, Dropout, FusedConv, has_hooks
 
@@ -101,7 +102,9 @@ class _Writer:
         placed: Placement,
         calls: Mapping[Node, LayerCall],
         not_first: Collection[Node],
+        outputs: Outputs,
     ) -> None:
+        self._outputs = outputs
         self._not_first = not_first
         self._net, self._kinds, self._plan, self._calls = net, kinds, placed, calls
         self._edges = next(str(c.given[c.adjacency].target) for c in calls.values())
@@ -134,7 +137,9 @@ class _Writer:
 
     def write(self, node: Node) -> None:
         if node.op == "output":
-            self.graph.output(map_arg(node.args[0], self.own_rows))
+            rows = [self.own_rows(each) for each in self._outputs.nodes]
+            single = self._outputs.is_single
+            self.graph.output(rows[0] if single else self.make(join, rows))
             return
         if node.op == "placeholder" and node.target == self._edges:
             return  # The scope provides the edges.
@@ -217,6 +222,7 @@ def write_graph(
     placed: Placement,
     calls: Sequence[LayerCall],
     not_first: Collection[Node],
+    outputs: Outputs,
 ) -> Graph:
     """Write the graph of a model with histories: ``graph(scope, *inputs)``.
 
@@ -230,8 +236,9 @@ def write_graph(
         placed: The placement of histories.
         calls: The calls of layers.
         not_first: Nodes whose rows aren't in the first dimension.
+        outputs: What the module returns.
     """
-    writer = _Writer(net, kinds, placed, {call.node: call for call in calls}, not_first)
+    writer = _Writer(net, kinds, placed, {call.node: call for call in calls}, not_first, outputs)
     for node in graph.nodes:
         writer.write(node)
     writer.graph.lint()

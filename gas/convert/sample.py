@@ -15,6 +15,7 @@ from torch_geometric.data import Data
 
 from gas.convert.inputs import Inputs
 from gas.convert.layers import WEIGHT
+from gas.convert.outputs import flatten
 from gas.graph import is_row_per_edge, is_row_per_node, layout_of, select_rows, to_dense
 
 # Nodes and edges of the random graphs: primes, which differ from usual widths.
@@ -54,7 +55,8 @@ def make_sample(
     out = Data(edge_index=torch.stack([src, dst]), num_nodes=num_nodes)
     for name in names:
         if name == "edge_weight" and name not in data:  # They are the values of an adj_t.
-            value = layout_of(data.adj_t).value(data.adj_t)
+            adj_t = data.get("adj_t")
+            value = None if adj_t is None else layout_of(adj_t).value(adj_t)
             dtype = value.dtype if value is not None and value.is_floating_point() else None
             out[name] = torch.rand(num_edges, generator=random, dtype=dtype) + 0.1
             continue
@@ -169,21 +171,21 @@ def _grow_neighbourhood(
 
 def _run_with_inputs(
     net: Module, inputs: Inputs, data: Data, wanted: dict[str, Any]
-) -> tuple[Tensor, Inputs]:
+) -> tuple[Any, Inputs]:
     """Run the module, without edge features if only the signature of PyG's model has them.
 
     Raises:
         ValueError: If it can't be run, naming an attribute without which it could.
     """
     try:
-        return inputs.run(net, data), inputs
+        return inputs.run(net, data)
     except ValueError as error:
         for name in inputs.names:
-            if wanted[name] is inspect.Parameter.empty:
+            if wanted.get(name, inspect.Parameter.empty) is inspect.Parameter.empty:
                 continue
             fewer = replace(inputs, names=[other for other in inputs.names if other != name])
             try:
-                out = fewer.run(net, data)
+                out, _ = fewer.run(net, data)
             except ValueError:
                 continue
             if name == "edge_attr" and _ignores_edge_attr(net, inputs.method):
@@ -203,23 +205,33 @@ def _ignores_edge_attr(net: Module, method: str) -> bool:
 
 def find_sample_graphs(
     net: Module, inputs: Inputs, data: Data, wanted: dict[str, Any], device: torch.device
-) -> tuple[list[Data], Tensor, Inputs]:
+) -> tuple[list[Data], Any, Inputs]:
     """Return small graphs on which a module's outputs are finite, and the first output."""
-    # PyG adds self-loops to those of an adj_t, but replaces those of an edge_index.
-    self_loops = not inputs.by_value
-    attributes = [*inputs.names, *([WEIGHT] if inputs.by_value else [])]
     failure: ValueError | None = None
-    for features in FEATURES:
-        graphs = [
-            make_sample(data, attributes, *n, features, self_loops).to(device) for n in SAMPLES
-        ]
-        try:
-            out, used = _run_with_inputs(net, inputs, graphs[0], wanted)
-        except ValueError as error:
-            failure = failure or error
-            continue
-        if not isinstance(out, Tensor) or bool(torch.isfinite(out).all()):
-            return graphs, out, used
+    variants = [inputs]
+    if inputs.edges != "edge_index" and not inputs.by_value:
+        variants.append(replace(inputs, by_value=True))  # A module that multiplies by a matrix.
+    for variant in variants:
+        # PyG adds self-loops to those of an adj_t, but replaces those of an edge_index.
+        self_loops = not variant.by_value
+        attributes = [*variant.names, *([WEIGHT] if variant.by_value else [])]
+        for features in FEATURES:
+            graphs = [
+                make_sample(data, attributes, *n, features, self_loops).to(device) for n in SAMPLES
+            ]
+            try:
+                out, used = _run_with_inputs(net, variant, graphs[0], wanted)
+            except ValueError as error:
+                failure = failure or error
+                continue
+            if variant.by_value and "adj_t" not in data and WEIGHT not in data:
+                raise ValueError(
+                    f"{type(net).__name__} takes {inputs.edges!r} as a matrix, and the graph has "
+                    "none: T.ToSparseTensor(layout=torch.sparse_csr)(data) makes one"
+                )
+            rows = [leaf for leaf in flatten(out) if isinstance(leaf, Tensor)]
+            if all(bool(torch.isfinite(each).all()) for each in rows):
+                return graphs, out, used
     raise failure or ValueError(
         f"{type(net).__name__} gives NaN or infinite numbers on a small graph like this one, on "
         "which it would be tried"

@@ -16,7 +16,7 @@ from torch_geometric.nn import MessagePassing
 
 from gas.convert.check import Conversion, make_layer_tests, make_layers
 from gas.convert.inputs import Inputs, copy_with_noise, eval_mode, record
-from gas.convert.kinds import ROWS, Values, check_rows, find_value_kinds, row_dim
+from gas.convert.kinds import Values, check_rows, find_value_kinds, row_dim
 from gas.convert.layers import (
     WEIGHT,
     LayerCall,
@@ -27,6 +27,7 @@ from gas.convert.layers import (
     move_normalisation,
 )
 from gas.convert.model import Converted
+from gas.convert.outputs import check_outputs, find_outputs, flatten
 from gas.convert.place import Placement, place_histories, write_graph
 from gas.convert.sample import SAMPLES, find_sample_graphs
 from gas.convert.trace import (
@@ -38,9 +39,10 @@ from gas.convert.trace import (
     adjacency_name,
     is_layer,
     parameters,
+    replace_products,
     trace,
 )
-from gas.graph import check_nodes, layout_of, with_csr_features
+from gas.graph import check_nodes, is_row_per_node, layout_of, with_csr_features
 from gas.nn import fuse, reason_never_exact
 from gas.scalable import HeteroModel, ScalableGNN, to_hetero_model
 
@@ -119,8 +121,14 @@ def _find_inputs(net: Module, data: Data) -> tuple[Inputs, dict[str, Any]]:
     """
     method = "forward" if _has_forward(net) else "encode"
     wanted = parameters(net, method)
-    edges = adjacency_name(list(wanted))
-    names = [n for n in wanted if n in data and n not in (*ADJACENCY, *UNSUPPORTED)]
+    if graph := _graph_parameter(wanted, data):
+        edges = next((name for name in ADJACENCY if name in data), ADJACENCY[0])
+        unused = (*ADJACENCY, *UNSUPPORTED, *RESERVED)
+        names = [name for name, value in data.to_dict().items() if isinstance(value, Tensor)]
+        names = [name for name in names if name not in unused]
+    else:
+        edges = adjacency_name(list(wanted))
+        names = [n for n in wanted if n in data and n not in (*ADJACENCY, *UNSUPPORTED)]
     for name in (*names, edges):
         if name in RESERVED:
             raise ValueError(
@@ -129,7 +137,7 @@ def _find_inputs(net: Module, data: Data) -> tuple[Inputs, dict[str, Any]]:
             )
     missing = [
         name for name, default in wanted.items()
-        if name not in (*names, edges) and default is inspect.Parameter.empty
+        if name not in (*names, edges, graph) and default is inspect.Parameter.empty
     ]  # fmt: skip
     if missing:
         if missing[0] in UNSUPPORTED:
@@ -143,7 +151,23 @@ def _find_inputs(net: Module, data: Data) -> tuple[Inputs, dict[str, Any]]:
         )
     weighted = _is_weighted(data.get("adj_t")) and "edge_index" not in data
     by_value = weighted or (edges != "edge_index" and WEIGHT in data)
-    return Inputs(method, names, edges, by_value), wanted
+    if not graph:
+        return Inputs(method, names, edges, by_value), wanted
+    plain = {
+        key: value for key, value in data.to_dict().items()
+        if isinstance(value, bool | int | float | str) and key != "num_nodes"
+    }  # fmt: skip
+    counted = next((name for name in ("x", *names) if is_row_per_node(data, name)), "")
+    return Inputs(method, names, edges, by_value, graph, plain, counted), wanted
+
+
+def _graph_parameter(wanted: dict[str, Any], data: Data) -> str:
+    """Return the parameter for the graph itself, such as ``data``; "" if there is none."""
+    if any(name in ADJACENCY for name in wanted):
+        return ""
+    needed = [name for name, default in wanted.items() if default is inspect.Parameter.empty]
+    unknown = [name for name in needed if name not in data or name in UNSUPPORTED]
+    return unknown[0] if len(unknown) == 1 and len(needed) == 1 else ""
 
 
 def _is_weighted(adj_t: Any) -> bool:
@@ -192,8 +216,6 @@ def _check_layers(net: Module) -> None:
             where = f"'{name}' ({type(layer).__name__})" if name else type(layer).__name__
             raise ValueError(f"{where} isn't exact on mini-batches: it {reason}")
     layers = [item for item in net.named_modules() if isinstance(item[1], MessagePassing)]
-    if not layers:
-        raise ValueError(f"{type(net).__name__} has no message passing layer")
     if isinstance(net, MessagePassing) and not isinstance(net, UNROLLED):
         raise ValueError(
             f"'net' is a layer, {type(net).__name__}, expected a module that calls layers: "
@@ -223,7 +245,7 @@ def _convert(
     torch.default_generator.manual_seed(0)  # The generator is restored for the caller.
     copied = copy_with_noise(net)
     graphs, expected, inputs = find_sample_graphs(copied, inputs, data, wanted, device)
-    graph = _trace(copied, inputs, wanted)
+    graph = _trace(copied, inputs, wanted, graphs)
     weighted = [
         str(node.target) for node in graph.nodes
         if inputs.by_value and is_layer(copied, node) and lacks_weight(copied, node)
@@ -234,18 +256,12 @@ def _convert(
             transform.by_value = True
         graphs = [transform(each) for each in graphs]
     given_weights = [*normalised, *weighted]
+    outputs = find_outputs(graph, expected, name)
     records = _record_values(copied, graph, inputs, graphs, given_weights, transform, name)
-    output = next(node for node in graph.nodes if node.op == "output").args[0]
-    if not isinstance(output, Node):
-        raise ValueError(f"{name} returns {output}, expected one tensor")
-    if not is_close(records[0][output], expected):
+    if not is_close(outputs.values(records[0]), flatten(expected)):
         raise _mismatch_error(name, transform, inputs.by_value)
     kinds = find_value_kinds(graph, records, [(each.num_nodes, each.num_edges) for each in graphs])
-    if kinds[output] != ROWS:
-        raise ValueError(
-            f"{name} returns '{output.name}', which isn't a row for each node: mini-batches give "
-            "each node's output"
-        )
+    check_outputs(outputs, kinds, records[0], graphs[0].num_nodes, name)
     with eval_mode(copied):
         check_rows(copied, graph, kinds, records, (graphs[0].num_nodes, graphs[0].num_edges))
     fuse(copied)
@@ -254,21 +270,28 @@ def _convert(
         describe_call(copied, node, kinds, source, normalised, weighted)
         for node in graph.nodes if is_layer(copied, node)
     ]  # fmt: skip
+    if not calls:
+        raise ValueError(f"{name} has no message passing layer")
     _check_edges(source, calls)
     with eval_mode(copied):
         for test in make_layer_tests(calls, kinds, records[0], graphs[0], [OWN]):
             test.call.form = test.find_form()
     return _make_model(
         copied, data, records[0], options,
-        Conversion(net, inputs, graph, kinds, calls, given_weights, transform),
+        Conversion(net, inputs, graph, kinds, calls, given_weights, transform, outputs),
     )  # fmt: skip
 
 
-def _trace(net: Module, inputs: Inputs, wanted: dict[str, Any]) -> Graph:
+def _trace(net: Module, inputs: Inputs, wanted: dict[str, Any], graphs: Sequence[Data]) -> Graph:
     """Trace a module's method, and remove unused inputs."""
-    order = [key for key in wanted if key in inputs.names or key == inputs.edges]
-    fixed = {key: default for key, default in wanted.items() if key not in order}
-    graph = trace(net, inputs.method, order, fixed)
+    given = (*inputs.names, inputs.edges)
+    order = list(given) if inputs.graph else [key for key in wanted if key in given]
+    known = (*order, inputs.graph)
+    fixed = {key: default for key, default in wanted.items() if key not in known}
+    graph = trace(
+        net, inputs.method, order, inputs.in_call, fixed, [inputs.values(each) for each in graphs]
+    )
+    replace_products(net, graph, inputs.edges)
     for node in list(graph.nodes):
         if node.op == "placeholder" and not node.users and node.target in inputs.names:
             graph.erase_node(node)
@@ -291,11 +314,11 @@ def _make_model(
     placed = place_histories(copied, graph, kinds, calls)
     widths = [_history_width(node, values[node]) for node in placed.pulled]
     not_first = {node for node, value in values.items() if row_dim(value, SAMPLES[0][0])}
-    written = write_graph(copied, graph, kinds, placed, calls, not_first)
+    written = write_graph(copied, graph, kinds, placed, calls, not_first, made.outputs)
     drawing = _describe_layers(graph, placed, calls, widths)
     _check_hooks(made.net, written)
     constants = {key: value for key, value in vars(copied).items() if key.startswith(CONSTANT)}
-    layers = make_layers(made.net, constants)
+    layers = make_layers(made.net, graph, constants)
     made = replace(
         made,
         calls=[replace(call, layer=layers.get_submodule(call.name)) for call in calls],

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import Proxy
 
+from gas.convert.inputs import like_tuple
 from gas.graph import Adjacency, features, layout_of
 from gas.history import Rows, first_rows
 from gas.nn import check_weights
@@ -98,7 +99,7 @@ def own_rows(scope: LayerScope, x: Any) -> Any:
     if isinstance(x, torch.Size):
         return torch.Size((own_rows(scope, x[0]), *x[1:]))
     if isinstance(x, tuple | list):
-        return type(x)(first_rows(item, scope.batch_size) for item in x)
+        return like_tuple(x, [first_rows(item, scope.batch_size) for item in x])
     return first_rows(x, scope.batch_size)
 
 
@@ -120,6 +121,17 @@ def read_history(scope: LayerScope, position: int, own: bool) -> Any:
 def dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
     """Apply :func:`gas.nn.dropout`, which always returns a new tensor."""
     return drop(x, p, training)
+
+
+@_make_leaf
+def join(scope: LayerScope, tensors: Any) -> Any:
+    """Return several values as the columns of one, ``[num_rows, width]``."""
+    return join_columns(tensors)
+
+
+def join_columns(tensors: Sequence[Tensor]) -> Tensor:
+    """Return several values as the columns of one, ``[num_rows, width]``."""
+    return torch.cat([rows.flatten(1) if rows.dim() > 1 else rows[:, None] for rows in tensors], 1)
 
 
 @_make_leaf

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -12,8 +13,10 @@ import torch_geometric.nn as pyg
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node, Proxy, Tracer
 from torch.nn import Module
+from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 
+from gas.convert.known import KnownProxy, KnownValues, trace_factories
 from gas.nn import BY_TIME, SimpleConv
 
 ADJACENCY = ("edge_index", "adj_t", "adj")
@@ -22,6 +25,7 @@ UNROLLED = (pyg.APPNP, pyg.SGConv, pyg.SSGConv, pyg.TAGConv)
 # Parameters of graph batches and of neighbour samplers.
 UNSUPPORTED = ("batch", "batch_size", "num_sampled_nodes_per_hop", "num_sampled_edges_per_hop")
 TRAINING = "training"
+InCall = Callable[[dict[str, Any]], dict[str, Any]]
 CONSTANT = "_tensor_constant"  # The prefix of the names of such tensors.
 
 
@@ -59,20 +63,60 @@ class _Tracer(Tracer):
 
     proxy_buffer_attributes = True  # Their values may change.
 
-    def __init__(self, method: str, inputs: Sequence[str], fixed: dict[str, Any]) -> None:
+    def __init__(
+        self, method: str, inputs: Sequence[str], in_call: InCall, fixed: dict[str, Any],
+        known: KnownValues,
+    ) -> None:  # fmt: skip
         super().__init__()
+        self.known, self.hides_types = known, isinstance(known.root, UNROLLED)
         self._modes = torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")
         self.traced_func_name = method
-        self._inputs, self._fixed = inputs, fixed
+        self._inputs, self._in_call, self._fixed = inputs, in_call, fixed
         self.failed = ""  # The submodule that can't be traced, if any.
 
     def call_module(self, m: Module, forward: Any, args: Any, kwargs: Any) -> Any:
-        """Record the innermost module that can't be traced."""
+        """Follow modules that take a graph, and record the innermost that can't be traced."""
+        if self.known.is_evaluating:
+            return forward(*args, **kwargs)
+        hidden, self.hides_types = self.hides_types, self.hides_types or isinstance(m, UNROLLED)
         try:
+            if any(isinstance(value, Data) for value in (*args, *kwargs.values())):
+                return forward(*args, **kwargs)
             return super().call_module(m, forward, args, kwargs)
         except Exception:
             self.failed = self.failed or f" in '{self.path_of_module(m)}' ({type(m).__name__})"
             raise
+        finally:
+            self.hides_types = hidden
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        """Trace parameters and buffers that are read, except by what is evaluated."""
+        if self.known.is_evaluating or issubclass(type(attr_val), Proxy):
+            return attr_val
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
+
+    def proxy(self, node: Node) -> Proxy:
+        """Return a proxy of a node that knows its values on small graphs."""
+        self.known.add(node)
+        return KnownProxy(node, self)
+
+    def create_arg(self, a: Any) -> Any:
+        """Return the argument of a node; proxies may be instances of what their values are."""
+        return a.node if issubclass(type(a), Proxy) else super().create_arg(a)
+
+    def to_bool(self, obj: Proxy) -> bool:
+        """Answer a condition that follows from shapes, the same on every graph."""
+        value = self.known.fixed(obj.node)
+        return super().to_bool(obj) if value is None else bool(value)
+
+    def iter(self, obj: Proxy) -> Iterator[Any]:
+        """Iterate over what has the same length on every graph."""
+        try:
+            size = self.known.length(obj.node)
+        except TypeError:
+            return super().iter(obj)
+        values: Any = obj
+        return iter([values[position] for position in range(size)])
 
     def is_leaf_module(self, m: Module, module_qualified_name: str) -> bool:
         if isinstance(m, (*UNROLLED, torch.nn.Sequential)):
@@ -97,10 +141,46 @@ class _Tracer(Tracer):
         proxies = [self.create_proxy("placeholder", name, (), {}) for name in self._inputs]
 
         def call(root: Module, *values: Any) -> Any:
-            given = dict(zip(self._inputs, values, strict=True))
-            return root_fn(root, **self._fixed, **given)
+            given = self._in_call(dict(zip(self._inputs, values, strict=True)))
+            out = root_fn(root, **self._fixed, **given)
+            if isinstance(out, Data):
+                raise ValueError("it returns the graph: return its rows, such as data.x")
+            return out
 
         return call, [self.root, *proxies]
+
+
+PRODUCT = "_product"  # The name of the layer that multiplies by the adjacency.
+PRODUCTS = (operator.matmul, torch.matmul, torch.mm, torch.sparse.mm, torch.spmm)
+PRODUCT_METHODS = ("matmul", "mm", "spmm")
+
+
+def replace_products(net: Module, graph: Graph, edges: str) -> None:
+    """Replace products with the adjacency, ``adj_t @ x``, by calls of a layer.
+
+    Args:
+        net: The module, which gets the layer.
+        graph: Its traced graph.
+        edges: The input that is the adjacency.
+    """
+    for node in list(graph.nodes):
+        is_product = (node.op == "call_function" and node.target in PRODUCTS) or (
+            node.op == "call_method" and node.target in PRODUCT_METHODS
+        )
+        if not is_product or len(node.args) != 2 or node.kwargs:
+            continue
+        matrix, x = node.args
+        if isinstance(matrix, Node) and (matrix.op, matrix.target) == ("placeholder", edges):
+            with graph.inserting_before(node):
+                made = graph.call_module(PRODUCT, (x, matrix))
+            node.replace_all_uses_with(made)
+            graph.erase_node(node)
+            add_product(net)
+
+
+def add_product(net: Module) -> None:
+    """Give a module the layer that multiplies by the adjacency."""
+    setattr(net, PRODUCT, SimpleConv(aggr="add"))
 
 
 def add_hop(layer: Any) -> None:
@@ -134,7 +214,14 @@ def _unroll_layers(net: Module) -> Iterator[None]:
             del layer.__dict__["propagate"]
 
 
-def trace(net: Module, method: str, inputs: Sequence[str], fixed: dict[str, Any]) -> Graph:
+def trace(
+    net: Module,
+    method: str,
+    inputs: Sequence[str],
+    in_call: InCall,
+    fixed: dict[str, Any],
+    samples: Sequence[dict[str, Any]],
+) -> Graph:
     """Trace a module's method; ``training`` arguments become an input of that name.
 
     Layers of :data:`UNROLLED` get a child ``hop``, and their calls are traced.
@@ -142,8 +229,10 @@ def trace(net: Module, method: str, inputs: Sequence[str], fixed: dict[str, Any]
     Args:
         net: The module, whose layers the graph calls by their names.
         method: Such as ``"forward"``.
-        inputs: The parameters that are inputs.
-        fixed: The values of the others.
+        inputs: The names of the values that are inputs.
+        in_call: Makes the method's arguments of these values.
+        fixed: The values of its other parameters.
+        samples: The inputs on several small graphs.
 
     Raises:
         ValueError: If it can't be traced, or differs in training from evaluation.
@@ -152,12 +241,12 @@ def trace(net: Module, method: str, inputs: Sequence[str], fixed: dict[str, Any]
     graphs: list[Graph] = []
     constants: list[dict[str, Tensor]] = []
     sizes: list[int] = []
-    tracer = _Tracer(method, inputs, fixed)
+    tracer = _Tracer(method, inputs, in_call, fixed, KnownValues(net, samples))
     try:
-        with _unroll_layers(net):
+        with _unroll_layers(net), trace_factories():
             for training in (True, False):
                 net.train(training)
-                tracer = _Tracer(method, inputs, fixed)
+                tracer = _Tracer(method, inputs, in_call, fixed, KnownValues(net, samples))
                 graphs.append(tracer.trace(net))
                 sizes.append(len(graphs[0].nodes))
                 constants.append(_take_constants(net))

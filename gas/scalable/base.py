@@ -39,6 +39,7 @@ class HistoryModel(torch.nn.Module):
     _engine: TransferEngine
     _factory: HistoryFactory
     _planner: ClassVar[Callable[..., Any]]  # Set by gas.training, which builds on this.
+    _returns_rows = True  # Whether it returns one tensor.
     _is_static = False  # Whether forward does the same for every batch, whatever it contains.
     _check_io = staticmethod(check_io)
     _drift: DriftCorrection | None = None  # In training that corrects stale rows.

@@ -161,6 +161,10 @@ class BatchModel(HistoryModel):
         """
         return data.x, adjacency(data), collect_kwargs(self.forward, data)
 
+    def _join_outputs(self, out: Any) -> Tensor:
+        """Return what the model returns as one tensor of rows."""
+        return out
+
     def _forward_inputs(self, batch: SubData) -> tuple[Tensor | Features, Any, dict[str, Any]]:
         """Return the arguments of ``forward``, with features in their store if it supports that."""
         return self.inputs_of(batch.data)

@@ -81,9 +81,9 @@ def run_forward(model: BatchModel, batch: SubData) -> tuple[Tensor, ...]:
     if "views" in batch.data:
         return model.views(batch)
     if batch.n_id.numel():
-        return (model(batch, push=False),)
+        return (model._join_outputs(model(batch, push=False)),)
     x, adj_t, kwargs = model.inputs_of(batch.data)
-    return (model(x, adj_t, **kwargs),)
+    return (model._join_outputs(model(x, adj_t, **kwargs)),)
 
 
 def plan_parts(model: BatchModel, data: Data, options: PartitionOptions) -> tuple[int, int]:

@@ -85,7 +85,7 @@ class NodePredictor:
         batch = self.loader.cut_nodes(rows)
         with preserve_modes(model), share_cores(self.loader.leave_cores):
             model.eval()
-            out = model(batch, push=False)
+            out = model._join_outputs(model(batch, push=False))
         _warn_if_stale(model, self.loader.data, batch.n_id[batch.batch_size :])
         return out.cpu()[place]
 

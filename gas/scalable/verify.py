@@ -236,7 +236,7 @@ def _shuffle_nodes(loader: SubgraphLoader, seed: int) -> Tensor:
 def _run_full_batch(exact: ScalableGNN, data: Data) -> list[Tensor]:
     """Run a full batch; return the histories of ``exact``, which it fills, and the outputs."""
     x, adj_t, given = exact.inputs_of(copy.copy(data).to(exact.device))
-    out = exact(x, adj_t, fill=True, **given)
+    out = exact._join_outputs(exact(x, adj_t, fill=True, **given))
     return [*(history.emb for history in exact.histories), out]
 
 
@@ -310,7 +310,9 @@ def _run_mini_batches(
         for _ in range(model.num_layers - 1):
             for batch in loader:
                 model(batch)
-        out = assemble(((batch, model(batch)) for batch in loader), model.num_nodes)
+        out = assemble(
+            ((batch, model._join_outputs(model(batch))) for batch in loader), model.num_nodes
+        )
     for history in model.histories:
         yield history.emb if nodes is None else history.pull(nodes)
     yield _select_rows(out, nodes)

@@ -188,6 +188,11 @@ def prediction_columns(found: Predictions, split: int) -> dict[str, Any]:
 
 def _predict(model: Any, graph: Any, options: Mapping[str, Any]) -> Predictions:
     """Predict on a graph, and return the outputs with the graph's attributes."""
+    if not getattr(model, "_returns_rows", True):
+        raise ValueError(
+            "'model' returns several values, and one is scored: take that of model.predict(graph), "
+            "and score it by gas.training.score"
+        )
     graph = open_if_path(graph, "graph")
     out = model.predict(graph, **options)
     given = getattr(graph, "hetero_data", graph)

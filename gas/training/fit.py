@@ -20,7 +20,7 @@ from gas.native import check_integer, report_progress, share_cores
 from gas.scalable import ScalableGNN, is_tracked, moved_bytes
 from gas.training.average import AveragedWeights
 from gas.training.full_batch import FullBatch, fits_one_batch
-from gas.training.loop import check_optimizer, train_epoch
+from gas.training.loop import check_trainable, train_epoch
 from gas.training.metrics import METRICS, metric_of, score, split_mask
 from gas.training.record import (
     BestEpoch,
@@ -100,7 +100,7 @@ def fit(
             before, if there is one.
     """
     _check(model, epochs, patience, metric, options)
-    check_optimizer(model, optimizer)
+    check_trainable(model, optimizer)
     loader = _make_loader(graph, batch_size)
     table = _labels_in_original_order(loader.data)
     full, inference = _make_full_batch(model, loader), _make_inference_loader(loader)

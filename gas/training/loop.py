@@ -94,7 +94,7 @@ def train_epoch(
     """
     ranks = getattr(model, "ranks", None)
     _check_options(ranks, micro_batches, scale_loss)
-    check_optimizer(model.train(), optimizer)
+    check_trainable(model.train(), optimizer)
     sampler, per_step = _loss_weights_of(loader, split, micro_batches, scale_loss)
     device = model.device
     objective = Objective(
@@ -203,8 +203,13 @@ def _loss_weights_of(
     return sampler, _labels_per_step(loader, split, micro_batches) if scales else None
 
 
-def check_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimizer that has none of the model's trainable parameters."""
+def check_trainable(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Refuse a model of several outputs, and an optimizer that has none of its parameters."""
+    if not getattr(model, "_returns_rows", True):
+        raise ValueError(
+            "'model' returns several values, and the loss is that of one: write the loop of your "
+            "own, out = model(batch), or convert a module that returns one tensor"
+        )
     trained = {id(p) for p in model.parameters() if p.requires_grad}
     has = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if trained and not trained & has:

@@ -1,0 +1,211 @@
+"""Values of a traced module on small graphs, for where it asks about them."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, cast
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.fx import Node, Proxy
+from torch.fx.node import map_arg
+from torch.nn import Module
+from torch.utils._pytree import tree_leaves
+
+# Methods and attributes of a tensor that don't depend on its numbers.
+SHAPE_METHODS = ("size", "dim", "ndimension", "numel", "is_floating_point", "is_complex")
+SHAPE_ATTRIBUTES = (
+    "shape", "ndim", "dtype", "device", "layout", "is_cuda", "is_sparse", "is_sparse_csr",
+    "requires_grad",
+)  # fmt: skip
+# Functions of sizes that need not change with the number of nodes, although a size does.
+SELECTORS = (operator.getitem, getattr, len)
+# Functions that make tensors of sizes, which may be the number of nodes.
+FACTORIES = ("zeros", "ones", "full", "empty", "arange", "rand", "randn", "eye")
+
+
+class KnownProxy(Proxy):
+    """Proxy whose value on small graphs is known to its tracer.
+
+    It is an instance of what its value is, tensors included, and answers what doesn't depend on the
+    graph, such as the width of its rows.
+    """
+
+    _is_param = False  # With it an instance of Tensor would be a parameter or a buffer.
+    _is_buffer = False
+    _persistent = True
+
+    @property
+    def __class__(self) -> type:
+        tracer = cast(Any, self.__dict__["tracer"])
+        is_tensor = isinstance(tracer.known.first(self.__dict__["node"]), Tensor)
+        return Tensor if is_tensor and not tracer.hides_types else KnownProxy
+
+    @__class__.setter
+    def __class__(self, value: type) -> None:
+        raise TypeError("a traced value can't change its class")
+
+    def __len__(self) -> int:
+        return cast(Any, self.tracer).known.length(self.node)
+
+    def __index__(self) -> int:
+        value = cast(Any, self.tracer).known.fixed(self.node)
+        if isinstance(value, int):
+            return value
+        raise TypeError(
+            f"'{self.node.name}' depends on the graph, and a number is expected that doesn't"
+        )
+
+
+class KnownValues:
+    """Values of the nodes of a graph that is being traced, on several small graphs.
+
+    Args:
+        root: The module.
+        samples: The values of the inputs by name, on each of the small graphs.
+    """
+
+    def __init__(self, root: Module, samples: Sequence[Mapping[str, Any]]) -> None:
+        self.root, self._samples = root, samples
+        self._values: dict[Node, list[Any]] = {}
+        self.is_evaluating = False  # Then calls of modules aren't traced.
+
+    def add(self, node: Node) -> None:
+        """Evaluate a node, whose value stays unknown if that fails."""
+        if node.op == "output":
+            return
+        self.is_evaluating = True
+        try:
+            if node.op == "placeholder":
+                self._values[node] = [given[str(node.target)] for given in self._samples]
+            elif node.op == "get_attr":
+                self._values[node] = [_attribute(self.root, str(node.target))]
+                self._values[node] *= len(self._samples)
+            elif all(argument in self._values for argument in node.all_input_nodes):
+                self._values[node] = [
+                    self._evaluate(node, position) for position in range(len(self._samples))
+                ]
+        except Exception:  # A function may raise anything; the trace goes on without its value.
+            self._values.pop(node, None)
+        finally:
+            self.is_evaluating = False
+
+    def _evaluate(self, node: Node, position: int) -> Any:
+        modules = []
+        if node.op == "call_module":
+            modules = [
+                (module, module.training)
+                for module in self.root.get_submodule(str(node.target)).modules()
+            ]
+        for module, _ in modules:
+            module.training = False
+        try:
+            with torch.no_grad():
+                return evaluate_node(self.root, node, lambda each: self._values[each][position])
+        finally:
+            for module, mode in modules:
+                module.training = mode
+
+    def first(self, node: Node) -> Any:
+        """Return the value on the first graph; ``None`` if it isn't known."""
+        return self._values[node][0] if node in self._values else None
+
+    def length(self, node: Node) -> int:
+        """Return the length of a value, if it is that on each graph.
+
+        Raises:
+            TypeError: If it isn't.
+        """
+        values = self._values.get(node, [])
+        lengths = {len(value) for value in values if hasattr(value, "__len__")}
+        if len(lengths) == 1 and not isinstance(values[0], str):
+            return lengths.pop()
+        raise TypeError(f"the length of '{node.name}' depends on the graph: use its size(0)")
+
+    def fixed(self, node: Node) -> Any:
+        """Return a value that follows from shapes alone, the same on each graph, or ``None``."""
+        return self._values[node][0] if self._is_fixed(node, set()) else None
+
+    def _is_fixed(self, node: Node, seen: set[Node]) -> bool:
+        return self._follows_from_shapes(node, seen) and not self._varies(node)
+
+    def _varies(self, node: Node) -> bool:
+        first, *rest = self._values[node]
+        return any(type(other) is not type(first) or other != first for other in rest)
+
+    def _follows_from_shapes(self, node: Node, seen: set[Node]) -> bool:
+        """Return whether no number of a tensor, and no number of nodes, decides a value."""
+        if node in seen:
+            return True
+        if node not in self._values or _has_tensor(self._values[node][0]):
+            return False
+        seen.add(node)
+        is_about_shape = (node.op == "call_method" and node.target in SHAPE_METHODS) or (
+            node.target is getattr and node.args[1] in SHAPE_ATTRIBUTES
+        )
+        for argument in node.all_input_nodes:
+            if _has_tensor(self._values[argument][0]):
+                if not is_about_shape:
+                    return False
+            elif not self._follows_from_shapes(argument, seen) or (
+                self._varies(argument)
+                and not self._varies(node)
+                and node.target not in SELECTORS
+                and not self._compares_same(node)
+            ):
+                return False
+        return True
+
+    def _compares_same(self, node: Node) -> bool:
+        """Return whether two sizes are compared that are equal on each graph."""
+        if node.target not in (operator.eq, operator.ne):
+            return False
+        one, two = node.args
+        sides = [self._values.get(each) for each in (one, two) if isinstance(each, Node)]
+        return len(sides) == 2 and sides[0] is not None and sides[0] == sides[1]
+
+
+def _has_tensor(value: Any) -> bool:
+    return any(isinstance(leaf, Tensor) for leaf in tree_leaves(value))
+
+
+def _attribute(module: Any, target: str) -> Any:
+    for name in target.split("."):
+        module = getattr(module, name)
+    return module
+
+
+def evaluate_node(net: Module, node: Node, value_of: Callable[[Node], Any]) -> Any:
+    """Evaluate a node for other values of its arguments."""
+    args, kwargs = map_arg(node.args, value_of), map_arg(node.kwargs, value_of)
+    if node.op == "call_module":
+        return net.get_submodule(str(node.target))(*args, **kwargs)
+    if node.op == "call_method":
+        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+    function: Any = node.target
+    return function(*args, **kwargs)
+
+
+class _Factory:
+    """Function that makes a tensor, traced if a size is."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        for value in tree_leaves((args, kwargs)):
+            if issubclass(type(value), Proxy):
+                return value.tracer.create_proxy("call_function", self._function, args, kwargs)
+        return self._function(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def trace_factories() -> Iterator[None]:
+    """Trace the functions of :data:`FACTORIES` in this context."""
+    with contextlib.ExitStack() as stack:
+        for name in FACTORIES:
+            stack.enter_context(mock.patch.object(torch, name, _Factory(getattr(torch, name))))
+        yield

@@ -1,0 +1,227 @@
+"""Shapes of models that others publish: what ``forward`` takes and returns."""
+
+import copy
+import dataclasses
+import typing
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torch_geometric.transforms as T
+from conftest import random_graph
+from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map
+from torch_geometric.nn import GCNConv, SAGEConv
+
+import gas
+
+
+def check(net, data, call=None, tolerance=1e-10):
+    """Convert a module, and compare it with the module called as its user would, in float64."""
+    net, data = net.double().eval(), data.clone()
+    for key, value in data.to_dict().items():
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            data[key] = value.double()
+    call = call or (lambda net, data: net(data))
+    expected = tree_leaves(_fields(call(net, copy.copy(data))))
+    model = gas.to_scalable(net, data, dtype=torch.float64)
+    graph = gas.cluster(data, 4, model=model, log=False)
+    out = model.predict(graph, log=False)
+    found = tree_leaves(_fields(out))
+    assert len(found) == len(expected)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine is theirs or torch.allclose(mine, theirs, rtol=tolerance, atol=tolerance)
+    # Mini-batches, with the halo's rows from the histories.
+    for batch in gas.SubgraphLoader(graph, batch_size=2, shuffle=True, log=False):
+        rows = tree_leaves(_fields(model(batch)))
+        nodes = graph.perm[batch.n_id[: batch.batch_size]]
+        for mine, theirs in zip(rows, expected, strict=True):
+            assert mine is theirs or torch.allclose(
+                mine, theirs[nodes], rtol=tolerance, atol=tolerance
+            )
+    assert gas.verify(model, graph)
+    return model, graph, out
+
+
+def _fields(out):
+    is_made = dataclasses.is_dataclass(out)
+    return {f.name: getattr(out, f.name) for f in dataclasses.fields(out)} if is_made else out
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.conv2 = GCNConv(5, 8), GCNConv(8, 3)
+
+
+# Graphs as the argument ---------------------------------------------------------------------------
+
+
+class OfGraph(Net):
+    """The shape of PyG's introduction."""
+
+    def forward(self, data):
+        x, edge_index = data.x, data.edge_index
+        x = F.dropout(self.conv1(x, edge_index).relu(), training=self.training)
+        return F.log_softmax(self.conv2(x, edge_index), dim=1)
+
+
+class Written(Net):
+    """A batch that goes from layer to layer, as in GraphGym."""
+
+    class Layer(nn.Module):
+        def __init__(self, conv):
+            super().__init__()
+            self.layer = conv
+            self.post = nn.Sequential(nn.BatchNorm1d(conv.out_channels), nn.ReLU())
+
+        def forward(self, batch):
+            batch.x = self.layer(batch.x, batch.edge_index)
+            batch.x = self.post(batch.x)
+            return batch
+
+    class Head(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lin = nn.Linear(3, 2)
+
+        def forward(self, batch):
+            return self.lin(batch.x)
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(*map(self.Layer, (self.conv1, self.conv2)))
+        self.head = self.Head()
+
+    def forward(self, batch):
+        for layer in self.layers:
+            batch = layer(batch)
+        return self.head(batch)
+
+
+class Asking(Net):
+    """Numbers, optional attributes, items, and what isn't a tensor."""
+
+    def forward(self, data, scale=2.0):
+        assert data.x.size(1) == 5
+        weight = data.edge_weight if "edge_weight" in data else None
+        x = torch.cat([data["x"], data.x.new_zeros(data.num_nodes, 0)], dim=1)
+        assert data.name == "mine"
+        assert data.edge_attr is None
+        assert data.batch is None
+        x = self.conv1(x, data.edge_index, weight) * scale
+        return self.conv2(x.view(data.num_nodes, 8), data.edge_index, weight)
+
+
+class OfMatrix(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.conv2 = SAGEConv(5, 8), SAGEConv(8, 3)
+
+    def forward(self, data):
+        return self.conv2(self.conv1(data.x, data.adj_t).relu(), data.adj_t)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("kind", [OfGraph, Written, Asking])
+def test_forward_takes_the_graph(kind, weighted):
+    data = random_graph()
+    data.name, data.y = "mine", torch.arange(data.num_nodes)
+    if weighted:
+        data.edge_weight = torch.rand(data.num_edges)
+    model, _, _ = check(kind(), data)
+    assert len(model.histories) == 1
+
+
+def test_forward_takes_a_graph_of_a_matrix():
+    data = T.ToSparseTensor(layout=torch.sparse_csr)(random_graph())
+    check(OfMatrix(), data)
+
+
+def test_a_graph_s_labels_are_read_where_forward_does():
+    """Labels as features, of which a mini-batch has those of its halo, too."""
+
+    class WithLabels(OfGraph):
+        def forward(self, data):
+            known = F.one_hot(data.y, 5).to(data.x.dtype) * data.train_mask[:, None]
+            x = self.conv1(data.x + known, data.edge_index).relu()
+            return self.conv2(x, data.edge_index)
+
+    data = random_graph()
+    data.y = torch.randint(5, (data.num_nodes,))
+    data.train_mask = torch.rand(data.num_nodes) < 0.5
+    check(WithLabels(), data)
+
+
+# What forward returns -----------------------------------------------------------------------------
+
+
+class Named(typing.NamedTuple):
+    out: torch.Tensor
+    hidden: torch.Tensor
+
+
+@dataclasses.dataclass
+class Made:
+    out: torch.Tensor
+    hidden: torch.Tensor
+    attention: torch.Tensor | None = None
+
+
+RETURNED = {
+    "pair": lambda out, h: (out, h),
+    "list": lambda out, h: [out, h],
+    "dictionary": lambda out, h: {"out": out, "hidden": h, "none": None},
+    "nested": lambda out, h: {"a": (out, [h]), "scale": 2.0},
+    "vectors and cubes": lambda out, h: (out.sum(1), h.view(-1, 2, 4)),
+    "alone": lambda out, h: [out],
+    "named": Named,
+    "dataclass": lambda out, h: Made(out, hidden=h),
+}
+
+
+class Returning(Net):
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+
+    def forward(self, x, edge_index):
+        hidden = self.conv1(x, edge_index).relu()
+        return RETURNED[self.kind](self.conv2(hidden, edge_index), hidden)
+
+
+@pytest.mark.parametrize("kind", RETURNED)
+def test_forward_returns_several(kind):
+    data, net = random_graph(), Returning(kind)
+    model, graph, out = check(net, data, lambda net, data: net(data.x, data.edge_index))
+    expected = net(data.x.double(), data.edge_index)
+    assert type(out) is type(expected)
+    assert tree_map(type, _fields(out)) == tree_map(type, _fields(expected))
+    shape = tree_map(lambda rows: getattr(rows, "shape", rows), _fields(out))
+    assert shape == tree_map(lambda rows: getattr(rows, "shape", rows), _fields(expected))
+    model.predict(graph, log=False)
+    some = model.predict(graph, nodes=torch.tensor([3, 1, 3]), log=False)
+    for mine, theirs in zip(
+        tree_leaves(_fields(some)), tree_leaves(_fields(expected)), strict=True
+    ):
+        assert mine is theirs or torch.allclose(mine, theirs[[3, 1, 3]])
+    again = copy.deepcopy(model).predict(graph, log=False)
+    assert all(
+        mine is theirs or torch.allclose(mine, theirs)
+        for mine, theirs in zip(tree_leaves(_fields(again)), tree_leaves(_fields(out)), strict=True)
+    )
+
+
+def test_gradients_of_several_outputs_are_those_of_a_full_batch():
+    data, net = random_graph(), Returning("dictionary").double()
+    data.x = data.x.double()
+    model = gas.to_scalable(net, data, dtype=torch.float64)
+    graph = gas.cluster(data, 1, model=model, log=False)
+    (batch,) = gas.SubgraphLoader(graph, log=False)
+    gradients = []
+    for out in (model(batch), net(data.x, data.edge_index)):
+        net.zero_grad()
+        (out["out"].square().mean() + out["hidden"].sin().mean()).backward()
+        gradients.append([weight.grad.clone() for weight in net.parameters()])
+    for mine, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-12)
