@@ -26,7 +26,7 @@ from gas.convert.layers import LayerCall, disable_normalisation, is_close
 from gas.convert.outputs import Outputs, flatten
 from gas.convert.sample import subsample
 from gas.convert.scope import FUSED, PAIR, SQUARE, LayerScope
-from gas.convert.trace import PRODUCT, TRAINING, UNROLLED, add_hop, add_product
+from gas.convert.trace import PRODUCT, TRAINING, UNROLLED, Opened, add_hop, add_product
 from gas.graph import WEIGHT, with_edge_index
 from gas.history import Rows
 from gas.loader import SubgraphLoader
@@ -35,18 +35,26 @@ from gas.nn import FusedConv, fuse, reason_inexact, twin
 MOST_NODES, MOST_EDGES = 2048, 2**15  # Limits of the sample of a graph.
 
 
-def make_layers(net: Module, graph: Graph, constants: Mapping[str, Any]) -> Module:
+def make_layers(
+    net: Module, graph: Graph, constants: Mapping[str, Any], opened: Opened = ()
+) -> Module:
     """Return a twin of a module, with its parameters and with fused layers."""
     out = twin(net)
     if any(node.target == PRODUCT for node in graph.nodes):
         add_product(out)
     for layer in out.modules():
-        if isinstance(layer, UNROLLED):
+        if isinstance(layer, (*UNROLLED, *opened)):
             add_hop(layer)
         disable_normalisation(layer)
     for name, value in constants.items():
         object.__setattr__(out, name, value)
     return fuse(out)
+
+
+class InexactLayerError(ValueError):
+    """Error of a layer that isn't exact on mini-batches."""
+
+    layer: Module
 
 
 class LayerTest(NamedTuple):
@@ -95,12 +103,15 @@ class LayerTest(NamedTuple):
         """Return the error of a layer that isn't exact."""
         layer = self.call.layer
         reason = next(filter(None, map(reason_inexact, layer.modules())), "") or (
-            "needs more of the graph than a node's own edges and their other ends: take another "
-            "layer"
+            "needs more of the graph than a node's own edges and their other ends: compute the "
+            "weights of edges before, as T.GCNNorm does, and call it once for each hop, or take "
+            "another layer"
         )
-        return ValueError(
+        error = InexactLayerError(
             f"'{self.call.name}' ({type(layer).__name__}) isn't exact on mini-batches: it {reason}"
         )
+        error.layer = layer
+        return error
 
 
 def make_layer_tests(
@@ -165,7 +176,7 @@ class Conversion:
     * ``graph``, ``kinds``, ``calls``: its traced graph, the kinds of its values and its layers.
     * ``weighted``: the layers that are given the weights of edges.
     * ``transform``: the transform of the whole graph; ``constants``: tensors of the traced graph.
-    * ``outputs``: what the module returns.
+    * ``outputs``: what the module returns; ``opened``: types of layers that were followed.
     * ``numbers``: the numbers among the nodes' values on the small graph, ``None`` for others.
     """
 
@@ -179,6 +190,7 @@ class Conversion:
     outputs: Outputs
     constants: dict[str, Any] = field(default_factory=dict)
     numbers: Values = field(default_factory=dict)
+    opened: Opened = ()
 
     def check_on(self, data: Data) -> None:
         """Check on a sample of the user's graph that the layers are exact on mini-batches.
@@ -234,7 +246,7 @@ class Conversion:
 
     def _check(self, mine: Module, sample: Data, expected: Any) -> None:
         name = type(self.net).__name__
-        layers = make_layers(mine, self.graph, self.constants)
+        layers = make_layers(mine, self.graph, self.constants, self.opened)
         listed = with_edge_index(sample)
         if self.transform is not None:
             listed = self.transform(copy.copy(sample))

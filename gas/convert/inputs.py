@@ -62,6 +62,7 @@ class Inputs:
       ``adj_t``, so that layers get them without an argument of their own.
     * ``graph``: the parameter for the graph itself, whose attributes are then ``names`` and
       ``edges``, besides ``plain`` ones that are no tensors; ``counted``: one with a row per node.
+    * ``made``: attributes that the transform of the graph makes.
     """
 
     method: str
@@ -71,6 +72,7 @@ class Inputs:
     graph: str = ""
     plain: Mapping[str, Any] = field(default_factory=dict)
     counted: str = ""
+    made: Sequence[str] = ()
 
     @property
     def is_matrix(self) -> bool:
@@ -79,7 +81,8 @@ class Inputs:
 
     def arguments(self, data: Data) -> dict[str, Any]:
         """Return the values that a graph provides, with the adjacency as ``edge_index``."""
-        return {**{name: data[name] for name in self.names}, self.edges: data.edge_index}
+        names = [name for name in (*self.names, *self.made) if name in data]
+        return {**{name: data[name] for name in names}, self.edges: data.edge_index}
 
     def in_call(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the method's arguments: values of the graph, or the graph that has them."""

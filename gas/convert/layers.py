@@ -156,7 +156,12 @@ class LayerCall:
 
 def bind_arguments(layer: Any, node: Node) -> dict[str, Any]:
     """Return the arguments that a node gives to a layer, by the names of its parameters."""
-    return inspect.signature(layer.forward).bind(*node.args, **node.kwargs).arguments
+    signature = inspect.signature(layer.forward)
+    found = signature.bind(*node.args, **node.kwargs).arguments
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            found |= found.pop(name, {})
+    return found
 
 
 def describe_call(

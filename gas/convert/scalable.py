@@ -14,7 +14,7 @@ from torch.nn import Module
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import MessagePassing
 
-from gas.convert.check import Conversion, make_layer_tests, make_layers
+from gas.convert.check import Conversion, InexactLayerError, make_layer_tests, make_layers
 from gas.convert.inputs import Inputs, copy_with_noise, eval_mode, record
 from gas.convert.kinds import Values, check_rows, find_value_kinds, row_dim
 from gas.convert.layers import (
@@ -29,6 +29,7 @@ from gas.convert.layers import (
 from gas.convert.model import Converted
 from gas.convert.outputs import check_outputs, find_outputs, flatten
 from gas.convert.place import Placement, place_histories, write_graph
+from gas.convert.prepare import move_preparation, refuse_assignments
 from gas.convert.sample import SAMPLES, find_sample_graphs
 from gas.convert.trace import (
     ADJACENCY,
@@ -36,6 +37,7 @@ from gas.convert.trace import (
     TRAINING,
     UNROLLED,
     UNSUPPORTED,
+    Opened,
     adjacency_name,
     is_layer,
     parameters,
@@ -110,7 +112,7 @@ def to_scalable(
         check_nodes(data, data.num_nodes)
     inputs, wanted = _find_inputs(net, data)
     with torch.random.fork_rng(devices=[]):
-        return _convert(net, data, inputs, wanted, kwargs)
+        return _convert_opening(net, data, inputs, wanted, kwargs)
 
 
 def _find_inputs(net: Module, data: Data) -> tuple[Inputs, dict[str, Any]]:
@@ -229,12 +231,35 @@ def _check_layers(net: Module) -> None:
             )
 
 
+def _convert_opening(
+    net: Module, data: Data, inputs: Inputs, wanted: dict[str, Any], options: dict[str, Any]
+) -> Converted:
+    """Convert a module; follow layers of its own that aren't exact as a whole."""
+    opened: Opened = ()
+    first: InexactLayerError | None = None
+    while True:
+        try:
+            return _convert(net, data, inputs, wanted, options, opened)
+        except InexactLayerError as error:
+            first = first or error
+            kind = type(error.layer)
+            is_own = not kind.__module__.startswith(("torch_geometric.", "gas."))
+            if not issubclass(kind, MessagePassing) or not is_own or kind in opened:
+                raise first from None
+            opened = (*opened, kind)
+        except ValueError as error:
+            if first is None:
+                raise
+            raise ValueError(f"{first}. Inside of it, {error}") from error
+
+
 def _convert(
     net: Module,
     data: Data,
     inputs: Inputs,
     wanted: dict[str, Any],
     options: dict[str, Any],
+    opened: Opened = (),
 ) -> Converted:
     name = type(net).__name__
     device = next((p.device for p in net.parameters()), torch.device("cpu"))
@@ -245,12 +270,22 @@ def _convert(
     torch.default_generator.manual_seed(0)  # The generator is restored for the caller.
     copied = copy_with_noise(net)
     graphs, expected, inputs = find_sample_graphs(copied, inputs, data, wanted, device)
-    graph = _trace(copied, inputs, wanted, graphs)
+    graph = _trace(copied, inputs, wanted, graphs, opened)
+    prepared = None
+    if inputs.edges == "edge_index" and not inputs.by_value:
+        records = _record_values(copied, graph, inputs, graphs, (), None, name)
+        prepared = move_preparation(graph, inputs.edges, records, graphs)
+    if prepared is not None:
+        graphs = [prepared(each) for each in graphs]
+        inputs = replace(inputs, made=prepared.made)
+    refuse_assignments(graph)
     weighted = [
         str(node.target) for node in graph.nodes
         if inputs.by_value and is_layer(copied, node) and lacks_weight(copied, node)
     ]  # fmt: skip
     transform, normalised = move_normalisation(copied, graph, weighted)
+    if transform is not None and prepared is not None:
+        raise ValueError(f"layers take different graphs, {prepared} and {transform}")
     if transform is not None:
         if inputs.is_matrix:
             transform.by_value = True
@@ -278,19 +313,22 @@ def _convert(
             test.call.form = test.find_form()
     return _make_model(
         copied, data, records[0], options,
-        Conversion(net, inputs, graph, kinds, calls, given_weights, transform, outputs),
+        Conversion(net, inputs, graph, kinds, calls, given_weights, prepared or transform,
+            outputs, opened=opened,
+        ),
     )  # fmt: skip
 
 
-def _trace(net: Module, inputs: Inputs, wanted: dict[str, Any], graphs: Sequence[Data]) -> Graph:
+def _trace(
+    net: Module, inputs: Inputs, wanted: dict[str, Any], graphs: Sequence[Data], opened: Opened
+) -> Graph:
     """Trace a module's method, and remove unused inputs."""
     given = (*inputs.names, inputs.edges)
     order = list(given) if inputs.graph else [key for key in wanted if key in given]
     known = (*order, inputs.graph)
     fixed = {key: default for key, default in wanted.items() if key not in known}
-    graph = trace(
-        net, inputs.method, order, inputs.in_call, fixed, [inputs.values(each) for each in graphs]
-    )
+    samples = [inputs.values(each) for each in graphs]
+    graph = trace(net, inputs.method, order, inputs.in_call, fixed, samples, opened)
     replace_products(net, graph, inputs.edges)
     for node in list(graph.nodes):
         if node.op == "placeholder" and not node.users and node.target in inputs.names:
@@ -318,7 +356,7 @@ def _make_model(
     drawing = _describe_layers(graph, placed, calls, widths)
     _check_hooks(made.net, written)
     constants = {key: value for key, value in vars(copied).items() if key.startswith(CONSTANT)}
-    layers = make_layers(made.net, graph, constants)
+    layers = make_layers(made.net, graph, constants, made.opened)
     made = replace(
         made,
         calls=[replace(call, layer=layers.get_submodule(call.name)) for call in calls],

@@ -25,6 +25,7 @@ UNROLLED = (pyg.APPNP, pyg.SGConv, pyg.SSGConv, pyg.TAGConv)
 # Parameters of graph batches and of neighbour samplers.
 UNSUPPORTED = ("batch", "batch_size", "num_sampled_nodes_per_hop", "num_sampled_edges_per_hop")
 TRAINING = "training"
+Opened = tuple[type[MessagePassing], ...]
 InCall = Callable[[dict[str, Any]], dict[str, Any]]
 CONSTANT = "_tensor_constant"  # The prefix of the names of such tensors.
 
@@ -65,12 +66,13 @@ class _Tracer(Tracer):
 
     def __init__(
         self, method: str, inputs: Sequence[str], in_call: InCall, fixed: dict[str, Any],
-        known: KnownValues,
+        known: KnownValues, opened: Opened,
     ) -> None:  # fmt: skip
         super().__init__()
         self.known, self.hides_types = known, isinstance(known.root, UNROLLED)
         self._modes = torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")
         self.traced_func_name = method
+        self._opened = opened
         self._inputs, self._in_call, self._fixed = inputs, in_call, fixed
         self.failed = ""  # The submodule that can't be traced, if any.
 
@@ -119,7 +121,7 @@ class _Tracer(Tracer):
         return iter([values[position] for position in range(size)])
 
     def is_leaf_module(self, m: Module, module_qualified_name: str) -> bool:
-        if isinstance(m, (*UNROLLED, torch.nn.Sequential)):
+        if isinstance(m, (*UNROLLED, *self._opened, torch.nn.Sequential)):
             return False  # Histories are placed before a dropout in it.
         return isinstance(m, MessagePassing) or not any(
             isinstance(child, MessagePassing) for child in m.modules()
@@ -178,6 +180,23 @@ def replace_products(net: Module, graph: Graph, edges: str) -> None:
             add_product(net)
 
 
+class Propagation(Module):
+    """The messages of a layer, whose ``forward`` is followed up to them.
+
+    Args:
+        layer: A layer of PyG's kind.
+    """
+
+    def __init__(self, layer: MessagePassing) -> None:
+        super().__init__()
+        object.__setattr__(self, "layer", layer)  # Not a child: it has this one.
+
+    def forward(self, edge_index: Any, **given: Any) -> Any:
+        """Return what ``layer.propagate`` gives."""
+        layer: Any = self.layer
+        return type(layer).propagate(layer, edge_index, **given)
+
+
 def add_product(net: Module) -> None:
     """Give a module the layer that multiplies by the adjacency."""
     setattr(net, PRODUCT, SimpleConv(aggr="add"))
@@ -185,7 +204,7 @@ def add_product(net: Module) -> None:
 
 def add_hop(layer: Any) -> None:
     """Give a layer the child that computes one of its hops."""
-    layer.hop = SimpleConv(aggr="add")
+    layer.hop = SimpleConv(aggr="add") if isinstance(layer, UNROLLED) else Propagation(layer)
 
 
 class Hops:
@@ -195,16 +214,16 @@ class Hops:
         self._layer = layer
         add_hop(layer)
 
-    def __call__(
-        self, edge_index: Any, size: Any = None, *, x: Any, edge_weight: Any = None
-    ) -> Any:
+    def __call__(self, edge_index: Any, size: Any = None, **given: Any) -> Any:
         """See :meth:`torch_geometric.nn.MessagePassing.propagate`."""
-        return self._layer.hop(x, edge_index, edge_weight)
+        if isinstance(self._layer, UNROLLED):
+            return self._layer.hop(given["x"], edge_index, given.get("edge_weight"))
+        return self._layer.hop(edge_index, **given)
 
 
 @contextlib.contextmanager
-def _unroll_layers(net: Module) -> Iterator[None]:
-    layers = [layer for layer in net.modules() if isinstance(layer, UNROLLED)]
+def _unroll_layers(net: Module, opened: Opened) -> Iterator[None]:
+    layers = [layer for layer in net.modules() if isinstance(layer, (*UNROLLED, *opened))]
     for layer in layers:
         object.__setattr__(layer, "propagate", Hops(layer))
     try:
@@ -221,6 +240,7 @@ def trace(
     in_call: InCall,
     fixed: dict[str, Any],
     samples: Sequence[dict[str, Any]],
+    opened: Opened = (),
 ) -> Graph:
     """Trace a module's method; ``training`` arguments become an input of that name.
 
@@ -233,6 +253,7 @@ def trace(
         in_call: Makes the method's arguments of these values.
         fixed: The values of its other parameters.
         samples: The inputs on several small graphs.
+        opened: Types of layers that are followed up to ``propagate``.
 
     Raises:
         ValueError: If it can't be traced, or differs in training from evaluation.
@@ -241,13 +262,14 @@ def trace(
     graphs: list[Graph] = []
     constants: list[dict[str, Tensor]] = []
     sizes: list[int] = []
-    tracer = _Tracer(method, inputs, in_call, fixed, KnownValues(net, samples))
+    tracer = _Tracer(method, inputs, in_call, fixed, KnownValues(net, samples), opened)
     try:
-        with _unroll_layers(net), trace_factories():
+        with _unroll_layers(net, opened), trace_factories():
             for training in (True, False):
                 net.train(training)
-                tracer = _Tracer(method, inputs, in_call, fixed, KnownValues(net, samples))
+                tracer = _Tracer(method, inputs, in_call, fixed, KnownValues(net, samples), opened)
                 graphs.append(tracer.trace(net))
+                tracer.known.erase_questions(graphs[-1])
                 sizes.append(len(graphs[0].nodes))
                 constants.append(_take_constants(net))
     except Exception as error:
@@ -361,7 +383,7 @@ def get_module(net: Module | GraphModule, node: Node) -> Module | None:
 
 def is_layer(net: Module, node: Node) -> bool:
     """Return whether a node is a message passing layer."""
-    return isinstance(get_module(net, node), MessagePassing)
+    return isinstance(get_module(net, node), (MessagePassing, Propagation))
 
 
 def is_dropout(net: Module, node: Node) -> bool:

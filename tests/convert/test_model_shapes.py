@@ -11,7 +11,9 @@ import torch_geometric.transforms as T
 from conftest import random_graph
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
-from torch_geometric.nn import GCNConv, SAGEConv
+from torch_geometric.nn import GCNConv, MessagePassing, SAGEConv
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
+from torch_geometric.utils import add_self_loops, degree, remove_self_loops
 
 import gas
 
@@ -225,3 +227,244 @@ def test_gradients_of_several_outputs_are_those_of_a_full_batch():
         gradients.append([weight.grad.clone() for weight in net.parameters()])
     for mine, theirs in zip(*gradients, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-12)
+
+
+# Layers that normalise by themselves, and of several hops -----------------------------------------
+
+
+class TutorialConv(MessagePassing):
+    """The layer of PyG's tutorial."""
+
+    def __init__(self, in_channels, out_channels):
+        super().__init__(aggr="add")
+        self.lin = nn.Linear(in_channels, out_channels, bias=False)
+        self.bias = nn.Parameter(torch.zeros(out_channels))
+
+    def forward(self, x, edge_index):
+        edge_index, _ = add_self_loops(edge_index, num_nodes=x.size(0))
+        x = self.lin(x)
+        row, col = edge_index
+        deg = degree(col, x.size(0), dtype=x.dtype)
+        deg_inv_sqrt = deg.pow(-0.5)
+        deg_inv_sqrt[deg_inv_sqrt == float("inf")] = 0
+        norm = deg_inv_sqrt[row] * deg_inv_sqrt[col]
+        return self.propagate(edge_index, x=x, norm=norm) + self.bias
+
+    def message(self, x_j, norm):
+        return norm.view(-1, 1) * x_j
+
+
+class Hops(MessagePassing):
+    """Several hops of learnt weights, after GPRGNN."""
+
+    def __init__(self, hops=3, **options):
+        super().__init__(aggr="add")
+        self.hops, self.options = hops, options
+        self.temp = nn.Parameter(torch.rand(hops + 1))
+
+    def forward(self, x, edge_index, edge_weight=None):
+        edge_index, norm = gcn_norm(
+            edge_index, edge_weight, num_nodes=x.size(0), dtype=x.dtype, **self.options
+        )
+        out = x * self.temp[0]
+        for k in range(self.hops):
+            x = self.propagate(edge_index, x=x, norm=norm)
+            out = out + self.temp[k + 1] * x
+        return out
+
+    def message(self, x_j, norm):
+        return norm.view(-1, 1) * x_j
+
+
+class MeanByDegree(MessagePassing):
+    """Divides by degrees that it counts, of rows and of edges."""
+
+    def __init__(self, in_channels, out_channels):
+        super().__init__(aggr="add")
+        self.lin = nn.Linear(in_channels, out_channels)
+
+    def forward(self, x, edge_index):
+        edge_index, _ = remove_self_loops(edge_index)
+        deg = degree(edge_index[1], x.size(0), x.dtype).clamp(min=1)
+        out_deg = degree(edge_index[0], x.size(0), x.dtype)
+        return self.lin(self.propagate(edge_index, x=x * out_deg[:, None]) / deg.view(-1, 1))
+
+
+class Layers(nn.Module):
+    def __init__(self, first, second):
+        super().__init__()
+        self.first, self.second, self.lin = first, second, nn.Linear(8, 3)
+
+    def forward(self, x, edge_index):
+        return self.lin(self.second(self.first(x, edge_index).relu(), edge_index))
+
+
+class Propagating(nn.Module):
+    def __init__(self, **options):
+        super().__init__()
+        self.lin, self.prop = nn.Linear(5, 3), Hops(**options)
+
+    def forward(self, data):
+        x = F.dropout(self.lin(data.x).relu(), training=self.training)
+        return F.log_softmax(self.prop(x, data.edge_index, data.edge_weight), dim=1)
+
+
+def of_x(net, data):
+    return net(data.x, data.edge_index)
+
+
+@pytest.mark.parametrize("kind", [TutorialConv, MeanByDegree])
+def test_layers_normalise_by_themselves(kind):
+    data = random_graph()
+    data.edge_index = torch.cat([data.edge_index, torch.tensor([[3, 7], [3, 7]])], dim=1)
+    model, graph, _ = check(Layers(kind(5, 8), kind(8, 8)), data, of_x)
+    assert len(model.histories) == 1
+    assert "prepared_0" in graph
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("options", [{}, {"add_self_loops": False}, {"improved": True}])
+def test_layers_of_several_hops(options, weighted):
+    data = random_graph()
+    if weighted:
+        data.edge_weight = torch.rand(data.num_edges) + 0.1
+    model, _, _ = check(Propagating(**options), data)
+    assert len(model.histories) == 2
+    assert [history.embedding_dim for history in model.histories] == [3, 3]
+
+
+def test_layers_train_on_mini_batches_as_on_the_whole_graph():
+    data, net = random_graph(), Layers(TutorialConv(5, 8), TutorialConv(8, 8)).double()
+    data.x = data.x.double()
+    model = gas.to_scalable(net, data, dtype=torch.float64)
+    graph = gas.cluster(data, 1, model=model, log=False)
+    (batch,) = gas.SubgraphLoader(graph, log=False)
+    gradients = []
+    for out in (model(batch), net(data.x, data.edge_index)):
+        net.zero_grad()
+        out.square().mean().backward()
+        gradients.append([weight.grad.clone() for weight in net.parameters()])
+    for mine, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-12)
+
+
+def test_layers_of_different_graphs_are_refused():
+    with pytest.raises(ValueError, match="layers take different graphs, some the edges as they"):
+        gas.to_scalable(Layers(TutorialConv(5, 8), SAGEConv(8, 8)), random_graph())
+
+
+# Products with a matrix ---------------------------------------------------------------------------
+
+PRODUCTS = {
+    "@": lambda adj, x: adj @ x,
+    "torch.matmul": torch.matmul,
+    "torch.mm": torch.mm,
+    "torch.sparse.mm": torch.sparse.mm,
+    "method": lambda adj, x: adj.matmul(x),
+}
+
+
+class Product(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.kind, self.lin1, self.lin2 = kind, nn.Linear(5, 8), nn.Linear(8, 3)
+
+    def forward(self, x, adj_t):
+        product = PRODUCTS[self.kind]
+        return product(adj_t, self.lin2(product(adj_t, self.lin1(x)).relu()))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("kind", PRODUCTS)
+def test_products_with_the_adjacency(kind, weighted):
+    data = random_graph()
+    if weighted:
+        data.edge_weight = torch.rand(data.num_edges).double()
+    make = T.ToSparseTensor(attr="edge_weight", layout=torch.sparse_csr)
+    data = make(data)
+    if not weighted:
+        value = torch.ones(data.adj_t.values().numel(), dtype=torch.float64)
+        parts = data.adj_t.crow_indices(), data.adj_t.col_indices(), value
+        data.adj_t = torch.sparse_csr_tensor(*parts, size=data.adj_t.shape)
+    model, _, _ = check(Product(kind), data, lambda net, data: net(data.x, data.adj_t))
+    assert "SimpleConv" in str(model)
+
+
+def test_a_product_needs_a_matrix():
+    with pytest.raises(ValueError, match="'adj_t' as a matrix, and the graph has none: T.ToSparse"):
+        gas.to_scalable(Product("@"), random_graph())
+
+
+# Questions about shapes ---------------------------------------------------------------------------
+
+
+class AskingShapes(Net):
+    """Asserts, branches by type, loops over columns, and tensors of sizes."""
+
+    def forward(self, x, edge_index):
+        assert x.dim() == 2
+        assert x.size(1) == 5
+        if isinstance(edge_index, torch.Tensor) and edge_index.size(0) == 2:
+            hidden = self.conv1(x, edge_index).max(dim=1, keepdim=True)[0] + torch.zeros(
+                x.size(0), 8
+            ).to(x.dtype)
+        else:
+            hidden = torch.ones(x.size(0), 8)
+        assert hidden.size(0) == x.size(0)
+        columns = [part * 2 for part in hidden.chunk(2, dim=1)]
+        return self.conv2(torch.cat(columns, dim=1), edge_index) * len(columns)
+
+
+def test_questions_about_shapes_are_answered():
+    check(AskingShapes(), random_graph(), of_x)
+
+
+class AskingSize(Net):
+    def forward(self, x, edge_index):
+        if x.size(0) > 1000:
+            x = x * 2
+        return self.conv2(self.conv1(x, edge_index), edge_index)
+
+
+class AskingNumbers(Net):
+    def forward(self, x, edge_index):
+        if x.sum() > 0:
+            x = x * 2
+        return self.conv2(self.conv1(x, edge_index), edge_index)
+
+
+class Assigning(Net):
+    def forward(self, x, edge_index):
+        hidden = self.conv1(x, edge_index)
+        hidden[hidden < 0] = 0
+        return self.conv2(hidden, edge_index)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (AskingSize, "symbolically traced variables cannot be used as inputs to control flow"),
+        (AskingNumbers, "symbolically traced variables cannot be used as inputs to control flow"),
+        (Assigning, "'conv1' is changed by an assignment"),
+    ],
+)
+def test_questions_about_the_graph_are_refused(kind, reason):
+    with pytest.raises(ValueError, match=reason):
+        gas.to_scalable(kind(), random_graph())
+
+
+class Unused(Net):
+    """Has a layer that it never calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.sage1, self.sage2 = SAGEConv(5, 8), SAGEConv(8, 3)
+
+    def forward(self, x, edge_index):
+        return self.sage2(self.sage1(x, edge_index).relu(), edge_index)
+
+
+def test_layers_that_are_never_called_do_not_count():
+    model, graph, _ = check(Unused(), random_graph(), of_x)
+    assert model.transform is None
+    assert "edge_weight" not in graph

@@ -1,0 +1,346 @@
+"""What a module computes of the edges alone, which moves to the whole graph."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
+from torch.utils._pytree import tree_leaves
+from torch_geometric.data import Data
+from torch_geometric.transforms import BaseTransform
+
+from gas.convert.kinds import Values, function_name
+from gas.convert.layers import is_close
+from gas.graph import is_row_per_edge, with_edge_index
+
+PREPARED = "prepared_"  # The prefix of attributes that are computed for the whole graph.
+
+
+class Preparation(BaseTransform):
+    """The edges and attributes that a module computes of a whole graph's edges.
+
+    Such as self-loops, degrees and symmetric normalisation, of which a mini-batch doesn't know
+    enough.
+
+    Args:
+        function: Returns the edges and the attributes, of the graph's edges, number of nodes and
+            device, and of ``names``.
+        names: The attributes of edges that it takes.
+        made: The names of the attributes that it makes.
+        described: The functions that it calls, for its description.
+    """
+
+    takes_adj_t = True
+    by_value = False
+
+    def __init__(
+        self, function: GraphModule, names: Sequence[str], made: Sequence[str], described: str
+    ) -> None:
+        self.function, self.names, self.made = function, tuple(names), tuple(made)
+        self._described = described
+
+    @torch.no_grad()
+    def forward(self, data: Data) -> Data:
+        """Return a graph with these edges and attributes."""
+        data = with_edge_index(data)
+        before = data.edge_index
+        given = [data[name] for name in self.names]
+        edges, *values = self.function(before.clone(), data.num_nodes, before.device, *given)
+        if edges.shape != before.shape or not torch.equal(edges, before):
+            for name in [key for key in data.to_dict() if is_row_per_edge(data, key)]:
+                del data[name]  # They don't follow.
+        data.edge_index = edges
+        for name, value in zip(self.made, values, strict=True):
+            data[name] = value
+        return data
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Preparation) and (
+            (self.function.code, self.names, self.made)
+            == (other.function.code, other.names, other.made)
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.function.code, self.names, self.made))
+
+    def __repr__(self) -> str:
+        return f"Preparation({self._described})"
+
+
+class _Finder:
+    """Finder of the values that follow from the edges alone.
+
+    Args:
+        graph: A traced graph.
+        edges: The input that is the adjacency.
+        records: The values of its nodes on several small graphs.
+        graphs: These graphs.
+    """
+
+    def __init__(
+        self, graph: Graph, edges: str, records: Sequence[Values], graphs: Sequence[Data]
+    ) -> None:
+        self.graph, self.records = graph, records
+        self.counts = [(each.num_nodes, each.num_edges) for each in graphs]
+        self.inside: list[Node] = []
+        self.inputs: list[Node] = []  # Attributes of edges.
+        self.edges = next(node for node in graph.nodes if node.target == edges)
+        found: set[Node] = set()  # What follows from the edges.
+        sized: set[Node] = set()  # What follows from the number of nodes, such as zeros.
+        for node in graph.nodes:
+            inputs = node.all_input_nodes
+            if node.op == "placeholder":
+                value = records[0][node]
+                if node is self.edges or _has_rows(value, graphs[0].num_edges):
+                    self.inputs.append(node)
+                    found.add(node)
+            elif node.op not in ("call_function", "call_method") or not all(
+                each in found or each in sized or self.is_plain(each) or self.is_count(each)
+                for each in inputs
+            ):
+                continue
+            elif found.isdisjoint(inputs):
+                sized.add(node)
+            else:
+                found.add(node)
+                if node.target is operator.setitem:
+                    found.update(inputs[:1])  # What it changes.
+        self.found = found
+        needed = {each for node in found for each in node.all_input_nodes if each in sized}
+        for node in reversed(graph.nodes):
+            if node in needed:
+                needed.update(each for each in node.all_input_nodes if each in sized)
+        self.inside = [
+            node for node in graph.nodes
+            if node in needed or (node in found and node.op != "placeholder")
+        ]  # fmt: skip
+        self.read = [
+            node for node in self.inside
+            if node in found
+            and any(user not in found for user in node.users) and not self.is_plain(node)
+        ]  # fmt: skip
+
+    def is_plain(self, node: Node) -> bool:
+        """Return whether a value is no tensor, and the same on each graph."""
+        first, *rest = (record[node] for record in self.records)
+        if any(isinstance(leaf, Tensor) for leaf in tree_leaves(first)):
+            return False
+        return all(other == first for other in rest)
+
+    def is_count(self, node: Node) -> bool:
+        """Return whether a value is the number of nodes."""
+        values = [record[node] for record in self.records]
+        return all(
+            type(value) is int and value == counts[0]
+            for value, counts in zip(values, self.counts, strict=True)
+        )
+
+    def needs_whole_graph(self) -> bool:
+        """Return whether a value that is read has other rows than the edges, or comes from such."""
+        ancestors: set[Node] = set()
+        left = list(self.read)
+        while left:
+            node = left.pop()
+            if node not in ancestors and node in self.found:
+                ancestors.add(node)
+                left += node.all_input_nodes
+        return any(not self._is_like_edges(node) for node in ancestors)
+
+    def _is_like_edges(self, node: Node) -> bool:
+        per_graph = [
+            [size for leaf in tree_leaves(record[node]) if isinstance(leaf, Tensor)
+             for size in leaf.shape]
+            for record in self.records
+        ]  # fmt: skip
+        return all(
+            len(set(found)) == 1 or found == tuple(edges for _, edges in self.counts)
+            for found in zip(*per_graph, strict=True)
+        )
+
+
+def _exchange(node: Node, other: Any, each: Node) -> Any:
+    return other if each is node else each
+
+
+def _has_rows(value: Any, size: int) -> bool:
+    return isinstance(value, Tensor) and value.dim() > 0 and value.size(0) == size
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    same = isinstance(one, Tensor) and isinstance(other, Tensor) and one.dtype == other.dtype
+    return same and one.shape == other.shape and is_close(one, other)
+
+
+class _Extractor:
+    """Moves what a traced graph computes of edges alone into a transform."""
+
+    def __init__(self, finder: _Finder) -> None:
+        self._finder = finder
+        self._values: dict[Node, Any] = {node: finder.records[0][node] for node in finder.inside}
+        self._made: list[Node] = []  # The attributes.
+        self._edges = self._find_edges()
+
+    def _find_edges(self) -> Node:
+        """Find the edges that the values that are read belong to."""
+        finder = self._finder
+        original = finder.records[0][finder.edges]
+        candidates = [
+            node for node in finder.inside
+            if isinstance(value := self._values[node], Tensor) and not value.is_floating_point()
+            and value.dtype == torch.long and value.dim() == 2 and value.size(0) == 2
+        ]  # fmt: skip
+        chosen: list[Node] = []
+        for node in finder.read:
+            value = self._values[node]
+            if not isinstance(value, Tensor) or value.dtype != torch.long:
+                continue
+            for edges in [*candidates, finder.edges]:
+                whole: Any = self._values.get(edges, original)
+                parts = (whole, whole[0], whole[1])
+                if any(_are_equal(value, part) for part in parts):
+                    chosen.append(edges)
+                    break
+        uses_original = any(user not in finder.found for user in finder.edges.users)
+        if uses_original or not chosen:
+            chosen.append(finder.edges)
+        wholes = [self._values.get(edges, original) for edges in chosen]
+        if any(not _are_equal(wholes[0], other) for other in wholes[1:]):
+            raise ValueError(
+                "layers take different graphs, some the edges as they are, and some those of "
+                f"'{chosen[0].name}': use layers that all take the same ones"
+            )
+        return chosen[0]
+
+    def run(self) -> Preparation:
+        """Change the graph, and return the transform."""
+        finder = self._finder
+        replaced: dict[Node, Any] = {node: self._replace(node) for node in finder.read}
+        replaced |= {node: self._values[node] for node in finder.inside if finder.is_plain(node)}
+        for node, other in replaced.items():
+            for user in list(node.users):
+                if user not in finder.found:
+                    new = functools.partial(_exchange, node, other)
+                    user.args, user.kwargs = map_arg(user.args, new), map_arg(user.kwargs, new)
+        function = self._write()
+        changed = self._edges is not finder.edges
+        names = [str(node.target) for node in finder.inputs if node is not finder.edges]
+        kept = [
+            node for node in finder.inputs
+            if node is not finder.edges and any(user not in finder.found for user in node.users)
+        ]  # fmt: skip
+        if changed and kept:
+            raise ValueError(
+                f"'{kept[0].name}' belongs to the edges as they are, and layers take others, those "
+                f"of '{self._edges.name}': change the edges of the graph before the model"
+            )
+        for node in reversed(finder.inside):
+            if node in finder.found:
+                node.users.clear()  # Such as an assignment, which follows what it changes.
+            if not node.users:
+                finder.graph.erase_node(node)
+        for node in finder.inputs:
+            if node is not finder.edges and not node.users:
+                finder.graph.erase_node(node)
+        called = dict.fromkeys(map(function_name, finder.inside))
+        described = ", ".join(list(called)[:4]) + (", ..." if len(called) > 4 else "")
+        made = [f"{PREPARED}{position}" for position in range(len(self._made))]
+        return Preparation(function, names, made, described)
+
+    def _replace(self, node: Node) -> Node:
+        """Return the node that gives the value to the rest of the graph."""
+        finder, graph = self._finder, self._finder.graph
+        value = self._values[node]
+        edges: Any = self._values.get(self._edges, finder.records[0][finder.edges])
+        for part, position in ((edges, None), (edges[0], 0), (edges[1], 1)):
+            if _are_equal(value, part):
+                if position is None:
+                    return finder.edges
+                with graph.inserting_before(node):
+                    return graph.call_function(operator.getitem, (finder.edges, position))
+        if isinstance(value, int) and value == edges.size(1):
+            with graph.inserting_before(node):
+                return graph.call_method("size", (finder.edges, 1))
+        if not _has_rows(value, edges.size(1)) and not _has_rows(value, finder.counts[0][0]):
+            raise ValueError(
+                f"'{node.name}' ({function_name(node)}) is computed of the edges, and isn't a row "
+                "for each node or edge: compute it before, and give it as an attribute"
+            )
+        for position, other in enumerate(self._made):
+            if _are_equal(self._values[other], value):
+                return self._placeholder(position)
+        self._made.append(node)
+        return self._placeholder(len(self._made) - 1)
+
+    def _placeholder(self, position: int) -> Node:
+        graph, name = self._finder.graph, f"{PREPARED}{position}"
+        for node in graph.nodes:
+            if (node.op, node.target) == ("placeholder", name):
+                return node
+        last = [node for node in graph.nodes if node.op == "placeholder"][-1]
+        with graph.inserting_after(last):
+            return graph.placeholder(name)
+
+    def _write(self) -> GraphModule:
+        """Write the function that the transform calls."""
+        finder, graph = self._finder, Graph()
+        edges, count, device = map(graph.placeholder, ("edges", "num_nodes", "device"))
+        made: dict[Node, Any] = {finder.edges: edges}
+        for node in finder.inputs:
+            if node is not finder.edges:
+                made[node] = graph.placeholder(str(node.target))
+
+        def value_of(node: Node) -> Any:
+            if node in made:
+                return made[node]
+            if finder.is_count(node):
+                return count
+            value = finder.records[0][node]
+            return device if isinstance(value, torch.device) else value
+
+        for node in finder.inside:
+            made[node] = graph.node_copy(node, value_of)
+        graph.output(map_arg((self._edges, *self._made), made.__getitem__))
+        return GraphModule(torch.nn.Module(), graph, "Preparation")
+
+
+def move_preparation(
+    graph: Graph, edges: str, records: Sequence[Values], graphs: Sequence[Data]
+) -> Preparation | None:
+    """Move what a traced graph computes of the edges alone to a transform of the whole graph.
+
+    Args:
+        graph: The traced graph of a module, which is changed: it gets the results as inputs.
+        edges: The input that is the adjacency.
+        records: The values of the graph's nodes on several small graphs.
+        graphs: These graphs.
+
+    Returns:
+        The transform; ``None`` if a mini-batch has all that it takes.
+
+    Raises:
+        ValueError: If layers take different edges.
+    """
+    finder = _Finder(graph, edges, records, graphs)
+    if not finder.read or not finder.needs_whole_graph():
+        return None
+    return _Extractor(finder).run()
+
+
+def refuse_assignments(graph: Graph) -> None:
+    """Refuse assignments of items outside of a preparation.
+
+    Raises:
+        ValueError: Naming the value.
+    """
+    for node in graph.nodes:
+        if node.target is operator.setitem:
+            raise ValueError(
+                f"'{node.args[0]}' is changed by an assignment, [...] = ..., which can't be "
+                "followed: use torch.where or masked_fill"
+            )
