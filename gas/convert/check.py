@@ -23,6 +23,7 @@ from gas.convert.inputs import (
 )
 from gas.convert.kinds import EDGES, OTHER, Values, check_rows
 from gas.convert.layers import LayerCall, disable_normalisation, is_close
+from gas.convert.messages import Messages
 from gas.convert.outputs import Outputs, flatten
 from gas.convert.sample import subsample
 from gas.convert.scope import FUSED, PAIR, SQUARE, LayerScope
@@ -36,7 +37,11 @@ MOST_NODES, MOST_EDGES = 2048, 2**15  # Limits of the sample of a graph.
 
 
 def make_layers(
-    net: Module, graph: Graph, constants: Mapping[str, Any], opened: Opened = ()
+    net: Module,
+    graph: Graph,
+    constants: Mapping[str, Any],
+    opened: Opened = (),
+    messages: Mapping[str, Graph] | None = None,
 ) -> Module:
     """Return a twin of a module, with its parameters and with fused layers."""
     out = twin(net)
@@ -46,6 +51,8 @@ def make_layers(
         if isinstance(layer, (*UNROLLED, *opened)):
             add_hop(layer)
         disable_normalisation(layer)
+    for name, function in (messages or {}).items():
+        out.add_module(name, Messages(out, function))
     for name, value in constants.items():
         object.__setattr__(out, name, value)
     return fuse(out)
@@ -177,6 +184,7 @@ class Conversion:
     * ``weighted``: the layers that are given the weights of edges.
     * ``transform``: the transform of the whole graph; ``constants``: tensors of the traced graph.
     * ``outputs``: what the module returns; ``opened``: types of layers that were followed.
+    * ``messages``: the functions of layers that the module doesn't have as such.
     * ``numbers``: the numbers among the nodes' values on the small graph, ``None`` for others.
     """
 
@@ -191,6 +199,7 @@ class Conversion:
     constants: dict[str, Any] = field(default_factory=dict)
     numbers: Values = field(default_factory=dict)
     opened: Opened = ()
+    messages: dict[str, Graph] = field(default_factory=dict)
 
     def check_on(self, data: Data) -> None:
         """Check on a sample of the user's graph that the layers are exact on mini-batches.
@@ -246,7 +255,7 @@ class Conversion:
 
     def _check(self, mine: Module, sample: Data, expected: Any) -> None:
         name = type(self.net).__name__
-        layers = make_layers(mine, self.graph, self.constants, self.opened)
+        layers = make_layers(mine, self.graph, self.constants, self.opened, self.messages)
         listed = with_edge_index(sample)
         if self.transform is not None:
             listed = self.transform(copy.copy(sample))

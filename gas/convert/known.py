@@ -23,8 +23,6 @@ SHAPE_ATTRIBUTES = (
 )  # fmt: skip
 # Functions of sizes that need not change with the number of nodes, although a size does.
 SELECTORS = (operator.getitem, getattr, len)
-# Functions that make tensors of sizes, which may be the number of nodes.
-FACTORIES = ("zeros", "ones", "full", "empty", "arange", "rand", "randn", "eye")
 
 
 class KnownProxy(Proxy):
@@ -200,23 +198,31 @@ def evaluate_node(net: Module, node: Node, value_of: Callable[[Node], Any]) -> A
     return function(*args, **kwargs)
 
 
-class _Factory:
-    """Function that makes a tensor, traced if a size is."""
+def _make_factory(name: str) -> Callable[..., Any]:
+    """Make a function of PyTorch that is traced if a size is, by its name in this module."""
+    function = getattr(torch, name)
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
         for value in tree_leaves((args, kwargs)):
             if issubclass(type(value), Proxy):
-                return value.tracer.create_proxy("call_function", self._function, args, kwargs)
-        return self._function(*args, **kwargs)
+                return value.tracer.create_proxy("call_function", call, args, kwargs)
+        return function(*args, **kwargs)
+
+    call.__name__ = call.__qualname__ = name
+    return call
+
+
+# Functions that make tensors of sizes, which may be the number of nodes.
+zeros, ones, full = map(_make_factory, ("zeros", "ones", "full"))
+empty, arange, eye = map(_make_factory, ("empty", "arange", "eye"))
+rand, randn = map(_make_factory, ("rand", "randn"))
+FACTORIES = (zeros, ones, full, empty, arange, eye, rand, randn)
 
 
 @contextlib.contextmanager
 def trace_factories() -> Iterator[None]:
     """Trace the functions of :data:`FACTORIES` in this context."""
     with contextlib.ExitStack() as stack:
-        for name in FACTORIES:
-            stack.enter_context(mock.patch.object(torch, name, _Factory(getattr(torch, name))))
+        for function in FACTORIES:
+            stack.enter_context(mock.patch.object(torch, function.__name__, function))
         yield

@@ -17,6 +17,7 @@ from torch_geometric.transforms import BaseTransform
 
 from gas.convert.kinds import Values, function_name
 from gas.convert.layers import is_close
+from gas.convert.trace import erase_unused
 from gas.graph import is_row_per_edge, with_edge_index
 
 PREPARED = "prepared_"  # The prefix of attributes that are computed for the whole graph.
@@ -120,10 +121,20 @@ class _Finder:
             node for node in graph.nodes
             if node in needed or (node in found and node.op != "placeholder")
         ]  # fmt: skip
+        # What needs the whole graph is moved; an edge's ends, say, are read of a mini-batch's.
+        self.moved: set[Node] = set()
+        for node in self.inside:
+            inputs = node.all_input_nodes
+            if node in found and (
+                not self._is_like_edges(node) or any(each in self.moved for each in inputs)
+            ):
+                self.moved.add(node)
+                if node.target is operator.setitem:
+                    self.moved.update(inputs[:1])
         self.read = [
             node for node in self.inside
-            if node in found
-            and any(user not in found for user in node.users) and not self.is_plain(node)
+            if node in self.moved
+            and any(user not in self.moved for user in node.users) and not self.is_plain(node)
         ]  # fmt: skip
 
     def is_plain(self, node: Node) -> bool:
@@ -140,17 +151,6 @@ class _Finder:
             type(value) is int and value == counts[0]
             for value, counts in zip(values, self.counts, strict=True)
         )
-
-    def needs_whole_graph(self) -> bool:
-        """Return whether a value that is read has other rows than the edges, or comes from such."""
-        ancestors: set[Node] = set()
-        left = list(self.read)
-        while left:
-            node = left.pop()
-            if node not in ancestors and node in self.found:
-                ancestors.add(node)
-                left += node.all_input_nodes
-        return any(not self._is_like_edges(node) for node in ancestors)
 
     def _is_like_edges(self, node: Node) -> bool:
         per_graph = [
@@ -206,7 +206,11 @@ class _Extractor:
                 if any(_are_equal(value, part) for part in parts):
                     chosen.append(edges)
                     break
-        uses_original = any(user not in finder.found for user in finder.edges.users)
+        kept = [node for node in finder.found if node not in finder.moved]
+        uses_original = any(
+            user not in finder.found for node in kept for user in node.users
+            if node is finder.edges or node.op != "placeholder"
+        )  # fmt: skip
         if uses_original or not chosen:
             chosen.append(finder.edges)
         wholes = [self._values.get(edges, original) for edges in chosen]
@@ -221,10 +225,10 @@ class _Extractor:
         """Change the graph, and return the transform."""
         finder = self._finder
         replaced: dict[Node, Any] = {node: self._replace(node) for node in finder.read}
-        replaced |= {node: self._values[node] for node in finder.inside if finder.is_plain(node)}
+        replaced |= {node: self._values[node] for node in finder.moved if finder.is_plain(node)}
         for node, other in replaced.items():
             for user in list(node.users):
-                if user not in finder.found:
+                if user not in finder.moved:
                     new = functools.partial(_exchange, node, other)
                     user.args, user.kwargs = map_arg(user.args, new), map_arg(user.kwargs, new)
         function = self._write()
@@ -240,10 +244,10 @@ class _Extractor:
                 f"of '{self._edges.name}': change the edges of the graph before the model"
             )
         for node in reversed(finder.inside):
-            if node in finder.found:
+            if node in finder.moved:
                 node.users.clear()  # Such as an assignment, which follows what it changes.
-            if not node.users:
                 finder.graph.erase_node(node)
+        erase_unused(finder.graph)
         for node in finder.inputs:
             if node is not finder.edges and not node.users:
                 finder.graph.erase_node(node)
@@ -263,6 +267,12 @@ class _Extractor:
                     return finder.edges
                 with graph.inserting_before(node):
                     return graph.call_function(operator.getitem, (finder.edges, position))
+        if (column := self._as_column(value, edges)) is not None:
+            position, shape = column
+            with graph.inserting_before(node):
+                end = graph.call_function(operator.getitem, (finder.edges, position))
+                made = graph.call_method("view", (end, -1, *[1] * len(shape)))
+                return graph.call_method("expand", (made, -1, *shape))
         if isinstance(value, int) and value == edges.size(1):
             with graph.inserting_before(node):
                 return graph.call_method("size", (finder.edges, 1))
@@ -276,6 +286,16 @@ class _Extractor:
                 return self._placeholder(position)
         self._made.append(node)
         return self._placeholder(len(self._made) - 1)
+
+    def _as_column(self, value: Any, edges: Tensor) -> tuple[int, tuple[int, ...]] | None:
+        """Return which end of the edges a value repeats, and its shape besides the rows."""
+        if not _has_rows(value, edges.size(1)) or value.dtype != torch.long or not value.numel():
+            return None
+        for position in (0, 1):
+            shape = (-1, *[1] * (value.dim() - 1))
+            if torch.equal(value, edges[position].view(shape).expand_as(value)):
+                return position, tuple(value.shape[1:])
+        return None
 
     def _placeholder(self, position: int) -> Node:
         graph, name = self._finder.graph, f"{PREPARED}{position}"
@@ -327,7 +347,7 @@ def move_preparation(
         ValueError: If layers take different edges.
     """
     finder = _Finder(graph, edges, records, graphs)
-    if not finder.read or not finder.needs_whole_graph():
+    if not finder.read:
         return None
     return _Extractor(finder).run()
 

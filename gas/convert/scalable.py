@@ -26,6 +26,7 @@ from gas.convert.layers import (
     lacks_weight,
     move_normalisation,
 )
+from gas.convert.messages import wrap_messages
 from gas.convert.model import Converted
 from gas.convert.outputs import check_outputs, find_outputs, flatten
 from gas.convert.place import Placement, place_histories, write_graph
@@ -39,6 +40,7 @@ from gas.convert.trace import (
     UNSUPPORTED,
     Opened,
     adjacency_name,
+    follow_changes,
     is_layer,
     parameters,
     replace_products,
@@ -295,12 +297,19 @@ def _convert(
     records = _record_values(copied, graph, inputs, graphs, given_weights, transform, name)
     if not is_close(outputs.values(records[0]), flatten(expected)):
         raise _mismatch_error(name, transform, inputs.by_value)
-    kinds = find_value_kinds(graph, records, [(each.num_nodes, each.num_edges) for each in graphs])
+    counts = [(each.num_nodes, each.num_edges) for each in graphs]
+    kinds = find_value_kinds(graph, records, counts)
+    source = next(node for node in graph.nodes if node.target == inputs.edges)
+    size = graphs[0].num_nodes
+    messages = wrap_messages(copied, graph, source, kinds, records[0], size)
+    if messages:
+        records = _record_values(copied, graph, inputs, graphs, given_weights, transform, name)
+        kinds = find_value_kinds(graph, records, counts)
+        outputs = find_outputs(graph, expected, name)
     check_outputs(outputs, kinds, records[0], graphs[0].num_nodes, name)
     with eval_mode(copied):
         check_rows(copied, graph, kinds, records, (graphs[0].num_nodes, graphs[0].num_edges))
     fuse(copied)
-    source = next(node for node in graph.nodes if node.target == inputs.edges)
     calls = [
         describe_call(copied, node, kinds, source, normalised, weighted)
         for node in graph.nodes if is_layer(copied, node)
@@ -314,7 +323,7 @@ def _convert(
     return _make_model(
         copied, data, records[0], options,
         Conversion(net, inputs, graph, kinds, calls, given_weights, prepared or transform,
-            outputs, opened=opened,
+            outputs, opened=opened, messages=messages,
         ),
     )  # fmt: skip
 
@@ -329,6 +338,7 @@ def _trace(
     fixed = {key: default for key, default in wanted.items() if key not in known}
     samples = [inputs.values(each) for each in graphs]
     graph = trace(net, inputs.method, order, inputs.in_call, fixed, samples, opened)
+    follow_changes(graph)
     replace_products(net, graph, inputs.edges)
     for node in list(graph.nodes):
         if node.op == "placeholder" and not node.users and node.target in inputs.names:
@@ -356,7 +366,7 @@ def _make_model(
     drawing = _describe_layers(graph, placed, calls, widths)
     _check_hooks(made.net, written)
     constants = {key: value for key, value in vars(copied).items() if key.startswith(CONSTANT)}
-    layers = make_layers(made.net, graph, constants, made.opened)
+    layers = make_layers(made.net, graph, constants, made.opened, made.messages)
     made = replace(
         made,
         calls=[replace(call, layer=layers.get_submodule(call.name)) for call in calls],

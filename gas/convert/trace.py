@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -180,7 +181,11 @@ def replace_products(net: Module, graph: Graph, edges: str) -> None:
             add_product(net)
 
 
-class Propagation(Module):
+class EdgeLayer(Module):
+    """A message passing layer that isn't one of PyG's: ``forward(edge_index, **rows)``."""
+
+
+class Propagation(EdgeLayer):
     """The messages of a layer, whose ``forward`` is followed up to them.
 
     Args:
@@ -195,6 +200,46 @@ class Propagation(Module):
         """Return what ``layer.propagate`` gives."""
         layer: Any = self.layer
         return type(layer).propagate(layer, edge_index, **given)
+
+
+def follow_changes(graph: Graph) -> None:
+    """Have later functions read what a function has changed in place from its result.
+
+    Such as ``count.scatter_add_(0, index, one)``, of a tensor that was made before.
+    """
+    order = {node: position for position, node in enumerate(graph.nodes)}
+    for node in graph.nodes:
+        name = str(node.target)
+        in_place = node.op == "call_method" and name.endswith("_") and not name.endswith("__")
+        if not in_place or node.users or not isinstance(node.args[0], Node):
+            continue
+        changed = node.args[0]
+        if changed.op in ("call_function", "call_method"):
+            changed.replace_all_uses_with(node, functools.partial(_comes_after, order, node))
+
+
+def erase_unused(graph: Graph, modules: Collection[Node] = ()) -> None:
+    """Remove functions whose results nobody reads, and that change nothing.
+
+    Args:
+        graph: A traced graph.
+        modules: Calls of modules that may be removed, too.
+    """
+    for node in reversed(list(graph.nodes)):
+        changes = node.target is operator.setitem or (
+            node.op == "call_method" and str(node.target).endswith("_")
+        )
+        changed = node.args[0] if changes else None
+        is_read = isinstance(changed, Node) and (
+            changed.op in ("placeholder", "get_attr") or len(changed.users) > 1
+        )
+        is_function = node.op in ("call_function", "call_method", "get_attr")
+        if (is_function or node in modules) and not node.users and not is_read:
+            graph.erase_node(node)
+
+
+def _comes_after(order: dict[Node, int], node: Node, other: Node) -> bool:
+    return order[other] > order[node]
 
 
 def add_product(net: Module) -> None:
@@ -383,7 +428,7 @@ def get_module(net: Module | GraphModule, node: Node) -> Module | None:
 
 def is_layer(net: Module, node: Node) -> bool:
     """Return whether a node is a message passing layer."""
-    return isinstance(get_module(net, node), (MessagePassing, Propagation))
+    return isinstance(get_module(net, node), (MessagePassing, EdgeLayer))
 
 
 def is_dropout(net: Module, node: Node) -> bool:

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import pickle
 import typing
 
 import pytest
@@ -13,7 +14,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 from torch_geometric.nn import GCNConv, MessagePassing, SAGEConv
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
-from torch_geometric.utils import add_self_loops, degree, remove_self_loops
+from torch_geometric.utils import add_self_loops, degree, remove_self_loops, scatter, softmax
 
 import gas
 
@@ -468,3 +469,145 @@ def test_layers_that_are_never_called_do_not_count():
     model, graph, _ = check(Unused(), random_graph(), of_x)
     assert model.transform is None
     assert "edge_weight" not in graph
+
+
+# Messages without a layer -------------------------------------------------------------------------
+
+
+def summed(net, x, edge_index, _):
+    src, dst = edge_index
+    return scatter(x[src], dst, dim=0, dim_size=x.size(0), reduce="sum")
+
+
+def mean(net, x, edge_index, _):
+    src, dst = edge_index[0], edge_index[1]
+    return scatter(x[src], dst, dim=0, dim_size=x.size(0), reduce="mean")
+
+
+def added(net, x, edge_index, _):
+    src, dst = edge_index
+    return torch.zeros_like(x).index_add_(0, dst, x[src])
+
+
+def added_to_rows(net, x, edge_index, _):
+    src, dst = edge_index
+    return torch.zeros(x.size(0), x.size(1)).to(x.dtype).index_add(0, dst, x[src]) + x
+
+
+def weighted(net, x, edge_index, edge_attr):
+    src, dst = edge_index
+    weight = torch.sigmoid(net.of_edges(edge_attr))
+    out = x.new_zeros(x.size(0), x.size(1))
+    out.index_add_(0, dst, weight * x.index_select(0, src))
+    return out
+
+
+def by_both_ends(net, x, edge_index, edge_attr):
+    src, dst = edge_index
+    message = net.both(torch.cat([x[src], x[dst], edge_attr], dim=-1)).relu()
+    return scatter(message, dst, dim=0, dim_size=x.size(0), reduce="sum")
+
+
+def normalised(net, x, edge_index, _):
+    src, dst = edge_index
+    deg = degree(dst, x.size(0), dtype=x.dtype).clamp(min=1)
+    norm = (deg[src] * deg[dst]).rsqrt()
+    return scatter(x[src] * norm[:, None], dst, dim=0, dim_size=x.size(0), reduce="sum")
+
+
+def attention(net, x, edge_index, _):
+    src, dst = edge_index
+    score = F.leaky_relu((x[src] * net.att_src).sum(-1) + (x[dst] * net.att_dst).sum(-1))
+    alpha = softmax(score, dst, num_nodes=x.size(0))
+    return scatter(alpha[:, None] * x[src], dst, dim=0, dim_size=x.size(0), reduce="sum")
+
+
+def largest(net, x, edge_index, _):
+    src, dst = edge_index
+    start = torch.full_like(x, -9.0)
+    index = dst.view(-1, 1).expand(-1, x.size(1))
+    return start.scatter_reduce(0, index, x[src], "amax", include_self=True)
+
+
+class Passing(nn.Module):
+    """Two hops of messages that a function passes."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+        self.lin1, self.lin2 = nn.Linear(5, 8), nn.Linear(8, 8)
+        self.of_edges, self.both = nn.Linear(2, 1), nn.Linear(18, 8)
+        self.att_src, self.att_dst = (nn.Parameter(torch.randn(8)) for _ in range(2))
+
+    def forward(self, x, edge_index, edge_attr):
+        x = self.function(self, self.lin1(x), edge_index, edge_attr).relu()
+        x = F.dropout(x, 0.3, self.training)
+        return self.function(self, self.lin2(x), edge_index, edge_attr)
+
+
+PASSING = [
+    summed, mean, added, added_to_rows, weighted, by_both_ends, normalised, attention, largest,
+]  # fmt: skip
+
+
+def with_edge_attr():
+    data = random_graph()
+    data.edge_attr = torch.rand(data.num_edges, 2)
+    return data
+
+
+def of_edge_attr(net, data):
+    return net(data.x, data.edge_index, data.edge_attr)
+
+
+@pytest.mark.parametrize("function", PASSING)
+def test_messages_without_a_layer(function):
+    net = Passing(function)
+    model, graph, out = check(net, with_edge_attr(), of_edge_attr)
+    assert len(model.histories) == 1
+    assert set(model.net.state_dict()) == set(net.state_dict())
+    for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        torch.testing.assert_close(again.predict(graph, log=False), out)
+
+
+@pytest.mark.parametrize("function", [by_both_ends, attention, normalised])
+def test_gradients_of_messages_are_those_of_a_full_batch(function):
+    data, net = with_edge_attr(), Passing(function).double().eval()
+    data.x, data.edge_attr = data.x.double(), data.edge_attr.double()
+    model = gas.to_scalable(net, data, dtype=torch.float64)
+    graph = gas.cluster(data, 1, model=model, log=False)
+    (batch,) = gas.SubgraphLoader(graph, log=False)
+    gradients = []
+    for out in (model(batch), of_edge_attr(net, data)):
+        net.zero_grad()
+        out.square().mean().backward()
+        gradients.append(
+            [weight.grad.clone() for weight in net.parameters() if weight.grad is not None]
+        )
+    assert len(gradients[0]) == len(gradients[1]) >= 4
+    for mine, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-12)
+
+
+class Mesh(nn.Module):
+    """Updates of edges and nodes in turn, after MeshGraphNets."""
+
+    def __init__(self):
+        super().__init__()
+        self.start, self.start_edges = nn.Linear(5, 8), nn.Linear(2, 8)
+        self.of_edges = nn.ModuleList(nn.Linear(24, 8) for _ in range(2))
+        self.of_nodes = nn.ModuleList(nn.Linear(16, 8) for _ in range(2))
+
+    def forward(self, x, edge_index, edge_attr):
+        src, dst = edge_index
+        x, e = self.start(x), self.start_edges(edge_attr)
+        for of_edges, of_nodes in zip(self.of_edges, self.of_nodes, strict=True):
+            e = e + of_edges(torch.cat([x[src], x[dst], e], dim=1)).relu()
+            total = scatter(e, dst, dim=0, dim_size=x.size(0), reduce="sum")
+            x = x + of_nodes(torch.cat([x, total], dim=1)).relu()
+        return x
+
+
+def test_edges_are_updated_from_layer_to_layer():
+    model, _, _ = check(Mesh(), with_edge_attr(), of_edge_attr)
+    assert len(model.histories) == 1

@@ -1,0 +1,205 @@
+"""Messages that a module passes by itself: gathered by edges, and summed up by nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
+from torch.nn import Module
+
+from gas.convert.kinds import EDGES, ROWS, Values
+from gas.convert.trace import EdgeLayer, erase_unused, is_layer
+
+MESSAGES = "_messages_"  # The prefix of the names of such layers.
+# Functions of tensors whose numbers they don't read.
+SHAPED = (torch.zeros_like, torch.ones_like, torch.empty_like, torch.full_like)
+SHAPED_METHODS = ("new_zeros", "new_ones", "new_full", "new_empty")
+
+
+class Messages(EdgeLayer):
+    """Layer that computes messages along edges, and reduces them for every node.
+
+    Args:
+        net: The module whose function it is.
+        graph: The function, of the edges and of further values by name.
+    """
+
+    def __init__(self, net: Module, graph: Graph) -> None:
+        super().__init__()
+        # Not a child: its modules are those of ``net``, under their names there.
+        object.__setattr__(self, "function", GraphModule(net, graph, "Messages"))
+
+    def forward(self, edge_index: Any, **given: Any) -> Any:
+        """Return a row for every node."""
+        function: Any = self.function
+        return function(edge_index, **given)
+
+
+class _Writer:
+    """Writer of the functions of a traced graph's messages.
+
+    Args:
+        net: The module.
+        graph: Its traced graph.
+        edges: The node of the adjacency.
+        kinds: The kinds of the nodes' values.
+        record: These values on a small graph of ``num_nodes`` nodes.
+    """
+
+    def __init__(
+        self, net: Module, graph: Graph, edges: Node, kinds: Mapping[Node, str], record: Values,
+        num_nodes: int,
+    ) -> None:  # fmt: skip
+        self._net, self._graph, self._edges, self._kinds = net, graph, edges, kinds
+        self._record, self._num_nodes = record, num_nodes
+        self._order = {node: position for position, node in enumerate(graph.nodes)}
+        self.reduced = {node for node in graph.nodes if self._is_reduction(node)}
+
+    def _is_reduction(self, node: Node) -> bool:
+        """Return whether a node makes rows of nodes from rows of edges."""
+        if node.op == "output" or self._kinds[node] != ROWS or is_layer(self._net, node):
+            return False
+        kinds = [self._kinds[argument] for argument in node.all_input_nodes]
+        return EDGES in kinds and isinstance(self._record[node], Tensor)
+
+    def _is_inside(self, node: Node, readers: set[Node]) -> bool:
+        """Return whether a value is computed in the function that the readers are part of."""
+        if node.op not in ("call_function", "call_method", "call_module"):
+            return False
+        if is_layer(self._net, node):
+            return False
+        if self._kinds[node] == EDGES and isinstance(self._record[node], Tensor):
+            return self._follows_from_nodes(node)
+        if not isinstance(self._record[node], Tensor):
+            return True  # A size.
+        if node.target in (*SHAPED, *SHAPED_METHODS):
+            return True
+        # Own rows that are gathered by the destination, such as the largest of a node's messages.
+        return (
+            self._kinds[node] == ROWS
+            and self._is_reduced(node)
+            and all(
+                self._gathers_by_destination(reader) or self._kinds[reader] == ROWS
+                for reader in readers
+            )
+        )
+
+    def _is_count(self, node: Node) -> bool:
+        value = self._record[node]
+        return type(value) is int and value == self._num_nodes
+
+    def _follows_from_nodes(self, node: Node) -> bool:
+        """Return whether a row of an edge needs rows of nodes, or the edge's ends."""
+        return any(
+            argument is self._edges or self._kinds[argument] == ROWS
+            or (argument.op != "placeholder" and self._kinds[argument] == EDGES
+                and self._follows_from_nodes(argument))
+            for argument in node.all_input_nodes
+        )  # fmt: skip
+
+    def _is_reduced(self, node: Node) -> bool:
+        """Return whether rows of nodes come from messages, by functions alone."""
+        if node in self.reduced:
+            return True
+        is_function = node.op in ("call_function", "call_method")
+        rows = [each for each in node.all_input_nodes if self._kinds[each] == ROWS]
+        return is_function and bool(rows) and any(map(self._is_reduced, rows))
+
+    def _gathers_by_destination(self, node: Node) -> bool:
+        ends = self._record[self._edges][1]
+        return any(
+            isinstance(value := self._record[argument], Tensor)
+            and value.dtype == torch.long and value.numel() > 0
+            and self._kinds[argument] == EDGES
+            and value.numel() % ends.numel() == 0
+            and torch.equal(value.reshape(ends.numel(), -1)[:, 0], ends)
+            for argument in node.all_input_nodes
+        )  # fmt: skip
+
+    def collect(self, output: Node) -> list[Node]:
+        """Return the nodes of the function that gives a value, in order."""
+        inside, left = {output}, [output]
+        while left:
+            reader = left.pop()
+            for node in reader.all_input_nodes:
+                if node not in inside and self._is_inside(node, {reader}):
+                    inside.add(node)
+                    left.append(node)
+        return sorted(inside, key=self._order.__getitem__)
+
+    def write(self, output: Node, inside: list[Node]) -> tuple[Graph, dict[str, Node]]:
+        """Return the function that gives a value, and its arguments besides the edges."""
+        graph = Graph()
+        made = {self._edges: graph.placeholder("edge_index")}
+        inputs: dict[str, Node] = {}
+        needed = dict.fromkeys(
+            node for each in inside for node in each.all_input_nodes
+            if node not in inside and node is not self._edges
+        )  # fmt: skip
+        counts = [node for node in needed if self._is_count(node)]
+        for node in needed:
+            if node not in counts:
+                made[node] = graph.placeholder(node.name)
+                inputs[node.name] = node
+        rows = [node for node in inputs.values() if self._has_rows(node)]
+        for node in [*counts, *inside]:
+            if self._is_count(node) and rows:  # Of a mini-batch, its halo included.
+                made[node] = graph.call_method("size", (made[rows[0]], 0))
+            elif node in counts:
+                made[node] = graph.placeholder(node.name)
+                inputs[node.name] = node
+            else:
+                made[node] = graph.node_copy(node, made.__getitem__)
+        graph.output(made[output])
+        graph.lint()
+        return graph, inputs
+
+    def _has_rows(self, node: Node) -> bool:
+        value = self._record[node]
+        return (
+            self._kinds[node] == ROWS and isinstance(value, Tensor)
+            and value.dim() > 0 and value.size(0) == self._num_nodes
+        )  # fmt: skip
+
+
+def wrap_messages(
+    net: Module,
+    graph: Graph,
+    edges: Node,
+    kinds: Mapping[Node, str],
+    record: Values,
+    num_nodes: int,
+) -> dict[str, Graph]:
+    """Make layers of the messages that a module passes by itself.
+
+    Args:
+        net: The module, which gets the layers.
+        graph: Its traced graph, which is changed to call them.
+        edges: The node of the adjacency.
+        kinds: The kinds of the nodes' values.
+        record: These values on a small graph.
+        num_nodes: The number of its nodes.
+
+    Returns:
+        The functions of the layers, by their names.
+    """
+    writer = _Writer(net, graph, edges, kinds, record, num_nodes)
+    made: dict[str, Graph] = {}
+    # From the last: those that are part of another's function are needed by it alone.
+    for output in sorted(writer.reduced, key=lambda node: -list(graph.nodes).index(node)):
+        if not output.users:
+            continue
+        inside = writer.collect(output)
+        function, inputs = writer.write(output, inside)
+        name = f"{MESSAGES}{len(made)}"
+        made[name] = function
+        with graph.inserting_after(output):
+            call = graph.call_module(name, (edges,), dict(inputs))
+        net.add_module(name, Messages(net, function))
+        output.replace_all_uses_with(call)
+        graph.erase_node(output)
+        erase_unused(graph, inside)
+    return made
