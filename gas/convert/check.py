@@ -25,9 +25,10 @@ from gas.convert.kinds import EDGES, OTHER, Values, check_rows
 from gas.convert.layers import LayerCall, disable_normalisation, is_close
 from gas.convert.messages import Messages
 from gas.convert.outputs import Outputs, flatten
+from gas.convert.rewrite import PRODUCT, add_product
 from gas.convert.sample import subsample
 from gas.convert.scope import FUSED, PAIR, SQUARE, LayerScope
-from gas.convert.trace import PRODUCT, TRAINING, UNROLLED, Opened, add_hop, add_product
+from gas.convert.trace import TRAINING, UNROLLED, Opened, add_hop
 from gas.graph import WEIGHT, with_edge_index
 from gas.history import Rows
 from gas.loader import SubgraphLoader
@@ -41,7 +42,7 @@ def make_layers(
     graph: Graph,
     constants: Mapping[str, Any],
     opened: Opened = (),
-    messages: Mapping[str, Graph] | None = None,
+    messages: Mapping[str, tuple[Graph, str]] | None = None,
 ) -> Module:
     """Return a twin of a module, with its parameters and with fused layers."""
     out = twin(net)
@@ -52,7 +53,7 @@ def make_layers(
             add_hop(layer)
         disable_normalisation(layer)
     for name, function in (messages or {}).items():
-        out.add_module(name, Messages(out, function))
+        out.add_module(name, Messages(out, *function))
     for name, value in constants.items():
         object.__setattr__(out, name, value)
     return fuse(out)
@@ -61,7 +62,9 @@ def make_layers(
 class InexactLayerError(ValueError):
     """Error of a layer that isn't exact on mini-batches."""
 
-    layer: Module
+    def __init__(self, text: str, layer: Module) -> None:
+        super().__init__(text)
+        self.layer = layer
 
 
 class LayerTest(NamedTuple):
@@ -86,9 +89,11 @@ class LayerTest(NamedTuple):
         for form in (FUSED, PAIR, SQUARE):
             if form == FUSED and not isinstance(self.call.layer, FusedConv):
                 continue
+            if form == PAIR and isinstance(self.call.layer, Messages):
+                continue  # A function of one tensor of rows.
             if self.is_exact(form):
                 return form
-        raise self.error()
+        raise InexactLayerError(str(self.error()), self.call.layer)
 
     def is_exact(self, form: str) -> bool:
         """Return whether the layer called in a form is exact in all layouts of the batch."""
@@ -114,11 +119,14 @@ class LayerTest(NamedTuple):
             "weights of edges before, as T.GCNNorm does, and call it once for each hop, or take "
             "another layer"
         )
-        error = InexactLayerError(
+        if isinstance(layer, Messages):
+            return ValueError(
+                f"'{layer.output}' is computed of messages along edges, and isn't exact on "
+                f"mini-batches: it {reason}"
+            )
+        return ValueError(
             f"'{self.call.name}' ({type(layer).__name__}) isn't exact on mini-batches: it {reason}"
         )
-        error.layer = layer
-        return error
 
 
 def make_layer_tests(
@@ -199,7 +207,7 @@ class Conversion:
     constants: dict[str, Any] = field(default_factory=dict)
     numbers: Values = field(default_factory=dict)
     opened: Opened = ()
-    messages: dict[str, Graph] = field(default_factory=dict)
+    messages: dict[str, tuple[Graph, str]] = field(default_factory=dict)
 
     def check_on(self, data: Data) -> None:
         """Check on a sample of the user's graph that the layers are exact on mini-batches.

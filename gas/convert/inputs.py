@@ -14,8 +14,14 @@ from torch.fx import Graph, Interpreter, Node
 from torch.nn import Module
 from torch_geometric.data import Data
 
-from gas.graph import WEIGHT, find_layout
+from gas.convert.trace import ADJACENCY, TRAINING, UNSUPPORTED, adjacency_name, parameters
+from gas.graph import WEIGHT, find_layout, is_row_per_node, layout_of, with_csr_features
 from gas.nn import deep_copy
+
+# Parameters of a call with a mini-batch, and of the graph that is made here.
+RESERVED = frozenset(
+    ("n_id", "offset", "count", "loader", "fill", "push", "call", "scope", "self", TRAINING)
+)
 
 
 class GraphArgument(Data):
@@ -128,6 +134,100 @@ class Inputs:
             return out, self
         read = given[self.graph].read
         return out, replace(self, names=[name for name in self.names if name in read])
+
+
+def find_inputs(net: Module, data: Data) -> tuple[Inputs, dict[str, Any]]:
+    """Find the arguments that a graph gives to a module, and the defaults of all its parameters.
+
+    Raises:
+        ValueError: If the graph lacks one, or a name can't be used.
+    """
+    method = "forward" if has_forward(net) else "encode"
+    wanted = parameters(net, method)
+    if graph := _graph_parameter(wanted, data):
+        edges = next((name for name in ADJACENCY if name in data), ADJACENCY[0])
+        unused = (*ADJACENCY, *UNSUPPORTED, *RESERVED)
+        names = [name for name, value in data.to_dict().items() if isinstance(value, Tensor)]
+        names = [name for name in names if name not in unused]
+    else:
+        edges = adjacency_name(list(wanted))
+        names = [n for n in wanted if n in data and n not in (*ADJACENCY, *UNSUPPORTED)]
+    for name in (*names, edges):
+        if name in RESERVED:
+            raise ValueError(
+                f"{type(net).__name__}.{method} takes {name!r}, a word that a call with a "
+                "mini-batch uses itself: rename the parameter and the attribute"
+            )
+    missing = [
+        name for name, default in wanted.items()
+        if name not in (*names, edges, graph) and default is inspect.Parameter.empty
+    ]  # fmt: skip
+    if missing:
+        if missing[0] in UNSUPPORTED:
+            raise ValueError(
+                f"{type(net).__name__}.{method} takes {missing[0]!r}, which is for many graphs or "
+                "samples of one: here nodes of one whole graph are trained on"
+            )
+        raise ValueError(
+            f"{type(net).__name__}.{method} takes {missing[0]!r}, which the graph doesn't have "
+            f"({', '.join(sorted(data.keys()))}): name it as the attribute, or set the attribute"
+        )
+    weighted = _is_weighted(data.get("adj_t")) and "edge_index" not in data
+    by_value = weighted or (edges != "edge_index" and WEIGHT in data)
+    if not graph:
+        return Inputs(method, names, edges, by_value), wanted
+    plain = {
+        key: value for key, value in data.to_dict().items()
+        if isinstance(value, bool | int | float | str) and key != "num_nodes"
+    }  # fmt: skip
+    rows = [name for name in ("x", *names) if name in data and is_row_per_node(data, name)]
+    return Inputs(method, names, edges, by_value, graph, plain, rows[0] if rows else ""), wanted
+
+
+def _graph_parameter(wanted: dict[str, Any], data: Data) -> str:
+    """Return the parameter for the graph itself, such as ``data``; "" if there is none."""
+    if any(name in ADJACENCY for name in wanted):
+        return ""
+    needed = [name for name, default in wanted.items() if default is inspect.Parameter.empty]
+    unknown = [name for name in needed if name not in data or name in UNSUPPORTED]
+    return unknown[0] if len(unknown) == 1 and len(needed) == 1 else ""
+
+
+def _is_weighted(adj_t: Any) -> bool:
+    """Return whether a matrix has values other than 1."""
+    if adj_t is None:
+        return False
+    value = layout_of(adj_t, "adj_t").value(adj_t)
+    return value is not None and bool((value != 1).any())
+
+
+def make_graph(net: Module, data: Data | None, num_nodes: int | None) -> Data:
+    """Return the graph with sparse features in rows, or one of ``num_nodes`` nodes."""
+    if data is not None and num_nodes is None:
+        return with_csr_features(data)
+    if data is not None or num_nodes is None:
+        raise ValueError("expected either 'data' or 'num_nodes'")
+    width = getattr(net, "in_channels", None)
+    if not isinstance(width, int) or width < 1:
+        raise ValueError(
+            f"{type(net).__name__} doesn't say how wide 'x' is (in_channels is {width!r}): give "
+            "'data' instead of 'num_nodes'"
+        )
+    none = torch.empty(2, 0, dtype=torch.int64)
+    return Data(x=torch.empty(1, width).expand(num_nodes, width), edge_index=none)
+
+
+def has_forward(net: Module) -> bool:
+    """Return whether a module has a ``forward`` of its own."""
+    return type(net).forward is not Module.forward or "forward" in vars(net)
+
+
+def find_node_table(net: Module, data: Data) -> str:
+    """Return the name of a parameter with a row for each node of the graph; "" without one."""
+    for name, weight in net.named_parameters():
+        if weight.dim() == 2 and weight.size(0) == data.num_nodes and "node_id" not in data:
+            return name
+    return ""
 
 
 def to_matrix(data: Data) -> Tensor:

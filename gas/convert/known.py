@@ -36,15 +36,11 @@ class KnownProxy(Proxy):
     _is_buffer = False
     _persistent = True
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> type:
         tracer = cast(Any, self.__dict__["tracer"])
         is_tensor = isinstance(tracer.known.first(self.__dict__["node"]), Tensor)
         return Tensor if is_tensor and not tracer.hides_types else KnownProxy
-
-    @__class__.setter
-    def __class__(self, value: type) -> None:
-        raise TypeError("a traced value can't change its class")
 
     def __len__(self) -> int:
         return cast(Any, self.tracer).known.length(self.node)

@@ -21,6 +21,7 @@ from gas.convert.scope import (
     edge_weight,
     edges,
     gcn_weights,
+    source_pair,
     sources,
     weights,
 )
@@ -43,6 +44,9 @@ class Normalise(BaseTransform):
     by_value = False
     """Whether the module takes weighted edges as a matrix, even if they are given as a list."""
 
+    attribute = WEIGHT
+    """The attribute with the weights before, which ``edge_weight`` replaces."""
+
     takes_adj_t = True
     """Whether :func:`gas.cluster` passes the graph with an ``adj_t`` instead of ``edge_index``."""
 
@@ -55,7 +59,7 @@ class Normalise(BaseTransform):
         """See :class:`torch_geometric.transforms.GCNNorm`."""
         is_list = "edge_index" in data and not self.by_value
         data = with_edge_index(data)
-        edge_index, weight = data.edge_index, data.get(WEIGHT)
+        edge_index, weight = data.edge_index, data.get(self.attribute)
         dtype = None if data.x is None or not data.x.is_floating_point() else data.x.dtype
         if edge_index is None:
             raise ValueError(
@@ -73,6 +77,8 @@ class Normalise(BaseTransform):
         data.edge_index, data.edge_weight = gcn_norm(
             edge_index, weight, data.num_nodes, self.improved, loops, dtype=dtype
         )
+        if self.attribute != WEIGHT:
+            del data[self.attribute]  # Its rows are those of the edges before.
         return data
 
     def _add_to_diagonal(
@@ -99,6 +105,9 @@ class Normalise(BaseTransform):
         return f"GCNNorm({options})"
 
 
+ALONE = object()  # Features that aren't given in a pair.
+
+
 @dataclass
 class LayerCall:
     """Call of a message passing layer.
@@ -110,6 +119,8 @@ class LayerCall:
     * ``normalised``: whether the weights must be those of the normalised graph.
     * ``weighted``: whether the values of the adjacency are the weights.
     * ``form``: the form of the call.
+    * ``pair``: what the features are given with, as ``conv((x, y), edge_index)``: rows, or
+      ``None``. ``ALONE`` if they aren't.
     """
 
     node: Node
@@ -123,6 +134,13 @@ class LayerCall:
     normalised: bool
     weighted: bool
     form: str = ""
+    pair: Any = ALONE
+
+    def rows(self) -> list[Node]:
+        """Return the rows of nodes that the call takes."""
+        given = [self.given[name] for name in (self.features, *self.other)]
+        pairs = [[value] if isinstance(value, Node) else value for value in given]
+        return [each for pair in pairs for each in pair if each is not None]
 
     def arguments(
         self, form: str, make: Callable[..., Any], value_of: Callable[[Any], Any]
@@ -140,7 +158,10 @@ class LayerCall:
             weight = value_of(self.weight)
         out = {}
         for name, argument in self.given.items():
-            if name == self.features:
+            if name == self.features and self.pair is not ALONE:
+                given = [value_of(each) if isinstance(each, Node) else each for each in argument]
+                out[name] = make(source_pair, *given, form)
+            elif name == self.features:
                 pairs = getattr(self.layer, "takes_pairs", True)
                 out[name] = make(sources, value_of(argument), form, pairs)
             elif name in self.other:
@@ -183,6 +204,12 @@ def describe_call(
     edges = [key for key, value in bound.items() if value is adjacency]
     given = {key: value for key, value in bound.items() if isinstance(value, Node)}
     rows = [key for key, value in given.items() if kinds[value] == "rows"]
+    pairs = [
+        key for key, value in bound.items()
+        if isinstance(value, tuple | list) and len(value) == 2 and isinstance(value[0], Node)
+        and kinds[value[0]] == "rows" and (value[1] is None or isinstance(value[1], Node))
+    ]  # fmt: skip
+    rows = [*pairs[:1], *rows]
     if not edges or not rows:
         raise ValueError(
             f"'{name}' ({type(layer).__name__}) takes {', '.join(bound)}, and expected are rows of "
@@ -191,7 +218,7 @@ def describe_call(
         )
     return LayerCall(
         node, layer, name, bound, rows[0], tuple(rows[1:]), edges[0], bound.get(WEIGHT),
-        name in normalised, name in weighted,
+        name in normalised, name in weighted, pair=bound[pairs[0]][1] if pairs else ALONE,
     )  # fmt: skip
 
 
@@ -238,11 +265,16 @@ def move_normalisation(
         if node.op != "call_module" or node.target not in found:
             continue
         weight = bind_arguments(net.get_submodule(str(node.target)), node).get(WEIGHT)
-        if isinstance(weight, Node) and (weight.op, weight.target) != ("placeholder", WEIGHT):
+        if isinstance(weight, Node) and weight.op != "placeholder":
             raise ValueError(
                 f"'{node.target}' normalises weights that the model computes, '{weight.name}', "
                 "which mini-batches can't: use normalize=False"
             )
+        if isinstance(weight, Node) and weight.target != WEIGHT:
+            found[str(node.target)].attribute = str(weight.target)
+            node.replace_input_with(weight, None)
+            if not weight.users:
+                graph.erase_node(weight)
         found[str(node.target)].weighted = weight is not None or node.target in weighted
     if len(set(found.values())) > 1:
         raise ValueError(

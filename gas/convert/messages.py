@@ -11,7 +11,8 @@ from torch.fx import Graph, GraphModule, Node
 from torch.nn import Module
 
 from gas.convert.kinds import EDGES, ROWS, Values
-from gas.convert.trace import EdgeLayer, erase_unused, is_layer
+from gas.convert.rewrite import erase_unused
+from gas.convert.trace import EdgeLayer, is_layer
 
 MESSAGES = "_messages_"  # The prefix of the names of such layers.
 # Functions of tensors whose numbers they don't read.
@@ -25,12 +26,18 @@ class Messages(EdgeLayer):
     Args:
         net: The module whose function it is.
         graph: The function, of the edges and of further values by name.
+        output: The name of its result.
     """
 
-    def __init__(self, net: Module, graph: Graph) -> None:
+    def __init__(self, net: Module, graph: Graph, output: str) -> None:
         super().__init__()
+        self.output = output
         # Not a child: its modules are those of ``net``, under their names there.
         object.__setattr__(self, "function", GraphModule(net, graph, "Messages"))
+
+    def extra_repr(self) -> str:
+        """Return the name of the result."""
+        return self.output
 
     def forward(self, edge_index: Any, **given: Any) -> Any:
         """Return a row for every node."""
@@ -172,7 +179,7 @@ def wrap_messages(
     kinds: Mapping[Node, str],
     record: Values,
     num_nodes: int,
-) -> dict[str, Graph]:
+) -> dict[str, tuple[Graph, str]]:
     """Make layers of the messages that a module passes by itself.
 
     Args:
@@ -184,10 +191,10 @@ def wrap_messages(
         num_nodes: The number of its nodes.
 
     Returns:
-        The functions of the layers, by their names.
+        The functions of the layers and the names of their results, by the layers' names.
     """
     writer = _Writer(net, graph, edges, kinds, record, num_nodes)
-    made: dict[str, Graph] = {}
+    made: dict[str, tuple[Graph, str]] = {}
     # From the last: those that are part of another's function are needed by it alone.
     for output in sorted(writer.reduced, key=lambda node: -list(graph.nodes).index(node)):
         if not output.users:
@@ -195,10 +202,10 @@ def wrap_messages(
         inside = writer.collect(output)
         function, inputs = writer.write(output, inside)
         name = f"{MESSAGES}{len(made)}"
-        made[name] = function
+        made[name] = function, output.name
         with graph.inserting_after(output):
             call = graph.call_module(name, (edges,), dict(inputs))
-        net.add_module(name, Messages(net, function))
+        net.add_module(name, Messages(net, function, output.name))
         output.replace_all_uses_with(call)
         graph.erase_node(output)
         erase_unused(graph, inside)

@@ -124,13 +124,8 @@ class Converted(ScalableGNN):
         given = [node for node in self.net.graph.nodes if node.target == "x"]
         return multiplies_sparse(self.net, given[0]) if given else False
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute what the module returns; see :class:`gas.ScalableGNN`."""
-        out = super().__call__(*args, **kwargs)
-        if self._returns_rows:
-            return out
-        split = self._outputs.split
-        return tuple(map(split, out)) if isinstance(out, tuple) else split(out)  # Of views.
+    def _split_outputs(self, rows: Tensor) -> Any:
+        return self._outputs.split(rows)
 
     def _join_outputs(self, out: Any) -> Tensor:
         return self._outputs.join(out)

@@ -1,4 +1,4 @@
-"""What a module returns: rows of nodes, alone or in tuples, dictionaries and dataclasses."""
+"""Outputs of a module: rows of nodes, alone or in tuples, dictionaries and dataclasses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gas.convert.scope import join_columns
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a module returns.
+    """Outputs of a module.
 
     * ``leaves``: the nodes of the traced graph that it returns, and constants, in order.
     * ``nested``: their positions, nested as they are; ``made``: the dataclass of the outermost, if

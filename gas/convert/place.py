@@ -53,8 +53,8 @@ def place_histories(
             out.pulled.append(source)
 
     for call in calls:
-        for name in (call.features, *call.other):
-            require(call.given[name])
+        for node in call.rows():
+            require(node)
     order = {node: position for position, node in enumerate(graph.nodes)}
     out.pulled.sort(key=order.__getitem__)
     return out

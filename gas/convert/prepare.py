@@ -1,4 +1,4 @@
-"""What a module computes of the edges alone, which moves to the whole graph."""
+"""Moves what a module computes of the edges alone to the whole graph."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch_geometric.transforms import BaseTransform
 
 from gas.convert.kinds import Values, function_name
 from gas.convert.layers import is_close
-from gas.convert.trace import erase_unused
+from gas.convert.rewrite import erase_unused
 from gas.graph import is_row_per_edge, with_edge_index
 
 PREPARED = "prepared_"  # The prefix of attributes that are computed for the whole graph.
@@ -60,6 +60,13 @@ class Preparation(BaseTransform):
         for name, value in zip(self.made, values, strict=True):
             data[name] = value
         return data
+
+    def conflict(self, other: BaseTransform) -> ValueError:
+        """Return the error of a module that needs another transform as well."""
+        return ValueError(
+            f"layers take different graphs, of {self} and {other}: build them alike, or with "
+            "normalize=False"
+        )
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Preparation) and (
@@ -232,17 +239,7 @@ class _Extractor:
                     new = functools.partial(_exchange, node, other)
                     user.args, user.kwargs = map_arg(user.args, new), map_arg(user.kwargs, new)
         function = self._write()
-        changed = self._edges is not finder.edges
         names = [str(node.target) for node in finder.inputs if node is not finder.edges]
-        kept = [
-            node for node in finder.inputs
-            if node is not finder.edges and any(user not in finder.found for user in node.users)
-        ]  # fmt: skip
-        if changed and kept:
-            raise ValueError(
-                f"'{kept[0].name}' belongs to the edges as they are, and layers take others, those "
-                f"of '{self._edges.name}': change the edges of the graph before the model"
-            )
         for node in reversed(finder.inside):
             if node in finder.moved:
                 node.users.clear()  # Such as an assignment, which follows what it changes.

@@ -204,9 +204,10 @@ def _ignores_edge_attr(net: Module, method: str) -> bool:
 
 
 def find_sample_graphs(
-    net: Module, inputs: Inputs, data: Data, wanted: dict[str, Any], device: torch.device
+    net: Module, inputs: Inputs, data: Data, wanted: dict[str, Any]
 ) -> tuple[list[Data], Any, Inputs]:
     """Return small graphs on which a module's outputs are finite, and the first output."""
+    device = next((p.device for p in net.parameters()), torch.device("cpu"))
     failure: ValueError | None = None
     variants = [inputs]
     if inputs.edges != "edge_index" and not inputs.by_value:

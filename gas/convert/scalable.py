@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, overload
@@ -15,7 +14,15 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import MessagePassing
 
 from gas.convert.check import Conversion, InexactLayerError, make_layer_tests, make_layers
-from gas.convert.inputs import Inputs, copy_with_noise, eval_mode, record
+from gas.convert.inputs import (
+    Inputs,
+    copy_with_noise,
+    eval_mode,
+    find_inputs,
+    find_node_table,
+    make_graph,
+    record,
+)
 from gas.convert.kinds import Values, check_rows, find_value_kinds, row_dim
 from gas.convert.layers import (
     WEIGHT,
@@ -30,31 +37,22 @@ from gas.convert.messages import wrap_messages
 from gas.convert.model import Converted
 from gas.convert.outputs import check_outputs, find_outputs, flatten
 from gas.convert.place import Placement, place_histories, write_graph
-from gas.convert.prepare import move_preparation, refuse_assignments
+from gas.convert.prepare import Preparation, move_preparation, refuse_assignments
+from gas.convert.rewrite import follow_changes, replace_products
 from gas.convert.sample import SAMPLES, find_sample_graphs
 from gas.convert.trace import (
-    ADJACENCY,
     CONSTANT,
     TRAINING,
     UNROLLED,
-    UNSUPPORTED,
     Opened,
-    adjacency_name,
-    follow_changes,
     is_layer,
-    parameters,
-    replace_products,
     trace,
 )
-from gas.graph import check_nodes, is_row_per_node, layout_of, with_csr_features
+from gas.graph import check_nodes
 from gas.nn import fuse, reason_never_exact
 from gas.scalable import HeteroModel, ScalableGNN, to_hetero_model
 
 OWN = 31  # In-batch nodes of the first mini-batch on which layers are checked.
-# Parameters of a call with a mini-batch, and of the graph that is made here.
-RESERVED = frozenset(
-    ("n_id", "offset", "count", "loader", "fill", "push", "call", "scope", "self", TRAINING)
-)
 
 
 @overload
@@ -109,96 +107,15 @@ def to_scalable(
     if isinstance(net, ScalableGNN):
         raise ValueError(f"{type(net).__name__} is a ScalableGNN already: use it as it is")
     _check_layers(net)
-    data = _make_graph(net, data, num_nodes)
+    data = make_graph(net, data, num_nodes)
     if "num_nodes" in data:
         check_nodes(data, data.num_nodes)
-    inputs, wanted = _find_inputs(net, data)
+    inputs, wanted = find_inputs(net, data)
     with torch.random.fork_rng(devices=[]):
+        if any(torch.nn.parameter.is_lazy(p) for p in net.parameters()):
+            find_sample_graphs(net, inputs, data, wanted)  # It runs the module.
+        torch.default_generator.manual_seed(0)
         return _convert_opening(net, data, inputs, wanted, kwargs)
-
-
-def _find_inputs(net: Module, data: Data) -> tuple[Inputs, dict[str, Any]]:
-    """Find the arguments that a graph gives to a module, and the defaults of all its parameters.
-
-    Raises:
-        ValueError: If the graph lacks one, or a name can't be used.
-    """
-    method = "forward" if _has_forward(net) else "encode"
-    wanted = parameters(net, method)
-    if graph := _graph_parameter(wanted, data):
-        edges = next((name for name in ADJACENCY if name in data), ADJACENCY[0])
-        unused = (*ADJACENCY, *UNSUPPORTED, *RESERVED)
-        names = [name for name, value in data.to_dict().items() if isinstance(value, Tensor)]
-        names = [name for name in names if name not in unused]
-    else:
-        edges = adjacency_name(list(wanted))
-        names = [n for n in wanted if n in data and n not in (*ADJACENCY, *UNSUPPORTED)]
-    for name in (*names, edges):
-        if name in RESERVED:
-            raise ValueError(
-                f"{type(net).__name__}.{method} takes {name!r}, a word that a call with a "
-                "mini-batch uses itself: rename the parameter and the attribute"
-            )
-    missing = [
-        name for name, default in wanted.items()
-        if name not in (*names, edges, graph) and default is inspect.Parameter.empty
-    ]  # fmt: skip
-    if missing:
-        if missing[0] in UNSUPPORTED:
-            raise ValueError(
-                f"{type(net).__name__}.{method} takes {missing[0]!r}, which is for many graphs or "
-                "samples of one: here nodes of one whole graph are trained on"
-            )
-        raise ValueError(
-            f"{type(net).__name__}.{method} takes {missing[0]!r}, which the graph doesn't have "
-            f"({', '.join(sorted(data.keys()))}): name it as the attribute, or set the attribute"
-        )
-    weighted = _is_weighted(data.get("adj_t")) and "edge_index" not in data
-    by_value = weighted or (edges != "edge_index" and WEIGHT in data)
-    if not graph:
-        return Inputs(method, names, edges, by_value), wanted
-    plain = {
-        key: value for key, value in data.to_dict().items()
-        if isinstance(value, bool | int | float | str) and key != "num_nodes"
-    }  # fmt: skip
-    counted = next((name for name in ("x", *names) if is_row_per_node(data, name)), "")
-    return Inputs(method, names, edges, by_value, graph, plain, counted), wanted
-
-
-def _graph_parameter(wanted: dict[str, Any], data: Data) -> str:
-    """Return the parameter for the graph itself, such as ``data``; "" if there is none."""
-    if any(name in ADJACENCY for name in wanted):
-        return ""
-    needed = [name for name, default in wanted.items() if default is inspect.Parameter.empty]
-    unknown = [name for name in needed if name not in data or name in UNSUPPORTED]
-    return unknown[0] if len(unknown) == 1 and len(needed) == 1 else ""
-
-
-def _is_weighted(adj_t: Any) -> bool:
-    """Return whether a matrix has values other than 1."""
-    if adj_t is None:
-        return False
-    value = layout_of(adj_t, "adj_t").value(adj_t)
-    return value is not None and bool((value != 1).any())
-
-
-def _make_graph(net: Module, data: Data | None, num_nodes: int | None) -> Data:
-    if data is not None and num_nodes is None:
-        return with_csr_features(data)
-    if data is not None or num_nodes is None:
-        raise ValueError("expected either 'data' or 'num_nodes'")
-    width = getattr(net, "in_channels", None)
-    if not isinstance(width, int) or width < 1:
-        raise ValueError(
-            f"{type(net).__name__} doesn't say how wide 'x' is (in_channels is {width!r}): give "
-            "'data' instead of 'num_nodes'"
-        )
-    none = torch.empty(2, 0, dtype=torch.int64)
-    return Data(x=torch.empty(1, width).expand(num_nodes, width), edge_index=none)
-
-
-def _has_forward(net: Module) -> bool:
-    return type(net).forward is not Module.forward or "forward" in vars(net)
 
 
 def _check_module(net: Any) -> None:
@@ -247,12 +164,20 @@ def _convert_opening(
             kind = type(error.layer)
             is_own = not kind.__module__.startswith(("torch_geometric.", "gas."))
             if not issubclass(kind, MessagePassing) or not is_own or kind in opened:
-                raise first from None
+                raise ValueError(str(first)) from None
             opened = (*opened, kind)
         except ValueError as error:
-            if first is None:
-                raise
-            raise ValueError(f"{first}. Inside of it, {error}") from error
+            if first is not None:
+                raise ValueError(f"{first}. Inside of it, {error}") from error
+            if not any(isinstance(layer, MessagePassing) for layer in net.modules()):
+                name = type(net).__name__
+                raise ValueError(f"{name} has no message passing layer: {error}") from error
+            if table := find_node_table(net, data):
+                raise ValueError(
+                    f"{error}. '{table}' has a row for each node, and a mini-batch takes some: set "
+                    "data.node_id = torch.arange(data.num_nodes), and read embedding(node_id)"
+                ) from error
+            raise
 
 
 def _convert(
@@ -264,30 +189,20 @@ def _convert(
     opened: Opened = (),
 ) -> Converted:
     name = type(net).__name__
-    device = next((p.device for p in net.parameters()), torch.device("cpu"))
-    if any(torch.nn.parameter.is_lazy(p) for p in net.parameters()):
-        find_sample_graphs(
-            net, inputs, data, wanted, device
-        )  # It runs the module, which initialises them.
-    torch.default_generator.manual_seed(0)  # The generator is restored for the caller.
     copied = copy_with_noise(net)
-    graphs, expected, inputs = find_sample_graphs(copied, inputs, data, wanted, device)
+    graphs, expected, inputs = find_sample_graphs(copied, inputs, data, wanted)
     graph = _trace(copied, inputs, wanted, graphs, opened)
-    prepared = None
-    if inputs.edges == "edge_index" and not inputs.by_value:
-        records = _record_values(copied, graph, inputs, graphs, (), None, name)
-        prepared = move_preparation(graph, inputs.edges, records, graphs)
+    prepared = _move_preparation(copied, graph, inputs, graphs)
     if prepared is not None:
         graphs = [prepared(each) for each in graphs]
         inputs = replace(inputs, made=prepared.made)
-    refuse_assignments(graph)
     weighted = [
         str(node.target) for node in graph.nodes
         if inputs.by_value and is_layer(copied, node) and lacks_weight(copied, node)
     ]  # fmt: skip
     transform, normalised = move_normalisation(copied, graph, weighted)
     if transform is not None and prepared is not None:
-        raise ValueError(f"layers take different graphs, {prepared} and {transform}")
+        raise prepared.conflict(transform)
     if transform is not None:
         if inputs.is_matrix:
             transform.by_value = True
@@ -300,22 +215,19 @@ def _convert(
     counts = [(each.num_nodes, each.num_edges) for each in graphs]
     kinds = find_value_kinds(graph, records, counts)
     source = next(node for node in graph.nodes if node.target == inputs.edges)
-    size = graphs[0].num_nodes
-    messages = wrap_messages(copied, graph, source, kinds, records[0], size)
+    messages = wrap_messages(copied, graph, source, kinds, records[0], counts[0][0])
     if messages:
         records = _record_values(copied, graph, inputs, graphs, given_weights, transform, name)
         kinds = find_value_kinds(graph, records, counts)
         outputs = find_outputs(graph, expected, name)
-    check_outputs(outputs, kinds, records[0], graphs[0].num_nodes, name)
+    check_outputs(outputs, kinds, records[0], counts[0][0], name)
     with eval_mode(copied):
-        check_rows(copied, graph, kinds, records, (graphs[0].num_nodes, graphs[0].num_edges))
+        check_rows(copied, graph, kinds, records, counts[0])
     fuse(copied)
-    calls = [
-        describe_call(copied, node, kinds, source, normalised, weighted)
-        for node in graph.nodes if is_layer(copied, node)
-    ]  # fmt: skip
-    if not calls:
+    layers = [node for node in graph.nodes if is_layer(copied, node)]
+    if not layers:
         raise ValueError(f"{name} has no message passing layer")
+    calls = [describe_call(copied, node, kinds, source, normalised, weighted) for node in layers]
     _check_edges(source, calls)
     with eval_mode(copied):
         for test in make_layer_tests(calls, kinds, records[0], graphs[0], [OWN]):
@@ -326,6 +238,18 @@ def _convert(
             outputs, opened=opened, messages=messages,
         ),
     )  # fmt: skip
+
+
+def _move_preparation(
+    net: Module, graph: Graph, inputs: Inputs, graphs: Sequence[Data]
+) -> Preparation | None:
+    """Move what a traced graph computes of a list of edges alone to a transform."""
+    prepared = None
+    if inputs.edges == "edge_index" and not inputs.by_value:
+        records = _record_values(net, graph, inputs, graphs, (), None, type(net).__name__)
+        prepared = move_preparation(graph, inputs.edges, records, graphs)
+    refuse_assignments(graph)
+    return prepared
 
 
 def _trace(

@@ -151,6 +151,15 @@ def sources(scope: LayerScope, x: Any, form: str, takes_pairs: bool = True) -> A
     return _make_pair(x, scope.batch_size) if form == PAIR else x
 
 
+@_make_leaf
+def source_pair(scope: LayerScope, x: Any, own: Any, form: str) -> Any:
+    """Return features of sources and of destinations, as they are given, in a form."""
+    x, own = (value.tensor() if isinstance(value, Rows) else value for value in (x, own))
+    if own is None or form == SQUARE:
+        return x, own
+    return x, first_rows(own, scope.batch_size)
+
+
 def _make_pair(x: Tensor, num_rows: int | None) -> Any:
     return x if num_rows is None or num_rows == x.size(0) else (x, first_rows(x, num_rows))
 

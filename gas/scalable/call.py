@@ -110,14 +110,17 @@ class BatchModel(HistoryModel):
         if loader is not None:
             if x is not None or adj_t is not None or fill or kwargs or not push:
                 raise ValueError("'loader' brings its own batches: pass nothing else with it")
-            return self._infer(loader)
+            out = self._infer(loader)
+            return out if self._returns_rows else self._split_outputs(out)
         if views is not None:
-            return self.views(cast(SubData, x), views)
+            outs = self.views(cast(SubData, x), views)
+            return outs if self._returns_rows else tuple(map(self._split_outputs, outs))
         batch_args = batch_size, n_id, offset, count
         if fill is None:
             fill = self._should_fill(x, batch_size, n_id)
         prepare = _prepare_call if is_compiling() else prepare_call
-        return run_call(prepare(self, x, adj_t, batch_args, fill, push, kwargs))
+        out = run_call(prepare(self, x, adj_t, batch_args, fill, push, kwargs))
+        return out if self._returns_rows else self._split_outputs(out)
 
     def _should_fill(self, x: Any, batch_size: int | None, n_id: Tensor | None) -> bool:
         """Return whether a call writes the histories from a full batch by default."""
@@ -160,6 +163,10 @@ class BatchModel(HistoryModel):
             ``edge_attr``, ``pos``, ...
         """
         return data.x, adjacency(data), collect_kwargs(self.forward, data)
+
+    def _split_outputs(self, rows: Tensor) -> Any:
+        """Return the rows of outputs as the model returns them."""
+        return rows
 
     def _join_outputs(self, out: Any) -> Tensor:
         """Return what the model returns as one tensor of rows."""

@@ -12,7 +12,7 @@ import torch_geometric.transforms as T
 from conftest import random_graph
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
-from torch_geometric.nn import GCNConv, MessagePassing, SAGEConv
+from torch_geometric.nn import GATConv, GCNConv, MessagePassing, SAGEConv
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import add_self_loops, degree, remove_self_loops, scatter, softmax
 
@@ -611,3 +611,70 @@ class Mesh(nn.Module):
 def test_edges_are_updated_from_layer_to_layer():
     model, _, _ = check(Mesh(), with_edge_attr(), of_edge_attr)
     assert len(model.histories) == 1
+
+
+# Arguments of layers ------------------------------------------------------------------------------
+
+
+class Pairs(nn.Module):
+    """Sources and destinations, as bipartite layers take them."""
+
+    def __init__(self, second):
+        super().__init__()
+        self.second = second
+        self.conv1, self.conv2 = SAGEConv((5, 5), 8), GATConv((8, 8), 3, add_self_loops=False)
+        self.lin = nn.Linear(5, 5)
+
+    def forward(self, x, edge_index):
+        others = {"same": x, "other": self.lin(x), "none": None}
+        x = self.conv1((x, others[self.second]), edge_index).relu()
+        return self.conv2((x, x), edge_index)
+
+
+@pytest.mark.parametrize("second", ["same", "other", "none"])
+def test_layers_take_pairs(second):
+    check(Pairs(second), random_graph(), of_x)
+
+
+class WithAttr(Net):
+    def forward(self, x, edge_index, edge_attr):
+        return self.conv2(self.conv1(x, edge_index, edge_attr).relu(), edge_index, edge_attr)
+
+
+def test_weights_have_another_name():
+    data = random_graph()
+    data.edge_attr = torch.rand(data.num_edges) + 0.1
+    _, graph, _ = check(WithAttr(), data, of_edge_attr)
+    assert "edge_attr" not in graph  # Its rows aren't those of the edges with self-loops.
+
+
+class Embedded(Net):
+    def __init__(self, num_nodes, by_id):
+        super().__init__()
+        self.table, self.by_id = nn.Embedding(num_nodes, 5), by_id
+
+    def forward(self, node_id, edge_index):
+        x = self.table(node_id) if self.by_id else self.table.weight
+        return self.conv2(self.conv1(x, edge_index).relu(), edge_index)
+
+
+def test_rows_of_parameters_are_read_by_id():
+    data = random_graph()
+    data.node_id = torch.arange(data.num_nodes)
+    model, graph, _ = check(
+        Embedded(data.num_nodes, True), data, lambda net, data: net(data.node_id, data.edge_index)
+    )
+    batch = next(iter(gas.SubgraphLoader(graph, log=False)))
+    model(batch).sum().backward()
+    read = model.net.table.weight.grad.abs().sum(dim=1).nonzero().view(-1)
+    assert set(read.tolist()) <= set(graph.perm[batch.n_id].tolist())
+
+
+def test_parameters_without_ids_are_refused():
+    class WithoutIds(Embedded):
+        def forward(self, edge_index):
+            return super().forward(None, edge_index)
+
+    data = random_graph()
+    with pytest.raises(ValueError, match=r"'table.weight' has a row for each node.*node_id"):
+        gas.to_scalable(WithoutIds(data.num_nodes, False), data)

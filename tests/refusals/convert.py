@@ -6,6 +6,7 @@ import torch_geometric.nn as pyg
 from torch import nn
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.transforms import GCNNorm
+from torch_geometric.utils import add_self_loops, degree
 
 import gas
 from refusals import Model, load, ring
@@ -48,6 +49,12 @@ def without_gradient(net, x, edge_index):
     with torch.no_grad():
         x = x * 2
     return net.conv(x, edge_index)
+
+
+def assigning(net, x, edge_index):
+    x = net.conv(x, edge_index)
+    x[x < 0] = 0
+    return net.conv2(x, edge_index)
 
 
 class Noise(nn.Module):
@@ -141,7 +148,8 @@ class Branching(nn.Module):
 
 class TwoHops(pyg.MessagePassing):
     def forward(self, x, edge_index):
-        return self.propagate(edge_index, x=self.propagate(edge_index, x=x))
+        x = self.propagate(edge_index, x=x)
+        return self.propagate(edge_index, x=x - x.mean(dim=0))
 
 
 class Scaled(pyg.MessagePassing):
@@ -179,7 +187,7 @@ CASES = {
     "a branch by values, inside": lambda t: convert(
         lambda net, x, edge_index: net.part(net.conv(x, edge_index), edge_index), part=Branching()
     ),
-    "a layer of two hops of one's own": lambda t: convert(
+    "a layer of one's own, inside of which nodes are centred": lambda t: convert(
         lambda net, x, edge_index: net.part(net.conv(x, edge_index), edge_index), part=TwoHops()
     ),
     "a module with hooks": lambda t: gas.to_scalable(Hooked(), ring()),
@@ -215,7 +223,65 @@ CASES = {
     "another option in training": lambda t: convert(another_slope),
     "a random number": lambda t: convert(drawing),
     "in place, and read later": lambda t: convert(in_place),
-    "two outputs": lambda t: convert(lambda net, x, e: (net.conv(x, e), x), "x, edge_index"),
+    "outputs of several types": lambda t: convert(
+        lambda net, x, e: (net.conv(x, e), net.conv(x, e).argmax(dim=1)), "x, edge_index"
+    ),
+    "outputs beside a loss": lambda t: convert(
+        lambda net, x, e: (net.conv(x, e), net.conv.lin_l.weight.sum()), "x, edge_index"
+    ),
+    "outputs beside sizes": lambda t: convert(
+        lambda net, x, e: (net.conv(x, e), x.shape), "x, edge_index"
+    ),
+    "outputs beside a number": lambda t: convert(
+        lambda net, x, e: (net.conv(x, e), x.size(1)), "x, edge_index"
+    ),
+    "no outputs": lambda t: convert(lambda net, x, e: (net.conv(x, e), None)[1:], "x, edge_index"),
+    "a graph as the output": lambda t: convert(
+        lambda net, data: data.update({"x": net.conv(data.x, data.edge_index)}), "data"
+    ),
+    "a graph without an attribute": lambda t: convert(
+        lambda net, data: net.conv(data.pos, data.edge_index), "data"
+    ),
+    "a graph without rows": lambda t: convert(
+        lambda net, data: net.conv(torch.ones(data.num_nodes, 2), data.edge_index),
+        "data",
+        data=Data(edge_index=ring().edge_index, num_nodes=4),
+    ),
+    "rows of a parameter": lambda t: convert(
+        lambda net, edge_index: net.conv(net.table.weight, edge_index),
+        "edge_index",
+        table=nn.Embedding(4, 2),
+    ),
+    "a matrix that the graph lacks": lambda t: convert(
+        lambda net, x, adj_t: adj_t @ x, "x, adj_t", data=ring()
+    ),
+    "a loop over nodes": lambda t: convert(
+        lambda net, x, edge_index: net.conv(torch.stack([2 * row for row in x]), edge_index)
+    ),
+    "a length of nodes": lambda t: convert(
+        lambda net, x, edge_index: net.conv(x, edge_index) / len(x)
+    ),
+    "a range of nodes": lambda t: convert(
+        lambda net, x, edge_index: net.conv(x, edge_index) * len(range(x.size(0)))
+    ),
+    "an assignment": lambda t: convert(assigning),
+    "edges as they are, and others": lambda t: convert(
+        lambda net, x, edge_index: net.conv2(
+            net.conv(x, edge_index), add_self_loops(edge_index, num_nodes=x.size(0))[0]
+        )
+    ),
+    "a number of the edges": lambda t: convert(
+        lambda net, x, edge_index: net.conv(
+            x * degree(edge_index[1], x.size(0), x.dtype).max(), edge_index
+        )
+    ),
+    "edges that are normalised twice": lambda t: convert(
+        lambda net, x, edge_index: net.gcn(
+            x * degree(edge_index[1], x.size(0), x.dtype)[:, None], edge_index
+        ),
+        gcn=pyg.GCNConv(2, 2),
+    ),
+    "a product alone": lambda t: convert(lambda net, x, edge_index: x * 2),
     "an output of the graph": lambda t: convert(
         lambda net, x, edge_index: net.conv(x, edge_index).mean(dim=0)
     ),

@@ -40,6 +40,20 @@ def gcn():
     )
 
 
+class Pair(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = SAGEConv(2, 2)
+
+    def forward(self, x, edge_index):
+        return self.conv(x, edge_index), x
+
+
+def train_pair():
+    model = gas.to_scalable(Pair(), ring())
+    return train_epoch(model, load(), torch.optim.SGD(model.parameters(), 0.1))
+
+
 def train(loader=None, **options):
     model = gcn()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -235,6 +249,8 @@ CASES = {
     "train_gas.py, a run that ended meanwhile": ended_since,
     "evaluate, no labels": lambda t: evaluated(y=None),
     "evaluate, no masks": lambda t: evaluated(train_mask=None),
+    "train, several outputs": lambda t: train_pair(),
+    "evaluate, several outputs": lambda t: gas.evaluate(gas.to_scalable(Pair(), ring()), cut()),
     "evaluate, a graph that isn't clustered": lambda t: gas.evaluate(gcn(), ring()),
     "train_epoch, a loss that is NaN": lambda t: train(loss_fn=lambda out, y: out.sum() * math.nan),
     "train_epoch, parts by loss and views": lambda t: by_loss(views=True),
