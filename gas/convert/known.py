@@ -63,10 +63,12 @@ class KnownValues:
     Args:
         root: The module.
         samples: The values of the inputs by name, on each of the small graphs.
+        edges: The input that is the adjacency.
     """
 
-    def __init__(self, root: Module, samples: Sequence[Mapping[str, Any]]) -> None:
-        self.root, self._samples = root, samples
+    def __init__(self, root: Module, samples: Sequence[Mapping[str, Any]], edges: str) -> None:
+        self.root, self._samples, self._edges = root, samples, edges
+        self.of_edges: set[Node] = set()  # The adjacency, and the ends of edges.
         self._values: dict[Node, list[Any]] = {}
         self.is_evaluating = False  # Then calls of modules aren't traced.
 
@@ -89,6 +91,11 @@ class KnownValues:
             self._values.pop(node, None)
         finally:
             self.is_evaluating = False
+        is_adjacency = (node.op, node.target) == ("placeholder", self._edges)
+        if is_adjacency or (
+            not self.of_edges.isdisjoint(node.all_input_nodes) and _has_ids(self.first(node))
+        ):
+            self.of_edges.add(node)
 
     def _evaluate(self, node: Node, position: int) -> Any:
         modules = []
@@ -175,6 +182,11 @@ class KnownValues:
 
 def _has_tensor(value: Any) -> bool:
     return any(isinstance(leaf, Tensor) for leaf in tree_leaves(value))
+
+
+def _has_ids(value: Any) -> bool:
+    leaves = tree_leaves(value)
+    return any(isinstance(leaf, Tensor) and leaf.dtype == torch.long for leaf in leaves)
 
 
 def _attribute(module: Any, target: str) -> Any:

@@ -142,8 +142,9 @@ class _Writer:
         graph = Graph()
         made = {self._edges: graph.placeholder("edge_index")}
         inputs: dict[str, Node] = {}
+        sized = [node for node in inside if not self._is_count(node)]  # Others are its rows'.
         needed = dict.fromkeys(
-            node for each in inside for node in each.all_input_nodes
+            node for each in sized for node in each.all_input_nodes
             if node not in inside and node is not self._edges
         )  # fmt: skip
         counts = [node for node in needed if self._is_count(node)]

@@ -77,9 +77,9 @@ def to_scalable(
     The model has the parameters of ``net``, not copies of them. Every node-level input of a message
     passing layer after the first gets a history, before dropout. Layers become those
     of :mod:`gas.nn`, where there are such; symmetric normalisation moves to the whole graph, which
-    ``gas.cluster(data, num_parts, model=model)`` applies; APPNP, SGConv, SSGConv and TAGConv are
-    unrolled into hops. Each layer is checked numerically on mini-batches of a small random graph;
-    layers that aren't exact raise an error::
+    ``gas.cluster(data, num_parts, model=model)`` applies, as does what layers of one's own compute
+    of the edges alone; several hops become as many layers. Each layer is checked numerically on
+    mini-batches of a small random graph; layers that aren't exact raise an error::
 
         net = GraphSAGE(data.num_features, 256, num_layers=3, out_channels=47, dropout=0.5)
         model = gas.to_scalable(net, data)
@@ -88,7 +88,9 @@ def to_scalable(
     Args:
         net: The module. Its ``forward`` (or ``encode``, if it has no other) takes ``edge_index`` or
             ``adj_t``, and attributes of the graph by their names: ``x``, ``edge_weight``,
-            ``edge_attr``, ``edge_type``, ... Those that the graph lacks have their defaults.
+            ``edge_attr``, ``edge_type``, ... Those that the graph lacks have their defaults. Or it
+            takes the graph itself, ``forward(data)``. It returns a row for each node, or several,
+            in tuples, lists, dictionaries or a dataclass.
         data: The graph, with the attributes that ``net`` takes.
         num_nodes: Instead of ``data``, the number of nodes of a graph with ``x`` and
             ``edge_index`` alone; the width of ``x`` is ``net.in_channels``.
@@ -261,7 +263,7 @@ def _trace(
     known = (*order, inputs.graph)
     fixed = {key: default for key, default in wanted.items() if key not in known}
     samples = [inputs.values(each) for each in graphs]
-    graph = trace(net, inputs.method, order, inputs.in_call, fixed, samples, opened)
+    graph = trace(net, inputs.method, order, inputs.in_call, fixed, samples, inputs.edges, opened)
     follow_changes(graph)
     replace_products(net, graph, inputs.edges)
     for node in list(graph.nodes):

@@ -81,7 +81,8 @@ class _Tracer(Tracer):
             return forward(*args, **kwargs)
         hidden, self.hides_types = self.hides_types, self.hides_types or isinstance(m, UNROLLED)
         try:
-            if any(isinstance(value, Data) for value in (*args, *kwargs.values())):
+            takes_graph = any(map(self._is_graph, (*args, *kwargs.values())))
+            if takes_graph and not isinstance(m, (MessagePassing, EdgeLayer)):
                 return forward(*args, **kwargs)
             return super().call_module(m, forward, args, kwargs)
         except Exception:
@@ -89,6 +90,11 @@ class _Tracer(Tracer):
             raise
         finally:
             self.hides_types = hidden
+
+    def _is_graph(self, value: Any) -> bool:
+        """Return whether a value is the graph, its adjacency, or the ends of edges."""
+        is_proxy = issubclass(type(value), Proxy)
+        return isinstance(value, Data) or (is_proxy and value.node in self.known.of_edges)
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
         """Trace parameters and buffers that are read, except by what is evaluated."""
@@ -210,6 +216,7 @@ def trace(
     in_call: InCall,
     fixed: dict[str, Any],
     samples: Sequence[dict[str, Any]],
+    edges: str,
     opened: Opened = (),
 ) -> Graph:
     """Trace a module's method; ``training`` arguments become an input of that name.
@@ -223,6 +230,7 @@ def trace(
         in_call: Makes the method's arguments of these values.
         fixed: The values of its other parameters.
         samples: The inputs on several small graphs.
+        edges: The input that is the adjacency.
         opened: Types of layers that are followed up to ``propagate``.
 
     Raises:
@@ -232,12 +240,13 @@ def trace(
     graphs: list[Graph] = []
     constants: list[dict[str, Tensor]] = []
     sizes: list[int] = []
-    tracer = _Tracer(method, inputs, in_call, fixed, KnownValues(net, samples), opened)
+    tracer = _Tracer(method, inputs, in_call, fixed, KnownValues(net, samples, edges), opened)
     try:
         with _unroll_layers(net, opened), trace_factories():
             for training in (True, False):
                 net.train(training)
-                tracer = _Tracer(method, inputs, in_call, fixed, KnownValues(net, samples), opened)
+                known = KnownValues(net, samples, edges)
+                tracer = _Tracer(method, inputs, in_call, fixed, known, opened)
                 graphs.append(tracer.trace(net))
                 tracer.known.erase_questions(graphs[-1])
                 sizes.append(len(graphs[0].nodes))

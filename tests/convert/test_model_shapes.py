@@ -678,3 +678,60 @@ def test_parameters_without_ids_are_refused():
     data = random_graph()
     with pytest.raises(ValueError, match=r"'table.weight' has a row for each node.*node_id"):
         gas.to_scalable(WithoutIds(data.num_nodes, False), data)
+
+
+# Parts without a layer ----------------------------------------------------------------------------
+
+
+class GraphConvolution(nn.Module):
+    """The layer of Kipf's pygcn."""
+
+    def __init__(self, in_features, out_features):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(in_features, out_features))
+        self.bias = nn.Parameter(torch.randn(out_features))
+
+    def forward(self, x, adj):
+        return torch.spmm(adj, torch.mm(x, self.weight)) + self.bias
+
+
+class OfParts(nn.Module):
+    def __init__(self, first, second):
+        super().__init__()
+        self.first, self.second = first, second
+
+    def forward(self, x, adj):
+        x = F.dropout(self.first(x, adj).relu(), training=self.training)
+        return F.log_softmax(self.second(x, adj), dim=1)
+
+
+def test_parts_multiply_by_the_adjacency():
+    data = T.GCNNorm()(random_graph())
+    data.edge_weight = data.edge_weight.double()
+    data = T.ToSparseTensor(attr="edge_weight", layout=torch.sparse_csr)(data)
+    net = OfParts(GraphConvolution(5, 8), GraphConvolution(8, 3))
+    model, _, _ = check(net, data, lambda net, data: net(data.x, data.adj_t))
+    assert len(model.histories) == 1
+
+
+class ByHand(nn.Module):
+    """Normalises and sums up, without a layer of PyG."""
+
+    def __init__(self, in_channels, out_channels):
+        super().__init__()
+        self.lin = nn.Linear(in_channels, out_channels)
+
+    def forward(self, x, edge_index):
+        edge_index, _ = add_self_loops(edge_index, num_nodes=x.size(0))
+        return self.propagate(self.lin(x), *edge_index)
+
+    def propagate(self, x, src, dst):
+        scale = degree(dst, x.size(0), dtype=x.dtype).rsqrt().view(-1, 1)
+        return scale * scatter((x * scale)[src], dst, dim=0, dim_size=x.size(0), reduce="sum")
+
+
+def test_parts_normalise_by_themselves():
+    net = Layers(ByHand(5, 8), ByHand(8, 8))
+    model, graph, _ = check(net, random_graph(), of_x)
+    assert len(model.histories) == 1
+    assert "prepared_0" in graph
