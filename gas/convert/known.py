@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch.fx import Graph, Node, Proxy
 from torch.fx.node import map_arg
 from torch.nn import Module
+from torch.utils import checkpoint
 from torch.utils._pytree import tree_leaves
 
 # Methods and attributes of a tensor that don't depend on its numbers.
@@ -28,19 +30,16 @@ SELECTORS = (operator.getitem, getattr, len)
 class KnownProxy(Proxy):
     """Proxy whose value on small graphs is known to its tracer.
 
-    It is an instance of what its value is, tensors included, and answers what doesn't depend on the
-    graph, such as the width of its rows.
+    It answers what doesn't depend on the graph, such as the width of its rows.
     """
 
-    _is_param = False  # With it an instance of Tensor would be a parameter or a buffer.
-    _is_buffer = False
-    _persistent = True
+    _is_param, _is_buffer, _persistent = False, False, True  # Asked of tensors by torch.nn.
 
-    @property  # type: ignore[misc]
-    def __class__(self) -> type:
-        tracer = cast(Any, self.__dict__["tracer"])
-        is_tensor = isinstance(tracer.known.first(self.__dict__["node"]), Tensor)
-        return Tensor if is_tensor and not tracer.hides_types else KnownProxy
+    @property
+    def is_tensor(self) -> bool:
+        """Return whether the value is a tensor, unless the tracer hides that."""
+        tracer = cast(Any, self.tracer)
+        return not tracer.hides_types and isinstance(tracer.known.first(self.node), Tensor)
 
     def __len__(self) -> int:
         return cast(Any, self.tracer).known.length(self.node)
@@ -227,10 +226,43 @@ rand, randn = map(_make_factory, ("rand", "randn"))
 FACTORIES = (zeros, ones, full, empty, arange, eye, rand, randn)
 
 
+def _names_tensor(kind: Any) -> bool:
+    """Return whether a class, a tuple or a union of classes contains that of tensors."""
+    kinds = kind if type(kind) is tuple else getattr(kind, "__args__", ())
+    return kind is Tensor or any(map(_names_tensor, kinds))
+
+
+GENERATOR = "_checkpoint_without_reentrant_generator"
+
+
+class _Plain:
+    """Stands in for checkpoints in a trace: the function is called as it is."""
+
+    @staticmethod
+    def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+        return function(*args)
+
+
+def _yield_once(*args: Any, **kwargs: Any) -> Iterator[None]:
+    yield
+
+
 @contextlib.contextmanager
-def trace_factories() -> Iterator[None]:
-    """Trace the functions of :data:`FACTORIES` in this context."""
+def answer_questions() -> Iterator[None]:
+    """Let a module that is traced ask ``isinstance``, make tensors of sizes, and checkpoint.
+
+    ``isinstance`` is replaced, not the class of proxies, which functions in C would believe.
+    """
+    is_instance = isinstance
+
+    def answer(value: Any, kind: Any) -> bool:
+        is_known = type(value) is KnownProxy and _names_tensor(kind)
+        return (is_known and value.is_tensor) or is_instance(value, kind)
+
     with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(builtins, "isinstance", answer))
+        for name, plain in (("CheckpointFunction", _Plain), (GENERATOR, _yield_once)):
+            stack.enter_context(mock.patch.object(checkpoint, name, plain))
         for function in FACTORIES:
             stack.enter_context(mock.patch.object(torch, function.__name__, function))
         yield

@@ -94,7 +94,8 @@ def to_scalable(
         data: The graph, with the attributes that ``net`` takes.
         num_nodes: Instead of ``data``, the number of nodes of a graph with ``x`` and
             ``edge_index`` alone; the width of ``x`` is ``net.in_channels``.
-        **kwargs: Options of :class:`gas.ScalableGNN`, such as ``store`` or ``dtype``.
+        **kwargs: Options of :class:`gas.ScalableGNN`, such as ``store`` or ``dtype``, which is
+            ``torch.float64`` by default if all parameters are.
 
     Raises:
         ValueError: If ``net`` can't be traced, or isn't exact on mini-batches, naming the layer.
@@ -110,6 +111,8 @@ def to_scalable(
         raise ValueError(f"{type(net).__name__} is a ScalableGNN already: use it as it is")
     _check_layers(net)
     data = make_graph(net, data, num_nodes)
+    if {weight.dtype for weight in net.parameters()} == {torch.float64}:
+        kwargs.setdefault("dtype", torch.float64)
     if "num_nodes" in data:
         check_nodes(data, data.num_nodes)
     inputs, wanted = find_inputs(net, data)

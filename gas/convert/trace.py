@@ -15,7 +15,7 @@ from torch.nn import Module
 from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 
-from gas.convert.known import KnownProxy, KnownValues, trace_factories
+from gas.convert.known import KnownProxy, KnownValues, answer_questions
 from gas.nn import BY_TIME, SimpleConv
 
 ADJACENCY = ("edge_index", "adj_t", "adj")
@@ -242,7 +242,7 @@ def trace(
     sizes: list[int] = []
     tracer = _Tracer(method, inputs, in_call, fixed, KnownValues(net, samples, edges), opened)
     try:
-        with _unroll_layers(net, opened), trace_factories():
+        with _unroll_layers(net, opened), answer_questions():
             for training in (True, False):
                 net.train(training)
                 known = KnownValues(net, samples, edges)

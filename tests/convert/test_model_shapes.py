@@ -12,6 +12,7 @@ import torch_geometric.transforms as T
 from conftest import random_graph
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn import GATConv, GCNConv, MessagePassing, SAGEConv
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import add_self_loops, degree, remove_self_loops, scatter, softmax
@@ -735,3 +736,28 @@ def test_parts_normalise_by_themselves():
     model, graph, _ = check(net, random_graph(), of_x)
     assert len(model.histories) == 1
     assert "prepared_0" in graph
+
+
+class Checkpointed(Net):
+    def __init__(self, use_reentrant):
+        super().__init__()
+        self.use_reentrant = use_reentrant
+
+    def forward(self, x, edge_index):
+        x = checkpoint(self.conv1, x, edge_index, use_reentrant=self.use_reentrant).relu()
+        return self.conv2(x, edge_index)
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpoints_are_followed(use_reentrant):
+    check(Checkpointed(use_reentrant), random_graph(), of_x)
+
+
+def test_histories_are_as_precise_as_the_parameters():
+    data = random_graph()
+    data.x = data.x.double()
+    assert gas.to_scalable(Unused().double(), data).histories[0].emb.dtype == torch.float64
+    single = gas.to_scalable(Unused().double(), data, dtype=torch.float32)
+    assert single.histories[0].emb.dtype == torch.float32
+    assert gas.to_scalable(Unused(), random_graph()).histories[0].emb.dtype == torch.float32
