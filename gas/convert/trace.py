@@ -69,7 +69,8 @@ class _Tracer(Tracer):
     ) -> None:  # fmt: skip
         super().__init__()
         self.known, self.hides_types = known, isinstance(known.root, UNROLLED)
-        self._modes = torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")
+        self._autocast = torch.is_autocast_enabled("cpu")
+        self._without_gradient: set[Node] = set()
         self.traced_func_name = method
         self._opened = opened
         self._inputs, self._in_call, self._fixed = inputs, in_call, fixed
@@ -133,13 +134,26 @@ class _Tracer(Tracer):
         )
 
     def create_node(self, *args: Any, **kwargs: Any) -> Node:
-        """Refuse changes of gradient mode and autocast, which a graph can't represent."""
-        if (torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")) != self._modes:
+        """Note what is computed without gradients, and refuse a change of autocast."""
+        if torch.is_autocast_enabled("cpu") != self._autocast:
             raise ValueError(
-                "it changes whether gradients or lower precision are on, which a graph can't say: "
-                "use detach() instead of torch.no_grad(), and autocast around the model"
+                "it changes whether lower precision is on, which a graph can't say: take autocast "
+                "around the model"
             )
-        return super().create_node(*args, **kwargs)
+        node = super().create_node(*args, **kwargs)
+        if not torch.is_grad_enabled():
+            self._without_gradient.add(node)
+        return node
+
+    def detach(self, graph: Graph) -> None:
+        """Detach what was computed under ``torch.no_grad()`` from what wasn't."""
+        for node in [node for node in graph.nodes if node in self._without_gradient]:
+            readers = [user for user in node.users if user not in self._without_gradient]
+            if readers and isinstance(self.known.first(node), Tensor):
+                with graph.inserting_after(node):
+                    detached = graph.call_method("detach", (node,))
+                for reader in readers:
+                    reader.replace_input_with(node, detached)
 
     def create_args_for_root(
         self, root_fn: Any, is_module: bool, concrete_args: Any = None
@@ -248,6 +262,7 @@ def trace(
                 known = KnownValues(net, samples, edges)
                 tracer = _Tracer(method, inputs, in_call, fixed, known, opened)
                 graphs.append(tracer.trace(net))
+                tracer.detach(graphs[-1])
                 tracer.known.erase_questions(graphs[-1])
                 sizes.append(len(graphs[0].nodes))
                 constants.append(_take_constants(net))

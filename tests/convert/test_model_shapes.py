@@ -761,3 +761,23 @@ def test_histories_are_as_precise_as_the_parameters():
     single = gas.to_scalable(Unused().double(), data, dtype=torch.float32)
     assert single.histories[0].emb.dtype == torch.float32
     assert gas.to_scalable(Unused(), random_graph()).histories[0].emb.dtype == torch.float32
+
+
+class Frozen(Net):
+    """An encoder that isn't trained."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 5))
+
+    def forward(self, x, edge_index):
+        with torch.no_grad():
+            x = self.encoder(x) * 2
+        return self.conv2(self.conv1(x, edge_index).relu(), edge_index)
+
+
+def test_parts_without_gradient():
+    model, graph, _ = check(Frozen(), random_graph(), of_x)
+    model(next(iter(gas.SubgraphLoader(graph, log=False)))).sum().backward()
+    assert all(weight.grad is None for weight in model.net.encoder.parameters())
+    assert model.net.conv1.lin.weight.grad.abs().sum() > 0

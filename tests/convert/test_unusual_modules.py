@@ -177,13 +177,18 @@ def test_what_depends_on_the_number_of_nodes_or_hides_them(end, reason):
         gas.to_scalable(net, graph())
 
 
-def test_modes_of_autograd_in_forward_are_refused():
+def test_modes_of_autograd_in_forward():
     def frozen(net, x):
         with torch.no_grad():
             return x * 2
 
-    with pytest.raises(ValueError, match="use detach"):
-        gas.to_scalable(Net(between=frozen), graph())
+    def low_precision(net, x):
+        with torch.autocast("cpu"):
+            return x * 2
+
+    check(Net(between=frozen), graph())
+    with pytest.raises(ValueError, match="take autocast around the model"):
+        gas.to_scalable(Net(between=low_precision), graph())
     check(Net(between=lambda net, x: x.detach() * 2), graph())
 
 

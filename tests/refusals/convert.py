@@ -45,8 +45,8 @@ class Pair(pyg.MessagePassing):
         return x_j
 
 
-def without_gradient(net, x, edge_index):
-    with torch.no_grad():
+def in_autocast(net, x, edge_index):
+    with torch.autocast("cpu"):
         x = x * 2
     return net.conv(x, edge_index)
 
@@ -330,7 +330,7 @@ CASES = {
         lambda net, x, edge_index: net.pair(x, edge_index)[0], pair=Pair()
     ),
     "no names of parameters": lambda t: gas.to_scalable(pyg.GAE(pyg.GCN(2, 2, 2)), ring()),
-    "no_grad in forward": lambda t: convert(without_gradient),
+    "autocast in forward": lambda t: convert(in_autocast),
     "pairs of nodes": lambda t: convert(products),
     "rows of edges outside of layers": lambda t: convert(by_edges),
     "edges that the model changes": lambda t: convert(
