@@ -45,7 +45,7 @@ class KnownProxy(Proxy):
         return cast(Any, self.tracer).known.length(self.node)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self.tracer.create_proxy("call_function", operator.setitem, (self, key, value), {})
+        self.tracer.create_proxy("call_function", assign, (self, key, value), {})
 
     def __index__(self) -> int:
         value = cast(Any, self.tracer).known.fixed(self.node)
@@ -217,6 +217,15 @@ def _make_factory(name: str) -> Callable[..., Any]:
 
     call.__name__ = call.__qualname__ = name
     return call
+
+
+def assign(target: Any, key: Any, value: Any) -> None:
+    """Assign items, ``target[key] = value``, as a function that is traced."""
+    for leaf in tree_leaves((target, key, value)):
+        if issubclass(type(leaf), Proxy):
+            leaf.tracer.create_proxy("call_function", assign, (target, key, value), {})
+            return
+    target[key] = value
 
 
 # Functions that make tensors of sizes, which may be the number of nodes.

@@ -11,12 +11,13 @@ from torch.fx import Graph, GraphModule, Node
 from torch.nn import Module
 
 from gas.convert.kinds import EDGES, ROWS, Values
+from gas.convert.known import FACTORIES
 from gas.convert.rewrite import erase_unused
-from gas.convert.trace import EdgeLayer, is_layer
+from gas.convert.trace import EdgeLayer, get_module, is_dropout, is_layer
 
 MESSAGES = "_messages_"  # The prefix of the names of such layers.
 # Functions of tensors whose numbers they don't read.
-SHAPED = (torch.zeros_like, torch.ones_like, torch.empty_like, torch.full_like)
+SHAPED = (torch.zeros_like, torch.ones_like, torch.empty_like, torch.full_like, *FACTORIES)
 SHAPED_METHODS = ("new_zeros", "new_ones", "new_full", "new_empty")
 
 
@@ -82,17 +83,31 @@ class _Writer:
             return self._follows_from_nodes(node)
         if not isinstance(self._record[node], Tensor):
             return True  # A size.
-        if node.target in (*SHAPED, *SHAPED_METHODS):
+        if self._is_blank(node):
             return True
         # Own rows that are gathered by the destination, such as the largest of a node's messages.
-        return (
-            self._kinds[node] == ROWS
-            and self._is_reduced(node)
-            and all(
-                self._gathers_by_destination(reader) or self._kinds[reader] == ROWS
-                for reader in readers
-            )
+        is_gathered = any(
+            self._kinds.get(user) == EDGES and not self._gathers_by_destination(user)
+            for user in node.users
         )
+        return (
+            self._kinds[node] == ROWS and self._is_reduced(node) and not is_gathered
+            and not any(map(self._is_sized, readers))
+        )  # fmt: skip
+
+    def _is_blank(self, node: Node) -> bool:
+        """Return whether a value follows from shapes alone, such as zeros of another type."""
+        if node.target in (*SHAPED, *SHAPED_METHODS):
+            return True
+        return node.op in ("call_function", "call_method") and all(
+            not isinstance(self._record[each], Tensor) or self._is_blank(each)
+            for each in node.all_input_nodes
+        )
+
+    def _is_sized(self, node: Node) -> bool:
+        """Return whether a node reads the shape of what it is given, not the numbers."""
+        is_tensor = isinstance(self._record.get(node), Tensor)
+        return not is_tensor or node.target in (*SHAPED, *SHAPED_METHODS)
 
     def _is_count(self, node: Node) -> bool:
         value = self._record[node]
@@ -173,6 +188,15 @@ class _Writer:
         )  # fmt: skip
 
 
+def _changes_in_training(net: Module, node: Node) -> bool:
+    """Return whether a function draws numbers, or keeps statistics, in training."""
+    module = get_module(net, node)
+    parts = () if module is None else tuple(module.modules())
+    keeps = any(getattr(part, "track_running_stats", False) for part in parts)
+    drops = any(isinstance(part, torch.nn.modules.dropout._DropoutNd) for part in parts)
+    return keeps or drops or is_dropout(net, node)
+
+
 def wrap_messages(
     net: Module,
     graph: Graph,
@@ -195,12 +219,23 @@ def wrap_messages(
         The functions of the layers and the names of their results, by the layers' names.
     """
     writer = _Writer(net, graph, edges, kinds, record, num_nodes)
+    modules = [node for node in graph.nodes if kinds.get(node) == EDGES]
+    once: set[Node] = set()
     made: dict[str, tuple[Graph, str]] = {}
     # From the last: those that are part of another's function are needed by it alone.
     for output in sorted(writer.reduced, key=lambda node: -list(graph.nodes).index(node)):
         if not output.users:
             continue
         inside = writer.collect(output)
+        for node in inside:
+            if node in once:
+                raise ValueError(
+                    f"'{node.name}' is computed for several sums of messages, which would draw, or "
+                    "gather statistics, for each of them: put them into one sum, or take dropout "
+                    "and batch norms of rows of nodes"
+                )
+            if _changes_in_training(net, node):
+                once.add(node)
         function, inputs = writer.write(output, inside)
         name = f"{MESSAGES}{len(made)}"
         made[name] = function, output.name
@@ -209,5 +244,5 @@ def wrap_messages(
         net.add_module(name, Messages(net, function, output.name))
         output.replace_all_uses_with(call)
         graph.erase_node(output)
-        erase_unused(graph, inside)
+        erase_unused(graph, [*inside, *modules])
     return made

@@ -13,6 +13,7 @@ from torch_geometric.nn.inits import reset
 
 from gas.convert.check import Conversion
 from gas.convert.place import make_stages, multiplies_sparse
+from gas.convert.preparation import PREPARED, check_unprepared
 from gas.convert.scope import LayerScope
 from gas.convert.trace import CONSTANT, TRAINING
 from gas.graph import find_original_graph
@@ -112,6 +113,7 @@ class Converted(ScalableGNN):
     def inputs_of(self, data: Data) -> tuple[Tensor, Any, dict[str, Any]]:
         """See :meth:`gas.ScalableGNN.inputs_of`."""
         known = attributes(data)
+        check_unprepared(known, self._inputs)
         names = {*self._inputs, *([] if "adj_t" in known else ["edge_weight"])} - {"x"}
         return (
             known["x"] if "x" in known else cast(Any, data.x),
@@ -151,6 +153,11 @@ class Converted(ScalableGNN):
         """Return the inputs of the graph."""
         given = {**given, "x": x, TRAINING: self.training}
         missing = [name for name in self._inputs if name not in given]
+        if missing and missing[0].startswith(PREPARED):
+            raise ValueError(
+                "the graph lacks what this model's layers compute of all edges: cut it by "
+                "gas.cluster(data, num_parts, model=model), or give model.prepare(data)"
+            )
         if missing:
             raise ValueError(
                 f"{missing[0]!r} is missing, with which the model was converted: call "

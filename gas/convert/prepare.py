@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -13,72 +14,12 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 from torch_geometric.data import Data
-from torch_geometric.transforms import BaseTransform
 
 from gas.convert.kinds import Values, function_name
+from gas.convert.known import SHAPE_ATTRIBUTES, SHAPE_METHODS, assign
 from gas.convert.layers import is_close
+from gas.convert.preparation import PREPARED, Preparation
 from gas.convert.rewrite import erase_unused
-from gas.graph import is_row_per_edge, with_edge_index
-
-PREPARED = "prepared_"  # The prefix of attributes that are computed for the whole graph.
-
-
-class Preparation(BaseTransform):
-    """The edges and attributes that a module computes of a whole graph's edges.
-
-    Such as self-loops, degrees and symmetric normalisation, of which a mini-batch doesn't know
-    enough.
-
-    Args:
-        function: Returns the edges and the attributes, of the graph's edges, number of nodes and
-            device, and of ``names``.
-        names: The attributes of edges that it takes.
-        made: The names of the attributes that it makes.
-        described: The functions that it calls, for its description.
-    """
-
-    takes_adj_t = True
-    by_value = False
-
-    def __init__(
-        self, function: GraphModule, names: Sequence[str], made: Sequence[str], described: str
-    ) -> None:
-        self.function, self.names, self.made = function, tuple(names), tuple(made)
-        self._described = described
-
-    @torch.no_grad()
-    def forward(self, data: Data) -> Data:
-        """Return a graph with these edges and attributes."""
-        data = with_edge_index(data)
-        before = data.edge_index
-        given = [data[name] for name in self.names]
-        edges, *values = self.function(before.clone(), data.num_nodes, before.device, *given)
-        if edges.shape != before.shape or not torch.equal(edges, before):
-            for name in [key for key in data.to_dict() if is_row_per_edge(data, key)]:
-                del data[name]  # They don't follow.
-        data.edge_index = edges
-        for name, value in zip(self.made, values, strict=True):
-            data[name] = value
-        return data
-
-    def conflict(self, other: BaseTransform) -> ValueError:
-        """Return the error of a module that needs another transform as well."""
-        return ValueError(
-            f"layers take different graphs, of {self} and {other}: build them alike, or with "
-            "normalize=False"
-        )
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Preparation) and (
-            (self.function.code, self.names, self.made)
-            == (other.function.code, other.names, other.made)
-        )
-
-    def __hash__(self) -> int:
-        return hash((self.function.code, self.names, self.made))
-
-    def __repr__(self) -> str:
-        return f"Preparation({self._described})"
 
 
 class _Finder:
@@ -117,7 +58,7 @@ class _Finder:
                 sized.add(node)
             else:
                 found.add(node)
-                if node.target is operator.setitem:
+                if node.target is assign:
                     found.update(inputs[:1])  # What it changes.
         self.found = found
         needed = {each for node in found for each in node.all_input_nodes if each in sized}
@@ -136,7 +77,7 @@ class _Finder:
                 not self._is_like_edges(node) or any(each in self.moved for each in inputs)
             ):
                 self.moved.add(node)
-                if node.target is operator.setitem:
+                if node.target is assign:
                     self.moved.update(inputs[:1])
         self.read = [
             node for node in self.inside
@@ -145,11 +86,20 @@ class _Finder:
         ]  # fmt: skip
 
     def is_plain(self, node: Node) -> bool:
-        """Return whether a value is no tensor, and the same on each graph."""
+        """Return whether a value is a number that follows from shapes, whatever the graph."""
         first, *rest = (record[node] for record in self.records)
-        if any(isinstance(leaf, Tensor) for leaf in tree_leaves(first)):
+        if self._has_tensor(node) or any(other != first for other in rest):
             return False
-        return all(other == first for other in rest)
+        is_about_shape = (node.op == "call_method" and node.target in SHAPE_METHODS) or (
+            node.target is getattr and node.args[1] in SHAPE_ATTRIBUTES
+        )
+        return all(
+            is_about_shape if self._has_tensor(each) else self.is_plain(each) or self.is_count(each)
+            for each in node.all_input_nodes
+        )
+
+    def _has_tensor(self, node: Node) -> bool:
+        return any(isinstance(leaf, Tensor) for leaf in tree_leaves(self.records[0][node]))
 
     def is_count(self, node: Node) -> bool:
         """Return whether a value is the number of nodes."""
@@ -191,6 +141,7 @@ class _Extractor:
         self._finder = finder
         self._values: dict[Node, Any] = {node: finder.records[0][node] for node in finder.inside}
         self._made: list[Node] = []  # The attributes.
+        self._checks: list[tuple[Node, int | str | None]] = []
         self._edges = self._find_edges()
 
     def _find_edges(self) -> Node:
@@ -250,8 +201,17 @@ class _Extractor:
                 finder.graph.erase_node(node)
         called = dict.fromkeys(map(function_name, finder.inside))
         described = ", ".join(list(called)[:4]) + (", ..." if len(called) > 4 else "")
-        made = [f"{PREPARED}{position}" for position in range(len(self._made))]
-        return Preparation(function, names, made, described)
+        marks = [] if self._made else [f"{PREPARED}edge_0"]
+        for name in marks:
+            self._placeholder(name)
+        names_made = [*map(self._name, self._made), *marks]
+        tag = hashlib.sha1(function.code.encode(), usedforsecurity=False).hexdigest()[:6]
+        own = {name: name.replace(PREPARED, f"{PREPARED}{tag}_") for name in names_made}
+        for node in finder.graph.nodes:
+            if node.op == "placeholder" and node.target in own:
+                node.target = own[node.target]
+        checks = [own.get(str(where), where) for _, where in self._checks]
+        return Preparation(function, names, list(own.values()), checks, described)
 
     def _replace(self, node: Node) -> Node:
         """Return the node that gives the value to the rest of the graph."""
@@ -260,12 +220,14 @@ class _Extractor:
         edges: Any = self._values.get(self._edges, finder.records[0][finder.edges])
         for part, position in ((edges, None), (edges[0], 0), (edges[1], 1)):
             if _are_equal(value, part):
+                self._checks.append((node, position))
                 if position is None:
                     return finder.edges
                 with graph.inserting_before(node):
                     return graph.call_function(operator.getitem, (finder.edges, position))
         if (column := self._as_column(value, edges)) is not None:
             position, shape = column
+            self._checks.append((node, position))
             with graph.inserting_before(node):
                 end = graph.call_function(operator.getitem, (finder.edges, position))
                 made = graph.call_method("view", (end, -1, *[1] * len(shape)))
@@ -278,11 +240,18 @@ class _Extractor:
                 f"'{node.name}' ({function_name(node)}) is computed of the edges, and isn't a row "
                 "for each node or edge: compute it before, and give it as an attribute"
             )
-        for position, other in enumerate(self._made):
+        for other in self._made:
             if _are_equal(self._values[other], value):
-                return self._placeholder(position)
+                self._checks.append((node, self._name(other)))
+                return self._placeholder(self._name(other))
         self._made.append(node)
-        return self._placeholder(len(self._made) - 1)
+        return self._placeholder(self._name(node))
+
+    def _name(self, node: Node) -> str:
+        """Return the name of an attribute, by which its rows are those of nodes or edges."""
+        edges: Any = self._values.get(self._edges, self._finder.records[0][self._finder.edges])
+        kind = "edge" if _has_rows(self._values[node], edges.size(1)) else "node"
+        return f"{PREPARED}{kind}_{self._made.index(node)}"
 
     def _as_column(self, value: Any, edges: Tensor) -> tuple[int, tuple[int, ...]] | None:
         """Return which end of the edges a value repeats, and its shape besides the rows."""
@@ -294,8 +263,8 @@ class _Extractor:
                 return position, tuple(value.shape[1:])
         return None
 
-    def _placeholder(self, position: int) -> Node:
-        graph, name = self._finder.graph, f"{PREPARED}{position}"
+    def _placeholder(self, name: str) -> Node:
+        graph = self._finder.graph
         for node in graph.nodes:
             if (node.op, node.target) == ("placeholder", name):
                 return node
@@ -322,7 +291,8 @@ class _Extractor:
 
         for node in finder.inside:
             made[node] = graph.node_copy(node, value_of)
-        graph.output(map_arg((self._edges, *self._made), made.__getitem__))
+        checked = [node for node, _ in self._checks]
+        graph.output(map_arg((self._edges, *self._made, *checked), made.__getitem__))
         return GraphModule(torch.nn.Module(), graph, "Preparation")
 
 
@@ -356,7 +326,7 @@ def refuse_assignments(graph: Graph) -> None:
         ValueError: Naming the value.
     """
     for node in graph.nodes:
-        if node.target is operator.setitem:
+        if node.target is assign:
             raise ValueError(
                 f"'{node.args[0]}' is changed by an assignment, [...] = ..., which can't be "
                 "followed: use torch.where or masked_fill"

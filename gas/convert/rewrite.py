@@ -10,6 +10,7 @@ import torch
 from torch.fx import Graph, Node
 from torch.nn import Module
 
+from gas.convert.known import assign
 from gas.nn import SimpleConv
 
 PRODUCT = "_product"  # The name of the layer that multiplies by the adjacency.
@@ -69,7 +70,7 @@ def erase_unused(graph: Graph, modules: Collection[Node] = ()) -> None:
         modules: Calls of modules that may be removed, too.
     """
     for node in reversed(list(graph.nodes)):
-        changes = node.target is operator.setitem or (
+        changes = node.target is assign or (
             node.op == "call_method" and str(node.target).endswith("_")
         )
         changed = node.args[0] if changes else None

@@ -37,7 +37,8 @@ from gas.convert.messages import wrap_messages
 from gas.convert.model import Converted
 from gas.convert.outputs import check_outputs, find_outputs, flatten
 from gas.convert.place import Placement, place_histories, write_graph
-from gas.convert.prepare import Preparation, move_preparation, refuse_assignments
+from gas.convert.preparation import Preparation
+from gas.convert.prepare import move_preparation, refuse_assignments
 from gas.convert.rewrite import follow_changes, replace_products
 from gas.convert.sample import SAMPLES, find_sample_graphs
 from gas.convert.trace import (
@@ -174,9 +175,6 @@ def _convert_opening(
         except ValueError as error:
             if first is not None:
                 raise ValueError(f"{first}. Inside of it, {error}") from error
-            if not any(isinstance(layer, MessagePassing) for layer in net.modules()):
-                name = type(net).__name__
-                raise ValueError(f"{name} has no message passing layer: {error}") from error
             if table := find_node_table(net, data):
                 raise ValueError(
                     f"{error}. '{table}' has a row for each node, and a mini-batch takes some: set "
@@ -229,11 +227,11 @@ def _convert(
     with eval_mode(copied):
         check_rows(copied, graph, kinds, records, counts[0])
     fuse(copied)
-    layers = [node for node in graph.nodes if is_layer(copied, node)]
-    if not layers:
-        raise ValueError(f"{name} has no message passing layer")
-    calls = [describe_call(copied, node, kinds, source, normalised, weighted) for node in layers]
-    _check_edges(source, calls)
+    calls = [
+        describe_call(copied, node, kinds, source, normalised, weighted)
+        for node in graph.nodes if is_layer(copied, node)
+    ]  # fmt: skip
+    _check_edges(name, source, calls)
     with eval_mode(copied):
         for test in make_layer_tests(calls, kinds, records[0], graphs[0], [OWN]):
             test.call.form = test.find_form()
@@ -366,7 +364,9 @@ def _mismatch_error(name: str, transform: Normalise | None, by_value: bool) -> V
     )
 
 
-def _check_edges(source: Node, calls: Sequence[LayerCall]) -> None:
+def _check_edges(name: str, source: Node, calls: Sequence[LayerCall]) -> None:
+    if not calls:
+        raise ValueError(f"{name} has no message passing layer")
     for user in source.users:
         if not any(user is call.node for call in calls):
             raise ValueError(

@@ -321,7 +321,7 @@ def test_layers_normalise_by_themselves(kind):
     data.edge_index = torch.cat([data.edge_index, torch.tensor([[3, 7], [3, 7]])], dim=1)
     model, graph, _ = check(Layers(kind(5, 8), kind(8, 8)), data, of_x)
     assert len(model.histories) == 1
-    assert "prepared_0" in graph
+    assert any(name.startswith("prepared_") for name, _ in graph)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -735,7 +735,7 @@ def test_parts_normalise_by_themselves():
     net = Layers(ByHand(5, 8), ByHand(8, 8))
     model, graph, _ = check(net, random_graph(), of_x)
     assert len(model.histories) == 1
-    assert "prepared_0" in graph
+    assert any(name.startswith("prepared_") for name, _ in graph)
 
 
 class Checkpointed(Net):
@@ -781,3 +781,156 @@ def test_parts_without_gradient():
     model(next(iter(gas.SubgraphLoader(graph, log=False)))).sum().backward()
     assert all(weight.grad is None for weight in model.net.encoder.parameters())
     assert model.net.conv1.lin.weight.grad.abs().sum() > 0
+
+
+# Graphs that differ from small ones ---------------------------------------------------------------
+
+
+class WithLoops(nn.Module):
+    """Changes the edges, and computes nothing else of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.conv2 = SAGEConv(5, 8), SAGEConv(8, 3)
+
+    def forward(self, x, edge_index):
+        edge_index, _ = add_self_loops(edge_index, num_nodes=x.size(0))
+        return self.conv2(self.conv1(x, edge_index).relu(), edge_index)
+
+
+def test_a_graph_is_prepared_once():
+    data, net = random_graph(), WithLoops().eval()
+    model = gas.to_scalable(net, data)
+    expected = net(data.x, data.edge_index)
+    prepared = model.prepare(data)
+    for given, options in ((prepared, {"model": model}), (prepared, {})):
+        graph = gas.cluster(given, 4, log=False, **options)
+        assert torch.allclose(model.predict(graph, log=False), expected, atol=1e-5)
+    with pytest.raises(ValueError, match="the graph lacks what this model's layers compute of all"):
+        model.predict(gas.cluster(data, 4, log=False), log=False)
+    other = gas.to_scalable(Unused(), data)
+    with pytest.raises(
+        ValueError, match="was prepared for another model than this one: give the gr"
+    ):
+        other.predict(gas.cluster(prepared, 4, log=False), log=False)
+    with pytest.raises(
+        ValueError, match="was prepared for another model than this one: give the gr"
+    ):
+        gas.to_scalable(Layers(TutorialConv(5, 8), TutorialConv(8, 8)), data).prepare(prepared)
+
+
+def test_as_many_edges_as_nodes():
+    node = torch.arange(60)
+    data = random_graph()
+    data.edge_index = torch.stack([node, (node + 7) % 60])
+    check(Passing(normalised), with_attr(data), of_edge_attr)
+
+
+def with_attr(data):
+    data.edge_attr = torch.rand(data.num_edges, 2)
+    return data
+
+
+class BySigns(nn.Module):
+    """Takes weights in two ways that are the same for positive ones."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(5, 3)
+
+    def forward(self, x, edge_index, edge_weight):
+        src, dst = edge_index
+        size = {"dim": 0, "dim_size": x.size(0), "reduce": "sum"}
+        first = scatter(edge_weight.abs(), dst, **size)
+        second = scatter(edge_weight.clamp(min=0), dst, **size)
+        messages = scatter(self.lin(x)[src], dst, **size)
+        return messages * first[:, None] + messages * second[:, None]
+
+
+def test_values_that_are_alike_on_small_graphs_alone():
+    data = random_graph()
+    data.edge_weight = torch.randn(data.num_edges)
+    model = gas.to_scalable(BySigns(), data)
+    with pytest.raises(ValueError, match="layers take different edges on this graph, of Prepar"):
+        model.prepare(data)
+    data.edge_weight = data.edge_weight.abs()
+    check(BySigns(), data, lambda net, data: net(data.x, data.edge_index, data.edge_weight))
+
+
+class OfSmallestDegree(Net):
+    def forward(self, x, edge_index):
+        smallest = degree(edge_index[1], x.size(0)).min().item()
+        return self.conv2(self.conv1(x, edge_index) + smallest, edge_index)
+
+
+def test_numbers_of_the_edges_are_refused():
+    with pytest.raises(ValueError, match="is computed of the edges, and isn't a row for each node"):
+        gas.to_scalable(OfSmallestDegree(), random_graph())
+
+
+def test_assignments_to_prepared_rows_are_pickled():
+    data = random_graph()
+    model = gas.to_scalable(Layers(TutorialConv(5, 8), TutorialConv(8, 8)), data).eval()
+    again = pickle.loads(pickle.dumps(model))
+    out = model.predict(gas.cluster(data, 4, model=model, log=False), log=False)
+    graph = gas.cluster(data, 4, model=again, log=False)
+    torch.testing.assert_close(again.predict(graph, log=False), out)
+
+
+# Sums of messages ---------------------------------------------------------------------------------
+
+
+def hops(net, x, edge_index, _):
+    src, dst = edge_index
+    for _ in range(3):
+        x = scatter(x[src], dst, dim=0, dim_size=x.size(0), reduce="sum") / 4
+    return x
+
+
+def hops_by_index_add(net, x, edge_index, _):
+    src, dst = edge_index
+    for _ in range(2):
+        x = torch.zeros_like(x).index_add_(0, dst, x[src]).tanh()
+    return x
+
+
+def read_at_both_ends(net, x, edge_index, _):
+    src, dst = edge_index
+    for _ in range(2):
+        x = scatter(x[src] - x[dst], dst, dim=0, dim_size=x.size(0), reduce="sum").tanh()
+    return x
+
+
+def softmax_by_hand(net, x, edge_index, _):
+    src, dst = edge_index
+    e = ((x[src] * net.att_src).sum(-1) + (x[dst] * net.att_dst).sum(-1)).tanh().exp()
+    total = torch.zeros(x.size(0)).to(x.dtype).scatter_add_(0, dst, e)
+    alpha = e / total[dst]
+    return torch.zeros_like(x).index_add_(0, dst, alpha[:, None] * x[src])
+
+
+@pytest.mark.parametrize("function", [hops, hops_by_index_add, read_at_both_ends, softmax_by_hand])
+def test_sums_of_sums_of_messages(function):
+    model, _, _ = check(Passing(function), with_edge_attr(), of_edge_attr)
+    times = {hops: 3, softmax_by_hand: 1}.get(function, 2)
+    assert len(model.histories) == 2 * times - 1
+
+
+class DroppedTwice(nn.Module):
+    """Reads a dropped message twice: both sums cancel, unless they are dropped anew."""
+
+    def __init__(self, part):
+        super().__init__()
+        self.lin, self.part = nn.Linear(5, 3), part
+
+    def forward(self, x, edge_index):
+        src, dst = edge_index
+        message = self.part(self.lin(x)[src])
+        size = {"dim": 0, "dim_size": x.size(0), "reduce": "sum"}
+        return scatter(message, dst, **size) + scatter(-message, dst, **size)
+
+
+@pytest.mark.parametrize("part", [nn.Dropout(0.5), nn.BatchNorm1d(3)])
+def test_what_changes_in_training_is_computed_once(part):
+    with pytest.raises(ValueError, match="'part' is computed for several sums of messages"):
+        gas.to_scalable(DroppedTwice(part), random_graph())

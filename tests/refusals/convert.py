@@ -6,7 +6,7 @@ import torch_geometric.nn as pyg
 from torch import nn
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.transforms import GCNNorm
-from torch_geometric.utils import add_self_loops, degree
+from torch_geometric.utils import add_self_loops, degree, scatter
 
 import gas
 from refusals import Model, load, ring
@@ -55,6 +55,25 @@ def assigning(net, x, edge_index):
     x = net.conv(x, edge_index)
     x[x < 0] = 0
     return net.conv2(x, edge_index)
+
+
+def dropped_twice(net, x, edge_index):
+    message = F.dropout(x[edge_index[0]], 0.5, net.training)
+    size = {"dim": 0, "dim_size": x.size(0)}
+    return scatter(message, edge_index[1], **size) + scatter(-message, edge_index[1], **size)
+
+
+def with_loops():
+    return convert(
+        lambda net, x, edge_index: net.conv(x, add_self_loops(edge_index, num_nodes=x.size(0))[0])
+    )
+
+
+def by_signs(net, x, edge_index, edge_weight):
+    dst, size = edge_index[1], {"dim": 0, "dim_size": x.size(0)}
+    first = scatter(edge_weight.abs(), dst, **size)
+    second = scatter(edge_weight.clamp(min=0), dst, **size)
+    return net.conv(x * first[:, None] + x * second[:, None], edge_index)
 
 
 class Noise(nn.Module):
@@ -281,6 +300,16 @@ CASES = {
         ),
         gcn=pyg.GCNConv(2, 2),
     ),
+    "a dropped message in two sums": lambda t: convert(dropped_twice),
+    "a graph that isn't prepared": lambda t: with_loops().predict(
+        gas.cluster(ring(), 2, method="random", log=False), log=False
+    ),
+    "a graph that is prepared for another model": lambda t: gas.to_scalable(
+        pyg.GraphSAGE(2, 2, 2), ring()
+    ).predict(gas.cluster(with_loops().prepare(ring()), 2, method="random", log=False), log=False),
+    "weights that small graphs don't have": lambda t: convert(
+        by_signs, "x, edge_index, edge_weight", data=ring(edge_weight=-torch.ones(8))
+    ).prepare(ring(edge_weight=-torch.ones(8))),
     "a product alone": lambda t: convert(lambda net, x, edge_index: x * 2),
     "an output of the graph": lambda t: convert(
         lambda net, x, edge_index: net.conv(x, edge_index).mean(dim=0)
