@@ -171,12 +171,11 @@ class KnownValues:
         return True
 
     def _compares_same(self, node: Node) -> bool:
-        """Return whether two sizes are compared that are equal on each graph."""
-        if node.target not in (operator.eq, operator.ne):
-            return False
-        one, two = node.args
-        sides = [self._values.get(each) for each in (one, two) if isinstance(each, Node)]
-        return len(sides) == 2 and sides[0] is not None and sides[0] == sides[1]
+        """Return whether sizes are compared that are equal on each graph, whatever its size."""
+        found = self._values[node]
+        return (node.target is operator.eq and all(each is True for each in found)) or (
+            node.target is operator.ne and all(each is False for each in found)
+        )
 
 
 def _has_tensor(value: Any) -> bool:

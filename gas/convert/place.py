@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 from torch.nn import Module
@@ -103,7 +105,9 @@ class _Writer:
         calls: Mapping[Node, LayerCall],
         not_first: Collection[Node],
         outputs: Outputs,
+        shapes: Mapping[Node, Sequence[int]],
     ) -> None:
+        self._shapes = shapes
         self._outputs = outputs
         self._not_first = not_first
         self._net, self._kinds, self._plan, self._calls = net, kinds, placed, calls
@@ -146,8 +150,19 @@ class _Writer:
         made = self._write_layer(node) if node in self._calls else self._write_other(node)
         self._written[node] = made
         if node in self._plan.pulled:
-            position = self._plan.pulled.index(node)
+            self._write_history(node, made)
+
+    def _write_history(self, node: Node, made: Node) -> None:
+        """Write the push and pull of a value, as rows of two dimensions."""
+        position = self._plan.pulled.index(node)
+        if node not in self._shapes:
             self._all[node] = self.make(pull, position, made, self._readers_take_rows(node))
+            return
+        shape = self._shapes[node]
+        flat = self.graph.call_method("reshape", (made, -1, math.prod(shape)))
+        self._written[node] = self.graph.call_method("reshape", (flat, -1, *shape))
+        whole = self.make(pull, position, flat, False)
+        self._all[node] = self.graph.call_method("reshape", (whole, -1, *shape))
 
     def _write_layer(self, node: Node) -> Node:
         call = self._calls[node]
@@ -215,6 +230,21 @@ def multiplies_sparse(net: Module, node: Node) -> bool:
     return bool(node.users)
 
 
+def history_shape(node: Node, value: Any, not_first: Collection[Node]) -> Sequence[int]:
+    """Return the shape of a row of a value that needs a history.
+
+    Raises:
+        ValueError: If it has none, or isn't of floating-point numbers.
+    """
+    if not isinstance(value, Tensor) or node in not_first or not value.is_floating_point():
+        shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise ValueError(
+            f"'{node.name}' of {shape} goes to a message passing layer, and a history takes rows "
+            "of floating-point numbers, [num_nodes, ...]"
+        )
+    return value.shape[1:]
+
+
 def write_graph(
     net: Module,
     graph: Graph,
@@ -223,6 +253,7 @@ def write_graph(
     calls: Sequence[LayerCall],
     not_first: Collection[Node],
     outputs: Outputs,
+    shapes: Mapping[Node, Sequence[int]],
 ) -> Graph:
     """Write the graph of a model with histories: ``graph(scope, *inputs)``.
 
@@ -237,8 +268,11 @@ def write_graph(
         calls: The calls of layers.
         not_first: Nodes whose rows aren't in the first dimension.
         outputs: What the module returns.
+        shapes: The shapes of the rows of those nodes with histories that aren't ``[width]``.
     """
-    writer = _Writer(net, kinds, placed, {call.node: call for call in calls}, not_first, outputs)
+    writer = _Writer(
+        net, kinds, placed, {call.node: call for call in calls}, not_first, outputs, shapes
+    )
     for node in graph.nodes:
         writer.write(node)
     writer.graph.lint()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Collection
+from typing import Any
 
 import torch
 from torch.fx import Graph, Node
@@ -15,6 +16,7 @@ from gas.nn import SimpleConv
 
 PRODUCT = "_product"  # The name of the layer that multiplies by the adjacency.
 PRODUCTS = (operator.matmul, torch.matmul, torch.mm, torch.sparse.mm, torch.spmm)
+COPIES = ("to", "long", "contiguous", "clone", "cpu", "cuda", "detach")
 PRODUCT_METHODS = ("matmul", "mm", "spmm")
 
 
@@ -53,12 +55,10 @@ def follow_changes(graph: Graph) -> None:
     """
     order = {node: position for position, node in enumerate(graph.nodes)}
     for node in graph.nodes:
-        name = str(node.target)
-        in_place = node.op == "call_method" and name.endswith("_") and not name.endswith("__")
-        if not in_place or node.users or not isinstance(node.args[0], Node):
+        if not _is_in_place(node) or node.users or not isinstance(node.args[0], Node):
             continue
         changed = node.args[0]
-        if changed.op in ("call_function", "call_method"):
+        if changed.op in ("call_function", "call_method", "call_module"):
             changed.replace_all_uses_with(node, functools.partial(_comes_after, order, node))
 
 
@@ -70,16 +70,44 @@ def erase_unused(graph: Graph, modules: Collection[Node] = ()) -> None:
         modules: Calls of modules that may be removed, too.
     """
     for node in reversed(list(graph.nodes)):
-        changes = node.target is assign or (
-            node.op == "call_method" and str(node.target).endswith("_")
-        )
-        changed = node.args[0] if changes else None
+        changed = node.args[0] if node.target is assign or _is_in_place(node) else None
         is_read = isinstance(changed, Node) and (
             changed.op in ("placeholder", "get_attr") or len(changed.users) > 1
         )
         is_function = node.op in ("call_function", "call_method", "get_attr")
         if (is_function or node in modules) and not node.users and not is_read:
             graph.erase_node(node)
+
+
+def _is_in_place(node: Node) -> bool:
+    """Return whether a function changes its first argument, by its name."""
+    name = str(getattr(node.target, "__name__", node.target))
+    is_function = node.op in ("call_function", "call_method") and bool(node.args)
+    return is_function and name.endswith("_") and not name.endswith("__")
+
+
+def skip_copies(graph: Graph, edges: str) -> None:
+    """Have copies of the edges, such as ``edge_index.to(device)``, be the edges themselves."""
+    source = next(node for node in graph.nodes if (node.op, node.target) == ("placeholder", edges))
+    for node in list(graph.nodes):
+        if _is_copy(node, source):
+            node.replace_all_uses_with(source)
+            graph.erase_node(node)
+    erase_unused(graph)
+
+
+def _is_copy(node: Node, source: Node) -> bool:
+    given = [*node.args[1:], *node.kwargs.values()]
+    if node.op == "call_method" and node.target in COPIES and node.args[0] is source:
+        return not any(isinstance(each, torch.dtype) and each != torch.long for each in given) and (
+            not any(isinstance(each, Node) and "device" not in each.args for each in given)
+        )
+    if node.target is not torch.stack or any(each not in (0, "dim") for each in given):
+        return False
+    ends: Any = node.args[0]
+    return [(end.target, *end.args) for end in ends if isinstance(end, Node)] == [
+        (operator.getitem, source, 0), (operator.getitem, source, 1)
+    ]  # fmt: skip
 
 
 def _comes_after(order: dict[Node, int], node: Node, other: Node) -> bool:

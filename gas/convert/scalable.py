@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, overload
 
 import torch
-from torch import Tensor
 from torch.fx import Graph, Node
 from torch.nn import Module
 from torch_geometric.data import Data, HeteroData
@@ -36,10 +36,10 @@ from gas.convert.layers import (
 from gas.convert.messages import wrap_messages
 from gas.convert.model import Converted
 from gas.convert.outputs import check_outputs, find_outputs, flatten
-from gas.convert.place import Placement, place_histories, write_graph
+from gas.convert.place import Placement, history_shape, place_histories, write_graph
 from gas.convert.preparation import Preparation
 from gas.convert.prepare import move_preparation, refuse_assignments
-from gas.convert.rewrite import follow_changes, replace_products
+from gas.convert.rewrite import follow_changes, replace_products, skip_copies
 from gas.convert.sample import SAMPLES, find_sample_graphs
 from gas.convert.trace import (
     CONSTANT,
@@ -266,6 +266,7 @@ def _trace(
     samples = [inputs.values(each) for each in graphs]
     graph = trace(net, inputs.method, order, inputs.in_call, fixed, samples, inputs.edges, opened)
     follow_changes(graph)
+    skip_copies(graph, inputs.edges)
     replace_products(net, graph, inputs.edges)
     for node in list(graph.nodes):
         if node.op == "placeholder" and not node.users and node.target in inputs.names:
@@ -287,9 +288,11 @@ def _make_model(
     """
     graph, kinds, calls = made.graph, made.kinds, made.calls
     placed = place_histories(copied, graph, kinds, calls)
-    widths = [_history_width(node, values[node]) for node in placed.pulled]
     not_first = {node for node, value in values.items() if row_dim(value, SAMPLES[0][0])}
-    written = write_graph(copied, graph, kinds, placed, calls, not_first, made.outputs)
+    shapes = {node: history_shape(node, values[node], not_first) for node in placed.pulled}
+    widths = [math.prod(shape) for shape in shapes.values()]
+    others = {node: shape for node, shape in shapes.items() if len(shape) != 1}
+    written = write_graph(copied, graph, kinds, placed, calls, not_first, made.outputs, others)
     drawing = _describe_layers(graph, placed, calls, widths)
     _check_hooks(made.net, written)
     constants = {key: value for key, value in vars(copied).items() if key.startswith(CONSTANT)}
@@ -373,16 +376,6 @@ def _check_edges(name: str, source: Node, calls: Sequence[LayerCall]) -> None:
                 f"'{user.name}' takes the edges, and isn't a message passing layer: what changes "
                 "edges belongs to the graph, before it is cut into parts"
             )
-
-
-def _history_width(node: Node, value: Any) -> int:
-    if not isinstance(value, Tensor) or value.dim() != 2 or not value.is_floating_point():
-        shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
-        raise ValueError(
-            f"'{node.name}' of {shape} goes to a message passing layer, and a history takes rows "
-            "of floating-point numbers, [num_nodes, width]"
-        )
-    return value.size(1)
 
 
 def _describe_layers(

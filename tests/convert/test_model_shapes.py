@@ -934,3 +934,45 @@ class DroppedTwice(nn.Module):
 def test_what_changes_in_training_is_computed_once(part):
     with pytest.raises(ValueError, match="'part' is computed for several sums of messages"):
         gas.to_scalable(DroppedTwice(part), random_graph())
+
+
+# Rows of other shapes, and copies -----------------------------------------------------------------
+
+
+def of_heads(net, x, edge_index, _):
+    """Attention of two heads, whose rows are tables, and scores numbers."""
+    src, dst = edge_index
+    h = x.view(x.size(0), 2, 4)
+    score = (h * net.att_src.view(2, 4)).sum(-1).tanh()
+    alpha = softmax(score[src] + score[dst], dst, num_nodes=x.size(0))
+    out = scatter(alpha.unsqueeze(-1) * h[src], dst, dim=0, dim_size=x.size(0), reduce="sum")
+    return out.flatten(1)
+
+
+def of_numbers(net, x, edge_index, _):
+    src, dst = edge_index
+    score = x.mean(dim=1)
+    return x + scatter(score[src], dst, dim=0, dim_size=x.size(0), reduce="sum")[:, None]
+
+
+@pytest.mark.parametrize("function", [of_heads, of_numbers])
+def test_rows_of_any_shape(function):
+    check(Passing(function), with_edge_attr(), of_edge_attr)
+
+
+class Copying(Net):
+    """Moves and copies, which change nothing, asserts about sizes, and changes in place."""
+
+    def forward(self, data):
+        data = data.to(data.x.device)
+        x, edge_index = data.x, data.edge_index.to(data.x.device).long().contiguous()
+        row, col = edge_index
+        hidden = self.conv1(x, torch.stack([row, col], dim=0))
+        assert hidden.shape == (x.size(0), 8)
+        hidden.add_(1.0)
+        F.relu_(hidden)
+        return self.conv2(hidden, edge_index)
+
+
+def test_copies_of_the_edges_and_changes_in_place():
+    check(Copying(), random_graph())

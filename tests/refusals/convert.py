@@ -380,9 +380,9 @@ CASES = {
     "a layer of hops with weights between": lambda t: convert(
         lambda net, x, edge_index: net.gated(x, edge_index), gated=pyg.GatedGraphConv(2, 2)
     ),
-    "rows of three dimensions": lambda t: convert(
-        lambda net, x, edge_index: net.hop(net.conv(x, edge_index).unsqueeze(-1), edge_index),
-        hop=pyg.SimpleConv(node_dim=0),
+    "rows of whole numbers": lambda t: convert(
+        lambda net, x, edge_index: net.hop(net.conv(x, edge_index).long(), edge_index),
+        hop=pyg.SimpleConv(),
     ),
     "nodes in the second dimension": lambda t: convert(
         lambda net, x, e: net.conv((h := torch.stack([x, x])).sum(0), e) + h[1], "x, edge_index"
