@@ -28,7 +28,7 @@ from gas.convert.outputs import Outputs, flatten
 from gas.convert.rewrite import PRODUCT, add_product
 from gas.convert.sample import subsample
 from gas.convert.scope import FUSED, PAIR, SQUARE, LayerScope
-from gas.convert.trace import TRAINING, UNROLLED, Opened, add_hop
+from gas.convert.trace import TRAINING, UNROLLED, Added, Opened, add_hop
 from gas.graph import WEIGHT, with_edge_index
 from gas.history import Rows
 from gas.loader import SubgraphLoader
@@ -42,7 +42,7 @@ def make_layers(
     graph: Graph,
     constants: Mapping[str, Any],
     opened: Opened = (),
-    messages: Mapping[str, tuple[Graph, str]] | None = None,
+    added: Added | None = None,
 ) -> Module:
     """Return a twin of a module, with its parameters and with fused layers."""
     out = twin(net)
@@ -52,8 +52,8 @@ def make_layers(
         if isinstance(layer, (*UNROLLED, *opened)):
             add_hop(layer)
         disable_normalisation(layer)
-    for name, function in (messages or {}).items():
-        out.add_module(name, Messages(out, *function))
+    for name, make in (added or {}).items():
+        out.add_module(name, make(out))
     for name, value in constants.items():
         object.__setattr__(out, name, value)
     return fuse(out)
@@ -192,7 +192,7 @@ class Conversion:
     * ``weighted``: the layers that are given the weights of edges.
     * ``transform``: the transform of the whole graph; ``constants``: tensors of the traced graph.
     * ``outputs``: what the module returns; ``opened``: types of layers that were followed.
-    * ``messages``: the functions of layers that the module doesn't have as such.
+    * ``added``: layers that the module doesn't have as such, as functions of it.
     * ``numbers``: the numbers among the nodes' values on the small graph, ``None`` for others.
     """
 
@@ -207,7 +207,7 @@ class Conversion:
     constants: dict[str, Any] = field(default_factory=dict)
     numbers: Values = field(default_factory=dict)
     opened: Opened = ()
-    messages: dict[str, tuple[Graph, str]] = field(default_factory=dict)
+    added: Added = field(default_factory=dict)
 
     def check_on(self, data: Data) -> None:
         """Check on a sample of the user's graph that the layers are exact on mini-batches.
@@ -263,7 +263,7 @@ class Conversion:
 
     def _check(self, mine: Module, sample: Data, expected: Any) -> None:
         name = type(self.net).__name__
-        layers = make_layers(mine, self.graph, self.constants, self.opened, self.messages)
+        layers = make_layers(mine, self.graph, self.constants, self.opened, self.added)
         listed = with_edge_index(sample)
         if self.transform is not None:
             listed = self.transform(copy.copy(sample))

@@ -14,7 +14,7 @@ from torch.fx import Graph, Interpreter, Node
 from torch.nn import Module
 from torch_geometric.data import Data
 
-from gas.convert.trace import ADJACENCY, TRAINING, UNSUPPORTED, adjacency_name, parameters
+from gas.convert.trace import ADJACENCY, GIVEN, TRAINING, UNSUPPORTED, adjacency_name, parameters
 from gas.graph import WEIGHT, find_layout, is_row_per_node, layout_of, with_csr_features
 from gas.nn import deep_copy
 
@@ -87,7 +87,7 @@ class Inputs:
 
     def arguments(self, data: Data) -> dict[str, Any]:
         """Return the values that a graph provides, with the adjacency as ``edge_index``."""
-        names = [name for name in (*self.names, *self.made) if name in data]
+        names = [name for name in (*self.names, *self.made, GIVEN) if name in data]
         return {**{name: data[name] for name in names}, self.edges: data.edge_index}
 
     def in_call(self, values: Mapping[str, Any]) -> dict[str, Any]:

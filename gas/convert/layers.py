@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.transforms import BaseTransform
 
+from gas.convert.edge_layers import OnGivenEdges
 from gas.convert.scope import (
     SQUARE,
     edge_weight,
@@ -25,7 +27,7 @@ from gas.convert.scope import (
     sources,
     weights,
 )
-from gas.convert.trace import UNROLLED
+from gas.convert.trace import GIVEN, UNROLLED, Added, is_layer
 from gas.graph import WEIGHT, with_edge_index
 
 
@@ -46,6 +48,9 @@ class Normalise(BaseTransform):
 
     attribute = WEIGHT
     """The attribute with the weights before, which ``edge_weight`` replaces."""
+
+    marks = False
+    """Whether edges are marked that aren't self-loops that were added, for other layers."""
 
     takes_adj_t = True
     """Whether :func:`gas.cluster` passes the graph with an ``adj_t`` instead of ``edge_index``."""
@@ -77,9 +82,22 @@ class Normalise(BaseTransform):
         data.edge_index, data.edge_weight = gcn_norm(
             edge_index, weight, data.num_nodes, self.improved, loops, dtype=dtype
         )
+        if self.marks:
+            data[GIVEN] = self._mark(data.edge_index, edge_index, int(data.num_nodes or 0))
         if self.attribute != WEIGHT:
             del data[self.attribute]  # Its rows are those of the edges before.
         return data
+
+    def _mark(self, edges: Tensor, before: Tensor, num_nodes: int) -> Tensor:
+        """Return which edges there were before."""
+        src, dst = before
+        loops = torch.bincount(src[src == dst], minlength=num_nodes)
+        if loops.numel() and int(loops.max()) > 1:
+            raise ValueError(
+                "'data' has several self-loops of a node, of which normalisation keeps one: remove "
+                "the others, T.RemoveDuplicatedEdges()(data)"
+            )
+        return (edges[0] != edges[1]) | (loops[edges[0]] > 0)
 
     def _add_to_diagonal(
         self, edge_index: Tensor, weight: Tensor, num_nodes: int
@@ -248,12 +266,19 @@ NORMALISING = (pyg.GCNConv, pyg.GCN2Conv, pyg.LGConv, pyg.FAConv, pyg.TAGConv, p
 
 
 def move_normalisation(
-    net: Module, graph: Graph, weighted: Sequence[str]
-) -> tuple[Normalise | None, list[str]]:
+    net: Module, graph: Graph, edges: str, weighted: Sequence[str]
+) -> tuple[Normalise | None, list[str], Added]:
     """Move normalisation from layers to the whole graph.
 
+    Args:
+        net: The module, which gets layers on the edges as they are.
+        graph: Its traced graph, which is changed to call them.
+        edges: The input that is the adjacency; a list of edges, if there are such layers.
+        weighted: The names of layers that are given the values of the adjacency.
+
     Returns:
-        The transform of the graph, and the names of the layers that take its weights.
+        The transform of the graph, the names of the layers that take its weights, and further
+        layers.
     """
     called = {node.target for node in graph.nodes if node.op == "call_module"}
     found = {
@@ -281,7 +306,40 @@ def move_normalisation(
             f"layers normalise the graph in different ways, {found}: build them alike, or with "
             "normalize=False"
         )
-    return next(iter(found.values()), None), list(found)
+    transform = next(iter(found.values()), None)
+    if transform is None or not transform.add_self_loops or edges != "edge_index":
+        return transform, list(found), {}
+    added = _take_given_edges(net, graph, found)
+    if added:
+        transform.marks = True
+    return transform, list(found), added
+
+
+def _take_given_edges(net: Module, graph: Graph, normalised: Collection[str]) -> Added:
+    """Have layers that don't normalise take the edges as they are."""
+    added: Added = {}
+    source = next(node for node in graph.nodes if node.target == "edge_index")
+    for node in list(graph.nodes):
+        if not is_layer(net, node) or node.target in normalised:
+            continue
+        given = bind_arguments(net.get_submodule(str(node.target)), node)
+        names = [name for name, value in given.items() if value is source]
+        others = [str(value.target) for value in given.values() if isinstance(value, Node)]
+        if len(names) != 1 or sum(name.startswith("edge_") for name in others) > 1:
+            continue  # Its attributes of edges don't follow, so that it is refused.
+        mark = next((each for each in graph.nodes if each.target == GIVEN), None)
+        if mark is None:
+            with graph.inserting_after(source):
+                mark = graph.placeholder(GIVEN)
+        name = f"_given_{len(added)}"
+        added[name] = functools.partial(OnGivenEdges, target=str(node.target), edges=names[0])
+        net.add_module(name, added[name](net))
+        given.pop(names[0])
+        with graph.inserting_before(node):
+            made = graph.call_module(name, (source, mark), given)
+        node.replace_all_uses_with(made)
+        graph.erase_node(node)
+    return added
 
 
 def _hop_name(net: Module, name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,10 +11,11 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.nn import Module
 
+from gas.convert.edge_layers import EdgeLayer
 from gas.convert.kinds import EDGES, ROWS, Values
 from gas.convert.known import FACTORIES
 from gas.convert.rewrite import erase_unused
-from gas.convert.trace import EdgeLayer, get_module, is_dropout, is_layer
+from gas.convert.trace import Added, get_module, is_dropout, is_layer
 
 MESSAGES = "_messages_"  # The prefix of the names of such layers.
 # Functions of tensors whose numbers they don't read.
@@ -204,7 +206,7 @@ def wrap_messages(
     kinds: Mapping[Node, str],
     record: Values,
     num_nodes: int,
-) -> dict[str, tuple[Graph, str]]:
+) -> Added:
     """Make layers of the messages that a module passes by itself.
 
     Args:
@@ -216,12 +218,12 @@ def wrap_messages(
         num_nodes: The number of its nodes.
 
     Returns:
-        The functions of the layers and the names of their results, by the layers' names.
+        The layers, as functions of the module.
     """
     writer = _Writer(net, graph, edges, kinds, record, num_nodes)
     modules = [node for node in graph.nodes if kinds.get(node) == EDGES]
     once: set[Node] = set()
-    made: dict[str, tuple[Graph, str]] = {}
+    made: Added = {}
     # From the last: those that are part of another's function are needed by it alone.
     for output in sorted(writer.reduced, key=lambda node: -list(graph.nodes).index(node)):
         if not output.users:
@@ -238,10 +240,10 @@ def wrap_messages(
                 once.add(node)
         function, inputs = writer.write(output, inside)
         name = f"{MESSAGES}{len(made)}"
-        made[name] = function, output.name
+        made[name] = functools.partial(Messages, graph=function, output=output.name)
         with graph.inserting_after(output):
             call = graph.call_module(name, (edges,), dict(inputs))
-        net.add_module(name, Messages(net, function, output.name))
+        net.add_module(name, made[name](net))
         output.replace_all_uses_with(call)
         graph.erase_node(output)
         erase_unused(graph, [*inside, *modules])

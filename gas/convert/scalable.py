@@ -203,7 +203,8 @@ def _convert(
         str(node.target) for node in graph.nodes
         if inputs.by_value and is_layer(copied, node) and lacks_weight(copied, node)
     ]  # fmt: skip
-    transform, normalised = move_normalisation(copied, graph, weighted)
+    edges = "" if inputs.by_value else inputs.edges
+    transform, normalised, added = move_normalisation(copied, graph, edges, weighted)
     if transform is not None and prepared is not None:
         raise prepared.conflict(transform)
     if transform is not None:
@@ -238,7 +239,7 @@ def _convert(
     return _make_model(
         copied, data, records[0], options,
         Conversion(net, inputs, graph, kinds, calls, given_weights, prepared or transform,
-            outputs, opened=opened, messages=messages,
+            outputs, opened=opened, added=added | messages,
         ),
     )  # fmt: skip
 
@@ -296,7 +297,7 @@ def _make_model(
     drawing = _describe_layers(graph, placed, calls, widths)
     _check_hooks(made.net, written)
     constants = {key: value for key, value in vars(copied).items() if key.startswith(CONSTANT)}
-    layers = make_layers(made.net, graph, constants, made.opened, made.messages)
+    layers = make_layers(made.net, graph, constants, made.opened, made.added)
     made = replace(
         made,
         calls=[replace(call, layer=layers.get_submodule(call.name)) for call in calls],

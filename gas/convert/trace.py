@@ -15,6 +15,7 @@ from torch.nn import Module
 from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 
+from gas.convert.edge_layers import EdgeLayer, Propagation
 from gas.convert.known import KnownProxy, KnownValues, answer_questions
 from gas.nn import BY_TIME, SimpleConv
 
@@ -25,7 +26,11 @@ UNROLLED = (pyg.APPNP, pyg.SGConv, pyg.SSGConv, pyg.TAGConv)
 UNSUPPORTED = ("batch", "batch_size", "num_sampled_nodes_per_hop", "num_sampled_edges_per_hop")
 TRAINING = "training"
 Opened = tuple[type[MessagePassing], ...]
+Added = dict[str, Callable[[Module], Module]]  # Layers to add to a module, by their names.
 InCall = Callable[[dict[str, Any]], dict[str, Any]]
+GIVEN = (
+    "is_given_edge"  # Whether an edge is one of the graph's own, not a self-loop that was added.
+)
 CONSTANT = "_tensor_constant"  # The prefix of the names of such tensors.
 
 
@@ -169,27 +174,6 @@ class _Tracer(Tracer):
             return out
 
         return call, [self.root, *proxies]
-
-
-class EdgeLayer(Module):
-    """A message passing layer that isn't one of PyG's: ``forward(edge_index, **rows)``."""
-
-
-class Propagation(EdgeLayer):
-    """The messages of a layer, whose ``forward`` is followed up to them.
-
-    Args:
-        layer: A layer of PyG's kind.
-    """
-
-    def __init__(self, layer: MessagePassing) -> None:
-        super().__init__()
-        object.__setattr__(self, "layer", layer)  # Not a child: it has this one.
-
-    def forward(self, edge_index: Any, **given: Any) -> Any:
-        """Return what ``layer.propagate`` gives."""
-        layer: Any = self.layer
-        return type(layer).propagate(layer, edge_index, **given)
 
 
 def add_hop(layer: Any) -> None:

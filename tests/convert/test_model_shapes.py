@@ -13,7 +13,7 @@ from conftest import random_graph
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import checkpoint
-from torch_geometric.nn import GATConv, GCNConv, MessagePassing, SAGEConv
+from torch_geometric.nn import GATConv, GCNConv, GINConv, MessagePassing, SAGEConv
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import add_self_loops, degree, remove_self_loops, scatter, softmax
 
@@ -348,6 +348,43 @@ def test_layers_train_on_mini_batches_as_on_the_whole_graph():
         gradients.append([weight.grad.clone() for weight in net.parameters()])
     for mine, theirs in zip(*gradients, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-12)
+
+
+class Mixed(nn.Module):
+    """Layers that normalise, with self-loops, beside others."""
+
+    def __init__(self):
+        super().__init__()
+        self.gcn1, self.sage, self.gcn2 = GCNConv(5, 8), SAGEConv(8, 8), GCNConv(8, 8)
+        self.gin, self.gat = GINConv(nn.Linear(8, 8)), GATConv(8, 4, heads=2)
+        self.lin = nn.Linear(8, 3)
+
+    def forward(self, x, edge_index):
+        x = self.sage(self.gcn1(x, edge_index).relu(), edge_index).relu()
+        x = self.gin(x, edge_index) + self.gcn2(x, edge_index)
+        return self.lin(self.gat(x, edge_index=edge_index))
+
+
+@pytest.mark.parametrize("loops", [0, 2])
+def test_layers_with_and_without_self_loops(loops):
+    data = random_graph()
+    data.edge_index = data.edge_index[:, data.edge_index[0] != data.edge_index[1]]
+    nodes = torch.arange(loops).expand(2, -1)
+    data.edge_index = torch.cat([data.edge_index, nodes], dim=1)
+    model, graph, _ = check(Mixed(), data, of_x)
+    assert int(graph.is_given_edge.sum()) == data.num_edges < graph.num_edges
+    assert set(model.net.state_dict()) == set(Mixed().state_dict())
+    again = pickle.loads(pickle.dumps(model))
+    out = model.predict(graph, log=False)
+    torch.testing.assert_close(again.predict(graph, log=False), out)
+
+
+def test_several_self_loops_of_a_node_are_refused():
+    data = random_graph()
+    data.edge_index = torch.cat([data.edge_index, torch.full((2, 2), 3)], dim=1)
+    model = gas.to_scalable(Mixed(), data)
+    with pytest.raises(ValueError, match="several self-loops of a node, of which normalisation"):
+        gas.cluster(data, 4, model=model, log=False)
 
 
 def test_layers_of_different_graphs_are_refused():
