@@ -14,6 +14,7 @@ from torch.nn import Module
 from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
 
+from gas.convert.edge_layers import OnGivenEdges
 from gas.convert.inputs import (
     Inputs,
     copy_with_noise,
@@ -67,6 +68,13 @@ class InexactLayerError(ValueError):
         self.layer = layer
 
 
+def describe_layer(call: LayerCall) -> tuple[str, Any]:
+    """Return the name that a layer has in the module, and the layer."""
+    layer: Any = call.layer
+    is_given = isinstance(layer, OnGivenEdges)
+    return (layer.target, layer.layer) if is_given else (call.name, layer)
+
+
 class LayerTest(NamedTuple):
     """Comparison of a layer's outputs on a mini-batch with those on the graph.
 
@@ -93,7 +101,8 @@ class LayerTest(NamedTuple):
                 continue  # A function of one tensor of rows.
             if self.is_exact(form):
                 return form
-        raise InexactLayerError(str(self.error()), self.call.layer)
+        layer: Any = self.call.layer
+        raise InexactLayerError(str(self.error()), getattr(layer, "layer", layer))
 
     def is_exact(self, form: str) -> bool:
         """Return whether the layer called in a form is exact in all layouts of the batch."""
@@ -124,8 +133,9 @@ class LayerTest(NamedTuple):
                 f"'{layer.output}' is computed of messages along edges, and isn't exact on "
                 f"mini-batches: it {reason}"
             )
+        name, kind = describe_layer(self.call)
         return ValueError(
-            f"'{self.call.name}' ({type(layer).__name__}) isn't exact on mini-batches: it {reason}"
+            f"'{name}' ({type(kind).__name__}) isn't exact on mini-batches: it {reason}"
         )
 
 
@@ -181,6 +191,27 @@ def make_layer_tests(
 
 def _refuse_history(position: int, x: Tensor, rows: bool) -> Tensor | Rows:
     raise AssertionError("a single layer reads no history")
+
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def check_hooks(net: Module, graph: Graph, others: Sequence[str | None]) -> None:
+    """Refuse hooks of modules that the model doesn't call, such as the module itself.
+
+    Raises:
+        ValueError: If there are any, naming the module.
+    """
+    names = [str(node.target) for node in graph.nodes if node.op == "call_module"]
+    called = [f"{name}." for name in (*names, *filter(None, others))]
+    for name, module in net.named_modules():
+        hooked = any(getattr(module, kind) for kind in HOOKS)
+        if hooked and not any(f"{name}.".startswith(target) for target in called):
+            what = f"'{name}' ({type(module).__name__})" if name else type(module).__name__
+            raise ValueError(
+                f"{what} has hooks, which the model wouldn't call, because it calls the layers "
+                "alone: take them off, and register them on what to_scalable returns, or on layers"
+            )
 
 
 @dataclass(frozen=True)

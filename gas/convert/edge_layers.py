@@ -24,11 +24,7 @@ class OnGivenEdges(EdgeLayer):
     def __init__(self, net: Module, target: str, edges: str) -> None:
         super().__init__()
         object.__setattr__(self, "layer", net.get_submodule(target))  # Not a child twice.
-        self.edges = edges
-
-    def extra_repr(self) -> str:
-        """Return the layer."""
-        return repr(self.layer)
+        self.edges, self.target = edges, target
 
     def forward(self, edge_index: Any, is_given_edge: Any, **given: Any) -> Any:
         """Return what the layer gives."""

@@ -21,7 +21,11 @@ from torch.utils._pytree import tree_leaves
 SHAPE_METHODS = ("size", "dim", "ndimension", "numel", "is_floating_point", "is_complex")
 SHAPE_ATTRIBUTES = (
     "shape", "ndim", "dtype", "device", "layout", "is_cuda", "is_sparse", "is_sparse_csr",
-    "requires_grad",
+)  # fmt: skip
+# Functions whose results have shapes that depend on numbers.
+SELECTING = (
+    "unique", "unique_consecutive", "nonzero", "argwhere", "masked_select", "repeat_interleave",
+    "bincount", "coalesce",
 )  # fmt: skip
 # Functions of sizes that need not change with the number of nodes, although a size does.
 SELECTORS = (operator.getitem, getattr, len)
@@ -159,7 +163,8 @@ class KnownValues:
         )
         for argument in node.all_input_nodes:
             if _has_tensor(self._values[argument][0]):
-                if not is_about_shape:
+                is_size = node.target in ("size", "numel") or "shape" in node.args
+                if not is_about_shape or (is_size and self._is_of_numbers(argument, set())):
                     return False
             elif not self._follows_from_shapes(argument, seen) or (
                 self._varies(argument)
@@ -169,6 +174,18 @@ class KnownValues:
             ):
                 return False
         return True
+
+    def _is_of_numbers(self, node: Node, seen: set[Node]) -> bool:
+        """Return whether a tensor's shape may follow from numbers, such as that of ``unique``."""
+        if node in seen:
+            return False
+        seen.add(node)
+        name = str(getattr(node.target, "__name__", node.target)).strip("_")
+        index = node.args[1] if node.target is operator.getitem else None
+        mask = self.first(index) if isinstance(index, Node) else None
+        if name in SELECTING or (isinstance(mask, Tensor) and mask.dtype == torch.bool):
+            return True
+        return any(self._is_of_numbers(each, seen) for each in node.all_input_nodes)
 
     def _compares_same(self, node: Node) -> bool:
         """Return whether sizes are compared that are equal on each graph, whatever its size."""

@@ -13,6 +13,7 @@ import torch_geometric.nn as pyg
 from torch import Tensor
 from torch.fx import Graph, Node
 from torch.nn import Module
+from torch.utils.weak import WeakIdKeyDictionary
 from torch_geometric.data import Data
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.transforms import BaseTransform
@@ -29,6 +30,8 @@ from gas.convert.scope import (
 )
 from gas.convert.trace import GIVEN, UNROLLED, Added, is_layer
 from gas.graph import WEIGHT, with_edge_index
+
+_NORMALISED: Any = WeakIdKeyDictionary()  # The weights that were normalised.
 
 
 class Normalise(BaseTransform):
@@ -62,6 +65,9 @@ class Normalise(BaseTransform):
 
     def forward(self, data: Data) -> Data:
         """See :class:`torch_geometric.transforms.GCNNorm`."""
+        if self.marks and GIVEN in data:
+            return data
+        self._refuse_twice(data.get(self.attribute))
         is_list = "edge_index" in data and not self.by_value
         data = with_edge_index(data)
         edge_index, weight = data.edge_index, data.get(self.attribute)
@@ -83,21 +89,32 @@ class Normalise(BaseTransform):
             edge_index, weight, data.num_nodes, self.improved, loops, dtype=dtype
         )
         if self.marks:
-            data[GIVEN] = self._mark(data.edge_index, edge_index, int(data.num_nodes or 0))
+            self._mark(data, edge_index)
+        _NORMALISED[data.edge_weight] = True
         if self.attribute != WEIGHT:
             del data[self.attribute]  # Its rows are those of the edges before.
         return data
 
-    def _mark(self, edges: Tensor, before: Tensor, num_nodes: int) -> Tensor:
-        """Return which edges there were before."""
-        src, dst = before
-        loops = torch.bincount(src[src == dst], minlength=num_nodes)
-        if loops.numel() and int(loops.max()) > 1:
+    def _refuse_twice(self, weight: Any) -> None:
+        """Refuse weights that were normalised before."""
+        if self.weighted and isinstance(weight, Tensor) and weight in _NORMALISED:
             raise ValueError(
-                "'data' has several self-loops of a node, of which normalisation keeps one: remove "
-                "the others, T.RemoveDuplicatedEdges()(data)"
+                "'data' has weights that were normalised already: give the graph as it was, or "
+                "leave 'model' out of gas.cluster"
             )
-        return (edges[0] != edges[1]) | (loops[edges[0]] > 0)
+
+    def _mark(self, data: Data, before: Tensor) -> None:
+        """Mark the edges that there were before, and keep all self-loops of a node among them."""
+        src, dst = before
+        loops = torch.bincount(src[src == dst], minlength=int(data.num_nodes or 0))
+        ends = data.edge_index
+        marks = (ends[0] != ends[1]) | (loops[ends[0]] > 0)
+        more = torch.arange(loops.numel(), device=loops.device)
+        more = more.repeat_interleave((loops - 1).clamp(min=0))  # Without weight.
+        data.edge_index = torch.cat([ends, more.expand(2, -1)], dim=1)
+        weight = data.edge_weight
+        data.edge_weight = torch.cat([weight, weight.new_zeros(more.numel())])
+        data[GIVEN] = torch.cat([marks, marks.new_ones(more.numel())])
 
     def _add_to_diagonal(
         self, edge_index: Tensor, weight: Tensor, num_nodes: int

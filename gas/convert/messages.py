@@ -160,10 +160,9 @@ class _Writer:
         made = {self._edges: graph.placeholder("edge_index")}
         inputs: dict[str, Node] = {}
         sized = [node for node in inside if not self._is_count(node)]  # Others are its rows'.
-        needed = dict.fromkeys(
-            node for each in sized for node in each.all_input_nodes
-            if node not in inside and node is not self._edges
-        )  # fmt: skip
+        needed = self._inputs_of(sized, inside)
+        if not any(map(self._has_rows, needed)):  # Nodes are counted by what they are counted by.
+            needed = self._inputs_of(inside, inside)
         counts = [node for node in needed if self._is_count(node)]
         for node in needed:
             if node not in counts:
@@ -181,6 +180,13 @@ class _Writer:
         graph.output(made[output])
         graph.lint()
         return graph, inputs
+
+    def _inputs_of(self, nodes: list[Node], inside: list[Node]) -> dict[Node, None]:
+        """Return what some nodes of a function read from outside, in order."""
+        return dict.fromkeys(
+            node for each in nodes for node in each.all_input_nodes
+            if node not in inside and node is not self._edges
+        )  # fmt: skip
 
     def _has_rows(self, node: Node) -> bool:
         value = self._record[node]

@@ -12,10 +12,16 @@ from torch.fx import Graph, Node
 from torch.nn import Module
 
 from gas.convert.known import assign
+from gas.convert.trace import get_module, is_dropout
 from gas.nn import SimpleConv
 
 PRODUCT = "_product"  # The name of the layer that multiplies by the adjacency.
 PRODUCTS = (operator.matmul, torch.matmul, torch.mm, torch.sparse.mm, torch.spmm)
+VIEWS = (
+    operator.getitem, torch.reshape, torch.flatten, torch.squeeze, torch.unsqueeze, torch.transpose,
+    "view", "view_as", "reshape", "flatten", "squeeze", "unsqueeze", "transpose", "permute", "t",
+    "narrow", "select", "expand", "unflatten",
+)  # fmt: skip
 COPIES = ("to", "long", "contiguous", "clone", "cpu", "cuda", "detach")
 PRODUCT_METHODS = ("matmul", "mm", "spmm")
 
@@ -48,13 +54,28 @@ def add_product(net: Module) -> None:
     setattr(net, PRODUCT, SimpleConv(aggr="add"))
 
 
-def follow_changes(graph: Graph) -> None:
+def follow_changes(net: Module, graph: Graph) -> None:
     """Have later functions read what a function has changed in place from its result.
 
     Such as ``count.scatter_add_(0, index, one)``, of a tensor that was made before.
+
+    Args:
+        net: The module.
+        graph: Its traced graph.
+
+    Raises:
+        ValueError: If a dropout changes a view of a tensor.
     """
     order = {node: position for position, node in enumerate(graph.nodes)}
     for node in graph.nodes:
+        if _drops_in_place(net, node):
+            changed = node.args[0]
+            if changed.target in VIEWS:
+                raise ValueError(
+                    f"'{node.name}' drops a view of a tensor in place, which can't be followed: "
+                    "leave out 'inplace'"
+                )
+            changed.replace_all_uses_with(node, functools.partial(_comes_after, order, node))
         if not _is_in_place(node) or node.users or not isinstance(node.args[0], Node):
             continue
         changed = node.args[0]
@@ -77,6 +98,15 @@ def erase_unused(graph: Graph, modules: Collection[Node] = ()) -> None:
         is_function = node.op in ("call_function", "call_method", "get_attr")
         if (is_function or node in modules) and not node.users and not is_read:
             graph.erase_node(node)
+
+
+def _drops_in_place(net: Module, node: Node) -> bool:
+    """Return whether a node is a dropout that changes what it is given."""
+    if not is_dropout(net, node):
+        return False
+    module: Any = get_module(net, node)
+    given = dict(zip(("input", "p", "training", "inplace"), node.args, strict=False))
+    return bool({"inplace": getattr(module, "inplace", False), **given, **node.kwargs}["inplace"])
 
 
 def _is_in_place(node: Node) -> bool:

@@ -13,7 +13,14 @@ from torch.nn import Module
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import MessagePassing
 
-from gas.convert.check import Conversion, InexactLayerError, make_layer_tests, make_layers
+from gas.convert.check import (
+    Conversion,
+    InexactLayerError,
+    check_hooks,
+    describe_layer,
+    make_layer_tests,
+    make_layers,
+)
 from gas.convert.inputs import (
     Inputs,
     copy_with_noise,
@@ -266,7 +273,7 @@ def _trace(
     fixed = {key: default for key, default in wanted.items() if key not in known}
     samples = [inputs.values(each) for each in graphs]
     graph = trace(net, inputs.method, order, inputs.in_call, fixed, samples, inputs.edges, opened)
-    follow_changes(graph)
+    follow_changes(net, graph)
     skip_copies(graph, inputs.edges)
     replace_products(net, graph, inputs.edges)
     for node in list(graph.nodes):
@@ -295,7 +302,8 @@ def _make_model(
     others = {node: shape for node, shape in shapes.items() if len(shape) != 1}
     written = write_graph(copied, graph, kinds, placed, calls, not_first, made.outputs, others)
     drawing = _describe_layers(graph, placed, calls, widths)
-    _check_hooks(made.net, written)
+    added = [getattr(make, "keywords", {}).get("target") for make in made.added.values()]
+    check_hooks(made.net, written, added)
     constants = {key: value for key, value in vars(copied).items() if key.startswith(CONSTANT)}
     layers = make_layers(made.net, graph, constants, made.opened, made.added)
     made = replace(
@@ -308,26 +316,6 @@ def _make_model(
         },
     )
     return Converted(layers, written, int(data.num_nodes or 0), widths, drawing, options, made)
-
-
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
-
-def _check_hooks(net: Module, graph: Graph) -> None:
-    """Refuse hooks of modules that the model doesn't call, such as the module itself.
-
-    Raises:
-        ValueError: If there are any, naming the module.
-    """
-    called = [f"{node.target}." for node in graph.nodes if node.op == "call_module"]
-    for name, module in net.named_modules():
-        hooked = any(getattr(module, kind) for kind in HOOKS)
-        if hooked and not any(f"{name}.".startswith(target) for target in called):
-            what = f"'{name}' ({type(module).__name__})" if name else type(module).__name__
-            raise ValueError(
-                f"{what} has hooks, which the model wouldn't call, because it calls the layers "
-                "alone: take them off, and register them on what to_scalable returns, or on layers"
-            )
 
 
 def _record_values(
@@ -359,7 +347,8 @@ def _mismatch_error(name: str, transform: Normalise | None, by_value: bool) -> V
     """Return the error of a module whose result changes when it is run again or normalised."""
     if transform is None and not by_value:
         return ValueError(
-            f"{name} returns other values when it is run again: it mustn't be random in evaluation"
+            f"{name} returns other values when it is run again: it mustn't be random in "
+            "evaluation, nor change views of tensors in place"
         )
     how = "a weighted adj_t" if transform is None else f"{transform} of the whole graph"
     return ValueError(
@@ -387,7 +376,7 @@ def _describe_layers(
     by_node = {call.node: call for call in calls}
     for node in graph.nodes:
         if (call := by_node.get(node)) is not None:
-            lines.append(f"{call.name}: {call.layer}  [{call.form}]")
+            lines.append("{}: {}  [{}]".format(*describe_layer(call), call.form))
         if node in placed.pulled:
             position = placed.pulled.index(node)
             lines.append(f"  history {position}: '{node.name}', {widths[position]} wide")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -152,9 +153,14 @@ class _Tracer(Tracer):
 
     def detach(self, graph: Graph) -> None:
         """Detach what was computed under ``torch.no_grad()`` from what wasn't."""
-        for node in [node for node in graph.nodes if node in self._without_gradient]:
+        for node in list(graph.nodes):
+            if node not in self._without_gradient:
+                continue
             readers = [user for user in node.users if user not in self._without_gradient]
-            if readers and isinstance(self.known.first(node), Tensor):
+            if isinstance(self.known.first(node), tuple | list):  # Its items are detached.
+                items = [user for user in readers if user.target is operator.getitem]
+                self._without_gradient.update(items)
+            elif readers and isinstance(self.known.first(node), Tensor):
                 with graph.inserting_after(node):
                     detached = graph.call_method("detach", (node,))
                 for reader in readers:

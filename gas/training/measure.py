@@ -229,7 +229,7 @@ def measure(
                 cuts.append(time.perf_counter() - start)
                 batch = renumber(batch)
                 start = time.perf_counter()
-                outs = (clone(batch),)
+                outs = (clone._join_outputs(clone(batch)),)
                 gradients(clone, outs)
                 steps.append(time.perf_counter() - start)
                 del batch, outs

@@ -379,12 +379,24 @@ def test_layers_with_and_without_self_loops(loops):
     torch.testing.assert_close(again.predict(graph, log=False), out)
 
 
-def test_several_self_loops_of_a_node_are_refused():
+def test_several_self_loops_of_a_node():
     data = random_graph()
-    data.edge_index = torch.cat([data.edge_index, torch.full((2, 2), 3)], dim=1)
-    model = gas.to_scalable(Mixed(), data)
-    with pytest.raises(ValueError, match="several self-loops of a node, of which normalisation"):
-        gas.cluster(data, 4, model=model, log=False)
+    data.edge_index = torch.cat([data.edge_index, torch.full((2, 3), 3)], dim=1)
+    model, graph, _ = check(Mixed(), data, of_x)
+    assert int(graph.is_given_edge.sum()) == data.num_edges
+    again = gas.cluster(model.prepare(data.clone()), 4, model=model, log=False)
+    assert again.num_edges == graph.num_edges
+
+
+def test_weights_are_normalised_once():
+    data = random_graph()
+    data.edge_weight = torch.rand(data.num_edges) + 0.1
+    net = WithAttr()
+    data.edge_attr = data.edge_weight
+    model = gas.to_scalable(net, data)
+    prepared = model.prepare(data)
+    with pytest.raises(ValueError, match="weights that were normalised already"):
+        model.prepare(prepared.update({"edge_attr": prepared.edge_weight}))
 
 
 def test_layers_of_different_graphs_are_refused():
@@ -1013,3 +1025,93 @@ class Copying(Net):
 
 def test_copies_of_the_edges_and_changes_in_place():
     check(Copying(), random_graph())
+
+
+# What only training shows -------------------------------------------------------------------------
+
+
+class DroppingInPlace(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.conv1, self.conv2 = SAGEConv(5, 8), SAGEConv(8, 3)
+        self.kind, self.drop = kind, nn.Dropout(0.5, inplace=True)
+
+    def forward(self, x, edge_index):
+        hidden = self.conv1(x, edge_index)
+        if self.kind == "function":
+            F.dropout(hidden, 0.5, self.training, inplace=True)
+        elif self.kind == "module":
+            self.drop(hidden)
+        elif self.kind == "read again":
+            hidden = F.dropout(hidden, 0.5, self.training, inplace=True) + hidden
+        else:
+            F.dropout(hidden.view(-1, 8), 0.5, self.training, inplace=True)
+        return self.conv2(hidden, edge_index)
+
+
+@pytest.mark.parametrize("kind", ["function", "module", "read again"])
+def test_dropout_in_place_drops(kind):
+    data, net = random_graph(), DroppingInPlace(kind)
+    model, graph, _ = check(net, data, of_x)
+    model.train()
+    seen = []
+    model.net.conv2.register_forward_pre_hook(lambda layer, given: seen.append(given[0]))
+    model(next(iter(gas.SubgraphLoader(graph, log=False))))
+    rows = seen[0][0] if isinstance(seen[0], tuple) else seen[0]
+    rows = rows.tensor() if hasattr(rows, "tensor") else rows
+    assert 0.3 < float((rows == 0).double().mean()) < 0.7
+
+
+def test_dropout_in_place_of_a_view_is_refused():
+    with pytest.raises(ValueError, match="drops a view of a tensor in place"):
+        gas.to_scalable(DroppingInPlace("view"), random_graph())
+
+
+class WithoutGradient(Net):
+    def forward(self, x, edge_index):
+        hidden = self.conv1(x, edge_index)
+        with torch.no_grad():
+            parts = hidden.chunk(2, dim=1)
+        return self.conv2(torch.cat([parts[1], parts[0]], dim=1), edge_index)
+
+
+def test_parts_of_a_tuple_without_gradient():
+    model, graph, _ = check(WithoutGradient(), random_graph(), of_x)
+    model(next(iter(gas.SubgraphLoader(graph, log=False)))).sum().backward()
+    assert model.net.conv1.lin.weight.grad is None
+    assert model.net.conv2.lin.weight.grad is not None
+
+
+class ByTypes(Net):
+    """Counts types, of which a small graph may lack rare ones."""
+
+    def forward(self, x, edge_index, edge_type):
+        count = edge_type.unique().numel()
+        return sum([self.conv2(self.conv1(x, edge_index), edge_index) for _ in range(count)])
+
+
+def test_sizes_that_depend_on_numbers_are_refused():
+    data = random_graph()
+    data.edge_type = torch.zeros(data.num_edges, dtype=torch.long)
+    with pytest.raises(ValueError, match="'numel' depends on the graph, and a number is expected"):
+        gas.to_scalable(ByTypes(), data)
+
+
+def of_edges_alone(net, x, edge_index, edge_attr):
+    total = scatter(net.of_edges(edge_attr), edge_index[1], dim=0, dim_size=x.size(0))
+    return x[:, :8] + total
+
+
+def test_sums_of_edge_attributes_alone():
+    net = Passing(of_edges_alone)
+    net.first = SAGEConv(8, 8)
+    check(WithConv(net), with_edge_attr(), of_edge_attr)
+
+
+class WithConv(nn.Module):
+    def __init__(self, net):
+        super().__init__()
+        self.net, self.conv = net, SAGEConv(8, 8)
+
+    def forward(self, x, edge_index, edge_attr):
+        return self.conv(self.net(x, edge_index, edge_attr), edge_index)

@@ -63,6 +63,12 @@ def dropped_twice(net, x, edge_index):
     return scatter(message, edge_index[1], **size) + scatter(-message, edge_index[1], **size)
 
 
+def normalised_twice():
+    data = ring(edge_weight=torch.ones(8))
+    model = gas.to_scalable(pyg.GCN(2, 2, 2), data)
+    return model.prepare(model.prepare(data))
+
+
 def with_loops():
     return convert(
         lambda net, x, edge_index: net.conv(x, add_self_loops(edge_index, num_nodes=x.size(0))[0])
@@ -310,10 +316,12 @@ CASES = {
     "weights that small graphs don't have": lambda t: convert(
         by_signs, "x, edge_index, edge_weight", data=ring(edge_weight=-torch.ones(8))
     ).prepare(ring(edge_weight=-torch.ones(8))),
-    "several self-loops of a node": lambda t: convert(
-        lambda net, x, edge_index: net.conv(net.gcn(x, edge_index), edge_index),
-        gcn=pyg.GCNConv(2, 2),
-    ).prepare(ring(edge_index=torch.zeros(2, 2, dtype=torch.long))),
+    "weights that are normalised twice": lambda t: normalised_twice(),
+    "a dropout in place, of a view": lambda t: convert(
+        lambda net, x, edge_index: net.conv(
+            F.dropout(x.view(-1, 2), 0.5, net.training, inplace=True), edge_index
+        )
+    ),
     "a product alone": lambda t: convert(lambda net, x, edge_index: x * 2),
     "an output of the graph": lambda t: convert(
         lambda net, x, edge_index: net.conv(x, edge_index).mean(dim=0)
