@@ -136,7 +136,8 @@ class Normalise(BaseTransform):
         return hash(tuple(vars(self).values()))
 
     def __repr__(self) -> str:
-        options = ", ".join(f"{name}={value}" for name, value in vars(self).items())
+        given = {name: value for name, value in vars(self).items() if name != "marks"}
+        options = ", ".join(f"{name}={value}" for name, value in given.items())
         return f"GCNNorm({options})"
 
 
