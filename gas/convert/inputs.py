@@ -118,7 +118,7 @@ class Inputs:
         """Run the module, which initialises lazy parameters.
 
         Returns:
-            What the module returns, and the inputs without attributes that it hasn't read.
+            The outputs of the module, and the inputs without attributes that it hasn't read.
         """
         values = self.values(data)
         given = self.in_call(values)

@@ -53,7 +53,7 @@ class Normalise(BaseTransform):
     """The attribute with the weights before, which ``edge_weight`` replaces."""
 
     marks = False
-    """Whether edges are marked that aren't self-loops that were added, for other layers."""
+    """Mark the original edges, for layers that take no added self-loops."""
 
     takes_adj_t = True
     """Whether :func:`gas.cluster` passes the graph with an ``adj_t`` instead of ``edge_index``."""

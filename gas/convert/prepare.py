@@ -69,7 +69,7 @@ class _Finder:
             node for node in graph.nodes
             if node in needed or (node in found and node.op != "placeholder")
         ]  # fmt: skip
-        # What needs the whole graph is moved; an edge's ends, say, are read of a mini-batch's.
+        # Move what needs the whole graph. Values of single edges stay, such as their ends.
         self.moved: set[Node] = set()
         for node in self.inside:
             inputs = node.all_input_nodes

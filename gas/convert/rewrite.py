@@ -84,7 +84,7 @@ def follow_changes(net: Module, graph: Graph) -> None:
 
 
 def erase_unused(graph: Graph, modules: Collection[Node] = ()) -> None:
-    """Remove functions whose results nobody reads, and that change nothing.
+    """Remove unused functions without side effects.
 
     Args:
         graph: A traced graph.

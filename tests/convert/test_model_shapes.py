@@ -47,6 +47,28 @@ def check(net, data, call=None, tolerance=1e-10):
     return model, graph, out
 
 
+def check_gradients(net, data, call, loss=lambda out: out.square().mean()):
+    """Compare gradients on a graph of one part with those of the module, in float64."""
+    net, data = net.double().eval(), data.clone()
+    data = data.apply(lambda rows: rows.double() if rows.is_floating_point() else rows)
+    model = gas.to_scalable(net, data)
+    (batch,) = gas.SubgraphLoader(gas.cluster(data, 1, model=model, log=False), log=False)
+    gradients = []
+    for out in (model(batch), call(net, data)):
+        net.zero_grad()
+        loss(out).backward()
+        gradients.append(
+            {n: w.grad.clone() for n, w in net.named_parameters() if w.grad is not None}
+        )
+    assert len(gradients[0]) == len(gradients[1]) >= 4
+    for name, mine in gradients[0].items():
+        torch.testing.assert_close(mine, gradients[1][name], rtol=1e-9, atol=1e-12)
+
+
+def of_x(net, data):
+    return net(data.x, data.edge_index)
+
+
 def _fields(out):
     is_made = dataclasses.is_dataclass(out)
     return {f.name: getattr(out, f.name) for f in dataclasses.fields(out)} if is_made else out
@@ -217,18 +239,10 @@ def test_forward_returns_several(kind):
 
 
 def test_gradients_of_several_outputs_are_those_of_a_full_batch():
-    data, net = random_graph(), Returning("dictionary").double()
-    data.x = data.x.double()
-    model = gas.to_scalable(net, data, dtype=torch.float64)
-    graph = gas.cluster(data, 1, model=model, log=False)
-    (batch,) = gas.SubgraphLoader(graph, log=False)
-    gradients = []
-    for out in (model(batch), net(data.x, data.edge_index)):
-        net.zero_grad()
-        (out["out"].square().mean() + out["hidden"].sin().mean()).backward()
-        gradients.append([weight.grad.clone() for weight in net.parameters()])
-    for mine, theirs in zip(*gradients, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-12)
+    def loss(out):
+        return out["out"].square().mean() + out["hidden"].sin().mean()
+
+    check_gradients(Returning("dictionary"), random_graph(), of_x, loss)
 
 
 # Layers that normalise by themselves, and of several hops -----------------------------------------
@@ -311,10 +325,6 @@ class Propagating(nn.Module):
         return F.log_softmax(self.prop(x, data.edge_index, data.edge_weight), dim=1)
 
 
-def of_x(net, data):
-    return net(data.x, data.edge_index)
-
-
 @pytest.mark.parametrize("kind", [TutorialConv, MeanByDegree])
 def test_layers_normalise_by_themselves(kind):
     data = random_graph()
@@ -336,18 +346,7 @@ def test_layers_of_several_hops(options, weighted):
 
 
 def test_layers_train_on_mini_batches_as_on_the_whole_graph():
-    data, net = random_graph(), Layers(TutorialConv(5, 8), TutorialConv(8, 8)).double()
-    data.x = data.x.double()
-    model = gas.to_scalable(net, data, dtype=torch.float64)
-    graph = gas.cluster(data, 1, model=model, log=False)
-    (batch,) = gas.SubgraphLoader(graph, log=False)
-    gradients = []
-    for out in (model(batch), net(data.x, data.edge_index)):
-        net.zero_grad()
-        out.square().mean().backward()
-        gradients.append([weight.grad.clone() for weight in net.parameters()])
-    for mine, theirs in zip(*gradients, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-12)
+    check_gradients(Layers(TutorialConv(5, 8), TutorialConv(8, 8)), random_graph(), of_x)
 
 
 class Mixed(nn.Module):
@@ -622,21 +621,7 @@ def test_messages_without_a_layer(function):
 
 @pytest.mark.parametrize("function", [by_both_ends, attention, normalised])
 def test_gradients_of_messages_are_those_of_a_full_batch(function):
-    data, net = with_edge_attr(), Passing(function).double().eval()
-    data.x, data.edge_attr = data.x.double(), data.edge_attr.double()
-    model = gas.to_scalable(net, data, dtype=torch.float64)
-    graph = gas.cluster(data, 1, model=model, log=False)
-    (batch,) = gas.SubgraphLoader(graph, log=False)
-    gradients = []
-    for out in (model(batch), of_edge_attr(net, data)):
-        net.zero_grad()
-        out.square().mean().backward()
-        gradients.append(
-            [weight.grad.clone() for weight in net.parameters() if weight.grad is not None]
-        )
-    assert len(gradients[0]) == len(gradients[1]) >= 4
-    for mine, theirs in zip(*gradients, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-12)
+    check_gradients(Passing(function), with_edge_attr(), of_edge_attr)
 
 
 class Mesh(nn.Module):
@@ -1115,3 +1100,16 @@ class WithConv(nn.Module):
 
     def forward(self, x, edge_index, edge_attr):
         return self.conv(self.net(x, edge_index, edge_attr), edge_index)
+
+
+class AskingForGradients(Net):
+    def forward(self, x, edge_index):
+        hidden = self.conv1(x, edge_index)
+        if hidden.requires_grad:
+            hidden = 2 * hidden
+        return self.conv2(hidden, edge_index)
+
+
+def test_questions_about_gradients_are_refused():
+    with pytest.raises(ValueError, match="cannot be used as inputs to control flow"):
+        gas.to_scalable(AskingForGradients(), random_graph())
