@@ -11,7 +11,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor
-from torch.fx import Graph, Node, Proxy
+from torch.fx import Node, Proxy
 from torch.fx.node import map_arg
 from torch.nn import Module
 from torch.utils import checkpoint
@@ -119,14 +119,6 @@ class KnownValues:
     def first(self, node: Node) -> Any:
         """Return the value on the first graph; ``None`` if it isn't known."""
         return self._values[node][0] if node in self._values else None
-
-    def erase_questions(self, graph: Graph) -> None:
-        """Remove what has no result but the answer to a question, such as about a width."""
-        for node in reversed(graph.nodes):
-            value = self.first(node)
-            is_number = value is not None and not _has_tensor(value)
-            if is_number and not node.users and node.op != "placeholder":
-                graph.erase_node(node)
 
     def length(self, node: Node) -> int:
         """Return the length of a value, if it is that on each graph.

@@ -253,7 +253,6 @@ def trace(
                 tracer = _Tracer(method, inputs, in_call, fixed, known, opened)
                 graphs.append(tracer.trace(net))
                 tracer.detach(graphs[-1])
-                tracer.known.erase_questions(graphs[-1])
                 sizes.append(len(graphs[0].nodes))
                 constants.append(_take_constants(net))
     except Exception as error:
