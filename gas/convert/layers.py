@@ -280,7 +280,9 @@ def disable_normalisation(layer: Any) -> Normalise | None:
     return Normalise(getattr(layer, "improved", False), not alone and layer.add_self_loops)
 
 
-NORMALISING = (pyg.GCNConv, pyg.GCN2Conv, pyg.LGConv, pyg.FAConv, pyg.TAGConv, pyg.APPNP)
+NORMALISING = (
+    pyg.GCNConv, pyg.GCN2Conv, pyg.LGConv, pyg.FAConv, pyg.TAGConv, pyg.APPNP, pyg.DNAConv
+)  # fmt: skip
 
 
 def move_normalisation(

@@ -15,7 +15,7 @@ from gas.convert.edge_layers import EdgeLayer
 from gas.convert.kinds import EDGES, ROWS, Values
 from gas.convert.known import FACTORIES
 from gas.convert.rewrite import erase_unused
-from gas.convert.trace import Added, get_module, is_dropout, is_layer
+from gas.convert.trace import Added, changes_in_training, is_layer
 
 MESSAGES = "_messages_"  # The prefix of the names of such layers.
 # Functions of tensors whose numbers they don't read.
@@ -67,6 +67,8 @@ class _Writer:
         self._record, self._num_nodes = record, num_nodes
         self._order = {node: position for position, node in enumerate(graph.nodes)}
         self.reduced = {node for node in graph.nodes if self._is_reduction(node)}
+        self.shared: set[Node] = set()
+        self.shared = self._find_shared()
 
     def _is_reduction(self, node: Node) -> bool:
         """Return whether a node makes rows of nodes from rows of edges."""
@@ -79,7 +81,7 @@ class _Writer:
         """Return whether a value is computed in the function that the readers are part of."""
         if node.op not in ("call_function", "call_method", "call_module"):
             return False
-        if is_layer(self._net, node):
+        if is_layer(self._net, node) or node in self.shared:
             return False
         if self._kinds[node] == EDGES and isinstance(self._record[node], Tensor):
             return self._follows_from_nodes(node)
@@ -143,6 +145,29 @@ class _Writer:
             for argument in node.all_input_nodes
         )  # fmt: skip
 
+    def _find_shared(self) -> set[Node]:
+        """Find the rows of edges that several sums need, which are computed once for all."""
+        sums: dict[Node, set[Node]] = {}
+        for output in self.in_order(self.reduced):
+            if output in sums and all(user in sums for user in output.users):
+                continue  # It is part of another's function.
+            for node in self.collect(output):
+                sums.setdefault(node, set()).add(output)
+        return {
+            node for node, found in sums.items()
+            if len(found) > 1 and self._kinds[node] == EDGES and self._is_floating(node)
+            and (changes_in_training(self._net, node)
+                or any(sums.get(user) != found for user in node.users))
+        }  # fmt: skip
+
+    def in_order(self, outputs: set[Node]) -> list[Node]:
+        """Return outputs from the last: those that are part of another's function come later."""
+        return sorted(outputs, key=self._order.__getitem__, reverse=True)
+
+    def _is_floating(self, node: Node) -> bool:
+        value = self._record[node]
+        return isinstance(value, Tensor) and value.is_floating_point()
+
     def collect(self, output: Node) -> list[Node]:
         """Return the nodes of the function that gives a value, in order."""
         inside, left = {output}, [output]
@@ -160,12 +185,12 @@ class _Writer:
         made = {self._edges: graph.placeholder("edge_index")}
         inputs: dict[str, Node] = {}
         sized = [node for node in inside if not self._is_count(node)]  # Others are its rows'.
-        needed = self._inputs_of(sized, inside)
+        needed = self.inputs_of(inside, sized)
         if not any(map(self._has_rows, needed)):  # Nodes are counted by what they are counted by.
-            needed = self._inputs_of(inside, inside)
+            needed = self.inputs_of(inside)
         counts = [node for node in needed if self._is_count(node)]
         for node in needed:
-            if node not in counts:
+            if node not in counts and node is not self._edges:
                 made[node] = graph.placeholder(node.name)
                 inputs[node.name] = node
         rows = [node for node in inputs.values() if self._has_rows(node)]
@@ -181,11 +206,11 @@ class _Writer:
         graph.lint()
         return graph, inputs
 
-    def _inputs_of(self, nodes: list[Node], inside: list[Node]) -> dict[Node, None]:
-        """Return what some nodes of a function read from outside, in order."""
+    def inputs_of(self, inside: list[Node], nodes: list[Node] | None = None) -> dict[Node, None]:
+        """Return what a function, or some of its nodes, reads from outside, in order."""
         return dict.fromkeys(
-            node for each in nodes for node in each.all_input_nodes
-            if node not in inside and node is not self._edges
+            node for each in (inside if nodes is None else nodes) for node in each.all_input_nodes
+            if node not in inside
         )  # fmt: skip
 
     def _has_rows(self, node: Node) -> bool:
@@ -194,15 +219,6 @@ class _Writer:
             self._kinds[node] == ROWS and isinstance(value, Tensor)
             and value.dim() > 0 and value.size(0) == self._num_nodes
         )  # fmt: skip
-
-
-def _changes_in_training(net: Module, node: Node) -> bool:
-    """Return whether a function draws numbers, or keeps statistics, in training."""
-    module = get_module(net, node)
-    parts = () if module is None else tuple(module.modules())
-    keeps = any(getattr(part, "track_running_stats", False) for part in parts)
-    drops = any(isinstance(part, torch.nn.modules.dropout._DropoutNd) for part in parts)
-    return keeps or drops or is_dropout(net, node)
 
 
 def wrap_messages(
@@ -230,11 +246,12 @@ def wrap_messages(
     modules = [node for node in graph.nodes if kinds.get(node) == EDGES]
     once: set[Node] = set()
     made: Added = {}
-    # From the last: those that are part of another's function are needed by it alone.
-    for output in sorted(writer.reduced, key=lambda node: -list(graph.nodes).index(node)):
+    for output in writer.in_order(writer.reduced | writer.shared):
         if not output.users:
             continue
         inside = writer.collect(output)
+        if all(kinds[each] == EDGES and each is not edges for each in writer.inputs_of(inside)):
+            continue  # Of single edges.
         for node in inside:
             if node in once:
                 raise ValueError(
@@ -242,7 +259,7 @@ def wrap_messages(
                     "gather statistics, for each of them: put them into one sum, or take dropout "
                     "and batch norms of rows of nodes"
                 )
-            if _changes_in_training(net, node):
+            if changes_in_training(net, node):
                 once.add(node)
         function, inputs = writer.write(output, inside)
         name = f"{MESSAGES}{len(made)}"

@@ -17,7 +17,7 @@ from gas.convert.kinds import ROWS
 from gas.convert.layers import WEIGHT, LayerCall
 from gas.convert.outputs import Outputs
 from gas.convert.scope import dense, dropout, join, own_rows, pull, read_history, sources, weights
-from gas.convert.trace import get_module, is_dropout, is_layer
+from gas.convert.trace import changes_in_training, get_module, is_dropout, is_layer
 from gas.nn import LINEAR_LAYERS, Dropout, FusedConv, has_hooks
 
 
@@ -34,9 +34,21 @@ class Placement:
 
 
 def place_histories(
-    net: Module, graph: Graph, kinds: Mapping[Node, str], calls: Sequence[LayerCall]
+    net: Module,
+    graph: Graph,
+    kinds: Mapping[Node, str],
+    calls: Sequence[LayerCall],
+    values: Mapping[Node, Any],
 ) -> Placement:
-    """Place a history before each layer; if its input has dropout, before the dropout."""
+    """Place a history before each layer; if its input has dropout, before the dropout.
+
+    Args:
+        net: The module.
+        graph: Its traced graph.
+        kinds: The kind of each node's value.
+        calls: The calls of layers.
+        values: The nodes' values on a small graph.
+    """
     exact = _find_feature_nodes(net, graph, kinds)
     out = Placement(whole={node for node in graph.nodes if node.op == "placeholder"})
 
@@ -57,9 +69,43 @@ def place_histories(
     for call in calls:
         for node in call.rows():
             require(node)
+    _share_histories(net, out, kinds, values)
     order = {node: position for position, node in enumerate(graph.nodes)}
     out.pulled.sort(key=order.__getitem__)
     return out
+
+
+def _share_histories(
+    net: Module, placed: Placement, kinds: Mapping[Node, str], values: Mapping[Node, Any]
+) -> None:
+    """Keep one history of what several others are computed of, if it isn't wider than they are."""
+
+    def width(node: Node) -> int:
+        return values[node].numel()
+
+    chains = {node: _chain_of_functions(net, node, kinds) for node in placed.pulled}
+    for source in dict.fromkeys(each for chain in chains.values() for each in chain):
+        group = [node for node in placed.pulled if source in chains[node]]
+        is_tensor = isinstance(values[source], Tensor) and values[source].is_floating_point()
+        if len(group) < 2 or not is_tensor or width(source) > sum(map(width, group)):
+            continue
+        for node in group:
+            placed.pulled.remove(node)
+            placed.whole.update(chains[node][: chains[node].index(source)])
+        placed.pulled.append(source)
+        chains[source] = _chain_of_functions(net, source, kinds)
+
+
+def _chain_of_functions(net: Module, node: Node, kinds: Mapping[Node, str]) -> list[Node]:
+    """Return a value and those before it, each computed of single rows of the one before."""
+    chain = [node]
+    while not is_layer(net, node) and not changes_in_training(net, node):
+        rows = _row_arguments(node, kinds)
+        if len(rows) != 1 or rows[0].op == "placeholder":
+            break
+        node = rows[0]
+        chain.append(node)
+    return chain
 
 
 def _row_arguments(node: Node, kinds: Mapping[Node, str]) -> list[Node]:
@@ -173,7 +219,7 @@ class _Writer:
         given = call.arguments(call.form, self.make, value_of)
         (_, first), *rest = given.items()
         out = self.graph.call_module(str(node.target), (first,), dict(rest))
-        return self.make(own_rows, out)
+        return self.make(own_rows, out) if self._kinds[node] == ROWS else out
 
     def _write_other(self, node: Node) -> Node:
         if node.op == "placeholder" and node.target == WEIGHT:

@@ -295,7 +295,7 @@ def _make_model(
         made: The conversion so far.
     """
     graph, kinds, calls = made.graph, made.kinds, made.calls
-    placed = place_histories(copied, graph, kinds, calls)
+    placed = place_histories(copied, graph, kinds, calls, values)
     not_first = {node for node, value in values.items() if row_dim(value, SAMPLES[0][0])}
     shapes = {node: history_shape(node, values[node], not_first) for node in placed.pulled}
     widths = [math.prod(shape) for shape in shapes.values()]

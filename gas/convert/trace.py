@@ -376,6 +376,15 @@ def is_dropout(net: Module, node: Node) -> bool:
     return node.op == "call_function" and node.target in DROPOUTS
 
 
+def changes_in_training(net: Module, node: Node) -> bool:
+    """Return whether a function draws numbers, or keeps statistics, in training."""
+    module = get_module(net, node)
+    parts = () if module is None else tuple(module.modules())
+    keeps = any(getattr(part, "track_running_stats", False) for part in parts)
+    drops = any(isinstance(part, torch.nn.modules.dropout._DropoutNd) for part in parts)
+    return keeps or drops or is_dropout(net, node)
+
+
 DROPOUTS = (
     torch.nn.functional.dropout,
     torch.nn.functional.alpha_dropout,

@@ -965,9 +965,54 @@ class DroppedTwice(nn.Module):
 
 
 @pytest.mark.parametrize("part", [nn.Dropout(0.5), nn.BatchNorm1d(3)])
-def test_what_changes_in_training_is_computed_once(part):
-    with pytest.raises(ValueError, match="'part' is computed for several sums of messages"):
-        gas.to_scalable(DroppedTwice(part), random_graph())
+def test_messages_that_several_sums_read_are_computed_once(part):
+    model, graph, _ = check(DroppedTwice(part), random_graph(), of_x)
+    (batch, *_) = gas.SubgraphLoader(graph, batch_size=2, shuffle=True, log=False)
+    model.train()
+    assert torch.allclose(model(batch), torch.zeros(1, 3, dtype=torch.float64), atol=1e-12)
+    if isinstance(part, nn.BatchNorm1d):
+        assert part.num_batches_tracked == 1
+
+
+class GatedGCN(nn.Module):
+    """A layer that updates its edges, too, with batch norms of both, as GatedGCN does."""
+
+    def __init__(self, in_channels, edge_channels, out_channels):
+        super().__init__()
+        self.own, self.of, self.ends = (nn.Linear(in_channels, out_channels) for _ in range(3))
+        self.edge = nn.Linear(edge_channels, out_channels)
+        self.norm, self.edge_norm = nn.BatchNorm1d(out_channels), nn.BatchNorm1d(out_channels)
+
+    def forward(self, x, edge_index, edge_attr):
+        (src, dst), size = edge_index, {"dim": 0, "dim_size": x.size(0)}
+        edge = self.ends(x)[src] + self.ends(x)[dst] + self.edge(edge_attr)
+        gate = edge.sigmoid()
+        out = scatter(gate * self.of(x)[src], dst, **size) / (scatter(gate, dst, **size) + 1e-6)
+        return self.norm(self.own(x) + out).relu(), self.edge_norm(edge).relu()
+
+
+class OfEdges(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleList([GatedGCN(5, 2, 8), GatedGCN(8, 8, 8), GatedGCN(8, 8, 8)])
+
+    def forward(self, x, edge_index, edge_attr):
+        for part in self.parts[:-1]:
+            x, edge_attr = part(x, edge_index, edge_attr)
+        return self.parts[-1](x, edge_index, edge_attr)[0]
+
+
+def test_edges_are_updated_once_by_layer():
+    net = OfEdges()
+    model, graph, _ = check(net, with_edge_attr(), of_edge_attr)
+    assert len(model.histories) == 2
+    norms = [part.edge_norm for part in net.parts]
+    before = [int(norm.num_batches_tracked) for norm in norms]
+    for batch in gas.SubgraphLoader(graph, batch_size=2, shuffle=True, log=False):
+        model.train()(batch)
+    after = [int(norm.num_batches_tracked) - 2 for norm in norms[:-1]]
+    assert after == before[:-1]
+    check_gradients(OfEdges(), with_edge_attr(), of_edge_attr)
 
 
 # Rows of other shapes, and copies -----------------------------------------------------------------
