@@ -22,7 +22,7 @@ from gas.convert.inputs import (
     record,
     to_matrix,
 )
-from gas.convert.kinds import EDGES, OTHER, Values, check_rows
+from gas.convert.kinds import EDGES, OTHER, ROWS, Values, check_rows, row_dim
 from gas.convert.layers import LayerCall, disable_normalisation, is_close
 from gas.convert.messages import Messages
 from gas.convert.outputs import Outputs, flatten
@@ -81,12 +81,16 @@ class LayerTest(NamedTuple):
     * ``call``: the call of the layer; ``expected``: its outputs on the graph, of in-batch nodes.
     * ``value_of``: the value in the mini-batch of a node of the traced graph.
     * ``scopes``: the mini-batch in several layouts; the layer must be exact in all of them.
+    * ``dim``: the dimension of the rows in the outputs; ``pairs``: whether all rows that the layer
+      takes are in the first.
     """
 
     call: LayerCall
     expected: Tensor
     value_of: Callable[[Node], Any]
     scopes: Sequence[LayerScope]
+    dim: int = 0
+    pairs: bool = True
 
     def find_form(self) -> str:
         """Find the form of the call that is exact.
@@ -97,7 +101,7 @@ class LayerTest(NamedTuple):
         for form in (FUSED, PAIR, SQUARE):
             if form == FUSED and not isinstance(self.call.layer, FusedConv):
                 continue
-            if form == PAIR and isinstance(self.call.layer, Messages):
+            if form == PAIR and (isinstance(self.call.layer, Messages) or not self.pairs):
                 continue  # A function of one tensor of rows.
             if self.is_exact(form):
                 return form
@@ -118,7 +122,9 @@ class LayerTest(NamedTuple):
             out = self.call.layer(**given)
         except Exception:  # A layer may raise anything for arguments that it doesn't support.
             return False
-        return isinstance(out, Tensor) and is_close(out[: len(self.expected)], self.expected)
+        size = self.expected.size(self.dim)
+        has_rows = isinstance(out, Tensor) and out.dim() > self.dim and out.size(self.dim) >= size
+        return has_rows and is_close(out.narrow(self.dim, 0, size), self.expected)
 
     def error(self) -> ValueError:
         """Return the error of a layer that isn't exact."""
@@ -162,6 +168,10 @@ def make_layer_tests(
     if WEIGHT in graph:
         small.edge_weight = graph.edge_weight.cpu()
     device = graph.edge_index.device
+    counts = {EDGES: graph.num_edges, ROWS: small.num_nodes}
+    dims = {
+        n: row_dim(value, counts[kinds[n]]) for n, value in values.items() if kinds.get(n) in counts
+    }
     ptr = torch.tensor([0, *cuts, small.num_nodes])
     for call in calls:
         if not isinstance(values[call.node], Tensor):
@@ -182,13 +192,15 @@ def make_layer_tests(
             if kinds[node] == OTHER or not isinstance(value, Tensor):
                 return value
             ids = batch.data.e_id if kinds[node] == EDGES else batch.n_id
-            return value[ids.to(value.device)]
+            return value.index_select(dims[node], ids.to(value.device))
 
         for call in calls:
             expected = cut(call.node)
+            dim = dims[call.node]
             if kinds[call.node] != EDGES:
-                expected = expected[: batch.batch_size]
-            yield LayerTest(call, expected, cut, scopes)
+                expected = expected.narrow(dim, 0, batch.batch_size)
+            pairs = all(dims[node] == 0 for node in call.rows())
+            yield LayerTest(call, expected, cut, scopes, dim, pairs)
 
 
 def _refuse_history(position: int, x: Tensor, rows: bool) -> Tensor | Rows:

@@ -86,6 +86,15 @@ def row_dim(value: Any, size: int) -> int | None:
     return None
 
 
+def row_dims(value: Any, size: int) -> Any:
+    """Return the dimension of ``size`` rows in a value, nested as tuples are; ``None`` for none."""
+    if isinstance(value, torch.Size):
+        return list(value).index(size) if size in value else None
+    if isinstance(value, tuple | list):
+        return [row_dims(item, size) for item in value]
+    return 0 if isinstance(value, int) else row_dim(value, size)
+
+
 def select_rows(value: Any, size: int, rows: range) -> Any:
     """Return some of the ``size`` rows in a value."""
     if isinstance(value, torch.Size):

@@ -204,7 +204,7 @@ class LayerCall:
                 out[name] = make(sources, value_of(argument), SQUARE)
             elif name == self.adjacency:
                 out[name] = make(edges, form, weight)
-            elif name != WEIGHT:
+            elif name != WEIGHT or argument is None:
                 out[name] = value_of(argument)
         if self.normalised or self.weighted or self.weight is not None:
             out[WEIGHT] = make(edge_weight, form, weight)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -149,13 +149,12 @@ class _Writer:
         kinds: Mapping[Node, str],
         placed: Placement,
         calls: Mapping[Node, LayerCall],
-        not_first: Collection[Node],
         outputs: Outputs,
+        dims: Mapping[Node, Any],
         shapes: Mapping[Node, Sequence[int]],
     ) -> None:
-        self._shapes = shapes
+        self._shapes, self._dims = shapes, dims
         self._outputs = outputs
-        self._not_first = not_first
         self._net, self._kinds, self._plan, self._calls = net, kinds, placed, calls
         self._edges = next(str(c.given[c.adjacency].target) for c in calls.values())
         self.graph = Graph()
@@ -172,14 +171,14 @@ class _Writer:
         written = self._written[node]
         if self._kinds[node] != ROWS or node not in self._plan.whole:
             return written
-        if node in self._not_first:
-            raise ValueError(
-                f"'{node.name}' has its nodes in another dimension than the first, and is read "
-                "both by a layer and past it: put them first, as torch.stack(..., dim=1) does"
-            )
         if node not in self._own:
-            self._own[node] = self.make(own_rows, written)
+            self._own[node] = self._cut(node, written)
         return self._own[node]
+
+    def _cut(self, node: Node, written: Node) -> Node:
+        """Cut a value to the batch's own rows."""
+        dims = self._dims[node]
+        return self.make(own_rows, written, *([] if dims == 0 else [dims]))
 
     def all_rows(self, node: Node) -> Node:
         """Return a value's rows, those of the halo included."""
@@ -200,15 +199,19 @@ class _Writer:
 
     def _write_history(self, node: Node, made: Node) -> None:
         """Write the push and pull of a value, as rows of two dimensions."""
-        position = self._plan.pulled.index(node)
-        if node not in self._shapes:
+        position, dim = self._plan.pulled.index(node), self._dims[node]
+        shape = self._shapes[node]
+        if dim == 0 and len(shape) == 1:
             self._all[node] = self.make(pull, position, made, self._readers_take_rows(node))
             return
-        shape = self._shapes[node]
-        flat = self.graph.call_method("reshape", (made, -1, math.prod(shape)))
-        self._written[node] = self.graph.call_method("reshape", (flat, -1, *shape))
+        call = self.graph.call_method
+        rows = made if dim == 0 else call("movedim", (made, dim, 0))
+        flat = call("reshape", (rows, -1, math.prod(shape)))
         whole = self.make(pull, position, flat, False)
-        self._all[node] = self.graph.call_method("reshape", (whole, -1, *shape))
+        shaped = [call("reshape", (each, -1, *shape)) for each in (flat, whole)]
+        if dim != 0:
+            shaped = [call("movedim", (each, 0, dim)) for each in shaped]
+        self._written[node], self._all[node] = shaped
 
     def _write_layer(self, node: Node) -> Node:
         call = self._calls[node]
@@ -219,7 +222,7 @@ class _Writer:
         given = call.arguments(call.form, self.make, value_of)
         (_, first), *rest = given.items()
         out = self.graph.call_module(str(node.target), (first,), dict(rest))
-        return self.make(own_rows, out) if self._kinds[node] == ROWS else out
+        return self._cut(node, out) if self._kinds[node] == ROWS else out
 
     def _write_other(self, node: Node) -> Node:
         if node.op == "placeholder" and node.target == WEIGHT:
@@ -276,19 +279,24 @@ def multiplies_sparse(net: Module, node: Node) -> bool:
     return bool(node.users)
 
 
-def history_shape(node: Node, value: Any, not_first: Collection[Node]) -> Sequence[int]:
+def history_shape(node: Node, value: Any, dim: Any) -> Sequence[int]:
     """Return the shape of a row of a value that needs a history.
 
+    Args:
+        node: The node of the value, for the error.
+        value: The value on a small graph.
+        dim: The dimension of its rows.
+
     Raises:
-        ValueError: If it has none, or isn't of floating-point numbers.
+        ValueError: If it isn't a tensor of floating-point numbers.
     """
-    if not isinstance(value, Tensor) or node in not_first or not value.is_floating_point():
+    if not isinstance(value, Tensor) or not value.is_floating_point():
         shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
         raise ValueError(
             f"'{node.name}' of {shape} goes to a message passing layer, and a history takes rows "
             "of floating-point numbers, [num_nodes, ...]"
         )
-    return value.shape[1:]
+    return value.movedim(dim, 0).shape[1:]
 
 
 def write_graph(
@@ -297,8 +305,8 @@ def write_graph(
     kinds: Mapping[Node, str],
     placed: Placement,
     calls: Sequence[LayerCall],
-    not_first: Collection[Node],
     outputs: Outputs,
+    dims: Mapping[Node, Any],
     shapes: Mapping[Node, Sequence[int]],
 ) -> Graph:
     """Write the graph of a model with histories: ``graph(scope, *inputs)``.
@@ -312,13 +320,11 @@ def write_graph(
         kinds: The kind of each node's value.
         placed: The placement of histories.
         calls: The calls of layers.
-        not_first: Nodes whose rows aren't in the first dimension.
         outputs: What the module returns.
-        shapes: The shapes of the rows of those nodes with histories that aren't ``[width]``.
+        dims: The dimension of the rows in each node's value, nested as the value is.
+        shapes: The shapes of the rows of the nodes with histories.
     """
-    writer = _Writer(
-        net, kinds, placed, {call.node: call for call in calls}, not_first, outputs, shapes
-    )
+    writer = _Writer(net, kinds, placed, {call.node: call for call in calls}, outputs, dims, shapes)
     for node in graph.nodes:
         writer.write(node)
     writer.graph.lint()

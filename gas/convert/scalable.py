@@ -30,7 +30,7 @@ from gas.convert.inputs import (
     make_graph,
     record,
 )
-from gas.convert.kinds import Values, check_rows, find_value_kinds, row_dim
+from gas.convert.kinds import Values, check_rows, find_value_kinds, row_dims
 from gas.convert.layers import (
     WEIGHT,
     LayerCall,
@@ -175,7 +175,7 @@ def _convert_opening(
         except InexactLayerError as error:
             first = first or error
             kind = type(error.layer)
-            is_own = not kind.__module__.startswith(("torch_geometric.", "gas."))
+            is_own = not kind.__module__.startswith("gas.")
             if not issubclass(kind, MessagePassing) or not is_own or kind in opened:
                 raise ValueError(str(first)) from None
             opened = (*opened, kind)
@@ -296,11 +296,10 @@ def _make_model(
     """
     graph, kinds, calls = made.graph, made.kinds, made.calls
     placed = place_histories(copied, graph, kinds, calls, values)
-    not_first = {node for node, value in values.items() if row_dim(value, SAMPLES[0][0])}
-    shapes = {node: history_shape(node, values[node], not_first) for node in placed.pulled}
+    dims = {node: row_dims(value, SAMPLES[0][0]) for node, value in values.items()}
+    shapes = {node: history_shape(node, values[node], dims[node]) for node in placed.pulled}
     widths = [math.prod(shape) for shape in shapes.values()]
-    others = {node: shape for node, shape in shapes.items() if len(shape) != 1}
-    written = write_graph(copied, graph, kinds, placed, calls, not_first, made.outputs, others)
+    written = write_graph(copied, graph, kinds, placed, calls, made.outputs, dims, shapes)
     drawing = _describe_layers(graph, placed, calls, widths)
     added = [getattr(make, "keywords", {}).get("target") for make in made.added.values()]
     check_hooks(made.net, written, added)

@@ -92,15 +92,24 @@ def _make_leaf(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @_make_leaf
-def own_rows(scope: LayerScope, x: Any) -> Any:
-    """Return the in-batch rows of a value; of a number of rows, the number of in-batch rows."""
+def own_rows(scope: LayerScope, x: Any, dims: Any = 0) -> Any:
+    """Return the in-batch rows of a value; of a number of rows, the number of in-batch rows.
+
+    Args:
+        scope: The mini-batch.
+        x: The value: a tensor, a number, sizes, or a tuple of such.
+        dims: The dimension of its rows, nested as ``x`` is; ``None`` if it has none.
+    """
+    size = scope.batch_size
+    if size is None or dims is None:
+        return x
     if isinstance(x, int):
-        return x if scope.batch_size is None else scope.batch_size
+        return size
     if isinstance(x, torch.Size):
-        return torch.Size((own_rows(scope, x[0]), *x[1:]))
+        return torch.Size((*x[:dims], size, *x[dims + 1 :]))
     if isinstance(x, tuple | list):
-        return like_tuple(x, [first_rows(item, scope.batch_size) for item in x])
-    return first_rows(x, scope.batch_size)
+        return like_tuple(x, [own_rows(scope, *each) for each in zip(x, dims, strict=True)])
+    return first_rows(x, size) if dims == 0 else x.narrow(dims, 0, size)
 
 
 @_make_leaf

@@ -120,7 +120,7 @@ class Unimp(nn.Module):
         return self.convs[-1](x, edge_index)
 
 
-@pytest.mark.parametrize("make", [Gcn, Gat, Gcn2, Sgc, Tagcn, ClusterGcn, Unimp])
+@pytest.mark.parametrize("make", [Gcn, Gat, Gcn2, Sgc, Tagcn, Arma, ClusterGcn, Unimp])
 def test_converted(make):
     data, net = graph(), make().eval()
     model = gas.to_scalable(net, data)
@@ -134,7 +134,6 @@ def test_converted(make):
     [
         (lambda: Gcn(cached=True), "'conv1' .* has cached=True"),
         (lambda: Sgc(cached=True), "'conv1' .* has cached=True"),
-        (Arma, "'conv1' .* normalises by the degrees of the batch: use gas.models.GCN"),
     ],
 )
 def test_refused(make, reason):

@@ -76,12 +76,12 @@ EXACT = {
     "PointGNNConv": lambda: pyg.PointGNNConv(mlp(W, 3), mlp(W + 3, W), mlp(W, W)),
     "EGConv": lambda: pyg.EGConv(W, W, ["mean", "max"], num_heads=2),
     "GatedGraphConv": lambda: pyg.GatedGraphConv(W, 1),
+    "GatedGraphConv-hops": lambda: pyg.GatedGraphConv(W, 3),
     "AntiSymmetricConv": lambda: pyg.AntiSymmetricConv(W),
+    "ARMAConv": lambda: pyg.ARMAConv(W, W),
 }
 REFUSED = {
     "ChebConv": (lambda: pyg.ChebConv(W, W, 2), "needs the Laplacian"),
-    "GatedGraphConv": (lambda: pyg.GatedGraphConv(W, 2), "propagates 2 times within the batch"),
-    "ARMAConv": (lambda: pyg.ARMAConv(W, W), "degrees of the batch"),
     "EGConv-symnorm": (lambda: pyg.EGConv(W, W, num_heads=2), "leave 'symnorm' out"),
     "PDNConv": (lambda: pyg.PDNConv(W, W, 2, 4), "degrees of the batch"),
     "MixHopConv": (lambda: pyg.MixHopConv(W, W // 2, [1, 2]), "and propagates several times"),

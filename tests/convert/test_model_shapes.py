@@ -8,6 +8,7 @@ import typing
 import pytest
 import torch
 import torch.nn.functional as F
+import torch_geometric.nn as pyg
 import torch_geometric.transforms as T
 from conftest import random_graph
 from torch import nn
@@ -770,6 +771,42 @@ def test_parts_normalise_by_themselves():
     model, graph, _ = check(net, random_graph(), of_x)
     assert len(model.histories) == 1
     assert any(name.startswith("prepared_") for name, _ in graph)
+
+
+class Jumping(nn.Module):
+    """Layers that attend to a node's rows after each layer before, [num_nodes, layers, width]."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(5, 8)
+        self.convs = nn.ModuleList([pyg.DNAConv(8, heads=2, groups=2) for _ in range(3)])
+
+    def forward(self, x, edge_index):
+        rows = self.lin(x).relu().view(-1, 1, 8)
+        for conv in self.convs:
+            rows = torch.cat([rows, conv(rows, edge_index).relu().view(-1, 1, 8)], dim=1)
+        return rows[:, -1]
+
+
+HOPPING = {
+    "ChebConv": (lambda i, o: pyg.ChebConv(i, o, K=3), 3),
+    "MixHopConv": (lambda i, o: pyg.MixHopConv(i, o, powers=[2]), 3),
+    "ARMAConv": (lambda i, o: pyg.ARMAConv(i, o, num_stacks=2, num_layers=2), 3),
+    "GatedGraphConv": (lambda i, o: pyg.GatedGraphConv(8, 2), 3),
+    "EGConv": (lambda i, o: pyg.EGConv(i, 8, num_heads=2, num_bases=2), 1),
+}
+
+
+@pytest.mark.parametrize("name", HOPPING)
+def test_layers_of_several_hops_are_followed(name):
+    make, histories = HOPPING[name]
+    model, _, _ = check(Layers(make(5, 8), make(8, 8)), random_graph(), of_x)
+    assert len(model.histories) == histories
+
+
+def test_layers_that_attend_to_those_before():
+    model, _, _ = check(Jumping(), random_graph(), of_x)
+    assert len(model.histories) == 2
 
 
 class Checkpointed(Net):

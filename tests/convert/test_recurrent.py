@@ -164,10 +164,6 @@ REFUSED = {
         lambda: pyg.GraphSAGE(STEPS * W, 8, 2, 3, aggr="lstm"),
         r"'convs.0' \(SAGEConv\) .* the order in which a node's edges are stored",
     ),
-    "GatedGraphConv": (
-        lambda: Two(pyg.GatedGraphConv(W, 3)),
-        r"propagates 3 times within the batch: .* GatedGraphConv\(num_layers=1\)",
-    ),
     "SGFormer": (
         lambda: pyg.SGFormer(STEPS * W, 8, 3),
         r"'trans_conv.attns.0' \(SGFormerAtt.* all",
