@@ -1,7 +1,8 @@
-"""Kinds of the values in a traced graph: rows of nodes, rows of edges, or neither."""
+"""Kinds of the values in a traced graph: rows of nodes, of all edges, of some, or none of them."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 from torch.nn import Module
+from torch.utils._pytree import tree_leaves
 
 from gas.convert.inputs import copy_value, like_tuple
 from gas.convert.known import evaluate_node
@@ -18,7 +20,9 @@ from gas.nn import reason_inexact
 
 ROWS = "rows"  # Rows of nodes, or their number.
 EDGES = "edges"
+SELECTED = "selected"  # Rows of some edges, ``edge_index[:, mask]``.
 OTHER = "other"
+SELECTIONS = ("nonzero", "argwhere", "masked_select")
 
 Values = Mapping[Node, Any]
 
@@ -34,10 +38,19 @@ def sizes(value: Any) -> list[Any]:
     return [value] if isinstance(value, int) and not isinstance(value, bool) else []
 
 
+def is_selection(node: Node, values: Values) -> bool:
+    """Return whether a node selects rows by their values, ``rows[mask]`` or ``nonzero(mask)``."""
+    if node.target is operator.getitem:
+        index: Any = node.args[1]
+        found = [values[each] for each in tree_leaves(index) if isinstance(each, Node)]
+        return any(isinstance(mask, Tensor) and mask.dtype == torch.bool for mask in found)
+    return str(getattr(node.target, "__name__", node.target)) in SELECTIONS
+
+
 def find_value_kinds(
     graph: Graph, records: Sequence[Values], counts: Sequence[tuple[int, int]]
 ) -> dict[Node, str]:
-    """Find for each node of a traced graph whether its value has a row per graph node or edge.
+    """Find for each node of a traced graph what its value has a row of.
 
     Args:
         graph: The graph.
@@ -45,23 +58,19 @@ def find_value_kinds(
         counts: The numbers of nodes and edges of these graphs.
 
     Raises:
-        ValueError: If a size is neither the number of nodes nor that of edges.
+        ValueError: If a size is neither the number of nodes, nor that of edges or of some of them.
     """
+    known = dict(zip(zip(*counts, strict=True), (ROWS, EDGES), strict=True))
     out = {}
     for node in graph.nodes:
         if node.op == "output":
             continue
-        per_graph = [sizes(values[node]) for values in records]
-        changing = [
-            position for position, found in enumerate(zip(*per_graph, strict=True))
-            if len(set(found)) > 1
-        ]  # fmt: skip
-        found = {
-            ROWS if all(s[p] == n for s, (n, _) in zip(per_graph, counts, strict=True))
-            else EDGES if all(s[p] == e for s, (_, e) in zip(per_graph, counts, strict=True))
-            else OTHER
-            for p in changing
-        }  # fmt: skip
+        per_graph = zip(*(sizes(values[node]) for values in records), strict=True)
+        changing = [found for found in per_graph if len(set(found)) > 1]
+        taken = {out[argument] for argument in node.all_input_nodes} - {OTHER}
+        if taken and taken <= {EDGES, SELECTED} and is_selection(node, records[0]):
+            known |= dict.fromkeys((size for size in changing if size not in known), SELECTED)
+        found = {known.get(size, OTHER) for size in changing}
         if len(found) > 1 or OTHER in found:
             raise ValueError(
                 f"'{node.name}' ({function_name(node)}) has a size that is neither the number of "
@@ -138,6 +147,11 @@ def check_rows(
         if node.op in ("placeholder", "get_attr", "output") or is_layer(net, node):
             continue
         taken = {kinds[argument] for argument in node.all_input_nodes} - {OTHER}
+        if kinds[node] == SELECTED:
+            raise ValueError(
+                f"'{node.name}' ({_call_name(net, node)}) selects edges, and isn't summed up by "
+                "nodes: reduce it to a row for each node, as scatter does"
+            )
         if len(taken | ({kinds[node]} - {OTHER})) > 1:
             raise ValueError(
                 f"'{node.name}' ({_call_name(net, node)}) mixes rows of nodes with rows of edges "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.nn import Module
 
 from gas.convert.edge_layers import EdgeLayer
-from gas.convert.kinds import EDGES, ROWS, Values
+from gas.convert.kinds import EDGES, ROWS, SELECTED, Values
 from gas.convert.known import FACTORIES
 from gas.convert.rewrite import erase_unused
 from gas.convert.trace import Added, changes_in_training, is_layer
@@ -71,11 +72,12 @@ class _Writer:
         self.shared = self._find_shared()
 
     def _is_reduction(self, node: Node) -> bool:
-        """Return whether a node makes rows of nodes from rows of edges."""
-        if node.op == "output" or self._kinds[node] != ROWS or is_layer(self._net, node):
+        """Return whether a node makes rows of nodes from rows of edges, or is a layer on some."""
+        if node.op == "output" or self._kinds[node] != ROWS:
             return False
-        kinds = [self._kinds[argument] for argument in node.all_input_nodes]
-        return EDGES in kinds and isinstance(self._record[node], Tensor)
+        kinds = {self._kinds[argument] for argument in node.all_input_nodes}
+        reduced = {SELECTED} if is_layer(self._net, node) else {EDGES, SELECTED}
+        return not kinds.isdisjoint(reduced) and isinstance(self._record[node], Tensor)
 
     def _is_inside(self, node: Node, readers: set[Node]) -> bool:
         """Return whether a value is computed in the function that the readers are part of."""
@@ -83,6 +85,8 @@ class _Writer:
             return False
         if is_layer(self._net, node) or node in self.shared:
             return False
+        if self._kinds[node] == SELECTED:
+            return True
         if self._kinds[node] == EDGES and isinstance(self._record[node], Tensor):
             return self._follows_from_nodes(node)
         if not isinstance(self._record[node], Tensor):
@@ -91,7 +95,9 @@ class _Writer:
             return True
         # Own rows that are gathered by the destination, such as the largest of a node's messages.
         is_gathered = any(
-            self._kinds.get(user) == EDGES and not self._gathers_by_destination(user)
+            is_layer(self._net, user)
+            or (self._kinds.get(user) in (EDGES, SELECTED)
+                and not self._gathers_by_destination(user))
             for user in node.users
         )
         return (
@@ -135,14 +141,22 @@ class _Writer:
         return is_function and bool(rows) and any(map(self._is_reduced, rows))
 
     def _gathers_by_destination(self, node: Node) -> bool:
+        return any(map(self._is_destination, node.all_input_nodes))
+
+    def _is_destination(self, node: Node) -> bool:
+        """Return whether a value is the destinations of edges, all or selected ones."""
+        value = self._record[node]
+        if not isinstance(value, Tensor) or value.dtype != torch.long or node is self._edges:
+            return False
+        if self._kinds[node] == SELECTED:
+            source, *rest = node.args
+            is_end = node.target is operator.getitem and rest == [1] and value.dim() == 1
+            return is_end or (isinstance(source, Node) and self._is_destination(source))
         ends = self._record[self._edges][1]
-        return any(
-            isinstance(value := self._record[argument], Tensor)
-            and value.dtype == torch.long and value.numel() > 0
-            and self._kinds[argument] == EDGES
+        return (
+            self._kinds[node] == EDGES and value.numel() > 0
             and value.numel() % ends.numel() == 0
             and torch.equal(value.reshape(ends.numel(), -1)[:, 0], ends)
-            for argument in node.all_input_nodes
         )  # fmt: skip
 
     def _find_shared(self) -> set[Node]:
@@ -243,7 +257,7 @@ def wrap_messages(
         The layers, as functions of the module.
     """
     writer = _Writer(net, graph, edges, kinds, record, num_nodes)
-    modules = [node for node in graph.nodes if kinds.get(node) == EDGES]
+    modules = [node for node in graph.nodes if kinds.get(node) in (EDGES, SELECTED)]
     once: set[Node] = set()
     made: Added = {}
     for output in writer.in_order(writer.reduced | writer.shared):

@@ -15,7 +15,7 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 from torch_geometric.data import Data
 
-from gas.convert.kinds import Values, function_name
+from gas.convert.kinds import Values, function_name, is_selection
 from gas.convert.known import SHAPE_ATTRIBUTES, SHAPE_METHODS, assign
 from gas.convert.layers import is_close
 from gas.convert.preparation import PREPARED, Preparation
@@ -30,11 +30,13 @@ class _Finder:
         edges: The input that is the adjacency.
         records: The values of its nodes on several small graphs.
         graphs: These graphs.
+        keeps_selections: Whether to leave selected edges, ``edge_index[:, mask]``, to the module.
     """
 
     def __init__(
-        self, graph: Graph, edges: str, records: Sequence[Values], graphs: Sequence[Data]
-    ) -> None:
+        self, graph: Graph, edges: str, records: Sequence[Values], graphs: Sequence[Data],
+        keeps_selections: bool,
+    ) -> None:  # fmt: skip
         self.graph, self.records = graph, records
         self.counts = [(each.num_nodes, each.num_edges) for each in graphs]
         self.inside: list[Node] = []
@@ -71,10 +73,14 @@ class _Finder:
         ]  # fmt: skip
         # Move what needs the whole graph. Values of single edges stay, such as their ends.
         self.moved: set[Node] = set()
+        self._kept_sizes = {tuple(edges for _, edges in self.counts)}
         for node in self.inside:
             inputs = node.all_input_nodes
+            if keeps_selections and self.moved.isdisjoint(inputs) and node in found:
+                self._keep_selection(node)
             if node in found and (
-                not self._is_like_edges(node) or any(each in self.moved for each in inputs)
+                not self._is_like_edges(node)
+                or (not self.moved.isdisjoint(inputs) and not self._is_selected(node))
             ):
                 self.moved.add(node)
                 if node.target is assign:
@@ -109,16 +115,30 @@ class _Finder:
             for value, counts in zip(values, self.counts, strict=True)
         )
 
-    def _is_like_edges(self, node: Node) -> bool:
+    @property
+    def keeps_nothing(self) -> bool:
+        """Return whether there are no selected edges to leave."""
+        return len(self._kept_sizes) == 1
+
+    def _keep_selection(self, node: Node) -> None:
+        if is_selection(node, self.records[0]):
+            self._kept_sizes.update(self._sizes(node))
+
+    def _is_selected(self, node: Node) -> bool:
+        """Return whether a value has rows of selected edges, which stay with the module."""
+        edges = tuple(edges for _, edges in self.counts)
+        return any(found in self._kept_sizes and found != edges for found in self._sizes(node))
+
+    def _sizes(self, node: Node) -> list[tuple[int, ...]]:
         per_graph = [
             [size for leaf in tree_leaves(record[node]) if isinstance(leaf, Tensor)
              for size in leaf.shape]
             for record in self.records
         ]  # fmt: skip
-        return all(
-            len(set(found)) == 1 or found == tuple(edges for _, edges in self.counts)
-            for found in zip(*per_graph, strict=True)
-        )
+        return list(zip(*per_graph, strict=True))
+
+    def _is_like_edges(self, node: Node) -> bool:
+        return all(len(set(found)) == 1 or found in self._kept_sizes for found in self._sizes(node))
 
 
 def _exchange(node: Node, other: Any, each: Node) -> Any:
@@ -177,19 +197,34 @@ class _Extractor:
                 "layers take different graphs, some the edges as they are, and some those of "
                 f"'{chosen[0].name}': use layers that all take the same ones"
             )
+        for node in finder.read:
+            self._check_place(node, wholes[0])
         return chosen[0]
+
+    def _check_place(self, node: Node, edges: Any) -> None:
+        """Refuse a value that can't be an attribute of the graph."""
+        value = self._values[node]
+        if isinstance(value, int) and value == edges.size(1):
+            return
+        is_ends = any(_are_equal(value, part) for part in (edges, edges[0], edges[1]))
+        sizes = (edges.size(1), self._finder.counts[0][0])
+        if not is_ends and not any(_has_rows(value, size) for size in sizes):
+            raise ValueError(
+                f"'{node.name}' ({function_name(node)}) is computed of the edges, and isn't a row "
+                "for each node or edge: compute it before, and give it as an attribute"
+            )
 
     def run(self) -> Preparation:
         """Change the graph, and return the transform."""
         finder = self._finder
         replaced: dict[Node, Any] = {node: self._replace(node) for node in finder.read}
         replaced |= {node: self._values[node] for node in finder.moved if finder.is_plain(node)}
+        function = self._write()
         for node, other in replaced.items():
             for user in list(node.users):
                 if user not in finder.moved:
                     new = functools.partial(_exchange, node, other)
                     user.args, user.kwargs = map_arg(user.args, new), map_arg(user.kwargs, new)
-        function = self._write()
         names = [str(node.target) for node in finder.inputs if node is not finder.edges]
         for node in reversed(finder.inside):
             if node in finder.moved:
@@ -235,11 +270,6 @@ class _Extractor:
         if isinstance(value, int) and value == edges.size(1):
             with graph.inserting_before(node):
                 return graph.call_method("size", (finder.edges, 1))
-        if not _has_rows(value, edges.size(1)) and not _has_rows(value, finder.counts[0][0]):
-            raise ValueError(
-                f"'{node.name}' ({function_name(node)}) is computed of the edges, and isn't a row "
-                "for each node or edge: compute it before, and give it as an attribute"
-            )
         for other in self._made:
             if _are_equal(self._values[other], value):
                 self._checks.append((node, self._name(other)))
@@ -313,10 +343,17 @@ def move_preparation(
     Raises:
         ValueError: If layers take different edges.
     """
-    finder = _Finder(graph, edges, records, graphs)
-    if not finder.read:
-        return None
-    return _Extractor(finder).run()
+    try:
+        return _extract(_Finder(graph, edges, records, graphs, False))
+    except ValueError:
+        finder = _Finder(graph, edges, records, graphs, True)
+        if finder.keeps_nothing:
+            raise
+        return _extract(finder)
+
+
+def _extract(finder: _Finder) -> Preparation | None:
+    return _Extractor(finder).run() if finder.read else None
 
 
 def refuse_assignments(graph: Graph) -> None:

@@ -1052,6 +1052,115 @@ def test_edges_are_updated_once_by_layer():
     check_gradients(OfEdges(), with_edge_attr(), of_edge_attr)
 
 
+# Some of the edges --------------------------------------------------------------------------------
+
+
+def layers_of_types(net, x, edge_index, edge_attr, edge_type):
+    out = net.own(x)
+    for kind, conv in enumerate(net.convs):
+        mask = edge_type == kind
+        out = out + conv(x, edge_index[:, mask], edge_attr[mask])
+    return out
+
+
+def means_of_types(net, x, edge_index, _, edge_type):
+    out = net.own(x)
+    for kind in range(2):
+        src, dst = edge_index[:, edge_type == kind]
+        out = out + scatter(net.lins[kind](x)[src], dst, dim=0, dim_size=len_of(x), reduce="mean")
+    return out
+
+
+def softmax_of_types(net, x, edge_index, edge_attr, edge_type):
+    out = net.own(x)
+    for kind in range(2):
+        chosen = (edge_type == kind).nonzero().view(-1)
+        src, dst = edge_index[0, chosen], edge_index[1, chosen]
+        alpha = softmax(edge_attr[chosen, :1], dst, num_nodes=len_of(x))
+        out = out + scatter(alpha * net.lins[kind](x)[src], dst, dim=0, dim_size=len_of(x))
+    return out
+
+
+def edges_that_features_choose(net, x, edge_index, *_):
+    src, dst = edge_index
+    some = edge_index[:, src != dst]
+    return net.own(x) + net.sage(x, some) + net.sage(x.relu(), edge_index)
+
+
+def len_of(x):
+    return x.size(0)
+
+
+class OfTypes(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+        self.own, self.last, self.sage = nn.Linear(5, 5), nn.Linear(5, 3), SAGEConv(5, 5)
+        self.convs = nn.ModuleList([GATConv(5, 5, edge_dim=2, dropout=0.5) for _ in range(2)])
+        self.lins = nn.ModuleList([nn.Linear(5, 5) for _ in range(2)])
+
+    def forward(self, x, edge_index, edge_attr, edge_type):
+        x = self.function(self, x, edge_index, edge_attr, edge_type).tanh()
+        return self.last(self.function(self, x, edge_index, edge_attr, edge_type))
+
+
+def with_edge_type():
+    data = with_edge_attr()
+    data.edge_type = torch.randint(2, (data.num_edges,))
+    return data
+
+
+def of_edge_type(net, data):
+    return net(data.x, data.edge_index, data.edge_attr, data.edge_type)
+
+
+SELECTING = [layers_of_types, means_of_types, softmax_of_types, edges_that_features_choose]
+
+
+@pytest.mark.parametrize("function", SELECTING)
+def test_some_of_the_edges(function):
+    model, _, _ = check(OfTypes(function), with_edge_type(), of_edge_type)
+    assert len(model.histories) == 1
+    net = OfTypes(function)
+    for conv in net.convs:
+        conv.dropout = 0.0
+    check_gradients(net, with_edge_type(), of_edge_type)
+
+
+def normalised_types(net, x, edge_index, _, edge_type):
+    return sum(conv(x, edge_index[:, edge_type == kind]) for kind, conv in enumerate(net.gcns))
+
+
+def returned_edges(net, x, edge_index, _, edge_type):
+    return net.sage(x, edge_index), x[edge_index[:, edge_type == 0][0]]
+
+
+def averaged_edges(net, x, edge_index, edge_attr, edge_type):
+    return net.sage(x, edge_index) * edge_attr[edge_type == 0].mean()
+
+
+class OfFunction(OfTypes):
+    def __init__(self, function):
+        super().__init__(function)
+        self.gcns = nn.ModuleList([GCNConv(5, 5) for _ in range(2)])
+
+    def forward(self, x, edge_index, edge_attr, edge_type):
+        return self.function(self, x, edge_index, edge_attr, edge_type)
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (normalised_types, "attributes of edges don't follow"),
+        (returned_edges, "isn't a row for each node"),
+        (averaged_edges, "selects edges, and isn't summed up by nodes"),
+    ],
+)
+def test_some_of_the_edges_refused(function, reason):
+    with pytest.raises(ValueError, match=reason):
+        gas.to_scalable(OfFunction(function), with_edge_type())
+
+
 # Rows of other shapes, and copies -----------------------------------------------------------------
 
 
