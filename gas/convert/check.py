@@ -19,8 +19,8 @@ from gas.convert.inputs import (
     Inputs,
     copy_with_noise,
     eval_mode,
+    forget_cached,
     record,
-    to_matrix,
 )
 from gas.convert.kinds import EDGES, OTHER, ROWS, Values, check_rows, row_dim
 from gas.convert.layers import LayerCall, disable_normalisation, is_close
@@ -47,6 +47,7 @@ def make_layers(
 ) -> Module:
     """Return a twin of a module, with its parameters and with fused layers."""
     out = twin(net)
+    forget_cached(out)
     if any(node.target == PRODUCT for node in graph.nodes):
         add_product(out)
     for layer in out.modules():
@@ -170,8 +171,9 @@ def make_layer_tests(
     device = graph.edge_index.device
     counts = {EDGES: graph.num_edges, ROWS: small.num_nodes}
     dims = {
-        n: row_dim(value, counts[kinds[n]]) for n, value in values.items() if kinds.get(n) in counts
-    }
+        node: row_dim(value, counts[kinds[node]]) or 0
+        for node, value in values.items() if kinds.get(node) in counts
+    }  # fmt: skip
     ptr = torch.tensor([0, *cuts, small.num_nodes])
     for call in calls:
         if not isinstance(values[call.node], Tensor):
@@ -289,10 +291,10 @@ class Conversion:
         if not all(isinstance(value, Tensor) for value in tensors) or listed.num_nodes < 4:
             return None
         out = subsample(listed, sorted(names), MOST_NODES, MOST_EDGES)
-        if "edge_index" not in data:
+        if "edge_index" not in data or (self.inputs.edges == "adj_t" and "adj_t" in data):
             if WEIGHT not in out:
                 out.edge_weight = torch.ones(out.num_edges)
-            out.adj_t = to_matrix(out)
+            out.adj_t = self.inputs.to_matrix(out)
             del out.edge_index, out.edge_weight
         return out
 

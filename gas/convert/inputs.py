@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.fx import Graph, Interpreter, Node
 from torch.nn import Module
 from torch_geometric.data import Data
+from torch_geometric.nn import DeepGCNLayer
 
 from gas.convert.trace import ADJACENCY, GIVEN, TRAINING, UNSUPPORTED, adjacency_name, parameters
 from gas.graph import WEIGHT, find_layout, is_row_per_node, layout_of, with_csr_features
@@ -68,7 +69,7 @@ class Inputs:
       ``adj_t``, so that layers get them without an argument of their own.
     * ``graph``: the parameter for the graph itself, whose attributes are then ``names`` and
       ``edges``, besides ``plain`` ones that are no tensors; ``counted``: one with a row per node.
-    * ``made``: attributes that the transform of the graph makes.
+    * ``made``: attributes that the transform of the graph makes; ``layout``: that of its matrix.
     """
 
     method: str
@@ -79,6 +80,7 @@ class Inputs:
     plain: Mapping[str, Any] = field(default_factory=dict)
     counted: str = ""
     made: Sequence[str] = ()
+    layout: str = "csr"
 
     @property
     def is_matrix(self) -> bool:
@@ -99,11 +101,11 @@ class Inputs:
     def run_in_layout(self, net: Module, data: Data) -> Any:
         """Run the module on a graph in the graph's own layout."""
         values = {name: copy_value(data[name]) for name in self.names}
-        if "edge_index" not in data:
+        if "edge_index" not in data or (self.edges == "adj_t" and "adj_t" in data):
             values[self.edges] = data.adj_t
         else:
             is_matrix = self.is_matrix and WEIGHT in data
-            values[self.edges] = to_matrix(data) if is_matrix else data.edge_index
+            values[self.edges] = self.to_matrix(data) if is_matrix else data.edge_index
         with eval_mode(net):
             return getattr(net, self.method)(**self.in_call(values))
 
@@ -111,8 +113,18 @@ class Inputs:
         """Return copies of the values that a small graph provides, with its edges as they are."""
         values = {name: copy_value(value) for name, value in self.arguments(data).items()}
         if self.by_value:
-            values[self.edges] = to_matrix(data)
+            values[self.edges] = self.to_matrix(data)
         return values
+
+    def to_matrix(self, data: Data) -> Any:
+        """Return the weighted adjacency of a graph in the layout of the user's."""
+        src, dst = data.edge_index
+        size = int(data.num_nodes or 0)
+        order = (dst * size + src).argsort(stable=True)
+        counts = torch.bincount(dst, minlength=size)
+        rowptr = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
+        weight = data.edge_weight.view(-1)[order]
+        return find_layout(self.layout).make(rowptr, src[order], weight, size)
 
     def run(self, net: Module, data: Data) -> tuple[Any, Inputs]:
         """Run the module, which initialises lazy parameters.
@@ -174,14 +186,18 @@ def find_inputs(net: Module, data: Data) -> tuple[Inputs, dict[str, Any]]:
         )
     weighted = _is_weighted(data.get("adj_t")) and "edge_index" not in data
     by_value = weighted or (edges != "edge_index" and WEIGHT in data)
+    adj_t = data.get("adj_t")
+    layout = "csr" if adj_t is None else layout_of(adj_t, "adj_t").name
+    layout = layout if layout == "sparse_tensor" else "csr"
     if not graph:
-        return Inputs(method, names, edges, by_value), wanted
+        return Inputs(method, names, edges, by_value, layout=layout), wanted
     plain = {
         key: value for key, value in data.to_dict().items()
         if isinstance(value, bool | int | float | str) and key != "num_nodes"
     }  # fmt: skip
     rows = [name for name in ("x", *names) if name in data and is_row_per_node(data, name)]
-    return Inputs(method, names, edges, by_value, graph, plain, rows[0] if rows else ""), wanted
+    counted = rows[0] if rows else ""
+    return Inputs(method, names, edges, by_value, graph, plain, counted, layout=layout), wanted
 
 
 def _graph_parameter(wanted: dict[str, Any], data: Data) -> str:
@@ -230,17 +246,6 @@ def find_node_table(net: Module, data: Data) -> str:
     return ""
 
 
-def to_matrix(data: Data) -> Tensor:
-    """Return the weighted adjacency of a graph."""
-    src, dst = data.edge_index
-    order = dst.argsort(stable=True)
-    counts = torch.bincount(dst, minlength=int(data.num_nodes or 0))
-    rowptr = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
-    return find_layout("csr").make(
-        rowptr, src[order], data.edge_weight.view(-1)[order], int(data.num_nodes or 0)
-    )
-
-
 def copy_with_noise(net: Module) -> Module:
     """Copy a module, and add noise to its parameters, for runs on small graphs.
 
@@ -253,11 +258,27 @@ def copy_with_noise(net: Module) -> Module:
             f"{type(net).__name__} can't be copied, to be tried on a small graph: "
             f"{type(error).__name__}: {error}"
         ) from error
+    forget_cached(copied)
     with torch.no_grad():
         for parameter in copied.parameters():
             if parameter.is_floating_point():
                 parameter.add_(0.1 * torch.randn_like(parameter))
     return copied
+
+
+def forget_cached(net: Module) -> None:
+    """Have layers compute the normalisation of the edges that they are given, every time.
+
+    Nor is a layer of PyG checkpointed, which asks for gradients.
+    """
+    for layer in net.modules():
+        if isinstance(layer, DeepGCNLayer):
+            layer.ckpt_grad = 0
+        if not getattr(layer, "cached", False):
+            continue
+        object.__setattr__(layer, "cached", False)
+        for name in [name for name in vars(layer) if name.startswith("_cached_")]:
+            object.__setattr__(layer, name, None)
 
 
 class _Recorder(Interpreter):

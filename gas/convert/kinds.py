@@ -61,7 +61,7 @@ def find_value_kinds(
         ValueError: If a size is neither the number of nodes, nor that of edges or of some of them.
     """
     known = dict(zip(zip(*counts, strict=True), (ROWS, EDGES), strict=True))
-    out = {}
+    out: dict[Node, str] = {}
     for node in graph.nodes:
         if node.op == "output":
             continue
@@ -203,7 +203,10 @@ def _check_node(
         return given.setdefault(argument, select_rows(values[argument], size, rows))
 
     reason = reason_inexact(module) if module is not None else ""
-    why = reason or "looks at more than one node or edge at a time"
+    why = reason or (
+        "looks at more than one node or edge at a time, as attention to all nodes and statistics "
+        "of all do: attend along edges, as TransformerConv does, or treat each alike"
+    )
     try:
         out = evaluate_node(net, node, cut)
         expected = select_rows(values[node], size, rows)

@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 from torch.fx import Node, Proxy
 from torch.fx.node import map_arg
+from torch.fx.proxy import Attribute
 from torch.nn import Module
 from torch.utils import checkpoint
 from torch.utils._pytree import tree_leaves
+from torch_geometric.nn.models import rev_gnn
 
 # Methods and attributes of a tensor that don't depend on its numbers.
 SHAPE_METHODS = ("size", "dim", "ndimension", "numel", "is_floating_point", "is_complex")
@@ -48,6 +50,9 @@ class KnownProxy(Proxy):
     def __len__(self) -> int:
         return cast(Any, self.tracer).known.length(self.node)
 
+    def __getattr__(self, k: str) -> Attribute:
+        return _KnownAttribute(self, k)
+
     def __setitem__(self, key: Any, value: Any) -> None:
         self.tracer.create_proxy("call_function", assign, (self, key, value), {})
 
@@ -58,6 +63,16 @@ class KnownProxy(Proxy):
         raise TypeError(
             f"'{self.node.name}' depends on the graph, and a number is expected that doesn't"
         )
+
+
+class _KnownAttribute(Attribute):
+    """Attribute of a proxy, such as its shape, whose length may be known."""
+
+    def __len__(self) -> int:
+        return cast(Any, self.tracer).known.length(self.node)
+
+    def __getattr__(self, k: str) -> Attribute:
+        return _KnownAttribute(self, k)
 
 
 class KnownValues:
@@ -260,6 +275,16 @@ class _Plain:
         return function(*args)
 
 
+class _Reversible:
+    """Stands in for PyG's invertible function: the function is called as it is."""
+
+    @staticmethod
+    def apply(
+        function: Callable[..., Any], inverse: Any, passes: int, size: int, *args: Any
+    ) -> Any:
+        return function(*args[:size])
+
+
 def _yield_once(*args: Any, **kwargs: Any) -> Iterator[None]:
     yield
 
@@ -280,6 +305,7 @@ def answer_questions() -> Iterator[None]:
         stack.enter_context(mock.patch.object(builtins, "isinstance", answer))
         for name, plain in (("CheckpointFunction", _Plain), (GENERATOR, _yield_once)):
             stack.enter_context(mock.patch.object(checkpoint, name, plain))
+        stack.enter_context(mock.patch.object(rev_gnn, "InvertibleFunction", _Reversible))
         for function in FACTORIES:
             stack.enter_context(mock.patch.object(torch, function.__name__, function))
         yield

@@ -29,7 +29,7 @@ from gas.convert.scope import (
     weights,
 )
 from gas.convert.trace import GIVEN, UNROLLED, Added, is_layer
-from gas.graph import WEIGHT, with_edge_index
+from gas.graph import WEIGHT, layout_of, with_edge_index
 
 _NORMALISED: Any = WeakIdKeyDictionary()  # The weights that were normalised.
 
@@ -38,7 +38,8 @@ class Normalise(BaseTransform):
     """The symmetric normalisation of a graph's edge weights, as PyG's layers compute it.
 
     It depends on the layout, as in PyG: self-loops are added to the diagonal of an ``adj_t`` of
-    ``torch.sparse``, but to an ``edge_index`` only where they are missing.
+    ``torch.sparse``, replace that of a SparseTensor, and are added to an ``edge_index`` only where
+    they are missing.
 
     Args:
         improved: Weight self-loops by 2.
@@ -55,6 +56,9 @@ class Normalise(BaseTransform):
     marks = False
     """Mark the original edges, for layers that take no added self-loops."""
 
+    prefers_adj_t = False
+    """Whether the module takes the ``adj_t`` of a graph that has an ``edge_index``, too."""
+
     takes_adj_t = True
     """Whether :func:`gas.cluster` passes the graph with an ``adj_t`` instead of ``edge_index``."""
 
@@ -68,9 +72,14 @@ class Normalise(BaseTransform):
         if self.marks and GIVEN in data:
             return data
         self._refuse_twice(data.get(self.attribute))
+        if "adj_t" in data and "edge_index" in data:  # One of them, as the edges change.
+            del data["edge_index" if self.prefers_adj_t else "adj_t"]
         is_list = "edge_index" in data and not self.by_value
+        given = data.get("adj_t") if "edge_index" not in data else None
+        replaces = given is not None and layout_of(given).name == "sparse_tensor"
         data = with_edge_index(data)
-        edge_index, weight = data.edge_index, data.get(self.attribute)
+        edge_index = before = data.edge_index
+        weight = data.get(self.attribute)
         dtype = None if data.x is None or not data.x.is_floating_point() else data.x.dtype
         if edge_index is None:
             raise ValueError(
@@ -83,13 +92,15 @@ class Normalise(BaseTransform):
         if loops and not is_list:
             ones = torch.ones(edge_index.size(1), dtype=dtype, device=edge_index.device)
             weight = ones if weight is None else weight
-            edge_index, weight = self._add_to_diagonal(edge_index, weight, int(data.num_nodes or 0))
+            edge_index, weight = self._add_to_diagonal(
+                edge_index, weight, int(data.num_nodes or 0), replaces
+            )
             loops = False
         data.edge_index, data.edge_weight = gcn_norm(
             edge_index, weight, data.num_nodes, self.improved, loops, dtype=dtype
         )
         if self.marks:
-            self._mark(data, edge_index)
+            self._mark(data, before)
         _NORMALISED[data.edge_weight] = True
         if self.attribute != WEIGHT:
             del data[self.attribute]  # Its rows are those of the edges before.
@@ -117,12 +128,13 @@ class Normalise(BaseTransform):
         data[GIVEN] = torch.cat([marks, marks.new_ones(more.numel())])
 
     def _add_to_diagonal(
-        self, edge_index: Tensor, weight: Tensor, num_nodes: int
+        self, edge_index: Tensor, weight: Tensor, num_nodes: int, replaces: bool
     ) -> tuple[Tensor, Tensor]:
-        """Add the weight of a self-loop to that of the existing ones."""
+        """Add the weight of a self-loop to that of the existing ones, or replace it."""
         is_loop = edge_index[0] == edge_index[1]
         loops = weight.new_full((num_nodes,), 2.0 if self.improved else 1.0)
-        loops.index_add_(0, edge_index[0, is_loop], weight[is_loop])
+        if not replaces:
+            loops.index_add_(0, edge_index[0, is_loop], weight[is_loop])
         nodes = torch.arange(num_nodes, device=edge_index.device)
         return (
             torch.cat([edge_index[:, ~is_loop], nodes.expand(2, -1)], dim=1),
@@ -136,7 +148,8 @@ class Normalise(BaseTransform):
         return hash(tuple(vars(self).values()))
 
     def __repr__(self) -> str:
-        given = {name: value for name, value in vars(self).items() if name != "marks"}
+        hidden = ("marks", "prefers_adj_t")
+        given = {name: value for name, value in vars(self).items() if name not in hidden}
         options = ", ".join(f"{name}={value}" for name, value in given.items())
         return f"GCNNorm({options})"
 
@@ -293,7 +306,7 @@ def move_normalisation(
     Args:
         net: The module, which gets layers on the edges as they are.
         graph: Its traced graph, which is changed to call them.
-        edges: The input that is the adjacency; a list of edges, if there are such layers.
+        edges: The input that is the adjacency, unless its values are the weights.
         weighted: The names of layers that are given the values of the adjacency.
 
     Returns:
@@ -327,18 +340,18 @@ def move_normalisation(
             "normalize=False"
         )
     transform = next(iter(found.values()), None)
-    if transform is None or not transform.add_self_loops or edges != "edge_index":
+    if transform is None or not transform.add_self_loops or not edges:
         return transform, list(found), {}
-    added = _take_given_edges(net, graph, found)
+    added = _take_given_edges(net, graph, edges, found)
     if added:
         transform.marks = True
     return transform, list(found), added
 
 
-def _take_given_edges(net: Module, graph: Graph, normalised: Collection[str]) -> Added:
+def _take_given_edges(net: Module, graph: Graph, edges: str, normalised: Collection[str]) -> Added:
     """Have layers that don't normalise take the edges as they are."""
     added: Added = {}
-    source = next(node for node in graph.nodes if node.target == "edge_index")
+    source = next(node for node in graph.nodes if node.target == edges)
     for node in list(graph.nodes):
         if not is_layer(net, node) or node.target in normalised:
             continue

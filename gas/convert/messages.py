@@ -96,8 +96,10 @@ class _Writer:
         # Own rows that are gathered by the destination, such as the largest of a node's messages.
         is_gathered = any(
             is_layer(self._net, user)
-            or (self._kinds.get(user) in (EDGES, SELECTED)
-                and not self._gathers_by_destination(user))
+            or (
+                self._kinds.get(user) in (EDGES, SELECTED)
+                and not self._gathers_by_destination(user)
+            )
             for user in node.users
         )
         return (

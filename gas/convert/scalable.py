@@ -53,11 +53,13 @@ from gas.convert.trace import (
     TRAINING,
     UNROLLED,
     Opened,
+    check_exact,
+    explain_failures,
     is_layer,
     trace,
 )
 from gas.graph import check_nodes
-from gas.nn import fuse, reason_never_exact
+from gas.nn import fuse
 from gas.scalable import HeteroModel, ScalableGNN, to_hetero_model
 
 OWN = 31  # In-batch nodes of the first mini-batch on which layers are checked.
@@ -117,13 +119,15 @@ def to_scalable(
         )
     if isinstance(net, ScalableGNN):
         raise ValueError(f"{type(net).__name__} is a ScalableGNN already: use it as it is")
-    _check_layers(net)
+    _check_is_no_layer(net)
     data = make_graph(net, data, num_nodes)
     if {weight.dtype for weight in net.parameters()} == {torch.float64}:
         kwargs.setdefault("dtype", torch.float64)
     if "num_nodes" in data:
         check_nodes(data, data.num_nodes)
-    inputs, wanted = find_inputs(net, data)
+    check_exact("", net)
+    with explain_failures(net):
+        inputs, wanted = find_inputs(net, data)
     with torch.random.fork_rng(devices=[]):
         if any(torch.nn.parameter.is_lazy(p) for p in net.parameters()):
             find_sample_graphs(net, inputs, data, wanted)  # It runs the module.
@@ -137,6 +141,12 @@ def _check_module(net: Any) -> None:
         raise ValueError(
             f"'net' is {what}, expected a module, such as torch_geometric.nn.GraphSAGE(...)"
         )
+    names = [kind.__name__ for kind in type(net).__mro__]
+    if "ScalableGNN" in names and not isinstance(net, ScalableGNN):
+        raise ValueError(
+            f"{type(net).__name__} is a ScalableGNN of another library: have it inherit "
+            "gas.ScalableGNN, or gas.compat's if it is one of pyg_autoscale's, and use it as it is"
+        )
     if "_orig_mod" in net._modules:
         raise ValueError(
             "'net' is compiled, and can't be followed: give the module as it was, and compile what "
@@ -144,23 +154,12 @@ def _check_module(net: Any) -> None:
         )
 
 
-def _check_layers(net: Module) -> None:
-    for name, layer in net.named_modules():
-        if reason := reason_never_exact(layer):
-            where = f"'{name}' ({type(layer).__name__})" if name else type(layer).__name__
-            raise ValueError(f"{where} isn't exact on mini-batches: it {reason}")
-    layers = [item for item in net.named_modules() if isinstance(item[1], MessagePassing)]
+def _check_is_no_layer(net: Module) -> None:
     if isinstance(net, MessagePassing) and not isinstance(net, UNROLLED):
         raise ValueError(
             f"'net' is a layer, {type(net).__name__}, expected a module that calls layers: "
             "torch_geometric.nn.Sequential('x, edge_index', [(net, 'x, edge_index -> x')])"
         )
-    for name, layer in layers:
-        if getattr(layer, "cached", False):
-            raise ValueError(
-                f"'{name}' ({type(layer).__name__}) has cached=True, which keeps what it computes "
-                "of the first edges that it is given: build it with cached=False"
-            )
 
 
 def _convert_opening(
@@ -200,7 +199,8 @@ def _convert(
 ) -> Converted:
     name = type(net).__name__
     copied = copy_with_noise(net)
-    graphs, expected, inputs = find_sample_graphs(copied, inputs, data, wanted)
+    with explain_failures(net):
+        graphs, expected, inputs = find_sample_graphs(copied, inputs, data, wanted)
     graph = _trace(copied, inputs, wanted, graphs, opened)
     prepared = _move_preparation(copied, graph, inputs, graphs)
     if prepared is not None:
@@ -217,6 +217,8 @@ def _convert(
     if transform is not None:
         if inputs.is_matrix:
             transform.by_value = True
+        if inputs.edges == "adj_t":
+            transform.prefers_adj_t = True
         graphs = [transform(each) for each in graphs]
     given_weights = [*normalised, *weighted]
     outputs = find_outputs(graph, expected, name)

@@ -18,7 +18,7 @@ from torch_geometric.nn import MessagePassing
 
 from gas.convert.edge_layers import EdgeLayer, Propagation
 from gas.convert.known import KnownProxy, KnownValues, answer_questions
-from gas.nn import BY_TIME, SimpleConv
+from gas.nn import BY_TIME, SimpleConv, reason_never_exact
 
 ADJACENCY = ("edge_index", "adj_t", "adj")
 # Layers that propagate several times without a transformation in between; unrolled into hops.
@@ -39,9 +39,13 @@ def parameters(net: Module, method: str) -> dict[str, Any]:
     """Return a method's parameters and defaults; ``inspect.Parameter.empty`` without one."""
     if isinstance(net, pyg.Sequential):
         return dict.fromkeys(net.signature.param_dict, inspect.Parameter.empty)
-    named = inspect.signature(getattr(net, method)).parameters.values()
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return {p.name: p.default for p in named if p.kind not in kinds}
+    encoder = getattr(net, "encoder", None)
+    for function in (getattr(net, method), getattr(encoder, "forward", None)):
+        named = [] if function is None else inspect.signature(function).parameters.values()
+        if found := {p.name: p.default for p in named if p.kind not in kinds}:
+            return found
+    return {}  # Nor has what it passes its arguments to, as torch_geometric.nn.GAE does.
 
 
 def adjacency_name(names: Sequence[str]) -> str:
@@ -58,10 +62,43 @@ def adjacency_name(names: Sequence[str]) -> str:
             "the model's forward names no parameters (*args), by which attributes of the graph "
             "would be given: convert the module inside, or write a forward that names them"
         )
+    several = [name for name in names if "edge_index" in name or name.endswith("_dict")]
+    if len(several) > 1:
+        raise ValueError(
+            f"the model takes {', '.join(names)}: put edges of several kinds into one 'edge_index' "
+            "with an 'edge_type', and take edge_index[:, edge_type == 0] inside, or give a "
+            "HeteroData"
+        )
     raise ValueError(
         f"the model takes {', '.join(names)}, and none of them is the adjacency: name it "
         "'edge_index' or 'adj_t'"
     )
+
+
+class NeverExactError(ValueError):
+    """Error of a module that nothing makes exact on mini-batches."""
+
+
+def check_exact(name: str, module: Module) -> None:
+    """Refuse a module that nothing makes exact.
+
+    Raises:
+        NeverExactError: With its name.
+    """
+    if reason := reason_never_exact(module):
+        where = f"'{name}' ({type(module).__name__})" if name else type(module).__name__
+        raise NeverExactError(f"{where} isn't exact on mini-batches: it {reason}")
+
+
+@contextlib.contextmanager
+def explain_failures(net: Module) -> Iterator[None]:
+    """Give a part of a module that nothing makes exact as the reason why the module fails."""
+    try:
+        yield
+    except ValueError:
+        for name, module in net.named_modules():
+            check_exact(name, module)
+        raise
 
 
 class _Tracer(Tracer):
@@ -86,6 +123,7 @@ class _Tracer(Tracer):
         """Follow modules that take a graph, and record the innermost that can't be traced."""
         if self.known.is_evaluating:
             return forward(*args, **kwargs)
+        check_exact(self.path_of_module(m), m)
         hidden, self.hides_types = self.hides_types, self.hides_types or isinstance(m, UNROLLED)
         try:
             takes_graph = any(map(self._is_graph, (*args, *kwargs.values())))
@@ -255,6 +293,8 @@ def trace(
                 tracer.detach(graphs[-1])
                 sizes.append(len(graphs[0].nodes))
                 constants.append(_take_constants(net))
+    except NeverExactError:
+        raise
     except Exception as error:
         if graphs:
             _check_states(net, sizes[0], graphs)

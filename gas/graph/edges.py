@@ -174,13 +174,16 @@ def read_csr(data: Data, edge_weight: bool = True) -> tuple[CSR, Tensor | None]:
     return csr, weight
 
 
-def with_edge_index(data: Data) -> Data:
-    """Replace a ``torch.sparse_csr`` ``adj_t`` by ``edge_index`` and ``edge_weight``.
+MATRICES = ("csr", "sparse_tensor")
 
-    Other graphs are returned as they are.
+
+def with_edge_index(data: Data) -> Data:
+    """Replace an ``adj_t``, of ``torch.sparse_csr`` or a SparseTensor, by a list of edges.
+
+    The list is ``edge_index`` and ``edge_weight``. Other graphs are returned as they are.
     """
     adj_t = data.get("adj_t")
-    if "edge_index" in data or not isinstance(adj_t, Tensor) or layout_of(adj_t).name != "csr":
+    if "edge_index" in data or adj_t is None or layout_of(adj_t).name not in MATRICES:
         return data
     edges = read_graph(data)
     out = copy.copy(data)

@@ -97,11 +97,15 @@ def find_original_graph(graph: Data, names: Collection[str]) -> Data | None:
 
 def _note(data: Data) -> dict[str, Any]:
     """Return the attributes of a graph, with references to tensors and their version counters."""
+    noted = {key: (weakref.ref(value), _versions(value)) for key, value in _attributes(data)}
     return {
-        key: (weakref.ref(value), version(value)) if isinstance(value, Tensor) else value
-        for key, value in data
-        if isinstance(value, Tensor | int | float | str)
-    }
+        key: noted.get(key, value) for key, value in data
+        if key in noted or isinstance(value, int | float | str)
+    }  # fmt: skip
+
+
+def _versions(value: Any) -> list[int]:
+    return list(map(version, _tensors(value)))
 
 
 def _look_up(noted: dict[str, Any]) -> list[tuple[str, Any]]:
@@ -111,6 +115,6 @@ def _look_up(noted: dict[str, Any]) -> list[tuple[str, Any]]:
         if isinstance(value, tuple):
             reference, before = value
             value = reference()
-            value = None if value is None or version(value) != before else value
+            value = None if value is None or _versions(value) != before else value
         out.append((key, value))
     return out

@@ -61,6 +61,13 @@ def _reason_global_attention(layer: Any) -> str:
     return f"attends to all nodes of the batch, not of the graph: {LOCAL}"
 
 
+def _reason_pooling(layer: Any) -> str:
+    return (
+        "selects nodes of the batch, not of the graph: train models that pool nodes on whole "
+        "graphs, with torch_geometric.loader.DataLoader"
+    )
+
+
 def _reason_edge_order(layer: Any) -> str:
     return (
         "depends on the order in which a node's edges are stored, which is another one in a batch: "
@@ -136,6 +143,11 @@ NEVER: dict[type[torch.nn.Module], Callable[[Any], str]] = {
         "attends to all nodes of the batch, not of the graph: take its 'conv' alone, with the "
         f"norms and the MLP around it; {LOCAL}"
     ),
+    pyg.TopKPooling: _reason_pooling,
+    pyg.SAGPooling: _reason_pooling,
+    pyg.ASAPooling: _reason_pooling,
+    pyg.EdgePooling: _reason_pooling,
+    pyg.MemPooling: _reason_pooling,
     PerformerAttention: _reason_global_attention,
     SGFormerAttention: _reason_global_attention,
     PolynormerAttention: _reason_global_attention,

@@ -6,6 +6,7 @@ import copy
 from types import MethodType
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.utils._pytree import tree_leaves
@@ -37,13 +38,13 @@ def twin(module: Module, memo: dict[Module, Module] | None = None) -> Module:
 def deep_copy(module: Module) -> Module:
     """Copy a module and everything in it.
 
-    Non-leaf tensors, which PyTorch refuses to copy, are detached, such as a stored output or a
-    weight that is computed from others.
+    Tensors that PyTorch refuses to copy are cloned without gradients: stored outputs, weights that
+    are computed from others, sparse matrices.
     """
     memo: dict[int, Any] = {}
     for each in module.modules():
         for value in tree_leaves(vars(each)):
-            if isinstance(value, Tensor) and not value.is_leaf:
+            if isinstance(value, Tensor) and not (value.is_leaf and value.layout == torch.strided):
                 memo[id(value)] = value.detach().clone()
     return copy.deepcopy(module, memo)
 

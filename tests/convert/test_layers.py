@@ -86,7 +86,6 @@ REFUSED = {
     "PDNConv": (lambda: pyg.PDNConv(W, W, 2, 4), "degrees of the batch"),
     "MixHopConv": (lambda: pyg.MixHopConv(W, W // 2, [1, 2]), "and propagates several times"),
     "HypergraphConv": (lambda: pyg.HypergraphConv(W, W), "to hyperedges and back"),
-    "GCNConv-cached": (lambda: pyg.GCNConv(W, W, cached=True), "cached=True"),
     "reversed": (lambda: pyg.SAGEConv(W, W, flow="target_to_source"), "edges out of a node"),
     "DirGNNConv": (
         lambda: pyg.DirGNNConv(pyg.SAGEConv(W, W)),
