@@ -1,0 +1,208 @@
+"""Layers that normalise by themselves, of several hops, and their arguments."""
+
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from comparisons import Layers, Net, TutorialConv, check, check_gradients, of_edge_attr, of_x
+from conftest import random_graph
+from torch import nn
+from torch_geometric.nn import GATConv, GCNConv, GINConv, MessagePassing, SAGEConv
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
+from torch_geometric.utils import degree, remove_self_loops
+
+import gas
+
+# Layers that normalise by themselves, and of several hops -----------------------------------------
+
+
+class Hops(MessagePassing):
+    """Several hops of learnt weights, after GPRGNN."""
+
+    def __init__(self, hops=3, **options):
+        super().__init__(aggr="add")
+        self.hops, self.options = hops, options
+        self.temp = nn.Parameter(torch.rand(hops + 1))
+
+    def forward(self, x, edge_index, edge_weight=None):
+        edge_index, norm = gcn_norm(
+            edge_index, edge_weight, num_nodes=x.size(0), dtype=x.dtype, **self.options
+        )
+        out = x * self.temp[0]
+        for k in range(self.hops):
+            x = self.propagate(edge_index, x=x, norm=norm)
+            out = out + self.temp[k + 1] * x
+        return out
+
+    def message(self, x_j, norm):
+        return norm.view(-1, 1) * x_j
+
+
+class MeanByDegree(MessagePassing):
+    """Divides by degrees that it counts, of rows and of edges."""
+
+    def __init__(self, in_channels, out_channels):
+        super().__init__(aggr="add")
+        self.lin = nn.Linear(in_channels, out_channels)
+
+    def forward(self, x, edge_index):
+        edge_index, _ = remove_self_loops(edge_index)
+        deg = degree(edge_index[1], x.size(0), x.dtype).clamp(min=1)
+        out_deg = degree(edge_index[0], x.size(0), x.dtype)
+        return self.lin(self.propagate(edge_index, x=x * out_deg[:, None]) / deg.view(-1, 1))
+
+
+class Propagating(nn.Module):
+    def __init__(self, **options):
+        super().__init__()
+        self.lin, self.prop = nn.Linear(5, 3), Hops(**options)
+
+    def forward(self, data):
+        x = F.dropout(self.lin(data.x).relu(), training=self.training)
+        return F.log_softmax(self.prop(x, data.edge_index, data.edge_weight), dim=1)
+
+
+@pytest.mark.parametrize("kind", [TutorialConv, MeanByDegree])
+def test_layers_normalise_by_themselves(kind):
+    data = random_graph()
+    data.edge_index = torch.cat([data.edge_index, torch.tensor([[3, 7], [3, 7]])], dim=1)
+    model, graph, _ = check(Layers(kind(5, 8), kind(8, 8)), data, of_x)
+    assert len(model.histories) == 1
+    assert any(name.startswith("prepared_") for name, _ in graph)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("options", [{}, {"add_self_loops": False}, {"improved": True}])
+def test_layers_of_several_hops(options, weighted):
+    data = random_graph()
+    if weighted:
+        data.edge_weight = torch.rand(data.num_edges) + 0.1
+    model, _, _ = check(Propagating(**options), data)
+    assert len(model.histories) == 2
+    assert [history.embedding_dim for history in model.histories] == [3, 3]
+
+
+def test_layers_train_on_mini_batches_as_on_the_whole_graph():
+    check_gradients(Layers(TutorialConv(5, 8), TutorialConv(8, 8)), random_graph(), of_x)
+
+
+class Mixed(nn.Module):
+    """Layers that normalise, with self-loops, beside others."""
+
+    def __init__(self):
+        super().__init__()
+        self.gcn1, self.sage, self.gcn2 = GCNConv(5, 8), SAGEConv(8, 8), GCNConv(8, 8)
+        self.gin, self.gat = GINConv(nn.Linear(8, 8)), GATConv(8, 4, heads=2)
+        self.lin = nn.Linear(8, 3)
+
+    def forward(self, x, edge_index):
+        x = self.sage(self.gcn1(x, edge_index).relu(), edge_index).relu()
+        x = self.gin(x, edge_index) + self.gcn2(x, edge_index)
+        return self.lin(self.gat(x, edge_index=edge_index))
+
+
+@pytest.mark.parametrize("loops", [0, 2])
+def test_layers_with_and_without_self_loops(loops):
+    data = random_graph()
+    data.edge_index = data.edge_index[:, data.edge_index[0] != data.edge_index[1]]
+    nodes = torch.arange(loops).expand(2, -1)
+    data.edge_index = torch.cat([data.edge_index, nodes], dim=1)
+    model, graph, _ = check(Mixed(), data, of_x)
+    assert int(graph.is_given_edge.sum()) == data.num_edges < graph.num_edges
+    assert set(model.net.state_dict()) == set(Mixed().state_dict())
+    again = pickle.loads(pickle.dumps(model))
+    out = model.predict(graph, log=False)
+    torch.testing.assert_close(again.predict(graph, log=False), out)
+
+
+def test_several_self_loops_of_a_node():
+    data = random_graph()
+    data.edge_index = torch.cat([data.edge_index, torch.full((2, 3), 3)], dim=1)
+    model, graph, _ = check(Mixed(), data, of_x)
+    assert int(graph.is_given_edge.sum()) == data.num_edges
+    again = gas.cluster(model.prepare(data.clone()), 4, model=model, log=False)
+    assert again.num_edges == graph.num_edges
+
+
+def test_weights_are_normalised_once():
+    data = random_graph()
+    data.edge_weight = torch.rand(data.num_edges) + 0.1
+    net = WithAttr()
+    data.edge_attr = data.edge_weight
+    model = gas.to_scalable(net, data)
+    prepared = model.prepare(data)
+    with pytest.raises(ValueError, match="weights that were normalised already"):
+        model.prepare(prepared.update({"edge_attr": prepared.edge_weight}))
+
+
+def test_layers_of_different_graphs_are_refused():
+    with pytest.raises(ValueError, match="layers take different graphs, some the edges as they"):
+        gas.to_scalable(Layers(TutorialConv(5, 8), SAGEConv(8, 8)), random_graph())
+
+
+# Arguments of layers ------------------------------------------------------------------------------
+
+
+class Pairs(nn.Module):
+    """Sources and destinations, as bipartite layers take them."""
+
+    def __init__(self, second):
+        super().__init__()
+        self.second = second
+        self.conv1, self.conv2 = SAGEConv((5, 5), 8), GATConv((8, 8), 3, add_self_loops=False)
+        self.lin = nn.Linear(5, 5)
+
+    def forward(self, x, edge_index):
+        others = {"same": x, "other": self.lin(x), "none": None}
+        x = self.conv1((x, others[self.second]), edge_index).relu()
+        return self.conv2((x, x), edge_index)
+
+
+@pytest.mark.parametrize("second", ["same", "other", "none"])
+def test_layers_take_pairs(second):
+    check(Pairs(second), random_graph(), of_x)
+
+
+class WithAttr(Net):
+    def forward(self, x, edge_index, edge_attr):
+        return self.conv2(self.conv1(x, edge_index, edge_attr).relu(), edge_index, edge_attr)
+
+
+def test_weights_have_another_name():
+    data = random_graph()
+    data.edge_attr = torch.rand(data.num_edges) + 0.1
+    _, graph, _ = check(WithAttr(), data, of_edge_attr)
+    assert "edge_attr" not in graph  # Its rows aren't those of the edges with self-loops.
+
+
+class Embedded(Net):
+    def __init__(self, num_nodes, by_id):
+        super().__init__()
+        self.table, self.by_id = nn.Embedding(num_nodes, 5), by_id
+
+    def forward(self, node_id, edge_index):
+        x = self.table(node_id) if self.by_id else self.table.weight
+        return self.conv2(self.conv1(x, edge_index).relu(), edge_index)
+
+
+def test_rows_of_parameters_are_read_by_id():
+    data = random_graph()
+    data.node_id = torch.arange(data.num_nodes)
+    model, graph, _ = check(
+        Embedded(data.num_nodes, True), data, lambda net, data: net(data.node_id, data.edge_index)
+    )
+    batch = next(iter(gas.SubgraphLoader(graph, log=False)))
+    model(batch).sum().backward()
+    read = model.net.table.weight.grad.abs().sum(dim=1).nonzero().view(-1)
+    assert set(read.tolist()) <= set(graph.perm[batch.n_id].tolist())
+
+
+def test_parameters_without_ids_are_refused():
+    class WithoutIds(Embedded):
+        def forward(self, edge_index):
+            return super().forward(None, edge_index)
+
+    data = random_graph()
+    with pytest.raises(ValueError, match=r"'table.weight' has a row for each node.*node_id"):
+        gas.to_scalable(WithoutIds(data.num_nodes, False), data)
