@@ -191,7 +191,10 @@ def run_case(sources: Path, case: dict[str, Any]) -> dict[str, Any]:
                     torch.nn.init.normal_(parameter)  # Zeros hide errors.
             text = case.get("call", "net(data.x, data.edge_index)")
             code = compile(text, "call", "eval")
-            call = lambda net, data: eval(code, {"net": net, "data": data, "torch": torch})
+
+            def call(net: Any, data: Any) -> Any:
+                return eval(code, {"net": net, "data": data, "torch": torch})
+
             call(net, copy.copy(data))
         except Exception:
             return {"result": "not run", "message": traceback.format_exc(limit=-3)}

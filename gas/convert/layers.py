@@ -76,7 +76,7 @@ class Normalise(BaseTransform):
             del data["edge_index" if self.prefers_adj_t else "adj_t"]
         is_list = "edge_index" in data and not self.by_value
         given = data.get("adj_t") if "edge_index" not in data else None
-        replaces = given is not None and layout_of(given).name == "sparse_tensor"
+        replaces = given is not None and layout_of(given, "adj_t").name == "sparse_tensor"
         data = with_edge_index(data)
         edge_index = before = data.edge_index
         weight = data.get(self.attribute)

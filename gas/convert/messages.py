@@ -15,8 +15,8 @@ from torch.nn import Module
 from gas.convert.edge_layers import EdgeLayer
 from gas.convert.kinds import EDGES, ROWS, SELECTED, Values
 from gas.convert.known import FACTORIES
-from gas.convert.rewrite import erase_unused
-from gas.convert.trace import Added, changes_in_training, is_layer
+from gas.convert.rewrite import changes_in_training, erase_unused
+from gas.convert.trace import Added, is_layer
 
 MESSAGES = "_messages_"  # The prefix of the names of such layers.
 # Functions of tensors whose numbers they don't read.

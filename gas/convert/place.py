@@ -16,8 +16,9 @@ from torch.nn import Module
 from gas.convert.kinds import ROWS
 from gas.convert.layers import WEIGHT, LayerCall
 from gas.convert.outputs import Outputs
+from gas.convert.rewrite import changes_in_training
 from gas.convert.scope import dense, dropout, join, own_rows, pull, read_history, sources, weights
-from gas.convert.trace import changes_in_training, get_module, is_dropout, is_layer
+from gas.convert.trace import get_module, is_dropout, is_layer
 from gas.nn import LINEAR_LAYERS, Dropout, FusedConv, has_hooks
 
 

@@ -100,6 +100,15 @@ def erase_unused(graph: Graph, modules: Collection[Node] = ()) -> None:
             graph.erase_node(node)
 
 
+def changes_in_training(net: Module, node: Node) -> bool:
+    """Return whether a function draws numbers, or keeps statistics, in training."""
+    module = get_module(net, node)
+    parts = () if module is None else tuple(module.modules())
+    keeps = any(getattr(part, "track_running_stats", False) for part in parts)
+    drops = any(isinstance(part, torch.nn.modules.dropout._DropoutNd) for part in parts)
+    return keeps or drops or is_dropout(net, node)
+
+
 def _drops_in_place(net: Module, node: Node) -> bool:
     """Return whether a node is a dropout that changes what it is given."""
     if not is_dropout(net, node):

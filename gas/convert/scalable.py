@@ -53,13 +53,11 @@ from gas.convert.trace import (
     TRAINING,
     UNROLLED,
     Opened,
-    check_exact,
-    explain_failures,
     is_layer,
     trace,
 )
 from gas.graph import check_nodes
-from gas.nn import fuse
+from gas.nn import NeverExactError, check_exact, explain_failures, fuse
 from gas.scalable import HeteroModel, ScalableGNN, to_hetero_model
 
 OWN = 31  # In-batch nodes of the first mini-batch on which layers are checked.
@@ -178,6 +176,8 @@ def _convert_opening(
             if not issubclass(kind, MessagePassing) or not is_own or kind in opened:
                 raise ValueError(str(first)) from None
             opened = (*opened, kind)
+        except NeverExactError:
+            raise
         except ValueError as error:
             if first is not None:
                 raise ValueError(f"{first}. Inside of it, {error}") from error

@@ -18,7 +18,7 @@ from torch_geometric.nn import MessagePassing
 
 from gas.convert.edge_layers import EdgeLayer, Propagation
 from gas.convert.known import KnownProxy, KnownValues, answer_questions
-from gas.nn import BY_TIME, SimpleConv, reason_never_exact
+from gas.nn import BY_TIME, NeverExactError, SimpleConv, check_exact
 
 ADJACENCY = ("edge_index", "adj_t", "adj")
 # Layers that propagate several times without a transformation in between; unrolled into hops.
@@ -73,32 +73,6 @@ def adjacency_name(names: Sequence[str]) -> str:
         f"the model takes {', '.join(names)}, and none of them is the adjacency: name it "
         "'edge_index' or 'adj_t'"
     )
-
-
-class NeverExactError(ValueError):
-    """Error of a module that nothing makes exact on mini-batches."""
-
-
-def check_exact(name: str, module: Module) -> None:
-    """Refuse a module that nothing makes exact.
-
-    Raises:
-        NeverExactError: With its name.
-    """
-    if reason := reason_never_exact(module):
-        where = f"'{name}' ({type(module).__name__})" if name else type(module).__name__
-        raise NeverExactError(f"{where} isn't exact on mini-batches: it {reason}")
-
-
-@contextlib.contextmanager
-def explain_failures(net: Module) -> Iterator[None]:
-    """Give a part of a module that nothing makes exact as the reason why the module fails."""
-    try:
-        yield
-    except ValueError:
-        for name, module in net.named_modules():
-            check_exact(name, module)
-        raise
 
 
 class _Tracer(Tracer):
@@ -414,15 +388,6 @@ def is_dropout(net: Module, node: Node) -> bool:
     if node.op == "call_module":
         return isinstance(get_module(net, node), torch.nn.modules.dropout._DropoutNd)
     return node.op == "call_function" and node.target in DROPOUTS
-
-
-def changes_in_training(net: Module, node: Node) -> bool:
-    """Return whether a function draws numbers, or keeps statistics, in training."""
-    module = get_module(net, node)
-    parts = () if module is None else tuple(module.modules())
-    keeps = any(getattr(part, "track_running_stats", False) for part in parts)
-    drops = any(isinstance(part, torch.nn.modules.dropout._DropoutNd) for part in parts)
-    return keeps or drops or is_dropout(net, node)
 
 
 DROPOUTS = (

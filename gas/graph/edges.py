@@ -183,7 +183,7 @@ def with_edge_index(data: Data) -> Data:
     The list is ``edge_index`` and ``edge_weight``. Other graphs are returned as they are.
     """
     adj_t = data.get("adj_t")
-    if "edge_index" in data or adj_t is None or layout_of(adj_t).name not in MATRICES:
+    if "edge_index" in data or adj_t is None or layout_of(adj_t, "adj_t").name not in MATRICES:
         return data
     edges = read_graph(data)
     out = copy.copy(data)

@@ -10,7 +10,13 @@ from gas.nn.explained import Masks, forget_masks, prepare_layers, show_embedding
 from gas.nn.fuse import fuse
 from gas.nn.gcn import GCN2Conv, GCNConv
 from gas.nn.hetero import relations, share_products
-from gas.nn.inexact import BY_TIME, reason_inexact, reason_never_exact
+from gas.nn.inexact import (
+    BY_TIME,
+    NeverExactError,
+    check_exact,
+    explain_failures,
+    reason_inexact,
+)
 from gas.nn.mixture import GMMConv, gaussian_mixture
 from gas.nn.sparse_features import LINEAR_LAYERS, Linear, has_hooks, linear
 from gas.nn.spmm import spmm
@@ -50,8 +56,10 @@ __all__ = [
     "has_hooks",
     "linear",
     "prepare_layers",
+    "check_exact",
+    "explain_failures",
+    "NeverExactError",
     "reason_inexact",
-    "reason_never_exact",
     "relations",
     "share_products",
     "show_embeddings",

@@ -6,7 +6,8 @@ of its halo. A layer that needs them would return other results without an error
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -181,3 +182,29 @@ def reason_never_exact(layer: torch.nn.Module) -> str:
                 f"the next past the histories: {BY_TIME}"
             )
     return ""
+
+
+class NeverExactError(ValueError):
+    """Error of a module that nothing makes exact on mini-batches."""
+
+
+def check_exact(name: str, module: torch.nn.Module) -> None:
+    """Refuse a module that nothing makes exact.
+
+    Raises:
+        NeverExactError: With its name.
+    """
+    if reason := reason_never_exact(module):
+        where = f"'{name}' ({type(module).__name__})" if name else type(module).__name__
+        raise NeverExactError(f"{where} isn't exact on mini-batches: it {reason}")
+
+
+@contextlib.contextmanager
+def explain_failures(net: torch.nn.Module) -> Iterator[None]:
+    """Give a part of a module that nothing makes exact as the reason why the module fails."""
+    try:
+        yield
+    except ValueError:
+        for name, module in net.named_modules():
+            check_exact(name, module)
+        raise
