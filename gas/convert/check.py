@@ -23,7 +23,8 @@ from gas.convert.inputs import (
     record,
 )
 from gas.convert.kinds import EDGES, OTHER, ROWS, Values, check_rows, row_dim
-from gas.convert.layers import LayerCall, disable_normalisation, is_close
+from gas.convert.known import is_close
+from gas.convert.layers import LayerCall, disable_normalisation
 from gas.convert.messages import Messages
 from gas.convert.outputs import Outputs, flatten
 from gas.convert.rewrite import PRODUCT, add_product

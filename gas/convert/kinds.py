@@ -13,10 +13,9 @@ from torch.nn import Module
 from torch.utils._pytree import tree_leaves
 
 from gas.convert.inputs import copy_value, like_tuple
-from gas.convert.known import evaluate_node
-from gas.convert.layers import is_close
+from gas.convert.known import evaluate_node, is_close
 from gas.convert.trace import get_module, is_layer
-from gas.nn import reason_inexact
+from gas.nn import deep_copy, reason_inexact
 
 ROWS = "rows"  # Rows of nodes, or their number.
 EDGES = "edges"
@@ -160,6 +159,7 @@ def check_rows(
         if not taken:
             continue
         _check_type(net, node, records, kinds[node])
+        _check_buffers(net, node, records[0])
         if kinds[node] == OTHER and not isinstance(records[0][node], Tensor):
             continue  # A width, a type, a device.
         size = counts[taken == {EDGES}]
@@ -170,6 +170,26 @@ def check_rows(
 def _call_name(net: Module, node: Node) -> str:
     module = get_module(net, node)
     return type(module).__name__ if module is not None else function_name(node)
+
+
+def _check_buffers(net: Module, node: Node, values: Values) -> None:
+    """Refuse a module that keeps rows of a call in training, such as each node's cluster."""
+    module = get_module(net, node)
+    if module is None or next(module.buffers(), None) is None:
+        return
+    copied = deep_copy(module).train()
+    shapes = {name: rows.shape for name, rows in copied.named_buffers()}
+    try:
+        evaluate_node(copied, node, lambda each: copy_value(values[each]), copied)
+    except Exception:  # A module may raise anything in training; it will raise it then, too.
+        return
+    for name, rows in copied.named_buffers():
+        if rows.shape != shapes.get(name, rows.shape):
+            raise ValueError(
+                f"'{node.target}' ({type(module).__name__}) keeps rows of each call in "
+                f"'{name}', and mini-batches come one after another: keep what doesn't depend on "
+                "how many nodes there are"
+            )
 
 
 def _check_type(net: Module, node: Node, records: Sequence[Values], kind: str) -> None:

@@ -217,11 +217,13 @@ def _attribute(module: Any, target: str) -> Any:
     return module
 
 
-def evaluate_node(net: Module, node: Node, value_of: Callable[[Node], Any]) -> Any:
-    """Evaluate a node for other values of its arguments."""
+def evaluate_node(
+    net: Module, node: Node, value_of: Callable[[Node], Any], module: Module | None = None
+) -> Any:
+    """Evaluate a node for other values of its arguments, or another module than it calls."""
     args, kwargs = map_arg(node.args, value_of), map_arg(node.kwargs, value_of)
     if node.op == "call_module":
-        return net.get_submodule(str(node.target))(*args, **kwargs)
+        return (module or net.get_submodule(str(node.target)))(*args, **kwargs)
     if node.op == "call_method":
         return getattr(args[0], str(node.target))(*args[1:], **kwargs)
     function: Any = node.target
@@ -309,3 +311,17 @@ def answer_questions() -> Iterator[None]:
         for function in FACTORIES:
             stack.enter_context(mock.patch.object(torch, function.__name__, function))
         yield
+
+
+def is_close(found: Any, expected: Any) -> bool:
+    """Return whether two results are equal up to rounding."""
+    if isinstance(expected, tuple | list):
+        return len(found) == len(expected) and all(map(is_close, found, expected))
+    if not isinstance(expected, Tensor):
+        return found == expected
+    if found.shape != expected.shape:
+        return False
+    if not expected.is_floating_point():
+        return torch.equal(found, expected)
+    scale = expected.abs().nan_to_num(0, 0, 0).max().item() if expected.numel() else 0.0
+    return torch.allclose(found, expected, rtol=1e-4, atol=1e-5 * scale + 1e-12, equal_nan=True)

@@ -9,7 +9,7 @@ from torch.fx import GraphModule
 from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
 
-from gas.convert.layers import is_close
+from gas.convert.known import is_close
 from gas.graph import is_row_per_edge, with_edge_index
 
 PREPARED = "prepared_"  # The prefix of attributes that are computed for the whole graph.

@@ -16,8 +16,7 @@ from torch.utils._pytree import tree_leaves
 from torch_geometric.data import Data
 
 from gas.convert.kinds import Values, function_name, is_selection
-from gas.convert.known import SHAPE_ATTRIBUTES, SHAPE_METHODS, assign
-from gas.convert.layers import is_close
+from gas.convert.known import SHAPE_ATTRIBUTES, SHAPE_METHODS, assign, is_close
 from gas.convert.preparation import PREPARED, Preparation
 from gas.convert.rewrite import erase_unused
 

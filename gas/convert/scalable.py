@@ -31,12 +31,12 @@ from gas.convert.inputs import (
     record,
 )
 from gas.convert.kinds import Values, check_rows, find_value_kinds, row_dims
+from gas.convert.known import is_close
 from gas.convert.layers import (
     WEIGHT,
     LayerCall,
     Normalise,
     describe_call,
-    is_close,
     lacks_weight,
     move_normalisation,
 )
@@ -143,7 +143,7 @@ def _check_module(net: Any) -> None:
     if "ScalableGNN" in names and not isinstance(net, ScalableGNN):
         raise ValueError(
             f"{type(net).__name__} is a ScalableGNN of another library: have it inherit "
-            "gas.ScalableGNN, or gas.compat's if it is one of pyg_autoscale's, and use it as it is"
+            "gas.ScalableGNN, as docs/migration.md shows for pyg_autoscale's, and use it as it is"
         )
     if "_orig_mod" in net._modules:
         raise ValueError(
@@ -215,10 +215,7 @@ def _convert(
     if transform is not None and prepared is not None:
         raise prepared.conflict(transform)
     if transform is not None:
-        if inputs.is_matrix:
-            transform.by_value = True
-        if inputs.edges == "adj_t":
-            transform.prefers_adj_t = True
+        transform.fit_to(inputs.is_matrix, inputs.edges)
         graphs = [transform(each) for each in graphs]
     given_weights = [*normalised, *weighted]
     outputs = find_outputs(graph, expected, name)

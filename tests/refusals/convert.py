@@ -42,6 +42,17 @@ class Anything(nn.Module):
         return args[0]
 
 
+class Kept(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("cluster", torch.zeros(4))
+
+    def forward(self, x):
+        if self.training:
+            self.cluster = x.argmax(dim=1)
+        return x
+
+
 Foreign = type("Foreign", (type("ScalableGNN", (nn.Module,), {}),), {})
 
 
@@ -328,6 +339,9 @@ CASES = {
     ),
     "edges of two kinds": lambda t: convert(
         lambda net, x, a, b: net.conv(x, a) + net.conv(x, b), "x, pos_edge_index, neg_edge_index"
+    ),
+    "rows of a call that are kept": lambda t: convert(
+        lambda net, x, edge_index: net.conv(net.kept(x), edge_index), kept=Kept()
     ),
     "a model of another library": lambda t: gas.to_scalable(Foreign(), ring()),
     "a graph that isn't prepared": lambda t: with_loops().predict(
