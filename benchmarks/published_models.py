@@ -229,7 +229,8 @@ def main() -> None:
     cases = [json.loads(line) for line in lines if line.strip() and not line.startswith("#")]
     counts: dict[str, int] = {}
     for case in cases:
-        label = f"{case['source']} {case.get('file', '')} {case['name']}"
+        where = f"{case['source']} {case.get('file', '')} {case['name']}"
+        label = f"{where} [{case['mode']}]" if case.get("mode") else where
         if args.only and args.only not in label:
             continue
         out = run_case(args.sources, case)
