@@ -292,7 +292,7 @@ class Conversion:
         if not all(isinstance(value, Tensor) for value in tensors) or listed.num_nodes < 4:
             return None
         out = subsample(listed, sorted(names), MOST_NODES, MOST_EDGES)
-        if "edge_index" not in data or (self.inputs.edges == "adj_t" and "adj_t" in data):
+        if self.inputs.reads_adj_t(data):
             if WEIGHT not in out:
                 out.edge_weight = torch.ones(out.num_edges)
             out.adj_t = self.inputs.to_matrix(out)

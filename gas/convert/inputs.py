@@ -98,10 +98,14 @@ class Inputs:
             return dict(values)
         return {self.graph: GraphArgument({**self.plain, **values}, self.counted)}
 
+    def reads_adj_t(self, data: Data) -> bool:
+        """Return whether the module is given a graph's ``adj_t``, which may have a list, too."""
+        return "edge_index" not in data or (self.edges == "adj_t" and "adj_t" in data)
+
     def run_in_layout(self, net: Module, data: Data) -> Any:
         """Run the module on a graph in the graph's own layout."""
         values = {name: copy_value(data[name]) for name in self.names}
-        if "edge_index" not in data or (self.edges == "adj_t" and "adj_t" in data):
+        if self.reads_adj_t(data):
             values[self.edges] = data.adj_t
         else:
             is_matrix = self.is_matrix and WEIGHT in data
@@ -187,8 +191,8 @@ def find_inputs(net: Module, data: Data) -> tuple[Inputs, dict[str, Any]]:
     weighted = _is_weighted(data.get("adj_t")) and "edge_index" not in data
     by_value = weighted or (edges != "edge_index" and WEIGHT in data)
     adj_t = data.get("adj_t")
-    layout = "csr" if adj_t is None else layout_of(adj_t, "adj_t").name
-    layout = layout if layout == "sparse_tensor" else "csr"
+    is_sparse_tensor = adj_t is not None and layout_of(adj_t, "adj_t").name == "sparse_tensor"
+    layout = "sparse_tensor" if is_sparse_tensor else "csr"
     if not graph:
         return Inputs(method, names, edges, by_value, layout=layout), wanted
     plain = {

@@ -57,7 +57,7 @@ class Normalise(BaseTransform):
     """Mark the original edges, for layers that take no added self-loops."""
 
     prefers_adj_t = False
-    """Whether the module takes the ``adj_t`` of a graph that has an ``edge_index``, too."""
+    """Take the ``adj_t`` of a graph that has both, as the module does."""
 
     takes_adj_t = True
     """Whether :func:`gas.cluster` passes the graph with an ``adj_t`` instead of ``edge_index``."""

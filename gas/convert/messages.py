@@ -259,7 +259,10 @@ def wrap_messages(
         The layers, as functions of the module.
     """
     writer = _Writer(net, graph, edges, kinds, record, num_nodes)
-    modules = [node for node in graph.nodes if kinds.get(node) in (EDGES, SELECTED)]
+    modules = [
+        node for node in graph.nodes
+        if node.op == "call_module" and kinds[node] in (EDGES, SELECTED)
+    ]  # fmt: skip
     once: set[Node] = set()
     made: Added = {}
     for output in writer.in_order(writer.reduced | writer.shared):

@@ -20,7 +20,7 @@ from comparisons import (
 from conftest import random_graph
 from torch import nn
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv
-from torch_geometric.utils import add_self_loops, degree, scatter, softmax
+from torch_geometric.utils import add_self_loops, degree, remove_self_loops, scatter, softmax
 
 import gas
 
@@ -331,6 +331,27 @@ def returned_edges(net, x, edge_index, _, edge_type):
 
 def averaged_edges(net, x, edge_index, edge_attr, edge_type):
     return net.sage(x, edge_index) * edge_attr[edge_type == 0].mean()
+
+
+class WithoutLoops(nn.Module):
+    """Sums over the edges without self-loops, which the whole graph is prepared with."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(5, 3)
+
+    def forward(self, x, edge_index):
+        src, dst = remove_self_loops(edge_index)[0]
+        for _ in range(2):
+            x = scatter(x[src], dst, dim=0, dim_size=x.size(0), reduce="mean")
+        return self.lin(x)
+
+
+def test_sums_over_edges_without_self_loops():
+    data = random_graph()
+    data.edge_index = torch.cat([data.edge_index, torch.arange(9).expand(2, -1)], dim=1)
+    model, _, _ = check(WithoutLoops(), data, of_x)
+    assert len(model.histories) == 1
 
 
 class OfFunction(OfTypes):
