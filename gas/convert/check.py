@@ -25,9 +25,9 @@ from gas.convert.inputs import (
 from gas.convert.kinds import EDGES, OTHER, ROWS, Values, check_rows, row_dim
 from gas.convert.known import is_close
 from gas.convert.layers import LayerCall, disable_normalisation
+from gas.convert.matrices import add_products
 from gas.convert.messages import Messages
 from gas.convert.outputs import Outputs, flatten
-from gas.convert.rewrite import PRODUCT, add_product
 from gas.convert.sample import subsample
 from gas.convert.scope import FUSED, PAIR, SQUARE, LayerScope
 from gas.convert.trace import TRAINING, UNROLLED, Added, Opened, add_hop
@@ -49,8 +49,7 @@ def make_layers(
     """Return a twin of a module, with its parameters and with fused layers."""
     out = twin(net)
     forget_cached(out)
-    if any(node.target == PRODUCT for node in graph.nodes):
-        add_product(out)
+    add_products(out, graph)
     for layer in out.modules():
         if isinstance(layer, (*UNROLLED, *opened)):
             add_hop(layer)

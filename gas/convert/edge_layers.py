@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+from torch.fx import Node
 from torch.nn import Module
 from torch_geometric.nn import MessagePassing
 
@@ -47,3 +49,20 @@ class Propagation(EdgeLayer):
         """Return what ``layer.propagate`` gives."""
         layer: Any = self.layer
         return type(layer).propagate(layer, edge_index, **given)
+
+
+def turns_round(value: Node, adjacency: Node) -> bool:
+    """Return whether a value is the edges with sources and destinations exchanged."""
+    if value.target == "flip":
+        return value.args in ((adjacency, 0), (adjacency, [0]))
+    ends: Any = value.args[0] if value.target is torch.stack else ()
+    return [end.args for end in ends if isinstance(end, Node)] == [(adjacency, 1), (adjacency, 0)]
+
+
+def direction_error(what: str) -> ValueError:
+    """Return the error of messages that are passed against the direction of the edges."""
+    return ValueError(
+        f"{what} passes messages from the destinations of edges to their sources, of which a "
+        "mini-batch doesn't have all edges: turn the graph round, data.edge_index.flip(0), and "
+        "pass messages from edge_index[0] to edge_index[1]"
+    )

@@ -15,6 +15,7 @@ from torch.nn import Module
 from torch_geometric.data import Data
 from torch_geometric.nn import DeepGCNLayer
 
+from gas.convert.graph_argument import GraphArgument, find_dictionaries
 from gas.convert.trace import ADJACENCY, GIVEN, TRAINING, UNSUPPORTED, adjacency_name, parameters
 from gas.graph import WEIGHT, find_layout, is_row_per_node, layout_of, with_csr_features
 from gas.nn import deep_copy
@@ -25,41 +26,6 @@ RESERVED = frozenset(
 )
 
 
-class GraphArgument(Data):
-    """The graph that ``forward(data)`` is called with, of tensors or of the proxies of a trace.
-
-    Args:
-        values: The attributes.
-        counted: An attribute with a row for each node, by which they are counted.
-    """
-
-    def __init__(self, values: Mapping[str, Any], counted: str) -> None:
-        super().__init__()
-        self.__dict__["_counted"], self.__dict__["read"] = counted, set[str]()
-        for key, value in values.items():
-            self[key] = value
-
-    def __getitem__(self, key: str) -> Any:
-        self.read.add(key)
-        return super().__getitem__(key)
-
-    def __getattr__(self, key: str) -> Any:
-        self.read.add(key)
-        return super().__getattr__(key)
-
-    @property
-    def num_nodes(self) -> Any:
-        """Return the number of nodes: of a mini-batch, those of its halo included."""
-        if not self._counted:
-            raise ValueError("the graph has no rows, such as 'x', by which its nodes are counted")
-        return self[self._counted].size(0)
-
-    @property
-    def num_node_features(self) -> Any:
-        """Return the width of ``x``."""
-        return self.x.size(-1)
-
-
 @dataclass
 class Inputs:
     """Arguments of a method that a graph provides.
@@ -68,7 +34,8 @@ class Inputs:
     * ``by_value``: whether the weights of the edges are the values of the adjacency, as of an
       ``adj_t``, so that layers get them without an argument of their own.
     * ``graph``: the parameter for the graph itself, whose attributes are then ``names`` and
-      ``edges``, besides ``plain`` ones that are no tensors; ``counted``: one with a row per node.
+      ``edges``, besides ``plain`` ones that are no tensors; ``counted``: one with a row per node;
+      ``nested``: dictionaries of these attributes, by their names.
     * ``made``: attributes that the transform of the graph makes; ``layout``: that of its matrix.
     """
 
@@ -81,6 +48,7 @@ class Inputs:
     counted: str = ""
     made: Sequence[str] = ()
     layout: str = "csr"
+    nested: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def is_matrix(self) -> bool:
@@ -96,7 +64,7 @@ class Inputs:
         """Return the method's arguments: values of the graph, or the graph that has them."""
         if not self.graph:
             return dict(values)
-        return {self.graph: GraphArgument({**self.plain, **values}, self.counted)}
+        return {self.graph: GraphArgument({**self.plain, **values}, self.counted, self.nested)}
 
     def reads_adj_t(self, data: Data) -> bool:
         """Return whether the module is given a graph's ``adj_t``, which may have a list, too."""
@@ -201,7 +169,10 @@ def find_inputs(net: Module, data: Data) -> tuple[Inputs, dict[str, Any]]:
     }  # fmt: skip
     rows = [name for name in ("x", *names) if name in data and is_row_per_node(data, name)]
     counted = rows[0] if rows else ""
-    return Inputs(method, names, edges, by_value, graph, plain, counted, layout=layout), wanted
+    nested = find_dictionaries(data, [*names, edges])
+    return (
+        Inputs(method, names, edges, by_value, graph, plain, counted, (), layout, nested), wanted
+    )  # fmt: skip
 
 
 def _graph_parameter(wanted: dict[str, Any], data: Data) -> str:

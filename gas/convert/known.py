@@ -18,6 +18,9 @@ from torch.nn import Module
 from torch.utils import checkpoint
 from torch.utils._pytree import tree_leaves
 from torch_geometric.nn.models import rev_gnn
+from torch_geometric.typing import SparseTensor
+
+from gas.convert.matrices import TracedMatrix, trace_matrices
 
 # Methods and attributes of a tensor that don't depend on its numbers.
 SHAPE_METHODS = ("size", "dim", "ndimension", "numel", "is_floating_point", "is_complex")
@@ -195,10 +198,27 @@ class KnownValues:
         return any(self._is_of_numbers(each, seen) for each in node.all_input_nodes)
 
     def _compares_same(self, node: Node) -> bool:
-        """Return whether sizes are compared that are equal on each graph, whatever its size."""
-        found = self._values[node]
-        return (node.target is operator.eq and all(each is True for each in found)) or (
-            node.target is operator.ne and all(each is False for each in found)
+        """Return whether sizes are compared that are equal on each graph, or differ on each."""
+        if node.target not in (operator.eq, operator.ne):
+            return False
+        is_equal = {each is (node.target is operator.eq) for each in self._values[node]}
+        if len(is_equal) == 2:
+            return False
+        return is_equal.pop() or self._always_differ(*node.args)
+
+    def _always_differ(self, *pair: Any) -> bool:
+        """Return whether two shapes differ in a size that is the same on each graph."""
+        given = [
+            self._values[each] if isinstance(each, Node) else [each] * len(self._samples)
+            for each in pair
+        ]
+        if not all(isinstance(shape, tuple | list) for shapes in given for shape in shapes):
+            return False
+        if len({len(shape) for shapes in given for shape in shapes}) > 1:
+            return all(len(one) != len(two) for one, two in zip(*given, strict=True))
+        columns = [list(map(set, zip(*shapes, strict=True))) for shapes in given]
+        return any(
+            len(one) == len(two) == 1 and one != two for one, two in zip(*columns, strict=True)
         )
 
 
@@ -260,10 +280,10 @@ rand, randn = map(_make_factory, ("rand", "randn"))
 FACTORIES = (zeros, ones, full, empty, arange, eye, rand, randn)
 
 
-def _names_tensor(kind: Any) -> bool:
-    """Return whether a class, a tuple or a union of classes contains that of tensors."""
+def _names(kind: Any, wanted: Any) -> bool:
+    """Return whether a class, a tuple or a union of classes contains a class."""
     kinds = kind if type(kind) is tuple else getattr(kind, "__args__", ())
-    return kind is Tensor or any(map(_names_tensor, kinds))
+    return kind is wanted or any(_names(each, wanted) for each in kinds)
 
 
 GENERATOR = "_checkpoint_without_reentrant_generator"
@@ -300,10 +320,13 @@ def answer_questions() -> Iterator[None]:
     is_instance = isinstance
 
     def answer(value: Any, kind: Any) -> bool:
-        is_known = type(value) is KnownProxy and _names_tensor(kind)
+        if type(value) is TracedMatrix:
+            return _names(kind, SparseTensor) or is_instance(value, kind)
+        is_known = type(value) is KnownProxy and _names(kind, Tensor)
         return (is_known and value.is_tensor) or is_instance(value, kind)
 
     with contextlib.ExitStack() as stack:
+        stack.enter_context(trace_matrices())
         stack.enter_context(mock.patch.object(builtins, "isinstance", answer))
         for name, plain in (("CheckpointFunction", _Plain), (GENERATOR, _yield_once)):
             stack.enter_context(mock.patch.object(checkpoint, name, plain))

@@ -18,7 +18,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.transforms import BaseTransform
 
-from gas.convert.edge_layers import OnGivenEdges
+from gas.convert.edge_layers import OnGivenEdges, direction_error, turns_round
 from gas.convert.scope import (
     SQUARE,
     edge_weight,
@@ -266,6 +266,8 @@ def describe_call(
         and kinds[value[0]] == "rows" and (value[1] is None or isinstance(value[1], Node))
     ]  # fmt: skip
     rows = [*pairs[:1], *rows]
+    if any(turns_round(value, adjacency) for value in given.values()):
+        raise direction_error(f"'{name}' ({type(layer).__name__})")
     if not edges or not rows:
         raise ValueError(
             f"'{name}' ({type(layer).__name__}) takes {', '.join(bound)}, and expected are rows of "

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.nn import Module
 
-from gas.convert.edge_layers import EdgeLayer
-from gas.convert.kinds import EDGES, ROWS, SELECTED, Values
+from gas.convert.edge_layers import EdgeLayer, direction_error
+from gas.convert.kinds import EDGES, ROWS, SELECTED, Values, function_name
 from gas.convert.known import FACTORIES
 from gas.convert.rewrite import changes_in_training, erase_unused
 from gas.convert.trace import Added, is_layer
@@ -161,6 +161,15 @@ class _Writer:
             and torch.equal(value.reshape(ends.numel(), -1)[:, 0], ends)
         )  # fmt: skip
 
+    def sums_at_sources(self, node: Node) -> bool:
+        """Return whether a value has a row for each source of edges, not for each destination."""
+        sources, destinations = self._record[self._edges]
+        indices = [self._record[each] for each in node.all_input_nodes if self._kinds[each] == EDGES]
+        return not torch.equal(sources, destinations) and any(
+            isinstance(index, Tensor) and index.dim() == 1 and torch.equal(index, sources)
+            for index in indices
+        )
+
     def _find_shared(self) -> set[Node]:
         """Find the rows of edges that several sums need, which are computed once for all."""
         sums: dict[Node, set[Node]] = {}
@@ -268,6 +277,8 @@ def wrap_messages(
     for output in writer.in_order(writer.reduced | writer.shared):
         if not output.users:
             continue
+        if output in writer.reduced and writer.sums_at_sources(output):
+            raise direction_error(f"'{output.name}' ({function_name(output)})")
         inside = writer.collect(output)
         if all(kinds[each] == EDGES and each is not edges for each in writer.inputs_of(inside)):
             continue  # Of single edges.

@@ -78,7 +78,7 @@ class _Finder:
             if keeps_selections and self.moved.isdisjoint(inputs) and node in found:
                 self._keep_selection(node)
             if node in found and (
-                not self._is_like_edges(node)
+                not self._is_like_edges(node) or self._weighs_edges(node)
                 or (not self.moved.isdisjoint(inputs) and not self._is_selected(node))
             ):
                 self.moved.add(node)
@@ -135,6 +135,18 @@ class _Finder:
             for record in self.records
         ]  # fmt: skip
         return list(zip(*per_graph, strict=True))
+
+    def _weighs_edges(self, node: Node) -> bool:
+        """Return whether numbers that follow from the edges are given to a layer with edges."""
+        value = self.records[0][node]
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            return False
+        layers = [user for user in node.users if user.op == "call_module"]
+        return any(self.edges in layer.all_input_nodes for layer in layers) and self._uses(node)
+
+    def _uses(self, node: Node) -> bool:
+        """Return whether a value is computed of the edges themselves."""
+        return node is self.edges or any(map(self._uses, node.all_input_nodes))
 
     def _is_like_edges(self, node: Node) -> bool:
         return all(len(set(found)) == 1 or found in self._kept_sizes for found in self._sizes(node))

@@ -13,45 +13,13 @@ from torch.nn import Module
 
 from gas.convert.known import assign
 from gas.convert.trace import get_module, is_dropout
-from gas.nn import SimpleConv
 
-PRODUCT = "_product"  # The name of the layer that multiplies by the adjacency.
-PRODUCTS = (operator.matmul, torch.matmul, torch.mm, torch.sparse.mm, torch.spmm)
 VIEWS = (
     operator.getitem, torch.reshape, torch.flatten, torch.squeeze, torch.unsqueeze, torch.transpose,
     "view", "view_as", "reshape", "flatten", "squeeze", "unsqueeze", "transpose", "permute", "t",
     "narrow", "select", "expand", "unflatten",
 )  # fmt: skip
 COPIES = ("to", "long", "contiguous", "clone", "cpu", "cuda", "detach")
-PRODUCT_METHODS = ("matmul", "mm", "spmm")
-
-
-def replace_products(net: Module, graph: Graph, edges: str) -> None:
-    """Replace products with the adjacency, ``adj_t @ x``, by calls of a layer.
-
-    Args:
-        net: The module, which gets the layer.
-        graph: Its traced graph.
-        edges: The input that is the adjacency.
-    """
-    for node in list(graph.nodes):
-        is_product = (node.op == "call_function" and node.target in PRODUCTS) or (
-            node.op == "call_method" and node.target in PRODUCT_METHODS
-        )
-        if not is_product or len(node.args) != 2 or node.kwargs:
-            continue
-        matrix, x = node.args
-        if isinstance(matrix, Node) and (matrix.op, matrix.target) == ("placeholder", edges):
-            with graph.inserting_before(node):
-                made = graph.call_module(PRODUCT, (x, matrix))
-            node.replace_all_uses_with(made)
-            graph.erase_node(node)
-            add_product(net)
-
-
-def add_product(net: Module) -> None:
-    """Give a module the layer that multiplies by the adjacency."""
-    setattr(net, PRODUCT, SimpleConv(aggr="add"))
 
 
 def follow_changes(net: Module, graph: Graph) -> None:
@@ -129,10 +97,26 @@ def skip_copies(graph: Graph, edges: str) -> None:
     """Have copies of the edges, such as ``edge_index.to(device)``, be the edges themselves."""
     source = next(node for node in graph.nodes if (node.op, node.target) == ("placeholder", edges))
     for node in list(graph.nodes):
-        if _is_copy(node, source):
+        if (end := _find_end(graph, node, source)) is not None:
+            node.replace_all_uses_with(end)
+        elif _is_copy(node, source):
             node.replace_all_uses_with(source)
             graph.erase_node(node)
     erase_unused(graph)
+
+
+def _find_end(graph: Graph, node: Node, source: Node) -> Node | None:
+    """Return what ``torch.stack([...])[0]`` and ``edge_index.flip(0)[0]`` are made of."""
+    made, position = (*node.args, None)[:2] if node.target is operator.getitem else (None, None)
+    if not isinstance(made, Node) or position not in (0, 1) or made.kwargs:
+        return None
+    if made.target is torch.stack and made.args[1:] in ((), (0,)):
+        ends: Any = made.args[0]
+        return ends[position]
+    if made.target != "flip" or made.args[0] is not source or made.args[1:] not in ((0,), ([0],)):
+        return None
+    with graph.inserting_before(node):
+        return graph.call_function(operator.getitem, (source, 1 - int(position)))
 
 
 def _is_copy(node: Node, source: Node) -> bool:

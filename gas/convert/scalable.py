@@ -40,13 +40,14 @@ from gas.convert.layers import (
     lacks_weight,
     move_normalisation,
 )
+from gas.convert.matrices import replace_products
 from gas.convert.messages import wrap_messages
 from gas.convert.model import Converted
 from gas.convert.outputs import check_outputs, find_outputs, flatten
 from gas.convert.place import Placement, history_shape, place_histories, write_graph
 from gas.convert.preparation import Preparation
 from gas.convert.prepare import move_preparation, refuse_assignments
-from gas.convert.rewrite import follow_changes, replace_products, skip_copies
+from gas.convert.rewrite import follow_changes, skip_copies
 from gas.convert.sample import SAMPLES, find_sample_graphs
 from gas.convert.trace import (
     CONSTANT,

@@ -40,7 +40,7 @@ def permute(data: Data, perm: Tensor, log: bool = True, *, in_place: bool = Fals
     are; the entries of an ``adj_t`` are sorted by row and column again, and edge-level tensors
     with them. Node ids in tensors named ``train_idx``, ``val_index``, ``test_nodes`` and so on are
     renumbered; those under other names, and Python lists, stay as they are. Parts and shards of
-    :func:`gas.cluster` are removed.
+    :func:`gas.cluster` are removed, and dictionaries of tensors, whose rows nobody renumbers.
 
     Args:
         data: The graph; it is not modified.
@@ -84,7 +84,9 @@ def permute_edges(data: Data, edges: Edges, perm: Tensor, log: bool, in_place: b
         if key in out:
             del out[key]
     for key, value in data:
-        if key in ("edge_index", "edge_label_index"):
+        if isinstance(value, dict) and any(isinstance(rows, Tensor) for rows in value.values()):
+            del out[key]
+        elif key in ("edge_index", "edge_label_index"):
             ids = value.as_tensor() if isinstance(value, EdgeIndex) else value
             out[key] = _look_up(new_id, ids.long(), key in writable)
         elif is_node_list(key, value):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
-from types import MethodType
+import copyreg
+from types import MappingProxyType, MethodType, ModuleType
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -39,14 +41,16 @@ def deep_copy(module: Module) -> Module:
     """Copy a module and everything in it.
 
     Tensors that PyTorch refuses to copy are cloned without gradients: stored outputs, weights that
-    are computed from others, sparse matrices.
+    are computed from others, sparse matrices. Python's modules and read-only mappings are shared.
     """
     memo: dict[int, Any] = {}
     for each in module.modules():
         for value in tree_leaves(vars(each)):
             if isinstance(value, Tensor) and not (value.is_leaf and value.layout == torch.strided):
                 memo[id(value)] = value.detach().clone()
-    return copy.deepcopy(module, memo)
+    shared = dict.fromkeys((MappingProxyType, ModuleType), lambda _: "shared")
+    with mock.patch.dict(copyreg.dispatch_table, shared):  # A name means the value itself.
+        return copy.deepcopy(module, memo)
 
 
 def _is_method(value: Any, module: Module) -> bool:

@@ -1,0 +1,186 @@
+"""Products with sparse matrices: the adjacency, or those that a module makes of edges."""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.fx import Graph, Node, Proxy
+from torch.nn import Module
+from torch.utils._pytree import tree_leaves
+from torch_geometric.typing import WITH_TORCH_SPARSE, SparseTensor
+
+from gas.nn import SimpleConv
+
+# The layers that multiply, by the names that they get in a module.
+PRODUCTS = {f"_product_{reduce}": reduce for reduce in ("sum", "mean", "min", "max")}
+FUNCTIONS = (operator.matmul, torch.matmul, torch.mm, torch.sparse.mm, torch.spmm)
+METHODS = ("matmul", "mm", "spmm")
+
+
+def add_products(net: Module, graph: Graph) -> None:
+    """Give a module the layers that a traced graph multiplies by."""
+    for name in dict.fromkeys(str(node.target) for node in graph.nodes):
+        if name in PRODUCTS:
+            _add_product(net, name)
+
+
+def _add_product(net: Module, name: str) -> None:
+    setattr(net, name, SimpleConv(aggr=PRODUCTS[name]))
+
+
+def replace_products(net: Module, graph: Graph, edges: str) -> None:
+    """Replace products with the adjacency, ``adj_t @ x``, by calls of a layer.
+
+    Args:
+        net: The module, which gets the layer.
+        graph: Its traced graph.
+        edges: The input that is the adjacency.
+    """
+    for node in list(graph.nodes):
+        is_product = (node.op == "call_function" and node.target in FUNCTIONS) or (
+            node.op == "call_method" and node.target in METHODS
+        )
+        if not is_product or len(node.args) != 2 or node.kwargs:
+            continue
+        matrix, x = node.args
+        if isinstance(matrix, Node) and (matrix.op, matrix.target) == ("placeholder", edges):
+            with graph.inserting_before(node):
+                made = graph.call_module("_product_sum", (x, matrix))
+            node.replace_all_uses_with(made)
+            graph.erase_node(node)
+    add_products(net, graph)
+
+
+class TracedMatrix:
+    """A sparse matrix that a module makes while it is traced; products are calls of a layer.
+
+    It stands for a ``torch_sparse.SparseTensor``, or a ``torch.sparse_coo_tensor``.
+
+    Args:
+        row: The row of each entry; rows are those of the product.
+        col: The column of each entry.
+        value: Its value. (default: 1)
+        sizes: The numbers of rows and columns. (default: those of what is multiplied)
+    """
+
+    def __init__(self, row: Any, col: Any, value: Any = None, sizes: Any = None) -> None:
+        self.row, self.col, self.value, self.shape = row, col, value, sizes
+
+    def multiply(self, x: Any, reduce: str = "sum") -> Any:
+        """Return the product with rows of nodes, ``[num_columns, ...]``."""
+        tracer = self.row.tracer
+        name = f"_product_{'sum' if reduce == 'add' else reduce}"
+        _add_product(tracer.root, name)
+        edge_index = torch.stack([self.col, self.row])
+        is_column = x.dim() == 1
+        rows = x.unsqueeze(-1) if is_column else x
+        out = tracer.create_proxy("call_module", name, (rows, edge_index, self.value), {})
+        return out.squeeze(-1) if is_column else out
+
+    matmul = mm = spmm = __matmul__ = multiply
+
+    def t(self) -> TracedMatrix:
+        """Return the transposed matrix."""
+        sizes = None if self.shape is None else tuple(self.shape)[::-1]
+        return TracedMatrix(self.col, self.row, self.value, sizes)
+
+    def coo(self) -> tuple[Any, Any, Any]:
+        """Return rows, columns and values."""
+        return self.row, self.col, self.value
+
+    def set_value(self, value: Any, layout: Any = None) -> TracedMatrix:
+        """Return a matrix with other values."""
+        return TracedMatrix(self.row, self.col, value, self.shape)
+
+    def has_value(self) -> bool:
+        """Return whether the values aren't all 1."""
+        return self.value is not None
+
+    def size(self, dim: int) -> Any:
+        """Return the number of rows, or of columns."""
+        return self.shape[dim]
+
+    sparse_size = size
+
+    def device(self) -> Any:
+        """Return the device, as a SparseTensor does."""
+        return self.row.device
+
+    def _itself(self, *args: Any, **kwargs: Any) -> TracedMatrix:
+        return self
+
+    coalesce = to = cuda = cpu = to_torch_sparse_coo_tensor = to_torch_sparse_csr_tensor = _itself
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if function in FUNCTIONS and len(args) == 2 and isinstance(args[0], TracedMatrix):
+            return args[0].multiply(args[1])
+        raise TypeError(
+            f"'{function.__name__}' of a sparse matrix that it makes can't be followed: multiply "
+            "the matrix by rows of nodes"
+        )
+
+
+def _make_sparse_tensor(
+    self: Any, row: Any = None, rowptr: Any = None, col: Any = None, value: Any = None,
+    sparse_sizes: Any = None, is_sorted: bool = False, trust_data: bool = False,
+) -> bool:  # fmt: skip
+    """Make a SparseTensor that is traced, and return whether it is one."""
+    if not any(isinstance(each, Proxy) for each in (row, col)):
+        return False
+    self.__class__ = TracedMatrix
+    self.__init__(row, col, value, sparse_sizes)
+    return True
+
+
+def _make_init(init: Callable[..., None]) -> Callable[..., None]:
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        if not _make_sparse_tensor(self, *args, **kwargs):
+            init(self, *args, **kwargs)
+
+    return __init__
+
+
+def _make_coo(function: Callable[..., Any]) -> Callable[..., Any]:
+    def sparse_coo_tensor(
+        indices: Any, values: Any = None, size: Any = None, **kwargs: Any
+    ) -> Any:
+        if any(isinstance(each, Proxy) for each in tree_leaves((indices, values))):
+            return TracedMatrix(indices[0], indices[1], values, size)
+        given = [each for each in (values, size) if each is not None]
+        return function(indices, *given, **kwargs)
+
+    return sparse_coo_tensor
+
+
+def _make_product(function: Callable[..., Any], reduce: str) -> Callable[..., Any]:
+    def spmm(src: Any, other: Any) -> Any:
+        is_traced = isinstance(src, TracedMatrix)
+        return src.multiply(other, reduce) if is_traced else function(src, other)
+
+    return spmm
+
+
+@contextmanager
+def trace_matrices() -> Iterator[None]:
+    """Let a module that is traced make sparse matrices of its edges, and multiply by them."""
+    with ExitStack() as stack:
+        coo = _make_coo(torch.sparse_coo_tensor)
+        stack.enter_context(mock.patch.object(torch, "sparse_coo_tensor", coo))
+        if WITH_TORCH_SPARSE:
+            init = _make_init(SparseTensor.__init__)
+            stack.enter_context(mock.patch.object(SparseTensor, "__init__", init))
+            module = sys.modules["torch_sparse.matmul"]  # The package has a function of that name.
+            for reduce in PRODUCTS.values():
+                name = f"spmm_{reduce}"
+                product = _make_product(getattr(module, name), reduce)
+                stack.enter_context(mock.patch.object(module, name, product))
+        yield
