@@ -163,8 +163,10 @@ def _make_coo(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _make_product(function: Callable[..., Any], reduce: str) -> Callable[..., Any]:
     def spmm(src: Any, other: Any) -> Any:
-        is_traced = isinstance(src, TracedMatrix)
-        return src.multiply(other, reduce) if is_traced else function(src, other)
+        if not isinstance(src, TracedMatrix):
+            return function(src, other)
+        out = src.multiply(other, reduce)
+        return (out, None) if reduce in ("min", "max") else out  # Without where it was found.
 
     return spmm
 
