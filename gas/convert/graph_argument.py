@@ -67,7 +67,10 @@ class _Dictionary(dict[str, Any]):
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return a value, or a default."""
-        return self[key] if key in self else default
+        try:
+            return self[key]
+        except KeyError:
+            return default
 
 
 class Attribute(str):

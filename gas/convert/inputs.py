@@ -16,7 +16,16 @@ from torch_geometric.data import Data
 from torch_geometric.nn import DeepGCNLayer
 
 from gas.convert.graph_argument import GraphArgument, find_dictionaries
-from gas.convert.trace import ADJACENCY, GIVEN, TRAINING, UNSUPPORTED, adjacency_name, parameters
+from gas.convert.parameters import (
+    ADJACENCY,
+    UNSUPPORTED,
+    adjacency_name,
+    features_parameter,
+    graph_parameter,
+    parameters,
+    refuse_ambiguous_weights,
+)
+from gas.convert.trace import GIVEN, TRAINING
 from gas.graph import WEIGHT, find_layout, is_row_per_node, layout_of, with_csr_features
 from gas.nn import deep_copy
 
@@ -36,6 +45,7 @@ class Inputs:
     * ``graph``: the parameter for the graph itself, whose attributes are then ``names`` and
       ``edges``, besides ``plain`` ones that are no tensors; ``counted``: one with a row per node;
       ``nested``: dictionaries of these attributes, by their names.
+    * ``features``: the parameter for ``x``, if it has another name.
     * ``made``: attributes that the transform of the graph makes; ``layout``: that of its matrix.
     """
 
@@ -49,6 +59,7 @@ class Inputs:
     made: Sequence[str] = ()
     layout: str = "csr"
     nested: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    features: str = ""
 
     @property
     def is_matrix(self) -> bool:
@@ -63,7 +74,7 @@ class Inputs:
     def in_call(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the method's arguments: values of the graph, or the graph that has them."""
         if not self.graph:
-            return dict(values)
+            return {self.features or key if key == "x" else key: values[key] for key in values}
         return {self.graph: GraphArgument({**self.plain, **values}, self.counted, self.nested)}
 
     def reads_adj_t(self, data: Data) -> bool:
@@ -110,9 +121,10 @@ class Inputs:
             with eval_mode(net):
                 out = getattr(net, self.method)(**given)
         except Exception as error:
+            how = f" as {self.graph!r}" if self.graph else ""
             raise ValueError(
                 f"{type(net).__name__} can't be run on a small graph like this one, with "
-                f"{', '.join(values)}: {type(error).__name__}: {error}"
+                f"{', '.join(values)}{how}: {type(error).__name__}: {error}"
             ) from error
         if not self.graph:
             return out, self
@@ -128,7 +140,8 @@ def find_inputs(net: Module, data: Data) -> tuple[Inputs, dict[str, Any]]:
     """
     method = "forward" if has_forward(net) else "encode"
     wanted = parameters(net, method)
-    if graph := _graph_parameter(wanted, data):
+    features = ""
+    if graph := graph_parameter(wanted, data):
         edges = next((name for name in ADJACENCY if name in data), ADJACENCY[0])
         unused = (*ADJACENCY, *UNSUPPORTED, *RESERVED)
         names = [name for name, value in data.to_dict().items() if isinstance(value, Tensor)]
@@ -136,6 +149,9 @@ def find_inputs(net: Module, data: Data) -> tuple[Inputs, dict[str, Any]]:
     else:
         edges = adjacency_name(list(wanted))
         names = [n for n in wanted if n in data and n not in (*ADJACENCY, *UNSUPPORTED)]
+        features = features_parameter(wanted, data, edges)
+        names = ["x", *names] if features else names
+        refuse_ambiguous_weights(net, wanted, data)
     for name in (*names, edges):
         if name in RESERVED:
             raise ValueError(
@@ -144,7 +160,7 @@ def find_inputs(net: Module, data: Data) -> tuple[Inputs, dict[str, Any]]:
             )
     missing = [
         name for name, default in wanted.items()
-        if name not in (*names, edges, graph) and default is inspect.Parameter.empty
+        if name not in (*names, edges, graph, features) and default is inspect.Parameter.empty
     ]  # fmt: skip
     if missing:
         if missing[0] in UNSUPPORTED:
@@ -162,7 +178,7 @@ def find_inputs(net: Module, data: Data) -> tuple[Inputs, dict[str, Any]]:
     is_sparse_tensor = adj_t is not None and layout_of(adj_t, "adj_t").name == "sparse_tensor"
     layout = "sparse_tensor" if is_sparse_tensor else "csr"
     if not graph:
-        return Inputs(method, names, edges, by_value, layout=layout), wanted
+        return Inputs(method, names, edges, by_value, layout=layout, features=features), wanted
     plain = {
         key: value for key, value in data.to_dict().items()
         if isinstance(value, bool | int | float | str) and key != "num_nodes"
@@ -173,15 +189,6 @@ def find_inputs(net: Module, data: Data) -> tuple[Inputs, dict[str, Any]]:
     return (
         Inputs(method, names, edges, by_value, graph, plain, counted, (), layout, nested), wanted
     )  # fmt: skip
-
-
-def _graph_parameter(wanted: dict[str, Any], data: Data) -> str:
-    """Return the parameter for the graph itself, such as ``data``; "" if there is none."""
-    if any(name in ADJACENCY for name in wanted):
-        return ""
-    needed = [name for name, default in wanted.items() if default is inspect.Parameter.empty]
-    unknown = [name for name in needed if name not in data or name in UNSUPPORTED]
-    return unknown[0] if len(unknown) == 1 and len(needed) == 1 else ""
 
 
 def _is_weighted(adj_t: Any) -> bool:

@@ -142,17 +142,15 @@ def _make_sparse_tensor(
 
 
 def _make_init(init: Callable[..., None]) -> Callable[..., None]:
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+    def make(self: Any, *args: Any, **kwargs: Any) -> None:
         if not _make_sparse_tensor(self, *args, **kwargs):
             init(self, *args, **kwargs)
 
-    return __init__
+    return make
 
 
 def _make_coo(function: Callable[..., Any]) -> Callable[..., Any]:
-    def sparse_coo_tensor(
-        indices: Any, values: Any = None, size: Any = None, **kwargs: Any
-    ) -> Any:
+    def sparse_coo_tensor(indices: Any, values: Any = None, size: Any = None, **kwargs: Any) -> Any:
         if any(isinstance(each, Proxy) for each in tree_leaves((indices, values))):
             return TracedMatrix(indices[0], indices[1], values, size)
         given = [each for each in (values, size) if each is not None]

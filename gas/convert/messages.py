@@ -164,7 +164,9 @@ class _Writer:
     def sums_at_sources(self, node: Node) -> bool:
         """Return whether a value has a row for each source of edges, not for each destination."""
         sources, destinations = self._record[self._edges]
-        indices = [self._record[each] for each in node.all_input_nodes if self._kinds[each] == EDGES]
+        indices = [
+            self._record[each] for each in node.all_input_nodes if self._kinds[each] == EDGES
+        ]
         return not torch.equal(sources, destinations) and any(
             isinstance(index, Tensor) and index.dim() == 1 and torch.equal(index, sources)
             for index in indices

@@ -78,7 +78,8 @@ class _Finder:
             if keeps_selections and self.moved.isdisjoint(inputs) and node in found:
                 self._keep_selection(node)
             if node in found and (
-                not self._is_like_edges(node) or self._weighs_edges(node)
+                not self._is_like_edges(node)
+                or self._weighs_edges(node)
                 or (not self.moved.isdisjoint(inputs) and not self._is_selected(node))
             ):
                 self.moved.add(node)

@@ -107,16 +107,21 @@ def skip_copies(graph: Graph, edges: str) -> None:
 
 def _find_end(graph: Graph, node: Node, source: Node) -> Node | None:
     """Return what ``torch.stack([...])[0]`` and ``edge_index.flip(0)[0]`` are made of."""
-    made, position = (*node.args, None)[:2] if node.target is operator.getitem else (None, None)
-    if not isinstance(made, Node) or position not in (0, 1) or made.kwargs:
+    made, position = node.args if node.target is operator.getitem else (None, None)
+    if not isinstance(made, Node) or not isinstance(position, int) or made.kwargs:
         return None
     if made.target is torch.stack and made.args[1:] in ((), (0,)):
         ends: Any = made.args[0]
         return ends[position]
-    if made.target != "flip" or made.args[0] is not source or made.args[1:] not in ((0,), ([0],)):
+    if (
+        position not in (0, 1)
+        or made.target != "flip"
+        or made.args[0] is not source
+        or made.args[1:] not in ((0,), ([0],))
+    ):
         return None
     with graph.inserting_before(node):
-        return graph.call_function(operator.getitem, (source, 1 - int(position)))
+        return graph.call_function(operator.getitem, (source, 1 - position))
 
 
 def _is_copy(node: Node, source: Node) -> bool:

@@ -146,6 +146,11 @@ def _check_module(net: Any) -> None:
             f"{type(net).__name__} is a ScalableGNN of another library: have it inherit "
             "gas.ScalableGNN, as docs/migration.md shows for pyg_autoscale's, and use it as it is"
         )
+    if isinstance(net, torch.jit.ScriptModule):
+        raise ValueError(
+            f"{type(net).__name__} is a ScriptModule, and can't be followed: give the module "
+            "before torch.jit.script"
+        )
     if "_orig_mod" in net._modules:
         raise ValueError(
             "'net' is compiled, and can't be followed: give the module as it was, and compile what "
@@ -268,8 +273,9 @@ def _trace(
 ) -> Graph:
     """Trace a module's method, and remove unused inputs."""
     given = (*inputs.names, inputs.edges)
-    order = list(given) if inputs.graph else [key for key in wanted if key in given]
-    known = (*order, inputs.graph)
+    named = ["x" if key == inputs.features else key for key in wanted]
+    order = list(given) if inputs.graph else [key for key in named if key in given]
+    known = (*order, inputs.graph, inputs.features)
     fixed = {key: default for key, default in wanted.items() if key not in known}
     samples = [inputs.values(each) for each in graphs]
     graph = trace(net, inputs.method, order, inputs.in_call, fixed, samples, inputs.edges, opened)

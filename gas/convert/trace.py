@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 import torch_geometric.nn as pyg
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node, Proxy, Tracer
+from torch.fx.proxy import TraceError
 from torch.nn import Module
 from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
@@ -20,11 +20,8 @@ from gas.convert.edge_layers import EdgeLayer, Propagation
 from gas.convert.known import KnownProxy, KnownValues, answer_questions
 from gas.nn import BY_TIME, NeverExactError, SimpleConv, check_exact
 
-ADJACENCY = ("edge_index", "adj_t", "adj")
 # Layers that propagate several times without a transformation in between; unrolled into hops.
 UNROLLED = (pyg.APPNP, pyg.SGConv, pyg.SSGConv, pyg.TAGConv)
-# Parameters of graph batches and of neighbour samplers.
-UNSUPPORTED = ("batch", "batch_size", "num_sampled_nodes_per_hop", "num_sampled_edges_per_hop")
 TRAINING = "training"
 Opened = tuple[type[MessagePassing], ...]
 Added = dict[str, Callable[[Module], Module]]  # Layers to add to a module, by their names.
@@ -33,46 +30,6 @@ GIVEN = (
     "is_given_edge"  # Whether an edge is one of the graph's own, not a self-loop that was added.
 )
 CONSTANT = "_tensor_constant"  # The prefix of the names of such tensors.
-
-
-def parameters(net: Module, method: str) -> dict[str, Any]:
-    """Return a method's parameters and defaults; ``inspect.Parameter.empty`` without one."""
-    if isinstance(net, pyg.Sequential):
-        return dict.fromkeys(net.signature.param_dict, inspect.Parameter.empty)
-    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    encoder = getattr(net, "encoder", None)
-    for function in (getattr(net, method), getattr(encoder, "forward", None)):
-        named = [] if function is None else inspect.signature(function).parameters.values()
-        if found := {p.name: p.default for p in named if p.kind not in kinds}:
-            return found
-    return {}  # Nor has what it passes its arguments to, as torch_geometric.nn.GAE does.
-
-
-def adjacency_name(names: Sequence[str]) -> str:
-    """Return the name of the parameter for the adjacency.
-
-    Raises:
-        ValueError: If there is none.
-    """
-    for name in ADJACENCY:
-        if name in names:
-            return name
-    if not names:
-        raise ValueError(
-            "the model's forward names no parameters (*args), by which attributes of the graph "
-            "would be given: convert the module inside, or write a forward that names them"
-        )
-    several = [name for name in names if "edge_index" in name or name.endswith("_dict")]
-    if len(several) > 1:
-        raise ValueError(
-            f"the model takes {', '.join(names)}: put edges of several kinds into one 'edge_index' "
-            "with an 'edge_type', and take edge_index[:, edge_type == 0] inside, or give a "
-            "HeteroData"
-        )
-    raise ValueError(
-        f"the model takes {', '.join(names)}, and none of them is the adjacency: name it "
-        "'edge_index' or 'adj_t'"
-    )
 
 
 class _Tracer(Tracer):
@@ -274,9 +231,8 @@ def trace(
             _check_states(net, sizes[0], graphs)
         raise ValueError(
             f"{type(net).__name__}.{method} can't be followed{tracer.failed}: "
-            f"{type(error).__name__}: {error}. What it does must not depend on values of "
-            "tensors: subclass gas.ScalableGNN instead, and call push_and_pull after every layer "
-            "but the last"
+            f"{type(error).__name__}: {error}. {_explain(error)}: subclass gas.ScalableGNN "
+            "instead, and call push_and_pull after every layer but the last"
         ) from error
     finally:
         for module, mode in modes:
@@ -289,6 +245,13 @@ def trace(
         setattr(net, name, value)
     _check_dropout(net, graphs[0])
     return graphs[0]
+
+
+def _explain(error: Exception) -> str:
+    """Return why tracing fails with an error."""
+    if isinstance(error, TraceError):
+        return "What it does must not depend on values of tensors"
+    return "It is called with stand-ins for tensors, which have shapes but no values"
 
 
 def _find_kept_value(net: Module) -> str:
