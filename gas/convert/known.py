@@ -18,7 +18,7 @@ from torch.nn import Module
 from torch.utils import checkpoint
 from torch.utils._pytree import tree_leaves
 from torch_geometric.nn.models import rev_gnn
-from torch_geometric.typing import SparseTensor
+from torch_geometric.typing import WITH_TORCH_SPARSE, SparseTensor
 
 from gas.convert.matrices import TracedMatrix, trace_matrices
 
@@ -49,6 +49,13 @@ class KnownProxy(Proxy):
         """Return whether the value is a tensor, unless the tracer hides that."""
         tracer = cast(Any, self.tracer)
         return not tracer.hides_types and isinstance(tracer.known.first(self.node), Tensor)
+
+    @property
+    def is_matrix(self) -> bool:
+        """Return whether the value is a SparseTensor, unless the tracer hides that."""
+        tracer = cast(Any, self.tracer)
+        value = None if tracer.hides_types else tracer.known.first(self.node)
+        return WITH_TORCH_SPARSE and isinstance(value, SparseTensor)
 
     def __len__(self) -> int:
         return cast(Any, self.tracer).known.length(self.node)
@@ -84,11 +91,14 @@ class KnownValues:
     Args:
         root: The module.
         samples: The values of the inputs by name, on each of the small graphs.
+        counts: The numbers of their nodes.
         edges: The input that is the adjacency.
     """
 
-    def __init__(self, root: Module, samples: Sequence[Mapping[str, Any]], edges: str) -> None:
-        self.root, self._samples, self._edges = root, samples, edges
+    def __init__(
+        self, root: Module, samples: Sequence[Mapping[str, Any]], counts: Sequence[int], edges: str
+    ) -> None:
+        self.root, self._samples, self._counts, self._edges = root, samples, counts, edges
         self.of_edges: set[Node] = set()  # The adjacency, and the ends of edges.
         self._values: dict[Node, list[Any]] = {}
         self.is_evaluating = False  # Then calls of modules aren't traced.
@@ -187,7 +197,7 @@ class KnownValues:
 
     def _is_of_numbers(self, node: Node, seen: set[Node]) -> bool:
         """Return whether a tensor's shape may follow from numbers, such as that of ``unique``."""
-        if node in seen:
+        if node in seen or self._has_row_per_node(node):
             return False
         seen.add(node)
         name = str(getattr(node.target, "__name__", node.target)).strip("_")
@@ -196,6 +206,13 @@ class KnownValues:
         if name in SELECTING or (isinstance(mask, Tensor) and mask.dtype == torch.bool):
             return True
         return any(self._is_of_numbers(each, seen) for each in node.all_input_nodes)
+
+    def _has_row_per_node(self, node: Node) -> bool:
+        """Return whether a value's rows are those of nodes, and the rest of its shape the same."""
+        values = self._values[node]
+        shapes = [value.shape for value in values if isinstance(value, Tensor) and value.dim() > 0]
+        is_by_node = [shape[0] for shape in shapes] == list(self._counts)
+        return is_by_node and len({shape[1:] for shape in shapes}) == 1
 
     def _compares_same(self, node: Node) -> bool:
         """Return whether sizes are compared that are equal on each graph, or differ on each."""
@@ -320,7 +337,7 @@ def answer_questions() -> Iterator[None]:
     is_instance = isinstance
 
     def answer(value: Any, kind: Any) -> bool:
-        if type(value) is TracedMatrix:
+        if type(value) is TracedMatrix or (type(value) is KnownProxy and value.is_matrix):
             return _names(kind, SparseTensor) or is_instance(value, kind)
         is_known = type(value) is KnownProxy and _names(kind, Tensor)
         return (is_known and value.is_tensor) or is_instance(value, kind)

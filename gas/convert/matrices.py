@@ -74,14 +74,7 @@ class TracedMatrix:
 
     def multiply(self, x: Any, reduce: str = "sum") -> Any:
         """Return the product with rows of nodes, ``[num_columns, ...]``."""
-        tracer = self.row.tracer
-        name = f"_product_{'sum' if reduce == 'add' else reduce}"
-        _add_product(tracer.root, name)
-        edge_index = torch.stack([self.col, self.row])
-        is_column = x.dim() == 1
-        rows = x.unsqueeze(-1) if is_column else x
-        out = tracer.create_proxy("call_module", name, (rows, edge_index, self.value), {})
-        return out.squeeze(-1) if is_column else out
+        return _call_product(x, reduce, torch.stack([self.col, self.row]), self.value)
 
     matmul = mm = spmm = __matmul__ = multiply
 
@@ -129,6 +122,17 @@ class TracedMatrix:
         )
 
 
+def _call_product(x: Any, reduce: str, *matrix: Any) -> Any:
+    """Call the layer that multiplies by a matrix, or by edges and their weights."""
+    tracer = matrix[0].tracer
+    name = f"_product_{'sum' if reduce == 'add' else reduce}"
+    _add_product(tracer.root, name)
+    is_column = x.dim() == 1
+    rows = x.unsqueeze(-1) if is_column else x
+    out = tracer.create_proxy("call_module", name, (rows, *matrix), {})
+    return out.squeeze(-1) if is_column else out
+
+
 def _make_sparse_tensor(
     self: Any, row: Any = None, rowptr: Any = None, col: Any = None, value: Any = None,
     sparse_sizes: Any = None, is_sorted: bool = False, trust_data: bool = False,
@@ -161,9 +165,12 @@ def _make_coo(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _make_product(function: Callable[..., Any], reduce: str) -> Callable[..., Any]:
     def spmm(src: Any, other: Any) -> Any:
-        if not isinstance(src, TracedMatrix):
+        if isinstance(src, TracedMatrix):
+            out = src.multiply(other, reduce)
+        elif isinstance(src, Proxy):  # The graph's own.
+            out = _call_product(other, reduce, src)
+        else:
             return function(src, other)
-        out = src.multiply(other, reduce)
         return (out, None) if reduce in ("min", "max") else out  # Without where it was found.
 
     return spmm

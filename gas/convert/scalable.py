@@ -278,7 +278,10 @@ def _trace(
     known = (*order, inputs.graph, inputs.features)
     fixed = {key: default for key, default in wanted.items() if key not in known}
     samples = [inputs.values(each) for each in graphs]
-    graph = trace(net, inputs.method, order, inputs.in_call, fixed, samples, inputs.edges, opened)
+    counts = [int(each.num_nodes or 0) for each in graphs]
+    graph = trace(
+        net, inputs.method, order, inputs.in_call, fixed, samples, counts, inputs.edges, opened
+    )
     follow_changes(net, graph)
     skip_copies(graph, inputs.edges)
     replace_products(net, graph, inputs.edges)

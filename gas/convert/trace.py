@@ -13,11 +13,13 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node, Proxy, Tracer
 from torch.fx.proxy import TraceError
 from torch.nn import Module
+from torch.utils._pytree import tree_leaves
 from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 
 from gas.convert.edge_layers import EdgeLayer, Propagation
 from gas.convert.known import KnownProxy, KnownValues, answer_questions
+from gas.convert.matrices import TracedMatrix
 from gas.nn import BY_TIME, NeverExactError, SimpleConv, check_exact
 
 # Layers that propagate several times without a transformation in between; unrolled into hops.
@@ -68,9 +70,10 @@ class _Tracer(Tracer):
             self.hides_types = hidden
 
     def _is_graph(self, value: Any) -> bool:
-        """Return whether a value is the graph, its adjacency, or the ends of edges."""
-        is_proxy = issubclass(type(value), Proxy)
-        return isinstance(value, Data) or (is_proxy and value.node in self.known.of_edges)
+        """Return whether a value is, or has, the graph, its adjacency, or the ends of edges."""
+        if issubclass(type(value), Proxy):
+            return value.node in self.known.of_edges
+        return isinstance(value, Data | TracedMatrix) or _has_proxy(value)
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
         """Trace parameters and buffers that are read, except by what is evaluated."""
@@ -151,6 +154,13 @@ class _Tracer(Tracer):
         return call, [self.root, *proxies]
 
 
+def _has_proxy(value: Any) -> bool:
+    """Return whether an object has attributes that are traced, or dictionaries of such."""
+    if isinstance(value, Module) or not hasattr(value, "__dict__"):
+        return False
+    return any(isinstance(leaf, Proxy) for leaf in tree_leaves(vars(value)))
+
+
 def add_hop(layer: Any) -> None:
     """Give a layer the child that computes one of its hops."""
     layer.hop = SimpleConv(aggr="add") if isinstance(layer, UNROLLED) else Propagation(layer)
@@ -189,6 +199,7 @@ def trace(
     in_call: InCall,
     fixed: dict[str, Any],
     samples: Sequence[dict[str, Any]],
+    counts: Sequence[int],
     edges: str,
     opened: Opened = (),
 ) -> Graph:
@@ -203,6 +214,7 @@ def trace(
         in_call: Makes the method's arguments of these values.
         fixed: The values of its other parameters.
         samples: The inputs on several small graphs.
+        counts: The numbers of their nodes.
         edges: The input that is the adjacency.
         opened: Types of layers that are followed up to ``propagate``.
 
@@ -213,12 +225,13 @@ def trace(
     graphs: list[Graph] = []
     constants: list[dict[str, Tensor]] = []
     sizes: list[int] = []
-    tracer = _Tracer(method, inputs, in_call, fixed, KnownValues(net, samples, edges), opened)
+    known = KnownValues(net, samples, counts, edges)
+    tracer = _Tracer(method, inputs, in_call, fixed, known, opened)
     try:
         with _unroll_layers(net, opened), answer_questions():
             for training in (True, False):
                 net.train(training)
-                known = KnownValues(net, samples, edges)
+                known = KnownValues(net, samples, counts, edges)
                 tracer = _Tracer(method, inputs, in_call, fixed, known, opened)
                 graphs.append(tracer.trace(net))
                 tracer.detach(graphs[-1])
