@@ -178,13 +178,11 @@ class KnownValues:
         if node not in self._values or _has_tensor(self._values[node][0]):
             return False
         seen.add(node)
-        is_about_shape = (node.op == "call_method" and node.target in SHAPE_METHODS) or (
-            node.target is getattr and node.args[1] in SHAPE_ATTRIBUTES
-        )
+        about_shape = is_about_shape(node)
         for argument in node.all_input_nodes:
             if _has_tensor(self._values[argument][0]):
                 is_size = node.target in ("size", "numel") or "shape" in node.args
-                if not is_about_shape or (is_size and self._is_of_numbers(argument, set())):
+                if not about_shape or (is_size and self._is_of_numbers(argument, set())):
                     return False
             elif not self._follows_from_shapes(argument, seen) or (
                 self._varies(argument)
@@ -237,6 +235,13 @@ class KnownValues:
         return any(
             len(one) == len(two) == 1 and one != two for one, two in zip(*columns, strict=True)
         )
+
+
+def is_about_shape(node: Node) -> bool:
+    """Return whether a node asks for what doesn't depend on a tensor's numbers."""
+    if node.target is getattr:
+        return node.args[1] in SHAPE_ATTRIBUTES
+    return str(getattr(node.target, "__name__", node.target)) in SHAPE_METHODS
 
 
 def _has_tensor(value: Any) -> bool:

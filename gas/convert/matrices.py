@@ -13,7 +13,8 @@ import torch
 from torch.fx import Graph, Node, Proxy
 from torch.nn import Module
 from torch.utils._pytree import tree_leaves
-from torch_geometric.typing import WITH_TORCH_SPARSE, SparseTensor
+from torch_geometric.typing import WITH_TORCH_SCATTER, WITH_TORCH_SPARSE, SparseTensor
+from torch_geometric.utils import scatter
 
 from gas.nn import SimpleConv
 
@@ -176,9 +177,23 @@ def _make_product(function: Callable[..., Any], reduce: str) -> Callable[..., An
     return spmm
 
 
+def _make_extreme(function: Any, reduce: str) -> Callable[..., Any]:
+    """Make ``torch_scatter.scatter_max``, or min, of traced messages, without the positions."""
+
+    def extreme(src: Any, index: Any, dim: int, out: Any, dim_size: Any) -> Any:
+        if not isinstance(src, Proxy) or out is not None:
+            return function(src, index, dim, out, dim_size)
+        return scatter(src, index, dim, dim_size, reduce), None
+
+    return extreme
+
+
 @contextmanager
 def trace_matrices() -> Iterator[None]:
-    """Let a module that is traced make sparse matrices of its edges, and multiply by them."""
+    """Let a module that is traced make sparse matrices of its edges, and multiply by them.
+
+    And take the largest of messages by torch-scatter.
+    """
     with ExitStack() as stack:
         coo = _make_coo(torch.sparse_coo_tensor)
         stack.enter_context(mock.patch.object(torch, "sparse_coo_tensor", coo))
@@ -190,4 +205,10 @@ def trace_matrices() -> Iterator[None]:
                 name = f"spmm_{reduce}"
                 product = _make_product(getattr(module, name), reduce)
                 stack.enter_context(mock.patch.object(module, name, product))
+        if WITH_TORCH_SCATTER:
+            operators: Any = torch.ops.torch_scatter
+            for reduce in ("min", "max"):
+                name = f"scatter_{reduce}"
+                extreme = _make_extreme(getattr(operators, name), reduce)
+                stack.enter_context(mock.patch.object(operators, name, extreme))
         yield

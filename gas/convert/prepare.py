@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from torch_geometric.data import Data
 
 from gas.convert.kinds import Values, function_name, is_selection
-from gas.convert.known import SHAPE_ATTRIBUTES, SHAPE_METHODS, assign, is_close
+from gas.convert.known import assign, is_about_shape, is_close
 from gas.convert.preparation import PREPARED, Preparation
 from gas.convert.rewrite import erase_unused
 
@@ -96,11 +96,8 @@ class _Finder:
         first, *rest = (record[node] for record in self.records)
         if self._has_tensor(node) or any(other != first for other in rest):
             return False
-        is_about_shape = (node.op == "call_method" and node.target in SHAPE_METHODS) or (
-            node.target is getattr and node.args[1] in SHAPE_ATTRIBUTES
-        )
         return all(
-            is_about_shape if self._has_tensor(each) else self.is_plain(each) or self.is_count(each)
+            is_about_shape(node) if self._has_tensor(each) else self.is_plain(each) or self.is_count(each)
             for each in node.all_input_nodes
         )
 

@@ -8,6 +8,7 @@ from collections.abc import Collection
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.fx import Graph, Node
 from torch.nn import Module
 
@@ -48,7 +49,16 @@ def follow_changes(net: Module, graph: Graph) -> None:
             continue
         changed = node.args[0]
         if changed.op in ("call_function", "call_method", "call_module"):
+            _replace_in_place(node, changed)
             changed.replace_all_uses_with(node, functools.partial(_comes_after, order, node))
+
+
+def _replace_in_place(node: Node, changed: Node) -> None:
+    """Have a method return a new tensor, if others read what it changes, and no view of it."""
+    views = {changed.target, *(user.target for user in changed.users)}
+    name = str(node.target).removesuffix("_")
+    if node.op == "call_method" and len(changed.users) > 1 and views.isdisjoint(VIEWS):
+        node.target = name if hasattr(Tensor, name) else node.target
 
 
 def erase_unused(graph: Graph, modules: Collection[Node] = ()) -> None:
