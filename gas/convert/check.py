@@ -27,10 +27,11 @@ from gas.convert.known import is_close
 from gas.convert.layers import LayerCall, disable_normalisation
 from gas.convert.matrices import add_products
 from gas.convert.messages import Messages
+from gas.convert.modes import TRAINING
 from gas.convert.outputs import Outputs, flatten
 from gas.convert.sample import subsample
 from gas.convert.scope import FUSED, PAIR, SQUARE, LayerScope
-from gas.convert.trace import TRAINING, UNROLLED, Added, Opened, add_hop
+from gas.convert.trace import UNROLLED, Added, Opened, add_hop
 from gas.graph import WEIGHT, with_edge_index
 from gas.history import Rows
 from gas.loader import SubgraphLoader
@@ -203,6 +204,33 @@ def make_layer_tests(
                 expected = expected.narrow(dim, 0, batch.batch_size)
             pairs = all(dims[node] == 0 for node in call.rows())
             yield LayerTest(call, expected, cut, scopes, dim, pairs)
+
+
+def check_edges(name: str, source: Node, calls: Sequence[LayerCall], num_dropped: int) -> None:
+    """Refuse a model without layers, or whose edges go to anything else.
+
+    Args:
+        name: The name of the module.
+        source: The node of its edges.
+        calls: The calls of its layers.
+        num_dropped: The number of layers whose edges are dropped in training.
+
+    Raises:
+        ValueError: If it is such a model.
+    """
+    if not calls:
+        raise ValueError(f"{name} has no message passing layer")
+    if sum(call.dropped is not None for call in calls) != num_dropped:
+        raise ValueError(
+            f"{name} drops edges of layers that take some of the edges alone, edge_index[:, mask]: "
+            "drop edges of the whole 'edge_index'"
+        )
+    for user in source.users:
+        if not any(user is call.node for call in calls):
+            raise ValueError(
+                f"'{user.name}' takes the edges, and isn't a message passing layer: what changes "
+                "edges belongs to the graph, before it is cut into parts"
+            )
 
 
 def _refuse_history(position: int, x: Tensor, rows: bool) -> Tensor | Rows:

@@ -16,6 +16,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import DeepGCNLayer
 
 from gas.convert.graph_argument import GraphArgument, find_dictionaries
+from gas.convert.modes import TRAINING
 from gas.convert.parameters import (
     ADJACENCY,
     UNSUPPORTED,
@@ -25,7 +26,7 @@ from gas.convert.parameters import (
     parameters,
     refuse_ambiguous_weights,
 )
-from gas.convert.trace import GIVEN, TRAINING
+from gas.convert.trace import GIVEN
 from gas.graph import WEIGHT, find_layout, is_row_per_node, layout_of, with_csr_features
 from gas.nn import deep_copy
 

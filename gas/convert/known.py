@@ -10,6 +10,7 @@ from typing import Any, cast
 from unittest import mock
 
 import torch
+import torch_geometric.utils as pyg_utils
 from torch import Tensor
 from torch.fx import Node, Proxy
 from torch.fx.node import map_arg
@@ -21,6 +22,7 @@ from torch_geometric.nn.models import rev_gnn
 from torch_geometric.typing import WITH_TORCH_SPARSE, SparseTensor
 
 from gas.convert.matrices import TracedMatrix, trace_matrices
+from gas.convert.modes import EDGE_DROPOUTS
 
 # Methods and attributes of a tensor that don't depend on its numbers.
 SHAPE_METHODS = ("size", "dim", "ndimension", "numel", "is_floating_point", "is_complex")
@@ -138,7 +140,7 @@ class KnownValues:
         for module, _ in modules:
             module.training = False
         try:
-            with torch.no_grad():
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
                 return evaluate_node(self.root, node, lambda each: self._values[each][position])
         finally:
             for module, mode in modules:
@@ -272,6 +274,18 @@ def evaluate_node(
     return function(*args, **kwargs)
 
 
+def _record_call(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Have a function be a single node of a trace, instead of what it calls."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for value in tree_leaves((args, kwargs)):
+            if issubclass(type(value), Proxy):
+                return value.tracer.create_proxy("call_function", function, args, kwargs)
+        return function(*args, **kwargs)
+
+    return call
+
+
 def _make_factory(name: str) -> Callable[..., Any]:
     """Make a function of PyTorch that is traced if a size is, by its name in this module."""
     function = getattr(torch, name)
@@ -353,6 +367,9 @@ def answer_questions() -> Iterator[None]:
         for name, plain in (("CheckpointFunction", _Plain), (GENERATOR, _yield_once)):
             stack.enter_context(mock.patch.object(checkpoint, name, plain))
         stack.enter_context(mock.patch.object(rev_gnn, "InvertibleFunction", _Reversible))
+        for function in EDGE_DROPOUTS:  # As attributes; the tracer knows other names of them.
+            call = _record_call(function)
+            stack.enter_context(mock.patch.object(pyg_utils, function.__name__, call))
         for function in FACTORIES:
             stack.enter_context(mock.patch.object(torch, function.__name__, function))
         yield

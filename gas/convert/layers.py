@@ -18,6 +18,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.transforms import BaseTransform
 
+from gas.convert.edge_dropout import DROP
 from gas.convert.edge_layers import OnGivenEdges, direction_error, turns_round
 from gas.convert.scope import (
     SQUARE,
@@ -175,6 +176,7 @@ class LayerCall:
     * ``normalised``: whether the weights must be those of the normalised graph.
     * ``weighted``: whether the values of the adjacency are the weights.
     * ``form``: the form of the call.
+    * ``dropped``: the call that drops the layer's edges, by its position, and its probability.
     * ``pair``: what the features are given with, as ``conv((x, y), edge_index)``: rows, or
       ``None``. ``ALONE`` if they aren't.
     """
@@ -191,6 +193,7 @@ class LayerCall:
     weighted: bool
     form: str = ""
     pair: Any = ALONE
+    dropped: tuple[int, float] | None = None
 
     def rows(self) -> list[Node]:
         """Return the rows of nodes that the call takes."""
@@ -277,6 +280,7 @@ def describe_call(
     return LayerCall(
         node, layer, name, bound, rows[0], tuple(rows[1:]), edges[0], bound.get(WEIGHT),
         name in normalised, name in weighted, pair=bound[pairs[0]][1] if pairs else ALONE,
+        dropped=node.meta.get(DROP),
     )  # fmt: skip
 
 
@@ -379,6 +383,7 @@ def _take_given_edges(net: Module, graph: Graph, edges: str, normalised: Collect
         given.pop(names[0])
         with graph.inserting_before(node):
             made = graph.call_module(name, (source, mark), given)
+        made.meta.update(node.meta)
         node.replace_all_uses_with(made)
         graph.erase_node(node)
     return added

@@ -12,10 +12,12 @@ from torch_geometric.data import Data
 from torch_geometric.nn.inits import reset
 
 from gas.convert.check import Conversion
-from gas.convert.place import make_stages, multiplies_sparse
+from gas.convert.modes import TRAINING
+from gas.convert.place import multiplies_sparse
 from gas.convert.preparation import PREPARED, check_unprepared
 from gas.convert.scope import LayerScope
-from gas.convert.trace import CONSTANT, TRAINING
+from gas.convert.stages import make_stages
+from gas.convert.trace import CONSTANT
 from gas.graph import find_original_graph
 from gas.history import Rows, first_rows
 from gas.scalable import ScalableGNN, adjacency, attributes, compute_dtype

@@ -9,15 +9,25 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Graph, GraphModule, Node
-from torch.fx.node import map_arg
+from torch.fx import Graph, Node
 from torch.nn import Module
 
-from gas.convert.kinds import ROWS
-from gas.convert.layers import WEIGHT, LayerCall
+from gas.convert.kinds import EDGES, ROWS
+from gas.convert.layers import WEIGHT, LayerCall, Normalise
+from gas.convert.modes import TRAINING
 from gas.convert.outputs import Outputs
 from gas.convert.rewrite import changes_in_training
-from gas.convert.scope import dense, dropout, join, own_rows, pull, read_history, sources, weights
+from gas.convert.scope import (
+    dense,
+    drop_edges,
+    dropout,
+    join,
+    kept_edges,
+    own_rows,
+    pull,
+    sources,
+    weights,
+)
 from gas.convert.trace import get_module, is_dropout, is_layer
 from gas.nn import LINEAR_LAYERS, Dropout, FusedConv, has_hooks
 
@@ -153,13 +163,15 @@ class _Writer:
         outputs: Outputs,
         dims: Mapping[Node, Any],
         shapes: Mapping[Node, Sequence[int]],
+        transform: Any,
     ) -> None:
-        self._shapes, self._dims = shapes, dims
+        self._shapes, self._dims, self._transform = shapes, dims, transform
         self._outputs = outputs
         self._net, self._kinds, self._plan, self._calls = net, kinds, placed, calls
         self._edges = next(str(c.given[c.adjacency].target) for c in calls.values())
         self.graph = Graph()
         self._scope = self.graph.placeholder("scope")
+        self._dropped: dict[int, Node] = {}  # Scopes without edges that are dropped in training.
         self._written: dict[Node, Node] = {}  # For all rows, if the placement says so.
         self._own: dict[Node, Node] = {}
         self._all: dict[Node, Node] = {}
@@ -216,14 +228,30 @@ class _Writer:
 
     def _write_layer(self, node: Node) -> Node:
         call = self._calls[node]
+        scope = self._scope if call.dropped is None else self._drop_edges(*call.dropped)
+
+        def make(function: Any, *args: Any) -> Node:
+            return self.graph.call_function(function, (scope, *args))
 
         def value_of(argument: Any) -> Any:
-            return self.all_rows(argument) if isinstance(argument, Node) else argument
+            if not isinstance(argument, Node):
+                return argument
+            is_dropped = call.dropped is not None and self._kinds[argument] == EDGES
+            rows = self.all_rows(argument)
+            return make(kept_edges, rows) if is_dropped else rows
 
-        given = call.arguments(call.form, self.make, value_of)
+        given = call.arguments(call.form, make, value_of)
         (_, first), *rest = given.items()
         out = self.graph.call_module(str(node.target), (first,), dict(rest))
         return self._cut(node, out) if self._kinds[node] == ROWS else out
+
+    def _drop_edges(self, position: int, p: float) -> Node:
+        """Return the scope without the edges that a call drops, the same for all its layers."""
+        if position not in self._dropped:
+            (training,) = [each for each in self._written if each.target == TRAINING]
+            flags = self._transform is not None, isinstance(self._transform, Normalise)
+            self._dropped[position] = self.make(drop_edges, p, self._written[training], *flags)
+        return self._dropped[position]
 
     def _write_other(self, node: Node) -> Node:
         if node.op == "placeholder" and node.target == WEIGHT:
@@ -309,6 +337,7 @@ def write_graph(
     outputs: Outputs,
     dims: Mapping[Node, Any],
     shapes: Mapping[Node, Sequence[int]],
+    transform: Any,
 ) -> Graph:
     """Write the graph of a model with histories: ``graph(scope, *inputs)``.
 
@@ -324,62 +353,11 @@ def write_graph(
         outputs: What the module returns.
         dims: The dimension of the rows in each node's value, nested as the value is.
         shapes: The shapes of the rows of the nodes with histories.
+        transform: The transform of the whole graph.
     """
-    writer = _Writer(net, kinds, placed, {call.node: call for call in calls}, outputs, dims, shapes)
+    by_node = {call.node: call for call in calls}
+    writer = _Writer(net, kinds, placed, by_node, outputs, dims, shapes, transform)
     for node in graph.nodes:
         writer.write(node)
     writer.graph.lint()
     return writer.graph
-
-
-def make_stages(net: GraphModule) -> list[GraphModule]:
-    """Make the graphs that compute each history, and the output, from features and earlier ones.
-
-    The stages have the inputs, modules and parameters of ``net``.
-    """
-    pulls = {node.args[1]: node for node in net.graph.nodes if node.target is pull}
-    (output,) = [node for node in net.graph.nodes if node.op == "output"]
-    targets = [pulls[position].args[2] for position in range(len(pulls))] + [output.args[0]]
-    stages = []
-    for layer, target in enumerate(targets):
-        known = {position: pulls[position] for position in range(layer)}
-        stage = GraphModule(net, _make_stage(net.graph, target, known))
-        for shared in ("_modules", "_parameters", "_buffers"):
-            stage.__dict__[shared] = net.__dict__[shared]
-        stages.append(stage)
-    return stages
-
-
-def _make_stage(graph: Graph, target: Node, known: dict[int, Node]) -> Graph:
-    """Make the graph of one stage, which reads rows of earlier histories."""
-    reads: dict[Any, tuple[int, bool]] = {}
-    for position, node in known.items():
-        reads[node], reads[node.args[2]] = (position, False), (position, True)
-    needed = _find_needed(target, reads)
-    out = Graph()
-    made: dict[Node, Node] = {}
-    for node in graph.nodes:
-        if node.op == "placeholder":
-            made[node] = out.node_copy(node)
-        elif node in reads and node in needed:
-            scope = made[next(iter(graph.nodes))]
-            made[node] = out.call_function(read_history, (scope, *reads[node]))
-        elif node in needed:
-            made[node] = out.node_copy(node, made.__getitem__)
-    out.output(map_arg(target, made.__getitem__))
-    out.lint()
-    return out
-
-
-def _find_needed(target: Node, reads: dict[Any, tuple[int, bool]]) -> set[Node]:
-    """Find the nodes to compute, or to read, for a value."""
-    needed: set[Node] = set()
-    left = [target]
-    while left:
-        node = left.pop()
-        if node in needed:
-            continue
-        needed.add(node)
-        if node not in reads:
-            left += node.all_input_nodes
-    return needed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import operator
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from torch_geometric.data import Data
 from gas.convert.kinds import Values, function_name, is_selection
 from gas.convert.known import assign, is_about_shape, is_close
 from gas.convert.preparation import PREPARED, Preparation
-from gas.convert.rewrite import erase_unused
+from gas.convert.rewrite import erase_unused, exchange
 
 
 class _Finder:
@@ -97,7 +96,9 @@ class _Finder:
         if self._has_tensor(node) or any(other != first for other in rest):
             return False
         return all(
-            is_about_shape(node) if self._has_tensor(each) else self.is_plain(each) or self.is_count(each)
+            is_about_shape(node)
+            if self._has_tensor(each)
+            else self.is_plain(each) or self.is_count(each)
             for each in node.all_input_nodes
         )
 
@@ -148,10 +149,6 @@ class _Finder:
 
     def _is_like_edges(self, node: Node) -> bool:
         return all(len(set(found)) == 1 or found in self._kept_sizes for found in self._sizes(node))
-
-
-def _exchange(node: Node, other: Any, each: Node) -> Any:
-    return other if each is node else each
 
 
 def _has_rows(value: Any, size: int) -> bool:
@@ -230,10 +227,7 @@ class _Extractor:
         replaced |= {node: self._values[node] for node in finder.moved if finder.is_plain(node)}
         function = self._write()
         for node, other in replaced.items():
-            for user in list(node.users):
-                if user not in finder.moved:
-                    new = functools.partial(_exchange, node, other)
-                    user.args, user.kwargs = map_arg(user.args, new), map_arg(user.kwargs, new)
+            exchange(node, other, lambda user: user not in finder.moved)
         names = [str(node.target) for node in finder.inputs if node is not finder.edges]
         for node in reversed(finder.inside):
             if node in finder.moved:

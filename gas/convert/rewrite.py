@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import Graph, Node
+from torch.fx.node import map_arg
 from torch.nn import Module
 
 from gas.convert.known import assign
@@ -51,6 +52,17 @@ def follow_changes(net: Module, graph: Graph) -> None:
         if changed.op in ("call_function", "call_method", "call_module"):
             _replace_in_place(node, changed)
             changed.replace_all_uses_with(node, functools.partial(_comes_after, order, node))
+
+
+def exchange(node: Node, other: Any, readers: Callable[[Node], bool] = lambda _: True) -> None:
+    """Have all readers of a node, or some, read another node or a constant."""
+
+    def new(each: Node) -> Any:
+        return other if each is node else each
+
+    for user in list(node.users):
+        if readers(user):
+            user.args, user.kwargs = map_arg(user.args, new), map_arg(user.kwargs, new)
 
 
 def _replace_in_place(node: Node, changed: Node) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, overload
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Graph
 from torch.nn import Module
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import MessagePassing
@@ -16,11 +16,13 @@ from torch_geometric.nn import MessagePassing
 from gas.convert.check import (
     Conversion,
     InexactLayerError,
+    check_edges,
     check_hooks,
     describe_layer,
     make_layer_tests,
     make_layers,
 )
+from gas.convert.edge_dropout import take_edge_dropout
 from gas.convert.inputs import (
     Inputs,
     copy_with_noise,
@@ -43,20 +45,14 @@ from gas.convert.layers import (
 from gas.convert.matrices import replace_products
 from gas.convert.messages import wrap_messages
 from gas.convert.model import Converted
+from gas.convert.modes import TRAINING
 from gas.convert.outputs import check_outputs, find_outputs, flatten
 from gas.convert.place import Placement, history_shape, place_histories, write_graph
 from gas.convert.preparation import Preparation
 from gas.convert.prepare import move_preparation, refuse_assignments
 from gas.convert.rewrite import follow_changes, skip_copies
 from gas.convert.sample import SAMPLES, find_sample_graphs
-from gas.convert.trace import (
-    CONSTANT,
-    TRAINING,
-    UNROLLED,
-    Opened,
-    is_layer,
-    trace,
-)
+from gas.convert.trace import CONSTANT, UNROLLED, Opened, is_layer, trace
 from gas.graph import check_nodes
 from gas.nn import NeverExactError, check_exact, explain_failures, fuse
 from gas.scalable import HeteroModel, ScalableGNN, to_hetero_model
@@ -207,7 +203,7 @@ def _convert(
     copied = copy_with_noise(net)
     with explain_failures(net):
         graphs, expected, inputs = find_sample_graphs(copied, inputs, data, wanted)
-    graph = _trace(copied, inputs, wanted, graphs, opened)
+    graph, num_dropped = _trace(copied, inputs, wanted, graphs, opened)
     prepared = _move_preparation(copied, graph, inputs, graphs)
     if prepared is not None:
         graphs = [prepared(each) for each in graphs]
@@ -244,7 +240,7 @@ def _convert(
         describe_call(copied, node, kinds, source, normalised, weighted)
         for node in graph.nodes if is_layer(copied, node)
     ]  # fmt: skip
-    _check_edges(name, source, calls)
+    check_edges(name, source, calls, num_dropped)
     with eval_mode(copied):
         for test in make_layer_tests(calls, kinds, records[0], graphs[0], [OWN]):
             test.call.form = test.find_form()
@@ -270,8 +266,12 @@ def _move_preparation(
 
 def _trace(
     net: Module, inputs: Inputs, wanted: dict[str, Any], graphs: Sequence[Data], opened: Opened
-) -> Graph:
-    """Trace a module's method, and remove unused inputs."""
+) -> tuple[Graph, int]:
+    """Trace a module's method, and remove unused inputs.
+
+    Returns:
+        The graph, and the number of layers whose edges are dropped in training.
+    """
     given = (*inputs.names, inputs.edges)
     named = ["x" if key == inputs.features else key for key in wanted]
     order = list(given) if inputs.graph else [key for key in named if key in given]
@@ -282,13 +282,14 @@ def _trace(
     graph = trace(
         net, inputs.method, order, inputs.in_call, fixed, samples, counts, inputs.edges, opened
     )
+    num_dropped = take_edge_dropout(net, graph, inputs.edges)
     follow_changes(net, graph)
     skip_copies(graph, inputs.edges)
     replace_products(net, graph, inputs.edges)
     for node in list(graph.nodes):
         if node.op == "placeholder" and not node.users and node.target in inputs.names:
             graph.erase_node(node)
-    return graph
+    return graph, num_dropped
 
 
 def _make_model(
@@ -308,7 +309,9 @@ def _make_model(
     dims = {node: row_dims(value, SAMPLES[0][0]) for node, value in values.items()}
     shapes = {node: history_shape(node, values[node], dims[node]) for node in placed.pulled}
     widths = [math.prod(shape) for shape in shapes.values()]
-    written = write_graph(copied, graph, kinds, placed, calls, made.outputs, dims, shapes)
+    written = write_graph(
+        copied, graph, kinds, placed, calls, made.outputs, dims, shapes, made.transform
+    )
     drawing = _describe_layers(graph, placed, calls, widths)
     added = [getattr(make, "keywords", {}).get("target") for make in made.added.values()]
     check_hooks(made.net, written, added)
@@ -363,17 +366,6 @@ def _mismatch_error(name: str, transform: Normalise | None, by_value: bool) -> V
         f"{name} returns other values with {how}, because its layers take different graphs: "
         "use layers that all take the same one"
     )
-
-
-def _check_edges(name: str, source: Node, calls: Sequence[LayerCall]) -> None:
-    if not calls:
-        raise ValueError(f"{name} has no message passing layer")
-    for user in source.users:
-        if not any(user is call.node for call in calls):
-            raise ValueError(
-                f"'{user.name}' takes the edges, and isn't a message passing layer: what changes "
-                "edges belongs to the graph, before it is cut into parts"
-            )
 
 
 def _describe_layers(

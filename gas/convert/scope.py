@@ -53,7 +53,36 @@ class LayerScope:
         self.read_history = read_history
         # Computed once. (torch.compile doesn't support functools.cached_property.)
         self._edge_index: Any = adj_t if self.is_edge_index else None
+        self.kept: Tensor | None = None  # Which edges of another scope this one has.
         self._is_checked = False
+
+    def drop_edges(self, p: float, keeps_loops: bool, scales: bool) -> LayerScope:
+        """Return a neighbourhood without some edges, drawn at random.
+
+        Args:
+            p: The probability of dropping an edge.
+            keeps_loops: Never drop self-loops, which layers add after the others are dropped.
+            scales: Divide the weights of the kept edges by ``1 - p``, as dropout does.
+        """
+        row, col = reversed(self.edge_index) if self.is_edge_index else self.adj_t.coo()
+        kept = torch.rand(row.numel(), device=row.device) >= p
+        is_loop = row == col
+        if keeps_loops:
+            kept |= is_loop
+        weight = self.edge_weight
+        if weight is not None and scales:
+            weight = weight[kept] / torch.where(is_loop[kept], 1.0, 1.0 - p).to(weight.dtype)
+        elif weight is not None:
+            weight = weight[kept]
+        if self.is_edge_index:
+            adj: Any = self.edge_index[:, kept]
+        else:
+            before = torch.nn.functional.pad(kept.cumsum(0), (1, 0))
+            rowptr = before[self.adj_t.rowptr.long()].to(self.adj_t.rowptr.dtype)
+            adj = Adjacency.from_valid_csr(rowptr, self.adj_t.col[kept], weight, self.adj_t.size(1))
+        out = LayerScope(adj, weight, self.batch_size, self.push_and_pull, self.read_history)
+        out.given, out.kept = self.given, kept  # The weights that are checked are those before.
+        return out
 
     @property
     def edge_index(self) -> Any:
@@ -110,6 +139,20 @@ def own_rows(scope: LayerScope, x: Any, dims: Any = 0) -> Any:
     if isinstance(x, tuple | list):
         return like_tuple(x, [own_rows(scope, *each) for each in zip(x, dims, strict=True)])
     return first_rows(x, size) if dims == 0 else x.narrow(dims, 0, size)
+
+
+@_make_leaf
+def drop_edges(
+    scope: LayerScope, p: float, training: bool, keeps_loops: bool, scales: bool
+) -> LayerScope:
+    """Return the neighbourhood without some of its edges in training."""
+    return scope.drop_edges(p, keeps_loops, scales) if training and p > 0 else scope
+
+
+@_make_leaf
+def kept_edges(scope: LayerScope, rows: Any) -> Any:
+    """Return the rows of the edges that weren't dropped."""
+    return rows if scope.kept is None else rows[scope.kept]
 
 
 @_make_leaf

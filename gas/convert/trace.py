@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -20,11 +21,11 @@ from torch_geometric.nn import MessagePassing
 from gas.convert.edge_layers import EdgeLayer, Propagation
 from gas.convert.known import KnownProxy, KnownValues, answer_questions
 from gas.convert.matrices import TracedMatrix
+from gas.convert.modes import DROPOUTS, EDGE_DROPOUTS, add_training_input
 from gas.nn import BY_TIME, NeverExactError, SimpleConv, check_exact
 
 # Layers that propagate several times without a transformation in between; unrolled into hops.
 UNROLLED = (pyg.APPNP, pyg.SGConv, pyg.SSGConv, pyg.TAGConv)
-TRAINING = "training"
 Opened = tuple[type[MessagePassing], ...]
 Added = dict[str, Callable[[Module], Module]]  # Layers to add to a module, by their names.
 InCall = Callable[[dict[str, Any]], dict[str, Any]]
@@ -43,7 +44,7 @@ class _Tracer(Tracer):
         self, method: str, inputs: Sequence[str], in_call: InCall, fixed: dict[str, Any],
         known: KnownValues, opened: Opened,
     ) -> None:  # fmt: skip
-        super().__init__()
+        super().__init__(autowrap_functions=tuple(EDGE_DROPOUTS))
         self.known, self.hides_types = known, isinstance(known.root, UNROLLED)
         self._autocast = torch.is_autocast_enabled("cpu")
         self._without_gradient: set[Node] = set()
@@ -233,7 +234,10 @@ def trace(
                 net.train(training)
                 known = KnownValues(net, samples, counts, edges)
                 tracer = _Tracer(method, inputs, in_call, fixed, known, opened)
-                graphs.append(tracer.trace(net))
+                before = torch.get_rng_state(), random.getstate()
+                graph = tracer.trace(net)
+                _check_random(*before)
+                graphs.append(graph)
                 tracer.detach(graphs[-1])
                 sizes.append(len(graphs[0].nodes))
                 constants.append(_take_constants(net))
@@ -251,7 +255,7 @@ def trace(
         for module, mode in modes:
             module.training = mode
     _check_states(net, sizes[0], graphs)
-    _add_training_input(f"{type(net).__name__}.{method}", *graphs)
+    add_training_input(f"{type(net).__name__}.{method}", *graphs)
     for name, value in constants[0].items():
         if not torch.equal(value, constants[1][name]):
             raise ValueError(f"{type(net).__name__}.{method} draws numbers, or keeps them: {name}")
@@ -260,9 +264,18 @@ def trace(
     return graphs[0]
 
 
+def _check_random(generated: Tensor, state: Any) -> None:
+    """Refuse a module that has drawn numbers in a trace, which every call would repeat."""
+    if random.getstate() != state or not torch.equal(torch.get_rng_state(), generated):
+        raise ValueError(
+            "it draws random numbers that don't follow from its inputs, such as whether to skip a "
+            "layer: use dropout with training=self.training"
+        )
+
+
 def _explain(error: Exception) -> str:
     """Return why tracing fails with an error."""
-    if isinstance(error, TraceError):
+    if isinstance(error, TraceError | ValueError):
         return "What it does must not depend on values of tensors"
     return "It is called with stand-ins for tensors, which have shapes but no values"
 
@@ -297,8 +310,8 @@ def _check_dropout(net: Module, graph: Graph) -> None:
     """Refuse dropout that is also applied in evaluation."""
     for node in graph.nodes:
         if node.op == "call_function" and node.target in DROPOUTS:
-            given = dict(zip(("input", "p", "training"), node.args, strict=False))
-            if {"training": True, **given, **node.kwargs}["training"] is True:
+            given = dict(zip(DROPOUTS[node.target], node.args, strict=False)) | node.kwargs
+            if given.get("training", True) is True and given.get("train", True) is True:
                 raise ValueError(
                     f"'{node.name}' drops in evaluation, too: pass training=self.training"
                 )
@@ -308,45 +321,6 @@ def _take_constants(net: Module) -> dict[str, Tensor]:
     """Remove the tensors that tracing has stored in a module, and return them."""
     names = [name for name in vars(net) if name.startswith(CONSTANT)]
     return {name: net.__dict__.pop(name) for name in names}
-
-
-def _add_training_input(name: str, graph: Graph, other: Graph) -> None:
-    """Replace arguments that are true in training and false in evaluation by one input."""
-    nodes, others = list(graph.nodes), list(other.nodes)
-    alike = len(nodes) == len(others) and all(
-        (a.op, a.target) == (b.op, b.target) for a, b in zip(nodes, others, strict=True)
-    )
-    if not alike:
-        raise ValueError(
-            f"{name} calls other functions in training than in evaluation, which can't be "
-            "followed: call the same ones, with training=self.training"
-        )
-    inputs = [node for node in nodes if node.op == "placeholder"]
-    with graph.inserting_after(inputs[-1]):
-        training = graph.placeholder(TRAINING)
-    for a, b in zip(nodes, others, strict=True):
-        values = list(zip(_constants(a), _constants(b), strict=True))
-        differ = [(key, one) for (key, one), (_, two) in values if not _is_same(one, two)]
-        if any(one is not True for _, one in differ):
-            raise ValueError(
-                f"{name}: '{a.name}' takes other values in training than in evaluation, "
-                "which can't be followed: pass training=self.training"
-            )
-        for key, _ in differ:
-            if isinstance(key, int):
-                a.update_arg(key, training)
-            else:
-                a.update_kwarg(key, training)
-
-
-def _is_same(one: Any, two: Any) -> bool:
-    if isinstance(one, Node) or isinstance(two, Node):
-        return isinstance(one, Node) and isinstance(two, Node) and one.name == two.name
-    return type(one) is type(two) and (isinstance(one, Tensor) or repr(one) == repr(two))
-
-
-def _constants(node: Node) -> list[tuple[int | str, Any]]:
-    return [*enumerate(node.args), *node.kwargs.items()]
 
 
 def get_module(net: Module | GraphModule, node: Node) -> Module | None:
@@ -364,11 +338,3 @@ def is_dropout(net: Module, node: Node) -> bool:
     if node.op == "call_module":
         return isinstance(get_module(net, node), torch.nn.modules.dropout._DropoutNd)
     return node.op == "call_function" and node.target in DROPOUTS
-
-
-DROPOUTS = (
-    torch.nn.functional.dropout,
-    torch.nn.functional.alpha_dropout,
-    torch.nn.functional.feature_alpha_dropout,
-    torch.dropout,
-)

@@ -1,0 +1,116 @@
+"""One graph of a module, of those that are traced in training and in evaluation."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, cast
+
+import torch
+import torch_geometric.utils as pyg_utils
+from torch import Tensor
+from torch.fx import Graph, Node
+from torch.fx.node import map_arg
+
+TRAINING = "training"
+# Functions that drop at random, with the names of their parameters.
+DROPOUTS: dict[Any, tuple[str, ...]] = {
+    torch.nn.functional.dropout: ("input", "p", "training", "inplace"),
+    torch.nn.functional.alpha_dropout: ("input", "p", "training", "inplace"),
+    torch.nn.functional.feature_alpha_dropout: ("input", "p", "training", "inplace"),
+    torch.dropout: ("input", "p", "train"),
+}
+EDGE_DROPOUTS: dict[Any, tuple[str, ...]] = {
+    pyg_utils.dropout_edge: ("edge_index", "p", "force_undirected", "training"),
+    pyg_utils.dropout_adj: (
+        "edge_index", "edge_attr", "p", "force_undirected", "num_nodes", "training",
+    ),
+}  # fmt: skip
+
+
+def add_training_input(name: str, graph: Graph, other: Graph) -> None:
+    """Replace arguments that are true in training and false in evaluation by one input.
+
+    Dropout that is called in training alone gets it, too.
+    """
+    pairs, same = _pair_nodes(name, graph, other)
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    with graph.inserting_after(inputs[-1]):
+        training = graph.placeholder(TRAINING)
+    for a, b in pairs.items():
+        if b is None:
+            if names := {**DROPOUTS, **EDGE_DROPOUTS}.get(a.target):
+                given = dict(zip(names[1:], a.args[1:], strict=False)) | a.kwargs
+                switch = "train" if "train" in names else "training"
+                a.args, a.kwargs = a.args[:1], {**given, switch: training}
+            continue
+        values = list(zip(_constants(a), _constants(b), strict=True))
+        differ = [
+            (key, one) for (key, one), (_, two) in values
+            if not _is_same(map_arg(one, same.get), two)
+        ]  # fmt: skip
+        if any(one is not True for _, one in differ):
+            raise ValueError(
+                f"{name}: '{a.name}' takes other values in training than in evaluation, "
+                "which can't be followed: pass training=self.training"
+            )
+        for key, _ in differ:
+            if isinstance(key, int):
+                a.update_arg(key, training)
+            else:
+                a.update_kwarg(key, training)
+
+
+def _pair_nodes(
+    name: str, graph: Graph, other: Graph
+) -> tuple[dict[Node, Node | None], dict[Node, Node]]:
+    """Find the nodes in evaluation for those in training, ``None`` for dropout without one.
+
+    Returns:
+        These, and the nodes in evaluation that have the same values, which dropout has, too.
+
+    Raises:
+        ValueError: If they differ in more than dropout.
+    """
+    pairs: dict[Node, Node | None] = {}
+    same: dict[Node, Node] = {}
+    left = list(other.nodes)
+    for a in graph.nodes:
+        b = left[0] if left else None
+        inputs = [same.get(each) for each in a.all_input_nodes]
+        if b is not None and (a.op, a.target, inputs) == (b.op, b.target, b.all_input_nodes):
+            pairs[a] = same[a] = left.pop(0)
+        elif (equal := _find_equal(a, same)) is not None:
+            pairs[a], same[a] = None, equal
+        else:
+            left = [a]
+            break
+    if left:
+        raise ValueError(
+            f"{name} calls other functions in training than in evaluation, which can't be "
+            "followed: call the same ones, with training=self.training"
+        )
+    return pairs, same
+
+
+def _find_equal(node: Node, same: dict[Node, Node]) -> Node | None:
+    """Return what dropout that is called in training alone is equal to in evaluation."""
+    if node.target in DROPOUTS or node.target in EDGE_DROPOUTS:
+        return same.get(cast(Node, node.args[0])) if node.args else None
+    if node.target is not operator.getitem or not isinstance(node.args[0], Node):
+        return None
+    whole, index = node.args[0], node.args[1]
+    if whole.target in EDGE_DROPOUTS:
+        is_attribute = whole.target is pyg_utils.dropout_adj and index == 1
+        return same.get(cast(Node, whole.args[1]) if is_attribute else whole)
+    masks: Any = index.args[0] if isinstance(index, Node) and index.args else None
+    return same.get(whole) if isinstance(masks, Node) and masks.target in EDGE_DROPOUTS else None
+
+
+def _is_same(one: Any, two: Any) -> bool:
+    if isinstance(one, Node) or isinstance(two, Node):
+        return one is two
+    return type(one) is type(two) and (isinstance(one, Tensor) or repr(one) == repr(two))
+
+
+def _constants(node: Node) -> list[tuple[int | str, Any]]:
+    return [*enumerate(node.args), *node.kwargs.items()]
