@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 import sys
 from collections.abc import Callable, Iterator
@@ -121,6 +122,25 @@ class TracedMatrix:
             f"'{function.__name__}' of a sparse matrix that it makes can't be followed: multiply "
             "the matrix by rows of nodes"
         )
+
+
+def spread_matrix(layer: Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Give a layer of PyG the edges and weights of a matrix that a module makes.
+
+    Raises:
+        TypeError: If the layer takes no weights, and the matrix has some.
+    """
+    matrices = [each for each in (*args, *kwargs.values()) if isinstance(each, TracedMatrix)]
+    if len(matrices) != 1:
+        return args, kwargs
+    bound = inspect.signature(layer.forward).bind(*args, **kwargs)
+    (name,) = [key for key, each in bound.arguments.items() if each is matrices[0]]
+    bound.arguments[name] = torch.stack([matrices[0].col, matrices[0].row])
+    if matrices[0].value is not None:
+        if "edge_weight" not in bound.signature.parameters:
+            raise TypeError(f"{type(layer).__name__} takes no weights of a matrix: give edge_attr")
+        bound.arguments["edge_weight"] = matrices[0].value
+    return (), dict(bound.arguments)
 
 
 def _call_product(x: Any, reduce: str, *matrix: Any) -> Any:

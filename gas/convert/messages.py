@@ -168,7 +168,10 @@ class _Writer:
             self._record[each] for each in node.all_input_nodes if self._kinds[each] == EDGES
         ]
         return not torch.equal(sources, destinations) and any(
-            isinstance(index, Tensor) and index.dim() == 1 and torch.equal(index, sources)
+            isinstance(index, Tensor)
+            and index.dtype == torch.long
+            and index.numel()
+            and torch.equal(index.reshape(sources.numel(), -1)[:, 0], sources)
             for index in indices
         )
 

@@ -114,7 +114,6 @@ def to_scalable(
         )
     if isinstance(net, ScalableGNN):
         raise ValueError(f"{type(net).__name__} is a ScalableGNN already: use it as it is")
-    _check_is_no_layer(net)
     data = make_graph(net, data, num_nodes)
     if {weight.dtype for weight in net.parameters()} == {torch.float64}:
         kwargs.setdefault("dtype", torch.float64)
@@ -154,19 +153,12 @@ def _check_module(net: Any) -> None:
         )
 
 
-def _check_is_no_layer(net: Module) -> None:
-    if isinstance(net, MessagePassing) and not isinstance(net, UNROLLED):
-        raise ValueError(
-            f"'net' is a layer, {type(net).__name__}, expected a module that calls layers: "
-            "torch_geometric.nn.Sequential('x, edge_index', [(net, 'x, edge_index -> x')])"
-        )
-
-
 def _convert_opening(
     net: Module, data: Data, inputs: Inputs, wanted: dict[str, Any], options: dict[str, Any]
 ) -> Converted:
     """Convert a module; follow layers of its own that aren't exact as a whole."""
-    opened: Opened = ()
+    is_layer = isinstance(net, MessagePassing) and not isinstance(net, UNROLLED)
+    opened: Opened = (type(net),) if is_layer else ()
     first: InexactLayerError | None = None
     while True:
         try:
@@ -183,6 +175,12 @@ def _convert_opening(
         except ValueError as error:
             if first is not None:
                 raise ValueError(f"{first}. Inside of it, {error}") from error
+            if is_layer:
+                raise ValueError(
+                    f"'net' is a layer, {type(net).__name__}: convert a module that calls it, "
+                    "torch_geometric.nn.Sequential('x, edge_index', [(net, 'x, edge_index -> x')])"
+                    f". Inside of it, {error}"
+                ) from error
             if table := find_node_table(net, data):
                 raise ValueError(
                     f"{error}. '{table}' has a row for each node, and a mini-batch takes some: set "

@@ -20,7 +20,7 @@ from torch_geometric.nn import MessagePassing
 
 from gas.convert.edge_layers import EdgeLayer, Propagation
 from gas.convert.known import KnownProxy, KnownValues, answer_questions
-from gas.convert.matrices import TracedMatrix
+from gas.convert.matrices import TracedMatrix, spread_matrix
 from gas.convert.modes import DROPOUTS, EDGE_DROPOUTS, add_training_input
 from gas.nn import BY_TIME, NeverExactError, SimpleConv, check_exact
 
@@ -63,6 +63,8 @@ class _Tracer(Tracer):
             takes_graph = any(map(self._is_graph, (*args, *kwargs.values())))
             if takes_graph and not isinstance(m, (MessagePassing, EdgeLayer)):
                 return forward(*args, **kwargs)
+            if isinstance(m, MessagePassing) and not self._opens(m):
+                args, kwargs = spread_matrix(m, args, kwargs)
             return super().call_module(m, forward, args, kwargs)
         except Exception:
             self.failed = self.failed or f" in '{self.path_of_module(m)}' ({type(m).__name__})"
@@ -105,8 +107,12 @@ class _Tracer(Tracer):
         values: Any = obj
         return iter([values[position] for position in range(size)])
 
+    def _opens(self, m: Module) -> bool:
+        """Return whether a layer is followed up to its messages."""
+        return isinstance(m, (*UNROLLED, *self._opened))
+
     def is_leaf_module(self, m: Module, module_qualified_name: str) -> bool:
-        if isinstance(m, (*UNROLLED, *self._opened, torch.nn.Sequential)):
+        if self._opens(m) or isinstance(m, torch.nn.Sequential):
             return False  # Histories are placed before a dropout in it.
         return isinstance(m, MessagePassing) or not any(
             isinstance(child, MessagePassing) for child in m.modules()
