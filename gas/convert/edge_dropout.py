@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-import torch_geometric.utils as pyg_utils
 from torch.fx import Graph, Node
 from torch.nn import Module
 
@@ -107,12 +106,12 @@ def _find_layers(net: Module, graph: Graph, call: Node, of_rows: set[Node]) -> l
 
 def _remove(graph: Graph, call: Node, given: dict[str, Any]) -> None:
     """Have readers of a call read all edges, and the attributes of all edges."""
-    is_edge = call.target is pyg_utils.dropout_edge
+    has_attribute = "edge_attr" in EDGE_DROPOUTS[call.target]
     for part in list(call.users):
         position = part.args[1] if part.target is operator.getitem else None
         if position == 0:
             exchange(part, given["edge_index"])
-        elif position == 1 and is_edge:
+        elif position == 1 and not has_attribute:
             for user in list(part.users):
                 if user.target is not operator.getitem or user.args[1] is not part:
                     raise ValueError(

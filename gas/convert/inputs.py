@@ -221,12 +221,18 @@ def has_forward(net: Module) -> bool:
     return type(net).forward is not Module.forward or "forward" in vars(net)
 
 
-def find_node_table(net: Module, data: Data) -> str:
-    """Return the name of a parameter with a row for each node of the graph; "" without one."""
+def node_table_error(net: Module, data: Data, error: ValueError) -> ValueError | None:
+    """Return the error of a module that has a table of all nodes; ``None`` if it has none."""
     for name, weight in net.named_parameters():
-        if weight.dim() == 2 and weight.size(0) == data.num_nodes and "node_id" not in data:
-            return name
-    return ""
+        if "node_id" in data or weight.dim() != 2 or data.num_nodes not in weight.shape:
+            continue
+        what = "row" if weight.size(0) == data.num_nodes else "column"
+        return ValueError(
+            f"'{name}' has a {what} for each node, and a mini-batch has some of the nodes: set "
+            "data.node_id = torch.arange(data.num_nodes), and give layers embedding(node_id), or "
+            f"table[node_id], instead of all rows, or of None. Now, {error}"
+        )
+    return None
 
 
 def copy_with_noise(net: Module) -> Module:

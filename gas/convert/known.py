@@ -10,7 +10,6 @@ from typing import Any, cast
 from unittest import mock
 
 import torch
-import torch_geometric.utils as pyg_utils
 from torch import Tensor
 from torch.fx import Node, Proxy
 from torch.fx.node import map_arg
@@ -22,7 +21,7 @@ from torch_geometric.nn.models import rev_gnn
 from torch_geometric.typing import WITH_TORCH_SPARSE, SparseTensor
 
 from gas.convert.matrices import TracedMatrix, trace_matrices
-from gas.convert.modes import EDGE_DROPOUTS
+from gas.convert.modes import record_edge_dropout
 
 # Methods and attributes of a tensor that don't depend on its numbers.
 SHAPE_METHODS = ("size", "dim", "ndimension", "numel", "is_floating_point", "is_complex")
@@ -363,13 +362,11 @@ def answer_questions() -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(trace_matrices())
+        stack.enter_context(record_edge_dropout(_record_call))
         stack.enter_context(mock.patch.object(builtins, "isinstance", answer))
         for name, plain in (("CheckpointFunction", _Plain), (GENERATOR, _yield_once)):
             stack.enter_context(mock.patch.object(checkpoint, name, plain))
         stack.enter_context(mock.patch.object(rev_gnn, "InvertibleFunction", _Reversible))
-        for function in EDGE_DROPOUTS:  # As attributes; the tracer knows other names of them.
-            call = _record_call(function)
-            stack.enter_context(mock.patch.object(pyg_utils, function.__name__, call))
         for function in FACTORIES:
             stack.enter_context(mock.patch.object(torch, function.__name__, function))
         yield

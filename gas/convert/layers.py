@@ -91,8 +91,7 @@ class Normalise(BaseTransform):
         dtype = None if data.x is None or not data.x.is_floating_point() else data.x.dtype
         if edge_index is None:
             raise ValueError(
-                "'data' has no 'edge_index', which the normalisation needs: give the graph with "
-                "one instead of 'adj_t'"
+                "'data' has no edges, which the normalisation needs: set data.edge_index"
             )
         if not self.weighted:  # A matrix always has values.
             weight = None if is_list or weight is None else weight.to(dtype)

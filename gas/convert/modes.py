@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FunctionType
 from typing import Any, cast
+from unittest import mock
 
 import torch
 import torch_geometric.utils as pyg_utils
@@ -19,12 +24,53 @@ DROPOUTS: dict[Any, tuple[str, ...]] = {
     torch.nn.functional.feature_alpha_dropout: ("input", "p", "training", "inplace"),
     torch.dropout: ("input", "p", "train"),
 }
+
+
+def _copy(function: Any) -> Any:
+    """Copy a function, which stays as it is while the original records calls."""
+    return FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__
+    )
+
+
+_ORIGINALS: list[Any] = [
+    inspect.unwrap(each) for each in (pyg_utils.dropout_edge, pyg_utils.dropout_adj)
+]
 EDGE_DROPOUTS: dict[Any, tuple[str, ...]] = {
-    pyg_utils.dropout_edge: ("edge_index", "p", "force_undirected", "training"),
-    pyg_utils.dropout_adj: (
-        "edge_index", "edge_attr", "p", "force_undirected", "num_nodes", "training",
-    ),
-}  # fmt: skip
+    _copy(function): tuple(inspect.signature(function).parameters) for function in _ORIGINALS
+}
+
+
+_recorded: dict[str, Callable[..., Any]] = {}  # A global of the functions while they record.
+
+
+def _call_dropout_edge(*args: Any, **kwargs: Any) -> Any:
+    return _recorded["dropout_edge"](*args, **kwargs)
+
+
+def _call_dropout_adj(*args: Any, **kwargs: Any) -> Any:
+    return _recorded["dropout_adj"](*args, **kwargs)
+
+
+@contextmanager
+def record_edge_dropout(record: Callable[[Any], Callable[..., Any]]) -> Iterator[None]:
+    """Have calls of these functions be recorded, under whatever name a module knows them.
+
+    Args:
+        record: Makes a function that records the call of another.
+    """
+    made = {function.__name__: record(function) for function in EDGE_DROPOUTS}
+    before = [(each, each.__code__, each.__defaults__) for each in _ORIGINALS]
+    with mock.patch.dict(_ORIGINALS[0].__globals__, {"_recorded": made}):
+        try:
+            for function, call in zip(
+                _ORIGINALS, (_call_dropout_edge, _call_dropout_adj), strict=True
+            ):
+                function.__defaults__, function.__code__ = None, call.__code__
+            yield
+        finally:
+            for function, code, defaults in before:
+                function.__code__, function.__defaults__ = code, defaults
 
 
 def add_training_input(name: str, graph: Graph, other: Graph) -> None:
@@ -100,7 +146,7 @@ def _find_equal(node: Node, same: dict[Node, Node]) -> Node | None:
         return None
     whole, index = node.args[0], node.args[1]
     if whole.target in EDGE_DROPOUTS:
-        is_attribute = whole.target is pyg_utils.dropout_adj and index == 1
+        is_attribute = "edge_attr" in EDGE_DROPOUTS[whole.target] and index == 1
         return same.get(cast(Node, whole.args[1]) if is_attribute else whole)
     masks: Any = index.args[0] if isinstance(index, Node) and index.args else None
     return same.get(whole) if isinstance(masks, Node) and masks.target in EDGE_DROPOUTS else None

@@ -148,7 +148,7 @@ def check_outputs(
         if kinds[node] != ROWS or record[node].dim() == 0 or record[node].size(0) != size:
             raise ValueError(
                 f"{name} returns '{node.name}', which isn't a row for each node: mini-batches give "
-                "each node's output"
+                "each node's output, of which the loss selects some"
             )
     if not nodes:
         raise ValueError(f"{name} returns no rows of nodes")

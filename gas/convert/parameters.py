@@ -55,7 +55,7 @@ def adjacency_name(names: Sequence[str]) -> str:
         )
     raise ValueError(
         f"the model takes {', '.join(names)}, and none of them is the adjacency: name it "
-        "'edge_index' or 'adj_t'"
+        "'edge_index' or 'adj_t', or take the graph as the only argument, forward(data)"
     )
 
 

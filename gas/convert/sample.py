@@ -226,9 +226,14 @@ def find_sample_graphs(
                 failure = failure or error
                 continue
             if variant.by_value and "adj_t" not in data and WEIGHT not in data:
+                has = inputs.edges in data
+                cure = (
+                    f"the graph's is called 'adj_t': set data.adj_t = data.{inputs.edges}, whose "
+                    "rows are destinations" if has else
+                    "the graph has none: T.ToSparseTensor(layout=torch.sparse_csr)(data) makes one"
+                )  # fmt: skip
                 raise ValueError(
-                    f"{type(net).__name__} takes {inputs.edges!r} as a matrix, and the graph has "
-                    "none: T.ToSparseTensor(layout=torch.sparse_csr)(data) makes one"
+                    f"{type(net).__name__} takes {inputs.edges!r} as a matrix, and {cure}"
                 )
             rows = [leaf for leaf in flatten(out) if isinstance(leaf, Tensor)]
             if all(bool(torch.isfinite(each).all()) for each in rows):

@@ -28,8 +28,8 @@ from gas.convert.inputs import (
     copy_with_noise,
     eval_mode,
     find_inputs,
-    find_node_table,
     make_graph,
+    node_table_error,
     record,
 )
 from gas.convert.kinds import Values, check_rows, find_value_kinds, row_dims
@@ -181,11 +181,8 @@ def _convert_opening(
                     "torch_geometric.nn.Sequential('x, edge_index', [(net, 'x, edge_index -> x')])"
                     f". Inside of it, {error}"
                 ) from error
-            if table := find_node_table(net, data):
-                raise ValueError(
-                    f"{error}. '{table}' has a row for each node, and a mini-batch takes some: set "
-                    "data.node_id = torch.arange(data.num_nodes), and read embedding(node_id)"
-                ) from error
+            if (table := node_table_error(net, data, error)) is not None:
+                raise table from error
             raise
 
 

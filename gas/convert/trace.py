@@ -21,7 +21,7 @@ from torch_geometric.nn import MessagePassing
 from gas.convert.edge_layers import EdgeLayer, Propagation
 from gas.convert.known import KnownProxy, KnownValues, answer_questions
 from gas.convert.matrices import TracedMatrix, spread_matrix
-from gas.convert.modes import DROPOUTS, EDGE_DROPOUTS, add_training_input
+from gas.convert.modes import DROPOUTS, add_training_input
 from gas.nn import BY_TIME, NeverExactError, SimpleConv, check_exact
 
 # Layers that propagate several times without a transformation in between; unrolled into hops.
@@ -44,7 +44,7 @@ class _Tracer(Tracer):
         self, method: str, inputs: Sequence[str], in_call: InCall, fixed: dict[str, Any],
         known: KnownValues, opened: Opened,
     ) -> None:  # fmt: skip
-        super().__init__(autowrap_functions=tuple(EDGE_DROPOUTS))
+        super().__init__()
         self.known, self.hides_types = known, isinstance(known.root, UNROLLED)
         self._autocast = torch.is_autocast_enabled("cpu")
         self._without_gradient: set[Node] = set()
@@ -253,9 +253,7 @@ def trace(
         if graphs:
             _check_states(net, sizes[0], graphs)
         raise ValueError(
-            f"{type(net).__name__}.{method} can't be followed{tracer.failed}: "
-            f"{type(error).__name__}: {error}. {_explain(error)}: subclass gas.ScalableGNN "
-            "instead, and call push_and_pull after every layer but the last"
+            f"{type(net).__name__}.{method} can't be followed{tracer.failed}: {_explain(error)}"
         ) from error
     finally:
         for module, mode in modes:
@@ -280,10 +278,16 @@ def _check_random(generated: Tensor, state: Any) -> None:
 
 
 def _explain(error: Exception) -> str:
-    """Return why tracing fails with an error."""
-    if isinstance(error, TraceError | ValueError):
-        return "What it does must not depend on values of tensors"
-    return "It is called with stand-ins for tensors, which have shapes but no values"
+    """Return why tracing fails, and what to do."""
+    if isinstance(error, ValueError) and not isinstance(error, TraceError):
+        return str(error)
+    why = "It is called with stand-ins for tensors, which have shapes but no values"
+    if isinstance(error, TraceError):
+        why = "What it does must not depend on values of tensors"
+    return (
+        f"{type(error).__name__}: {error}. {why}: subclass gas.ScalableGNN instead, and call "
+        "push_and_pull after every layer but the last"
+    )
 
 
 def _find_kept_value(net: Module) -> str:

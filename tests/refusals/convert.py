@@ -6,7 +6,7 @@ import torch_geometric.nn as pyg
 from torch import nn
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.transforms import GCNNorm
-from torch_geometric.utils import add_self_loops, degree, scatter
+from torch_geometric.utils import add_self_loops, degree, dropout_edge, scatter
 
 import gas
 from refusals import Model, load, ring
@@ -51,6 +51,31 @@ class Kept(nn.Module):
         if self.training:
             self.cluster = x.argmax(dim=1)
         return x
+
+
+def drop_edges(function=lambda net, x, kept, mask: net.conv(x, kept), **given):
+    """Convert a module that drops edges, in training alone unless more is given."""
+
+    def forward(net, x, edge_index):
+        kept, mask = dropout_edge(edge_index, p=0.5, **{"training": net.training, **given})
+        return function(net, x, kept, mask)
+
+    return convert(forward)
+
+
+def half_by_half(net, x, edge_index, edge_mask):
+    kept, _ = dropout_edge(edge_index, training=net.training)
+    return net.conv(x, kept[:, edge_mask]) + net.conv2(x, kept[:, ~edge_mask])
+
+
+def weighing_by_mask(net, x, edge_index):
+    kept, mask = dropout_edge(edge_index, training=net.training)
+    return net.weighted(x, kept, mask.float())
+
+
+def counting(net, x, edge_index):
+    net.calls = getattr(net, "calls", 0) + 1
+    return net.conv(x, edge_index) + torch.tensor(float(net.calls))
 
 
 Foreign = type("Foreign", (type("ScalableGNN", (nn.Module,), {}),), {})
@@ -263,7 +288,57 @@ CASES = {
         pyg.GCN(2, 2, 2), ring(x=torch.ones(4, 2).numpy())
     ),
     "a compiled module": lambda t: gas.to_scalable(torch.compile(pyg.GCN(2, 2, 2)), ring()),
-    "a layer": lambda t: gas.to_scalable(pyg.SAGEConv(2, 2), ring()),
+    "a layer that can't be followed": lambda t: gas.to_scalable(pyg.GATConv(2, 2), ring()),
+    "a scripted module": lambda t: gas.to_scalable(torch.jit.script(nn.Linear(2, 2)), ring()),
+    "weights under another name": lambda t: convert(
+        lambda net, x, e, edge_weight: x,
+        "x, edge_index, edge_weight=None",
+        data=ring(edge_attr=torch.rand(8)),
+    ),
+    "a dictionary of other tensors": lambda t: convert(
+        lambda net, data: net.conv(data.graph["x"], data.edge_index),
+        "data",
+        data=ring(graph={"x": torch.ones(4, 2)}),
+    ),
+    "sums at sources": lambda t: convert(
+        lambda net, x, e: torch.zeros_like(x).index_add_(0, e[0], x[e[1]]), "x, edge_index"
+    ),
+    "edges in another order": lambda t: convert(
+        lambda net, x, e: net.conv(x, e.clamp(min=1)), "x, edge_index"
+    ),
+    "a dense layer of a matrix that it makes": lambda t: convert(
+        lambda net, x, e: net.lin(torch.sparse_coo_tensor(e, x[e[0], 0], (x.size(0), 2**20))),
+        "x, edge_index",
+        lin=nn.Linear(2**20, 2),
+    ),
+    "a weighted matrix for a layer without weights": lambda t: convert(
+        lambda net, x, e: net.conv(
+            x, torch.sparse_coo_tensor(e.flip(0), x[e[0], 0], x.shape[:1] * 2)
+        ),
+        "x, edge_index",
+    ),
+    "edges that are dropped in evaluation": lambda t: drop_edges(training=True),
+    "edges that are dropped in pairs": lambda t: drop_edges(force_undirected=True),
+    "edges that are dropped as often as features say": lambda t: convert(
+        lambda net, x, e: net.conv(x, dropout_edge(e, p=x.sum() / 9, training=net.training)[0]),
+        "x, edge_index",
+    ),
+    "edges that are dropped twice": lambda t: drop_edges(
+        lambda net, x, kept, mask: net.conv(x, dropout_edge(kept, p=0.2, training=net.training)[0])
+    ),
+    "messages of edges that are dropped": lambda t: drop_edges(
+        lambda net, x, kept, mask: scatter(x[kept[0]], kept[1], 0, x.size(0))
+    ),
+    "the mask of edges that are dropped": lambda t: convert(
+        weighing_by_mask, "x, edge_index", weighted=pyg.GraphConv(2, 2)
+    ),
+    "a pair of edges that are dropped": lambda t: convert(
+        lambda net, x, e: net.conv(x, dropout_edge(e, training=net.training)[-2]), "x, edge_index"
+    ),
+    "some of the edges that are dropped": lambda t: convert(
+        half_by_half, "x, edge_index, edge_mask", data=ring(edge_mask=torch.arange(8) % 2 == 0)
+    ),
+    "a tensor of a count of calls": lambda t: convert(counting),
     "weights of another type": lambda t: gas.to_scalable(
         pyg.GCN(2, 2, 2), ring(edge_weight=torch.ones(8).double())
     ),
