@@ -36,6 +36,10 @@ def _add_product(net: Module, name: str) -> None:
     setattr(net, name, SimpleConv(aggr=PRODUCTS[name]))
 
 
+def _product_name(reduce: str) -> str:
+    return "_product_" + ("sum" if reduce == "add" else reduce)
+
+
 def replace_products(net: Module, graph: Graph, edges: str) -> None:
     """Replace products with the adjacency, ``adj_t @ x``, by calls of a layer.
 
@@ -48,12 +52,13 @@ def replace_products(net: Module, graph: Graph, edges: str) -> None:
         is_product = (node.op == "call_function" and node.target in FUNCTIONS) or (
             node.op == "call_method" and node.target in METHODS
         )
-        if not is_product or len(node.args) != 2 or node.kwargs:
+        if not is_product or len(node.args) != 2 or not {"reduce"}.issuperset(node.kwargs):
             continue
         matrix, x = node.args
         if isinstance(matrix, Node) and (matrix.op, matrix.target) == ("placeholder", edges):
             with graph.inserting_before(node):
-                made = graph.call_module("_product_sum", (x, matrix))
+                name = _product_name(str(node.kwargs.get("reduce", "sum")))
+                made = graph.call_module(name, (x, matrix))
             node.replace_all_uses_with(made)
             graph.erase_node(node)
     add_products(net, graph)
@@ -146,7 +151,7 @@ def spread_matrix(layer: Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
 def _call_product(x: Any, reduce: str, *matrix: Any) -> Any:
     """Call the layer that multiplies by a matrix, or by edges and their weights."""
     tracer = matrix[0].tracer
-    name = f"_product_{'sum' if reduce == 'add' else reduce}"
+    name = _product_name(reduce)
     _add_product(tracer.root, name)
     is_column = x.dim() == 1
     rows = x.unsqueeze(-1) if is_column else x

@@ -130,20 +130,18 @@ def skip_copies(graph: Graph, edges: str) -> None:
 def _find_end(graph: Graph, node: Node, source: Node) -> Node | None:
     """Return what ``torch.stack([...])[0]`` and ``edge_index.flip(0)[0]`` are made of."""
     made, position = node.args if node.target is operator.getitem else (None, None)
-    if not isinstance(made, Node) or not isinstance(position, int) or made.kwargs:
+    if not isinstance(made, Node) or position not in (0, 1):
         return None
-    if made.target is torch.stack and made.args[1:] in ((), (0,)):
-        ends: Any = made.args[0]
-        return ends[position]
-    if (
-        position not in (0, 1)
-        or made.target != "flip"
-        or made.args[0] is not source
-        or made.args[1:] not in ((0,), ([0],))
-    ):
+    is_first = position == 0
+    given: Any = made
+    while given.target == "flip" and given.args[1:] in ((0,), ([0],)):
+        given, is_first = given.args[0], not is_first
+    if given.target is torch.stack and given.args[1:] in ((), (0,)) and not given.kwargs:
+        return given.args[0][0 if is_first else 1] if len(given.args[0]) == 2 else None
+    if given is not source or made is source:
         return None
     with graph.inserting_before(node):
-        return graph.call_function(operator.getitem, (source, 1 - position))
+        return graph.call_function(operator.getitem, (source, 0 if is_first else 1))
 
 
 def _is_copy(node: Node, source: Node) -> bool:

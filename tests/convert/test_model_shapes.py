@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import inspect
 import typing
 
 import pytest
@@ -15,6 +16,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn import SAGEConv
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import add_self_loops, degree, scatter
 
 import gas
@@ -428,3 +430,185 @@ def test_parts_without_gradient():
     model(next(iter(gas.SubgraphLoader(graph, log=False)))).sum().backward()
     assert all(weight.grad is None for weight in model.net.encoder.parameters())
     assert model.net.conv1.lin.weight.grad.abs().sum() > 0
+
+
+# Dictionaries of the graph, objects that hold it, other names -------------------------------------
+
+
+class OfDictionary(Net):
+    """The shape of the heterophily benchmarks: ``data.graph["node_feat"]``."""
+
+    def forward(self, data):
+        x, edge_index = data.graph["node_feat"], data.graph["edge_index"]
+        assert data.graph.get("edge_feat") is None
+        assert data.graph["name"] == "ring"
+        x = self.conv1(x, edge_index).relu() + torch.ones(data.graph["num_nodes"], 1, dtype=x.dtype)
+        return self.conv2(x, edge_index)
+
+
+def with_dictionary():
+    data = random_graph(dtype=torch.float64)
+    data.graph = {
+        "node_feat": data.x, "edge_index": data.edge_index, "edge_feat": None, "name": "ring",
+        "num_nodes": 60, "label": torch.zeros(60),
+    }  # fmt: skip
+    return data
+
+
+def test_dictionaries_of_the_graph():
+    data = with_dictionary()
+    net = OfDictionary().double()
+    model = gas.to_scalable(net, data)
+    graph = gas.cluster(data, 4, model=model, log=False)
+    assert "graph" not in graph  # Nobody has renumbered its rows.
+    expected = net(data)
+    torch.testing.assert_close(model.predict(graph, log=False), expected, rtol=1e-10, atol=1e-10)
+    assert gas.verify(model, graph)
+    for batch in gas.SubgraphLoader(graph, batch_size=2, log=False):
+        own = expected[graph.perm[batch.n_id[: batch.batch_size]]]
+        torch.testing.assert_close(model(batch), own, rtol=1e-10, atol=1e-10)
+
+
+def test_a_dictionary_of_other_rows_is_refused_when_they_are_read():
+    data = with_dictionary()
+    data.graph["node_feat"] = data.x.clone()
+    with pytest.raises(ValueError, match=r"set data.node_feat = data.graph\['node_feat'\]"):
+        gas.to_scalable(OfDictionary().double(), data)
+
+
+class Holder:
+    """An object that isn't a graph of PyG, and holds one."""
+
+    def __init__(self, x, edge_index):
+        self.graph = {"x": x, "edge_index": edge_index}
+
+
+class InHolder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.part = OfHolder()
+
+    def forward(self, x, edge_index):
+        return self.part(Holder(x, edge_index))
+
+
+class OfHolder(Net):
+    def __init__(self):
+        super().__init__()
+        self.mlp = Rows()
+
+    def forward(self, held):
+        x = self.conv1(self.mlp(held), held.graph["edge_index"]).relu()
+        return self.conv2(x, held.graph["edge_index"])
+
+
+class Rows(nn.Module):
+    """Takes the object, and has no layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(5, 5)
+
+    def forward(self, held):
+        return self.lin(held.graph["x"]).relu()
+
+
+def test_objects_that_hold_the_graph():
+    check(InHolder(), random_graph(), of_x)
+
+
+class NamedOtherwise(Net):
+    def forward(self, features, edge_index, slope=0.1):
+        x = F.leaky_relu(self.conv1(features, edge_index), slope)
+        return self.conv2(x, edge_index)
+
+
+def test_features_under_another_name():
+    model, graph, _ = check(NamedOtherwise(), random_graph(), of_x)
+    x = model.predict(graph, log=False)
+    graph.x = graph.x + 1
+    assert not torch.allclose(model.predict(graph, log=False), x)
+
+
+class AskingForWeights(Net):
+    def forward(self, x, edge_index, edge_weight=None):
+        return self.conv2(self.conv1(x, edge_index, edge_weight).relu(), edge_index, edge_weight)
+
+
+def test_weights_that_are_called_edge_attr_are_asked_for():
+    data = random_graph()
+    data.edge_attr = torch.rand(data.num_edges)
+    with pytest.raises(ValueError, match="set data.edge_weight = data.edge_attr"):
+        gas.to_scalable(AskingForWeights(), data)
+    data.edge_weight, data.edge_attr = data.edge_attr, None
+    check(
+        AskingForWeights(), data, lambda net, data: net(data.x, data.edge_index, data.edge_weight)
+    )
+
+
+class HoldsSignature(Net):
+    """Keeps what Python doesn't copy: a mapping that can't be changed, and a module of Python."""
+
+    def __init__(self):
+        super().__init__()
+        self.parameters_of_conv = inspect.signature(self.conv1.forward).parameters
+        self.functional = F
+
+    def forward(self, x, edge_index):
+        return self.conv2(self.functional.relu(self.conv1(x, edge_index)), edge_index)
+
+
+def test_modules_that_hold_what_cannot_be_copied():
+    net = HoldsSignature()
+    check(net, random_graph(), of_x)
+    assert net.functional is F
+
+
+class Residual(pyg.MessagePassing):
+    """Adds its input where it has the width of its output, and normalises by itself."""
+
+    def __init__(self, in_channels, out_channels):
+        super().__init__()
+        self.lin = nn.Linear(in_channels, out_channels)
+
+    def forward(self, x, edge_index):
+        edge_index, weight = gcn_norm(edge_index, None, x.size(0), dtype=x.dtype)
+        out = self.lin(self.propagate(edge_index, x=x, edge_weight=weight))
+        if out.shape == x.shape:
+            out = 0.5 * out + 0.5 * x
+        if out.size() != x.size():
+            out = 2 * out
+        return out
+
+    def message(self, x_j, edge_weight):
+        return edge_weight[:, None] * x_j
+
+
+class Residuals(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.convs = nn.ModuleList([Residual(5, 8), Residual(8, 8), Residual(8, 3)])
+
+    def forward(self, x, edge_index):
+        for conv in self.convs:
+            x = conv(x, edge_index).relu()
+        return x
+
+
+def test_shapes_are_compared_after_a_normalisation():
+    check(Residuals(), random_graph(), of_x)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [pyg.SAGEConv(5, 3), pyg.GCNConv(5, 3), pyg.GINConv(nn.Linear(5, 3)), Residual(5, 5)],
+    ids=["SAGE", "GCN", "GIN", "an own one"],
+)
+def test_a_layer_alone(layer):
+    check(layer, random_graph(), of_x)
+
+
+def test_scripted_modules_are_refused():
+    scripted = torch.jit.script(nn.Linear(5, 3))
+    with pytest.raises(ValueError, match="give the module before torch.jit.script"):
+        gas.to_scalable(scripted, random_graph())

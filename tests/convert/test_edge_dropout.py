@@ -1,0 +1,242 @@
+"""Dropout of edges, and what else a module does in training alone."""
+
+import random
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torch_geometric.nn as pyg
+from comparisons import TutorialConv, check, of_x
+from conftest import random_graph
+from torch import nn
+from torch_geometric import utils
+from torch_geometric.utils import dropout_edge
+
+import gas
+
+LAYERS = {
+    "SAGE": pyg.SAGEConv,
+    "GCN": pyg.GCNConv,
+    "GAT": pyg.GATConv,
+    "GATv2": pyg.GATv2Conv,
+    "an own one": TutorialConv,
+}
+
+
+class Drops(nn.Module):
+    """Drops edges once for both layers, or for the first alone."""
+
+    def __init__(self, layer, p=0.5, twice=True, branches=False):
+        super().__init__()
+        self.conv1, self.conv2 = layer(5, 8), layer(8, 3)
+        self.p, self.twice, self.branches = p, twice, branches
+
+    def forward(self, x, edge_index):
+        kept = edge_index
+        if not self.branches:
+            kept, _ = dropout_edge(edge_index, p=self.p, training=self.training)
+        elif self.training:
+            kept, _ = utils.dropout_edge(edge_index, self.p)
+        x = self.conv1(x, kept).relu()
+        return self.conv2(x, kept if self.twice else edge_index)
+
+
+def sorted_graph():
+    """Return a graph whose edges are in the order that mini-batches have them in."""
+    data = random_graph(dtype=torch.float64)
+    src, dst = torch.unique(data.edge_index.flip(0), dim=1).flip(0)
+    data.edge_index = torch.stack([src, dst])
+    return data
+
+
+def one_batch(net, data):
+    """Return a converted module, and a mini-batch of the whole graph, in the graph's order."""
+    model = gas.to_scalable(net, data)
+    graph = gas.cluster(data, 1, model=model, log=False)
+    assert graph.perm.equal(torch.arange(60))
+    (batch,) = gas.SubgraphLoader(graph, log=False)
+    return model, batch
+
+
+@pytest.mark.parametrize("branches", [False, True])
+@pytest.mark.parametrize("twice", [False, True])
+@pytest.mark.parametrize("name", LAYERS)
+def test_evaluation_drops_nothing(name, twice, branches):
+    model, _, _ = check(Drops(LAYERS[name], 0.5, twice, branches), random_graph(), of_x)
+    assert "dropout" not in str(model)
+
+
+@pytest.mark.parametrize("branches", [False, True])
+@pytest.mark.parametrize("twice", [False, True])
+@pytest.mark.parametrize("name", ["SAGE", "GAT"])
+def test_training_drops_the_edges_that_the_module_drops(name, twice, branches):
+    data = sorted_graph()
+    net = Drops(LAYERS[name], 0.3, twice, branches).double()
+    model, batch = one_batch(net, data)
+    seen = set()
+    for seed in range(5):
+        torch.manual_seed(seed)
+        expected = net(data.x, data.edge_index)
+        torch.manual_seed(seed)
+        out = model(batch)
+        torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-10)
+        seen.add(out.detach().sum().item())
+    assert len(seen) == 5
+
+
+def test_gradients():
+    data = sorted_graph()
+    net = Drops(pyg.SAGEConv, 0.3).double()
+    model, batch = one_batch(net, data)
+    gradients = []
+    for call in (lambda: model(batch), lambda: net(data.x, data.edge_index)):
+        torch.manual_seed(3)
+        net.zero_grad()
+        call().square().mean().backward()
+        gradients.append([weight.grad.clone() for weight in net.parameters()])
+    for mine, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-12)
+
+
+def test_weights_of_edges_are_dropped_with_them():
+    class Weighted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv1, self.conv2 = pyg.GraphConv(5, 8), pyg.GATConv(8, 3, edge_dim=1)
+
+        def forward(self, x, edge_index, edge_weight):
+            edge_index, mask = dropout_edge(edge_index, 0.4, training=self.training)
+            edge_weight = edge_weight[mask]
+            x = self.conv1(x, edge_index, edge_weight).relu()
+            return self.conv2(x, edge_index, edge_weight[:, None])
+
+    data = sorted_graph()
+    data.edge_weight = torch.rand(data.num_edges, dtype=torch.float64)
+    net = Weighted().double()
+    model, batch = one_batch(net, data)
+    torch.manual_seed(0)
+    expected = net(data.x, data.edge_index, data.edge_weight)
+    torch.manual_seed(0)
+    torch.testing.assert_close(model(batch), expected, rtol=1e-10, atol=1e-10)
+    check(net, data, lambda net, data: net(data.x, data.edge_index, data.edge_weight))
+
+
+@pytest.mark.filterwarnings("ignore:.*dropout_adj.*is deprecated")
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_dropout_adj(is_weighted):
+    class Old(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv1, self.conv2 = pyg.GraphConv(5, 8), pyg.GraphConv(8, 3)
+
+        def forward(self, x, edge_index, edge_weight=None):
+            edge_index, edge_weight = utils.dropout_adj(
+                edge_index, edge_weight, p=0.4, training=self.training
+            )
+            x = self.conv1(x, edge_index, edge_weight).relu()
+            return self.conv2(x, edge_index, edge_weight)
+
+    data = sorted_graph()
+    if is_weighted:
+        data.edge_weight = torch.rand(data.num_edges, dtype=torch.float64)
+    net = Old().double()
+    model, batch = one_batch(net, data)
+    torch.manual_seed(0)
+    expected = net(data.x, data.edge_index, data.get("edge_weight"))
+    torch.manual_seed(0)
+    torch.testing.assert_close(model(batch), expected, rtol=1e-10, atol=1e-10)
+
+
+def test_normalised_weights_keep_their_mean():
+    data = sorted_graph()
+    model, batch = one_batch(OneLayer().double(), data)
+    with torch.no_grad():
+        outs = torch.stack([model(batch) for _ in range(4000)])
+        error = (outs.mean(0) - model.eval()(batch)).abs()
+    spread = outs.std(0) / 4000**0.5
+    assert bool((error <= 6 * spread + 1e-12).all())
+    assert float(outs.std(0).max()) > 0.1
+
+
+class OneLayer(nn.Module):
+    """A linear model, whose mean over masks is known."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = pyg.GCNConv(5, 3)
+
+    def forward(self, x, edge_index):
+        return self.conv(x, dropout_edge(edge_index, p=0.5, training=self.training)[0])
+
+
+def test_mini_batches_train():
+    data = random_graph()
+    model = gas.to_scalable(Drops(pyg.GATConv, 0.2), data)
+    graph = gas.cluster(data, 4, model=model, log=False)
+    model.refresh(graph)
+    optimizer = torch.optim.Adam(model.parameters(), 0.02)
+    losses = []
+    for _ in range(60):
+        for batch in gas.SubgraphLoader(graph, batch_size=2, shuffle=True, log=False):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(batch), batch.y[: batch.batch_size])
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    assert sum(losses[-6:]) < 0.9 * sum(losses[:6])
+    assert gas.verify(model, graph)
+
+
+# Other branches in training -----------------------------------------------------------------------
+
+
+class Branches(nn.Module):
+    """Drops features in branches that only training takes."""
+
+    def __init__(self, before, after):
+        super().__init__()
+        self.conv1, self.conv2 = pyg.SAGEConv(5, 8), pyg.SAGEConv(8, 3)
+        self.before, self.after = before, after
+
+    def forward(self, x, edge_index):
+        if self.training:
+            x = F.dropout(x, p=self.before)
+        x = self.conv1(x, edge_index).relu()
+        if self.training:
+            x = torch.dropout(F.dropout(x, self.after, True), self.after, True)
+        return self.conv2(x, edge_index)
+
+
+@pytest.mark.parametrize(("before", "after"), [(1.0, 0.0), (0.0, 1.0), (1.0, 1.0)])
+def test_dropout_in_training_alone(before, after):
+    net = Branches(before, after)
+    check(net, random_graph(), of_x)
+    data = sorted_graph()
+    model, batch = one_batch(net.double().train(), data)
+    out = model(batch)  # All rows are dropped, or none.
+    torch.testing.assert_close(out, net(data.x, data.edge_index), rtol=1e-10, atol=1e-10)
+    assert not torch.allclose(out, model.eval()(batch))
+
+
+def test_half_of_the_features_are_dropped_in_training():
+    data = sorted_graph()
+    model, batch = one_batch(Branches(0.5, 0.0).double().train(), data)
+    a, b = model(batch), model(batch)
+    assert not torch.allclose(a, b)
+    assert model.eval()(batch).equal(model(batch))
+
+
+@pytest.mark.parametrize("draw", [random.random, lambda: float(torch.rand(()))])
+def test_layers_that_are_skipped_at_random_are_refused(draw):
+    class Skips(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv1, self.conv2 = pyg.SAGEConv(5, 5), pyg.SAGEConv(5, 3)
+
+        def forward(self, x, edge_index):
+            if not (self.training and draw() < 1e-9):  # Not skipped while it is converted.
+                x = x + self.conv1(x, edge_index)
+            return self.conv2(x, edge_index)
+
+    with pytest.raises(ValueError, match="it draws random numbers that don't follow"):
+        gas.to_scalable(Skips(), random_graph())

@@ -1,0 +1,184 @@
+"""Sparse matrices: those that a module makes of its edges, and a graph's own."""
+
+import pytest
+import torch
+import torch_geometric.nn as pyg
+from comparisons import check, check_gradients, of_x
+from conftest import random_graph
+from torch import nn
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
+
+import gas
+
+
+def normalise(x, edge_index):
+    return gcn_norm(edge_index, None, x.size(0), False, dtype=x.dtype)
+
+
+def by_degree(x, edge_index):
+    src, dst = edge_index
+    ones = torch.ones(src.numel(), dtype=x.dtype)
+    count = torch.zeros(x.size(0), dtype=x.dtype).index_add_(0, dst, ones)
+    return torch.stack([dst, src]).flip(0), 1 / count[dst]
+
+
+def of_ones(x, edge_index):
+    return edge_index, torch.ones(edge_index.size(1), dtype=x.dtype)
+
+
+def flip(edge_index, weight, size):
+    return torch.sparse_coo_tensor(edge_index.flip(0), weight, size)
+
+
+def stack(edge_index, weight, size):
+    src, dst = edge_index
+    return torch.sparse_coo_tensor(torch.stack([dst, src]), weight, size)
+
+
+def transpose(edge_index, weight, size):
+    return torch.sparse_coo_tensor(edge_index, weight, size).t().coalesce()
+
+
+PRODUCTS = {
+    "@": lambda adj, x: adj @ x,
+    "torch.sparse.mm": torch.sparse.mm,
+    "torch.matmul": torch.matmul,
+    "torch.spmm": torch.spmm,
+    "method": lambda adj, x: adj.matmul(x),
+}
+
+
+class OfMatrix(nn.Module):
+    """Makes a matrix of its edges, and multiplies by it in each layer."""
+
+    def __init__(self, weigh, make, multiply):
+        super().__init__()
+        self.lin1, self.lin2 = nn.Linear(5, 8), nn.Linear(8, 3)
+        self.weigh, self.make, self.multiply = weigh, make, multiply
+
+    def forward(self, x, edge_index):
+        n = x.size(0)
+        adj = self.make(*self.weigh(x, edge_index), (n, n))
+        x = self.multiply(adj, self.lin1(x).relu())
+        x = self.multiply(adj, self.lin2(x))
+        return x + (adj @ x[:, 0])[:, None]
+
+
+@pytest.mark.parametrize("make", [flip, stack, transpose])
+@pytest.mark.parametrize("weigh", [normalise, by_degree, of_ones])
+def test_matrices_of_edges(weigh, make):
+    net = OfMatrix(weigh, make, torch.sparse.mm)
+    model, graph, _ = check(net, random_graph(), of_x)
+    assert str(model).count("[fused]") == 3  # Not messages along single edges.
+    assert len(model.histories) == 2
+    assert gas.verify(model, graph)
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_products(product):
+    check(OfMatrix(normalise, flip, PRODUCTS[product]), random_graph(), of_x)
+
+
+def test_gradients_of_products():
+    check_gradients(OfMatrix(normalise, stack, torch.sparse.mm), random_graph(), of_x)
+
+
+class GivesMatrix(nn.Module):
+    """Gives the matrix that it makes to layers of PyG."""
+
+    def __init__(self, conv):
+        super().__init__()
+        self.conv, self.lin = conv, nn.Linear(5, 5)
+
+    def forward(self, x, edge_index):
+        edge_index, weight = normalise(x, edge_index)
+        adj = torch.sparse_coo_tensor(edge_index.flip(0), weight, (x.size(0),) * 2)
+        x = self.lin(x).relu()
+        return self.conv(x, x, adj) if isinstance(self.conv, pyg.GCN2Conv) else self.conv(x, adj)
+
+
+@pytest.mark.filterwarnings("ignore:Converting sparse tensor to CSR")
+@pytest.mark.parametrize(
+    "conv", [pyg.GCN2Conv(5, 0.1, normalize=False), pyg.GraphConv(5, 3)], ids=["GCN2", "Graph"]
+)
+def test_layers_take_a_matrix_that_is_made(conv):
+    check(GivesMatrix(conv), random_graph(), of_x)
+
+
+# torch-sparse -------------------------------------------------------------------------------------
+
+
+class OfSparseTensor(nn.Module):
+    """Makes a SparseTensor, as models of the heterophily benchmarks do."""
+
+    def __init__(self, weigh, reduce):
+        super().__init__()
+        self.lin1, self.lin2 = nn.Linear(5, 8), nn.Linear(8, 3)
+        self.weigh, self.reduce = weigh, reduce
+
+    def forward(self, x, edge_index):
+        from torch_sparse import SparseTensor, matmul
+
+        weight = None
+        if isinstance(edge_index, torch.Tensor):
+            if self.weigh is not None:
+                edge_index, weight = self.weigh(x, edge_index)
+            src, dst = edge_index
+            sizes = (x.size(0), x.size(0))
+            adj_t = SparseTensor(row=dst, col=src, value=weight, sparse_sizes=sizes)
+        elif isinstance(edge_index, SparseTensor):
+            adj_t = edge_index
+        assert isinstance(adj_t, SparseTensor)
+        x = matmul(adj_t, self.lin1(x).relu(), reduce=self.reduce)
+        x = adj_t @ self.lin2(x).relu()
+        return adj_t.matmul(x, reduce="add")
+
+
+@pytest.mark.requires("torch_sparse")
+@pytest.mark.parametrize("reduce", ["sum", "mean", "min", "max"])
+@pytest.mark.parametrize("weigh", [None, normalise])
+def test_sparse_tensors_of_edges(weigh, reduce):
+    check(OfSparseTensor(weigh, reduce), random_graph(), of_x)
+
+
+@pytest.mark.requires("torch_sparse")
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max"])
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_products_with_the_graphs_own(is_weighted, reduce):
+    from torch_sparse import SparseTensor
+
+    data = random_graph()
+    src, dst = data.edge_index
+    weight = torch.rand(src.numel(), dtype=torch.float64) if is_weighted else None
+    data.adj_t = SparseTensor(row=dst, col=src, value=weight, sparse_sizes=(60, 60))
+    data.edge_index = None
+    check(OfSparseTensor(None, reduce), data, lambda net, data: net(data.x, data.adj_t))
+
+
+class Scatters(nn.Module):
+    """Sums up messages by torch-scatter."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.lin1, self.lin2, self.how = nn.Linear(5, 8), nn.Linear(8, 3), how
+
+    def forward(self, x, edge_index):
+        return self.reduce(self.lin2(self.reduce(self.lin1(x).relu(), edge_index)), edge_index)
+
+    def reduce(self, x, edge_index):
+        import torch_scatter
+
+        src, dst = edge_index
+        if self.how == "softmax":
+            score = (x[src] * x[dst]).sum(dim=-1)
+            weight = torch_scatter.scatter_softmax(score, dst, dim=0, dim_size=x.size(0))
+            return torch_scatter.scatter_add(weight[:, None] * x[src], dst, 0, dim_size=x.size(0))
+        function = getattr(torch_scatter, f"scatter_{self.how}")
+        out = function(x[src], dst, dim=0, dim_size=x.size(0))
+        return out[0] if isinstance(out, tuple) else out
+
+
+@pytest.mark.requires("torch_sparse")
+@pytest.mark.parametrize("how", ["add", "mean", "max", "min", "softmax"])
+def test_torch_scatter(how):
+    check(Scatters(how), random_graph(), of_x)
