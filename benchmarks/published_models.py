@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
+import common
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
@@ -36,6 +37,7 @@ TOLERANCE = 1e-10
 SIZES = {"N": 60, "E": 300, "IN": 5, "OUT": 3}
 
 REPOSITORIES = {
+    "PyG models": "pyg-team/pytorch_geometric, models",
     "PyG": "pyg-team/pytorch_geometric",
     "OGB": "snap-stanford/ogb",
     "tunedGNN": "LUOyk1999/tunedGNN",
@@ -175,7 +177,7 @@ def largest_error(net: Any, data: Data, case: dict[str, Any], call: Any) -> floa
 
 def run_case(sources: Path, case: dict[str, Any]) -> dict[str, Any]:
     """Return a case's result: ``converted``, ``refused``, ``wrong``, ``foreign``, ``not run``."""
-    root = sources / REPOSITORIES.get(case["source"], case["source"]).replace("/", "+")
+    root = sources / REPOSITORIES[case["source"]].replace("/", "+")
     folder = (root / case["file"]).parent if "file" in case else root
     begin, error, message = time.perf_counter(), None, ""
     with in_folder(folder, [root / each for each in case.get("path", [])]):
@@ -218,28 +220,57 @@ def run_case(sources: Path, case: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def count_by_source(results: list[dict[str, Any]]) -> str:
+    """Return a table of classes and cases by source; a class converts if one of its modes does."""
+    rows = []
+    for source in [*dict.fromkeys(each["source"] for each in results), ""]:
+        cases = [each for each in results if source in ("", each["source"])]
+        classes: dict[tuple[str, str, str], set[str]] = {}
+        for each in cases:
+            key = each["source"], each["file"], each["name"]
+            classes.setdefault(key, set()).add(each["result"])
+        converted = sum("converted" in found for found in classes.values())
+        exact = [each for each in cases if each["result"] == "converted"]
+        refused = sum(each["result"] == "refused" for each in cases)
+        largest = max((each["error"] for each in exact), default=0.0)
+        rows.append(
+            [
+                REPOSITORIES.get(source, source) or "**all**", f"{converted} of {len(classes)}",
+                f"{len(exact)} of {len(cases)}", refused, len(cases) - len(exact) - refused,
+                f"{largest:.0e}",
+            ]
+        )  # fmt: skip
+    header = ["source", "classes", "cases", "refused", "anything else", "largest error"]
+    return common.markdown(header, rows)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sources", type=Path, required=True)
     parser.add_argument("--cases", type=Path, default=CASES)
-    parser.add_argument("--only", help="part of source, file or class")
+    parser.add_argument("--only", help="part of source, file or class; nothing is written")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     lines = args.cases.read_text().splitlines()
     cases = [json.loads(line) for line in lines if line.strip() and not line.startswith("#")]
-    counts: dict[str, int] = {}
+    results = []
     for case in cases:
         where = f"{case['source']} {case.get('file', '')} {case['name']}"
         label = f"{where} [{case['mode']}]" if case.get("mode") else where
         if args.only and args.only not in label:
             continue
         out = run_case(args.sources, case)
-        counts[out["result"]] = counts.get(out["result"], 0) + 1
+        named = {key: case.get(key, "") for key in ("source", "file", "name", "mode")}
+        results.append({**named, **out, "seconds": round(out.get("seconds", 0.0), 2)})
         error = "" if out.get("error") is None else f"{out['error']:.1e}"
         print(f"{out['result']:<10} {error:<8} {label}", flush=True)
         if out["message"]:
             print("    " + out["message"].strip().replace("\n", "\n    "), flush=True)
-    print(counts)
+    table = count_by_source(results)
+    if args.only or args.cases != CASES:
+        print(table)
+    else:
+        common.save("published_models", {"results": results}, table)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, overload
 
 import torch
+from torch import Tensor
 from torch.fx import Graph
 from torch.nn import Module
 from torch_geometric.data import Data, HeteroData
@@ -111,6 +112,11 @@ def to_scalable(
     if data is not None and not isinstance(data, Data):
         raise ValueError(
             f"'data' is a {type(data).__name__}, expected a torch_geometric.data.Data or HeteroData"
+        )
+    if data is not None and not isinstance(data.edge_index, Tensor | None):
+        raise ValueError(
+            f"'data.edge_index' is a {type(data.edge_index).__name__}, expected a tensor of shape "
+            "[2, E]: a matrix whose rows are destinations is data.adj_t"
         )
     if isinstance(net, ScalableGNN):
         raise ValueError(f"{type(net).__name__} is a ScalableGNN already: use it as it is")
