@@ -37,6 +37,12 @@ class GraphArgument(Data):
         return super().__getattr__(key)
 
     @property
+    def batch(self) -> Any:
+        """Return which of many graphs a node is in: ``None``, as there is one."""
+        self.read.add("batch")
+        return self._store.get("batch")
+
+    @property
     def num_nodes(self) -> Any:
         """Return the number of nodes: of a mini-batch, those of its halo included."""
         if not self._counted:

@@ -123,6 +123,10 @@ class Inputs:
                 out = getattr(net, self.method)(**given)
         except Exception as error:
             how = f" as {self.graph!r}" if self.graph else ""
+            if lacking := [
+                key for key in UNSUPPORTED if self.graph and key in given[self.graph].read
+            ]:
+                how += f", which has no {lacking[0]!r}, of many graphs or samples of one"
             raise ValueError(
                 f"{type(net).__name__} can't be run on a small graph like this one, with "
                 f"{', '.join(values)}{how}: {type(error).__name__}: {error}"
