@@ -14,7 +14,7 @@ from torch.nn import Module
 from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
 
-from gas.convert.edge_layers import OnGivenEdges
+from gas.convert.edge_layers import WrappedLayer
 from gas.convert.inputs import (
     Inputs,
     copy_with_noise,
@@ -24,10 +24,11 @@ from gas.convert.inputs import (
 )
 from gas.convert.kinds import EDGES, OTHER, ROWS, Values, check_rows, row_dim
 from gas.convert.known import is_close
-from gas.convert.layers import LayerCall, disable_normalisation
+from gas.convert.layers import LayerCall
 from gas.convert.matrices import add_products
 from gas.convert.messages import Messages
 from gas.convert.modes import TRAINING
+from gas.convert.normalise import disable_normalisation
 from gas.convert.outputs import Outputs, flatten
 from gas.convert.sample import subsample
 from gas.convert.scope import FUSED, PAIR, SQUARE, LayerScope
@@ -73,8 +74,8 @@ class InexactLayerError(ValueError):
 def describe_layer(call: LayerCall) -> tuple[str, Any]:
     """Return the name that a layer has in the module, and the layer."""
     layer: Any = call.layer
-    is_given = isinstance(layer, OnGivenEdges)
-    return (layer.target, layer.layer) if is_given else (call.name, layer)
+    is_wrapped = isinstance(layer, WrappedLayer)
+    return (layer.target, layer.layer) if is_wrapped else (call.name, layer)
 
 
 class LayerTest(NamedTuple):

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.fx import Node
 from torch.nn import Module
 from torch_geometric.nn import MessagePassing
+
+from gas.graph import find_layout
 
 
 class EdgeLayer(Module):
     """A message passing layer that isn't one of PyG's: ``forward(edge_index, **rows)``."""
 
 
-class OnGivenEdges(EdgeLayer):
-    """A layer on the edges of a graph as they are, without self-loops that others need.
+class WrappedLayer(EdgeLayer):
+    """A layer whose edges are prepared before it is called.
 
     Args:
         net: The module that has the layer.
@@ -28,10 +32,35 @@ class OnGivenEdges(EdgeLayer):
         object.__setattr__(self, "layer", net.get_submodule(target))  # Not a child twice.
         self.edges, self.target = edges, target
 
+
+class OnGivenEdges(WrappedLayer):
+    """A layer on the edges of a graph as they are, without self-loops that others need."""
+
     def forward(self, edge_index: Any, is_given_edge: Any, **given: Any) -> Any:
         """Return what the layer gives."""
         layer: Any = self.layer
         return layer(**given, **{self.edges: edge_index[:, is_given_edge]})
+
+
+class OnMatrix(WrappedLayer):
+    """A layer that reads the values of a weighted matrix, ``torch.sparse_csr``."""
+
+    def forward(self, edge_index: Any, edge_weight: Any = None, **given: Any) -> Any:
+        """Return what the layer gives."""
+        rows = next(x for x in given.values() if isinstance(x, Tensor | tuple))
+        num_cols, num_rows = [x.size(0) for x in (rows if isinstance(rows, tuple) else [rows] * 2)]
+        layer: Any = self.layer
+        matrix = make_matrix(edge_index, edge_weight, (num_rows, num_cols), "csr")
+        return layer(**given, **{self.edges: matrix})
+
+
+def make_matrix(edges: Tensor, weight: Tensor, sizes: tuple[int, int], layout: str) -> Any:
+    """Return weighted edges as a matrix of a layout, whose rows are destinations."""
+    src, dst = edges
+    order = (dst * sizes[1] + src).argsort(stable=True)
+    counts = torch.bincount(dst, minlength=sizes[0])
+    rowptr = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
+    return find_layout(layout).make(rowptr, src[order], weight.view(-1)[order], sizes[1])
 
 
 class Propagation(EdgeLayer):
@@ -49,6 +78,16 @@ class Propagation(EdgeLayer):
         """Return what ``layer.propagate`` gives."""
         layer: Any = self.layer
         return type(layer).propagate(layer, edge_index, **given)
+
+
+def bind(layer: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """Return the arguments of a layer's call, by the names of its parameters."""
+    signature = inspect.signature(layer.forward)
+    found = signature.bind(*args, **kwargs).arguments
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            found |= found.pop(name, {})
+    return found
 
 
 def turns_round(value: Node, adjacency: Node) -> bool:

@@ -15,6 +15,7 @@ from torch.nn import Module
 from torch_geometric.data import Data
 from torch_geometric.nn import DeepGCNLayer
 
+from gas.convert.edge_layers import bind, make_matrix
 from gas.convert.graph_argument import GraphArgument, find_dictionaries
 from gas.convert.modes import TRAINING
 from gas.convert.parameters import (
@@ -27,7 +28,7 @@ from gas.convert.parameters import (
     refuse_ambiguous_weights,
 )
 from gas.convert.trace import GIVEN
-from gas.graph import WEIGHT, find_layout, is_row_per_node, layout_of, with_csr_features
+from gas.graph import WEIGHT, is_row_per_node, layout_of, with_csr_features
 from gas.nn import deep_copy
 
 # Parameters of a call with a mini-batch, and of the graph that is made here.
@@ -102,13 +103,8 @@ class Inputs:
 
     def to_matrix(self, data: Data) -> Any:
         """Return the weighted adjacency of a graph in the layout of the user's."""
-        src, dst = data.edge_index
         size = int(data.num_nodes or 0)
-        order = (dst * size + src).argsort(stable=True)
-        counts = torch.bincount(dst, minlength=size)
-        rowptr = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
-        weight = data.edge_weight.view(-1)[order]
-        return find_layout(self.layout).make(rowptr, src[order], weight, size)
+        return make_matrix(data.edge_index, data.edge_weight, (size, size), self.layout)
 
     def run(self, net: Module, data: Data) -> tuple[Any, Inputs]:
         """Run the module, which initialises lazy parameters.
@@ -291,7 +287,7 @@ class _Recorder(Interpreter):
         if target not in self._weighted:
             return super().call_module(target, args, kwargs)
         layer = self.fetch_attr(target)
-        given = inspect.signature(layer.forward).bind(*args, **kwargs).arguments
+        given = bind(layer, args, kwargs)
         return layer(**{**given, "edge_weight": self._weight})
 
 

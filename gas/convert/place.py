@@ -13,8 +13,9 @@ from torch.fx import Graph, Node
 from torch.nn import Module
 
 from gas.convert.kinds import EDGES, ROWS
-from gas.convert.layers import WEIGHT, LayerCall, Normalise
+from gas.convert.layers import WEIGHT, LayerCall
 from gas.convert.modes import TRAINING
+from gas.convert.normalise import Normalise
 from gas.convert.outputs import Outputs
 from gas.convert.rewrite import changes_in_training
 from gas.convert.scope import (

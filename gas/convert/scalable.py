@@ -35,18 +35,12 @@ from gas.convert.inputs import (
 )
 from gas.convert.kinds import Values, check_rows, find_value_kinds, row_dims
 from gas.convert.known import is_close
-from gas.convert.layers import (
-    WEIGHT,
-    LayerCall,
-    Normalise,
-    describe_call,
-    lacks_weight,
-    move_normalisation,
-)
+from gas.convert.layers import WEIGHT, LayerCall, describe_call, layers_without_weights
 from gas.convert.matrices import replace_products
 from gas.convert.messages import wrap_messages
 from gas.convert.model import Converted
 from gas.convert.modes import TRAINING
+from gas.convert.normalise import Normalise, move_normalisation, take_matrices
 from gas.convert.outputs import check_outputs, find_outputs, flatten
 from gas.convert.place import Placement, history_shape, place_histories, write_graph
 from gas.convert.preparation import Preparation
@@ -166,9 +160,10 @@ def _convert_opening(
     is_layer = isinstance(net, MessagePassing) and not isinstance(net, UNROLLED)
     opened: Opened = (type(net),) if is_layer else ()
     first: InexactLayerError | None = None
+    on_matrix = False  # Whether layers read the values of a matrix.
     while True:
         try:
-            return _convert(net, data, inputs, wanted, options, opened)
+            return _convert(net, data, inputs, wanted, options, opened, on_matrix)
         except InexactLayerError as error:
             first = first or error
             kind = type(error.layer)
@@ -178,6 +173,10 @@ def _convert_opening(
             opened = (*opened, kind)
         except NeverExactError:
             raise
+        except _MismatchError as error:
+            if on_matrix or not error.may_read_values:
+                raise ValueError(str(error)) from None
+            on_matrix = True
         except ValueError as error:
             if first is not None:
                 raise ValueError(f"{first}. Inside of it, {error}") from error
@@ -199,6 +198,7 @@ def _convert(
     wanted: dict[str, Any],
     options: dict[str, Any],
     opened: Opened = (),
+    on_matrix: bool = False,
 ) -> Converted:
     name = type(net).__name__
     copied = copy_with_noise(net)
@@ -209,10 +209,8 @@ def _convert(
     if prepared is not None:
         graphs = [prepared(each) for each in graphs]
         inputs = replace(inputs, made=prepared.made)
-    weighted = [
-        str(node.target) for node in graph.nodes
-        if inputs.by_value and is_layer(copied, node) and lacks_weight(copied, node)
-    ]  # fmt: skip
+    matrices = take_matrices(copied, graph, inputs.edges) if on_matrix else {}
+    weighted = layers_without_weights(copied, graph) if inputs.by_value else []
     edges = "" if inputs.by_value else inputs.edges
     transform, normalised, added = move_normalisation(copied, graph, edges, weighted)
     if transform is not None and prepared is not None:
@@ -224,7 +222,7 @@ def _convert(
     outputs = find_outputs(graph, expected, name)
     records = _record_values(copied, graph, inputs, graphs, given_weights, transform, name)
     if not is_close(outputs.values(records[0]), flatten(expected)):
-        raise _mismatch_error(name, transform, inputs.by_value)
+        raise _MismatchError(name, transform, inputs)
     counts = [(each.num_nodes, each.num_edges) for each in graphs]
     kinds = find_value_kinds(graph, records, counts)
     source = next(node for node in graph.nodes if node.target == inputs.edges)
@@ -248,7 +246,7 @@ def _convert(
     return _make_model(
         copied, data, records[0], options,
         Conversion(net, inputs, graph, kinds, calls, given_weights, prepared or transform,
-            outputs, opened=opened, added=added | messages,
+            outputs, opened=opened, added=matrices | added | messages,
         ),
     )  # fmt: skip
 
@@ -355,18 +353,17 @@ def _record_values(
         ) from error
 
 
-def _mismatch_error(name: str, transform: Normalise | None, by_value: bool) -> ValueError:
-    """Return the error of a module whose result changes when it is run again or normalised."""
-    if transform is None and not by_value:
-        return ValueError(
-            f"{name} returns other values when it is run again: it mustn't be random in "
-            "evaluation, nor change views of tensors in place"
-        )
-    how = "a weighted adj_t" if transform is None else f"{transform} of the whole graph"
-    return ValueError(
-        f"{name} returns other values with {how}, because its layers take different graphs: "
-        "use layers that all take the same one"
-    )
+class _MismatchError(ValueError):
+    """Error of a module whose result changes when it is run again, normalised, or on a list."""
+
+    def __init__(self, name: str, transform: Normalise | None, inputs: Inputs) -> None:
+        self.may_read_values = inputs.by_value and inputs.layout == "csr"
+        how = "a weighted adj_t" if transform is None else f"{transform} of the whole graph"
+        text = f"with {how}, because its layers take different graphs: use layers that all take "
+        if transform is None and not inputs.by_value:
+            text = "when it is run again: it mustn't be random in evaluation, nor change views of "
+        end = "tensors in place" if text.endswith("of ") else "the same one"
+        super().__init__(f"{name} returns other values {text}{end}")
 
 
 def _describe_layers(

@@ -11,7 +11,7 @@ from conftest import random_graph
 from torch_geometric.data import Data
 
 import gas
-from gas.convert.layers import Normalise
+from gas.convert.normalise import Normalise
 from gas.convert.sample import subsample
 
 

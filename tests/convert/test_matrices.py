@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch_geometric.nn as pyg
+import torch_geometric.transforms as T
 from comparisons import check, check_gradients, of_x
 from conftest import random_graph
 from torch import nn
@@ -182,3 +183,34 @@ class Scatters(nn.Module):
 @pytest.mark.parametrize("how", ["add", "mean", "max", "min", "softmax"])
 def test_torch_scatter(how):
     check(Scatters(how), random_graph(), of_x)
+
+
+# Weights of the graph's own matrix ----------------------------------------------------------------
+
+WEIGHTED = {
+    "SAGE": lambda: (pyg.SAGEConv(5, 8), pyg.SAGEConv(8, 3)),
+    "SAGE by max and sum": lambda: (pyg.SAGEConv(5, 8, aggr="max"), pyg.SAGEConv(8, 3, aggr="sum")),
+    "GIN": lambda: (pyg.GINConv(nn.Linear(5, 8)), pyg.GINConv(nn.Linear(8, 3))),
+    "GAT": lambda: (pyg.GATConv(5, 4, heads=2), pyg.GATv2Conv(8, 3)),
+    "Graph and SAGE": lambda: (pyg.GraphConv(5, 8), pyg.SAGEConv(8, 3)),
+}
+
+
+class OfLayers(nn.Module):
+    def __init__(self, first, second):
+        super().__init__()
+        self.first, self.second = first, second
+
+    def forward(self, x, adj_t):
+        return self.second(self.first(x, adj_t).relu(), adj_t)
+
+
+@pytest.mark.parametrize("name", WEIGHTED)
+def test_layers_without_a_parameter_read_the_weights_of_a_matrix(name):
+    data = random_graph()
+    data.edge_index = torch.unique(data.edge_index, dim=1)
+    data.edge_weight = torch.rand(data.num_edges) + 0.1
+    data = T.ToSparseTensor(attr="edge_weight", layout=torch.sparse_csr)(data)
+    net = OfLayers(*WEIGHTED[name]())
+    check(net, data, lambda net, data: net(data.x, data.adj_t))
+    check_gradients(net, data, lambda net, data: net(data.x, data.adj_t))

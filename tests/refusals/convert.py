@@ -506,9 +506,13 @@ CASES = {
         mixed, a=pyg.GCNConv(2, 2), b=pyg.GCNConv(2, 2, add_self_loops=False)
     ),
     "a weighted adj_t to a layer that takes no weights": lambda t: convert(
-        lambda net, x, adj_t: net.conv(x, adj_t),
+        lambda net, x, adj_t: net.conv(net.gcn(x, adj_t), adj_t),
         "x, adj_t",
         data=ring(edge_weight=torch.linspace(0.1, 1, 8)),
+        gcn=pyg.GCNConv(2, 2),
+    ),
+    "a matrix as edge_index": lambda t: gas.to_scalable(
+        pyg.GCN(2, 2, 2), ring(edge_index="a matrix")
     ),
     "weights that the model computes, normalised": lambda t: convert(
         lambda net, x, edge_index, edge_attr: net.a(

@@ -1,0 +1,289 @@
+"""Normalisation, which moves from layers to the whole graph, and layers that take other edges."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import torch
+import torch_geometric.nn as pyg
+from torch import Tensor
+from torch.fx import Graph, Node
+from torch.nn import Module
+from torch.utils.weak import WeakIdKeyDictionary
+from torch_geometric.data import Data
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
+from torch_geometric.transforms import BaseTransform
+
+from gas.convert.edge_layers import OnGivenEdges, OnMatrix, WrappedLayer
+from gas.convert.layers import bind_arguments
+from gas.convert.trace import GIVEN, UNROLLED, Added, is_layer
+from gas.graph import WEIGHT, layout_of, with_edge_index
+
+_NORMALISED: Any = WeakIdKeyDictionary()  # The weights that were normalised.
+
+
+class Normalise(BaseTransform):
+    """The symmetric normalisation of a graph's edge weights, as PyG's layers compute it.
+
+    It depends on the layout, as in PyG: self-loops are added to the diagonal of an ``adj_t`` of
+    ``torch.sparse``, replace that of a SparseTensor, and are added to an ``edge_index`` only where
+    they are missing.
+
+    Args:
+        improved: Weight self-loops by 2.
+        add_self_loops: Add self-loops.
+        weighted: Use the weights of the graph. (default: ``True``)
+    """
+
+    by_value = False
+    """Whether the module takes weighted edges as a matrix, even if they are given as a list."""
+
+    attribute = WEIGHT
+    """The attribute with the weights before, which ``edge_weight`` replaces."""
+
+    marks = False
+    """Mark the original edges, for layers that take no added self-loops."""
+
+    prefers_adj_t = False
+    """Take the ``adj_t`` of a graph that has both, as the module does."""
+
+    takes_adj_t = True
+    """Whether :func:`gas.cluster` passes the graph with an ``adj_t`` instead of ``edge_index``."""
+
+    def __init__(self, improved: bool, add_self_loops: bool, weighted: bool = True) -> None:
+        self.improved = improved
+        self.add_self_loops = add_self_loops
+        self.weighted = weighted
+
+    def fit_to(self, is_matrix: bool, edges: str) -> None:
+        """Note what the module takes: a matrix with weights, and the parameter for the edges."""
+        if is_matrix:
+            self.by_value = True
+        if edges == "adj_t":
+            self.prefers_adj_t = True
+
+    def forward(self, data: Data) -> Data:
+        """See :class:`torch_geometric.transforms.GCNNorm`."""
+        if self.marks and GIVEN in data:
+            return data
+        self._refuse_twice(data.get(self.attribute))
+        if "adj_t" in data and "edge_index" in data:  # One of them, as the edges change.
+            del data["edge_index" if self.prefers_adj_t else "adj_t"]
+        is_list = "edge_index" in data and not self.by_value
+        given = data.get("adj_t") if "edge_index" not in data else None
+        replaces = given is not None and layout_of(given, "adj_t").name == "sparse_tensor"
+        data = with_edge_index(data)
+        edge_index = before = data.edge_index
+        weight = data.get(self.attribute)
+        dtype = None if data.x is None or not data.x.is_floating_point() else data.x.dtype
+        if edge_index is None:
+            raise ValueError(
+                "'data' has no edges, which the normalisation needs: set data.edge_index"
+            )
+        if not self.weighted:  # A matrix always has values.
+            weight = None if is_list or weight is None else weight.to(dtype)
+        loops = self.add_self_loops
+        if loops and not is_list:
+            ones = torch.ones(edge_index.size(1), dtype=dtype, device=edge_index.device)
+            weight = ones if weight is None else weight
+            edge_index, weight = self._add_to_diagonal(
+                edge_index, weight, int(data.num_nodes or 0), replaces
+            )
+            loops = False
+        data.edge_index, data.edge_weight = gcn_norm(
+            edge_index, weight, data.num_nodes, self.improved, loops, dtype=dtype
+        )
+        if self.marks:
+            self._mark(data, before)
+        _NORMALISED[data.edge_weight] = True
+        if self.attribute != WEIGHT:
+            del data[self.attribute]  # Its rows are those of the edges before.
+        return data
+
+    def _refuse_twice(self, weight: Any) -> None:
+        """Refuse weights that were normalised before."""
+        if self.weighted and isinstance(weight, Tensor) and weight in _NORMALISED:
+            raise ValueError(
+                "'data' has weights that were normalised already: give the graph as it was, or "
+                "leave 'model' out of gas.cluster"
+            )
+
+    def _mark(self, data: Data, before: Tensor) -> None:
+        """Mark the edges that there were before, and keep all self-loops of a node among them."""
+        src, dst = before
+        loops = torch.bincount(src[src == dst], minlength=int(data.num_nodes or 0))
+        ends = data.edge_index
+        marks = (ends[0] != ends[1]) | (loops[ends[0]] > 0)
+        more = torch.arange(loops.numel(), device=loops.device)
+        more = more.repeat_interleave((loops - 1).clamp(min=0))  # Without weight.
+        data.edge_index = torch.cat([ends, more.expand(2, -1)], dim=1)
+        weight = data.edge_weight
+        data.edge_weight = torch.cat([weight, weight.new_zeros(more.numel())])
+        data[GIVEN] = torch.cat([marks, marks.new_ones(more.numel())])
+
+    def _add_to_diagonal(
+        self, edge_index: Tensor, weight: Tensor, num_nodes: int, replaces: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Add the weight of a self-loop to that of the existing ones, or replace it."""
+        is_loop = edge_index[0] == edge_index[1]
+        loops = weight.new_full((num_nodes,), 2.0 if self.improved else 1.0)
+        if not replaces:
+            loops.index_add_(0, edge_index[0, is_loop], weight[is_loop])
+        nodes = torch.arange(num_nodes, device=edge_index.device)
+        return (
+            torch.cat([edge_index[:, ~is_loop], nodes.expand(2, -1)], dim=1),
+            torch.cat([weight[~is_loop], loops]),
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Normalise) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(vars(self).values()))
+
+    def __repr__(self) -> str:
+        hidden = ("marks", "prefers_adj_t")
+        given = {name: value for name, value in vars(self).items() if name not in hidden}
+        options = ", ".join(f"{name}={value}" for name, value in given.items())
+        return f"GCNNorm({options})"
+
+
+def disable_normalisation(layer: Any) -> Normalise | None:
+    """Disable the normalisation of a layer, and return it as a transform of the whole graph.
+
+    Changes:
+        ``layer.normalize`` becomes false.
+    """
+    if isinstance(layer, pyg.SGConv | pyg.SSGConv):
+        return Normalise(False, layer.add_self_loops)
+    alone = isinstance(layer, pyg.LGConv | pyg.TAGConv)
+    if not isinstance(layer, NORMALISING) or not layer.normalize:
+        return None
+    layer.normalize = False
+    return Normalise(getattr(layer, "improved", False), not alone and layer.add_self_loops)
+
+
+NORMALISING = (
+    pyg.GCNConv, pyg.GCN2Conv, pyg.LGConv, pyg.FAConv, pyg.TAGConv, pyg.APPNP, pyg.DNAConv
+)  # fmt: skip
+
+
+def move_normalisation(
+    net: Module, graph: Graph, edges: str, weighted: Sequence[str]
+) -> tuple[Normalise | None, list[str], Added]:
+    """Move normalisation from layers to the whole graph.
+
+    Args:
+        net: The module, which gets layers on the edges as they are.
+        graph: Its traced graph, which is changed to call them.
+        edges: The input that is the adjacency, unless its values are the weights.
+        weighted: The names of layers that are given the values of the adjacency.
+
+    Returns:
+        The transform of the graph, the names of the layers that take its weights, and further
+        layers.
+    """
+    called = {node.target for node in graph.nodes if node.op == "call_module"}
+    found = {
+        _hop_name(net, name): how
+        for name, layer in net.named_modules()
+        if _hop_name(net, name) in called and (how := disable_normalisation(layer)) is not None
+    }
+    for node in graph.nodes:
+        if node.op != "call_module" or node.target not in found:
+            continue
+        weight = bind_arguments(net.get_submodule(str(node.target)), node).get(WEIGHT)
+        if isinstance(weight, Node) and weight.op != "placeholder":
+            raise ValueError(
+                f"'{node.target}' normalises weights that the model computes, '{weight.name}', "
+                "which mini-batches can't: use normalize=False"
+            )
+        if isinstance(weight, Node) and weight.target != WEIGHT:
+            found[str(node.target)].attribute = str(weight.target)
+            node.replace_input_with(weight, None)
+            if not weight.users:
+                graph.erase_node(weight)
+        found[str(node.target)].weighted = weight is not None or node.target in weighted
+    if len(set(found.values())) > 1:
+        raise ValueError(
+            f"layers normalise the graph in different ways, {found}: build them alike, or with "
+            "normalize=False"
+        )
+    transform = next(iter(found.values()), None)
+    if transform is None or not transform.add_self_loops or not edges:
+        return transform, list(found), {}
+    added = _take_given_edges(net, graph, edges, found)
+    if added:
+        transform.marks = True
+    return transform, list(found), added
+
+
+def _take_given_edges(net: Module, graph: Graph, edges: str, normalised: Collection[str]) -> Added:
+    """Have layers that don't normalise take the edges as they are."""
+    added: Added = {}
+    source = next(node for node in graph.nodes if node.target == edges)
+    for node in list(graph.nodes):
+        if not is_layer(net, node) or node.target in normalised:
+            continue
+        given = bind_arguments(net.get_submodule(str(node.target)), node)
+        names = [name for name, value in given.items() if value is source]
+        others = [str(value.target) for value in given.values() if isinstance(value, Node)]
+        if len(names) != 1 or sum(name.startswith("edge_") for name in others) > 1:
+            continue  # Its attributes of edges don't follow, so that it is refused.
+        mark = next((each for each in graph.nodes if each.target == GIVEN), None)
+        if mark is None:
+            with graph.inserting_after(source):
+                mark = graph.placeholder(GIVEN)
+        name = f"_given_{len(added)}"
+        given.pop(names[0])
+        added[name] = _wrap(net, graph, node, name, OnGivenEdges, names[0], (source, mark), given)
+    return added
+
+
+def take_matrices(net: Module, graph: Graph, edges: str) -> Added:
+    """Have layers without a parameter for weights take a matrix, of which they may read values.
+
+    Args:
+        net: The module, which gets layers that make the matrix.
+        graph: Its traced graph, which is changed to call them.
+        edges: The input that is the adjacency.
+    """
+    added: Added = {}
+    source = next(node for node in graph.nodes if node.target == edges)
+    for node in list(graph.nodes):
+        if not is_layer(net, node):
+            continue
+        layer: Any = net.get_submodule(str(node.target))
+        given = bind_arguments(layer, node)
+        names = [name for name, value in given.items() if value is source]
+        if len(names) != 1 or WEIGHT in inspect.signature(layer.forward).parameters:
+            continue
+        name = f"_matrix_{len(added)}"
+        given.pop(names[0])
+        added[name] = _wrap(net, graph, node, name, OnMatrix, names[0], (source,), given)
+    return added
+
+
+def _wrap(
+    net: Module, graph: Graph, node: Node, name: str, kind: type[WrappedLayer], edges: str,
+    args: tuple[Node, ...], given: dict[str, Any],
+) -> Callable[[Module], Module]:  # fmt: skip
+    """Have a node call a layer by another that prepares its edges, and return how to make that."""
+    make = functools.partial(kind, target=str(node.target), edges=edges)
+    net.add_module(name, make(net))
+    with graph.inserting_before(node):
+        made = graph.call_module(name, args, given)
+    made.meta.update(node.meta)
+    node.replace_all_uses_with(made)
+    graph.erase_node(node)
+    return make
+
+
+def _hop_name(net: Module, name: str) -> str:
+    """Return the name of the layer to call: of an unrolled layer, that of its hop."""
+    if not isinstance(net.get_submodule(name), UNROLLED):
+        return name
+    return f"{name}.hop" if name else "hop"
