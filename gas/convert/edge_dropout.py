@@ -14,12 +14,14 @@ from gas.convert.rewrite import exchange
 from gas.convert.trace import is_layer
 
 DROP = "drops_edges"  # What a layer's node notes: the position of the call, and its probability.
+AFTER_DROP = "after_drop"  # What a value notes that the module computes of the edges that are left.
 
 
 def take_edge_dropout(net: Module, graph: Graph, edges: str) -> int:
     """Remove the dropout of edges from a traced graph, and note it at the layers that take them.
 
-    What is computed of the edges, such as their normalisation, is then that of all edges.
+    What is computed of the edges that are left, such as their normalisation, is then that of all
+    edges, and notes it.
 
     Args:
         net: The module.
@@ -37,6 +39,8 @@ def take_edge_dropout(net: Module, graph: Graph, edges: str) -> int:
     noted: dict[Node, tuple[int, float]] = {}
     for position, call in enumerate(calls):
         given = _arguments(call)
+        if given.get("training", True) is False:
+            continue
         _check(call, given)
         drop = position, float(given.get("p", 0.5))
         for layer in _find_layers(net, graph, call, of_rows):
@@ -89,6 +93,7 @@ def _find_layers(net: Module, graph: Graph, call: Node, of_rows: set[Node]) -> l
         ValueError: If anything else takes them.
     """
     kept, layers = {call}, []
+    left: set[Node] = set()  # The edges themselves, and what is computed of them.
     for node in graph.nodes:
         if kept.isdisjoint(node.all_input_nodes) or is_about_shape(node):
             continue
@@ -101,6 +106,11 @@ def _find_layers(net: Module, graph: Graph, call: Node, of_rows: set[Node]) -> l
             )
         else:
             kept.add(node)
+            if (node.target, *node.args) == (operator.getitem, call, 0):
+                left.add(node)
+            elif not left.isdisjoint(node.all_input_nodes):
+                node.meta[AFTER_DROP] = True
+                left.add(node)
     return layers
 
 

@@ -117,6 +117,12 @@ class TracedMatrix:
 
     coalesce = to = cuda = cpu = to_torch_sparse_coo_tensor = to_torch_sparse_csr_tensor = _itself
 
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"'{name}' of a sparse matrix that it makes can't be followed: multiply the matrix by "
+            "rows of nodes"
+        )
+
     @classmethod
     def __torch_function__(
         cls, function: Any, types: Any, args: Any = (), kwargs: Any = None

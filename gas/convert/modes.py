@@ -87,7 +87,8 @@ def add_training_input(name: str, graph: Graph, other: Graph) -> None:
             if names := {**DROPOUTS, **EDGE_DROPOUTS}.get(a.target):
                 given = dict(zip(names[1:], a.args[1:], strict=False)) | a.kwargs
                 switch = "train" if "train" in names else "training"
-                a.args, a.kwargs = a.args[:1], {**given, switch: training}
+                if given.get(switch, True) is not False:
+                    a.args, a.kwargs = a.args[:1], {**given, switch: training}
             continue
         values = list(zip(_constants(a), _constants(b), strict=True))
         differ = [

@@ -47,6 +47,9 @@ class Normalise(BaseTransform):
     marks = False
     """Mark the original edges, for layers that take no added self-loops."""
 
+    keeps_loops = True
+    """Whether self-loops stay when edges are dropped: layers add them afterwards."""
+
     prefers_adj_t = False
     """Take the ``adj_t`` of a graph that has both, as the module does."""
 

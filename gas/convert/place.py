@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 from torch.nn import Module
 
+from gas.convert.edge_dropout import AFTER_DROP
 from gas.convert.kinds import EDGES, ROWS
 from gas.convert.layers import WEIGHT, LayerCall
 from gas.convert.modes import TRAINING
@@ -239,18 +240,24 @@ class _Writer:
                 return argument
             is_dropped = call.dropped is not None and self._kinds[argument] == EDGES
             rows = self.all_rows(argument)
-            return make(kept_edges, rows) if is_dropped else rows
+            return make(kept_edges, rows, self._is_scaled(argument)) if is_dropped else rows
 
         given = call.arguments(call.form, make, value_of)
         (_, first), *rest = given.items()
         out = self.graph.call_module(str(node.target), (first,), dict(rest))
         return self._cut(node, out) if self._kinds[node] == ROWS else out
 
+    def _is_scaled(self, node: Node) -> bool:
+        """Return whether rows of edges are computed of the edges that are left of a dropout."""
+        inputs = [each for each in node.all_input_nodes if self._kinds[each] == EDGES]
+        return AFTER_DROP in node.meta or any(map(self._is_scaled, inputs))
+
     def _drop_edges(self, position: int, p: float) -> Node:
         """Return the scope without the edges that a call drops, the same for all its layers."""
         if position not in self._dropped:
             (training,) = [each for each in self._written if each.target == TRAINING]
-            flags = self._transform is not None, isinstance(self._transform, Normalise)
+            keeps_loops = self._transform is not None and self._transform.keeps_loops
+            flags = keeps_loops, isinstance(self._transform, Normalise)
             self._dropped[position] = self.make(drop_edges, p, self._written[training], *flags)
         return self._dropped[position]
 

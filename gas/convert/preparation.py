@@ -29,6 +29,8 @@ class Preparation(BaseTransform):
         checks: Where else each of the last results was found on small graphs: a row of the edges,
             ``None`` for both, or the name of an attribute.
         described: The functions that it calls, for its description.
+        keeps_loops: Whether layers change the edges after a dropout of edges, so that none of the
+            self-loops that they add are dropped.
     """
 
     takes_adj_t = True
@@ -41,7 +43,9 @@ class Preparation(BaseTransform):
         made: Sequence[str],
         checks: Sequence[int | str | None],
         described: str,
+        keeps_loops: bool,
     ) -> None:
+        self.keeps_loops = keeps_loops
         self.function, self.names, self.made = function, tuple(names), tuple(made)
         self._checks = tuple(checks)
         self._described = described

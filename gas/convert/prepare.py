@@ -14,6 +14,7 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 from torch_geometric.data import Data
 
+from gas.convert.edge_dropout import AFTER_DROP
 from gas.convert.kinds import Values, function_name, is_selection
 from gas.convert.known import assign, is_about_shape, is_close
 from gas.convert.preparation import PREPARED, Preparation
@@ -92,6 +93,8 @@ class _Finder:
 
     def is_plain(self, node: Node) -> bool:
         """Return whether a value is a number that follows from shapes, whatever the graph."""
+        if node.op == "placeholder":
+            return False  # Whether it is training.
         first, *rest = (record[node] for record in self.records)
         if self._has_tensor(node) or any(other != first for other in rest):
             return False
@@ -249,7 +252,8 @@ class _Extractor:
             if node.op == "placeholder" and node.target in own:
                 node.target = own[node.target]
         checks = [own.get(str(where), where) for _, where in self._checks]
-        return Preparation(function, names, list(own.values()), checks, described)
+        keeps_loops = AFTER_DROP in self._edges.meta
+        return Preparation(function, names, list(own.values()), checks, described, keeps_loops)
 
     def _replace(self, node: Node) -> Node:
         """Return the node that gives the value to the rest of the graph."""
@@ -276,9 +280,9 @@ class _Extractor:
         for other in self._made:
             if _are_equal(self._values[other], value):
                 self._checks.append((node, self._name(other)))
-                return self._placeholder(self._name(other))
+                return self._placeholder(self._name(other), node)
         self._made.append(node)
-        return self._placeholder(self._name(node))
+        return self._placeholder(self._name(node), node)
 
     def _name(self, node: Node) -> str:
         """Return the name of an attribute, by which its rows are those of nodes or edges."""
@@ -296,14 +300,16 @@ class _Extractor:
                 return position, tuple(value.shape[1:])
         return None
 
-    def _placeholder(self, name: str) -> Node:
+    def _placeholder(self, name: str, value: Node | None = None) -> Node:
+        """Return the input of a name, which notes what the value notes."""
         graph = self._finder.graph
-        for node in graph.nodes:
-            if (node.op, node.target) == ("placeholder", name):
-                return node
-        last = [node for node in graph.nodes if node.op == "placeholder"][-1]
-        with graph.inserting_after(last):
-            return graph.placeholder(name)
+        found = [node for node in graph.nodes if node.op == "placeholder"]
+        made = next((node for node in found if node.target == name), None)
+        if made is None:
+            with graph.inserting_after(found[-1]):
+                made = graph.placeholder(name)
+        made.meta.update({} if value is None else value.meta)
+        return made
 
     def _write(self) -> GraphModule:
         """Write the function that the transform calls."""

@@ -53,7 +53,9 @@ class LayerScope:
         self.read_history = read_history
         # Computed once. (torch.compile doesn't support functools.cached_property.)
         self._edge_index: Any = adj_t if self.is_edge_index else None
-        self.kept: Tensor | None = None  # Which edges of another scope this one has.
+        # Which edges of another scope this one has, and the share of such edges that are kept.
+        self.kept: Tensor | None = None
+        self.share: Tensor | None = None
         self._is_checked = False
 
     def drop_edges(self, p: float, keeps_loops: bool, scales: bool) -> LayerScope:
@@ -69,11 +71,10 @@ class LayerScope:
         is_loop = row == col
         if keeps_loops:
             kept |= is_loop
-        weight = self.edge_weight
+        share = torch.where(is_loop[kept], 1.0, 1.0 - p) if keeps_loops else torch.tensor(1.0 - p)
+        weight = None if self.edge_weight is None else self.edge_weight[kept]
         if weight is not None and scales:
-            weight = weight[kept] / torch.where(is_loop[kept], 1.0, 1.0 - p).to(weight.dtype)
-        elif weight is not None:
-            weight = weight[kept]
+            weight = weight / share.to(weight.dtype)
         if self.is_edge_index:
             adj: Any = self.edge_index[:, kept]
         else:
@@ -81,7 +82,8 @@ class LayerScope:
             rowptr = before[self.adj_t.rowptr.long()].to(self.adj_t.rowptr.dtype)
             adj = Adjacency.from_valid_csr(rowptr, self.adj_t.col[kept], weight, self.adj_t.size(1))
         out = LayerScope(adj, weight, self.batch_size, self.push_and_pull, self.read_history)
-        out.given, out.kept = self.given, kept  # The weights that are checked are those before.
+        out.given = self.given  # The weights that are checked are those before.
+        out.kept, out.share = kept, share.to(row.device)
         return out
 
     @property
@@ -150,9 +152,15 @@ def drop_edges(
 
 
 @_make_leaf
-def kept_edges(scope: LayerScope, rows: Any) -> Any:
-    """Return the rows of the edges that weren't dropped."""
-    return rows if scope.kept is None else rows[scope.kept]
+def kept_edges(scope: LayerScope, rows: Any, scaled: bool) -> Any:
+    """Return the rows of the edges that weren't dropped, over their share if they are scaled."""
+    if scope.kept is None or scope.share is None:
+        return rows
+    rows = rows[scope.kept]
+    if not scaled or not rows.is_floating_point():
+        return rows
+    share = scope.share.to(rows.dtype)
+    return rows / (share if share.dim() == 0 else share.view(-1, *[1] * (rows.dim() - 1)))
 
 
 @_make_leaf

@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch_geometric.nn as pyg
 from torch import Tensor
@@ -240,9 +241,9 @@ def trace(
                 net.train(training)
                 known = KnownValues(net, samples, counts, edges)
                 tracer = _Tracer(method, inputs, in_call, fixed, known, opened)
-                before = torch.get_rng_state(), random.getstate()
+                before = _random_states()
                 graph = tracer.trace(net)
-                _check_random(*before)
+                _check_random(before)
                 graphs.append(graph)
                 tracer.detach(graphs[-1])
                 sizes.append(len(graphs[0].nodes))
@@ -268,9 +269,15 @@ def trace(
     return graphs[0]
 
 
-def _check_random(generated: Tensor, state: Any) -> None:
+def _random_states() -> list[Any]:
+    """Return the states of the global generators of PyTorch, Python and NumPy."""
+    _, key, position, *_ = np.random.get_state()
+    return [torch.get_rng_state().tolist(), random.getstate(), list(key), position]
+
+
+def _check_random(before: list[Any]) -> None:
     """Refuse a module that has drawn numbers in a trace, which every call would repeat."""
-    if random.getstate() != state or not torch.equal(torch.get_rng_state(), generated):
+    if _random_states() != before:
         raise ValueError(
             "it draws random numbers that don't follow from its inputs, such as whether to skip a "
             "layer: use dropout with training=self.training"

@@ -2,6 +2,7 @@
 
 import random
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,6 +11,7 @@ from comparisons import TutorialConv, check, of_x
 from conftest import random_graph
 from torch import nn
 from torch_geometric import utils
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import dropout_edge
 
 import gas
@@ -147,9 +149,10 @@ def test_dropout_adj(is_weighted):
     torch.testing.assert_close(model(batch), expected, rtol=1e-10, atol=1e-10)
 
 
-def test_normalised_weights_keep_their_mean():
+@pytest.mark.parametrize("layer", [pyg.GCNConv, TutorialConv])
+def test_normalised_weights_keep_their_mean(layer):
     data = sorted_graph()
-    model, batch = one_batch(OneLayer().double(), data)
+    model, batch = one_batch(OneLayer(layer).double(), data)
     with torch.no_grad():
         outs = torch.stack([model(batch) for _ in range(4000)])
         error = (outs.mean(0) - model.eval()(batch)).abs()
@@ -161,9 +164,9 @@ def test_normalised_weights_keep_their_mean():
 class OneLayer(nn.Module):
     """A linear model, whose mean over masks is known."""
 
-    def __init__(self):
+    def __init__(self, layer):
         super().__init__()
-        self.conv = pyg.GCNConv(5, 3)
+        self.conv = layer(5, 3)
 
     def forward(self, x, edge_index):
         return self.conv(x, dropout_edge(edge_index, p=0.5, training=self.training)[0])
@@ -226,7 +229,85 @@ def test_half_of_the_features_are_dropped_in_training():
     assert model.eval()(batch).equal(model(batch))
 
 
-@pytest.mark.parametrize("draw", [random.random, lambda: float(torch.rand(()))])
+class DropsWeights(nn.Module):
+    """Drops weights that it computes of the edges alone."""
+
+    def __init__(self, p, how):
+        super().__init__()
+        self.conv1, self.conv2 = pyg.GraphConv(5, 8), pyg.GraphConv(8, 3)
+        self.p, self.how = p, how
+
+    def forward(self, x, edge_index):
+        if self.how == "gcn_norm":
+            edge_index, weight = gcn_norm(edge_index, None, x.size(0), dtype=x.dtype)
+        else:
+            count = utils.degree(edge_index[1], x.size(0), dtype=x.dtype)
+            weight = 1 / count[edge_index[1]]
+        if self.how != "in a branch" or self.training:
+            given = {} if self.how == "in a branch" else {"training": self.training}
+            weight = F.dropout(weight, self.p, **given)
+        x = self.conv1(x, edge_index, weight).relu()
+        return self.conv2(x, edge_index, weight)
+
+
+@pytest.mark.parametrize("how", ["gcn_norm", "degree", "in a branch"])
+def test_weights_that_follow_from_edges_are_dropped_in_training(how):
+    data = sorted_graph()
+    check(DropsWeights(0.5, how), random_graph(), of_x)
+    net = DropsWeights(1.0, how).double().train()
+    model, batch = one_batch(net, data)
+    out = model(batch)
+    torch.testing.assert_close(out, net(data.x, data.edge_index), rtol=1e-10, atol=1e-10)
+    assert not torch.allclose(out, model.eval()(batch))
+    model, batch = one_batch(DropsWeights(0.5, how).double().train(), data)
+    assert not torch.allclose(model(batch), model(batch))
+
+
+class DropsOfMatrix(nn.Module):
+    """Multiplies by a matrix of the edges that are left, self-loops among them."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(5, 3)
+
+    def forward(self, x, edge_index):
+        kept, _ = dropout_edge(edge_index, p=0.5, training=self.training)
+        ones = torch.ones(kept.size(1), dtype=x.dtype)
+        adj_t = torch.sparse_coo_tensor(kept.flip(0), ones, (x.size(0), x.size(0)))
+        return adj_t @ self.lin(x)
+
+
+def test_self_loops_are_dropped_unless_they_are_added_afterwards():
+    data = sorted_graph()
+    loops = torch.arange(60).expand(2, -1)
+    src, dst = torch.unique(torch.cat([data.edge_index, loops], 1).flip(0), dim=1).flip(0)
+    data.edge_index = torch.stack([src, dst])
+    net = DropsOfMatrix().double().train()
+    model, batch = one_batch(net, data)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        expected = net(data.x, data.edge_index)
+        torch.manual_seed(seed)
+        torch.testing.assert_close(model(batch), expected, rtol=1e-10, atol=1e-10)
+
+
+def test_dropout_that_is_switched_off():
+    class Off(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = pyg.SAGEConv(5, 3)
+
+        def forward(self, x, edge_index):
+            edge_index, _ = dropout_edge(edge_index, training=False)
+            if self.training:
+                x = F.dropout(x, 0.5, training=False)
+            return self.conv(x, edge_index)
+
+    model, batch = one_batch(Off().double().train(), sorted_graph())
+    assert model(batch).equal(model.eval()(batch))
+
+
+@pytest.mark.parametrize("draw", [np.random.rand, random.random, lambda: float(torch.rand(()))])
 def test_layers_that_are_skipped_at_random_are_refused(draw):
     class Skips(nn.Module):
         def __init__(self):
