@@ -64,11 +64,6 @@ def _arguments(call: Node) -> dict[str, Any]:
 def _check(call: Node, given: dict[str, Any]) -> None:
     if not isinstance(given.get("training", True), Node):
         raise ValueError(f"'{call.name}' drops in evaluation, too: pass training=self.training")
-    if given.get("force_undirected", False) is not False:
-        raise ValueError(
-            f"'{call.name}' drops both directions of an edge together, and a mini-batch may have "
-            "one of them alone: leave out 'force_undirected'"
-        )
     if isinstance(given.get("p", 0.5), Node):
         raise ValueError(f"'{call.name}' takes a probability that is computed: pass a number")
 

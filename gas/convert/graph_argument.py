@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -71,6 +71,17 @@ class _Dictionary(dict[str, Any]):
             )
         return getattr(self._graph, value) if isinstance(value, Attribute) else value
 
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys())  # So that dict(...) and ** call __getitem__.
+
+    def items(self) -> Any:
+        """Return names and values."""
+        return [(key, self[key]) for key in self]
+
+    def values(self) -> Any:
+        """Return the values."""
+        return [self[key] for key in self]
+
     def get(self, key: str, default: Any = None) -> Any:
         """Return a value, or a default."""
         try:
@@ -97,7 +108,7 @@ def find_dictionaries(data: Data, names: Sequence[str]) -> dict[str, dict[str, A
         out[key] = dict(items)
         for inner, value in items.items():
             name = next((name for name in names if data[name] is value), "")
-            if isinstance(value, int) and value == data.num_nodes:
+            if inner == "num_nodes" and value == data.num_nodes:
                 out[key][inner] = Attribute("num_nodes")
             elif name or isinstance(value, Tensor):
                 out[key][inner] = Attribute(name)

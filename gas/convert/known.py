@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import operator
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 from unittest import mock
@@ -346,6 +347,9 @@ def _yield_once(*args: Any, **kwargs: Any) -> Iterator[None]:
     yield
 
 
+_LOCK = threading.RLock()  # Functions are replaced by one thread at a time.
+
+
 @contextlib.contextmanager
 def answer_questions() -> Iterator[None]:
     """Let a module that is traced ask ``isinstance``, make tensors of sizes, and checkpoint.
@@ -361,6 +365,7 @@ def answer_questions() -> Iterator[None]:
         return (is_known and value.is_tensor) or is_instance(value, kind)
 
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_LOCK)
         stack.enter_context(trace_matrices())
         stack.enter_context(record_edge_dropout(_record_call))
         stack.enter_context(mock.patch.object(builtins, "isinstance", answer))

@@ -58,8 +58,23 @@ def record_edge_dropout(record: Callable[[Any], Callable[..., Any]]) -> Iterator
 
     Args:
         record: Makes a function that records the call of another.
+
+    Raises:
+        ValueError: If both directions of edges were dropped together.
     """
-    made = {function.__name__: record(function) for function in EDGE_DROPOUTS}
+    in_pairs: list[str] = []  # Also by layers that aren't followed.
+
+    def check(function: Any) -> Callable[..., Any]:
+        recorded = record(function)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            given = dict(zip(EDGE_DROPOUTS[function], args, strict=False)) | kwargs
+            in_pairs.extend([function.__name__] * bool(given.get("force_undirected", False)))
+            return recorded(*args, **kwargs)
+
+        return call
+
+    made = {function.__name__: check(function) for function in EDGE_DROPOUTS}
     before = [(each, each.__code__, each.__defaults__) for each in _ORIGINALS]
     with mock.patch.dict(_ORIGINALS[0].__globals__, {"_recorded": made}):
         try:
@@ -71,6 +86,11 @@ def record_edge_dropout(record: Callable[[Any], Callable[..., Any]]) -> Iterator
         finally:
             for function, code, defaults in before:
                 function.__code__, function.__defaults__ = code, defaults
+    if in_pairs:
+        raise ValueError(
+            f"'{in_pairs[0]}' drops both directions of an edge together, and a mini-batch may have "
+            "one of them alone: leave out 'force_undirected'"
+        )
 
 
 def add_training_input(name: str, graph: Graph, other: Graph) -> None:

@@ -70,7 +70,7 @@ def _replace_in_place(node: Node, changed: Node) -> None:
     views = {changed.target, *(user.target for user in changed.users)}
     name = str(node.target).removesuffix("_")
     if node.op == "call_method" and len(changed.users) > 1 and views.isdisjoint(VIEWS):
-        node.target = name if hasattr(Tensor, name) else node.target
+        node.target = name if callable(getattr(Tensor, name, None)) else node.target
 
 
 def erase_unused(graph: Graph, modules: Collection[Node] = ()) -> None:
@@ -109,7 +109,9 @@ def _drops_in_place(net: Module, node: Node) -> bool:
 
 
 def _is_in_place(node: Node) -> bool:
-    """Return whether a function changes its first argument, by its name."""
+    """Return whether a function changes its first argument, by its name or an option."""
+    if node.op == "call_function" and node.args and node.kwargs.get("inplace") is True:
+        return True
     name = str(getattr(node.target, "__name__", node.target))
     is_function = node.op in ("call_function", "call_method") and bool(node.args)
     return is_function and name.endswith("_") and not name.endswith("__")

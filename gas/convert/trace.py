@@ -33,6 +33,7 @@ InCall = Callable[[dict[str, Any]], dict[str, Any]]
 GIVEN = (
     "is_given_edge"  # Whether an edge is one of the graph's own, not a self-loop that was added.
 )
+ATTEMPTS = 3  # Traces, of which one must draw no random numbers, as other threads may.
 CONSTANT = "_tensor_constant"  # The prefix of the names of such tensors.
 
 
@@ -239,11 +240,15 @@ def trace(
         with _unroll_layers(net, opened), answer_questions():
             for training in (True, False):
                 net.train(training)
-                known = KnownValues(net, samples, counts, edges)
-                tracer = _Tracer(method, inputs, in_call, fixed, known, opened)
-                before = _random_states()
-                graph = tracer.trace(net)
-                _check_random(before)
+                for attempt in range(ATTEMPTS):
+                    known = KnownValues(net, samples, counts, edges)
+                    tracer = _Tracer(method, inputs, in_call, fixed, known, opened)
+                    before = _random_states()
+                    graph = tracer.trace(net)
+                    if _random_states() == before:
+                        break
+                    _check_random(attempt)
+                    _take_constants(net)
                 graphs.append(graph)
                 tracer.detach(graphs[-1])
                 sizes.append(len(graphs[0].nodes))
@@ -275,9 +280,9 @@ def _random_states() -> list[Any]:
     return [torch.get_rng_state().tolist(), random.getstate(), list(key), position]
 
 
-def _check_random(before: list[Any]) -> None:
-    """Refuse a module that has drawn numbers in a trace, which every call would repeat."""
-    if _random_states() != before:
+def _check_random(attempt: int) -> None:
+    """Refuse a module that draws numbers in every trace, which its calls would then repeat."""
+    if attempt == ATTEMPTS - 1:
         raise ValueError(
             "it draws random numbers that don't follow from its inputs, such as whether to skip a "
             "layer: use dropout with training=self.training"

@@ -1,6 +1,7 @@
 """Dropout of edges, and what else a module does in training alone."""
 
 import random
+import threading
 
 import numpy as np
 import pytest
@@ -321,3 +322,41 @@ def test_layers_that_are_skipped_at_random_are_refused(draw):
 
     with pytest.raises(ValueError, match="it draws random numbers that don't follow"):
         gas.to_scalable(Skips(), random_graph())
+
+
+class DropsInPairs(pyg.SAGEConv):
+    """A layer that drops edges by itself."""
+
+    def forward(self, x, edge_index):
+        kept, _ = dropout_edge(edge_index, force_undirected=True, training=self.training)
+        return super().forward(x, kept)
+
+
+def test_layers_that_drop_both_directions_are_refused():
+    net = pyg.Sequential("x, edge_index", [(DropsInPairs(5, 3), "x, edge_index -> x")])
+    with pytest.raises(ValueError, match="leave out 'force_undirected'"):
+        gas.to_scalable(net, random_graph())
+    assert dropout_edge(torch.zeros(2, 9, dtype=torch.long), 0.0)[0].size(1) == 9
+
+
+def test_threads_convert_at_once():
+    """Functions of PyTorch and PyG are replaced while a module is traced."""
+    before = (isinstance, torch.zeros, torch.sparse_coo_tensor, dropout_edge.__code__)
+    data, errors = random_graph(), []
+
+    def convert():
+        try:
+            for _ in range(3):
+                torch.rand(3)
+                gas.to_scalable(Drops(pyg.SAGEConv), data)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=convert) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    after = (isinstance, torch.zeros, torch.sparse_coo_tensor, dropout_edge.__code__)
+    assert all(a is b for a, b in zip(before, after, strict=True))

@@ -439,6 +439,8 @@ class OfDictionary(Net):
     """The shape of the heterophily benchmarks: ``data.graph["node_feat"]``."""
 
     def forward(self, data):
+        assert set(data.graph) == {*dict(data.graph)} >= {"node_feat", "num_classes"}
+        assert data.graph["num_classes"] == 60
         x, edge_index = data.graph["node_feat"], data.graph["edge_index"]
         assert data.graph.get("edge_feat") is None
         assert data.graph["name"] == "ring"
@@ -450,7 +452,7 @@ def with_dictionary():
     data = random_graph(dtype=torch.float64)
     data.graph = {
         "node_feat": data.x, "edge_index": data.edge_index, "edge_feat": None, "name": "ring",
-        "num_nodes": 60, "label": torch.zeros(60),
+        "num_nodes": 60, "num_classes": 60,
     }  # fmt: skip
     return data
 
@@ -467,6 +469,34 @@ def test_dictionaries_of_the_graph():
     for batch in gas.SubgraphLoader(graph, batch_size=2, log=False):
         own = expected[graph.perm[batch.n_id[: batch.batch_size]]]
         torch.testing.assert_close(model(batch), own, rtol=1e-10, atol=1e-10)
+
+
+class UnpacksDictionary(Net):
+    def forward(self, data):
+        return self.layers(**data.graph)
+
+    def layers(self, node_feat, edge_index, num_nodes, **others):
+        given = {**others, "num_nodes": num_nodes}
+        assert sorted(given) == ["edge_feat", "name", "num_classes", "num_nodes"]
+        return self.conv2(self.conv1(node_feat, edge_index).relu(), edge_index)
+
+
+def test_dictionaries_are_unpacked():
+    data, net = with_dictionary(), UnpacksDictionary().double()
+    model = gas.to_scalable(net, data)
+    graph = gas.cluster(data, 4, model=model, log=False)
+    torch.testing.assert_close(model.predict(graph, log=False), net(data), rtol=1e-10, atol=1e-10)
+
+
+class ReluInPlace(Net):
+    def forward(self, x, edge_index):
+        x = self.conv1(x, edge_index)
+        F.relu(x, inplace=True)
+        return self.conv2(x, edge_index)
+
+
+def test_functions_in_place_whose_result_is_not_used():
+    check(ReluInPlace(), random_graph(), of_x)
 
 
 def test_a_dictionary_of_other_rows_is_refused_when_they_are_read():

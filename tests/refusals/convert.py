@@ -311,6 +311,10 @@ CASES = {
         "x, edge_index",
         lin=nn.Linear(2**20, 2),
     ),
+    "a sum over a matrix that it makes": lambda t: convert(
+        lambda net, x, e: x * torch.sparse_coo_tensor(e, x[e[0], 0], x.shape[:1] * 2).sum(),
+        "x, edge_index",
+    ),
     "a weighted matrix for a layer without weights": lambda t: convert(
         lambda net, x, e: net.conv(
             x, torch.sparse_coo_tensor(e.flip(0), x[e[0], 0], x.shape[:1] * 2)
