@@ -14,7 +14,7 @@ from torch.nn import Module
 from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
 
-from gas.convert.edge_layers import WrappedLayer
+from gas.convert.edge_layers import InexactLayerError, WrappedLayer
 from gas.convert.inputs import (
     Inputs,
     copy_with_noise,
@@ -61,14 +61,6 @@ def make_layers(
     for name, value in constants.items():
         object.__setattr__(out, name, value)
     return fuse(out)
-
-
-class InexactLayerError(ValueError):
-    """Error of a layer that isn't exact on mini-batches."""
-
-    def __init__(self, text: str, layer: Module) -> None:
-        super().__init__(text)
-        self.layer = layer
 
 
 def describe_layer(call: LayerCall) -> tuple[str, Any]:

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Collection
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.fx import Graph, Node
 from torch.nn import Module
 
-from gas.convert.known import is_about_shape
+from gas.convert.kinds import function_name
+from gas.convert.known import is_about_shape, is_close
 from gas.convert.modes import EDGE_DROPOUTS, TRAINING
 from gas.convert.rewrite import exchange
 from gas.convert.trace import is_layer
 
 DROP = "drops_edges"  # What a layer's node notes: the position of the call, and its probability.
 AFTER_DROP = "after_drop"  # What a value notes that the module computes of the edges that are left.
+SCALED = "scaled"  # What weights note that grow as edges are dropped, as those of a mean do.
 
 
-def take_edge_dropout(net: Module, graph: Graph, edges: str) -> int:
+def take_edge_dropout(net: Module, graph: Graph, edges: str, attributes: Collection[str]) -> int:
     """Remove the dropout of edges from a traced graph, and note it at the layers that take them.
 
     What is computed of the edges that are left, such as their normalisation, is then that of all
@@ -27,6 +32,7 @@ def take_edge_dropout(net: Module, graph: Graph, edges: str) -> int:
         net: The module.
         graph: Its traced graph.
         edges: The input that is the adjacency.
+        attributes: The inputs with a row for each edge.
 
     Returns:
         The number of these layers.
@@ -35,7 +41,7 @@ def take_edge_dropout(net: Module, graph: Graph, edges: str) -> int:
         ValueError: If edges are dropped in a way that mini-batches can't.
     """
     calls = [node for node in graph.nodes if node.target in EDGE_DROPOUTS]
-    of_rows = _find_rows(graph, edges)
+    of_rows = _find_rows(graph, (edges, TRAINING, *attributes))
     noted: dict[Node, tuple[int, float]] = {}
     for position, call in enumerate(calls):
         given = _arguments(call)
@@ -43,7 +49,7 @@ def take_edge_dropout(net: Module, graph: Graph, edges: str) -> int:
             continue
         _check(call, given)
         drop = position, float(given.get("p", 0.5))
-        for layer in _find_layers(net, graph, call, of_rows):
+        for layer in _find_layers(net, graph, call, of_rows, edges):
             if layer in noted:
                 raise ValueError(
                     f"'{layer.name}' takes edges of several calls of '{call.name}': drop them once"
@@ -68,31 +74,42 @@ def _check(call: Node, given: dict[str, Any]) -> None:
         raise ValueError(f"'{call.name}' takes a probability that is computed: pass a number")
 
 
-def _find_rows(graph: Graph, edges: str) -> set[Node]:
+def _find_rows(graph: Graph, others: Collection[str]) -> set[Node]:
     """Find the values that depend on rows of nodes, not only on how many there are."""
     out: set[Node] = set()
     for node in graph.nodes:
         if node.op == "placeholder":
-            name = str(node.target)
-            if name not in (edges, TRAINING) and not name.startswith("edge_"):
+            if str(node.target) not in others:
                 out.add(node)
         elif not is_about_shape(node) and not out.isdisjoint(node.all_input_nodes):
             out.add(node)
     return out
 
 
-def _find_layers(net: Module, graph: Graph, call: Node, of_rows: set[Node]) -> list[Node]:
+def _find_layers(
+    net: Module, graph: Graph, call: Node, of_rows: set[Node], edges: str
+) -> list[Node]:
     """Find the layers that take the edges that a call leaves.
 
     Raises:
-        ValueError: If anything else takes them.
+        ValueError: If anything else takes them, or a layer takes others as well.
     """
     kept, layers = {call}, []
     left: set[Node] = set()  # The edges themselves, and what is computed of them.
+    of_edges: set[Node] = set()  # What is computed of edges before the call, or of those left.
     for node in graph.nodes:
-        if kept.isdisjoint(node.all_input_nodes) or is_about_shape(node):
+        inputs = node.all_input_nodes
+        is_known = node in of_rows or is_about_shape(node)
+        if node.target == edges or not (is_known or of_edges.isdisjoint(inputs)):
+            of_edges.add(node)
+        if kept.isdisjoint(inputs) or is_about_shape(node):
             continue
         if is_layer(net, node):
+            if any(each in of_edges and each not in kept for each in inputs):
+                raise ValueError(
+                    f"'{node.name}' takes edges, and what '{call.name}' leaves of them: give it "
+                    "one or the other"
+                )
             layers.append(node)
         elif node in of_rows or node.op == "output":
             raise ValueError(
@@ -103,7 +120,7 @@ def _find_layers(net: Module, graph: Graph, call: Node, of_rows: set[Node]) -> l
             kept.add(node)
             if (node.target, *node.args) == (operator.getitem, call, 0):
                 left.add(node)
-            elif not left.isdisjoint(node.all_input_nodes):
+            elif not left.isdisjoint(inputs):
                 node.meta[AFTER_DROP] = True
                 left.add(node)
     return layers
@@ -131,3 +148,28 @@ def _remove(graph: Graph, call: Node, given: dict[str, Any]) -> None:
             raise ValueError(f"'{part.name}' takes the pair that '{call.name}' returns")
         graph.erase_node(part)
     graph.erase_node(call)
+
+
+def check_scale(node: Node, value: Tensor, edges: Tensor, num_nodes: int) -> None:
+    """Refuse what doesn't grow as the weights of a mean do when edges are dropped.
+
+    Args:
+        node: The node of a value that is computed of the edges that are left.
+        value: The value on a small graph.
+        edges: The edges of this graph that it has a row for.
+        num_nodes: The number of its nodes.
+
+    Raises:
+        ValueError: If it is neither a mean's weight, nor that of a symmetric normalisation.
+    """
+    src, dst = edges
+    ones = torch.ones(src.numel(), dtype=value.dtype, device=value.device)
+    count = ones.new_zeros(num_nodes).index_add_(0, dst, ones)
+    of_mean, of_gcn = 1 / count[dst], (count[dst] * count[src]).rsqrt()
+    known = (of_mean, of_gcn.masked_fill(count[src] == 0, 0.0))
+    if not any(value.numel() == each.numel() and is_close(value.view(-1), each) for each in known):
+        raise ValueError(
+            f"'{node.name}' ({function_name(node)}) is computed of the edges that are left of a "
+            "dropout, and a mini-batch doesn't have all edges of its halo: compute it of all "
+            "edges, before dropout_edge"
+        )

@@ -14,6 +14,14 @@ from torch_geometric.nn import MessagePassing
 from gas.graph import find_layout
 
 
+class InexactLayerError(ValueError):
+    """Error of a layer that isn't exact on mini-batches."""
+
+    def __init__(self, text: str, layer: Module) -> None:
+        super().__init__(text)
+        self.layer = layer
+
+
 class EdgeLayer(Module):
     """A message passing layer that isn't one of PyG's: ``forward(edge_index, **rows)``."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import builtins
 import contextlib
 import operator
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 from unittest import mock
@@ -22,7 +21,7 @@ from torch_geometric.nn.models import rev_gnn
 from torch_geometric.typing import WITH_TORCH_SPARSE, SparseTensor
 
 from gas.convert.matrices import TracedMatrix, trace_matrices
-from gas.convert.modes import record_edge_dropout
+from gas.convert.modes import EDGE_CALLS, record_edge_dropout
 
 # Methods and attributes of a tensor that don't depend on its numbers.
 SHAPE_METHODS = ("size", "dim", "ndimension", "numel", "is_floating_point", "is_complex")
@@ -101,6 +100,7 @@ class KnownValues:
         self, root: Module, samples: Sequence[Mapping[str, Any]], counts: Sequence[int], edges: str
     ) -> None:
         self.root, self._samples, self._counts, self._edges = root, samples, counts, edges
+        self.dropping: list[str] = []  # Layers that drop edges by themselves.
         self.of_edges: set[Node] = set()  # The adjacency, and the ends of edges.
         self._values: dict[Node, list[Any]] = {}
         self.is_evaluating = False  # Then calls of modules aren't traced.
@@ -139,10 +139,13 @@ class KnownValues:
             ]
         for module, _ in modules:
             module.training = False
+        calls = len(EDGE_CALLS)
         try:
-            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            with torch.no_grad():
                 return evaluate_node(self.root, node, lambda each: self._values[each][position])
         finally:
+            if len(EDGE_CALLS) > calls and node.op == "call_module":
+                self.dropping.append(str(node.target))
             for module, mode in modules:
                 module.training = mode
 
@@ -197,7 +200,7 @@ class KnownValues:
 
     def _is_of_numbers(self, node: Node, seen: set[Node]) -> bool:
         """Return whether a tensor's shape may follow from numbers, such as that of ``unique``."""
-        if node in seen or self._has_row_per_node(node):
+        if node in seen:
             return False
         seen.add(node)
         name = str(getattr(node.target, "__name__", node.target)).strip("_")
@@ -205,6 +208,8 @@ class KnownValues:
         mask = self.first(index) if isinstance(index, Node) else None
         if name in SELECTING or (isinstance(mask, Tensor) and mask.dtype == torch.bool):
             return True
+        if self._has_row_per_node(node):
+            return False
         return any(self._is_of_numbers(each, seen) for each in node.all_input_nodes)
 
     def _has_row_per_node(self, node: Node) -> bool:
@@ -347,9 +352,6 @@ def _yield_once(*args: Any, **kwargs: Any) -> Iterator[None]:
     yield
 
 
-_LOCK = threading.RLock()  # Functions are replaced by one thread at a time.
-
-
 @contextlib.contextmanager
 def answer_questions() -> Iterator[None]:
     """Let a module that is traced ask ``isinstance``, make tensors of sizes, and checkpoint.
@@ -365,7 +367,6 @@ def answer_questions() -> Iterator[None]:
         return (is_known and value.is_tensor) or is_instance(value, kind)
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_LOCK)
         stack.enter_context(trace_matrices())
         stack.enter_context(record_edge_dropout(_record_call))
         stack.enter_context(mock.patch.object(builtins, "isinstance", answer))

@@ -90,6 +90,15 @@ class TracedMatrix:
         sizes = None if self.shape is None else tuple(self.shape)[::-1]
         return TracedMatrix(self.col, self.row, self.value, sizes)
 
+    @property
+    def T(self) -> TracedMatrix:  # noqa: N802
+        """The transposed matrix."""
+        return self.t()
+
+    def transpose(self, first: int, second: int) -> TracedMatrix:
+        """Return the transposed matrix, or the matrix itself."""
+        return self if first == second else self.t()
+
     def coo(self) -> tuple[Any, Any, Any]:
         """Return rows, columns and values."""
         return self.row, self.col, self.value
@@ -115,7 +124,8 @@ class TracedMatrix:
     def _itself(self, *args: Any, **kwargs: Any) -> TracedMatrix:
         return self
 
-    coalesce = to = cuda = cpu = to_torch_sparse_coo_tensor = to_torch_sparse_csr_tensor = _itself
+    coalesce = to = cuda = cpu = to_sparse_csr = to_sparse_coo = _itself
+    to_torch_sparse_coo_tensor = to_torch_sparse_csr_tensor = _itself
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(

@@ -41,6 +41,7 @@ EDGE_DROPOUTS: dict[Any, tuple[str, ...]] = {
 }
 
 
+EDGE_CALLS: list[str] = []  # Their calls in a trace, also by what isn't followed.
 _recorded: dict[str, Callable[..., Any]] = {}  # A global of the functions while they record.
 
 
@@ -63,11 +64,13 @@ def record_edge_dropout(record: Callable[[Any], Callable[..., Any]]) -> Iterator
         ValueError: If both directions of edges were dropped together.
     """
     in_pairs: list[str] = []  # Also by layers that aren't followed.
+    EDGE_CALLS.clear()
 
     def check(function: Any) -> Callable[..., Any]:
         recorded = record(function)
 
         def call(*args: Any, **kwargs: Any) -> Any:
+            EDGE_CALLS.append(function.__name__)
             given = dict(zip(EDGE_DROPOUTS[function], args, strict=False)) | kwargs
             in_pairs.extend([function.__name__] * bool(given.get("force_undirected", False)))
             return recorded(*args, **kwargs)
@@ -93,12 +96,20 @@ def record_edge_dropout(record: Callable[[Any], Callable[..., Any]]) -> Iterator
         )
 
 
-def add_training_input(name: str, graph: Graph, other: Graph) -> None:
+def add_training_input(
+    name: str, graph: Graph, other: Graph, is_dropout: Callable[[Node], bool]
+) -> None:
     """Replace arguments that are true in training and false in evaluation by one input.
 
     Dropout that is called in training alone gets it, too.
+
+    Args:
+        name: The name of the method.
+        graph: What it computes in training, which is changed.
+        other: What it computes in evaluation.
+        is_dropout: Whether a node drops elements at random.
     """
-    pairs, same = _pair_nodes(name, graph, other)
+    pairs, same = _pair_nodes(name, graph, other, is_dropout)
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     with graph.inserting_after(inputs[-1]):
         training = graph.placeholder(TRAINING)
@@ -110,17 +121,17 @@ def add_training_input(name: str, graph: Graph, other: Graph) -> None:
                 if given.get(switch, True) is not False:
                     a.args, a.kwargs = a.args[:1], {**given, switch: training}
             continue
-        values = list(zip(_constants(a), _constants(b), strict=True))
+        ones, twos = _constants(a), _constants(b)
         differ = [
-            (key, one) for (key, one), (_, two) in values
-            if not _is_same(map_arg(one, same.get), two)
+            key for key in {**ones, **twos}
+            if not _is_same(map_arg(ones.get(key, True), same.get), twos.get(key, True))
         ]  # fmt: skip
-        if any(one is not True for _, one in differ):
+        if any(ones.get(key, True) is not True for key in differ):
             raise ValueError(
                 f"{name}: '{a.name}' takes other values in training than in evaluation, "
                 "which can't be followed: pass training=self.training"
             )
-        for key, _ in differ:
+        for key in differ:
             if isinstance(key, int):
                 a.update_arg(key, training)
             else:
@@ -128,7 +139,7 @@ def add_training_input(name: str, graph: Graph, other: Graph) -> None:
 
 
 def _pair_nodes(
-    name: str, graph: Graph, other: Graph
+    name: str, graph: Graph, other: Graph, is_dropout: Callable[[Node], bool]
 ) -> tuple[dict[Node, Node | None], dict[Node, Node]]:
     """Find the nodes in evaluation for those in training, ``None`` for dropout without one.
 
@@ -146,7 +157,7 @@ def _pair_nodes(
         inputs = [same.get(each) for each in a.all_input_nodes]
         if b is not None and (a.op, a.target, inputs) == (b.op, b.target, b.all_input_nodes):
             pairs[a] = same[a] = left.pop(0)
-        elif (equal := _find_equal(a, same)) is not None:
+        elif (equal := _find_equal(a, same, is_dropout)) is not None:
             pairs[a], same[a] = None, equal
         else:
             left = [a]
@@ -159,9 +170,11 @@ def _pair_nodes(
     return pairs, same
 
 
-def _find_equal(node: Node, same: dict[Node, Node]) -> Node | None:
+def _find_equal(
+    node: Node, same: dict[Node, Node], is_dropout: Callable[[Node], bool]
+) -> Node | None:
     """Return what dropout that is called in training alone is equal to in evaluation."""
-    if node.target in DROPOUTS or node.target in EDGE_DROPOUTS:
+    if is_dropout(node) or node.target in EDGE_DROPOUTS:
         return same.get(cast(Node, node.args[0])) if node.args else None
     if node.target is not operator.getitem or not isinstance(node.args[0], Node):
         return None
@@ -179,5 +192,7 @@ def _is_same(one: Any, two: Any) -> bool:
     return type(one) is type(two) and (isinstance(one, Tensor) or repr(one) == repr(two))
 
 
-def _constants(node: Node) -> list[tuple[int | str, Any]]:
-    return [*enumerate(node.args), *node.kwargs.items()]
+def _constants(node: Node) -> dict[int | str, Any]:
+    out: dict[int | str, Any] = dict(enumerate(node.args))
+    out.update(node.kwargs)
+    return out

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 from torch.nn import Module
 
-from gas.convert.edge_dropout import AFTER_DROP
+from gas.convert.edge_dropout import SCALED
 from gas.convert.kinds import EDGES, ROWS
 from gas.convert.layers import WEIGHT, LayerCall
 from gas.convert.modes import TRAINING
@@ -248,9 +248,9 @@ class _Writer:
         return self._cut(node, out) if self._kinds[node] == ROWS else out
 
     def _is_scaled(self, node: Node) -> bool:
-        """Return whether rows of edges are computed of the edges that are left of a dropout."""
+        """Return whether rows of edges are weights that grow as edges are dropped."""
         inputs = [each for each in node.all_input_nodes if self._kinds[each] == EDGES]
-        return AFTER_DROP in node.meta or any(map(self._is_scaled, inputs))
+        return SCALED in node.meta or any(map(self._is_scaled, inputs))
 
     def _drop_edges(self, position: int, p: float) -> Node:
         """Return the scope without the edges that a call drops, the same for all its layers."""

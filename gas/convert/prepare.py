@@ -14,7 +14,7 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 from torch_geometric.data import Data
 
-from gas.convert.edge_dropout import AFTER_DROP
+from gas.convert.edge_dropout import AFTER_DROP, SCALED, check_scale
 from gas.convert.kinds import Values, function_name, is_selection
 from gas.convert.known import assign, is_about_shape, is_close
 from gas.convert.preparation import PREPARED, Preparation
@@ -144,11 +144,17 @@ class _Finder:
         if not isinstance(value, Tensor) or not value.is_floating_point():
             return False
         layers = [user for user in node.users if user.op == "call_module"]
-        return any(self.edges in layer.all_input_nodes for layer in layers) and self._uses(node)
+        if any(self.edges in layer.all_input_nodes for layer in layers):
+            return self._uses(node, False)
+        return any(user not in self.found for user in node.users) and self._uses(node, True)
 
-    def _uses(self, node: Node) -> bool:
-        """Return whether a value is computed of the edges themselves."""
-        return node is self.edges or any(map(self._uses, node.all_input_nodes))
+    def _uses(self, node: Node, sizes: bool) -> bool:
+        """Return whether a value is computed of the edges themselves, or of their number."""
+        if sizes and is_about_shape(node):
+            return self._uses(node, False)
+        if not sizes and node is self.edges:
+            return True
+        return any(self._uses(each, sizes) for each in node.all_input_nodes)
 
     def _is_like_edges(self, node: Node) -> bool:
         return all(len(set(found)) == 1 or found in self._kept_sizes for found in self._sizes(node))
@@ -200,7 +206,7 @@ class _Extractor:
         )  # fmt: skip
         if uses_original or not chosen:
             chosen.append(finder.edges)
-        wholes = [self._values.get(edges, original) for edges in chosen]
+        wholes: list[Any] = [self._values.get(edges, original) for edges in chosen]
         if any(not _are_equal(wholes[0], other) for other in wholes[1:]):
             raise ValueError(
                 "layers take different graphs, some the edges as they are, and some those of "
@@ -208,6 +214,8 @@ class _Extractor:
             )
         for node in finder.read:
             self._check_place(node, wholes[0])
+            if self._reduces_left(node):
+                check_scale(node, self._values[node], wholes[0], finder.counts[0][0])
         return chosen[0]
 
     def _check_place(self, node: Node, edges: Any) -> None:
@@ -308,8 +316,20 @@ class _Extractor:
         if made is None:
             with graph.inserting_after(found[-1]):
                 made = graph.placeholder(name)
-        made.meta.update({} if value is None else value.meta)
+        if value is not None and self._reduces_left(value):
+            made.meta[SCALED] = True
         return made
+
+    def _reduces_left(self, node: Node) -> bool:
+        """Return whether a value needs a sum over the edges that are left of a dropout."""
+        if AFTER_DROP not in node.meta:
+            return False
+        is_of_nodes = node in self._finder.moved and self._has_rows_of_nodes(node)
+        return is_of_nodes or any(map(self._reduces_left, node.all_input_nodes))
+
+    def _has_rows_of_nodes(self, node: Node) -> bool:
+        size = self._finder.counts[0][0]
+        return any(_has_rows(leaf, size) for leaf in tree_leaves(self._values.get(node)))
 
     def _write(self) -> GraphModule:
         """Write the function that the transform calls."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, overload
@@ -16,7 +17,6 @@ from torch_geometric.nn import MessagePassing
 
 from gas.convert.check import (
     Conversion,
-    InexactLayerError,
     check_edges,
     check_hooks,
     describe_layer,
@@ -24,6 +24,7 @@ from gas.convert.check import (
     make_layers,
 )
 from gas.convert.edge_dropout import take_edge_dropout
+from gas.convert.edge_layers import InexactLayerError
 from gas.convert.inputs import (
     Inputs,
     copy_with_noise,
@@ -48,10 +49,11 @@ from gas.convert.prepare import move_preparation, refuse_assignments
 from gas.convert.rewrite import follow_changes, skip_copies
 from gas.convert.sample import SAMPLES, find_sample_graphs
 from gas.convert.trace import CONSTANT, UNROLLED, Opened, is_layer, trace
-from gas.graph import check_nodes
+from gas.graph import check_nodes, is_row_per_edge
 from gas.nn import NeverExactError, check_exact, explain_failures, fuse
 from gas.scalable import HeteroModel, ScalableGNN, to_hetero_model
 
+_LOCK = threading.RLock()  # One thread converts at a time: functions are replaced meanwhile.
 OWN = 31  # In-batch nodes of the first mini-batch on which layers are checked.
 
 
@@ -122,7 +124,7 @@ def to_scalable(
     check_exact("", net)
     with explain_failures(net):
         inputs, wanted = find_inputs(net, data)
-    with torch.random.fork_rng(devices=[]):
+    with _LOCK, torch.random.fork_rng(devices=[]):
         if any(torch.nn.parameter.is_lazy(p) for p in net.parameters()):
             find_sample_graphs(net, inputs, data, wanted)  # It runs the module.
         torch.default_generator.manual_seed(0)
@@ -281,7 +283,8 @@ def _trace(
     graph = trace(
         net, inputs.method, order, inputs.in_call, fixed, samples, counts, inputs.edges, opened
     )
-    num_dropped = take_edge_dropout(net, graph, inputs.edges)
+    attributes = [name for name in inputs.names if is_row_per_edge(graphs[0], name)]
+    num_dropped = take_edge_dropout(net, graph, inputs.edges, attributes)
     follow_changes(net, graph)
     skip_copies(graph, inputs.edges)
     replace_products(net, graph, inputs.edges)

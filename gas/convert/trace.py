@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -15,11 +16,12 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node, Proxy, Tracer
 from torch.fx.proxy import TraceError
 from torch.nn import Module
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 
-from gas.convert.edge_layers import EdgeLayer, Propagation
+from gas.convert.edge_layers import EdgeLayer, InexactLayerError, Propagation
 from gas.convert.known import KnownProxy, KnownValues, answer_questions
 from gas.convert.matrices import TracedMatrix, spread_matrix
 from gas.convert.modes import DROPOUTS, add_training_input
@@ -243,9 +245,13 @@ def trace(
                 for attempt in range(ATTEMPTS):
                     known = KnownValues(net, samples, counts, edges)
                     tracer = _Tracer(method, inputs, in_call, fixed, known, opened)
-                    before = _random_states()
-                    graph = tracer.trace(net)
-                    if _random_states() == before:
+                    before = _random_states(net)
+                    with _Draws(known) as draws:
+                        graph = tracer.trace(net)
+                    if known.dropping:
+                        name = known.dropping[0]
+                        raise InexactLayerError(f"'{name}' drops edges", net.get_submodule(name))
+                    if not draws.found and _random_states(net) == before:
                         break
                     _check_random(attempt)
                     _take_constants(net)
@@ -253,7 +259,7 @@ def trace(
                 tracer.detach(graphs[-1])
                 sizes.append(len(graphs[0].nodes))
                 constants.append(_take_constants(net))
-    except NeverExactError:
+    except (NeverExactError, InexactLayerError):
         raise
     except Exception as error:
         if graphs:
@@ -265,7 +271,8 @@ def trace(
         for module, mode in modes:
             module.training = mode
     _check_states(net, sizes[0], graphs)
-    add_training_input(f"{type(net).__name__}.{method}", *graphs)
+    drops = functools.partial(is_dropout, net)
+    add_training_input(f"{type(net).__name__}.{method}", graphs[0], graphs[1], drops)
     for name, value in constants[0].items():
         if not torch.equal(value, constants[1][name]):
             raise ValueError(f"{type(net).__name__}.{method} draws numbers, or keeps them: {name}")
@@ -274,10 +281,28 @@ def trace(
     return graphs[0]
 
 
-def _random_states() -> list[Any]:
-    """Return the states of the global generators of PyTorch, Python and NumPy."""
+class _Draws(TorchDispatchMode):
+    """Notes whether this thread draws numbers in a trace, other than for values on small graphs."""
+
+    def __init__(self, known: KnownValues) -> None:
+        super().__init__()
+        self._known, self.found = known, False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags and not self._known.is_evaluating:
+            self.found = True
+        return func(*args, **(kwargs or {}))
+
+
+def _random_states(net: Module) -> list[Any]:
+    """Return the states of the generators of Python and NumPy, global ones and those of modules."""
     _, key, position, *_ = np.random.get_state()
-    return [torch.get_rng_state().tolist(), random.getstate(), list(key), position]
+    kept = [value for module in net.modules() for value in vars(module).values()]
+    return [
+        random.getstate(), list(key), position,
+        *(value.getstate() for value in kept if isinstance(value, random.Random)),
+        *(str(each.bit_generator.state) for each in kept if isinstance(each, np.random.Generator)),
+    ]  # fmt: skip
 
 
 def _check_random(attempt: int) -> None:

@@ -360,3 +360,178 @@ def test_threads_convert_at_once():
     assert not errors
     after = (isinstance, torch.zeros, torch.sparse_coo_tensor, dropout_edge.__code__)
     assert all(a is b for a, b in zip(before, after, strict=True))
+
+
+# Findings of a review -----------------------------------------------------------------------------
+
+WEIGHTS = {
+    "of the ends": lambda all, left, mask, n, w: (left[0] % 3).to(w.dtype) + w[mask],
+    "of self-loops": lambda all, left, mask, n, w: (left[0] == left[1]).to(w.dtype) + 0.5,
+    "of all degrees": lambda all, left, mask, n, w: (1 / utils.degree(all[1], n, w.dtype))[left[1]],
+    "of the attribute": lambda all, left, mask, n, w: torch.exp(-w[mask]),
+}
+
+
+class WeighsLeft(nn.Module):
+    def __init__(self, weigh):
+        super().__init__()
+        self.conv1, self.conv2, self.weigh = pyg.GraphConv(5, 8), pyg.SAGEConv(8, 3), weigh
+
+    def forward(self, x, edge_index, edge_weight):
+        left, mask = dropout_edge(edge_index, p=0.5, training=self.training)
+        weight = self.weigh(edge_index, left, mask, x.size(0), edge_weight)
+        return self.conv2(self.conv1(x, left, weight).relu(), left)
+
+
+def weighted_graph():
+    data = sorted_graph()
+    data.edge_weight = torch.rand(data.num_edges, dtype=torch.float64)
+    return data
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_weights_of_single_edges_are_not_scaled(name):
+    data = weighted_graph()
+    net = WeighsLeft(WEIGHTS[name]).double()
+    model, batch = one_batch(net, data)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        expected = net(data.x, data.edge_index, data.edge_weight)
+        torch.manual_seed(seed)
+        torch.testing.assert_close(model(batch), expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "weigh",
+    [
+        lambda all, left, mask, n, w: utils.degree(left[0], n, w.dtype).log1p()[left[0]],
+        lambda all, left, mask, n, w: utils.degree(left[1], n, w.dtype)[left[1]],
+    ],
+)
+def test_other_sums_of_the_edges_that_are_left_are_refused(weigh):
+    with pytest.raises(ValueError, match="compute it of all edges, before dropout_edge"):
+        gas.to_scalable(WeighsLeft(weigh).double(), weighted_graph())
+
+
+class TakesAllEdges(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = pyg.GraphConv(5, 3)
+
+    def forward(self, x, edge_index):
+        left, _ = dropout_edge(edge_index, training=self.training)
+        count = utils.degree(left[1], x.size(0), x.dtype).clamp(min=1)
+        return self.conv(x, edge_index, (1 / count)[edge_index[1]])
+
+
+def test_layers_of_all_edges_and_of_those_left_are_refused():
+    with pytest.raises(ValueError, match="give it one or the other"):
+        gas.to_scalable(TakesAllEdges(), random_graph())
+
+
+class DropsItself(pyg.GCNConv):
+    """A layer that normalises, and drops edges before it does."""
+
+    def forward(self, x, edge_index, edge_weight=None):
+        edge_index, mask = dropout_edge(edge_index, 0.5, training=self.training)
+        if edge_weight is not None:
+            edge_weight = edge_weight[mask]
+        return super().forward(x, edge_index, edge_weight)
+
+
+def test_layers_that_drop_and_normalise_keep_their_mean():
+    class One(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = DropsItself(5, 3)
+
+        def forward(self, x, edge_index):
+            return self.conv(x, edge_index)
+
+    model, batch = one_batch(One().double(), sorted_graph())
+    with torch.no_grad():
+        outs = torch.stack([model(batch) for _ in range(3000)])
+        error = (outs.mean(0) - model.eval()(batch)).abs()
+    assert bool((error <= 6 * outs.std(0) / 3000**0.5 + 1e-12).all())
+    assert float(outs.std(0).max()) > 0.05
+
+
+@pytest.mark.parametrize("make", [random.Random, np.random.default_rng])
+def test_generators_of_a_module_are_noticed(make):
+    class Skips(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv1, self.conv2, self.rng = pyg.SAGEConv(5, 5), pyg.SAGEConv(5, 3), make(0)
+
+        def forward(self, x, edge_index):
+            if not (self.training and self.rng.random() < 1e-9):
+                x = x + self.conv1(x, edge_index)
+            return self.conv2(x, edge_index)
+
+    with pytest.raises(ValueError, match="it draws random numbers"):
+        gas.to_scalable(Skips(), random_graph())
+
+
+class Switches(nn.Module):
+    """Calls modules and functions in one mode with other arguments than in the other."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.conv2, self.drop = pyg.SAGEConv(5, 8), pyg.SAGEConv(8, 3), nn.Dropout(1.0)
+
+    def forward(self, x, edge_index):
+        if self.training:
+            left, _ = dropout_edge(edge_index, 0.5)
+            x = self.drop(x)
+        else:
+            left, _ = dropout_edge(edge_index, 0.5, training=False)
+        x = self.conv1(x, left).relu()
+        return self.conv2(F.dropout(torch.ones_like(x), 0.0, self.training) * x, left)
+
+
+def test_modes_that_call_the_same_functions_with_other_arguments():
+    data = sorted_graph()
+    net = Switches().double()
+    check(net, random_graph(), of_x)
+    model, batch = one_batch(net.train(), data)
+    torch.manual_seed(0)
+    expected = net(data.x, data.edge_index)
+    torch.manual_seed(0)
+    torch.testing.assert_close(model(batch), expected, rtol=1e-10, atol=1e-10)
+
+
+def test_rows_of_ones_may_be_dropped():
+    class Ones(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = pyg.GraphConv(5, 3)
+
+        def forward(self, x, edge_index):
+            ones = torch.ones(edge_index.size(1), dtype=x.dtype)
+            return self.conv(x, edge_index, F.dropout(ones, 1.0, self.training))
+
+    data = sorted_graph()
+    net = Ones().double()
+    check(net, random_graph(), of_x)
+    model, batch = one_batch(net.train(), data)
+    torch.testing.assert_close(model(batch), net(data.x, data.edge_index), rtol=1e-10, atol=1e-10)
+
+
+def test_attributes_of_edges_under_any_name_are_dropped_with_them():
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = pyg.GraphConv(5, 3)
+
+        def forward(self, x, edge_index, rel):
+            edge_index, mask = dropout_edge(edge_index, 0.5, training=self.training)
+            return self.conv(x, edge_index, rel[mask])
+
+    data = weighted_graph()
+    data.rel, data.edge_weight = data.edge_weight, None
+    net = Named().double()
+    model, batch = one_batch(net, data)
+    torch.manual_seed(0)
+    expected = net(data.x, data.edge_index, data.rel)
+    torch.manual_seed(0)
+    torch.testing.assert_close(model(batch), expected, rtol=1e-10, atol=1e-10)

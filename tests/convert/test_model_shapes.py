@@ -642,3 +642,15 @@ def test_scripted_modules_are_refused():
     scripted = torch.jit.script(nn.Linear(5, 3))
     with pytest.raises(ValueError, match="give the module before torch.jit.script"):
         gas.to_scalable(scripted, random_graph())
+
+
+def test_shapes_that_a_mask_decides_are_refused():
+    class Masked(Net):
+        def forward(self, x, edge_index):
+            x = self.conv1(x, edge_index)
+            if x[x.abs().sum(1) > 0].shape == x.shape:  # So it is on small graphs.
+                x = 2 * x
+            return self.conv2(x, edge_index)
+
+    with pytest.raises(ValueError, match="control flow"):
+        gas.to_scalable(Masked(), random_graph())

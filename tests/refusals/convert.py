@@ -73,6 +73,11 @@ def weighing_by_mask(net, x, edge_index):
     return net.weighted(x, kept, mask.float())
 
 
+def degrees_of_the_left(net, x, edge_index):
+    kept, _ = dropout_edge(edge_index, training=net.training)
+    return net.weighted(x, kept, degree(kept[1], x.size(0))[kept[1]])
+
+
 def counting(net, x, edge_index):
     net.calls = getattr(net, "calls", 0) + 1
     return net.conv(x, edge_index) + torch.tensor(float(net.calls))
@@ -326,6 +331,16 @@ CASES = {
     "edges that are dropped as often as features say": lambda t: convert(
         lambda net, x, e: net.conv(x, dropout_edge(e, p=x.sum() / 9, training=net.training)[0]),
         "x, edge_index",
+    ),
+    "all edges, and what is left of them": lambda t: convert(
+        lambda net, x, e: net.weighted(
+            x, e, 1 / (1 + degree(dropout_edge(e, training=net.training)[0][1], x.size(0)))[e[1]]
+        ),
+        "x, edge_index",
+        weighted=pyg.GraphConv(2, 2),
+    ),
+    "degrees of the edges that are left": lambda t: convert(
+        degrees_of_the_left, "x, edge_index", weighted=pyg.GraphConv(2, 2)
     ),
     "edges that are dropped twice": lambda t: drop_edges(
         lambda net, x, kept, mask: net.conv(x, dropout_edge(kept, p=0.2, training=net.training)[0])
