@@ -46,6 +46,7 @@ UNREACHED = [
     ("scalable/former.py", "warn(f'ScalableGNN", "of names that go away with the next release"),
     ("convert/model.py", "raise AssertionError", "a stage of inference pushes nothing itself"),
     ("convert/check.py", "raise AssertionError", "stands for histories where none are read"),
+    ("convert/trace.py", "raise InexactLayerError", "has the layer followed; others say why"),
     (
         "scalable/hetero/passes.py",
         "raise StopForward",

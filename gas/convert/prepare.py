@@ -146,7 +146,8 @@ class _Finder:
         layers = [user for user in node.users if user.op == "call_module"]
         if any(self.edges in layer.all_input_nodes for layer in layers):
             return self._uses(node, False)
-        return any(user not in self.found for user in node.users) and self._uses(node, True)
+        is_read = any(user not in self.found for user in node.users)
+        return is_read and _has_rows(value, self.counts[0][1]) and self._uses(node, True)
 
     def _uses(self, node: Node, sizes: bool) -> bool:
         """Return whether a value is computed of the edges themselves, or of their number."""

@@ -249,8 +249,9 @@ def trace(
                     with _Draws(known) as draws:
                         graph = tracer.trace(net)
                     if known.dropping:
-                        name = known.dropping[0]
-                        raise InexactLayerError(f"'{name}' drops edges", net.get_submodule(name))
+                        layer = net.get_submodule(known.dropping[0])
+                        what = f"'{known.dropping[0]}' ({type(layer).__name__})"
+                        raise InexactLayerError(f"{what} drops edges in its forward", layer)
                     if not draws.found and _random_states(net) == before:
                         break
                     _check_random(attempt)

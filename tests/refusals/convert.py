@@ -73,6 +73,12 @@ def weighing_by_mask(net, x, edge_index):
     return net.weighted(x, kept, mask.float())
 
 
+class DropsInPairs(pyg.SAGEConv):
+    def forward(self, x, edge_index):
+        kept, _ = dropout_edge(edge_index, force_undirected=True, training=self.training)
+        return super().forward(x, kept)
+
+
 def degrees_of_the_left(net, x, edge_index):
     kept, _ = dropout_edge(edge_index, training=net.training)
     return net.weighted(x, kept, degree(kept[1], x.size(0))[kept[1]])
@@ -341,6 +347,9 @@ CASES = {
     ),
     "degrees of the edges that are left": lambda t: convert(
         degrees_of_the_left, "x, edge_index", weighted=pyg.GraphConv(2, 2)
+    ),
+    "a layer that drops edges in pairs": lambda t: convert(
+        lambda net, x, e: net.drops(x, e), "x, edge_index", drops=DropsInPairs(2, 2)
     ),
     "edges that are dropped twice": lambda t: drop_edges(
         lambda net, x, kept, mask: net.conv(x, dropout_edge(kept, p=0.2, training=net.training)[0])
