@@ -164,9 +164,11 @@ def check_scale(node: Node, value: Tensor, edges: Tensor, num_nodes: int) -> Non
     """
     src, dst = edges
     ones = torch.ones(src.numel(), dtype=value.dtype, device=value.device)
-    count = ones.new_zeros(num_nodes).index_add_(0, dst, ones)
-    of_mean, of_gcn = 1 / count[dst], (count[dst] * count[src]).rsqrt()
-    known = (of_mean, of_gcn.masked_fill(count[src] == 0, 0.0))
+    known = []
+    for ends in (src, dst):
+        count = ones.new_zeros(num_nodes).index_add_(0, ends, ones)
+        count = count.masked_fill(count == 0, float("inf"))
+        known += [1 / count[src], 1 / count[dst], (count[src] * count[dst]).rsqrt()]
     if not any(value.numel() == each.numel() and is_close(value.view(-1), each) for each in known):
         raise ValueError(
             f"'{node.name}' ({function_name(node)}) is computed of the edges that are left of a "

@@ -150,7 +150,17 @@ def test_dropout_adj(is_weighted):
     torch.testing.assert_close(model(batch), expected, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("layer", [pyg.GCNConv, TutorialConv])
+class BySources(TutorialConv):
+    """Normalises by the number of edges out of a node."""
+
+    def forward(self, x, edge_index):
+        edge_index, _ = utils.add_self_loops(edge_index, num_nodes=x.size(0))
+        scale = utils.degree(edge_index[0], x.size(0), dtype=x.dtype).pow(-0.5)
+        norm = scale[edge_index[0]] * scale[edge_index[1]]
+        return self.propagate(edge_index, x=self.lin(x), norm=norm) + self.bias
+
+
+@pytest.mark.parametrize("layer", [pyg.GCNConv, TutorialConv, BySources])
 def test_normalised_weights_keep_their_mean(layer):
     data = sorted_graph()
     model, batch = one_batch(OneLayer(layer).double(), data)
