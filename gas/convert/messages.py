@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,11 +12,13 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.nn import Module
 
-from gas.convert.edge_layers import EdgeLayer, direction_error
+from gas.convert.edge_layers import EdgeLayer, Propagation, direction_error
 from gas.convert.kinds import EDGES, ROWS, SELECTED, Values, function_name
-from gas.convert.known import FACTORIES
+from gas.convert.known import FACTORIES, is_close
+from gas.convert.matrices import PRODUCTS, add_products
 from gas.convert.rewrite import changes_in_training, erase_unused
-from gas.convert.trace import Added, is_layer
+from gas.convert.trace import Added, get_module, is_layer
+from gas.nn import SimpleConv
 
 MESSAGES = "_messages_"  # The prefix of the names of such layers.
 # Functions of tensors whose numbers they don't read.
@@ -255,8 +257,8 @@ def wrap_messages(
     net: Module,
     graph: Graph,
     edges: Node,
-    kinds: Mapping[Node, str],
-    record: Values,
+    kinds: dict[Node, str],
+    record: dict[Node, Any],
     num_nodes: int,
 ) -> Added:
     """Make layers of the messages that a module passes by itself.
@@ -265,8 +267,8 @@ def wrap_messages(
         net: The module, which gets the layers.
         graph: Its traced graph, which is changed to call them.
         edges: The node of the adjacency.
-        kinds: The kinds of the nodes' values.
-        record: These values on a small graph.
+        kinds: The kinds of the nodes' values, to which those of the layers are added.
+        record: These values on a small graph, likewise.
         num_nodes: The number of its nodes.
 
     Returns:
@@ -302,7 +304,89 @@ def wrap_messages(
         with graph.inserting_after(output):
             call = graph.call_module(name, (edges,), dict(inputs))
         net.add_module(name, made[name](net))
+        kinds[call], record[call] = kinds[output], record[output]
         output.replace_all_uses_with(call)
         graph.erase_node(output)
         erase_unused(graph, [*inside, *modules])
     return made
+
+
+def replace_sums(
+    net: Module, graph: Graph, edges: Node, kinds: dict[Node, str], record: dict[Node, Any]
+) -> bool:
+    """Have messages that are a node's rows, weighted or not, be products with the adjacency.
+
+    These are fused. Whether a function is one is found by what it gives for random numbers, in
+    training and in evaluation.
+
+    Args:
+        net: The module, which gets the layers.
+        graph: Its traced graph, which is changed to call them.
+        edges: The node of the adjacency.
+        kinds: The kinds of the nodes' values.
+        record: These values on a small graph.
+
+    Returns:
+        Whether there are any.
+    """
+    found = False
+    for node in list(graph.nodes):
+        module = get_module(net, node)
+        if not isinstance(module, Messages | Propagation) or node.args != (edges,):
+            continue
+        given = [each for each in node.kwargs.values() if isinstance(each, Node)]
+        rows = [each for each in given if kinds[each] == ROWS]
+        weights = [each for each in given if kinds[each] == EDGES]
+        is_sum = kinds[node] == ROWS and len(rows) == 1 and len(weights) <= 1
+        if not is_sum or len(given) != len(rows) + len(weights):
+            continue
+        name = _find_product(module, node.kwargs, rows + weights, edges, record)
+        if name:
+            with graph.inserting_before(node):
+                flat = [graph.call_method("view", (weight, -1)) for weight in weights]
+                made = graph.call_module(name, (rows[0], edges, *flat))
+            made.meta.update(node.meta)
+            kinds[made], record[made] = kinds[node], record[node]
+            node.replace_all_uses_with(made)
+            graph.erase_node(node)
+            found = True
+    add_products(net, graph)
+    return found
+
+
+def _find_product(
+    module: Messages | Propagation,
+    named: Mapping[str, Any],
+    given: Sequence[Node],
+    edges: Node,
+    record: Values,
+) -> str:
+    """Return the name of the product that messages are; "" if they are none."""
+    values = [record[edges], *(record[each] for each in given)]
+    if not all(isinstance(each, Tensor) and each.layout == torch.strided for each in values):
+        return ""
+    edge_index, x, *weight = values
+    if x.dim() != 2 or any(each.numel() != edge_index.size(1) for each in weight):
+        return ""
+    if not all(each.is_floating_point() for each in (x, *weight)):
+        return ""
+    inner: Any = module.layer if isinstance(module, Propagation) else module.function
+    modes = [(each, each.training) for each in inner.modules()]
+    names = dict(PRODUCTS)
+    try:
+        for training, scale in ((True, 1.0), (False, 1e6), (True, 1e-3)):  # Limits would show.
+            inner.train(training)
+            drawn = [scale * torch.randn_like(each) for each in (x, *weight)]
+            new = dict(zip(given, drawn, strict=True))
+            with torch.no_grad():
+                out = module(edge_index, **{k: new.get(v, v) for k, v in named.items()})
+                flat = (drawn[0], edge_index, *(each.view(-1) for each in drawn[1:]))
+                for name, reduce in list(names.items()):
+                    if not is_close(out, SimpleConv(aggr=reduce)(*flat)):
+                        del names[name]
+    except Exception:  # Messages may raise anything for random numbers; they are none then.
+        return ""
+    finally:
+        for each, mode in modes:
+            each.training = mode
+    return next(iter(names), "")

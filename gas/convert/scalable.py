@@ -10,7 +10,7 @@ from typing import Any, overload
 
 import torch
 from torch import Tensor
-from torch.fx import Graph
+from torch.fx import Graph, Node
 from torch.nn import Module
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import MessagePassing
@@ -38,7 +38,7 @@ from gas.convert.kinds import Values, check_rows, find_value_kinds, row_dims
 from gas.convert.known import is_close
 from gas.convert.layers import WEIGHT, LayerCall, describe_call, layers_without_weights
 from gas.convert.matrices import replace_products
-from gas.convert.messages import wrap_messages
+from gas.convert.messages import replace_sums, wrap_messages
 from gas.convert.model import Converted
 from gas.convert.modes import TRAINING
 from gas.convert.normalise import Normalise, move_normalisation, take_matrices
@@ -229,7 +229,7 @@ def _convert(
     kinds = find_value_kinds(graph, records, counts)
     source = next(node for node in graph.nodes if node.target == inputs.edges)
     messages = wrap_messages(copied, graph, source, kinds, records[0], counts[0][0])
-    if messages:
+    if replace_sums(copied, graph, source, kinds, records[0]) or messages:
         records = _record_values(copied, graph, inputs, graphs, given_weights, transform, name)
         kinds = find_value_kinds(graph, records, counts)
         outputs = find_outputs(graph, expected, name)
@@ -339,7 +339,7 @@ def _record_values(
     weighted: Sequence[str],
     transform: Normalise | None,
     name: str,
-) -> list[Values]:
+) -> list[dict[Node, Any]]:
     """Record the values of the traced graph's nodes on each of the small graphs."""
     try:
         return [

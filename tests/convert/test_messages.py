@@ -19,7 +19,7 @@ from comparisons import (
 )
 from conftest import random_graph
 from torch import nn
-from torch_geometric.nn import GATConv, GCNConv, SAGEConv
+from torch_geometric.nn import GATConv, GCNConv, MessagePassing, SAGEConv, Sequential
 from torch_geometric.utils import add_self_loops, degree, remove_self_loops, scatter, softmax
 
 import gas
@@ -613,3 +613,79 @@ class Copying(Net):
 
 def test_copies_of_the_edges_and_changes_in_place():
     check(Copying(), random_graph())
+
+
+# Sums that are products ---------------------------------------------------------------------------
+
+
+class WeightedSum(nn.Module):
+    """Sums up rows of neighbours, weighted by a function of the edges' weights."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.lin1, self.lin2, self.how = nn.Linear(5, 8), nn.Linear(8, 3), how
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, x, edge_index, edge_weight):
+        for lin in (self.lin1, self.lin2):
+            x = self.sum(lin(x), edge_index, edge_weight).tanh()
+        return x
+
+    def sum(self, x, edge_index, weight):
+        src, dst = edge_index
+        reduce = self.how if self.how in ("mean", "max") else "sum"
+        rows = x[src]
+        if self.how == "relu":
+            weight = weight.relu()
+        if self.how == "scale":
+            weight = weight * self.scale
+        if self.how == "difference":
+            rows = rows - x[dst]
+        if self.how == "limit":
+            rows = rows.clamp(-1000, 1000)
+        messages = rows * weight[:, None]
+        if self.how == "dropout":
+            messages = F.dropout(messages, 0.5, self.training)
+        return scatter(messages, dst, dim=0, dim_size=x.size(0), reduce=reduce)
+
+
+@pytest.mark.parametrize(
+    ("how", "product"),
+    [
+        ("sum", "sum"), ("relu", "sum"), ("scale", "sum"), ("max", "max"), ("mean", ""),
+        ("difference", ""), ("limit", ""), ("dropout", ""),
+    ],
+)  # fmt: skip
+def test_sums_of_rows_are_products(how, product):
+    def call(net, data):
+        return net(data.x, data.edge_index, data.edge_weight)
+
+    data, net = random_graph(), WeightedSum(how)
+    data.edge_weight = torch.randn(data.num_edges)
+    model, _, _ = check(net, data, call)
+    assert str(model).count(f"_product_{product}") == (2 if product else 0)
+    assert str(model).count("[fused]") == (2 if product == "sum" else 0)
+    check_gradients(net, data, call)
+
+
+class DropsMessages(MessagePassing):
+    """A layer whose messages are rows, but for what it drops of them in training."""
+
+    def __init__(self, p):
+        super().__init__()
+        self.lin, self.p = nn.Linear(5, 3), p
+
+    def forward(self, x, edge_index):
+        scale = degree(edge_index[1], x.size(0), x.dtype).clamp(min=1).rsqrt()
+        weight = scale[edge_index[0]] * scale[edge_index[1]]
+        return self.propagate(edge_index, x=self.lin(x), weight=weight)
+
+    def message(self, x_j, weight):
+        return F.dropout(x_j, self.p, self.training) * weight[:, None]
+
+
+@pytest.mark.parametrize("p", [0.0, 0.5])
+def test_messages_that_are_dropped_are_no_products(p):
+    net = Sequential("x, edge_index", [(DropsMessages(p), "x, edge_index -> x")])
+    model, _, _ = check(net, random_graph(), of_x)
+    assert ("_product_sum" in str(model)) == (p == 0)
