@@ -13,7 +13,9 @@ import ast
 import contextlib
 import copy
 import dataclasses
+import functools
 import json
+import multiprocessing
 import os
 import sys
 import time
@@ -175,6 +177,12 @@ def largest_error(net: Any, data: Data, case: dict[str, Any], call: Any) -> floa
     return error if gas.verify(model, graph) else float("inf")
 
 
+def describe(error: Exception) -> str:
+    """Return what failed, and where, without the machine's folders."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({Path(frame.filename).name}, {frame.name})"
+
+
 def run_case(sources: Path, case: dict[str, Any]) -> dict[str, Any]:
     """Return a case's result: ``converted``, ``refused``, ``wrong``, ``foreign``, ``not run``."""
     root = sources / REPOSITORIES[case["source"]].replace("/", "+")
@@ -198,8 +206,8 @@ def run_case(sources: Path, case: dict[str, Any]) -> dict[str, Any]:
                 return eval(code, {"net": net, "data": data, "torch": torch})
 
             call(net, copy.copy(data))
-        except Exception:
-            return {"result": "not run", "message": traceback.format_exc(limit=-3)}
+        except Exception as error:
+            return {"result": "not run", "message": describe(error)}
         try:
             error = largest_error(net, data, case, call)
             result = "converted" if error <= TOLERANCE else "wrong"
@@ -207,9 +215,9 @@ def run_case(sources: Path, case: dict[str, Any]) -> dict[str, Any]:
             result, message = "refused", str(refusal)
             inner = traceback.extract_tb(refusal.__traceback__)[-1].filename
             if f"{os.sep}gas{os.sep}" not in inner:
-                result, message = "foreign", traceback.format_exc(limit=-4)
-        except Exception:
-            result, message = "foreign", traceback.format_exc(limit=-4)
+                result, message = "foreign", describe(refusal)
+        except Exception as error:
+            result, message = "foreign", describe(error)
         finally:
             torch.set_default_dtype(torch.float32)
     return {
@@ -244,6 +252,11 @@ def count_by_source(results: list[dict[str, Any]]) -> str:
     return common.markdown(header, rows)
 
 
+def label_of(case: dict[str, Any]) -> str:
+    where = f"{case['source']} {case.get('file', '')} {case['name']}"
+    return f"{where} [{case['mode']}]" if case.get("mode") else where
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sources", type=Path, required=True)
@@ -253,19 +266,20 @@ def main() -> None:
     warnings.simplefilter("ignore")
     lines = args.cases.read_text().splitlines()
     cases = [json.loads(line) for line in lines if line.strip() and not line.startswith("#")]
+    if args.only:
+        cases = [case for case in cases if args.only in label_of(case)]
     results = []
-    for case in cases:
-        where = f"{case['source']} {case.get('file', '')} {case['name']}"
-        label = f"{where} [{case['mode']}]" if case.get("mode") else where
-        if args.only and args.only not in label:
-            continue
-        out = run_case(args.sources, case)
+    # PyG writes code for the first layer of a class, which changes later ones: a process for each.
+    pool = multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1)
+    found = pool.imap(functools.partial(run_case, args.sources), cases)
+    for case, out in zip(cases, found, strict=True):
         named = {key: case.get(key, "") for key in ("source", "file", "name", "mode")}
         results.append({**named, **out, "seconds": round(out.get("seconds", 0.0), 2)})
         error = "" if out.get("error") is None else f"{out['error']:.1e}"
-        print(f"{out['result']:<10} {error:<8} {label}", flush=True)
+        print(f"{out['result']:<10} {error:<8} {label_of(case)}", flush=True)
         if out["message"]:
             print("    " + out["message"].strip().replace("\n", "\n    "), flush=True)
+    pool.terminate()
     table = count_by_source(results)
     if args.only or args.cases != CASES:
         print(table)
