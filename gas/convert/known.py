@@ -279,13 +279,14 @@ def evaluate_node(
     return function(*args, **kwargs)
 
 
-def _record_call(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Have a function be a single node of a trace, instead of what it calls."""
+def _record_call(function: Callable[..., Any], itself: bool = False) -> Callable[..., Any]:
+    """Have a function be a single node of a trace, which calls it, or what is returned here."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         for value in tree_leaves((args, kwargs)):
             if issubclass(type(value), Proxy):
-                return value.tracer.create_proxy("call_function", function, args, kwargs)
+                target = call if itself else function
+                return value.tracer.create_proxy("call_function", target, args, kwargs)
         return function(*args, **kwargs)
 
     return call
@@ -293,14 +294,7 @@ def _record_call(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _make_factory(name: str) -> Callable[..., Any]:
     """Make a function of PyTorch that is traced if a size is, by its name in this module."""
-    function = getattr(torch, name)
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        for value in tree_leaves((args, kwargs)):
-            if issubclass(type(value), Proxy):
-                return value.tracer.create_proxy("call_function", call, args, kwargs)
-        return function(*args, **kwargs)
-
+    call = _record_call(getattr(torch, name), itself=True)
     call.__name__ = call.__qualname__ = name
     return call
 

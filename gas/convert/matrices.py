@@ -91,7 +91,7 @@ class TracedMatrix:
         return TracedMatrix(self.col, self.row, self.value, sizes)
 
     @property
-    def T(self) -> TracedMatrix:  # noqa: N802
+    def T(self) -> TracedMatrix:  # noqa: N802 (the name that PyTorch gives it)
         """The transposed matrix."""
         return self.t()
 

@@ -314,10 +314,10 @@ def wrap_messages(
 def replace_sums(
     net: Module, graph: Graph, edges: Node, kinds: dict[Node, str], record: dict[Node, Any]
 ) -> bool:
-    """Have messages that are a node's rows, weighted or not, be products with the adjacency.
+    """Replace messages that only weight neighbours' rows by products with the adjacency.
 
-    These are fused. Whether a function is one is found by what it gives for random numbers, in
-    training and in evaluation.
+    Products are fused. Messages are compared with each of them for random numbers, in training and
+    in evaluation.
 
     Args:
         net: The module, which gets the layers.
@@ -327,7 +327,7 @@ def replace_sums(
         record: These values on a small graph.
 
     Returns:
-        Whether there are any.
+        ``True`` if there is such a product.
     """
     found = False
     for node in list(graph.nodes):
@@ -361,7 +361,7 @@ def _find_product(
     edges: Node,
     record: Values,
 ) -> str:
-    """Return the name of the product that messages are; "" if they are none."""
+    """Return the name of the product that gives what messages give; "" if none does."""
     values = [record[edges], *(record[each] for each in given)]
     if not all(isinstance(each, Tensor) and each.layout == torch.strided for each in values):
         return ""

@@ -39,7 +39,7 @@ class Normalise(BaseTransform):
     """
 
     by_value = False
-    """Whether the module takes weighted edges as a matrix, even if they are given as a list."""
+    """Take weighted edges as a matrix, as the module does, even if they are given as a list."""
 
     attribute = WEIGHT
     """The attribute with the weights before, which ``edge_weight`` replaces."""
@@ -48,13 +48,13 @@ class Normalise(BaseTransform):
     """Mark the original edges, for layers that take no added self-loops."""
 
     keeps_loops = True
-    """Whether self-loops stay when edges are dropped: layers add them afterwards."""
+    """Keep self-loops when edges are dropped, as layers add them afterwards."""
 
     prefers_adj_t = False
     """Take the ``adj_t`` of a graph that has both, as the module does."""
 
     takes_adj_t = True
-    """Whether :func:`gas.cluster` passes the graph with an ``adj_t`` instead of ``edge_index``."""
+    """Take a graph from :func:`gas.cluster` with an ``adj_t`` instead of an ``edge_index``."""
 
     def __init__(self, improved: bool, add_self_loops: bool, weighted: bool = True) -> None:
         self.improved = improved

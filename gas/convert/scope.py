@@ -53,7 +53,7 @@ class LayerScope:
         self.read_history = read_history
         # Computed once. (torch.compile doesn't support functools.cached_property.)
         self._edge_index: Any = adj_t if self.is_edge_index else None
-        # Which edges of another scope this one has, and the share of such edges that are kept.
+        # After a dropout of edges: the mask of the kept ones, and the probability of keeping each.
         self.kept: Tensor | None = None
         self.share: Tensor | None = None
         self._is_checked = False
@@ -153,7 +153,7 @@ def drop_edges(
 
 @_make_leaf
 def kept_edges(scope: LayerScope, rows: Any, scaled: bool) -> Any:
-    """Return the rows of the edges that weren't dropped, over their share if they are scaled."""
+    """Return the rows of the kept edges, divided by the probability of keeping them if scaled."""
     if scope.kept is None or scope.share is None:
         return rows
     rows = rows[scope.kept]

@@ -303,6 +303,7 @@ def _random_states(net: Module) -> list[Any]:
         random.getstate(), list(key), position,
         *(value.getstate() for value in kept if isinstance(value, random.Random)),
         *(str(each.bit_generator.state) for each in kept if isinstance(each, np.random.Generator)),
+        *(str(each.get_state()) for each in kept if isinstance(each, np.random.RandomState)),
     ]  # fmt: skip
 
 
